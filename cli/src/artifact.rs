@@ -40,8 +40,8 @@ pub(crate) async fn read(target: &Target, manifest: &Manifest) -> Outcome<Artifa
         let reader = Ranges::of(target, &file);
         let listed =
             tokio::task::spawn_blocking(move || tar::members(&Window::new(&reader, 0, reader.size), left));
-        let listed = listed.await.map_err(|error| Failure::because("listing a layer", &error))?;
-        let about = |error| Failure::because(format!("layer {} of {target}", file.layer.digest), &error);
+        let listed = listed.await.map_err(|error| Failure::with_source("listing a layer", &error))?;
+        let about = |error| Failure::with_source(format!("layer {} of {target}", file.layer.digest), &error);
         let listed = listed.map_err(about)?;
         left -= listed.len();
         members.insert(at, listed);
@@ -54,8 +54,8 @@ pub(crate) async fn gguf_header(target: &Target, file: &ModelFile) -> Outcome<He
     let reader = Ranges::of(target, file);
     let (offset, size) = (file.offset, file.size);
     let read = tokio::task::spawn_blocking(move || Header::read(&Window::new(&reader, offset, size)));
-    let read = read.await.map_err(|error| Failure::because("reading a header", &error))?;
-    read.map_err(|error| Failure::because(format!("{} of {target}", file.label()), &error))
+    let read = read.await.map_err(|error| Failure::with_source("reading a header", &error))?;
+    read.map_err(|error| Failure::with_source(format!("{} of {target}", file.label()), &error))
 }
 
 /// A blob in the registry, read by range requests. Blocks.

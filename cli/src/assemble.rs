@@ -35,7 +35,7 @@ const JOURNAL: &str = ".lode-pull";
 
 /// Statistics of a run.
 #[derive(Debug, Default)]
-pub(crate) struct Written {
+pub(crate) struct PullStats {
     pub(crate) files: usize,
     pub(crate) bytes: u64,
     /// Files that existed already with the right content.
@@ -49,23 +49,26 @@ pub(crate) async fn write(
     folder: &Path,
     entries: Vec<FileEntry>,
     sizes: &HashMap<Digest, u64>,
-) -> Outcome<Written> {
+) -> Outcome<PullStats> {
     // Every name is checked before the first file is written.
     for entry in &entries {
-        files::below(folder, &entry.path)?;
+        files::join_below(folder, &entry.path)?;
     }
     let mut destinations = Destinations::create(folder)?;
-    let wanted: Vec<Wanted> = entries
+    let wanted: Vec<PendingFile> = entries
         .into_iter()
-        .map(|entry| Ok(Wanted { file: destinations.file(&entry.path)?, entry }))
+        .map(|entry| Ok(PendingFile { file: destinations.file(&entry.path)?, entry }))
         .collect::<Outcome<_>>()?;
-    let mut written =
-        Written { files: wanted.len(), bytes: wanted.iter().map(|wanted| wanted.entry.size).sum(), kept: 0 };
-    for round in rounds(wanted) {
+    let mut written = PullStats {
+        files: wanted.len(),
+        bytes: wanted.iter().map(|wanted| wanted.entry.size).sum(),
+        kept: 0,
+    };
+    for round in group_by_round(wanted) {
         let count = round.len();
-        let missing = without_those_there(round).await?;
+        let missing = remove_complete_files(round).await?;
         written.kept += count - missing.len();
-        bring(target, destinations.root(), missing, sizes).await?;
+        download_round(target, destinations.root(), missing, sizes).await?;
     }
     Ok(written)
 }
@@ -75,7 +78,7 @@ const UNFINISHED: [&str; 3] = [".part", ".part.state", ".part.state.tmp"];
 
 /// Groups the files into rounds. A file whose name equals the temporary name of another is written in a later
 /// round.
-fn rounds(wanted: Vec<Wanted>) -> Vec<Vec<Wanted>> {
+fn group_by_round(wanted: Vec<PendingFile>) -> Vec<Vec<PendingFile>> {
     let names: BTreeSet<String> = wanted.iter().map(|wanted| wanted.entry.path.clone()).collect();
     let round_of = |name: &str| {
         let (mut name, mut round) = (name, 0);
@@ -86,20 +89,20 @@ fn rounds(wanted: Vec<Wanted>) -> Vec<Vec<Wanted>> {
         }
         if name == JOURNAL { usize::MAX } else { round }
     };
-    let mut rounds: BTreeMap<usize, Vec<Wanted>> = BTreeMap::new();
+    let mut rounds: BTreeMap<usize, Vec<PendingFile>> = BTreeMap::new();
     for wanted in wanted {
         rounds.entry(round_of(&wanted.entry.path)).or_default().push(wanted);
     }
     rounds.into_values().collect()
 }
 
-async fn bring(
+async fn download_round(
     target: &Target,
     folder: &OpenFolder,
-    missing: Vec<Wanted>,
+    missing: Vec<PendingFile>,
     sizes: &HashMap<Digest, u64>,
 ) -> Outcome {
-    let (whole, scattered): (Vec<Wanted>, Vec<Wanted>) =
+    let (whole, scattered): (Vec<PendingFile>, Vec<PendingFile>) =
         missing.into_iter().partition(|wanted| wanted.whole_blob(sizes).is_some());
     let total = whole.iter().map(|wanted| wanted.entry.size).sum::<u64>() + blob_bytes(&scattered, sizes);
     let meter = ui::Meter::bytes("pulling", total);
@@ -109,25 +112,25 @@ async fn bring(
             let progress: Arc<dyn Progress> = meter.clone();
             target
                 .registry
-                .blob_pull_to(&target.repository, digest, wanted.entry.size, wanted.file.clone(), progress)
+                .blob_pull_into(&target.repository, digest, wanted.entry.size, wanted.file.clone(), progress)
                 .await
         })
         .buffer_unordered(AT_ONCE)
         .try_collect::<Vec<()>>()
         .await?;
     if !scattered.is_empty() {
-        scatter(target, folder, scattered, sizes, &meter).await?;
+        assemble_from_blobs(target, folder, scattered, sizes, &meter).await?;
     }
     meter.end();
     Ok(())
 }
 
-struct Wanted {
+struct PendingFile {
     file: Destination,
     entry: FileEntry,
 }
 
-impl Wanted {
+impl PendingFile {
     /// The blob with exactly this file's content; `None` for a file of several segments.
     fn whole_blob(&self, sizes: &HashMap<Digest, u64>) -> Option<&Digest> {
         match self.entry.segments.as_slice() {
@@ -142,7 +145,7 @@ impl Wanted {
     }
 }
 
-fn blob_bytes(wanted: &[Wanted], sizes: &HashMap<Digest, u64>) -> u64 {
+fn blob_bytes(wanted: &[PendingFile], sizes: &HashMap<Digest, u64>) -> u64 {
     let digests: BTreeSet<&Digest> = wanted.iter().flat_map(|wanted| blobs_of(&wanted.entry)).collect();
     digests.into_iter().filter_map(|digest| sizes.get(digest)).sum()
 }
@@ -155,11 +158,11 @@ fn blobs_of(entry: &FileEntry) -> impl Iterator<Item = &Digest> {
 }
 
 /// Filters out the files that exist already with the right content.
-async fn without_those_there(wanted: Vec<Wanted>) -> Outcome<Vec<Wanted>> {
+async fn remove_complete_files(wanted: Vec<PendingFile>) -> Outcome<Vec<PendingFile>> {
     let there = wanted.iter().filter(|wanted| is_candidate(wanted)).map(|wanted| wanted.entry.size).sum();
     let meter = ui::Meter::bytes("checking", there);
     let progress = meter.clone();
-    let checked = files::on_all_cores(wanted, move |wanted| {
+    let checked = files::run_on_all_cores(wanted, move |wanted| {
         let right = is_candidate(&wanted)
             && wanted.entry.digest.as_ref().is_some_and(|digest| {
                 let read = wanted
@@ -175,7 +178,7 @@ async fn without_those_there(wanted: Vec<Wanted>) -> Outcome<Vec<Wanted>> {
     Ok(checked.into_iter().flatten().collect())
 }
 
-fn is_candidate(wanted: &Wanted) -> bool {
+fn is_candidate(wanted: &PendingFile) -> bool {
     wanted.entry.digest.is_some() && wanted.file.file_size() == Some(wanted.entry.size)
 }
 
@@ -183,12 +186,12 @@ fn is_candidate(wanted: &Wanted) -> bool {
 struct PartFile {
     file: File,
     part: Destination,
-    wanted: Wanted,
+    wanted: PendingFile,
 }
 
 impl PartFile {
     fn failed(&self, error: &io::Error) -> Failure {
-        Failure::because(format!("cannot write {}", self.part.path().display()), error)
+        Failure::with_source(format!("cannot write {}", self.part.path().display()), error)
     }
 }
 
@@ -201,10 +204,10 @@ struct Piece {
     in_file: u64,
 }
 
-async fn scatter(
+async fn assemble_from_blobs(
     target: &Target,
     folder: &OpenFolder,
-    wanted: Vec<Wanted>,
+    wanted: Vec<PendingFile>,
     sizes: &HashMap<Digest, u64>,
     meter: &Arc<ui::Meter>,
 ) -> Outcome {
@@ -213,7 +216,7 @@ async fn scatter(
         let journal_file = journal_file.clone();
         move || {
             let (parts, all_there) = open_parts(wanted)?;
-            let key = key_of(&parts);
+            let key = journal_key(&parts);
             Ok::<_, Failure>((parts, Journal::open(journal_file, &key, all_there)?))
         }
     })
@@ -236,9 +239,9 @@ async fn scatter(
             in_file += segment.len();
         }
     }
-    for landed in &journal.landed {
+    for landed in &journal.durable_blobs {
         if pieces.remove(landed).is_some() {
-            meter.moved(sizes.get(landed).copied().unwrap_or(0));
+            meter.transferred(sizes.get(landed).copied().unwrap_or(0));
         }
     }
     journal.parts = parts.clone();
@@ -260,7 +263,7 @@ async fn scatter(
     let verifying = ui::Meter::bytes("verifying", parts.iter().map(|part| part.wanted.entry.size).sum());
     let (progress, finishing) = (verifying.clone(), parts.clone());
     let finished =
-        files::on_all_cores((0..count).collect(), move |at| finish(&finishing[at], &*progress)).await;
+        files::run_on_all_cores((0..count).collect(), move |at| finish(&finishing[at], &*progress)).await;
     verifying.end();
     // The journal is obsolete, whether the files are complete or invalid.
     let _gone = journal_file.remove();
@@ -268,14 +271,14 @@ async fn scatter(
 }
 
 /// Opens a `.part` file for each file and returns whether all of them existed with the right length.
-fn open_parts(wanted: Vec<Wanted>) -> Outcome<(Vec<PartFile>, bool)> {
+fn open_parts(wanted: Vec<PendingFile>) -> Outcome<(Vec<PartFile>, bool)> {
     let mut all_there = true;
     let parts = wanted
         .into_iter()
         .map(|wanted| {
             let part = wanted.file.with_suffix(".part");
             let failed = |error: io::Error| {
-                Failure::because(format!("cannot write {}", part.path().display()), &error)
+                Failure::with_source(format!("cannot write {}", part.path().display()), &error)
             };
             all_there &= part.file_size() == Some(wanted.entry.size);
             let file = part.open_or_create().map_err(failed)?;
@@ -291,7 +294,7 @@ fn open_parts(wanted: Vec<Wanted>) -> Outcome<(Vec<PartFile>, bool)> {
 }
 
 /// A key that identifies this set of files and their contents.
-fn key_of(parts: &[PartFile]) -> String {
+fn journal_key(parts: &[PartFile]) -> String {
     let entries: Vec<&FileEntry> = parts.iter().map(|part| &part.wanted.entry).collect();
     let text = serde_json::to_vec(&entries).unwrap_or_default();
     Digest::of(Algorithm::Sha256, &text).to_string()
@@ -317,17 +320,17 @@ async fn fetch(
             let (writing, start) = (std::mem::take(&mut buffer), at);
             at += writing.len() as u64;
             let (pieces, parts) = (pieces.clone(), parts.clone());
-            buffer = files::blocking(move || place(writing, start, &pieces, &parts)).await?;
+            buffer = files::blocking(move || write_pieces(writing, start, &pieces, &parts)).await?;
         }
         match next {
             None => return Ok(()),
             Some(Ok(chunk)) => {
-                meter.moved(chunk.len() as u64);
+                meter.transferred(chunk.len() as u64);
                 counted += chunk.len() as u64;
                 buffer.extend_from_slice(&chunk);
             }
             Some(Err(error)) => {
-                meter.undone(counted);
+                meter.retracted(counted);
                 return Err(error.into());
             }
         }
@@ -336,7 +339,7 @@ async fn fetch(
 
 /// Writes the parts of `bytes` that belong to files; `start` is their offset in the blob. Returns the emptied
 /// buffer.
-fn place(mut bytes: Vec<u8>, start: u64, pieces: &[Piece], parts: &[PartFile]) -> Outcome<Vec<u8>> {
+fn write_pieces(mut bytes: Vec<u8>, start: u64, pieces: &[Piece], parts: &[PartFile]) -> Outcome<Vec<u8>> {
     let end = start + bytes.len() as u64;
     for piece in pieces {
         let from = piece.in_blob.max(start);
@@ -380,7 +383,7 @@ fn finish(part: &PartFile, progress: &dyn Progress) -> Outcome {
 struct Journal {
     file: File,
     destination: Destination,
-    landed: BTreeSet<Digest>,
+    durable_blobs: BTreeSet<Digest>,
     pending: Vec<Digest>,
     pending_bytes: u64,
     parts: Arc<Vec<PartFile>>,
@@ -389,7 +392,7 @@ struct Journal {
 impl Journal {
     fn open(destination: Destination, key: &str, parts_are_there: bool) -> Outcome<Journal> {
         let failed = |error: io::Error| {
-            Failure::because(format!("cannot write {}", destination.path().display()), &error)
+            Failure::with_source(format!("cannot write {}", destination.path().display()), &error)
         };
         let text = String::from_utf8(destination.read().unwrap_or_default()).unwrap_or_default();
         let mut lines = text.lines();
@@ -405,7 +408,7 @@ impl Journal {
             writeln!(file).map_err(failed)?;
         }
         let parts = Arc::new(Vec::new());
-        Ok(Journal { file, destination, landed, pending: Vec::new(), pending_bytes: 0, parts })
+        Ok(Journal { file, destination, durable_blobs: landed, pending: Vec::new(), pending_bytes: 0, parts })
     }
 
     async fn add(&mut self, digest: Digest, size: u64) -> Outcome {
@@ -422,7 +425,7 @@ impl Journal {
         .await?;
         let text: String = self.pending.drain(..).map(|digest| format!("{digest}\n")).collect();
         self.file.write_all(text.as_bytes()).map_err(|error| {
-            Failure::because(format!("cannot write {}", self.destination.path().display()), &error)
+            Failure::with_source(format!("cannot write {}", self.destination.path().display()), &error)
         })
     }
 }
@@ -438,10 +441,10 @@ mod tests {
         let wanted = |path: &str| {
             let entry =
                 FileEntry { path: path.into(), size: 0, digest: None, assembled: false, segments: vec![] };
-            Wanted { file: Destination::at(Path::new(path)).unwrap(), entry }
+            PendingFile { file: Destination::at(Path::new(path)).unwrap(), entry }
         };
         let names = [".lode-pull", "a.part", "a.part.part", "a", "b.part", "d.a.part.state", "d.a"];
-        let rounds = rounds(names.map(wanted).into());
+        let rounds = group_by_round(names.map(wanted).into());
         let rounds: Vec<Vec<&str>> = rounds
             .iter()
             .map(|round| round.iter().map(|wanted| wanted.entry.path.as_str()).collect())
@@ -458,11 +461,11 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_placed_whatever_the_cut() {
+    fn pieces_are_written_for_any_chunk_size() {
         let folder = tempfile::tempdir().unwrap();
         let entry =
             FileEntry { path: "f".into(), size: 10, digest: None, assembled: false, segments: vec![] };
-        let wanted = Wanted { file: Destination::at(&folder.path().join("f")).unwrap(), entry };
+        let wanted = PendingFile { file: Destination::at(&folder.path().join("f")).unwrap(), entry };
         let (parts, all_there) = open_parts(vec![wanted]).unwrap();
         assert!(!all_there);
         // Blob 0..10 is "abcdefghij"; the file wants ghij then abcdef.
@@ -471,22 +474,22 @@ mod tests {
             Piece { in_blob: 6, length: 4, file: 0, in_file: 0 },
         ];
         for (start, bytes) in [(0, "abcd"), (4, "efg"), (7, ""), (7, "hij")] {
-            place(bytes.as_bytes().to_vec(), start, &pieces, &parts).unwrap();
+            write_pieces(bytes.as_bytes().to_vec(), start, &pieces, &parts).unwrap();
         }
         assert_eq!(fs::read_to_string(folder.path().join("f.part")).unwrap(), "ghijabcdef");
     }
 
     #[test]
-    fn a_journal_is_believed_only_for_the_same_files() {
+    fn a_journal_is_valid_only_for_the_same_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(JOURNAL);
         let file = || Destination::at(&path).unwrap();
         let digest = Digest::of(Algorithm::Sha256, b"x");
         fs::write(&path, format!("key\n{digest}\nsha256:cut")).unwrap();
-        assert_eq!(Journal::open(file(), "key", true).unwrap().landed.len(), 1);
-        assert_eq!(Journal::open(file(), "key", false).unwrap().landed.len(), 0);
+        assert_eq!(Journal::open(file(), "key", true).unwrap().durable_blobs.len(), 1);
+        assert_eq!(Journal::open(file(), "key", false).unwrap().durable_blobs.len(), 0);
         fs::write(&path, format!("key\n{digest}\n")).unwrap();
-        assert_eq!(Journal::open(file(), "other", true).unwrap().landed.len(), 0);
+        assert_eq!(Journal::open(file(), "other", true).unwrap().durable_blobs.len(), 0);
         assert_eq!(fs::read_to_string(&path).unwrap(), "other\n");
     }
 }

@@ -33,7 +33,7 @@ impl Connection {
         let options = ClientOptions {
             credentials: credential_file().map(Credentials::from_file).unwrap_or_default(),
             plain_http: if global.plain_http { PlainHttp::Always } else { PlainHttp::Loopback },
-            upload_memory: cache_folder().map(|folder| folder.join("uploads")),
+            upload_sessions_folder: cache_folder().map(|folder| folder.join("uploads")),
             ..ClientOptions::default()
         };
         // An empty LODE_HOST counts as unset.
@@ -45,7 +45,7 @@ impl Connection {
     pub(crate) fn default_registry(&self) -> Outcome<Registry> {
         self.client
             .registry(&self.host)
-            .map_err(|error| Failure::from(error).while_doing("--host or LODE_HOST"))
+            .map_err(|error| Failure::from(error).with_context("--host or LODE_HOST"))
     }
 
     /// The registry at `host`, or the default one.
@@ -58,7 +58,7 @@ impl Connection {
 
     pub(crate) fn target(&self, name: &str) -> Outcome<Target> {
         let name: Name = name.parse().map_err(|error| {
-            Failure::because(format!("`{name}` is not a name"), &error)
+            Failure::with_source(format!("`{name}` is not a name"), &error)
                 .hint("a name is [host[:port]/]repository[:tag|@digest], such as team/mini:latest")
         })?;
         Ok(Target {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_none_are_refused_with_a_hint() {
+    fn invalid_names_are_refused_with_a_hint() {
         let connection = connection("hub.local");
         for name in ["", "Team/Mini", "a//b", "x:", "x@sha256:123", "-x"] {
             let failure =

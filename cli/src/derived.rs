@@ -9,35 +9,35 @@ use lode_model::{
     import::SmallBlob,
     manifest::{Descriptor, Manifest},
     media_type,
-    modelfile::{Base, Derived, Edits, derive},
+    modelfile::{Base, DerivedModel, Edits, derive},
 };
 
 use crate::{
     commands::cp,
     connect::Target,
     error::{Failure, Outcome},
-    files::Found,
-    send::{Blob, Sent, send_blobs, send_files},
+    files::LocalFile,
+    send::{Blob, UploadStats, send_blobs, send_files},
 };
 
 /// Limit for the config and parameters of a base model.
 const MAX_TEXT: u64 = 16 << 20;
 
 /// A created model and the upload statistics.
-pub(crate) struct Made {
+pub(crate) struct CreatedModel {
     pub(crate) digest: Digest,
-    pub(crate) sent: Sent,
+    pub(crate) sent: UploadStats,
 }
 
 /// Creates `target` from the model `base`.
-pub(crate) async fn model(target: &Target, base: &Target, edits: &Edits) -> Outcome<Made> {
+pub(crate) async fn model(target: &Target, base: &Target, edits: &Edits) -> Outcome<CreatedModel> {
     let raw = base
         .registry
         .manifest_get(&base.repository, &base.reference)
         .await
-        .map_err(|error| base.not_found(error).while_doing("FROM"))?;
+        .map_err(|error| base.not_found(error).with_context("FROM"))?;
     let manifest = Manifest::parse(Some(&raw.media_type), &raw.bytes)
-        .map_err(|error| Failure::because(format!("the manifest of {base}"), &error))?;
+        .map_err(|error| Failure::with_source(format!("the manifest of {base}"), &error))?;
     // 1. Read the base model's config and parameters.
     let text = async |blob: &Descriptor| {
         base.registry.blob_bytes(&base.repository, &blob.digest, blob.size.min(MAX_TEXT)).await
@@ -56,9 +56,9 @@ pub(crate) async fn model(target: &Target, base: &Target, edits: &Edits) -> Outc
         manifest: &manifest,
         config: &config,
         params: params.as_deref(),
-        named: Some((name, &raw.digest)),
+        origin_name: Some((name, &raw.digest)),
     };
-    let derived = derive(&on, edits).map_err(|error| Failure::because(format!("FROM {base}"), &error))?;
+    let derived = derive(&on, edits).map_err(|error| Failure::with_source(format!("FROM {base}"), &error))?;
     // 2. Mount the base's blobs. They are transferred only if the base is in another registry.
     let shared = cp::blobs(base, target, &manifest).await?;
     // 3. Upload the new blobs and the manifest.
@@ -66,7 +66,7 @@ pub(crate) async fn model(target: &Target, base: &Target, edits: &Edits) -> Outc
     let mut sent = send_blobs(&target.registry, &target.repository, small).await?;
     sent.add(shared);
     let digest = publish(target, derived).await?;
-    Ok(Made { digest, sent })
+    Ok(CreatedModel { digest, sent })
 }
 
 /// A blob in memory, ready to upload.
@@ -79,7 +79,7 @@ pub(crate) fn blob(SmallBlob { descriptor, bytes }: &SmallBlob) -> Blob {
 }
 
 /// Pushes the manifest of a model whose blobs are uploaded.
-pub(crate) async fn publish(target: &Target, derived: Derived) -> Outcome<Digest> {
+pub(crate) async fn publish(target: &Target, derived: DerivedModel) -> Outcome<Digest> {
     let put = target
         .registry
         .manifest_put(
@@ -98,10 +98,10 @@ pub(crate) async fn extra_files(
     target: &Target,
     kind: &'static str,
     folder: &'static str,
-    found: Vec<Found>,
-) -> Outcome<(Vec<Descriptor>, Sent)> {
+    found: Vec<LocalFile>,
+) -> Outcome<(Vec<Descriptor>, UploadStats)> {
     let (digests, sent) = send_files(&target.registry, &target.repository, &found).await?;
-    let layer = |(file, digest): (&Found, Digest)| {
+    let layer = |(file, digest): (&LocalFile, Digest)| {
         let kind = if file.name.ends_with(".json") { media_type::OLLAMA_JSON } else { kind };
         let mut layer = Descriptor::new(kind, digest, file.size);
         layer.name = Some(format!("{folder}/{}", file.name));

@@ -6,7 +6,7 @@ use std::{error::Error as StdError, fmt, io};
 /// The command failed.
 pub(crate) const FAILED: u8 = 1;
 /// `fsck` failed to run, or the command line or the settings are invalid.
-pub(crate) const COULD_NOT: u8 = 2;
+pub(crate) const CANNOT_RUN: u8 = 2;
 /// Standard output was closed by its reader: the code that shells report for SIGPIPE.
 pub(crate) const PIPE_CLOSED: u8 = 141;
 
@@ -26,7 +26,7 @@ impl Failure {
     }
 
     /// An error with its sources; `doing` names the operation that failed.
-    pub(crate) fn because(doing: impl fmt::Display, error: &dyn StdError) -> Self {
+    pub(crate) fn with_source(doing: impl fmt::Display, error: &dyn StdError) -> Self {
         Failure::new(format!("{doing}: {}", chain(error)))
     }
 
@@ -48,7 +48,7 @@ impl Failure {
 
     /// Prefixes the message with the operation that failed.
     #[must_use]
-    pub(crate) fn while_doing(mut self, doing: impl fmt::Display) -> Self {
+    pub(crate) fn with_context(mut self, doing: impl fmt::Display) -> Self {
         self.message = format!("{doing}: {}", self.message);
         self
     }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_reads_as_the_house_wants_it() {
+    fn failures_are_formatted_with_hints() {
         let failure = Failure::new("model `acme/llama:9b` not found on `hub.local`")
             .hint("`lode list acme/llama` shows its tags");
         assert_eq!(

@@ -16,7 +16,7 @@ use crate::error::{Failure, Outcome};
 
 /// A regular file in a named folder.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
+pub(crate) struct LocalFile {
     /// Path relative to the folder, with `/` as separator.
     pub(crate) name: String,
     pub(crate) path: PathBuf,
@@ -24,19 +24,20 @@ pub(crate) struct Found {
 }
 
 /// Lists all regular files below `folder`, sorted by name in byte order. Follows links and skips `.git`.
-pub(crate) fn walk(folder: &Path) -> Outcome<Vec<Found>> {
+pub(crate) fn walk(folder: &Path) -> Outcome<Vec<LocalFile>> {
     let mut found = Vec::new();
     walk_into(folder, "", 0, &mut found)?;
-    found.sort_by(|a: &Found, b: &Found| a.name.cmp(&b.name));
+    found.sort_by(|a: &LocalFile, b: &LocalFile| a.name.cmp(&b.name));
     Ok(found)
 }
 
 /// A deeper path is assumed to be a loop of links.
 const MAX_DEPTH: usize = 32;
 
-fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<Found>) -> Outcome {
-    let failed =
-        |path: &Path, error: io::Error| Failure::because(format!("cannot read {}", path.display()), &error);
+fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<LocalFile>) -> Outcome {
+    let failed = |path: &Path, error: io::Error| {
+        Failure::with_source(format!("cannot read {}", path.display()), &error)
+    };
     if depth > MAX_DEPTH {
         return Err(Failure::new(format!(
             "{} is nested too deep: does a link point to a parent folder?",
@@ -63,7 +64,7 @@ fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<Found>) -
                 walk_into(&path, &name, depth + 1, found)?;
             }
         } else if metadata.is_file() {
-            found.push(Found { name, path, size: metadata.len() });
+            found.push(LocalFile { name, path, size: metadata.len() });
         }
     }
     Ok(())
@@ -72,8 +73,8 @@ fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<Found>) -
 /// A weights file and the other files of the same model in its folder: the other parts of a split GGUF, and
 /// the data files that an ONNX file names. Sorted by name in byte order. Missing files are left for the
 /// import to report.
-pub(crate) fn with_companions(path: &Path) -> Outcome<Vec<Found>> {
-    let failed = |error: io::Error| Failure::because(format!("cannot read {}", path.display()), &error);
+pub(crate) fn find_companions(path: &Path) -> Outcome<Vec<LocalFile>> {
+    let failed = |error: io::Error| Failure::with_source(format!("cannot read {}", path.display()), &error);
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let mut names = vec![name.to_owned()];
     if let Some(part) = PartName::parse(name) {
@@ -81,7 +82,9 @@ pub(crate) fn with_companions(path: &Path) -> Outcome<Vec<Found>> {
     } else if name.to_ascii_lowercase().ends_with(".onnx") {
         // The import reports an invalid file with a better message.
         if let Ok(model) = onnx::Model::read(&DiskFile::open(path).map_err(failed)?) {
-            names.extend(model.locations().into_iter().map(|location| onnx::Model::beside(name, location)));
+            names.extend(
+                model.locations().into_iter().map(|location| onnx::Model::resolve_location(name, location)),
+            );
         }
     }
     names.sort_unstable();
@@ -90,9 +93,9 @@ pub(crate) fn with_companions(path: &Path) -> Outcome<Vec<Found>> {
     let mut found = Vec::new();
     for name in names {
         // Names in the file are untrusted.
-        let path = below(folder, &name)?;
+        let path = join_below(folder, &name)?;
         match fs::metadata(&path) {
-            Ok(metadata) if metadata.is_file() => found.push(Found { name, path, size: metadata.len() }),
+            Ok(metadata) if metadata.is_file() => found.push(LocalFile { name, path, size: metadata.len() }),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
@@ -149,7 +152,7 @@ impl Content for FileContent {
 }
 
 /// Joins `name` to `folder` and refuses names that leave it: layer titles are untrusted.
-pub(crate) fn below(folder: &Path, name: &str) -> Outcome<PathBuf> {
+pub(crate) fn join_below(folder: &Path, name: &str) -> Outcome<PathBuf> {
     let mut path = folder.to_owned();
     let mut depth = 0;
     for component in Path::new(name).components() {
@@ -191,7 +194,7 @@ impl Destinations {
     /// Creates the folder if it is missing. Links in its own path are followed: the user chose it.
     pub(crate) fn create(folder: &Path) -> Outcome<Destinations> {
         let failed =
-            |error: io::Error| Failure::because(format!("cannot create {}", folder.display()), &error);
+            |error: io::Error| Failure::with_source(format!("cannot create {}", folder.display()), &error);
         fs::create_dir_all(folder).map_err(failed)?;
         Ok(Destinations { root: OpenFolder::open(folder).map_err(failed)?, open: HashMap::new() })
     }
@@ -202,7 +205,7 @@ impl Destinations {
 
     /// The destination for `name` below the folder. Creates the folders in between.
     pub(crate) fn file(&mut self, name: &str) -> Outcome<Destination> {
-        let path = below(Path::new(""), name)?;
+        let path = join_below(Path::new(""), name)?;
         let parent = path.parent().unwrap_or(Path::new("")).to_owned();
         let file = path.file_name().unwrap_or_default().to_owned();
         let folder = match self.open.get(&parent) {
@@ -210,7 +213,7 @@ impl Destinations {
             None => {
                 let folder = self.root.create_below(&parent).map_err(|error| {
                     let shown = self.root.path().join(&parent);
-                    Failure::because(format!("cannot create {}", shown.display()), &error)
+                    Failure::with_source(format!("cannot create {}", shown.display()), &error)
                 })?;
                 self.open.entry(parent).or_insert(folder).clone()
             }
@@ -221,7 +224,7 @@ impl Destinations {
 
 /// Renames a synced file and syncs its folder.
 pub(crate) fn rename(part: &Path, path: &Path) -> Outcome {
-    let failed = |error: io::Error| Failure::because(format!("cannot write {}", path.display()), &error);
+    let failed = |error: io::Error| Failure::with_source(format!("cannot write {}", path.display()), &error);
     fs::rename(part, path).map_err(failed)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
@@ -230,7 +233,7 @@ pub(crate) fn rename(part: &Path, path: &Path) -> Outcome {
 pub(crate) fn create_folder_of(path: &Path) -> Outcome {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => fs::create_dir_all(folder)
-            .map_err(|error| Failure::because(format!("cannot create {}", folder.display()), &error)),
+            .map_err(|error| Failure::with_source(format!("cannot create {}", folder.display()), &error)),
         _ => Ok(()),
     }
 }
@@ -248,7 +251,7 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
 }
 
 /// Runs `work` for each item on all cores and returns the results in order. The first error stops it.
-pub(crate) async fn on_all_cores<I, T>(
+pub(crate) async fn run_on_all_cores<I, T>(
     items: Vec<I>,
     work: impl Fn(I) -> Outcome<T> + Send + Sync + 'static,
 ) -> Outcome<Vec<T>>
@@ -280,12 +283,12 @@ mod tests {
     #[test]
     fn names_stay_below_their_folder() {
         let folder = Path::new("/out");
-        assert_eq!(below(folder, "a/b.json").unwrap(), Path::new("/out/a/b.json"));
-        assert_eq!(below(folder, "./a").unwrap(), Path::new("/out/a"));
+        assert_eq!(join_below(folder, "a/b.json").unwrap(), Path::new("/out/a/b.json"));
+        assert_eq!(join_below(folder, "./a").unwrap(), Path::new("/out/a"));
         for name in ["", ".", "..", "/etc/passwd", "a/../../b", "../x", "a\0b"] {
-            assert!(below(folder, name).is_err(), "{name:?}");
+            assert!(join_below(folder, name).is_err(), "{name:?}");
         }
-        assert!(below(folder, &"a/".repeat(40)).is_err());
+        assert!(join_below(folder, &"a/".repeat(40)).is_err());
     }
 
     #[test]
@@ -301,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_shrinks_is_told() {
+    fn a_shrinking_file_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         fs::write(&path, "0123456789").unwrap();
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_leads_nowhere_is_told() {
+    fn a_broken_link_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("gone", folder.path().join("config.json")).unwrap();
         let failure = walk(folder.path()).unwrap_err().to_string();
@@ -320,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_loops_is_told() {
+    fn a_link_loop_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(folder.path(), folder.path().join("self")).unwrap();
         assert!(walk(folder.path()).is_err());

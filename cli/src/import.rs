@@ -12,10 +12,10 @@ use lode_client::Content;
 use lode_model::{
     convert::ConvertError,
     digest::{Algorithm, Digest},
-    import::{self, Finished, ImportError, Options, Plan, PlannedLayer, Quantize, Source},
+    import::{self, FinishedImport, ImportError, Options, Plan, PlannedLayer, Quantize, Source},
     manifest::Manifest,
     media_type,
-    modelfile::{Base, Derived, Edits, derive},
+    modelfile::{Base, DerivedModel, Edits, derive},
 };
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     derived,
     error::{Failure, Outcome},
     files,
-    send::{self, Blob, Item, Sent, Work, send_blobs},
+    send::{self, Blob, Item, UploadStats, Work, send_blobs},
     spool::{self, Spooled},
     ui,
 };
@@ -31,7 +31,7 @@ use crate::{
 /// The result of an import.
 pub(crate) struct Imported {
     pub(crate) digest: Digest,
-    pub(crate) sent: Sent,
+    pub(crate) sent: UploadStats,
     pub(crate) notices: Vec<String>,
     pub(crate) tensors: u64,
     pub(crate) parameters: u64,
@@ -48,16 +48,16 @@ pub(crate) async fn model(
     let planning = source.clone();
     let plan = files::blocking(move || import::plan(&*planning, &options))
         .await
-        .map_err(|error| not_importable(&error))?;
+        .map_err(|error| import_error(&error))?;
 
     // Check first that the manifest can be written, before anything is uploaded.
     let nothing = Digest::sha256(b"");
     let unknown = plan.files_to_hash().map(|path| (path.to_owned(), nothing.clone())).collect();
-    write_down(&plan, &vec![nothing.clone(); plan.layers.len()], &unknown, edits)?;
+    build_manifests(&plan, &vec![nothing.clone(); plan.layers.len()], &unknown, edits)?;
 
     let sending = send_layers(target, &plan, &source);
-    let ((digests, mut sent), whole) = tokio::try_join!(sending, hash_whole(&plan, &source))?;
-    let (finished, derived) = write_down(&plan, &digests, &whole, edits)?;
+    let ((digests, mut sent), whole) = tokio::try_join!(sending, hash_split_files(&plan, &source))?;
+    let (finished, derived) = build_manifests(&plan, &digests, &whole, edits)?;
     let small = [&finished.config, &finished.files].into_iter().chain(&derived.blobs).map(derived::blob);
     sent.add(send_blobs(&target.registry, &target.repository, small.collect()).await?);
     let digest = derived::publish(target, derived).await?;
@@ -65,16 +65,16 @@ pub(crate) async fn model(
 }
 
 /// Builds the manifest of the import, and the manifest with the Modelfile's edits applied.
-fn write_down(
+fn build_manifests(
     plan: &Plan,
     layers: &[Digest],
     whole: &BTreeMap<String, Digest>,
     edits: &Edits,
-) -> Outcome<(Finished, Derived)> {
+) -> Outcome<(FinishedImport, DerivedModel)> {
     let finished =
-        plan.finish(layers, whole).map_err(|error| Failure::because("cannot import this", &error))?;
+        plan.finish(layers, whole).map_err(|error| Failure::with_source("cannot import this", &error))?;
     if edits.is_empty() {
-        let derived = Derived {
+        let derived = DerivedModel {
             blobs: Vec::new(),
             media_type: media_type::DOCKER_MANIFEST.to_owned(),
             manifest: finished.manifest.clone(),
@@ -82,18 +82,22 @@ fn write_down(
         };
         return Ok((finished, derived));
     }
-    let cannot = |error: &dyn std::error::Error| Failure::because("cannot apply the Modelfile", error);
+    let cannot = |error: &dyn std::error::Error| Failure::with_source("cannot apply the Modelfile", error);
     let manifest = Manifest::parse(None, &finished.manifest).map_err(|error| cannot(&error))?;
-    let base = Base { manifest: &manifest, config: &finished.config.bytes, params: None, named: None };
+    let base = Base { manifest: &manifest, config: &finished.config.bytes, params: None, origin_name: None };
     let derived = derive(&base, edits).map_err(|error| cannot(&error))?;
     Ok((finished, derived))
 }
 
 /// Uploads the layers that the repository lacks, and uploads the first ones while later ones are still read.
 /// Returns the digests in plan order.
-async fn send_layers(target: &Target, plan: &Plan, source: &Arc<dyn Source>) -> Outcome<(Vec<Digest>, Sent)> {
-    let mut encoded = make_encoded(plan, source).await?;
-    let work = match plan.layers.iter().any(|layer| layer.is_made() && !layer.is_encoded()) {
+async fn send_layers(
+    target: &Target,
+    plan: &Plan,
+    source: &Arc<dyn Source>,
+) -> Outcome<(Vec<Digest>, UploadStats)> {
+    let mut encoded = build_encoded_layers(plan, source).await?;
+    let work = match plan.layers.iter().any(|layer| layer.is_computed() && !layer.is_encoded()) {
         true => Work::Quantising,
         false => Work::Hashing,
     };
@@ -102,7 +106,7 @@ async fn send_layers(target: &Target, plan: &Plan, source: &Arc<dyn Source>) -> 
         Item {
             // Already counted when the layer was built.
             work_bytes: if made.is_some() { 0 } else { layer.size },
-            content: (!layer.is_made()).then(|| content_of(layer, source)),
+            content: (!layer.is_computed()).then(|| content_of(layer, source)),
             what: (layer.clone(), made),
         }
     });
@@ -113,14 +117,14 @@ async fn send_layers(target: &Target, plan: &Plan, source: &Arc<dyn Source>) -> 
         if let Some((digest, spooled)) = made {
             return Ok(Blob { digest, size, content: Arc::new(spooled) });
         }
-        if layer.is_made() {
+        if layer.is_computed() {
             let (digest, spooled) = spool::spool_in_order(&layer, &source, meter)?;
             return Ok(Blob { digest, size, content: Arc::new(spooled) });
         }
         let name = layer.name.as_deref().unwrap_or("a layer");
         let hashed = send::hash_reader(&mut layer.checked_reader(&source), Algorithm::Sha256, meter);
         let (digest, read) =
-            hashed.map_err(|error| Failure::because(format!("cannot read {name}"), &error))?;
+            hashed.map_err(|error| Failure::with_source(format!("cannot read {name}"), &error))?;
         if read != size {
             return Err(Failure::new(format!(
                 "{name} has {read} bytes, expected {size}: did the file change?"
@@ -133,14 +137,14 @@ async fn send_layers(target: &Target, plan: &Plan, source: &Arc<dyn Source>) -> 
 
 /// Hashes the files that are not stored as one layer. Each file is read sequentially, so half of the cores
 /// are left for the layers.
-async fn hash_whole(plan: &Plan, source: &Arc<dyn Source>) -> Outcome<BTreeMap<String, Digest>> {
+async fn hash_split_files(plan: &Plan, source: &Arc<dyn Source>) -> Outcome<BTreeMap<String, Digest>> {
     let split: Vec<String> = plan.files_to_hash().map(str::to_owned).collect();
     futures::stream::iter(split)
         .map(|path| {
             let source = source.clone();
             files::blocking(move || {
                 let digest = import::hash_file(&*source, &path)
-                    .map_err(|error| Failure::because(format!("cannot read {path}"), &error))?;
+                    .map_err(|error| Failure::with_source(format!("cannot read {path}"), &error))?;
                 Ok((path, digest))
             })
         })
@@ -150,7 +154,10 @@ async fn hash_whole(plan: &Plan, source: &Arc<dyn Source>) -> Outcome<BTreeMap<S
 }
 
 /// Builds the layers that are encoded on all cores, by layer index.
-async fn make_encoded(plan: &Plan, source: &Arc<dyn Source>) -> Outcome<BTreeMap<usize, (Digest, Spooled)>> {
+async fn build_encoded_layers(
+    plan: &Plan,
+    source: &Arc<dyn Source>,
+) -> Outcome<BTreeMap<usize, (Digest, Spooled)>> {
     if !plan.layers.iter().any(PlannedLayer::is_encoded) {
         return Ok(BTreeMap::new());
     }
@@ -165,8 +172,8 @@ async fn make_encoded(plan: &Plan, source: &Arc<dyn Source>) -> Outcome<BTreeMap
     Ok(made)
 }
 
-fn not_importable(error: &ImportError) -> Failure {
-    let failure = Failure::because("cannot import this", error);
+fn import_error(error: &ImportError) -> Failure {
+    let failure = Failure::with_source("cannot import this", error);
     match error {
         ImportError::MissingShard { .. }
         | ImportError::MissingPart { .. }

@@ -18,7 +18,7 @@ pub(crate) fn inherited_format() -> LogFormat {
 }
 
 /// The environment variables that make a child process log in the same format.
-pub(crate) fn inheritance(format: LogFormat) -> Vec<(String, String)> {
+pub(crate) fn inherited_env(format: LogFormat) -> Vec<(String, String)> {
     let name = format.to_possible_value().map(|value| value.get_name().to_owned());
     name.map(|name| (FORMAT.to_owned(), name)).into_iter().collect()
 }

@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Cli, Command, Serve, Worker};
-use error::{COULD_NOT, Failure, Outcome, PIPE_CLOSED};
+use error::{CANNOT_RUN, Failure, Outcome, PIPE_CLOSED};
 
 fn main() -> ExitCode {
     match dispatch(Cli::parse()) {
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         Err(failure) => {
             // The reader closed the pipe; there is nobody to report this to.
             if failure.exit_code() != PIPE_CLOSED {
-                ui::say(failure.to_string());
+                ui::print_message(failure.to_string());
             }
             ExitCode::from(failure.exit_code())
         }
@@ -52,13 +52,13 @@ fn dispatch(cli: Cli) -> Outcome<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::because("cannot start", &error).code(COULD_NOT))?;
+        .map_err(|error| Failure::with_source("cannot start", &error).code(CANNOT_RUN))?;
     // Servers and workers log at level info, other commands at level warn.
     let mut traces = None;
     match &cli.command {
         Command::Serve(Serve { log_format, .. }) | Command::Worker(Worker { log_format, .. }) => {
             let _inside = runtime.enter();
-            traces = traces::wanted().then(|| traces::provider(None)).transpose()?;
+            traces = traces::is_enabled().then(|| traces::provider(None)).transpose()?;
             logging::start("info", *log_format, traces.as_ref());
             descriptors::raise_limit();
             allocator::release_when_idle();

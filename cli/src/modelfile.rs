@@ -19,7 +19,7 @@ const MAX_BYTES: u64 = 16 << 20;
 #[derive(Debug)]
 pub(crate) struct Recipe {
     /// All commands except FROM, ADAPTER and DRAFT. Commands of base Modelfiles come first.
-    pub(crate) said: Modelfile,
+    pub(crate) modelfile: Modelfile,
     pub(crate) from: Origin,
     pub(crate) adapters: Vec<PathBuf>,
     pub(crate) drafts: Vec<PathBuf>,
@@ -34,7 +34,7 @@ pub(crate) enum Origin {
 }
 
 /// Whether the file name is that of a Modelfile.
-pub(crate) fn is_named_so(path: &Path) -> bool {
+pub(crate) fn is_modelfile_name(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_ascii_lowercase();
     name == "modelfile" || name.starts_with("modelfile.") || name.ends_with(".modelfile")
 }
@@ -42,7 +42,7 @@ pub(crate) fn is_named_so(path: &Path) -> bool {
 /// Reads a Modelfile. `instead` replaces its FROM, which may then be absent.
 pub(crate) fn read(path: &Path, instead: Option<PathBuf>) -> Outcome<Recipe> {
     let mut recipe = Recipe {
-        said: Modelfile::default(),
+        modelfile: Modelfile::default(),
         from: Origin::Paths(instead.iter().cloned().collect()),
         adapters: Vec::new(),
         drafts: Vec::new(),
@@ -58,7 +58,7 @@ fn read_into(
     recipe: &mut Recipe,
 ) -> Outcome {
     let shown = path.display();
-    let cannot = |error: std::io::Error| Failure::because(format!("cannot read {shown}"), &error);
+    let cannot = |error: std::io::Error| Failure::with_source(format!("cannot read {shown}"), &error);
     // 1. Detect cycles.
     let canonical = path.canonicalize().map_err(cannot)?;
     if let Some(at) = above.iter().position(|(known, _)| *known == canonical) {
@@ -84,7 +84,9 @@ fn read_into(
         above.push((canonical, path.to_owned()));
         for source in modelfile.sources() {
             match find(folder, source) {
-                Some(base) if base.is_file() && is_named_so(&base) => read_into(&base, true, above, recipe)?,
+                Some(base) if base.is_file() && is_modelfile_name(&base) => {
+                    read_into(&base, true, above, recipe)?
+                }
                 Some(files) => recipe.add_paths(files, &shown)?,
                 None if is_path(source) => {
                     return Err(Failure::new(format!("{shown}: FROM {source}: no such file or folder"))
@@ -106,7 +108,7 @@ fn read_into(
             })?);
         }
     }
-    recipe.said.commands.extend(
+    recipe.modelfile.commands.extend(
         modelfile
             .commands
             .into_iter()
@@ -119,7 +121,7 @@ impl Recipe {
     fn add_paths(&mut self, path: PathBuf, shown: &impl std::fmt::Display) -> Outcome {
         match &mut self.from {
             Origin::Paths(paths) => paths.push(path),
-            Origin::Model(name) => return Err(mixed(shown, name)),
+            Origin::Model(name) => return Err(mixed_bases_error(shown, name)),
         }
         Ok(())
     }
@@ -131,12 +133,12 @@ impl Recipe {
                 Ok(())
             }
             Origin::Model(known) if known == name => Ok(()),
-            _ => Err(mixed(shown, name)),
+            _ => Err(mixed_bases_error(shown, name)),
         }
     }
 }
 
-fn mixed(shown: &impl std::fmt::Display, name: &str) -> Failure {
+fn mixed_bases_error(shown: &impl std::fmt::Display, name: &str) -> Failure {
     Failure::new(format!("{shown}: FROM {name} is a model, but another FROM names a different base"))
         .hint("use one model as the base, or files")
 }
@@ -194,7 +196,7 @@ mod tests {
         ]);
         let recipe = read(&folder.path().join("over.Modelfile"), None).unwrap();
         assert!(matches!(&recipe.from, Origin::Model(name) if name == "team/base:8b"));
-        assert_eq!(recipe.said.to_string(), "SYSTEM one\nSYSTEM two\n");
+        assert_eq!(recipe.modelfile.to_string(), "SYSTEM one\nSYSTEM two\n");
         assert_eq!(recipe.adapters, [folder.path().join("lora.gguf")]);
         let recipe = read(&folder.path().join("files.Modelfile"), None).unwrap();
         let expect = [folder.path().join("./weights"), folder.path().join("mmproj.gguf")];
@@ -202,17 +204,17 @@ mod tests {
     }
 
     #[test]
-    fn files_named_beside_it_stand_in_for_from() {
+    fn files_on_the_command_line_replace_from() {
         let folder = folder(&[("Modelfile", "SYSTEM hi"), ("with.Modelfile", "FROM gone/away\nSYSTEM hi")]);
         for name in ["Modelfile", "with.Modelfile"] {
             let recipe = read(&folder.path().join(name), Some("weights".into())).unwrap();
             assert!(matches!(&recipe.from, Origin::Paths(paths) if *paths == [PathBuf::from("weights")]));
-            assert_eq!(recipe.said.to_string(), "SYSTEM hi\n");
+            assert_eq!(recipe.modelfile.to_string(), "SYSTEM hi\n");
         }
     }
 
     #[test]
-    fn circles_and_gaps_are_told() {
+    fn cycles_and_missing_files_are_errors() {
         let folder = folder(&[
             ("a.Modelfile", "FROM ./b.Modelfile"),
             ("b.Modelfile", "FROM sub/../a.Modelfile"),

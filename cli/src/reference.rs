@@ -30,7 +30,7 @@ fn describe(command: &mut Command, level: usize, text: &mut String) {
 }
 
 #[test]
-fn the_reference_page_is_what_the_program_says() {
+fn the_reference_page_matches_the_help() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/cli.md");
     let page = page();
     if std::env::var_os("UPDATE_DOCS").is_some() {
@@ -49,7 +49,7 @@ fn the_command_line_is_well_formed() {
 }
 
 #[test]
-fn no_command_lacks_an_explanation() {
+fn every_command_and_option_has_help() {
     fn check(command: &Command) {
         assert!(command.get_about().is_some(), "{}", command.get_name());
         for argument in command.get_arguments().filter(|argument| !argument.is_positional()) {

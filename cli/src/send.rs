@@ -18,20 +18,20 @@ use tokio::sync::Semaphore;
 
 use crate::{
     error::{Failure, Outcome},
-    files::{self, FileContent, Found},
+    files::{self, FileContent, LocalFile},
     ui,
 };
 
-const OFFERS_AT_ONCE: usize = 16;
-const SENT_AT_ONCE: usize = 6;
+const MAX_CONCURRENT_OFFERS: usize = 16;
+const MAX_CONCURRENT_UPLOADS: usize = 6;
 /// Maximum number of blobs in progress.
-const BLOBS_AT_ONCE: usize = 24;
+const MAX_BLOBS_IN_PROGRESS: usize = 24;
 /// Maximum number of blobs in progress that occupy temporary space from building to upload.
-const MADE_AT_ONCE: usize = 8;
+const MAX_SPOOLED_BLOBS: usize = 8;
 const HASH_BYTES: usize = 1 << 20;
 /// Content of at least this size may be uploaded before its digest is known. While a smaller blob is
 /// uploaded, other blobs are hashed.
-const AHEAD_BYTES: u64 = 64 << 20;
+const MIN_UNHASHED_BYTES: u64 = 64 << 20;
 
 /// Content with a known digest.
 pub(crate) struct Blob {
@@ -42,7 +42,7 @@ pub(crate) struct Blob {
 
 /// Upload statistics: blobs that were uploaded, and blobs that the registry had already.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Sent {
+pub(crate) struct UploadStats {
     pub(crate) sent_blobs: u64,
     pub(crate) sent_bytes: u64,
     pub(crate) shared_blobs: u64,
@@ -51,9 +51,9 @@ pub(crate) struct Sent {
     pub(crate) resumed_bytes: u64,
 }
 
-impl Sent {
+impl UploadStats {
     /// Adds the statistics of another step.
-    pub(crate) fn add(&mut self, other: Sent) {
+    pub(crate) fn add(&mut self, other: UploadStats) {
         self.sent_blobs += other.sent_blobs;
         self.sent_bytes += other.sent_bytes;
         self.shared_blobs += other.shared_blobs;
@@ -65,17 +65,21 @@ impl Sent {
         let total = self.sent_bytes + self.shared_bytes;
         let resumed = match self.resumed_bytes {
             0 => String::new(),
-            bytes => format!(" ({} more were uploaded earlier)", ui::size(bytes)),
+            bytes => format!(" ({} more were uploaded earlier)", ui::format_size(bytes)),
         };
         if self.shared_blobs == 0 {
-            return format!("sent {} in {}{resumed}", ui::size(self.sent_bytes), blobs(self.sent_blobs));
+            return format!(
+                "sent {} in {}{resumed}",
+                ui::format_size(self.sent_bytes),
+                blobs(self.sent_blobs)
+            );
         }
         let saved = if total == 0 { 100.0 } else { self.shared_bytes as f64 * 100.0 / total as f64 };
         format!(
             "sent {} in {}{resumed}; {} in {} were there already, which saved {saved:.1}%",
-            ui::size(self.sent_bytes),
+            ui::format_size(self.sent_bytes),
             blobs(self.sent_blobs),
-            ui::size(self.shared_bytes),
+            ui::format_size(self.shared_bytes),
             blobs(self.shared_blobs),
         )
     }
@@ -90,12 +94,12 @@ pub(crate) async fn send_blobs(
     registry: &Registry,
     repository: &Repository,
     blobs: Vec<Blob>,
-) -> Outcome<Sent> {
+) -> Outcome<UploadStats> {
     let meters = ui::Meters::new();
     let sender = Sender::new(registry, repository, meters.bytes("sending", 0));
     futures::stream::iter(blobs)
-        .map(|blob| sender.bring(blob))
-        .buffer_unordered(BLOBS_AT_ONCE)
+        .map(|blob| sender.upload_if_absent(blob))
+        .buffer_unordered(MAX_BLOBS_IN_PROGRESS)
         .try_collect::<Vec<()>>()
         .await?;
     Ok(sender.sent())
@@ -126,10 +130,10 @@ pub(crate) async fn make_and_send<I: Send + 'static>(
     work: Work,
     items: Vec<Item<I>>,
     make: impl Fn(I, &ui::Meter) -> Outcome<Blob> + Send + Sync + 'static,
-) -> Outcome<(Vec<Digest>, Sent)> {
+) -> Outcome<(Vec<Digest>, UploadStats)> {
     let (what, at_once) = match work {
-        Work::Hashing => ("hashing", BLOBS_AT_ONCE),
-        Work::Quantising => ("quantising", MADE_AT_ONCE),
+        Work::Hashing => ("hashing", MAX_BLOBS_IN_PROGRESS),
+        Work::Quantising => ("quantising", MAX_SPOOLED_BLOBS),
     };
     let meters = ui::Meters::new();
     let meter = meters.bytes(what, items.iter().map(|item| item.work_bytes).sum());
@@ -145,13 +149,13 @@ pub(crate) async fn make_and_send<I: Send + 'static>(
             };
             async move {
                 let digest = match content {
-                    Some(content) if sender.goes_ahead(content.size()).await => {
-                        sender.bring_ahead(content, making).await?
+                    Some(content) if sender.should_upload_unhashed(content.size()).await => {
+                        sender.upload_unhashed(content, making).await?
                     }
                     _ => {
                         let blob = making.await?;
                         let digest = blob.digest.clone();
-                        sender.bring(blob).await?;
+                        sender.upload_if_absent(blob).await?;
                         digest
                     }
                 };
@@ -169,16 +173,16 @@ pub(crate) async fn make_and_send<I: Send + 'static>(
 pub(crate) async fn send_files(
     registry: &Registry,
     repository: &Repository,
-    found: &[Found],
-) -> Outcome<(Vec<Digest>, Sent)> {
-    let item = |file: &Found| Item {
+    found: &[LocalFile],
+) -> Outcome<(Vec<Digest>, UploadStats)> {
+    let item = |file: &LocalFile| Item {
         what: file.clone(),
         work_bytes: file.size,
         content: Some(Arc::new(FileContent { path: file.path.clone(), size: file.size })),
     };
     let items = found.iter().map(item).collect();
-    make_and_send(registry, repository, Work::Hashing, items, |file: Found, meter| {
-        let failed = |error| Failure::because(format!("cannot read {}", file.path.display()), &error);
+    make_and_send(registry, repository, Work::Hashing, items, |file: LocalFile, meter| {
+        let failed = |error| Failure::with_source(format!("cannot read {}", file.path.display()), &error);
         let mut reader = std::fs::File::open(&file.path).map_err(failed)?;
         let (digest, size) = hash_reader(&mut reader, Algorithm::Sha256, meter).map_err(failed)?;
         if size != file.size {
@@ -200,7 +204,7 @@ struct Sender<'a> {
     seen: Mutex<HashSet<Digest>>,
     /// Sizes of the blobs that were uploaded before their digest was known.
     sizes: Mutex<HashSet<u64>>,
-    sent: Mutex<Sent>,
+    sent: Mutex<UploadStats>,
 }
 
 impl<'a> Sender<'a> {
@@ -209,8 +213,8 @@ impl<'a> Sender<'a> {
             registry,
             repository,
             meter,
-            offers: Semaphore::new(OFFERS_AT_ONCE),
-            sends: Semaphore::new(SENT_AT_ONCE),
+            offers: Semaphore::new(MAX_CONCURRENT_OFFERS),
+            sends: Semaphore::new(MAX_CONCURRENT_UPLOADS),
             seen: Mutex::default(),
             sizes: Mutex::default(),
             sent: Mutex::default(),
@@ -219,7 +223,7 @@ impl<'a> Sender<'a> {
 
     /// Uploads a blob if the repository lacks it. The second of two equal blobs returns at once; it is
     /// present when the first one is.
-    async fn bring(&self, blob: Blob) -> Outcome {
+    async fn upload_if_absent(&self, blob: Blob) -> Outcome {
         let Blob { digest, size, content } = blob;
         if !self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(digest.clone()) {
             return Ok(());
@@ -229,14 +233,19 @@ impl<'a> Sender<'a> {
         drop(offering);
         match offer {
             Offer::Present => {
-                self.count(Sent { shared_blobs: 1, shared_bytes: size, ..Sent::default() });
+                self.count(UploadStats { shared_blobs: 1, shared_bytes: size, ..UploadStats::default() });
             }
-            Offer::Wanted(upload) => {
+            Offer::Needed(upload) => {
                 self.meter.expect(size);
                 let (sent_bytes, resumed_bytes) = (size - upload.offset, upload.offset);
                 let _sending = self.sends.acquire().await;
                 self.registry.upload_send(upload, content, self.meter.clone()).await?;
-                self.count(Sent { sent_blobs: 1, sent_bytes, resumed_bytes, ..Sent::default() });
+                self.count(UploadStats {
+                    sent_blobs: 1,
+                    sent_bytes,
+                    resumed_bytes,
+                    ..UploadStats::default()
+                });
             }
         }
         Ok(())
@@ -245,14 +254,14 @@ impl<'a> Sender<'a> {
     /// Whether to upload content of this size before its digest is known: it must be large, and certain to be
     /// absent from the registry. A second blob of the same size is excluded, because it might equal the
     /// first.
-    async fn goes_ahead(&self, size: u64) -> bool {
-        size >= AHEAD_BYTES
+    async fn should_upload_unhashed(&self, size: u64) -> bool {
+        size >= MIN_UNHASHED_BYTES
             && self.sizes.lock().unwrap_or_else(PoisonError::into_inner).insert(size)
-            && !self.registry.blob_may_be_there(self.repository, size).await
+            && !self.registry.may_have_blob(self.repository, size).await
     }
 
     /// Uploads content while its blob is hashed.
-    async fn bring_ahead(
+    async fn upload_unhashed(
         &self,
         content: Arc<dyn Content>,
         making: impl Future<Output = Outcome<Blob>>,
@@ -265,17 +274,16 @@ impl<'a> Sender<'a> {
             self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(digest.clone());
             Ok::<_, Failure>(digest)
         };
-        let digest =
-            self.registry.blob_push_ahead(self.repository, content, self.meter.clone(), named).await?;
-        self.count(Sent { sent_blobs: 1, sent_bytes: size, ..Sent::default() });
+        let digest = self.registry.push_unhashed(self.repository, content, self.meter.clone(), named).await?;
+        self.count(UploadStats { sent_blobs: 1, sent_bytes: size, ..UploadStats::default() });
         Ok(digest)
     }
 
-    fn count(&self, moved: Sent) {
+    fn count(&self, moved: UploadStats) {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).add(moved);
     }
 
-    fn sent(&self) -> Sent {
+    fn sent(&self) -> UploadStats {
         *self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -295,7 +303,7 @@ pub(crate) fn hash_reader(
             Ok(read) => {
                 hasher.update(&buffer[..read]);
                 size += read as u64;
-                progress.moved(read as u64);
+                progress.transferred(read as u64);
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -308,8 +316,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_saved_is_told() {
-        let sent = Sent {
+    fn the_summary_counts_shared_blobs() {
+        let sent = UploadStats {
             sent_blobs: 1,
             sent_bytes: 2_000_000,
             shared_blobs: 3,
@@ -320,9 +328,9 @@ mod tests {
             sent.summary(),
             "sent 2.0 MB in 1 blob; 6.0 MB in 3 blobs were there already, which saved 75.0%"
         );
-        let all = Sent { sent_blobs: 2, sent_bytes: 10, ..Sent::default() };
+        let all = UploadStats { sent_blobs: 2, sent_bytes: 10, ..UploadStats::default() };
         assert_eq!(all.summary(), "sent 10 B in 2 blobs");
-        let resumed = Sent { resumed_bytes: 5000, ..all };
+        let resumed = UploadStats { resumed_bytes: 5000, ..all };
         assert_eq!(resumed.summary(), "sent 10 B in 2 blobs (5.0 kB more were uploaded earlier)");
     }
 }

@@ -9,7 +9,7 @@ use toml::{Table, Value};
 
 use crate::{
     args,
-    error::{COULD_NOT, Failure, Outcome},
+    error::{CANNOT_RUN, Failure, Outcome},
 };
 
 /// Reads an environment variable; tests pass their own.
@@ -52,7 +52,7 @@ pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
     // The table may also have the settings of a remote worker; they have no effect here.
     let known = kinds::<lode_worker::Config>();
     if let Some(key) = worker.keys().find(|key| known.iter().all(|(known, _)| known != *key)) {
-        return Err(Failure::new(format!("[worker] in the file has no setting `{key}`")).code(COULD_NOT));
+        return Err(Failure::new(format!("[worker] in the file has no setting `{key}`")).code(CANNOT_RUN));
     }
 
     let flags = [
@@ -78,7 +78,7 @@ pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
 }
 
 /// The location of a server's data, resolved like the settings of the server itself.
-pub(crate) fn kept(args: &args::Kept, env: Env) -> Outcome<lode_registry::Config> {
+pub(crate) fn data_location(args: &args::DataLocation, env: Env) -> Outcome<lode_registry::Config> {
     let mut table = read_file(args.config.as_deref())?;
     for other in ["no_worker", "demo", "worker"] {
         table.remove(other);
@@ -109,7 +109,7 @@ pub(crate) fn worker(args: &args::Worker, env: Env) -> Outcome<lode_worker::Conf
 
 /// Prints the effective settings in the format of the settings file, with secrets hidden.
 pub(crate) fn print(settings: &ServeSettings) -> Outcome<String> {
-    let failed = |error: toml::ser::Error| Failure::because("cannot print the settings", &error);
+    let failed = |error: toml::ser::Error| Failure::with_source("cannot print the settings", &error);
     let mut table = Table::try_from(&settings.registry).map_err(failed)?;
     table.insert("no_worker".into(), settings.no_worker.into());
     table.insert("demo".into(), settings.demo.into());
@@ -137,7 +137,7 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
                     (None, Err(error)) => error.message().to_owned(),
                     (None, Ok(_)) => "invalid value".to_owned(),
                 };
-                Failure::new(format!("{variable} is `{}`: {why}", shown(&key, &text))).code(COULD_NOT)
+                Failure::new(format!("{variable} is `{}`: {why}", shown(&key, &text))).code(CANNOT_RUN)
             })?;
             table.insert(key, value);
         }
@@ -154,7 +154,7 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
                 let text =
                     value.as_str().map(|text| format!(" is `{}`", shown(key, text))).unwrap_or_default();
                 let why = error.message();
-                return Err(Failure::new(format!("--{flag}{text}: {why}")).code(COULD_NOT));
+                return Err(Failure::new(format!("--{flag}{text}: {why}")).code(CANNOT_RUN));
             }
             table.insert(key.to_owned(), value);
         }
@@ -162,7 +162,7 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
     C::deserialize(Value::Table(table)).map_err(|error| {
         // The message consists of the problem and, on a separate line, the key.
         let said = error.to_string().trim_end().replace('\n', " ");
-        Failure::new(format!("invalid settings: {said}")).code(COULD_NOT)
+        Failure::new(format!("invalid settings: {said}")).code(CANNOT_RUN)
     })
 }
 
@@ -254,14 +254,14 @@ fn list_or_one<C: DeserializeOwned>(key: &str, values: &[String]) -> Option<Valu
 fn read_file(path: Option<&Path>) -> Outcome<Table> {
     let Some(path) = path else { return Ok(Table::new()) };
     let named = |error: &dyn std::error::Error| {
-        Failure::because(format!("{}", path.display()), error).code(COULD_NOT)
+        Failure::with_source(format!("{}", path.display()), error).code(CANNOT_RUN)
     };
     let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
     text.parse().map_err(|error: toml::de::Error| {
         // The line itself may contain a password.
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         let line = before.matches('\n').count() + 1;
-        Failure::new(format!("{}: line {line}: {}", path.display(), error.message())).code(COULD_NOT)
+        Failure::new(format!("{}: line {line}: {}", path.display(), error.message())).code(CANNOT_RUN)
     })
 }
 
@@ -270,7 +270,7 @@ fn take_bool(table: &mut Table, key: &str, flag: Option<bool>) -> Outcome<bool> 
         None => false,
         Some(Value::Boolean(value)) => value,
         Some(_) => {
-            return Err(Failure::new(format!("{key} in the file must be true or false")).code(COULD_NOT));
+            return Err(Failure::new(format!("{key} in the file must be true or false")).code(CANNOT_RUN));
         }
     };
     Ok(flag.unwrap_or(in_file))
@@ -280,7 +280,7 @@ fn take_table(table: &mut Table, key: &str) -> Outcome<Table> {
     match table.remove(key) {
         None => Ok(Table::new()),
         Some(Value::Table(inner)) => Ok(inner),
-        Some(_) => Err(Failure::new(format!("{key} in the file is not a table")).code(COULD_NOT)),
+        Some(_) => Err(Failure::new(format!("{key} in the file is not a table")).code(CANNOT_RUN)),
     }
 }
 
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_beside_a_secret_does_not_tell_it() {
+    fn settings_errors_do_not_reveal_secrets() {
         let said = |variables: &[(&str, &str)], file: &str| {
             settings(&[], variables, file).err().map(|failure| failure.to_string()).unwrap_or_default()
         };
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_hides_secrets_and_can_be_read_again() {
+    fn printed_settings_hide_secrets_and_can_be_parsed() {
         let all = settings(
             &["--listen", "127.0.0.1:7777"],
             &[("LODE_WORKER_TOKEN", "very-secret"), ("LODE_DATABASE", "postgres://u:very-secret@db/lode")],

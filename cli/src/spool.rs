@@ -40,7 +40,7 @@ pub(crate) async fn spool(
     meter: &Arc<ui::Meter>,
 ) -> Outcome<(Digest, Spooled)> {
     let size = layer.size;
-    let file = Arc::new(unnamed_file().map_err(|error| no_room(&error))?);
+    let file = Arc::new(unnamed_file().map_err(|error| spool_error(&error))?);
     let cores = files::cores();
     let offsets = (0..size.div_ceil(PIECE_BYTES)).map(|piece| piece * PIECE_BYTES);
     let hasher = futures::stream::iter(offsets)
@@ -49,10 +49,10 @@ pub(crate) async fn spool(
             files::blocking(move || {
                 let length = PIECE_BYTES.min(layer.size - offset);
                 let mut bytes = vec![0; length as usize];
-                let made = layer.reader_of(&source, offset, length).read_exact(&mut bytes);
+                let made = layer.range_reader(&source, offset, length).read_exact(&mut bytes);
                 made.map(|()| (offset, bytes)).map_err(|error| {
                     let name = layer.name.as_deref().unwrap_or("a layer");
-                    Failure::because(format!("cannot build {name}"), &error)
+                    Failure::with_source(format!("cannot build {name}"), &error)
                 })
             })
         })
@@ -62,8 +62,8 @@ pub(crate) async fn spool(
             let (file, meter) = (file.clone(), meter.clone());
             files::blocking(move || {
                 hasher.update(&bytes);
-                file.write_all_at(&bytes, offset).map_err(|error| no_room(&error))?;
-                meter.moved(bytes.len() as u64);
+                file.write_all_at(&bytes, offset).map_err(|error| spool_error(&error))?;
+                meter.transferred(bytes.len() as u64);
                 Ok(hasher)
             })
         })
@@ -77,7 +77,7 @@ pub(crate) fn spool_in_order(
     source: &Arc<dyn Source>,
     meter: &ui::Meter,
 ) -> Outcome<(Digest, Spooled)> {
-    let file = Arc::new(unnamed_file().map_err(|error| no_room(&error))?);
+    let file = Arc::new(unnamed_file().map_err(|error| spool_error(&error))?);
     let mut reader = layer.reader(source);
     let mut hasher = Hasher::new(Algorithm::Sha256);
     let mut piece = vec![0; PIECE_BYTES.min(layer.size) as usize];
@@ -86,19 +86,19 @@ pub(crate) fn spool_in_order(
         let piece = &mut piece[..PIECE_BYTES.min(layer.size - at) as usize];
         reader.read_exact(piece).map_err(|error| {
             let name = layer.name.as_deref().unwrap_or("a layer");
-            Failure::because(format!("cannot build {name}"), &error)
+            Failure::with_source(format!("cannot build {name}"), &error)
         })?;
         hasher.update(piece);
-        file.write_all_at(piece, at).map_err(|error| no_room(&error))?;
+        file.write_all_at(piece, at).map_err(|error| spool_error(&error))?;
         at += piece.len() as u64;
-        meter.moved(piece.len() as u64);
+        meter.transferred(piece.len() as u64);
     }
     Ok((hasher.finish(), Spooled { file, size: layer.size }))
 }
 
-fn no_room(error: &io::Error) -> Failure {
+fn spool_error(error: &io::Error) -> Failure {
     let folder = std::env::temp_dir();
-    Failure::because(format!("cannot write to {}", folder.display()), error)
+    Failure::with_source(format!("cannot write to {}", folder.display()), error)
         .hint("set TMPDIR to a folder with enough space for the converted model")
 }
 

@@ -15,13 +15,13 @@ use opentelemetry_sdk::{
 use tracing::Subscriber;
 use tracing_subscriber::{Layer, filter::filter_fn, registry::LookupSpan};
 
-use crate::error::{COULD_NOT, Failure, Outcome};
+use crate::error::{CANNOT_RUN, Failure, Outcome};
 
 /// Maximum delay of a span until its batch is sent.
 const DELAY: Duration = Duration::from_secs(2);
 
 /// Whether traces are enabled.
-pub(crate) fn wanted() -> bool {
+pub(crate) fn is_enabled() -> bool {
     let set = |name: &str| std::env::var(name).is_ok_and(|value| !value.trim().is_empty());
     let disabled = std::env::var("OTEL_SDK_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true"));
     let endpoint = set("OTEL_EXPORTER_OTLP_ENDPOINT") || set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
@@ -32,8 +32,8 @@ pub(crate) fn wanted() -> bool {
 /// the runtime that sends them.
 pub(crate) fn provider(endpoint: Option<String>) -> Outcome<SdkTracerProvider> {
     let failed = |error: &dyn std::error::Error| {
-        Failure::because("cannot set up traces; check the OTEL_EXPORTER_OTLP_* variables", error)
-            .code(COULD_NOT)
+        Failure::with_source("cannot set up traces; check the OTEL_EXPORTER_OTLP_* variables", error)
+            .code(CANNOT_RUN)
     };
     let client = lode_client::http_client(|| reqwest::Client::builder().timeout(Duration::from_secs(10)))
         .map_err(|error| failed(&error))?;

@@ -14,22 +14,22 @@ use lode_client::Progress;
 use crate::error::Outcome;
 
 /// Prints one or more lines of text.
-pub(crate) fn line(text: impl AsRef<str>) -> Outcome {
-    piece(format!("{}\n", spelled(text.as_ref(), &['\n', '\t'])).as_bytes())
+pub(crate) fn print_line(text: impl AsRef<str>) -> Outcome {
+    print_bytes(format!("{}\n", escape_control_except(text.as_ref(), &['\n', '\t'])).as_bytes())
 }
 
 /// Prints a line of JSON unchanged.
 pub(crate) fn json_line(text: &str) -> Outcome {
-    piece(format!("{text}\n").as_bytes())
+    print_bytes(format!("{text}\n").as_bytes())
 }
 
 /// Escapes untrusted text for display on one line: tensor names come from files and may contain terminal
 /// control characters.
-pub(crate) fn shown(text: &str) -> Cow<'_, str> {
-    spelled(text, &[])
+pub(crate) fn escape_control(text: &str) -> Cow<'_, str> {
+    escape_control_except(text, &[])
 }
 
-fn spelled<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
+fn escape_control_except<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
     let steers = |c: char| c.is_control() && !kept.contains(&c);
     if !text.contains(steers) {
         return Cow::Borrowed(text);
@@ -42,7 +42,7 @@ fn spelled<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
 }
 
 /// Prints data and flushes it.
-pub(crate) fn piece(bytes: &[u8]) -> Outcome {
+pub(crate) fn print_bytes(bytes: &[u8]) -> Outcome {
     let mut out = io::stdout().lock();
     out.write_all(bytes)?;
     Ok(out.flush()?)
@@ -55,13 +55,13 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Outcome {
 }
 
 /// Prints a message to standard error.
-pub(crate) fn say(text: impl AsRef<str>) {
+pub(crate) fn print_message(text: impl AsRef<str>) {
     // There is nowhere to report that stderr is closed.
-    let _lost = writeln!(io::stderr().lock(), "{}", spelled(text.as_ref(), &['\n', '\t']));
+    let _lost = writeln!(io::stderr().lock(), "{}", escape_control_except(text.as_ref(), &['\n', '\t']));
 }
 
 /// Prints streamed text to standard error, if that is a terminal.
-pub(crate) fn aside(text: &str) {
+pub(crate) fn print_to_terminal(text: &str) {
     let mut err = io::stderr().lock();
     if !text.is_empty() && err.is_terminal() {
         let _lost = write!(err, "{text}").and_then(|()| err.flush());
@@ -81,7 +81,7 @@ pub(crate) fn stdin_is_terminal() -> bool {
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> Outcome {
     let mut widths: Vec<usize> = head.iter().map(|cell| cell.chars().count()).collect();
     let rows: Vec<Vec<Cow<'_, str>>> =
-        rows.iter().map(|row| row.iter().map(|cell| shown(cell)).collect()).collect();
+        rows.iter().map(|row| row.iter().map(|cell| escape_control(cell)).collect()).collect();
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
@@ -96,7 +96,7 @@ pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> Outcome {
                 text.extend(std::iter::repeat_n(' ', missing + 2));
             }
         }
-        line(text.trim_end())
+        print_line(text.trim_end())
     };
     print(&mut head.iter().copied())?;
     rows.iter().try_for_each(|row| print(&mut row.iter().map(AsRef::as_ref)))
@@ -172,11 +172,11 @@ impl Drop for Meter {
 }
 
 impl Progress for Meter {
-    fn moved(&self, bytes: u64) {
+    fn transferred(&self, bytes: u64) {
         self.0.inc(bytes);
     }
 
-    fn undone(&self, bytes: u64) {
+    fn retracted(&self, bytes: u64) {
         self.0.dec(bytes);
     }
 }
@@ -190,12 +190,12 @@ fn target() -> ProgressDrawTarget {
 }
 
 /// Formats a size as `8.4 MB`: decimal units, at most three digits.
-pub(crate) fn size(bytes: u64) -> String {
+pub(crate) fn format_size(bytes: u64) -> String {
     scaled(bytes, &[" B", " kB", " MB", " GB", " TB", " PB", " EB"])
 }
 
 /// Formats a count as `4.2M`, the form in model names.
-pub(crate) fn amount(number: u64) -> String {
+pub(crate) fn format_count(number: u64) -> String {
     scaled(number, &["", "K", "M", "B", "T", "Q", "QQ"])
 }
 
@@ -219,16 +219,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_steers_the_terminal() {
-        assert_eq!(shown("blk.0.attn_q.weight ü"), "blk.0.attn_q.weight ü");
-        assert_eq!(shown("a\nb\x1b[2J\u{9b}31m"), "a\\nb\\u{1b}[2J\\u{9b}31m");
-        assert_eq!(spelled("hint:\n\tx\r", &['\n', '\t']), "hint:\n\tx\\r");
+    fn control_characters_are_escaped() {
+        assert_eq!(escape_control("blk.0.attn_q.weight ü"), "blk.0.attn_q.weight ü");
+        assert_eq!(escape_control("a\nb\x1b[2J\u{9b}31m"), "a\\nb\\u{1b}[2J\\u{9b}31m");
+        assert_eq!(escape_control_except("hint:\n\tx\r", &['\n', '\t']), "hint:\n\tx\\r");
     }
 
     #[test]
     fn sizes_and_amounts() {
         let check = |number: u64, as_size: &str, as_amount: &str| {
-            assert_eq!((size(number).as_str(), amount(number).as_str()), (as_size, as_amount));
+            assert_eq!((format_size(number).as_str(), format_count(number).as_str()), (as_size, as_amount));
         };
         check(0, "0 B", "0");
         check(999, "999 B", "999");

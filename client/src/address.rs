@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_http_is_for_all_when_told() {
+    fn plain_http_always_applies_to_all_hosts() {
         let url = base_url("hub.local:5000", PlainHttp::Always).unwrap();
         assert_eq!(url.as_str(), "http://hub.local:5000/");
         // An explicit scheme takes precedence.
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_are_none() {
+    fn invalid_addresses_are_refused() {
         for address in
             ["", "ftp://x", "http://", "hub.local/team", "http://u:p@hub.local", "a b", "hub.local:99999"]
         {

@@ -130,10 +130,10 @@ impl Ticket {
 }
 
 /// How long Basic credentials are sent without a new challenge.
-const BASIC_LIFE: Duration = Duration::from_secs(3600);
+const BASIC_LIFETIME: Duration = Duration::from_secs(3600);
 
 pub(crate) fn basic_ticket(login: &Login) -> Ticket {
-    Ticket { header: basic(login), expires: Instant::now() + BASIC_LIFE }
+    Ticket { header: basic(login), expires: Instant::now() + BASIC_LIFETIME }
 }
 
 fn basic(login: &Login) -> HeaderValue {
@@ -150,7 +150,7 @@ fn secret(text: &str) -> HeaderValue {
 }
 
 #[derive(Deserialize)]
-struct TokenAnswer {
+struct TokenResponse {
     token: Option<String>,
     access_token: Option<String>,
     expires_in: Option<u64>,
@@ -160,7 +160,7 @@ struct TokenAnswer {
 const DEFAULT_LIFE_S: u64 = 60;
 /// Maximum lifetime, even if the server grants a longer one.
 const MAX_LIFE_S: u64 = 24 * 3600;
-const MAX_TOKEN_ANSWER: usize = 1 << 20;
+const MAX_TOKEN_RESPONSE: usize = 1 << 20;
 
 /// Fetches a token for `scope` and the scope of the challenge from the realm of a Bearer challenge.
 /// `registry` is the registry that sent the challenge.
@@ -187,7 +187,8 @@ pub(crate) async fn fetch_token(
             query.append_pair("service", service);
         }
         let asked = scope.0.iter().map(String::as_str);
-        let named = challenged.unwrap_or_default().split(' ').filter(|s| !s.is_empty() && !covers(scope, s));
+        let named =
+            challenged.unwrap_or_default().split(' ').filter(|s| !s.is_empty() && !includes(scope, s));
         for scope in asked.chain(named) {
             query.append_pair("scope", scope);
         }
@@ -204,7 +205,7 @@ pub(crate) async fn fetch_token(
     let response =
         request.send().await.map_err(|source| crate::transport::transport_error(server.clone(), source))?;
     let status = response.status();
-    let body = crate::transport::read_limited(response, MAX_TOKEN_ANSWER, &server).await?;
+    let body = crate::transport::read_limited(response, MAX_TOKEN_RESPONSE, &server).await?;
     if !status.is_success() {
         let entries = error::entries(&body);
         return Err(match status.as_u16() {
@@ -213,7 +214,7 @@ pub(crate) async fn fetch_token(
             _ => Error::Refused { server, status, entries },
         });
     }
-    let answer: TokenAnswer = serde_json::from_slice(&body)
+    let answer: TokenResponse = serde_json::from_slice(&body)
         .map_err(|_| protocol("the response of the token endpoint is not valid JSON".into()))?;
     let token = answer
         .token
@@ -229,7 +230,7 @@ pub(crate) async fn fetch_token(
 }
 
 /// Whether `scope` includes the scope of the challenge: the same resource with at least its actions.
-fn covers(scope: &Scope, named: &str) -> bool {
+fn includes(scope: &Scope, named: &str) -> bool {
     let Some((resource, actions)) = named.rsplit_once(':') else { return false };
     scope.0.iter().any(|ours| {
         ours.rsplit_once(':').is_some_and(|(our_resource, our_actions)| {
@@ -280,10 +281,10 @@ mod tests {
     fn a_challenge_is_not_asked_for_twice() {
         let repository: Repository = "team/x".parse().unwrap();
         let scope = Scope::push(&repository);
-        assert!(covers(&scope, "repository:team/x:pull"));
-        assert!(covers(&scope, "repository:team/x:push,pull"));
-        assert!(!covers(&scope, "repository:team/x:delete"));
-        assert!(!covers(&scope, "repository:team/y:pull"));
-        assert!(!covers(&scope, "nonsense"));
+        assert!(includes(&scope, "repository:team/x:pull"));
+        assert!(includes(&scope, "repository:team/x:push,pull"));
+        assert!(!includes(&scope, "repository:team/x:delete"));
+        assert!(!includes(&scope, "repository:team/y:pull"));
+        assert!(!includes(&scope, "nonsense"));
     }
 }

@@ -55,18 +55,18 @@ impl Registry {
                 Ok(Some(BlobInfo { digest: digest.clone(), size_bytes }))
             }
             StatusCode::NOT_FOUND => Ok(None),
-            _ => Err(transport::refused(response, &url).await),
+            _ => Err(transport::response_error(response, &url).await),
         }
     }
 
     /// Whether the registry has a blob of this size in any repository that the caller may read. Fails if the
     /// registry does not support this request.
-    pub(crate) async fn blob_size_known(&self, size_bytes: u64) -> Result<bool, Error> {
+    pub(crate) async fn has_blob_of_size(&self, size_bytes: u64) -> Result<bool, Error> {
         #[derive(Deserialize)]
-        struct Answer {
+        struct BlobSizeResponse {
             known: bool,
         }
-        let answer: Answer = self.json_get(&format!("lode/v1/blobs?size={size_bytes}")).await?;
+        let answer: BlobSizeResponse = self.json_get(&format!("lode/v1/blobs?size={size_bytes}")).await?;
         Ok(answer.known)
     }
 
@@ -101,7 +101,7 @@ impl Registry {
                     digest: digest.clone(),
                 });
             }
-            _ => return Err(transport::refused(response, &url).await),
+            _ => return Err(transport::response_error(response, &url).await),
         };
         Ok(BlobStream { bytes: self.body_stream(response, got.end - got.start), range: got, total })
     }
@@ -162,7 +162,7 @@ impl Registry {
         digest: &Digest,
         size: u64,
     ) -> BoxStream<'static, Result<Bytes, Error>> {
-        let reading = Reading {
+        let reading = ResumingRead {
             registry: self.clone(),
             repository: repository.clone(),
             digest: digest.clone(),
@@ -272,7 +272,7 @@ impl Registry {
 }
 
 /// A blob that is read from its start, over several connections if necessary.
-struct Reading {
+struct ResumingRead {
     registry: Registry,
     repository: Repository,
     digest: Digest,
@@ -284,7 +284,7 @@ struct Reading {
     failed: u32,
 }
 
-impl Reading {
+impl ResumingRead {
     async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         while let Some(mut hasher) = self.hasher.take() {
             if self.at == self.size {

@@ -72,7 +72,7 @@ impl fmt::Debug for Credentials {
 }
 
 #[derive(Default, Serialize, Deserialize)]
-struct Stored {
+struct CredentialsByHost {
     #[serde(default)]
     hosts: BTreeMap<String, Login>,
 }
@@ -114,19 +114,22 @@ impl CredentialFile {
         Ok(known)
     }
 
-    fn read(&self) -> Result<Stored, Error> {
+    fn read(&self) -> Result<CredentialsByHost, Error> {
         let bytes = match std::fs::read(&self.path) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Stored::default()),
-            Err(source) => return Err(self.failed("read", source)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(CredentialsByHost::default());
+            }
+            Err(source) => return Err(self.file_error("read", source)),
         };
-        serde_json::from_slice(&bytes).map_err(|error| self.failed("parse", error.into()))
+        serde_json::from_slice(&bytes).map_err(|error| self.file_error("parse", error.into()))
     }
 
-    fn write(&self, stored: &Stored) -> Result<(), Error> {
+    fn write(&self, stored: &CredentialsByHost) -> Result<(), Error> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
-        std::fs::create_dir_all(folder).map_err(|source| self.failed("write", source))?;
-        let text = serde_json::to_vec_pretty(stored).map_err(|error| self.failed("write", error.into()))?;
+        std::fs::create_dir_all(folder).map_err(|source| self.file_error("write", source))?;
+        let text =
+            serde_json::to_vec_pretty(stored).map_err(|error| self.file_error("write", error.into()))?;
         // Write a temporary file and rename it, so that readers see either the old or the new file.
         let fresh = self.path.with_extension(format!("{}.tmp", std::process::id()));
         let written = (|| {
@@ -141,11 +144,11 @@ impl CredentialFile {
         })();
         written.map_err(|source| {
             let _gone = std::fs::remove_file(&fresh);
-            self.failed("write", source)
+            self.file_error("write", source)
         })
     }
 
-    fn failed(&self, action: &'static str, source: std::io::Error) -> Error {
+    fn file_error(&self, action: &'static str, source: std::io::Error) -> Error {
         Error::File { action, path: self.path.clone(), source }
     }
 }
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spoilt_file_is_an_error_and_stays() {
+    fn a_damaged_file_is_an_error_and_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("credentials.json");
         std::fs::write(&path, "not json").unwrap();

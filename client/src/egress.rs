@@ -32,11 +32,11 @@ pub struct EgressRuleError(String);
 
 impl EgressRule {
     /// The rule for the host and port of `url`; `None` if it has no host.
-    fn exactly(url: &Url) -> Option<EgressRule> {
+    fn for_url(url: &Url) -> Option<EgressRule> {
         Some(EgressRule::Host { host: url.host()?.to_owned(), port: url.port_or_known_default() })
     }
 
-    fn names(&self, host: &Host<&str>, port: u16) -> bool {
+    fn matches_host(&self, host: &Host<&str>, port: u16) -> bool {
         match self {
             EgressRule::Network(_) => false,
             EgressRule::Host { host: listed, port: listed_port } => {
@@ -114,7 +114,7 @@ impl<'de> Deserialize<'de> for EgressRule {
 pub struct Egress {
     shared: Arc<Shared>,
     /// Permitted destinations in addition to the rules.
-    also: Vec<EgressRule>,
+    extra_rules: Vec<EgressRule>,
 }
 
 struct Shared {
@@ -131,7 +131,7 @@ struct Shared {
 
 impl fmt::Debug for Egress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Egress").field("rules", &self.shared.rules).field("also", &self.also).finish()
+        f.debug_struct("Egress").field("rules", &self.shared.rules).field("also", &self.extra_rules).finish()
     }
 }
 
@@ -166,14 +166,14 @@ impl Egress {
                 networks,
                 proxies,
             }),
-            also: Vec::new(),
+            extra_rules: Vec::new(),
         })
     }
 
     /// Returns a policy that additionally permits the host and port of `url`.
-    pub fn permitting(&self, url: &Url) -> Egress {
+    pub fn with_permitted(&self, url: &Url) -> Egress {
         let mut egress = self.clone();
-        egress.also.extend(EgressRule::exactly(url));
+        egress.extra_rules.extend(EgressRule::for_url(url));
         egress
     }
 
@@ -184,7 +184,7 @@ impl Egress {
         let refused = || refused(url);
         let (host, port) = url.host().zip(url.port_or_known_default()).ok_or_else(refused)?;
         let is_local = is_loopback(&host);
-        if shared.rules.iter().chain(&self.also).any(|rule| rule.names(&host, port)) {
+        if shared.rules.iter().chain(&self.extra_rules).any(|rule| rule.matches_host(&host, port)) {
             return Ok(if is_local { &shared.local } else { &shared.listed });
         }
         let permits = |ip| is_permitted(ip, &shared.networks);
@@ -485,7 +485,7 @@ mod tests {
             assert_eq!(permits(&some, url), expect, "{url}");
         }
         assert!(permits(&egress(&["127.0.0.0/8"]), "http://localhost:1/"));
-        let named = egress(&[]).permitting(&"http://127.0.0.1:5001/x".parse().unwrap());
+        let named = egress(&[]).with_permitted(&"http://127.0.0.1:5001/x".parse().unwrap());
         assert!(permits(&named, "http://127.0.0.1:5001/y"));
         assert!(!permits(&named, "http://127.0.0.1:5002/y"));
         assert!(!permits(&named, "https://127.0.0.1/y"));

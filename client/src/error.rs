@@ -197,7 +197,7 @@ fn detail(entries: &[ErrorEntry]) -> String {
 pub(crate) fn entries(body: &[u8]) -> Vec<ErrorEntry> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Said {
+    enum ErrorField {
         Text(String),
         Object(ErrorEntry),
     }
@@ -205,7 +205,7 @@ pub(crate) fn entries(body: &[u8]) -> Vec<ErrorEntry> {
     struct Envelope {
         #[serde(default)]
         errors: Vec<ErrorEntry>,
-        error: Option<Said>,
+        error: Option<ErrorField>,
         /// Field of problem details (RFC 9457).
         detail: Option<String>,
         title: Option<String>,
@@ -213,8 +213,8 @@ pub(crate) fn entries(body: &[u8]) -> Vec<ErrorEntry> {
     if let Ok(envelope) = serde_json::from_slice::<Envelope>(body) {
         let mut entries = envelope.errors;
         match envelope.error {
-            Some(Said::Text(message)) => entries.push(ErrorEntry { code: String::new(), message }),
-            Some(Said::Object(entry)) => entries.push(entry),
+            Some(ErrorField::Text(message)) => entries.push(ErrorEntry { code: String::new(), message }),
+            Some(ErrorField::Object(entry)) => entries.push(entry),
             None if entries.is_empty() => {
                 let message = envelope.detail.or(envelope.title);
                 entries.extend(message.map(|message| ErrorEntry { code: String::new(), message }));

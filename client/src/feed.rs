@@ -18,7 +18,7 @@ use crate::{Content, Progress};
 const READ_BYTES: usize = 256 << 10;
 
 /// Reads content on a blocking thread and counts the sent bytes.
-pub(crate) struct Feed {
+pub(crate) struct ContentReader {
     content: Arc<dyn Content>,
     progress: Arc<dyn Progress>,
     /// Bytes of the blob that were reported to `progress`.
@@ -28,9 +28,9 @@ pub(crate) struct Feed {
     failure: Mutex<Option<io::Error>>,
 }
 
-impl Feed {
-    pub(crate) fn new(content: Arc<dyn Content>, progress: Arc<dyn Progress>) -> Feed {
-        Feed {
+impl ContentReader {
+    pub(crate) fn new(content: Arc<dyn Content>, progress: Arc<dyn Progress>) -> ContentReader {
+        ContentReader {
             content,
             progress,
             counted: AtomicU64::new(0),
@@ -45,7 +45,7 @@ impl Feed {
     }
 
     /// The number of sent bytes of the current chunk.
-    pub(crate) fn fed(&self) -> u64 {
+    pub(crate) fn sent_bytes(&self) -> u64 {
         self.fed.load(Ordering::Relaxed)
     }
 
@@ -55,19 +55,19 @@ impl Feed {
     }
 
     /// Corrects the progress: the registry has `offset` bytes.
-    pub(crate) fn settle(&self, offset: u64) {
+    pub(crate) fn set_offset(&self, offset: u64) {
         let counted = self.counted.swap(offset, Ordering::Relaxed);
         if offset > counted {
-            self.progress.moved(offset - counted);
+            self.progress.transferred(offset - counted);
         } else if counted > offset {
-            self.progress.undone(counted - offset);
+            self.progress.retracted(counted - offset);
         }
     }
 
     fn count(&self, bytes: u64) {
         self.fed.fetch_add(bytes, Ordering::Relaxed);
         self.counted.fetch_add(bytes, Ordering::Relaxed);
-        self.progress.moved(bytes);
+        self.progress.transferred(bytes);
     }
 
     pub(crate) async fn read(self: &Arc<Self>, range: Range<u64>) -> io::Result<Bytes> {
@@ -89,7 +89,7 @@ impl Feed {
     /// counted.
     pub(crate) fn body(self: &Arc<Self>, range: Range<u64>) -> reqwest::Body {
         self.fed.store(0, Ordering::Relaxed);
-        self.settle(range.start);
+        self.set_offset(range.start);
         let (sender, receiver) = tokio::sync::mpsc::channel::<io::Result<Bytes>>(4);
         let feed = self.clone();
         tokio::task::spawn_blocking(move || {

@@ -36,7 +36,7 @@ pub use egress::{Egress, EgressRule, EgressRuleError};
 pub use error::{Error, ErrorEntry};
 pub use manifests::{ManifestInfo, ManifestPut, RawManifest};
 pub use progress::{NoProgress, Progress};
-pub use push::{Content, Offer, Pushed, Upload};
+pub use push::{Content, Offer, PushOutcome, Upload};
 pub use registry::{Registry, TagPage};
 pub use retry::RetryPolicy;
 pub use secret::Secret;

@@ -64,7 +64,7 @@ impl Registry {
         match response.status() {
             StatusCode::OK => {}
             StatusCode::NOT_FOUND => return Err(self.manifest_unknown(repository, reference)),
-            _ => return Err(transport::refused(response, &url).await),
+            _ => return Err(transport::response_error(response, &url).await),
         }
         let announced = digest_header(response.headers());
         let media_type = media_type_header(response.headers()).unwrap_or_default();
@@ -99,7 +99,7 @@ impl Registry {
         match response.status() {
             StatusCode::OK => {}
             StatusCode::NOT_FOUND => return Ok(None),
-            _ => return Err(transport::refused(response, &url).await),
+            _ => return Err(transport::response_error(response, &url).await),
         }
         let headers = response.headers();
         Ok(Some(ManifestInfo {
@@ -171,7 +171,7 @@ impl Registry {
         match response.status() {
             status if status.is_success() => Ok(()),
             StatusCode::NOT_FOUND => Err(self.manifest_unknown(repository, reference)),
-            _ => Err(transport::refused(response, &url).await),
+            _ => Err(transport::response_error(response, &url).await),
         }
     }
 

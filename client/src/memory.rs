@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 /// Minimum size of a blob whose session is remembered.
-pub(crate) const WORTH_REMEMBERING: u64 = 16 << 20;
+pub(crate) const MIN_REMEMBERED_BYTES: u64 = 16 << 20;
 
 #[derive(Serialize, Deserialize)]
-struct Remembered {
+struct SavedSession {
     repository: Repository,
     digest: Digest,
     #[serde(default)]
@@ -22,40 +22,40 @@ struct Remembered {
     location: Url,
 }
 
-impl Remembered {
-    async fn read(path: &Path) -> Option<Remembered> {
+impl SavedSession {
+    async fn read(path: &Path) -> Option<SavedSession> {
         serde_json::from_slice(&tokio::fs::read(path).await.ok()?).ok()
     }
 }
 
 /// The file that remembers one session. Does nothing if no folder is configured.
-pub(crate) struct Memory {
+pub(crate) struct SessionFile {
     path: Option<PathBuf>,
 }
 
-impl Memory {
+impl SessionFile {
     pub(crate) fn of(
         folder: Option<&PathBuf>,
         base: &Url,
         repository: &Repository,
         digest: &Digest,
-    ) -> Memory {
+    ) -> SessionFile {
         let path = folder.map(|folder| {
             let key = Digest::of(Algorithm::Sha256, format!("{base} {repository} {digest}").as_bytes());
             folder.join(format!("{}.json", key.hex()))
         });
-        Memory { path }
+        SessionFile { path }
     }
 
     /// Returns the URL of the session, if it is on the current registry.
-    pub(crate) async fn recall(&self, base: &Url) -> Option<Url> {
-        let remembered = Remembered::read(self.path.as_ref()?).await?;
+    pub(crate) async fn load(&self, base: &Url) -> Option<Url> {
+        let remembered = SavedSession::read(self.path.as_ref()?).await?;
         (remembered.location.origin() == base.origin()).then_some(remembered.location)
     }
 
     /// Whether any session for a blob of this size is remembered. Which blob it is for is known only with the
     /// digest.
-    pub(crate) async fn is_any_of(
+    pub(crate) async fn has_session_of_size(
         folder: Option<&PathBuf>,
         base: &Url,
         repository: &Repository,
@@ -64,7 +64,7 @@ impl Memory {
         let Some(folder) = folder else { return false };
         let Ok(mut notes) = tokio::fs::read_dir(folder).await else { return false };
         while let Ok(Some(note)) = notes.next_entry().await {
-            if let Some(remembered) = Remembered::read(&note.path()).await
+            if let Some(remembered) = SavedSession::read(&note.path()).await
                 && remembered.size_bytes == size_bytes
                 && remembered.repository == *repository
                 && remembered.location.origin() == base.origin()
@@ -84,7 +84,7 @@ impl Memory {
         location: &Url,
     ) {
         let Some(path) = &self.path else { return };
-        let note = Remembered {
+        let note = SavedSession {
             repository: repository.clone(),
             digest: digest.clone(),
             size_bytes,

@@ -28,7 +28,7 @@ pub(crate) struct Part {
 struct State {
     digest: Digest,
     size_bytes: u64,
-    landed: Landed,
+    landed: ByteRanges,
 }
 
 impl Part {
@@ -36,7 +36,7 @@ impl Part {
         whole: Destination,
         digest: &Digest,
         size: u64,
-    ) -> Result<(Part, Landed), Error> {
+    ) -> Result<(Part, ByteRanges), Error> {
         let digest = digest.clone();
         blocking(move || {
             let (part, state) = (whole.with_suffix(".part"), whole.with_suffix(".part.state"));
@@ -61,7 +61,7 @@ impl Part {
                 Some(known) => known.landed,
                 None => {
                     file.set_len(0).map_err(|source| failed("truncate", source))?;
-                    Landed::default()
+                    ByteRanges::default()
                 }
             };
             file.set_len(size).map_err(|source| failed("reserve", source))?;
@@ -86,7 +86,7 @@ impl Part {
         Ok(buffer)
     }
 
-    pub(crate) async fn save(&self, digest: &Digest, size: u64, landed: &Landed) -> Result<(), Error> {
+    pub(crate) async fn save(&self, digest: &Digest, size: u64, landed: &ByteRanges) -> Result<(), Error> {
         let state = State { digest: digest.clone(), size_bytes: size, landed: landed.clone() };
         let destination = self.state.clone();
         let saved = blocking(move || {
@@ -145,9 +145,9 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 
 /// The byte ranges that are written: disjoint, sorted, adjacent ranges merged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Landed(Vec<(u64, u64)>);
+pub(crate) struct ByteRanges(Vec<(u64, u64)>);
 
-impl Landed {
+impl ByteRanges {
     pub(crate) fn insert(&mut self, range: Range<u64>) {
         let mut joined = (range.start, range.end);
         self.0.retain(|&(start, end)| {
@@ -199,28 +199,28 @@ mod tests {
 
     #[test]
     fn ranges_join_and_gaps_are_found() {
-        let mut landed = Landed::default();
+        let mut landed = ByteRanges::default();
         assert_eq!(landed.missing(10, 4), [0..4, 4..8, 8..10]);
         landed.insert(4..8);
         assert_eq!((landed.prefix(), landed.total()), (0, 4));
         assert_eq!(landed.missing(10, 3), [0..3, 3..4, 8..10]);
         landed.insert(0..4);
-        assert_eq!(landed, Landed(vec![(0, 8)]));
+        assert_eq!(landed, ByteRanges(vec![(0, 8)]));
         landed.insert(9..10);
         assert_eq!(landed.missing(10, 100).first(), Some(&(8..9)));
         landed.insert(8..9);
-        assert_eq!(landed, Landed(vec![(0, 10)]));
+        assert_eq!(landed, ByteRanges(vec![(0, 10)]));
         assert!(landed.missing(10, 4).is_empty());
-        assert!(Landed::default().missing(0, 4).is_empty());
+        assert!(ByteRanges::default().missing(0, 4).is_empty());
     }
 
     #[test]
-    fn nonsense_in_a_state_is_not_believed() {
+    fn invalid_states_are_rejected() {
         for nonsense in
             [vec![(0, 11)], vec![(5, 5)], vec![(6, 4)], vec![(0, 5), (4, 6)], vec![(5, 6), (0, 1)]]
         {
-            assert!(!Landed(nonsense.clone()).is_within(10), "{nonsense:?}");
+            assert!(!ByteRanges(nonsense.clone()).is_within(10), "{nonsense:?}");
         }
-        assert!(Landed(vec![(0, 4), (5, 10)]).is_within(10));
+        assert!(ByteRanges(vec![(0, 4), (5, 10)]).is_within(10));
     }
 }

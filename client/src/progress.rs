@@ -4,9 +4,9 @@
 /// implementation must be cheap and must not block.
 pub trait Progress: Send + Sync {
     /// `bytes` more were transferred, or were found to exist already.
-    fn moved(&self, bytes: u64);
+    fn transferred(&self, bytes: u64);
     /// `bytes` of the counted bytes are transferred again, because the connection was interrupted.
-    fn undone(&self, bytes: u64);
+    fn retracted(&self, bytes: u64);
 }
 
 /// Ignores progress.
@@ -14,6 +14,6 @@ pub trait Progress: Send + Sync {
 pub struct NoProgress;
 
 impl Progress for NoProgress {
-    fn moved(&self, _bytes: u64) {}
-    fn undone(&self, _bytes: u64) {}
+    fn transferred(&self, _bytes: u64) {}
+    fn retracted(&self, _bytes: u64) {}
 }

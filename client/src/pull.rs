@@ -19,7 +19,7 @@ use lode_model::{
 
 use crate::{
     Destination, Error, Progress, Registry,
-    part::{Landed, Part},
+    part::{ByteRanges, Part},
 };
 
 /// Buffered bytes before a write to the file.
@@ -44,11 +44,11 @@ impl Registry {
             path: path.to_owned(),
             source,
         })?;
-        self.blob_pull_to(repository, digest, size, destination, progress).await
+        self.blob_pull_into(repository, digest, size, destination, progress).await
     }
 
     /// Like [`Registry::blob_pull_to_file`], into an open folder.
-    pub async fn blob_pull_to(
+    pub async fn blob_pull_into(
         &self,
         repository: &Repository,
         digest: &Digest,
@@ -59,12 +59,12 @@ impl Registry {
         let pull = Pull { registry: self, repository, digest, size, progress: &progress };
         let (part, landed) = Part::open(destination, digest, size).await?;
         let resumed = landed.total() > 0;
-        match pull.fill(&part, landed).await {
+        match pull.download(&part, landed).await {
             // The data of an earlier run may be damaged.
             Err(Error::DigestMismatch { .. }) if resumed => {
-                progress.undone(size);
+                progress.retracted(size);
                 tracing::warn!(%digest, "data of an earlier download is damaged; restarting");
-                pull.fill(&part, Landed::default()).await
+                pull.download(&part, ByteRanges::default()).await
             }
             other => other,
         }
@@ -100,7 +100,7 @@ impl From<Error> for RangeError {
 
 impl Pull<'_> {
     /// Downloads the missing ranges and verifies the digest.
-    async fn fill(&self, part: &Part, landed: Landed) -> Result<(), Error> {
+    async fn download(&self, part: &Part, landed: ByteRanges) -> Result<(), Error> {
         let options = &self.registry.inner().options;
         let got = if self.size <= options.range_bytes {
             self.sequential(part).await?
@@ -122,15 +122,15 @@ impl Pull<'_> {
     }
 
     /// Fetches ranges in parallel. The hash follows the contiguous prefix and reads it from the page cache.
-    async fn parallel(&self, part: &Part, landed: Landed) -> Result<Digest, RangeError> {
+    async fn parallel(&self, part: &Part, landed: ByteRanges) -> Result<Digest, RangeError> {
         let options = &self.registry.inner().options;
         let missing = landed.missing(self.size, options.range_bytes);
-        self.progress.moved(landed.total());
+        self.progress.transferred(landed.total());
         let (prefix, follow) = mpsc::channel::<u64>();
         let file = part.file.clone();
         let (algorithm, size) = (self.digest.algorithm(), self.size);
         let hashing = tokio::task::spawn_blocking(move || {
-            hash_as_it_lands(&file, Hasher::new(algorithm), &follow, size)
+            hash_contiguous(&file, Hasher::new(algorithm), &follow, size)
         });
         // The hashing task ends when the sender is dropped. A send fails only after an error in that task,
         // which is returned below.
@@ -154,7 +154,7 @@ impl Pull<'_> {
         let hashed = hashing.await.map_err(|_| self.registry.protocol("the hashing task was cancelled"));
         if let Err(error) = fetched {
             if matches!(error, RangeError::Ignored) {
-                self.progress.undone(landed.total());
+                self.progress.retracted(landed.total());
             }
             return Err(error);
         }
@@ -179,13 +179,13 @@ impl Pull<'_> {
                     failed = if at > before { 1 } else { failed + 1 };
                     let policy = &self.registry.inner().options.retry;
                     if failed >= policy.attempts {
-                        self.progress.undone(at - range.start);
+                        self.progress.retracted(at - range.start);
                         return Err(error.into());
                     }
                     tokio::time::sleep(policy.delay(failed, None)).await;
                 }
                 Err(error) => {
-                    self.progress.undone(at - range.start);
+                    self.progress.retracted(at - range.start);
                     return Err(error);
                 }
             }
@@ -212,7 +212,7 @@ impl Pull<'_> {
                 let length = buffer.len() as u64;
                 buffer = part.write_at(buffer, *at).await?;
                 *at += length;
-                self.progress.moved(length);
+                self.progress.transferred(length);
             }
             match next {
                 Some(chunk) => buffer.extend_from_slice(&chunk?),
@@ -233,7 +233,7 @@ impl Pull<'_> {
             match self.sequential_once(part, &mut hasher, &mut at).await {
                 Ok(()) if at == self.size => break,
                 Ok(()) => {
-                    self.progress.undone(at);
+                    self.progress.retracted(at);
                     return Err(Error::SizeMismatch {
                         digest: self.digest.clone(),
                         expected: self.size,
@@ -244,13 +244,13 @@ impl Pull<'_> {
                     failed = if at > before { 1 } else { failed + 1 };
                     let policy = &self.registry.inner().options.retry;
                     if failed >= policy.attempts {
-                        self.progress.undone(at);
+                        self.progress.retracted(at);
                         return Err(error);
                     }
                     tokio::time::sleep(policy.delay(failed, None)).await;
                 }
                 Err(error) => {
-                    self.progress.undone(at);
+                    self.progress.retracted(at);
                     return Err(error);
                 }
             }
@@ -268,7 +268,7 @@ impl Pull<'_> {
         self.check_total(stream.total)?;
         if stream.range.start != *at {
             // The server does not support ranges: restart.
-            self.progress.undone(*at);
+            self.progress.retracted(*at);
             *hasher = Hasher::new(self.digest.algorithm());
             *at = 0;
         }
@@ -287,7 +287,7 @@ impl Pull<'_> {
                 hasher.update(&buffer);
                 buffer = part.write_at(buffer, *at).await?;
                 *at += length;
-                self.progress.moved(length);
+                self.progress.transferred(length);
             }
             match next {
                 Some(chunk) => buffer.extend_from_slice(&chunk?),
@@ -307,7 +307,7 @@ impl Pull<'_> {
 }
 
 /// Hashes the first `size` bytes of `file`, up to the prefix lengths that `prefix` receives.
-fn hash_as_it_lands(
+fn hash_contiguous(
     file: &File,
     mut hasher: Hasher,
     prefix: &mpsc::Receiver<u64>,

@@ -21,9 +21,9 @@ use crate::{
     Error, Progress, Registry,
     auth::Scope,
     error,
-    feed::Feed,
+    feed::ContentReader,
     manifests::digest_header,
-    memory::{Memory, WORTH_REMEMBERING},
+    memory::{MIN_REMEMBERED_BYTES, SessionFile},
     transport::{self, Body, Request, Retry},
 };
 
@@ -52,12 +52,12 @@ pub enum Offer {
     /// The repository has the blob; nothing needs to be sent.
     Present,
     /// The registry needs the content.
-    Wanted(Upload),
+    Needed(Upload),
 }
 
 /// Whether a blob was already present or was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pushed {
+pub enum PushOutcome {
     Present,
     Sent,
 }
@@ -75,13 +75,13 @@ pub struct Upload {
 
 /// Minimum size for a HEAD request after a declined mount: sending a smaller blob costs as little as the
 /// request.
-const WORTH_ASKING: u64 = 1 << 20;
+const MIN_HEAD_BYTES: u64 = 1 << 20;
 /// Maximum size of a blob that is read into memory and sent in one piece.
-const SMALL: u64 = 256 << 10;
+const MAX_BUFFERED_BYTES: u64 = 256 << 10;
 /// Maximum chunk size, as a multiple of the first.
-const LONGEST: u64 = 16;
+const MAX_CHUNK_FACTOR: u64 = 16;
 /// Timeout after the last byte is sent, while the registry makes the blob durable.
-const COMMIT_PATIENCE: Duration = Duration::from_secs(600);
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(600);
 
 impl Registry {
     /// Mounts a blob of the registry into `repository`, from `from` or from any repository. Returns false if
@@ -116,12 +116,12 @@ impl Registry {
             location,
             offset,
         };
-        if size >= WORTH_REMEMBERING
-            && let Some(location) = self.memory(repository, digest).recall(&self.base).await
+        if size >= MIN_REMEMBERED_BYTES
+            && let Some(location) = self.memory(repository, digest).load(&self.base).await
         {
             match self.session_status(repository, &location).await {
                 Ok(Some((offset, location))) if offset <= size => {
-                    return Ok(Offer::Wanted(upload(location, offset)));
+                    return Ok(Offer::Needed(upload(location, offset)));
                 }
                 Ok(_) => self.memory(repository, digest).forget().await,
                 Err(error) => return Err(error),
@@ -131,11 +131,11 @@ impl Registry {
             return Ok(Offer::Present);
         };
         // A registry without anonymous mounts may still have the blob.
-        if size >= WORTH_ASKING && self.blob_head(repository, digest).await?.is_some() {
+        if size >= MIN_HEAD_BYTES && self.blob_head(repository, digest).await?.is_some() {
             self.session_cancel(repository, &location).await;
             return Ok(Offer::Present);
         }
-        Ok(Offer::Wanted(upload(location, 0)))
+        Ok(Offer::Needed(upload(location, 0)))
     }
 
     /// Offers a blob and sends it if the registry needs it.
@@ -145,16 +145,16 @@ impl Registry {
         digest: &Digest,
         content: Arc<dyn Content>,
         progress: Arc<dyn Progress>,
-    ) -> Result<Pushed, Error> {
+    ) -> Result<PushOutcome, Error> {
         let size = content.size();
         match self.blob_offer(repository, digest, size, None).await? {
             Offer::Present => {
-                progress.moved(size);
-                Ok(Pushed::Present)
+                progress.transferred(size);
+                Ok(PushOutcome::Present)
             }
-            Offer::Wanted(upload) => {
+            Offer::Needed(upload) => {
                 self.upload_send(upload, content, progress).await?;
-                Ok(Pushed::Sent)
+                Ok(PushOutcome::Sent)
             }
         }
     }
@@ -171,22 +171,22 @@ impl Registry {
         if content.size() != size_bytes {
             return Err(Error::SizeMismatch { digest, expected: size_bytes, got: content.size() });
         }
-        let sending = Sending::new(self, &repository, content, progress);
-        sending.run(&digest, Reached { location, offset }).await
+        let sending = BlobUpload::new(self, &repository, content, progress);
+        sending.run(&digest, SessionPosition { location, offset }).await
     }
 
     /// Whether the registry may have a blob of this size, or part of it. If not, the bytes may be sent before
     /// the digest is known. Returns true for a registry that does not support the request; only Lode
     /// does.
-    pub async fn blob_may_be_there(&self, repository: &Repository, size_bytes: u64) -> bool {
-        let memory = self.inner().options.upload_memory.as_ref();
-        Memory::is_any_of(memory, &self.base, repository, size_bytes).await
-            || self.blob_size_known(size_bytes).await.unwrap_or(true)
+    pub async fn may_have_blob(&self, repository: &Repository, size_bytes: u64) -> bool {
+        let memory = self.inner().options.upload_sessions_folder.as_ref();
+        SessionFile::has_session_of_size(memory, &self.base, repository, size_bytes).await
+            || self.has_blob_of_size(size_bytes).await.unwrap_or(true)
     }
 
     /// Sends content while its digest is still being computed, and passes the digest at the end. If `digest`
     /// fails, the upload is cancelled.
-    pub async fn blob_push_ahead<E: From<Error>>(
+    pub async fn push_unhashed<E: From<Error>>(
         &self,
         repository: &Repository,
         content: Arc<dyn Content>,
@@ -194,14 +194,14 @@ impl Registry {
         digest: impl Future<Output = Result<Digest, E>>,
     ) -> Result<Digest, E> {
         let location = self.open_empty_session(repository, Algorithm::Sha256).await?;
-        let sending = Sending::new(self, repository, content, progress);
+        let sending = BlobUpload::new(self, repository, content, progress);
         let named = async {
             let digest = digest.await?;
             // From here on, a repeated push can resume.
             sending.remember(&digest, &location).await;
             Ok(digest)
         };
-        match future::try_join(named, sending.ahead(&location).map(Ok)).await {
+        match future::try_join(named, sending.send_unhashed(&location).map(Ok)).await {
             Ok((digest, reached)) => {
                 sending.run(&digest, reached).await?;
                 Ok(digest)
@@ -218,8 +218,8 @@ impl Registry {
         self.session_cancel(&upload.repository, &upload.location).await;
     }
 
-    fn memory(&self, repository: &Repository, digest: &Digest) -> Memory {
-        Memory::of(self.inner().options.upload_memory.as_ref(), &self.base, repository, digest)
+    fn memory(&self, repository: &Repository, digest: &Digest) -> SessionFile {
+        SessionFile::of(self.inner().options.upload_sessions_folder.as_ref(), &self.base, repository, digest)
     }
 
     /// Opens a session for a blob. Returns `None` if the blob was mounted instead.
@@ -241,12 +241,12 @@ impl Registry {
         let response = self.inner().send(&request).await?;
         match response.status() {
             StatusCode::CREATED => Ok(None),
-            StatusCode::ACCEPTED => self.location(response.headers(), response.url()).map(Some),
+            StatusCode::ACCEPTED => self.parse_location(response.headers(), response.url()).map(Some),
             // Some registries refuse an unsupported mount instead of opening a session.
             StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
                 self.open_empty_session(repository, digest.algorithm()).await.map(Some)
             }
-            _ => Err(transport::refused(response, &url).await),
+            _ => Err(transport::response_error(response, &url).await),
         }
     }
 
@@ -257,8 +257,10 @@ impl Registry {
         let request = Request::new(Method::POST, url.clone(), Scope::push(repository));
         let response = self.inner().send(&request).await?;
         match response.status() {
-            StatusCode::ACCEPTED | StatusCode::CREATED => self.location(response.headers(), response.url()),
-            _ => Err(transport::refused(response, &url).await),
+            StatusCode::ACCEPTED | StatusCode::CREATED => {
+                self.parse_location(response.headers(), response.url())
+            }
+            _ => Err(transport::response_error(response, &url).await),
         }
     }
 
@@ -272,12 +274,13 @@ impl Registry {
         let response = self.inner().send(&request).await?;
         match response.status() {
             status if status.is_success() => {
-                let offset = stored(response.headers());
-                let next = self.location(response.headers(), location).unwrap_or_else(|_| location.clone());
+                let offset = parse_stored_bytes(response.headers());
+                let next =
+                    self.parse_location(response.headers(), location).unwrap_or_else(|_| location.clone());
                 Ok(Some((offset, next)))
             }
             StatusCode::NOT_FOUND => Ok(None),
-            _ => Err(transport::refused(response, location).await),
+            _ => Err(transport::response_error(response, location).await),
         }
     }
 
@@ -288,7 +291,7 @@ impl Registry {
         }
     }
 
-    fn location(&self, headers: &HeaderMap, from: &Url) -> Result<Url, Error> {
+    fn parse_location(&self, headers: &HeaderMap, from: &Url) -> Result<Url, Error> {
         let missing = || self.protocol("the response to an upload request has no valid Location");
         let value =
             headers.get(header::LOCATION).and_then(|value| value.to_str().ok()).ok_or_else(missing)?;
@@ -305,7 +308,7 @@ fn append_algorithm(url: &mut Url, algorithm: Algorithm) {
 
 /// Parses the stored bytes from the `Range: 0-<last>` of an upload. Registries send `0-0` both for an empty
 /// session and for one byte; a wrong guess is corrected by a 416.
-fn stored(headers: &HeaderMap) -> u64 {
+fn parse_stored_bytes(headers: &HeaderMap) -> u64 {
     let text = headers.get(header::RANGE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let last =
         text.trim_start_matches("bytes=").split_once('-').and_then(|(_, last)| last.trim().parse().ok());
@@ -316,95 +319,99 @@ fn stored(headers: &HeaderMap) -> u64 {
 }
 
 /// The upload of one blob, over one or more sessions.
-struct Sending<'a> {
+struct BlobUpload<'a> {
     registry: &'a Registry,
     repository: &'a Repository,
     size: u64,
-    feed: Arc<Feed>,
+    feed: Arc<ContentReader>,
 }
 
 /// The offset and URL of a session.
-struct Reached {
+struct SessionPosition {
     location: Url,
     offset: u64,
 }
 
 /// The result of sending a chunk.
-enum Step {
+enum ChunkOutcome {
     Done,
     /// The offset and URL to continue at.
     Stored(u64, Url),
     /// The session must be queried for its offset.
-    Unsure(Error),
+    Uncertain(Error),
     /// The session no longer exists.
     Gone,
     /// The content could not be read.
     Unreadable(io::Error),
 }
 
-impl<'a> Sending<'a> {
+impl<'a> BlobUpload<'a> {
     fn new(
         registry: &'a Registry,
         repository: &'a Repository,
         content: Arc<dyn Content>,
         progress: Arc<dyn Progress>,
-    ) -> Sending<'a> {
+    ) -> BlobUpload<'a> {
         let size = content.size();
-        Sending { registry, repository, size, feed: Arc::new(Feed::new(content, progress)) }
+        BlobUpload { registry, repository, size, feed: Arc::new(ContentReader::new(content, progress)) }
     }
 
-    fn memory(&self, digest: &Digest) -> Memory {
+    fn memory(&self, digest: &Digest) -> SessionFile {
         self.registry.memory(self.repository, digest)
     }
 
     async fn remember(&self, digest: &Digest, location: &Url) {
-        if self.size >= WORTH_REMEMBERING {
+        if self.size >= MIN_REMEMBERED_BYTES {
             self.memory(digest).remember(self.repository, digest, self.size, location).await;
         }
     }
 
     /// Sends all content as one chunk; an interruption costs no more than with several chunks. If the result
     /// is uncertain, it is resolved when the digest is known.
-    async fn ahead(&self, location: &Url) -> Reached {
+    async fn send_unhashed(&self, location: &Url) -> SessionPosition {
         match self.chunk(location, 0..self.size, None).await {
-            Ok(Step::Stored(offset, location)) if offset <= self.size => Reached { location, offset },
-            _ => Reached { location: location.clone(), offset: 0 },
+            Ok(ChunkOutcome::Stored(offset, location)) if offset <= self.size => {
+                SessionPosition { location, offset }
+            }
+            _ => SessionPosition { location: location.clone(), offset: 0 },
         }
     }
 
     /// Sends the missing bytes, resumes after interruptions, and closes the session.
-    async fn run(&self, digest: &Digest, reached: Reached) -> Result<(), Error> {
-        let Reached { mut location, mut offset } = reached;
+    async fn run(&self, digest: &Digest, reached: SessionPosition) -> Result<(), Error> {
+        let SessionPosition { mut location, mut offset } = reached;
         let policy = self.registry.inner().options.retry;
         let mut chunk_bytes = self.first_chunk_bytes();
         let mut failed = 0;
         let mut best = offset;
-        self.feed.settle(offset);
+        self.feed.set_offset(offset);
         loop {
             self.remember(digest, &location).await;
             let end = self.size.min(offset.saturating_add(chunk_bytes));
             let closing = Some(digest).filter(|_| end == self.size);
             let error = match self.chunk(&location, offset..end, closing).await? {
-                Step::Done => {
-                    self.feed.settle(self.size);
+                ChunkOutcome::Done => {
+                    self.feed.set_offset(self.size);
                     self.memory(digest).forget().await;
                     return Ok(());
                 }
-                Step::Stored(stored, next) if stored > offset && stored <= self.size => {
+                ChunkOutcome::Stored(stored, next) if stored > offset && stored <= self.size => {
                     (location, offset) = (next, stored);
-                    self.feed.settle(offset);
-                    chunk_bytes = self.longer(chunk_bytes);
+                    self.feed.set_offset(offset);
+                    chunk_bytes = self.next_chunk_bytes(chunk_bytes);
                     if offset > best {
                         (best, failed) = (offset, 0);
                     }
                     continue;
                 }
-                Step::Stored(stored, _) => self.registry.protocol(format!(
+                ChunkOutcome::Stored(stored, _) => self.registry.protocol(format!(
                     "it accepted a chunk at offset {offset} but reports {stored} stored bytes"
                 )),
-                Step::Unsure(error) => error,
-                Step::Gone => self.registry.protocol("the upload session no longer exists"),
-                Step::Unreadable(source) => return Err(Error::Content { digest: digest.clone(), source }),
+                ChunkOutcome::Uncertain(error) => error,
+                ChunkOutcome::Gone => self.registry.protocol("the upload session no longer exists"),
+                ChunkOutcome::Unreadable(source) => {
+                    return Err(Error::Content { digest: digest.clone(), source });
+                }
             };
             failed += 1;
             chunk_bytes = self.first_chunk_bytes();
@@ -418,7 +425,7 @@ impl<'a> Sending<'a> {
                 // The session may be gone because the response to the last request was lost.
                 gone_or_stuck => {
                     if self.registry.blob_head(self.repository, digest).await?.is_some() {
-                        self.feed.settle(self.size);
+                        self.feed.set_offset(self.size);
                         self.memory(digest).forget().await;
                         return Ok(());
                     }
@@ -426,10 +433,10 @@ impl<'a> Sending<'a> {
                         // The session made progress earlier, so the connection is at fault and not the
                         // session.
                         Some((stored, next)) if stored > 0 && stored <= self.size => (next, stored),
-                        _ => match self.fresh_session(digest).await? {
+                        _ => match self.reopen_session(digest).await? {
                             Some(location) => (location, 0),
                             None => {
-                                self.feed.settle(self.size);
+                                self.feed.set_offset(self.size);
                                 return Ok(());
                             }
                         },
@@ -439,11 +446,11 @@ impl<'a> Sending<'a> {
             if offset > best {
                 (best, failed) = (offset, 0);
             }
-            self.feed.settle(offset);
+            self.feed.set_offset(offset);
         }
     }
 
-    async fn fresh_session(&self, digest: &Digest) -> Result<Option<Url>, Error> {
+    async fn reopen_session(&self, digest: &Digest) -> Result<Option<Url>, Error> {
         self.memory(digest).forget().await;
         self.registry.open_session(self.repository, digest, None).await
     }
@@ -454,8 +461,8 @@ impl<'a> Sending<'a> {
 
     /// The size of the next chunk after a successful one. No data flows between chunks, so a good connection
     /// gets larger ones.
-    fn longer(&self, chunk_bytes: u64) -> u64 {
-        chunk_bytes.saturating_mul(4).min(self.first_chunk_bytes().saturating_mul(LONGEST))
+    fn next_chunk_bytes(&self, chunk_bytes: u64) -> u64 {
+        chunk_bytes.saturating_mul(4).min(self.first_chunk_bytes().saturating_mul(MAX_CHUNK_FACTOR))
     }
 
     /// Sends one chunk. With a digest, it also closes the session.
@@ -464,7 +471,7 @@ impl<'a> Sending<'a> {
         location: &Url,
         range: Range<u64>,
         closing: Option<&Digest>,
-    ) -> Result<Step, Error> {
+    ) -> Result<ChunkOutcome, Error> {
         let whole = closing.is_some() && range.start == 0;
         let mut url = location.clone();
         if let Some(digest) = closing {
@@ -475,7 +482,7 @@ impl<'a> Sending<'a> {
         let mut request = Request::new(method, url.clone(), Scope::push(self.repository))
             .header(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
         request.retry = Retry::Never;
-        request.patience = None;
+        request.first_byte_timeout = None;
         if !whole && length > 0 {
             let text = format!("{}-{}", range.start, range.end - 1);
             let value = HeaderValue::from_str(&text)
@@ -486,10 +493,10 @@ impl<'a> Sending<'a> {
         let make;
         if length == 0 {
             request.body = Body::Empty;
-        } else if self.size <= SMALL {
+        } else if self.size <= MAX_BUFFERED_BYTES {
             request.body = match self.feed.read(range.clone()).await {
                 Ok(bytes) => Body::Bytes(bytes),
-                Err(source) => return Ok(Step::Unreadable(source)),
+                Err(source) => return Ok(ChunkOutcome::Unreadable(source)),
             };
         } else {
             request = request.header(header::CONTENT_LENGTH, HeaderValue::from(length));
@@ -497,41 +504,45 @@ impl<'a> Sending<'a> {
             make = move || feed.body(range.clone());
             request.body = Body::Stream(&make);
         }
-        let sent = self.watched(&request, length).await;
+        let sent = self.send_with_stall_timeout(&request, length).await;
         if let Some(source) = self.feed.take_failure() {
-            return Ok(Step::Unreadable(source));
+            return Ok(ChunkOutcome::Unreadable(source));
         }
         let response = match sent {
             Ok(response) => response,
-            Err(error) if error.is_transient() => return Ok(Step::Unsure(error)),
+            Err(error) if error.is_transient() => return Ok(ChunkOutcome::Uncertain(error)),
             Err(error) => return Err(error),
         };
         match response.status() {
             status if status.is_success() => match closing {
                 None => {
-                    let next = self.registry.location(response.headers(), location)?;
-                    Ok(Step::Stored(stored(response.headers()), next))
+                    let next = self.registry.parse_location(response.headers(), location)?;
+                    Ok(ChunkOutcome::Stored(parse_stored_bytes(response.headers()), next))
                 }
                 Some(expected) => match digest_header(response.headers()) {
                     Some(got) if got.algorithm() == expected.algorithm() && got != *expected => {
                         Err(Error::DigestMismatch { expected: expected.clone(), got })
                     }
-                    _ => Ok(Step::Done),
+                    _ => Ok(ChunkOutcome::Done),
                 },
             },
-            StatusCode::NOT_FOUND => Ok(Step::Gone),
+            StatusCode::NOT_FOUND => Ok(ChunkOutcome::Gone),
             StatusCode::RANGE_NOT_SATISFIABLE | StatusCode::CONFLICT => {
-                Ok(Step::Unsure(transport::refused(response, &url).await))
+                Ok(ChunkOutcome::Uncertain(transport::response_error(response, &url).await))
             }
             status if error::is_transient_status(status) => {
-                Ok(Step::Unsure(transport::refused(response, &url).await))
+                Ok(ChunkOutcome::Uncertain(transport::response_error(response, &url).await))
             }
-            _ => Err(transport::refused(response, &url).await),
+            _ => Err(transport::response_error(response, &url).await),
         }
     }
 
     /// Waits as long as bytes are sent, and up to a longer timeout after the last byte.
-    async fn watched(&self, request: &Request<'_>, length: u64) -> Result<reqwest::Response, Error> {
+    async fn send_with_stall_timeout(
+        &self,
+        request: &Request<'_>,
+        length: u64,
+    ) -> Result<reqwest::Response, Error> {
         let inner = self.registry.inner();
         let idle = inner.options.idle_timeout;
         let mut sending = std::pin::pin!(inner.send(request));
@@ -541,10 +552,10 @@ impl<'a> Sending<'a> {
             if let Ok(response) = tokio::time::timeout(idle, &mut sending).await {
                 return response;
             }
-            let fed = self.feed.fed();
+            let fed = self.feed.sent_bytes();
             waited = if fed == seen { waited + idle } else { Duration::ZERO };
             seen = fed;
-            let patience = if fed >= length { COMMIT_PATIENCE } else { idle };
+            let patience = if fed >= length { COMMIT_TIMEOUT } else { idle };
             if waited >= patience {
                 return Err(Error::Stalled { server: self.registry.server(), seconds: waited.as_secs() });
             }
@@ -561,13 +572,13 @@ mod tests {
         let check = |text: &'static str, expect: u64| {
             let mut headers = HeaderMap::new();
             headers.insert(header::RANGE, HeaderValue::from_static(text));
-            assert_eq!(stored(&headers), expect, "{text}");
+            assert_eq!(parse_stored_bytes(&headers), expect, "{text}");
         };
         check("0-0", 0);
         check("0-9", 10);
         check("bytes=0-9", 10);
         check("nonsense", 0);
         check("0-18446744073709551615", u64::MAX);
-        assert_eq!(stored(&HeaderMap::new()), 0);
+        assert_eq!(parse_stored_bytes(&HeaderMap::new()), 0);
     }
 }

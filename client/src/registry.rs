@@ -78,7 +78,7 @@ impl Registry {
             StatusCode::NOT_FOUND => {
                 return Err(Error::NameUnknown { server: self.server(), repository: repository.clone() });
             }
-            _ => return Err(transport::refused(response, &url).await),
+            _ => return Err(transport::response_error(response, &url).await),
         }
         let more = response.headers().contains_key(header::LINK);
         let body = transport::read_limited(response, MAX_JSON, &self.server()).await?;
@@ -110,7 +110,7 @@ impl Registry {
     /// Requests `path` (relative to the base URL, with query) outside `/v2` and parses the JSON response.
     pub async fn json_get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         let request = Request::new(Method::GET, self.join(path), Scope::none());
-        self.json_of(&request).await
+        self.send_for_json(&request).await
     }
 
     /// Requests a page of a listing outside `/v2`. Also returns the path of the next page, if the server
@@ -134,8 +134,8 @@ impl Registry {
         body: &impl serde::Serialize,
     ) -> Result<T, Error> {
         let mut request = self.json_request(Method::POST, path, body)?;
-        request.patience = None;
-        self.json_of(&request).await
+        request.first_byte_timeout = None;
+        self.send_for_json(&request).await
     }
 
     /// Sends a JSON `body` to `path` outside `/v2` and returns the response as a stream. A status other than
@@ -147,7 +147,7 @@ impl Registry {
         body: &impl serde::Serialize,
     ) -> Result<reqwest::Response, Error> {
         let mut request = self.json_request(method, path, body)?;
-        request.patience = None;
+        request.first_byte_timeout = None;
         self.inner().send_ok(&request).await
     }
 
@@ -155,7 +155,7 @@ impl Registry {
     /// stream.
     pub async fn stream_get(&self, path: &str) -> Result<reqwest::Response, Error> {
         let mut request = Request::new(Method::GET, self.join(path), Scope::none());
-        request.patience = None;
+        request.first_byte_timeout = None;
         self.inner().send_ok(&request).await
     }
 
@@ -170,11 +170,11 @@ impl Registry {
         let mut request = Request::new(method, self.join(path), Scope::none())
             .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         request.body = Body::Bytes(Bytes::from(bytes));
-        request.retry = Retry::Unsent;
+        request.retry = Retry::IfUnsent;
         Ok(request)
     }
 
-    async fn json_of<T: DeserializeOwned>(&self, request: &Request<'_>) -> Result<T, Error> {
+    async fn send_for_json<T: DeserializeOwned>(&self, request: &Request<'_>) -> Result<T, Error> {
         let response = self.inner().send_ok(request).await?;
         let body = transport::read_limited(response, MAX_JSON, &self.server()).await?;
         self.decode(&body)

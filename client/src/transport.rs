@@ -37,7 +37,7 @@ pub struct ClientOptions {
     /// Size of the first PATCH of an upload; later ones are larger.
     pub chunk_bytes: u64,
     /// Folder that remembers the sessions of unfinished uploads, so that a repeated push resumes.
-    pub upload_memory: Option<std::path::PathBuf>,
+    pub upload_sessions_folder: Option<std::path::PathBuf>,
     /// The egress policy; `None` permits every address.
     pub egress: Option<Egress>,
 }
@@ -54,7 +54,7 @@ impl Default for ClientOptions {
             parallel_ranges: 6,
             range_bytes: 8 << 20,
             chunk_bytes: 64 << 20,
-            upload_memory: None,
+            upload_sessions_folder: None,
             egress: None,
         }
     }
@@ -78,7 +78,7 @@ pub(crate) struct Inner {
     pub(crate) options: ClientOptions,
     tickets: Mutex<HashMap<(String, Scope), Ticket>>,
     /// Servers that have responded before. If they become unreachable, retrying is worthwhile.
-    answered: Mutex<HashSet<String>>,
+    responsive_servers: Mutex<HashSet<String>>,
 }
 
 enum Connections {
@@ -111,7 +111,7 @@ impl Client {
                 connections,
                 options,
                 tickets: Mutex::default(),
-                answered: Mutex::default(),
+                responsive_servers: Mutex::default(),
             }),
         })
     }
@@ -149,7 +149,7 @@ pub(crate) enum Retry {
     /// The request is idempotent.
     Always,
     /// Only if the server cannot have received the request.
-    Unsent,
+    IfUnsent,
     /// Never; the caller handles failures.
     Never,
 }
@@ -163,7 +163,7 @@ pub(crate) struct Request<'a> {
     pub(crate) retry: Retry,
     /// Timeout for the first byte of the response. `None` if the response may take any time, or if the caller
     /// watches the request.
-    pub(crate) patience: Option<Duration>,
+    pub(crate) first_byte_timeout: Option<Duration>,
 }
 
 impl<'a> Request<'a> {
@@ -175,7 +175,7 @@ impl<'a> Request<'a> {
             body: Body::Empty,
             scope,
             retry: Retry::Always,
-            patience: Some(Duration::from_secs(120)),
+            first_byte_timeout: Some(Duration::from_secs(120)),
         }
     }
 
@@ -212,7 +212,7 @@ impl Inner {
                     if failed + 1 >= self.options.retry.attempts {
                         return Ok(response);
                     }
-                    (refused(response, &request.url).await, wait)
+                    (response_error(response, &request.url).await, wait)
                 }
                 Err(error) => (error, None),
             };
@@ -229,7 +229,11 @@ impl Inner {
     /// Like [`Inner::send`], but a status other than success is an error.
     pub(crate) async fn send_ok(&self, request: &Request<'_>) -> Result<reqwest::Response, Error> {
         let response = self.send(request).await?;
-        if response.status().is_success() { Ok(response) } else { Err(refused(response, &request.url).await) }
+        if response.status().is_success() {
+            Ok(response)
+        } else {
+            Err(response_error(response, &request.url).await)
+        }
     }
 
     fn may_retry(&self, request: &Request<'_>, error: &Error, failed: u32) -> bool {
@@ -238,22 +242,22 @@ impl Inner {
         }
         match request.retry {
             Retry::Never => false,
-            Retry::Unsent if !matches!(error, Error::Connect { .. }) => false,
+            Retry::IfUnsent if !matches!(error, Error::Connect { .. }) => false,
             // The address of a server that never responded is more likely wrong than the server restarting:
             // retry once.
-            _ if matches!(error, Error::Connect { .. }) => failed < 2 || self.has_answered(&request.url),
+            _ if matches!(error, Error::Connect { .. }) => failed < 2 || self.has_responded(&request.url),
             // With an egress policy, a port that does not speak HTTP must take no longer than a closed one.
             _ if matches!(error, Error::Transport { .. })
                 && matches!(self.connections, Connections::Limited(_)) =>
             {
-                failed < 2 || self.has_answered(&request.url)
+                failed < 2 || self.has_responded(&request.url)
             }
             _ => true,
         }
     }
 
-    fn has_answered(&self, url: &Url) -> bool {
-        self.answered.lock().unwrap_or_else(PoisonError::into_inner).contains(&error::server(url))
+    fn has_responded(&self, url: &Url) -> bool {
+        self.responsive_servers.lock().unwrap_or_else(PoisonError::into_inner).contains(&error::server(url))
     }
 
     async fn send_once(&self, request: &Request<'_>) -> Result<reqwest::Response, Error> {
@@ -283,7 +287,9 @@ impl Inner {
             }
             let server = error::server(&url);
             let sent = builder.send();
-            let response = match request.patience.map(|patience| patience.min(self.options.response_timeout))
+            let response = match request
+                .first_byte_timeout
+                .map(|patience| patience.min(self.options.response_timeout))
             {
                 Some(patience) => tokio::time::timeout(patience, sent)
                     .await
@@ -291,12 +297,12 @@ impl Inner {
                 None => sent.await,
             }
             .map_err(|source| transport_error(server.clone(), source))?;
-            self.answered.lock().unwrap_or_else(PoisonError::into_inner).insert(server);
+            self.responsive_servers.lock().unwrap_or_else(PoisonError::into_inner).insert(server);
 
             let status = response.status();
             if status == StatusCode::UNAUTHORIZED && at_home && !challenged {
                 challenged = true;
-                let fresh = self.answer_challenge(response.headers(), &request.url, &request.scope).await?;
+                let fresh = self.authenticate(response.headers(), &request.url, &request.scope).await?;
                 // Do not repeat a header that was just refused.
                 if fresh.is_none() || fresh == ticket.map(|ticket| ticket.header) {
                     return Ok(response);
@@ -331,7 +337,7 @@ impl Inner {
 
     /// Obtains a ticket for the challenge of a 401. Returns `None` if there are no credentials; then the 401
     /// is returned.
-    async fn answer_challenge(
+    async fn authenticate(
         &self,
         headers: &HeaderMap,
         registry: &Url,
@@ -387,7 +393,7 @@ pub(crate) fn transport_error(server: String, source: reqwest::Error) -> Error {
 }
 
 /// Converts an error response, including its body up to a limit.
-pub(crate) async fn refused(response: reqwest::Response, url: &Url) -> Error {
+pub(crate) async fn response_error(response: reqwest::Response, url: &Url) -> Error {
     let server = error::server(url);
     let status = response.status();
     let body = read_limited(response, MAX_ERROR_BODY, &server).await.unwrap_or_default();

@@ -69,7 +69,7 @@ impl ModelConfig {
 }
 
 /// Formats a number of parameters for people: `4.2M`, `8.0B`.
-pub fn parameter_size(parameters: u64) -> String {
+pub fn format_parameter_count(parameters: u64) -> String {
     let scaled = |unit: f64, name: &str| format!("{:.1}{name}", parameters as f64 / unit);
     match parameters {
         1_000_000_000_000.. => scaled(1e12, "T"),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_for_people() {
+    fn parameter_counts_are_formatted() {
         for (parameters, expect) in [
             (12, "12"),
             (4_100, "4.1K"),
@@ -117,7 +117,7 @@ mod tests {
             (8_030_000_000, "8.0B"),
             (1_000_000_000_000, "1.0T"),
         ] {
-            assert_eq!(parameter_size(parameters), expect);
+            assert_eq!(format_parameter_count(parameters), expect);
         }
     }
 }

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_in_kind() {
+    fn invalid_digests_have_distinct_errors() {
         let kind = |text: &str| match text.parse::<Digest>() {
             Ok(_) => "ok",
             Err(DigestError::Malformed { .. }) => "malformed",

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_followed() {
+    fn invalid_views_are_refused() {
         let refused = |view: &FileView| FileView::parse(&view.to_bytes()).unwrap_err().to_string();
         assert_eq!(
             refused(&view(vec![entry("../x", vec![])])),

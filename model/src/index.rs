@@ -60,20 +60,20 @@ pub struct FileFacts {
 
 /// The tensors of one file.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Listed {
+pub struct TensorListing {
     /// Offsets count from the start of the file.
     pub tensors: Vec<Tensor>,
     /// Tensors whose bytes are in another file, with the location that this file gives. Their offsets count
     /// from the start of that file.
-    pub outside: Vec<(String, Tensor)>,
+    pub external_tensors: Vec<(String, Tensor)>,
     pub facts: FileFacts,
 }
 
 /// Lists a file's tensors. It reads headers only. `bytes` are the bytes of the file, whatever its offset in
 /// the layer.
-pub fn list(file: &ModelFile, bytes: &dyn ReadAt) -> Result<Listed, IndexError> {
+pub fn list_tensors(file: &ModelFile, bytes: &dyn ReadAt) -> Result<TensorListing, IndexError> {
     let tensors = match file.kind() {
-        Some(FileKind::TensorBlob) => match raw(file, bytes.len()) {
+        Some(FileKind::TensorBlob) => match read_headerless_tensor(file, bytes.len()) {
             Some(tensor) => vec![tensor],
             None => safetensors(file.layer.name.as_deref(), bytes)?,
         },
@@ -82,10 +82,10 @@ pub fn list(file: &ModelFile, bytes: &dyn ReadAt) -> Result<Listed, IndexError> 
         Some(FileKind::Onnx) => return onnx_file(bytes),
         None => Vec::new(),
     };
-    Ok(Listed { tensors, ..Listed::default() })
+    Ok(TensorListing { tensors, ..TensorListing::default() })
 }
 
-fn gguf_file(bytes: &dyn ReadAt) -> Result<Listed, IndexError> {
+fn gguf_file(bytes: &dyn ReadAt) -> Result<TensorListing, IndexError> {
     let header = gguf::Header::read_up_to(bytes, MAX_GGUF_HEADER_BYTES)?;
     let metadata = &header.metadata;
     let facts = FileFacts {
@@ -94,12 +94,12 @@ fn gguf_file(bytes: &dyn ReadAt) -> Result<Listed, IndexError> {
         quantization: header.quantisation().map(str::to_owned),
         name: metadata.str("general.name").map(str::to_owned),
     };
-    Ok(Listed { tensors: header.to_tensors(), facts, ..Listed::default() })
+    Ok(TensorListing { tensors: header.to_tensors(), facts, ..TensorListing::default() })
 }
 
 /// Strings, and initializers that are not stored as an array, are left out.
-fn onnx_file(bytes: &dyn ReadAt) -> Result<Listed, IndexError> {
-    let mut listed = Listed::default();
+fn onnx_file(bytes: &dyn ReadAt) -> Result<TensorListing, IndexError> {
+    let mut listed = TensorListing::default();
     for initializer in onnx::Model::read(bytes)?.tensors {
         let (Some(dtype), Some(size_bytes)) = (initializer.dtype(), initializer.size_bytes()) else {
             continue;
@@ -117,11 +117,11 @@ fn onnx_file(bytes: &dyn ReadAt) -> Result<Listed, IndexError> {
             },
         };
         match &initializer.data {
-            onnx::Data::Here { offset, .. } => listed.tensors.push(tensor(*offset)),
-            onnx::Data::Outside { location, offset, .. } => {
-                listed.outside.push((location.clone(), tensor(*offset)));
+            onnx::Data::Inline { offset, .. } => listed.tensors.push(tensor(*offset)),
+            onnx::Data::External { location, offset, .. } => {
+                listed.external_tensors.push((location.clone(), tensor(*offset)));
             }
-            onnx::Data::Coded => {}
+            onnx::Data::Encoded => {}
         }
     }
     Ok(listed)
@@ -148,7 +148,7 @@ fn safetensors(name: Option<&str>, bytes: &dyn ReadAt) -> Result<Vec<Tensor>, In
 
 /// A layer that older writers made of a tensor's bytes alone, with its type and shape in the manifest. A
 /// safetensors file is always longer than its tensors, so the length distinguishes the two.
-fn raw(file: &ModelFile, len: u64) -> Option<Tensor> {
+fn read_headerless_tensor(file: &ModelFile, len: u64) -> Option<Tensor> {
     let dtype: Dtype = serde_json::from_value(file.layer.dtype.clone()?).ok()?;
     let shape: Vec<u64> = match file.layer.shape.as_ref()? {
         serde_json::Value::String(text) => {
@@ -186,7 +186,7 @@ pub struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    pub fn of(artifact: &'a Artifact) -> Places<'a> {
+    pub fn new(artifact: &'a Artifact) -> Places<'a> {
         let mut by_path = HashMap::new();
         for file in &artifact.files {
             if let Some(path) = file.path.as_deref() {
@@ -198,7 +198,7 @@ impl<'a> Places<'a> {
 
     /// Converts a file's tensors to offsets in its layer. The tensors of an image model's components get
     /// their folder as a prefix, as in imports that store each tensor as a layer.
-    pub fn index(&self, file: &ModelFile, is_main: bool, listed: Listed) -> FileIndex {
+    pub fn index(&self, file: &ModelFile, is_main: bool, listed: TensorListing) -> FileIndex {
         let folder = match (&file.path, file.role, self.image_root) {
             (Some(path), Role::Safetensors, Some(root)) => {
                 let inside = path.strip_prefix(root).unwrap_or(path);
@@ -208,16 +208,16 @@ impl<'a> Places<'a> {
         };
         let place = |mut tensor: Tensor| {
             tensor.name.insert_str(0, folder);
-            tensor.moved(file.offset).in_blob(file.layer.digest.clone())
+            tensor.moved_by(file.offset).in_blob(file.layer.digest.clone())
         };
         // Tensors in another file are listed if that file exists and is long enough.
-        let outside = listed.outside.into_iter().filter_map(|(location, tensor)| {
-            let path = onnx::Model::beside(file.path.as_deref().unwrap_or_default(), &location);
+        let outside = listed.external_tensors.into_iter().filter_map(|(location, tensor)| {
+            let path = onnx::Model::resolve_location(file.path.as_deref().unwrap_or_default(), &location);
             let home = self.by_path.get(path.as_str())?;
             let weight = &tensor.parts.weight;
             let end = weight.offset.checked_add(weight.size_bytes)?;
             let is_inside = home.is_plain() && end <= home.size;
-            is_inside.then(|| tensor.moved(home.offset).in_blob(home.layer.digest.clone()))
+            is_inside.then(|| tensor.moved_by(home.offset).in_blob(home.layer.digest.clone()))
         });
         let tensors = listed.tensors.into_iter().map(place).chain(outside).collect();
         FileIndex { is_main, tensors, facts: listed.facts }
@@ -229,14 +229,14 @@ impl<'a> Places<'a> {
 /// `config` is the manifest's config blob and `config_json` the checkpoint's own; either may be absent or
 /// unreadable. The files take precedence over the config, so that a model has the same summary whichever tool
 /// pushed it.
-pub fn summary(
+pub fn summarise(
     manifest: &Manifest,
     artifact: &Artifact,
     config: Option<&[u8]>,
     config_json: Option<&[u8]>,
     files: &[FileIndex],
 ) -> Option<ModelSummary> {
-    let said = manifest.config.as_ref().map(|c| said_by_config(manifest, c, config.unwrap_or_default()));
+    let said = manifest.config.as_ref().map(|c| read_config_facts(manifest, c, config.unwrap_or_default()));
     let said = said.unwrap_or_default();
     let format = artifact.format().map(str::to_owned).or(said.format)?;
     let checkpoint: Checkpoint =
@@ -307,41 +307,41 @@ struct QuantizationConfig {
 
 /// The model facts in a config blob of any type.
 #[derive(Default)]
-struct Said {
+struct ConfigFacts {
     format: Option<String>,
     architecture: Option<String>,
     parameters: Option<u64>,
     quantization: Option<String>,
 }
 
-fn said_by_config(manifest: &Manifest, config: &Descriptor, bytes: &[u8]) -> Said {
+fn read_config_facts(manifest: &Manifest, config: &Descriptor, bytes: &[u8]) -> ConfigFacts {
     let kind = config.media_type.as_str();
     let is_ollama = manifest.layers.iter().any(|layer| media_type::is_ollama(&layer.media_type));
     if is_ollama && let Ok(config) = ModelConfig::parse(bytes) {
-        return Said {
-            format: told(config.model_format),
-            architecture: told(config.model_family),
-            parameters: rounded(&config.model_type),
-            quantization: told(config.file_type),
+        return ConfigFacts {
+            format: non_empty(config.model_format),
+            architecture: non_empty(config.model_family),
+            parameters: parse_parameter_count(&config.model_type),
+            quantization: non_empty(config.file_type),
         };
     }
     let has_more = media_type::is_docker_model_config(kind) || media_type::is_modelpack(kind);
-    if has_more && let Ok(claims) = serde_json::from_slice::<Claims>(bytes) {
+    if has_more && let Ok(claims) = serde_json::from_slice::<NestedConfig>(bytes) {
         let ClaimedConfig { format, architecture, parameters, param_size, quantization } = claims.config;
-        return Said {
-            format: told(format),
-            architecture: told(architecture),
-            parameters: rounded(&parameters).or_else(|| rounded(&param_size)),
-            quantization: told(quantization),
+        return ConfigFacts {
+            format: non_empty(format),
+            architecture: non_empty(architecture),
+            parameters: parse_parameter_count(&parameters).or_else(|| parse_parameter_count(&param_size)),
+            quantization: non_empty(quantization),
         };
     }
-    Said::default()
+    ConfigFacts::default()
 }
 
 /// The config of a Docker model or a ModelPack: the same facts under different keys.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Claims {
+struct NestedConfig {
     config: ClaimedConfig,
 }
 
@@ -356,12 +356,12 @@ struct ClaimedConfig {
     quantization: String,
 }
 
-fn told(text: String) -> Option<String> {
+fn non_empty(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
 /// Parses a number of parameters as people write it: `8.0B`, `361.82 M`, `7b`.
-fn rounded(text: &str) -> Option<u64> {
+fn parse_parameter_count(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let unit = match text[digits..].trim().to_ascii_uppercase().as_str() {
@@ -404,7 +404,7 @@ mod tests {
 
     fn read(artifact: &Artifact, at: usize, bytes: &dyn ReadAt) -> FileIndex {
         let file = &artifact.files[at];
-        Places::of(artifact).index(file, true, list(file, bytes).unwrap())
+        Places::new(artifact).index(file, true, list_tensors(file, bytes).unwrap())
     }
 
     #[test]
@@ -424,7 +424,7 @@ mod tests {
         assert_eq!(tensor.offset, blob.len() as u64 - 12);
         assert_eq!(artifact.find("config.json").map(|file| file.layer.as_ref()), Some(&manifest.layers[1]));
         let config_json = Some(&br#"{"model_type":"llama"}"#[..]);
-        let summary = summary(&manifest, &artifact, Some(b"{}"), config_json, &files).unwrap();
+        let summary = summarise(&manifest, &artifact, Some(b"{}"), config_json, &files).unwrap();
         assert_eq!(
             (summary.format.as_str(), summary.architecture.as_deref()),
             ("safetensors", Some("llama"))
@@ -453,10 +453,10 @@ mod tests {
         assert_eq!(files[0].tensors[0].parts.weight.shape, [2, 144]);
         // The file takes precedence over the config.
         let config = br#"{"model_format":"gguf","model_family":"llama","file_type":"Q8_0"}"#;
-        let summary = summary(&manifest, &artifact, Some(config), None, &files).unwrap();
+        let summary = summarise(&manifest, &artifact, Some(config), None, &files).unwrap();
         assert_eq!((summary.format.as_str(), summary.architecture.as_deref()), ("gguf", Some("qwen3")));
         assert_eq!((summary.parameters, summary.quantization.as_deref()), (Some(1024), Some("Q4_K_M")));
-        assert!(list(&artifact.files[0], &bytes[..40].to_vec()).is_err());
+        assert!(list_tensors(&artifact.files[0], &bytes[..40].to_vec()).is_err());
     }
 
     #[test]
@@ -470,7 +470,7 @@ mod tests {
         // If there is a header, it takes precedence.
         let blob = blob(r#"{"data":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#, 12);
         assert_eq!(read(&artifact, 0, &blob).tensors[0].dtype, "BF16");
-        assert!(list(&artifact.files[0], &vec![0; 23]).is_err());
+        assert!(list_tensors(&artifact.files[0], &vec![0; 23]).is_err());
     }
 
     #[test]
@@ -505,16 +505,16 @@ mod tests {
             let manifest = manifest(config, &[(kind, key, value)]);
             let said = br#"{"config":{"format":"said","paramSize":"8b"}}"#;
             let artifact = Artifact::read(&manifest, Some(said));
-            let summary = summary(&manifest, &artifact, Some(said), None, &[]);
+            let summary = summarise(&manifest, &artifact, Some(said), None, &[]);
             assert_eq!(summary.map(|summary| summary.format).as_deref(), expect, "{kind} {value}");
         }
     }
 
     #[test]
-    fn a_strangers_header_is_checked() {
+    fn untrusted_headers_are_checked() {
         let manifest = manifest(media_type::DOCKER_CONFIG, &[(media_type::OLLAMA_TENSOR, "name", "a")]);
         let artifact = Artifact::read(&manifest, None);
-        let refused = |bytes: &Vec<u8>| list(&artifact.files[0], bytes).is_err();
+        let refused = |bytes: &Vec<u8>| list_tensors(&artifact.files[0], bytes).is_err();
         assert!(refused(&vec![0xff; 100]));
         assert!(refused(&[&93_u64.to_le_bytes()[..], &[b' '; 92]].concat()));
         assert!(refused(&blob(r#"{"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#, 11)));
@@ -530,7 +530,7 @@ mod tests {
                 Ok(())
             }
         }
-        assert!(list(&artifact.files[0], &Huge).is_err());
+        assert!(list_tensors(&artifact.files[0], &Huge).is_err());
     }
 
     #[test]
@@ -544,7 +544,7 @@ mod tests {
             ("many", None),
             ("1.2.3B", None),
         ] {
-            assert_eq!(rounded(text), expect, "{text}");
+            assert_eq!(parse_parameter_count(text), expect, "{text}");
         }
     }
 }

@@ -52,7 +52,7 @@ impl Origin {
 }
 
 /// Returns the origins that the manifest and its config state.
-pub fn of_manifest(manifest: &Manifest, artifact: &Artifact, config: Option<&[u8]>) -> Vec<Origin> {
+pub fn manifest_origins(manifest: &Manifest, artifact: &Artifact, config: Option<&[u8]>) -> Vec<Origin> {
     let mut origins = Vec::new();
     // A model stored with an adapter includes its base; an adapter alone modifies its base.
     let is_adapter = artifact.files.iter().any(|file| file.role == Role::Adapter);
@@ -122,7 +122,7 @@ struct ModelPackDescriptor {
 const MAX_BASES: u64 = 16;
 
 /// Returns the origins that the keys of a GGUF file state (ggml `docs/gguf.md`, "Source metadata").
-pub fn of_gguf(metadata: &Metadata) -> Vec<Origin> {
+pub fn gguf_origins(metadata: &Metadata) -> Vec<Origin> {
     let relation = if metadata.is_adapter() { Relation::Adapter } else { Relation::Base };
     let count = metadata.u64("general.base_model.count").unwrap_or(0).min(MAX_BASES);
     let bases = (0..count).filter_map(|nth| {
@@ -137,13 +137,13 @@ pub fn of_gguf(metadata: &Metadata) -> Vec<Origin> {
     bases.chain(source).collect()
 }
 
-/// Whether [`of_file`] reads files of this name.
-pub fn is_telling(name: &str) -> bool {
+/// Whether [`file_origins`] reads files of this name.
+pub fn has_origins(name: &str) -> bool {
     matches!(name, "README.md" | "adapter_config.json")
 }
 
 /// Returns the origins that a file of the model states.
-pub fn of_file(name: &str, bytes: &[u8]) -> Vec<Origin> {
+pub fn file_origins(name: &str, bytes: &[u8]) -> Vec<Origin> {
     match name {
         "adapter_config.json" => {
             #[derive(Deserialize)]
@@ -226,12 +226,12 @@ mod tests {
         let manifest = Manifest::parse(None, whole.to_string().as_bytes()).unwrap();
         let config = config.to_string();
         let artifact = Artifact::read(&manifest, Some(config.as_bytes()));
-        let origins = of_manifest(&manifest, &artifact, Some(config.as_bytes()));
+        let origins = manifest_origins(&manifest, &artifact, Some(config.as_bytes()));
         origins.into_iter().map(|origin| (origin.relation, origin.name, origin.source)).collect()
     }
 
     #[test]
-    fn manifests_tell() {
+    fn manifest_origins_are_read() {
         let layer = |kind: &str, from: &str| json!({"mediaType": kind, "digest": Digest::sha256(b"l"), "size": 1, "from": from});
         let annotations = json!({"annotations": {mt::BASE_NAME_ANNOTATION: "hub.local/team/base:1",
             mt::BASE_DIGEST_ANNOTATION: Digest::sha256(b"b")}});
@@ -260,9 +260,12 @@ mod tests {
     }
 
     #[test]
-    fn files_tell() {
+    fn file_origins_are_read() {
         let told = |name: &str, text: &str| -> Vec<(Relation, String)> {
-            of_file(name, text.as_bytes()).into_iter().map(|origin| (origin.relation, origin.name)).collect()
+            file_origins(name, text.as_bytes())
+                .into_iter()
+                .map(|origin| (origin.relation, origin.name))
+                .collect()
         };
         assert_eq!(
             told("adapter_config.json", r#"{"base_model_name_or_path":"org/Base"}"#),
@@ -289,12 +292,12 @@ mod tests {
     }
 
     #[test]
-    fn gguf_keys_tell() {
+    fn gguf_origins_are_read() {
         let told = |keys: &[(&str, &str)], count: u32| -> Vec<(Relation, String)> {
             let mut metadata = Metadata::new();
             metadata.set("general.base_model.count", count);
             keys.iter().for_each(|(key, value)| metadata.set(*key, *value));
-            of_gguf(&metadata).into_iter().map(|origin| (origin.relation, origin.name)).collect()
+            gguf_origins(&metadata).into_iter().map(|origin| (origin.relation, origin.name)).collect()
         };
         let keys = [
             ("general.base_model.0.name", "Base 1B"),
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_elsewhere() {
+    fn names_are_made_local() {
         for (name, expect) in [
             ("https://huggingface.co/Org/Base", Some("org/base")),
             ("registry.ollama.ai/library/llama3.2:1b", Some("llama3.2:1b")),
@@ -331,7 +334,7 @@ mod tests {
             front_matter(&text);
             front_matter(&format!("---\n{text}\n---"));
             local_name(&text);
-            of_file("adapter_config.json", text.as_bytes());
+            file_origins("adapter_config.json", text.as_bytes());
         }
     }
 }

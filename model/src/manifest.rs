@@ -119,7 +119,7 @@ pub enum ManifestError {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Raw {
+struct RawManifest {
     schema_version: u64,
     media_type: Option<String>,
     artifact_type: Option<String>,
@@ -144,7 +144,7 @@ impl Manifest {
         if bytes.len() > MAX_MANIFEST_BYTES {
             return Err(ManifestError::TooLarge { len: bytes.len() });
         }
-        let raw: Raw = serde_json::from_slice(bytes).map_err(ManifestError::Json)?;
+        let raw: RawManifest = serde_json::from_slice(bytes).map_err(ManifestError::Json)?;
         if raw.schema_version != 2 {
             return Err(ManifestError::SchemaVersion { found: raw.schema_version });
         }
@@ -184,7 +184,7 @@ impl Manifest {
         }
 
         let mut layers = raw.layers.flatten().unwrap_or_default();
-        layers.iter_mut().for_each(respell);
+        layers.iter_mut().for_each(normalise_layer);
         Ok(Manifest {
             media_type,
             artifact_type: raw.artifact_type.filter(|text| !text.is_empty()),
@@ -222,7 +222,7 @@ impl Manifest {
 
 /// Converts the older form of ollama's layers, with name, type and shape as parameters of the media type
 /// (`...image.tensor; name=a.weight; dtype=F32; shape=1,2`), to the present one.
-fn respell(layer: &mut Descriptor) {
+fn normalise_layer(layer: &mut Descriptor) {
     if !media_type::is_ollama(&layer.media_type) || !layer.media_type.contains(';') {
         return;
     }
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_manifest() {
+    fn invalid_manifests_are_refused() {
         for bytes in ["", "{", "[]", "null", "{}", "\"x\"", "{\"schemaVersion\":\"2\"}", "\u{feff}{}"] {
             assert!(
                 matches!(Manifest::parse(None, bytes.as_bytes()), Err(ManifestError::Json(_))),
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn legal_oddities() {
+    fn unusual_manifests_are_accepted() {
         let mut empty = image();
         empty["layers"] = json!(null);
         empty["annotations"] = json!(null);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn older_spellings_of_ollama_are_read_as_todays() {
+    fn older_ollama_layers_are_normalised() {
         let mut value = image();
         value["layers"] = json!([
             descriptor(1, "application/vnd.ollama.image.tensor; name=a.weight; dtype=F32; shape=1,2"),

@@ -45,11 +45,11 @@ pub struct Initializer {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
     /// In the file, as an array of little-endian numbers.
-    Here { offset: u64, length: u64 },
+    Inline { offset: u64, length: u64 },
     /// In the file, but not as an array: numbers of varying length, texts, or several pieces.
-    Coded,
+    Encoded,
     /// In a separate file.
-    Outside { location: String, offset: u64, length: Option<u64> },
+    External { location: String, offset: u64, length: Option<u64> },
 }
 
 /// Why bytes are not a readable ONNX file.
@@ -60,7 +60,7 @@ pub enum OnnxError {
     #[error("the file has no graph")]
     NoGraph,
     #[error("the file exceeds the limit on {what}")]
-    TooMuch { what: &'static str },
+    LimitExceeded { what: &'static str },
     #[error("an initializer at byte {at} has no name")]
     Nameless { at: u64 },
     #[error("initializer `{name}` of shape {shape:?} has {found} bytes, expected {expected}")]
@@ -110,7 +110,7 @@ impl Model {
             .tensors
             .iter()
             .filter_map(|tensor| match &tensor.data {
-                Data::Outside { location, .. } => Some(location.as_str()),
+                Data::External { location, .. } => Some(location.as_str()),
                 _ => None,
             })
             .collect();
@@ -120,7 +120,7 @@ impl Model {
     }
 
     /// Returns the path of a file that a model names, relative to the model's own path.
-    pub fn beside(path: &str, location: &str) -> String {
+    pub fn resolve_location(path: &str, location: &str) -> String {
         let location = location.trim_start_matches("./");
         match path.rsplit_once('/') {
             Some((folder, _)) => format!("{folder}/{location}"),
@@ -130,7 +130,7 @@ impl Model {
 
     /// Reads a file by walking its fields.
     pub fn read(file: &dyn ReadAt) -> Result<Model, OnnxError> {
-        let mut walk = Walk { file, start: 0, window: Vec::new(), fields: 0, reads: 0 };
+        let mut walk = FieldReader { file, start: 0, window: Vec::new(), fields: 0, reads: 0 };
         let mut model = Model::default();
         let mut has_graph = false;
         let mut at = 0;
@@ -168,7 +168,7 @@ enum Wire {
     Fixed,
 }
 
-struct Walk<'a> {
+struct FieldReader<'a> {
     file: &'a dyn ReadAt,
     /// The offset of the window in the file.
     start: u64,
@@ -177,14 +177,14 @@ struct Walk<'a> {
     reads: u64,
 }
 
-impl Walk<'_> {
+impl FieldReader<'_> {
     /// Returns some bytes, at most as many as a window has.
     fn bytes(&mut self, at: u64, length: u64) -> Result<&[u8], OnnxError> {
         let end = self.start + self.window.len() as u64;
         if at < self.start || at + length > end {
             self.reads += 1;
             if self.reads > MAX_READS {
-                return Err(OnnxError::TooMuch { what: "reads" });
+                return Err(OnnxError::LimitExceeded { what: "reads" });
             }
             self.start = at;
             self.window.resize(WINDOW_BYTES.min(self.file.len().saturating_sub(at)) as usize, 0);
@@ -216,7 +216,7 @@ impl Walk<'_> {
     fn field(&mut self, at: &mut u64, end: u64) -> Result<Field, OnnxError> {
         self.fields += 1;
         if self.fields > MAX_FIELDS {
-            return Err(OnnxError::TooMuch { what: "fields" });
+            return Err(OnnxError::LimitExceeded { what: "fields" });
         }
         let start = *at;
         let tag = self.varint(at, end)?;
@@ -248,7 +248,7 @@ impl Walk<'_> {
 
     fn text(&mut self, start: u64, end: u64) -> Result<String, OnnxError> {
         if end - start > MAX_TEXT {
-            return Err(OnnxError::TooMuch { what: "text" });
+            return Err(OnnxError::LimitExceeded { what: "text" });
         }
         let bytes = self.bytes(start, end - start)?;
         std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| OnnxError::Damaged { at: start })
@@ -260,7 +260,7 @@ impl Walk<'_> {
             // GraphProto.initializer
             if let Field { number: 5, value: Wire::Bytes { start, end } } = self.field(&mut at, end)? {
                 if model.tensors.len() == MAX_TENSORS {
-                    return Err(OnnxError::TooMuch { what: "initializers" });
+                    return Err(OnnxError::LimitExceeded { what: "initializers" });
                 }
                 let tensor = self.tensor(start, end)?;
                 model.tensors.push(tensor);
@@ -272,7 +272,7 @@ impl Walk<'_> {
     fn tensor(&mut self, start: u64, end: u64) -> Result<Initializer, OnnxError> {
         let (mut name, mut data_type, mut shape) = (String::new(), 0, Vec::new());
         let mut data: Option<Data> = None;
-        let mut outside = Outside::default();
+        let mut outside = ExternalData::default();
         let mut at = start;
         while at < end {
             let Field { number, value } = self.field(&mut at, end)?;
@@ -290,39 +290,39 @@ impl Walk<'_> {
                 // float_data, raw_data and double_data are arrays if they are in one piece.
                 (4 | 9 | 10, Wire::Bytes { start, end }) => {
                     data = Some(match data {
-                        None => Data::Here { offset: start, length: end - start },
-                        Some(_) => Data::Coded,
+                        None => Data::Inline { offset: start, length: end - start },
+                        Some(_) => Data::Encoded,
                     });
                 }
                 // int32_data, string_data, int64_data and uint64_data are not arrays, and neither is unpacked
                 // data.
-                (4..=7 | 10 | 11, _) => data = Some(Data::Coded),
+                (4..=7 | 10 | 11, _) => data = Some(Data::Encoded),
                 (13, Wire::Bytes { start, end }) => self.external(start, end, &mut outside)?,
-                (14, Wire::Varint(location)) => outside.is_meant = location == 1,
+                (14, Wire::Varint(location)) => outside.is_external = location == 1,
                 _ => {}
             }
             if shape.len() > MAX_DIMS {
-                return Err(OnnxError::TooMuch { what: "dimensions" });
+                return Err(OnnxError::LimitExceeded { what: "dimensions" });
             }
         }
         if name.is_empty() {
             return Err(OnnxError::Nameless { at: start });
         }
         let data = match (outside, data) {
-            (Outside { is_meant: true, location: Some(location), offset, length }, _) => {
-                Data::Outside { location, offset, length }
+            (ExternalData { is_external: true, location: Some(location), offset, length }, _) => {
+                Data::External { location, offset, length }
             }
-            (Outside { is_meant: true, .. }, _) => return Err(OnnxError::Location { name }),
+            (ExternalData { is_external: true, .. }, _) => return Err(OnnxError::Location { name }),
             (_, Some(data)) => data,
             // An empty array has no data field at all.
-            (_, None) => Data::Here { offset: start, length: 0 },
+            (_, None) => Data::Inline { offset: start, length: 0 },
         };
         let tensor = Initializer { name, data_type, shape, data };
         tensor.check()
     }
 
     /// Reads an entry of `external_data`: a key and a value.
-    fn external(&mut self, start: u64, end: u64, outside: &mut Outside) -> Result<(), OnnxError> {
+    fn external(&mut self, start: u64, end: u64, outside: &mut ExternalData) -> Result<(), OnnxError> {
         let (mut key, mut value) = (String::new(), String::new());
         let mut at = start;
         while at < end {
@@ -344,8 +344,8 @@ impl Walk<'_> {
 }
 
 #[derive(Default)]
-struct Outside {
-    is_meant: bool,
+struct ExternalData {
+    is_external: bool,
     location: Option<String>,
     offset: u64,
     length: Option<u64>,
@@ -358,9 +358,9 @@ impl Initializer {
             return Err(OnnxError::Shape { name: self.name, shape: self.shape });
         };
         let found = match &self.data {
-            Data::Here { length, .. } => Some(*length),
-            Data::Outside { length, .. } => *length,
-            Data::Coded => None,
+            Data::Inline { length, .. } => Some(*length),
+            Data::External { length, .. } => *length,
+            Data::Encoded => None,
         };
         match found {
             Some(found) if found != expected => {
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn where_initializers_lie() {
+    fn initializers_are_located() {
         let entry = |key: &str, value: &str| {
             bytes(13, &[bytes(1, key.as_bytes()), bytes(2, value.as_bytes())].concat())
         };
@@ -427,19 +427,21 @@ mod tests {
         assert_eq!(read.producer.as_deref(), Some("maker"));
         let names: Vec<&str> = read.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         assert_eq!(names, ["raw", "half", "shape", "outside", "scalar"]);
-        let Data::Here { offset, length: 24 } = read.tensors[0].data else { panic!("{:?}", read.tensors[0]) };
+        let Data::Inline { offset, length: 24 } = read.tensors[0].data else {
+            panic!("{:?}", read.tensors[0])
+        };
         assert_eq!(file[offset as usize..][..24], [7; 24]);
-        let Data::Here { offset, length: 200_000 } = read.tensors[1].data else { panic!("in the file") };
+        let Data::Inline { offset, length: 200_000 } = read.tensors[1].data else { panic!("in the file") };
         assert!(file[offset as usize..][..200_000].iter().all(|byte| *byte == 9));
         assert_eq!((read.tensors[1].dtype(), &read.tensors[1].shape[..]), (Some(Dtype::F16), &[100_000][..]));
-        assert_eq!(read.tensors[2].data, Data::Coded);
-        let outside = Data::Outside { location: "m.data".to_owned(), offset: 64, length: Some(16) };
+        assert_eq!(read.tensors[2].data, Data::Encoded);
+        let outside = Data::External { location: "m.data".to_owned(), offset: 64, length: Some(16) };
         assert_eq!(read.tensors[3].data, outside);
         assert_eq!(read.locations(), ["m.data"]);
     }
 
     #[test]
-    fn what_is_refused() {
+    fn invalid_files_are_refused() {
         let refused = |file: &[u8]| Model::read(&file.to_vec()).unwrap_err().to_string();
         assert_eq!(refused(b""), "the file has no graph");
         assert!(refused(b"this is text").contains("damaged"));

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::go_template::Template;
 
 /// The text that ends reasoning, for templates that do not write it in earlier turns.
-pub const THOUGHT_END: &str = "</think>";
+pub const REASONING_END: &str = "</think>";
 
 /// A Jinja template, and an optional second one for conversations with tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl<'a> TemplateFiles<'a> {
 
 /// The features that a template supports, as far as its text shows.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Abilities {
+pub struct TemplateFeatures {
     pub tools: bool,
     pub thinking: bool,
     /// Generates the text between a prompt and a suffix.
@@ -66,13 +66,14 @@ pub struct Abilities {
     pub tool_results: bool,
 }
 
-impl Abilities {
-    pub fn of_go(template: &Template, source: &str) -> Abilities {
-        let mentions: BTreeSet<String> = template.mentions().into_iter().map(str::to_lowercase).collect();
+impl TemplateFeatures {
+    pub fn from_go(template: &Template, source: &str) -> TemplateFeatures {
+        let mentions: BTreeSet<String> =
+            template.mentioned_names().into_iter().map(str::to_lowercase).collect();
         let tools = mentions.contains("tools");
         let takes_results =
             ["eq .Role \"tool\"", "tool_response", "TOOL_RESULTS"].iter().any(|mark| source.contains(mark));
-        Abilities {
+        TemplateFeatures {
             tools,
             thinking: mentions.contains("thinking"),
             insert: mentions.contains("suffix"),
@@ -80,14 +81,14 @@ impl Abilities {
         }
     }
 
-    pub fn of_jinja(source: JinjaSource<'_>) -> Abilities {
+    pub fn from_jinja(source: JinjaSource<'_>) -> TemplateFeatures {
         let JinjaSource { chat, tool_use } = source;
         let mentions = |text: &str| chat.contains(text) || tool_use.is_some_and(|other| other.contains(text));
         let tools = tool_use.is_some() || chat.contains("tools");
         let results = ["tool_response", "tool_results", "'tool'", "\"tool\"", "ipython"];
-        Abilities {
+        TemplateFeatures {
             tools,
-            thinking: mentions(THOUGHT_END),
+            thinking: mentions(REASONING_END),
             insert: false,
             tool_results: tools && mentions("tool_calls") && results.into_iter().any(mentions),
         }
@@ -101,8 +102,9 @@ impl Abilities {
 /// Whether ollama would use a model's Jinja template although there is a Go template: if it supports more, or
 /// only it supports tool results. `rendered` is whether the model requests one of ollama's built-in
 /// renderers; such models often carry an empty Go template.
-pub fn prefers_jinja(go: Abilities, jinja: Abilities, rendered: bool) -> bool {
-    let is_same = Abilities { tool_results: false, ..go } == Abilities { tool_results: false, ..jinja };
+pub fn prefers_jinja(go: TemplateFeatures, jinja: TemplateFeatures, rendered: bool) -> bool {
+    let is_same =
+        TemplateFeatures { tool_results: false, ..go } == TemplateFeatures { tool_results: false, ..jinja };
     let can_more = jinja.count() > go.count() && (!go.tool_results || jinja.tool_results);
     let knows_results = is_same && go.tools && jinja.tool_results && !go.tool_results;
     rendered || can_more || knows_results
@@ -115,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_a_checkpoint_keeps_it() {
+    fn templates_are_found_in_checkpoints() {
         let list = json!({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]});
         let unnamed = json!({"chat_template": [{"name": "rag", "template": "R"}]});
         let text = json!({"chat_template": "C"});
@@ -131,13 +133,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_text_tells() {
-        let jinja = |chat, tool_use| Abilities::of_jinja(JinjaSource { chat, tool_use });
-        assert_eq!(jinja("{{ messages[0].content }}", None), Abilities::default());
-        let thinks = Abilities { thinking: true, ..Abilities::default() };
+    fn features_are_read_from_templates() {
+        let jinja = |chat, tool_use| TemplateFeatures::from_jinja(JinjaSource { chat, tool_use });
+        assert_eq!(jinja("{{ messages[0].content }}", None), TemplateFeatures::default());
+        let thinks = TemplateFeatures { thinking: true, ..TemplateFeatures::default() };
         assert_eq!(jinja("{{ messages[0].content.split('</think>')[-1] }}", None), thinks);
-        let calls = Abilities { tools: true, tool_results: true, ..Abilities::default() };
+        let calls = TemplateFeatures { tools: true, tool_results: true, ..TemplateFeatures::default() };
         assert_eq!(jinja("{{ tools }}{{ message.tool_calls }}{% if role == 'tool' %}", None), calls);
-        assert_eq!(jinja("", Some("")), Abilities { tools: true, ..Abilities::default() });
+        assert_eq!(jinja("", Some("")), TemplateFeatures { tools: true, ..TemplateFeatures::default() });
     }
 }

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stays_inside() {
+    fn reads_past_the_end_fail() {
         let bytes = b"abcdef".to_vec();
         let mut buf = [0; 3];
         bytes.read_at(3, &mut buf).unwrap();
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_ends_where_it_ends() {
+    fn window_reads_past_its_end_fail() {
         let bytes = b"abcdef".to_vec();
         let window = Window::new(&bytes, 2, 3);
         let mut buf = [0; 3];

@@ -221,7 +221,7 @@ impl fmt::Display for Name {
 }
 
 /// The serde conversions that the three string-like types share.
-macro_rules! text_like {
+macro_rules! string_conversions {
     ($($type:ident),*) => {$(
         impl TryFrom<String> for $type {
             type Error = ReferenceError;
@@ -238,7 +238,7 @@ macro_rules! text_like {
         }
     )*};
 }
-text_like!(Repository, Tag, Reference);
+string_conversions!(Repository, Tag, Reference);
 
 impl fmt::Display for Repository {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_lie() {
+    fn wrong_lengths_are_refused() {
         let file = |len: u64, rest: &[u8]| [&len.to_le_bytes(), rest].concat();
         let error = |bytes: Vec<u8>| Header::read(&bytes).unwrap_err();
         assert!(matches!(error(vec![]), HeaderError::TooShort { len: 0 }));

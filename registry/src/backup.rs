@@ -12,21 +12,21 @@ use lode_model::digest::Digest;
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 
-use crate::blobs::{Take, key, lock_target, root_of, take};
-use crate::store::{Store, index_file, snapshot};
+use crate::blobs::{BackupMode, blob_root, key, lock_target, take};
+use crate::store::{Store, database_file, snapshot};
 use crate::{Config, Error};
 
 /// A collection may remove a blob after the database was copied and before the blob is. Then the database is
 /// copied again, at most this often.
-const TRIES: u32 = 50;
+const MAX_DATABASE_COPIES: u32 = 50;
 /// How many times, and at which interval, a listed blob without bytes is checked before it counts as damage.
-const LOOKS: u32 = 3;
+const DAMAGE_CHECKS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(50);
 const PAGE: i64 = 1000;
 /// Folder of the database copy until all its blobs are copied.
-const FRESH: &str = "fresh";
+const STAGING_FOLDER: &str = "fresh";
 /// Marks a folder as a backup, which the next backup may overwrite.
-const MARK: &str = "lode.backup";
+const BACKUP_MARKER: &str = "lode.backup";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BackupReport {
@@ -44,24 +44,24 @@ pub struct BackupReport {
 pub async fn backup(
     config: &Config,
     to: &Path,
-    how: Take,
+    how: BackupMode,
     begin: impl Fn(u64) -> Arc<dyn Progress>,
 ) -> Result<BackupReport, Error> {
     // 1. Find the source, and lock and mark the target.
-    let index = index_file(config)?;
-    let from = root_of(config)?;
+    let index = database_file(config)?;
+    let from = blob_root(config)?;
     let _lock = lock_target(to)?;
-    mark(to)?;
+    mark_as_backup(to)?;
     // 2. Copy the database, then the blobs that it lists. Later blobs are in neither; blobs removed in the
     // meantime are detected.
     let (mut tries, mut report) = (1, BackupReport::default());
     let store = loop {
-        let store = index_copy(&index, to).await?;
-        match blobs_copy(&store, &from, to, how, &begin, &mut report).await? {
+        let store = copy_database(&index, to).await?;
+        match copy_blobs(&store, &from, to, how, &begin, &mut report).await? {
             None => break store,
             Some(lost) => {
                 store.close().await;
-                if tries == TRIES || is_damaged(&index, &from, &lost).await? {
+                if tries == MAX_DATABASE_COPIES || is_damaged(&index, &from, &lost).await? {
                     let missing = io::Error::from(io::ErrorKind::NotFound);
                     return Err(Error::io(format!("failed to read blob {lost}"), missing));
                 }
@@ -73,10 +73,10 @@ pub async fn backup(
     // one listed. Whenever this is interrupted, one of the two backups is complete.
     store.close().await;
     let folder = to.to_owned();
-    let named = spawn_blocking(move || name_index(&folder)).await.map_err(|_| Error::Interrupted)?;
+    let named = spawn_blocking(move || publish_database(&folder)).await.map_err(|_| Error::Interrupted)?;
     named.map_err(|e| Error::io(format!("failed to write {}", to.display()), e))?;
-    let store = Store::peek(&to.join("lode.db")).await?;
-    let removed = blobs_prune(&store, to).await;
+    let store = Store::open_unmigrated(&to.join("lode.db")).await?;
+    let removed = prune_blobs(&store, to).await;
     store.close().await;
     report.blobs_removed = removed?;
     Ok(report)
@@ -84,8 +84,8 @@ pub async fn backup(
 
 /// Marks the folder as a backup, unless it contains a registry: that would lose its database, and all blobs
 /// that are not in the source.
-fn mark(to: &Path) -> Result<(), Error> {
-    let (mark, index) = (to.join(MARK), to.join("lode.db"));
+fn mark_as_backup(to: &Path) -> Result<(), Error> {
+    let (mark, index) = (to.join(BACKUP_MARKER), to.join("lode.db"));
     if index.exists() && !mark.exists() {
         let reason =
             format!("{} contains a registry that is not a backup; choose another folder", to.display());
@@ -95,8 +95,8 @@ fn mark(to: &Path) -> Result<(), Error> {
 }
 
 /// Removes the mark: once served, a backup is a registry of its own.
-pub(crate) fn unmark(data: &Path) -> Result<(), Error> {
-    match std::fs::remove_file(data.join(MARK)) {
+pub(crate) fn remove_backup_marker(data: &Path) -> Result<(), Error> {
+    match std::fs::remove_file(data.join(BACKUP_MARKER)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(Error::io(format!("failed to open {}", data.display()), error))
         }
@@ -107,8 +107,8 @@ pub(crate) fn unmark(data: &Path) -> Result<(), Error> {
 /// Whether the blob is listed but its bytes are missing. The same content may have been removed and pushed
 /// again since the database was copied, even between the two checks here.
 async fn is_damaged(index: &Path, from: &Path, digest: &Digest) -> Result<bool, Error> {
-    for _ in 0..LOOKS {
-        let now = Store::peek(index).await?;
+    for _ in 0..DAMAGE_CHECKS {
+        let now = Store::open_unmigrated(index).await?;
         let listed = now.blob_live(digest).await?;
         now.close().await;
         let Some((size_bytes, key)) = listed else { return Ok(false) };
@@ -120,8 +120,8 @@ async fn is_damaged(index: &Path, from: &Path, digest: &Digest) -> Result<bool, 
     Ok(true)
 }
 
-async fn index_copy(index: &Path, to: &Path) -> Result<Store, Error> {
-    let fresh = to.join(FRESH);
+async fn copy_database(index: &Path, to: &Path) -> Result<Store, Error> {
+    let fresh = to.join(STAGING_FOLDER);
     let cleared = match std::fs::remove_dir_all(&fresh) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => std::fs::create_dir(&fresh),
@@ -129,17 +129,17 @@ async fn index_copy(index: &Path, to: &Path) -> Result<Store, Error> {
     cleared.map_err(|e| Error::io(format!("failed to write {}", fresh.display()), e))?;
     let file = fresh.join("lode.db");
     snapshot(index, &file).await?;
-    let store = Store::peek(&file).await?;
-    store.sessions_forget().await?;
+    let store = Store::open_unmigrated(&file).await?;
+    store.sessions_delete().await?;
     Ok(store)
 }
 
 /// Copies the blobs that the database lists; returns the first one that is missing.
-async fn blobs_copy(
+async fn copy_blobs(
     store: &Store,
     from: &Path,
     to: &Path,
-    how: Take,
+    how: BackupMode,
     begin: &impl Fn(u64) -> Arc<dyn Progress>,
     report: &mut BackupReport,
 ) -> Result<Option<Digest>, Error> {
@@ -166,13 +166,13 @@ async fn blobs_copy(
                 }
                 Some(false) => {}
             }
-            progress.moved(size_bytes);
+            progress.transferred(size_bytes);
         }
     }
 }
 
 /// Removes blobs of an earlier backup that this one does not list.
-async fn blobs_prune(store: &Store, to: &Path) -> Result<u64, Error> {
+async fn prune_blobs(store: &Store, to: &Path) -> Result<u64, Error> {
     let mut removed = 0;
     for algorithm in key::ALGORITHMS {
         let folder = to.join(key::BLOBS).join(algorithm.as_str());
@@ -195,8 +195,8 @@ async fn blobs_prune(store: &Store, to: &Path) -> Result<u64, Error> {
     Ok(removed)
 }
 
-fn name_index(to: &Path) -> io::Result<()> {
-    let (fresh, index) = (to.join(FRESH).join("lode.db"), to.join("lode.db"));
+fn publish_database(to: &Path) -> io::Result<()> {
+    let (fresh, index) = (to.join(STAGING_FOLDER).join("lode.db"), to.join("lode.db"));
     File::open(&fresh)?.sync_all()?;
     for journal in ["lode.db-wal", "lode.db-shm"] {
         match std::fs::remove_file(to.join(journal)) {
@@ -205,6 +205,6 @@ fn name_index(to: &Path) -> io::Result<()> {
         }
     }
     std::fs::rename(&fresh, &index)?;
-    std::fs::remove_dir_all(to.join(FRESH))?;
+    std::fs::remove_dir_all(to.join(STAGING_FOLDER))?;
     File::open(to)?.sync_all()
 }

@@ -266,16 +266,17 @@ impl<'de> Deserialize<'de> for Cidr {
 }
 
 /// Parts of query parameter names whose values are secret.
-const OPENING: [&str; 5] = ["password", "token", "secret", "key", "sig"];
+const SECRET_PARAMETER_WORDS: [&str; 5] = ["password", "token", "secret", "key", "sig"];
 
 /// The URL with its secrets replaced by `***`.
-pub(crate) fn hide_password(url: &Url) -> Url {
+pub(crate) fn redact_url(url: &Url) -> Url {
     let mut url = url.clone();
     if url.password().is_some() {
         // Cannot fail on a URL that has a password.
         let _ = url.set_password(Some("***"));
     }
-    let is_secret = |name: &str| OPENING.iter().any(|word| name.to_ascii_lowercase().contains(word));
+    let is_secret =
+        |name: &str| SECRET_PARAMETER_WORDS.iter().any(|word| name.to_ascii_lowercase().contains(word));
     let shown = url.query().map(|query| {
         let pairs = query.split('&').map(|pair| match pair.split_once('=') {
             Some((name, _)) if is_secret(name) => format!("{name}=***"),
@@ -293,7 +294,7 @@ pub(crate) mod address {
     use url::{ParseError, Url};
 
     pub(crate) fn serialize<S: Serializer>(url: &Url, serializer: S) -> Result<S::Ok, S::Error> {
-        super::hide_password(url).serialize(serializer)
+        super::redact_url(url).serialize(serializer)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Url, D::Error> {
@@ -317,7 +318,7 @@ mod address_option {
     use url::Url;
 
     pub(super) fn serialize<S: Serializer>(url: &Option<Url>, serializer: S) -> Result<S::Ok, S::Error> {
-        url.as_ref().map(super::hide_password).serialize(serializer)
+        url.as_ref().map(super::redact_url).serialize(serializer)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Url>, D::Error> {
@@ -386,8 +387,8 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_shown_without_what_opens_them() {
-        let shown = |address: &str| hide_password(&address.parse().expect("test address")).to_string();
+    fn urls_are_shown_without_secrets() {
+        let shown = |address: &str| redact_url(&address.parse().expect("test address")).to_string();
         assert_eq!(shown("postgres://lode:hush@db/lode"), "postgres://lode:***@db/lode");
         assert_eq!(
             shown(
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_cannot_be_read_is_not_repeated() {
+    fn an_invalid_url_is_not_repeated_in_the_error() {
         for setting in ["database", "storage", "storage_endpoint"] {
             let text = serde_json::json!({ setting: "postgres://lode:hu/sh@db/lode" }).to_string();
             let error = serde_json::from_str::<Config>(&text).map(drop).expect_err("an invalid port");

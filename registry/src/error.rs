@@ -46,7 +46,7 @@ pub enum Error {
     SizeMismatch { expected: u64, got: u64 },
     /// The client's body ended with an error. The upload's status reports how much was saved.
     #[error("the request body ended early")]
-    BodyCut(#[source] BodyError),
+    BodyInterrupted(#[source] BodyError),
 
     #[error("invalid manifest: {0}")]
     ManifestInvalid(#[source] ManifestError),
@@ -73,10 +73,10 @@ pub enum Error {
     ReadOnly,
     /// The upstream of a mirrored repository did not respond.
     #[error("the upstream of this mirrored repository does not respond; try again later")]
-    UpstreamAway(#[source] Arc<dyn std::error::Error + Send + Sync>),
+    UpstreamUnavailable(#[source] Arc<dyn std::error::Error + Send + Sync>),
     /// The upstream refused our request, or sent an invalid response.
     #[error("the upstream of this mirrored repository refused the request or sent an invalid response")]
-    UpstreamUnusable(#[source] Arc<dyn std::error::Error + Send + Sync>),
+    UpstreamInvalid(#[source] Arc<dyn std::error::Error + Send + Sync>),
 
     #[error("not allowed")]
     Denied,
@@ -168,13 +168,13 @@ impl Error {
 
     /// A copy of the error for another caller that waited for the same work. Details meant only for the log
     /// have been logged already.
-    pub(crate) fn retold(&self) -> Error {
+    pub(crate) fn duplicate(&self) -> Error {
         match self {
             Error::BlobUnknown { digest } => Error::BlobUnknown { digest: digest.clone() },
             Error::ManifestUnknown { reference } => Error::ManifestUnknown { reference: reference.clone() },
             Error::NameUnknown { repository } => Error::NameUnknown { repository: repository.clone() },
-            Error::UpstreamAway(source) => Error::UpstreamAway(source.clone()),
-            Error::UpstreamUnusable(source) => Error::UpstreamUnusable(source.clone()),
+            Error::UpstreamUnavailable(source) => Error::UpstreamUnavailable(source.clone()),
+            Error::UpstreamInvalid(source) => Error::UpstreamInvalid(source.clone()),
             Error::StorageFull => Error::StorageFull,
             Error::Unavailable { what, .. } => {
                 Error::Unavailable { what: what.clone(), source: chain(self).into() }
@@ -185,7 +185,7 @@ impl Error {
     }
 
     /// The error's text in a job's report, which must not reveal internals.
-    pub(crate) fn shown(&self) -> String {
+    pub(crate) fn public_message(&self) -> String {
         match self {
             Error::StorageFull | Error::ReadOnly => self.to_string(),
             Error::Unavailable { .. } => "the storage or the database is unavailable".to_owned(),

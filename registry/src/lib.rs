@@ -30,16 +30,16 @@ mod upstream;
 mod webhooks;
 
 pub use app::{
-    Ancestor, BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Compared, CreateError, Damage,
-    Descendant, Device, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile, FindingKind,
-    FsckSummary, GcReport, Heartbeat, Job, JobKind, JoinProof, Lineage, LoadedModel, MadeFrom, ManifestPut,
-    MigrateReport, Model, ModelPage, ModelState, ModelSummary, Moved, NewModel, Page, Referrer, Registration,
-    Registry, Relative, Remote, Removal, RemovalPage, Restored, Spellings, Step, StoredManifest, TaggedModel,
-    Tell, TensorDiff, TransferError, UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement, migrate,
-    open,
+    Ancestor, BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, CreateError, CreateStep, Damage,
+    Descendant, Device, DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile,
+    FindingKind, FsckSummary, GcReport, Heartbeat, Job, JobKind, JoinProof, Lineage, LoadedModel,
+    ManifestPut, MigrateReport, Model, ModelPage, ModelSource, ModelState, ModelSummary, NewModel, Page,
+    Referrer, Registration, Registry, Relative, RemoteModel, Removal, RemovalPage, RestoredContent,
+    Spellings, StoredManifest, TaggedModel, TensorDiff, TransferError, TransferEvent, TransferSink,
+    UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement, migrate, open,
 };
 pub use backup::{BackupReport, backup};
-pub use blobs::Take;
+pub use blobs::BackupMode;
 pub use config::{Cidr, Config, ConfigError, Switch};
 pub use error::Error;
 pub use retention::RetentionRule;

@@ -24,7 +24,7 @@ const BUCKETS: &[f64] = &[
 
 /// Interval for moving samples into their buckets, so that a server that is never scraped does not keep them
 /// all.
-const UPKEEP: Duration = Duration::from_secs(5);
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Timeout of the database queries of `/metrics`; a database that is down must not hide the other metrics.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -102,14 +102,14 @@ pub(crate) fn start(registry: &Registry) {
     let handle = install();
     registry.start(async move {
         loop {
-            tokio::time::sleep(UPKEEP).await;
+            tokio::time::sleep(UPKEEP_INTERVAL).await;
             handle.run_upkeep();
         }
     });
 }
 
 /// The page of `/metrics`: recorded metrics, and gauges that are read on each request.
-pub(crate) async fn page(registry: &Registry) -> String {
+pub(crate) async fn render_metrics(registry: &Registry) -> String {
     for pool in registry.store().connections() {
         let busy = pool.size.saturating_sub(pool.idle);
         gauge!(CONNECTIONS, "pool" => pool.name, "state" => "idle").set(f64::from(pool.idle));
@@ -150,30 +150,30 @@ pub(crate) fn requests_in_flight() -> &'static Gauge {
 }
 
 /// Metrics of the responses of one route with one method and one status.
-struct Answers {
+struct ResponseMetrics {
     method: &'static str,
     status: StatusCode,
     count: Counter,
     seconds: Histogram,
 }
 
-pub(crate) fn request_answered(route: &str, method: &'static str, status: StatusCode, took: Duration) {
+pub(crate) fn record_request(route: &str, method: &'static str, status: StatusCode, took: Duration) {
     /// Metrics by route. A look-up by labels in the recorder would cost as much as serving a small response.
-    static KEPT: LazyLock<RwLock<HashMap<String, Vec<Answers>>>> = LazyLock::new(RwLock::default);
-    let record = |answers: &Answers| {
+    static KEPT: LazyLock<RwLock<HashMap<String, Vec<ResponseMetrics>>>> = LazyLock::new(RwLock::default);
+    let record = |answers: &ResponseMetrics| {
         answers.count.increment(1);
         answers.seconds.record(took);
     };
     {
         let kept = KEPT.read().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |answers: &&Answers| answers.method == method && answers.status == status;
+        let is_it = |answers: &&ResponseMetrics| answers.method == method && answers.status == status;
         if let Some(answers) = kept.get(route).and_then(|all| all.iter().find(is_it)) {
             return record(answers);
         }
     }
     install();
     let labelled = status.as_str().to_owned();
-    let answers = Answers {
+    let answers = ResponseMetrics {
         method,
         status,
         count: counter!(REQUESTS, "route" => route.to_owned(), "method" => method, "status" => labelled),
@@ -200,7 +200,7 @@ pub(crate) fn bytes_sent() -> &'static Counter {
 }
 
 /// Records one collection that was not a dry run.
-pub(crate) fn collection(outcome: &Result<GcReport, Error>, took: Duration) {
+pub(crate) fn record_collection(outcome: &Result<GcReport, Error>, took: Duration) {
     histogram!(GC_SECONDS).record(took);
     let Ok(report) = outcome else {
         return counter!(GC_RUNS, "outcome" => "failed").increment(1);
@@ -230,7 +230,7 @@ pub(crate) async fn database<T, E>(
 }
 
 /// Measures one storage operation, in a span of its own when tracing is enabled.
-pub(crate) async fn storage<T, E>(
+pub(crate) async fn measure_storage<T, E>(
     operation: &'static str,
     work: impl Future<Output = Result<T, E>>,
 ) -> Result<T, E> {
@@ -244,7 +244,7 @@ pub(crate) async fn storage<T, E>(
     result
 }
 
-pub(crate) fn webhook_attempted(outcome: &'static str) {
+pub(crate) fn record_webhook_attempt(outcome: &'static str) {
     counter!(WEBHOOKS, "outcome" => outcome).increment(1);
 }
 
@@ -257,7 +257,7 @@ pub(crate) fn function_name(inner: &'static str) -> &'static str {
 
 /// The text of docs/reference/metrics.md.
 #[cfg_attr(not(test), expect(dead_code, reason = "a test writes and compares it"))]
-fn reference() -> String {
+fn reference_page() -> String {
     let mut text = String::from(
         "# Metrics\n\n\
         `GET /metrics`, in Prometheus' text format. Generated from the program's own table by a test of\n\
@@ -283,9 +283,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_page_is_what_the_program_says() {
+    fn the_reference_page_is_up_to_date() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/metrics.md");
-        let page = reference();
+        let page = reference_page();
         if std::env::var_os("UPDATE_DOCS").is_some() {
             std::fs::write(&path, &page).unwrap();
         }
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_found_by_what_is_in_them() {
+    fn function_names_are_extracted() {
         fn here() {}
         assert_eq!(
             function_name(std::any::type_name_of_val(&here)),

@@ -83,7 +83,7 @@ impl Rule {
     }
 
     /// Whether the tag is kept at any age.
-    pub(crate) fn keeps(&self, tag: &Tag) -> bool {
+    pub(crate) fn is_kept_tag(&self, tag: &Tag) -> bool {
         self.keep.is_match(tag.as_str())
     }
 }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_cannot_be_meant_are_refused() {
+    fn invalid_rules_are_refused() {
         let keep = vec!["v*".to_owned()];
         let untagged = Some(Duration::from_secs(1));
         for bad in [

@@ -8,7 +8,7 @@ use crate::api::copy::copy;
 use crate::api::{
     blobs, diff, health, jobs, maintenance, model_name, models, ollama, openai, webhooks, workers,
 };
-use crate::gateway::{self, passed_on};
+use crate::gateway::{self, passthrough_route};
 use crate::http::Failure;
 use crate::http::layers::Layers;
 use crate::{Registry, hub, oci};
@@ -30,7 +30,7 @@ pub(crate) fn service(registry: Registry) -> Layers {
         .fallback(async || Failure::RouteUnknown)
         .method_not_allowed_fallback(async || Failure::MethodNotAllowed)
         .with_state(registry.clone());
-    Layers::around(registry, routes)
+    Layers::wrap(registry, routes)
 }
 
 /// docker, oras, skopeo, crane, ollama and workers.
@@ -66,9 +66,9 @@ fn ollama_api() -> Router<Registry> {
         .route("/api/push", post(ollama::push::post))
         .route("/api/ps", get(gateway::ps_for_ollama))
         .route("/api/me", post(ollama::me))
-        .route("/api/generate", passed_on("/api/generate", model_name::parse))
-        .route("/api/chat", passed_on("/api/chat", model_name::parse))
-        .route("/api/embed", passed_on("/api/embed", model_name::parse))
+        .route("/api/generate", passthrough_route("/api/generate", model_name::parse))
+        .route("/api/chat", passthrough_route("/api/chat", model_name::parse))
+        .route("/api/embed", passthrough_route("/api/embed", model_name::parse))
         .route("/api/embeddings", post(gateway::embeddings))
 }
 
@@ -93,10 +93,10 @@ fn lode_api() -> Router<Registry> {
         .route("/lode/v1/blobs", get(blobs::get))
         .route("/lode/v1/show", ollama::show::show(model_name::parse_any))
         .route("/lode/v1/copy", copy(model_name::parse_any))
-        .route("/lode/v1/generate", passed_on("/api/generate", model_name::parse_any))
-        .route("/lode/v1/chat", passed_on("/api/chat", model_name::parse_any))
-        .route("/lode/v1/embed", passed_on("/api/embed", model_name::parse_any))
-        .route("/lode/v1/score", passed_on("/lode/v1/score", model_name::parse_any))
+        .route("/lode/v1/generate", passthrough_route("/api/generate", model_name::parse_any))
+        .route("/lode/v1/chat", passthrough_route("/api/chat", model_name::parse_any))
+        .route("/lode/v1/embed", passthrough_route("/api/embed", model_name::parse_any))
+        .route("/lode/v1/score", passthrough_route("/lode/v1/score", model_name::parse_any))
         .route("/lode/v1/ps", get(gateway::ps_page))
         .route("/lode/v1/workers", get(workers::list).post(workers::register))
         .route("/lode/v1/workers/{id}", put(workers::heartbeat).delete(workers::leave))

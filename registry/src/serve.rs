@@ -25,11 +25,11 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::http::Failure;
 use crate::http::connections::{Connection, Connections, ResponseBody};
-use crate::http::error::{Surface, word};
+use crate::http::error::{Surface, format_failure};
 use crate::http::layers::Layers;
 use crate::http::observe::request_id;
-use crate::http::outlet::{Outlet, Plain};
-use crate::http::stall::Patient;
+use crate::http::outlet::{SendfileQueue, SendfileStream};
+use crate::http::stall::StallGuard;
 use crate::tls::Tls;
 use crate::{Error, Registry, router};
 
@@ -72,7 +72,7 @@ impl From<TcpListener> for Listeners {
 
 /// How a request arrived, stored in its extensions.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival {
+pub(crate) struct RequestArrival {
     pub(crate) https: bool,
     /// Whether it arrived on the internal listener, which web pages must not reach either.
     pub(crate) internal: bool,
@@ -112,9 +112,9 @@ pub async fn serve(
             continue;
         };
         let tls = tls.clone().filter(|_| !internal);
-        let arrival = Arrival { https: tls.is_some(), internal };
+        let arrival = RequestArrival { https: tls.is_some(), internal };
         // Encrypted data has to pass through this process, so sendfile is not possible.
-        let outlet = tls.is_none().then(Outlet::default);
+        let outlet = tls.is_none().then(SendfileQueue::default);
         let (service, files, connection) = (service.clone(), outlet.clone(), place.connection.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
@@ -122,7 +122,7 @@ pub async fn serve(
             if let Some(outlet) = &files {
                 request.extensions_mut().insert(outlet.clone());
             }
-            answer(&service, &connection, request).map(Ok::<_, Infallible>)
+            handle_request(&service, &connection, request).map(Ok::<_, Infallible>)
         });
         let (http, watcher) = (http.clone(), watchers.watcher());
         tokio::spawn(async move {
@@ -130,12 +130,12 @@ pub async fn serve(
             let serving = async {
                 match tls {
                     None => {
-                        let stream = Plain::new(stream, outlet.unwrap_or_default());
-                        let stream = TokioIo::new(Patient::new(stream, connection.clone()));
+                        let stream = SendfileStream::new(stream, outlet.unwrap_or_default());
+                        let stream = TokioIo::new(StallGuard::new(stream, connection.clone()));
                         watcher.watch(http.serve_connection(stream, service).into_owned()).await
                     }
                     Some(tls) => {
-                        let handshake = tls.acceptor().accept(Patient::new(stream, connection.clone()));
+                        let handshake = tls.acceptor().accept(StallGuard::new(stream, connection.clone()));
                         let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
                             Ok(Ok(stream)) => TokioIo::new(stream),
                             Ok(Err(error)) => return Err(error.into()),
@@ -148,7 +148,7 @@ pub async fn serve(
             let ended = tokio::select! {
                 ended = serving => ended,
                 () = connection.closed() => Err("closed while idle: connection limit reached".into()),
-                () = overdue(&connection) => Err("closed: no request before the timeout".into()),
+                () = wait_until_overdue(&connection) => Err("closed: no request before the timeout".into()),
             };
             drop(place);
             if let Err(error) = ended {
@@ -167,7 +167,7 @@ pub async fn serve(
 }
 
 /// Handles a request, and counts it as in flight until its response body has been sent.
-fn answer(
+fn handle_request(
     service: &Layers,
     connection: &Arc<Connection>,
     request: Request<Incoming>,
@@ -190,7 +190,8 @@ fn is_vital(path: &str) -> bool {
 fn refuse(request: &Request<Incoming>) -> Response<Body> {
     let id = request_id(request.headers());
     let surface = Surface::of(request.uri().path());
-    let mut response = word(surface, id.to_str().unwrap_or_default(), Failure::Overloaded.into_response());
+    let mut response =
+        format_failure(surface, id.to_str().unwrap_or_default(), Failure::Overloaded.into_response());
     if request.version() <= Version::HTTP_11 {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -198,12 +199,12 @@ fn refuse(request: &Request<Incoming>) -> Response<Body> {
 }
 
 /// Returns when a connection exceeds its time to send a first request, or to read its refusal.
-async fn overdue(connection: &Connection) {
+async fn wait_until_overdue(connection: &Connection) {
     if connection.is_refused {
         return tokio::time::sleep(REFUSED_TIMEOUT).await;
     }
     tokio::time::sleep(HEAD_TIMEOUT).await;
-    if connection.has_asked() {
+    if connection.has_received_request() {
         std::future::pending().await
     }
 }
@@ -229,7 +230,7 @@ impl Acceptor {
         loop {
             let (accepted, is_internal) = tokio::select! {
                 accepted = public.accept() => (accepted, false),
-                accepted = accept_some(internal) => (accepted, true),
+                accepted = accept_optional(internal) => (accepted, true),
             };
             match accepted {
                 Ok((stream, peer)) => {
@@ -237,14 +238,14 @@ impl Acceptor {
                     let _ = stream.set_nodelay(true);
                     return ((stream, peer), is_internal);
                 }
-                Err(error) if is_of_one_connection(&error) => {}
-                Err(error) => self.make_room(public, &error).await,
+                Err(error) if is_single_connection_error(&error) => {}
+                Err(error) => self.free_descriptors(public, &error).await,
             }
         }
     }
 
     /// Closes idle connections. If there are none, refuses the waiting client with a Retry-After.
-    async fn make_room(&mut self, public: &TcpListener, error: &io::Error) {
+    async fn free_descriptors(&mut self, public: &TcpListener, error: &io::Error) {
         let closed = self.connections.close_idle();
         if self.warned.is_none_or(|warned| warned.elapsed() > WARN_EVERY) {
             self.warned = Some(Instant::now());
@@ -262,14 +263,14 @@ impl Acceptor {
     }
 }
 
-async fn accept_some(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
+async fn accept_optional(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
     match listener {
         Some(listener) => listener.accept().await,
         None => std::future::pending().await,
     }
 }
 
-fn is_of_one_connection(error: &io::Error) -> bool {
+fn is_single_connection_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }

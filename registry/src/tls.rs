@@ -20,7 +20,7 @@ use crate::error::chain;
 
 /// Interval between checks of the files. They are small, and reading them detects a change that a timestamp
 /// may miss.
-const LOOK_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 });
+const CHECK_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 });
 
 /// Why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -56,10 +56,10 @@ pub enum TlsError {
 #[derive(Clone)]
 pub struct Tls {
     acceptor: TlsAcceptor,
-    current: Arc<Current>,
+    current: Arc<CertificateState>,
 }
 
-struct Current {
+struct CertificateState {
     cert: PathBuf,
     key: PathBuf,
     provider: Arc<CryptoProvider>,
@@ -73,8 +73,8 @@ impl Tls {
     /// Reads the certificate chain and its key, both PEM.
     pub fn load(cert: &Path, key: &Path) -> Result<Tls, TlsError> {
         let provider = Arc::new(default_provider());
-        let certified = certify(cert, key, &read(cert, key)?, &provider)?;
-        let current = Arc::new(Current {
+        let certified = load_certified_key(cert, key, &read(cert, key)?, &provider)?;
+        let current = Arc::new(CertificateState {
             cert: cert.to_owned(),
             key: key.to_owned(),
             provider: provider.clone(),
@@ -100,17 +100,17 @@ impl Tls {
         let mut seen = None;
         loop {
             let current = self.current.clone();
-            let looked = tokio::task::spawn_blocking(move || current.look(seen)).await;
+            let looked = tokio::task::spawn_blocking(move || current.reload_if_changed(seen)).await;
             // If the check panicked, the next one starts from scratch.
             seen = looked.unwrap_or_default();
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 }
 
-impl Current {
+impl CertificateState {
     /// Loads the files if they differ from `seen`; returns their contents.
-    fn look(&self, seen: Option<Pair>) -> Option<Pair> {
+    fn reload_if_changed(&self, seen: Option<Pair>) -> Option<Pair> {
         let pair = match read(&self.cert, &self.key) {
             Ok(pair) => pair,
             Err(error) => {
@@ -126,7 +126,7 @@ impl Current {
         if seen.as_ref() == Some(&pair) {
             return seen;
         }
-        match certify(&self.cert, &self.key, &pair, &self.provider) {
+        match load_certified_key(&self.cert, &self.key, &pair, &self.provider) {
             Ok(new) => {
                 let mut certified = self.certified.write().unwrap_or_else(PoisonError::into_inner);
                 if certified.cert != new.cert {
@@ -145,13 +145,13 @@ impl Current {
     }
 }
 
-impl ResolvesServerCert for Current {
+impl ResolvesServerCert for CertificateState {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.certified.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 }
 
-impl fmt::Debug for Current {
+impl fmt::Debug for CertificateState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Current").field("cert", &self.cert).finish_non_exhaustive()
     }
@@ -163,7 +163,7 @@ fn read(cert: &Path, key: &Path) -> Result<Pair, TlsError> {
     Ok((read(cert)?, read(key)?))
 }
 
-fn certify(
+fn load_certified_key(
     cert: &Path,
     key: &Path,
     (cert_pem, key_pem): &Pair,
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_the_files_is_named() {
+    fn bad_certificate_files_are_reported_by_name() {
         let files = Files::new();
         let said = |files: &Files| files.load().err().map(|error| chain(&error)).unwrap_or_default();
         assert!(said(&files).contains("cert.pem: No such file"), "{}", said(&files));
@@ -240,27 +240,27 @@ mod tests {
     }
 
     #[test]
-    fn a_new_certificate_is_taken_over_and_a_bad_one_is_not() {
+    fn a_valid_new_certificate_is_loaded_and_a_bad_one_is_not() {
         let files = Files::new();
         files.write();
         let tls = files.load().unwrap();
         let first = served(&tls);
-        let seen = tls.current.look(None);
+        let seen = tls.current.reload_if_changed(None);
         assert_eq!(served(&tls), first);
         // Half of a replacement: the new certificate with the old key.
         let key = std::fs::read(files.key()).unwrap();
         files.write();
         let new_key = std::fs::read(files.key()).unwrap();
         std::fs::write(files.key(), key).unwrap();
-        let seen = tls.current.look(seen);
+        let seen = tls.current.reload_if_changed(seen);
         assert_eq!(served(&tls), first);
         // The other half.
         std::fs::write(files.key(), new_key).unwrap();
-        let seen = tls.current.look(seen);
+        let seen = tls.current.reload_if_changed(seen);
         let second = served(&tls);
         assert_ne!(second, first);
         std::fs::remove_file(files.cert()).unwrap();
-        assert!(tls.current.look(seen).is_none());
+        assert!(tls.current.reload_if_changed(seen).is_none());
         assert_eq!(served(&tls), second);
     }
 }

@@ -9,16 +9,16 @@ use opentelemetry::trace::{Status, TraceContextExt};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-static ON: AtomicBool = AtomicBool::new(false);
+static IS_ENABLED: AtomicBool = AtomicBool::new(false);
 
 /// Enables tracing, once an exporter is installed.
 pub fn enable_traces() {
-    ON.store(true, Ordering::Relaxed);
+    IS_ENABLED.store(true, Ordering::Relaxed);
 }
 
 /// Makes a request's span part of its client's trace. Call it before the span is entered.
 pub(crate) fn continue_trace(span: &Span, headers: &HeaderMap) {
-    if !ON.load(Ordering::Relaxed) {
+    if !IS_ENABLED.load(Ordering::Relaxed) {
         return;
     }
     span.record("otel.kind", "server");
@@ -31,9 +31,9 @@ pub(crate) fn continue_trace(span: &Span, headers: &HeaderMap) {
 }
 
 /// The headers that make the spans of an outgoing request part of the current request's trace.
-pub(crate) fn passed_on() -> HeaderMap {
+pub(crate) fn trace_headers() -> HeaderMap {
     let mut headers = HeaderMap::new();
-    if ON.load(Ordering::Relaxed) {
+    if IS_ENABLED.load(Ordering::Relaxed) {
         let context = Span::current().context();
         opentelemetry::global::get_text_map_propagator(|format| {
             format.inject_context(&context, &mut Fields(&mut headers));
@@ -44,7 +44,7 @@ pub(crate) fn passed_on() -> HeaderMap {
 
 /// Names a request's span by its route, and records its status.
 pub(crate) fn name_span(span: &Span, method: &'static str, route: &str, status: StatusCode) {
-    if !ON.load(Ordering::Relaxed) {
+    if !IS_ENABLED.load(Ordering::Relaxed) {
         return;
     }
     span.context().span().update_name(format!("{method} {route}"));

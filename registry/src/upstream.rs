@@ -16,9 +16,9 @@ use crate::config::{address, duration};
 use crate::store::{millis, now_ms};
 
 /// How long requests use stored content instead of an upstream that did not respond.
-const REST: Duration = Duration::from_secs(5);
+const FAILURE_BACKOFF: Duration = Duration::from_secs(5);
 /// Timeout for an upstream that sends no data.
-const IDLE: Duration = Duration::from_secs(20);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Timeout until the response begins.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 const ATTEMPTS: u32 = 3;
@@ -58,7 +58,7 @@ pub(crate) struct Upstream {
     pub(crate) check_after: Duration,
     pub(crate) registry: lode_client::Registry,
     /// When the upstream is tried again, in Unix milliseconds.
-    resting: AtomicI64,
+    retry_at_ms: AtomicI64,
 }
 
 impl fmt::Debug for Upstream {
@@ -109,9 +109,9 @@ impl Upstream {
         let options = ClientOptions {
             credentials,
             retry,
-            idle_timeout: IDLE,
+            idle_timeout: IDLE_TIMEOUT,
             response_timeout: RESPONSE_TIMEOUT,
-            egress: Some(egress.permitting(&base)),
+            egress: Some(egress.with_permitted(&base)),
             ..ClientOptions::default()
         };
         let client = Client::new(options).map_err(|error| unusable(error.to_string()))?;
@@ -122,7 +122,7 @@ impl Upstream {
             path,
             check_after: *check_after,
             registry,
-            resting: AtomicI64::new(0),
+            retry_at_ms: AtomicI64::new(0),
         })
     }
 
@@ -133,17 +133,17 @@ impl Upstream {
     }
 
     /// Whether a recent request failed, so that the upstream should not be tried yet.
-    pub(crate) fn is_resting(&self) -> bool {
-        now_ms() < self.resting.load(Ordering::Relaxed)
+    pub(crate) fn is_backing_off(&self) -> bool {
+        now_ms() < self.retry_at_ms.load(Ordering::Relaxed)
     }
 
     /// Converts an error of the client, and records a transient one.
-    pub(crate) fn failed(&self, error: lode_client::Error) -> Error {
+    pub(crate) fn note_failure(&self, error: lode_client::Error) -> Error {
         if error.is_transient() {
-            self.resting.store(now_ms().saturating_add(millis(REST)), Ordering::Relaxed);
-            return Error::UpstreamAway(Arc::new(error));
+            self.retry_at_ms.store(now_ms().saturating_add(millis(FAILURE_BACKOFF)), Ordering::Relaxed);
+            return Error::UpstreamUnavailable(Arc::new(error));
         }
-        Error::UpstreamUnusable(Arc::new(error))
+        Error::UpstreamInvalid(Arc::new(error))
     }
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn host_and_port(url: &Url) -> String {
 }
 
 /// The upstream with the longest prefix that matches a name.
-pub(crate) fn upstream_of<'a>(
+pub(crate) fn find_upstream<'a>(
     upstreams: &'a [Arc<Upstream>],
     name: &Repository,
 ) -> Option<&'a Arc<Upstream>> {
@@ -201,14 +201,14 @@ mod tests {
     fn the_longest_prefix_wins() {
         let below = |prefix| Arc::new(open(&mirror(prefix, "https://registry.example")).unwrap());
         let upstreams = [below("hub/"), below("hub/deep/"), below("other/")];
-        let of = |name: &str| upstream_of(&upstreams, &name.parse().unwrap()).map(|u| u.prefix.as_str());
+        let of = |name: &str| find_upstream(&upstreams, &name.parse().unwrap()).map(|u| u.prefix.as_str());
         assert_eq!(of("hub/x"), Some("hub/"));
         assert_eq!(of("hub/deep/x"), Some("hub/deep/"));
         assert_eq!(of("elsewhere/x"), None);
     }
 
     #[test]
-    fn settings_that_make_no_sense_are_named() {
+    fn invalid_mirror_settings_are_reported() {
         let refused = |mirror: MirrorConfig| open(&mirror).unwrap_err().to_string();
         assert!(refused(mirror("hub", "https://registry.example")).contains("`hub`"));
         assert!(refused(mirror("Hub/", "https://registry.example")).contains("`Hub/`"));

@@ -13,7 +13,7 @@ use lode_tests::checkpoint::demo;
 use lode_tests::clients;
 use serde_json::json;
 
-use crate::python::{made, script};
+use crate::python::{import_as_gguf, script};
 use crate::text::with_model;
 
 /// Positions in a window. `LODE_AGREEMENT_WINDOWS` sets the number of compared windows.
@@ -41,7 +41,7 @@ const TYPES: [(&str, f64); 17] = [
     ("Q2_K", 0.08),
 ];
 /// The allowed maximum difference, as a multiple of the allowed mean.
-const FARTHEST: f64 = 15.0;
+const MAX_TO_MEAN: f64 = 15.0;
 
 /// The likeliest ids and their log-probabilities, for each window and position.
 type Likeliest = Vec<Vec<Vec<(u32, f64)>>>;
@@ -74,7 +74,7 @@ async fn every_type_agrees_with_llama_cpp() {
     let lode = server.lode();
     let text = std::fs::read_to_string(demo().join("heldout.txt")).unwrap();
     let tokenize = ["tokenize", "team/demo", "--no-special", "--json"];
-    let ids = lode.run_with_input(&tokenize, text.as_bytes()).await.ok();
+    let ids = lode.run_with_input(&tokenize, text.as_bytes()).await.expect_success();
     let ids: Vec<u32> = serde_json::from_value(ids.json()["ids"].clone()).unwrap();
     let windows: usize =
         std::env::var("LODE_AGREEMENT_WINDOWS").ok().and_then(|n| n.parse().ok()).unwrap_or(2);
@@ -85,7 +85,7 @@ async fn every_type_agrees_with_llama_cpp() {
 
     let (mut files, mut ours) = (Vec::new(), Vec::new());
     for (ty, _) in TYPES {
-        files.push(made(&server, &demo(), ty).await);
+        files.push(import_as_gguf(&server, &demo(), ty).await);
         let model = format!("team/lode-demo-{}", ty.to_lowercase());
         let ask = json!({"model": model, "windows": windows, "logprobs": false, "top_logprobs": TOP, "keep_alive": 0});
         let answer = server.registry().post_json("/lode/v1/score", &ask).await.expect(200).json();
@@ -116,7 +116,7 @@ async fn every_type_agrees_with_llama_cpp() {
         let chance = 2.0 * (0.95 * 0.05 / places.len() as f64).sqrt();
         if share < 0.95 - chance
             || mean > *bound
-            || max > bound * FARTHEST
+            || max > bound * MAX_TO_MEAN
             || count < places.len() * TOP * 2 / 5
         {
             wrong.push(format!("{ty}: {:.1} % same, mean {mean:.5}, max {max:.4}", share * 100.0));

@@ -6,7 +6,7 @@ use std::process::Child;
 
 use lode_tests::artifact::sha256;
 use lode_tests::checkpoint::{demo, demo_expected, read_folder};
-use lode_tests::command::until;
+use lode_tests::command::wait_until;
 use lode_tests::server::{Folder, Options, Server, lode_command, output_file, signal};
 use serde_json::json;
 
@@ -51,16 +51,16 @@ pub(crate) async fn workers(server: &Server) -> usize {
 }
 
 #[tokio::test]
-async fn it_joins_pulls_answers_and_leaves() {
+async fn a_worker_joins_pulls_responds_and_deregisters() {
     let folder = Folder::new();
     let server = folder.start(Options::new().env("LODE_WORKER_TOKEN", "open sesame")).await;
-    server.lode().create("team/demo", &demo(), &[]).await.ok();
+    server.lode().create("team/demo", &demo(), &[]).await.expect_success();
 
     let stranger = folder.path().join("stranger");
     let mut refused = Worker::start(&server, "guessed", &stranger);
     let cache = folder.path().join("cache");
     let mut worker = Worker::start(&server, "open sesame", &cache);
-    until("the worker has joined", || async { workers(&server).await == 1 }).await;
+    wait_until("the worker has joined", || async { workers(&server).await == 1 }).await;
 
     let case = &demo_expected()["cases"][0];
     let body =
@@ -77,7 +77,7 @@ async fn it_joins_pulls_answers_and_leaves() {
 
     // A worker that stops deregisters, and the server sends it no more requests.
     signal(worker.0.id(), libc::SIGTERM);
-    until("the worker has ended", || {
+    wait_until("the worker has ended", || {
         let ended = worker.0.try_wait().unwrap().is_some();
         async move { ended }
     })

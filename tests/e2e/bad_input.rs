@@ -9,12 +9,12 @@ use lode_tests::raw;
 use lode_tests::server::Server;
 use serde_json::json;
 
-async fn still_well(server: &Server) {
+async fn check_healthy(server: &Server) {
     let registry = server.registry();
     registry.get("/healthz").await.expect(200);
     let digest = registry.blob_push("still/well", b"fine").await;
     assert_eq!(registry.blob_get("still/well", &digest).await.expect(200).body, b"fine".as_slice());
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
     assert!(!server.output().contains("panicked"), "{}", server.output());
 }
 
@@ -72,11 +72,11 @@ async fn names_digests_and_references() {
             assert!(code.is_empty() || got == *code, "{method} {target}: {got}");
         }
     }
-    still_well(&server).await;
+    check_healthy(&server).await;
 }
 
 #[tokio::test]
-async fn manifests_that_are_none() {
+async fn malformed_manifests_are_refused() {
     let server = Server::fresh().await;
     let registry = server.registry();
     let absent = json!({"mediaType": "application/vnd.oci.image.config.v1+json", "digest": sha256(b"absent"), "size": 6});
@@ -144,11 +144,11 @@ async fn manifests_that_are_none() {
         .manifest_put("bad/manifests", "sha256:bad", IMAGE_INDEX, index.as_bytes())
         .await
         .expect_error(400, "DIGEST_INVALID");
-    still_well(&server).await;
+    check_healthy(&server).await;
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_what_its_length_or_digest_says() {
+async fn a_body_with_a_wrong_length_or_digest_is_refused() {
     let server = Server::fresh().await;
     let registry = server.registry();
     let bytes = random_bytes(fresh_seed(), 300_000);
@@ -162,7 +162,7 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
         separator(&path),
         server.address
     );
-    let answer = raw::exchange_cut(server.address, &[head.as_bytes(), &bytes].concat());
+    let answer = raw::exchange_truncated(server.address, &[head.as_bytes(), &bytes].concat());
     assert!(answer.is_none_or(|a| (400..500).contains(&a.status)), "a short body was acknowledged");
     registry.blob_head("bad/length", &digest).await.expect(404);
     // A single POST cut in the middle.
@@ -170,7 +170,7 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
         "POST /v2/bad/length/blobs/uploads/?digest={digest} HTTP/1.1\r\nhost: {}\r\ncontent-length: 300000\r\n\r\n",
         server.address
     );
-    let answer = raw::exchange_cut(server.address, &[head.as_bytes(), &bytes[..100_000]].concat());
+    let answer = raw::exchange_truncated(server.address, &[head.as_bytes(), &bytes[..100_000]].concat());
     assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
     registry.blob_head("bad/length", &digest).await.expect(404);
     // A chunked body without its last chunk.
@@ -182,7 +182,7 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
         server.address
     );
     let part = [format!("{:x}\r\n", bytes.len()).as_bytes(), &bytes, b"\r\n"].concat();
-    let answer = raw::exchange_cut(server.address, &[head.as_bytes(), &part].concat());
+    let answer = raw::exchange_truncated(server.address, &[head.as_bytes(), &part].concat());
     assert!(
         answer.is_none_or(|a| (400..500).contains(&a.status)),
         "a body without a last chunk was acknowledged"
@@ -195,7 +195,7 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
         server.address,
         index.len() + 10
     );
-    let answer = raw::exchange_cut(server.address, head.as_bytes());
+    let answer = raw::exchange_truncated(server.address, head.as_bytes());
     assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
     registry.manifest_get("bad/length", "v1").await.expect(404);
     // A wrong digest, then no digest.
@@ -210,11 +210,11 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
         registry.blob_head(repository, &digest).await.expect(404);
         registry.blob_head(repository, &sha256(b"other")).await.expect(404);
     }
-    still_well(&server).await;
+    check_healthy(&server).await;
 }
 
 #[tokio::test]
-async fn lines_that_are_not_http() {
+async fn malformed_http_is_refused() {
     let server = Server::fresh().await;
     let long_header = format!("GET /v2/ HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
     let table: &[&[u8]] = &[
@@ -226,18 +226,18 @@ async fn lines_that_are_not_http() {
         b"GET /v2/ HTTP/1.1\r\nbad header\r\n\r\n",
     ];
     for bytes in table {
-        let answer = raw::exchange_cut(server.address, bytes);
+        let answer = raw::exchange_truncated(server.address, bytes);
         assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
     }
     // A client that sends nothing, or only half a head, does not block others.
     let mut slow = raw::connect(server.address);
     slow.write_all(b"GET /v2/ HTT").unwrap();
     let _silent = raw::connect(server.address);
-    still_well(&server).await;
+    check_healthy(&server).await;
 }
 
 #[tokio::test]
-async fn the_apis_of_models_refuse_politely() {
+async fn model_apis_return_json_errors() {
     let server = Server::fresh().await;
     let registry = server.registry();
     for path in [
@@ -291,5 +291,5 @@ async fn the_apis_of_models_refuse_politely() {
         let answer = registry.post_json(path, &json!({})).await;
         assert!([404, 405].contains(&answer.status), "{path} is not a route: {}", answer.status);
     }
-    still_well(&server).await;
+    check_healthy(&server).await;
 }

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lode_tests::checkpoint::{copy_folder, demo, file_of, read_folder, safetensors};
+use lode_tests::checkpoint::{copy_folder, demo, read_folder, safetensors, safetensors_file};
 use lode_tests::command::Lode;
 use lode_tests::server::Server;
 use serde_json::json;
@@ -20,13 +20,13 @@ fn folder(server: &Server, name: &str) -> PathBuf {
 
 async fn refused(lode: &Lode, path: &Path, naming: &[&str]) {
     let finished = lode.create("bad/model", path, &[]).await;
-    finished.refused(naming);
-    let list = lode.run(&["list"]).await.ok().stdout;
+    finished.expect_failure(naming);
+    let list = lode.run(&["list"]).await.expect_success().stdout;
     assert!(!list.contains("bad/model"), "the refused model is visible: {list}");
 }
 
 #[tokio::test]
-async fn safetensors_headers_that_lie() {
+async fn invalid_safetensors_headers_are_refused() {
     let server = Server::fresh().await;
     let lode = server.lode();
     let entry = |dtype: &str, shape: &str, begin: u64, end: u64| {
@@ -42,28 +42,36 @@ async fn safetensors_headers_that_lie() {
         ("seven bytes", vec![1; 7], &[]),
         ("a header longer than anything", huge, &[]),
         ("a header longer than the file", beyond, &[]),
-        ("a header that is no JSON", file_of("hello", &[]), &[]),
-        ("a header that is no object", file_of("[1]", &[]), &[]),
-        ("a header cut in the middle", file_of("{\"w\":{\"dtype\":\"F32\"", &[0; 8]), &[]),
-        ("no offsets", file_of("{\"w\":{\"dtype\":\"F32\",\"shape\":[1]}}", &[0; 4]), &[]),
-        ("an unknown dtype", file_of(&one("w", entry("F99", "[1]", 0, 4)), &[0; 4]), &[]),
-        ("beyond the end", file_of(&one("far.weight", entry("F32", "[4]", 0, 16)), &[0; 8]), &["far.weight"]),
-        ("offsets far beyond", file_of(&one("w", entry("F32", "[1]", 1 << 62, (1 << 62) + 4)), &[0; 4]), &[]),
-        ("end before begin", file_of(&one("w", entry("F32", "[1]", 4, 0)), &[0; 4]), &[]),
+        ("a header that is no JSON", safetensors_file("hello", &[]), &[]),
+        ("a header that is no object", safetensors_file("[1]", &[]), &[]),
+        ("a header cut in the middle", safetensors_file("{\"w\":{\"dtype\":\"F32\"", &[0; 8]), &[]),
+        ("no offsets", safetensors_file("{\"w\":{\"dtype\":\"F32\",\"shape\":[1]}}", &[0; 4]), &[]),
+        ("an unknown dtype", safetensors_file(&one("w", entry("F99", "[1]", 0, 4)), &[0; 4]), &[]),
+        (
+            "beyond the end",
+            safetensors_file(&one("far.weight", entry("F32", "[4]", 0, 16)), &[0; 8]),
+            &["far.weight"],
+        ),
+        (
+            "offsets far beyond",
+            safetensors_file(&one("w", entry("F32", "[1]", 1 << 62, (1 << 62) + 4)), &[0; 4]),
+            &[],
+        ),
+        ("end before begin", safetensors_file(&one("w", entry("F32", "[1]", 4, 0)), &[0; 4]), &[]),
         (
             "shape and bytes disagree",
-            file_of(&one("odd.weight", entry("F32", "[3]", 0, 8)), &[0; 8]),
+            safetensors_file(&one("odd.weight", entry("F32", "[3]", 0, 8)), &[0; 8]),
             &["odd.weight"],
         ),
         (
             "a shape that overflows",
-            file_of(&one("w", entry("F32", "[4294967296,4294967296,4294967296]", 0, 8)), &[0; 8]),
+            safetensors_file(&one("w", entry("F32", "[4294967296,4294967296,4294967296]", 0, 8)), &[0; 8]),
             &[],
         ),
-        ("a negative shape", file_of(&one("w", entry("F32", "[-1]", 0, 8)), &[0; 8]), &[]),
+        ("a negative shape", safetensors_file(&one("w", entry("F32", "[-1]", 0, 8)), &[0; 8]), &[]),
         (
             "overlapping tensors",
-            file_of(
+            safetensors_file(
                 &format!(
                     "{{\"a.weight\":{},\"b.weight\":{}}}",
                     entry("F32", "[2]", 0, 8),
@@ -75,7 +83,7 @@ async fn safetensors_headers_that_lie() {
         ),
         (
             "the same name twice",
-            file_of(
+            safetensors_file(
                 &format!("{{\"w\":{},\"w\":{}}}", entry("F32", "[1]", 0, 4), entry("F32", "[1]", 4, 8)),
                 &[0; 8],
             ),
@@ -87,9 +95,9 @@ async fn safetensors_headers_that_lie() {
         fs::write(path.join("model.safetensors"), bytes).unwrap();
         let finished = lode.create("bad/model", &path, &[]).await;
         assert_eq!(finished.code, 1, "{what}: {finished:?}");
-        finished.refused(&[&["model.safetensors"], *naming].concat());
+        finished.expect_failure(&[&["model.safetensors"], *naming].concat());
     }
-    let list = lode.run(&["list"]).await.ok().stdout;
+    let list = lode.run(&["list"]).await.expect_success().stdout;
     assert!(!list.contains("bad/model"), "{list}");
     assert_eq!(server.registry().get("/v2/_catalog").await.json()["repositories"], json!([]));
 }
@@ -124,7 +132,7 @@ async fn folders_with_parts_missing() {
 }
 
 #[tokio::test]
-async fn what_is_not_a_model_is_told_and_what_it_is_called_is_harmless() {
+async fn invalid_models_are_reported_and_untrusted_names_are_escaped() {
     let server = Server::fresh().await;
     let lode = server.lode();
     let path = folder(&server, "parts");
@@ -141,9 +149,9 @@ async fn what_is_not_a_model_is_told_and_what_it_is_called_is_harmless() {
 
     // A folder without weights is a model that can still tokenize, so it is listed.
     let path = folder(&server, "bare");
-    let created = lode.create("team/bare", &path, &[]).await.ok();
+    let created = lode.create("team/bare", &path, &[]).await.expect_success();
     assert!(created.stderr.contains("there are no tensors"), "{}", created.stderr);
-    assert!(lode.run(&["list"]).await.ok().stdout.contains("team/bare"));
+    assert!(lode.run(&["list"]).await.expect_success().stdout.contains("team/bare"));
 
     // Files with the names of temporary files are stored and returned too.
     let path = server.folder().path().join("unfinished");
@@ -151,24 +159,24 @@ async fn what_is_not_a_model_is_told_and_what_it_is_called_is_harmless() {
     for name in ["config.json.part", "model.safetensors.part", "model.safetensors.part.state", ".lode-pull"] {
         fs::write(path.join(name), name).unwrap();
     }
-    lode.create("team/unfinished", &path, &[]).await.ok();
+    lode.create("team/unfinished", &path, &[]).await.expect_success();
     let out = server.folder().path().join("back");
-    lode.run(&["pull", "team/unfinished", "--to", &out.to_string_lossy()]).await.ok();
+    lode.run(&["pull", "team/unfinished", "--to", &out.to_string_lossy()]).await.expect_success();
     assert!(read_folder(&out) == read_folder(&path));
 
     // Tensor names are untrusted and may contain terminal escape sequences.
     let path = server.folder().path().join("Odd.SafeTensors");
     fs::write(&path, safetensors(&[("w\u{1b}[2J\n.weight", &[2], vec![1.0, 2.0])])).unwrap();
-    lode.create("team/odd", &path, &[]).await.ok();
-    let listed = lode.run(&["tensor", "ls", "team/odd"]).await.ok().stdout;
+    lode.create("team/odd", &path, &[]).await.expect_success();
+    let listed = lode.run(&["tensor", "ls", "team/odd"]).await.expect_success().stdout;
     assert!(listed.contains("w\\u{1b}[2J\\n.weight") && !listed.contains('\u{1b}'), "{listed}");
-    let differ = lode.run(&["diff", "team/odd", "team/bare"]).await.ok().stdout;
+    let differ = lode.run(&["diff", "team/odd", "team/bare"]).await.expect_success().stdout;
     assert!(!differ.contains('\u{1b}'), "{differ}");
     lode.run(&["diff", "team/odd", "team/gone"])
         .await
-        .refused(&["`team/gone:latest` not found", "lode list"]);
+        .expect_failure(&["`team/gone:latest` not found", "lode list"]);
     let out = server.folder().path().join("new/folder/w.safetensors");
-    lode.run(&["tensor", "export", "team/odd", "--to", &out.to_string_lossy()]).await.ok();
+    lode.run(&["tensor", "export", "team/odd", "--to", &out.to_string_lossy()]).await.expect_success();
     assert!(out.is_file());
 }
 
@@ -200,10 +208,10 @@ async fn an_unknown_architecture_is_stored_with_a_notice_and_refused_at_load() {
     config["architectures"] = json!(["ZorkForCausalLM"]);
     config["model_type"] = json!("zork");
     fs::write(path.join("config.json"), config.to_string()).unwrap();
-    let created = lode.create("team/zork", &path, &[]).await.ok();
+    let created = lode.create("team/zork", &path, &[]).await.expect_success();
     let said = format!("{}{}", created.stdout, created.stderr).to_lowercase();
     assert!(said.contains("zork"), "no notice with the architecture: {said}");
-    let list = lode.run(&["list"]).await.ok().stdout;
+    let list = lode.run(&["list"]).await.expect_success().stdout;
     assert!(list.contains("team/zork"), "{list}");
     let answer = server
         .registry()
@@ -215,14 +223,15 @@ async fn an_unknown_architecture_is_stored_with_a_notice_and_refused_at_load() {
         answer.status,
         answer.text()
     );
-    lode.run(&["run", "team/zork", "hi"]).await.refused(&["zork"]);
+    lode.run(&["run", "team/zork", "hi"]).await.expect_failure(&["zork"]);
     // A model without tensors is stored too, but cannot generate.
     let bare = server.folder().path().join("bare");
     fs::create_dir_all(&bare).unwrap();
     fs::copy(demo().join("tokenizer.json"), bare.join("tokenizer.json")).unwrap();
     fs::copy(demo().join("config.json"), bare.join("config.json")).unwrap();
-    lode.create("team/bare", &bare, &[]).await.ok();
-    let ids = lode.run_with_input(&["tokenize", "team/bare", "--json"], b"What").await.ok().json();
+    lode.create("team/bare", &bare, &[]).await.expect_success();
+    let ids =
+        lode.run_with_input(&["tokenize", "team/bare", "--json"], b"What").await.expect_success().json();
     assert!(!ids["ids"].as_array().unwrap().is_empty());
     let answer = server
         .registry()
@@ -230,7 +239,7 @@ async fn an_unknown_architecture_is_stored_with_a_notice_and_refused_at_load() {
         .await;
     assert!(answer.status >= 400, "{}", answer.text());
     // The worker still runs other models.
-    lode.create("team/demo", &demo(), &[]).await.ok();
+    lode.create("team/demo", &demo(), &[]).await.expect_success();
     let answer = server
         .registry()
         .post_json("/api/generate", &json!({"model": "team/demo", "prompt": "hi", "stream": false}))

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use lode_tests::checkpoint::{demo, f32_values, read_folder, tensors_of};
+use lode_tests::checkpoint::{demo, f32_values, read_folder, read_tensor_headers};
 use lode_tests::server::{Folder, Options};
 
 #[tokio::test]
@@ -11,16 +11,16 @@ async fn a_checkpoint_and_its_gguf_give_the_same_q4_k_m() {
     let server = Folder::new().start(Options::new()).await;
     let lode = server.lode();
     let folder = server.folder().path().to_owned();
-    let said = lode.create("team/q4", &demo(), &["--quantize", "q4_K_M"]).await.ok();
+    let said = lode.create("team/q4", &demo(), &["--quantize", "q4_K_M"]).await.expect_success();
     assert!(said.stderr.contains("model-Q4_K_M.gguf"), "{}", said.stderr);
 
-    let shown = lode.run(&["show", "team/q4", "--json"]).await.ok().json();
+    let shown = lode.run(&["show", "team/q4", "--json"]).await.expect_success().json();
     assert_eq!(
         (&shown["parameters"], &shown["architecture"]),
         (&4_196_608.into(), &"llama".into()),
         "{shown}"
     );
-    let listed = lode.run(&["tensor", "ls", "team/q4", "--json"]).await.ok().json();
+    let listed = lode.run(&["tensor", "ls", "team/q4", "--json"]).await.expect_success().json();
     let types: BTreeMap<&str, &str> = listed["tensors"]
         .as_array()
         .unwrap()
@@ -42,15 +42,16 @@ async fn a_checkpoint_and_its_gguf_give_the_same_q4_k_m() {
     }
 
     // The same file results from an unquantised GGUF, so almost nothing is sent again.
-    lode.create("team/floats", &demo(), &["--quantize", "bf16"]).await.ok();
+    lode.create("team/floats", &demo(), &["--quantize", "bf16"]).await.expect_success();
     let back = folder.join("back");
-    lode.run(&["pull", "team/floats", "--to", back.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", "team/floats", "--to", back.to_str().unwrap()]).await.expect_success();
     let floats = back.join("model-BF16.gguf");
-    let again = lode.create("team/twice", &floats, &["--quantize", "Q4_K_M", "--json"]).await.ok().json();
+    let again =
+        lode.create("team/twice", &floats, &["--quantize", "Q4_K_M", "--json"]).await.expect_success().json();
     assert!(again["sent_bytes"].as_u64().unwrap() < 10_000, "{again}");
     assert!(again["shared_bytes"].as_u64().unwrap() > 2_000_000, "{again}");
     let pulled = folder.join("pulled");
-    lode.run(&["pull", "team/twice", "--to", pulled.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", "team/twice", "--to", pulled.to_str().unwrap()]).await.expect_success();
     let files = read_folder(&pulled);
     assert_eq!(files.keys().collect::<Vec<_>>(), ["model-Q4_K_M.gguf"]);
     assert!(files["model-Q4_K_M.gguf"].starts_with(b"GGUF"));
@@ -59,8 +60,8 @@ async fn a_checkpoint_and_its_gguf_give_the_same_q4_k_m() {
     let file = pulled.join("model-Q4_K_M.gguf");
     lode.create("team/worse", &file, &["--quantize", "q8_0"])
         .await
-        .refused(&["model-Q4_K_M.gguf", "already"]);
-    lode.run(&["show", "team/worse"]).await.refused(&["team/worse"]);
+        .expect_failure(&["model-Q4_K_M.gguf", "already"]);
+    lode.run(&["show", "team/worse"]).await.expect_failure(&["team/worse"]);
 }
 
 #[tokio::test]
@@ -68,20 +69,20 @@ async fn values_stay_near_and_rows_in_their_order() {
     let server = Folder::new().start(Options::new()).await;
     let lode = server.lode();
     let source = std::fs::read(demo().join("model.safetensors")).unwrap();
-    let tensors = tensors_of(&source);
+    let tensors = read_tensor_headers(&source);
     let want = &tensors["model.layers.0.mlp.up_proj.weight"];
     let want = f32_values(&want.dtype, &source[want.begin..want.end]);
     let size = want.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
     for (ty, bound) in [("f32", 0.0), ("q8_0", 0.006), ("q6_k", 0.02), ("q4_0", 0.11), ("q4_K_S", 0.09)] {
         let model = format!("team/{}", ty.to_lowercase());
-        lode.create(&model, &demo(), &["--quantize", ty]).await.ok();
+        lode.create(&model, &demo(), &["--quantize", ty]).await.expect_success();
         let out = server.folder().path().join("out.safetensors");
         let to = out.to_str().unwrap();
         lode.run(&["tensor", "export", &model, "blk.0.ffn_up.weight", "--to", to, "--dtype", "f32"])
             .await
-            .ok();
+            .expect_success();
         let exported = std::fs::read(&out).unwrap();
-        let tensor = &tensors_of(&exported)["blk.0.ffn_up.weight"];
+        let tensor = &read_tensor_headers(&exported)["blk.0.ffn_up.weight"];
         let got = f32_values(&tensor.dtype, &exported[tensor.begin..tensor.end]);
         let error = got.iter().zip(&want).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt() / size;
         assert!(error <= bound, "{ty}: relative error {error}, expected at most {bound}");

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use lode_tests::artifact::{Image, fresh_seed};
 use lode_tests::clients::cosign;
-use lode_tests::cluster::Front;
-use lode_tests::command::succeed;
+use lode_tests::cluster::Deployment;
+use lode_tests::command::run_successfully;
 
 fn run(program: &Path, scratch: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(program);
@@ -19,22 +19,22 @@ fn run(program: &Path, scratch: &Path, args: &[&str]) -> Command {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_is_signed_and_verified() {
     let Some(program) = cosign("cosign::an_image_is_signed_and_verified") else { return };
-    sign_and_verify(&program, &Front::one().await).await;
+    sign_and_verify(&program, &Deployment::single().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_is_signed_and_verified_through_two_replicas() {
     let test = "cosign::an_image_is_signed_and_verified_through_two_replicas";
     let Some(program) = cosign(test) else { return };
-    let Some(front) = Front::switching(test).await else { return };
+    let Some(front) = Deployment::replicated(test).await else { return };
     sign_and_verify(&program, &front).await;
 }
 
-async fn sign_and_verify(program: &Path, front: &Front) {
+async fn sign_and_verify(program: &Path, front: &Deployment) {
     let (registry, scratch) = (front.registry(), front.scratch());
     let digest = Image::random(fresh_seed(), 2, 50_000).push(&registry, "team/signed", "v1").await;
-    succeed(&mut run(program, scratch, &["generate-key-pair"]));
-    succeed(&mut run(program, scratch, &["generate-key-pair", "--output-key-prefix", "other"]));
+    run_successfully(&mut run(program, scratch, &["generate-key-pair"]));
+    run_successfully(&mut run(program, scratch, &["generate-key-pair", "--output-key-prefix", "other"]));
     let (by_digest, by_tag) =
         (format!("{}/team/signed@{digest}", registry.host()), format!("{}/team/signed:v1", registry.host()));
     let verify = |key: &str, name: &str| {
@@ -43,7 +43,7 @@ async fn sign_and_verify(program: &Path, front: &Front) {
     };
     let unsigned = verify("cosign.pub", &by_tag).output().unwrap();
     assert!(!unsigned.status.success(), "an unsigned image was verified");
-    succeed(&mut run(
+    run_successfully(&mut run(
         program,
         scratch,
         &[
@@ -59,7 +59,7 @@ async fn sign_and_verify(program: &Path, front: &Front) {
         ],
     ));
     for name in [&by_tag, &by_digest] {
-        let shown = succeed(&mut verify("cosign.pub", name));
+        let shown = run_successfully(&mut verify("cosign.pub", name));
         assert!(shown.contains(&digest), "{shown}");
     }
     assert!(

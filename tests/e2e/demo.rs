@@ -19,7 +19,7 @@ async fn the_demo_model_is_there_and_answers() {
     // last line.
     let output = server.wait_output("lode push").await;
     assert!(output.contains("lode run lode-demo") && output.contains("/api/generate"), "{output}");
-    let answer = server.lode().run(&["run", "lode-demo", "What is 40 plus 41?"]).await.ok();
+    let answer = server.lode().run(&["run", "lode-demo", "What is 40 plus 41?"]).await.expect_success();
     assert!(!answer.stdout.trim().is_empty());
     let case = &demo_expected()["cases"][0];
     let body =
@@ -30,7 +30,7 @@ async fn the_demo_model_is_there_and_answers() {
     assert!(server.stop().await.success());
 
     let server = folder.start(options).await;
-    let list = server.lode().run(&["list"]).await.ok().stdout;
+    let list = server.lode().run(&["list"]).await.expect_success().stdout;
     assert_eq!(list.matches("lode-demo").count(), 1, "{list}");
     assert_eq!(
         lode_tests::checkpoint::read_folder(&folder.data().join("blobs")).len(),

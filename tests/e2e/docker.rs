@@ -7,8 +7,8 @@ use std::process::Stdio;
 
 use lode_tests::artifact::{fresh_seed, random_bytes};
 use lode_tests::clients::Docker;
-use lode_tests::cluster::Front;
-use lode_tests::command::{succeed, until};
+use lode_tests::cluster::Deployment;
+use lode_tests::command::{run_successfully, wait_until};
 use lode_tests::oci::Registry;
 use lode_tests::server::{Folder, Options};
 
@@ -24,14 +24,14 @@ fn build(docker: &Docker, scratch: &Path, name: &str, layer_bytes: usize) -> Str
         "FROM scratch\nCOPY a.bin /a.bin\nCOPY b.bin /models/b.bin\nLABEL note=\"two layers\"\n",
     )
     .unwrap();
-    succeed(&mut docker.command(&["build", "-q", "-t", name, context.to_str().unwrap()]));
-    succeed(&mut docker.command(&["image", "inspect", "-f", "{{.Id}}", name])).trim().to_owned()
+    run_successfully(&mut docker.command(&["build", "-q", "-t", name, context.to_str().unwrap()]));
+    run_successfully(&mut docker.command(&["image", "inspect", "-f", "{{.Id}}", name])).trim().to_owned()
 }
 
 async fn there_and_back(docker: &Docker, scratch: &Path, registry: &Registry) {
     let name = format!("{}/team/image:v1", registry.host());
     let id = build(docker, scratch, &name, 2_000_000);
-    let pushed = succeed(&mut docker.command(&["push", &name]));
+    let pushed = run_successfully(&mut docker.command(&["push", &name]));
     let answer = registry.manifest_get("team/image", "v1").await.expect(200);
     let digest = answer.header("docker-content-digest").unwrap().to_owned();
     assert!(pushed.contains(&digest), "docker computed another digest: {pushed}");
@@ -40,22 +40,22 @@ async fn there_and_back(docker: &Docker, scratch: &Path, registry: &Registry) {
 
     // Removed locally and pulled by tag and by digest, the image has the same id, so its layers are
     // identical.
-    succeed(&mut docker.command(&["image", "rm", "-f", &id]));
-    succeed(&mut docker.command(&["pull", &name]));
+    run_successfully(&mut docker.command(&["image", "rm", "-f", &id]));
+    run_successfully(&mut docker.command(&["pull", &name]));
     let inspect = |name: &str| {
-        succeed(&mut docker.command(&["image", "inspect", "-f", "{{.Id}} {{.RepoDigests}}", name]))
+        run_successfully(&mut docker.command(&["image", "inspect", "-f", "{{.Id}} {{.RepoDigests}}", name]))
     };
     let shown = inspect(&name);
     assert!(shown.contains(&id) && shown.contains(&digest), "{shown}");
-    succeed(&mut docker.command(&["image", "rm", "-f", &id]));
+    run_successfully(&mut docker.command(&["image", "rm", "-f", &id]));
     let by_digest = format!("{}/team/image@{digest}", registry.host());
-    succeed(&mut docker.command(&["pull", &by_digest]));
+    run_successfully(&mut docker.command(&["pull", &by_digest]));
     assert!(inspect(&by_digest).contains(&id));
 
     // Under another name its layers are mounted, not sent. A repeated push changes nothing.
     let other = format!("{}/other/copy:v9", registry.host());
-    succeed(&mut docker.command(&["tag", &id, &other]));
-    let pushed = succeed(&mut docker.command(&["push", &other]));
+    run_successfully(&mut docker.command(&["tag", &id, &other]));
+    let pushed = run_successfully(&mut docker.command(&["push", &other]));
     assert!(
         pushed.contains("Mounted from team/image") || pushed.contains("Layer already exists"),
         "{pushed}"
@@ -64,7 +64,7 @@ async fn there_and_back(docker: &Docker, scratch: &Path, registry: &Registry) {
         registry.manifest_get("other/copy", "v9").await.expect(200).header("docker-content-digest"),
         Some(digest.as_str())
     );
-    let again = succeed(&mut docker.command(&["push", &other]));
+    let again = run_successfully(&mut docker.command(&["push", &other]));
     assert!(again.contains("Layer already exists") && again.contains(&digest), "{again}");
 }
 
@@ -74,7 +74,7 @@ async fn images_go_there_and_back() {
     let Some(docker) = Docker::start("docker::images_go_there_and_back", folder.path()) else { return };
     let server = folder.serve().await;
     there_and_back(&docker, folder.path(), &server.registry()).await;
-    if let Some(front) = Front::switching("docker::images_go_there_and_back, two replicas").await {
+    if let Some(front) = Deployment::replicated("docker::images_go_there_and_back, two replicas").await {
         there_and_back(&docker, folder.path(), &front.registry()).await;
         front.check().await;
     }
@@ -85,7 +85,7 @@ async fn images_go_there_and_back() {
     let before = crate::start_stop::stored_bytes(&folder);
     let mut push =
         docker.command(&["push", &big]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    until("a part of the image has arrived", || async {
+    wait_until("a part of the image has arrived", || async {
         crate::start_stop::stored_bytes(&folder) > before + 2_000_000
     })
     .await;
@@ -93,12 +93,14 @@ async fn images_go_there_and_back() {
     server.kill();
     let server = folder.start(Options::new().listen(address.to_string())).await;
     push.wait().unwrap(); // docker retries and may succeed
-    succeed(&mut docker.command(&["push", &big]));
+    run_successfully(&mut docker.command(&["push", &big]));
     let registry = server.registry();
     assert_eq!(registry.manifest_get("team/big", "v1").await.expect(200).json()["config"]["digest"], id);
-    succeed(&mut docker.command(&["image", "rm", "-f", &id]));
-    succeed(&mut docker.command(&["pull", &big]));
-    assert!(succeed(&mut docker.command(&["image", "inspect", "-f", "{{.Id}}", &big])).contains(&id));
+    run_successfully(&mut docker.command(&["image", "rm", "-f", &id]));
+    run_successfully(&mut docker.command(&["pull", &big]));
+    assert!(
+        run_successfully(&mut docker.command(&["image", "inspect", "-f", "{{.Id}}", &big])).contains(&id)
+    );
     drop(docker);
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
 }

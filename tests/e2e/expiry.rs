@@ -3,7 +3,7 @@
 
 use lode_tests::artifact::random_bytes;
 use lode_tests::checkpoint::read_folder;
-use lode_tests::command::until;
+use lode_tests::command::wait_until;
 use lode_tests::server::{Folder, Options};
 
 #[tokio::test]
@@ -14,8 +14,8 @@ async fn an_abandoned_upload_expires_with_its_bytes() {
     let registry = server.registry();
     let location = registry.upload_open("team/abandoned").await;
     registry.upload_append(&location, 0, &random_bytes(1, 3_000_000)).await.expect(202);
-    until("the upload has expired", || async { registry.get(&location).await.status == 404 }).await;
-    until("its bytes are deleted", || async {
+    wait_until("the upload has expired", || async { registry.get(&location).await.status == 404 }).await;
+    wait_until("its bytes are deleted", || async {
         read_folder(folder.data())
             .iter()
             .filter(|(name, _)| !name.starts_with("lode.db"))
@@ -25,5 +25,5 @@ async fn an_abandoned_upload_expires_with_its_bytes() {
     })
     .await;
     registry.upload_append(&location, 3_000_000, b"late").await.expect_error(404, "BLOB_UPLOAD_UNKNOWN");
-    server.lode().run(&["fsck"]).await.ok();
+    server.lode().run(&["fsck"]).await.expect_success();
 }

@@ -38,7 +38,7 @@ async fn every_family_answers_as_known() {
     let registry = server.registry();
     for (family, folder) in families() {
         let name = format!("arch/{family}");
-        server.lode().create(&name, &folder, &[]).await.ok();
+        server.lode().create(&name, &folder, &[]).await.expect_success();
         let expected: Value =
             serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
         for case in expected["cases"].as_array().unwrap() {
@@ -69,7 +69,7 @@ async fn every_family_answers_from_a_gguf() {
     let registry = server.registry();
     for (family, _) in gguf_families() {
         let name = format!("gguf/{family}");
-        server.lode().create(&name, &fixture(&format!("{family}-q8_0.gguf")), &[]).await.ok();
+        server.lode().create(&name, &fixture(&format!("{family}-q8_0.gguf")), &[]).await.expect_success();
         let expected = std::fs::read(fixture(&format!("{family}-q8_0.expected.json"))).unwrap();
         let expected: Value = serde_json::from_slice(&expected).unwrap();
         for case in expected["cases"].as_array().unwrap() {
@@ -98,7 +98,7 @@ async fn a_roberta_makes_the_known_vectors() {
     let server = Folder::new().start(Options::new().worker()).await;
     let (lode, registry) = (server.lode(), server.registry());
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/encoder/roberta");
-    lode.create("encoder/roberta", &folder, &[]).await.ok();
+    lode.create("encoder/roberta", &folder, &[]).await.expect_success();
     let expected: Value =
         serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
     for case in expected["cases"].as_array().unwrap() {
@@ -113,6 +113,6 @@ async fn a_roberta_makes_the_known_vectors() {
         }
         let text = case["text"].as_str().unwrap();
         let found = lode.run_with_input(&["tokenize", "encoder/roberta", "--json"], text.as_bytes()).await;
-        assert_eq!(ids(&found.ok().json()["ids"]), ids(&case["token_ids"]), "{text}");
+        assert_eq!(ids(&found.expect_success().json()["ids"]), ids(&case["token_ids"]), "{text}");
     }
 }

@@ -5,35 +5,35 @@
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use lode_tests::command::until;
-use lode_tests::endpoints::{Case, Endpoint, WRITES};
+use lode_tests::command::wait_until;
+use lode_tests::endpoints::{Endpoint, EndpointCase, WRITES};
 use lode_tests::faults::{Fault, FaultProxy};
 use lode_tests::oci::Registry;
 use lode_tests::report::figure;
 use lode_tests::server::{Folder, Options, Server};
-use lode_tests::services::{Backing, postgres_address, postgres_through, s3_address};
+use lode_tests::services::{Backends, postgres_address, postgres_through, s3_address};
 
 /// More than any response may take while a service is unavailable.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How long a silent service stays silent.
 const SILENCE: Duration = Duration::from_secs(25);
 
-struct Site {
+struct FaultSetup {
     server: Server,
     registry: Registry,
     database: FaultProxy,
     storage: FaultProxy,
 }
 
-impl Site {
+impl FaultSetup {
     async fn start(test: &str) -> Option<Self> {
-        let mut backing = Backing::shared(test)?;
+        let mut backing = Backends::shared(test)?;
         let url = backing.database.clone()?;
-        let database = FaultProxy::before(postgres_address(&url));
-        let storage = FaultProxy::before(s3_address());
+        let database = FaultProxy::in_front_of(postgres_address(&url));
+        let storage = FaultProxy::in_front_of(s3_address());
         backing.database = Some(postgres_through(&url, database.address));
         let options = Options::new()
-            .on(&backing)
+            .with_backends(&backing)
             .env("AWS_ENDPOINT_URL", format!("http://{}", storage.address))
             .env("LODE_REDIRECT", "false"); // so that the fault affects the server, not the client
         let server = Folder::new().start(options).await;
@@ -41,8 +41,8 @@ impl Site {
     }
 
     /// Sends all requests concurrently during a fault, and then checks the responses and the stored content.
-    async fn under(&self, service: &FaultProxy, name: &str, fault: Fault) {
-        let cases = Case::prepare_all(&self.registry).await;
+    async fn send_all_during(&self, service: &FaultProxy, name: &str, fault: Fault) {
+        let cases = EndpointCase::prepare_all(&self.registry).await;
         service.set(fault.clone());
         let started = Instant::now();
         let requests = join_all(cases.iter().map(|case| case.send(&self.registry, PATIENCE)));
@@ -61,8 +61,8 @@ impl Site {
         self.well_again().await;
         let mut statuses = Vec::new();
         for (case, reply) in cases.iter().zip(&replies) {
-            case.right(name, reply);
-            case.check(&self.registry, reply).await;
+            case.check_reply(name, reply);
+            case.check_recovery(&self.registry, reply).await;
             statuses.push(format!(
                 "{:?} {}",
                 case.endpoint,
@@ -74,17 +74,23 @@ impl Site {
     }
 
     /// Sends the requests one after another, each during the fault.
-    async fn one_by_one(&self, service: &FaultProxy, name: &str, fault: &Fault, endpoints: &[Endpoint]) {
+    async fn send_each_during(
+        &self,
+        service: &FaultProxy,
+        name: &str,
+        fault: &Fault,
+        endpoints: &[Endpoint],
+    ) {
         let mut met = Vec::new();
         for endpoint in endpoints {
-            let case = Case::prepare(&self.registry, *endpoint).await;
+            let case = EndpointCase::prepare(&self.registry, *endpoint).await;
             service.set(fault.clone());
             let reply = case.send(&self.registry, PATIENCE).await;
             let hits = service.hits();
             service.heal();
             self.well_again().await;
-            case.right(name, &reply);
-            case.check(&self.registry, &reply).await;
+            case.check_reply(name, &reply);
+            case.check_recovery(&self.registry, &reply).await;
             if hits > 0 {
                 met.push(format!("{endpoint:?} {}", reply.as_ref().map_or(0, |answer| answer.status)));
             }
@@ -95,11 +101,11 @@ impl Site {
 
     /// Checks that database and blob store agree.
     async fn sound(&self) {
-        self.server.lode().run(&["fsck", "--verify"]).await.ok();
+        self.server.lode().run(&["fsck", "--verify"]).await.expect_success();
     }
 
     async fn well_again(&self) {
-        until("the server is ready again", || async {
+        wait_until("the server is ready again", || async {
             let answer = self.registry.try_send(self.registry.request("GET", "/readyz")).await;
             answer.is_ok_and(|answer| answer.status == 200)
         })
@@ -108,34 +114,34 @@ impl Site {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_the_database() {
-    let Some(site) = Site::start("faults::of_the_database").await else { return };
+async fn database_faults() {
+    let Some(site) = FaultSetup::start("faults::of_the_database").await else { return };
     let database = &site.database;
-    site.under(database, "database refuses connections", Fault::Refused).await;
-    site.under(database, "database slow", Fault::Slow(Duration::from_millis(50))).await;
-    site.under(database, "database drops connections", Fault::CutAfter(300)).await;
-    site.under(database, "database silent", Fault::Silent).await;
-    site.one_by_one(
+    site.send_all_during(database, "database refuses connections", Fault::Refused).await;
+    site.send_all_during(database, "database slow", Fault::Slow(Duration::from_millis(50))).await;
+    site.send_all_during(database, "database drops connections", Fault::CutAfter(300)).await;
+    site.send_all_during(database, "database silent", Fault::Silent).await;
+    site.send_each_during(
         database,
         "database loses the response to a commit",
-        &Fault::AnswerLost("COMMIT", 1),
+        &Fault::ResponseLost("COMMIT", 1),
         &WRITES,
     )
     .await;
-    let every = Fault::AnswerLost("COMMIT", usize::MAX);
-    site.one_by_one(database, "database loses the response to every commit", &every, &WRITES).await;
+    let every = Fault::ResponseLost("COMMIT", usize::MAX);
+    site.send_each_during(database, "database loses the response to every commit", &every, &WRITES).await;
     site.sound().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_the_storage() {
-    let Some(site) = Site::start("faults::of_the_storage").await else { return };
+async fn storage_faults() {
+    let Some(site) = FaultSetup::start("faults::of_the_storage").await else { return };
     let storage = &site.storage;
-    site.under(storage, "storage refuses connections", Fault::Refused).await;
-    site.under(storage, "storage slow", Fault::Slow(Duration::from_millis(20))).await;
-    site.under(storage, "storage throttled", Fault::Throttled(20_000_000)).await;
-    site.under(storage, "storage drops connections", Fault::CutAfter(1_000_000)).await;
-    site.under(storage, "storage silent", Fault::Silent).await;
+    site.send_all_during(storage, "storage refuses connections", Fault::Refused).await;
+    site.send_all_during(storage, "storage slow", Fault::Slow(Duration::from_millis(20))).await;
+    site.send_all_during(storage, "storage throttled", Fault::Throttled(20_000_000)).await;
+    site.send_all_during(storage, "storage drops connections", Fault::CutAfter(1_000_000)).await;
+    site.send_all_during(storage, "storage silent", Fault::Silent).await;
     // The response to an executed request is lost, once or every time.
     for (what, pattern) in [
         ("PutObject", "PUT /"),
@@ -151,14 +157,20 @@ async fn of_the_storage() {
                 "storage loses {} to {what}",
                 if times == 1 { "one response" } else { "every response" }
             );
-            site.one_by_one(storage, &name, &Fault::AnswerLost(pattern, times), &touching(pattern)).await;
+            site.send_each_during(
+                storage,
+                &name,
+                &Fault::ResponseLost(pattern, times),
+                &endpoints_using(pattern),
+            )
+            .await;
         }
     }
     site.sound().await;
 }
 
 /// The requests that may make the server send a storage request with this pattern.
-fn touching(pattern: &str) -> Vec<Endpoint> {
+fn endpoints_using(pattern: &str) -> Vec<Endpoint> {
     use Endpoint::{BlobGet, BlobPost, ManifestPut, TagMove, UploadAppend, UploadCancel, UploadFinish};
     match pattern {
         "GET /" => vec![BlobGet, UploadAppend, UploadFinish],

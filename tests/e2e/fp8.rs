@@ -1,31 +1,33 @@
 //! An FP8 checkpoint, as large models are published. Stored unchanged, it is returned byte for byte and a
 //! worker refuses to run it. Quantised on import, it runs and has no trace of FP8.
 
-use lode_tests::checkpoint::{demo, demo_expected, demo_in_fp8, f32_values, read_folder, tensors_of};
+use lode_tests::checkpoint::{
+    demo, demo_expected, f32_values, read_folder, read_tensor_headers, write_fp8_demo,
+};
 use lode_tests::report::figure;
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn what_is_stored_as_fp8_comes_back_and_is_not_run() {
+async fn an_fp8_checkpoint_is_returned_unchanged_and_not_run() {
     let server = Folder::new().start(Options::new().worker()).await;
     let lode = server.lode();
     let source = server.folder().path().join("fp8");
-    demo_in_fp8(&source);
-    let created = lode.create("team/fp8", &source, &[]).await.ok();
+    write_fp8_demo(&source);
+    let created = lode.create("team/fp8", &source, &[]).await.expect_success();
     assert!(created.stderr.contains("weights of F8_E4M3 with scales are stored as they are"), "{created:?}");
     let back = server.folder().path().join("back");
-    lode.run(&["pull", "team/fp8", "--to", back.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", "team/fp8", "--to", back.to_str().unwrap()]).await.expect_success();
     assert!(read_folder(&back) == read_folder(&source));
 
     // Tensors are listed with their scales and exported as code times scale.
-    let listed = lode.run(&["tensor", "ls", "team/fp8"]).await.ok().stdout;
+    let listed = lode.run(&["tensor", "ls", "team/fp8"]).await.expect_success().stdout;
     assert!(listed.contains("F8_E4M3 g128x128") && !listed.contains("scale_inv"), "{listed}");
-    let shown = lode.run(&["show", "team/fp8", "--json"]).await.ok().json();
+    let shown = lode.run(&["show", "team/fp8", "--json"]).await.expect_success().json();
     assert_eq!(shown["parameters"], 4_196_608, "{shown}");
     let name = "model.layers.0.mlp.down_proj.weight";
     let weights = std::fs::read(source.join("model.safetensors")).unwrap();
-    let stored = tensors_of(&weights);
+    let stored = read_tensor_headers(&weights);
     let bytes = |name: &str| &weights[stored[name].begin..stored[name].end];
     let scales = f32_values("F32", bytes(&format!("{name}_scale_inv")));
     let value = |(at, code): (usize, &u8)| {
@@ -41,29 +43,29 @@ async fn what_is_stored_as_fp8_comes_back_and_is_not_run() {
     let expect: Vec<f32> = bytes(name).iter().enumerate().map(value).collect();
     let out = server.folder().path().join("out.safetensors");
     let export = ["tensor", "export", "team/fp8", name, "--to", out.to_str().unwrap()];
-    lode.run(&[&export[..], &["--dtype", "f32"]].concat()).await.ok();
+    lode.run(&[&export[..], &["--dtype", "f32"]].concat()).await.expect_success();
     let exported = std::fs::read(&out).unwrap();
-    let tensor = &tensors_of(&exported)[name];
+    let tensor = &read_tensor_headers(&exported)[name];
     assert!(f32_values(&tensor.dtype, &exported[tensor.begin..tensor.end]) == expect);
-    lode.run(&export).await.ok();
+    lode.run(&export).await.expect_success();
     let exported = std::fs::read(&out).unwrap();
-    let tensors = tensors_of(&exported);
+    let tensors = read_tensor_headers(&exported);
     for name in [name.to_owned(), format!("{name}_scale_inv")] {
         assert!(exported[tensors[&name].begin..tensors[&name].end] == *bytes(&name), "{name}");
     }
     // A float32 GGUF has the same values.
-    lode.create("team/floats", &source, &["--quantize", "f32"]).await.ok();
-    let compared = lode.run(&["diff", "team/fp8", "team/floats", "--all"]).await.ok().stdout;
+    lode.create("team/floats", &source, &["--quantize", "f32"]).await.expect_success();
+    let compared = lode.run(&["diff", "team/fp8", "team/floats", "--all"]).await.expect_success().stdout;
     let same = |line: &str| line.starts_with("same values") && line.contains(name);
     assert!(compared.lines().any(same) && compared.contains(" 0 changed"), "{compared}");
 
     // Codes without their scales are different values, so no worker uses them.
     let run = lode.run(&["run", "team/fp8", "hello"]).await;
-    run.refused(&["model.layers.0.", "F8_E4M3"]);
+    run.expect_failure(&["model.layers.0.", "F8_E4M3"]);
 }
 
 /// Nats per token over the demo model's reference outputs.
-async fn nats(server: &Server, model: &str) -> f64 {
+async fn nats_per_token(server: &Server, model: &str) -> f64 {
     let ids = |value: &Value| -> Vec<u64> { serde_json::from_value(value.clone()).unwrap() };
     let cases = demo_expected()["cases"].clone();
     let window = |case: &Value| [ids(&case["prompt_ids"]), ids(&case["answer_ids"])].concat();
@@ -77,21 +79,21 @@ async fn nats(server: &Server, model: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn quantised_from_fp8_it_runs() {
+async fn an_fp8_checkpoint_runs_when_quantised() {
     let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
     let lode = server.lode();
     let source = server.folder().path().join("fp8");
-    demo_in_fp8(&source);
-    lode.create("team/demo", &demo(), &[]).await.ok();
-    let known = nats(&server, "team/demo").await;
+    write_fp8_demo(&source);
+    lode.create("team/demo", &demo(), &[]).await.expect_success();
+    let known = nats_per_token(&server, "team/demo").await;
     let mut figures = vec![format!("bf16 {known:.4}")];
     for (kind, worst) in [("mxfp8", 0.05), ("int8", 0.05), ("BF16", 0.05), ("Q8_0", 0.05)] {
         let model = format!("team/{}", kind.to_lowercase());
-        lode.create(&model, &source, &["--quantize", kind]).await.ok();
-        let nats = nats(&server, &model).await;
+        lode.create(&model, &source, &["--quantize", kind]).await.expect_success();
+        let nats = nats_per_token(&server, &model).await;
         assert!((nats - known).abs() <= worst, "{kind}: {nats} nats per token, BF16 {known}");
         figures.push(format!("{kind} {nats:.4}"));
-        let shown = lode.run(&["show", &model, "--json"]).await.ok().json();
+        let shown = lode.run(&["show", &model, "--json"]).await.expect_success().json();
         assert_eq!(
             (&shown["quantization"], &shown["parameters"]),
             (&kind.into(), &4_196_608.into()),
@@ -101,13 +103,13 @@ async fn quantised_from_fp8_it_runs() {
     figure("nats per token over the demo model's reference outputs, imported from FP8", &figures.join(", "));
 
     // No scales are left, and the config does not mention FP8.
-    let listed = lode.run(&["tensor", "ls", "team/mxfp8"]).await.ok().stdout;
+    let listed = lode.run(&["tensor", "ls", "team/mxfp8"]).await.expect_success().stdout;
     assert!(
         listed.contains("mxfp8 g32") && !listed.contains("scale_inv") && !listed.contains("F8_"),
         "{listed}"
     );
     let back = server.folder().path().join("back");
-    lode.run(&["pull", "team/mxfp8", "--to", back.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", "team/mxfp8", "--to", back.to_str().unwrap()]).await.expect_success();
     let config: Value = serde_json::from_slice(&read_folder(&back)["config.json"]).unwrap();
     assert!(config.get("quantization_config").is_none() && config["model_type"] == "llama", "{config}");
 
@@ -115,12 +117,12 @@ async fn quantised_from_fp8_it_runs() {
     let path = source.join("model.safetensors");
     let mut weights = std::fs::read(&path).unwrap();
     let name = "model.layers.1.mlp.up_proj.weight_scale_inv";
-    let at = tensors_of(&weights)[name].begin;
+    let at = read_tensor_headers(&weights)[name].begin;
     weights[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     std::fs::write(&path, weights).unwrap();
     for kind in ["mxfp8", "Q8_0"] {
         let refused = lode.create("team/bad", &source, &["--quantize", kind]).await;
-        refused.refused(&["`model.layers.1.mlp.up_proj.weight`", "scale 0 is NaN"]);
+        refused.expect_failure(&["`model.layers.1.mlp.up_proj.weight`", "scale 0 is NaN"]);
     }
-    lode.run(&["show", "team/bad"]).await.refused(&["team/bad"]);
+    lode.run(&["show", "team/bad"]).await.expect_failure(&["team/bad"]);
 }

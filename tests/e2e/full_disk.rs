@@ -75,7 +75,7 @@ async fn a_full_disk_acknowledges_nothing_and_keeps_serving() {
     let after = Image::random(fresh_seed(), 2, 1_000_000);
     after.push(&registry, "full", "v2").await;
     after.check(&registry, "full", "v2").await;
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
     assert!(!server.output().contains("panicked"), "{}", server.output());
     server.kill();
     let server = folder.serve().await;

@@ -10,13 +10,13 @@ fn blob_path(server: &Server, digest: &str) -> std::path::PathBuf {
     server.folder().data().join("blobs").join(digest.replace(':', "/"))
 }
 
-fn at_once() -> Options {
+fn without_grace() -> Options {
     Options::new().env("LODE_GC_GRACE", "0s").env("LODE_UPLOAD_LEASE", "0s")
 }
 
 #[tokio::test]
-async fn what_nothing_refers_to_goes_and_the_rest_stays() {
-    let server = Folder::new().start(at_once()).await;
+async fn unreferenced_content_is_deleted_and_the_rest_is_kept() {
+    let server = Folder::new().start(without_grace()).await;
     let registry = server.registry();
     let (gone, kept) = (Image::random(fresh_seed(), 2, 10_000), Image::random(fresh_seed(), 2, 10_000));
     let digest = gone.push(&registry, "gc", "gone").await;
@@ -24,30 +24,30 @@ async fn what_nothing_refers_to_goes_and_the_rest_stays() {
     kept.push(&registry, "gc/other", "kept").await;
     let orphan = registry.blob_push("gc", b"never in a manifest").await;
     registry.delete(&format!("/v2/gc/manifests/{digest}")).await.expect(202);
-    server.lode().run(&["gc", "--dry-run"]).await.ok();
+    server.lode().run(&["gc", "--dry-run"]).await.expect_success();
     assert!(blob_path(&server, &digest).is_file(), "a dry run deletes nothing");
-    server.lode().run(&["gc"]).await.ok();
+    server.lode().run(&["gc"]).await.expect_success();
     for digest in gone.layers.iter().map(|l| sha256(l)).chain([digest, orphan]) {
         assert!(!blob_path(&server, &digest).exists(), "{digest} is still there");
     }
     for repository in ["gc", "gc/other"] {
         kept.check(&registry, repository, "kept").await;
     }
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
     // Deleted content can be pushed again.
     gone.push(&registry, "gc", "again").await;
     gone.check(&registry, "gc", "again").await;
 }
 
 #[tokio::test]
-async fn within_the_grace_and_the_lease_nothing_goes() {
+async fn nothing_is_deleted_within_grace_period_and_lease() {
     let server = Server::fresh().await; // 24 hours each
     let registry = server.registry();
     let image = Image::random(fresh_seed(), 1, 10_000);
     let digest = image.push(&registry, "grace", "v1").await;
     let fresh = registry.blob_push("grace", b"its manifest comes later").await;
     registry.delete(&format!("/v2/grace/manifests/{digest}")).await.expect(202);
-    server.lode().run(&["gc"]).await.ok();
+    server.lode().run(&["gc"]).await.expect_success();
     assert!(blob_path(&server, &sha256(&image.layers[0])).is_file());
     registry.blob_get("grace", &fresh).await.expect(200);
 }
@@ -79,7 +79,7 @@ async fn a_push_that_races_with_collections_wins() {
         round += 1;
     }
     collector.await.unwrap();
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
 }
 
 #[tokio::test]
@@ -93,14 +93,14 @@ async fn damage_is_found_and_orphans_are_not_damage() {
     fs::write(&orphan, b"orphan").unwrap();
     let location = registry.upload_open("hurt").await;
     registry.upload_append(&location, 0, b"unfinished").await.expect(202);
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
     // `--verify` finds wrong bytes of the right length. Missing bytes are always found.
     let path = blob_path(&server, &sha256(&image.layers[0]));
     let mut bytes = fs::read(&path).unwrap();
     bytes[5_000] ^= 1;
     make_writable(&path);
     fs::write(&path, &bytes).unwrap();
-    server.lode().run(&["fsck"]).await.ok();
+    server.lode().run(&["fsck"]).await.expect_success();
     let found = server.lode().run(&["fsck", "--verify"]).await;
     assert_eq!(found.code, 1, "{found:?}");
     assert!(
@@ -124,7 +124,7 @@ fn make_writable(path: &std::path::Path) {
 }
 
 #[tokio::test]
-async fn what_was_removed_is_on_record_and_comes_back() {
+async fn a_removal_is_listed_and_can_be_restored() {
     let options =
         Options::new().env("LODE_GC_GRACE", "0s").env("LODE_UPLOAD_LEASE", "0s").env("LODE_GC_UNDO", "1h");
     let server = Folder::new().start(options).await;
@@ -132,12 +132,12 @@ async fn what_was_removed_is_on_record_and_comes_back() {
     let image = Image::random(fresh_seed(), 2, 10_000);
     let digest = image.push(&registry, "gc/undo", "v1").await;
     registry.delete(&format!("/v2/gc/undo/manifests/{digest}")).await.expect(202);
-    server.lode().run(&["gc"]).await.ok();
+    server.lode().run(&["gc"]).await.expect_success();
     registry.get("/v2/gc/undo/manifests/v1").await.expect(404);
-    let history = server.lode().run(&["gc", "history", "gc/undo"]).await.ok();
+    let history = server.lode().run(&["gc", "history", "gc/undo"]).await.expect_success();
     assert!(history.stdout.contains("v1") && history.stdout.contains("delete"), "{}", history.stdout);
     // The image is restored under its tag, byte for byte.
-    server.lode().run(&["gc", "undo", &format!("gc/undo@{digest}")]).await.ok();
+    server.lode().run(&["gc", "undo", &format!("gc/undo@{digest}")]).await.expect_success();
     image.check(&registry, "gc/undo", "v1").await;
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
 }

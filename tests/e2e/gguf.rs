@@ -15,13 +15,13 @@ async fn a_gguf_is_described_and_comes_back() {
     let server = Server::fresh().await;
     let lode = server.lode();
     let source = fixture("wide-k.gguf");
-    lode.create("team/wide", &source, &[]).await.ok();
+    lode.create("team/wide", &source, &[]).await.expect_success();
 
-    let shown = lode.run(&["show", "team/wide", "--json"]).await.ok().json();
+    let shown = lode.run(&["show", "team/wide", "--json"]).await.expect_success().json();
     assert_eq!((&shown["format"], &shown["architecture"]), (&"gguf".into(), &"llama".into()), "{shown}");
     let expected: serde_json::Value =
         serde_json::from_slice(&fs::read(source.with_extension("expected.json")).unwrap()).unwrap();
-    let listed = lode.run(&["tensor", "ls", "team/wide", "--json"]).await.ok().json();
+    let listed = lode.run(&["tensor", "ls", "team/wide", "--json"]).await.expect_success().json();
     let listed = listed["tensors"].as_array().unwrap();
     assert_eq!(listed.len(), expected["tensor_types"].as_object().unwrap().len());
     for tensor in listed {
@@ -29,7 +29,7 @@ async fn a_gguf_is_described_and_comes_back() {
     }
 
     let back = server.folder().path().join("back");
-    lode.run(&["pull", "team/wide", "--to", back.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", "team/wide", "--to", back.to_str().unwrap()]).await.expect_success();
     assert!(fs::read(back.join("wide-k.gguf")).unwrap() == fs::read(&source).unwrap());
 }
 
@@ -47,7 +47,7 @@ async fn a_damaged_gguf_is_refused_and_leaves_nothing() {
         assert!(refused.stderr.contains("`model.gguf` is malformed"), "{}", refused.stderr);
         assert!(refused.stderr.contains(expect), "{}\n  wanted {expect}", refused.stderr);
     }
-    assert!(!lode.run(&["list"]).await.ok().stdout.contains("team/cut"));
+    assert!(!lode.run(&["list"]).await.expect_success().stdout.contains("team/cut"));
 }
 
 #[tokio::test]
@@ -74,7 +74,7 @@ async fn a_big_gguf_is_sent_once_whatever_it_is_called() {
     let size = (header.len() as u64).next_multiple_of(32) + 4 * elements;
     fs::File::options().write(true).open(&path).unwrap().set_len(size).unwrap();
 
-    let create = async |name: &str| lode.create(name, &path, &["--json"]).await.ok().json();
+    let create = async |name: &str| lode.create(name, &path, &["--json"]).await.expect_success().json();
     let first = create("team/big").await;
     assert!(first["sent_bytes"].as_u64().unwrap() >= size, "{first}");
     let again = create("other/name").await;
@@ -93,11 +93,11 @@ async fn two_ggufs_and_a_license_come_back() {
         fs::copy(fixture(name), folder.join(format!("{nth}-{name}"))).unwrap();
     }
     fs::write(folder.join("LICENSE"), "do as you like").unwrap();
-    let created = lode.create("team/two", &folder, &[]).await.ok();
+    let created = lode.create("team/two", &folder, &[]).await.expect_success();
     assert!(created.stderr.contains("`1-qwen2-q8_0.gguf` is a different model"), "{}", created.stderr);
     let back = server.folder().path().join("back");
-    lode.run(&["pull", "team/two", "--to", back.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", "team/two", "--to", back.to_str().unwrap()]).await.expect_success();
     assert!(read_folder(&back) == read_folder(&folder));
-    let shown = lode.run(&["show", "team/two", "--json"]).await.ok().json();
+    let shown = lode.run(&["show", "team/two", "--json"]).await.expect_success().json();
     assert_eq!(shown["architecture"], "llama", "{shown}");
 }

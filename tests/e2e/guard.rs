@@ -11,7 +11,7 @@ fn ask(server: &Server, target: &str, host: &str, origin: Option<&str>) -> u16 {
 }
 
 #[tokio::test]
-async fn a_page_of_another_site_gets_nothing() {
+async fn requests_from_other_sites_are_refused() {
     let server =
         Folder::new().start(Options::new().env("LODE_PUBLIC_URL", "http://models.example.com")).await;
     let port = server.address.port();
@@ -51,8 +51,8 @@ async fn a_page_of_another_site_gets_nothing() {
 }
 
 #[tokio::test]
-async fn bound_wider_it_refuses_unless_told() {
-    let (status, output) = Folder::new().refuse(Options::new().listen("0.0.0.0:0")).await;
+async fn a_non_loopback_server_requires_allow_anonymous() {
+    let (status, output) = Folder::new().start_refused(Options::new().listen("0.0.0.0:0")).await;
     assert!(
         !status.success() && output.contains("error:") && output.contains("--allow-anonymous"),
         "{output}"

@@ -142,7 +142,7 @@ fn limit_descriptors(pid: u32, descriptors: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_short_of_descriptors_goes_on() {
+async fn a_server_short_of_descriptors_keeps_serving() {
     let server = Server::fresh().await;
     let registry = server.registry();
     let digest = registry.blob_push("before", b"bytes").await;

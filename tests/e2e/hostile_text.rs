@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 async fn server() -> Server {
     let options = Options::new().worker().env("LODE_TEXT_TIMEOUT", "1s").env("LODE_TEXT_MEMORY", "128MiB");
     let server = Folder::new().start(options).await;
-    server.lode().create("team/demo", &demo(), &[]).await.ok();
+    server.lode().create("team/demo", &demo(), &[]).await.expect_success();
     server
 }
 
@@ -21,7 +21,7 @@ async fn create(server: &Server, model: &str, file: &str, edit: impl FnOnce(&mut
     let folder = server.folder().path().join(model.replace('/', "-"));
     copy_folder(&demo(), &folder);
     edit_json(&folder.join(file), edit);
-    server.lode().create(model, &folder, &[]).await.ok();
+    server.lode().create(model, &folder, &[]).await.expect_success();
 }
 
 fn edit_json(path: &Path, edit: impl FnOnce(&mut Value)) {
@@ -36,7 +36,7 @@ fn chat(model: &str) -> Value {
 }
 
 #[tokio::test]
-async fn templates_that_take_everything_are_refused() {
+async fn templates_over_the_limits_are_refused() {
     let server = server().await;
     let grow = |n: u32| {
         format!(
@@ -67,7 +67,7 @@ async fn templates_that_take_everything_are_refused() {
 }
 
 #[tokio::test]
-async fn tokenizers_that_take_everything_are_refused() {
+async fn tokenizers_over_the_limits_are_refused() {
     let server = server().await;
     let split = json!({"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": false});
     let double = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
@@ -90,7 +90,7 @@ async fn tokenizers_that_take_everything_are_refused() {
 }
 
 #[tokio::test]
-async fn a_schema_without_an_end_fails_its_request_alone() {
+async fn an_endless_schema_fails_only_its_own_request() {
     let server = server().await;
     let ask = |schema: Value| {
         let mut body = chat("team/demo");

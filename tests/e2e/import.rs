@@ -5,9 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use lode_tests::checkpoint::{
-    copy_folder, demo, demo_relative, f32_values, file_of, read_folder, safetensors, tensors_of,
+    copy_folder, demo, f32_values, read_folder, read_tensor_headers, safetensors, safetensors_file,
+    write_demo_variant,
 };
-use lode_tests::command::until;
+use lode_tests::command::wait_until;
 use lode_tests::report::figure;
 use lode_tests::server::{Folder, Options, Server};
 
@@ -27,20 +28,20 @@ async fn a_checkpoint_is_described_and_comes_back_byte_for_byte() {
     fs::create_dir_all(source.join("extra/deep")).unwrap();
     fs::write(source.join("extra/deep/notes.bin"), [0u8, 1, 2, 255]).unwrap();
     fs::write(source.join("empty"), b"").unwrap();
-    lode.create("team/mini", &source, &[]).await.ok();
+    lode.create("team/mini", &source, &[]).await.expect_success();
 
-    let list = lode.run(&["list"]).await.ok();
+    let list = lode.run(&["list"]).await.expect_success();
     assert!(list.stdout.contains("team/mini"), "{}", list.stdout);
-    let listed = lode.run(&["list", "--json"]).await.ok().json();
+    let listed = lode.run(&["list", "--json"]).await.expect_success().json();
     assert!(listed.to_string().contains("team/mini"), "{listed}");
-    let show = lode.run(&["show", "team/mini"]).await.ok();
+    let show = lode.run(&["show", "team/mini"]).await.expect_success();
     assert!(show.stdout.to_lowercase().contains("llama") && show.stdout.contains("4.2M"), "{}", show.stdout);
-    let shown = lode.run(&["show", "team/mini", "--json"]).await.ok().json();
+    let shown = lode.run(&["show", "team/mini", "--json"]).await.expect_success().json();
     assert_eq!(shown["parameters"], 4_196_608, "{shown}");
 
     let weights = fs::read(source.join("model.safetensors")).unwrap();
-    let tensors = tensors_of(&weights);
-    let listed = lode.run(&["tensor", "ls", "team/mini", "--json"]).await.ok().json();
+    let tensors = read_tensor_headers(&weights);
+    let listed = lode.run(&["tensor", "ls", "team/mini", "--json"]).await.expect_success().json();
     let listed = listed.as_array().or(listed["tensors"].as_array()).unwrap().clone();
     assert_eq!(listed.len(), tensors.len());
     for entry in &listed {
@@ -50,7 +51,7 @@ async fn a_checkpoint_is_described_and_comes_back_byte_for_byte() {
     }
 
     let back = server.folder().path().join("back");
-    lode.run(&["pull", "team/mini", "--to", back.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", "team/mini", "--to", back.to_str().unwrap()]).await.expect_success();
     assert!(
         read_folder(&back) == read_folder(&source),
         "pulled files differ from the source: {:?}",
@@ -58,7 +59,7 @@ async fn a_checkpoint_is_described_and_comes_back_byte_for_byte() {
     );
     // A repeated pull restores a damaged file.
     fs::write(back.join("config.json"), b"changed").unwrap();
-    lode.run(&["pull", "team/mini", "--to", back.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", "team/mini", "--to", back.to_str().unwrap()]).await.expect_success();
     assert!(read_folder(&back) == read_folder(&source));
 }
 
@@ -66,19 +67,19 @@ async fn a_checkpoint_is_described_and_comes_back_byte_for_byte() {
 async fn tensors_are_exported_as_they_were_and_as_f32() {
     let server = Server::fresh().await;
     let lode = server.lode();
-    lode.create("team/mini", &demo(), &[]).await.ok();
+    lode.create("team/mini", &demo(), &[]).await.expect_success();
     let source = fs::read(demo().join("model.safetensors")).unwrap();
-    let tensors = tensors_of(&source);
+    let tensors = read_tensor_headers(&source);
     let export = async |args: &[&str]| {
         let path = server.folder().path().join("out.safetensors");
         let _ = fs::remove_file(&path);
         lode.run(&[&["tensor", "export", "team/mini"], args, &["--to", path.to_str().unwrap()]].concat())
             .await
-            .ok();
+            .expect_success();
         fs::read(&path).unwrap()
     };
     let whole = export(&[]).await;
-    let exported = tensors_of(&whole);
+    let exported = read_tensor_headers(&whole);
     assert_eq!(exported.keys().collect::<Vec<_>>(), tensors.keys().collect::<Vec<_>>());
     for (name, tensor) in &tensors {
         let got = &exported[name];
@@ -88,7 +89,7 @@ async fn tensors_are_exported_as_they_were_and_as_f32() {
     let one = "model.layers.1.self_attn.k_proj.weight";
     let other = "model.norm.weight";
     let some = export(&[one, other, "--dtype", "f32"]).await;
-    let exported = tensors_of(&some);
+    let exported = read_tensor_headers(&some);
     assert_eq!(exported.len(), 2);
     for name in [one, other] {
         let (got, tensor) = (&exported[name], &tensors[name]);
@@ -100,19 +101,19 @@ async fn tensors_are_exported_as_they_were_and_as_f32() {
     }
     let refused =
         lode.run(&["tensor", "export", "team/mini", "no.such.tensor", "--to", "x.safetensors"]).await;
-    refused.refused(&["no.such.tensor"]);
+    refused.expect_failure(&["no.such.tensor"]);
 }
 
 #[tokio::test]
-async fn a_relative_costs_only_what_differs() {
+async fn a_fine_tune_stores_only_changed_tensors() {
     let server = Server::fresh().await;
     let lode = server.lode();
-    lode.create("team/base", &demo(), &[]).await.ok();
+    lode.create("team/base", &demo(), &[]).await.expect_success();
     let before = stored_blob_bytes(&server);
     let changed = "model.layers.2.mlp.up_proj.weight";
     let tuned = server.folder().path().join("tuned");
-    demo_relative(&tuned, changed);
-    let created = lode.create("team/tuned", &tuned, &[]).await.ok();
+    write_demo_variant(&tuned, changed);
+    let created = lode.create("team/tuned", &tuned, &[]).await.expect_success();
     let grown = stored_blob_bytes(&server) - before;
     let tensor_bytes = 768 * 256 * 2;
     assert!(grown < tensor_bytes + 100_000, "{grown} bytes added for one tensor of {tensor_bytes} bytes");
@@ -129,31 +130,31 @@ async fn a_relative_costs_only_what_differs() {
         ),
     );
     let back = server.folder().path().join("back");
-    lode.run(&["pull", "team/tuned", "--to", back.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", "team/tuned", "--to", back.to_str().unwrap()]).await.expect_success();
     assert!(read_folder(&back) == read_folder(&tuned));
     // An identical checkpoint adds no blobs.
-    lode.create("team/again", &demo(), &[]).await.ok();
+    lode.create("team/again", &demo(), &[]).await.expect_success();
     assert!(stored_blob_bytes(&server) - before - grown < 10_000);
     // Deleting one model keeps the blobs that it shares with another.
-    lode.run(&["rm", "team/base"]).await.ok();
+    lode.run(&["rm", "team/base"]).await.expect_success();
     let back = server.folder().path().join("back2");
-    lode.run(&["pull", "team/again", "--to", back.to_str().unwrap()]).await.ok();
-    lode.run(&["show", "team/base"]).await.refused(&["team/base"]);
+    lode.run(&["pull", "team/again", "--to", back.to_str().unwrap()]).await.expect_success();
+    lode.run(&["show", "team/base"]).await.expect_failure(&["team/base"]);
 }
 
 #[tokio::test]
-async fn copies_removals_and_names() {
+async fn models_are_copied_removed_and_named() {
     let server = Server::fresh().await;
     let lode = server.lode();
-    lode.create("a/b/c/deep:v2", &demo(), &[]).await.ok();
-    lode.run(&["cp", "a/b/c/deep:v2", "flat"]).await.ok();
-    let shown = lode.run(&["list"]).await.ok().stdout;
+    lode.create("a/b/c/deep:v2", &demo(), &[]).await.expect_success();
+    lode.run(&["cp", "a/b/c/deep:v2", "flat"]).await.expect_success();
+    let shown = lode.run(&["list"]).await.expect_success().stdout;
     assert!(shown.contains("a/b/c/deep:v2") && shown.contains("flat:latest"), "{shown}");
-    lode.run(&["rm", "a/b/c/deep:v2"]).await.ok();
-    lode.run(&["show", "flat"]).await.ok();
-    lode.run(&["show", "a/b/c/deep:v2"]).await.refused(&["a/b/c/deep:v2", "hint:"]);
+    lode.run(&["rm", "a/b/c/deep:v2"]).await.expect_success();
+    lode.run(&["show", "flat"]).await.expect_success();
+    lode.run(&["show", "a/b/c/deep:v2"]).await.expect_failure(&["a/b/c/deep:v2", "hint:"]);
     let by_host = format!("{}/flat", server.address);
-    lode.run(&["show", &by_host]).await.ok();
+    lode.run(&["show", &by_host]).await.expect_success();
     for bad in ["Upper/x", "a//b", "x:", "x@sha256:short", ""] {
         let refused = lode.run(&["show", bad]).await;
         assert!(refused.code != 0 && refused.stderr.contains("error:"), "{bad}: {refused:?}");
@@ -170,11 +171,11 @@ async fn one_safetensors_file_is_a_checkpoint_without_config() {
         ("scalar", &[], vec![7.0]),
     ]);
     fs::write(&path, &bytes).unwrap();
-    lode.create("lonely", &path, &[]).await.ok();
-    let listed = lode.run(&["tensor", "ls", "lonely"]).await.ok().stdout;
+    lode.create("lonely", &path, &[]).await.expect_success();
+    let listed = lode.run(&["tensor", "ls", "lonely"]).await.expect_success().stdout;
     assert!(listed.contains('w') && listed.contains("scalar"), "{listed}");
     let back = server.folder().path().join("back");
-    lode.run(&["pull", "lonely", "--to", back.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", "lonely", "--to", back.to_str().unwrap()]).await.expect_success();
     assert_eq!(fs::read(back.join("lonely.safetensors")).unwrap(), bytes);
 }
 
@@ -195,13 +196,13 @@ async fn a_sharded_checkpoint_keeps_its_shards_and_its_header_spelling() {
     // padding.
     let header = "{ \"__metadata__\" : {\"format\":\"pt\"},\n \"z\": {\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[8,12]}, \
                   \"b.weight\":{\"shape\":[2],\"data_offsets\":[0,8],\"dtype\":\"F32\"}}     ";
-    fs::write(source.join("model-00002-of-00002.safetensors"), file_of(header, &[9; 12])).unwrap();
+    fs::write(source.join("model-00002-of-00002.safetensors"), safetensors_file(header, &[9; 12])).unwrap();
     let index = serde_json::json!({"metadata": {"total_size": 76}, "weight_map": {
         "a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors", "z": "model-00002-of-00002.safetensors"}});
     fs::write(source.join("model.safetensors.index.json"), index.to_string()).unwrap();
-    lode.create("sharded", &source, &[]).await.ok();
+    lode.create("sharded", &source, &[]).await.expect_success();
     let back = server.folder().path().join("back");
-    lode.run(&["pull", "sharded", "--to", back.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", "sharded", "--to", back.to_str().unwrap()]).await.expect_success();
     assert!(read_folder(&back) == read_folder(&source));
 }
 
@@ -223,12 +224,12 @@ async fn files_pushed_by_another_client_are_described_too() {
         &serde_json::json!({"layers": layers}),
     );
     image.push(&registry, "plain/files", "latest").await;
-    let listed = server.lode().run(&["tensor", "ls", "plain/files", "--json"]).await.ok().json();
+    let listed = server.lode().run(&["tensor", "ls", "plain/files", "--json"]).await.expect_success().json();
     assert_eq!(listed.as_array().or(listed["tensors"].as_array()).unwrap().len(), 38, "{listed}");
     // An image that is not a model is accepted and listed too.
     lode_tests::artifact::Image::random(5, 1, 1000).push(&registry, "no/model", "latest").await;
-    server.lode().run(&["show", "no/model"]).await.ok();
-    server.lode().run(&["list"]).await.ok();
+    server.lode().run(&["show", "no/model"]).await.expect_success();
+    server.lode().run(&["list"]).await.expect_success();
 }
 
 #[tokio::test]
@@ -239,9 +240,9 @@ async fn files_are_pushed_as_they_are_and_pulled_again() {
     fs::create_dir_all(source.join("sub")).unwrap();
     fs::write(source.join("a.bin"), lode_tests::artifact::random_bytes(1, 5_000_000)).unwrap();
     fs::write(source.join("sub/b.txt"), b"b").unwrap();
-    lode.run(&["push", source.to_str().unwrap(), "team/files"]).await.ok();
+    lode.run(&["push", source.to_str().unwrap(), "team/files"]).await.expect_success();
     let back = server.folder().path().join("back");
-    lode.run(&["pull", "team/files", "--to", back.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", "team/files", "--to", back.to_str().unwrap()]).await.expect_success();
     assert!(read_folder(&back) == read_folder(source), "{:?}", read_folder(&back).keys());
 }
 
@@ -253,24 +254,25 @@ async fn a_killed_push_and_a_killed_pull_go_through_when_repeated() {
     fs::write(&file, lode_tests::artifact::random_bytes(77, 120_000_000)).unwrap();
     let push = ["push", file.to_str().unwrap(), "team/large"];
     let mut child = lode.command(&push).spawn().unwrap();
-    until("a part of the file has arrived", || async { stored_bytes(server.folder()) > 4_000_000 }).await;
+    wait_until("a part of the file has arrived", || async { stored_bytes(server.folder()) > 4_000_000 })
+        .await;
     child.kill().unwrap();
     child.wait().unwrap();
     server.registry().manifest_get("team/large", "latest").await.expect(404);
-    lode.run(&push).await.ok();
+    lode.run(&push).await.expect_success();
 
     let back = server.folder().path().join("back");
     let pull = ["pull", "team/large", "--to", back.to_str().unwrap()];
     let mut child = lode.command(&pull).spawn().unwrap();
-    until("a part of the file has been written", || async {
+    wait_until("a part of the file has been written", || async {
         let files = fs::read_dir(&back).into_iter().flatten().flatten();
         files.filter_map(|file| file.metadata().ok()).any(|meta| meta.len() > 0)
     })
     .await;
     child.kill().unwrap();
     child.wait().unwrap();
-    lode.run(&pull).await.ok();
+    lode.run(&pull).await.expect_success();
     assert!(fs::read(back.join("large.bin")).unwrap() == fs::read(&file).unwrap());
     assert_eq!(read_folder(&back).len(), 1, "temporary files are left: {:?}", read_folder(&back).keys());
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
 }

@@ -3,14 +3,14 @@
 //! in float32 by another implementation.
 
 use lode_tests::checkpoint::{demo, demo_expected};
-use lode_tests::command::until;
+use lode_tests::command::wait_until;
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 
 /// Starts a server with a worker, an f32 KV cache and the demo model as `team/demo`.
 async fn with_model() -> Server {
     let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
-    server.lode().create("team/demo", &demo(), &[]).await.ok();
+    server.lode().create("team/demo", &demo(), &[]).await.expect_success();
     server
 }
 
@@ -28,7 +28,7 @@ fn ids(value: &Value) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn greedy_answers_are_the_known_ones() {
+async fn greedy_responses_match_the_reference() {
     let server = with_model().await;
     let registry = server.registry();
     let expected = demo_expected();
@@ -88,7 +88,7 @@ async fn a_stream_is_the_same_answer_in_pieces() {
 }
 
 #[tokio::test]
-async fn the_context_carries_a_conversation_on() {
+async fn the_context_continues_a_conversation() {
     let server = with_model().await;
     let registry = server.registry();
     let ask = async |prompt: &str, context: &Value| {
@@ -119,7 +119,7 @@ async fn the_context_carries_a_conversation_on() {
 }
 
 #[tokio::test]
-async fn options_do_what_they_say() {
+async fn sampling_options_are_applied() {
     let server = with_model().await;
     let registry = server.registry();
     let ask = async |options: Value| {
@@ -149,7 +149,7 @@ async fn options_do_what_they_say() {
 }
 
 #[tokio::test]
-async fn many_ask_at_once_and_get_what_one_would() {
+async fn concurrent_requests_get_the_same_responses() {
     let server = with_model().await;
     let registry = server.registry();
     let expected = demo_expected();
@@ -170,17 +170,19 @@ async fn models_are_loaded_listed_and_stopped() {
     let server = with_model().await;
     let (registry, lode) = (server.registry(), server.lode());
     assert_eq!(registry.get("/api/ps").await.expect(200).json()["models"], json!([]));
-    let out = lode.run(&["run", "team/demo", "What is 40 plus 41?"]).await.ok();
+    let out = lode.run(&["run", "team/demo", "What is 40 plus 41?"]).await.expect_success();
     assert!(!out.stdout.trim().is_empty(), "{out:?}");
     let listed = registry.get("/api/ps").await.expect(200).json();
     assert_eq!(listed["models"][0]["name"], "team/demo:latest", "{listed}");
-    assert!(lode.run(&["ps"]).await.ok().stdout.contains("team/demo"));
-    lode.run(&["stop", "team/demo"]).await.ok();
-    until("it is unloaded", || async { registry.get("/api/ps").await.json()["models"] == json!([]) }).await;
+    assert!(lode.run(&["ps"]).await.expect_success().stdout.contains("team/demo"));
+    lode.run(&["stop", "team/demo"]).await.expect_success();
+    wait_until("it is unloaded", || async { registry.get("/api/ps").await.json()["models"] == json!([]) })
+        .await;
     // The next request loads it again, and with `keep_alive` 0 it is unloaded at once.
     let body = json!({"model": "team/demo", "prompt": "Define water.", "stream": false, "keep_alive": 0});
     registry.post_json("/api/generate", &body).await.expect(200);
-    until("it is unloaded", || async { registry.get("/api/ps").await.json()["models"] == json!([]) }).await;
+    wait_until("it is unloaded", || async { registry.get("/api/ps").await.json()["models"] == json!([]) })
+        .await;
     let absent = registry.post_json("/api/generate", &json!({"model": "team/absent", "prompt": "x"})).await;
     assert_eq!(absent.status, 404, "{}", absent.text());
     assert!(absent.json()["error"].as_str().unwrap().contains("team/absent"));
@@ -204,31 +206,39 @@ async fn a_client_that_hangs_up_frees_the_model() {
 }
 
 #[tokio::test]
-async fn tokens_there_and_back() {
+async fn text_is_tokenized_and_decoded() {
     let server = with_model().await;
     let lode = server.lode();
     let text = "What is 40 plus 41?\n  <|im_end|> \u{e4}\u{1f600}\n";
-    let with = lode.run_with_input(&["tokenize", "team/demo", "--json"], text.as_bytes()).await.ok().json();
+    let with = lode
+        .run_with_input(&["tokenize", "team/demo", "--json"], text.as_bytes())
+        .await
+        .expect_success()
+        .json();
     let without = lode
         .run_with_input(&["tokenize", "team/demo", "--json", "--no-special"], text.as_bytes())
         .await
-        .ok()
+        .expect_success()
         .json();
     assert!(ids(&with["ids"]).contains(&2) && !ids(&without["ids"]).contains(&2), "{with} {without}");
-    let lines =
-        lode.run_with_input(&["tokenize", "team/demo", "--no-special"], text.as_bytes()).await.ok().stdout;
+    let lines = lode
+        .run_with_input(&["tokenize", "team/demo", "--no-special"], text.as_bytes())
+        .await
+        .expect_success()
+        .stdout;
     let by_line: Vec<u64> = lines.lines().map(|line| line.parse().unwrap()).collect();
     assert_eq!(by_line, ids(&without["ids"]));
-    let back = lode.run_with_input(&["tokenize", "team/demo", "--decode"], lines.as_bytes()).await.ok();
+    let back =
+        lode.run_with_input(&["tokenize", "team/demo", "--decode"], lines.as_bytes()).await.expect_success();
     assert_eq!(back.stdout, text);
     assert_eq!(
-        lode.run_with_input(&["tokenize", "team/demo", "--json"], b"").await.ok().json(),
+        lode.run_with_input(&["tokenize", "team/demo", "--json"], b"").await.expect_success().json(),
         json!({"ids": []})
     );
 }
 
 #[tokio::test]
-async fn a_runner_that_dies_takes_down_nothing_else() {
+async fn a_killed_runner_affects_nothing_else() {
     let server = with_model().await;
     let registry = server.registry();
     let ask = json!({"model": "team/demo", "prompt": "What is 5 plus 5?", "stream": false, "options": {"temperature": 0, "num_predict": 20}});
@@ -236,7 +246,7 @@ async fn a_runner_that_dies_takes_down_nothing_else() {
     let runners = runners_of(server.pid());
     assert_eq!(runners.len(), 1, "expected one process per model");
     lode_tests::server::signal(runners[0], libc::SIGKILL);
-    until("the model responds again", || async {
+    wait_until("the model responds again", || async {
         registry.post_json("/api/generate", &ask).await.status == 200
     })
     .await;
@@ -244,7 +254,7 @@ async fn a_runner_that_dies_takes_down_nothing_else() {
     let pid = server.pid();
     let runners = runners_of(pid);
     server.kill(); // a runner dies with its worker
-    until("the runner has ended", || async { runners.iter().all(|pid| !running(*pid)) }).await;
+    wait_until("the runner has ended", || async { runners.iter().all(|pid| !running(*pid)) }).await;
 }
 
 fn running(pid: u32) -> bool {

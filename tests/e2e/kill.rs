@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lode_tests::artifact::{Image, random_bytes, sha256};
 use lode_tests::oci::{IMAGE_MANIFEST, Registry, with_query};
-use lode_tests::report::{figure, setting};
+use lode_tests::report::{env_number, figure};
 use lode_tests::server::{Folder, Options};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -241,9 +241,9 @@ async fn check(registry: &Registry, ledger: &Shared, whole: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_acknowledged_survives_kill_9() {
+async fn acknowledged_changes_survive_kill_9() {
     let (rounds, seed) =
-        (setting("LODE_KILL_ROUNDS", 30), setting("LODE_KILL_SEED", rand::random::<u32>().into()));
+        (env_number("LODE_KILL_ROUNDS", 30), env_number("LODE_KILL_SEED", rand::random::<u32>().into()));
     let mut random = StdRng::seed_from_u64(seed);
     let folder = Folder::new();
     // Without a grace period the collections delete content, and only leases protect blobs.
@@ -268,8 +268,8 @@ async fn what_was_acknowledged_survives_kill_9() {
     }
     let server = folder.start(options).await;
     check(&server.registry(), &ledger, true).await;
-    server.lode().run(&["fsck", "--verify"]).await.ok();
-    server.lode().run(&["gc"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
+    server.lode().run(&["gc"]).await.expect_success();
     check(&server.registry(), &ledger, true).await;
     let book = ledger.lock().unwrap();
     figure(

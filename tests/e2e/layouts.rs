@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::Command;
 
 use lode_tests::artifact::sha256;
-use lode_tests::checkpoint::{demo, demo_expected, demo_relative};
+use lode_tests::checkpoint::{demo, demo_expected, write_demo_variant};
 use lode_tests::clients::oras;
-use lode_tests::command::succeed;
+use lode_tests::command::run_successfully;
 use lode_tests::oci::{IMAGE_MANIFEST, Registry};
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ fn file(name: &str) -> Vec<u8> {
 /// A tar file, written by the `tar` program.
 fn tar(scratch: &Path, files: &[&str]) -> Vec<u8> {
     let path = scratch.join(format!("{}.tar", files[0]));
-    succeed(Command::new("tar").arg("-C").arg(demo()).arg("-cf").arg(&path).args(files));
+    run_successfully(Command::new("tar").arg("-C").arg(demo()).arg("-cf").arg(&path).args(files));
     fs::read(path).unwrap()
 }
 
@@ -94,26 +94,26 @@ async fn push_all(server: &Server) -> Vec<&'static str> {
 }
 
 #[tokio::test]
-async fn the_same_model_whoever_pushed_it() {
+async fn every_layout_is_the_same_model() {
     let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
     let (lode, registry) = (server.lode(), server.registry());
-    lode.create("layouts/created", &demo(), &[]).await.ok();
+    lode.create("layouts/created", &demo(), &[]).await.expect_success();
     let mut names = push_all(&server).await;
     if let Some(program) = oras("layouts::the_same_model_whoever_pushed_it") {
         let name = format!("{}/layouts/oras:latest", server.address);
         let mut command = Command::new(program);
         command.arg("push").arg("--plain-http").arg(name).args(FILES).current_dir(demo());
-        succeed(command.env("HOME", server.folder().path()));
+        run_successfully(command.env("HOME", server.folder().path()));
         names.push("layouts/oras");
     }
 
     let facts = async |name: &str| {
-        let shown = lode.run(&["show", name, "--json"]).await.ok().json();
+        let shown = lode.run(&["show", name, "--json"]).await.expect_success().json();
         let keys = ["format", "architecture", "parameters", "quantization", "tensor_count", "problem"];
         keys.map(|key| shown[key].clone())
     };
     let tensors = async |name: &str| -> Vec<Value> {
-        let listed = lode.run(&["tensor", "ls", name, "--json"]).await.ok().json();
+        let listed = lode.run(&["tensor", "ls", name, "--json"]).await.expect_success().json();
         let mut all: Vec<Value> = listed["tensors"].as_array().unwrap().clone();
         all.sort_by_key(|tensor| tensor["name"].as_str().unwrap().to_owned());
         all.into_iter().map(|t| json!([t["name"], t["dtype"], t["shape"], t["size_bytes"]])).collect()
@@ -123,7 +123,7 @@ async fn the_same_model_whoever_pushed_it() {
     for name in names {
         assert_eq!(facts(name).await, known, "{name}");
         assert_eq!(tensors(name).await, listed, "{name}");
-        let diff = lode.run(&["diff", "layouts/created", name]).await.ok().stdout;
+        let diff = lode.run(&["diff", "layouts/created", name]).await.expect_success().stdout;
         assert!(diff.contains(&format!("{} same, 0 changed", listed.len())), "{name}: {diff}");
         let body = json!({"model": name, "prompt": case["user"], "stream": false,
             "options": {"temperature": 0, "num_predict": 100}});
@@ -133,19 +133,19 @@ async fn the_same_model_whoever_pushed_it() {
 }
 
 #[tokio::test]
-async fn what_two_models_have_in_common() {
+async fn shared_and_changed_tensors_are_reported() {
     let server = Server::fresh().await;
     let lode = server.lode();
-    lode.create("team/base", &demo(), &[]).await.ok();
+    lode.create("team/base", &demo(), &[]).await.expect_success();
     let changed = "model.layers.2.mlp.up_proj.weight";
     let tuned = server.folder().path().join("tuned");
-    demo_relative(&tuned, changed);
-    lode.create("team/tuned", &tuned, &[]).await.ok();
-    lode.create("team/base:int8", &demo(), &["--quantize", "int8"]).await.ok();
+    write_demo_variant(&tuned, changed);
+    lode.create("team/tuned", &tuned, &[]).await.expect_success();
+    lode.create("team/base:int8", &demo(), &["--quantize", "int8"]).await.expect_success();
 
-    let diff = lode.run(&["diff", "team/base", "team/tuned"]).await.ok().stdout;
+    let diff = lode.run(&["diff", "team/base", "team/tuned"]).await.expect_success().stdout;
     assert!(diff.contains(changed) && diff.contains(" 1 changed"), "{diff}");
-    let all = lode.run(&["diff", "team/base", "team/base:int8", "--json"]).await.ok().stdout;
+    let all = lode.run(&["diff", "team/base", "team/base:int8", "--json"]).await.expect_success().stdout;
     let records: Vec<Value> = all.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let total = &records.last().unwrap()["total"];
     assert!(total["changed"].as_u64() > Some(10) && total["same"].as_u64() > Some(2), "{total}");
@@ -156,7 +156,7 @@ async fn what_two_models_have_in_common() {
         .collect();
     assert!(errors.iter().all(|error| (0.0001..0.02).contains(error)), "{errors:?}");
 
-    let shown = lode.run(&["show", "team/tuned"]).await.ok().stdout;
+    let shown = lode.run(&["show", "team/tuned"]).await.expect_success().stdout;
     assert!(shown.contains("shares") && shown.contains("with team/base:latest"), "{shown}");
-    lode.run(&["diff", "team/base", "team/nothing"]).await.refused(&["team/nothing"]);
+    lode.run(&["diff", "team/base", "team/nothing"]).await.expect_failure(&["team/nothing"]);
 }

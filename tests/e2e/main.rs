@@ -70,7 +70,7 @@ fn no_file_is_forgotten() {
 }
 
 #[test]
-fn an_address_is_found_in_what_a_server_says() {
+fn an_address_is_found_in_server_output() {
     let check = |text: &str, expect: Option<&str>| {
         assert_eq!(lode_tests::server::address_in(text), expect.map(|a| a.parse().unwrap()), "{text}");
     };

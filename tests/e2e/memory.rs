@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use futures::{StreamExt, stream};
 use lode_tests::artifact::{hex, random_bytes};
-use lode_tests::report::{figure, setting};
+use lode_tests::report::{env_number, figure};
 use lode_tests::server::Server;
 use sha2::{Digest, Sha256};
 
@@ -20,7 +20,7 @@ fn piece(block: &[u8], i: u64) -> Bytes {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_blob_goes_through_a_few_buffers() {
-    let pieces = setting("LODE_MEMORY_MIB", 1024);
+    let pieces = env_number("LODE_MEMORY_MIB", 1024);
     let size_bytes = pieces * PIECE as u64;
     let block = random_bytes(99, PIECE);
     let hashed = block.clone();

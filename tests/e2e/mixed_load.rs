@@ -17,9 +17,9 @@ use bytes::Bytes;
 use futures::future::{BoxFuture, join_all};
 use lode_tests::artifact::{Image, fresh_seed};
 use lode_tests::checkpoint::{copy_folder, demo};
-use lode_tests::command::until;
+use lode_tests::command::wait_until;
 use lode_tests::oci::{Answer, Registry};
-use lode_tests::report::{figure, setting};
+use lode_tests::report::{env_number, figure};
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -55,7 +55,7 @@ const TEMPLATES: [(&str, &str); 2] = [
     ),
 ];
 
-struct Bench {
+struct MixedLoad {
     server: Server,
     worker: Worker,
     honest: Registry,
@@ -65,15 +65,15 @@ struct Bench {
     answer: Value,
     many_messages: Bytes,
     /// A registry that redirects its clients to an internal address.
-    lure: SocketAddr,
+    redirecting_registry: SocketAddr,
     /// The number of connections to the internal address.
-    reached: Arc<AtomicU64>,
+    internal_connections: Arc<AtomicU64>,
 }
 
 /// An operation of an honest client: one request or several.
-type Request = for<'a> fn(&'a Bench) -> BoxFuture<'a, Result<(), String>>;
+type Request = for<'a> fn(&'a MixedLoad) -> BoxFuture<'a, Result<(), String>>;
 /// One round of an attack. An error means that the attack succeeded.
-type Attack = for<'a> fn(&'a Bench) -> BoxFuture<'a, Result<(), String>>;
+type Attack = for<'a> fn(&'a MixedLoad) -> BoxFuture<'a, Result<(), String>>;
 
 const REQUESTS: [(&str, Request); 4] = [
     ("/healthz", |bench| Box::pin(health(bench))),
@@ -95,8 +95,8 @@ const ATTACKS: [(&str, usize, Attack); 7] = [
 
 #[tokio::test(flavor = "multi_thread")]
 async fn honest_requests_succeed_while_others_attack() {
-    let seconds = setting("LODE_HOSTILE_SECONDS", 30);
-    let bench = Arc::new(Bench::start().await);
+    let seconds = env_number("LODE_HOSTILE_SECONDS", 30);
+    let bench = Arc::new(MixedLoad::start().await);
 
     let idle = bench.memory();
     let before = honest_clients(&bench, Duration::from_secs((seconds / 5).max(3))).await;
@@ -107,7 +107,7 @@ async fn honest_requests_succeed_while_others_attack() {
         let mut peak = Memory::default();
         let end = Instant::now() + length;
         while Instant::now() < end {
-            peak.raise(&watched.memory());
+            peak.keep_peak(&watched.memory());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         peak
@@ -149,7 +149,7 @@ async fn honest_requests_succeed_while_others_attack() {
         assert!(rounds > 0, "{name}: no round ran");
     }
     assert_eq!(
-        bench.reached.load(Ordering::Relaxed),
+        bench.internal_connections.load(Ordering::Relaxed),
         0,
         "the server followed a registry's redirect to an internal address"
     );
@@ -157,8 +157,8 @@ async fn honest_requests_succeed_while_others_attack() {
     assert!(above < MEMORY_LIMIT, "{above} bytes above the idle server: {}", peak.shown());
 }
 
-impl Bench {
-    async fn start() -> Bench {
+impl MixedLoad {
+    async fn start() -> MixedLoad {
         let folder = Folder::new();
         let token = "shared with the worker";
         let options =
@@ -167,15 +167,15 @@ impl Bench {
             });
         let server = folder.start(options).await;
         let lode = server.lode();
-        lode.create("demo", &demo(), &[]).await.ok();
-        lode.create("busy", &demo(), &[]).await.ok();
+        lode.create("demo", &demo(), &[]).await.expect_success();
+        lode.create("busy", &demo(), &[]).await.expect_success();
         for (at, (name, template)) in TEMPLATES.iter().enumerate() {
             let path = folder.path().join(format!("templates-{at}"));
             with_template(&path, template);
-            lode.create(name, &path, &[]).await.ok();
+            lode.create(name, &path, &[]).await.expect_success();
         }
         let worker = Worker::start_with(&server, token, &folder.path().join("cache"), &SETTINGS);
-        until("the worker has joined", || async { workers(&server).await == 1 }).await;
+        wait_until("the worker has joined", || async { workers(&server).await == 1 }).await;
 
         let (honest, attacker) = (client(&server, None), client(&server, Some(ATTACKER.into())));
         let image = Image::random(fresh_seed(), 2, 300_000);
@@ -209,7 +209,17 @@ impl Bench {
             br#"{"role":"user","content":"x"}]}"#,
         ];
         let (many_messages, answer) = (many_messages.concat().into(), answer["response"].clone());
-        Bench { server, worker, honest, attacker, image, answer, many_messages, lure, reached }
+        MixedLoad {
+            server,
+            worker,
+            honest,
+            attacker,
+            image,
+            answer,
+            many_messages,
+            redirecting_registry: lure,
+            internal_connections: reached,
+        }
     }
 
     /// The current memory of the server, the worker, its runners and their text helpers.
@@ -256,12 +266,12 @@ fn with_template(path: &Path, template: &str) {
 
 /// The times and errors of one kind of honest request.
 #[derive(Default)]
-struct Met {
+struct RequestStats {
     times: Vec<Duration>,
     errors: Vec<String>,
 }
 
-impl Met {
+impl RequestStats {
     fn percentile(&self, percent: usize) -> Duration {
         let mut times = self.times.clone();
         times.sort_unstable();
@@ -277,10 +287,10 @@ fn millis(time: Duration) -> f64 {
 }
 
 /// Runs one client for each kind of request.
-async fn honest_clients(bench: &Bench, length: Duration) -> BTreeMap<&'static str, Met> {
+async fn honest_clients(bench: &MixedLoad, length: Duration) -> BTreeMap<&'static str, RequestStats> {
     let end = Instant::now() + length;
     join_all(REQUESTS.map(|(kind, request)| async move {
-        let mut met = Met::default();
+        let mut met = RequestStats::default();
         while Instant::now() < end {
             let started = Instant::now();
             match request(bench).await {
@@ -304,11 +314,11 @@ async fn send(registry: &Registry, request: reqwest::RequestBuilder, status: u16
     }
 }
 
-async fn health(bench: &Bench) -> Result<(), String> {
+async fn health(bench: &MixedLoad) -> Result<(), String> {
     send(&bench.honest, bench.honest.request("GET", "/healthz"), 200).await.map(drop)
 }
 
-async fn pull(bench: &Bench) -> Result<(), String> {
+async fn pull(bench: &MixedLoad) -> Result<(), String> {
     let get = |path: String| send(&bench.honest, bench.honest.request("GET", &path), 200);
     let manifest = get("/v2/honest/image/manifests/v1".to_owned()).await?;
     if manifest.body != bench.image.manifest {
@@ -322,7 +332,7 @@ async fn pull(bench: &Bench) -> Result<(), String> {
     }
 }
 
-async fn push(bench: &Bench) -> Result<(), String> {
+async fn push(bench: &MixedLoad) -> Result<(), String> {
     let (registry, image) = (&bench.honest, Image::random(fresh_seed(), 1, 50_000));
     for bytes in image.blobs() {
         let path = format!("/v2/honest/pushed/blobs/uploads/?digest={}", lode_tests::artifact::sha256(bytes));
@@ -335,7 +345,7 @@ async fn push(bench: &Bench) -> Result<(), String> {
     send(registry, manifest, 201).await.map(drop)
 }
 
-async fn generate(bench: &Bench) -> Result<(), String> {
+async fn generate(bench: &MixedLoad) -> Result<(), String> {
     let request = bench.honest.request("POST", "/api/generate").body(prompt("demo").to_string());
     let answer = send(&bench.honest, request, 200).await?;
     match answer.json()["response"] == bench.answer {
@@ -347,7 +357,7 @@ async fn generate(bench: &Bench) -> Result<(), String> {
 // Attackers.
 
 /// Runs all attacks concurrently. Returns the number of rounds and the failures of each.
-async fn attackers(bench: &Bench, length: Duration) -> Vec<(&'static str, u64, Vec<String>)> {
+async fn attackers(bench: &MixedLoad, length: Duration) -> Vec<(&'static str, u64, Vec<String>)> {
     let end = tokio::time::Instant::now() + length;
     join_all(ATTACKS.map(|(name, clients, attack)| async move {
         let (rounds, failures) = (AtomicU64::new(0), std::sync::Mutex::new(Vec::new()));
@@ -372,7 +382,7 @@ async fn attackers(bench: &Bench, length: Duration) -> Vec<(&'static str, u64, V
 
 /// Sends an attacker's request. Any response except 500 is fine, and so is a broken connection.
 async fn attack_with(
-    bench: &Bench,
+    bench: &MixedLoad,
     path: &str,
     body: impl Into<reqwest::Body>,
 ) -> Result<Option<Answer>, String> {
@@ -384,14 +394,14 @@ async fn attack_with(
     }
 }
 
-async fn many_messages(bench: &Bench) -> Result<(), String> {
+async fn many_messages(bench: &MixedLoad) -> Result<(), String> {
     match attack_with(bench, "/api/chat", bench.many_messages.clone()).await? {
         Some(answer) if answer.status == 200 => Err("500,000 messages were accepted".to_owned()),
         _ => Ok(()),
     }
 }
 
-async fn templates(bench: &Bench) -> Result<(), String> {
+async fn templates(bench: &MixedLoad) -> Result<(), String> {
     for (model, _) in TEMPLATES {
         let body = json!({"model": model, "messages": [{"role": "user", "content": "x"}], "stream": false});
         if let Some(answer) = attack_with(bench, "/api/chat", body.to_string()).await?
@@ -403,7 +413,7 @@ async fn templates(bench: &Bench) -> Result<(), String> {
     Ok(())
 }
 
-async fn schemas(bench: &Bench) -> Result<(), String> {
+async fn schemas(bench: &MixedLoad) -> Result<(), String> {
     for format in [
         json!({"type": "integer", "multipleOf": 999_983}),
         json!({"type": "string", "pattern": "^([ab]*a[ab]{12}|[bc]*c[bc]{12}){2,9}$"}),
@@ -417,7 +427,7 @@ async fn schemas(bench: &Bench) -> Result<(), String> {
     Ok(())
 }
 
-async fn never_read(bench: &Bench) -> Result<(), String> {
+async fn never_read(bench: &MixedLoad) -> Result<(), String> {
     let endless =
         json!({"model": "demo", "prompt": "Tell.", "raw": true, "logprobs": true, "top_logprobs": 20,
         "options": {"num_predict": -1, "temperature": 1.0},
@@ -432,7 +442,7 @@ async fn never_read(bench: &Bench) -> Result<(), String> {
     Ok(())
 }
 
-async fn flood(bench: &Bench) -> Result<(), String> {
+async fn flood(bench: &MixedLoad) -> Result<(), String> {
     let mut held = Vec::new();
     for at in 0..300 {
         let Some(mut stream) = connect(bench, None).await else { continue };
@@ -446,8 +456,8 @@ async fn flood(bench: &Bench) -> Result<(), String> {
     Ok(())
 }
 
-async fn redirected_pulls(bench: &Bench) -> Result<(), String> {
-    let name = format!("http://{}/team/lure", bench.lure);
+async fn redirected_pulls(bench: &MixedLoad) -> Result<(), String> {
+    let name = format!("http://{}/team/lure", bench.redirecting_registry);
     let body = json!({"model": name, "insecure": true, "stream": false});
     match attack_with(bench, "/api/pull", body.to_string()).await? {
         Some(answer) if answer.status == 200 || answer.text().contains("INTERNAL") => {
@@ -457,14 +467,14 @@ async fn redirected_pulls(bench: &Bench) -> Result<(), String> {
     }
 }
 
-async fn busy_loop(bench: &Bench) -> Result<(), String> {
+async fn busy_loop(bench: &MixedLoad) -> Result<(), String> {
     let body = json!({"model": "busy", "prompt": "Tell.", "raw": true, "stream": false,
         "options": {"num_predict": 200, "temperature": 1.0}, "format": {"type": "string", "minLength": 100_000}});
     attack_with(bench, "/api/generate", body.to_string()).await.map(drop)
 }
 
 /// A connection from the attackers' address, or `None` if the server or this process is out of connections.
-async fn connect(bench: &Bench, receive_buffer: Option<u32>) -> Option<TcpStream> {
+async fn connect(bench: &MixedLoad, receive_buffer: Option<u32>) -> Option<TcpStream> {
     let socket = TcpSocket::new_v4().ok()?;
     socket.bind(SocketAddr::from((ATTACKER, 0))).ok()?;
     if let Some(bytes) = receive_buffer {
@@ -517,7 +527,7 @@ impl Memory {
     }
 
     /// Keeps the larger value of each role.
-    fn raise(&mut self, now: &Memory) {
+    fn keep_peak(&mut self, now: &Memory) {
         for (role, bytes) in &now.0 {
             let peak = self.0.entry(role).or_default();
             *peak = (*peak).max(*bytes);

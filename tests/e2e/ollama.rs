@@ -5,8 +5,8 @@ use std::fs;
 
 use lode_tests::artifact::{fresh_seed, random_bytes, sha256};
 use lode_tests::clients::Ollama;
-use lode_tests::cluster::Front;
-use lode_tests::command::succeed;
+use lode_tests::cluster::Deployment;
+use lode_tests::command::run_successfully;
 use serde_json::json;
 
 /// A minimal valid GGUF with one tensor.
@@ -39,17 +39,17 @@ fn tiny_gguf() -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn models_go_there_and_back() {
-    there_and_back("ollama::models_go_there_and_back", &Front::one().await).await;
+    there_and_back("ollama::models_go_there_and_back", &Deployment::single().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn models_go_there_and_back_through_two_replicas() {
     let test = "ollama::models_go_there_and_back_through_two_replicas";
-    let Some(front) = Front::switching(test).await else { return };
+    let Some(front) = Deployment::replicated(test).await else { return };
     there_and_back(test, &front).await;
 }
 
-async fn there_and_back(test: &str, front: &Front) {
+async fn there_and_back(test: &str, front: &Deployment) {
     let Some(ollama) = Ollama::start(test, front.scratch()) else { return };
     let registry = front.registry();
     let blobs = ollama.models().join("blobs");
@@ -64,8 +64,8 @@ async fn there_and_back(test: &str, front: &Front) {
     )
     .unwrap();
     let name = format!("{}/team/tiny:v1", registry.host());
-    succeed(&mut ollama.command(&["create", &name, "-f", modelfile.to_str().unwrap()]));
-    succeed(&mut ollama.command(&["push", "--insecure", &name]));
+    run_successfully(&mut ollama.command(&["create", &name, "-f", modelfile.to_str().unwrap()]));
+    run_successfully(&mut ollama.command(&["push", "--insecure", &name]));
     let manifest = registry.manifest_get("team/tiny", "v1").await.expect(200).json();
     let layer = |kind: &str| {
         let layers = manifest["layers"].as_array().unwrap();
@@ -78,11 +78,11 @@ async fn there_and_back(test: &str, front: &Front) {
     };
     assert_eq!(layer("model"), sha256(&gguf));
     assert_eq!(layer("system"), sha256(b"be brief"));
-    succeed(&mut ollama.command(&["rm", &name]));
+    run_successfully(&mut ollama.command(&["rm", &name]));
     assert_eq!(fs::read_dir(&blobs).unwrap().count(), 0, "ollama kept blobs of the removed model");
-    succeed(&mut ollama.command(&["pull", "--insecure", &name]));
+    run_successfully(&mut ollama.command(&["pull", "--insecure", &name]));
     assert!(fs::read(blobs.join(sha256(&gguf).replace(':', "-"))).unwrap() == gguf);
-    let shown = succeed(&mut ollama.command(&["show", "--modelfile", &name]));
+    let shown = run_successfully(&mut ollama.command(&["show", "--modelfile", &name]));
     assert!(shown.contains("SYSTEM be brief") && shown.contains("PARAMETER temperature 0.5"), "{shown}");
 
     // The test writes tensor blobs into ollama's store, because ollama creates such models only where it can
@@ -113,11 +113,11 @@ async fn there_and_back(test: &str, front: &Front) {
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("v1"), &manifest).unwrap();
     let name = format!("{}/team/tensors:v1", registry.host());
-    succeed(&mut ollama.command(&["push", "--insecure", &name]));
+    run_successfully(&mut ollama.command(&["push", "--insecure", &name]));
     let answer = registry.manifest_get("team/tensors", "v1").await.expect(200);
     assert_eq!(answer.text(), manifest, "the manifest's bytes have changed");
-    succeed(&mut ollama.command(&["rm", &name]));
-    succeed(&mut ollama.command(&["pull", "--insecure", &name]));
+    run_successfully(&mut ollama.command(&["rm", &name]));
+    run_successfully(&mut ollama.command(&["pull", "--insecure", &name]));
     for bytes in &tensors {
         assert!(fs::read(blobs.join(sha256(bytes).replace(':', "-"))).unwrap() == *bytes);
     }

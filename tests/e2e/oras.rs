@@ -7,8 +7,8 @@ use std::process::Command;
 
 use lode_tests::artifact::{fresh_seed, random_bytes, sha256};
 use lode_tests::clients::oras;
-use lode_tests::cluster::Front;
-use lode_tests::command::{succeed, until};
+use lode_tests::cluster::Deployment;
+use lode_tests::command::{run_successfully, wait_until};
 use lode_tests::server::Server;
 
 fn run(program: &Path, folder: &Path, args: &[&str]) -> Command {
@@ -26,18 +26,18 @@ fn scratch(below: &Path, name: &str) -> PathBuf {
 #[tokio::test(flavor = "multi_thread")]
 async fn files_go_there_and_back_with_what_is_attached() {
     let Some(program) = oras("oras::files_go_there_and_back") else { return };
-    there_and_back(&program, &Front::one().await).await;
+    there_and_back(&program, &Deployment::single().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_go_there_and_back_through_two_replicas() {
     let test = "oras::files_go_there_and_back_through_two_replicas";
     let Some(program) = oras(test) else { return };
-    let Some(front) = Front::switching(test).await else { return };
+    let Some(front) = Deployment::replicated(test).await else { return };
     there_and_back(&program, &front).await;
 }
 
-async fn there_and_back(program: &Path, front: &Front) {
+async fn there_and_back(program: &Path, front: &Deployment) {
     let registry = front.registry();
     let (source, back) = (scratch(front.scratch(), "source"), scratch(front.scratch(), "back"));
     let files = [("weights.bin", 3_000_000), ("config.json", 200), ("empty.txt", 0)];
@@ -45,7 +45,7 @@ async fn there_and_back(program: &Path, front: &Front) {
         fs::write(source.join(name), random_bytes(fresh_seed(), len)).unwrap();
     }
     let name = format!("{}/oras/files:v1", registry.host());
-    let out = succeed(&mut run(
+    let out = run_successfully(&mut run(
         program,
         &source,
         &[
@@ -63,13 +63,13 @@ async fn there_and_back(program: &Path, front: &Front) {
     let digest = answer.header("docker-content-digest").unwrap().to_owned();
     assert!(out.contains(&digest), "{out}");
     assert_eq!(sha256(&answer.body), digest);
-    succeed(&mut run(program, &back, &["pull", "--plain-http", &name]));
+    run_successfully(&mut run(program, &back, &["pull", "--plain-http", &name]));
     for (file, _) in files {
         assert!(fs::read(source.join(file)).unwrap() == fs::read(back.join(file)).unwrap(), "{file}");
     }
 
     fs::write(source.join("sbom.json"), b"{\"sbom\": true}").unwrap();
-    succeed(&mut run(
+    run_successfully(&mut run(
         program,
         &source,
         &[
@@ -81,7 +81,11 @@ async fn there_and_back(program: &Path, front: &Front) {
             "sbom.json:application/json",
         ],
     ));
-    let found = succeed(&mut run(program, &source, &["discover", "--plain-http", "--format", "json", &name]));
+    let found = run_successfully(&mut run(
+        program,
+        &source,
+        &["discover", "--plain-http", "--format", "json", &name],
+    ));
     let found: serde_json::Value = serde_json::from_str(&found).unwrap();
     let attached = &found["manifests"].as_array().or(found["referrers"].as_array()).unwrap()[0];
     assert_eq!(attached["artifactType"], "application/vnd.example.sbom", "{found}");
@@ -90,7 +94,7 @@ async fn there_and_back(program: &Path, front: &Front) {
 
     // Copy it to another repository with its referrers, and delete the copy.
     let copied = format!("{}/oras/copied:v2", registry.host());
-    succeed(&mut run(
+    run_successfully(&mut run(
         program,
         &source,
         &["copy", "-r", "--from-plain-http", "--to-plain-http", &name, &copied],
@@ -101,12 +105,16 @@ async fn there_and_back(program: &Path, front: &Front) {
     );
     let found = registry.get(&format!("/v2/oras/copied/referrers/{digest}")).await.expect(200).json();
     assert_eq!(found["manifests"].as_array().unwrap().len(), 1);
-    succeed(&mut run(program, &source, &["tag", "--plain-http", &name, "v1.1", "stable"]));
+    run_successfully(&mut run(program, &source, &["tag", "--plain-http", &name, "v1.1", "stable"]));
     assert_eq!(
-        succeed(&mut run(program, &source, &["repo", "tags", "--plain-http", &name.replace(":v1", "")])),
+        run_successfully(&mut run(
+            program,
+            &source,
+            &["repo", "tags", "--plain-http", &name.replace(":v1", "")]
+        )),
         "stable\nv1\nv1.1\n"
     );
-    succeed(&mut run(program, &source, &["manifest", "delete", "-f", "--plain-http", &copied]));
+    run_successfully(&mut run(program, &source, &["manifest", "delete", "-f", "--plain-http", &copied]));
     registry.manifest_get("oras/copied", "v2").await.expect(404);
     front.check().await;
 }
@@ -121,7 +129,7 @@ async fn a_killed_push_goes_through_when_repeated() {
     let name = format!("{}/oras/cut:v1", server.address);
     let args = ["push", "--plain-http", &name, "weights.bin:application/octet-stream"];
     let mut push = run(&program, &source, &args).spawn().unwrap();
-    until("a part of the blob has arrived", || async {
+    wait_until("a part of the blob has arrived", || async {
         crate::start_stop::stored_bytes(server.folder()) > 4_000_000
     })
     .await;
@@ -130,9 +138,9 @@ async fn a_killed_push_goes_through_when_repeated() {
     let registry = server.registry();
     registry.manifest_get("oras/cut", "v1").await.expect(404);
     registry.blob_head("oras/cut", &sha256(&bytes)).await.expect(404);
-    succeed(&mut run(&program, &source, &args));
+    run_successfully(&mut run(&program, &source, &args));
     let back = scratch(server.folder().path(), "back");
-    succeed(&mut run(&program, &back, &["pull", "--plain-http", &name]));
+    run_successfully(&mut run(&program, &back, &["pull", "--plain-http", &name]));
     assert!(fs::read(back.join("weights.bin")).unwrap() == bytes);
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
 }

@@ -7,13 +7,13 @@ use std::process::Command;
 use lode_tests::artifact::{Image, fresh_seed, random_bytes};
 use lode_tests::bucket;
 use lode_tests::clients::is_root;
-use lode_tests::command::succeed;
+use lode_tests::command::run_successfully;
 use lode_tests::disk::SmallDisk;
 use lode_tests::oci::IMAGE_MANIFEST;
 use lode_tests::postgres::Postgres;
 use lode_tests::report::skip;
 use lode_tests::server::{Folder, Options};
-use lode_tests::services::{Backing, psql, s3_prefix};
+use lode_tests::services::{Backends, psql, s3_prefix};
 use serde_json::json;
 
 /// Creates a certificate for 127.0.0.1 with its key, `NAME.crt` and `NAME.key`. Returns the path of the CA
@@ -26,7 +26,7 @@ fn certificate(folder: &Path, name: &str) -> PathBuf {
         for (option, kind) in files {
             command.arg(option).arg(file(kind));
         }
-        succeed(&mut command);
+        run_successfully(&mut command);
     };
     let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
     let root = [&["req", "-x509", "-days", "2", "-subj", "/CN=lode-tests root"], &key[..]].concat();
@@ -42,12 +42,12 @@ fn certificate(folder: &Path, name: &str) -> PathBuf {
     file("root.crt")
 }
 
-fn on(url: String) -> Options {
+fn with_database(url: String) -> Options {
     Options::new().arg("--database").arg(url).env("LODE_DATABASE_WAIT", "2s")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_index_that_is_reached_over_tls_alone() {
+async fn the_database_is_reached_over_tls() {
     let certificates = tempfile::tempdir().unwrap();
     let ours = certificate(certificates.path(), "ours");
     let other = certificate(certificates.path(), "other");
@@ -65,7 +65,7 @@ async fn an_index_that_is_reached_over_tls_alone() {
     let root = |path: &Path| format!("?sslmode=verify-full&sslrootcert={}", path.display());
 
     let folder = Folder::new();
-    let lode = folder.start(on(server.url(&root(&ours)))).await;
+    let lode = folder.start(with_database(server.url(&root(&ours)))).await;
     let image = Image::random(fresh_seed(), 2, 10_000);
     image.push(&lode.registry(), "tls", "v1").await;
     image.check(&lode.registry(), "tls", "v1").await;
@@ -76,12 +76,12 @@ async fn an_index_that_is_reached_over_tls_alone() {
     assert_eq!(spoken.trim(), "t");
     lode.stop().await;
     // The same without verifying the server's certificate.
-    let lode = folder.start(on(server.url("?sslmode=require"))).await;
+    let lode = folder.start(with_database(server.url("?sslmode=require"))).await;
     image.check(&lode.registry(), "tls", "v1").await;
     lode.stop().await;
     // The wrong CA certificate, then no TLS.
     for parameters in [root(&other), "?sslmode=disable".to_owned()] {
-        let (status, said) = folder.refuse(on(server.url(&parameters))).await;
+        let (status, said) = folder.start_refused(with_database(server.url(&parameters))).await;
         assert!(!status.success(), "{parameters}: {said}");
         assert!(said.contains("error:") && !said.contains("panicked"), "{parameters}: {said}");
     }
@@ -108,11 +108,12 @@ async fn a_full_disk_of_the_database_acknowledges_nothing_and_keeps_serving() {
     let Some(server) = Postgres::start(test, |_| {}) else { return };
     let tables = disk.path().join("tables");
     fs::create_dir(&tables).unwrap();
-    open_to_all(outer.path());
-    server.give(&tables);
+    make_traversable(outer.path());
+    server.chown_to_server(&tables);
     // Only the tables are on the small disk: Postgres stops if its write-ahead log does not fit.
     psql(&server.url(""), &format!("create tablespace small location '{}'", tables.display()));
-    let lode = Folder::new().start(on(server.url("?options=-c%20default_tablespace%3Dsmall"))).await;
+    let lode =
+        Folder::new().start(with_database(server.url("?options=-c%20default_tablespace%3Dsmall"))).await;
     let registry = lode.registry();
     let image = Image::random(fresh_seed(), 2, 10_000);
     image.push(&registry, "full", "v1").await;
@@ -149,14 +150,14 @@ async fn a_full_disk_of_the_database_acknowledges_nothing_and_keeps_serving() {
     fs::remove_file(disk.path().join("ballast")).unwrap();
     large(999).push(&registry, "full", "after").await;
     large(999).check(&registry, "full", "after").await;
-    lode.lode().run(&["fsck", "--verify"]).await.ok();
+    lode.lode().run(&["fsck", "--verify"]).await.expect_success();
     assert!(!lode.output().contains("panicked"), "{}", lode.output());
     drop(lode);
     drop(server); // before its disk
 }
 
 /// Lets the database's user traverse the folder.
-fn open_to_all(path: &Path) {
+fn make_traversable(path: &Path) {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(path, mode).unwrap();
 }
@@ -189,12 +190,12 @@ impl Drop for Database {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dump_and_a_copy_of_the_bucket_are_a_backup() {
     let test = "postgres::a_dump_and_a_copy_of_the_bucket_are_a_backup";
-    let (Some(backing), Ok(server)) = (Backing::shared(test), std::env::var("LODE_TEST_POSTGRES")) else {
+    let (Some(backing), Ok(server)) = (Backends::shared(test), std::env::var("LODE_TEST_POSTGRES")) else {
         return;
     };
     let database = Database::create(&server);
-    let from = Backing { database: Some(database.url()), ..backing };
-    let lode = Folder::new().start(Options::new().on(&from).env("LODE_GC_INTERVAL", "1s")).await;
+    let from = Backends { database: Some(database.url()), ..backing };
+    let lode = Folder::new().start(Options::new().with_backends(&from).env("LODE_GC_INTERVAL", "1s")).await;
     let registry = lode.registry();
     let image = Image::random(fresh_seed(), 2, 300_000);
     let large = Image::random(fresh_seed(), 1, 12_000_000); // more than one part
@@ -208,23 +209,27 @@ async fn a_dump_and_a_copy_of_the_bucket_are_a_backup() {
     // In the order of docs/guide/backup.md: the database first.
     let scratch = tempfile::tempdir().unwrap();
     let dump = scratch.path().join("lode.dump");
-    succeed(Command::new("pg_dump").arg("--format=custom").arg("--file").arg(&dump).arg(database.url()));
+    run_successfully(
+        Command::new("pg_dump").arg("--format=custom").arg("--file").arg(&dump).arg(database.url()),
+    );
     // The server keeps running. Later pushes are in neither copy, and deleted content is kept for the grace
     // period.
     let later = Image::random(fresh_seed(), 1, 10_000);
     later.push(&registry, "backup/later", "v1").await;
     registry.delete(&format!("/v2/backup/two/manifests/{digest}")).await.expect(202);
-    lode.lode().run(&["gc"]).await.ok();
+    lode.lode().run(&["gc"]).await.expect_success();
     // Then the blobs.
     let to = s3_prefix(test).expect("the bucket is there");
     assert!(bucket::copy(from.storage.as_ref().unwrap(), &to) > 6);
     drop(lode);
 
     let restored = Database::create(&server);
-    succeed(Command::new("pg_restore").arg("--no-owner").arg("--dbname").arg(restored.url()).arg(&dump));
-    let backing = Backing { database: Some(restored.url()), storage: Some(to), ..from };
-    let lode = Folder::new().start(Options::new().on(&backing)).await;
-    let report = lode.lode().run(&["fsck", "--verify", "--json"]).await.ok().json();
+    run_successfully(
+        Command::new("pg_restore").arg("--no-owner").arg("--dbname").arg(restored.url()).arg(&dump),
+    );
+    let backing = Backends { database: Some(restored.url()), storage: Some(to), ..from };
+    let lode = Folder::new().start(Options::new().with_backends(&backing)).await;
+    let report = lode.lode().run(&["fsck", "--verify", "--json"]).await.expect_success().json();
     assert_eq!(report["damage"], json!([]));
     let registry = lode.registry();
     image.check(&registry, "backup/one", "v1").await;

@@ -7,9 +7,9 @@ use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 
 /// A Go template that renders the same prompts as the demo model's template.
-const CHATML: &str = "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n";
+const CHATML_TEMPLATE: &str = "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n";
 /// The same as a template of the older kind, which renders one turn at a time.
-const BY_TURNS: &str = "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ end }}{{ if .Prompt }}<|im_start|>user\n\
+const TURN_TEMPLATE: &str = "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ end }}{{ if .Prompt }}<|im_start|>user\n\
     {{ .Prompt }}<|im_end|>\n{{ end }}<|im_start|>assistant\n{{ .Response }}<|im_end|>\n";
 
 /// Starts a server with a worker, the demo model as `team/demo`, and a copy with each Go template as
@@ -17,7 +17,7 @@ const BY_TURNS: &str = "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_en
 async fn with_templates(templates: &[(&str, &str)]) -> Server {
     let options = Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32").env("LODE_CONTEXT_LENGTH", "256");
     let server = Folder::new().start(options).await;
-    server.lode().create("team/demo", &demo(), &[]).await.ok();
+    server.lode().create("team/demo", &demo(), &[]).await.expect_success();
     for (name, template) in templates {
         let body = json!({"model": format!("team/{name}"), "from": "team/demo", "template": template, "stream": false});
         server.registry().post_json("/api/create", &body).await.expect(200);
@@ -37,12 +37,17 @@ async fn refused(server: &Server, path: &str, body: Value) -> String {
 }
 
 #[tokio::test]
-async fn go_templates_make_the_prompt() {
+async fn go_templates_render_the_prompt() {
     let echo =
         "{{ range .Messages }}{{ .Role }}:{{ .Content }};{{ end }}{{ if .Tools }}{{ json .Tools }}{{ end }}";
     let fill = "{{ if .Suffix }}<a>{{ .Prompt }}<b>{{ .Suffix }}<c>{{ else }}{{ .Prompt }}{{ end }}";
-    let server =
-        with_templates(&[("chatml", CHATML), ("turns", BY_TURNS), ("echo", echo), ("fill", fill)]).await;
+    let server = with_templates(&[
+        ("chatml", CHATML_TEMPLATE),
+        ("turns", TURN_TEMPLATE),
+        ("echo", echo),
+        ("fill", fill),
+    ])
+    .await;
     let options = json!({"temperature": 0, "num_predict": 100});
     let expected = demo_expected();
     for case in expected["cases"].as_array().unwrap().iter().take(2) {
@@ -145,7 +150,7 @@ async fn a_full_context_is_handled_as_ollama_does() {
 }
 
 /// Writes the demo model with a NaN in its last norm.
-fn damaged(folder: &Path) {
+fn write_damaged_model(folder: &Path) {
     copy_folder(&demo(), folder);
     let path = folder.join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -159,11 +164,11 @@ fn damaged(folder: &Path) {
 }
 
 #[tokio::test]
-async fn bad_requests_and_damaged_models_harm_nobody_else() {
+async fn bad_requests_and_damaged_models_do_not_affect_others() {
     let server = with_templates(&[]).await;
     let folder = server.folder().path().join("damaged");
-    damaged(&folder);
-    server.lode().create("team/damaged", &folder, &[]).await.ok();
+    write_damaged_model(&folder);
+    server.lode().create("team/damaged", &folder, &[]).await.expect_success();
     let registry = server.registry();
     let question = |model: &str| json!({"model": model, "prompt": "Define water.", "stream": false, "options": {"num_predict": 3}});
     for _ in 0..2 {

@@ -150,5 +150,5 @@ async fn many_pushers_of_the_same_and_of_different_bytes() {
     // The shared bytes are stored once.
     let name = sha256(&shared).replace(':', "/");
     assert!(server.folder().data().join("blobs").join(name).is_file());
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
 }

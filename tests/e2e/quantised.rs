@@ -21,9 +21,12 @@ async fn perplexity_and_answers_in_bf16_int8_and_int4() {
         ("int4", &["--quantize", "int4"][..], 1.6),
     ] {
         let model = format!("team/demo-{name}");
-        lode.create(&model, &demo(), more).await.ok();
-        let measured =
-            lode.run(&["perplexity", &model, heldout.to_str().unwrap(), "--json"]).await.ok().json();
+        lode.create(&model, &demo(), more).await.expect_success();
+        let measured = lode
+            .run(&["perplexity", &model, heldout.to_str().unwrap(), "--json"])
+            .await
+            .expect_success()
+            .json();
         assert_eq!(measured["tokens"], expected["perplexity"]["tokens"], "{measured}");
         let perplexity = measured["perplexity"].as_f64().unwrap();
         assert!(
@@ -38,15 +41,15 @@ async fn perplexity_and_answers_in_bf16_int8_and_int4() {
             right += usize::from(got["response"] == case["answer"]);
         }
         assert!(name != "bf16" || right == cases.len());
-        let shown = lode.run(&["show", &model, "--json"]).await.ok().json();
+        let shown = lode.run(&["show", &model, "--json"]).await.expect_success().json();
         assert_eq!(shown["parameters"], 4_196_608, "{shown}");
         figures.push(format!("{name} {perplexity:.4} ({right} of {} responses as in float32)", cases.len()));
-        lode.run(&["stop", &model]).await.ok();
+        lode.run(&["stop", &model]).await.expect_success();
     }
     figure("perplexity of the demo model on its held-out text", &figures.join(", "));
     // Pulling a quantised model writes assembled files and prints a notice.
     let back = server.folder().path().join("back");
-    let pulled = lode.run(&["pull", "team/demo-int4", "--to", back.to_str().unwrap()]).await.ok();
+    let pulled = lode.run(&["pull", "team/demo-int4", "--to", back.to_str().unwrap()]).await.expect_success();
     let said = format!("{}{}", pulled.stdout, pulled.stderr);
     assert!(said.contains("quantis") || said.contains("quantiz"), "{said}");
     assert!(read_folder(&back).contains_key("config.json"), "{:?}", read_folder(&back).keys());
@@ -55,11 +58,11 @@ async fn perplexity_and_answers_in_bf16_int8_and_int4() {
     let name = "model.layers.0.mlp.up_proj.weight";
     lode.run(&["tensor", "export", "team/demo-int8", name, "--to", out.to_str().unwrap(), "--dtype", "f32"])
         .await
-        .ok();
+        .expect_success();
     let (exported, source) =
         (std::fs::read(out).unwrap(), std::fs::read(demo().join("model.safetensors")).unwrap());
     let values = |file: &[u8]| {
-        let tensor = lode_tests::checkpoint::tensors_of(file)[name].clone();
+        let tensor = lode_tests::checkpoint::read_tensor_headers(file)[name].clone();
         (
             tensor.shape.clone(),
             lode_tests::checkpoint::f32_values(&tensor.dtype, &file[tensor.begin..tensor.end]),
@@ -76,7 +79,7 @@ async fn perplexity_and_answers_in_bf16_int8_and_int4() {
 
 /// The likelihood of the reference outputs with the weights in each type.
 #[tokio::test]
-async fn every_container_runs() {
+async fn every_quantisation_runs() {
     let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
     let (registry, lode) = (server.registry(), server.lode());
     let ids = |value: &Value| -> Vec<u64> { serde_json::from_value(value.clone()).unwrap() };
@@ -88,7 +91,7 @@ async fn every_container_runs() {
     for (kind, worst) in [("bf16", 0.0), ("mxfp8", 0.02), ("nvfp4", 0.1), ("Q8_0", 0.01), ("Q4_K_M", 0.1)] {
         let model = format!("team/demo-{}", kind.to_lowercase());
         let more = if kind == "bf16" { vec![] } else { vec!["--quantize", kind] };
-        lode.create(&model, &demo(), &more).await.ok();
+        lode.create(&model, &demo(), &more).await.expect_success();
         let body = json!({"model": model, "windows": windows, "logprobs": false, "keep_alive": 0});
         let scores = registry.post_json("/lode/v1/score", &body).await.expect(200).json();
         let sum = |field: &str| -> f64 {

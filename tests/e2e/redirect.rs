@@ -4,12 +4,12 @@ use lode_tests::artifact::{fresh_seed, random_bytes, sha256};
 use lode_tests::cluster::Cluster;
 use lode_tests::oci::Registry;
 use lode_tests::server::Options;
-use lode_tests::services::{Backing, s3_address};
+use lode_tests::services::{Backends, s3_address};
 
 const OLLAMA: &str = "ollama/0.17.4 (amd64 linux) Go/go1.26";
 
-async fn pushed(test: &str, options: Options) -> Option<(Cluster, Registry, Vec<u8>, String)> {
-    let backing = Backing::shared(test)?;
+async fn start_with_blob(test: &str, options: Options) -> Option<(Cluster, Registry, Vec<u8>, String)> {
+    let backing = Backends::shared(test)?;
     let cluster = Cluster::start(1, &backing, options).await;
     let (registry, bytes) = (cluster.registry(0), random_bytes(fresh_seed(), 6_000_000));
     registry.blob_push("elsewhere", &bytes).await;
@@ -18,9 +18,9 @@ async fn pushed(test: &str, options: Options) -> Option<(Cluster, Registry, Vec<
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_storage_sends_what_it_has() {
+async fn pulls_are_redirected_to_the_storage() {
     let test = "redirect::the_storage_sends_what_it_has";
-    let Some((_cluster, registry, bytes, path)) = pushed(test, Options::new()).await else { return };
+    let Some((_cluster, registry, bytes, path)) = start_with_blob(test, Options::new()).await else { return };
     let answer = registry.get(&path).await.expect(307);
     let address = answer.header("location").unwrap().to_owned();
     assert!(address.starts_with(&format!("http://{}/", s3_address())), "{address}");
@@ -40,7 +40,7 @@ async fn the_storage_sends_what_it_has() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ollama_is_not_sent_to_the_same_host_name() {
     let test = "redirect::an_ollama_is_not_sent";
-    let Some((_cluster, registry, bytes, path)) = pushed(test, Options::new()).await else { return };
+    let Some((_cluster, registry, bytes, path)) = start_with_blob(test, Options::new()).await else { return };
     assert_eq!(
         s3_address().ip().to_string(),
         registry.host().split(':').next().unwrap(),
@@ -61,7 +61,7 @@ async fn an_ollama_is_not_sent_to_the_same_host_name() {
 async fn the_server_sends_where_clients_cannot_reach_the_storage() {
     let test = "redirect::the_server_sends";
     let options = Options::new().env("LODE_REDIRECT", "false");
-    let Some((_cluster, registry, bytes, path)) = pushed(test, options).await else { return };
+    let Some((_cluster, registry, bytes, path)) = start_with_blob(test, options).await else { return };
     assert!(registry.get(&path).await.expect(200).body == bytes);
     for (range, expect) in [
         ("bytes=0-0", 0..1),

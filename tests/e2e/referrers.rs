@@ -12,7 +12,7 @@ fn subject_of(image: &Image) -> Value {
 }
 
 #[tokio::test]
-async fn referrers_are_listed_with_what_they_say_of_themselves() {
+async fn referrers_are_listed_with_their_metadata() {
     let server = Server::fresh().await;
     let registry = server.registry();
     let subject = Image::random(fresh_seed(), 1, 100);
@@ -69,7 +69,7 @@ async fn referrers_are_listed_with_what_they_say_of_themselves() {
 }
 
 #[tokio::test]
-async fn nothing_refers_to_what_nobody_pushed() {
+async fn unknown_digests_have_no_referrers() {
     let server = Server::fresh().await;
     let registry = server.registry();
     for repository in ["never/pushed", "refs"] {

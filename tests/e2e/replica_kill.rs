@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use lode_tests::cluster::Cluster;
-use lode_tests::report::{figure, setting};
+use lode_tests::report::{env_number, figure};
 use lode_tests::server::Options;
-use lode_tests::services::Backing;
+use lode_tests::services::Backends;
 use lode_tests::soak::{Soak, Worker};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -19,10 +19,10 @@ use rand::{Rng, SeedableRng};
 const LEASE: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_other_replica_goes_on_and_nothing_is_lost() {
-    let Some(backing) = Backing::shared("replica_kill::the_other_replica_goes_on") else { return };
+async fn nothing_is_lost_when_a_replica_is_killed() {
+    let Some(backing) = Backends::shared("replica_kill::the_other_replica_goes_on") else { return };
     let (kills, seed) =
-        (setting("LODE_REPLICA_KILLS", 15), setting("LODE_KILL_SEED", rand::random::<u32>().into()));
+        (env_number("LODE_REPLICA_KILLS", 15), env_number("LODE_KILL_SEED", rand::random::<u32>().into()));
     let mut random = StdRng::seed_from_u64(seed);
     let options = Options::new()
         .env("LODE_GC_GRACE", "0s")
@@ -30,7 +30,7 @@ async fn the_other_replica_goes_on_and_nothing_is_lost() {
         .env("LODE_GC_INTERVAL", "1s")
         .env("LODE_UPLOAD_LEASE", format!("{}s", LEASE.as_secs()));
     let mut cluster = Cluster::start(2, &backing, options).await;
-    let soak = Arc::new(Soak::new(cluster.registries(), LEASE).mortal());
+    let soak = Arc::new(Soak::new(cluster.registries(), LEASE).expecting_kills());
     let workers: Vec<_> = (0..8)
         .map(|id| {
             let mut worker = Worker::new(soak.clone(), id, random.random());
@@ -65,7 +65,7 @@ async fn the_other_replica_goes_on_and_nothing_is_lost() {
     }
     assert!(failures.is_empty(), "seed {seed}: {failures:#?}");
     for replica in 0..2 {
-        cluster.lode(replica).run(&["fsck", "--verify"]).await.ok();
+        cluster.lode(replica).run(&["fsck", "--verify"]).await.expect_success();
     }
     figure(
         &format!("{kills} kill -9 of one replica of two (seed {seed})"),

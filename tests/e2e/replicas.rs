@@ -6,22 +6,22 @@ use lode_tests::artifact::{Image, fresh_seed, random_bytes, sha256};
 use lode_tests::cluster::Cluster;
 use lode_tests::oci::{Registry, offset_in, with_query};
 use lode_tests::server::Options;
-use lode_tests::services::Backing;
+use lode_tests::services::Backends;
 
-async fn three(test: &str) -> Option<Cluster> {
-    let backing = Backing::shared(test)?;
+async fn start_three(test: &str) -> Option<Cluster> {
+    let backing = Backends::shared(test)?;
     Some(Cluster::start(3, &backing, Options::new()).await)
 }
 
 /// The URL of an upload at another replica.
-fn at(registry: &Registry, location: &str) -> String {
+fn upload_at(registry: &Registry, location: &str) -> String {
     let (_, path) = location.split_once("/v2/").unwrap();
     registry.at(&format!("/v2/{path}"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn half_a_blob_here_the_rest_there_and_pulled_from_a_third() {
-    let Some(cluster) = three("replicas::half_a_blob_here").await else { return };
+async fn an_upload_continues_on_another_replica() {
+    let Some(cluster) = start_three("replicas::half_a_blob_here").await else { return };
     let [a, b, c] = [0, 1, 2].map(|replica| cluster.registry(replica));
     // Sizes near a part boundary and far from it, with incomplete last parts.
     for (first, rest) in [(3_000, 5_000), (5 << 20, 1), (7_000_000, 13_000_001), (12_000_000, 0)] {
@@ -29,11 +29,11 @@ async fn half_a_blob_here_the_rest_there_and_pulled_from_a_third() {
         let digest = sha256(&bytes);
         let location = a.upload_open("half").await;
         a.upload_append(&location, 0, &bytes[..first]).await.expect(202);
-        assert_eq!(b.upload_offset(&at(&b, &location)).await, first as u64);
+        assert_eq!(b.upload_offset(&upload_at(&b, &location)).await, first as u64);
         if rest > 0 {
-            b.upload_append(&at(&b, &location), first as u64, &bytes[first..]).await.expect(202);
+            b.upload_append(&upload_at(&b, &location), first as u64, &bytes[first..]).await.expect(202);
         }
-        c.upload_finish(&at(&c, &location), &digest, b"").await.expect(201);
+        c.upload_finish(&upload_at(&c, &location), &digest, b"").await.expect(201);
         for registry in [&a, &b, &c] {
             let answer = registry.blob_get("half", &digest).await.expect(200);
             assert!(
@@ -43,19 +43,19 @@ async fn half_a_blob_here_the_rest_there_and_pulled_from_a_third() {
             );
         }
     }
-    cluster.lode(1).run(&["fsck", "--verify"]).await.ok();
+    cluster.lode(1).run(&["fsck", "--verify"]).await.expect_success();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_survives_the_replica_that_it_began_on() {
-    let Some(mut cluster) = three("replicas::an_upload_survives").await else { return };
+    let Some(mut cluster) = start_three("replicas::an_upload_survives").await else { return };
     let [a, b] = [0, 1].map(|replica| cluster.registry(replica));
     let bytes = random_bytes(fresh_seed(), 30_000_000);
     let location = a.upload_open("survives").await;
     a.upload_append(&location, 0, &bytes[..6_000_000]).await.expect(202);
     // The replica is killed during the next PATCH. Earlier acknowledged bytes must be stored; some of the new
     // ones may be.
-    let path = at(&a, &location);
+    let path = upload_at(&a, &location);
     let pieces: Vec<_> = bytes[6_000_000..].chunks(100_000).map(<[u8]>::to_vec).collect();
     let (told, mut halfway) = tokio::sync::mpsc::channel(1);
     let slow = futures::stream::iter(pieces.into_iter().enumerate()).then(move |(i, piece)| {
@@ -80,44 +80,44 @@ async fn an_upload_survives_the_replica_that_it_began_on() {
     halfway.recv().await.unwrap();
     cluster.kill(0);
     assert!(sending.await.unwrap().is_err(), "a killed replica responded");
-    let status = b.get(&at(&b, &location)).await.expect(204);
+    let status = b.get(&upload_at(&b, &location)).await.expect(204);
     let offset = offset_in(status.header("range").unwrap()) as usize;
     assert!((6_000_000..=bytes.len()).contains(&offset), "{offset}");
-    b.upload_append(&at(&b, &location), offset as u64, &bytes[offset..]).await.expect(202);
-    b.upload_finish(&at(&b, &location), &sha256(&bytes), b"").await.expect(201);
+    b.upload_append(&upload_at(&b, &location), offset as u64, &bytes[offset..]).await.expect(202);
+    b.upload_finish(&upload_at(&b, &location), &sha256(&bytes), b"").await.expect(201);
     assert!(b.blob_get("survives", &sha256(&bytes)).await.expect(200).body == bytes);
-    cluster.lode(1).run(&["fsck", "--verify"]).await.ok();
+    cluster.lode(1).run(&["fsck", "--verify"]).await.expect_success();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_writers_at_two_replicas_none_corrupts_the_upload() {
-    let Some(cluster) = three("replicas::of_two_writers").await else { return };
+async fn two_writers_at_two_replicas_do_not_corrupt_an_upload() {
+    let Some(cluster) = start_three("replicas::of_two_writers").await else { return };
     let [a, b, c] = [0, 1, 2].map(|replica| cluster.registry(replica));
     for round in 0..5 {
         let bytes = random_bytes(fresh_seed(), 9_000_000 + round);
         let digest = sha256(&bytes);
         let location = a.upload_open("writers").await;
         // The same chunk twice, as from a client with a short timeout.
-        let (here, there) = (at(&a, &location), at(&b, &location));
+        let (here, there) = (upload_at(&a, &location), upload_at(&b, &location));
         let (first, second) =
             tokio::join!(a.upload_append(&here, 0, &bytes), b.upload_append(&there, 0, &bytes));
         for answer in [&first, &second] {
             assert!([202, 409, 416].contains(&answer.status), "{} `{}`", answer.status, answer.text());
         }
-        let offset = c.upload_offset(&at(&c, &location)).await as usize;
+        let offset = c.upload_offset(&upload_at(&c, &location)).await as usize;
         let acknowledged = first.status == 202 || second.status == 202;
         assert!(
             !acknowledged || offset == bytes.len(),
             "only {offset} bytes of an acknowledged chunk are stored"
         );
-        c.upload_finish(&at(&c, &location), &digest, &bytes[offset..]).await.expect(201);
+        c.upload_finish(&upload_at(&c, &location), &digest, &bytes[offset..]).await.expect(201);
         assert!(c.blob_get("writers", &digest).await.expect(200).body == bytes);
         // Both close the upload. It becomes one blob, and each response is a success or says that the upload
         // is closed.
         let location = a.upload_open("writers").await;
         let other = random_bytes(fresh_seed(), 6_000_000);
         a.upload_append(&location, 0, &other).await.expect(202);
-        let (here, there) = (at(&a, &location), at(&b, &location));
+        let (here, there) = (upload_at(&a, &location), upload_at(&b, &location));
         let digest = sha256(&other);
         let (first, second) =
             tokio::join!(a.upload_finish(&here, &digest, b""), b.upload_finish(&there, &digest, b""));
@@ -126,12 +126,12 @@ async fn of_two_writers_at_two_replicas_none_corrupts_the_upload() {
         assert!(statuses.iter().all(|s| [201, 404, 409, 416].contains(s)), "{statuses:?}");
         assert!(c.blob_get("writers", &digest).await.expect(200).body == other);
     }
-    cluster.lode(2).run(&["fsck", "--verify"]).await.ok();
+    cluster.lode(2).run(&["fsck", "--verify"]).await.expect_success();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_request_to_another_replica() {
-    let Some(mut cluster) = three("replicas::every_request_to_another").await else { return };
+    let Some(mut cluster) = start_three("replicas::every_request_to_another").await else { return };
     let switch = cluster.switch();
     let registry = Registry::new(switch.url());
     let image = Image::random(fresh_seed(), 3, 700_000);

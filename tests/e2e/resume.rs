@@ -9,7 +9,7 @@ use lode_tests::raw;
 use lode_tests::server::{Folder, Options, Server};
 
 /// Starts a PATCH of the whole blob, sends only a part of it, and closes the connection.
-fn cut_patch(server: &Server, location: &str, bytes: &[u8], sent: usize) {
+fn send_truncated_patch(server: &Server, location: &str, bytes: &[u8], sent: usize) {
     let path = location.trim_start_matches(&server.url());
     let mut stream = raw::connect(server.address);
     let head = format!(
@@ -24,13 +24,13 @@ fn cut_patch(server: &Server, location: &str, bytes: &[u8], sent: usize) {
 }
 
 #[tokio::test]
-async fn a_cut_upload_goes_on_where_its_status_says() {
+async fn an_interrupted_upload_resumes_at_its_offset() {
     let server = Server::fresh().await;
     let registry = server.registry();
     let bytes = random_bytes(fresh_seed(), 24 << 20);
     let digest = sha256(&bytes);
     let location = registry.upload_open("team/cut").await;
-    cut_patch(&server, &location, &bytes, 17 << 20);
+    send_truncated_patch(&server, &location, &bytes, 17 << 20);
     // Like a client: get the offset, resume there, and retry while the interrupted request still holds the
     // upload.
     let answer = wait_for("the interrupted upload can be resumed", || async {
@@ -62,7 +62,7 @@ async fn acknowledged_chunks_survive_a_killed_server() {
     let answer = registry.upload_append(&path, 2_000_000, &bytes[2_000_000..]).await.expect(202);
     registry.upload_finish(answer.header("location").unwrap(), &sha256(&bytes), b"").await.expect(201);
     assert!(registry.blob_get("team/killed", &sha256(&bytes)).await.expect(200).body == bytes);
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
 }
 
 #[tokio::test]
@@ -177,5 +177,5 @@ async fn a_wrong_digest_stores_nothing() {
     for bytes in [&b"something else"[..], b"these bytes"] {
         registry.blob_head("team/wrong", &sha256(bytes)).await.expect(404);
     }
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
 }

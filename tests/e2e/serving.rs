@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use lode_tests::checkpoint::{copy_folder, demo};
-use lode_tests::command::until;
+use lode_tests::command::wait_until;
 use lode_tests::oci::Registry;
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
@@ -39,8 +39,8 @@ async fn in_flight(registry: &Registry) -> f64 {
 async fn a_model_larger_than_the_memory_is_refused_and_the_node_serves_on() {
     let server = Folder::new().start(Options::new().worker().env("LODE_NUM_PARALLEL", "64")).await;
     let (registry, lode) = (server.registry(), server.lode());
-    lode.create("team/demo", &demo(), &[]).await.ok();
-    lode.create("team/vast", &with_context(&server, 1 << 26), &[]).await.ok();
+    lode.create("team/demo", &demo(), &[]).await.expect_success();
+    lode.create("team/vast", &with_context(&server, 1 << 26), &[]).await.expect_success();
     // The KV cache needs 2 KiB per token: 128 GiB for each of 64 sequences.
     let body = json!({"model": "team/vast", "prompt": "x", "stream": false, "options": {"num_ctx": 1 << 26}});
     let ask_vast = async || registry.post_json("/api/generate", &body).await.expect(503);
@@ -60,12 +60,12 @@ async fn a_model_larger_than_the_memory_is_refused_and_the_node_serves_on() {
 }
 
 #[tokio::test]
-async fn a_long_prompt_holds_up_nobody_and_who_leaves_frees_a_place() {
+async fn a_long_prompt_does_not_delay_others_and_disconnecting_frees_its_sequence() {
     const CONTEXT: u64 = 1 << 17;
     let options = Options::new().worker().env("LODE_NUM_PARALLEL", "2");
     let server = Folder::new().start(options.env("LODE_CONTEXT_LENGTH", CONTEXT.to_string())).await;
     let registry = server.registry();
-    server.lode().create("team/long", &with_context(&server, CONTEXT), &[]).await.ok();
+    server.lode().create("team/long", &with_context(&server, CONTEXT), &[]).await.expect_success();
     let short = ask(&registry, "team/long", "Water is").await;
     // Prefill of each takes minutes, and together they occupy both sequences.
     let long = |word: &str| {
@@ -73,7 +73,7 @@ async fn a_long_prompt_holds_up_nobody_and_who_leaves_frees_a_place() {
         tokio::spawn(async move { ask(&registry, "team/long", &prompt).await })
     };
     let (leaves, stays) = (long("one"), long("two"));
-    until("both requests are in progress", || async { in_flight(&registry).await >= 3.0 }).await;
+    wait_until("both requests are in progress", || async { in_flight(&registry).await >= 3.0 }).await;
     let asked = tokio::spawn({
         let registry = registry.clone();
         async move { ask(&registry, "team/long", "Water is").await }
@@ -88,10 +88,10 @@ async fn a_long_prompt_holds_up_nobody_and_who_leaves_frees_a_place() {
 }
 
 #[tokio::test]
-async fn what_prompts_have_in_common_is_computed_once() {
+async fn common_prompt_prefixes_are_computed_once() {
     let server = Folder::new().start(Options::new().worker()).await;
     let registry = server.registry();
-    server.lode().create("team/demo", &demo(), &[]).await.ok();
+    server.lode().create("team/demo", &demo(), &[]).await.expect_success();
     let text =
         "In the beginning God created the heaven and the earth, and the earth was without form. ".repeat(8);
     let cached = |answer: &Value| answer["prompt_cached_count"].as_u64().unwrap_or(0);
@@ -116,10 +116,10 @@ async fn what_prompts_have_in_common_is_computed_once() {
 }
 
 #[tokio::test]
-async fn answers_are_json_of_the_schema_that_is_asked_for() {
+async fn structured_output_matches_its_schema() {
     let server = Folder::new().start(Options::new().worker()).await;
     let registry = server.registry();
-    server.lode().create("team/demo", &demo(), &[]).await.ok();
+    server.lode().create("team/demo", &demo(), &[]).await.expect_success();
     // A schema as pydantic and OpenAI's library write it, with short values, so that any model completes it.
     let schema = json!({
         "$defs": {"Level": {"enum": ["low", "high"], "type": "string"}},
@@ -154,8 +154,8 @@ async fn answers_are_json_of_the_schema_that_is_asked_for() {
     let run = async |format: &str| {
         server.lode().run(&["run", "team/demo", "Water", "--seed", "5", "--format", format]).await
     };
-    check(&run(file.to_str().unwrap()).await.ok().stdout);
-    run("no such file").await.refused(&["no such file", "a file with a JSON schema"]);
+    check(&run(file.to_str().unwrap()).await.expect_success().stdout);
+    run("no such file").await.expect_failure(&["no such file", "a file with a JSON schema"]);
     let format = |format: Value| {
         json!({"model": "team/demo", "messages": [{"role": "user", "content": "How deep is the sea?"}],
             "seed": 1, "response_format": format})

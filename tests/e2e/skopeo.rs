@@ -7,8 +7,8 @@ use std::process::Command;
 
 use lode_tests::artifact::{fresh_seed, random_bytes, sha256};
 use lode_tests::clients::skopeo;
-use lode_tests::cluster::Front;
-use lode_tests::command::{succeed, until};
+use lode_tests::cluster::Deployment;
+use lode_tests::command::{run_successfully, wait_until};
 use lode_tests::oci::{IMAGE_INDEX, IMAGE_MANIFEST};
 use lode_tests::server::{Folder, Options};
 use serde_json::json;
@@ -28,9 +28,9 @@ fn layout(to: &Path, n_layers: usize, layer_bytes: usize) -> String {
         fs::create_dir_all(&work).unwrap();
         fs::write(work.join("file"), random_bytes(fresh_seed(), layer_bytes)).unwrap();
         let tar = to.join("layer.tar");
-        succeed(Command::new("tar").arg("-C").arg(&work).arg("-cf").arg(&tar).arg("file"));
+        run_successfully(Command::new("tar").arg("-C").arg(&work).arg("-cf").arg(&tar).arg("file"));
         diff_ids.push(sha256(&fs::read(&tar).unwrap()));
-        succeed(Command::new("gzip").args(["-1", "-f"]).arg(&tar));
+        run_successfully(Command::new("gzip").args(["-1", "-f"]).arg(&tar));
         let bytes = fs::read(to.join("layer.tar.gz")).unwrap();
         layers.push(json!({"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": store(&bytes), "size": bytes.len(),
             "annotations": {"layer": i.to_string()}}));
@@ -61,31 +61,31 @@ fn copy(program: &Path, scratch: &Path, more: &[&str], from: &str, to: &str) -> 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_goes_there_and_back() {
     let Some(program) = skopeo("skopeo::an_image_goes_there_and_back") else { return };
-    there_and_back(&program, &Front::one().await).await;
+    there_and_back(&program, &Deployment::single().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_goes_there_and_back_through_two_replicas() {
     let test = "skopeo::an_image_goes_there_and_back_through_two_replicas";
     let Some(program) = skopeo(test) else { return };
-    let Some(front) = Front::switching(test).await else { return };
+    let Some(front) = Deployment::replicated(test).await else { return };
     there_and_back(&program, &front).await;
 }
 
-async fn there_and_back(program: &Path, front: &Front) {
+async fn there_and_back(program: &Path, front: &Deployment) {
     let (registry, scratch) = (front.registry(), front.scratch());
     let source = scratch.join("source");
     let digest = layout(&source, 3, 500_000);
     let from = format!("oci:{}:v1", source.display());
     let there = format!("docker://{}/skopeo/image:v1", registry.host());
-    succeed(&mut copy(program, scratch, &["--preserve-digests"], &from, &there));
+    run_successfully(&mut copy(program, scratch, &["--preserve-digests"], &from, &there));
     assert_eq!(
         registry.manifest_get("skopeo/image", "v1").await.expect(200).header("docker-content-digest"),
         Some(digest.as_str())
     );
 
     let back = scratch.join("back");
-    succeed(&mut copy(
+    run_successfully(&mut copy(
         program,
         scratch,
         &["--preserve-digests"],
@@ -100,7 +100,7 @@ async fn there_and_back(program: &Path, front: &Front) {
     }
     // As plain files: the manifest byte for byte, every blob under its digest.
     let plain = scratch.join("plain");
-    succeed(&mut copy(program, scratch, &[], &there, &format!("dir:{}", plain.display())));
+    run_successfully(&mut copy(program, scratch, &[], &there, &format!("dir:{}", plain.display())));
     assert_eq!(sha256(&fs::read(plain.join("manifest.json")).unwrap()), digest);
     for entry in fs::read_dir(&plain).unwrap() {
         let path = entry.unwrap().path();
@@ -111,19 +111,20 @@ async fn there_and_back(program: &Path, front: &Front) {
     }
     // From one repository to another, with docker's media types. The blobs are mounted.
     let elsewhere = format!("docker://{}/skopeo/docker:v2", registry.host());
-    succeed(&mut copy(program, scratch, &["--format", "v2s2"], &there, &elsewhere));
+    run_successfully(&mut copy(program, scratch, &["--format", "v2s2"], &there, &elsewhere));
     let answer = registry.manifest_get("skopeo/docker", "v2").await.expect(200);
     assert_eq!(answer.header("content-type"), Some("application/vnd.docker.distribution.manifest.v2+json"));
     let mut command = Command::new(program);
-    let shown = succeed(command.args(["inspect", "--tls-verify=false", &elsewhere]).env("HOME", scratch));
+    let shown =
+        run_successfully(command.args(["inspect", "--tls-verify=false", &elsewhere]).env("HOME", scratch));
     assert!(shown.contains("\"v2\""), "{shown}");
     let mut command = Command::new(program);
-    let tags = succeed(
+    let tags = run_successfully(
         command.args(["list-tags", "--tls-verify=false", &there.replace(":v1", "")]).env("HOME", scratch),
     );
     assert!(tags.contains("\"v1\""), "{tags}");
     let mut command = Command::new(program);
-    succeed(command.args(["delete", "--tls-verify=false", &there]).env("HOME", scratch));
+    run_successfully(command.args(["delete", "--tls-verify=false", &there]).env("HOME", scratch));
     registry.manifest_get("skopeo/image", &digest).await.expect(404);
     front.check().await;
 }
@@ -138,18 +139,18 @@ async fn a_push_that_died_with_the_server_goes_through_when_repeated() {
     let digest = layout(&source, 2, 60_000_000);
     let (from, there) = (format!("oci:{}:v1", source.display()), format!("docker://{address}/skopeo/cut:v1"));
     let mut push = copy(&program, &scratch, &["--preserve-digests"], &from, &there).spawn().unwrap();
-    until("a part of the image has arrived", || async {
+    wait_until("a part of the image has arrived", || async {
         crate::start_stop::stored_bytes(&folder) > 4_000_000
     })
     .await;
     server.kill();
     assert!(!push.wait().unwrap().success(), "the push succeeded although the server was killed");
     let server = folder.start(Options::new().listen(address.to_string())).await;
-    succeed(&mut copy(&program, &scratch, &["--preserve-digests"], &from, &there));
+    run_successfully(&mut copy(&program, &scratch, &["--preserve-digests"], &from, &there));
     let registry = server.registry();
     assert_eq!(
         registry.manifest_get("skopeo/cut", "v1").await.expect(200).header("docker-content-digest"),
         Some(digest.as_str())
     );
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
 }

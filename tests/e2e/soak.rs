@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 
 use lode_tests::cluster::Cluster;
 use lode_tests::register::{Register, tick};
-use lode_tests::report::{figure, setting};
+use lode_tests::report::{env_number, figure};
 use lode_tests::server::Options;
-use lode_tests::services::Backing;
+use lode_tests::services::Backends;
 use lode_tests::soak::{Soak, Worker};
 use serde_json::json;
 
 const LEASE: Duration = Duration::from_secs(5);
 const WORKERS: usize = 12;
 
-async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
-    let seconds = setting("LODE_SOAK_SECONDS", 40) / share;
-    let operations = setting("LODE_SOAK_OPERATIONS", 500) / share;
-    let collections = setting("LODE_SOAK_COLLECTIONS", 10) / share;
-    let seed = setting("LODE_SOAK_SEED", rand::random::<u32>().into());
+async fn soak(backing: &Backends, n_replicas: usize, share: u64) {
+    let seconds = env_number("LODE_SOAK_SECONDS", 40) / share;
+    let operations = env_number("LODE_SOAK_OPERATIONS", 500) / share;
+    let collections = env_number("LODE_SOAK_COLLECTIONS", 10) / share;
+    let seed = env_number("LODE_SOAK_SEED", rand::random::<u32>().into());
     let options = Options::new()
         .env("LODE_GC_GRACE", "0s")
         .env("LODE_GC_UNDO", "0s")
@@ -70,7 +70,7 @@ async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
     for worker in &mut idle {
         kept += worker.check().await.unwrap_or_else(|e| panic!("seed {seed}: after the soak: {e}"));
     }
-    cluster.lode(0).run(&["fsck", "--verify"]).await.ok();
+    cluster.lode(0).run(&["fsck", "--verify"]).await.expect_success();
 
     // After everything is deleted, no blobs or uploads may remain.
     for worker in &mut idle {
@@ -79,7 +79,7 @@ async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
     let deadline = Instant::now() + LEASE * 36;
     let left = loop {
         soak.replicas[0].collect().await.expect(200);
-        let left = cluster.lode(n_replicas - 1).run(&["fsck", "--json"]).await.ok().json();
+        let left = cluster.lode(n_replicas - 1).run(&["fsck", "--json"]).await.expect_success().json();
         let clean = left["blobs"] == 0 && left["orphans"] == json!([]) && left["uploads"] == json!([]);
         if clean || Instant::now() > deadline {
             break left;
@@ -97,7 +97,7 @@ async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
             soak.operations(),
             soak.requests.load(Ordering::Relaxed),
             took.as_secs(),
-            soak.lapsed.load(Ordering::Relaxed),
+            soak.expired_leases.load(Ordering::Relaxed),
             soak.counts()
         ),
     );
@@ -105,44 +105,44 @@ async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_replicas() {
-    let Some(backing) = Backing::shared("soak::two_replicas") else { return };
+    let Some(backing) = Backends::shared("soak::two_replicas") else { return };
     soak(&backing, 2, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_process_on_a_folder() {
-    soak(&Backing::embedded(), 1, 4).await;
+    soak(&Backends::embedded(), 1, 4).await;
 }
 
 #[test]
-fn a_read_is_explained_by_a_write_that_nothing_replaced() {
+fn a_read_returns_a_write_that_was_not_replaced() {
     let mut register = Register::default();
     let now = tick();
     assert!(register.may_hold(None, now, tick()), "an unwritten register must be empty");
-    let a = register.put_begins("a");
+    let a = register.begin_put("a");
     let during = tick();
     assert!(register.may_hold(None, during, tick()) && register.may_hold(Some("a"), during, tick()));
-    register.ends(a);
+    register.end_write(a);
     let now = tick();
     assert!(register.may_hold(Some("a"), now, tick()));
     assert!(!register.may_hold(None, now, tick()) && !register.may_hold(Some("b"), now, tick()));
     // Two concurrent writes: either may win, and the earlier value is replaced.
-    let (b, c) = (register.put_begins("b"), register.put_begins("c"));
+    let (b, c) = (register.begin_put("b"), register.begin_put("c"));
     let during = tick();
     assert!(register.may_hold(Some("a"), during, tick()));
-    register.ends(b);
-    register.ends(c);
+    register.end_write(b);
+    register.end_write(c);
     let now = tick();
     assert!(register.may_hold(Some("b"), now, tick()) && register.may_hold(Some("c"), now, tick()));
     assert!(!register.may_hold(Some("a"), now, tick()));
     // A removal of a possible value.
     let gone = register.removal_begins("c");
-    register.ends(gone);
+    register.end_write(gone);
     let now = tick();
     assert!(register.may_hold(None, now, tick()) && register.may_hold(Some("b"), now, tick()));
     assert!(!register.may_hold(Some("c"), now, tick()));
-    let d = register.put_begins("d");
-    register.ends(d);
+    let d = register.begin_put("d");
+    register.end_write(d);
     let now = tick();
     assert!(!register.may_hold(None, now, tick()) && register.may_hold(Some("d"), now, tick()));
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lode_tests::artifact::{Image, fresh_seed, random_bytes, sha256};
-use lode_tests::command::until;
+use lode_tests::command::wait_until;
 use lode_tests::oci::{IMAGE_MANIFEST, Registry};
 use lode_tests::raw;
 use lode_tests::report::figure;
@@ -19,7 +19,7 @@ use lode_tests::server::{Folder, Options, lode_command};
 async fn a_second_server_on_one_folder_is_refused_until_the_first_is_gone() {
     let folder = Folder::new();
     let first = folder.serve().await;
-    let (status, output) = folder.refuse(Options::new()).await;
+    let (status, output) = folder.start_refused(Options::new()).await;
     assert!(!status.success() && output.contains("error:"), "{output}");
     assert!(output.contains(folder.data().to_str().unwrap()), "the error does not name the folder: {output}");
     first.registry().get("/v2/").await.expect(200);
@@ -52,9 +52,10 @@ async fn a_new_data_folder_is_closed_to_other_users_and_an_open_one_is_reported(
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_said_by_name() {
+async fn a_port_in_use_is_named_in_the_error() {
     let first = Folder::new().serve().await;
-    let (status, output) = Folder::new().refuse(Options::new().listen(first.address.to_string())).await;
+    let (status, output) =
+        Folder::new().start_refused(Options::new().listen(first.address.to_string())).await;
     assert!(!status.success() && output.contains("error:"), "{output}");
     assert!(output.contains(&first.address.to_string()), "the error does not name the address: {output}");
 }
@@ -76,20 +77,20 @@ async fn a_restart_keeps_everything_however_it_ended() {
     image.check(&registry, "kept/image", "v2").await;
     image.check(&registry, "kept/image", &digest).await;
     assert_eq!(registry.tags("kept/image").await, ["v1", "v2"]);
-    server.lode().run(&["fsck", "--verify"]).await.ok();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
 }
 
 #[tokio::test]
-async fn one_that_waits_for_its_database_stops_when_it_is_asked_to() {
+async fn a_server_waiting_for_its_database_stops_on_sigterm() {
     // No server listens on this port.
     let away = Options::new()
         .arg("--database")
         .arg("postgres://lode:very-secret@127.0.0.1:9/lode")
         .env("LODE_DATABASE_WAIT", "10m");
     let mut server = Folder::new().spawn(&away);
-    let said = server.wait_output("waiting for the database").await;
+    let said = server.wait_output("for the database").await;
     assert!(!said.contains("very-secret"), "{said}");
-    server.ask_to_stop();
+    server.terminate();
     assert!(server.wait_end().await.success());
 }
 
@@ -112,12 +113,14 @@ async fn a_shutdown_finishes_the_request_in_flight() {
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(&bytes[..10_000_000]).unwrap();
     // Stop the server only after it has stored a part of the body, so that the request is in progress.
-    until("the request is being served", || async { stored_bytes(&folder) > 1_000_000 }).await;
+    wait_until("the request is being served", || async { stored_bytes(&folder) > 1_000_000 }).await;
     // Twice, as timeout(1) signals the process and then its group.
-    server.ask_to_stop();
-    server.ask_to_stop();
-    until("new connections are refused", || async { std::net::TcpStream::connect(server.address).is_err() })
-        .await;
+    server.terminate();
+    server.terminate();
+    wait_until("new connections are refused", || async {
+        std::net::TcpStream::connect(server.address).is_err()
+    })
+    .await;
     assert!(server.try_wait().is_none(), "the server ended during a request");
     stream.write_all(&bytes[10_000_000..]).unwrap();
     let answer = raw::read_to_end(&mut stream).expect("a response to the request in progress");
@@ -189,7 +192,7 @@ async fn settings_are_shown_with_secrets_hidden() {
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
         .current_dir(folder.path());
-    let shown = lode_tests::command::finish(command, vec![]).await.ok();
+    let shown = lode_tests::command::run_to_end(command, vec![]).await.expect_success();
     assert!(shown.stdout.contains("127.0.0.1:7777"), "{}", shown.stdout);
     assert!(
         !shown.stdout.contains("very-secret-token") && !shown.stderr.contains("very-secret-token"),
@@ -202,7 +205,7 @@ async fn settings_are_shown_with_secrets_hidden() {
         .env("LODE_GC_GRACE", "soon")
         .current_dir(folder.path());
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    let refused = lode_tests::command::finish(command, vec![]).await;
+    let refused = lode_tests::command::run_to_end(command, vec![]).await;
     assert!(
         refused.code != 0 && refused.stderr.contains("soon"),
         "the error does not contain the invalid value: {refused:?}"
@@ -210,7 +213,7 @@ async fn settings_are_shown_with_secrets_hidden() {
 }
 
 #[tokio::test]
-async fn without_a_worker_it_says_so() {
+async fn generate_without_a_worker_returns_503() {
     let server = Folder::new().serve().await;
     let registry = server.registry();
     Image::random(1, 1, 10).push(&registry, "not/run", "latest").await;

@@ -9,13 +9,13 @@
 use std::time::Duration;
 
 use lode_tests::artifact::{Image, fresh_seed};
-use lode_tests::command::{until, wait_for};
-use lode_tests::endpoints::{Case, Endpoint, WRITES};
+use lode_tests::command::{wait_for, wait_until};
+use lode_tests::endpoints::{Endpoint, EndpointCase, WRITES};
 use lode_tests::oci::Registry;
-use lode_tests::report::{figure, setting};
+use lode_tests::report::{env_number, figure};
 use lode_tests::server::{Folder, Options, Server};
-use lode_tests::services::{Backing, postgres_address, postgres_through, s3_address};
-use lode_tests::steps::{Act, Protocol, StepProxy, Steps, Which, steps_in};
+use lode_tests::services::{Backends, postgres_address, postgres_through, s3_address};
+use lode_tests::steps::{Protocol, StepFault, StepFilter, StepProxy, Steps, parse_steps};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -25,75 +25,76 @@ struct Site {
     steps: Steps,
     folder: Folder,
     options: Options,
-    mortal: Option<Server>,
+    victim: Option<Server>,
     other: Server,
     _proxies: [StepProxy; 2],
 }
 
 impl Site {
     async fn start(test: &str, options: Options) -> Option<Self> {
-        let backing = Backing::shared(test)?;
+        let backing = Backends::shared(test)?;
         let url = backing.database.clone()?;
-        let which = if setting("LODE_EVERY_STEP", 0) > 0 { Which::All } else { Which::Changes };
+        let which = if env_number("LODE_EVERY_STEP", 0) > 0 { StepFilter::All } else { StepFilter::Changes };
         let steps = Steps::new(which);
-        let database = steps.before(postgres_address(&url), Protocol::Postgres);
-        let storage = steps.before(s3_address(), Protocol::Http);
+        let database = steps.proxy_for(postgres_address(&url), Protocol::Postgres);
+        let storage = steps.proxy_for(s3_address(), Protocol::Http);
         let options = options.env("LODE_REDIRECT", "false");
-        let other = Folder::new().start(options.clone().on(&backing)).await;
-        let through = Backing { database: Some(postgres_through(&url, database.address)), ..backing };
-        let options = options.on(&through).env("AWS_ENDPOINT_URL", format!("http://{}", storage.address));
+        let other = Folder::new().start(options.clone().with_backends(&backing)).await;
+        let through = Backends { database: Some(postgres_through(&url, database.address)), ..backing };
+        let options =
+            options.with_backends(&through).env("AWS_ENDPOINT_URL", format!("http://{}", storage.address));
         let folder = Folder::new();
         let mortal = Some(folder.start(options.clone()).await);
-        Some(Self { steps, folder, options, mortal, other, _proxies: [database, storage] })
+        Some(Self { steps, folder, options, victim: mortal, other, _proxies: [database, storage] })
     }
 
     fn mortal(&self) -> &Server {
-        self.mortal.as_ref().expect("the replica was restarted")
+        self.victim.as_ref().expect("the replica was restarted")
     }
 
     /// Sends a request to the first replica and kills it after `before` more steps. Returns the step at which
     /// it was killed, or the reply if the request had fewer steps.
-    async fn until_killed<T>(
+    async fn send_and_kill<T>(
         &mut self,
         before: usize,
         request: impl Future<Output = T>,
     ) -> Result<String, T> {
-        self.steps.arm(before, Act::Freeze);
+        self.steps.arm(before, StepFault::Freeze);
         let outcome = tokio::select! {
             biased;
-            step = self.steps.frozen() => Ok(step),
+            step = self.steps.wait_frozen() => Ok(step),
             reply = request => Err(reply),
         };
         self.steps.disarm();
         if outcome.is_ok() {
-            self.mortal.take().expect("the replica runs").kill();
+            self.victim.take().expect("the replica runs").kill();
         }
         self.steps.release();
         outcome
     }
 
     async fn restart(&mut self) {
-        if self.mortal.is_none() {
-            self.mortal = Some(self.folder.start(self.options.clone()).await);
+        if self.victim.is_none() {
+            self.victim = Some(self.folder.start(self.options.clone()).await);
         }
     }
 
     /// Repeats a request and kills the replica after each of its steps. Returns the number of steps.
-    async fn die_at_each_step(&mut self, endpoint: Endpoint) -> usize {
+    async fn kill_at_each_step(&mut self, endpoint: Endpoint) -> usize {
         let other = self.other.registry();
         for before in 0.. {
-            let case = Case::prepare(&other, endpoint).await;
+            let case = EndpointCase::prepare(&other, endpoint).await;
             let mortal = self.mortal().registry();
-            match self.until_killed(before, case.send(&mortal, PATIENCE)).await {
+            match self.send_and_kill(before, case.send(&mortal, PATIENCE)).await {
                 Ok(step) => {
-                    case.check(&other, &None).await;
+                    case.check_recovery(&other, &None).await;
                     eprintln!("{endpoint:?}, killed after {step}");
                     self.restart().await;
                 }
                 Err(reply) => {
                     let status = reply.as_ref().map(|answer| answer.status);
-                    assert_eq!(status, Some(case.success()), "{endpoint:?} without a fault");
-                    case.check(&other, &reply).await;
+                    assert_eq!(status, Some(case.success_status()), "{endpoint:?} without a fault");
+                    case.check_recovery(&other, &reply).await;
                     return before;
                 }
             }
@@ -102,33 +103,33 @@ impl Site {
     }
 
     /// Repeats a request and loses the response to each of its steps. Returns the number of steps.
-    async fn lose_each_answer(&self, endpoint: Endpoint) -> usize {
+    async fn lose_each_response(&self, endpoint: Endpoint) -> usize {
         let (mortal, other) = (self.mortal().registry(), self.other.registry());
         for before in 0.. {
-            let case = Case::prepare(&other, endpoint).await;
-            self.steps.arm(before, Act::LoseAnswer);
+            let case = EndpointCase::prepare(&other, endpoint).await;
+            self.steps.arm(before, StepFault::LoseResponse);
             let reply = case.send(&mortal, PATIENCE).await;
             let Some(step) = self.steps.disarm() else {
-                case.right("without a fault", &reply);
+                case.check_reply("without a fault", &reply);
                 return before;
             };
             let status = reply.as_ref().map_or(0, |answer| answer.status);
             eprintln!("{endpoint:?} {status}, no response to {step}");
-            case.right(&format!("no response to {step}"), &reply);
+            case.check_reply(&format!("no response to {step}"), &reply);
             well_again(&mortal).await;
-            case.check(&mortal, &reply).await;
+            case.check_recovery(&mortal, &reply).await;
         }
         unreachable!("a request has an end")
     }
 
     /// Checks that database and blob store agree.
     async fn sound(&self) {
-        self.other.lode().run(&["fsck", "--verify"]).await.ok();
+        self.other.lode().run(&["fsck", "--verify"]).await.expect_success();
     }
 }
 
 async fn well_again(registry: &Registry) {
-    until("the server is ready again", || async {
+    wait_until("the server is ready again", || async {
         let answer = registry.try_send(registry.request("GET", "/readyz")).await;
         answer.is_ok_and(|answer| answer.status == 200)
     })
@@ -140,7 +141,7 @@ async fn killed_after_each_step_of_each_change() {
     let Some(mut site) = Site::start("steps::killed_after_each_step", Options::new()).await else { return };
     let mut kills = Vec::new();
     for endpoint in WRITES.into_iter().filter(|endpoint| *endpoint != Endpoint::Collection) {
-        kills.push((endpoint, site.die_at_each_step(endpoint).await));
+        kills.push((endpoint, site.kill_at_each_step(endpoint).await));
     }
     site.sound().await;
     let total: usize = kills.iter().map(|(_, steps)| steps).sum();
@@ -153,7 +154,7 @@ async fn killed_after_each_step_of_each_change() {
 
 /// Runs collections that delete content, each with the fault one step later than the previous one. Returns
 /// the number of collections with a fault.
-async fn collections(test: &str, act: Act) -> Option<usize> {
+async fn collections(test: &str, act: StepFault) -> Option<usize> {
     let options =
         Options::new().env("LODE_GC_GRACE", "0s").env("LODE_GC_UNDO", "0s").env("LODE_UPLOAD_LEASE", "0s");
     let mut site = Site::start(test, options).await?;
@@ -167,8 +168,10 @@ async fn collections(test: &str, act: Act) -> Option<usize> {
         other.delete(&format!("/v2/steps/manifests/{digest}")).await.expect(202);
         let mortal = site.mortal().registry();
         let met = match act {
-            Act::Freeze => site.until_killed(before, mortal.collect()).await.map_err(|answer| answer.status),
-            Act::LoseAnswer => {
+            StepFault::Freeze => {
+                site.send_and_kill(before, mortal.collect()).await.map_err(|answer| answer.status)
+            }
+            StepFault::LoseResponse => {
                 site.steps.arm(before, act);
                 let answer = mortal.collect().await;
                 let met = site.steps.disarm();
@@ -182,7 +185,7 @@ async fn collections(test: &str, act: Act) -> Option<usize> {
         // to the next collection.
         let report = wait_for("the unreferenced content is deleted", || async {
             other.collect().await.expect(200);
-            let report = site.other.lode().run(&["fsck", "--verify", "--json"]).await.ok().json();
+            let report = site.other.lode().run(&["fsck", "--verify", "--json"]).await.expect_success().json();
             (report["blobs"] == 4).then_some(report)
         })
         .await;
@@ -201,7 +204,8 @@ async fn collections(test: &str, act: Act) -> Option<usize> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_after_each_step_of_a_collection() {
-    let Some(kills) = collections("steps::killed_after_each_step_of_a_collection", Act::Freeze).await else {
+    let Some(kills) = collections("steps::killed_after_each_step_of_a_collection", StepFault::Freeze).await
+    else {
         return;
     };
     figure(
@@ -212,7 +216,8 @@ async fn killed_after_each_step_of_a_collection() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_answer_lost_once_in_a_collection() {
-    let Some(lost) = collections("steps::each_answer_lost_once_in_a_collection", Act::LoseAnswer).await
+    let Some(lost) =
+        collections("steps::each_answer_lost_once_in_a_collection", StepFault::LoseResponse).await
     else {
         return;
     };
@@ -220,12 +225,12 @@ async fn each_answer_lost_once_in_a_collection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_answer_lost_once() {
+async fn each_response_lost_once() {
     let Some(site) = Site::start("steps::each_answer_lost_once", Options::new()).await else { return };
     let mut lost = Vec::new();
     // A HEAD extends the lease of the blob, so it writes too.
     for endpoint in WRITES.into_iter().chain([Endpoint::BlobHead]) {
-        lost.push((endpoint, site.lose_each_answer(endpoint).await));
+        lost.push((endpoint, site.lose_each_response(endpoint).await));
     }
     site.sound().await;
     figure(
@@ -235,10 +240,10 @@ async fn each_answer_lost_once() {
 }
 
 #[test]
-fn steps_are_told_from_each_other() {
+fn steps_are_parsed_in_any_chunking() {
     let check = |protocol, bytes: &[u8], expect: &[&str]| {
-        assert_eq!(steps_in(protocol, [bytes]), expect);
-        assert_eq!(steps_in(protocol, bytes.chunks(1)), expect);
+        assert_eq!(parse_steps(protocol, [bytes]), expect);
+        assert_eq!(parse_steps(protocol, bytes.chunks(1)), expect);
     };
     let message = |kind: &[u8], body: &[u8]| [kind, &(body.len() as u32 + 4).to_be_bytes(), body].concat();
     let sent = [

@@ -14,7 +14,7 @@ fn fixture(name: &str) -> PathBuf {
 
 pub(crate) async fn with_model() -> Server {
     let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
-    server.lode().create("team/demo", &demo(), &[]).await.ok();
+    server.lode().create("team/demo", &demo(), &[]).await.expect_success();
     server
 }
 
@@ -26,12 +26,12 @@ async fn a_gguf_is_tokenized_without_a_worker() {
         serde_json::from_slice(&fs::read(fixture("vocab-small/expected.json")).unwrap()).unwrap();
     for (name, cases) in [("gpt2", "gpt2-gpt-2"), ("llama", "llama"), ("bert", "bert")] {
         let model = format!("team/{name}");
-        lode.create(&model, &fixture(&format!("vocab-small/{name}.gguf")), &[]).await.ok();
+        lode.create(&model, &fixture(&format!("vocab-small/{name}.gguf")), &[]).await.expect_success();
         for case in expected[cases].as_array().unwrap().iter().step_by(5) {
             let text = case["text"].as_str().unwrap();
             for (flags, key) in [(&["--json"][..], "all"), (&["--json", "--no-special"], "none")] {
                 let args = [&["tokenize", &model], flags].concat();
-                let ids = lode.run_with_input(&args, text.as_bytes()).await.ok().json();
+                let ids = lode.run_with_input(&args, text.as_bytes()).await.expect_success().json();
                 // An empty text has no ids, not even special tokens.
                 let expect = if text.is_empty() { json!([]) } else { case[key].clone() };
                 assert_eq!(ids["ids"], expect, "{name} {key}: {text:?}");
@@ -39,7 +39,7 @@ async fn a_gguf_is_tokenized_without_a_worker() {
                     let back = lode
                         .run_with_input(&["tokenize", &model, "--decode"], ids.to_string().as_bytes())
                         .await
-                        .ok();
+                        .expect_success();
                     assert_eq!(back.stdout, text, "{name}: {text:?}");
                 }
             }
@@ -48,7 +48,7 @@ async fn a_gguf_is_tokenized_without_a_worker() {
 }
 
 #[tokio::test]
-async fn texts_become_vectors_on_every_route() {
+async fn every_embedding_route_returns_the_same_embeddings() {
     let server = with_model().await;
     let (lode, registry) = (server.lode(), server.registry());
     let texts = ["Define water.", "What is 40 plus 41?"];
@@ -64,12 +64,17 @@ async fn texts_become_vectors_on_every_route() {
     let older = registry.post_json("/api/embeddings", &older).await.expect(200).json();
     assert_eq!(older["embedding"], vectors[0]);
 
-    let one = lode.run(&["embed", "team/demo", texts[1]]).await.ok();
+    let one = lode.run(&["embed", "team/demo", texts[1]]).await.expect_success();
     assert_eq!(serde_json::from_str::<Value>(&one.stdout).unwrap(), vectors[1]);
-    let lines = lode.run_with_input(&["embed", "team/demo"], texts.join("\n").as_bytes()).await.ok();
+    let lines =
+        lode.run_with_input(&["embed", "team/demo"], texts.join("\n").as_bytes()).await.expect_success();
     let lines: Vec<Value> = lines.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(&lines, vectors);
-    let cut = lode.run(&["embed", "team/demo", texts[0], "--dimensions", "8", "--json"]).await.ok().json();
+    let cut = lode
+        .run(&["embed", "team/demo", texts[0], "--dimensions", "8", "--json"])
+        .await
+        .expect_success()
+        .json();
     assert_eq!(cut["embeddings"][0].as_array().unwrap().len(), 8);
     let long = "word ".repeat(4000);
     let refused = lode.run(&["embed", "team/demo", &long, "--no-truncate"]).await;
@@ -87,7 +92,7 @@ async fn messages_of_a_modelfile_come_first() {
     let (lode, registry) = (server.lode(), server.registry());
     let file = server.folder().path().join("Modelfile");
     fs::write(&file, "FROM team/demo\nMESSAGE user Define water.\nMESSAGE assistant a liquid\n").unwrap();
-    lode.run(&["create", "team/taught", "-f", file.to_str().unwrap()]).await.ok();
+    lode.run(&["create", "team/taught", "-f", file.to_str().unwrap()]).await.expect_success();
     let count = async |model: &str, path: &str, more: Value| {
         let mut body = json!({"model": model, "stream": false, "options": {"num_predict": 1}});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -105,7 +110,7 @@ async fn messages_of_a_modelfile_come_first() {
 async fn a_gguf_answers_as_its_checkpoint_does() {
     let server = with_model().await;
     let (lode, registry) = (server.lode(), server.registry());
-    lode.create("team/packed", &demo(), &["--quantize", "Q8_0"]).await.ok();
+    lode.create("team/packed", &demo(), &["--quantize", "Q8_0"]).await.expect_success();
     let options = json!({"temperature": 0});
     let messages = json!([{"role": "user", "content": "What is 40 plus 41?"}]);
     let ask = async |model: &str| {

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use lode_tests::artifact::sha256;
 use lode_tests::checkpoint::demo;
-use lode_tests::command::{Finished, Lode, succeed};
+use lode_tests::command::{CommandOutput, Lode, run_successfully};
 use lode_tests::oci::{IMAGE_MANIFEST, Registry};
 use lode_tests::server::Server;
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ async fn push(registry: &Registry, name: &str, config_type: &str, layers: &[(&st
     registry.manifest_put(name, "latest", IMAGE_MANIFEST, &manifest).await.expect(201);
 }
 
-async fn pull(lode: &Lode, name: &str, to: &Path) -> Finished {
+async fn pull(lode: &Lode, name: &str, to: &Path) -> CommandOutput {
     lode.run(&["pull", name, "--to", to.to_str().unwrap()]).await
 }
 
@@ -53,7 +53,7 @@ async fn links_in_the_folder_are_not_followed() {
         &[(kind, title("sub/inner.txt"), b"inner"), (kind, title("plain.txt"), b"plain")],
     )
     .await;
-    lode.create("team/int4", &demo(), &["--quantize", "int4"]).await.ok();
+    lode.create("team/int4", &demo(), &["--quantize", "int4"]).await.expect_success();
 
     let outside = scratch.join("outside");
     fs::create_dir(&outside).unwrap();
@@ -72,7 +72,7 @@ async fn links_in_the_folder_are_not_followed() {
         let to = scratch.join(format!("out{at}"));
         fs::create_dir(&to).unwrap();
         symlink(target, to.join(link)).unwrap();
-        pull(&lode, model, &to).await.refused(&[part]);
+        pull(&lode, model, &to).await.expect_failure(&[part]);
         assert_eq!(names_in(&outside), ["victim"], "{link}");
         assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched", "{link}");
     }
@@ -82,7 +82,7 @@ async fn links_in_the_folder_are_not_followed() {
     fs::create_dir(scratch.join("real")).unwrap();
     symlink(scratch.join("real"), &to).unwrap();
     symlink(&victim, to.join("plain.txt")).unwrap();
-    pull(&lode, "team/files", &to).await.ok();
+    pull(&lode, "team/files", &to).await.expect_success();
     assert_eq!(fs::read_to_string(to.join("plain.txt")).unwrap(), "plain");
     assert!(!to.join("plain.txt").is_symlink());
     assert_eq!(fs::read_to_string(to.join("sub/inner.txt")).unwrap(), "inner");
@@ -97,7 +97,7 @@ async fn names_that_lead_out_of_the_folder_are_refused() {
     for (at, name) in ["../evil.json", "sub/../../evil.json", "/tmp/lode-evil.json"].into_iter().enumerate() {
         // A tar whose second member has this name.
         let tar = scratch.join(format!("{at}.tar"));
-        succeed(
+        run_successfully(
             Command::new("tar")
                 .arg("-C")
                 .arg(demo())
@@ -115,7 +115,7 @@ async fn names_that_lead_out_of_the_folder_are_refused() {
         push(&registry, &titled, "application/vnd.oci.empty.v1+json", &[layer]).await;
         for model in [model, titled] {
             let to = scratch.join("deep/out");
-            pull(&lode, &model, &to).await.refused(&["evil.json"]);
+            pull(&lode, &model, &to).await.expect_failure(&["evil.json"]);
             assert!(!to.exists() || names_in(&to).is_empty(), "{model}");
             assert!(!scratch.join("deep/evil.json").exists() && !scratch.join("evil.json").exists());
             assert!(!Path::new("/tmp/lode-evil.json").exists());

@@ -18,7 +18,7 @@ async fn mount(
 }
 
 #[tokio::test]
-async fn a_digest_opens_nothing_elsewhere() {
+async fn a_digest_gives_no_access_in_other_repositories() {
     let server = Server::fresh().await;
     let registry = server.registry();
     let digest = registry.blob_push("owner", b"mine").await;
@@ -106,7 +106,7 @@ async fn a_blob_that_a_manifest_needs_stays() {
 }
 
 #[tokio::test]
-async fn ollama_clients_are_told_202_for_a_mount() {
+async fn ollama_clients_get_202_for_a_mount() {
     let server = Server::fresh().await;
     let registry = server.registry();
     let digest = registry.blob_push("library/a", b"shared").await;

@@ -10,12 +10,12 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 /// A listening thread. Dropping it ends the thread and its connections.
-pub(crate) struct Background {
+pub(crate) struct BackgroundListener {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Background {
+impl BackgroundListener {
     /// Listens on a free port of 127.0.0.1 and runs `serve` there.
     ///
     /// # Panics
@@ -44,7 +44,7 @@ impl Background {
     }
 }
 
-impl Drop for Background {
+impl Drop for BackgroundListener {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {

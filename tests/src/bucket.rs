@@ -6,7 +6,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::command::succeed;
+use crate::command::run_successfully;
 
 /// Copies every object under `from` to the same name under `to`, both `s3://BUCKET/PREFIX`. Returns their
 /// number.
@@ -55,5 +55,5 @@ fn ask(arguments: &[&str], path: &str) -> String {
         .args(["--aws-sigv4", &format!("aws:amz:{region}:s3"), "-H", "x-amz-content-sha256:UNSIGNED-PAYLOAD"])
         .args(arguments)
         .arg(format!("{}/{path}", setting("AWS_ENDPOINT_URL").trim_end_matches('/')));
-    succeed(&mut command)
+    run_successfully(&mut command)
 }

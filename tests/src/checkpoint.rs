@@ -33,11 +33,11 @@ pub fn copy_folder(from: &Path, to: &Path) {
 }
 
 /// Writes a copy of the demo model that differs in one tensor, like a partial fine-tune.
-pub fn demo_relative(to: &Path, changed_tensor: &str) {
+pub fn write_demo_variant(to: &Path, changed_tensor: &str) {
     copy_folder(&demo(), to);
     let path = to.join("model.safetensors");
     let mut bytes = fs::read(&path).expect("weights");
-    let tensors = tensors_of(&bytes);
+    let tensors = read_tensor_headers(&bytes);
     let tensor = &tensors[changed_tensor];
     for byte in bytes[tensor.begin..tensor.end].iter_mut().step_by(2) {
         *byte ^= 1; // the last bit of every BF16 value
@@ -48,7 +48,7 @@ pub fn demo_relative(to: &Path, changed_tensor: &str) {
 /// Writes a model that generates fixed text. A prompt ends with a special token (the cue), and the model
 /// generates the pieces that belong to it. It is a Llama whose only layer adds zero, so the last token
 /// determines the next one. All pieces must differ.
-pub fn reciting(to: &Path, template: &str, answers: &[(&str, &[&str])]) {
+pub fn write_scripted_model(to: &Path, template: &str, answers: &[(&str, &[&str])]) {
     const WIDTH: usize = 64;
     let mut tokens = vec!["<|end|>"];
     let mut next = vec![0];
@@ -131,7 +131,7 @@ pub struct Tensor {
 
 /// Reads the header of a well-formed safetensors file.
 #[must_use]
-pub fn tensors_of(file: &[u8]) -> BTreeMap<String, Tensor> {
+pub fn read_tensor_headers(file: &[u8]) -> BTreeMap<String, Tensor> {
     let length = u64::from_le_bytes(file[..8].try_into().expect("eight bytes")) as usize;
     let header: Value = serde_json::from_slice(&file[8..8 + length]).expect("a header of JSON");
     let number = |value: &Value| value.as_u64().expect("a number");
@@ -160,12 +160,12 @@ pub fn safetensors(tensors: &[(&str, &[u64], Vec<f32>)]) -> Vec<u8> {
         data.extend(values.iter().flat_map(|v| v.to_le_bytes()));
         header[*name] = json!({ "dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()] });
     }
-    file_of(&header.to_string(), &data)
+    safetensors_file(&header.to_string(), &data)
 }
 
 /// A safetensors file with any header text, valid or not.
 #[must_use]
-pub fn file_of(header: &str, data: &[u8]) -> Vec<u8> {
+pub fn safetensors_file(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
@@ -204,7 +204,7 @@ pub fn f32_values(dtype: &str, bytes: &[u8]) -> Vec<f32> {
 
 /// Writes the demo model in the usual form of FP8 checkpoints: the layers' matrices as E4M3 codes, a scale
 /// for each block of 128 by 128 that maps its largest value to the largest code, and a `quantization_config`.
-pub fn demo_in_fp8(to: &Path) {
+pub fn write_fp8_demo(to: &Path) {
     copy_folder(&demo(), to);
     let path = to.join("model.safetensors");
     let bytes = fs::read(&path).expect("weights");
@@ -214,12 +214,12 @@ pub fn demo_in_fp8(to: &Path) {
         data.extend_from_slice(bytes);
         header[name] = json!({ "dtype": dtype, "shape": shape, "data_offsets": [begin, data.len()] });
     };
-    for (name, tensor) in &tensors_of(&bytes) {
+    for (name, tensor) in &read_tensor_headers(&bytes) {
         let stored = &bytes[tensor.begin..tensor.end];
         match tensor.shape[..] {
             [rows, columns] if name.starts_with("model.layers.") => {
                 let values = f32_values(&tensor.dtype, stored);
-                let (codes, scales) = in_blocks(&values, columns as usize);
+                let (codes, scales) = quantise_e4m3(&values, columns as usize);
                 push(name, "F8_E4M3", &tensor.shape, &codes);
                 let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
                 let blocks = [rows.div_ceil(128), columns.div_ceil(128)];
@@ -228,7 +228,7 @@ pub fn demo_in_fp8(to: &Path) {
             _ => push(name, &tensor.dtype, &tensor.shape, stored),
         }
     }
-    fs::write(&path, file_of(&header.to_string(), &data)).expect("weights");
+    fs::write(&path, safetensors_file(&header.to_string(), &data)).expect("weights");
     let path = to.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).expect("a config")).expect("JSON");
     config["quantization_config"] = json!({ "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128] });
@@ -236,7 +236,7 @@ pub fn demo_in_fp8(to: &Path) {
 }
 
 /// Quantises values to E4M3. Returns the codes and the scales of their blocks.
-fn in_blocks(values: &[f32], columns: usize) -> (Vec<u8>, Vec<f32>) {
+fn quantise_e4m3(values: &[f32], columns: usize) -> (Vec<u8>, Vec<f32>) {
     // The values of the positive codes, in ascending order.
     let table: Vec<f32> = (0..127u8)
         .map(|code| match (i32::from(code >> 3), f32::from(code & 7)) {

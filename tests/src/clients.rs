@@ -13,7 +13,7 @@ use crate::server::{PATIENCE, output_file, signal};
 /// Finds a program: the path in `variable`, or one of the usual `places`. A missing program is reported as a
 /// skip.
 #[must_use]
-pub fn program(test: &str, variable: &str, places: &[&str]) -> Option<PathBuf> {
+pub fn find_program(test: &str, variable: &str, places: &[&str]) -> Option<PathBuf> {
     let named = std::env::var_os(variable).map(PathBuf::from);
     let found = named.into_iter().chain(places.iter().map(PathBuf::from)).find(|path| path.is_file());
     if found.is_none() {
@@ -25,25 +25,25 @@ pub fn program(test: &str, variable: &str, places: &[&str]) -> Option<PathBuf> {
 /// Debian's skopeo.
 #[must_use]
 pub fn skopeo(test: &str) -> Option<PathBuf> {
-    program(test, "LODE_SKOPEO", &["/usr/bin/skopeo"])
+    find_program(test, "LODE_SKOPEO", &["/usr/bin/skopeo"])
 }
 
 /// The oras that `tests/run` builds from its Go module.
 #[must_use]
 pub fn oras(test: &str) -> Option<PathBuf> {
-    program(test, "LODE_ORAS", &["/usr/local/bin/oras", "/usr/bin/oras"])
+    find_program(test, "LODE_ORAS", &["/usr/local/bin/oras", "/usr/bin/oras"])
 }
 
 /// The cosign that `tests/run` builds from its Go module.
 #[must_use]
 pub fn cosign(test: &str) -> Option<PathBuf> {
-    program(test, "LODE_COSIGN", &["/usr/local/bin/cosign", "/usr/bin/cosign"])
+    find_program(test, "LODE_COSIGN", &["/usr/local/bin/cosign", "/usr/bin/cosign"])
 }
 
 /// A Python with the packages of `tests/clients/python`, which `tests/run` installs.
 #[must_use]
 pub fn python(test: &str) -> Option<PathBuf> {
-    program(test, "LODE_PYTHON", &["/usr/local/lib/lode-tests/bin/python"])
+    find_program(test, "LODE_PYTHON", &["/usr/local/lib/lode-tests/bin/python"])
 }
 
 /// An ollama server, which is the registry client, and the `ollama` program that controls it.
@@ -57,7 +57,7 @@ pub struct Ollama {
 impl Ollama {
     /// Starts an ollama server with an empty store. Reports a skip if `tests/run` could not build ollama.
     pub fn start(test: &str, scratch: &Path) -> Option<Self> {
-        let program = program(test, "LODE_OLLAMA", &["/usr/local/bin/ollama", "/usr/bin/ollama"])?;
+        let program = find_program(test, "LODE_OLLAMA", &["/usr/local/bin/ollama", "/usr/bin/ollama"])?;
         let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
         let (host, scratch) = (format!("127.0.0.1:{port}"), scratch.join("ollama"));
         std::fs::create_dir_all(&scratch).expect("a folder");
@@ -117,8 +117,8 @@ pub struct Docker {
 impl Docker {
     /// Starts a daemon. Reports a skip if docker is missing or this user is not root.
     pub fn start(test: &str, scratch: &Path) -> Option<Self> {
-        let client = program(test, "LODE_DOCKER", &["/usr/bin/docker"])?;
-        let daemon = program(test, "LODE_DOCKERD", &["/usr/sbin/dockerd"])?;
+        let client = find_program(test, "LODE_DOCKER", &["/usr/bin/docker"])?;
+        let daemon = find_program(test, "LODE_DOCKERD", &["/usr/sbin/dockerd"])?;
         if !is_root() {
             report::skip(test, "only root can start a docker daemon");
             return None;

@@ -7,8 +7,8 @@ use std::path::Path;
 use crate::command::Lode;
 use crate::oci::Registry;
 use crate::server::{Folder, Options, Server};
-use crate::services::Backing;
-use crate::switch::Switch;
+use crate::services::Backends;
+use crate::switch::RoundRobinProxy;
 
 /// Replicas that share a database and a blob store.
 pub struct Cluster {
@@ -24,8 +24,8 @@ struct Replica {
 
 impl Cluster {
     /// Starts replicas, each with its own data folder, and waits until all are ready.
-    pub async fn start(n_replicas: usize, backing: &Backing, options: Options) -> Self {
-        let options = options.on(backing);
+    pub async fn start(n_replicas: usize, backing: &Backends, options: Options) -> Self {
+        let options = options.with_backends(backing);
         let started = (0..n_replicas).map(|_| {
             let options = options.clone();
             async move {
@@ -71,8 +71,8 @@ impl Cluster {
 
     /// A proxy that sends each request to the next replica.
     #[must_use]
-    pub fn switch(&self) -> Switch {
-        Switch::start(self.replicas.iter().map(|replica| replica.address).collect())
+    pub fn switch(&self) -> RoundRobinProxy {
+        RoundRobinProxy::start(self.replicas.iter().map(|replica| replica.address).collect())
     }
 
     /// Kills a replica with SIGKILL.
@@ -91,37 +91,37 @@ impl Cluster {
 }
 
 /// A registry at one address: a single server, or replicas behind a proxy.
-pub struct Front {
-    behind: Behind,
+pub struct Deployment {
+    behind: Topology,
     folder: Folder,
 }
 
-enum Behind {
+enum Topology {
     One(Server),
-    Replicas(Cluster, Switch),
+    Replicas(Cluster, RoundRobinProxy),
 }
 
-impl Front {
+impl Deployment {
     /// One server with SQLite and its data folder.
-    pub async fn one() -> Self {
+    pub async fn single() -> Self {
         let folder = Folder::new();
-        Self { behind: Behind::One(folder.serve().await), folder }
+        Self { behind: Topology::One(folder.serve().await), folder }
     }
 
     /// Two replicas behind a round-robin proxy. Reports a skip if Postgres or S3 is missing.
-    pub async fn switching(test: &str) -> Option<Self> {
-        let backing = Backing::shared(test)?;
+    pub async fn replicated(test: &str) -> Option<Self> {
+        let backing = Backends::shared(test)?;
         let cluster = Cluster::start(2, &backing, Options::new()).await;
         let switch = cluster.switch();
-        Some(Self { behind: Behind::Replicas(cluster, switch), folder: Folder::new() })
+        Some(Self { behind: Topology::Replicas(cluster, switch), folder: Folder::new() })
     }
 
     /// A client of it.
     #[must_use]
     pub fn registry(&self) -> Registry {
         match &self.behind {
-            Behind::One(server) => server.registry(),
-            Behind::Replicas(_, switch) => Registry::new(switch.url()),
+            Topology::One(server) => server.registry(),
+            Topology::Replicas(_, switch) => Registry::new(switch.url()),
         }
     }
 
@@ -138,13 +138,13 @@ impl Front {
     /// If a check fails.
     pub async fn check(&self) {
         let server = match &self.behind {
-            Behind::One(server) => server,
-            Behind::Replicas(cluster, switch) => {
+            Topology::One(server) => server,
+            Topology::Replicas(cluster, switch) => {
                 let served = switch.served();
                 assert!(served.iter().all(|count| *count > 1), "a replica handled no requests: {served:?}");
                 cluster.server(0)
             }
         };
-        server.lode().run(&["fsck", "--verify"]).await.ok();
+        server.lode().run(&["fsck", "--verify"]).await.expect_success();
     }
 }

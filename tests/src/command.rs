@@ -13,7 +13,7 @@ use crate::server::{PATIENCE, Server, lode_command};
 
 /// The result of a finished command.
 #[derive(Debug, Clone)]
-pub struct Finished {
+pub struct CommandOutput {
     /// The exit code, or -1 if a signal ended the process.
     pub code: i32,
     /// Standard output.
@@ -22,10 +22,10 @@ pub struct Finished {
     pub stderr: String,
 }
 
-impl Finished {
+impl CommandOutput {
     /// Fails the test unless the command succeeded.
     #[track_caller]
-    pub fn ok(self) -> Self {
+    pub fn expect_success(self) -> Self {
         assert_eq!(self.code, 0, "exit code {}\nstdout: {}\nstderr: {}", self.code, self.stdout, self.stderr);
         self
     }
@@ -33,7 +33,7 @@ impl Finished {
     /// Fails the test unless the command failed with exit code 1 and an `error:` that contains all of
     /// `naming`.
     #[track_caller]
-    pub fn refused(&self, naming: &[&str]) {
+    pub fn expect_failure(&self, naming: &[&str]) {
         assert_eq!(self.code, 1, "exit code {}\nstdout: {}\nstderr: {}", self.code, self.stdout, self.stderr);
         assert!(self.stderr.contains("error:"), "no `error:` in {}", self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
@@ -87,19 +87,19 @@ impl Lode {
     }
 
     /// Runs a command and waits for it.
-    pub async fn run(&self, args: &[&str]) -> Finished {
-        finish(self.command(args), Vec::new()).await
+    pub async fn run(&self, args: &[&str]) -> CommandOutput {
+        run_to_end(self.command(args), Vec::new()).await
     }
 
     /// Runs a command with this standard input and waits for it.
-    pub async fn run_with_input(&self, args: &[&str], input: &[u8]) -> Finished {
+    pub async fn run_with_input(&self, args: &[&str], input: &[u8]) -> CommandOutput {
         let mut command = self.command(args);
         command.stdin(Stdio::piped());
-        finish(command, input.to_vec()).await
+        run_to_end(command, input.to_vec()).await
     }
 
     /// Imports a checkpoint.
-    pub async fn create(&self, name: &str, path: &Path, more: &[&str]) -> Finished {
+    pub async fn create(&self, name: &str, path: &Path, more: &[&str]) -> CommandOutput {
         let path = path.to_str().expect("a UTF-8 path");
         self.run(&[&["create", name, path], more].concat()).await
     }
@@ -107,7 +107,7 @@ impl Lode {
 
 /// Runs a command outside the async threads and waits for it. Fails the test if the command does not end in
 /// time.
-pub async fn finish(mut command: Command, input: Vec<u8>) -> Finished {
+pub async fn run_to_end(mut command: Command, input: Vec<u8>) -> CommandOutput {
     let shown = format!("{command:?}");
     let work = tokio::task::spawn_blocking(move || {
         let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?} starts: {e}"));
@@ -115,7 +115,7 @@ pub async fn finish(mut command: Command, input: Vec<u8>) -> Finished {
             let _ = stdin.write_all(&input); // a command that fails early does not read its input
         }
         let output = child.wait_with_output().expect("the command can be waited for");
-        Finished {
+        CommandOutput {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -130,7 +130,7 @@ pub async fn finish(mut command: Command, input: Vec<u8>) -> Finished {
 
 /// Runs another program, waits for it, and fails the test unless it succeeds.
 #[track_caller]
-pub fn succeed(command: &mut Command) -> String {
+pub fn run_successfully(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?} starts: {e}"));
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?} ended with {}\n{stdout}\n{stderr}", output.status);
@@ -153,7 +153,7 @@ where
 }
 
 /// Polls `holds` until it returns true.
-pub async fn until<R>(what: &str, mut holds: impl FnMut() -> R)
+pub async fn wait_until<R>(what: &str, mut holds: impl FnMut() -> R)
 where
     R: Future<Output = bool>,
 {

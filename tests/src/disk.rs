@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::command::succeed;
+use crate::command::run_successfully;
 
 /// A mounted tmpfs. Dropping it unmounts the file system.
 pub struct SmallDisk(PathBuf);
@@ -18,7 +18,7 @@ impl SmallDisk {
     #[must_use]
     pub fn mount(path: PathBuf, mebibytes: u32) -> Self {
         fs::create_dir_all(&path).expect("a folder to mount it on");
-        succeed(
+        run_successfully(
             Command::new("mount")
                 .args(["-t", "tmpfs", "-o", &format!("size={mebibytes}m"), "tmpfs"])
                 .arg(&path),

@@ -10,8 +10,8 @@ use crate::artifact::{Image, descriptor, fresh_seed, random_bytes, referrer, sha
 use crate::oci::{Answer, IMAGE_MANIFEST, Registry, offset_in, with_query};
 
 /// The number of bytes that are acknowledged before a fault, and the number sent during it.
-const BEFORE: usize = 5_500_000;
-const DURING: usize = 7_000_000;
+const ACKNOWLEDGED_BYTES: usize = 5_500_000;
+const SENT_DURING_FAULT_BYTES: usize = 7_000_000;
 
 /// A kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ pub const WRITES: [Endpoint; 12] = [
 ];
 
 /// One request and its test content.
-pub struct Case {
+pub struct EndpointCase {
     /// The kind of request.
     pub endpoint: Endpoint,
     repository: String,
@@ -108,8 +108,8 @@ pub struct Case {
     /// Tagged `v2` before the fault.
     other: Image,
     /// Stored before the fault and not referenced by a manifest.
-    loose: Vec<u8>,
-    /// The complete content of the upload; its first [`BEFORE`] bytes are acknowledged before the fault.
+    unreferenced_blob: Vec<u8>,
+    /// The complete content of the upload; its first [`ACKNOWLEDGED_BYTES`] bytes are acknowledged before the fault.
     blob: Vec<u8>,
     session: String,
 }
@@ -117,7 +117,7 @@ pub struct Case {
 /// The response, or `None` if the connection broke or the request timed out.
 pub type Reply = Option<Answer>;
 
-impl Case {
+impl EndpointCase {
     /// Pushes the content that the request needs to a new repository.
     pub async fn prepare(registry: &Registry, endpoint: Endpoint) -> Self {
         let repository = format!("faults/{:016x}", fresh_seed());
@@ -133,15 +133,15 @@ impl Case {
         let mut blob = Vec::new();
         use Endpoint::{UploadAppend, UploadCancel, UploadFinish, UploadStatus};
         if [UploadAppend, UploadFinish, UploadStatus, UploadCancel].contains(&endpoint) {
-            blob = random_bytes(fresh_seed(), BEFORE + DURING);
+            blob = random_bytes(fresh_seed(), ACKNOWLEDGED_BYTES + SENT_DURING_FAULT_BYTES);
             // Only the path, so that the next request may go to another replica.
             let address = registry.upload_open(&repository).await;
             session = address.trim_start_matches(&registry.url).to_owned();
-            registry.upload_append(&session, 0, &blob[..BEFORE]).await.expect(202);
+            registry.upload_append(&session, 0, &blob[..ACKNOWLEDGED_BYTES]).await.expect(202);
         } else if endpoint == Endpoint::BlobPost {
-            blob = random_bytes(fresh_seed(), DURING);
+            blob = random_bytes(fresh_seed(), SENT_DURING_FAULT_BYTES);
         }
-        Self { endpoint, repository, image, other, loose, blob, session }
+        Self { endpoint, repository, image, other, unreferenced_blob: loose, blob, session }
     }
 
     /// Prepares every endpoint.
@@ -178,15 +178,17 @@ impl Case {
             Endpoint::TagMove => ("PUT", manifest("v1")),
             Endpoint::TagDelete => ("DELETE", manifest("v1")),
             Endpoint::ManifestDelete => ("DELETE", manifest(&self.image.digest())),
-            Endpoint::BlobDelete => ("DELETE", format!("/v2/{repository}/blobs/{}", sha256(&self.loose))),
+            Endpoint::BlobDelete => {
+                ("DELETE", format!("/v2/{repository}/blobs/{}", sha256(&self.unreferenced_blob)))
+            }
             Endpoint::Collection => ("POST", "/lode/v1/gc".to_owned()),
         };
         let request = registry.request(method, &path).timeout(patience);
         let request = match self.endpoint {
             Endpoint::UploadAppend => request
-                .header("content-range", format!("{BEFORE}-{}", self.blob.len() - 1))
-                .body(self.blob[BEFORE..].to_vec()),
-            Endpoint::UploadFinish => request.body(self.blob[BEFORE..].to_vec()),
+                .header("content-range", format!("{ACKNOWLEDGED_BYTES}-{}", self.blob.len() - 1))
+                .body(self.blob[ACKNOWLEDGED_BYTES..].to_vec()),
+            Endpoint::UploadFinish => request.body(self.blob[ACKNOWLEDGED_BYTES..].to_vec()),
             Endpoint::BlobPost => request.body(self.blob.clone()),
             Endpoint::ManifestPut => request.header("content-type", IMAGE_MANIFEST).body(self.new_manifest()),
             Endpoint::TagMove => {
@@ -200,7 +202,7 @@ impl Case {
 
     /// The status of a request that was carried out.
     #[must_use]
-    pub fn success(&self) -> u16 {
+    pub fn success_status(&self) -> u16 {
         match self.endpoint {
             Endpoint::UploadOpen | Endpoint::UploadAppend => 202,
             Endpoint::TagDelete | Endpoint::ManifestDelete | Endpoint::BlobDelete => 202,
@@ -217,10 +219,10 @@ impl Case {
     /// # Panics
     ///
     /// If the response is different.
-    pub fn right(&self, fault: &str, reply: &Reply) {
+    pub fn check_reply(&self, fault: &str, reply: &Reply) {
         let endpoint = self.endpoint;
         match reply {
-            Some(answer) if answer.status == self.success() => {}
+            Some(answer) if answer.status == self.success_status() => {}
             Some(answer) => {
                 assert_eq!(answer.status, 503, "{fault}: {endpoint:?} returns `{}`", answer.text());
                 assert!(
@@ -233,8 +235,8 @@ impl Case {
     }
 
     /// Checks, after the fault, that acknowledged changes are stored and that the repeated request succeeds.
-    pub async fn check(&self, registry: &Registry, reply: &Reply) {
-        let told = reply.as_ref().is_some_and(|answer| answer.status == self.success());
+    pub async fn check_recovery(&self, registry: &Registry, reply: &Reply) {
+        let told = reply.as_ref().is_some_and(|answer| answer.status == self.success_status());
         let (repository, what) = (&self.repository, self.endpoint);
         match what {
             Endpoint::UploadAppend | Endpoint::UploadFinish => self.check_upload(registry, told).await,
@@ -265,13 +267,13 @@ impl Case {
                 assert!(again == 404 || (!told && again == 202), "{what:?}: {again} when repeated");
             }
             Endpoint::UploadStatus => {
-                assert_eq!(registry.upload_offset(&self.session).await, BEFORE as u64);
+                assert_eq!(registry.upload_offset(&self.session).await, ACKNOWLEDGED_BYTES as u64);
                 self.check_upload(registry, false).await;
             }
             _ => {
                 let again = self.send(registry, Duration::from_secs(60)).await.expect("a response");
                 assert!(
-                    [self.success(), 307].contains(&again.status),
+                    [self.success_status(), 307].contains(&again.status),
                     "{what:?}: {} `{}`",
                     again.status,
                     again.text()
@@ -296,7 +298,7 @@ impl Case {
         if !finished {
             let status = registry.get(&self.session).await.expect(204);
             let offset = offset_in(status.header("range").expect("a range")) as usize;
-            let least = if told { self.blob.len() } else { BEFORE };
+            let least = if told { self.blob.len() } else { ACKNOWLEDGED_BYTES };
             assert!(
                 (least..=self.blob.len()).contains(&offset),
                 "{what:?}: {offset} of at least {least} bytes are stored"

@@ -11,13 +11,13 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::background::Background;
+use crate::background::BackgroundListener;
 
 /// A fault that the proxy injects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Forwards everything.
-    Nothing,
+    None,
     /// Closes the port and resets open connections.
     Refused,
     /// Delays each chunk this long, in both directions.
@@ -30,7 +30,7 @@ pub enum Fault {
     CutAfter(u64),
     /// Forwards a request that contains these bytes, discards its response and resets the connection, this
     /// many times.
-    AnswerLost(&'static str, usize),
+    ResponseLost(&'static str, usize),
 }
 
 /// A running proxy. Dropping it ends the proxy.
@@ -39,16 +39,16 @@ pub struct FaultProxy {
     pub address: SocketAddr,
     fault: watch::Sender<Fault>,
     hits: Arc<AtomicUsize>,
-    _thread: Background,
+    _thread: BackgroundListener,
 }
 
 impl FaultProxy {
     /// Starts a proxy in front of a service. It forwards everything until a fault is set.
     #[must_use]
-    pub fn before(service: SocketAddr) -> Self {
-        let (fault, told) = watch::channel(Fault::Nothing);
+    pub fn in_front_of(service: SocketAddr) -> Self {
+        let (fault, told) = watch::channel(Fault::None);
         let hits = Arc::new(AtomicUsize::new(0));
-        let (address, thread) = Background::listen({
+        let (address, thread) = BackgroundListener::listen({
             let hits = hits.clone();
             move |listener| accept(listener, service, told, hits)
         });
@@ -63,7 +63,7 @@ impl FaultProxy {
 
     /// Forwards everything again.
     pub fn heal(&self) {
-        self.fault.send_replace(Fault::Nothing);
+        self.fault.send_replace(Fault::None);
     }
 
     /// How many connections or chunks the current fault has affected.
@@ -115,7 +115,7 @@ async fn carry(client: TcpStream, service: SocketAddr, told: watch::Receiver<Fau
     let (client_read, client_write) = client.into_split();
     let (server_read, server_write) = server.into_split();
     let (lose, losing) = watch::channel(false);
-    let pump = || Pump { told: told.clone(), hits: hits.clone(), carried: 0, recent: Vec::new() };
+    let pump = || Forwarder { told: told.clone(), hits: hits.clone(), carried: 0, recent: Vec::new() };
     // A fault in one direction ends both. After a regular end of one direction the other continues.
     let _ = futures::try_join!(
         pump().run(client_read, server_write, Direction::Up(lose)),
@@ -124,7 +124,7 @@ async fn carry(client: TcpStream, service: SocketAddr, told: watch::Receiver<Fau
 }
 
 /// A fault ended the connection.
-struct Broken;
+struct ConnectionBroken;
 
 enum Direction {
     /// Towards the service. Signals that the response must be discarded.
@@ -132,7 +132,7 @@ enum Direction {
     Down(watch::Receiver<bool>),
 }
 
-struct Pump {
+struct Forwarder {
     told: watch::Receiver<Fault>,
     hits: Arc<AtomicUsize>,
     carried: u64,
@@ -140,20 +140,20 @@ struct Pump {
     recent: Vec<u8>,
 }
 
-impl Pump {
+impl Forwarder {
     async fn run(
         mut self,
         mut from: OwnedReadHalf,
         mut to: OwnedWriteHalf,
         direction: Direction,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), ConnectionBroken> {
         let mut buffer = vec![0; 65536];
         let mut told = self.told.clone();
         loop {
             let read = tokio::select! {
                 read = from.read(&mut buffer) => read.unwrap_or(0),
                 _ = told.wait_for(|fault| *fault == Fault::Refused) => {
-                    self.hit();
+                    self.count_hit();
                     return Err(reset(&from, &to));
                 }
             };
@@ -161,27 +161,27 @@ impl Pump {
                 let _ = to.shutdown().await;
                 return Ok(());
             }
-            if !self.pass(&buffer[..read], &mut to, &direction).await {
+            if !self.forward_chunk(&buffer[..read], &mut to, &direction).await {
                 return Err(reset(&from, &to));
             }
         }
     }
 
     /// Forwards a chunk according to the fault. Returns false if the connection must end.
-    async fn pass(&mut self, piece: &[u8], to: &mut OwnedWriteHalf, direction: &Direction) -> bool {
+    async fn forward_chunk(&mut self, piece: &[u8], to: &mut OwnedWriteHalf, direction: &Direction) -> bool {
         let fault = self.told.borrow_and_update().clone();
         match (fault, direction) {
             (Fault::Refused, _) => return false,
             (Fault::Slow(delay), _) => {
-                self.hit();
+                self.count_hit();
                 tokio::time::sleep(delay).await;
             }
             (Fault::Throttled(rate), _) => {
-                self.hit();
+                self.count_hit();
                 tokio::time::sleep(Duration::from_micros(piece.len() as u64 * 1_000_000 / rate)).await;
             }
             (Fault::Silent, _) => {
-                self.hit();
+                self.count_hit();
                 while *self.told.borrow_and_update() == Fault::Silent {
                     if self.told.changed().await.is_err() {
                         return false;
@@ -192,12 +192,12 @@ impl Pump {
                 let room = usize::try_from(limit.saturating_sub(self.carried)).unwrap_or(usize::MAX);
                 self.carried += piece.len() as u64;
                 if room < piece.len() {
-                    self.hit();
+                    self.count_hit();
                     let _ = to.write_all(&piece[..room]).await;
                     return false;
                 }
             }
-            (Fault::AnswerLost(pattern, times), Direction::Up(lose)) => {
+            (Fault::ResponseLost(pattern, times), Direction::Up(lose)) => {
                 let pattern = pattern.as_bytes();
                 self.recent.extend_from_slice(piece);
                 let asked = self.recent.windows(pattern.len()).any(|window| window == pattern);
@@ -209,7 +209,7 @@ impl Pump {
                 self.recent.drain(..self.recent.len() - keep);
             }
             (_, Direction::Down(losing)) if *losing.borrow() => {
-                self.hit();
+                self.count_hit();
                 return false;
             }
             _ => {}
@@ -217,16 +217,16 @@ impl Pump {
         to.write_all(piece).await.is_ok()
     }
 
-    fn hit(&self) {
+    fn count_hit(&self) {
         self.hits.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Makes both connections end with a reset, as after a crash of the peer.
-fn reset(from: &OwnedReadHalf, to: &OwnedWriteHalf) -> Broken {
+fn reset(from: &OwnedReadHalf, to: &OwnedWriteHalf) -> ConnectionBroken {
     let streams: [&TcpStream; 2] = [from.as_ref(), to.as_ref()];
     for stream in streams {
         let _ = stream.set_zero_linger();
     }
-    Broken
+    ConnectionBroken
 }

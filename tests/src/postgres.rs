@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 use crate::clients::is_root;
-use crate::command::succeed;
+use crate::command::run_successfully;
 use crate::report;
 
 /// A running server. Dropping it stops the server.
@@ -38,10 +38,10 @@ impl Postgres {
         let port = listener.local_addr().expect("an address").port();
         drop(listener);
         let server = Self { folder, programs, port };
-        server.give(server.folder.path());
+        server.chown_to_server(server.folder.path());
         server.run(&["initdb", "-A", "trust", "-U", "postgres", "--no-sync", "-D", text(&data)]);
         prepare(&data);
-        server.give(&data);
+        server.chown_to_server(&data);
         let settings =
             format!("-c listen_addresses=127.0.0.1 -p {port} -k {} -c fsync=off", text(server.folder.path()));
         let log = server.folder.path().join("log");
@@ -56,9 +56,9 @@ impl Postgres {
     }
 
     /// Changes the owner of a file or folder, recursively, to the server's user.
-    pub fn give(&self, path: &Path) {
+    pub fn chown_to_server(&self, path: &Path) {
         if is_root() {
-            succeed(Command::new("chown").args(["-R", "postgres:"]).arg(path));
+            run_successfully(Command::new("chown").args(["-R", "postgres:"]).arg(path));
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// A response as received.
 #[derive(Debug, Clone)]
-pub struct RawAnswer {
+pub struct RawResponse {
     /// The status code.
     pub status: u16,
     /// The header fields in their order, names in lower case.
@@ -16,7 +16,7 @@ pub struct RawAnswer {
     pub body: Vec<u8>,
 }
 
-impl RawAnswer {
+impl RawResponse {
     /// The value of the first field with this (lower case) name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
@@ -42,7 +42,7 @@ pub fn connect(address: SocketAddr) -> TcpStream {
 /// Sends a whole request with `connection: close` and reads until the end of the connection. Returns `None`
 /// if the server closes without a response.
 #[must_use]
-pub fn exchange(address: SocketAddr, request: &[u8]) -> Option<RawAnswer> {
+pub fn exchange(address: SocketAddr, request: &[u8]) -> Option<RawResponse> {
     let mut stream = connect(address);
     let _ = stream.write_all(request); // the server may respond and close before it has read everything
     read_to_end(&mut stream)
@@ -50,7 +50,7 @@ pub fn exchange(address: SocketAddr, request: &[u8]) -> Option<RawAnswer> {
 
 /// Sends the beginning of a request, shuts down the sending side, and reads the response.
 #[must_use]
-pub fn exchange_cut(address: SocketAddr, request: &[u8]) -> Option<RawAnswer> {
+pub fn exchange_truncated(address: SocketAddr, request: &[u8]) -> Option<RawResponse> {
     let mut stream = connect(address);
     let _ = stream.write_all(request);
     let _ = stream.shutdown(Shutdown::Write);
@@ -59,14 +59,14 @@ pub fn exchange_cut(address: SocketAddr, request: &[u8]) -> Option<RawAnswer> {
 
 /// Sends a request without a body on its own connection. Each line in `headers` ends in `\r\n`.
 #[must_use]
-pub fn ask(address: SocketAddr, method: &str, target: &str, headers: &str) -> RawAnswer {
+pub fn ask(address: SocketAddr, method: &str, target: &str, headers: &str) -> RawResponse {
     let request =
         format!("{method} {target} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{headers}\r\n");
     exchange(address, request.as_bytes()).expect("a response")
 }
 
 /// Reads a response until the server closes the connection.
-pub fn read_to_end(stream: &mut TcpStream) -> Option<RawAnswer> {
+pub fn read_to_end(stream: &mut TcpStream) -> Option<RawResponse> {
     let mut bytes = Vec::new();
     let mut buffer = [0u8; 65536];
     loop {
@@ -83,7 +83,7 @@ pub fn read_to_end(stream: &mut TcpStream) -> Option<RawAnswer> {
 
 /// Reads one response from a connection that stays open, by its Content-Length.
 #[must_use]
-pub fn read_one(stream: &mut TcpStream) -> RawAnswer {
+pub fn read_one(stream: &mut TcpStream) -> RawResponse {
     let mut bytes = Vec::new();
     let mut buffer = [0u8; 65536];
     loop {
@@ -104,7 +104,7 @@ pub fn read_one(stream: &mut TcpStream) -> RawAnswer {
     }
 }
 
-fn parse(bytes: &[u8]) -> Option<RawAnswer> {
+fn parse(bytes: &[u8]) -> Option<RawResponse> {
     let end = bytes.windows(4).position(|w| w == b"\r\n\r\n")?;
     let head = std::str::from_utf8(&bytes[..end]).expect("the head is UTF-8");
     let mut lines = head.split("\r\n");
@@ -113,5 +113,5 @@ fn parse(bytes: &[u8]) -> Option<RawAnswer> {
         .map(|line| line.split_once(':').unwrap_or_else(|| panic!("expected a header field, got `{line}`")))
         .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
         .collect();
-    Some(RawAnswer { status, headers, body: bytes[end + 4..].to_vec() })
+    Some(RawResponse { status, headers, body: bytes[end + 4..].to_vec() })
 }

@@ -13,13 +13,13 @@ pub fn tick() -> u64 {
 }
 
 /// How many writes are recorded: far more than can be in progress at once.
-const MEMORY: usize = 4096;
+const MAX_WRITES: usize = 4096;
 
 /// One value with concurrent writers.
 #[derive(Default)]
 pub struct Register {
     writes: Vec<Write>,
-    forgotten: bool,
+    has_dropped_writes: bool,
 }
 
 struct Write {
@@ -32,19 +32,19 @@ struct Write {
 
 impl Register {
     /// Records that a write of this value begins.
-    pub fn put_begins(&mut self, value: &str) -> u64 {
-        self.begins(Write { value: Some(value.to_owned()), begun: tick(), ended: None, only_if: None })
+    pub fn begin_put(&mut self, value: &str) -> u64 {
+        self.record_write(Write { value: Some(value.to_owned()), begun: tick(), ended: None, only_if: None })
     }
 
     /// Records that a removal begins, which empties the register if it holds this value.
     pub fn removal_begins(&mut self, of: &str) -> u64 {
-        self.begins(Write { value: None, begun: tick(), ended: None, only_if: Some(of.to_owned()) })
+        self.record_write(Write { value: None, begun: tick(), ended: None, only_if: Some(of.to_owned()) })
     }
 
-    fn begins(&mut self, write: Write) -> u64 {
-        if self.writes.len() == MEMORY {
-            self.writes.drain(..MEMORY / 2);
-            self.forgotten = true;
+    fn record_write(&mut self, write: Write) -> u64 {
+        if self.writes.len() == MAX_WRITES {
+            self.writes.drain(..MAX_WRITES / 2);
+            self.has_dropped_writes = true;
         }
         let begun = write.begun;
         self.writes.push(write);
@@ -52,7 +52,7 @@ impl Register {
     }
 
     /// Records that the write which began at `begun` was acknowledged.
-    pub fn ends(&mut self, begun: u64) {
+    pub fn end_write(&mut self, begun: u64) {
         if let Some(write) = self.writes.iter_mut().find(|write| write.begun == begun) {
             write.ended = Some(tick());
         }
@@ -65,13 +65,13 @@ impl Register {
         self.writes
             .iter()
             .filter(|write| write.value.as_deref() == Some(value) && write.begun < ended)
-            .any(|write| !self.replaced(write, begun))
+            .any(|write| !self.is_replaced(write, begun))
     }
 
     fn may_be_empty(&self, begun: u64, ended: u64) -> bool {
         let puts = || self.writes.iter().filter(|write| write.value.is_some());
         // 1. No write has certainly ended before the read.
-        if !self.forgotten && !puts().any(|put| put.ended.is_some_and(|end| end < begun)) {
+        if !self.has_dropped_writes && !puts().any(|put| put.ended.is_some_and(|end| end < begun)) {
             return true;
         }
         // 2. A removal of a value that the register may have held, and no put certainly between removal and
@@ -85,7 +85,7 @@ impl Register {
 
     /// Whether another write has replaced this one before `moment` in every possible order of overlapping
     /// writes.
-    fn replaced(&self, write: &Write, moment: u64) -> bool {
+    fn is_replaced(&self, write: &Write, moment: u64) -> bool {
         let Some(ended) = write.ended else { return false };
         self.writes.iter().any(|other| {
             other.begun > ended

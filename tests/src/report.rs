@@ -22,7 +22,7 @@ pub fn skip(test: &str, reason: &str) {
 /// The number in an environment variable, or a default. `tests/run --long` sets more rounds and bigger blobs
 /// this way.
 #[must_use]
-pub fn setting(variable: &str, default: u64) -> u64 {
+pub fn env_number(variable: &str, default: u64) -> u64 {
     match std::env::var(variable) {
         Ok(text) => {
             text.parse().unwrap_or_else(|_| panic!("{variable}: expected a whole number, got `{text}`"))

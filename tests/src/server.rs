@@ -140,7 +140,7 @@ impl Folder {
     }
 
     /// Starts a server that is expected to exit on its own, and returns its exit status and output.
-    pub async fn refuse(&self, options: Options) -> (ExitStatus, String) {
+    pub async fn start_refused(&self, options: Options) -> (ExitStatus, String) {
         let mut server = self.spawn(&options);
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -278,7 +278,7 @@ impl Server {
     }
 
     /// Sends SIGTERM.
-    pub fn ask_to_stop(&self) {
+    pub fn terminate(&self) {
         signal(self.child.id(), libc::SIGTERM);
     }
 
@@ -300,7 +300,7 @@ impl Server {
 
     /// Stops the server gracefully and returns its exit status.
     pub async fn stop(mut self) -> ExitStatus {
-        self.ask_to_stop();
+        self.terminate();
         self.wait_end().await
     }
 

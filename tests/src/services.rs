@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-use crate::command::succeed;
+use crate::command::run_successfully;
 use crate::report;
 use crate::server::Options;
 
 /// An empty database and an empty blob store.
 #[derive(Clone, Debug)]
-pub struct Backing {
+pub struct Backends {
     /// The kinds, for instance `sqlite + folder`.
     pub name: &'static str,
     /// URL of a new schema on the Postgres server, or `None` for SQLite in the data folder.
@@ -21,7 +21,7 @@ pub struct Backing {
     pub storage: Option<String>,
 }
 
-impl Backing {
+impl Backends {
     /// SQLite and the data folder, the default of `lode serve`.
     #[must_use]
     pub fn embedded() -> Self {
@@ -57,7 +57,7 @@ impl Backing {
 impl Options {
     /// Uses this database and blob store.
     #[must_use]
-    pub fn on(mut self, backing: &Backing) -> Self {
+    pub fn with_backends(mut self, backing: &Backends) -> Self {
         for (flag, url) in [("--database", &backing.database), ("--storage", &backing.storage)] {
             if let Some(url) = url {
                 self = self.arg(flag).arg(url);
@@ -70,7 +70,16 @@ impl Options {
 /// Runs one statement on the test's Postgres server.
 pub fn psql(url: &str, statement: &str) -> String {
     let mut command = Command::new("psql");
-    succeed(command.args(["--no-psqlrc", "--quiet", "-At", "-v", "ON_ERROR_STOP=1", url, "-c", statement]))
+    run_successfully(command.args([
+        "--no-psqlrc",
+        "--quiet",
+        "-At",
+        "-v",
+        "ON_ERROR_STOP=1",
+        url,
+        "-c",
+        statement,
+    ]))
 }
 
 /// The URL of a new schema on the test's Postgres server. A missing server is reported as a skip.

@@ -10,15 +10,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::background::Background;
+use crate::background::BackgroundListener;
 
 /// The fault at the chosen step, after the service has executed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum StepFault {
     /// Forwards nothing on any connection until [`Steps::release`].
     Freeze,
     /// Discards the response and resets its connection. Other connections continue.
-    LoseAnswer,
+    LoseResponse,
 }
 
 /// The protocol of a service.
@@ -32,7 +32,7 @@ pub enum Protocol {
 
 /// Which steps are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum StepFilter {
     /// Steps that may change something.
     Changes,
     /// All steps, including reads.
@@ -46,7 +46,7 @@ pub struct Steps {
 }
 
 struct Shared {
-    which: Which,
+    which: StepFilter,
     plan: Mutex<Plan>,
     frozen: watch::Sender<bool>,
 }
@@ -54,37 +54,37 @@ struct Shared {
 #[derive(Default)]
 struct Plan {
     /// The fault, and the number of steps before it.
-    armed: Option<(usize, Act)>,
-    taken: Vec<String>,
-    met: Option<String>,
+    armed: Option<(usize, StepFault)>,
+    counted_steps: Vec<String>,
+    triggered_at: Option<String>,
 }
 
 /// A proxy in front of one service. Dropping it ends the proxy.
 pub struct StepProxy {
     /// Its listening address.
     pub address: SocketAddr,
-    _thread: Background,
+    _thread: BackgroundListener,
 }
 
 impl Steps {
     /// Counts these steps. No fault is armed.
     #[must_use]
-    pub fn new(which: Which) -> Self {
+    pub fn new(which: StepFilter) -> Self {
         let frozen = watch::Sender::new(false);
         Self { shared: Arc::new(Shared { which, plan: Mutex::default(), frozen }) }
     }
 
     /// Starts a proxy in front of a service.
     #[must_use]
-    pub fn before(&self, service: SocketAddr, protocol: Protocol) -> StepProxy {
+    pub fn proxy_for(&self, service: SocketAddr, protocol: Protocol) -> StepProxy {
         let shared = self.shared.clone();
         let (address, thread) =
-            Background::listen(move |listener| accept(listener, service, shared, protocol));
+            BackgroundListener::listen(move |listener| accept(listener, service, shared, protocol));
         StepProxy { address, _thread: thread }
     }
 
     /// Injects the fault once, after `before` more steps.
-    pub fn arm(&self, before: usize, act: Act) {
+    pub fn arm(&self, before: usize, act: StepFault) {
         *self.shared.plan() = Plan { armed: Some((before, act)), ..Plan::default() };
     }
 
@@ -92,13 +92,13 @@ impl Steps {
     pub fn disarm(&self) -> Option<String> {
         let mut plan = self.shared.plan();
         plan.armed = None;
-        plan.met.take()
+        plan.triggered_at.take()
     }
 
     /// Waits until the proxies are frozen, and returns the step that froze them.
-    pub async fn frozen(&self) -> String {
+    pub async fn wait_frozen(&self) -> String {
         until(&mut self.shared.frozen.subscribe(), true).await;
-        self.shared.plan().met.clone().unwrap_or_default()
+        self.shared.plan().triggered_at.clone().unwrap_or_default()
     }
 
     /// Forwards new connections again. The frozen connections are reset.
@@ -113,27 +113,27 @@ impl Shared {
     }
 
     /// Counts a step. Returns the fault to inject at it, if any.
-    fn step(&self, step: String) -> Option<Act> {
+    fn step(&self, step: String) -> Option<StepFault> {
         if !counts(self.which, &step) {
             return None;
         }
         let mut plan = self.plan();
-        let number = plan.taken.len();
-        plan.taken.push(step.clone());
+        let number = plan.counted_steps.len();
+        plan.counted_steps.push(step.clone());
         let (_, act) = plan.armed.filter(|(before, _)| *before == number)?;
         plan.armed = None;
-        plan.met = Some(step);
+        plan.triggered_at = Some(step);
         Some(act)
     }
 }
 
-fn counts(which: Which, step: &str) -> bool {
+fn counts(which: StepFilter, step: &str) -> bool {
     // The pool sends `set` on each new connection; it is not part of a request.
     if step.is_empty() || step.starts_with("set ") {
         return false;
     }
     let is_read = |words: &[&str]| words.iter().any(|word| step.starts_with(word));
-    which == Which::All || !is_read(&["select", "begin", "rollback", "GET ", "HEAD "])
+    which == StepFilter::All || !is_read(&["select", "begin", "rollback", "GET ", "HEAD "])
 }
 
 async fn accept(listener: TcpListener, service: SocketAddr, shared: Arc<Shared>, protocol: Protocol) {
@@ -154,7 +154,7 @@ async fn until(frozen: &mut watch::Receiver<bool>, still: bool) {
 }
 
 /// Forwards one connection until one side closes it or a fault ends it.
-async fn carry(mut client: TcpStream, mut server: TcpStream, shared: &Shared, mut wire: Wire) {
+async fn carry(mut client: TcpStream, mut server: TcpStream, shared: &Shared, mut wire: StepParser) {
     for stream in [&client, &server] {
         let _ = stream.set_nodelay(true);
     }
@@ -167,11 +167,11 @@ async fn carry(mut client: TcpStream, mut server: TcpStream, shared: &Shared, mu
             () = until(&mut frozen, true) => break,
             read = server.read(&mut down) => match (read, due) {
                 (Ok(0) | Err(_), _) => return,
-                (Ok(_), Some(Act::Freeze)) => {
+                (Ok(_), Some(StepFault::Freeze)) => {
                     shared.frozen.send_replace(true);
                     break;
                 }
-                (Ok(_), Some(Act::LoseAnswer)) => return reset(&client, &server),
+                (Ok(_), Some(StepFault::LoseResponse)) => return reset(&client, &server),
                 (Ok(read), None) => if client.write_all(&down[..read]).await.is_err() {
                     return;
                 }
@@ -199,31 +199,31 @@ fn reset(client: &TcpStream, server: &TcpStream) {
 }
 
 /// Splits the bytes that are sent to a service into steps.
-enum Wire {
+enum StepParser {
     Postgres(Postgres),
     Http(Http),
 }
 
-impl From<Protocol> for Wire {
+impl From<Protocol> for StepParser {
     fn from(protocol: Protocol) -> Self {
         match protocol {
-            Protocol::Postgres => Wire::Postgres(Postgres::default()),
-            Protocol::Http => Wire::Http(Http::default()),
+            Protocol::Postgres => StepParser::Postgres(Postgres::default()),
+            Protocol::Http => StepParser::Http(Http::default()),
         }
     }
 }
 
 /// The steps in the bytes that a client sends on one connection, in any chunking.
-pub fn steps_in<'a>(protocol: Protocol, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
-    let mut wire = Wire::from(protocol);
+pub fn parse_steps<'a>(protocol: Protocol, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
+    let mut wire = StepParser::from(protocol);
     pieces.into_iter().flat_map(|piece| wire.steps(piece)).collect()
 }
 
-impl Wire {
+impl StepParser {
     fn steps(&mut self, piece: &[u8]) -> Vec<String> {
         match self {
-            Wire::Postgres(postgres) => postgres.steps(piece),
-            Wire::Http(http) => http.steps(piece),
+            StepParser::Postgres(postgres) => postgres.steps(piece),
+            StepParser::Http(http) => http.steps(piece),
         }
     }
 }
@@ -253,15 +253,15 @@ impl Postgres {
                     self.started = ![80_877_103, 80_877_104].contains(&code);
                 }
                 Some(b'P') => {
-                    let (name, rest) = word(body);
-                    self.statements.insert(name.to_vec(), text(word(rest).0));
+                    let (name, rest) = split_at_zero(body);
+                    self.statements.insert(name.to_vec(), text(split_at_zero(rest).0));
                 }
                 Some(b'B') => {
-                    let (statement, _) = word(word(body).1);
+                    let (statement, _) = split_at_zero(split_at_zero(body).1);
                     self.bound = self.statements.get(statement).cloned().unwrap_or_default();
                 }
                 Some(b'E') => steps.push(self.bound.clone()),
-                Some(b'Q') => steps.push(text(word(body).0)),
+                Some(b'Q') => steps.push(text(split_at_zero(body).0)),
                 Some(_) => {}
             }
             at += end;
@@ -280,7 +280,7 @@ fn message(bytes: &[u8], untyped: bool) -> Option<(Option<u8>, &[u8], usize)> {
 }
 
 /// The bytes before the next zero byte, and those after it.
-fn word(bytes: &[u8]) -> (&[u8], &[u8]) {
+fn split_at_zero(bytes: &[u8]) -> (&[u8], &[u8]) {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     (&bytes[..end], bytes.get(end + 1..).unwrap_or_default())
 }

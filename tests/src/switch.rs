@@ -14,16 +14,16 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::background::Background;
+use crate::background::BackgroundListener;
 
 type Body = EitherBody<Incoming, Empty<Bytes>>;
 
 /// A running proxy. Dropping it ends the proxy.
-pub struct Switch {
+pub struct RoundRobinProxy {
     /// Its listening address.
     pub address: SocketAddr,
     replicas: Arc<Replicas>,
-    _thread: Background,
+    _thread: BackgroundListener,
 }
 
 struct Replicas {
@@ -32,13 +32,13 @@ struct Replicas {
     served: Vec<AtomicUsize>,
 }
 
-impl Switch {
+impl RoundRobinProxy {
     /// Starts a proxy in front of these replicas.
     #[must_use]
     pub fn start(addresses: Vec<SocketAddr>) -> Self {
         let served = addresses.iter().map(|_| AtomicUsize::new(0)).collect();
         let replicas = Arc::new(Replicas { addresses, requests: AtomicUsize::new(0), served });
-        let (address, thread) = Background::listen({
+        let (address, thread) = BackgroundListener::listen({
             let replicas = replicas.clone();
             move |listener| accept(listener, replicas)
         });

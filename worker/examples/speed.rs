@@ -18,7 +18,7 @@ use std::time::Instant;
 use lode_model::gguf::{Header, Metadata, NewTensor, Value};
 use lode_model::quant::ggml;
 use lode_model::safetensors::{Dtype, write_header};
-use lode_worker::engine::{BlobFile, Engine, Format, LoadOptions, ModelFiles, Slice, Want, native};
+use lode_worker::engine::{BlobFile, Engine, Format, LoadOptions, ModelFiles, RowSelection, Slice, native};
 
 const PROMPT: usize = 256;
 const GENERATED: usize = 48;
@@ -54,13 +54,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     for round in 0..2 {
         let sequence = engine.open(PROMPT + GENERATED)?;
         let begin = Instant::now();
-        engine.step(&[Slice { sequence, tokens: &tokens, want: Want::Last }])?;
+        engine.step(&[Slice { sequence, tokens: &tokens, want: RowSelection::Last }])?;
         let prompt = begin.elapsed().as_secs_f64();
         let mut steps: Vec<f64> = (0..GENERATED)
             .map(|_| {
                 let begin = Instant::now();
                 engine
-                    .step(&[Slice { sequence, tokens: &tokens[..1], want: Want::Last }])
+                    .step(&[Slice { sequence, tokens: &tokens[..1], want: RowSelection::Last }])
                     .map(|_| begin.elapsed().as_secs_f64())
             })
             .collect::<Result<_, _>>()?;
@@ -86,7 +86,7 @@ fn batch(engine: &mut dyn Engine, tokens: &[u32]) -> Result<(), Box<dyn Error>> 
         let open = (0..n).map(|_| engine.open(64)).collect::<Result<Vec<_>, _>>()?;
         let slices: Vec<Slice<'_>> = open
             .iter()
-            .map(|sequence| Slice { sequence: *sequence, tokens: &tokens[..1], want: Want::Last })
+            .map(|sequence| Slice { sequence: *sequence, tokens: &tokens[..1], want: RowSelection::Last })
             .collect();
         let begin = Instant::now();
         for _ in 0..16 {

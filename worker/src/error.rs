@@ -68,7 +68,7 @@ impl From<CallError> for Error {
     fn from(error: CallError) -> Error {
         match error {
             CallError::Runner(error) => Error::Runner(error),
-            CallError::Gone(cause) => {
+            CallError::ConnectionLost(cause) => {
                 tracing::warn!(%cause, "connection to a runner lost");
                 Error::RunnerGone
             }

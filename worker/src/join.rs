@@ -51,9 +51,9 @@ struct Registration {
 }
 
 /// Why a heartbeat failed.
-enum Missed {
+enum HeartbeatError {
     /// The registry does not know this worker: register again.
-    Forgotten,
+    UnknownWorker,
     /// The registry cannot be reached; retry.
     Unreachable(String),
 }
@@ -81,7 +81,7 @@ impl Membership {
             scheduler,
             models,
             secret,
-            device: Device { kind: "cpu", name: processor(), memory_bytes: 0, free_bytes: 0 },
+            device: Device { kind: "cpu", name: processor_name(), memory_bytes: 0, free_bytes: 0 },
             registered: watch::Sender::new(false),
         })
     }
@@ -103,10 +103,10 @@ impl Membership {
                         Some(registration.secret.clone());
                     // Before the first heartbeat, which follows at once and reports the cached models.
                     self.registered.send_replace(true);
-                    self.beat(&registration, &mut stop).await;
+                    self.send_heartbeats(&registration, &mut stop).await;
                     self.registered.send_replace(false);
                     if *stop.borrow() {
-                        self.leave(&registration).await;
+                        self.deregister(&registration).await;
                     }
                 }
                 Err(error) => {
@@ -122,19 +122,19 @@ impl Membership {
     }
 
     /// Sends heartbeats until `stop` turns true or the registry no longer knows this worker.
-    async fn beat(&self, registration: &Registration, stop: &mut watch::Receiver<bool>) {
+    async fn send_heartbeats(&self, registration: &Registration, stop: &mut watch::Receiver<bool>) {
         let period = Duration::from_millis(registration.heartbeat_ms.clamp(50, 60_000));
         loop {
             match self.heartbeat(&registration.id).await {
                 Ok(()) => {}
-                Err(Missed::Forgotten) => {
+                Err(HeartbeatError::UnknownWorker) => {
                     tracing::info!(
                         worker = registration.id,
                         "the registry does not know this worker; registering again"
                     );
                     return;
                 }
-                Err(Missed::Unreachable(error)) => {
+                Err(HeartbeatError::Unreachable(error)) => {
                     tracing::warn!(worker = registration.id, error, "heartbeat failed");
                 }
             }
@@ -154,8 +154,12 @@ impl Membership {
             "devices": [self.device()],
             "version": env!("CARGO_PKG_VERSION"),
         });
-        let answer =
-            self.request(Method::POST, "lode/v1/workers")?.json(&body).send().await.map_err(describe)?;
+        let answer = self
+            .request(Method::POST, "lode/v1/workers")?
+            .json(&body)
+            .send()
+            .await
+            .map_err(format_error_chain)?;
         let status = answer.status();
         if !status.is_success() {
             let text = answer.text().await.unwrap_or_default();
@@ -163,10 +167,10 @@ impl Membership {
             let detail = problem.as_ref().and_then(|problem| problem["detail"].as_str()).unwrap_or(&text);
             return Err(format!("{status}: {}", detail.chars().take(300).collect::<String>()));
         }
-        answer.json().await.map_err(describe)
+        answer.json().await.map_err(format_error_chain)
     }
 
-    async fn heartbeat(&self, id: &str) -> Result<(), Missed> {
+    async fn heartbeat(&self, id: &str) -> Result<(), HeartbeatError> {
         let models = self.models.clone();
         let cached = tokio::task::spawn_blocking(move || models.cached()).await.unwrap_or_default();
         let loaded: Vec<_> = self
@@ -187,21 +191,25 @@ impl Membership {
             })
             .collect();
         let body = json!({"devices": [self.device()], "loaded": loaded, "cached": cached});
-        let request =
-            self.request(Method::PUT, &format!("lode/v1/workers/{id}")).map_err(Missed::Unreachable)?;
-        let answer =
-            request.json(&body).send().await.map_err(|error| Missed::Unreachable(describe(error)))?;
+        let request = self
+            .request(Method::PUT, &format!("lode/v1/workers/{id}"))
+            .map_err(HeartbeatError::Unreachable)?;
+        let answer = request
+            .json(&body)
+            .send()
+            .await
+            .map_err(|error| HeartbeatError::Unreachable(format_error_chain(error)))?;
         match answer.status() {
             status if status.is_success() => Ok(()),
-            StatusCode::NOT_FOUND => Err(Missed::Forgotten),
-            status => Err(Missed::Unreachable(status.to_string())),
+            StatusCode::NOT_FOUND => Err(HeartbeatError::UnknownWorker),
+            status => Err(HeartbeatError::Unreachable(status.to_string())),
         }
     }
 
-    async fn leave(&self, registration: &Registration) {
+    async fn deregister(&self, registration: &Registration) {
         let request = self.request(Method::DELETE, &format!("lode/v1/workers/{}", registration.id));
         let answer = match request {
-            Ok(request) => request.timeout(Duration::from_secs(2)).send().await.map_err(describe),
+            Ok(request) => request.timeout(Duration::from_secs(2)).send().await.map_err(format_error_chain),
             Err(error) => Err(error),
         };
         match answer {
@@ -231,7 +239,7 @@ impl Membership {
 }
 
 /// An error with its causes in one line; a reqwest error alone does not name the cause.
-fn describe(error: reqwest::Error) -> String {
+fn format_error_chain(error: reqwest::Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(&error);
     while let Some(cause) = source {
@@ -247,7 +255,7 @@ fn unix_ms(at: SystemTime) -> u64 {
 }
 
 /// The processor's name, if the kernel reports it.
-fn processor() -> String {
+fn processor_name() -> String {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())

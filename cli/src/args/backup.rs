@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::Kept;
+use super::DataLocation;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -20,7 +20,7 @@ pub(crate) struct Backup {
     #[arg(long, value_name = "DIR")]
     pub(crate) to: PathBuf,
     #[command(flatten)]
-    pub(crate) from: Kept,
+    pub(crate) from: DataLocation,
     /// Hard-link blobs instead of copying them: immediate, but only within one file system
     #[arg(long)]
     pub(crate) link: bool,

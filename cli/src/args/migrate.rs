@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::Kept;
+use super::DataLocation;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -20,7 +20,7 @@ pub(crate) struct Migrate {
     #[arg(long, value_name = "URL")]
     pub(crate) to_storage: String,
     #[command(flatten)]
-    pub(crate) from: Kept,
+    pub(crate) from: DataLocation,
     /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -171,7 +171,7 @@ pub(crate) enum LogFormat {
 
 /// The location of a server's data.
 #[derive(Debug, Args)]
-pub(crate) struct Kept {
+pub(crate) struct DataLocation {
     /// The server's data folder [default: ./lode-data]
     #[arg(long, env = "LODE_DATA", value_name = "DIR", hide_env_values = true)]
     pub(crate) data: Option<PathBuf>,

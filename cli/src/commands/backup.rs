@@ -1,7 +1,7 @@
 //! `lode backup`: copies the database and blobs of a server on this machine, while the server runs.
 
 use lode_client::Progress;
-use lode_registry::Take;
+use lode_registry::BackupMode;
 use serde_json::json;
 
 use crate::{
@@ -11,21 +11,21 @@ use crate::{
 };
 
 pub(crate) async fn run(args: Backup) -> Outcome {
-    let config = settings::kept(&args.from, &settings::process_env)?;
-    let how = if args.link { Take::Link } else { Take::Copy };
+    let config = settings::data_location(&args.from, &settings::process_env)?;
+    let how = if args.link { BackupMode::Link } else { BackupMode::Copy };
     let begin = |bytes| -> std::sync::Arc<dyn Progress> { ui::Meter::bytes("backup", bytes) };
     let report =
         lode_registry::backup(&config, &args.to, how, begin).await.map_err(|error| failed(&error))?;
     if args.json {
         return ui::json(&json!(report));
     }
-    ui::line(format!("{} blobs, {}", report.blobs, ui::size(report.size_bytes)))?;
-    ui::line(format!("new: {} blobs, {}", report.blobs_copied, ui::size(report.copied_bytes)))
+    ui::print_line(format!("{} blobs, {}", report.blobs, ui::format_size(report.size_bytes)))?;
+    ui::print_line(format!("new: {} blobs, {}", report.blobs_copied, ui::format_size(report.copied_bytes)))
 }
 
 fn failed(error: &lode_registry::Error) -> Failure {
     use lode_registry::Error;
-    let failure = Failure::because("backup failed", error);
+    let failure = Failure::with_source("backup failed", error);
     match error {
         Error::Config { setting: "database" | "storage", .. } => {
             failure.hint("for Postgres and object storage, see docs/guide/backup.md")

@@ -11,5 +11,5 @@ use crate::{
 pub(crate) fn run(args: Completions) -> Outcome {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "lode", &mut script);
-    ui::piece(&script)
+    ui::print_bytes(&script)
 }

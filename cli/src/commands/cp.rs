@@ -15,11 +15,11 @@ use crate::{
     connect::{self, Connection, Target},
     error::{Failure, Outcome},
     files::{self, FileContent},
-    send::Sent,
+    send::UploadStats,
     ui,
 };
 
-const AT_ONCE: usize = 6;
+const MAX_CONCURRENT_BLOBS: usize = 6;
 /// Limit for nested indexes.
 const MAX_DEPTH: usize = 8;
 
@@ -48,12 +48,16 @@ pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
             .await?;
     }
     copy.meter.end();
-    ui::say(format!("copied {source} to {} on {}", destination, destination.registry.host()));
+    ui::print_message(format!("copied {source} to {} on {}", destination, destination.registry.host()));
     Ok(())
 }
 
 /// Copies the blobs of one manifest to another repository or registry.
-pub(crate) async fn blobs(source: &Target, destination: &Target, manifest: &Manifest) -> Outcome<Sent> {
+pub(crate) async fn blobs(
+    source: &Target,
+    destination: &Target,
+    manifest: &Manifest,
+) -> Outcome<UploadStats> {
     let copy = Copy { source, destination, meter: ui::Meter::bytes("copying", 0) };
     let sent = copy.blobs_of(std::slice::from_ref(manifest)).await?;
     copy.meter.end();
@@ -69,7 +73,7 @@ struct Copy<'a> {
 impl Copy<'_> {
     fn parse(raw: &RawManifest) -> Outcome<Manifest> {
         Manifest::parse(Some(&raw.media_type), &raw.bytes)
-            .map_err(|error| Failure::because(format!("manifest {}", raw.digest), &error))
+            .map_err(|error| Failure::with_source(format!("manifest {}", raw.digest), &error))
     }
 
     /// Fetches the manifest and all manifests that it lists, parents first. Each comes with its reference at
@@ -104,7 +108,7 @@ impl Copy<'_> {
                         Err(error) => Err(error),
                     }
                 })
-                .buffered(AT_ONCE)
+                .buffered(MAX_CONCURRENT_BLOBS)
                 .try_collect()
                 .await?;
             all.extend(fetched.into_iter().flatten().map(|raw| {
@@ -121,7 +125,7 @@ impl Copy<'_> {
         self.blobs_of(&manifests).await.map(drop)
     }
 
-    async fn blobs_of(&self, manifests: &[Manifest]) -> Outcome<Sent> {
+    async fn blobs_of(&self, manifests: &[Manifest]) -> Outcome<UploadStats> {
         let mut seen = HashSet::new();
         let blobs: Vec<Descriptor> = manifests
             .iter()
@@ -134,10 +138,10 @@ impl Copy<'_> {
                 let size = blob.size;
                 self.blob(blob).await.map(|sent| (size, sent))
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(MAX_CONCURRENT_BLOBS)
             .try_collect()
             .await?;
-        let mut sent = Sent::default();
+        let mut sent = UploadStats::default();
         for (size, travelled) in moved {
             let (blobs, bytes) = match travelled {
                 true => (&mut sent.sent_blobs, &mut sent.sent_bytes),
@@ -155,12 +159,12 @@ impl Copy<'_> {
         let from = same.then_some(&source.repository);
         let offer =
             destination.registry.blob_offer(&destination.repository, &blob.digest, blob.size, from).await?;
-        let Offer::Wanted(upload) = offer else { return Ok(false) };
+        let Offer::Needed(upload) = offer else { return Ok(false) };
         // Download to a file first: the blob is verified before it is uploaded, and the copy does not need
         // two connections at once.
         let folder = connect::cache_folder().unwrap_or_else(std::env::temp_dir).join("copies");
         std::fs::create_dir_all(&folder)
-            .map_err(|error| Failure::because(format!("cannot create {}", folder.display()), &error))?;
+            .map_err(|error| Failure::with_source(format!("cannot create {}", folder.display()), &error))?;
         let path = folder.join(blob.digest.hex());
         let silent: Arc<dyn Progress> = Arc::new(lode_client::NoProgress);
         source.registry.blob_pull_to_file(&source.repository, &blob.digest, blob.size, &path, silent).await?;

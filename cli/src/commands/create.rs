@@ -20,10 +20,10 @@ use crate::{
     connect::{Connection, Target},
     derived,
     error::{Failure, Outcome},
-    files::{self, DiskFile, Found},
+    files::{self, DiskFile, LocalFile},
     import,
     modelfile::{self, Origin, Recipe},
-    send::Sent,
+    send::UploadStats,
     ui,
 };
 
@@ -40,23 +40,23 @@ const DRAFT_FOLDER: &str = "draft";
 pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
     let (target, _) = connection.target_tag(&args.name)?;
     let recipe = recipe(args.path.clone(), args.file.clone())?;
-    for name in recipe.said.deprecated() {
-        ui::say(format!("notice: PARAMETER {name} is obsolete and is ignored"));
+    for name in recipe.modelfile.deprecated() {
+        ui::print_message(format!("notice: PARAMETER {name} is obsolete and is ignored"));
     }
     let from = match recipe.from {
-        Origin::Paths(paths) => Made::Of(source(&paths)?, paths),
-        Origin::Model(name) => Made::Over(base(connection, &target, &name)?),
+        Origin::Paths(paths) => ModelBase::Files(source(&paths)?, paths),
+        Origin::Model(name) => ModelBase::Model(base(connection, &target, &name)?),
     };
-    if let (Made::Over(base), Some(_)) = (&from, &args.quantize) {
+    if let (ModelBase::Model(base), Some(_)) = (&from, &args.quantize) {
         return Err(Failure::new(format!("FROM {base} is a model, but --quantize needs files"))
             .hint("create the quantised model from the files of the base model"));
     }
-    let mut edits = Edits::of(&recipe.said);
+    let mut edits = Edits::from_modelfile(&recipe.modelfile);
     edits.check().map_err(|error| {
-        Failure::because("cannot create this model", &error)
+        Failure::with_source("cannot create this model", &error)
             .hint("to use a Jinja template, store it with the weights as chat_template.jinja")
     })?;
-    let mut sent = Sent::default();
+    let mut sent = UploadStats::default();
     for (kind, folder, paths) in [
         (media_type::OLLAMA_ADAPTER, ADAPTER_FOLDER, &recipe.adapters),
         (media_type::OLLAMA_DRAFT, DRAFT_FOLDER, &recipe.drafts),
@@ -69,8 +69,10 @@ pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
         }
     }
     match from {
-        Made::Of(source, paths) => create_from_files(&target, source, &paths, &args, &edits, sent).await,
-        Made::Over(base) => {
+        ModelBase::Files(source, paths) => {
+            create_from_files(&target, source, &paths, &args, &edits, sent).await
+        }
+        ModelBase::Model(base) => {
             let made = derived::model(&target, &base, &edits).await?;
             sent.add(made.sent);
             if args.json {
@@ -80,17 +82,17 @@ pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
                     "shared_blobs": sent.shared_blobs, "shared_bytes": sent.shared_bytes,
                 }));
             }
-            ui::line(format!("created {target} {} from {base}", made.digest))?;
-            ui::say(sent.summary());
+            ui::print_line(format!("created {target} {} from {base}", made.digest))?;
+            ui::print_message(sent.summary());
             Ok(())
         }
     }
 }
 
 /// The base of the new model.
-enum Made {
-    Of(Files, Vec<PathBuf>),
-    Over(Target),
+enum ModelBase {
+    Files(Files, Vec<PathBuf>),
+    Model(Target),
 }
 
 async fn create_from_files(
@@ -99,15 +101,15 @@ async fn create_from_files(
     paths: &[PathBuf],
     args: &Create,
     edits: &Edits,
-    mut sent: Sent,
+    mut sent: UploadStats,
 ) -> Outcome {
     let imported =
         import::model(target, Arc::new(source), args.quantize, edits).await.map_err(|failure| {
             let named: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-            failure.while_doing(named.join(", "))
+            failure.with_context(named.join(", "))
         })?;
     for notice in &imported.notices {
-        ui::say(format!("notice: {notice}"));
+        ui::print_message(format!("notice: {notice}"));
     }
     sent.add(imported.sent);
     if args.json {
@@ -118,13 +120,13 @@ async fn create_from_files(
             "shared_blobs": sent.shared_blobs, "shared_bytes": sent.shared_bytes,
         }));
     }
-    ui::line(format!(
+    ui::print_line(format!(
         "created {target} {}: {} tensors, {} parameters",
         imported.digest,
         imported.tensors,
-        ui::amount(imported.parameters)
+        ui::format_count(imported.parameters)
     ))?;
-    ui::say(sent.summary());
+    ui::print_message(sent.summary());
     Ok(())
 }
 
@@ -132,9 +134,11 @@ async fn create_from_files(
 fn recipe(path: Option<PathBuf>, file: Option<PathBuf>) -> Outcome<Recipe> {
     match (path, file) {
         (path, Some(file)) => modelfile::read(&file, path),
-        (Some(path), None) if path.is_file() && modelfile::is_named_so(&path) => modelfile::read(&path, None),
+        (Some(path), None) if path.is_file() && modelfile::is_modelfile_name(&path) => {
+            modelfile::read(&path, None)
+        }
         (Some(path), None) => Ok(Recipe {
-            said: Modelfile::default(),
+            modelfile: Modelfile::default(),
             from: Origin::Paths(vec![path]),
             adapters: Vec::new(),
             drafts: Vec::new(),
@@ -149,7 +153,7 @@ fn recipe(path: Option<PathBuf>, file: Option<PathBuf>) -> Outcome<Recipe> {
 /// Resolves the model in FROM. Without a host it is in the registry of the new model.
 fn base(connection: &Connection, target: &Target, name: &str) -> Outcome<Target> {
     let parsed: Name = name.parse().map_err(|error| {
-        Failure::because(format!("FROM {name} is neither a file, a folder nor a model name"), &error)
+        Failure::with_source(format!("FROM {name} is neither a file, a folder nor a model name"), &error)
     })?;
     match parsed.host {
         Some(_) => connection.target(name),
@@ -178,7 +182,7 @@ fn source(paths: &[PathBuf]) -> Outcome<Files> {
             ))
             .hint("name its folder, or store the file unchanged with `lode push`"));
         }
-        all.extend(files::with_companions(path)?);
+        all.extend(files::find_companions(path)?);
     }
     all.sort_by(|a, b| a.name.cmp(&b.name));
     // The caller may name several parts of one split file.
@@ -187,17 +191,17 @@ fn source(paths: &[PathBuf]) -> Outcome<Files> {
 }
 
 /// The files of an adapter; the headers of its weights are validated.
-fn extra_files(paths: &[PathBuf]) -> Outcome<Vec<Found>> {
-    let mut all: Vec<Found> = Vec::new();
+fn extra_files(paths: &[PathBuf]) -> Outcome<Vec<LocalFile>> {
+    let mut all: Vec<LocalFile> = Vec::new();
     for path in paths {
         let found = found(path)?;
         for file in &found {
             let name = file.name.to_ascii_lowercase();
             let end = ADAPTER_ENDS.iter().find(|end| name.ends_with(*end));
             if let Some(end) = end {
-                let alone = Files(vec![Found { name: format!("adapter{end}"), ..file.clone() }]);
+                let alone = Files(vec![LocalFile { name: format!("adapter{end}"), ..file.clone() }]);
                 planner::plan(&alone, &planner::Options::default())
-                    .map_err(|error| Failure::because(file.path.display(), &error))?;
+                    .map_err(|error| Failure::with_source(file.path.display(), &error))?;
             }
         }
         if !found
@@ -212,9 +216,9 @@ fn extra_files(paths: &[PathBuf]) -> Outcome<Vec<Found>> {
     Ok(all)
 }
 
-fn found(path: &Path) -> Outcome<Vec<Found>> {
+fn found(path: &Path) -> Outcome<Vec<LocalFile>> {
     let metadata = std::fs::metadata(path)
-        .map_err(|error| Failure::because(format!("cannot read {}", path.display()), &error))?;
+        .map_err(|error| Failure::with_source(format!("cannot read {}", path.display()), &error))?;
     if metadata.is_dir() {
         return files::walk(path);
     }
@@ -222,11 +226,11 @@ fn found(path: &Path) -> Outcome<Vec<Found>> {
     if !metadata.is_file() || name.is_empty() {
         return Err(Failure::new(format!("{} is neither a file nor a folder", path.display())));
     }
-    Ok(vec![Found { name, path: path.to_owned(), size: metadata.len() }])
+    Ok(vec![LocalFile { name, path: path.to_owned(), size: metadata.len() }])
 }
 
 /// Local files as an import source, sorted by name.
-struct Files(Vec<Found>);
+struct Files(Vec<LocalFile>);
 
 impl Source for Files {
     fn files(&self) -> Vec<SourceFile> {

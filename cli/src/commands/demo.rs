@@ -41,11 +41,11 @@ pub(crate) async fn install(base: String, shown: String, can_run: bool, stopped:
         outcome = import_if_absent(&base) => match outcome {
             Ok(found) => {
                 let how = if found { "found" } else { "imported" };
-                if let Err(failure) = say_what_to_try(&shown, how, can_run) {
+                if let Err(failure) = print_examples(&shown, how, can_run) {
                     tracing::debug!(%failure, "failed to print the commands to try");
                 }
             }
-            Err(failure) => ui::say(failure.while_doing("failed to import the demo model").to_string()),
+            Err(failure) => ui::print_message(failure.with_context("failed to import the demo model").to_string()),
         },
         () = stopped => {}
     }
@@ -53,7 +53,7 @@ pub(crate) async fn install(base: String, shown: String, can_run: bool, stopped:
 
 /// Returns whether the model existed already.
 async fn import_if_absent(base: &str) -> Outcome<bool> {
-    let invalid = |error: lode_model::reference::ReferenceError| Failure::because(NAME, &error);
+    let invalid = |error: lode_model::reference::ReferenceError| Failure::with_source(NAME, &error);
     let repository: Repository = NAME.parse().map_err(invalid)?;
     let tag: Tag = "latest".parse().map_err(invalid)?;
     let reference = Reference::Tag(tag.clone());
@@ -62,30 +62,30 @@ async fn import_if_absent(base: &str) -> Outcome<bool> {
         return Ok(true);
     }
     let target = Target { registry, repository, reference };
-    import::model(&target, Arc::new(Carried), None, &Edits::default()).await?;
+    import::model(&target, Arc::new(EmbeddedCheckpoint), None, &Edits::default()).await?;
     Ok(false)
 }
 
-fn say_what_to_try(base: &str, how: &str, can_run: bool) -> Outcome {
-    ui::line(format!("demo model {NAME}: {how}"))?;
+fn print_examples(base: &str, how: &str, can_run: bool) -> Outcome {
+    ui::print_line(format!("demo model {NAME}: {how}"))?;
     let host = base.split_once("://").map_or(base, |(_, host)| host);
     let variable = if base == "http://127.0.0.1:5000" { String::new() } else { format!("LODE_HOST={base} ") };
-    ui::line("\nTry in another terminal:\n")?;
+    ui::print_line("\nTry in another terminal:\n")?;
     if can_run {
-        ui::line(format!("  {variable}lode run {NAME} \"What is 40 plus 41?\""))?;
-        ui::line(format!(
+        ui::print_line(format!("  {variable}lode run {NAME} \"What is 40 plus 41?\""))?;
+        ui::print_line(format!(
             "  curl {base}/api/generate -d '{{\"model\":\"{NAME}\",\"prompt\":\"Define water.\"}}'"
         ))?;
     }
-    ui::line(format!("  {variable}lode list"))?;
-    ui::line(format!(
+    ui::print_line(format!("  {variable}lode list"))?;
+    ui::print_line(format!(
         "  {variable}lode push ./README.md team/notes      (or: skopeo copy, oras push, docker push {host}/...)"
     ))
 }
 
-struct Carried;
+struct EmbeddedCheckpoint;
 
-impl Source for Carried {
+impl Source for EmbeddedCheckpoint {
     fn files(&self) -> Vec<SourceFile> {
         FILES
             .iter()
@@ -95,13 +95,13 @@ impl Source for Carried {
 
     fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>> {
         let (_, bytes) = FILES.iter().find(|(name, _)| *name == path).ok_or(io::ErrorKind::NotFound)?;
-        Ok(Box::new(Static(bytes)))
+        Ok(Box::new(StaticBytes(bytes)))
     }
 }
 
-struct Static(&'static [u8]);
+struct StaticBytes(&'static [u8]);
 
-impl ReadAt for Static {
+impl ReadAt for StaticBytes {
     fn len(&self) -> u64 {
         self.0.len() as u64
     }

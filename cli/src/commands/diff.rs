@@ -71,7 +71,7 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
     let path = format!("{}?with={}", here.api_path("diff"), there.model());
     let response = match here.registry.stream_get(&path).await {
         Ok(response) => response,
-        Err(error) => return Err(unknown(&here, &there).await.unwrap_or_else(|| error.into())),
+        Err(error) => return Err(find_missing_model(&here, &there).await.unwrap_or_else(|| error.into())),
     };
     let mut lines = Lines { bytes: response.bytes_stream().boxed(), buffer: Vec::new() };
     let mut heading = Some(());
@@ -80,7 +80,7 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
             ui::json_line(&String::from_utf8_lossy(&line))?;
         }
         let record: Record = serde_json::from_slice(&line)
-            .map_err(|error| Failure::because("cannot parse the server's response", &error))?;
+            .map_err(|error| Failure::with_source("cannot parse the server's response", &error))?;
         if let Some(total) = record.total {
             return if args.json { Ok(()) } else { show_total(&args, &total) };
         }
@@ -89,7 +89,7 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
         };
         if !args.json {
             if heading.take().is_some() {
-                ui::line(format!("{:<11} {:>10}  TENSOR", "", "ERROR"))?;
+                ui::print_line(format!("{:<11} {:>10}  TENSOR", "", "ERROR"))?;
             }
             show(&tensor)?;
         }
@@ -99,7 +99,7 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
 }
 
 /// The "not found" error of the model that does not exist, if one of them does not.
-async fn unknown(here: &Target, there: &Target) -> Option<Failure> {
+async fn find_missing_model(here: &Target, there: &Target) -> Option<Failure> {
     for target in [here, there] {
         let asked = target.registry.json_get::<IgnoredAny>(&target.api_path("models")).await;
         if let Err(error) = asked
@@ -120,12 +120,12 @@ fn show(tensor: &TensorDiff) -> Outcome {
         (None, _) => String::new(),
     };
     let mut text =
-        format!("{:<11} {error:>10}  {}", tensor.status.replace('_', " "), ui::shown(&tensor.name));
+        format!("{:<11} {error:>10}  {}", tensor.status.replace('_', " "), ui::escape_control(&tensor.name));
     let stored = |side: &Side| format!("{} {:?}", side.dtype, side.shape);
     match (&tensor.here, &tensor.there) {
         (Some(here), Some(there)) => {
             if here.name != there.name {
-                text.push_str(&format!(" = {}", ui::shown(&there.name)));
+                text.push_str(&format!(" = {}", ui::escape_control(&there.name)));
             }
             if stored(here) != stored(there) {
                 text.push_str(&format!("  ({}, {})", stored(here), stored(there)));
@@ -137,7 +137,7 @@ fn show(tensor: &TensorDiff) -> Outcome {
     if let Some(note) = &tensor.note {
         text.push_str(&format!("  {note}"));
     }
-    ui::line(text)
+    ui::print_line(text)
 }
 
 fn show_total(args: &Diff, total: &Total) -> Outcome {
@@ -145,16 +145,16 @@ fn show_total(args: &Diff, total: &Total) -> Outcome {
         total;
     let otherwise =
         if *same_values > 0 { format!(" {same_values} of the same values,") } else { String::new() };
-    ui::line(format!(
+    ui::print_line(format!(
         "{same} same,{otherwise} {changed} changed, {only_here} only in {}, {only_there} only in {}",
         args.here, args.there
     ))?;
     let share = (*bytes_shared as f64) / (*bytes_there).max(1) as f64 * 100.0;
-    ui::line(format!(
+    ui::print_line(format!(
         "{} and {}, of which they share {} ({share:.1} % of {})",
-        ui::size(*bytes_here),
-        ui::size(*bytes_there),
-        ui::size(*bytes_shared),
+        ui::format_size(*bytes_here),
+        ui::format_size(*bytes_there),
+        ui::format_size(*bytes_shared),
         args.there
     ))
 }
@@ -180,7 +180,7 @@ where
             match self.bytes.next().await {
                 Some(Ok(bytes)) => self.buffer.extend_from_slice(bytes.as_ref()),
                 Some(Err(error)) => {
-                    return Err(Failure::because(
+                    return Err(Failure::with_source(
                         "the server's response was interrupted",
                         &error.without_url(),
                     ));

@@ -16,7 +16,7 @@ use crate::{
 const TEXTS_PER_REQUEST: usize = 64;
 
 #[derive(Deserialize)]
-struct Answer {
+struct EmbedResponse {
     embeddings: Vec<Value>,
     prompt_eval_count: u64,
 }
@@ -24,18 +24,18 @@ struct Answer {
 pub(crate) async fn run(connection: &Connection, args: Embed) -> Outcome {
     let target = connection.target(&args.name)?;
     let (mut all, mut tokens) = (Vec::new(), 0);
-    let mut show = |answer: Answer| {
+    let mut show = |answer: EmbedResponse| {
         tokens += answer.prompt_eval_count;
         for vector in answer.embeddings {
             match args.json {
                 true => all.push(vector),
-                false => ui::line(vector.to_string())?,
+                false => ui::print_line(vector.to_string())?,
             }
         }
         Ok::<(), Failure>(())
     };
     match &args.text {
-        Some(text) => show(ask(&target, &args, std::slice::from_ref(text)).await?)?,
+        Some(text) => show(request_embeddings(&target, &args, std::slice::from_ref(text)).await?)?,
         None => {
             let mut lines = std::io::stdin().lock().lines();
             loop {
@@ -43,7 +43,7 @@ pub(crate) async fn run(connection: &Connection, args: Embed) -> Outcome {
                 if texts.is_empty() {
                     break;
                 }
-                show(ask(&target, &args, &texts).await?)?;
+                show(request_embeddings(&target, &args, &texts).await?)?;
             }
         }
     }
@@ -53,7 +53,7 @@ pub(crate) async fn run(connection: &Connection, args: Embed) -> Outcome {
     Ok(())
 }
 
-async fn ask(target: &Target, args: &Embed, texts: &[String]) -> Outcome<Answer> {
+async fn request_embeddings(target: &Target, args: &Embed, texts: &[String]) -> Outcome<EmbedResponse> {
     let mut request = json!({ "model": target.model(), "input": texts, "truncate": !args.no_truncate });
     if let Some(dimensions) = args.dimensions {
         request["dimensions"] = dimensions.into();
@@ -61,7 +61,7 @@ async fn ask(target: &Target, args: &Embed, texts: &[String]) -> Outcome<Answer>
     if let Some(keep_alive) = &args.keep_alive {
         request["keep_alive"] = keep_alive.as_str().into();
     }
-    let answer: Answer = target
+    let answer: EmbedResponse = target
         .registry
         .json_post("lode/v1/embed", &request)
         .await

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{
     args::Fsck,
     connect::Connection,
-    error::{COULD_NOT, FAILED, Outcome},
+    error::{CANNOT_RUN, FAILED, Outcome},
     job, ui,
 };
 
@@ -16,7 +16,7 @@ use crate::{
 const LISTS: [(&str, &str); 3] = [("damage", "damage"), ("orphans", "orphan"), ("uploads", "upload")];
 
 pub(crate) async fn run(connection: &Connection, args: Fsck) -> Outcome<ExitCode> {
-    let (report, damage) = check(connection, &args).await.map_err(|failure| failure.code(COULD_NOT))?;
+    let (report, damage) = check(connection, &args).await.map_err(|failure| failure.code(CANNOT_RUN))?;
     if args.json {
         ui::json(&report)?;
     } else {
@@ -26,7 +26,7 @@ pub(crate) async fn run(connection: &Connection, args: Fsck) -> Outcome<ExitCode
         return Ok(ExitCode::SUCCESS);
     }
     if !args.json {
-        ui::say(
+        ui::print_message(
             "error: the registry is damaged\n\nhint: push the listed content again, or restore it from a backup",
         );
     }

@@ -35,14 +35,15 @@ async fn collect(connection: &Connection, args: &Gc) -> Outcome {
         return ui::json(&report);
     }
     if args.dry_run {
-        ui::line("dry run: nothing was removed")?;
+        ui::print_line("dry run: nothing was removed")?;
     }
     let removals = report.as_object_mut().and_then(|report| report.remove("removals"));
     report_lines(&report)?;
     match removals {
         Some(Value::Array(removals)) if !removals.is_empty() => {
-            ui::line("")?;
-            let rows: Vec<Vec<String>> = objects(&removals).map(|r| vec![what(r), why(r)]).collect();
+            ui::print_line("")?;
+            let rows: Vec<Vec<String>> =
+                objects(&removals).map(|r| vec![describe_removal(r), describe_reason(r)]).collect();
             ui::table(&["WOULD REMOVE", "WHY"], &rows)
         }
         _ => Ok(()),
@@ -54,7 +55,7 @@ async fn history(connection: &Connection, args: GcHistory) -> Outcome {
         Some(name) => {
             let name: Name = name
                 .parse()
-                .map_err(|error| Failure::because(format!("`{name}` is not a repository"), &error))?;
+                .map_err(|error| Failure::with_source(format!("`{name}` is not a repository"), &error))?;
             (connection.registry(name.host.as_deref())?, format!("&repository={}", name.repository))
         }
         None => (connection.default_registry()?, String::new()),
@@ -73,11 +74,12 @@ async fn history(connection: &Connection, args: GcHistory) -> Outcome {
         return ui::json(&json!({ "removals": all }));
     }
     if all.is_empty() {
-        ui::say("no removals");
+        ui::print_message("no removals");
         return Ok(());
     }
-    let rows: Vec<Vec<String>> =
-        objects(&all).map(|r| vec![time(r, "removed_at"), what(r), why(r), undoable(r)]).collect();
+    let rows: Vec<Vec<String>> = objects(&all)
+        .map(|r| vec![time(r, "removed_at"), describe_removal(r), describe_reason(r), describe_undo(r)])
+        .collect();
     ui::table(&["REMOVED", "WHAT", "WHY", "UNDO"], &rows)
 }
 
@@ -90,7 +92,7 @@ async fn undo(connection: &Connection, args: GcUndo) -> Outcome {
     }
     for (kind, label) in [("manifests", "manifest"), ("tags", "tag")] {
         for name in restored.get(kind).and_then(Value::as_array).into_iter().flatten() {
-            ui::say(format!("restored {label} {}", name.as_str().unwrap_or_default()));
+            ui::print_message(format!("restored {label} {}", name.as_str().unwrap_or_default()));
         }
     }
     Ok(())
@@ -110,7 +112,7 @@ fn time(removal: &Map<String, Value>, key: &str) -> String {
 
 /// Names a removal: a tag by its name, a manifest by the digest that `undo` accepts, a blob by its short
 /// digest.
-fn what(removal: &Map<String, Value>) -> String {
+fn describe_removal(removal: &Map<String, Value>) -> String {
     let (repository, digest) = (text(removal, "repository"), text(removal, "digest"));
     match text(removal, "kind") {
         "tag" => format!("{repository}:{}", text(removal, "tag")),
@@ -119,7 +121,7 @@ fn what(removal: &Map<String, Value>) -> String {
     }
 }
 
-fn why(removal: &Map<String, Value>) -> String {
+fn describe_reason(removal: &Map<String, Value>) -> String {
     let rule = removal.get("rule").and_then(Value::as_u64).unwrap_or_default();
     match text(removal, "reason") {
         "deleted" => "deleted".to_owned(),
@@ -130,7 +132,7 @@ fn why(removal: &Map<String, Value>) -> String {
     }
 }
 
-fn undoable(removal: &Map<String, Value>) -> String {
+fn describe_undo(removal: &Map<String, Value>) -> String {
     match (text(removal, "restored_at"), text(removal, "undo_until")) {
         ("", "") => String::new(),
         ("", _) => format!("until {}", time(removal, "undo_until")),
@@ -140,21 +142,27 @@ fn undoable(removal: &Map<String, Value>) -> String {
 
 /// Prints a flat report as `name: value` lines, with sizes in readable units and lists as one item per line.
 pub(crate) fn report_lines(report: &Value) -> Outcome {
-    let Value::Object(fields) = report else { return ui::line(report.to_string()) };
+    let Value::Object(fields) = report else { return ui::print_line(report.to_string()) };
     for (key, value) in fields {
         let label = key.strip_suffix("_bytes").unwrap_or(key).replace('_', " ");
         match value {
             Value::Number(number) if key.ends_with("bytes") => {
-                ui::line(format!("{label}: {}", number.as_u64().map(ui::size).unwrap_or_default()))?;
+                ui::print_line(format!(
+                    "{label}: {}",
+                    number.as_u64().map(ui::format_size).unwrap_or_default()
+                ))?;
             }
             Value::Array(items) => {
-                ui::line(format!("{label}: {}", items.len()))?;
+                ui::print_line(format!("{label}: {}", items.len()))?;
                 for item in items {
-                    ui::line(format!("  {}", item.as_str().map_or_else(|| item.to_string(), str::to_owned)))?;
+                    ui::print_line(format!(
+                        "  {}",
+                        item.as_str().map_or_else(|| item.to_string(), str::to_owned)
+                    ))?;
                 }
             }
-            Value::String(text) => ui::line(format!("{label}: {text}"))?,
-            other => ui::line(format!("{label}: {other}"))?,
+            Value::String(text) => ui::print_line(format!("{label}: {text}"))?,
+            other => ui::print_line(format!("{label}: {other}"))?,
         }
     }
     Ok(())
@@ -168,7 +176,7 @@ mod tests {
     fn removals_read_as_sentences() {
         let check = |removal: Value, expect: [&str; 3]| {
             let removal = removal.as_object().unwrap();
-            assert_eq!([what(removal), why(removal), undoable(removal)], expect);
+            assert_eq!([describe_removal(removal), describe_reason(removal), describe_undo(removal)], expect);
         };
         let tag = json!({"kind": "tag", "repository": "ci/x", "tag": "7", "digest": "sha256:0123456789abcdef",
             "reason": "keep_last", "rule": 2, "undo_until": "2023-11-14T22:13:20Z"});

@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[derive(Deserialize, Serialize)]
-struct Answer {
+struct ListResponse {
     models: Vec<Map<String, Value>>,
 }
 
@@ -21,14 +21,14 @@ pub(crate) async fn run(connection: &Connection, args: List) -> Outcome {
         Some(name) => {
             let parsed: Name = name
                 .parse()
-                .map_err(|error| Failure::because(format!("`{name}` is not a repository"), &error))?;
+                .map_err(|error| Failure::with_source(format!("`{name}` is not a repository"), &error))?;
             (connection.registry(parsed.host.as_deref())?, Some(parsed.repository))
         }
         None => (connection.default_registry()?, None),
     };
-    let (mut answer, mut next): (Answer, _) = registry.json_page("lode/v1/models").await?;
+    let (mut answer, mut next): (ListResponse, _) = registry.json_page("lode/v1/models").await?;
     while let Some(path) = next {
-        let (page, after): (Answer, _) = registry.json_page(&path).await?;
+        let (page, after): (ListResponse, _) = registry.json_page(&path).await?;
         answer.models.extend(page.models);
         next = after;
     }
@@ -44,8 +44,8 @@ pub(crate) async fn run(connection: &Connection, args: List) -> Outcome {
     }
     if answer.models.is_empty() {
         match &below {
-            Some(below) => ui::say(format!("no models in {below} or below it")),
-            None => ui::say("no models yet: `lode create NAME FOLDER` imports one"),
+            Some(below) => ui::print_message(format!("no models in {below} or below it")),
+            None => ui::print_message("no models yet: `lode create NAME FOLDER` imports one"),
         }
         return Ok(());
     }
@@ -79,10 +79,10 @@ fn row(model: &Map<String, Value>) -> Vec<String> {
     vec![
         name,
         short_digest(&text(model, "digest")),
-        number("size_bytes", ui::size),
+        number("size_bytes", ui::format_size),
         text(model, "format"),
         text(model, "architecture"),
-        number("parameters", ui::amount),
+        number("parameters", ui::format_count),
         text(model, "quantization"),
         text(model, "modified_at").chars().take(16).collect::<String>().replace('T', " "),
         status(model).to_owned(),

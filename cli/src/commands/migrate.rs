@@ -7,14 +7,14 @@ use serde_json::json;
 
 use crate::{
     args::Migrate,
-    error::{COULD_NOT, Failure, Outcome},
+    error::{CANNOT_RUN, Failure, Outcome},
     settings, ui,
 };
 
 pub(crate) async fn run(args: Migrate) -> Outcome {
-    let from = settings::kept(&args.from, &settings::process_env)?;
+    let from = settings::data_location(&args.from, &settings::process_env)?;
     let url = |flag: &str, text: &str| {
-        text.parse().map_err(|error| Failure::because(format!("--{flag}"), &error).code(COULD_NOT))
+        text.parse().map_err(|error| Failure::with_source(format!("--{flag}"), &error).code(CANNOT_RUN))
     };
     let to = Config {
         database: Some(url("to-database", &args.to_database)?),
@@ -27,15 +27,15 @@ pub(crate) async fn run(args: Migrate) -> Outcome {
         return ui::json(&json!(report));
     }
     if report.done_before {
-        return ui::line("already migrated; nothing to do");
+        return ui::print_line("already migrated; nothing to do");
     }
-    ui::line(format!("{} blobs, {}", report.blobs, ui::size(report.size_bytes)))?;
-    ui::line(format!(
+    ui::print_line(format!("{} blobs, {}", report.blobs, ui::format_size(report.size_bytes)))?;
+    ui::print_line(format!(
         "copied in this run: {} blobs, {}",
         report.blobs_copied,
-        ui::size(report.copied_bytes)
+        ui::format_size(report.copied_bytes)
     ))?;
-    ui::line(format!(
+    ui::print_line(format!(
         "{} repositories, {} manifests, {} tags",
         report.repositories, report.manifests, report.tags
     ))
@@ -43,7 +43,7 @@ pub(crate) async fn run(args: Migrate) -> Outcome {
 
 fn failed(error: &lode_registry::Error) -> Failure {
     use lode_registry::Error;
-    let failure = Failure::because("migration failed", error);
+    let failure = Failure::with_source("migration failed", error);
     match error {
         Error::FolderInUse { .. } => failure.hint(
             "stop the server, or restart it with --read-only: its data must not change during the migration",

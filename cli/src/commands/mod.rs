@@ -1,4 +1,4 @@
-//! The commands, one file each. [`run`] dispatches to them.
+//! The commands, one file each. [`run`](fn@run) dispatches to them.
 
 mod backup;
 mod completions;

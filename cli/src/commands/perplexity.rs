@@ -16,7 +16,7 @@ use crate::{
 const IDS_PER_REQUEST: usize = 4096;
 
 #[derive(Deserialize)]
-struct Answer {
+struct ScoreResponse {
     windows: Vec<Score>,
 }
 
@@ -29,11 +29,11 @@ struct Score {
 pub(crate) async fn run(connection: &Connection, args: Perplexity) -> Outcome {
     let target = connection.target(&args.name)?;
     let text = std::fs::read_to_string(&args.file)
-        .map_err(|error| Failure::because(format!("cannot read {}", args.file.display()), &error))?;
+        .map_err(|error| Failure::with_source(format!("cannot read {}", args.file.display()), &error))?;
     let ids = load_tokenizer(&target)
         .await?
         .encode(&text, false)
-        .map_err(|error| Failure::because("cannot tokenize the text", &error))?;
+        .map_err(|error| Failure::with_source("cannot tokenize the text", &error))?;
     let windows = windows(&ids, args.window as usize);
     if windows.is_empty() {
         return Err(Failure::new(format!(
@@ -47,7 +47,7 @@ pub(crate) async fn run(connection: &Connection, args: Perplexity) -> Outcome {
     let (mut nll, mut tokens) = (0.0, 0);
     for batch in windows.chunks(per_request) {
         let request = json!({ "model": target.model(), "windows": batch, "logprobs": false });
-        let answer: Answer = target
+        let answer: ScoreResponse = target
             .registry
             .json_post("lode/v1/score", &request)
             .await
@@ -59,14 +59,14 @@ pub(crate) async fn run(connection: &Connection, args: Perplexity) -> Outcome {
         }
         nll += answer.windows.iter().map(|score| score.nll).sum::<f64>();
         tokens += got;
-        lode_client::Progress::moved(&*meter, got);
+        lode_client::Progress::transferred(&*meter, got);
     }
     meter.end();
     let perplexity = (nll / tokens as f64).exp();
     if args.json {
         return ui::json(&json!({ "perplexity": perplexity, "tokens": tokens }));
     }
-    ui::line(format!("perplexity {perplexity:.4} over {tokens} tokens"))
+    ui::print_line(format!("perplexity {perplexity:.4} over {tokens} tokens"))
 }
 
 /// Splits ids into windows of `size` inputs plus the id after them. Each input predicts the id that follows

@@ -6,15 +6,15 @@ use serde_json::Value;
 use crate::{args::Ps, connect::Connection, error::Outcome, ui};
 
 #[derive(Deserialize, Serialize)]
-struct Answer {
+struct PsResponse {
     models: Vec<Value>,
 }
 
 pub(crate) async fn run(connection: &Connection, args: Ps) -> Outcome {
     let registry = connection.default_registry()?;
-    let (mut answer, mut next): (Answer, _) = registry.json_page("lode/v1/ps").await?;
+    let (mut answer, mut next): (PsResponse, _) = registry.json_page("lode/v1/ps").await?;
     while let Some(path) = next {
-        let (page, after): (Answer, _) = registry.json_page(&path).await?;
+        let (page, after): (PsResponse, _) = registry.json_page(&path).await?;
         answer.models.extend(page.models);
         next = after;
     }
@@ -23,7 +23,7 @@ pub(crate) async fn run(connection: &Connection, args: Ps) -> Outcome {
     }
     let loaded = answer.models;
     if loaded.is_empty() {
-        ui::say("no model is loaded");
+        ui::print_message("no model is loaded");
         return Ok(());
     }
     let rows: Vec<Vec<String>> = loaded
@@ -35,7 +35,7 @@ pub(crate) async fn run(connection: &Connection, args: Ps) -> Outcome {
             vec![
                 text("name"),
                 super::list::short_digest(&text("digest")),
-                number("size").map(ui::size).unwrap_or_default(),
+                number("size").map(ui::format_size).unwrap_or_default(),
                 number("context_length").map(|length| length.to_string()).unwrap_or_default(),
                 until,
             ]

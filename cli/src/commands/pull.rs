@@ -32,7 +32,7 @@ pub(crate) async fn run(connection: &Connection, args: Pull) -> Outcome {
         .await
         .map_err(|error| target.not_found(error))?;
     let manifest = Manifest::parse(Some(&raw.media_type), &raw.bytes)
-        .map_err(|error| Failure::because(format!("the manifest of {target}"), &error))?;
+        .map_err(|error| Failure::with_source(format!("the manifest of {target}"), &error))?;
     if manifest.is_index() {
         let mut failure =
             Failure::new(format!("{target} is an index of {} manifests", manifest.manifests.len()));
@@ -56,18 +56,20 @@ pub(crate) async fn run(connection: &Connection, args: Pull) -> Outcome {
         }));
     }
     let kept = if written.kept > 0 { format!(" ({} existed already)", written.kept) } else { String::new() };
-    ui::say(format!(
+    ui::print_message(format!(
         "pulled {target} to {}: {} files, {}{kept}",
         folder.display(),
         written.files,
-        ui::size(written.bytes)
+        ui::format_size(written.bytes)
     ));
     match assembled.as_slice() {
         [] => {}
         [path] if path.ends_with(".gguf") => {
-            ui::say(format!("{path} was created during the import and replaces the original weights"));
+            ui::print_message(format!(
+                "{path} was created during the import and replaces the original weights"
+            ));
         }
-        _ => ui::say(
+        _ => ui::print_message(
             "the weights were quantised during the import: the safetensors files differ from the original files",
         ),
     }
@@ -83,44 +85,44 @@ fn last_part(target: &Target) -> &str {
 /// The files of a model: those of its file view, or else every named layer and every named member of a plain
 /// tar.
 async fn entries(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
-    let Some(view) = FileView::find(manifest) else { return titled(target, manifest).await };
+    let Some(view) = FileView::find(manifest) else { return named_layer_entries(target, manifest).await };
     let bytes = target.registry.blob_bytes(&target.repository, &view.digest, view.size.min(MAX_VIEW)).await?;
     let about =
-        |error: files_view::FileViewError| Failure::because(format!("the file view of {target}"), &error);
+        |error: files_view::FileViewError| Failure::with_source(format!("the file view of {target}"), &error);
     let view = FileView::parse(&bytes).map_err(about)?;
     view.check_layers(manifest).map_err(about)?;
     // Files that were added to the model after the import are layers with a path.
     let mut files = view.files;
     let known: BTreeSet<String> = files.iter().map(|entry| entry.path.clone()).collect();
-    let is_extra = |layer: &&Descriptor| layer.file_path().is_some_and(is_put_beside);
+    let is_extra = |layer: &&Descriptor| layer.file_path().is_some_and(is_extra_file);
     for layer in manifest.layers.iter().filter(is_extra) {
         let Some(path) = layer.file_path().filter(|path| !known.contains(*path)) else { continue };
         files_view::check_path(path)
-            .map_err(|error| Failure::because(format!("a layer of {target}"), &error))?;
-        files.push(whole(path.to_owned(), layer));
+            .map_err(|error| Failure::with_source(format!("a layer of {target}"), &error))?;
+        files.push(layer_entry(path.to_owned(), layer));
     }
     Ok(files)
 }
 
 /// Whether the path is in a folder for adapters or draft models.
-fn is_put_beside(path: &str) -> bool {
+fn is_extra_file(path: &str) -> bool {
     path.starts_with("adapter/") || path.starts_with("draft/")
 }
 
 /// A file that consists of one layer.
-fn whole(path: String, layer: &Descriptor) -> FileEntry {
+fn layer_entry(path: String, layer: &Descriptor) -> FileEntry {
     let segments = vec![Segment::Blob { digest: layer.digest.clone(), offset: 0, length: layer.size }];
     let digest = Some(layer.digest.clone());
     FileEntry { path, size: layer.size, digest, assembled: false, segments }
 }
 
-async fn titled(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
+async fn named_layer_entries(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
     let mut seen = BTreeSet::new();
     let mut entries = Vec::new();
     for file in artifact::read(target, manifest).await?.files {
         let Some(path) = file_name(target, &file) else { continue };
         files_view::check_path(&path)
-            .map_err(|error| Failure::because(format!("a layer of {target}"), &error))?;
+            .map_err(|error| Failure::with_source(format!("a layer of {target}"), &error))?;
         if !seen.insert(path.clone()) {
             return Err(Failure::new(format!("{target} has two files named `{path}`")));
         }

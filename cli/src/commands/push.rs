@@ -15,7 +15,7 @@ use crate::{
     args::Push,
     connect::Connection,
     error::{Failure, Outcome},
-    files::{self, Found},
+    files::{self, LocalFile},
     send::{self, Blob},
     ui,
 };
@@ -66,25 +66,25 @@ pub(crate) async fn run(connection: &Connection, args: Push) -> Outcome {
             "sent_bytes": sent.sent_bytes, "shared_bytes": sent.shared_bytes,
         }));
     }
-    ui::line(format!("pushed {target} {}", put.digest))?;
-    ui::say(sent.summary());
+    ui::print_line(format!("pushed {target} {}", put.digest))?;
+    ui::print_message(sent.summary());
     Ok(())
 }
 
 /// Lists the files of all paths, named relative to their folder; a single file has its own name.
-fn gather(paths: &[impl AsRef<Path>]) -> Outcome<Vec<Found>> {
-    let mut all: Vec<Found> = Vec::new();
+fn gather(paths: &[impl AsRef<Path>]) -> Outcome<Vec<LocalFile>> {
+    let mut all: Vec<LocalFile> = Vec::new();
     for path in paths {
         let path = path.as_ref();
         let metadata = std::fs::metadata(path)
-            .map_err(|error| Failure::because(format!("cannot read {}", path.display()), &error))?;
+            .map_err(|error| Failure::with_source(format!("cannot read {}", path.display()), &error))?;
         if metadata.is_dir() {
             all.append(&mut files::walk(path)?);
         } else if metadata.is_file() {
             let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| {
                 Failure::new(format!("{} has a name that is not UTF-8", path.display())).hint("rename it")
             })?;
-            all.push(Found { name: name.to_owned(), path: path.to_owned(), size: metadata.len() });
+            all.push(LocalFile { name: name.to_owned(), path: path.to_owned(), size: metadata.len() });
         } else {
             return Err(Failure::new(format!("{} is neither a file nor a folder", path.display())));
         }

@@ -17,7 +17,7 @@ pub(crate) async fn run(connection: &Connection, args: Rm) -> Outcome {
             .manifest_delete(&target.repository, &target.reference)
             .await
             .map_err(|error| target.not_found(error))?;
-        ui::say(format!("removed {target}"));
+        ui::print_message(format!("removed {target}"));
     }
     Ok(())
 }

@@ -56,12 +56,12 @@ pub(crate) async fn run(connection: &Connection, args: Run) -> Outcome {
         }
     };
     match prompt {
-        Some(prompt) => once(&target, &args, prompt).await,
+        Some(prompt) => generate_once(&target, &args, prompt).await,
         None => conversation(&target, &args).await,
     }
 }
 
-async fn once(target: &Target, args: &Run, prompt: String) -> Outcome {
+async fn generate_once(target: &Target, args: &Run, prompt: String) -> Outcome {
     let mut request = request(target, args)?;
     request.insert("prompt".into(), prompt.into());
     if let Some(system) = &args.system {
@@ -75,29 +75,29 @@ async fn once(target: &Target, args: &Run, prompt: String) -> Outcome {
         if !record.response.is_empty() {
             last.clone_from(&record.response);
         }
-        ui::piece(record.response.as_bytes())
+        ui::print_bytes(record.response.as_bytes())
     })
     .await
-    .map_err(|error| about(target, error))?;
+    .map_err(|error| convert_error(target, error))?;
     // The shell's prompt starts on a new line. A file gets the text and one newline, nothing else.
     if !last.ends_with('\n') {
-        ui::piece(b"\n")?;
+        ui::print_bytes(b"\n")?;
     }
     finish(&record, args.verbose);
     Ok(())
 }
 
 async fn conversation(target: &Target, args: &Run) -> Outcome {
-    ui::say(format!("chatting with {target}; /bye or Ctrl-D ends the chat"));
+    ui::print_message(format!("chatting with {target}; /bye or Ctrl-D ends the chat"));
     let mut messages: Vec<Value> = Vec::new();
     if let Some(system) = &args.system {
         messages.push(json!({ "role": "system", "content": system }));
     }
     loop {
-        ui::piece(b">>> ")?;
+        ui::print_bytes(b">>> ")?;
         let mut line = String::new();
         if std::io::stdin().lock().read_line(&mut line)? == 0 {
-            return ui::piece(b"\n");
+            return ui::print_bytes(b"\n");
         }
         let said = line.trim();
         match said {
@@ -110,10 +110,10 @@ async fn conversation(target: &Target, args: &Run) -> Outcome {
         let mut answer = String::new();
         let outcome = stream(&target.registry, "lode/v1/chat", &request, |record| {
             answer.push_str(&record.message.content);
-            ui::piece(record.message.content.as_bytes())
+            ui::print_bytes(record.message.content.as_bytes())
         })
         .await;
-        ui::piece(b"\n\n")?;
+        ui::print_bytes(b"\n\n")?;
         match outcome {
             Ok(record) => {
                 finish(&record, args.verbose);
@@ -121,10 +121,10 @@ async fn conversation(target: &Target, args: &Run) -> Outcome {
             }
             // The chat continues without the failed turn, except if the first turn fails.
             Err(error) if messages.len() > 2 => {
-                ui::say(about(target, error).to_string());
+                ui::print_message(convert_error(target, error).to_string());
                 messages.pop();
             }
-            Err(error) => return Err(about(target, error)),
+            Err(error) => return Err(convert_error(target, error)),
         }
     }
 }
@@ -177,7 +177,7 @@ impl From<Failure> for StreamError {
     }
 }
 
-fn about(target: &Target, error: StreamError) -> Failure {
+fn convert_error(target: &Target, error: StreamError) -> Failure {
     match error {
         StreamError::Client(error) if error.status().is_some_and(|status| status.as_u16() == 503) => {
             Failure::from(error)
@@ -200,7 +200,7 @@ async fn stream(
         registry.json_stream(reqwest::Method::POST, path, request).await.map_err(StreamError::Client)?;
     let mut is_thinking = false;
     let mut on_record = |record: &Record| {
-        thoughts(record, &mut is_thinking);
+        print_reasoning(record, &mut is_thinking);
         on_record(record)
     };
     let mut bytes = response.bytes_stream();
@@ -211,7 +211,7 @@ async fn stream(
         {
             let line: Vec<u8> = buffer.drain(..=at).collect();
             searched = 0;
-            if let Some(last) = take(&line, &mut on_record)? {
+            if let Some(last) = handle_line(&line, &mut on_record)? {
                 return Ok(last);
             }
         }
@@ -219,9 +219,11 @@ async fn stream(
         match bytes.next().await {
             Some(Ok(chunk)) => buffer.extend_from_slice(&chunk),
             Some(Err(error)) => {
-                return Err(
-                    Failure::because("the server's response was interrupted", &error.without_url()).into()
-                );
+                return Err(Failure::with_source(
+                    "the server's response was interrupted",
+                    &error.without_url(),
+                )
+                .into());
             }
             None => break,
         }
@@ -229,31 +231,34 @@ async fn stream(
             return Err(Failure::new("the server's response has an overlong line").into());
         }
     }
-    if let Some(last) = take(&buffer, &mut on_record)? {
+    if let Some(last) = handle_line(&buffer, &mut on_record)? {
         return Ok(last);
     }
     Err(Failure::new("the server's response ended before its last record").into())
 }
 
 /// Prints reasoning to standard error: it is not part of the response.
-fn thoughts(record: &Record, is_thinking: &mut bool) {
+fn print_reasoning(record: &Record, is_thinking: &mut bool) {
     for thought in [&record.thinking, &record.message.thinking] {
-        ui::aside(thought);
+        ui::print_to_terminal(thought);
         *is_thinking |= !thought.is_empty();
     }
     if *is_thinking && !(record.response.is_empty() && record.message.content.is_empty()) {
-        ui::aside("\n\n");
+        ui::print_to_terminal("\n\n");
         *is_thinking = false;
     }
 }
 
 /// Processes one line; returns the record if it is the last.
-fn take(line: &[u8], on_record: &mut impl FnMut(&Record) -> Outcome) -> Result<Option<Record>, Failure> {
+fn handle_line(
+    line: &[u8],
+    on_record: &mut impl FnMut(&Record) -> Outcome,
+) -> Result<Option<Record>, Failure> {
     if line.trim_ascii().is_empty() {
         return Ok(None);
     }
     let record: Record = serde_json::from_slice(line)
-        .map_err(|error| Failure::because("cannot parse the server's response", &error))?;
+        .map_err(|error| Failure::with_source("cannot parse the server's response", &error))?;
     if let Some(error) = record.error {
         return Err(Failure::new(error));
     }
@@ -263,7 +268,7 @@ fn take(line: &[u8], on_record: &mut impl FnMut(&Record) -> Outcome) -> Result<O
 
 fn finish(record: &Record, verbose: bool) {
     if record.done_reason.as_deref() == Some("length") {
-        ui::say("(truncated: the token limit or the context limit was reached)");
+        ui::print_message("(truncated: the token limit or the context limit was reached)");
     }
     if !verbose {
         return;
@@ -273,7 +278,7 @@ fn finish(record: &Record, verbose: bool) {
         let duration = seconds(duration);
         if duration > 0.0 { count.unwrap_or_default() as f64 / duration } else { 0.0 }
     };
-    ui::say(format!(
+    ui::print_message(format!(
         "prompt {} tokens, {:.1}/s; generated {} tokens, {:.1}/s; load {:.2} s; total {:.2} s",
         record.prompt_eval_count.unwrap_or_default(),
         rate(record.prompt_eval_count, record.prompt_eval_duration),

@@ -8,11 +8,10 @@ use crate::{
 
 pub(crate) fn run(args: Runner) -> Outcome {
     match args.socket {
-        Some(socket) => {
-            lode_worker::runner::main(socket).map_err(|error| Failure::because("the runner failed", &error))
-        }
+        Some(socket) => lode_worker::runner::main(socket)
+            .map_err(|error| Failure::with_source("the runner failed", &error)),
         // Without a socket, the arguments include `--text`.
         None => lode_worker::runner::text_main()
-            .map_err(|error| Failure::because("the text helper failed", &error)),
+            .map_err(|error| Failure::with_source("the text helper failed", &error)),
     }
 }

@@ -12,7 +12,7 @@ use tokio::{net::TcpListener, sync::watch};
 use super::demo;
 use crate::{
     args::Serve,
-    error::{COULD_NOT, Failure, Outcome},
+    error::{CANNOT_RUN, Failure, Outcome},
     logging,
     settings::{self, ServeSettings},
     ui,
@@ -21,10 +21,10 @@ use crate::{
 pub(crate) async fn run(args: Serve) -> Outcome {
     let ServeSettings { registry: mut config, mut worker, no_worker, demo } =
         match settings::serve(&args, &settings::process_env)? {
-            settings if args.print_config => return ui::piece(settings::print(&settings)?.as_bytes()),
+            settings if args.print_config => return ui::print_bytes(settings::print(&settings)?.as_bytes()),
             settings => settings,
         };
-    worker.runner_env = logging::inheritance(args.log_format);
+    worker.runner_env = logging::inherited_env(args.log_format);
     refuse_unsafe(&config)?;
     let tls = tls(&config)?;
     // Register first, so that a signal during the start stops it.
@@ -52,26 +52,27 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     let opened = tokio::select! {
         opened = lode_registry::open(config) => opened,
         // The start may wait for the database for a configured time.
-        () = told(stop.clone()) => return Ok(()),
+        () = wait_for_stop(stop.clone()) => return Ok(()),
     };
     let registry = opened.map_err(|error| cannot_open(&error, &data))?;
     let (stop_server, server_stopped) = watch::channel(false);
     let listeners = lode_registry::Listeners { public, tls, internal };
     // Boxed, so that the types of this function's callers do not contain the whole server.
     let serving: BoxFuture<'static, _> =
-        Box::pin(lode_registry::serve(registry, listeners, told(server_stopped)));
+        Box::pin(lode_registry::serve(registry, listeners, wait_for_stop(server_stopped)));
     let mut serving = tokio::spawn(serving);
-    ui::line(format!("listening on {scheme}://{address}"))?;
+    ui::print_line(format!("listening on {scheme}://{address}"))?;
 
     let mut worker = match worker {
         Some(config) => start_worker(config?, stop.clone()).await,
         None => None,
     };
-    let demo = demo.then(|| tokio::spawn(demo::install(base, shown, worker.is_some(), told(stop.clone()))));
+    let demo =
+        demo.then(|| tokio::spawn(demo::install(base, shown, worker.is_some(), wait_for_stop(stop.clone()))));
 
     let ended = tokio::select! {
         ended = &mut serving => Some(ended),
-        () = told(stop) => None,
+        () = wait_for_stop(stop) => None,
     };
     if let Some(demo) = demo {
         demo.abort();
@@ -92,8 +93,8 @@ pub(crate) async fn run(args: Serve) -> Outcome {
         worker.stop().await;
     }
     ended
-        .map_err(|error| Failure::because("the server failed", &error))?
-        .map_err(|error| Failure::because("the server failed", &error))
+        .map_err(|error| Failure::with_source("the server failed", &error))?
+        .map_err(|error| Failure::with_source("the server failed", &error))
 }
 
 /// Loads the certificate, if the settings name one.
@@ -102,20 +103,22 @@ fn tls(config: &lode_registry::Config) -> Outcome<Option<lode_registry::Tls>> {
         (None, None) => Ok(None),
         (Some(cert), Some(key)) => {
             let loaded = lode_registry::Tls::load(cert, key);
-            loaded.map(Some).map_err(|error| Failure::because("cannot serve https", &error).code(COULD_NOT))
+            loaded
+                .map(Some)
+                .map_err(|error| Failure::with_source("cannot serve https", &error).code(CANNOT_RUN))
         }
         (cert, _) => {
             let (given, missing) = match cert {
                 Some(_) => ("--tls-cert", "--tls-key"),
                 None => ("--tls-key", "--tls-cert"),
             };
-            Err(Failure::new(format!("{given} is set without {missing}")).code(COULD_NOT))
+            Err(Failure::new(format!("{given} is set without {missing}")).code(CANNOT_RUN))
         }
     }
 }
 
 fn local_addr(listener: &TcpListener) -> Outcome<SocketAddr> {
-    listener.local_addr().map_err(|error| Failure::because("cannot listen", &error))
+    listener.local_addr().map_err(|error| Failure::with_source("cannot listen", &error))
 }
 
 /// Refuses to listen on other addresses than loopback without `allow_anonymous`: everyone could read, write
@@ -143,12 +146,12 @@ async fn bind(address: SocketAddr) -> Outcome<TcpListener> {
             Failure::new(format!("{} is not an address of this machine", address.ip()))
                 .hint("use `--listen 127.0.0.1:5000`, or 0.0.0.0 for all addresses")
         }
-        _ => Failure::because(format!("cannot listen on {address}"), &error),
+        _ => Failure::with_source(format!("cannot listen on {address}"), &error),
     })
 }
 
 fn cannot_open(error: &lode_registry::Error, data: &std::path::Path) -> Failure {
-    let failure = Failure::because("cannot start", error);
+    let failure = Failure::with_source("cannot start", error);
     match error {
         lode_registry::Error::FolderInUse { .. } => {
             failure.hint("stop the other server, or name another folder with --data")
@@ -192,7 +195,9 @@ fn local_worker(
     };
     let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
     Ok(lode_worker::Config {
-        registry: base.parse().map_err(|error| Failure::because(format!("`{base}` is not a URL"), &error))?,
+        registry: base
+            .parse()
+            .map_err(|error| Failure::with_source(format!("`{base}` is not a URL"), &error))?,
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         advertise: None,
         token: config.worker_token.clone(),
@@ -211,7 +216,7 @@ async fn start_worker(
 ) -> Option<lode_worker::Worker> {
     let started = tokio::select! {
         started = lode_worker::start(config) => started,
-        () = told(stop) => return None,
+        () = wait_for_stop(stop) => return None,
     };
     match started {
         Ok(worker) => Some(worker),
@@ -227,12 +232,12 @@ async fn start_worker(
 
 /// Some programs, such as timeout(1), signal the process and then its group. Signals within this time count
 /// as one.
-const SAME_WISH: Duration = Duration::from_millis(300);
+const SIGNAL_COALESCE_TIME: Duration = Duration::from_millis(300);
 
 /// Becomes true at the first SIGINT or SIGTERM. A second one ends the process at once.
 pub(crate) fn stop_signal() -> Outcome<watch::Receiver<bool>> {
     use tokio::signal::unix::{SignalKind, signal};
-    let failed = |error: std::io::Error| Failure::because("cannot listen for signals", &error);
+    let failed = |error: std::io::Error| Failure::with_source("cannot listen for signals", &error);
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let (sender, receiver) = watch::channel(false);
@@ -248,7 +253,7 @@ pub(crate) fn stop_signal() -> Outcome<watch::Receiver<bool>> {
                     asked = Some(Instant::now());
                     let _nobody_waits = sender.send(true);
                 }
-                Some(first) if first.elapsed() < SAME_WISH => {}
+                Some(first) if first.elapsed() < SIGNAL_COALESCE_TIME => {}
                 Some(_) => {
                     tracing::warn!(
                         "received a second stop signal; exiting without waiting for requests in progress"
@@ -262,7 +267,7 @@ pub(crate) fn stop_signal() -> Outcome<watch::Receiver<bool>> {
 }
 
 /// Waits for the stop signal.
-pub(crate) async fn told(mut stop: watch::Receiver<bool>) {
+pub(crate) async fn wait_for_stop(mut stop: watch::Receiver<bool>) {
     // The sender lives as long as the process.
     let _closed = stop.wait_for(|stop| *stop).await;
 }
@@ -272,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_loopback_is_open_without_being_told() {
+    fn only_loopback_is_open_by_default() {
         let check = |listen: &str, allow_anonymous: bool| {
             let config = lode_registry::Config {
                 listen: listen.parse().unwrap(),

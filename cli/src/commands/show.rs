@@ -25,7 +25,7 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
     if args.json {
         return ui::json(&answer);
     }
-    ui::line(target.to_string())?;
+    ui::print_line(target.to_string())?;
     for key in [
         "digest",
         "media_type",
@@ -42,11 +42,11 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
         let Some(value) = answer.get(key) else { continue };
         let shown = match (key, value) {
             (_, Value::Null) => continue,
-            ("size_bytes", Value::Number(number)) => number.as_u64().map(ui::size).unwrap_or_default(),
+            ("size_bytes", Value::Number(number)) => number.as_u64().map(ui::format_size).unwrap_or_default(),
             ("parameters", Value::Number(number)) => {
-                format!("{number} ({})", number.as_u64().map(ui::amount).unwrap_or_default())
+                format!("{number} ({})", number.as_u64().map(ui::format_count).unwrap_or_default())
             }
-            (_, Value::String(text)) => ui::shown(text).into_owned(),
+            (_, Value::String(text)) => ui::escape_control(text).into_owned(),
             (_, Value::Array(items)) => items.len().to_string(),
             (_, other) => other.to_string(),
         };
@@ -57,13 +57,13 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
             "artifact_type" => "artifact type",
             key => key,
         };
-        ui::line(format!("  {label:<14}{shown}"))?;
+        ui::print_line(format!("  {label:<14}{shown}"))?;
     }
     if let Some(Value::Object(config)) = answer.get("config") {
-        ui::line("  config")?;
+        ui::print_line("  config")?;
         for (key, value) in config {
             let shown = match value {
-                Value::String(text) => ui::shown(text).into_owned(),
+                Value::String(text) => ui::escape_control(text).into_owned(),
                 other => other.to_string(),
             };
             let shown: String = if shown.chars().count() > 80 {
@@ -71,11 +71,11 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
             } else {
                 shown
             };
-            ui::line(format!("    {key:<28}{shown}"))?;
+            ui::print_line(format!("    {key:<28}{shown}"))?;
         }
     }
     if let Some(Value::Array(layers)) = answer.get("layers") {
-        ui::line(format!("  {:<14}{}", "layers", layers.len()))?;
+        ui::print_line(format!("  {:<14}{}", "layers", layers.len()))?;
     }
     // Older servers do not have this endpoint.
     match target.registry.json_get::<Value>(&target.api_path("lineage")).await {
@@ -96,12 +96,12 @@ fn show_lineage(lineage: &Value) -> Outcome {
         let here = if here.is_empty() { here } else { format!(" (here: {here})") };
         let (relation, source) = (text(&ancestor, "relation"), text(&ancestor, "source"));
         let label = relation_label(&relation);
-        ui::line(format!("  {label:<14}{}{here}, according to {source}", name.unwrap_or_default()))?;
+        ui::print_line(format!("  {label:<14}{}{here}, according to {source}", name.unwrap_or_default()))?;
     }
     for relative in list("relatives").iter().take(SHOWN_RELATIVES) {
         let name = format!("{}:{}", text(relative, "repository"), text(relative, "tag"));
         let shared = relative.get("bytes_shared").and_then(Value::as_u64).unwrap_or_default();
-        ui::line(format!("  {:<14}{} with {name}", "shares", ui::size(shared)))?;
+        ui::print_line(format!("  {:<14}{} with {name}", "shares", ui::format_size(shared)))?;
     }
     Ok(())
 }
@@ -139,9 +139,9 @@ async fn print_part(target: &Target, part: &str) -> Outcome {
         .await
         .map_err(|error| target.not_found(error))?;
     let text = answer.get(part).and_then(Value::as_str).unwrap_or_default();
-    ui::piece(text.as_bytes())?;
+    ui::print_bytes(text.as_bytes())?;
     if !text.is_empty() && !text.ends_with('\n') {
-        ui::piece(b"\n")?;
+        ui::print_bytes(b"\n")?;
     }
     Ok(())
 }

@@ -12,6 +12,6 @@ pub(crate) async fn run(connection: &Connection, args: Stop) -> Outcome {
         .json_post("lode/v1/generate", &request)
         .await
         .map_err(|error| target.not_found(error))?;
-    ui::say(format!("stopped {target}"));
+    ui::print_message(format!("stopped {target}"));
     Ok(())
 }

@@ -67,7 +67,7 @@ pub(crate) async fn list(connection: &Connection, args: TensorLs) -> Outcome {
                 tensor.name.clone(),
                 dtype,
                 format!("[{}]", shape.join(", ")),
-                ui::size(tensor.size_bytes),
+                ui::format_size(tensor.size_bytes),
                 super::list::short_digest(&tensor.digest.to_string()),
             ]
         })
@@ -97,7 +97,7 @@ pub(crate) async fn export(connection: &Connection, args: TensorExport) -> Outco
     write(&target, &args.to, &header, &out.pieces, &meter).await?;
     meter.end();
     let what = if chosen.len() == 1 { "1 tensor".to_owned() } else { format!("{} tensors", chosen.len()) };
-    ui::say(format!("wrote {what}, {} to {}", ui::size(total), args.to.display()));
+    ui::print_message(format!("wrote {what}, {} to {}", ui::format_size(total), args.to.display()));
     Ok(())
 }
 
@@ -243,7 +243,7 @@ async fn fetch(target: &Target, piece: Piece) -> Outcome<Bytes> {
                 let slices: Vec<&[u8]> = read.iter().map(|bytes| &bytes[..]).collect();
                 let values = tensor
                     .decode_f32(&slices)
-                    .map_err(|error| Failure::because(format!("tensor `{}`", tensor.name), &error))?;
+                    .map_err(|error| Failure::with_source(format!("tensor `{}`", tensor.name), &error))?;
                 Ok(Bytes::from_iter(values.into_iter().flat_map(f32::to_le_bytes)))
             };
             files::blocking(decode).await
@@ -254,11 +254,12 @@ async fn fetch(target: &Target, piece: Piece) -> Outcome<Bytes> {
 /// Writes a temporary file, syncs and renames it, so that the file is complete or absent.
 async fn write(target: &Target, path: &Path, header: &[u8], pieces: &[Piece], meter: &ui::Meter) -> Outcome {
     let part: PathBuf = files::part_path(path);
-    let failed = |error: std::io::Error| Failure::because(format!("cannot write {}", part.display()), &error);
+    let failed =
+        |error: std::io::Error| Failure::with_source(format!("cannot write {}", part.display()), &error);
     files::create_folder_of(path)?;
     let mut file = File::create(&part).map_err(failed)?;
     file.write_all(header).map_err(failed)?;
-    lode_client::Progress::moved(meter, header.len() as u64);
+    lode_client::Progress::transferred(meter, header.len() as u64);
     let mut arriving = futures::stream::iter(pieces.iter().cloned())
         .map(|piece| fetch(target, piece))
         .buffered(PIECES_AHEAD);
@@ -266,7 +267,7 @@ async fn write(target: &Target, path: &Path, header: &[u8], pieces: &[Piece], me
         while let Some(bytes) = arriving.try_next().await? {
             let length = bytes.len() as u64;
             file = files::blocking(move || file.write_all(&bytes).map(|()| file)).await.map_err(failed)?;
-            lode_client::Progress::moved(meter, length);
+            lode_client::Progress::transferred(meter, length);
         }
         files::blocking(move || file.sync_all()).await.map_err(failed)?;
         files::rename(&part, path)

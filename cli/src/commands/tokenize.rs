@@ -24,25 +24,25 @@ pub(crate) async fn run(connection: &Connection, args: Tokenize) -> Outcome {
     let tokenizer = load_tokenizer(&target).await?;
     let mut input = Vec::new();
     std::io::stdin().lock().take(MAX_INPUT).read_to_end(&mut input)?;
-    let text =
-        String::from_utf8(input).map_err(|error| Failure::because("standard input is not UTF-8", &error))?;
+    let text = String::from_utf8(input)
+        .map_err(|error| Failure::with_source("standard input is not UTF-8", &error))?;
     if args.decode {
         let ids = parse_ids(&text)?;
         let ids: Vec<u32> =
             ids.into_iter().filter(|id| !(args.no_special && tokenizer.is_special(*id))).collect();
         let bytes =
-            tokenizer.decode(&ids).map_err(|error| Failure::because("cannot decode the ids", &error))?;
+            tokenizer.decode(&ids).map_err(|error| Failure::with_source("cannot decode the ids", &error))?;
         if args.json {
             return ui::json(&json!({ "text": String::from_utf8_lossy(&bytes) }));
         }
-        return ui::piece(&bytes);
+        return ui::print_bytes(&bytes);
     }
     let ids = if text.is_empty() {
         Vec::new()
     } else {
         tokenizer
             .encode(&text, !args.no_special)
-            .map_err(|error| Failure::because("cannot tokenize the text", &error))?
+            .map_err(|error| Failure::with_source("cannot tokenize the text", &error))?
     };
     if args.json {
         return ui::json(&json!({ "ids": ids }));
@@ -52,7 +52,7 @@ pub(crate) async fn run(connection: &Connection, args: Tokenize) -> Outcome {
         lines.push_str(&id.to_string());
         lines.push('\n');
     }
-    ui::piece(lines.as_bytes())
+    ui::print_bytes(lines.as_bytes())
 }
 
 /// Loads the model's tokenizer, from the metadata of a GGUF or from tokenizer.json.
@@ -63,9 +63,9 @@ pub(crate) async fn load_tokenizer(target: &Target) -> Outcome<Tokenizer> {
         .await
         .map_err(|error| target.not_found(error))?;
     let manifest = Manifest::parse(Some(&raw.media_type), &raw.bytes)
-        .map_err(|error| Failure::because(format!("the manifest of {target}"), &error))?;
+        .map_err(|error| Failure::with_source(format!("the manifest of {target}"), &error))?;
     let artifact = artifact::read(target, &manifest).await?;
-    let about = |error: TokenizerError| Failure::because(format!("the tokenizer of {target}"), &error);
+    let about = |error: TokenizerError| Failure::with_source(format!("the tokenizer of {target}"), &error);
     if artifact.format() == Some("gguf") {
         for at in artifact.weights() {
             // Only the first file of a split GGUF has the vocabulary.

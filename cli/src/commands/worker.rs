@@ -2,25 +2,25 @@
 
 use crate::{
     args::Worker,
-    commands::serve::{stop_signal, told},
+    commands::serve::{stop_signal, wait_for_stop},
     error::{Failure, Outcome},
     logging, settings, ui,
 };
 
 pub(crate) async fn run(args: Worker) -> Outcome {
     let mut config = settings::worker(&args, &settings::process_env)?;
-    config.runner_env = logging::inheritance(args.log_format);
+    config.runner_env = logging::inherited_env(args.log_format);
     let registry = config.registry.clone();
     let stop = stop_signal()?;
     let worker = tokio::select! {
         started = lode_worker::start(config) => started.map_err(|error| {
-            Failure::because("the worker cannot start", &error)
+            Failure::with_source("the worker cannot start", &error)
                 .hint(format!("is {registry} the registry, and does it have the same worker token?"))
         })?,
-        () = told(stop.clone()) => return Ok(()),
+        () = wait_for_stop(stop.clone()) => return Ok(()),
     };
-    ui::line(format!("listening on http://{}", worker.addr()))?;
-    told(stop).await;
+    ui::print_line(format!("listening on http://{}", worker.addr()))?;
+    wait_for_stop(stop).await;
     worker.stop().await;
     Ok(())
 }

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use http::StatusCode;
 use lode_client::{
-    Client, ClientOptions, Content, Credentials, Error, Login, NoProgress, Offer, Progress, Pushed,
+    Client, ClientOptions, Content, Credentials, Error, Login, NoProgress, Offer, Progress, PushOutcome,
     RetryPolicy,
 };
 use lode_model::{
@@ -26,7 +26,7 @@ use lode_model::{
     reference::{Reference, Repository},
 };
 
-use server::{Auth, Faults, Serving, serve};
+use server::{Auth, Faults, TestServer, serve};
 
 fn repository() -> Repository {
     "team/x".parse().unwrap()
@@ -48,23 +48,27 @@ fn noise(length: usize) -> Bytes {
 
 /// Counts the reported progress.
 #[derive(Default)]
-struct Counted(AtomicU64);
+struct CountingProgress(AtomicU64);
 
-impl Progress for Counted {
-    fn moved(&self, bytes: u64) {
+impl Progress for CountingProgress {
+    fn transferred(&self, bytes: u64) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    fn undone(&self, bytes: u64) {
+    fn retracted(&self, bytes: u64) {
         self.0.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
 /// Pulls a blob; returns the result, the written file and the counted bytes.
-async fn pull(serving: &Serving, digest: &Digest, size: usize) -> (Result<(), Error>, Option<Vec<u8>>, u64) {
+async fn pull(
+    serving: &TestServer,
+    digest: &Digest,
+    size: usize,
+) -> (Result<(), Error>, Option<Vec<u8>>, u64) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("blob");
-    let counted = Arc::new(Counted::default());
+    let counted = Arc::new(CountingProgress::default());
     let outcome = serving
         .registry()
         .blob_pull_to_file(&repository(), digest, size as u64, &path, counted.clone())
@@ -113,7 +117,7 @@ async fn blobs_arrive_whole_whatever_happens_on_the_way() {
 #[tokio::test]
 async fn wrong_bytes_never_get_a_name() {
     for size in [1000, 300_000] {
-        let serving = serve(Faults { spoil: true, ..Faults::default() }).await;
+        let serving = serve(Faults { corrupt: true, ..Faults::default() }).await;
         let digest = serving.put(&noise(size));
         let (outcome, written, _) = pull(&serving, &digest, size).await;
         assert!(matches!(outcome, Err(Error::DigestMismatch { .. })), "{outcome:?}");
@@ -127,7 +131,7 @@ async fn wrong_bytes_never_get_a_name() {
 }
 
 #[tokio::test]
-async fn sizes_and_absence_are_told() {
+async fn wrong_sizes_and_absent_blobs_are_errors() {
     let serving = serve(Faults::default()).await;
     let digest = serving.put(&noise(200_000));
     for wrong in [199_999, 200_001, 10] {
@@ -146,7 +150,7 @@ async fn sizes_and_absence_are_told() {
 }
 
 #[tokio::test]
-async fn a_download_goes_on_after_a_crash() {
+async fn a_download_resumes_after_a_crash() {
     let serving = serve(Faults::default()).await;
     let size = 640 << 10;
     let bytes = noise(size);
@@ -171,7 +175,7 @@ async fn a_download_goes_on_after_a_crash() {
     std::fs::write(folder.path().join("blob.part.state"), &state).unwrap();
     pull().await.unwrap();
     assert!(std::fs::read(&path).unwrap() == bytes);
-    assert_eq!(serving.asked("GET", "/blobs/"), 1, "fetched more than the missing range");
+    assert_eq!(serving.count_requests("GET", "/blobs/"), 1, "fetched more than the missing range");
 
     // A damaged part file is detected and fetched again.
     std::fs::write(folder.path().join("blob.part"), vec![0; size]).unwrap();
@@ -193,7 +197,7 @@ async fn a_download_goes_on_after_a_crash() {
 }
 
 #[tokio::test]
-async fn a_server_that_stays_broken_is_given_up() {
+async fn retries_end_if_a_server_stays_broken() {
     let serving = serve(Faults { refuse_reads: 1000, ..Faults::default() }).await;
     let digest = serving.put(&noise(100));
     let (outcome, _, counted) = pull(&serving, &digest, 100).await;
@@ -224,10 +228,10 @@ async fn pushes_arrive_whole_whatever_happens_on_the_way() {
             let serving = serve(faults.clone()).await;
             let bytes = noise(size);
             let digest = Digest::of(Algorithm::Sha256, &bytes);
-            let counted = Arc::new(Counted::default());
+            let counted = Arc::new(CountingProgress::default());
             let content: Arc<dyn Content> = Arc::new(bytes.clone());
             let pushed = serving.registry().blob_push(&repository(), &digest, content, counted.clone()).await;
-            assert_eq!(pushed.unwrap_or_else(|error| panic!("{what}, {size}: {error}")), Pushed::Sent);
+            assert_eq!(pushed.unwrap_or_else(|error| panic!("{what}, {size}: {error}")), PushOutcome::Sent);
             assert!(serving.has(&digest) == Some(bytes), "{what}, {size}");
             assert_eq!(counted.0.load(Ordering::Relaxed), size as u64, "{what}, {size}: wrong progress");
         }
@@ -235,14 +239,14 @@ async fn pushes_arrive_whole_whatever_happens_on_the_way() {
 }
 
 /// Waits until the server has received this many bytes.
-async fn arrived(serving: &Serving, bytes: usize) {
+async fn arrived(serving: &TestServer, bytes: usize) {
     while serving.toy.bytes_received.load(Ordering::Relaxed) < bytes {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
 #[tokio::test]
-async fn bytes_go_ahead_of_their_digest() {
+async fn content_is_sent_before_its_digest_is_known() {
     let size = 1_000_000;
     let cases = [
         ("nothing", size, Faults::default()),
@@ -255,7 +259,7 @@ async fn bytes_go_ahead_of_their_digest() {
         let serving = serve(faults).await;
         let bytes = noise(size);
         let digest = Digest::of(Algorithm::Sha256, &bytes);
-        let counted = Arc::new(Counted::default());
+        let counted = Arc::new(CountingProgress::default());
         // The digest waits for the upload: it would wait for ever if the upload waited for the digest.
         let named = async {
             arrived(&serving, before).await;
@@ -263,7 +267,7 @@ async fn bytes_go_ahead_of_their_digest() {
         };
         let pushed = serving
             .registry()
-            .blob_push_ahead(&repository(), Arc::new(bytes.clone()), counted.clone(), named)
+            .push_unhashed(&repository(), Arc::new(bytes.clone()), counted.clone(), named)
             .await;
         assert_eq!(pushed.unwrap_or_else(|error| panic!("{what}: {error}")), digest);
         assert!(serving.has(&digest) == Some(bytes), "{what}");
@@ -272,7 +276,7 @@ async fn bytes_go_ahead_of_their_digest() {
 }
 
 #[tokio::test]
-async fn what_gets_no_digest_leaves_no_session() {
+async fn a_failed_digest_cancels_the_session() {
     let serving = serve(Faults::default()).await;
     let named = async {
         arrived(&serving, 1).await;
@@ -280,7 +284,7 @@ async fn what_gets_no_digest_leaves_no_session() {
     };
     let pushed = serving
         .registry()
-        .blob_push_ahead(&repository(), Arc::new(noise(1_000_000)), Arc::new(NoProgress), named)
+        .push_unhashed(&repository(), Arc::new(noise(1_000_000)), Arc::new(NoProgress), named)
         .await;
     assert!(matches!(pushed, Err(Error::Stalled { .. })), "{pushed:?}");
     assert!(serving.toy.uploads.lock().unwrap().is_empty());
@@ -288,10 +292,10 @@ async fn what_gets_no_digest_leaves_no_session() {
 }
 
 #[tokio::test]
-async fn only_what_cannot_be_there_may_go_ahead() {
+async fn only_absent_sizes_may_be_sent_unhashed() {
     for (size_known, expect) in [(None, true), (Some(true), true), (Some(false), false)] {
         let serving = serve(Faults { size_known, ..Faults::default() }).await;
-        assert_eq!(serving.registry().blob_may_be_there(&repository(), 5).await, expect, "{size_known:?}");
+        assert_eq!(serving.registry().may_have_blob(&repository(), 5).await, expect, "{size_known:?}");
     }
 }
 
@@ -310,7 +314,7 @@ async fn a_cut_push_sends_only_what_is_missing() {
 }
 
 #[tokio::test]
-async fn what_the_registry_has_is_not_sent() {
+async fn present_blobs_are_not_sent() {
     let serving = serve(Faults::default()).await;
     let bytes = noise(2 << 20);
     let digest = Digest::of(Algorithm::Sha256, &bytes);
@@ -319,23 +323,23 @@ async fn what_the_registry_has_is_not_sent() {
     let push = async || {
         registry.blob_push(&repository(), &digest, Arc::new(bytes.clone()), Arc::new(NoProgress)).await
     };
-    assert_eq!(push().await.unwrap(), Pushed::Present);
+    assert_eq!(push().await.unwrap(), PushOutcome::Present);
     assert!(serving.has(&digest).is_some());
     // Without mounts, a HEAD request finds the blob, and the opened session is cancelled.
     serving.set(|faults| faults.no_mounts = true);
-    assert_eq!(push().await.unwrap(), Pushed::Present);
+    assert_eq!(push().await.unwrap(), PushOutcome::Present);
     assert!(serving.toy.uploads.lock().unwrap().is_empty());
-    assert_eq!(serving.asked("PUT", ""), 0);
+    assert_eq!(serving.count_requests("PUT", ""), 0);
     let absent = Digest::of(Algorithm::Sha256, b"absent");
     assert!(!registry.blob_mount(&repository(), &absent, None).await.unwrap());
     assert!(serving.toy.uploads.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn what_went_ahead_is_remembered_once_it_has_a_name() {
+async fn an_unhashed_push_is_remembered_with_its_digest() {
     /// Content that is readable only while its session is remembered.
-    struct Noted(Bytes, std::path::PathBuf);
-    impl Content for Noted {
+    struct GatedContent(Bytes, std::path::PathBuf);
+    impl Content for GatedContent {
         fn size(&self) -> u64 {
             self.0.len() as u64
         }
@@ -349,29 +353,31 @@ async fn what_went_ahead_is_remembered_once_it_has_a_name() {
     let folder = tempfile::tempdir().unwrap();
     let notes = folder.path().join("uploads");
     let serving = serve(Faults::default()).await;
-    let options = ClientOptions { upload_memory: Some(notes.clone()), ..ClientOptions::default() };
+    let options = ClientOptions { upload_sessions_folder: Some(notes.clone()), ..ClientOptions::default() };
     let bytes = noise(17 << 20);
     let digest = Digest::of(Algorithm::Sha256, &bytes);
-    let content = Arc::new(Noted(bytes.clone(), notes.clone()));
+    let content = Arc::new(GatedContent(bytes.clone(), notes.clone()));
     let named = async { Ok::<_, Error>(digest.clone()) };
     let registry = serving.registry_with(options);
-    registry.blob_push_ahead(&repository(), content, Arc::new(NoProgress), named).await.unwrap();
+    registry.push_unhashed(&repository(), content, Arc::new(NoProgress), named).await.unwrap();
     assert!(serving.has(&digest) == Some(bytes));
     assert_eq!(std::fs::read_dir(notes).unwrap().count(), 0, "the session is still remembered");
 }
 
 #[tokio::test]
-async fn a_repeated_push_goes_on_in_the_session_of_the_first() {
+async fn a_repeated_push_resumes_the_first_session() {
     let folder = tempfile::tempdir().unwrap();
     let serving = serve(Faults { size_known: Some(false), ..Faults::default() }).await;
-    let options =
-        ClientOptions { upload_memory: Some(folder.path().join("uploads")), ..ClientOptions::default() };
+    let options = ClientOptions {
+        upload_sessions_folder: Some(folder.path().join("uploads")),
+        ..ClientOptions::default()
+    };
     let bytes = noise(17 << 20);
     let digest = Digest::of(Algorithm::Sha256, &bytes);
 
     // The first attempt fails part-way: its content becomes unreadable.
-    struct Dying(Bytes);
-    impl Content for Dying {
+    struct FailingContent(Bytes);
+    impl Content for FailingContent {
         fn size(&self) -> u64 {
             self.0.len() as u64
         }
@@ -384,16 +390,16 @@ async fn a_repeated_push_goes_on_in_the_session_of_the_first() {
     }
     let first = serving
         .registry_with(options.clone())
-        .blob_push(&repository(), &digest, Arc::new(Dying(bytes.clone())), Arc::new(NoProgress))
+        .blob_push(&repository(), &digest, Arc::new(FailingContent(bytes.clone())), Arc::new(NoProgress))
         .await;
     assert!(matches!(first, Err(Error::Content { .. })), "{first:?}");
     let before = serving.toy.bytes_received.load(Ordering::Relaxed);
     assert!(before > 8 << 20);
 
     let registry = serving.registry_with(options);
-    assert!(registry.blob_may_be_there(&repository(), 17 << 20).await, "part of it is there");
-    assert!(!registry.blob_may_be_there(&repository(), 17 << 19).await);
-    let Offer::Wanted(upload) = registry.blob_offer(&repository(), &digest, 17 << 20, None).await.unwrap()
+    assert!(registry.may_have_blob(&repository(), 17 << 20).await, "part of it is there");
+    assert!(!registry.may_have_blob(&repository(), 17 << 19).await);
+    let Offer::Needed(upload) = registry.blob_offer(&repository(), &digest, 17 << 20, None).await.unwrap()
     else {
         panic!("the blob is already present");
     };
@@ -434,20 +440,20 @@ async fn manifests_are_verified() {
     let digest = Digest::of(Algorithm::Sha256, &bytes);
     assert_eq!((put.digest, put.subject), (digest.clone(), None));
     for reference in [tag, Reference::Digest(digest.clone())] {
-        serving.set(|faults| faults.spoil = false);
+        serving.set(|faults| faults.corrupt = false);
         let got = registry.manifest_get(&repository(), &reference).await.unwrap();
         assert_eq!(
             (got.bytes.clone(), got.media_type.as_str(), &got.digest),
             (bytes.clone(), "application/x+json", &digest)
         );
-        serving.set(|faults| faults.spoil = true);
+        serving.set(|faults| faults.corrupt = true);
         let spoilt = registry.manifest_get(&repository(), &reference).await;
         assert!(matches!(spoilt, Err(Error::DigestMismatch { .. })), "{spoilt:?}");
     }
 }
 
 #[tokio::test]
-async fn authorization_stays_at_home() {
+async fn authorization_is_not_sent_to_redirect_targets() {
     let basic = "Basic YW5uOnNlY3JldA==";
     let storage = serve(Faults::default()).await;
     let serving = serve(Faults {
@@ -471,9 +477,9 @@ async fn authorization_stays_at_home() {
     let path = folder.path().join("blob");
     registry.blob_pull_to_file(&repository(), &digest, 300_000, &path, Arc::new(NoProgress)).await.unwrap();
     assert!(std::fs::read(&path).unwrap() == bytes);
-    assert!(serving.asked("GET", basic) > 0);
-    assert!(storage.asked("GET", "/storage/") > 0);
-    assert_eq!(storage.asked("GET", "Basic"), 0, "the login was sent to the storage");
+    assert!(serving.count_requests("GET", basic) > 0);
+    assert!(storage.count_requests("GET", "/storage/") > 0);
+    assert_eq!(storage.count_requests("GET", "Basic"), 0, "the login was sent to the storage");
 }
 
 #[tokio::test]
@@ -496,9 +502,12 @@ async fn tokens_are_fetched_once_and_used() {
         let read = registry.blob_bytes(&repository(), &digest, 300_000).await.unwrap();
         assert!(read == bytes);
     }
-    assert_eq!(serving.asked("GET", "/token?service=toy&scope=repository%3Ateam%2Fx%3Apull&account=ann"), 1);
+    assert_eq!(
+        serving.count_requests("GET", "/token?service=toy&scope=repository%3Ateam%2Fx%3Apull&account=ann"),
+        1
+    );
     let content = noise(50);
     let pushed = Digest::of(Algorithm::Sha256, &content);
     registry.blob_push(&repository(), &pushed, Arc::new(content), Arc::new(NoProgress)).await.unwrap();
-    assert_eq!(serving.asked("GET", "scope=repository%3Ateam%2Fx%3Apull%2Cpush"), 1);
+    assert_eq!(serving.count_requests("GET", "scope=repository%3Ateam%2Fx%3Apull%2Cpush"), 1);
 }

@@ -22,7 +22,7 @@ use lode_client::{Client, ClientOptions, Registry, RetryPolicy};
 use lode_model::digest::{Algorithm, Digest};
 
 #[derive(Default)]
-pub(crate) struct Toy {
+pub(crate) struct FakeRegistry {
     pub(crate) blobs: Mutex<HashMap<String, Bytes>>,
     /// Blobs of other repositories; only mounts find them.
     pub(crate) elsewhere: Mutex<HashMap<String, Bytes>>,
@@ -44,7 +44,7 @@ pub(crate) struct Faults {
     pub(crate) cut_writes: u32,
     pub(crate) ignore_ranges: bool,
     /// Change the first byte of each blob.
-    pub(crate) spoil: bool,
+    pub(crate) corrupt: bool,
     /// Number of closing requests that succeed but whose response is lost.
     pub(crate) lose_commits: u32,
     pub(crate) no_mounts: bool,
@@ -64,21 +64,21 @@ pub(crate) enum Auth {
     Bearer { token: &'static str, login: Option<&'static str> },
 }
 
-pub(crate) struct Serving {
-    pub(crate) toy: Arc<Toy>,
+pub(crate) struct TestServer {
+    pub(crate) toy: Arc<FakeRegistry>,
     pub(crate) address: String,
 }
 
-pub(crate) async fn serve(faults: Faults) -> Serving {
-    let toy = Arc::new(Toy { faults: Mutex::new(faults), ..Toy::default() });
+pub(crate) async fn serve(faults: Faults) -> TestServer {
+    let toy = Arc::new(FakeRegistry { faults: Mutex::new(faults), ..FakeRegistry::default() });
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let router = Router::new().fallback(handle).with_state(toy.clone());
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    Serving { toy, address }
+    TestServer { toy, address }
 }
 
-impl Serving {
+impl TestServer {
     pub(crate) fn registry(&self) -> Registry {
         self.registry_with(ClientOptions::default())
     }
@@ -100,7 +100,7 @@ impl Serving {
         self.toy.blobs.lock().unwrap().get(&digest.to_string()).cloned()
     }
 
-    pub(crate) fn asked(&self, method: &str, part: &str) -> usize {
+    pub(crate) fn count_requests(&self, method: &str, part: &str) -> usize {
         let requests = self.toy.requests.lock().unwrap();
         requests.iter().filter(|line| line.starts_with(method) && line.contains(part)).count()
     }
@@ -118,7 +118,7 @@ fn empty(builder: http::response::Builder) -> Response {
     builder.body(Body::empty()).unwrap()
 }
 
-fn take(counter: impl FnOnce(&mut Faults) -> &mut u32, toy: &Toy) -> bool {
+fn take(counter: impl FnOnce(&mut Faults) -> &mut u32, toy: &FakeRegistry) -> bool {
     let mut faults = toy.faults.lock().unwrap();
     let left = counter(&mut faults);
     let now = *left > 0;
@@ -126,7 +126,7 @@ fn take(counter: impl FnOnce(&mut Faults) -> &mut u32, toy: &Toy) -> bool {
     now
 }
 
-async fn handle(State(toy): State<Arc<Toy>>, request: Request) -> Response {
+async fn handle(State(toy): State<Arc<FakeRegistry>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path().to_owned();
     let query: HashMap<String, String> = parts
@@ -193,7 +193,7 @@ fn authorize(faults: &Faults, path: &str, authorization: &str) -> Option<Respons
 }
 
 async fn manifests(
-    toy: &Toy,
+    toy: &FakeRegistry,
     method: &Method,
     reference: &str,
     content_type: String,
@@ -210,7 +210,7 @@ async fn manifests(
     let found = toy.manifests.lock().unwrap().get(reference).cloned();
     let Some((content_type, mut bytes)) = found else { return empty(answer(404)) };
     let digest = Digest::of(Algorithm::Sha256, &bytes).to_string();
-    if toy.faults.lock().unwrap().spoil {
+    if toy.faults.lock().unwrap().corrupt {
         bytes = spoilt(&bytes);
     }
     answer(200)
@@ -228,7 +228,7 @@ fn spoilt(bytes: &Bytes) -> Bytes {
     bytes.into()
 }
 
-fn open_upload(toy: &Toy, faults: &Faults, query: &HashMap<String, String>) -> Response {
+fn open_upload(toy: &FakeRegistry, faults: &Faults, query: &HashMap<String, String>) -> Response {
     if let Some(digest) = query.get("mount").filter(|_| !faults.no_mounts) {
         let there = toy.blobs.lock().unwrap().contains_key(digest);
         let elsewhere = toy.elsewhere.lock().unwrap().get(digest).cloned();
@@ -246,7 +246,7 @@ fn open_upload(toy: &Toy, faults: &Faults, query: &HashMap<String, String>) -> R
 }
 
 async fn upload(
-    toy: &Toy,
+    toy: &FakeRegistry,
     faults: &Faults,
     method: &Method,
     id: u64,
@@ -315,7 +315,14 @@ async fn upload(
     empty(answer(201).header("Docker-Content-Digest", digest.as_str()))
 }
 
-fn read(toy: &Toy, faults: &Faults, method: &Method, before: &str, digest: &str, range: &str) -> Response {
+fn read(
+    toy: &FakeRegistry,
+    faults: &Faults,
+    method: &Method,
+    before: &str,
+    digest: &str,
+    range: &str,
+) -> Response {
     let found = toy.blobs.lock().unwrap().get(digest).cloned();
     let Some(mut bytes) = found else { return empty(answer(404)) };
     if *method == Method::HEAD {
@@ -327,7 +334,7 @@ fn read(toy: &Toy, faults: &Faults, method: &Method, before: &str, digest: &str,
     if take(|faults| &mut faults.refuse_reads, toy) {
         return empty(answer(503).header(header::RETRY_AFTER, "0"));
     }
-    if faults.spoil {
+    if faults.corrupt {
         bytes = spoilt(&bytes);
     }
     let total = bytes.len();

@@ -29,13 +29,13 @@ const FAMILIES: [(&str, Family, &str); 9] = [
 
 /// The GGUF tensor that a checkpoint tensor becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum TensorPlace {
     /// A whole GGUF tensor.
     Tensor { name: String, layer: Option<u64> },
     /// One expert of a stacked GGUF tensor.
     Expert { name: String, layer: u64, expert: u64 },
     /// The tensor can be derived from other data, so a GGUF does not store it.
-    Nowhere,
+    Dropped,
 }
 
 impl Family {
@@ -44,7 +44,7 @@ impl Family {
     }
 
     /// Returns every known `model_type`.
-    pub(super) fn known() -> Vec<&'static str> {
+    pub(super) fn known_model_types() -> Vec<&'static str> {
         FAMILIES.iter().map(|(name, ..)| *name).collect()
     }
 
@@ -64,13 +64,13 @@ impl Family {
     }
 
     /// Returns the place of a tensor in the GGUF, or `None` if no model of this family has the tensor.
-    pub(super) fn place(self, name: &str) -> Option<Place> {
-        let tensor = |name: &str| Some(Place::Tensor { name: name.to_owned(), layer: None });
+    pub(super) fn place(self, name: &str) -> Option<TensorPlace> {
+        let tensor = |name: &str| Some(TensorPlace::Tensor { name: name.to_owned(), layer: None });
         match name {
             "model.embed_tokens.weight" => return tensor("token_embd.weight"),
             "model.norm.weight" => return tensor("output_norm.weight"),
             "lm_head.weight" => return tensor("output.weight"),
-            _ if name.ends_with("rotary_emb.inv_freq") => return Some(Place::Nowhere),
+            _ if name.ends_with("rotary_emb.inv_freq") => return Some(TensorPlace::Dropped),
             _ => {}
         }
         let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
@@ -88,7 +88,7 @@ impl Family {
                 _ => return None,
             };
             let name = format!("blk.{layer}.ffn_{part}_exps.{leaf}");
-            return Some(Place::Expert { name, layer, expert: number(expert)? });
+            return Some(TensorPlace::Expert { name, layer, expert: number(expert)? });
         }
         let part = match stem {
             "self_attn.q_proj" => "attn_q",
@@ -109,7 +109,7 @@ impl Family {
             "post_feedforward_layernorm" => "post_ffw_norm",
             _ => return None,
         };
-        Some(Place::Tensor { name: format!("blk.{layer}.{part}.{leaf}"), layer: Some(layer) })
+        Some(TensorPlace::Tensor { name: format!("blk.{layer}.{part}.{leaf}"), layer: Some(layer) })
     }
 }
 
@@ -123,8 +123,8 @@ mod tests {
 
     #[test]
     fn tensors_have_their_places() {
-        let layer = |name: &str| Some(Place::Tensor { name: name.to_owned(), layer: Some(3) });
-        let check = |family: Family, name: &str, expect: Option<Place>| {
+        let layer = |name: &str| Some(TensorPlace::Tensor { name: name.to_owned(), layer: Some(3) });
+        let check = |family: Family, name: &str, expect: Option<TensorPlace>| {
             assert_eq!(family.place(name), expect, "{name}");
         };
         check(Family::Llama, "model.layers.3.self_attn.q_proj.bias", layer("blk.3.attn_q.bias"));
@@ -136,8 +136,9 @@ mod tests {
         let after = layer("blk.3.post_attention_norm.weight");
         check(Family::Gemma2, "model.layers.3.post_attention_layernorm.weight", after);
         check(Family::Phi3, "model.layers.3.mlp.gate_up_proj.weight", layer("blk.3.ffn_up.weight"));
-        check(Family::Llama, "model.layers.3.self_attn.rotary_emb.inv_freq", Some(Place::Nowhere));
-        let expert = Place::Expert { name: "blk.3.ffn_down_exps.weight".to_owned(), layer: 3, expert: 11 };
+        check(Family::Llama, "model.layers.3.self_attn.rotary_emb.inv_freq", Some(TensorPlace::Dropped));
+        let expert =
+            TensorPlace::Expert { name: "blk.3.ffn_down_exps.weight".to_owned(), layer: 3, expert: 11 };
         check(Family::Mixtral, "model.layers.3.block_sparse_moe.experts.11.w2.weight", Some(expert.clone()));
         check(Family::Qwen3Moe, "model.layers.3.mlp.experts.11.down_proj.weight", Some(expert));
         for name in

@@ -60,7 +60,7 @@ impl FileType {
     }
 
     /// The type of every tensor for which the mix makes no exception.
-    pub fn base(self) -> Type {
+    pub fn base_type(self) -> Type {
         self.row().2
     }
 

@@ -10,7 +10,7 @@ use super::family::Family;
 use crate::gguf::Metadata;
 
 /// The rope scaling of a checkpoint that has none.
-static NOTHING: Json = Json::Null;
+static NO_SCALING: Json = Json::Null;
 
 /// The largest accepted head dimension. Tables have one entry per pair of elements, so a larger value is a
 /// mistake.
@@ -18,7 +18,7 @@ const MAX_HEAD_DIM: u64 = 1 << 16;
 
 /// The hyper-parameters that the conversion itself needs.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Hyper {
+pub(super) struct HyperParameters {
     pub(super) family: Family,
     pub(super) n_layers: u64,
     pub(super) n_heads: u64,
@@ -46,47 +46,47 @@ impl Config<'_> {
         let Some(value) = self.get(key) else { return Ok(None) };
         // GGUF stores these values in 32 bits.
         let number = value.as_u64().filter(|number| u32::try_from(*number).is_ok());
-        number.map(Some).ok_or_else(|| wrong(key, value, "a 32-bit number"))
+        number.map(Some).ok_or_else(|| invalid_key(key, value, "a 32-bit number"))
     }
 
     fn number(&self, key: &str) -> Result<u64, ConvertError> {
-        self.optional(key)?.ok_or_else(|| missing(key))
+        self.optional(key)?.ok_or_else(|| missing_key(key))
     }
 
     /// Returns a number that is used as a divisor.
     fn count(&self, key: &str) -> Result<u64, ConvertError> {
         match self.number(key)? {
-            0 => Err(wrong(key, &Json::from(0), "at least 1")),
+            0 => Err(invalid_key(key, &Json::from(0), "at least 1")),
             number => Ok(number),
         }
     }
 
     fn float(&self, key: &str) -> Result<f64, ConvertError> {
-        let value = self.get(key).ok_or_else(|| missing(key))?;
-        value.as_f64().ok_or_else(|| wrong(key, value, "a number"))
+        let value = self.get(key).ok_or_else(|| missing_key(key))?;
+        value.as_f64().ok_or_else(|| invalid_key(key, value, "a number"))
     }
 }
 
-fn missing(key: &str) -> ConvertError {
+fn missing_key(key: &str) -> ConvertError {
     ConvertError::MissingKey { key: key.to_owned() }
 }
 
-fn wrong(key: &str, found: &Json, expected: &'static str) -> ConvertError {
+fn invalid_key(key: &str, found: &Json, expected: &'static str) -> ConvertError {
     ConvertError::Key { key: key.to_owned(), found: found.to_string().chars().take(60).collect(), expected }
 }
 
 /// Writes the keys of the architecture.
-pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<Hyper, ConvertError> {
+pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<HyperParameters, ConvertError> {
     let c = Config(config);
-    let model_type = c.get("model_type").and_then(Json::as_str).ok_or_else(|| missing("model_type"))?;
+    let model_type = c.get("model_type").and_then(Json::as_str).ok_or_else(|| missing_key("model_type"))?;
     let family = Family::of(model_type).ok_or_else(|| ConvertError::ModelType {
         model_type: model_type.chars().take(60).collect(),
-        known: Family::known().join(", "),
+        known: Family::known_model_types().join(", "),
     })?;
     let (width, n_layers) = (c.count("hidden_size")?, c.count("num_hidden_layers")?);
     let n_heads = c.count("num_attention_heads")?;
     let n_kv_heads = match c.optional("num_key_value_heads")? {
-        Some(0) => return Err(wrong("num_key_value_heads", &Json::from(0), "at least 1")),
+        Some(0) => return Err(invalid_key("num_key_value_heads", &Json::from(0), "at least 1")),
         Some(number) => number,
         None => n_heads,
     };
@@ -95,10 +95,10 @@ pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<Hyper, Con
         Some(head_dim) => head_dim,
     };
     if head_dim == 0 || !head_dim.is_multiple_of(2) || head_dim > MAX_HEAD_DIM {
-        return Err(wrong("head_dim", &Json::from(head_dim), "an even number up to 65536"));
+        return Err(invalid_key("head_dim", &Json::from(head_dim), "an even number up to 65536"));
     }
     let vocab_size = c.count("vocab_size")?;
-    let mut hyper = Hyper {
+    let mut hyper = HyperParameters {
         family,
         n_layers,
         n_heads,
@@ -114,7 +114,7 @@ pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<Hyper, Con
         Some(value) => value
             .as_f64()
             .filter(|factor| (0.0..=1.0).contains(factor))
-            .ok_or_else(|| wrong("partial_rotary_factor", value, "a number from 0 to 1"))?,
+            .ok_or_else(|| invalid_key("partial_rotary_factor", value, "a number from 0 to 1"))?,
         None => 1.0,
     };
     let rotated = (head_dim as f64 * partial) as u64;
@@ -164,16 +164,21 @@ pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<Hyper, Con
         float("attn_logit_softcapping", c.float("attn_logit_softcapping")?);
         float("final_logit_softcapping", c.float("final_logit_softcapping")?);
     }
-    rope(metadata, &c, &mut hyper, rotated)?;
+    write_rope(metadata, &c, &mut hyper, rotated)?;
     Ok(hyper)
 }
 
 /// Writes the base and the scaling of the rotary embedding. Newer files keep both in `rope_parameters`, older
 /// ones in separate keys. Gemma 3 has two sets; a GGUF stores the set of its global layers.
-fn rope(metadata: &mut Metadata, c: &Config, hyper: &mut Hyper, rotated: u64) -> Result<(), ConvertError> {
+fn write_rope(
+    metadata: &mut Metadata,
+    c: &Config,
+    hyper: &mut HyperParameters,
+    rotated: u64,
+) -> Result<(), ConvertError> {
     let parameters = c.get("rope_parameters");
     let parameters = parameters.map(|all| all.get("full_attention").unwrap_or(all));
-    let scaling = Config(parameters.or(c.get("rope_scaling")).unwrap_or(&NOTHING));
+    let scaling = Config(parameters.or(c.get("rope_scaling")).unwrap_or(&NO_SCALING));
     let theta = scaling.get("rope_theta").or(c.get("rope_theta")).and_then(Json::as_f64);
     let theta = theta.unwrap_or(10_000.0);
     let architecture = hyper.family.architecture();
@@ -217,14 +222,16 @@ fn rope(metadata: &mut Metadata, c: &Config, hyper: &mut Hyper, rotated: u64) ->
             for (key, name) in
                 [("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")]
             {
-                let found = scaling.get(key).ok_or_else(|| missing(key))?;
+                let found = scaling.get(key).ok_or_else(|| missing_key(key))?;
                 let values: Option<Vec<f32>> =
                     found.as_array().and_then(|all| all.iter().map(|x| Some(x.as_f64()? as f32)).collect());
                 let values = values.filter(|values| values.len() as u64 == rotated / 2);
-                hyper.tables.push((name, values.ok_or_else(|| wrong(key, found, "a number for each pair"))?));
+                hyper
+                    .tables
+                    .push((name, values.ok_or_else(|| invalid_key(key, found, "a number for each pair"))?));
             }
         }
-        kind => return Err(wrong("rope_scaling", &Json::from(kind), "a scaling that GGUF supports")),
+        kind => return Err(invalid_key("rope_scaling", &Json::from(kind), "a scaling that GGUF supports")),
     }
     Ok(())
 }
@@ -255,7 +262,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn written(more: Json) -> Result<(Metadata, Hyper), String> {
+    fn written(more: Json) -> Result<(Metadata, HyperParameters), String> {
         let mut config = json!({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
             "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 512,
             "max_position_embeddings": 512, "rms_norm_eps": 1e-6});
@@ -290,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_keys_are_named() {
         for (more, expect) in [
             (json!({"model_type": "bert"}), "`bert`"),
             (json!({"hidden_size": null}), "`hidden_size`"),

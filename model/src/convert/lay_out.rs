@@ -17,7 +17,7 @@ const QUANTISATION_VERSION: u32 = 2;
 const NAMED: usize = 6;
 
 /// A planned GGUF, whose bytes are produced from its segments.
-pub(crate) struct Converted {
+pub(crate) struct ConvertedGguf {
     pub(crate) header: Header,
     pub(crate) segments: Vec<Segment>,
     pub(crate) notices: Vec<String>,
@@ -40,7 +40,7 @@ pub(super) fn lay_out(
     mut metadata: Metadata,
     weights: Vec<Weight>,
     file_type: FileType,
-) -> Result<Converted, ConvertError> {
+) -> Result<ConvertedGguf, ConvertError> {
     let model = model_of(&metadata, &weights);
     metadata.set("general.quantization_version", QUANTISATION_VERSION);
     metadata.set("general.file_type", file_type.id());
@@ -52,12 +52,12 @@ pub(super) fn lay_out(
             Values::Floats { .. } => mix::choose(file_type, &model, &weight.name, &weight.shape),
             Values::Verbatim { .. } | Values::Computed(_) => Choice::Keep,
         };
-        if let Choice::InsteadOf { asked, given } = choice {
+        if let Choice::Fallback { asked, given } = choice {
             raised.entry((asked, given)).or_default().push(&weight.name);
         }
-        types.push(choice.given().unwrap_or(weight.kept));
+        types.push(choice.chosen_type().unwrap_or(weight.kept));
     }
-    let notices = raised.iter().map(|((asked, given), names)| notice(*asked, *given, names)).collect();
+    let notices = raised.iter().map(|((asked, given), names)| type_notice(*asked, *given, names)).collect();
 
     let tensors = weights.iter().zip(&types).map(|(weight, ty)| NewTensor {
         name: weight.name.clone(),
@@ -74,13 +74,13 @@ pub(super) fn lay_out(
             segments.push(Segment::Bytes(vec![0; padding as usize]));
         }
     }
-    Ok(Converted { header, segments, notices })
+    Ok(ConvertedGguf { header, segments, notices })
 }
 
 /// Reads the properties of the model that the mixes depend on.
 fn model_of(metadata: &Metadata, weights: &[Weight]) -> mix::Model {
     // Some keys are one number, or a list with one number per layer.
-    let number = |key: &str| match metadata.hyper(key) {
+    let number = |key: &str| match metadata.architecture_value(key) {
         Some(Value::Array(all)) => all.iter().filter_map(|value| value.as_u64()).max(),
         value => value.and_then(Value::as_u64),
     };
@@ -95,10 +95,10 @@ fn model_of(metadata: &Metadata, weights: &[Weight]) -> mix::Model {
     }
 }
 
-fn notice(asked: Type, given: Type, names: &[&str]) -> String {
+fn type_notice(asked: Type, given: Type, names: &[&str]) -> String {
     format!(
         "{}: {} instead of {}, whose blocks of {} do not divide the rows",
-        listed(names),
+        format_names(names),
         given.as_str(),
         asked.as_str(),
         asked.block_elements()
@@ -106,7 +106,7 @@ fn notice(asked: Type, given: Type, names: &[&str]) -> String {
 }
 
 /// Formats names for a notice: the first few, and the number of the rest.
-pub(crate) fn listed(names: &[&str]) -> String {
+pub(crate) fn format_names(names: &[&str]) -> String {
     let first: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
     match names.len().saturating_sub(NAMED) {
         0 => first.join(", "),

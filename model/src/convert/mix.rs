@@ -30,7 +30,7 @@ impl Model {
 
     /// Whether the recipe gives a layer more bits: the first and the last eighth of the layers, and every
     /// third layer between them.
-    fn more_bits(&self, layer: u64) -> bool {
+    fn has_more_bits(&self, layer: u64) -> bool {
         let (n, eighth) = (self.n_layers, self.n_layers / 8);
         layer < eighth || layer >= 7 * n / 8 || (layer - eighth) % 3 == 2
     }
@@ -43,17 +43,17 @@ pub enum Choice {
     Keep,
     As(Type),
     /// The blocks of the requested type do not divide the tensor's rows, so it gets a type with more bits.
-    InsteadOf {
+    Fallback {
         asked: Type,
         given: Type,
     },
 }
 
 impl Choice {
-    pub fn given(self) -> Option<Type> {
+    pub fn chosen_type(self) -> Option<Type> {
         match self {
             Choice::Keep => None,
-            Choice::As(given) | Choice::InsteadOf { given, .. } => Some(given),
+            Choice::As(given) | Choice::Fallback { given, .. } => Some(given),
         }
     }
 }
@@ -65,12 +65,12 @@ pub fn choose(file_type: FileType, model: &Model, name: &str, shape: &[u64]) -> 
     }
     let columns = shape.last().copied().unwrap_or(0);
     if !file_type.is_quantised() {
-        return Choice::As(file_type.base());
+        return Choice::As(file_type.base_type());
     }
-    let asked = asked(file_type, model, name, columns);
-    match fitting(asked, columns) {
+    let asked = requested_type(file_type, model, name, columns);
+    match fit_type(asked, columns) {
         given if given == asked => Choice::As(given),
-        given => Choice::InsteadOf { asked, given },
+        given => Choice::Fallback { asked, given },
     }
 }
 
@@ -93,9 +93,9 @@ fn is_eligible(name: &str, shape: &[u64]) -> bool {
         && !matches!(name, "position_embd.weight" | "token_types.weight" | "rope_freqs.weight")
 }
 
-fn asked(file_type: FileType, model: &Model, name: &str, columns: u64) -> Type {
+fn requested_type(file_type: FileType, model: &Model, name: &str, columns: u64) -> Type {
     use FileType as F;
-    let base = file_type.base();
+    let base = file_type.base_type();
     let is_output = name == "output.weight" || (!model.has_output && name == "token_embd.weight");
     if is_output {
         // Types with 256 elements per block are not tried if the base type's blocks do not divide the rows.
@@ -116,7 +116,7 @@ fn asked(file_type: FileType, model: &Model, name: &str, columns: u64) -> Type {
             F::Q3_K_M if layer < 2 => Type::Q5_K,
             F::Q3_K_M => Type::Q4_K,
             F::Q3_K_L => Type::Q5_K,
-            F::Q4_K_M | F::Q5_K_M if model.more_bits(layer) => Type::Q6_K,
+            F::Q4_K_M | F::Q5_K_M if model.has_more_bits(layer) => Type::Q6_K,
             F::Q4_K_S if layer < 4 => Type::Q5_K,
             _ => base,
         };
@@ -135,7 +135,7 @@ fn asked(file_type: FileType, model: &Model, name: &str, columns: u64) -> Type {
             F::Q3_K_M if layer < n / 16 => Type::Q5_K,
             F::Q3_K_M => Type::Q4_K,
             F::Q3_K_L => Type::Q5_K,
-            F::Q4_K_M | F::Q5_K_M if model.more_bits(layer) => Type::Q6_K,
+            F::Q4_K_M | F::Q5_K_M if model.has_more_bits(layer) => Type::Q6_K,
             F::Q4_K_S if layer < eighth => Type::Q5_K,
             _ => base,
         };
@@ -168,7 +168,7 @@ fn layer(name: &str) -> u64 {
 }
 
 /// Returns `asked` if its blocks divide the rows, else a type with smaller blocks and more bits.
-fn fitting(asked: Type, columns: u64) -> Type {
+fn fit_type(asked: Type, columns: u64) -> Type {
     let divides = |ty: Type| columns.is_multiple_of(u64::from(ty.block_elements()));
     if divides(asked) {
         return asked;
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_that_matter_get_more() {
+    fn important_layers_get_more_bits() {
         for layer in 0..32 {
             let more = !(4..28).contains(&layer) || (layer - 4) % 3 == 2;
             for part in ["attn_v", "ffn_down", "ffn_down_exps"] {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_quantised() {
+    fn norms_and_routers_are_never_quantised() {
         for (name, shape) in [
             ("blk.0.attn_norm.weight", &[4096u64] as &[u64]),
             ("blk.0.attn_q_norm.weight", &[8, 128]),
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn rows_that_blocks_do_not_divide_get_more_bits() {
-        let fitted = |file_type, name, columns| choose(file_type, &MODEL, name, &[64, columns]).given();
+        let fitted = |file_type, name, columns| choose(file_type, &MODEL, name, &[64, columns]).chosen_type();
         for (file_type, name, columns, expect) in [
             (FileType::Q4_K_M, "blk.9.attn_q.weight", 96, Type::Q5_0),
             (FileType::Q5_K_S, "blk.9.attn_q.weight", 96, Type::Q5_1),
@@ -284,7 +284,7 @@ mod tests {
         }
         assert_eq!(
             choose(FileType::Q4_K_M, &MODEL, "blk.9.attn_q.weight", &[64, 96]),
-            Choice::InsteadOf { asked: Type::Q4_K, given: Type::Q5_0 }
+            Choice::Fallback { asked: Type::Q4_K, given: Type::Q5_0 }
         );
     }
 }

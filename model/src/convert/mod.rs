@@ -20,9 +20,9 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 
 pub use file_type::{FileType, UnknownFileType};
-pub(crate) use lay_out::{Converted, Segment, listed};
+pub(crate) use lay_out::{ConvertedGguf, Segment, format_names};
 pub(crate) use rows::{Rows, RowsReader};
-pub(crate) use weights::Stored;
+pub(crate) use weights::CheckpointTensor;
 
 use crate::gguf::{Header, HeaderError, Metadata};
 use crate::import::SourceFile;
@@ -83,10 +83,10 @@ impl SideFiles {
 /// Plans the conversion of a checkpoint from its tensors, each with its source file, and its JSON and
 /// template files.
 pub(crate) fn checkpoint(
-    tensors: &[Stored],
+    tensors: &[CheckpointTensor],
     files: SideFiles,
     file_type: FileType,
-) -> Result<Converted, ConvertError> {
+) -> Result<ConvertedGguf, ConvertError> {
     let json = |path: &str, bytes: &[u8]| {
         serde_json::from_slice::<Json>(bytes)
             .map_err(|source| ConvertError::Json { path: path.to_owned(), source })
@@ -110,7 +110,7 @@ pub(crate) fn checkpoint(
         chat_template: files.chat_template.map(|text| String::from_utf8_lossy(&text).into_owned()),
         config,
     };
-    let weights = weights::of_checkpoint(tensors, &mut hyper)?;
+    let weights = weights::list_checkpoint_weights(tensors, &mut hyper)?;
     // Written after the weights: every id needs a token, and the number of ids is known only now.
     vocabulary::write(&mut metadata, &side, hyper.vocab_size)?;
     let mut converted = lay_out::lay_out(metadata, weights, file_type)?;
@@ -120,13 +120,13 @@ pub(crate) fn checkpoint(
 
 /// Plans the quantisation of a GGUF of floats. `parts` are its files in order; the first has the model's
 /// keys.
-pub(crate) fn gguf(parts: &[(Arc<str>, Header)], file_type: FileType) -> Result<Converted, ConvertError> {
+pub(crate) fn gguf(parts: &[(Arc<str>, Header)], file_type: FileType) -> Result<ConvertedGguf, ConvertError> {
     let mut metadata = parts.first().map(|(_, header)| header.metadata.clone()).unwrap_or_default();
     // The parts are merged into one file.
     for key in ["split.no", "split.count", "split.tensors.count"] {
         metadata.remove(key);
     }
-    let weights = weights::of_gguf(parts)?;
+    let weights = weights::list_gguf_weights(parts)?;
     lay_out::lay_out(metadata, weights, file_type)
 }
 

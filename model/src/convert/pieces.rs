@@ -14,9 +14,10 @@ const BLANK: &str = "\u{2581}";
 pub(super) fn adds_blank(normalizer: &Json, pre_tokenizer: &Json) -> Result<bool, &'static str> {
     let mut steps = Vec::new();
     flatten(normalizer, &mut steps);
-    let replaces =
-        |step: &Json| is(step, "Replace") && step["pattern"]["String"] == " " && step["content"] == BLANK;
-    let prepends = |step: &Json| is(step, "Prepend") && step["prepend"] == BLANK;
+    let replaces = |step: &Json| {
+        has_type(step, "Replace") && step["pattern"]["String"] == " " && step["content"] == BLANK
+    };
+    let prepends = |step: &Json| has_type(step, "Prepend") && step["prepend"] == BLANK;
     let begins = match steps.as_slice() {
         [] => None,
         [one] if replaces(one) => Some(false),
@@ -26,8 +27,10 @@ pub(super) fn adds_blank(normalizer: &Json, pre_tokenizer: &Json) -> Result<bool
     match (begins, pre_tokenizer) {
         (Some(begins), Json::Null) => Ok(begins),
         // The normaliser replaces every blank, so this split never matches.
-        (Some(begins), step) if is(step, "Split") && step["pattern"]["String"] == " " => Ok(begins),
-        (None, step) if is(step, "Metaspace") && step["replacement"] == BLANK && step["split"] == false => {
+        (Some(begins), step) if has_type(step, "Split") && step["pattern"]["String"] == " " => Ok(begins),
+        (None, step)
+            if has_type(step, "Metaspace") && step["replacement"] == BLANK && step["split"] == false =>
+        {
             match step["prepend_scheme"].as_str() {
                 Some("never") => Ok(false),
                 Some(_) => Ok(true),
@@ -38,20 +41,20 @@ pub(super) fn adds_blank(normalizer: &Json, pre_tokenizer: &Json) -> Result<bool
     }
 }
 
-fn is(step: &Json, kind: &str) -> bool {
+fn has_type(step: &Json, kind: &str) -> bool {
     step["type"] == kind
 }
 
 fn flatten<'a>(step: &'a Json, steps: &mut Vec<&'a Json>) {
     match step["normalizers"].as_array() {
-        Some(all) if is(step, "Sequence") => all.iter().for_each(|one| flatten(one, steps)),
+        Some(all) if has_type(step, "Sequence") => all.iter().for_each(|one| flatten(one, steps)),
         _ if step.is_null() => {}
         _ => steps.push(step),
     }
 }
 
 /// Returns the byte that a token such as `<0x0A>` represents.
-pub(super) fn byte(token: &str) -> Option<u8> {
+pub(super) fn parse_byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_one = digits.len() == 2 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'A'..=b'F'));
     u8::from_str_radix(digits, 16).ok().filter(|_| is_one)
@@ -59,7 +62,7 @@ pub(super) fn byte(token: &str) -> Option<u8> {
 
 /// Returns the score of every piece that a merge produces; earlier merges score higher. `pieces` are all
 /// tokens that merging can encounter.
-pub(super) fn scores<'a>(
+pub(super) fn merge_scores<'a>(
     merges: &[(&'a str, &'a str)],
     pieces: &HashSet<&'a str>,
 ) -> Result<HashMap<String, f32>, String> {
@@ -97,7 +100,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_put_before_a_text() {
+    fn prefix_blanks_are_detected() {
         let prepend = json!({"type": "Prepend", "prepend": "\u{2581}"});
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
         let both = json!({"type": "Sequence", "normalizers": [prepend, replace]});
@@ -122,13 +125,13 @@ mod tests {
     fn the_order_of_merges_becomes_scores() {
         let pieces: HashSet<&str> = ["a", "b", "c", "ab", "bc", "abc"].into();
         let merges = [("b", "c"), ("a", "b"), ("ab", "c"), ("a", "bc")];
-        let found = scores(&merges, &pieces).unwrap();
+        let found = merge_scores(&merges, &pieces).unwrap();
         assert_eq!((found["bc"], found["ab"], found["abc"], found.len()), (0.0, -1.0, -2.0, 3));
         let apart = [("b", "c"), ("ab", "c"), ("a", "b"), ("a", "bc")];
-        assert!(scores(&apart, &pieces).unwrap_err().contains("`abc`"));
-        assert!(scores(&merges[..3], &pieces).unwrap_err().contains("`a` and `bc`"));
+        assert!(merge_scores(&apart, &pieces).unwrap_err().contains("`abc`"));
+        assert!(merge_scores(&merges[..3], &pieces).unwrap_err().contains("`a` and `bc`"));
         // Tokens that are cut out of the text before merging are not pieces.
-        assert!(scores(&merges[..2], &["a", "b", "c", "ab", "bc"].into()).is_ok());
+        assert!(merge_scores(&merges[..2], &["a", "b", "c", "ab", "bc"].into()).is_ok());
     }
 
     #[test]
@@ -136,7 +139,7 @@ mod tests {
         for (token, expect) in
             [("<0x0A>", Some(10)), ("<0xFF>", Some(255)), ("<0xff>", None), ("<0x+1>", None), ("a", None)]
         {
-            assert_eq!(byte(token), expect, "{token}");
+            assert_eq!(parse_byte_token(token), expect, "{token}");
         }
     }
 }

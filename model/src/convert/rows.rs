@@ -70,7 +70,7 @@ impl Rows {
         RowsReader {
             row: from / row_bytes,
             end: to.div_ceil(row_bytes).min(self.rows()),
-            skip: (from % row_bytes) as usize,
+            skip_bytes: (from % row_bytes) as usize,
             rows: self.clone(),
             source: Arc::clone(source),
             open: None,
@@ -91,7 +91,7 @@ pub(crate) struct RowsReader {
     row: u64,
     end: u64,
     /// Leading bytes of the first row that are outside the requested range.
-    skip: usize,
+    skip_bytes: usize,
     values: Vec<f32>,
     ready: Vec<u8>,
     at: usize,
@@ -136,7 +136,7 @@ impl RowsReader {
         ggml::encode(rows.to, &self.values, &mut self.ready)
             .map_err(|error| invalid(format!("tensor `{}`: {error}", rows.name)))?;
         self.row += count;
-        self.at = std::mem::take(&mut self.skip);
+        self.at = std::mem::take(&mut self.skip_bytes);
         Ok(())
     }
 }

@@ -83,7 +83,7 @@ fn made(folder: &Folder, file_type: FileType) -> (Vec<u8>, Plan) {
         [(0, 1), (length / 3, 5000), (length / 2 + 7, 70_000), (length - 1, 9), (length, 0)]
     {
         let mut run = Vec::new();
-        layer.reader_of(&source, offset, count).read_to_end(&mut run).expect("readable");
+        layer.range_reader(&source, offset, count).read_to_end(&mut run).expect("readable");
         let end = (offset + count).min(length) as usize;
         assert!(run == bytes[offset as usize..end], "{count} bytes from {offset}");
     }
@@ -97,7 +97,7 @@ fn tensor<'a>(file: &'a [u8], header: &Header, name: &str) -> (Type, Vec<u64>, &
 }
 
 #[test]
-fn checkpoints_become_what_others_made_of_them() {
+fn conversions_match_reference_files() {
     let folders = fs::read_dir(repository("tests/fixtures/arch")).unwrap();
     let names = folders.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned());
     // Some fixtures have no GGUF: the window of one family cannot be stored in a GGUF.
@@ -132,7 +132,7 @@ fn checkpoints_become_what_others_made_of_them() {
 }
 
 #[test]
-fn a_gguf_of_floats_gives_what_the_checkpoint_gives() {
+fn quantising_a_float_gguf_matches_the_checkpoint() {
     let checkpoint = Folder::read("tests/fixtures/arch/mixtral");
     let (direct, _) = made(&checkpoint, FileType::Q8_0);
     let (floats, plan) = made(&checkpoint, FileType::F32);
@@ -192,7 +192,7 @@ fn in_fp8(folder: &Folder, block: [usize; 2]) -> (Folder, Folder) {
 }
 
 #[test]
-fn fp8_becomes_what_its_floats_become() {
+fn fp8_converts_like_its_floats() {
     // Blocks that do not divide rows and columns, blocks that cut through heads, and experts with their own
     // blocks.
     for (name, block) in
@@ -209,7 +209,7 @@ fn fp8_becomes_what_its_floats_become() {
 }
 
 #[test]
-fn what_cannot_be_converted_is_named() {
+fn unconvertible_models_are_refused() {
     let llama = || Folder::read("tests/fixtures/arch/llama");
     let mut without = llama();
     without.0.remove("tokenizer.json");

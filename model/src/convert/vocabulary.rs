@@ -122,7 +122,7 @@ pub(super) fn write(metadata: &mut Metadata, files: &Files, rows: u64) -> Result
     let begins = files.tokenizer_config.get("add_bos_token").and_then(Json::as_bool);
     metadata.set(
         "tokenizer.ggml.add_bos_token",
-        begins.unwrap_or_else(|| template_begins(&parsed.post_processor)),
+        begins.unwrap_or_else(|| adds_begin_token(&parsed.post_processor)),
     );
     if let Some(ends) = files.tokenizer_config.get("add_eos_token").and_then(Json::as_bool) {
         metadata.set("tokenizer.ggml.add_eos_token", ends);
@@ -156,7 +156,7 @@ fn write_pieces(
     for (text, kind) in texts.iter().zip(&mut types) {
         if Some(*text) == parsed.model.unk_token.as_deref() {
             *kind = UNKNOWN;
-        } else if let Some(byte) = pieces::byte(text).filter(|_| *kind == NORMAL) {
+        } else if let Some(byte) = pieces::parse_byte_token(text).filter(|_| *kind == NORMAL) {
             *kind = BYTE;
             bytes.insert(byte);
         }
@@ -174,7 +174,7 @@ fn write_pieces(
     let merges: Vec<(String, String)> = parsed.model.merges.iter().filter_map(pair).collect();
     let merges: Vec<(&str, &str)> =
         merges.iter().map(|(left, right)| (left.as_str(), right.as_str())).collect();
-    let scores = pieces::scores(&merges, &normal)?;
+    let scores = pieces::merge_scores(&merges, &normal)?;
     // 3. Pieces that no merge produces score lowest. Tokens that are not pieces have no score.
     let last = -(scores.len() as f32);
     let scores = texts.iter().zip(&types).map(|(text, kind)| match kind {
@@ -242,14 +242,14 @@ fn special_id(files: &Files, ids: &HashMap<&str, u64>, role: &str) -> Option<u64
 }
 
 /// Whether a post-processor puts a special token before the text.
-fn template_begins(post_processor: &Json) -> bool {
+fn adds_begin_token(post_processor: &Json) -> bool {
     let kind = post_processor.get("type").and_then(Json::as_str);
     let parts = |key: &str| post_processor.get(key).and_then(Json::as_array);
     match kind {
         Some("TemplateProcessing") => parts("single")
             .and_then(|single| single.first())
             .is_some_and(|first| first.get("SpecialToken").is_some()),
-        Some("Sequence") => parts("processors").is_some_and(|all| all.iter().any(template_begins)),
+        Some("Sequence") => parts("processors").is_some_and(|all| all.iter().any(adds_begin_token)),
         _ => false,
     }
 }
@@ -289,7 +289,7 @@ enum Step<'a> {
     },
 }
 
-fn steps<'a>(pre_tokenizer: &'a Json, steps_so_far: &mut Vec<Step<'a>>) -> Option<()> {
+fn collect_steps<'a>(pre_tokenizer: &'a Json, steps_so_far: &mut Vec<Step<'a>>) -> Option<()> {
     let is = |key: &str| pre_tokenizer.get(key).and_then(Json::as_bool);
     match pre_tokenizer.get("type")?.as_str()? {
         "Sequence" => {
@@ -297,7 +297,7 @@ fn steps<'a>(pre_tokenizer: &'a Json, steps_so_far: &mut Vec<Step<'a>>) -> Optio
                 .get("pretokenizers")?
                 .as_array()?
                 .iter()
-                .try_for_each(|one| steps(one, steps_so_far))?;
+                .try_for_each(|one| collect_steps(one, steps_so_far))?;
         }
         "Split" => {
             let isolated = pre_tokenizer.get("behavior")?.as_str()? == "Isolated";
@@ -326,7 +326,7 @@ const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}
 /// its name.
 fn pre_tokeniser(pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static str> {
     let mut found = Vec::new();
-    steps(pre_tokenizer, &mut found)?;
+    collect_steps(pre_tokenizer, &mut found)?;
     match found.as_slice() {
         [Step::Bytes { splits: true }] => Some("gpt-2"),
         [Step::Digits, Step::Bytes { splits: true }] => Some("smollm"),
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_carried_over_is_refused() {
+    fn unsupported_tokenizers_are_refused() {
         let with = |model: Json, pre_tokenizer: Json| {
             written(json!({"model": model, "pre_tokenizer": pre_tokenizer}), Json::Null, 2).unwrap_err()
         };

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::ConvertError;
-use super::family::Place;
-use super::hyper::Hyper;
+use super::family::TensorPlace;
+use super::hyper::HyperParameters;
 use super::rows::RowOrder;
 use crate::gguf::Header;
 use crate::import::{FloatArray, Scales};
@@ -36,7 +36,7 @@ pub(super) enum Values {
 }
 
 /// A tensor of a checkpoint, its file and, for FP8, its scales.
-pub(crate) struct Stored<'a> {
+pub(crate) struct CheckpointTensor<'a> {
     pub(crate) path: Arc<str>,
     pub(crate) tensor: &'a Tensor,
     pub(crate) scales: Option<&'a Scales>,
@@ -48,7 +48,7 @@ fn is_float(dtype: Dtype) -> bool {
 
 /// Lists the tensors of a GGUF, over all of its files in order. Quantised tensors are refused: their original
 /// values are lost.
-pub(super) fn of_gguf(parts: &[(Arc<str>, Header)]) -> Result<Vec<Weight>, ConvertError> {
+pub(super) fn list_gguf_weights(parts: &[(Arc<str>, Header)]) -> Result<Vec<Weight>, ConvertError> {
     let mut weights = Vec::new();
     for (path, header) in parts {
         for (entry, tensor) in header.tensors.iter().zip(header.to_tensors()) {
@@ -81,9 +81,12 @@ pub(super) fn of_gguf(parts: &[(Arc<str>, Header)]) -> Result<Vec<Weight>, Conve
 
 /// Lists the tensors of a checkpoint under their GGUF names: the embedding first, then layer by layer, the
 /// output last.
-pub(super) fn of_checkpoint(stored: &[Stored], hyper: &mut Hyper) -> Result<Vec<Weight>, ConvertError> {
+pub(super) fn list_checkpoint_weights(
+    stored: &[CheckpointTensor],
+    hyper: &mut HyperParameters,
+) -> Result<Vec<Weight>, ConvertError> {
     let mut weights: BTreeMap<(u64, String), Weight> = BTreeMap::new();
-    let mut stacks: BTreeMap<(u64, String), BTreeMap<u64, &Stored>> = BTreeMap::new();
+    let mut stacks: BTreeMap<(u64, String), BTreeMap<u64, &CheckpointTensor>> = BTreeMap::new();
     for one in stored {
         let tensor = one.tensor;
         let unknown = || ConvertError::UnknownTensor {
@@ -91,10 +94,10 @@ pub(super) fn of_checkpoint(stored: &[Stored], hyper: &mut Hyper) -> Result<Vec<
             architecture: hyper.family.architecture(),
         };
         let (name, layer) = match hyper.family.place(&tensor.name).ok_or_else(unknown)? {
-            Place::Nowhere => continue,
-            Place::Tensor { name, .. } if name == "output.weight" && hyper.is_tied => continue,
-            Place::Tensor { name, layer } => (name, layer),
-            Place::Expert { name, layer, expert } => {
+            TensorPlace::Dropped => continue,
+            TensorPlace::Tensor { name, .. } if name == "output.weight" && hyper.is_tied => continue,
+            TensorPlace::Tensor { name, layer } => (name, layer),
+            TensorPlace::Expert { name, layer, expert } => {
                 if layer >= hyper.n_layers || expert >= hyper.n_experts {
                     return Err(unknown());
                 }
@@ -123,7 +126,7 @@ pub(super) fn of_checkpoint(stored: &[Stored], hyper: &mut Hyper) -> Result<Vec<
         weights.insert((at, name), weight);
     }
     for (key, experts) in stacks {
-        weights.insert(key.clone(), stack(key.1, &experts, hyper.n_experts)?);
+        weights.insert(key.clone(), stack_experts(key.1, &experts, hyper.n_experts)?);
     }
     check_complete(&weights, hyper)?;
     let tables = std::mem::take(&mut hyper.tables).into_iter().map(|(name, values)| Weight {
@@ -135,7 +138,7 @@ pub(super) fn of_checkpoint(stored: &[Stored], hyper: &mut Hyper) -> Result<Vec<
     Ok(weights.into_values().chain(tables).collect())
 }
 
-fn array(stored: &Stored) -> Result<FloatArray, ConvertError> {
+fn array(stored: &CheckpointTensor) -> Result<FloatArray, ConvertError> {
     let Tensor { name, parts, shape, .. } = stored.tensor;
     let dtype = parts.weight.dtype;
     if stored.tensor.quantisation.is_some() || !(is_float(dtype) || stored.scales.is_some()) {
@@ -153,7 +156,11 @@ fn array(stored: &Stored) -> Result<FloatArray, ConvertError> {
 }
 
 /// Stacks the experts of a layer in the order of their numbers.
-fn stack(name: String, experts: &BTreeMap<u64, &Stored>, n_experts: u64) -> Result<Weight, ConvertError> {
+fn stack_experts(
+    name: String,
+    experts: &BTreeMap<u64, &CheckpointTensor>,
+    n_experts: u64,
+) -> Result<Weight, ConvertError> {
     let missing = || ConvertError::MissingTensor { tensor: name.clone() };
     let shape = &experts.values().next().ok_or_else(missing)?.tensor.shape;
     let mut arrays = Vec::new();
@@ -185,7 +192,10 @@ fn check_rows(tensor: &Tensor, rows: u64) -> Result<(), ConvertError> {
 }
 
 /// Checks that the tensors that every family requires are present; no runtime opens a file without them.
-fn check_complete(weights: &BTreeMap<(u64, String), Weight>, hyper: &Hyper) -> Result<(), ConvertError> {
+fn check_complete(
+    weights: &BTreeMap<(u64, String), Weight>,
+    hyper: &HyperParameters,
+) -> Result<(), ConvertError> {
     let missing = |tensor: String| Err(ConvertError::MissingTensor { tensor });
     let has = |at: u64, name: &str| weights.contains_key(&(at, name.to_owned()));
     match weights.get(&(0, "token_embd.weight".to_owned())) {

@@ -8,7 +8,7 @@ use super::Change;
 use crate::quant::DecodeError;
 use crate::read_at::ReadAt;
 use crate::safetensors::Dtype;
-use crate::tensor::{Run, TensorInfo};
+use crate::tensor::{ByteRange, TensorInfo};
 
 /// The number of elements of each side that are decoded at a time.
 const CHUNK_ELEMENTS: u64 = 1 << 20;
@@ -64,7 +64,7 @@ pub fn compare(
     let alike = (&here.dtype, here.quantisation) == (&there.dtype, there.quantisation)
         && change == (Change::None, Change::None)
         && here.parts.global_scale.is_some() == there.parts.global_scale.is_some()
-        && scaled_as(here) == scaled_as(there);
+        && scale_layout(here) == scale_layout(there);
     let mut sums = Sums { same_bytes: alike, ..Sums::default() };
     for (first, count) in steps(here, change)? {
         let (ours, theirs) = match count {
@@ -86,7 +86,7 @@ pub fn compare(
         sums.same_bytes = false;
         let columns = here.shape.last().copied().unwrap_or(1);
         let values = |tensor: &TensorInfo, bytes: &[Vec<u8>], change| {
-            Ok::<_, CompareError>(undo(decode(tensor, bytes)?, columns as usize, change))
+            Ok::<_, CompareError>(undo_change(decode(tensor, bytes)?, columns as usize, change))
         };
         sums.add(&values(&ours, &ours_bytes, change.0)?, &values(&theirs, &theirs_bytes, change.1)?);
     }
@@ -94,7 +94,7 @@ pub fn compare(
 }
 
 /// Returns the properties that decide how the bytes of scales are decoded.
-fn scaled_as(tensor: &TensorInfo) -> Option<(Dtype, [u64; 2])> {
+fn scale_layout(tensor: &TensorInfo) -> Option<(Dtype, [u64; 2])> {
     tensor.scaling.as_ref().map(|scaling| (scaling.part.dtype, scaling.block))
 }
 
@@ -108,7 +108,7 @@ fn steps(tensor: &TensorInfo, change: (Change, Change)) -> Result<Vec<(u64, Opti
         return Ok(Vec::new());
     }
     let head = match change {
-        (Change::Heads(head), _) | (_, Change::Heads(head)) => head.max(1),
+        (Change::ReorderHeads(head), _) | (_, Change::ReorderHeads(head)) => head.max(1),
         _ => 1,
     };
     let unit = columns.saturating_mul(head);
@@ -122,7 +122,7 @@ fn steps(tensor: &TensorInfo, change: (Change, Change)) -> Result<Vec<(u64, Opti
 
 fn read(tensor: &TensorInfo, blobs: Blobs<'_>) -> Result<Vec<Vec<u8>>, CompareError> {
     let parts = tensor.parts.iter().count();
-    let run = |(at, run): (usize, Run<'_>)| {
+    let run = |(at, run): (usize, ByteRange<'_>)| {
         let blob = if at < parts { Some(blobs.weight) } else { blobs.scales };
         let blob = blob.ok_or(io::ErrorKind::NotFound)?;
         // Check the range before allocating memory: a damaged description can exceed the blob.
@@ -150,14 +150,14 @@ fn decode(tensor: &TensorInfo, bytes: &[Vec<u8>]) -> Result<Vec<f32>, CompareErr
 }
 
 /// Converts values back to the checkpoint's form.
-fn undo(mut values: Vec<f32>, columns: usize, change: Change) -> Vec<f32> {
+fn undo_change(mut values: Vec<f32>, columns: usize, change: Change) -> Vec<f32> {
     match change {
         Change::None => values,
-        Change::MinusOne => {
+        Change::SubtractOne => {
             values.iter_mut().for_each(|value| *value -= 1.0);
             values
         }
-        Change::Heads(head) => {
+        Change::ReorderHeads(head) => {
             let (head, columns) = (head as usize, columns.max(1));
             let mut out = values.clone();
             for (from, to) in values.chunks_exact(head * columns).zip(out.chunks_exact_mut(head * columns)) {

@@ -28,9 +28,9 @@ pub enum Change {
     None,
     /// Reorders the rows of each head of this many rows, which GGUF stores in the order that rotates
     /// neighbours instead of halves.
-    Heads(u64),
+    ReorderHeads(u64),
     /// Subtracts the 1 that the conversion added to each value.
-    MinusOne,
+    SubtractOne,
 }
 
 /// Two corresponding tensors, or one tensor without a counterpart.
@@ -49,7 +49,7 @@ impl Pair<'_> {
     }
 
     /// Whether both are the same bytes of the same blob, so that nothing has to be read.
-    pub fn is_one(&self) -> bool {
+    pub fn is_same_blob(&self) -> bool {
         match (self.here, self.there) {
             (Some(here), Some(there)) => {
                 (&here.digest, &here.parts, &here.shape) == (&there.digest, &there.parts, &there.shape)
@@ -64,7 +64,7 @@ impl Pair<'_> {
 /// Pairs each tensor with its counterpart by name. If one model has GGUF names and the other checkpoint
 /// names, the conversion's names are used too. The result has the order of `here`, followed by the tensors
 /// that only `there` has.
-pub fn pairs<'a>(here: &'a [TensorInfo], there: &'a [TensorInfo], hints: &Hints) -> Vec<Pair<'a>> {
+pub fn pair_tensors<'a>(here: &'a [TensorInfo], there: &'a [TensorInfo], hints: &Hints) -> Vec<Pair<'a>> {
     let by_name: HashMap<&str, usize> =
         there.iter().enumerate().map(|(at, tensor)| (tensor.name.as_str(), at)).collect();
     let mut taken: Vec<bool> = vec![false; there.len()];
@@ -120,7 +120,7 @@ pub struct Weighed {
 }
 
 /// Adds up the layer sizes of two manifests.
-pub fn weigh(here: &Manifest, there: &Manifest) -> Weighed {
+pub fn compare_sizes(here: &Manifest, there: &Manifest) -> Weighed {
     let blobs = |manifest: &Manifest| -> BTreeSet<(Digest, u64)> {
         manifest.layers.iter().map(|layer| (layer.digest.clone(), layer.size)).collect()
     };

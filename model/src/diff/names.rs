@@ -53,9 +53,9 @@ pub(super) fn change(name: &str, hints: &Hints) -> Change {
     let part = name.rsplit('.').nth(1).unwrap_or_default();
     match (architecture, part) {
         // GGUF also uses the name llama for Mistral and Mixtral.
-        ("llama", "attn_q" | "attn_k") => hints.head_dim.map_or(Change::None, Change::Heads),
+        ("llama", "attn_q" | "attn_k") => hints.head_dim.map_or(Change::None, Change::ReorderHeads),
         (gemma, norm) if gemma.starts_with("gemma") && norm.ends_with("_norm") && gemma != "gemma3n" => {
-            Change::MinusOne
+            Change::SubtractOne
         }
         _ => Change::None,
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gguf_names_lead_back() {
+    fn gguf_names_map_to_checkpoint_names() {
         let first = |name: &str| of_checkpoint(name).into_iter().next();
         for (name, expect) in [
             ("token_embd.weight", Some("model.embed_tokens.weight")),
@@ -85,15 +85,15 @@ mod tests {
     }
 
     #[test]
-    fn what_the_conversion_did() {
+    fn conversion_changes_are_known() {
         let hints = |architecture: &str| Hints {
             gguf_architecture: Some(architecture.to_owned()),
             head_dim: Some(64),
         };
-        assert_eq!(change("blk.0.attn_q.weight", &hints("llama")), Change::Heads(64));
+        assert_eq!(change("blk.0.attn_q.weight", &hints("llama")), Change::ReorderHeads(64));
         assert_eq!(change("blk.0.attn_q.weight", &hints("qwen2")), Change::None);
-        assert_eq!(change("blk.0.attn_norm.weight", &hints("gemma3")), Change::MinusOne);
-        assert_eq!(change("output_norm.weight", &hints("gemma2")), Change::MinusOne);
+        assert_eq!(change("blk.0.attn_norm.weight", &hints("gemma3")), Change::SubtractOne);
+        assert_eq!(change("output_norm.weight", &hints("gemma2")), Change::SubtractOne);
         assert_eq!(change("blk.0.attn_norm.weight", &hints("llama")), Change::None);
         assert_eq!(change("blk.0.attn_q.weight", &Hints::default()), Change::None);
     }

@@ -51,7 +51,7 @@ fn tensors_find_their_partners() {
         let name = |tensor: Option<&TensorInfo>| tensor.map(|t| t.name.clone()).unwrap_or_default();
         pairs.iter().map(|pair| (name(pair.here), name(pair.there))).collect()
     };
-    let found = names(&pairs(&checkpoint, &gguf, &Hints::default()));
+    let found = names(&pair_tensors(&checkpoint, &gguf, &Hints::default()));
     let expect = [
         ("model.norm.weight", "output_norm.weight"),
         ("model.layers.0.post_attention_layernorm.weight", "blk.0.ffn_norm.weight"),
@@ -60,15 +60,15 @@ fn tensors_find_their_partners() {
         ("", "rope_freqs.weight"),
     ];
     assert_eq!(found, expect.map(|(here, there)| (here.to_owned(), there.to_owned())));
-    let back = names(&pairs(&gguf, &checkpoint, &Hints::default()));
+    let back = names(&pair_tensors(&gguf, &checkpoint, &Hints::default()));
     assert_eq!(back.len(), 5);
     for (here, there) in found {
         assert!(back.contains(&(there, here)));
     }
     let hints = Hints { gguf_architecture: Some("gemma3".to_owned()), head_dim: None };
-    assert_eq!(pairs(&checkpoint, &gguf, &hints)[0].change, (Change::None, Change::MinusOne));
-    assert!(pairs(&gguf, &gguf, &hints).iter().all(Pair::is_one));
-    assert!(!pairs(&gguf, &checkpoint, &hints)[1].is_one());
+    assert_eq!(pair_tensors(&checkpoint, &gguf, &hints)[0].change, (Change::None, Change::SubtractOne));
+    assert!(pair_tensors(&gguf, &gguf, &hints).iter().all(Pair::is_same_blob));
+    assert!(!pair_tensors(&gguf, &checkpoint, &hints)[1].is_same_blob());
 }
 
 #[test]
@@ -97,11 +97,15 @@ fn a_conversion_is_undone() {
     let there = tensor("model.layers.0.self_attn.q_proj.weight", Dtype::F32, &[8, 1], 0);
     let checkpoint = f32s(&[0.0, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0]);
     let gguf = f32s(&[0.0, 2.0, 1.0, 3.0, 10.0, 12.0, 11.0, 13.0]);
-    let found = compare((&here, &gguf), (&there, &checkpoint), (Change::Heads(4), Change::None)).unwrap();
+    let found =
+        compare((&here, &gguf), (&there, &checkpoint), (Change::ReorderHeads(4), Change::None)).unwrap();
     assert_eq!((found.relative_error, found.same_bytes), (Some(0.0), false));
     let norm = tensor("n", Dtype::F32, &[2], 0);
-    let found =
-        compare((&norm, &f32s(&[1.5, 0.0])), (&norm, &f32s(&[0.5, -1.0])), (Change::MinusOne, Change::None));
+    let found = compare(
+        (&norm, &f32s(&[1.5, 0.0])),
+        (&norm, &f32s(&[0.5, -1.0])),
+        (Change::SubtractOne, Change::None),
+    );
     assert_eq!(found.unwrap().relative_error, Some(0.0));
 }
 
@@ -119,7 +123,7 @@ fn long_tensors_go_by_rows() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_said() {
+fn incomparable_tensors_are_errors() {
     let none = (Change::None, Change::None);
     let (here, there) = (tensor("a", Dtype::F32, &[2], 0), tensor("b", Dtype::F32, &[3], 0));
     let bytes = f32s(&[0.0; 3]);
@@ -144,7 +148,9 @@ fn blobs_are_weighed_once() {
         let json = serde_json::json!({"schemaVersion": 2, "config": config, "layers": layers});
         Manifest::parse(None, json.to_string().as_bytes()).unwrap()
     };
-    let weighed =
-        weigh(&manifest(&[layer(1, 10), layer(1, 10), layer(2, 5)]), &manifest(&[layer(1, 10), layer(3, 7)]));
+    let weighed = compare_sizes(
+        &manifest(&[layer(1, 10), layer(1, 10), layer(2, 5)]),
+        &manifest(&[layer(1, 10), layer(3, 7)]),
+    );
     assert_eq!(weighed, Weighed { here: 15, there: 17, shared: 10 });
 }

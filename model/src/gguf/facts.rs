@@ -88,7 +88,7 @@ impl Metadata {
     /// The capabilities of a model with these keys, in ollama's terms, apart from those that its templates
     /// add.
     pub fn capabilities(&self) -> Vec<&'static str> {
-        let is_embedding = self.hyper("pooling_type").is_some();
+        let is_embedding = self.architecture_value("pooling_type").is_some();
         let mut capabilities = vec![if is_embedding { "embedding" } else { "completion" }];
         if self.iter().any(|(key, _)| key.ends_with(".vision.block_count")) {
             capabilities.push("vision");

@@ -133,7 +133,7 @@ impl Header {
     }
 }
 
-fn aligned(at: u64, alignment: u64) -> Option<u64> {
+fn align_up(at: u64, alignment: u64) -> Option<u64> {
     at.checked_next_multiple_of(alignment)
 }
 

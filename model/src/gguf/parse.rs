@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use super::{
     Array, DEFAULT_ALIGNMENT, Header, MAGIC, MAX_ALIGNMENT, MAX_ENTRIES, MAX_HEADER_BYTES, MAX_KEY,
-    MAX_STRING, MAX_TENSOR_NAME, Metadata, Strings, TensorEntry, Value, aligned,
+    MAX_STRING, MAX_TENSOR_NAME, Metadata, Strings, TensorEntry, Value, align_up,
 };
 use crate::quant::ggml::Type;
 
@@ -117,7 +117,7 @@ impl Header {
         let alignment = alignment(&metadata)?;
         let tensors = reader.tensors(tensor_count)?;
         let header_len = reader.at as u64;
-        let data_start = aligned(header_len, alignment)
+        let data_start = align_up(header_len, alignment)
             .ok_or(HeaderError::TooLong { needed: header_len, limit: MAX_HEADER_BYTES })?;
         check_layout(&tensors, alignment, file_len.saturating_sub(data_start))?;
         Ok(Header { version, alignment, metadata, tensors, data_start })
@@ -263,7 +263,7 @@ impl<'a> Reader<'a> {
             4 => number!(U32, u32),
             5 => number!(I32, i32),
             6 => number!(F32, f32),
-            7 => Value::Bool(truth(self.array::<1>(place)?[0]).map_err(failed)?),
+            7 => Value::Bool(parse_bool(self.array::<1>(place)?[0]).map_err(failed)?),
             8 => Value::String(self.string(key)?.to_vec()),
             9 => Value::Array(self.elements(key)?),
             10 => number!(U64, u64),
@@ -311,7 +311,9 @@ impl<'a> Reader<'a> {
             6 => numbers!(F32, f32),
             7 => {
                 let bytes = self.take(least, place)?;
-                Array::Bool(bytes.iter().map(|byte| truth(*byte)).collect::<Result<_, _>>().map_err(failed)?)
+                Array::Bool(
+                    bytes.iter().map(|byte| parse_bool(*byte)).collect::<Result<_, _>>().map_err(failed)?,
+                )
             }
             10 => numbers!(U64, u64),
             11 => numbers!(I64, i64),
@@ -374,7 +376,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn truth(byte: u8) -> Result<bool, KeyProblem> {
+fn parse_bool(byte: u8) -> Result<bool, KeyProblem> {
     match byte {
         0 => Ok(false),
         1 => Ok(true),

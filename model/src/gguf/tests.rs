@@ -63,7 +63,7 @@ fn any_header() -> impl Strategy<Value = Header> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(header in any_header()) {
+    fn written_headers_are_read_back(header in any_header()) {
         let bytes = header.to_bytes();
         prop_assert_eq!(bytes.len() as u64, header.data_start);
         prop_assert_eq!(&Header::parse(&bytes, header.file_len()).unwrap(), &header);
@@ -180,7 +180,7 @@ impl Raw {
 }
 
 #[test]
-fn what_is_refused_and_how() {
+fn invalid_headers_have_specific_errors() {
     let one = |value: &[u8], ty| Raw::keys(&[key("a.b", ty, value)]);
     let count = |n: u64| n.to_le_bytes();
     let array = |ty: u32, n: u64, rest: &[u8]| one(&[&ty.to_le_bytes()[..], &count(n), rest].concat(), 9);
@@ -237,7 +237,7 @@ fn what_is_refused_and_how() {
 }
 
 #[test]
-fn what_is_odd_but_right() {
+fn unusual_headers_are_accepted() {
     // Version 2, gaps between tensors, data in another order than the header, and a scalar.
     let raw = Raw {
         version: 2,
@@ -264,8 +264,8 @@ fn numbers_of_any_type() {
     metadata.set("llama.heads", Value::I32(-1));
     metadata.set("llama.eps", 1e-5f32);
     metadata.set("llama.all", Value::Array(Array::U32(vec![1, 2])));
-    assert_eq!(metadata.hyper("block_count").and_then(Value::as_u64), Some(3));
-    assert_eq!(metadata.hyper("heads").and_then(Value::as_u64), None);
+    assert_eq!(metadata.architecture_value("block_count").and_then(Value::as_u64), Some(3));
+    assert_eq!(metadata.architecture_value("heads").and_then(Value::as_u64), None);
     assert_eq!(metadata.get("llama.heads").and_then(Value::as_i64), Some(-1));
     let json = serde_json::Value::Object(metadata.to_json(false));
     assert_eq!(json["llama.eps"].as_f64(), Some(1e-5));

@@ -324,7 +324,7 @@ impl Metadata {
     }
 
     /// Returns a key of the architecture: `hyper("block_count")` is `llama.block_count` for a llama.
-    pub fn hyper(&self, key: &str) -> Option<&Value> {
+    pub fn architecture_value(&self, key: &str) -> Option<&Value> {
         self.get(&format!("{}.{key}", self.architecture()?))
     }
 

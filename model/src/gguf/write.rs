@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use super::parse::{alignment, check_tensor};
 use super::{
     Array, Header, HeaderError, KeyProblem, MAGIC, MAX_ENTRIES, MAX_HEADER_BYTES, MAX_KEY, MAX_STRING,
-    Metadata, TensorEntry, TensorProblem, VERSION, Value, aligned,
+    Metadata, TensorEntry, TensorProblem, VERSION, Value, align_up,
 };
 use crate::quant::ggml::Type;
 
@@ -37,7 +37,7 @@ impl Header {
             if !names.insert(entry.name.clone()) {
                 return Err(failed(TensorProblem::Duplicate));
             }
-            let next = offset.checked_add(size).and_then(|end| aligned(end, alignment));
+            let next = offset.checked_add(size).and_then(|end| align_up(end, alignment));
             offset = next.ok_or_else(|| failed(TensorProblem::Shape { dims: entry.dims.clone() }))?;
             entries.push(entry);
         }
@@ -58,7 +58,7 @@ impl Header {
     pub fn file_len(&self) -> u64 {
         let end = |entry: &TensorEntry| entry.offset.saturating_add(entry.size_bytes().unwrap_or(0));
         let end = self.tensors.iter().map(end).max().unwrap_or(0);
-        self.data_start.saturating_add(aligned(end, self.alignment).unwrap_or(end))
+        self.data_start.saturating_add(align_up(end, self.alignment).unwrap_or(end))
     }
 
     /// Writes the bytes in front of the data, padding included.

@@ -86,7 +86,7 @@ impl<'a> Run<'a> {
                             Value::Nil => self.write("<no value>")?,
                             Value::Text(text) => self.write(text)?,
                             value => {
-                                let text = print::plain(value);
+                                let text = print::format_plain(value);
                                 self.spend(text.len() / 16)?;
                                 self.write(&text)?;
                             }
@@ -180,7 +180,7 @@ impl<'a> Run<'a> {
                 }
             }
             other => {
-                let other: String = print::plain(other).chars().take(MAX_QUOTED).collect();
+                let other: String = print::format_plain(other).chars().take(MAX_QUOTED).collect();
                 return Err(self.error(format!("range can't iterate over {other}")));
             }
         }

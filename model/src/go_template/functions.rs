@@ -43,7 +43,7 @@ pub struct Dates {
 }
 
 impl Function {
-    pub(super) fn named(name: &str) -> Option<Function> {
+    pub(super) fn by_name(name: &str) -> Option<Function> {
         Some(match name {
             "and" => Function::And,
             "or" => Function::Or,
@@ -112,7 +112,7 @@ impl Function {
             Function::Js => js(&text_of(arguments)).into(),
             Function::UrlQuery => url_query(&text_of(arguments)).into(),
             Function::Call => return Err(format!("non-function of type {}", arguments[0].kind())),
-            Function::Json => print::json(&arguments[0]).into(),
+            Function::Json => print::format_json(&arguments[0]).into(),
             Function::CurrentDate => dates.today.as_str().into(),
             Function::YesterdayDate => dates.yesterday.as_str().into(),
             Function::ToTypeScriptType => match &arguments[0] {
@@ -191,7 +191,7 @@ fn index(value: &Value, indexes: &[Value]) -> Result<Value, String> {
     }
     let mut value = value.clone();
     for index in indexes {
-        let out_of_range = || format!("index out of range: {}", print::plain(index));
+        let out_of_range = || format!("index out of range: {}", print::format_plain(index));
         value = match &value {
             Value::List(list) => {
                 let at = position(index, list.items.len())?;

@@ -30,13 +30,13 @@ pub(super) enum Token {
 
 /// A position. Both numbers count from 1, columns in characters.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct Position {
     pub(super) line: usize,
     pub(super) column: usize,
 }
 
-impl Place {
-    pub(super) const START: Place = Place { line: 1, column: 1 };
+impl Position {
+    pub(super) const START: Position = Position { line: 1, column: 1 };
 
     pub(super) fn error(self, what: impl Into<String>) -> SyntaxError {
         SyntaxError { line: self.line, column: self.column, what: what.into() }
@@ -44,18 +44,19 @@ impl Place {
 }
 
 /// Returns all tokens, each with its position.
-pub(super) fn tokens(source: &str) -> Result<Vec<(Token, Place)>, SyntaxError> {
-    let mut lexer = Lexer { rest: source, place: Place::START, start: Place::START, tokens: Vec::new() };
+pub(super) fn tokens(source: &str) -> Result<Vec<(Token, Position)>, SyntaxError> {
+    let mut lexer =
+        Lexer { rest: source, place: Position::START, start: Position::START, tokens: Vec::new() };
     lexer.text()?;
     Ok(lexer.tokens)
 }
 
 struct Lexer<'a> {
     rest: &'a str,
-    place: Place,
+    place: Position,
     /// Where the current token begins.
-    start: Place,
-    tokens: Vec<(Token, Place)>,
+    start: Position,
+    tokens: Vec<(Token, Position)>,
 }
 
 fn is_space(c: char) -> bool {
@@ -147,19 +148,19 @@ impl<'a> Lexer<'a> {
                 '$' => {
                     self.take(1);
                     let name = format!("${}", self.word());
-                    self.terminated()?;
+                    self.check_terminated()?;
                     self.push(Token::Variable(name));
                 }
                 '.' if !self.rest[1..].starts_with(|c: char| c.is_ascii_digit()) => {
                     self.take(1);
                     let name = self.word().to_owned();
-                    self.terminated()?;
+                    self.check_terminated()?;
                     self.push(if name.is_empty() { Token::Dot } else { Token::Field(name) });
                 }
                 '+' | '-' | '.' | '0'..='9' => self.number()?,
                 c if is_word(c) => {
                     let word = self.word().to_owned();
-                    self.terminated()?;
+                    self.check_terminated()?;
                     self.push(Token::Word(word));
                 }
                 c => return Err(self.error(format!("unexpected {c:?} in action"))),
@@ -192,7 +193,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// Checks that a name ends where another token can begin.
-    fn terminated(&self) -> Result<(), SyntaxError> {
+    fn check_terminated(&self) -> Result<(), SyntaxError> {
         match self.rest.chars().next() {
             None | Some('.' | ',' | '|' | ':' | ')' | '(') => Ok(()),
             Some(c) if is_space(c) || self.rest.starts_with("}}") => Ok(()),
@@ -251,8 +252,8 @@ impl<'a> Lexer<'a> {
     fn take(&mut self, len: usize) -> &'a str {
         let (taken, rest) = self.rest.split_at(len);
         self.place = match taken.rsplit_once('\n') {
-            None => Place { column: self.place.column + taken.chars().count(), ..self.place },
-            Some((_, last)) => Place {
+            None => Position { column: self.place.column + taken.chars().count(), ..self.place },
+            Some((_, last)) => Position {
                 line: self.place.line + taken.matches('\n').count(),
                 column: last.chars().count() + 1,
             },
@@ -309,15 +310,15 @@ fn unquote(inside: &str, quote: char) -> Option<Vec<u8>> {
                 't' => '\t',
                 'v' => '\x0b',
                 digit @ '0'..='7' => {
-                    bytes.push(u8::try_from(code(&mut chars, 2, 8, digit.to_digit(8)?)?).ok()?);
+                    bytes.push(u8::try_from(read_code(&mut chars, 2, 8, digit.to_digit(8)?)?).ok()?);
                     continue;
                 }
                 'x' => {
-                    bytes.push(u8::try_from(code(&mut chars, 2, 16, 0)?).ok()?);
+                    bytes.push(u8::try_from(read_code(&mut chars, 2, 16, 0)?).ok()?);
                     continue;
                 }
-                'u' => char::from_u32(code(&mut chars, 4, 16, 0)?)?,
-                'U' => char::from_u32(code(&mut chars, 8, 16, 0)?)?,
+                'u' => char::from_u32(read_code(&mut chars, 4, 16, 0)?)?,
+                'U' => char::from_u32(read_code(&mut chars, 8, 16, 0)?)?,
                 c if c == '\\' || c == quote => c,
                 _ => return None,
             },
@@ -329,7 +330,7 @@ fn unquote(inside: &str, quote: char) -> Option<Vec<u8>> {
 }
 
 /// Reads this many more digits of a character code, whose first digits are in `start`.
-fn code(chars: &mut std::str::Chars<'_>, digits: usize, radix: u32, start: u32) -> Option<u32> {
+fn read_code(chars: &mut std::str::Chars<'_>, digits: usize, radix: u32, start: u32) -> Option<u32> {
     (0..digits)
         .try_fold(start, |code, _| code.checked_mul(radix)?.checked_add(chars.next()?.to_digit(radix)?))
 }

@@ -20,7 +20,7 @@ mod value;
 mod tests;
 
 pub use functions::Dates;
-pub use value::{Field, List, Map, Omitted, Printed, Record, Value};
+pub use value::{Field, List, Map, OmitRule, PrintStyle, Record, Value};
 
 use parse::{Branch, Node, Operand, Pipeline};
 
@@ -70,16 +70,16 @@ impl Template {
     }
 
     /// Returns the names of all fields and variables that the template mentions.
-    pub fn mentions(&self) -> BTreeSet<&str> {
+    pub fn mentioned_names(&self) -> BTreeSet<&str> {
         let mut names = BTreeSet::new();
         for list in self.defined.values().chain([&self.root]) {
-            mentioned(list, &mut names);
+            collect_names(list, &mut names);
         }
         names
     }
 
     /// Returns the template with a field printed at its end.
-    pub fn followed_by(mut self, field: &str) -> Template {
+    pub fn append_field(mut self, field: &str) -> Template {
         let operand = Operand::Field(vec![field.to_owned()]);
         self.root.push(Node::Action(Pipeline {
             line: 0,
@@ -91,38 +91,40 @@ impl Template {
     }
 
     /// Returns the template without anything after the first mention of a field.
-    pub fn up_to(&self, field: &str) -> Template {
+    pub fn truncate_after(&self, field: &str) -> Template {
         let mut template = self.clone();
-        cut(&mut template.root, field);
+        truncate_list(&mut template.root, field);
         template
     }
 }
 
-fn mentioned<'a>(list: &'a [Node], names: &mut BTreeSet<&'a str>) {
+fn collect_names<'a>(list: &'a [Node], names: &mut BTreeSet<&'a str>) {
     for node in list {
         match node {
             Node::Text(_) | Node::Break | Node::Continue => {}
-            Node::Action(pipeline) => in_pipeline(pipeline, names),
+            Node::Action(pipeline) => collect_pipeline_names(pipeline, names),
             Node::If(branch) | Node::With(branch) | Node::Range(branch) => {
-                in_pipeline(&branch.pipeline, names);
-                mentioned(&branch.list, names);
-                branch.otherwise.iter().for_each(|list| mentioned(list, names));
+                collect_pipeline_names(&branch.pipeline, names);
+                collect_names(&branch.list, names);
+                branch.otherwise.iter().for_each(|list| collect_names(list, names));
             }
-            Node::Call { pipeline, .. } => pipeline.iter().for_each(|pipeline| in_pipeline(pipeline, names)),
+            Node::Call { pipeline, .. } => {
+                pipeline.iter().for_each(|pipeline| collect_pipeline_names(pipeline, names))
+            }
         }
     }
 }
 
-fn in_pipeline<'a>(pipeline: &'a Pipeline, names: &mut BTreeSet<&'a str>) {
-    pipeline.commands.iter().flatten().for_each(|operand| in_operand(operand, names));
+fn collect_pipeline_names<'a>(pipeline: &'a Pipeline, names: &mut BTreeSet<&'a str>) {
+    pipeline.commands.iter().flatten().for_each(|operand| collect_operand_names(operand, names));
 }
 
-fn in_operand<'a>(operand: &'a Operand, names: &mut BTreeSet<&'a str>) {
+fn collect_operand_names<'a>(operand: &'a Operand, names: &mut BTreeSet<&'a str>) {
     match operand {
         Operand::Field(found) | Operand::Variable(found) => names.extend(found.iter().map(String::as_str)),
-        Operand::Pipeline(pipeline) => in_pipeline(pipeline, names),
+        Operand::Pipeline(pipeline) => collect_pipeline_names(pipeline, names),
         Operand::Chain(inner, found) => {
-            in_operand(inner, names);
+            collect_operand_names(inner, names);
             names.extend(found.iter().map(String::as_str));
         }
         _ => {}
@@ -131,28 +133,28 @@ fn in_operand<'a>(operand: &'a Operand, names: &mut BTreeSet<&'a str>) {
 
 /// Removes everything after the first mention of a field, and returns whether there was one. A condition is
 /// evaluated before both of its branches and does not count as a mention.
-fn cut(list: &mut Vec<Node>, field: &str) -> bool {
+fn truncate_list(list: &mut Vec<Node>, field: &str) -> bool {
     let found = list.iter_mut().position(|node| match node {
-        Node::Action(pipeline) => prints(pipeline, field),
-        Node::If(branch) | Node::With(branch) | Node::Range(branch) => cut_branch(branch, field),
+        Node::Action(pipeline) => prints_field(pipeline, field),
+        Node::If(branch) | Node::With(branch) | Node::Range(branch) => truncate_branch(branch, field),
         _ => false,
     });
     list.truncate(found.map_or(list.len(), |at| at + 1));
     found.is_some()
 }
 
-fn cut_branch(branch: &mut Branch, field: &str) -> bool {
-    if cut(&mut branch.list, field) {
+fn truncate_branch(branch: &mut Branch, field: &str) -> bool {
+    if truncate_list(&mut branch.list, field) {
         branch.otherwise = None;
         return true;
     }
-    branch.otherwise.as_mut().is_some_and(|list| cut(list, field))
+    branch.otherwise.as_mut().is_some_and(|list| truncate_list(list, field))
 }
 
-fn prints(pipeline: &Pipeline, field: &str) -> bool {
+fn prints_field(pipeline: &Pipeline, field: &str) -> bool {
     pipeline.commands.iter().flatten().any(|operand| match operand {
         Operand::Field(names) => names.iter().any(|name| name == field),
-        Operand::Pipeline(inner) => prints(inner, field),
+        Operand::Pipeline(inner) => prints_field(inner, field),
         _ => false,
     })
 }

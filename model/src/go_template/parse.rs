@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::functions::Function;
-use super::lex::{Place, Token, tokens};
+use super::lex::{Position, Token, tokens};
 use super::{MAX_DEPTH, SyntaxError};
 
 /// A run of nodes.
@@ -81,7 +81,7 @@ pub(super) fn parse(source: &str) -> Result<(List, BTreeMap<String, List>), Synt
 }
 
 struct Parser {
-    tokens: Vec<(Token, Place)>,
+    tokens: Vec<(Token, Position)>,
     at: usize,
     variables: Vec<String>,
     ranges: usize,
@@ -113,9 +113,9 @@ impl Parser {
         }
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> Position {
         let at = self.at.min(self.tokens.len().saturating_sub(1));
-        self.tokens.get(at).map_or(Place::START, |(_, place)| *place)
+        self.tokens.get(at).map_or(Position::START, |(_, place)| *place)
     }
 
     fn line(&self) -> usize {
@@ -146,7 +146,7 @@ impl Parser {
         }
     }
 
-    fn deeper<T>(
+    fn with_deeper_nesting<T>(
         &mut self,
         parse: impl FnOnce(&mut Self) -> Result<T, SyntaxError>,
     ) -> Result<T, SyntaxError> {
@@ -209,9 +209,12 @@ impl Parser {
                             };
                             nodes.push(Node::Call { name, pipeline, line });
                         }
-                        "if" => nodes.push(Node::If(self.deeper(|parser| parser.branch("if"))?)),
-                        "with" => nodes.push(Node::With(self.deeper(|parser| parser.branch("with"))?)),
-                        "range" => nodes.push(Node::Range(self.deeper(|parser| parser.branch("range"))?)),
+                        "if" => nodes.push(Node::If(self.with_deeper_nesting(|parser| parser.branch("if"))?)),
+                        "with" => {
+                            nodes.push(Node::With(self.with_deeper_nesting(|parser| parser.branch("with"))?))
+                        }
+                        "range" => nodes
+                            .push(Node::Range(self.with_deeper_nesting(|parser| parser.branch("range"))?)),
                         "break" | "continue" => {
                             if self.ranges == 0 {
                                 return Err(self.error(format!("{{{{{word}}}}} outside {{{{range}}}}")));
@@ -254,7 +257,7 @@ impl Parser {
     fn body(&mut self, name: String) -> Result<(), SyntaxError> {
         let variables = std::mem::replace(&mut self.variables, vec!["$".to_owned()]);
         let ranges = std::mem::take(&mut self.ranges);
-        let (list, end) = self.deeper(|parser| parser.list(false))?;
+        let (list, end) = self.with_deeper_nesting(|parser| parser.list(false))?;
         if !matches!(end, Some(End::End)) {
             return Err(self.error("unexpected {{else}} in define clause"));
         }
@@ -273,7 +276,7 @@ impl Parser {
             Some(End::Else) if matches!(word, "if" | "with") && self.at_word(word) => {
                 // Its `end` also ends this branch.
                 self.at += 1;
-                let branch = self.deeper(|parser| parser.branch(word))?;
+                let branch = self.with_deeper_nesting(|parser| parser.branch(word))?;
                 Some(vec![if word == "if" { Node::If(branch) } else { Node::With(branch) }])
             }
             Some(End::Else) if self.at_word("if") || self.at_word("with") => {
@@ -342,7 +345,7 @@ impl Parser {
                     self.at += 1;
                     if pipeline.assigns {
                         for name in &names {
-                            self.known(name)?;
+                            self.check_variable(name)?;
                         }
                     } else {
                         self.variables.extend(names.iter().cloned());
@@ -419,14 +422,14 @@ impl Parser {
                 "false" => Operand::Bool(false),
                 "nil" => Operand::Nil,
                 name => Operand::Function(
-                    Function::named(name)
+                    Function::by_name(name)
                         .ok_or_else(|| self.error(format!("function {name:?} not defined")))?,
                 ),
             },
             Some(Token::Dot) => Operand::Dot,
             Some(Token::Field(name)) => Operand::Field(vec![name]),
             Some(Token::Variable(name)) => {
-                self.known(&name)?;
+                self.check_variable(&name)?;
                 Operand::Variable(vec![name])
             }
             Some(Token::Int(number)) => Operand::Int(number),
@@ -434,8 +437,9 @@ impl Parser {
             Some(Token::Str(text)) => Operand::Str(text),
             Some(Token::ParenOpen) => {
                 self.at += 1;
-                let inner =
-                    self.deeper(|parser| parser.pipeline("parenthesized pipeline", &Token::ParenClose))?;
+                let inner = self.with_deeper_nesting(|parser| {
+                    parser.pipeline("parenthesized pipeline", &Token::ParenClose)
+                })?;
                 return Ok(Some(Operand::Pipeline(Box::new(inner))));
             }
             _ => return Ok(None),
@@ -444,7 +448,7 @@ impl Parser {
         Ok(Some(term))
     }
 
-    fn known(&self, name: &str) -> Result<(), SyntaxError> {
+    fn check_variable(&self, name: &str) -> Result<(), SyntaxError> {
         match self.variables.iter().any(|known| known == name) {
             true => Ok(()),
             false => Err(self.error(format!("undefined variable {name:?}"))),

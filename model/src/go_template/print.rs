@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::MAX_OUTPUT_BYTES;
-use super::value::{Omitted, Printed, Value};
+use super::value::{OmitRule, PrintStyle, Value};
 
 /// The smallest decimal exponent that `fmt` prints.
 const EXPONENT: i32 = 6;
@@ -17,7 +17,7 @@ fn is_full(out: &str) -> bool {
 }
 
 /// `%v`, truncated somewhere after [`MAX_OUTPUT_BYTES`].
-pub(super) fn plain(value: &Value) -> String {
+pub(super) fn format_plain(value: &Value) -> String {
     let mut out = String::new();
     write_plain(&mut out, value);
     out
@@ -29,30 +29,30 @@ fn write_plain(out: &mut String, value: &Value) {
         Value::Nil => out.push_str("<nil>"),
         Value::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
         Value::Int(number) => out.push_str(&number.to_string()),
-        Value::Float(number) => out.push_str(&float(*number)),
+        Value::Float(number) => out.push_str(&format_float(*number)),
         Value::Text(text) => out.push_str(text),
-        Value::List(list) if list.printed == Printed::Json => out.push_str(&json(value)),
-        Value::List(list) if list.printed == Printed::OneAsItself && list.items.len() < 2 => {
+        Value::List(list) if list.printed == PrintStyle::Json => out.push_str(&format_json(value)),
+        Value::List(list) if list.printed == PrintStyle::UnwrapSingle && list.items.len() < 2 => {
             if let Some(item) = list.items.first() {
                 write_plain(out, item);
             }
         }
-        Value::List(list) => between(out, ("[", "]"), &list.items, write_plain),
-        Value::Map(map) if map.printed == Printed::Json && map.is_nil => out.push_str("{}"),
-        Value::Map(map) if map.printed == Printed::Json => out.push_str(&json(value)),
-        Value::Map(map) => between(out, ("map[", "]"), &map.entries, |out, (key, item)| {
+        Value::List(list) => write_separated(out, ("[", "]"), &list.items, write_plain),
+        Value::Map(map) if map.printed == PrintStyle::Json && map.is_nil => out.push_str("{}"),
+        Value::Map(map) if map.printed == PrintStyle::Json => out.push_str(&format_json(value)),
+        Value::Map(map) => write_separated(out, ("map[", "]"), &map.entries, |out, (key, item)| {
             out.push_str(key);
             out.push(':');
             write_plain(out, item);
         }),
-        Value::Record(record) if record.printed == Printed::Json => out.push_str(&json(value)),
+        Value::Record(record) if record.printed == PrintStyle::Json => out.push_str(&format_json(value)),
         Value::Record(record) => {
-            between(out, ("{", "}"), &record.fields, |out, field| write_plain(out, &field.value));
+            write_separated(out, ("{", "}"), &record.fields, |out, field| write_plain(out, &field.value));
         }
     }
 }
 
-fn between<T>(
+fn write_separated<T>(
     out: &mut String,
     (open, close): (&str, &str),
     items: impl IntoIterator<Item = T>,
@@ -69,12 +69,12 @@ fn between<T>(
 }
 
 /// `%g`: the shortest text of the number, with an exponent where Go prints one.
-fn float(number: f64) -> String {
-    general(number, -4, EXPONENT)
+fn format_float(number: f64) -> String {
+    format_general(number, -4, EXPONENT)
 }
 
 /// Formats a number, with an exponent if its decimal exponent is outside `least..most`.
-fn general(number: f64, least: i32, most: i32) -> String {
+fn format_general(number: f64, least: i32, most: i32) -> String {
     if number.is_nan() {
         return "NaN".to_owned();
     }
@@ -94,7 +94,7 @@ fn with_exponent(text: &str) -> (String, i32) {
 }
 
 /// `json.Marshal`.
-pub(super) fn json(value: &Value) -> String {
+pub(super) fn format_json(value: &Value) -> String {
     let mut out = String::new();
     write_json(&mut out, value);
     out
@@ -106,10 +106,10 @@ fn write_json(out: &mut String, value: &Value) {
         Value::Nil => out.push_str("null"),
         Value::Bool(_) | Value::Int(_) => write_plain(out, value),
         // Unlike `fmt`, an exponent has no leading zero.
-        Value::Float(number) => out.push_str(&general(*number, -6, 21).replace("e-0", "e-")),
+        Value::Float(number) => out.push_str(&format_general(*number, -6, 21).replace("e-0", "e-")),
         Value::Text(text) => write_json_text(out, text),
         Value::List(list) if list.is_nil => out.push_str("null"),
-        Value::List(list) if list.printed == Printed::OneAsItself && list.items.len() == 1 => {
+        Value::List(list) if list.printed == PrintStyle::UnwrapSingle && list.items.len() == 1 => {
             write_json(out, &list.items[0]);
         }
         Value::List(list) => {
@@ -135,9 +135,9 @@ fn write_json(out: &mut String, value: &Value) {
         }
         Value::Record(record) => {
             let fields = record.fields.iter().filter(|field| match field.omitted {
-                Omitted::Never => true,
-                Omitted::Nil => !matches!(field.value, Value::Nil),
-                Omitted::Empty => !field.value.is_empty(),
+                OmitRule::Never => true,
+                OmitRule::Nil => !matches!(field.value, Value::Nil),
+                OmitRule::Empty => !field.value.is_empty(),
             });
             write_entries(out, fields.map(|field| (field.json, &field.value)));
         }
@@ -218,7 +218,7 @@ pub(super) fn print(values: &[Value]) -> String {
 /// `fmt.Sprintln`.
 pub(super) fn println(values: &[Value]) -> String {
     let mut out = String::new();
-    between(&mut out, ("", "\n"), values, write_plain);
+    write_separated(&mut out, ("", "\n"), values, write_plain);
     out
 }
 
@@ -302,7 +302,7 @@ fn verb_of(out: &mut String, verb: char, spec: Spec, value: &Value) {
     let text = match (verb, value) {
         ('v', Value::Int(number)) | ('d', Value::Int(number)) => signed(*number, number.to_string()),
         ('v', Value::Text(text)) | ('s', Value::Text(text)) => cut(text.to_string()),
-        ('v', value) => plain(value),
+        ('v', value) => format_plain(value),
         ('q', Value::Text(text)) => quoted(&cut(text.to_string())),
         ('q', Value::Int(number)) => {
             let c = u32::try_from(*number).ok().and_then(char::from_u32).unwrap_or('\u{fffd}');
@@ -324,10 +324,10 @@ fn verb_of(out: &mut String, verb: char, spec: Spec, value: &Value) {
             if *number >= 0.0 { signed(0, text) } else { text }
         }
         ('e', Value::Float(number)) => with_exponent(&format!("{number:.*e}", spec.precision.unwrap_or(6))).0,
-        ('g', Value::Float(number)) if spec.precision.is_none() => float(*number),
-        ('s', Value::List(_) | Value::Map(_) | Value::Record(_)) => cut(plain(value)),
+        ('g', Value::Float(number)) if spec.precision.is_none() => format_float(*number),
+        ('s', Value::List(_) | Value::Map(_) | Value::Record(_)) => cut(format_plain(value)),
         (verb, Value::Nil) => format!("%!{verb}(<nil>)"),
-        (verb, value) => format!("%!{verb}({}={})", value.kind(), plain(value)),
+        (verb, value) => format!("%!{verb}({}={})", value.kind(), format_plain(value)),
     };
     let fill = spec.width.saturating_sub(text.chars().count());
     if spec.minus {

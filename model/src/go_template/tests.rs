@@ -7,7 +7,7 @@ use super::*;
 fn run(source: &str, data: &serde_json::Value) -> Result<String, String> {
     let template = Template::parse(source).map_err(|error| error.to_string())?;
     let dates = Dates { today: "2026-11-22".into(), yesterday: "2026-11-21".into() };
-    template.execute(&Value::of_json(data), &dates).map_err(|error| error.to_string())
+    template.execute(&Value::from_json(data), &dates).map_err(|error| error.to_string())
 }
 
 fn data() -> serde_json::Value {
@@ -96,7 +96,7 @@ fn functions() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_line() {
+fn errors_have_a_line() {
     let check = |source: &str, expect: &str| {
         let error = run(source, &data()).expect_err(source);
         assert!(error.contains(expect), "{source}: {error}");
@@ -136,7 +136,7 @@ fn costs_are_bounded() {
 }
 
 #[test]
-fn a_long_value_is_dear_however_often_it_is_named() {
+fn repeated_long_values_are_bounded() {
     let data = json!({"long": "x".repeat(1 << 20)});
     let check = |source: &str, expect: &str| {
         let error = run(source, &data).expect_err(source);
@@ -147,13 +147,13 @@ fn a_long_value_is_dear_however_often_it_is_named() {
     check(&format!("{{{{ print {} }}}}", ".long ".repeat(40)), "a text is too long");
 
     // A template that fails in the end does not take much more memory than one that succeeds.
-    let many = vec![Value::of_json(&data["long"]); 100];
+    let many = vec![Value::from_json(&data["long"]); 100];
     let all = [
         print::print(&many),
         print::println(&many),
         print::printf(&"%v".repeat(100), &many),
         print::printf("", &many),
-        print::json(&Value::list(many)),
+        print::format_json(&Value::list(many)),
     ];
     for text in all {
         assert!((MAX_OUTPUT_BYTES + 1..MAX_OUTPUT_BYTES + (2 << 20)).contains(&text.len()), "{}", text.len());
@@ -164,11 +164,11 @@ fn a_long_value_is_dear_however_often_it_is_named() {
 fn mentions_and_cuts() {
     let source = "{{ .System }}{{ range $m := .Messages }}{{ $m.Role }}{{ end }}{{ if .Prompt }}p{{ (.Tools) }}{{ end }}";
     let template = Template::parse(source).unwrap();
-    let names: Vec<&str> = template.mentions().into_iter().collect();
+    let names: Vec<&str> = template.mentioned_names().into_iter().collect();
     assert_eq!(names, ["$m", "Messages", "Prompt", "Role", "System", "Tools"]);
 
     let up_to = |source: &str| {
-        let template = Template::parse(source).unwrap().up_to("Response");
+        let template = Template::parse(source).unwrap().truncate_after("Response");
         let data =
             Value::map([("Response".to_owned(), Value::from("R")), ("t".to_owned(), Value::Bool(true))]);
         template.execute(&data, &Dates::default()).unwrap()
@@ -177,7 +177,7 @@ fn mentions_and_cuts() {
     assert_eq!(up_to("a {{ if .t }}<{{ .Response }}>{{ end }} b"), "a <R");
     assert_eq!(up_to("a {{ if .Response }}<{{ .Response }}>{{ else }}-{{ end }} b"), "a <R");
     assert_eq!(up_to("no mention"), "no mention");
-    let template = Template::parse("p").unwrap().followed_by("Response");
+    let template = Template::parse("p").unwrap().append_field("Response");
     let data = Value::map([("Response".to_owned(), Value::from("R"))]);
     assert_eq!(template.execute(&data, &Dates::default()).as_deref(), Ok("pR"));
 }

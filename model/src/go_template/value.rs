@@ -21,19 +21,19 @@ pub enum Value {
 
 /// How a template prints a list, a map or a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Printed {
+pub enum PrintStyle {
     /// As `fmt` prints it: `[a b]`, `map[k:v]`, `{a b}`.
     #[default]
     Go,
     Json,
     /// A list of one item as that item, in JSON too; other lists as `fmt` prints them.
-    OneAsItself,
+    UnwrapSingle,
 }
 
 #[derive(Debug, Default)]
 pub struct List {
     pub items: Vec<Value>,
-    pub printed: Printed,
+    pub printed: PrintStyle,
     /// A nil slice: `null` as JSON, and equal to nil.
     pub is_nil: bool,
 }
@@ -42,7 +42,7 @@ pub struct List {
 #[derive(Debug, Default)]
 pub struct Map {
     pub entries: BTreeMap<String, Value>,
-    pub printed: Printed,
+    pub printed: PrintStyle,
     pub is_nil: bool,
     /// The value of a missing key: the zero value of the map's type.
     pub missing: Value,
@@ -57,20 +57,20 @@ pub struct Record {
     pub fields: Vec<Field>,
     /// Methods without arguments, and their results.
     pub methods: Vec<(&'static str, Value)>,
-    pub printed: Printed,
+    pub printed: PrintStyle,
 }
 
 #[derive(Debug)]
 pub struct Field {
     pub name: &'static str,
     pub json: &'static str,
-    pub omitted: Omitted,
+    pub omitted: OmitRule,
     pub value: Value,
 }
 
 /// When JSON leaves a field out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Omitted {
+pub enum OmitRule {
     Never,
     /// If it is nil: `omitempty` on an interface.
     Nil,
@@ -79,7 +79,7 @@ pub enum Omitted {
 }
 
 impl Field {
-    pub fn new(name: &'static str, json: &'static str, omitted: Omitted, value: impl Into<Value>) -> Field {
+    pub fn new(name: &'static str, json: &'static str, omitted: OmitRule, value: impl Into<Value>) -> Field {
         Field { name, json, omitted, value: value.into() }
     }
 }
@@ -90,7 +90,7 @@ impl Value {
     }
 
     /// Returns a nil slice.
-    pub fn nil_list(printed: Printed) -> Value {
+    pub fn nil_list(printed: PrintStyle) -> Value {
         Value::List(Arc::new(List { printed, is_nil: true, ..List::default() }))
     }
 
@@ -99,15 +99,15 @@ impl Value {
     }
 
     /// Converts JSON as Go decodes it into an untyped value: every number is a float.
-    pub fn of_json(json: &serde_json::Value) -> Value {
+    pub fn from_json(json: &serde_json::Value) -> Value {
         match json {
             serde_json::Value::Null => Value::Nil,
             serde_json::Value::Bool(value) => Value::Bool(*value),
             serde_json::Value::Number(number) => Value::Float(number.as_f64().unwrap_or_default()),
             serde_json::Value::String(text) => Value::from(text.as_str()),
-            serde_json::Value::Array(items) => Value::list(items.iter().map(Value::of_json).collect()),
+            serde_json::Value::Array(items) => Value::list(items.iter().map(Value::from_json).collect()),
             serde_json::Value::Object(entries) => {
-                Value::map(entries.iter().map(|(key, value)| (key.clone(), Value::of_json(value))))
+                Value::map(entries.iter().map(|(key, value)| (key.clone(), Value::from_json(value))))
             }
         }
     }

@@ -15,23 +15,23 @@ use crate::safetensors::Dtype;
 
 /// A run of a layer's bytes that is checked.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Watched {
+pub(super) struct CheckedRun {
     /// The tensor that it belongs to.
     name: String,
-    what: What,
+    what: CheckedValues,
     offset: u64,
     length: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum What {
+enum CheckedValues {
     Blocks(Type),
-    Numbers { part: &'static str, stored: Number },
+    Numbers { part: &'static str, stored: NumberFormat },
 }
 
 /// The storage format of one number of an array.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Number {
+enum NumberFormat {
     F32,
     F16,
     Bf16,
@@ -39,43 +39,43 @@ enum Number {
     E4m3,
 }
 
-impl What {
+impl CheckedValues {
     /// The size of a block or number, in bytes.
     fn size(self) -> usize {
         match self {
-            What::Blocks(ty) => ty.block_bytes() as usize,
-            What::Numbers { stored: Number::F32, .. } => 4,
-            What::Numbers { stored: Number::F16 | Number::Bf16, .. } => 2,
-            What::Numbers { stored: Number::E8m0 | Number::E4m3, .. } => 1,
+            CheckedValues::Blocks(ty) => ty.block_bytes() as usize,
+            CheckedValues::Numbers { stored: NumberFormat::F32, .. } => 4,
+            CheckedValues::Numbers { stored: NumberFormat::F16 | NumberFormat::Bf16, .. } => 2,
+            CheckedValues::Numbers { stored: NumberFormat::E8m0 | NumberFormat::E4m3, .. } => 1,
         }
     }
 }
 
-impl Number {
+impl NumberFormat {
     /// Returns the format of a scale of a quantised tensor; `None` if this type is not used for scales.
-    fn of(kind: Kind, dtype: Dtype) -> Option<Number> {
+    fn of(kind: Kind, dtype: Dtype) -> Option<NumberFormat> {
         match (dtype, kind) {
-            (Dtype::F32, _) => Some(Number::F32),
-            (Dtype::F16, _) => Some(Number::F16),
-            (Dtype::BF16, _) => Some(Number::Bf16),
-            (Dtype::F8_E4M3, _) | (Dtype::U8, Kind::Nvfp4) => Some(Number::E4m3),
-            (Dtype::F8_E8M0, _) | (Dtype::U8, Kind::Mxfp4 | Kind::Mxfp8) => Some(Number::E8m0),
+            (Dtype::F32, _) => Some(NumberFormat::F32),
+            (Dtype::F16, _) => Some(NumberFormat::F16),
+            (Dtype::BF16, _) => Some(NumberFormat::Bf16),
+            (Dtype::F8_E4M3, _) | (Dtype::U8, Kind::Nvfp4) => Some(NumberFormat::E4m3),
+            (Dtype::F8_E8M0, _) | (Dtype::U8, Kind::Mxfp4 | Kind::Mxfp8) => Some(NumberFormat::E8m0),
             _ => None,
         }
     }
 
     /// Returns the first number that is not finite, and its position.
-    fn first_bad(self, bytes: &[u8]) -> Option<(usize, f32)> {
+    fn first_non_finite(self, bytes: &[u8]) -> Option<(usize, f32)> {
         let found = |size: usize, value: fn(&[u8]) -> f32| {
             let mut values = bytes.chunks_exact(size).map(value).enumerate();
             values.find(|(_, value)| !value.is_finite())
         };
         match self {
-            Number::F32 => found(4, |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
-            Number::F16 => found(2, |b| f16::from_le_bytes([b[0], b[1]]).to_f32()),
-            Number::Bf16 => found(2, |b| bf16::from_le_bytes([b[0], b[1]]).to_f32()),
-            Number::E8m0 => found(1, |b| if b[0] == 0xff { f32::NAN } else { 0.0 }),
-            Number::E4m3 => first_nan_code(bytes).map(|at| (at, f32::NAN)),
+            NumberFormat::F32 => found(4, |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+            NumberFormat::F16 => found(2, |b| f16::from_le_bytes([b[0], b[1]]).to_f32()),
+            NumberFormat::Bf16 => found(2, |b| bf16::from_le_bytes([b[0], b[1]]).to_f32()),
+            NumberFormat::E8m0 => found(1, |b| if b[0] == 0xff { f32::NAN } else { 0.0 }),
+            NumberFormat::E4m3 => first_nan_code(bytes).map(|at| (at, f32::NAN)),
         }
     }
 }
@@ -93,33 +93,33 @@ fn first_nan_code(bytes: &[u8]) -> Option<usize> {
 
 /// Watches the codes of a quantised tensor, a run of `length` bytes from `offset` on. `None` if every code is
 /// a number.
-pub(super) fn codes(name: &str, kind: Kind, (offset, length): (u64, u64)) -> Option<Watched> {
-    let what = What::Numbers { part: "code", stored: Number::E4m3 };
-    (kind == Kind::Mxfp8).then(|| Watched { name: name.to_owned(), what, offset, length })
+pub(super) fn watch_codes(name: &str, kind: Kind, (offset, length): (u64, u64)) -> Option<CheckedRun> {
+    let what = CheckedValues::Numbers { part: "code", stored: NumberFormat::E4m3 };
+    (kind == Kind::Mxfp8).then(|| CheckedRun { name: name.to_owned(), what, offset, length })
 }
 
 /// Watches an array of a quantised tensor, a run of `length` bytes from `offset` on. `None` if every possible
 /// value is a number.
-pub(super) fn numbers(
+pub(super) fn watch_numbers(
     name: &str,
     part: &'static str,
     kind: Kind,
     dtype: Dtype,
     (offset, length): (u64, u64),
-) -> Option<Watched> {
-    let stored = Number::of(kind, dtype)?;
-    Some(Watched { name: name.to_owned(), what: What::Numbers { part, stored }, offset, length })
+) -> Option<CheckedRun> {
+    let stored = NumberFormat::of(kind, dtype)?;
+    Some(CheckedRun { name: name.to_owned(), what: CheckedValues::Numbers { part, stored }, offset, length })
 }
 
 /// Watches the tensors of a file that consist of blocks, in the order of their bytes. Plain floats are not
 /// checked: their values are the responsibility of whoever trained the model.
-pub(super) fn blocks(header: &Header) -> Arc<[Watched]> {
+pub(super) fn watch_blocks(header: &Header) -> Arc<[CheckedRun]> {
     let of = |entry: &crate::gguf::TensorEntry| {
         let length = entry.size_bytes().filter(|_| entry.ty.block_elements() > 1)?;
         let offset = header.data_start.checked_add(entry.offset)?;
-        Some(Watched { name: entry.name.clone(), what: What::Blocks(entry.ty), offset, length })
+        Some(CheckedRun { name: entry.name.clone(), what: CheckedValues::Blocks(entry.ty), offset, length })
     };
-    let mut all: Vec<Watched> = header.tensors.iter().filter_map(of).collect();
+    let mut all: Vec<CheckedRun> = header.tensors.iter().filter_map(of).collect();
     all.sort_by_key(|watched| watched.offset);
     all.into()
 }
@@ -128,21 +128,21 @@ pub(super) fn blocks(header: &Header) -> Arc<[Watched]> {
 pub struct CheckedReader {
     inner: LayerReader,
     /// In the order of their bytes.
-    watched: Arc<[Watched]>,
+    watched: Arc<[CheckedRun]>,
     /// The run that is being checked, or the next one.
     next: usize,
     /// The number of bytes read so far.
     at: u64,
     /// The start of a block or number whose end has not been read yet.
-    begun: Vec<u8>,
+    partial: Vec<u8>,
 }
 
 impl CheckedReader {
-    pub(super) fn new(inner: LayerReader, watched: Arc<[Watched]>) -> CheckedReader {
-        CheckedReader { inner, watched, next: 0, at: 0, begun: Vec::new() }
+    pub(super) fn new(inner: LayerReader, watched: Arc<[CheckedRun]>) -> CheckedReader {
+        CheckedReader { inner, watched, next: 0, at: 0, partial: Vec::new() }
     }
 
-    fn look(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    fn check_bytes(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while let Some(watched) = self.watched.get(self.next) {
             // 1. Skip the bytes in front of the run.
             let before = watched.offset.saturating_sub(self.at).min(bytes.len() as u64);
@@ -157,22 +157,22 @@ impl CheckedReader {
             let (size, first) = (watched.what.size(), (self.at - watched.offset) as usize);
             self.at += own.len() as u64;
             let mut block = first / size;
-            if !self.begun.is_empty() {
-                let (end, more) = own.split_at((size - self.begun.len()).min(own.len()));
-                self.begun.extend_from_slice(end);
+            if !self.partial.is_empty() {
+                let (end, more) = own.split_at((size - self.partial.len()).min(own.len()));
+                self.partial.extend_from_slice(end);
                 own = more;
-                if self.begun.len() == size {
-                    usable(watched, block, &self.begun)?;
-                    self.begun.clear();
+                if self.partial.len() == size {
+                    check_values(watched, block, &self.partial)?;
+                    self.partial.clear();
                     block += 1;
                 }
             }
             let (whole, end) = own.split_at(own.len() / size * size);
-            usable(watched, block, whole)?;
-            self.begun.extend_from_slice(end);
+            check_values(watched, block, whole)?;
+            self.partial.extend_from_slice(end);
             if self.at >= watched.offset + watched.length {
                 self.next += 1;
-                self.begun.clear();
+                self.partial.clear();
             }
             bytes = rest;
         }
@@ -182,16 +182,16 @@ impl CheckedReader {
 }
 
 /// Checks whole blocks or numbers. `first` is the position of the first of them in its run.
-fn usable(watched: &Watched, first: usize, bytes: &[u8]) -> io::Result<()> {
+fn check_values(watched: &CheckedRun, first: usize, bytes: &[u8]) -> io::Result<()> {
     let name = &watched.name;
     let told = match watched.what {
-        What::Blocks(ty) => match validate(ty, bytes) {
+        CheckedValues::Blocks(ty) => match validate(ty, bytes) {
             Err(InvalidBlocks::Scale { block, value }) => {
                 format!("block {} of {ty} has a scale of {value}", first + block)
             }
             Ok(()) | Err(InvalidBlocks::Length { .. }) => return Ok(()),
         },
-        What::Numbers { part, stored } => match stored.first_bad(bytes) {
+        CheckedValues::Numbers { part, stored } => match stored.first_non_finite(bytes) {
             Some((at, value)) => format!("{part} {} is {value}", first + at),
             None => return Ok(()),
         },
@@ -205,7 +205,7 @@ fn usable(watched: &Watched, first: usize, bytes: &[u8]) -> io::Result<()> {
 impl Read for CheckedReader {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buf)?;
-        self.look(&buf[..read])?;
+        self.check_bytes(&buf[..read])?;
         Ok(read)
     }
 }
@@ -331,7 +331,7 @@ mod tests {
         ] {
             let plan = plan(&*source, &Options::default()).unwrap();
             let layer = &plan.layers[0];
-            assert!(layer.is_watched());
+            assert!(layer.has_checks());
             let outcome =
                 layer.checked_reader(&source).read_to_end(&mut Vec::new()).map_err(|e| e.to_string());
             match expect {

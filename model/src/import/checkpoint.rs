@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::array::Scales;
-use super::mlx::{self, Mlx};
+use super::mlx::{self, MlxQuantisation};
 use super::{ImportError, Source, SourceFile, read_file};
 use crate::gguf::PartName;
 use crate::safetensors::{Dtype, Header};
@@ -121,7 +121,7 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
     // A config.json that is not an object is refused elsewhere.
     let config = config.map(|file| read_file(source, file)).transpose()?;
     let config: Option<Map<String, Value>> = config.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    let mlx = config.as_ref().and_then(Mlx::read);
+    let mlx = config.as_ref().and_then(MlxQuantisation::read);
     let mut shards = Vec::new();
     for file in files.iter().filter(|file| is_safetensors(file)) {
         // Headers are checked even if the file is stored whole, so that damage does not go unnoticed.
@@ -224,7 +224,7 @@ fn is_companion(name: &str, homes: &HashMap<&str, &Shard>) -> bool {
 fn read_shard(
     source: &dyn Source,
     file: &SourceFile,
-    mlx: Option<&Mlx>,
+    mlx: Option<&MlxQuantisation>,
     notices: &mut Vec<String>,
 ) -> Result<Shard, ImportError> {
     let path = || file.path.clone();
@@ -236,10 +236,10 @@ fn read_shard(
     let header = match mlx.map(|mlx| mlx.rename(&header)).transpose() {
         Ok(None) => header,
         Ok(Some(renamed)) => {
-            if renamed.foreign > 0 {
+            if renamed.unsupported > 0 {
                 notices.push(format!(
                     "`{}`: {} weights are quantised to other formats than int4, int8, nvfp4, mxfp4 and mxfp8, and stored as they are",
-                    file.path, renamed.foreign
+                    file.path, renamed.unsupported
                 ));
             }
             renamed.header

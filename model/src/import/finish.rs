@@ -15,12 +15,12 @@ use crate::media_type;
 #[derive(Clone, Debug)]
 pub(super) struct FileRecipe {
     pub(super) path: String,
-    pub(super) origin: Origin,
+    pub(super) origin: FileOrigin,
     pub(super) segments: Vec<RecipeSegment>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Origin {
+pub(super) enum FileOrigin {
     /// The file is a layer and has its digest.
     Whole { layer: usize },
     /// The original bytes, in pieces of layers.
@@ -39,8 +39,8 @@ impl FileRecipe {
     /// A file that is a whole layer. An empty file needs no layer.
     pub(super) fn whole(file: &SourceFile, layer: usize) -> FileRecipe {
         let (origin, segments) = match file.size {
-            0 => (Origin::Pieces, Vec::new()),
-            length => (Origin::Whole { layer }, vec![RecipeSegment::Layer { layer, offset: 0, length }]),
+            0 => (FileOrigin::Pieces, Vec::new()),
+            length => (FileOrigin::Whole { layer }, vec![RecipeSegment::Layer { layer, offset: 0, length }]),
         };
         FileRecipe { path: file.path.clone(), origin, segments }
     }
@@ -55,7 +55,7 @@ pub struct SmallBlob {
 
 /// The blobs to push after the layers: config, file view, manifest, in this order.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Finished {
+pub struct FinishedImport {
     pub config: SmallBlob,
     /// The file view, itself the last layer of the manifest.
     pub files: SmallBlob,
@@ -92,7 +92,7 @@ impl Plan {
     /// The files whose digests must be passed to [`Plan::finish`], because no layer has them: those of split
     /// checkpoints. [`super::hash_file`] computes them.
     pub fn files_to_hash(&self) -> impl Iterator<Item = &str> {
-        self.files.iter().filter(|file| file.origin == Origin::Pieces).map(|file| file.path.as_str())
+        self.files.iter().filter(|file| file.origin == FileOrigin::Pieces).map(|file| file.path.as_str())
     }
 
     /// Makes config, file view and manifest. `layers` are the digests of [`Plan::layers`] in their order,
@@ -101,7 +101,7 @@ impl Plan {
         &self,
         layers: &[Digest],
         files: &BTreeMap<String, Digest>,
-    ) -> Result<Finished, FinishError> {
+    ) -> Result<FinishedImport, FinishError> {
         if layers.len() != self.layers.len() {
             return Err(FinishError::Layers { found: layers.len(), expected: self.layers.len() });
         }
@@ -138,7 +138,7 @@ impl Plan {
         if manifest.len() > MAX_MANIFEST_BYTES {
             return Err(FinishError::ManifestTooLarge { len: manifest.len() });
         }
-        Ok(Finished {
+        Ok(FinishedImport {
             config: SmallBlob { descriptor: config_descriptor, bytes: config },
             files: SmallBlob { descriptor: view_layer, bytes: view },
             manifest_digest: Digest::sha256(&manifest),
@@ -159,12 +159,12 @@ fn file_entry(
     files: &BTreeMap<String, Digest>,
 ) -> Result<FileEntry, FinishError> {
     let digest = match file.origin {
-        Origin::Whole { layer } => Some(layers[layer].clone()),
-        Origin::Pieces => {
+        FileOrigin::Whole { layer } => Some(layers[layer].clone()),
+        FileOrigin::Pieces => {
             let given = files.get(&file.path).ok_or_else(|| FinishError::File { path: file.path.clone() });
             Some(given?.clone())
         }
-        Origin::Assembled => None,
+        FileOrigin::Assembled => None,
     };
     let segments: Vec<Segment> = file
         .segments
@@ -180,7 +180,7 @@ fn file_entry(
         path: file.path.clone(),
         size: segments.iter().map(Segment::len).sum(),
         digest,
-        assembled: file.origin == Origin::Assembled,
+        assembled: file.origin == FileOrigin::Assembled,
         segments,
     })
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::ImportError;
 use super::array::Scales;
 use super::checkpoint::Checkpoint;
-use crate::convert::listed;
+use crate::convert::format_names;
 use crate::quant::fp8::Grid;
 use crate::safetensors::Dtype;
 use crate::tensor::{Tensor, fp8};
@@ -17,10 +17,10 @@ use crate::tensor::{Tensor, fp8};
 /// Scales of computed values rather than stored ones: Lode keeps neither activations nor caches in FP8.
 const DROPPED: [&str; 5] = [".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale"];
 /// The file that ModelOpt writes in addition to config.json. It only describes the original weights.
-const BESIDE: &str = "hf_quant_config.json";
+const MODELOPT_CONFIG: &str = "hf_quant_config.json";
 
 /// A weight, the shard and tensor number of its scales, and the scales' location.
-struct Pair {
+struct ScaledWeight {
     weight: String,
     at: (usize, usize),
     scales: Scales,
@@ -44,7 +44,7 @@ pub(super) fn fold(checkpoint: &mut Checkpoint) -> Result<(), ImportError> {
         }
     }
     if !dropped.is_empty() {
-        let listed = listed(&dropped);
+        let listed = format_names(&dropped);
         checkpoint
             .notices
             .push(format!("{listed}: left out, because activations and caches are not stored as FP8"));
@@ -76,7 +76,7 @@ pub(super) fn notice(checkpoint: &Checkpoint) -> Option<String> {
 }
 
 /// Removes the FP8 entries from a config.json; `None` if it has none.
-pub(super) fn config_without(config: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn remove_fp8_config(config: &[u8]) -> Option<Vec<u8>> {
     let mut config: Map<String, Value> = serde_json::from_slice(config).ok()?;
     let mut is_changed = false;
     let mut clear = |map: &mut Map<String, Value>| {
@@ -90,8 +90,8 @@ pub(super) fn config_without(config: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Whether a file only describes FP8 weights that have been replaced.
-pub(super) fn is_about(checkpoint: &Checkpoint, path: &str) -> bool {
-    path == BESIDE && !checkpoint.scales.is_empty()
+pub(super) fn is_fp8_description(checkpoint: &Checkpoint, path: &str) -> bool {
+    path == MODELOPT_CONFIG && !checkpoint.scales.is_empty()
 }
 
 fn is_weight(tensor: &Tensor) -> bool {
@@ -99,7 +99,7 @@ fn is_weight(tensor: &Tensor) -> bool {
 }
 
 /// Pairs every FP8 weight with its scales.
-fn pairs(checkpoint: &Checkpoint) -> Result<Vec<Pair>, ImportError> {
+fn pairs(checkpoint: &Checkpoint) -> Result<Vec<ScaledWeight>, ImportError> {
     let weights: Vec<(usize, &Tensor)> =
         checkpoint.tensors().filter(|(_, tensor)| is_weight(tensor)).collect();
     if weights.is_empty() {
@@ -121,7 +121,7 @@ fn pair(
     shard: usize,
     tensor: &Tensor,
     block: [u64; 2],
-) -> Result<Pair, ImportError> {
+) -> Result<ScaledWeight, ImportError> {
     let wrong = |problem: String| ImportError::Fp8 {
         path: checkpoint.shards[shard].path.to_string(),
         tensor: tensor.name.clone(),
@@ -165,5 +165,5 @@ fn pair(
         dtype: scale.dtype,
         grid,
     };
-    Ok(Pair { weight: tensor.name.clone(), at, scales })
+    Ok(ScaledWeight { weight: tensor.name.clone(), at, scales })
 }

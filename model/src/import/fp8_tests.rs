@@ -111,7 +111,7 @@ fn folders() -> (Folder, Folder) {
 }
 
 #[test]
-fn stored_as_it_is_it_comes_back() {
+fn unquantised_fp8_is_restored() {
     let (fp8, _) = folders();
     let imported = import(&fp8, None);
     assert_eq!(imported.files(), fp8.0);
@@ -123,7 +123,7 @@ fn stored_as_it_is_it_comes_back() {
 }
 
 #[test]
-fn quantised_it_is_what_its_twin_becomes() {
+fn fp8_quantises_like_its_float_twin() {
     let (fp8, twin) = folders();
     for quantize in [Quantize::Int4, Quantize::Int8, Quantize::Nvfp4, Quantize::Mxfp4, Quantize::Mxfp8] {
         let (ours, theirs) = (import(&fp8, Some(quantize)), import(&twin, Some(quantize)));
@@ -188,7 +188,7 @@ fn one(weight: Array, scales: Option<Array>, config: &str) -> Folder {
 }
 
 #[test]
-fn what_is_not_understood_is_refused_by_name() {
+fn unsupported_fp8_weights_are_named() {
     let weight = |dtype| ("a.weight".to_owned(), dtype, vec![256, 300], codes(256, 300));
     let scales = |name: &str, shape: &[u64]| {
         array(name, Dtype::F32, shape, &scales(shape.iter().product::<u64>() as usize))
@@ -241,7 +241,7 @@ fn what_is_not_understood_is_refused_by_name() {
 }
 
 #[test]
-fn what_is_no_number_is_refused_by_name() {
+fn non_finite_fp8_values_are_named() {
     let fine = || (codes(64, 64), 0.5);
     let with_code = |code: u8| {
         let (mut codes, scale) = fine();

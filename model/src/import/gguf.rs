@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use super::finish::FileRecipe;
-use super::made::{self, Made};
+use super::made::{self, PlannedGguf};
 use super::{
-    ImportError, Options, Plan, PlannedLayer, Quantize, Source, SourceFile, check, other_type, push_whole,
+    ImportError, Options, Plan, PlannedLayer, Quantize, Source, SourceFile, check, push_whole, side_file_type,
 };
-use crate::config::{ModelConfig, parameter_size};
+use crate::config::{ModelConfig, format_parameter_count};
 use crate::gguf::{self, Header, PartName, ReadError};
 use crate::media_type;
 
@@ -66,7 +66,7 @@ pub(super) fn plan(
         if model.is_empty() {
             return Err(not_made(quantize));
         }
-        let Made { part, content, notices } = made::from_gguf(model, file_type, files)?;
+        let PlannedGguf { part, content, notices } = made::from_gguf(model, file_type, files)?;
         model = vec![part];
         made = Some((content, notices));
     }
@@ -75,7 +75,7 @@ pub(super) fn plan(
     match made {
         None => model.iter().for_each(|part| {
             push_whole(&mut layers, &mut recipes, media_type::OLLAMA_MODEL, &part.file);
-            look_at_blocks(&mut layers, &part.header);
+            watch_last_layer(&mut layers, &part.header);
         }),
         Some((content, said)) => {
             notices.extend(said);
@@ -87,7 +87,7 @@ pub(super) fn plan(
     {
         parts.iter().for_each(|part| {
             push_whole(&mut layers, &mut recipes, kind, &part.file);
-            look_at_blocks(&mut layers, &part.header);
+            watch_last_layer(&mut layers, &part.header);
         });
     }
     for other in models.flatten() {
@@ -95,7 +95,7 @@ pub(super) fn plan(
         notices.push(format!("`{path}` is a different model from `{first}` and is stored whole"));
         push_whole(&mut layers, &mut recipes, media_type::OCTET_STREAM, &other.file);
     }
-    push_beside(source, &mut layers, &mut recipes, &rest)?;
+    push_side_files(source, &mut layers, &mut recipes, &rest)?;
     recipes.sort_by(|a, b| a.path.cmp(&b.path));
 
     let all = || model.iter().chain(&projectors).chain(&adapters).map(|part| &part.header);
@@ -107,14 +107,14 @@ pub(super) fn plan(
 }
 
 /// Makes the last layer's reader check its blocks.
-fn look_at_blocks(layers: &mut [PlannedLayer], header: &Header) {
+fn watch_last_layer(layers: &mut [PlannedLayer], header: &Header) {
     if let Some(layer) = layers.last_mut() {
-        layer.content = layer.content.clone().watching(check::blocks(header));
+        layer.content = layer.content.clone().with_checks(check::watch_blocks(header));
     }
 }
 
 /// Adds the other files of a model: its licence as a licence layer, every other file as a plain file.
-pub(super) fn push_beside(
+pub(super) fn push_side_files(
     source: &dyn Source,
     layers: &mut Vec<PlannedLayer>,
     recipes: &mut Vec<FileRecipe>,
@@ -123,7 +123,7 @@ pub(super) fn push_beside(
     for file in files {
         let kind = match is_license(&file.path) {
             true => media_type::OLLAMA_LICENSE,
-            false => other_type(source, file)?,
+            false => side_file_type(source, file)?,
         };
         push_whole(layers, recipes, kind, file);
     }
@@ -169,7 +169,7 @@ fn notices(model: &[Part], adapters: &[Part]) -> Vec<String> {
         Some(name) => {
             let missing: Vec<String> = HYPER_PARAMETERS
                 .iter()
-                .filter(|key| metadata.hyper(key).is_none())
+                .filter(|key| metadata.architecture_value(key).is_none())
                 .map(|key| format!("`{name}.{key}`"))
                 .collect();
             if !missing.is_empty() {
@@ -192,7 +192,7 @@ pub(super) fn config(model: &[Part], projectors: &[Part], adapters: &[Part], par
             families.push(family);
         }
     }
-    let hyper = |key: &str| main.and_then(|part| part.header.metadata.hyper(key)?.as_u64());
+    let hyper = |key: &str| main.and_then(|part| part.header.metadata.architecture_value(key)?.as_u64());
     let file_type = main.and_then(|part| part.header.quantisation());
     // A part without a file type has no tensors, or is the first of a split model.
     let file_type = file_type.or_else(|| model.iter().find_map(|part| part.header.quantisation()));
@@ -200,7 +200,7 @@ pub(super) fn config(model: &[Part], projectors: &[Part], adapters: &[Part], par
         model_format: "gguf".to_owned(),
         model_family: family,
         model_families: families,
-        model_type: parameter_size(parameters),
+        model_type: format_parameter_count(parameters),
         file_type: file_type.unwrap_or_default().to_owned(),
         context_length: hyper("context_length"),
         embedding_length: hyper("embedding_length"),

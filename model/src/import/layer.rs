@@ -9,10 +9,10 @@ use half::bf16;
 
 use super::Source;
 use super::array::{ArrayReader, FloatArray};
-use super::check::{CheckedReader, Watched};
+use super::check::{CheckedReader, CheckedRun};
 use crate::convert::{Rows, RowsReader, Segment};
 use crate::quant::Quantisation;
-use crate::quant::affine::{Quantised, Unquantisable, all_finite, quantise};
+use crate::quant::affine::{QuantiseError, Quantised, check_finite, quantise};
 use crate::read_at::ReadAt;
 
 /// The number of elements that are quantised at a time; a multiple of every group size.
@@ -23,7 +23,7 @@ const CHUNK_ELEMENTS: u64 = 1 << 17;
 pub struct Content {
     pieces: Arc<[Piece]>,
     /// Scales of untrusted files, to be checked while the layer is read.
-    watched: Arc<[Watched]>,
+    checked_runs: Arc<[CheckedRun]>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -77,11 +77,11 @@ impl Piece {
 
 impl Content {
     pub(super) fn new(pieces: Vec<Piece>) -> Content {
-        Content { pieces: pieces.into(), watched: Arc::default() }
+        Content { pieces: pieces.into(), checked_runs: Arc::default() }
     }
 
-    pub(super) fn watching(self, watched: Arc<[Watched]>) -> Content {
-        Content { watched, ..self }
+    pub(super) fn with_checks(self, watched: Arc<[CheckedRun]>) -> Content {
+        Content { checked_runs: watched, ..self }
     }
 
     pub(super) fn file(path: &str, length: u64) -> Content {
@@ -112,11 +112,11 @@ impl Content {
     }
 
     pub(super) fn is_watched(&self) -> bool {
-        !self.watched.is_empty()
+        !self.checked_runs.is_empty()
     }
 
     pub(super) fn checked(&self, inner: LayerReader) -> CheckedReader {
-        CheckedReader::new(inner, Arc::clone(&self.watched))
+        CheckedReader::new(inner, Arc::clone(&self.checked_runs))
     }
 
     /// Returns a reader of the bytes `from..to`.
@@ -271,12 +271,12 @@ impl Quantiser {
             Some(Quantisation { kind, group_size }) => {
                 quantise(*kind, *group_size as usize, array.value_dtype(), &self.values, &mut self.parts)
             }
-            None => all_finite(&self.values).map_err(Unquantisable::from).map(|()| {
+            None => check_finite(&self.values).map_err(QuantiseError::from).map(|()| {
                 self.parts.codes.extend(self.values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()));
             }),
         };
         made.map_err(|error| {
-            let told = error.moved(self.done);
+            let told = error.message_at(self.done);
             io::Error::new(io::ErrorKind::InvalidData, format!("tensor `{name}` of `{}`: {told}", array.path))
         })?;
         self.done += count;

@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::finish::{FileRecipe, Origin};
+use super::finish::{FileOrigin, FileRecipe};
 use super::gguf::{self, Part};
 use super::layer::{Content, Piece};
 use super::{ImportError, Plan, PlannedLayer, Source, SourceFile, checkpoint, fp8, policy, read_file};
-use crate::convert::{self, Converted, FileType, SideFiles, Stored};
+use crate::convert::{self, CheckpointTensor, ConvertedGguf, FileType, SideFiles};
 use crate::gguf::Header;
 use crate::media_type;
 
@@ -16,15 +16,15 @@ use crate::media_type;
 const STEM: &str = "model";
 
 /// A GGUF that is produced as it is read.
-pub(super) struct Made {
+pub(super) struct PlannedGguf {
     /// Its name and length.
     pub(super) part: Part,
     pub(super) content: Content,
     pub(super) notices: Vec<String>,
 }
 
-impl Made {
-    fn new(stem: &str, file_type: FileType, converted: Converted, files: &[SourceFile]) -> Made {
+impl PlannedGguf {
+    fn new(stem: &str, file_type: FileType, converted: ConvertedGguf, files: &[SourceFile]) -> PlannedGguf {
         let content = Content::new(converted.segments.into_iter().map(Piece::from).collect());
         let is_free = |path: &String| !files.iter().any(|file| file.path == *path);
         let first = format!("{stem}-{file_type}.gguf");
@@ -33,7 +33,7 @@ impl Made {
         let mut notices = converted.notices;
         notices.push(format!("`lode pull --to` will give `{path}`, which replaces the original weights"));
         let file = SourceFile { path, size: content.size() };
-        Made { part: Part { file, header: converted.header }, content, notices }
+        PlannedGguf { part: Part { file, header: converted.header }, content, notices }
     }
 }
 
@@ -45,7 +45,7 @@ pub(super) fn from_checkpoint(
 ) -> Result<Plan, ImportError> {
     let mut checkpoint = checkpoint::read(source, files)?;
     fp8::fold(&mut checkpoint)?;
-    policy::refuse(&checkpoint)?;
+    policy::check_quantisable(&checkpoint)?;
     let mut taken: BTreeSet<&str> = checkpoint.shards.iter().map(|shard| &*shard.path).collect();
     taken.extend(checkpoint.index.as_deref());
     let mut side = SideFiles::default();
@@ -55,23 +55,24 @@ pub(super) fn from_checkpoint(
             taken.insert(&file.path);
         }
     }
-    let tensors: Vec<Stored> = checkpoint
+    let tensors: Vec<CheckpointTensor> = checkpoint
         .tensors()
-        .map(|(shard, tensor)| Stored {
+        .map(|(shard, tensor)| CheckpointTensor {
             path: Arc::clone(&checkpoint.shards[shard].path),
             tensor,
             scales: checkpoint.scales.get(&tensor.name),
         })
         .collect();
     let converted = convert::checkpoint(&tensors, side, file_type)?;
-    let Made { part, content, mut notices } = Made::new(STEM, file_type, converted, files);
+    let PlannedGguf { part, content, mut notices } = PlannedGguf::new(STEM, file_type, converted, files);
     notices.extend(checkpoint.notices.iter().cloned());
     let (mut layers, mut recipes) = (Vec::new(), Vec::new());
     push(&mut layers, &mut recipes, &part.file, content);
-    let is_left =
-        |file: &&SourceFile| !taken.contains(file.path.as_str()) && !fp8::is_about(&checkpoint, &file.path);
+    let is_left = |file: &&SourceFile| {
+        !taken.contains(file.path.as_str()) && !fp8::is_fp8_description(&checkpoint, &file.path)
+    };
     let rest: Vec<&SourceFile> = files.iter().filter(is_left).collect();
-    gguf::push_beside(source, &mut layers, &mut recipes, &rest)?;
+    gguf::push_side_files(source, &mut layers, &mut recipes, &rest)?;
     recipes.sort_by(|a, b| a.path.cmp(&b.path));
     let (tensors, parameters) = (part.header.tensors.len() as u64, part.header.elements());
     let annotations = gguf::annotations(&part.header);
@@ -86,7 +87,7 @@ pub(super) fn push(
     file: &SourceFile,
     content: Content,
 ) {
-    recipes.push(FileRecipe { origin: Origin::Assembled, ..FileRecipe::whole(file, layers.len()) });
+    recipes.push(FileRecipe { origin: FileOrigin::Assembled, ..FileRecipe::whole(file, layers.len()) });
     layers.push(PlannedLayer {
         media_type: media_type::OLLAMA_MODEL,
         name: Some(file.path.clone()),
@@ -100,12 +101,12 @@ pub(super) fn from_gguf(
     parts: Vec<Part>,
     file_type: FileType,
     files: &[SourceFile],
-) -> Result<Made, ImportError> {
+) -> Result<PlannedGguf, ImportError> {
     let path = parts.first().map_or("", |part| part.file.path.as_str());
     let stem = stem(path).to_owned();
     let headers: Vec<(Arc<str>, Header)> =
         parts.into_iter().map(|part| (part.file.path.into(), part.header)).collect();
-    Ok(Made::new(&stem, file_type, convert::gguf(&headers, file_type)?, files))
+    Ok(PlannedGguf::new(&stem, file_type, convert::gguf(&headers, file_type)?, files))
 }
 
 /// Removes the type, the part number and the extension from a path: `a/mini-F16.gguf` becomes `a/mini`.

@@ -17,19 +17,19 @@ const WEIGHT: &str = ".weight";
 const COMPANIONS: [(&str, &str); 2] = [(".scales", ".scale"), (".biases", ".bias")];
 
 /// How a checkpoint's weights were quantised.
-pub(super) struct Mlx(Map<String, Value>);
+pub(super) struct MlxQuantisation(Map<String, Value>);
 
 /// A header with the names and the metadata of Lode's blobs.
-pub(super) struct Renamed {
+pub(super) struct RenamedHeader {
     pub(super) header: Header,
     /// The number of weights that are quantised in a way that Lode does not support.
-    pub(super) foreign: usize,
+    pub(super) unsupported: usize,
 }
 
-impl Mlx {
+impl MlxQuantisation {
     /// Reads a config.json; `None` if it describes no quantisation.
-    pub(super) fn read(config: &Map<String, Value>) -> Option<Mlx> {
-        config.get(SECTION)?.as_object().cloned().map(Mlx)
+    pub(super) fn read(config: &Map<String, Value>) -> Option<MlxQuantisation> {
+        config.get(SECTION)?.as_object().cloned().map(MlxQuantisation)
     }
 
     /// Returns the quantisation of a module. Its own entry takes precedence over the model's.
@@ -52,7 +52,7 @@ impl Mlx {
         kind.allows_group_size(group_size).then_some(Quantisation { kind, group_size })
     }
 
-    pub(super) fn rename(&self, header: &Header) -> Result<Renamed, HeaderError> {
+    pub(super) fn rename(&self, header: &Header) -> Result<RenamedHeader, HeaderError> {
         let mut names = BTreeMap::new();
         let mut metadata = BTreeMap::new();
         let mut foreign = 0;
@@ -70,7 +70,7 @@ impl Mlx {
             metadata.insert(format!("{}.quant_type", entry.name), kind.to_string());
             metadata.insert(format!("{}.group_size", entry.name), group_size.to_string());
         }
-        Ok(Renamed { header: header.renamed(&names, metadata)?, foreign })
+        Ok(RenamedHeader { header: header.renamed(&names, metadata)?, unsupported: foreign })
     }
 }
 

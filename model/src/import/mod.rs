@@ -27,11 +27,11 @@ use std::sync::Arc;
 
 pub(crate) use array::{ArrayReader, FloatArray, Scales};
 pub use check::CheckedReader;
-pub use finish::{FinishError, Finished, SmallBlob};
+pub use finish::{FinishError, FinishedImport, SmallBlob};
 pub use layer::{Content, LayerReader};
 pub use quantize::{Quantize, UnknownQuantize};
 
-use crate::config::{ModelConfig, parameter_size};
+use crate::config::{ModelConfig, format_parameter_count};
 use crate::convert::{self, ConvertError};
 use crate::digest::{Algorithm, Digest, Hasher};
 use crate::files_view::{self, PathError};
@@ -40,7 +40,7 @@ pub use crate::read_at::ReadAt;
 use crate::safetensors::HeaderError;
 use crate::tensor::TensorError;
 use crate::tensor::fp8::BlockError;
-use finish::{FileRecipe, Origin};
+use finish::{FileOrigin, FileRecipe};
 use layer::Piece;
 
 /// The largest JSON file that is parsed, in bytes; larger ones are stored unread.
@@ -158,7 +158,7 @@ impl PlannedLayer {
     }
 
     /// Whether [`PlannedLayer::checked_reader`] checks anything.
-    pub fn is_watched(&self) -> bool {
+    pub fn has_checks(&self) -> bool {
         self.content.is_watched()
     }
 
@@ -168,18 +168,18 @@ impl PlannedLayer {
     }
 
     /// Reads `length` bytes from `offset` on, so that several threads can produce one layer.
-    pub fn reader_of(&self, source: &Arc<dyn Source>, offset: u64, length: u64) -> LayerReader {
+    pub fn range_reader(&self, source: &Arc<dyn Source>, offset: u64, length: u64) -> LayerReader {
         self.content.reader(source, offset, offset.saturating_add(length).min(self.size))
     }
 
     /// Whether producing the bytes costs much more than reading them, so that it should be done only once,
-    /// and [`PlannedLayer::reader_of`] is as fast in the middle as at the start.
+    /// and [`PlannedLayer::range_reader`] is as fast in the middle as at the start.
     pub fn is_encoded(&self) -> bool {
         self.content.is_encoded()
     }
 
     /// Whether producing the bytes costs more than reading them, by any method.
-    pub fn is_made(&self) -> bool {
+    pub fn is_computed(&self) -> bool {
         self.content.is_made()
     }
 }
@@ -222,24 +222,24 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     };
     let beside: Vec<&str> = files.iter().filter(is_beside).map(|file| file.path.as_str()).collect();
     if !beside.is_empty() {
-        let listed = convert::listed(&beside);
+        let listed = convert::format_names(&beside);
         plan.notices
             .push(format!("{listed}: stored whole beside the model; to import one of them, name the file"));
     }
     if plan.tensors == 0 {
-        plan.notices.extend(pickled(&files));
+        plan.notices.extend(unreadable_weights_notice(&files));
     }
     Ok(plan)
 }
 
 /// The extensions of weight files in formats that are not read.
-const PICKLES: [&str; 5] = [".bin", ".pt", ".pth", ".ckpt", ".h5"];
+const UNREADABLE_EXTENSIONS: [&str; 5] = [".bin", ".pt", ".pth", ".ckpt", ".h5"];
 /// Files that mark a folder as a model even without weights.
 const MODEL_FILES: [&str; 5] =
     ["config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "model_index.json"];
 
-fn pickled(files: &[SourceFile]) -> Option<String> {
-    let is_pickle = |file: &&SourceFile| PICKLES.iter().any(|end| file.path.ends_with(end));
+fn unreadable_weights_notice(files: &[SourceFile]) -> Option<String> {
+    let is_pickle = |file: &&SourceFile| UNREADABLE_EXTENSIONS.iter().any(|end| file.path.ends_with(end));
     let path = &files.iter().find(is_pickle)?.path;
     Some(format!("weights in the format of `{path}` are not read; save them as .safetensors"))
 }
@@ -278,7 +278,7 @@ fn plan_checkpoint(
     let facts = facts::read(source, files, &checkpoint, options)?;
     let mut notices = facts.notices;
     notices.extend(fp8::notice(&checkpoint).filter(|_| options.quantize.is_none()));
-    let tensor_layers = policy::layers(&checkpoint, options.quantize)?;
+    let tensor_layers = policy::plan_tensor_layers(&checkpoint, options.quantize)?;
     let quantised = options.quantize.filter(|_| tensor_layers.is_quantised());
     if let (Some(asked), None) = (options.quantize, quantised) {
         notices.push(format!("nothing was quantised: no tensor is of a kind that is quantised to {asked}"));
@@ -291,13 +291,13 @@ fn plan_checkpoint(
     }
     if !tensor_layers.kept.is_empty() {
         let kept: Vec<&str> = tensor_layers.kept.iter().map(String::as_str).collect();
-        let listed = convert::listed(&kept);
+        let listed = convert::format_names(&kept);
         notices
             .push(format!("{listed}: kept as they are, because groups of elements do not divide their rows"));
     }
     if !tensor_layers.decoded.is_empty() {
         let decoded: Vec<&str> = tensor_layers.decoded.iter().map(String::as_str).collect();
-        let listed = convert::listed(&decoded);
+        let listed = convert::format_names(&decoded);
         notices.push(format!(
             "{listed}: decoded to BF16, because tensors of their kind or shape are not quantised"
         ));
@@ -305,7 +305,8 @@ fn plan_checkpoint(
 
     let (mut layers, mut recipes) = place::shards(&checkpoint, tensor_layers);
     let taken: BTreeSet<String> = recipes.iter().map(|recipe| recipe.path.clone()).collect();
-    let is_left = |file: &&SourceFile| !taken.contains(&file.path) && !fp8::is_about(&checkpoint, &file.path);
+    let is_left =
+        |file: &&SourceFile| !taken.contains(&file.path) && !fp8::is_fp8_description(&checkpoint, &file.path);
     let rest = files.iter().filter(is_left);
     let (json, other): (Vec<_>, Vec<_>) = rest.partition(|file| facts.json_files.contains(&file.path));
     for (media_type, files) in [(media_type::OLLAMA_JSON, json), (media_type::OCTET_STREAM, other)] {
@@ -313,8 +314,8 @@ fn plan_checkpoint(
             match file.path.as_str() {
                 checkpoint::CONFIG if !checkpoint.scales.is_empty() => {
                     let config = read_file(source, file)?;
-                    let config = fp8::config_without(&config).unwrap_or(config);
-                    push_made(&mut layers, &mut recipes, media_type, &file.path, config);
+                    let config = fp8::remove_fp8_config(&config).unwrap_or(config);
+                    push_replacement(&mut layers, &mut recipes, media_type, &file.path, config);
                 }
                 _ => push_whole(&mut layers, &mut recipes, media_type, file),
             }
@@ -327,7 +328,7 @@ fn plan_checkpoint(
         checkpoint.tensors().fold(0u64, |sum, (_, tensor)| sum.saturating_add(tensor.elements()));
     let mut config = facts.config;
     config.model_format = "safetensors".to_owned();
-    config.model_type = parameter_size(parameters);
+    config.model_type = format_parameter_count(parameters);
     config.file_type = match quantised {
         Some(quantize) => quantize.to_string(),
         None => checkpoint.main_dtype().unwrap_or_default(),
@@ -337,7 +338,7 @@ fn plan_checkpoint(
 }
 
 /// Returns the layer type of a file that is stored with a model: JSON only if the file is valid JSON.
-fn other_type(source: &dyn Source, file: &SourceFile) -> Result<&'static str, ImportError> {
+fn side_file_type(source: &dyn Source, file: &SourceFile) -> Result<&'static str, ImportError> {
     if !file.path.ends_with(".json") || file.size > MAX_JSON_BYTES || file.path == files_view::LAYER_NAME {
         return Ok(media_type::OCTET_STREAM);
     }
@@ -364,7 +365,7 @@ fn push_whole(
 }
 
 /// Adds a file that replaces the original of the same name.
-fn push_made(
+fn push_replacement(
     layers: &mut Vec<PlannedLayer>,
     recipes: &mut Vec<FileRecipe>,
     media_type: &'static str,
@@ -372,7 +373,7 @@ fn push_made(
     bytes: Vec<u8>,
 ) {
     let file = SourceFile { path: path.to_owned(), size: bytes.len() as u64 };
-    recipes.push(FileRecipe { origin: Origin::Assembled, ..FileRecipe::whole(&file, layers.len()) });
+    recipes.push(FileRecipe { origin: FileOrigin::Assembled, ..FileRecipe::whole(&file, layers.len()) });
     let content = Content::new(vec![Piece::Bytes(bytes)]);
     layers.push(PlannedLayer { media_type, name: Some(file.path), size: file.size, content });
 }

@@ -23,7 +23,7 @@ fn every_part_has_to_be_there() {
 }
 
 #[test]
-fn what_stays_as_it_is_gets_told() {
+fn unquantised_tensors_get_a_notice() {
     let odd = [("b.weight", Dtype::F32, &[64u64, 64][..]), ("odd.weight", Dtype::BF16, &[100, 33])];
     let folder = Folder::default().with("Odd.SafeTensors", safetensors(&odd));
     let notices = import(&folder, Some(Quantize::Int4)).notices();

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{ImportError, Options, Plan, Source, SourceFile, other_type, push_whole};
-use crate::config::{ModelConfig, parameter_size};
+use super::{ImportError, Options, Plan, Source, SourceFile, push_whole, side_file_type};
+use crate::config::{ModelConfig, format_parameter_count};
 use crate::media_type;
 use crate::onnx::{Data, Initializer, Model};
 
@@ -40,13 +40,13 @@ pub(super) fn plan(
         push_whole(&mut layers, &mut recipes, media_type::ONNX, file);
     }
     for file in rest {
-        push_whole(&mut layers, &mut recipes, other_type(source, file)?, file);
+        push_whole(&mut layers, &mut recipes, side_file_type(source, file)?, file);
     }
     recipes.sort_by(|a, b| a.path.cmp(&b.path));
     let main = elements.into_iter().rev().max_by_key(|(_, sum)| *sum).map(|(dtype, _)| dtype);
     let config = ModelConfig {
         model_format: "onnx".to_owned(),
-        model_type: parameter_size(parameters),
+        model_type: format_parameter_count(parameters),
         file_type: main.unwrap_or_default(),
         ..ModelConfig::default()
     };
@@ -62,8 +62,8 @@ fn read(source: &dyn Source, file: &SourceFile) -> Result<Model, ImportError> {
 
 /// Checks that weights in another file are part of the folder.
 fn check_outside(file: &SourceFile, tensor: &Initializer, files: &[SourceFile]) -> Result<(), ImportError> {
-    let Data::Outside { location, offset, length } = &tensor.data else { return Ok(()) };
-    let found = files.iter().find(|other| other.path == Model::beside(&file.path, location));
+    let Data::External { location, offset, length } = &tensor.data else { return Ok(()) };
+    let found = files.iter().find(|other| other.path == Model::resolve_location(&file.path, location));
     let length = tensor.size_bytes().or(*length).unwrap_or(0);
     match found {
         Some(found) if offset.checked_add(length).is_some_and(|end| end <= found.size) => Ok(()),

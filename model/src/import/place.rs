@@ -8,11 +8,11 @@ use serde::Serialize;
 
 use super::PlannedLayer;
 use super::array::FloatArray;
-use super::check::{self, Watched};
+use super::check::{self, CheckedRun};
 use super::checkpoint::{Checkpoint, Shard};
-use super::finish::{FileRecipe, Origin, RecipeSegment};
+use super::finish::{FileOrigin, FileRecipe, RecipeSegment};
 use super::layer::{Content, Piece, QuantisedPiece};
-use super::policy::{Member, TensorLayers};
+use super::policy::{BlobMember, TensorLayers};
 use crate::media_type;
 use crate::quant::Quantisation;
 use crate::safetensors::{Dtype, write_header};
@@ -22,7 +22,7 @@ use crate::tensor::{Part, Tensor};
 type Key = (String, Dtype, Vec<u64>);
 
 /// The location of a tensor: the layer, the start of its data there, and its arrays in order.
-struct Placed {
+struct PlacedTensor {
     quantisation: Option<Quantisation>,
     layer: usize,
     offset: u64,
@@ -45,7 +45,7 @@ pub(super) fn shards(
     let mut layers = Vec::with_capacity(tensor_layers.layers.len());
     let mut recipes = Vec::with_capacity(checkpoint.shards.len());
     let mut index = Index::default();
-    let mut placed: Vec<Vec<Option<Placed>>> =
+    let mut placed: Vec<Vec<Option<PlacedTensor>>> =
         checkpoint.shards.iter().map(|shard| shard.tensors.iter().map(|_| None).collect()).collect();
     let mut quantised: Vec<bool> = checkpoint.shards.iter().map(|shard| shard.is_changed).collect();
 
@@ -85,17 +85,17 @@ pub(super) fn shards(
                         length: array.length,
                     })
                 }));
-                watched.extend(companions(tensor, &arrays, start));
+                watched.extend(watch_companions(tensor, &arrays, start));
             }
             quantised[member.shard] |= is_made;
-            placed[member.shard][member.position] = Some(Placed {
+            placed[member.shard][member.position] = Some(PlacedTensor {
                 quantisation: member.quantise.or(tensor.quantisation),
                 layer: layers.len(),
                 offset: start,
                 arrays,
             });
         }
-        let content = Content::new(pieces).watching(watched.into());
+        let content = Content::new(pieces).with_checks(watched.into());
         layers.push(PlannedLayer {
             media_type: media_type::OLLAMA_TENSOR,
             name: Some(tensor_layer.name),
@@ -106,7 +106,7 @@ pub(super) fn shards(
 
     let any_quantised = quantised.contains(&true);
     for ((shard, placed), quantised) in checkpoint.shards.iter().zip(placed).zip(quantised) {
-        let placed: Vec<Placed> =
+        let placed: Vec<PlacedTensor> =
             placed.into_iter().map(|placed| placed.expect("every tensor is in one layer")).collect();
         for array in placed.iter().flat_map(|placed| &placed.arrays) {
             index.weight_map.insert(array.key.0.clone(), shard.path.to_string());
@@ -122,7 +122,7 @@ pub(super) fn shards(
         let bytes = serde_json::to_vec_pretty(&index).expect("a table of strings and numbers is JSON");
         recipes.push(FileRecipe {
             path,
-            origin: Origin::Assembled,
+            origin: FileOrigin::Assembled,
             segments: vec![RecipeSegment::Inline(bytes)],
         });
     }
@@ -142,7 +142,7 @@ struct IndexMetadata {
 }
 
 /// Returns the arrays of a tensor as stored in its blob, ordered by key.
-fn arrays(checkpoint: &Checkpoint, member: &Member) -> Vec<Array> {
+fn arrays(checkpoint: &Checkpoint, member: &BlobMember) -> Vec<Array> {
     let tensor = &checkpoint.shards[member.shard].tensors[member.position];
     let (Tensor { name, shape, parts, .. }, dtype) = (tensor, checkpoint.value_dtype(tensor));
     let made = |suffix: &str, dtype: Dtype, shape: Vec<u64>| {
@@ -179,7 +179,7 @@ fn arrays(checkpoint: &Checkpoint, member: &Member) -> Vec<Array> {
 
 /// Watches the scales and biases of a tensor that was quantised before the import. Its arrays are stored one
 /// after the other from `start` on.
-fn companions(tensor: &Tensor, arrays: &[Array], start: u64) -> Vec<Watched> {
+fn watch_companions(tensor: &Tensor, arrays: &[Array], start: u64) -> Vec<CheckedRun> {
     let Some(Quantisation { kind, .. }) = tensor.quantisation else { return Vec::new() };
     let mut offset = start;
     let mut all = Vec::new();
@@ -188,7 +188,7 @@ fn companions(tensor: &Tensor, arrays: &[Array], start: u64) -> Vec<Watched> {
         let run = (offset, array.length);
         let part = match key.strip_prefix(tensor.name.as_str()) {
             Some("") => {
-                all.extend(check::codes(&tensor.name, kind, run));
+                all.extend(check::watch_codes(&tensor.name, kind, run));
                 None
             }
             Some(".scale") => Some("scale"),
@@ -196,7 +196,7 @@ fn companions(tensor: &Tensor, arrays: &[Array], start: u64) -> Vec<Watched> {
             Some(".global_scale") => Some("global scale"),
             _ => None,
         };
-        all.extend(part.and_then(|part| check::numbers(&tensor.name, part, kind, *dtype, run)));
+        all.extend(part.and_then(|part| check::watch_numbers(&tensor.name, part, kind, *dtype, run)));
         offset += array.length;
     }
     all
@@ -209,7 +209,7 @@ fn header(keys: &[&Key], metadata: &BTreeMap<String, String>) -> Vec<u8> {
 }
 
 /// Returns the quantisation metadata of a blob: once if all members agree, otherwise for each tensor.
-fn metadata(checkpoint: &Checkpoint, members: &[Member]) -> BTreeMap<String, String> {
+fn metadata(checkpoint: &Checkpoint, members: &[BlobMember]) -> BTreeMap<String, String> {
     let quantised: Vec<(&str, Quantisation)> = members
         .iter()
         .filter_map(|member| {
@@ -218,20 +218,22 @@ fn metadata(checkpoint: &Checkpoint, members: &[Member]) -> BTreeMap<String, Str
         })
         .collect();
     match quantised.as_slice() {
-        [(_, first), rest @ ..] if rest.iter().all(|(_, other)| other == first) => said_of("", *first).into(),
-        _ => quantised.iter().flat_map(|(name, q)| said_of(&format!("{name}."), *q)).collect(),
+        [(_, first), rest @ ..] if rest.iter().all(|(_, other)| other == first) => {
+            quantisation_metadata("", *first).into()
+        }
+        _ => quantised.iter().flat_map(|(name, q)| quantisation_metadata(&format!("{name}."), *q)).collect(),
     }
 }
 
 /// Returns the two metadata keys of a quantisation.
-fn said_of(prefix: &str, quantisation: Quantisation) -> [(String, String); 2] {
+fn quantisation_metadata(prefix: &str, quantisation: Quantisation) -> [(String, String); 2] {
     let Quantisation { kind, group_size } = quantisation;
     let key = |name: &str| format!("{prefix}{name}");
     [(key("quant_type"), kind.to_string()), (key("group_size"), group_size.to_string())]
 }
 
 /// Assembles the original file: its front unchanged, then its data from the layers.
-fn original_shard(shard: &Shard, placed: &[Placed]) -> FileRecipe {
+fn original_shard(shard: &Shard, placed: &[PlacedTensor]) -> FileRecipe {
     let mut runs: Vec<(u64, usize, u64, u64)> = Vec::new();
     for placed in placed {
         let mut offset = placed.offset;
@@ -248,15 +250,16 @@ fn original_shard(shard: &Shard, placed: &[Placed]) -> FileRecipe {
     for (_, layer, offset, length) in runs {
         push_run(&mut segments, layer, offset, length);
     }
-    FileRecipe { path: shard.path.to_string(), origin: Origin::Pieces, segments }
+    FileRecipe { path: shard.path.to_string(), origin: FileOrigin::Pieces, segments }
 }
 
 /// Assembles a file of the same name with the quantised tensors: a new header over the data of the blobs.
-fn assembled_shard(shard: &Shard, placed: &[Placed]) -> FileRecipe {
+fn assembled_shard(shard: &Shard, placed: &[PlacedTensor]) -> FileRecipe {
     let mut metadata = shard.metadata.clone();
     for (tensor, placed) in shard.tensors.iter().zip(placed) {
-        let said =
-            placed.quantisation.map(|quantisation| said_of(&format!("{}.", tensor.name), quantisation));
+        let said = placed
+            .quantisation
+            .map(|quantisation| quantisation_metadata(&format!("{}.", tensor.name), quantisation));
         metadata.extend(said.into_iter().flatten());
     }
     let keys: Vec<&Key> = placed.iter().flat_map(|placed| &placed.arrays).map(|array| &array.key).collect();
@@ -265,7 +268,7 @@ fn assembled_shard(shard: &Shard, placed: &[Placed]) -> FileRecipe {
         let length = placed.arrays.iter().map(|array| array.length).sum();
         push_run(&mut segments, placed.layer, placed.offset, length);
     }
-    FileRecipe { path: shard.path.to_string(), origin: Origin::Assembled, segments }
+    FileRecipe { path: shard.path.to_string(), origin: FileOrigin::Assembled, segments }
 }
 
 /// Adds a run of a layer's bytes, and merges it with the previous run if they are adjacent.

@@ -25,11 +25,11 @@ pub(super) struct TensorLayers {
 pub(super) struct TensorLayer {
     pub(super) name: String,
     /// Sorted by name.
-    pub(super) members: Vec<Member>,
+    pub(super) members: Vec<BlobMember>,
 }
 
 /// A tensor of a blob: its location (shard, then position there) and its new format.
-pub(super) struct Member {
+pub(super) struct BlobMember {
     pub(super) shard: usize,
     pub(super) position: usize,
     pub(super) quantise: Option<Quantisation>,
@@ -42,20 +42,20 @@ impl TensorLayers {
     }
 }
 
-pub(super) fn layers(
+pub(super) fn plan_tensor_layers(
     checkpoint: &Checkpoint,
     quantize: Option<Quantize>,
 ) -> Result<TensorLayers, ImportError> {
     if quantize.is_some() {
-        refuse(checkpoint)?;
+        check_quantisable(checkpoint)?;
     }
     let kind = quantize.and_then(Quantize::kind);
     let dtype = |tensor: &Tensor| checkpoint.value_dtype(tensor);
-    let target = |tensor: &Tensor| kind.and_then(|kind| target(tensor, dtype(tensor), kind));
+    let target = |tensor: &Tensor| kind.and_then(|kind| target_format(tensor, dtype(tensor), kind));
 
     let is_unfit = |tensor: &Tensor| {
-        let wanted = kind.and_then(|kind| wanted(tensor, dtype(tensor), kind));
-        wanted.is_some_and(|quantisation| !fits(tensor, quantisation))
+        let wanted = kind.and_then(|kind| preferred_format(tensor, dtype(tensor), kind));
+        wanted.is_some_and(|quantisation| !is_divisible(tensor, quantisation))
     };
     let (mut kept, mut decoded) = (Vec::new(), Vec::new());
     for (_, tensor) in checkpoint.tensors() {
@@ -81,7 +81,7 @@ pub(super) fn layers(
     for (shard, position, tensor) in checkpoint.shards.iter().enumerate().flat_map(|(shard, s)| {
         s.tensors.iter().enumerate().map(move |(position, tensor)| (shard, position, tensor))
     }) {
-        let member = Member { shard, position, quantise: target(tensor) };
+        let member = BlobMember { shard, position, quantise: target(tensor) };
         let Some(expert) = expert(&tensor.name) else {
             layers.push(TensorLayer { name: tensor.name.clone(), members: vec![member] });
             continue;
@@ -97,7 +97,7 @@ pub(super) fn layers(
         layers[at].members.push(member);
     }
     for layer in &mut layers {
-        let name = |member: &Member| &checkpoint.shards[member.shard].tensors[member.position].name;
+        let name = |member: &BlobMember| &checkpoint.shards[member.shard].tensors[member.position].name;
         layer.members.sort_by(|a, b| name(a).cmp(name(b)));
     }
     Ok(TensorLayers { layers, kept, decoded })
@@ -120,17 +120,17 @@ fn expert(name: &str) -> Option<Expert<'_>> {
 
 /// Returns the format of a tensor of these values when a model is quantised to `kind`; `None` if it is stored
 /// as it is.
-fn target(tensor: &Tensor, dtype: Dtype, kind: Kind) -> Option<Quantisation> {
-    wanted(tensor, dtype, kind).filter(|quantisation| fits(tensor, *quantisation))
+fn target_format(tensor: &Tensor, dtype: Dtype, kind: Kind) -> Option<Quantisation> {
+    preferred_format(tensor, dtype, kind).filter(|quantisation| is_divisible(tensor, *quantisation))
 }
 
 /// Whether groups of elements divide a tensor's rows.
-fn fits(tensor: &Tensor, quantisation: Quantisation) -> bool {
+fn is_divisible(tensor: &Tensor, quantisation: Quantisation) -> bool {
     tensor.shape.last().is_some_and(|columns| columns.is_multiple_of(u64::from(quantisation.group_size)))
 }
 
 /// Returns the format for a tensor of this kind, whatever its shape.
-fn wanted(tensor: &Tensor, dtype: Dtype, kind: Kind) -> Option<Quantisation> {
+fn preferred_format(tensor: &Tensor, dtype: Dtype, kind: Kind) -> Option<Quantisation> {
     let name = tensor.name.as_str();
     let is_float = matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32);
     let is_stacked = tensor.shape.len() == 3 && name.contains(".experts.") && !name.ends_with("bias");
@@ -164,7 +164,7 @@ fn wanted(tensor: &Tensor, dtype: Dtype, kind: Kind) -> Option<Quantisation> {
 
 /// Refuses to quantise image models, and weights that are already quantised, whose codes would be mistaken
 /// for numbers.
-pub(super) fn refuse(checkpoint: &Checkpoint) -> Result<(), ImportError> {
+pub(super) fn check_quantisable(checkpoint: &Checkpoint) -> Result<(), ImportError> {
     if checkpoint.is_image_model {
         return Err(ImportError::ImageModel { path: IMAGE_INDEX });
     }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_quantised_to_what() {
+    fn target_formats_by_tensor() {
         let int4 = Some(Kind::Int4);
         let int8 = Some(Kind::Int8);
         for (name, shape, to_int4, to_int8) in [
@@ -238,17 +238,17 @@ mod tests {
             ("model.layers.0.conv.weight", &[64, 64, 64], None, None),
         ] {
             for (requested, expect) in [(Kind::Int4, to_int4), (Kind::Int8, to_int8)] {
-                let found = target(&tensor(name, shape), Dtype::BF16, requested);
+                let found = target_format(&tensor(name, shape), Dtype::BF16, requested);
                 assert_eq!(found.map(|q| q.kind), expect, "{name} to {requested}");
                 assert!(found.is_none_or(|q| q.group_size == 64));
             }
         }
         let wide = tensor("model.layers.0.mlp.up_proj.weight", &[64, 64]);
-        assert_eq!(target(&wide, Dtype::F64, Kind::Int8), None);
+        assert_eq!(target_format(&wide, Dtype::F64, Kind::Int8), None);
     }
 
     #[test]
-    fn floats_have_their_own_eight_bits() {
+    fn float_formats_use_eight_bit_floats() {
         let (nvfp4, mxfp4, mxfp8) = (Some(Kind::Nvfp4), Some(Kind::Mxfp4), Some(Kind::Mxfp8));
         for (name, shape, to_nvfp4, to_mxfp4) in [
             ("model.layers.0.self_attn.q_proj.weight", &[64u64, 64] as &[u64], nvfp4, mxfp4),
@@ -262,7 +262,7 @@ mod tests {
             ("model.embed_tokens.weight", &[512, 64], None, None),
         ] {
             for (requested, expect) in [(Kind::Nvfp4, to_nvfp4), (Kind::Mxfp4, to_mxfp4)] {
-                let found = target(&tensor(name, shape), Dtype::BF16, requested);
+                let found = target_format(&tensor(name, shape), Dtype::BF16, requested);
                 assert_eq!(found.map(|q| q.kind), expect, "{name} to {requested}");
                 assert!(found.is_none_or(|q| q.group_size == q.kind.default_group_size()));
             }

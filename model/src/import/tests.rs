@@ -82,7 +82,7 @@ pub(super) struct Imported {
     pub(super) plan: Plan,
     blobs: BTreeMap<Digest, Vec<u8>>,
     pub(super) manifest: Manifest,
-    finished: Finished,
+    finished: FinishedImport,
 }
 
 pub(super) fn import(folder: &Folder, quantize: Option<Quantize>) -> Imported {
@@ -321,7 +321,7 @@ fn in_mlx_spelling(file: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_mlx_quantised_is_the_same_tensors() {
+fn mlx_tensors_equal_lode_tensors() {
     let ours = import(&small(), Some(Quantize::Int4));
     let weights = in_mlx_spelling(&ours.files()["model.safetensors"]);
     let with = |quantization: &str| {
@@ -453,7 +453,7 @@ fn an_image_model_goes_in_by_component() {
 }
 
 #[test]
-fn merely_incomplete_folders_are_stored() {
+fn incomplete_folders_are_stored() {
     let lone = Folder::default().with("weights.safetensors", safetensors(&[("w", Dtype::F32, &[2])]));
     let imported = import(&lone, None);
     assert_eq!(imported.files(), lone.0);

@@ -24,7 +24,7 @@ pub struct Base<'a> {
     /// The bytes of its options, if it has any.
     pub params: Option<&'a [u8]>,
     /// Its name and digest. `None` for files that were imported for this model alone.
-    pub named: Option<(&'a str, &'a Digest)>,
+    pub origin_name: Option<(&'a str, &'a Digest)>,
 }
 
 /// Changes to the base. An empty template or system text removes the base's.
@@ -47,7 +47,7 @@ pub struct Edits {
 
 /// A model that is ready to be pushed: its small blobs, then its manifest.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Derived {
+pub struct DerivedModel {
     pub blobs: Vec<SmallBlob>,
     pub media_type: String,
     pub manifest: Vec<u8>,
@@ -73,7 +73,7 @@ pub enum DeriveError {
 
 impl Edits {
     /// Returns the edits of a Modelfile, except its files.
-    pub fn of(modelfile: &Modelfile) -> Edits {
+    pub fn from_modelfile(modelfile: &Modelfile) -> Edits {
         let mut edits = Edits { parameters: modelfile.parameters(), ..Edits::default() };
         for command in &modelfile.commands {
             match command {
@@ -126,7 +126,7 @@ struct WrittenManifest<'a> {
 }
 
 /// Derives a model from a base. The same base and edits always give the same manifest.
-pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<Derived, DeriveError> {
+pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<DerivedModel, DeriveError> {
     let manifest = base.manifest;
     let base_config = manifest.config.as_ref().ok_or(DeriveError::Index)?;
     edits.check()?;
@@ -145,7 +145,7 @@ pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<Derived, DeriveError> {
     };
     let mut layers: Vec<Descriptor> =
         manifest.layers.iter().filter(|layer| !replaced(layer)).cloned().collect();
-    if let Some((name, _)) = base.named {
+    if let Some((name, _)) = base.origin_name {
         for layer in layers.iter_mut().filter(|layer| is_weights_file(&layer.media_type)) {
             layer.from = Some(name.to_owned());
         }
@@ -216,7 +216,7 @@ pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<Derived, DeriveError> {
     // 4. The manifest, of the base's kind.
     let mut annotations: Map<String, Value> =
         manifest.annotations.iter().map(|(key, value)| (key.clone(), Value::String(value.clone()))).collect();
-    if let Some((name, digest)) = base.named {
+    if let Some((name, digest)) = base.origin_name {
         annotations.insert(BASE_NAME_ANNOTATION.to_owned(), Value::String(name.to_owned()));
         annotations.insert(BASE_DIGEST_ANNOTATION.to_owned(), Value::String(digest.to_string()));
     }
@@ -232,7 +232,7 @@ pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<Derived, DeriveError> {
         return Err(DeriveError::TooLarge { len: bytes.len() });
     }
     let digest = Digest::sha256(&bytes);
-    Ok(Derived { blobs, media_type: manifest.media_type.clone(), manifest: bytes, digest })
+    Ok(DerivedModel { blobs, media_type: manifest.media_type.clone(), manifest: bytes, digest })
 }
 
 fn is_weights_file(kind: &str) -> bool {
@@ -276,14 +276,14 @@ mod tests {
         Manifest::parse(None, &bytes).unwrap()
     }
 
-    fn made(edits: &Edits) -> (Derived, Manifest) {
+    fn made(edits: &Edits) -> (DerivedModel, Manifest) {
         let manifest = base_manifest();
         let digest = Digest::sha256(b"base");
         let base = Base {
             manifest: &manifest,
             config: CONFIG,
             params: Some(br#"{"temperature":1,"stop":["x"]}"#),
-            named: Some(("team/base:8b", &digest)),
+            origin_name: Some(("team/base:8b", &digest)),
         };
         let derived = derive(&base, edits).unwrap();
         let parsed = Manifest::parse(Some(&derived.media_type), &derived.manifest).unwrap();
@@ -291,11 +291,11 @@ mod tests {
     }
 
     fn of(text: &str) -> Edits {
-        Edits::of(&Modelfile::parse(text.as_bytes()).unwrap())
+        Edits::from_modelfile(&Modelfile::parse(text.as_bytes()).unwrap())
     }
 
     #[test]
-    fn nothing_said_is_the_base_under_another_name() {
+    fn without_edits_the_base_is_unchanged() {
         let (derived, manifest) = made(&of("FROM team/base:8b"));
         assert!(derived.blobs.is_empty() && Edits::default().is_empty());
         let base = base_manifest();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_replaces_merges_or_adds() {
+    fn edits_replace_merge_or_add() {
         let (derived, manifest) =
             made(&of("FROM b\nTEMPLATE new\nSYSTEM be brief\nPARAMETER temperature 0.5\n\
              MESSAGE user hi\nMESSAGE assistant ho\nLICENSE free\nLICENSE more"));
@@ -335,14 +335,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_text_takes_the_bases_away() {
+    fn empty_texts_remove_the_bases() {
         let (derived, manifest) = made(&of("FROM b\nTEMPLATE \"\""));
         assert!(derived.blobs.is_empty());
         assert!(manifest.layers.iter().all(|layer| layer.media_type != media_type::OLLAMA_TEMPLATE));
     }
 
     #[test]
-    fn the_config_keeps_what_it_says() {
+    fn unknown_config_keys_are_kept() {
         let (derived, manifest) = made(&of("FROM b\nRENDERER r\nREQUIRES v0.20.0"));
         let config: Value = serde_json::from_slice(&derived.blobs[0].bytes).unwrap();
         assert_eq!(
@@ -353,10 +353,12 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_said() {
+    fn impossible_edits_are_refused() {
         let mut manifest = base_manifest();
         let fails = |manifest: &Manifest, edits: &Edits, params: Option<&[u8]>| {
-            derive(&Base { manifest, config: b"[]", params, named: None }, edits).unwrap_err().to_string()
+            derive(&Base { manifest, config: b"[]", params, origin_name: None }, edits)
+                .unwrap_err()
+                .to_string()
         };
         assert!(fails(&manifest, &of("FROM b\nPARSER p"), None).contains("not a JSON object"));
         let jinja = of("FROM b\nTEMPLATE {% for m in messages %}{{ m['role'] }}{% endfor %}");
@@ -369,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn files_come_along_once() {
+    fn files_are_added_once() {
         let adapter = blob(media_type::OLLAMA_ADAPTER, b"lora");
         let edits = Edits { layers: vec![adapter.clone(), adapter.clone()], ..Edits::default() };
         let (_, manifest) = made(&edits);

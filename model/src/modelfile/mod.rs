@@ -14,7 +14,9 @@ use std::str::FromStr;
 
 use serde_json::{Map, Value};
 
-pub use derive::{BASE_DIGEST_ANNOTATION, BASE_NAME_ANNOTATION, Base, DeriveError, Derived, Edits, derive};
+pub use derive::{
+    BASE_DIGEST_ANNOTATION, BASE_NAME_ANNOTATION, Base, DeriveError, DerivedModel, Edits, derive,
+};
 pub use parameter::{ParameterError, check_value, is_deprecated, read_value};
 pub use parse::{ParseError, Problem, is_version};
 
@@ -101,14 +103,14 @@ pub struct Text(String);
 #[error(
     "a Modelfile cannot hold this text: one of its lines ends with a quote that would end the value, or it has control characters"
 )]
-pub struct UnsayableText;
+pub struct UnquotableText;
 
 impl Text {
-    pub fn new(text: impl Into<String>) -> Result<Text, UnsayableText> {
+    pub fn new(text: impl Into<String>) -> Result<Text, UnquotableText> {
         let text = text.into();
         match print::quotes(&text) {
             Some(_) => Ok(Text(text)),
-            None => Err(UnsayableText),
+            None => Err(UnquotableText),
         }
     }
 

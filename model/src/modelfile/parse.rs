@@ -134,13 +134,13 @@ impl<'a> Cursor<'a> {
                 let name_at = self.skip_blanks();
                 let name = self.word().to_ascii_lowercase();
                 if name.is_empty() {
-                    return Err(self.here(name_at, Problem::NoValue { instruction }));
+                    return Err(self.error_at(name_at, Problem::NoValue { instruction }));
                 }
                 let value_at = self.skip_blanks();
                 let value = self.value(instruction)?;
                 read_value(&name, value.as_str()).map_err(|error| {
                     let at = if matches!(error, ParameterError::Unknown { .. }) { name_at } else { value_at };
-                    self.here(at, Problem::Parameter(error))
+                    self.error_at(at, Problem::Parameter(error))
                 })?;
                 Command::Parameter { name, value }
             }
@@ -148,9 +148,10 @@ impl<'a> Cursor<'a> {
                 let role_at = self.skip_blanks();
                 let word = self.word();
                 if word.is_empty() {
-                    return Err(self.here(role_at, Problem::NoValue { instruction }));
+                    return Err(self.error_at(role_at, Problem::NoValue { instruction }));
                 }
-                let role: Role = word.parse().map_err(|error| self.here(role_at, Problem::Role(error)))?;
+                let role: Role =
+                    word.parse().map_err(|error| self.error_at(role_at, Problem::Role(error)))?;
                 Command::Message { role, text: self.value(instruction)? }
             }
             _ => {
@@ -162,7 +163,7 @@ impl<'a> Cursor<'a> {
                     "TEMPLATE" => Command::Template(text),
                     "SYSTEM" => Command::System(text),
                     "LICENSE" => Command::License(text),
-                    _ if text.as_str().trim().is_empty() => return Err(self.here(value_at, empty)),
+                    _ if text.as_str().trim().is_empty() => return Err(self.error_at(value_at, empty)),
                     "FROM" => Command::From(text),
                     "ADAPTER" => Command::Adapter(text),
                     "DRAFT" => Command::Draft(text),
@@ -171,7 +172,7 @@ impl<'a> Cursor<'a> {
                     _ if is_version(text.as_str()) => Command::Requires(text),
                     _ => {
                         let found = text.as_str().chars().take(MAX_SHOWN).collect();
-                        return Err(self.here(value_at, Problem::Version { found }));
+                        return Err(self.error_at(value_at, Problem::Version { found }));
                     }
                 }
             }
@@ -187,7 +188,7 @@ impl<'a> Cursor<'a> {
             let line = self.rest.split(NEWLINES).next().unwrap_or_default();
             let value = line.trim();
             if value.is_empty() {
-                return Err(self.here(start, Problem::NoValue { instruction }));
+                return Err(self.error_at(start, Problem::NoValue { instruction }));
             }
             self.skip(line.len());
             return Ok(Text(value.to_owned()));
@@ -203,7 +204,7 @@ impl<'a> Cursor<'a> {
                 return Ok(Text(value));
             }
         }
-        Err(self.here(start, Problem::Unterminated))
+        Err(self.error_at(start, Problem::Unterminated))
     }
 
     /// Reads up to the next whitespace.
@@ -239,7 +240,7 @@ impl<'a> Cursor<'a> {
         self.rest = rest;
     }
 
-    fn here(&self, (line, column): (usize, usize), problem: Problem) -> ParseError {
+    fn error_at(&self, (line, column): (usize, usize), problem: Problem) -> ParseError {
         ParseError { line, column, problem }
     }
 }

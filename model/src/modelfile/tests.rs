@@ -70,7 +70,7 @@ fn encodings() {
 }
 
 #[test]
-fn errors_say_where() {
+fn errors_have_positions() {
     let check = |input: &str, line: usize, column: usize, part: &str| {
         let error = Modelfile::parse(input.as_bytes()).unwrap_err();
         assert_eq!((error.line, error.column), (line, column), "{input:?}: {error}");
@@ -134,7 +134,7 @@ fn values_of_json_are_checked() {
 }
 
 #[test]
-fn some_texts_cannot_be_said() {
+fn some_texts_cannot_be_quoted() {
     assert!(Text::new("a\"\"\"\nb").is_err());
     assert!(Text::new("a\"\"\"  \nb").is_err());
     assert!(Text::new("a\u{0}b").is_err());
@@ -198,7 +198,7 @@ proptest! {
     }
 
     #[test]
-    fn what_parses_prints_to_the_same(text in "(FROM|SYSTEM|PARAMETER stop|MESSAGE user|LICENSE)? ?(\"\"\"|\")?[ -~\n\r]{0,30}(\"\"\"|\")?\n?") {
+    fn parsed_files_print_and_parse_alike(text in "(FROM|SYSTEM|PARAMETER stop|MESSAGE user|LICENSE)? ?(\"\"\"|\")?[ -~\n\r]{0,30}(\"\"\"|\")?\n?") {
         if let Ok(modelfile) = Modelfile::parse_settings(text.as_bytes()) {
             let printed = modelfile.to_string();
             prop_assert_eq!(Modelfile::parse_settings(printed.as_bytes()), Ok(modelfile), "{}", printed);

@@ -42,7 +42,7 @@ pub struct NotFinite {
 
 /// Why a format of tensor blobs cannot hold values.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-pub enum Unquantisable {
+pub enum QuantiseError {
     #[error(transparent)]
     NotFinite(#[from] NotFinite),
     /// The value would decode to an infinity, or to far less than it was.
@@ -50,22 +50,22 @@ pub enum Unquantisable {
     TooLarge { kind: Kind, element: usize, value: f32 },
 }
 
-impl Unquantisable {
+impl QuantiseError {
     /// Returns the error for the largest value of a group.
-    fn too_large(kind: Kind, group_size: usize, index: usize, values: &[f32]) -> Unquantisable {
+    fn too_large(kind: Kind, group_size: usize, index: usize, values: &[f32]) -> QuantiseError {
         let group = values.iter().enumerate().skip(index * group_size).take(group_size);
         let largest = group.max_by(|(_, a), (_, b)| a.abs().total_cmp(&b.abs()));
         let (element, value) = largest.map_or((0, 0.0), |(element, value)| (element, *value));
-        Unquantisable::TooLarge { kind, element, value }
+        QuantiseError::TooLarge { kind, element, value }
     }
 
     /// Formats the error for values that begin at element `first`.
-    pub(crate) fn moved(self, first: u64) -> String {
+    pub(crate) fn message_at(self, first: u64) -> String {
         match self {
-            Unquantisable::NotFinite(NotFinite { element, value }) => {
+            QuantiseError::NotFinite(NotFinite { element, value }) => {
                 format!("element {} is {value}, expected a finite number", first + element as u64)
             }
-            Unquantisable::TooLarge { kind, element, value } => {
+            QuantiseError::TooLarge { kind, element, value } => {
                 format!("element {} is {value}, too large for {kind}", first + element as u64)
             }
         }
@@ -73,7 +73,7 @@ impl Unquantisable {
 }
 
 /// Returns an error for the first value that is not finite.
-pub(crate) fn all_finite(values: &[f32]) -> Result<(), NotFinite> {
+pub(crate) fn check_finite(values: &[f32]) -> Result<(), NotFinite> {
     const CHUNK: usize = 256;
     // Chunks are checked without an early exit, in vector registers.
     let is_finite = |chunk: &[f32]| chunk.iter().fold(true, |finite, x| finite & x.is_finite());
@@ -94,20 +94,20 @@ pub fn quantise(
     dtype: Dtype,
     values: &[f32],
     out: &mut Quantised,
-) -> Result<(), Unquantisable> {
+) -> Result<(), QuantiseError> {
     debug_assert!(Kind::BLOB.contains(&kind) && kind.allows_group_size(group_size as u32));
     debug_assert!(values.len().is_multiple_of(group_size));
     if !kind.is_affine() {
-        all_finite(values)?;
+        check_finite(values)?;
         return fp::quantise(kind, dtype, values, &mut out.codes, &mut out.scales)
-            .map_err(|index| Unquantisable::too_large(kind, group_size, index, values));
+            .map_err(|index| QuantiseError::too_large(kind, group_size, index, values));
     }
     let levels = ((1u32 << kind.bits()) - 1) as f32;
     for (index, group) in values.chunks_exact(group_size).enumerate() {
-        let (scale, bias) = fit(group, levels)
+        let (scale, bias) = fit_group(group, levels)
             .map_err(|element| NotFinite { element: index * group_size + element, value: group[element] })?;
         if !scale.is_finite() {
-            return Err(Unquantisable::too_large(kind, group_size, index, values));
+            return Err(QuantiseError::too_large(kind, group_size, index, values));
         }
         // Clamping before rounding gives the same code. The sum rounds to even, and its low bits are the
         // code.
@@ -133,7 +133,7 @@ pub struct Quantised {
 }
 
 /// Returns the scale and bias of a group, or the position of a value that is not finite.
-fn fit(group: &[f32], levels: f32) -> Result<(f32, f32), usize> {
+fn fit_group(group: &[f32], levels: f32) -> Result<(f32, f32), usize> {
     let (mut lows, mut highs, mut finite) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES], true);
     for chunk in group.as_chunks::<LANES>().0 {
         for (x, (low, high)) in chunk.iter().zip(lows.iter_mut().zip(&mut highs)) {
@@ -164,12 +164,12 @@ fn push(dtype: Dtype, value: f32, out: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::{Quantisation, Stored, decode_f32};
+    use crate::quant::{Quantisation, StoredTensor, decode_f32};
 
     fn round_trip(kind: Kind, values: &[f32]) -> Vec<f32> {
         let mut parts = Quantised::default();
         quantise(kind, 32, Dtype::F32, values, &mut parts).unwrap();
-        decode_f32(&Stored {
+        decode_f32(&StoredTensor {
             dtype: Dtype::U32,
             quantisation: Some(Quantisation { kind, group_size: 32 }),
             weight: &parts.codes,
@@ -208,17 +208,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_refused() {
+    fn non_finite_values_are_refused() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values = [1.0; 64];
             values[40] = bad;
             let error = quantise(Kind::Int8, 32, Dtype::F32, &values, &mut Quantised::default()).unwrap_err();
-            assert!(matches!(error, Unquantisable::NotFinite(NotFinite { element: 40, .. })), "{error}");
+            assert!(matches!(error, QuantiseError::NotFinite(NotFinite { element: 40, .. })), "{error}");
         }
     }
 
     #[test]
-    fn what_would_come_back_as_something_else_is_refused() {
+    fn unrepresentable_values_are_refused() {
         for (kind, largest, is_held) in [
             (Kind::Int4, 3e38f32, true),
             (Kind::Int8, f32::MAX, true),
@@ -233,12 +233,12 @@ mod tests {
             let mut values = vec![1.0; 2 * group_size];
             values[group_size + 3] = largest;
             let quantised = quantise(kind, group_size, Dtype::F32, &values, &mut Quantised::default());
-            let expect = Unquantisable::TooLarge { kind, element: group_size + 3, value: largest };
+            let expect = QuantiseError::TooLarge { kind, element: group_size + 3, value: largest };
             assert_eq!(quantised.err(), (!is_held).then_some(expect), "{largest} in {kind}");
         }
         let mut values = [1.0; 64];
         (values[5], values[6]) = (3e38, -3e38);
         let error = quantise(Kind::Int4, 32, Dtype::F32, &values, &mut Quantised::default()).unwrap_err();
-        assert!(matches!(error, Unquantisable::TooLarge { element: 5 | 6, .. }), "{error}");
+        assert!(matches!(error, QuantiseError::TooLarge { element: 5 | 6, .. }), "{error}");
     }
 }

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn any_run_is_what_the_definition_says() {
+    fn runs_decode_by_the_definition() {
         for (shape, scales, block, effective) in [
             (vec![5u64, 7], vec![3u64, 3], [2u64, 3], [2u64, 3]),
             (vec![5, 7], vec![], BLOCK, [5, 7]),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_refused() {
+    fn non_finite_products_are_refused() {
         let grid = Grid::of(&[2, 4], &[2], BLOCK).unwrap();
         let decode = |codes: &[u8], scales: &[f32]| grid.decode(0, codes, scales, &mut [0.0; 8]);
         let codes = [0x38, 0xb8, 0x7e, 1, 0, 0x80, 0, 0];

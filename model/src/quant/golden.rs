@@ -94,7 +94,7 @@ fn quantising_makes_the_same_bytes() {
 fn random_codes_decode_bit_for_bit() {
     let file = File::open("random-codes.safetensors");
     for kind in [Kind::Nvfp4, Kind::Mxfp4, Kind::Mxfp8] {
-        let decoded = decode_f32(&Stored {
+        let decoded = decode_f32(&StoredTensor {
             dtype: Dtype::U32,
             quantisation: Some(Quantisation { kind, group_size: kind.default_group_size() }),
             weight: file.bytes(&format!("{kind}.w")),

@@ -8,14 +8,14 @@ pub mod fp8;
 pub mod ggml;
 mod kind;
 
-pub use affine::{NotFinite, Quantised, Unquantisable, quantise};
+pub use affine::{NotFinite, QuantiseError, Quantised, quantise};
 pub use kind::{Kind, Quantisation, UnknownKind};
 
 use crate::safetensors::Dtype;
 
 /// The stored bytes of one tensor, or of whole rows of it. They may have any alignment.
 #[derive(Clone, Copy, Debug)]
-pub struct Stored<'a> {
+pub struct StoredTensor<'a> {
     /// The type of `weight`: U32 if it holds codes.
     pub dtype: Dtype,
     pub quantisation: Option<Quantisation>,
@@ -48,7 +48,7 @@ pub enum DecodeError {
 
 /// Decodes to float32 with one float32 rounding per operation: exact for every format that float32 can hold,
 /// and `scale * code + bias` (product rounded, then sum) for the affine ones. Rows follow each other.
-pub fn decode_f32(stored: &Stored<'_>) -> Result<Vec<f32>, DecodeError> {
+pub fn decode_f32(stored: &StoredTensor<'_>) -> Result<Vec<f32>, DecodeError> {
     let elements = match stored.quantisation {
         Some(Quantisation { kind: Kind::Ggml(ty), .. }) => {
             stored.weight.len() / ty.block_bytes() as usize * ty.block_elements() as usize
@@ -62,7 +62,7 @@ pub fn decode_f32(stored: &Stored<'_>) -> Result<Vec<f32>, DecodeError> {
 }
 
 /// As [`decode_f32`], into the caller's memory, one float per element.
-pub fn decode_f32_into(stored: &Stored<'_>, out: &mut [f32]) -> Result<(), DecodeError> {
+pub fn decode_f32_into(stored: &StoredTensor<'_>, out: &mut [f32]) -> Result<(), DecodeError> {
     let Some(Quantisation { kind, group_size }) = stored.quantisation else {
         return float::decode_f32_into(stored.dtype, stored.weight, out);
     };

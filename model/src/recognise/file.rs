@@ -140,7 +140,7 @@ pub(super) fn packing(media_type: &str) -> Packing {
 }
 
 /// Returns the path of the annotations, or the name in ModelPack's metadata of the file.
-pub(super) fn annotated(layer: &Descriptor) -> Option<String> {
+pub(super) fn annotated_path(layer: &Descriptor) -> Option<String> {
     #[derive(Deserialize)]
     struct Metadata {
         name: String,
@@ -153,11 +153,11 @@ pub(super) fn annotated(layer: &Descriptor) -> Option<String> {
     path.or_else(|| mt::METADATA_ANNOTATIONS.iter().find_map(|key| named(key)))
 }
 
-pub(super) fn ollama(manifest: &Manifest) -> Vec<ModelFile> {
+pub(super) fn ollama_files(manifest: &Manifest) -> Vec<ModelFile> {
     let has = |kind: &str| manifest.layers.iter().any(|layer| layer.media_type == kind);
     let has_weights = has(mt::OLLAMA_TENSOR) || has(mt::OLLAMA_MODEL);
     let file = |layer: &Descriptor| {
-        let path = annotated(layer);
+        let path = annotated_path(layer);
         let is_draft = layer.name.as_deref().is_some_and(|name| name.starts_with("draft."));
         let role = match layer.media_type.as_str() {
             // The second model, which drafts for the first.
@@ -183,7 +183,7 @@ pub(super) fn ollama(manifest: &Manifest) -> Vec<ModelFile> {
     manifest.layers.iter().map(file).collect()
 }
 
-pub(super) fn docker(manifest: &Manifest) -> Vec<ModelFile> {
+pub(super) fn docker_files(manifest: &Manifest) -> Vec<ModelFile> {
     let count = |kind: &str| manifest.layers.iter().filter(|layer| layer.media_type == kind).count();
     let (n_gguf, n_safetensors) = (count(mt::DOCKER_MODEL_GGUF), count(mt::DOCKER_MODEL_SAFETENSORS));
     let (mut gguf, mut safetensors) = (0, 0);
@@ -197,7 +197,7 @@ pub(super) fn docker(manifest: &Manifest) -> Vec<ModelFile> {
     };
     let mut files = Vec::with_capacity(manifest.layers.len());
     for layer in &manifest.layers {
-        let path = annotated(layer);
+        let path = annotated_path(layer);
         let kind = layer.media_type.strip_prefix(mt::DOCKER_MODEL_PREFIX).unwrap_or_default();
         let (role, fixed) = match kind {
             "gguf.v3" => (Role::Gguf, Some(numbered(&mut gguf, n_gguf, "gguf"))),
@@ -234,7 +234,7 @@ struct FormatConfig {
     format: String,
 }
 
-pub(super) fn modelpack(manifest: &Manifest, config: Option<&[u8]>) -> Vec<ModelFile> {
+pub(super) fn modelpack_files(manifest: &Manifest, config: Option<&[u8]>) -> Vec<ModelFile> {
     let config = config.and_then(|bytes| serde_json::from_slice::<Format>(bytes).ok()).unwrap_or_default();
     let format = config.config.format.to_ascii_lowercase();
     manifest.layers.iter().map(|layer| modelpack_file(layer, &format)).collect()
@@ -242,7 +242,7 @@ pub(super) fn modelpack(manifest: &Manifest, config: Option<&[u8]>) -> Vec<Model
 
 /// `application/vnd.cncf.model.KIND.v1.PACKING`; some tools write the file's format in place of the packing.
 fn modelpack_file(layer: &Descriptor, format: &str) -> ModelFile {
-    let path = annotated(layer);
+    let path = annotated_path(layer);
     let kind = layer.media_type.as_str();
     let rest = kind.strip_prefix(mt::MODELPACK_PREFIX).or_else(|| kind.strip_prefix(mt::CNAI_PREFIX));
     let is_weight = rest.is_some_and(|rest| rest.starts_with("weight.v"));
@@ -254,7 +254,7 @@ fn modelpack_file(layer: &Descriptor, format: &str) -> ModelFile {
     };
     let role = match said {
         _ if rest.is_some() && !is_weight => Role::File,
-        _ if by_name != Role::File || (path.is_some() && is_extended(path.as_deref())) => by_name,
+        _ if by_name != Role::File || (path.is_some() && has_extension(path.as_deref())) => by_name,
         "safetensors" => Role::Safetensors,
         "gguf" => Role::Gguf,
         "onnx" => Role::Onnx,
@@ -264,22 +264,22 @@ fn modelpack_file(layer: &Descriptor, format: &str) -> ModelFile {
 }
 
 /// Whether a file name has an extension.
-fn is_extended(path: Option<&str>) -> bool {
+fn has_extension(path: Option<&str>) -> bool {
     let name = path.map(|path| path.rsplit_once('/').map_or(path, |(_, name)| name));
     name.is_some_and(|name| name.contains('.'))
 }
 
 /// Returns the layers of an image. Their files are searched for below `models/`.
-pub(super) fn image(manifest: &Manifest) -> Vec<ModelFile> {
+pub(super) fn image_layers(manifest: &Manifest) -> Vec<ModelFile> {
     let file = |layer: &Descriptor| ModelFile::new(layer, None, Role::File, packing(&layer.media_type));
     manifest.layers.iter().map(file).collect()
 }
 
 /// Returns layers that are files by their title. A titled layer of the plain tar type is not a tar: oras uses
 /// this type for any file that it gets without one.
-pub(super) fn titled(manifest: &Manifest) -> Vec<ModelFile> {
+pub(super) fn titled_files(manifest: &Manifest) -> Vec<ModelFile> {
     let file = |layer: &Descriptor| {
-        let path = annotated(layer);
+        let path = annotated_path(layer);
         let packing = match packing(&layer.media_type) {
             Packing::Tar if layer.media_type == mt::OCI_LAYER_TAR && path.is_some() => Packing::Plain,
             packing => packing,

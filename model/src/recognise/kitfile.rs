@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::file::{ModelFile, Role, annotated, packing};
+use super::file::{ModelFile, Role, annotated_path, packing};
 use crate::manifest::{Descriptor, Manifest};
 use crate::media_type as mt;
 
@@ -66,7 +66,7 @@ pub(super) fn files(manifest: &Manifest, config: Option<&[u8]>) -> Vec<ModelFile
         });
         let said =
             entry.map(|entry| entry.path.clone()).filter(|path| !matches!(path.as_str(), "" | "." | "./"));
-        let path = annotated(layer).or(said);
+        let path = annotated_path(layer).or(said);
         let role = path.as_deref().map_or(Role::File, Role::of_path);
         ModelFile::new(layer, path, role, packing(&layer.media_type))
     };

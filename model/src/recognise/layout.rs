@@ -27,17 +27,17 @@ pub enum Layout {
 }
 
 /// Parts of the media types of artifacts that refer to other artifacts.
-const ATTACHED: [&str; 8] =
+const ATTACHMENT_TYPES: [&str; 8] =
     ["sigstore", "cosign", "notary", "signature", "in-toto", "spdx", "cyclonedx", "sbom"];
 
 impl Layout {
-    pub(super) fn of(manifest: &Manifest, config: Option<&[u8]>) -> Layout {
+    pub(super) fn detect(manifest: &Manifest, config: Option<&[u8]>) -> Layout {
         let artifact_type = manifest.artifact_type.as_deref().unwrap_or_default();
         let config_type = manifest.config.as_ref().map_or("", |config| config.media_type.as_str());
         let any = |test: &dyn Fn(&Descriptor) -> bool| manifest.layers.iter().any(test);
 
         let about = if artifact_type.is_empty() { config_type } else { artifact_type };
-        if manifest.subject.is_some() && ATTACHED.iter().any(|mark| about.contains(mark)) {
+        if manifest.subject.is_some() && ATTACHMENT_TYPES.iter().any(|mark| about.contains(mark)) {
             return Layout::Attachment;
         }
         if artifact_type == mt::MODELPACK_MANIFEST || config_type == mt::MODELPACK_CONFIG {
@@ -84,12 +84,12 @@ impl Layout {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ImageConfig {
-    config: Option<Labelled>,
+    config: Option<ConfigLabels>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Labelled {
+struct ConfigLabels {
     #[serde(rename = "Labels")]
     labels: Option<std::collections::BTreeMap<String, String>>,
 }

@@ -31,15 +31,15 @@ impl Artifact {
     /// Classifies the layers of an image manifest. `config` is the config blob if the caller has it; without
     /// it, files that only the config names stay unnamed.
     pub fn read(manifest: &Manifest, config: Option<&[u8]>) -> Artifact {
-        let layout = Layout::of(manifest, config);
+        let layout = Layout::detect(manifest, config);
         let mut files = match layout {
             Layout::Attachment => Vec::new(),
-            Layout::Ollama => file::ollama(manifest),
-            Layout::DockerModel => file::docker(manifest),
-            Layout::ModelPack => file::modelpack(manifest, config),
+            Layout::Ollama => file::ollama_files(manifest),
+            Layout::DockerModel => file::docker_files(manifest),
+            Layout::ModelPack => file::modelpack_files(manifest, config),
             Layout::KitOps => kitfile::files(manifest, config),
-            Layout::Image => file::image(manifest),
-            Layout::Files | Layout::Unknown => file::titled(manifest),
+            Layout::Image => file::image_layers(manifest),
+            Layout::Files | Layout::Unknown => file::titled_files(manifest),
         };
         for file in &mut files {
             if let Some(path) = &mut file.path
@@ -132,7 +132,7 @@ impl Artifact {
     }
 
     /// Returns the first layer whose packing prevents reading it in place.
-    pub fn packed(&self) -> Option<&ModelFile> {
+    pub fn first_packed(&self) -> Option<&ModelFile> {
         self.files.iter().find(|file| file.packing == Packing::Compressed)
     }
 

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_is_bounded() {
+    fn listings_are_bounded() {
         let file = |path: &str| member(path, b"", b'0');
         let long = member("././@LongLink", "x".repeat(MAX_PATH_BYTES + 1).as_bytes(), b'L');
         let tar = [long, file("short"), file("a"), file("b"), file("c")].concat();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tar_is_said_to_be_none() {
+    fn non_tars_are_refused() {
         let refused = |bytes: &[u8]| members(&bytes.to_vec(), 1).unwrap_err().to_string();
         let mut gzip = vec![0; 600];
         gzip[..2].copy_from_slice(&[0x1f, 0x8b]);

@@ -202,7 +202,7 @@ fn tars_are_opened_and_packed_ones_named() {
         ],
     );
     assert_eq!((kit.format(), kit.archives().map(|(at, _)| at).collect::<Vec<_>>()), (None, vec![0]));
-    assert_eq!(kit.packed().map(|file| &file.layer), Some(&kit.files[1].layer));
+    assert_eq!(kit.first_packed().map(|file| &file.layer), Some(&kit.files[1].layer));
     let member = |path: &str, offset| Member { path: path.to_owned(), offset, size: 3 };
     let members = vec![member("m/config.json", 512), member("m/model.safetensors", 1536)];
     let kit = kit.unfold(BTreeMap::from([(0, members)]));
@@ -210,7 +210,7 @@ fn tars_are_opened_and_packed_ones_named() {
     assert_eq!((kit.files[1].offset, kit.files[1].is_layer()), (1536, false));
     let folder = at(mt::TITLE_ANNOTATION, "folder");
     let oras = read(mt::OCI_EMPTY, json!({}), json!({}), &[(mt::OCI_LAYER_TAR_GZIP, folder)]);
-    assert!(oras.packed().is_some() && oras.archives().count() == 0);
+    assert!(oras.first_packed().is_some() && oras.archives().count() == 0);
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn other_weights_are_set_apart() {
 }
 
 #[test]
-fn what_is_no_model() {
+fn non_models_are_recognised() {
     let signature = json!({"subject": {"mediaType": mt::OCI_MANIFEST, "digest": Digest::sha256(b"s"), "size": 1},
         "artifactType": "application/vnd.dev.sigstore.bundle.v0.3+json"});
     let signature = read(mt::OCI_EMPTY, json!({}), signature, &[(mt::OCTET_STREAM, json!({}))]);

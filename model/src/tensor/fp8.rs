@@ -117,7 +117,7 @@ fn size(said: &Value) -> Option<[u64; 2]> {
 
 /// Attaches the scales of FP8 weights to their weights in the lists of a model's files: the scales in the
 /// same file, or the only ones of that name. Arrays that do not match stay listed as separate tensors.
-pub fn fold(files: &mut [&mut Vec<TensorInfo>], config_json: Option<&[u8]>) {
+pub fn attach_scales(files: &mut [&mut Vec<TensorInfo>], config_json: Option<&[u8]>) {
     let config: Option<Map<String, Value>> = config_json.and_then(|json| serde_json::from_slice(json).ok());
     let Ok(block) = block(config.as_ref()) else { return };
     let mut homes: HashMap<&str, Vec<(usize, usize)>> = HashMap::new();

@@ -10,7 +10,7 @@ pub use fp8::Scaling;
 pub use read::{TensorError, read_blob, read_plain};
 
 use crate::digest::Digest;
-use crate::quant::{self, DecodeError, Quantisation, Stored, float};
+use crate::quant::{self, DecodeError, Quantisation, StoredTensor, float};
 use crate::safetensors::Dtype;
 
 /// A run of bytes in a blob that is one stored array.
@@ -77,7 +77,7 @@ pub struct TensorInfo {
 
 /// Bytes of a blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Run<'a> {
+pub struct ByteRange<'a> {
     pub digest: &'a Digest,
     pub offset: u64,
     pub size_bytes: u64,
@@ -112,7 +112,7 @@ impl Tensor {
     }
 
     /// Returns its bytes, cut from those of its blob.
-    pub fn stored<'a>(&self, blob: &'a [u8]) -> Result<Stored<'a>, DecodeError> {
+    pub fn stored<'a>(&self, blob: &'a [u8]) -> Result<StoredTensor<'a>, DecodeError> {
         let cut = |name: &'static str, part: &Part| {
             let start = usize::try_from(part.offset).ok();
             let len = usize::try_from(part.size_bytes).ok();
@@ -136,7 +136,7 @@ impl Tensor {
 
     /// Returns the tensor with its offsets moved by `by`, for a blob that contains its file at that offset.
     #[must_use]
-    pub fn moved(mut self, by: u64) -> Tensor {
+    pub fn moved_by(mut self, by: u64) -> Tensor {
         let Parts { weight, scale, bias, global_scale } = &mut self.parts;
         for part in [Some(weight), scale.as_mut(), bias.as_mut(), global_scale.as_mut()].into_iter().flatten()
         {
@@ -183,15 +183,18 @@ impl TensorInfo {
 
     /// Returns the byte ranges that decoding requires: the parts in the order of [`Parts::iter`], then the
     /// scales of its elements. `None` if the scales do not match the tensor.
-    pub fn runs(&self) -> Option<Vec<Run<'_>>> {
-        let part =
-            |part: &Part| Run { digest: &self.digest, offset: part.offset, size_bytes: part.size_bytes };
-        let mut runs: Vec<Run<'_>> = self.parts.iter().map(part).collect();
+    pub fn runs(&self) -> Option<Vec<ByteRange<'_>>> {
+        let part = |part: &Part| ByteRange {
+            digest: &self.digest,
+            offset: part.offset,
+            size_bytes: part.size_bytes,
+        };
+        let mut runs: Vec<ByteRange<'_>> = self.parts.iter().map(part).collect();
         if let Some(scaling) = &self.scaling {
             let (grid, first) = scaling.grid(&self.shape)?;
             let scales = grid.scales(first, self.elements());
             let width = scaling.part.dtype.bitsize() as u64 / 8;
-            runs.push(Run {
+            runs.push(ByteRange {
                 digest: &scaling.digest,
                 offset: scaling.part.offset.checked_add(scales.start.checked_mul(width)?)?,
                 size_bytes: (scales.end - scales.start).checked_mul(width)?,
@@ -236,12 +239,12 @@ fn stored<'a>(
     scale: Option<&'a [u8]>,
     bias: Option<&'a [u8]>,
     global_scale: Option<&'a [u8]>,
-) -> Result<Stored<'a>, DecodeError> {
+) -> Result<StoredTensor<'a>, DecodeError> {
     let four = |bytes: &[u8]| {
         let wrong = DecodeError::Length { part: "global scale", found: bytes.len(), expected: 4 };
         <[u8; 4]>::try_from(bytes).map(f32::from_le_bytes).map_err(|_| wrong)
     };
-    Ok(Stored {
+    Ok(StoredTensor {
         dtype: parts.weight.dtype,
         quantisation,
         weight,

@@ -23,7 +23,7 @@ const U32: Dtype = Dtype::U32;
 const BF16: Dtype = Dtype::BF16;
 
 #[test]
-fn both_spellings() {
+fn both_tensor_blob_forms_are_read() {
     let named = read_blob(Some("w"), &blob(&[("w", BF16, &[2, 3])], &[])).unwrap();
     let unnamed = read_blob(Some("w"), &blob(&[("data", BF16, &[2, 3])], &[])).unwrap();
     assert_eq!(named[0].name, "w");
@@ -167,7 +167,7 @@ fn any_blob() -> impl Strategy<Value = Header> {
 
 proptest! {
     #[test]
-    fn what_is_read_can_be_decoded(header in any_blob(), first in 0u64..20, count in 0u64..20) {
+    fn read_tensors_can_be_decoded(header in any_blob(), first in 0u64..20, count in 0u64..20) {
         let Ok(tensors) = read_blob(Some("layer"), &header) else { return Ok(()) };
         let end = header.tensors().last().map_or(0, |last| last.end);
         let blob = vec![0x55; (header.data_start() + end) as usize];
@@ -215,7 +215,7 @@ fn fp8(shape: &[u64], scale_shape: &[u64], config: &str) -> (Vec<TensorInfo>, Ve
     let mut norm = vec![array("norm.weight", BF16, &[4], 0)];
     let mut first = vec![array("a.weight", Dtype::F8_E4M3, shape, 3)];
     let mut second = vec![array("a.weight_scale_inv", Dtype::F32, scale_shape, 5)];
-    super::fp8::fold(&mut [&mut norm, &mut second, &mut first], Some(config.as_bytes()));
+    super::fp8::attach_scales(&mut [&mut norm, &mut second, &mut first], Some(config.as_bytes()));
     let all = [norm, second, first].concat();
     (all, [vec![9; 3], codes].concat(), [vec![9; 5], scales].concat())
 }
@@ -243,8 +243,9 @@ fn scales_elsewhere_belong_to_their_weight() {
         let read = |tensor: &TensorInfo| {
             let runs = tensor.runs().unwrap();
             assert_eq!((runs.len(), runs[1].digest), (2, &Digest::sha256(b"a.weight_scale_inv")));
-            let cut =
-                |blob: &[u8], run: &Run| blob[run.offset as usize..][..run.size_bytes as usize].to_vec();
+            let cut = |blob: &[u8], run: &ByteRange| {
+                blob[run.offset as usize..][..run.size_bytes as usize].to_vec()
+            };
             let (codes, scales) = (cut(&codes, &runs[0]), cut(&scales, &runs[1]));
             tensor.decode_f32(&[&codes, &scales]).unwrap()
         };
@@ -273,13 +274,13 @@ fn scales_elsewhere_belong_to_their_weight() {
     let (one, ..) = fp8(&[5, 7], &[3, 3], "{}");
     let other = |tensor: &TensorInfo| TensorInfo { digest: Digest::sha256(b"other"), ..tensor.clone() };
     let (mut first, mut second) = (one.clone(), one.iter().map(other).collect::<Vec<_>>());
-    super::fp8::fold(&mut [&mut first, &mut second], Some(config.as_bytes()));
+    super::fp8::attach_scales(&mut [&mut first, &mut second], Some(config.as_bytes()));
     let scales: Vec<&Digest> =
         first.iter().chain(&second).filter_map(|tensor| Some(&tensor.scaling.as_ref()?.digest)).collect();
     assert_eq!(scales, [&Digest::sha256(b"a.weight_scale_inv"), &Digest::sha256(b"other")]);
     let mut apart: Vec<Vec<TensorInfo>> = one.iter().map(|tensor| vec![tensor.clone()]).collect();
     apart.push(vec![other(&one[1])]);
-    super::fp8::fold(&mut apart.iter_mut().collect::<Vec<_>>(), Some(config.as_bytes()));
+    super::fp8::attach_scales(&mut apart.iter_mut().collect::<Vec<_>>(), Some(config.as_bytes()));
     assert!(apart.iter().all(|tensors| tensors.len() == 1 && tensors[0].scaling.is_none()));
     // Arrays that do not match stay separate.
     for (scale_shape, config) in [

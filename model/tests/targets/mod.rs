@@ -160,7 +160,7 @@ fn ggufs() -> Target {
     target("gguf", seeds.into(), |bytes| {
         let Ok(header) = gguf::Header::read(&bytes.to_vec()) else { return };
         let metadata = &header.metadata;
-        let _ = (metadata.capabilities(), metadata.to_json(true), lineage::of_gguf(metadata));
+        let _ = (metadata.capabilities(), metadata.to_json(true), lineage::gguf_origins(metadata));
         let _ = (header.quantisation(), header.elements());
         for tensor in header.to_tensors() {
             let part = &tensor.parts.weight;
@@ -205,7 +205,7 @@ fn onnx_files() -> Target {
         if let Ok(model) = onnx::Model::read(&bytes.to_vec()) {
             for tensor in &model.tensors {
                 let _ = (tensor.dtype(), tensor.size_bytes());
-                if let onnx::Data::Here { offset, length } = tensor.data {
+                if let onnx::Data::Inline { offset, length } = tensor.data {
                     assert!(offset + length <= bytes.len() as u64, "{tensor:?}");
                 }
             }
@@ -337,11 +337,11 @@ fn manifests_and_what_they_hold() -> Target {
         let Ok(manifest) = Manifest::parse(None, bytes) else { return };
         for config in configs {
             let artifact = Artifact::read(&manifest, Some(config));
-            let _ = (artifact.weights(), artifact.root().len(), artifact.packed().is_some());
-            let _ = lineage::of_manifest(&manifest, &artifact, Some(config));
-            let _ = index::summary(&manifest, &artifact, Some(config), Some(config), &[]);
+            let _ = (artifact.weights(), artifact.root().len(), artifact.first_packed().is_some());
+            let _ = lineage::manifest_origins(&manifest, &artifact, Some(config));
+            let _ = index::summarise(&manifest, &artifact, Some(config), Some(config), &[]);
             for file in &artifact.files {
-                let _ = index::list(file, &bytes.to_vec());
+                let _ = index::list_tensors(file, &bytes.to_vec());
             }
         }
     })
@@ -395,14 +395,14 @@ fn texts_about_models() -> Target {
     ];
     target("texts", seeds, |bytes| {
         let _ = FileView::parse(bytes);
-        let _ = lineage::of_file("README.md", bytes);
-        let _ = lineage::of_file("adapter_config.json", bytes);
+        let _ = lineage::file_origins("README.md", bytes);
+        let _ = lineage::file_origins("adapter_config.json", bytes);
         let _ = lode_model::config::ModelConfig::parse(bytes);
     })
 }
 
 fn templates() -> Target {
-    let data = Value::of_json(&json!({
+    let data = Value::from_json(&json!({
         "Messages": [{"Role": "system", "Content": "a"}, {"Role": "user", "Content": "<b>é"}],
         "Tools": [{"Type": "function", "Function": {"Name": "f", "Parameters": {"n": 1.5, "t": null}}}],
         "System": "a", "Prompt": "b", "Response": "", "Think": false, "n": 3, "deep": [[[1]]],
@@ -418,9 +418,10 @@ fn templates() -> Target {
     target("template", seeds.map(<[u8]>::to_vec).to_vec(), move |bytes| {
         let Ok(source) = std::str::from_utf8(bytes) else { return };
         let Ok(template) = Template::parse(source) else { return };
-        let _ = template.mentions();
+        let _ = template.mentioned_names();
         let _ = template.execute(&data, &Dates::default());
         // A cut template is still a template.
-        let _ = template.up_to("Response").followed_by("Response").execute(&data, &Dates::default());
+        let _ =
+            template.truncate_after("Response").append_field("Response").execute(&data, &Dates::default());
     })
 }

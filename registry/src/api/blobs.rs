@@ -9,7 +9,7 @@ use crate::auth::Caller;
 use crate::http::{Failure, Json, Query};
 
 #[derive(Serialize)]
-pub(crate) struct Known {
+pub(crate) struct SizeKnown {
     known: bool,
 }
 
@@ -17,8 +17,8 @@ pub(crate) async fn get(
     State(registry): State<Registry>,
     caller: Caller,
     query: Query,
-) -> Result<Json<Known>, Failure> {
+) -> Result<Json<SizeKnown>, Failure> {
     let size = query.number("size")?;
     let size = size.ok_or(Failure::QueryMissing { name: "size", expected: "a number of bytes" })?;
-    Ok(Json(Known { known: registry.blob_size_known(&caller, size).await? }))
+    Ok(Json(SizeKnown { known: registry.blob_size_known(&caller, size).await? }))
 }

@@ -11,7 +11,7 @@ use lode_model::reference::{Reference, Repository};
 
 use super::model_name;
 use super::models::unknown;
-use crate::app::{Compared, DiffRecord};
+use crate::app::{DiffOutcome, DiffRecord};
 use crate::auth::Caller;
 use crate::error::chain;
 use crate::http::{Failure, Path, Query};
@@ -29,9 +29,9 @@ pub(crate) async fn get(
     let compared =
         registry.model_diff(&caller, (&repository, &reference), (&other, &other_reference)).await?;
     let records = match compared {
-        Compared::HereUnknown => return Err(unknown(&repository, &reference)),
-        Compared::ThereUnknown => return Err(unknown(&other, &other_reference)),
-        Compared::Records(records) => records,
+        DiffOutcome::HereUnknown => return Err(unknown(&repository, &reference)),
+        DiffOutcome::ThereUnknown => return Err(unknown(&other, &other_reference)),
+        DiffOutcome::Records(records) => records,
     };
     // The status has been sent, so a response that ends before its total has failed.
     let lines = records.map(|record| record.map(|record| line(&record))).inspect_err(|error: &Error| {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::Registry;
 use crate::http::Json;
-use crate::metrics::page;
+use crate::metrics::render_metrics;
 
 /// Succeeds while the process serves.
 pub(crate) async fn healthz() -> &'static str {
@@ -28,6 +28,6 @@ pub(crate) async fn readyz(State(registry): State<Registry>) -> Response {
 /// Metrics in Prometheus' text format. They cover only the whole server, so they need no more rights than the
 /// probes.
 pub(crate) async fn metrics(State(registry): State<Registry>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page(&registry).await)
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], render_metrics(&registry).await)
         .into_response()
 }

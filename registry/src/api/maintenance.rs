@@ -10,7 +10,7 @@ use super::{MAX_PAGE, jobs};
 use crate::app::JobKind;
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Links, Query, RequestBody, page};
-use crate::{Registry, Restored};
+use crate::{Registry, RestoredContent};
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -56,7 +56,7 @@ pub(crate) async fn undo(
     State(registry): State<Registry>,
     caller: Caller,
     undo: JsonBody<Undo>,
-) -> Result<Json<Restored>, Failure> {
+) -> Result<Json<RestoredContent>, Failure> {
     Ok(Json(registry.gc_undo(&caller, &undo.repository, &undo.reference.parse()?).await?))
 }
 

@@ -23,7 +23,7 @@ const IMPLIED_NAMESPACE: &str = "library/";
 
 /// The repositories that a name in a path of ollama's registry clients can mean. They send `library/x` for
 /// `x`.
-pub(crate) fn sent_by_client(text: &str) -> Result<Spellings, Failure> {
+pub(crate) fn client_spellings(text: &str) -> Result<Spellings, Failure> {
     let folded = text.to_ascii_lowercase();
     spellings(folded.strip_prefix(IMPLIED_NAMESPACE).filter(|bare| !bare.contains('/')).unwrap_or(&folded))
 }
@@ -55,7 +55,7 @@ pub(crate) fn parse(text: &str, own: &OwnHosts) -> Result<ModelName, Failure> {
     }
     let bare = text.strip_prefix("https://").or(text.strip_prefix("http://")).unwrap_or(text);
     match bare.split_once('/') {
-        Some((host, rest)) if host == OLLAMA_HOST => parse_local(rest, sent_by_client),
+        Some((host, rest)) if host == OLLAMA_HOST => parse_local(rest, client_spellings),
         Some((host, rest)) if own.contains(host) => parse_local(rest, spellings),
         // Ollama treats the first of two parts as a namespace, even if it looks like a host.
         Some((host, rest)) if host.contains(':') || (is_host(host) && rest.contains('/')) => {
@@ -101,16 +101,16 @@ pub(crate) fn parse_exact(text: &str) -> Result<ModelName, Failure> {
 }
 
 /// The name of a repository for ollama's clients: without the implied namespace. None if they cannot name it.
-pub(crate) fn shown(repository: &Repository) -> Option<&str> {
+pub(crate) fn ollama_name(repository: &Repository) -> Option<&str> {
     let name = repository.as_str();
     let bare = name.strip_prefix(IMPLIED_NAMESPACE).filter(|bare| !bare.contains('/')).unwrap_or(name);
     (bare.matches('/').count() <= 1).then_some(bare)
 }
 
 /// Like `shown`, for a name that ends in a tag or digest.
-pub(crate) fn shown_with_tag(name: &str) -> Option<String> {
+pub(crate) fn ollama_name_with_tag(name: &str) -> Option<String> {
     let repository = name.split([':', '@']).next()?.parse().ok()?;
-    Some(format!("{}{}", shown(&repository)?, &name[repository.as_str().len()..]))
+    Some(format!("{}{}", ollama_name(&repository)?, &name[repository.as_str().len()..]))
 }
 
 #[cfg(test)]
@@ -149,16 +149,16 @@ mod tests {
     #[test]
     fn names_in_paths_imply_the_namespace() {
         for (text, expect) in [("library/mini", "mini library/mini"), ("Team/Mini", "team/mini")] {
-            let names: Vec<_> = sent_by_client(text).unwrap().iter().map(|name| name.to_string()).collect();
+            let names: Vec<_> = client_spellings(text).unwrap().iter().map(|name| name.to_string()).collect();
             assert_eq!(names.join(" "), expect);
         }
-        assert!(sent_by_client("library/team/mini").is_err());
+        assert!(client_spellings("library/team/mini").is_err());
         let long = "a".repeat(250);
         assert_eq!(spellings(&long).unwrap().iter().count(), 1, "library/ in front would be too long");
     }
 
     #[test]
-    fn what_such_clients_cannot_say_is_refused() {
+    fn invalid_ollama_names_are_refused() {
         for text in ["", "a/b/c", "a//b", "a:b:c", "a@sha256:00", "-a", "a/", ":x", "a:", "library/a/b"] {
             assert!(read(text).is_err(), "{text}");
         }
@@ -175,14 +175,14 @@ mod tests {
     }
 
     #[test]
-    fn our_own_names_are_any() {
+    fn exact_names_may_have_many_parts() {
         assert!(parse_exact("team/sub/mini").is_ok());
         assert!(parse_exact("localhost:5000/mini").is_err());
         assert!(parse_exact("Mini").is_err());
     }
 
     #[test]
-    fn repositories_as_ollamas_clients_call_them() {
+    fn repository_names_shown_to_ollama() {
         let cases = [
             ("mini", Some("mini")),
             ("library/mini", Some("mini")),
@@ -191,7 +191,7 @@ mod tests {
             ("library/a/b", None),
         ];
         for (repository, expect) in cases {
-            assert_eq!(shown(&repository.parse().unwrap()), expect, "{repository}");
+            assert_eq!(ollama_name(&repository.parse().unwrap()), expect, "{repository}");
         }
     }
 }

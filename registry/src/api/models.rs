@@ -40,7 +40,7 @@ struct Entry {
 }
 
 #[derive(Serialize)]
-pub(crate) struct Shown {
+pub(crate) struct ModelDetails {
     repository: Repository,
     reference: Reference,
     digest: Digest,
@@ -66,7 +66,7 @@ pub(crate) async fn list(
     query: Query,
 ) -> Result<Response, Failure> {
     let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
-    let after = query.get("last").map(tagged).transpose()?;
+    let after = query.get("last").map(parse_tagged_name).transpose()?;
     let after = after.as_ref().map(|(repository, tag)| (repository, tag));
     let found = registry.model_list(&caller, after, n).await?;
     let next = found.next.map(|(repository, tag)| {
@@ -78,7 +78,7 @@ pub(crate) async fn list(
 }
 
 /// Parses `team/mini:latest`, the name of a page's last entry.
-fn tagged(name: &str) -> Result<(Repository, Tag), Failure> {
+fn parse_tagged_name(name: &str) -> Result<(Repository, Tag), Failure> {
     let parsed = name
         .rsplit_once(':')
         .and_then(|(repository, tag)| Some((repository.parse().ok()?, tag.parse().ok()?)));
@@ -90,10 +90,10 @@ pub(crate) async fn show(
     State(registry): State<Registry>,
     caller: Caller,
     Path((repository, reference)): Path<(Repository, Reference)>,
-) -> Result<Json<Shown>, Failure> {
+) -> Result<Json<ModelDetails>, Failure> {
     let model = registry.model_show(&caller, &repository, &reference).await?;
     let model = model.ok_or_else(|| unknown(&repository, &reference))?;
-    Ok(Json(Shown {
+    Ok(Json(ModelDetails {
         digest: model.digest,
         media_type: model.manifest.media_type,
         modified_at: rfc3339(model.modified_at),

@@ -58,7 +58,7 @@ fn position(text: &str) -> Result<(i64, Uuid), Failure> {
 pub(crate) async fn register(
     State(registry): State<Registry>,
     caller: Caller,
-    shown: Shown,
+    shown: JoinEvidence,
     body: JsonBody<WorkerAnnouncement>,
 ) -> Result<(StatusCode, Json<Registration>), Failure> {
     let (announcement, _charge) = body.into_parts();
@@ -72,7 +72,7 @@ pub(crate) async fn register(
 pub(crate) async fn heartbeat(
     State(registry): State<Registry>,
     caller: Caller,
-    shown: Shown,
+    shown: JoinEvidence,
     Path(id): Path<Uuid>,
     heartbeat: JsonBody<Heartbeat>,
 ) -> Result<StatusCode, Failure> {
@@ -83,7 +83,7 @@ pub(crate) async fn heartbeat(
 pub(crate) async fn leave(
     State(registry): State<Registry>,
     caller: Caller,
-    shown: Shown,
+    shown: JoinEvidence,
     Path(id): Path<Uuid>,
 ) -> Result<StatusCode, Failure> {
     let known = registry.worker_leave(&caller, shown.proof(), id).await?;
@@ -91,18 +91,18 @@ pub(crate) async fn leave(
 }
 
 /// A request's evidence for the right to join: the bearer token, and whether it comes from this machine.
-pub(crate) struct Shown {
+pub(crate) struct JoinEvidence {
     token: Option<String>,
     is_local: bool,
 }
 
-impl Shown {
+impl JoinEvidence {
     fn proof(&self) -> JoinProof<'_> {
         JoinProof { token: self.token.as_deref(), is_local: self.is_local }
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Shown {
+impl<S: Send + Sync> FromRequestParts<S> for JoinEvidence {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
@@ -113,6 +113,6 @@ impl<S: Send + Sync> FromRequestParts<S> for Shown {
             !parts.headers.contains_key("x-forwarded-for") && !parts.headers.contains_key("forwarded");
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
         let is_local = is_direct && peer.is_some_and(|peer| peer.0.ip().to_canonical().is_loopback());
-        Ok(Shown { token, is_local })
+        Ok(JoinEvidence { token, is_local })
     }
 }

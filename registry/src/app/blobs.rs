@@ -8,7 +8,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use url::Url;
 
-use super::{BlobInfo, BlobStream, Registry, again};
+use super::{BlobInfo, BlobStream, Registry, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{StoredBlob, now_ms};
@@ -104,7 +104,7 @@ impl Registry {
     }
 
     /// A signed URL of the blob's bytes in the storage, where redirects to the storage are configured.
-    pub(crate) async fn blob_address(&self, blob: &StoredBlob) -> Result<Option<Url>, Error> {
+    pub(crate) async fn blob_signed_url(&self, blob: &StoredBlob) -> Result<Option<Url>, Error> {
         self.blobs.signed_url(&blob.store_key).await
     }
 
@@ -125,8 +125,8 @@ impl Registry {
         digest: &Digest,
     ) -> Result<(), Error> {
         allow(caller, Action::Delete, Target::Repository(repository))?;
-        self.may_write()?;
-        again!(self.blob_unlink(repository, digest).await)?;
+        self.check_writable()?;
+        retry_on_deadlock!(self.blob_unlink(repository, digest).await)?;
         tracing::info!(%repository, %digest, "blob deleted");
         Ok(())
     }
@@ -136,13 +136,13 @@ impl Registry {
         let mut tx = self.store.begin().await?;
         let (size_bytes, _) = tx.blob_lock(digest).await?.ok_or_else(unknown)?;
         // A blob that a manifest of the repository references stays as long as the manifest.
-        if tx.link_is_referenced(repository, digest).await? {
+        if tx.is_link_referenced(repository, digest).await? {
             return Err(Error::BlobReferenced { digest: digest.clone() });
         }
         if !tx.unlink(repository, digest).await? {
             return Err(unknown());
         }
-        tx.blob_removed(repository, digest, size_bytes, &self.why_blob_deleted()).await?;
+        tx.removal_put_blob(repository, digest, size_bytes, &self.blob_deletion_cause()).await?;
         tx.commit().await
     }
 
@@ -154,7 +154,7 @@ impl Registry {
         digest: &Digest,
         from: Option<&Repository>,
     ) -> Result<Option<BlobInfo>, Error> {
-        self.may_push(caller, target)?;
+        self.check_push(caller, target)?;
         // 1. Find a source that the caller may read. The response does not reveal why there is none.
         let sources = match from {
             Some(from) if self.store.blob_find(from, digest).await?.is_some() => vec![from.clone()],
@@ -166,7 +166,7 @@ impl Registry {
             return Ok(None);
         }
         // 2. Link the blob. If a collection came first, the client uploads the blob.
-        let linked = again!(self.blob_link_live(target, digest).await)?;
+        let linked = retry_on_deadlock!(self.blob_link_live(target, digest).await)?;
         Ok(linked.map(|size_bytes| {
             tracing::debug!(repository = %target, %digest, "blob mounted");
             BlobInfo { digest: digest.clone(), size_bytes }

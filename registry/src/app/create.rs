@@ -21,7 +21,7 @@ use lode_model::import::{
 };
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::media_type;
-use lode_model::modelfile::{Base, DeriveError, Derived, Edits, derive};
+use lode_model::modelfile::{Base, DeriveError, DerivedModel, Edits, derive};
 use lode_model::reference::{Reference, Repository};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -40,16 +40,16 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// How many pieces are buffered between the thread that produces a layer and the storage.
 const PIECES: usize = 4;
 /// How often the progress of quantisation is reported.
-const TELL_EVERY: Duration = Duration::from_millis(250);
+const QUANTISE_REPORT_INTERVAL: Duration = Duration::from_millis(250);
 /// File name extensions of an adapter's weights.
-const ADAPTER_ENDS: [&str; 2] = [".gguf", ".safetensors"];
+const ADAPTER_EXTENSIONS: [&str; 2] = [".gguf", ".safetensors"];
 
 /// The description of a model to create.
 #[derive(Clone, Debug)]
 pub struct NewModel {
     pub repository: Repository,
     pub reference: Reference,
-    pub from: MadeFrom,
+    pub from: ModelSource,
     /// Files of adapters and draft models, with the path of each.
     pub extra: Vec<ExtraFile>,
     pub edits: Edits,
@@ -58,7 +58,7 @@ pub struct NewModel {
 
 /// The source of a new model.
 #[derive(Clone, Debug)]
-pub enum MadeFrom {
+pub enum ModelSource {
     Model {
         repository: Repository,
         reference: Reference,
@@ -77,7 +77,7 @@ pub struct ExtraFile {
 
 /// A step of the creation, for progress reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum CreateStep {
     Reading,
     /// A notice for the user.
     Notice(String),
@@ -119,17 +119,17 @@ impl Registry {
     /// Checks that a model can be created, as far as that is known at once.
     pub async fn model_create_check(&self, caller: &Caller, new: &NewModel) -> Result<(), CreateError> {
         // 1. Check the permission and the source.
-        self.may_push(caller, &new.repository)?;
+        self.check_push(caller, &new.repository)?;
         match &new.from {
-            MadeFrom::Model { repository, reference, name } => {
+            ModelSource::Model { repository, reference, name } => {
                 let base = self.model_show(caller, repository, reference).await?;
                 base.ok_or_else(|| CreateError::BaseUnknown { name: name.clone() })?;
                 if new.quantize.is_some() {
                     return Err(CreateError::QuantizeModel);
                 }
             }
-            MadeFrom::Files(files) if files.is_empty() => return Err(CreateError::NoFiles),
-            MadeFrom::Files(files) => {
+            ModelSource::Files(files) if files.is_empty() => return Err(CreateError::NoFiles),
+            ModelSource::Files(files) => {
                 for (path, digest) in files {
                     self.staged_size(caller, path, digest).await?;
                 }
@@ -148,28 +148,28 @@ impl Registry {
         &self,
         caller: &Caller,
         mut new: NewModel,
-        tell: &(dyn Fn(Step) + Send + Sync),
+        tell: &(dyn Fn(CreateStep) + Send + Sync),
     ) -> Result<Digest, CreateError> {
-        self.may_push(caller, &new.repository)?;
+        self.check_push(caller, &new.repository)?;
         for file in &new.extra {
             let size = self.staged_size(caller, &file.path, &file.digest).await?;
             self.blob_mount(caller, &new.repository, &file.digest, Some(&staging())).await?;
             let mut layer = Descriptor::new(file.media_type, file.digest.clone(), size);
             layer.name = Some(file.path.clone());
             new.edits.layers.push(layer);
-            tell(Step::Existing(file.digest.clone()));
+            tell(CreateStep::Existing(file.digest.clone()));
         }
         let derived = match &new.from {
-            MadeFrom::Model { repository, reference, name } => {
+            ModelSource::Model { repository, reference, name } => {
                 self.create_from_model(caller, &new, (repository, reference), name, tell).await?
             }
-            MadeFrom::Files(files) => self.create_from_files(caller, &new, files, tell).await?,
+            ModelSource::Files(files) => self.create_from_files(caller, &new, files, tell).await?,
         };
         for blob in &derived.blobs {
             self.small_put(caller, &new.repository, blob).await?;
-            tell(Step::Created(blob.descriptor.digest.clone()));
+            tell(CreateStep::Created(blob.descriptor.digest.clone()));
         }
-        tell(Step::WritingManifest);
+        tell(CreateStep::WritingManifest);
         let (kind, bytes) = (derived.media_type, Bytes::from(derived.manifest));
         let put = self.manifest_put(caller, &new.repository, &new.reference, Some(&kind), bytes, &[]).await?;
         Ok(put.digest)
@@ -181,8 +181,8 @@ impl Registry {
         new: &NewModel,
         (repository, reference): (&Repository, &Reference),
         name: &str,
-        tell: &(dyn Fn(Step) + Send + Sync),
-    ) -> Result<Derived, CreateError> {
+        tell: &(dyn Fn(CreateStep) + Send + Sync),
+    ) -> Result<DerivedModel, CreateError> {
         // 1. Read the base model.
         let stored = match self.manifest_get(caller, repository, reference).await {
             Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => {
@@ -205,21 +205,21 @@ impl Registry {
             manifest: &manifest,
             config: &config,
             params: params.as_deref(),
-            named: Some((named, &stored.digest)),
+            origin_name: Some((named, &stored.digest)),
         };
         let derived = derive(&base, &new.edits)?;
         // 2. Link its blobs in the new model's repository. No bytes are copied.
         let mut seen = BTreeSet::new();
         for blob in manifest.blobs().filter(|blob| seen.insert(blob.digest.clone())) {
             if *repository != new.repository {
-                self.blob_bring_along(caller, repository, &new.repository, blob).await?;
+                self.blob_link_from(caller, repository, &new.repository, blob).await?;
             }
-            tell(Step::Existing(blob.digest.clone()));
+            tell(CreateStep::Existing(blob.digest.clone()));
         }
         Ok(derived)
     }
 
-    async fn blob_bring_along(
+    async fn blob_link_from(
         &self,
         caller: &Caller,
         from: &Repository,
@@ -242,10 +242,10 @@ impl Registry {
         caller: &Caller,
         new: &NewModel,
         files: &BTreeMap<String, Digest>,
-        tell: &(dyn Fn(Step) + Send + Sync),
-    ) -> Result<Derived, CreateError> {
+        tell: &(dyn Fn(CreateStep) + Send + Sync),
+    ) -> Result<DerivedModel, CreateError> {
         // 1. Plan the layers.
-        tell(Step::Reading);
+        tell(CreateStep::Reading);
         let mut staged = Vec::new();
         for (path, digest) in files {
             let size = self.staged_size(caller, path, digest).await?;
@@ -256,23 +256,27 @@ impl Registry {
         let planning = source.clone();
         let plan =
             blocking(move || import::plan(&*planning, &options)).await?.map_err(CreateError::Import)?;
-        plan.notices.iter().for_each(|notice| tell(Step::Notice(notice.clone())));
+        plan.notices.iter().for_each(|notice| tell(CreateStep::Notice(notice.clone())));
         // 2. Create the layers that are not stored yet.
         let made = Arc::new(AtomicU64::new(0));
-        let telling = tell_how_far(new.quantize, &plan, &made, tell);
+        let telling = report_quantising(new.quantize, &plan, &made, tell);
         let layers = stream::iter(plan.layers.clone())
-            .map(|layer| self.layer_make(caller, &new.repository, layer, &source, files, &made))
+            .map(|layer| self.layer_store(caller, &new.repository, layer, &source, files, &made))
             .buffered(LAYERS_AT_ONCE)
             .inspect_ok(|(digest, is_new)| {
-                tell(if *is_new { Step::Created(digest.clone()) } else { Step::Existing(digest.clone()) });
+                tell(if *is_new {
+                    CreateStep::Created(digest.clone())
+                } else {
+                    CreateStep::Existing(digest.clone())
+                });
             });
         let digests: Vec<Digest> = tokio::select! {
             digests = layers.map_ok(|(digest, _)| digest).try_collect() => digests?,
             never = telling => match never {},
         };
-        let total = bytes_to_make(&plan);
+        let total = encoded_bytes(&plan);
         if let Some(to) = new.quantize.filter(|_| total > 0) {
-            tell(Step::Quantising { to, total, completed: total });
+            tell(CreateStep::Quantising { to, total, completed: total });
         }
         // 3. Write the metadata.
         self.create_finish(caller, new, &plan, &digests, files).await
@@ -285,18 +289,19 @@ impl Registry {
         plan: &Plan,
         digests: &[Digest],
         files: &BTreeMap<String, Digest>,
-    ) -> Result<Derived, CreateError> {
+    ) -> Result<DerivedModel, CreateError> {
         let finished = plan.finish(digests, files)?;
         for blob in [&finished.config, &finished.files] {
             self.small_put(caller, &new.repository, blob).await?;
         }
         let manifest = Manifest::parse(None, &finished.manifest).map_err(Error::ManifestInvalid)?;
-        let base = Base { manifest: &manifest, config: &finished.config.bytes, params: None, named: None };
+        let base =
+            Base { manifest: &manifest, config: &finished.config.bytes, params: None, origin_name: None };
         Ok(derive(&base, &new.edits)?)
     }
 
     /// Stores one layer. Returns its digest and whether the layer is new.
-    async fn layer_make(
+    async fn layer_store(
         &self,
         caller: &Caller,
         repository: &Repository,
@@ -308,7 +313,7 @@ impl Registry {
         // 1. A file that is stored unchanged as a layer was already uploaded. Scales are untrusted until they
         //    are checked.
         let whole = layer.content.whole_file().and_then(|path| files.get(path));
-        if layer.is_watched() && whole.is_some() {
+        if layer.has_checks() && whole.is_some() {
             let (looking, reading) = (layer.clone(), source.clone());
             let looked = blocking(move || read_through(&mut looking.checked_reader(&reading))).await?;
             looked.map_err(|error| unreadable(&layer, error))?;
@@ -321,17 +326,17 @@ impl Registry {
         }
         // 2. A layer that costs more to produce than to store is produced only once, and its digest is known
         //    afterwards.
-        if layer.is_made() {
+        if layer.is_computed() {
             let (size, made) = (layer.size, made.clone());
             let counted = move |bytes: &Bytes| {
                 made.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             };
-            let body = body_of(layer.clone(), source.clone()).inspect_ok(counted).boxed();
-            return match self.blob_make(caller, repository, size, body).await {
+            let body = layer_body(layer.clone(), source.clone()).inspect_ok(counted).boxed();
+            return match self.blob_put_produced(caller, repository, size, body).await {
                 Ok(info) => Ok((info.digest, true)),
-                Err(Error::BodyCut(reason)) => Err(match reason.downcast::<io::Error>() {
+                Err(Error::BodyInterrupted(reason)) => Err(match reason.downcast::<io::Error>() {
                     Ok(error) => unreadable(&layer, *error),
-                    Err(reason) => Error::BodyCut(reason).into(),
+                    Err(reason) => Error::BodyInterrupted(reason).into(),
                 }),
                 Err(error) => Err(error.into()),
             };
@@ -345,7 +350,7 @@ impl Registry {
         }
         // 4. Store it.
         let chunk = ChunkRange { range: None, length: Some(layer.size) };
-        let body = body_of(layer, source.clone());
+        let body = layer_body(layer, source.clone());
         self.blob_put(caller, repository, &digest, chunk, body).await?;
         Ok((digest, true))
     }
@@ -370,7 +375,7 @@ impl Registry {
         let lower = name.to_ascii_lowercase();
         // A part of a split file cannot be checked alone.
         let is_part = PartName::parse(name).is_some();
-        if is_part || !ADAPTER_ENDS.iter().any(|end| lower.ends_with(end)) {
+        if is_part || !ADAPTER_EXTENSIONS.iter().any(|end| lower.ends_with(end)) {
             return Ok(());
         }
         let alone = StagedFile { path: name.to_owned(), digest: file.digest.clone(), size };
@@ -379,8 +384,8 @@ impl Registry {
         planned.map(drop).map_err(CreateError::Import)
     }
 
-    fn staged(&self, caller: &Caller, files: Vec<StagedFile>) -> Staged {
-        Staged { registry: self.clone(), caller: caller.clone(), files, runtime: Handle::current() }
+    fn staged(&self, caller: &Caller, files: Vec<StagedFile>) -> StagedFiles {
+        StagedFiles { registry: self.clone(), caller: caller.clone(), files, runtime: Handle::current() }
     }
 
     /// The size of a file that was uploaded, or that is stored where this caller may use it.
@@ -393,31 +398,31 @@ impl Registry {
     }
 }
 
-fn bytes_to_make(plan: &Plan) -> u64 {
-    plan.layers.iter().filter(|layer| layer.is_made()).map(|layer| layer.size).sum()
+fn encoded_bytes(plan: &Plan) -> u64 {
+    plan.layers.iter().filter(|layer| layer.is_computed()).map(|layer| layer.size).sum()
 }
 
 /// Reports the progress of quantisation until it is dropped.
-async fn tell_how_far(
+async fn report_quantising(
     to: Option<Quantize>,
     plan: &Plan,
     made: &AtomicU64,
-    tell: &(dyn Fn(Step) + Send + Sync),
+    tell: &(dyn Fn(CreateStep) + Send + Sync),
 ) -> Infallible {
-    let total = bytes_to_make(plan);
+    let total = encoded_bytes(plan);
     let Some(to) = to.filter(|_| total > 0) else { return std::future::pending().await };
-    let (mut ticks, mut told) = (tokio::time::interval(TELL_EVERY), None);
+    let (mut ticks, mut told) = (tokio::time::interval(QUANTISE_REPORT_INTERVAL), None);
     loop {
         ticks.tick().await;
         let completed = made.load(Ordering::Relaxed).min(total);
         if told.replace(completed) != Some(completed) {
-            tell(Step::Quantising { to, total, completed });
+            tell(CreateStep::Quantising { to, total, completed });
         }
     }
 }
 
 /// Files that were uploaded before, for the planner to read.
-struct Staged {
+struct StagedFiles {
     registry: Registry,
     caller: Caller,
     files: Vec<StagedFile>,
@@ -430,7 +435,7 @@ struct StagedFile {
     size: u64,
 }
 
-impl Source for Staged {
+impl Source for StagedFiles {
     fn files(&self) -> Vec<SourceFile> {
         self.files.iter().map(|file| SourceFile { path: file.path.clone(), size: file.size }).collect()
     }
@@ -442,9 +447,9 @@ impl Source for Staged {
             self.registry.blob_file(&blob).await
         });
         // A file in the blob folder is read in place; from object storage, each part is fetched.
-        Ok(match found.map_err(|error| hide_place(error, &file.digest))? {
-            Some(opened) => Box::new(Lying { file: opened, size: file.size }),
-            None => Box::new(Held {
+        Ok(match found.map_err(|error| log_and_hide_cause(error, &file.digest))? {
+            Some(opened) => Box::new(StagedFileReader { file: opened, size: file.size }),
+            None => Box::new(StagedBlobReader {
                 registry: self.registry.clone(),
                 caller: self.caller.clone(),
                 digest: file.digest.clone(),
@@ -456,17 +461,17 @@ impl Source for Staged {
 }
 
 /// Logs the cause, which names places in the storage, and returns an error that the caller may see.
-fn hide_place(error: Error, digest: &Digest) -> io::Error {
+fn log_and_hide_cause(error: Error, digest: &Digest) -> io::Error {
     tracing::error!(%digest, error = chain(&error), "failed to read a staged blob");
     io::Error::other("the storage failed to read it; the server's log has the reason")
 }
 
-struct Lying {
+struct StagedFileReader {
     file: File,
     size: u64,
 }
 
-impl ReadAt for Lying {
+impl ReadAt for StagedFileReader {
     fn len(&self) -> u64 {
         self.size
     }
@@ -476,7 +481,7 @@ impl ReadAt for Lying {
     }
 }
 
-struct Held {
+struct StagedBlobReader {
     registry: Registry,
     caller: Caller,
     digest: Digest,
@@ -484,7 +489,7 @@ struct Held {
     runtime: Handle,
 }
 
-impl ReadAt for Held {
+impl ReadAt for StagedBlobReader {
     fn len(&self) -> u64 {
         self.size
     }
@@ -493,7 +498,7 @@ impl ReadAt for Held {
         let range = offset..offset.saturating_add(buf.len() as u64);
         let staging = staging();
         let part = self.registry.blob_part(&self.caller, &staging, &self.digest, range);
-        let bytes = self.runtime.block_on(part).map_err(|error| hide_place(error, &self.digest))?;
+        let bytes = self.runtime.block_on(part).map_err(|error| log_and_hide_cause(error, &self.digest))?;
         if bytes.len() != buf.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -522,12 +527,12 @@ fn read_through(reader: &mut dyn Read) -> io::Result<()> {
 
 /// The bytes of a layer: encoded on all cores where encoding can start at any offset, otherwise produced by
 /// one dedicated thread as they are consumed.
-fn body_of(layer: PlannedLayer, source: Arc<dyn Source>) -> Body {
+fn layer_body(layer: PlannedLayer, source: Arc<dyn Source>) -> Body {
     if layer.is_encoded() {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let offsets = (0..layer.size.div_ceil(PIECE_BYTES)).map(|piece| piece * PIECE_BYTES);
         return stream::iter(offsets)
-            .map(move |offset| piece_of(layer.clone(), source.clone(), offset))
+            .map(move |offset| layer_piece(layer.clone(), source.clone(), offset))
             .buffered(cores)
             .boxed();
     }
@@ -552,11 +557,11 @@ fn body_of(layer: PlannedLayer, source: Arc<dyn Source>) -> Body {
     stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) }).boxed()
 }
 
-async fn piece_of(layer: PlannedLayer, source: Arc<dyn Source>, offset: u64) -> Result<Bytes, BodyError> {
+async fn layer_piece(layer: PlannedLayer, source: Arc<dyn Source>, offset: u64) -> Result<Bytes, BodyError> {
     let made = blocking(move || {
         let length = PIECE_BYTES.min(layer.size - offset);
         let mut piece = vec![0; length as usize];
-        layer.reader_of(&source, offset, length).read_exact(&mut piece).map(|()| piece)
+        layer.range_reader(&source, offset, length).read_exact(&mut piece).map(|()| piece)
     });
     Ok(made.await??.into())
 }

@@ -95,7 +95,7 @@ pub enum DiffRecord {
 pub type DiffStream = BoxStream<'static, Result<DiffRecord, Error>>;
 
 /// The result of a request for a comparison.
-pub enum Compared {
+pub enum DiffOutcome {
     HereUnknown,
     ThereUnknown,
     Records(DiffStream),
@@ -126,9 +126,9 @@ impl Registry {
         caller: &Caller,
         here: (&Repository, &Reference),
         there: (&Repository, &Reference),
-    ) -> Result<Compared, Error> {
-        let Some(here) = self.diff_side(caller, here).await? else { return Ok(Compared::HereUnknown) };
-        let Some(there) = self.diff_side(caller, there).await? else { return Ok(Compared::ThereUnknown) };
+    ) -> Result<DiffOutcome, Error> {
+        let Some(here) = self.diff_side(caller, here).await? else { return Ok(DiffOutcome::HereUnknown) };
+        let Some(there) = self.diff_side(caller, there).await? else { return Ok(DiffOutcome::ThereUnknown) };
         let hints = Hints {
             gguf_architecture: [&here, &there]
                 .iter()
@@ -136,16 +136,16 @@ impl Registry {
                 .and_then(|s| s.architecture.clone()),
             head_dim: here.head_dim.or(there.head_dim),
         };
-        let pairs: Vec<Pair> = diff::pairs(&here.tensors, &there.tensors, &hints)
+        let pairs: Vec<Pair> = diff::pair_tensors(&here.tensors, &there.tensors, &hints)
             .into_iter()
             .map(|pair| Pair {
-                is_one: pair.is_one(),
+                is_one: pair.is_same_blob(),
                 here: pair.here.cloned(),
                 there: pair.there.cloned(),
                 change: pair.change,
             })
             .collect();
-        let weighed = diff::weigh(&here.manifest, &there.manifest);
+        let weighed = diff::compare_sizes(&here.manifest, &there.manifest);
         let repositories = (here.repository, there.repository);
         let (registry, caller) = (self.clone(), caller.clone());
         let compared = stream::iter(pairs)
@@ -155,7 +155,7 @@ impl Registry {
                 async move { registry.diff_pair(&caller, &repositories, pair).await }
             })
             .buffered(PAIRS_AT_ONCE);
-        Ok(Compared::Records(with_total(compared.boxed(), weighed)))
+        Ok(DiffOutcome::Records(with_total(compared.boxed(), weighed)))
     }
 
     async fn diff_side(

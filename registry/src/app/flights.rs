@@ -12,24 +12,24 @@ use crate::Error;
 use crate::error::chain;
 
 type Outcome = Result<(), Arc<Error>>;
-type Flight = Shared<BoxFuture<'static, Outcome>>;
+type SharedWork = Shared<BoxFuture<'static, Outcome>>;
 
 #[derive(Clone, Default)]
-pub(crate) struct Flights(Arc<Mutex<HashMap<String, Flight>>>);
+pub(crate) struct Coalescer(Arc<Mutex<HashMap<String, SharedWork>>>);
 
 /// Removes the flight from the list when it is dropped.
-struct Landing {
-    flights: Flights,
+struct WorkGuard {
+    flights: Coalescer,
     key: String,
 }
 
-impl Drop for Landing {
+impl Drop for WorkGuard {
     fn drop(&mut self) {
         self.flights.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
     }
 }
 
-impl Flights {
+impl Coalescer {
     /// Joins the work of that name, or starts `work`.
     pub(crate) async fn join(
         &self,
@@ -42,7 +42,7 @@ impl Flights {
                 Some(flight) => flight.clone(),
                 None => {
                     // The lock is held until the flight is on the list, so it cannot end earlier.
-                    let landing = Landing { flights: self.clone(), key: key.clone() };
+                    let landing = WorkGuard { flights: self.clone(), key: key.clone() };
                     let work = async move {
                         let landing = landing;
                         work.await.map_err(|error| {
@@ -62,7 +62,7 @@ impl Flights {
                 }
             }
         };
-        flight.await.map_err(|error| error.retold())
+        flight.await.map_err(|error| error.duplicate())
     }
 }
 
@@ -75,9 +75,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_for_all_who_ask_meanwhile() {
+    async fn concurrent_callers_share_one_run() {
         let (flights, runs, go) =
-            (Flights::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
+            (Coalescer::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
         let ask = || {
             let (flights, runs, go) = (flights.clone(), runs.clone(), go.clone());
             tokio::spawn(async move {
@@ -106,10 +106,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_may_pass_is_told_as_such() {
+    async fn a_transient_error_stays_transient() {
         let work =
             async { Err(Error::Unavailable { what: "the database".into(), source: "refused".into() }) };
-        let told = Flights::default().join("x".into(), work).await;
+        let told = Coalescer::default().join("x".into(), work).await;
         assert!(matches!(told, Err(Error::Unavailable { .. })), "{told:?}");
     }
 }

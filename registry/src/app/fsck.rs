@@ -10,15 +10,15 @@ use super::jobs::JobControl;
 use super::{Registry, Removal};
 use crate::Error;
 use crate::blobs::key;
-use crate::store::{Dangling, DanglingKind, Doomed, now_ms};
+use crate::store::{BlobLocation, Dangling, DanglingKind, now_ms};
 
 const PAGE: i64 = 1000;
 /// How many blobs are looked up, or read, at a time.
-const ASKED_AT_ONCE: usize = 16;
+const STATS_AT_ONCE: usize = 16;
 const VERIFIED_AT_ONCE: usize = 2;
 /// In object storage the bytes of a manifest are written before any row. An object younger than this may
 /// belong to a push in progress.
-const SETTLED_MS: i64 = 60 * 60 * 1000;
+const MIN_ORPHAN_AGE_MS: i64 = 60 * 60 * 1000;
 
 /// The totals of a check. The findings themselves went to its sink.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -87,9 +87,9 @@ impl Registry {
         control: &JobControl,
         sink: &mut impl FindingSink,
     ) -> Result<FsckSummary, Error> {
-        control.note("waiting for a running collection", 0, None);
+        control.report_progress("waiting for a running collection", 0, None);
         // A concurrent collection would look like damage.
-        let _turn = self.gc_turn().await?;
+        let _turn = self.gc_lock().await?;
         self.fsck_all(verify, control, sink).await
     }
 
@@ -107,7 +107,7 @@ impl Registry {
             let blobs = self.store.blobs_live(&after, PAGE).await?;
             let Some(last) = blobs.last() else { break };
             after = last.digest.as_str().to_owned();
-            let at_once = if verify { VERIFIED_AT_ONCE } else { ASKED_AT_ONCE };
+            let at_once = if verify { VERIFIED_AT_ONCE } else { STATS_AT_ONCE };
             let checks = stream::iter(blobs).map(|blob| async move {
                 let damage = self.check_blob(&blob, verify).await?;
                 Ok::<_, Error>((blob.size_bytes, damage))
@@ -116,7 +116,7 @@ impl Registry {
             while let Some((size_bytes, damage)) = checks.try_next().await? {
                 summary.blobs += 1;
                 summary.size_bytes += size_bytes;
-                control.note("checking blobs", summary.blobs, Some(total.max(summary.blobs)));
+                control.report_progress("checking blobs", summary.blobs, Some(total.max(summary.blobs)));
                 if let Some(damage) = damage {
                     summary.damage += 1;
                     sink.add(Finding::Damage(damage)).await?;
@@ -125,7 +125,7 @@ impl Registry {
         }
         // 2. Check references within the database.
         for kind in DanglingKind::ALL {
-            control.note("checking references", summary.damage, None);
+            control.report_progress("checking references", summary.damage, None);
             let mut after: Option<Dangling> = None;
             loop {
                 let found = self.store.dangling(kind, after.as_ref(), PAGE).await?;
@@ -141,7 +141,7 @@ impl Registry {
         let mut files = 0;
         let mut count = || {
             files += 1;
-            control.note("checking stored files", files, None);
+            control.report_progress("checking stored files", files, None);
         };
         let mut listed = self.blobs.list(key::BLOBS);
         while let Some(file) = listed.try_next().await? {
@@ -151,7 +151,7 @@ impl Registry {
                     // A commit stores the bytes before the row; wait for it, so that they are not reported as
                     // an orphan.
                     let _turn = self.digests.lock(digest).await;
-                    self.store.key_is_known(&file.key).await?
+                    self.store.has_key(&file.key).await?
                 }
                 None => false,
             };
@@ -165,13 +165,13 @@ impl Registry {
             count();
             // The upload is read first: once its row is deleted, the blob's row exists.
             let upload = match key::upload_of(&object.key) {
-                Some(id) => self.store.upload_find_anywhere(id).await?,
+                Some(id) => self.store.upload_find_any(id).await?,
                 None => None,
             };
-            if self.store.key_is_known(&object.key).await? {
+            if self.store.has_key(&object.key).await? {
                 continue;
             }
-            let fresh = object.modified_ms > now_ms().saturating_sub(SETTLED_MS);
+            let fresh = object.modified_ms > now_ms().saturating_sub(MIN_ORPHAN_AGE_MS);
             if upload.is_some() || fresh {
                 summary.uploads += 1;
                 sink.add(Finding::Upload(object.key)).await?;
@@ -189,7 +189,7 @@ impl Registry {
         Ok(summary)
     }
 
-    async fn check_blob(&self, blob: &Doomed, verify: bool) -> Result<Option<Damage>, Error> {
+    async fn check_blob(&self, blob: &BlobLocation, verify: bool) -> Result<Option<Damage>, Error> {
         let found = self.blob_damage(blob, verify).await?;
         // A push may have repaired it meanwhile.
         let is_listed = found.is_none()
@@ -197,7 +197,7 @@ impl Registry {
         Ok(found.filter(|_| is_listed))
     }
 
-    async fn blob_damage(&self, blob: &Doomed, verify: bool) -> Result<Option<Damage>, Error> {
+    async fn blob_damage(&self, blob: &BlobLocation, verify: bool) -> Result<Option<Damage>, Error> {
         let digest = || blob.digest.as_str().to_owned();
         Ok(match self.blobs.size(&blob.store_key).await? {
             None => Some(Damage::Missing { digest: digest(), store_key: blob.store_key.clone() }),
@@ -213,7 +213,7 @@ impl Registry {
         })
     }
 
-    async fn rehash_blob(&self, blob: &Doomed) -> Result<lode_model::digest::Digest, Error> {
+    async fn rehash_blob(&self, blob: &BlobLocation) -> Result<lode_model::digest::Digest, Error> {
         let mut bytes = self.blobs.read(&blob.store_key, 0..blob.size_bytes).await?;
         let mut hasher = Hasher::new(blob.digest.algorithm());
         let broken = |e| Error::io(format!("reading {}", blob.store_key), e);

@@ -17,7 +17,7 @@ use lode_model::reference::{Reference, Repository};
 use lode_model::tensor::{self, TensorInfo};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::flights::Flights;
+use super::flights::Coalescer;
 use super::{Registry, models};
 use crate::Error;
 use crate::auth::Caller;
@@ -46,7 +46,7 @@ const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
 /// The state of indexing in this process.
 pub(crate) struct Indexing {
     /// Reads in progress, one per manifest; requests for the same manifest share it.
-    flights: Flights,
+    flights: Coalescer,
     /// Permits of requests.
     requests: Arc<Semaphore>,
     /// Notified when a manifest was queued.
@@ -58,7 +58,7 @@ pub(crate) struct Indexing {
 impl Default for Indexing {
     fn default() -> Self {
         Indexing {
-            flights: Flights::default(),
+            flights: Coalescer::default(),
             requests: Arc::new(Semaphore::new(REQUESTS_AT_ONCE)),
             queued: Notify::new(),
             attempted: Notify::new(),
@@ -90,7 +90,7 @@ impl Registry {
         };
         match tokio::time::timeout(REQUEST_LIMIT, reading).await {
             Ok(read) => read?,
-            Err(_) => return Err(too_slow(repository, digest, REQUEST_LIMIT)),
+            Err(_) => return Err(read_timeout(repository, digest, REQUEST_LIMIT)),
         }
         let row = self.store().model_find(digest).await?;
         // It may have been deleted meanwhile.
@@ -125,7 +125,8 @@ impl Registry {
             let stored = this.manifest_get(&Caller::Internal, repository, &reference).await?;
             let manifest = models::parse(&stored)?;
             let reading = tokio::time::timeout(READ_LIMIT, this.model_read(repository, &manifest));
-            let (row, tensors) = reading.await.map_err(|_| too_slow(repository, digest, READ_LIMIT))??;
+            let (row, tensors) =
+                reading.await.map_err(|_| read_timeout(repository, digest, READ_LIMIT))??;
             this.store().model_put(digest, &row, &tensors).await
         };
         let reading = async move {
@@ -147,10 +148,10 @@ impl Registry {
         // 1. List its files, including those inside uncompressed tars.
         let config = self.text(repository, manifest.config.as_ref()).await?;
         let artifact = Artifact::read(manifest, config.as_deref());
-        let (artifact, mut problem) = self.unfold(repository, artifact).await?;
+        let (artifact, mut problem) = self.expand_archives(repository, artifact).await?;
 
         // 2. List the tensors of each weight file, in the manifest's order.
-        let places = Places::of(&artifact);
+        let places = Places::new(&artifact);
         let weights: BTreeSet<usize> = artifact.weights().into_iter().collect();
         let holding: Vec<(usize, ModelFile)> =
             artifact.files.iter().cloned().enumerate().filter(|(_, file)| file.kind().is_some()).collect();
@@ -158,9 +159,11 @@ impl Registry {
             .map(|(at, file)| {
                 let (registry, repository) = (self.clone(), repository.clone());
                 async move {
-                    let listed = registry.file_read(&repository, &file, {
+                    let listed = registry.file_inspect(&repository, &file, {
                         let file = file.clone();
-                        move |bytes: &dyn ReadAt| index::list(&file, bytes).map_err(|error| chain(&error))
+                        move |bytes: &dyn ReadAt| {
+                            index::list_tensors(&file, bytes).map_err(|error| chain(&error))
+                        }
                     });
                     Ok::<_, Error>((at, listed.await?))
                 }
@@ -187,17 +190,19 @@ impl Registry {
         let checkpoint = match artifact.find("config.json").or_else(|| artifact.find("model_index.json")) {
             Some(file) if file.size <= MAX_CONFIG_BYTES => {
                 let range = file.offset..file.offset + file.size;
-                known(self.blob_part(&Caller::Internal, repository, &file.layer.digest, range).await)?
+                none_if_absent(
+                    self.blob_part(&Caller::Internal, repository, &file.layer.digest, range).await,
+                )?
             }
             _ => None,
         };
         // Separate scales are attached to their weights. Matching them needs the tensors of all files.
         let mut lists: Vec<&mut Vec<TensorInfo>> = files.iter_mut().map(|file| &mut file.tensors).collect();
-        tensor::fp8::fold(&mut lists, checkpoint.as_deref());
+        tensor::fp8::attach_scales(&mut lists, checkpoint.as_deref());
         let tensor_count = files.iter().map(|file| file.tensors.len()).sum::<usize>();
-        let summary = index::summary(manifest, &artifact, config.as_deref(), checkpoint.as_deref(), &files);
+        let summary = index::summarise(manifest, &artifact, config.as_deref(), checkpoint.as_deref(), &files);
         if let (None, Some(packed), true) =
-            (&problem, artifact.packed(), tensor_count == 0 && summary.is_some())
+            (&problem, artifact.first_packed(), tensor_count == 0 && summary.is_some())
         {
             let (kind, label) = (&packed.layer.media_type, packed.label());
             problem = Some(format!(
@@ -219,7 +224,7 @@ impl Registry {
 
     /// Replaces uncompressed tars by the files inside them. Also returns why some of them could not be
     /// listed.
-    async fn unfold(
+    async fn expand_archives(
         &self,
         repository: &Repository,
         artifact: Artifact,
@@ -229,7 +234,7 @@ impl Registry {
             if left == 0 {
                 break;
             }
-            let listed = self.file_read(repository, file, move |bytes: &dyn ReadAt| {
+            let listed = self.file_inspect(repository, file, move |bytes: &dyn ReadAt| {
                 tar::members(bytes, left).map_err(|e| chain(&e))
             });
             match listed.await? {
@@ -245,7 +250,7 @@ impl Registry {
 
     /// Runs `look` on a file's bytes. Returns its result, or why it failed: an unreadable file is not an
     /// error of the server. `look` blocks, so it runs off the threads that serve requests.
-    pub(super) async fn file_read<T: Send + 'static>(
+    pub(super) async fn file_inspect<T: Send + 'static>(
         &self,
         repository: &Repository,
         file: &ModelFile,
@@ -299,7 +304,7 @@ impl Registry {
 }
 
 /// Turns an absent blob or range into `None`.
-fn known(read: Result<Vec<u8>, Error>) -> Result<Option<Vec<u8>>, Error> {
+fn none_if_absent(read: Result<Vec<u8>, Error>) -> Result<Option<Vec<u8>>, Error> {
     match read {
         Ok(bytes) => Ok(Some(bytes)),
         Err(Error::BlobUnknown { .. } | Error::RangeUnsatisfiable { .. }) => Ok(None),
@@ -307,7 +312,7 @@ fn known(read: Result<Vec<u8>, Error>) -> Result<Option<Vec<u8>>, Error> {
     }
 }
 
-fn too_slow(repository: &Repository, digest: &Digest, limit: Duration) -> Error {
+fn read_timeout(repository: &Repository, digest: &Digest, limit: Duration) -> Error {
     let reason = format!("not read within {} s", limit.as_secs());
     Error::Unavailable { what: format!("the tensors of `{repository}@{digest}`"), source: reason.into() }
 }

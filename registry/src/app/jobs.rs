@@ -124,13 +124,13 @@ impl JobControl {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn note(&self, phase: &'static str, done: u64, total: Option<u64>) {
+    pub(crate) fn report_progress(&self, phase: &'static str, done: u64, total: Option<u64>) {
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = Progress { phase, done, total };
     }
 
     /// Records progress at a point where the work may end, and returns an error if the job was cancelled.
     pub(crate) fn checkpoint(&self, phase: &'static str, done: u64) -> Result<(), Error> {
-        self.note(phase, done, None);
+        self.report_progress(phase, done, None);
         if self.cancelled.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
     }
 }
@@ -179,7 +179,7 @@ impl Registry {
     pub async fn job_start(&self, caller: &Caller, kind: JobKind) -> Result<Job, Error> {
         allow(caller, Action::Administer, Target::Server)?;
         if kind.writes() {
-            self.may_write()?;
+            self.check_writable()?;
         }
         let id = Uuid::now_v7().to_string();
         let parameters = serde_json::to_string(&kind).expect("a struct of booleans serialises to JSON");

@@ -96,17 +96,17 @@ impl Registry {
             None => None,
         };
         let artifact = Artifact::read(manifest, config.as_deref());
-        let mut origins = lineage::of_manifest(manifest, &artifact, config.as_deref());
+        let mut origins = lineage::manifest_origins(manifest, &artifact, config.as_deref());
         for file in artifact.files.iter().filter(|file| file.is_layer() && file.size <= MAX_TEXT_BYTES) {
             let name = file.path.as_deref().map(|path| path.rsplit_once('/').map_or(path, |(_, name)| name));
-            let Some(name) = name.filter(|name| file.role == Role::File && lineage::is_telling(name)) else {
+            let Some(name) = name.filter(|name| file.role == Role::File && lineage::has_origins(name)) else {
                 continue;
             };
             if let Some(bytes) = self.blob_text(caller, repository, &file.layer).await? {
-                origins.extend(lineage::of_file(name, &bytes));
+                origins.extend(lineage::file_origins(name, &bytes));
             }
         }
-        let keys = self.gguf_look(repository, model, lineage::of_gguf).await?;
+        let keys = self.gguf_inspect(repository, model, lineage::gguf_origins).await?;
         origins.extend(keys.unwrap_or_default());
         // Several parts may name the same origin; keep the first.
         let mut seen = BTreeSet::new();

@@ -8,11 +8,11 @@ use lode_model::digest::{Algorithm, Digest};
 use lode_model::manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError};
 use lode_model::reference::{Reference, Repository, Tag};
 
-use super::{ManifestPut, Registry, StoredManifest, again, detached};
+use super::{ManifestPut, Registry, StoredManifest, detached, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::blobs::Placed;
-use crate::store::{Named, ReferrerRow, UploadRow};
+use crate::blobs::PlacedBlob;
+use crate::store::{ManifestReferences, ReferrerRow, UploadRow};
 use crate::webhooks::Event;
 
 impl Registry {
@@ -47,7 +47,7 @@ impl Registry {
         bytes: Bytes,
         tags: &[Tag],
     ) -> Result<ManifestPut, Error> {
-        self.may_push(caller, repository)?;
+        self.check_push(caller, repository)?;
         Box::pin(self.manifest_store(
             repository,
             reference,
@@ -95,7 +95,7 @@ impl Registry {
         tags.retain(|tag| seen.insert(tag.clone()));
         // 3. Check that all references exist: now, before anything is written, and again with everything
         //    locked.
-        let named = Names::of(&manifest);
+        let named = ManifestNames::of(&manifest);
         let sizes = self.store.link_sizes(repository, &named.all()).await?;
         let missing_blobs =
             named.blobs.iter().filter(|digest| !sizes.contains_key(digest)).cloned().collect();
@@ -107,19 +107,19 @@ impl Registry {
         }
         // 4. Write its bytes as an ordinary blob, and all its rows in one transaction. Once begun this runs
         //    to its end, even if the client disconnects.
-        let put = Put { digest, manifest, named, bytes, tags, sparse: checks.sparse };
+        let put = CheckedManifest { digest, manifest, named, bytes, tags, sparse: checks.sparse };
         let (this, target) = (self.clone(), repository.clone());
         let put = detached(async move {
             this.manifest_write(&target, &put).await?;
             this.indexing.queued.notify_one();
             Ok(put)
         });
-        let Put { digest, manifest, tags, bytes, .. } = put.await?;
+        let CheckedManifest { digest, manifest, tags, bytes, .. } = put.await?;
         tracing::info!(%repository, %digest, size_bytes = bytes.len(), "manifest stored");
         Ok(ManifestPut { digest, subject: manifest.subject.map(|subject| subject.digest), tags })
     }
 
-    async fn manifest_write(&self, repository: &Repository, put: &Put) -> Result<(), Error> {
+    async fn manifest_write(&self, repository: &Repository, put: &CheckedManifest) -> Result<(), Error> {
         let lock = self.digests.lock(put.digest.clone()).await;
         loop {
             // 1. Use stored bytes, or write new ones.
@@ -141,16 +141,16 @@ impl Registry {
                 }
             };
             // 2. Write the rows.
-            let recorded = again!(self.manifest_record(repository, put, &stored).await);
+            let recorded = retry_on_deadlock!(self.manifest_record(repository, put, &stored).await);
             // 3. Delete the temporary name of the bytes once their outcome is certain; otherwise the expiry
             //    job deletes it.
             match stored {
-                ManifestBytes::Written { placed: Placed { temporary: Some(temporary), .. }, .. } => {
+                ManifestBytes::Written { placed: PlacedBlob { temporary: Some(temporary), .. }, .. } => {
                     let certain = match &recorded {
                         Ok(_) => true,
                         // A full database has written nothing.
                         Err(Error::ManifestBlobsUnknown(_) | Error::StorageFull) => {
-                            self.blob_unplace(&put.digest, &lock).await.is_ok()
+                            self.blob_delete_unlisted(&put.digest, &lock).await.is_ok()
                         }
                         Err(_) => false,
                     };
@@ -161,18 +161,18 @@ impl Registry {
                 // Ending the upload that announced them waits for a commit whose response was lost, and does
                 // nothing if it succeeded.
                 ManifestBytes::Written { announced: Some(row), .. }
-                    if !matches!(recorded, Ok(Recorded::Done)) =>
+                    if !matches!(recorded, Ok(RecordOutcome::Done)) =>
                 {
-                    let _ = self.upload_end(*row).await;
+                    let _ = self.upload_remove(*row).await;
                 }
                 ManifestBytes::Written { .. } | ManifestBytes::Stored { .. } => {}
             }
             match recorded? {
-                Recorded::Done => return Ok(()),
+                RecordOutcome::Done => return Ok(()),
                 // Another replica stored it as well, and the blob uses its bytes.
-                Recorded::Spare => return Ok(()),
+                RecordOutcome::Redundant => return Ok(()),
                 // A collection on another replica deleted them meanwhile.
-                Recorded::Gone => {}
+                RecordOutcome::BytesDeleted => {}
             }
         }
     }
@@ -180,31 +180,31 @@ impl Registry {
     async fn manifest_record(
         &self,
         repository: &Repository,
-        put: &Put,
+        put: &CheckedManifest,
         stored: &ManifestBytes,
-    ) -> Result<Recorded, Error> {
-        let Put { digest, manifest, named, bytes, tags, sparse } = put;
+    ) -> Result<RecordOutcome, Error> {
+        let CheckedManifest { digest, manifest, named, bytes, tags, sparse } = put;
         let size_bytes = bytes.len() as u64;
         let mut tx = self.store.begin().await?;
-        let mut recorded = Recorded::Done;
+        let mut recorded = RecordOutcome::Done;
         // Rows are locked in the order that `store/locks.rs` documents.
         match stored {
             ManifestBytes::Stored { key } => match tx.blob_lock(digest).await? {
                 Some((_, now)) if now == *key => {}
-                _ => return Ok(Recorded::Gone),
+                _ => return Ok(RecordOutcome::BytesDeleted),
             },
             ManifestBytes::Written { placed, announced, damaged } => {
                 let ours = tx.blob_insert(digest, size_bytes, &placed.key, damaged.as_deref()).await?;
                 match announced {
-                    _ if !ours => recorded = Recorded::Spare,
-                    Some(row) if !tx.upload_finish(row.id, row.generation).await? => {
+                    _ if !ours => recorded = RecordOutcome::Redundant,
+                    Some(row) if !tx.upload_delete_committed(row.id, row.generation).await? => {
                         return Err(Error::UploadUnknown { id: row.id });
                     }
                     _ => {}
                 }
             }
         }
-        tx.blobs_share(&named.all()).await?;
+        tx.blobs_lock_shared(&named.all()).await?;
         // The repository is locked before any row of it.
         tx.repository_lock_or_create(repository).await?;
         tx.link(repository, digest, self.lease_ms()).await?;
@@ -216,7 +216,7 @@ impl Registry {
         refuse_missing(missing_blobs, missing_children, *sparse)?;
         let artifact_type = manifest.referrer_type();
         tx.manifest_insert(repository, digest, &manifest.media_type, artifact_type, bytes).await?;
-        tx.named_replace(repository, digest, &present).await?;
+        tx.references_replace(repository, digest, &present).await?;
         let row = manifest.subject.as_ref().map(|subject| {
             let annotations = Some(&manifest.annotations).filter(|annotations| !annotations.is_empty());
             let annotations = annotations.and_then(|annotations| serde_json::to_string(annotations).ok());
@@ -244,8 +244,8 @@ impl Registry {
         reference: &Reference,
     ) -> Result<(), Error> {
         allow(caller, Action::Delete, Target::Repository(repository))?;
-        self.may_write()?;
-        if !again!(self.manifest_remove(repository, reference).await)? {
+        self.check_writable()?;
+        if !retry_on_deadlock!(self.manifest_remove(repository, reference).await)? {
             return Err(self.manifest_unknown(repository, reference).await?);
         }
         tracing::info!(%repository, %reference, "manifest deleted");
@@ -255,16 +255,17 @@ impl Registry {
     async fn manifest_remove(&self, repository: &Repository, reference: &Reference) -> Result<bool, Error> {
         let mut tx = self.store.begin().await?;
         tx.repository_lock(repository).await?;
-        let why = self.why_deleted();
+        let why = self.deletion_cause();
         let found = match reference {
             Reference::Digest(digest) => {
                 let manifest = (repository.clone(), digest.clone(), why.at);
-                self.manifests_take_away(&mut tx, &[manifest], &why).await? > 0
+                self.manifests_remove(&mut tx, &[manifest], &why).await? > 0
             }
             Reference::Tag(tag) => match tx.tag_delete(repository, tag, &why).await? {
                 Some(digest) => {
-                    tx.manifest_untagged(repository, &digest, why.at).await?;
-                    let event = Event::Untag { repository, tag, digest: &digest, reason: why.reason.word() };
+                    tx.manifest_mark_untagged(repository, &digest, why.at).await?;
+                    let event =
+                        Event::Untag { repository, tag, digest: &digest, reason: why.reason.as_str() };
                     self.announce(&mut tx, event).await?;
                     true
                 }
@@ -325,10 +326,10 @@ impl Checks {
 }
 
 /// A manifest that passed the checks.
-struct Put {
+struct CheckedManifest {
     digest: Digest,
     manifest: Manifest,
-    named: Names,
+    named: ManifestNames,
     bytes: Bytes,
     tags: Vec<Tag>,
     /// Its references may be absent.
@@ -341,32 +342,32 @@ enum ManifestBytes {
     Stored { key: String },
     /// Written for this manifest; in object storage an upload's row records them. `damaged` is the key of a
     /// live blob with wrong bytes.
-    Written { placed: Placed, announced: Option<Box<UploadRow>>, damaged: Option<String> },
+    Written { placed: PlacedBlob, announced: Option<Box<UploadRow>>, damaged: Option<String> },
 }
 
-enum Recorded {
+enum RecordOutcome {
     Done,
     /// The blob already had other bytes, so the new ones are redundant.
-    Spare,
+    Redundant,
     /// The stored bytes are being deleted.
-    Gone,
+    BytesDeleted,
 }
 
 /// The references of a manifest, without duplicates.
-struct Names {
+struct ManifestNames {
     blobs: Vec<Digest>,
     children: Vec<Digest>,
     /// Layers that are stored elsewhere. If they also exist here, they are kept.
     elsewhere: Vec<Digest>,
 }
 
-impl Names {
-    fn of(manifest: &Manifest) -> Names {
+impl ManifestNames {
+    fn of(manifest: &Manifest) -> ManifestNames {
         let unique = |digests: BTreeSet<Digest>| digests.into_iter().collect::<Vec<_>>();
         let blobs: BTreeSet<Digest> = manifest.blobs().map(|d| d.digest.clone()).collect();
         let elsewhere =
             manifest.layers.iter().map(|d| d.digest.clone()).filter(|d| !blobs.contains(d)).collect();
-        Names {
+        ManifestNames {
             children: unique(manifest.children().map(|d| d.digest.clone()).collect()),
             elsewhere: unique(elsewhere),
             blobs: unique(blobs),
@@ -378,14 +379,14 @@ impl Names {
     }
 
     /// Separates references that must exist from those that were absent.
-    fn split(&self, missing_blobs: &[Digest], missing_children: &[Digest]) -> Named {
+    fn split(&self, missing_blobs: &[Digest], missing_children: &[Digest]) -> ManifestReferences {
         let apart = |all: &[Digest], missing: &[Digest]| {
             let missing: BTreeSet<&Digest> = missing.iter().collect();
             all.iter().cloned().partition(|digest| missing.contains(digest))
         };
         let (optional_blobs, blobs) = apart(&self.blobs, missing_blobs);
         let (optional_children, children) = apart(&self.children, missing_children);
-        let mut named = Named { blobs, optional_blobs, children, optional_children };
+        let mut named = ManifestReferences { blobs, optional_blobs, children, optional_children };
         named.optional_blobs.extend(self.elsewhere.iter().cloned());
         named
     }

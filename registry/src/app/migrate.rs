@@ -11,15 +11,15 @@ use serde::Serialize;
 
 use super::{Body, BodyError, ChunkRange, Limits, Registry, open_idle};
 use crate::auth::Caller;
-use crate::blobs::root_of;
-use crate::store::{Doomed, Moved, index_file};
+use crate::blobs::blob_root;
+use crate::store::{BlobLocation, MoveState, database_file};
 use crate::{Config, Error};
 
 const PAGE: i64 = 1000;
 /// How many blobs are copied at a time.
 const AT_ONCE: usize = 8;
 /// The repository that links the copied blobs until the rows of their repositories are copied.
-const ON_THE_WAY: &str = "lode-migrate";
+const COPY_REPOSITORY: &str = "lode-migrate";
 const IDENTITY: &str = "identity";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -45,8 +45,8 @@ pub async fn migrate(
 ) -> Result<MigrateReport, Error> {
     // 1. Open the old one. Its files have no writer, or its folder is locked. A folder without a database
     //    would move as an empty registry, and the right one could no longer be moved.
-    index_file(&from)?;
-    root_of(&from)?;
+    database_file(&from)?;
+    blob_root(&from)?;
     let idle = |config| open_idle(config, Limits::default());
     let from = idle(Config { read_only: true, mirror: Vec::new(), ..from }).await?;
     // 2. Open the new one. A concurrent second run of this move finds its data folder locked.
@@ -74,9 +74,9 @@ impl Registry {
         (report.blobs, report.size_bytes) = self.store.blobs_total().await?;
         // 1. Claim a database that is empty, or that an earlier run of this move left unfinished.
         match to.store.move_claim(&self.server_key(IDENTITY).await?).await? {
-            Moved::Open => {}
-            Moved::Done => return Ok(MigrateReport { done_before: true, ..report }),
-            Moved::Taken => {
+            MoveState::Open => {}
+            MoveState::Done => return Ok(MigrateReport { done_before: true, ..report }),
+            MoveState::NotEmpty => {
                 let reason = "the target database already contains a registry".to_owned();
                 return Err(Error::Config { setting: "to-database", reason });
             }
@@ -95,7 +95,7 @@ impl Registry {
                 })
                 .buffer_unordered(AT_ONCE);
             while let Some((size_bytes, fresh)) = copied.try_next().await? {
-                progress.moved(size_bytes);
+                progress.transferred(size_bytes);
                 if fresh {
                     report.blobs_copied += 1;
                     report.copied_bytes += size_bytes;
@@ -136,7 +136,7 @@ impl Registry {
     }
 
     /// Copies a blob and verifies it while reading. Returns false if the target already has it.
-    async fn blob_move(&self, to: &Registry, blob: &Doomed) -> Result<bool, Error> {
+    async fn blob_move(&self, to: &Registry, blob: &BlobLocation) -> Result<bool, Error> {
         if let Some((size_bytes, key)) = to.store.blob_live(&blob.digest).await?
             && size_bytes == blob.size_bytes
             && to.blobs.size(&key).await? == Some(size_bytes)
@@ -146,11 +146,11 @@ impl Registry {
         let bytes = self.blobs.read(&blob.store_key, 0..blob.size_bytes).await?;
         let body: Body = bytes.map_err(BodyError::from).boxed();
         let chunk = ChunkRange { range: None, length: Some(blob.size_bytes) };
-        let way: Repository = ON_THE_WAY.parse().map_err(|_| Error::Interrupted)?;
+        let way: Repository = COPY_REPOSITORY.parse().map_err(|_| Error::Interrupted)?;
         match to.blob_put(&Caller::Internal, &way, &blob.digest, chunk, body).await {
             Ok(_) => Ok(true),
             // The blob is damaged in the old registry and must not be copied.
-            Err(Error::BodyCut(reason)) => {
+            Err(Error::BodyInterrupted(reason)) => {
                 Err(Error::io(format!("reading blob {}", blob.digest), std::io::Error::other(reason)))
             }
             Err(error @ Error::DigestMismatch { .. }) => {

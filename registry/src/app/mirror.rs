@@ -11,12 +11,12 @@ use lode_model::reference::{Reference, Repository, Tag};
 use uuid::Uuid;
 
 use super::manifests::Checks;
-use super::{BlobInfo, Body, BodyError, ChunkRange, Page, Registry, again};
+use super::{BlobInfo, Body, BodyError, ChunkRange, Page, Registry, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::error::chain;
 use crate::store::{millis, now_ms};
-use crate::upstream::{Upstream, upstream_of};
+use crate::upstream::{Upstream, find_upstream};
 
 /// The lease of a fetch, after which other replicas consider its holder dead. The holder renews it meanwhile.
 const LEASE: Duration = Duration::from_secs(30);
@@ -24,38 +24,38 @@ const RENEW: Duration = Duration::from_secs(8);
 /// How often a replica checks whether another one has finished a fetch.
 const POLL: Duration = Duration::from_millis(200);
 /// How long an upstream may take to resolve a tag whose previous target is stored.
-const PATIENCE: Duration = Duration::from_secs(5);
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Content to fetch from an upstream.
-struct Wanted {
+struct FetchRequest {
     upstream: Arc<Upstream>,
     ours: Repository,
     /// The name of the repository on the upstream.
     theirs: Repository,
-    what: What,
+    what: FetchTarget,
 }
 
-enum What {
+enum FetchTarget {
     Manifest(Reference),
     Blob(Digest),
 }
 
-impl Wanted {
+impl FetchRequest {
     /// The key of the fetch within the repository.
     fn key(&self) -> String {
         match &self.what {
-            What::Manifest(reference) => reference.to_string(),
-            What::Blob(digest) => format!("blob {digest}"),
+            FetchTarget::Manifest(reference) => reference.to_string(),
+            FetchTarget::Blob(digest) => format!("blob {digest}"),
         }
     }
 }
 
 impl Registry {
     /// Checks that the caller may push there. Below a mirrored prefix only this server itself may.
-    pub(super) fn may_push(&self, caller: &Caller, repository: &Repository) -> Result<(), Error> {
+    pub(super) fn check_push(&self, caller: &Caller, repository: &Repository) -> Result<(), Error> {
         allow(caller, Action::Push, Target::Repository(repository))?;
-        self.may_write()?;
-        match upstream_of(&self.upstreams, repository) {
+        self.check_writable()?;
+        match find_upstream(&self.upstreams, repository) {
             Some(_) if *caller != Caller::Internal => Err(Error::Mirrored { repository: repository.clone() }),
             _ => Ok(()),
         }
@@ -63,17 +63,21 @@ impl Registry {
 
     /// The upstream of a repository and its name there, for callers that trigger fetches. The server's own
     /// jobs use only stored content.
-    fn mirrored(&self, caller: &Caller, repository: &Repository) -> Option<(Arc<Upstream>, Repository)> {
+    fn mirror_upstream(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Option<(Arc<Upstream>, Repository)> {
         if self.upstreams.is_empty() || self.config.read_only || *caller == Caller::Internal {
             return None;
         }
-        let upstream = upstream_of(&self.upstreams, repository)?;
+        let upstream = find_upstream(&self.upstreams, repository)?;
         Some((upstream.clone(), upstream.repository(repository)?))
     }
 
     /// Whether a repository is mirrored. Checked before the futures below are created, which are large.
     pub(super) fn is_mirrored(&self, caller: &Caller, repository: &Repository) -> bool {
-        self.mirrored(caller, repository).is_some()
+        self.mirror_upstream(caller, repository).is_some()
     }
 
     /// Updates a manifest. Returns true if the stored one may have changed.
@@ -84,15 +88,16 @@ impl Registry {
         reference: &Reference,
         held: bool,
     ) -> Result<bool, Error> {
-        let Some((upstream, theirs)) = self.mirrored(caller, repository) else { return Ok(false) };
-        if held && (upstream.is_resting() || self.manifest_is_fresh(&upstream, repository, reference).await?)
+        let Some((upstream, theirs)) = self.mirror_upstream(caller, repository) else { return Ok(false) };
+        if held
+            && (upstream.is_backing_off() || self.manifest_is_fresh(&upstream, repository, reference).await?)
         {
             return Ok(false);
         }
-        let what = What::Manifest(reference.clone());
-        match self.fetch(Wanted { upstream, ours: repository.clone(), theirs, what }).await {
+        let what = FetchTarget::Manifest(reference.clone());
+        match self.fetch(FetchRequest { upstream, ours: repository.clone(), theirs, what }).await {
             Ok(()) => Ok(true),
-            Err(error @ (Error::UpstreamAway(_) | Error::UpstreamUnusable(_))) if held => {
+            Err(error @ (Error::UpstreamUnavailable(_) | Error::UpstreamInvalid(_))) if held => {
                 tracing::warn!(%repository, %reference, error = chain(&error), "upstream failed; serving the stored manifest");
                 Ok(false)
             }
@@ -107,9 +112,9 @@ impl Registry {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<bool, Error> {
-        let Some((upstream, theirs)) = self.mirrored(caller, repository) else { return Ok(false) };
-        let what = What::Blob(digest.clone());
-        self.fetch(Wanted { upstream, ours: repository.clone(), theirs, what }).await?;
+        let Some((upstream, theirs)) = self.mirror_upstream(caller, repository) else { return Ok(false) };
+        let what = FetchTarget::Blob(digest.clone());
+        self.fetch(FetchRequest { upstream, ours: repository.clone(), theirs, what }).await?;
         Ok(true)
     }
 
@@ -120,13 +125,16 @@ impl Registry {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<Option<BlobInfo>, Error> {
-        let Some((upstream, theirs)) = self.mirrored(caller, repository) else { return Ok(None) };
+        let Some((upstream, theirs)) = self.mirror_upstream(caller, repository) else { return Ok(None) };
         allow(caller, Action::Pull, Target::Repository(repository))?;
         if self.store.blob_find(repository, digest).await?.is_some() {
             return Ok(None);
         }
-        let head =
-            upstream.registry.blob_head(&theirs, digest).await.map_err(|error| upstream.failed(error))?;
+        let head = upstream
+            .registry
+            .blob_head(&theirs, digest)
+            .await
+            .map_err(|error| upstream.note_failure(error))?;
         let found = head.ok_or_else(|| Error::BlobUnknown { digest: digest.clone() })?;
         Ok(Some(BlobInfo { digest: found.digest, size_bytes: found.size_bytes }))
     }
@@ -140,9 +148,9 @@ impl Registry {
         limit: u32,
         last: Option<&str>,
     ) -> Result<Option<Page<Tag>>, Error> {
-        let Some((upstream, theirs)) = self.mirrored(caller, repository) else { return Ok(None) };
+        let Some((upstream, theirs)) = self.mirror_upstream(caller, repository) else { return Ok(None) };
         let held = self.store.repository_exists(repository).await?;
-        if held && upstream.is_resting() {
+        if held && upstream.is_backing_off() {
             return Ok(None);
         }
         let mut tags = match upstream.registry.tags(&theirs).await {
@@ -151,7 +159,7 @@ impl Registry {
                 return Err(Error::NameUnknown { repository: repository.clone() });
             }
             Err(error) => {
-                let error = upstream.failed(error);
+                let error = upstream.note_failure(error);
                 if !held {
                     return Err(error);
                 }
@@ -167,14 +175,14 @@ impl Registry {
     }
 
     /// Fetches once for all concurrent callers. The fetch continues after they disconnect.
-    async fn fetch(&self, wanted: Wanted) -> Result<(), Error> {
+    async fn fetch(&self, wanted: FetchRequest) -> Result<(), Error> {
         let this = self.clone();
         let name = format!("{} {}", wanted.ours, wanted.key());
         self.fetches.join(name, async move { this.fetch_once(&wanted).await }).await
     }
 
     /// Fetches, unless another replica does.
-    async fn fetch_once(&self, wanted: &Wanted) -> Result<(), Error> {
+    async fn fetch_once(&self, wanted: &FetchRequest) -> Result<(), Error> {
         let (repository, key) = (&wanted.ours, wanted.key());
         let holder = Uuid::new_v4().to_string();
         // 1. Take the lease among all replicas, unless another replica has finished the fetch meanwhile.
@@ -191,30 +199,33 @@ impl Registry {
         let asked_at = now_ms();
         let fetched = match self.fetch_is_done(wanted).await? {
             true => None,
-            false => Some(self.fetch_held(wanted, &key, &holder).await),
+            false => Some(self.fetch_with_lease(wanted, &key, &holder).await),
         };
         // 3. Record when the upstream resolved the tag.
-        let told = matches!((&wanted.what, &fetched), (What::Manifest(Reference::Tag(_)), Some(Ok(()))));
+        let told =
+            matches!((&wanted.what, &fetched), (FetchTarget::Manifest(Reference::Tag(_)), Some(Ok(()))));
         self.store.mirror_release(repository, &key, &holder, told.then_some(asked_at)).await?;
         fetched.unwrap_or(Ok(()))
     }
 
-    async fn fetch_is_done(&self, wanted: &Wanted) -> Result<bool, Error> {
-        let Wanted { upstream, ours, what, .. } = wanted;
+    async fn fetch_is_done(&self, wanted: &FetchRequest) -> Result<bool, Error> {
+        let FetchRequest { upstream, ours, what, .. } = wanted;
         match what {
-            What::Manifest(reference) => Ok(self.store.manifest_read(ours, reference).await?.is_some()
-                && self.manifest_is_fresh(upstream, ours, reference).await?),
-            What::Blob(digest) => Ok(self.store.blob_find(ours, digest).await?.is_some()),
+            FetchTarget::Manifest(reference) => {
+                Ok(self.store.manifest_read(ours, reference).await?.is_some()
+                    && self.manifest_is_fresh(upstream, ours, reference).await?)
+            }
+            FetchTarget::Blob(digest) => Ok(self.store.blob_find(ours, digest).await?.is_some()),
         }
     }
 
     /// Fetches, and renews the lease meanwhile.
-    async fn fetch_held(&self, wanted: &Wanted, key: &str, holder: &str) -> Result<(), Error> {
+    async fn fetch_with_lease(&self, wanted: &FetchRequest, key: &str, holder: &str) -> Result<(), Error> {
         let repository = &wanted.ours;
         let fetch = async {
             match &wanted.what {
-                What::Manifest(reference) => self.manifest_bring(wanted, reference).await,
-                What::Blob(digest) => self.blob_bring(wanted, digest).await,
+                FetchTarget::Manifest(reference) => self.manifest_fetch_upstream(wanted, reference).await,
+                FetchTarget::Blob(digest) => self.blob_fetch_upstream(wanted, digest).await,
             }
         };
         let renew = async {
@@ -244,27 +255,33 @@ impl Registry {
         Ok(checked_at > now_ms().saturating_sub(millis(upstream.check_after)))
     }
 
-    async fn manifest_bring(&self, wanted: &Wanted, reference: &Reference) -> Result<(), Error> {
-        let Wanted { upstream, ours, theirs, .. } = wanted;
+    async fn manifest_fetch_upstream(
+        &self,
+        wanted: &FetchRequest,
+        reference: &Reference,
+    ) -> Result<(), Error> {
+        let FetchRequest { upstream, ours, theirs, .. } = wanted;
         let held = self.store.manifest_read(ours, reference).await?;
         // 1. A HEAD resolves the tag without fetching its target.
         if let Some(held) = &held {
             let asked =
-                tokio::time::timeout(PATIENCE, upstream.registry.manifest_head(theirs, reference)).await;
-            let late = || Error::UpstreamAway(Arc::new(std::io::Error::from(std::io::ErrorKind::TimedOut)));
-            match asked.map_err(|_| late())?.map_err(|error| upstream.failed(error))? {
+                tokio::time::timeout(RESOLVE_TIMEOUT, upstream.registry.manifest_head(theirs, reference))
+                    .await;
+            let late =
+                || Error::UpstreamUnavailable(Arc::new(std::io::Error::from(std::io::ErrorKind::TimedOut)));
+            match asked.map_err(|_| late())?.map_err(|error| upstream.note_failure(error))? {
                 Some(info) if info.digest.as_ref() == Some(&held.digest) => return Ok(()),
                 Some(_) => {}
-                None => return self.manifest_gone(ours, reference, true).await,
+                None => return self.manifest_delete_mirrored(ours, reference, true).await,
             }
         }
         // 2. Fetch the bytes, which are checked against their digest.
         let fetched = match upstream.registry.manifest_get(theirs, reference).await {
             Ok(fetched) => fetched,
             Err(error) if error.is_not_found() => {
-                return self.manifest_gone(ours, reference, held.is_some()).await;
+                return self.manifest_delete_mirrored(ours, reference, held.is_some()).await;
             }
-            Err(error) => return Err(upstream.failed(error)),
+            Err(error) => return Err(upstream.note_failure(error)),
         };
         // 3. Store the manifest. Its blobs are fetched on request.
         let kind = Some(fetched.media_type.as_str()).filter(|kind| !kind.is_empty());
@@ -274,7 +291,7 @@ impl Registry {
                 Ok(())
             }
             Err(error @ (Error::ManifestInvalid(_) | Error::ManifestTooLarge { .. })) => {
-                Err(Error::UpstreamUnusable(Arc::new(error)))
+                Err(Error::UpstreamInvalid(Arc::new(error)))
             }
             Err(error) => Err(error),
         }
@@ -282,7 +299,7 @@ impl Registry {
 
     /// The upstream has no such manifest. A stored tag is deleted here too; its target stays for the
     /// collection.
-    async fn manifest_gone(
+    async fn manifest_delete_mirrored(
         &self,
         repository: &Repository,
         reference: &Reference,
@@ -297,25 +314,28 @@ impl Registry {
         Err(Error::ManifestUnknown { reference: reference.clone() })
     }
 
-    async fn blob_bring(&self, wanted: &Wanted, digest: &Digest) -> Result<(), Error> {
-        self.blob_bytes_bring(wanted, digest).await?;
+    async fn blob_fetch_upstream(&self, wanted: &FetchRequest, digest: &Digest) -> Result<(), Error> {
+        self.blob_fetch_upstream_bytes(wanted, digest).await?;
         // A model can be indexed once the last of its blobs is stored.
-        for manifest in self.store.manifests_complete(&wanted.ours, digest).await? {
+        for manifest in self.store.manifests_completed_by(&wanted.ours, digest).await? {
             self.model_enqueue(&wanted.ours, &manifest).await?;
         }
         Ok(())
     }
 
-    async fn blob_bytes_bring(&self, wanted: &Wanted, digest: &Digest) -> Result<(), Error> {
-        let Wanted { upstream, ours, theirs, .. } = wanted;
+    async fn blob_fetch_upstream_bytes(&self, wanted: &FetchRequest, digest: &Digest) -> Result<(), Error> {
+        let FetchRequest { upstream, ours, theirs, .. } = wanted;
         // 1. The upstream must serve the blob in this repository. That a manifest names a digest proves
         //    nothing: anyone who may push there can name a blob of a private repository here.
-        let head =
-            upstream.registry.blob_head(theirs, digest).await.map_err(|error| upstream.failed(error))?;
+        let head = upstream
+            .registry
+            .blob_head(theirs, digest)
+            .await
+            .map_err(|error| upstream.note_failure(error))?;
         let size_bytes = head.ok_or_else(|| Error::BlobUnknown { digest: digest.clone() })?.size_bytes;
         // A stored blob of that size then needs only a link.
         let is_held = self.store.blob_live(digest).await?.is_some_and(|(held, _)| held == size_bytes);
-        if is_held && again!(self.blob_link_live(ours, digest).await)?.is_some() {
+        if is_held && retry_on_deadlock!(self.blob_link_live(ours, digest).await)?.is_some() {
             return Ok(());
         }
         // 2. Otherwise fetch the bytes as an upload.
@@ -327,12 +347,12 @@ impl Registry {
                 tracing::info!(repository = %ours, %digest, size_bytes, "blob fetched");
                 Ok(())
             }
-            Err(Error::BodyCut(reason)) => Err(match reason.downcast::<lode_client::Error>() {
-                Ok(error) => upstream.failed(*error),
-                Err(reason) => Error::UpstreamUnusable(Arc::from(reason)),
+            Err(Error::BodyInterrupted(reason)) => Err(match reason.downcast::<lode_client::Error>() {
+                Ok(error) => upstream.note_failure(*error),
+                Err(reason) => Error::UpstreamInvalid(Arc::from(reason)),
             }),
             Err(error @ (Error::DigestMismatch { .. } | Error::SizeMismatch { .. })) => {
-                Err(Error::UpstreamUnusable(Arc::new(error)))
+                Err(Error::UpstreamInvalid(Arc::new(error)))
             }
             Err(error) => Err(error),
         }

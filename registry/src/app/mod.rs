@@ -49,18 +49,18 @@ use crate::blobs::{Blobs, Locks, WriteLimit};
 use crate::error::chain;
 use crate::gateway::Gateway;
 use crate::retention::Retention;
-use crate::store::{self, Reach, Store};
+use crate::store::{self, PostgresOptions, Store};
 use crate::upstream::Upstream;
 use crate::{Config, Error, metrics};
 
 pub use crate::blobs::BlobStream;
 pub(crate) use crate::store::StoredBlob;
-pub use create::{CreateError, ExtraFile, MadeFrom, NewModel, Step};
-pub use diff::{Compared, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, TensorDiff};
-use flights::Flights;
+pub use create::{CreateError, CreateStep, ExtraFile, ModelSource, NewModel};
+pub use diff::{DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, TensorDiff};
+use flights::Coalescer;
 pub use fsck::{Damage, FsckSummary};
 pub(crate) use fsck::{Finding, FindingSink};
-pub use gc::{GcReport, Removal, RemovalPage, Restored};
+pub use gc::{GcReport, Removal, RemovalPage, RestoredContent};
 pub(crate) use jobs::JobControl;
 pub use jobs::{FindingKind, Job, JobKind};
 pub use lineage::{Ancestor, Descendant, Lineage, Relative};
@@ -69,13 +69,13 @@ pub use migrate::{MigrateReport, migrate};
 pub use models::{Model, ModelPage, ModelState, ModelSummary, TaggedModel};
 pub use referrers::Referrer;
 pub use spellings::Spellings;
-pub use transfer::{Moved, Remote, Tell, TransferError};
+pub use transfer::{RemoteModel, TransferError, TransferEvent, TransferSink};
 use uploads::UploadTimeouts;
 pub use webhooks::WebhookDelivery;
 pub use workers::{Device, Heartbeat, JoinProof, LoadedModel, Registration, Worker, WorkerAnnouncement};
 
 /// How many listed blobs are checked before the storage is considered to belong to another registry.
-const SAMPLE: i64 = 4;
+const SAMPLE_BLOBS: i64 = 4;
 const SAMPLE_LIMIT: Duration = Duration::from_secs(5);
 
 /// How many pairs of tensors are decoded and compared at a time.
@@ -133,7 +133,7 @@ pub struct Page<T> {
 const TRIES: u32 = 5;
 
 /// Retries a transaction that the database ended to resolve a deadlock.
-macro_rules! again {
+macro_rules! retry_on_deadlock {
     ($attempt:expr) => {{
         let mut tries = 1;
         loop {
@@ -144,7 +144,7 @@ macro_rules! again {
         }
     }};
 }
-use again;
+use retry_on_deadlock;
 
 /// The registry: a handle that is cheap to clone.
 #[derive(Clone)]
@@ -180,7 +180,7 @@ pub struct Inner {
     /// The upstreams of mirrored repositories.
     upstreams: Vec<Arc<Upstream>>,
     /// Fetches from them in progress.
-    fetches: Flights,
+    fetches: Coalescer,
     /// When this process opened the registry, by the database's clock.
     opened_at: i64,
     /// The key of signed links, loaded on first use.
@@ -234,7 +234,7 @@ async fn open_limited(config: Config, limits: Limits) -> Result<Registry, Error>
     crate::jobs::start_runner(&registry);
     if !registry.config.read_only {
         registry.store.index_recover().await?;
-        crate::backup::unmark(&registry.config.data)?;
+        crate::backup::remove_backup_marker(&registry.config.data)?;
         crate::jobs::start(&registry);
         crate::webhooks::start(&registry)?;
     }
@@ -253,8 +253,8 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
         .await
         .map_err(|_| Error::Interrupted)??;
     blobs.check().await?;
-    let reach = Reach { connections: config.database_connections, wait: config.database_wait };
-    let store = Store::open_reach(config.database.as_ref(), &config.data, reach).await?;
+    let reach = PostgresOptions { connections: config.database_connections, wait: config.database_wait };
+    let store = Store::open_with(config.database.as_ref(), &config.data, reach).await?;
     let opened_at = store.database_now_ms().await?;
     let body_budget = BodyBudget::new(config.body_budget.0);
     let gateway = Gateway::new(&config)?;
@@ -276,7 +276,7 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
         gateway,
         egress,
         upstreams,
-        fetches: Flights::default(),
+        fetches: Coalescer::default(),
         opened_at,
         link_key: tokio::sync::OnceCell::new(),
         stopping: CancellationToken::new(),
@@ -341,7 +341,7 @@ impl Registry {
     /// Checks that this server can do its work. Otherwise returns the missing parts, one line each.
     pub async fn ready(&self) -> Result<(), Vec<String>> {
         let (database, storage) =
-            tokio::join!(self.store.ping(), metrics::storage("ping", self.blobs.ping()));
+            tokio::join!(self.store.ping(), metrics::measure_storage("ping", self.blobs.ping()));
         let mut missing: Vec<String> = [("database", database), ("storage", storage)]
             .into_iter()
             .filter_map(|(name, answer)| answer.err().map(|error| (name, error)))
@@ -351,9 +351,9 @@ impl Registry {
             })
             .collect();
         if missing.is_empty() {
-            missing = self.awaited_missing().await;
+            missing = self.list_missing().await;
             // An error or a timeout does not prove that the storage is the wrong one.
-            if let Ok(Ok(false)) = tokio::time::timeout(SAMPLE_LIMIT, self.storage_is_ours()).await {
+            if let Ok(Ok(false)) = tokio::time::timeout(SAMPLE_LIMIT, self.has_listed_blobs()).await {
                 missing.push(
                     "the storage has none of the blobs that the database lists; check that it is the right one"
                         .to_owned(),
@@ -366,8 +366,8 @@ impl Registry {
     /// Checks that the storage has at least one of the blobs that the database lists. With the settings of
     /// another storage, or a misspelt prefix, pushes of listed blobs would be acknowledged, and other blobs
     /// would be stored where they are not found later.
-    async fn storage_is_ours(&self) -> Result<bool, Error> {
-        let listed = self.store.blobs_live("", SAMPLE).await?;
+    async fn has_listed_blobs(&self) -> Result<bool, Error> {
+        let listed = self.store.blobs_live("", SAMPLE_BLOBS).await?;
         for blob in &listed {
             let is_there = self.blobs.size(&blob.store_key).await?.is_some();
             // A collection may have deleted it meanwhile.
@@ -379,7 +379,7 @@ impl Registry {
     }
 
     /// Returns an error on a read-only server.
-    pub(crate) fn may_write(&self) -> Result<(), Error> {
+    pub(crate) fn check_writable(&self) -> Result<(), Error> {
         if self.config.read_only { Err(Error::ReadOnly) } else { Ok(()) }
     }
 

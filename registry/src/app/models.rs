@@ -25,7 +25,7 @@ use crate::store::{IndexState, ModelRow, TaggedRow, now_ms};
 /// The longest page of a listing.
 const MAX_PAGE: u32 = 1000;
 /// A listing waits for at most this many manifests, pushed within `FRESH_MS`.
-const WAITED_FOR: usize = 16;
+const MAX_AWAITED: usize = 16;
 const FRESH_MS: i64 = 10_000;
 const RECHECK: Duration = Duration::from_millis(100);
 
@@ -106,11 +106,12 @@ impl Registry {
         reference: &Reference,
     ) -> Result<Option<Digest>, Error> {
         allow(caller, Action::Infer, Target::Repository(repository))?;
-        Ok(known(self.manifest_get(caller, repository, reference).await)?.map(|manifest| manifest.digest))
+        Ok(none_if_unknown(self.manifest_get(caller, repository, reference).await)?
+            .map(|manifest| manifest.digest))
     }
 
     /// Resolves a name from this server's settings.
-    pub(super) async fn model_named(&self, name: &str) -> Result<Option<Digest>, Error> {
+    pub(super) async fn model_resolve_setting(&self, name: &str) -> Result<Option<Digest>, Error> {
         let name: Name = name
             .parse()
             .map_err(|error: ReferenceError| Error::Config { setting: "model", reason: error.to_string() })?;
@@ -127,7 +128,7 @@ impl Registry {
     ) -> Result<ModelPage, Error> {
         allow(caller, Action::List, Target::Catalog)?;
         let n = n.clamp(1, MAX_PAGE);
-        let mut rows = self.tagged_settled(after, n.saturating_add(1)).await?;
+        let mut rows = self.tagged_list_waiting(after, n.saturating_add(1)).await?;
         let more = rows.len() > n as usize;
         rows.truncate(n as usize);
         let next = rows.last().filter(|_| more).map(|row| (row.repository.clone(), row.tag.clone()));
@@ -143,7 +144,7 @@ impl Registry {
                     None => continue,
                 },
                 IndexState::Queued { problem, .. } => ModelState::Pending { problem },
-                IndexState::Missed => {
+                IndexState::NotQueued => {
                     if !self.config().read_only {
                         self.model_enqueue(&repository, &digest).await?;
                     }
@@ -171,7 +172,7 @@ impl Registry {
 
     /// The next tags with their index states. A client that lists a model right after its push should see its
     /// summary: the listing waits shortly for a few manifests without an attempt, and never for a backlog.
-    async fn tagged_settled(
+    async fn tagged_list_waiting(
         &self,
         after: Option<(&Repository, &Tag)>,
         limit: u32,
@@ -188,7 +189,7 @@ impl Registry {
                     if queued_at > fresh_since)
             });
             let is_over = tokio::time::Instant::now() >= deadline;
-            if is_over || !(1..=WAITED_FOR).contains(&fresh.count()) {
+            if is_over || !(1..=MAX_AWAITED).contains(&fresh.count()) {
                 return Ok(rows);
             }
             // Another replica may index it, which does not notify this one.
@@ -204,7 +205,7 @@ impl Registry {
         repository: &Repository,
         reference: &Reference,
     ) -> Result<Option<Model>, Error> {
-        let Some(stored) = known(self.manifest_get(caller, repository, reference).await)? else {
+        let Some(stored) = none_if_unknown(self.manifest_get(caller, repository, reference).await)? else {
             return Ok(None);
         };
         let summary = summary_of(self.model_index(repository, &stored.digest).await?);
@@ -222,7 +223,7 @@ impl Registry {
 
     /// Runs `look` on the metadata of a model's GGUF file. `None` if it has no such file or the file is
     /// unreadable; the model's summary has the reason.
-    pub(crate) async fn gguf_look<T: Send + 'static>(
+    pub(crate) async fn gguf_inspect<T: Send + 'static>(
         &self,
         repository: &Repository,
         model: &Model,
@@ -234,7 +235,7 @@ impl Registry {
         let alone = artifact.files.iter().filter(|_| weights.is_empty());
         let mut files = weights.iter().filter_map(|at| artifact.files.get(*at)).chain(alone);
         let Some(file) = files.find(|file| file.kind() == Some(FileKind::Gguf)) else { return Ok(None) };
-        let looked = self.file_read(repository, file, move |bytes| {
+        let looked = self.file_inspect(repository, file, move |bytes| {
             let header = gguf::Header::read_up_to(bytes, index::MAX_GGUF_HEADER_BYTES);
             header.map(|header| look(&header.metadata)).map_err(|error| chain(&error))
         });
@@ -262,7 +263,7 @@ impl Registry {
         from: u64,
         n: u32,
     ) -> Result<Option<(Digest, Page<TensorInfo>)>, Error> {
-        let Some(stored) = known(self.manifest_get(caller, repository, reference).await)? else {
+        let Some(stored) = none_if_unknown(self.manifest_get(caller, repository, reference).await)? else {
             return Ok(None);
         };
         self.model_index(repository, &stored.digest).await?;
@@ -285,7 +286,7 @@ impl Registry {
         repository: &Repository,
         reference: &Reference,
     ) -> Result<bool, Error> {
-        Ok(known(self.manifest_delete(caller, repository, reference).await)?.is_some())
+        Ok(none_if_unknown(self.manifest_delete(caller, repository, reference).await)?.is_some())
     }
 
     /// Copies a manifest to a second name, and links its content if the repository differs. Returns false if
@@ -298,12 +299,12 @@ impl Registry {
     ) -> Result<bool, Error> {
         if from == to {
             // All its content is already in the repository.
-            let found = known(self.manifest_get(caller, from, reference).await)?;
+            let found = none_if_unknown(self.manifest_get(caller, from, reference).await)?;
             let Some(StoredManifest { media_type, bytes, .. }) = found else { return Ok(false) };
             self.manifest_put(caller, to, name, Some(&media_type), bytes, &[]).await?;
             return Ok(true);
         }
-        let found = known(self.manifests_below(caller, from, reference).await)?;
+        let found = none_if_unknown(self.manifests_below(caller, from, reference).await)?;
         let Some(manifests) = found else { return Ok(false) };
         for blob in blobs_of(&manifests) {
             // A mirror now fetches missing blobs.
@@ -343,7 +344,7 @@ impl Registry {
 }
 
 /// Turns an unknown manifest or repository into `None`.
-fn known<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
+fn none_if_unknown<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     match answer {
         Ok(found) => Ok(Some(found)),
         Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => Ok(None),

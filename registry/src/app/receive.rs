@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{Body, BodyError, ChunkRange, Registry};
 use crate::Error;
-use crate::blobs::{Append, Checkpoint, Held};
+use crate::blobs::{Checkpoint, KeyLock, UploadWriter};
 use crate::store::UploadRow;
 
 /// How much is hashed and written at once; two of these are in memory for each upload.
@@ -26,7 +26,7 @@ impl Registry {
     /// Appends the body to the upload, with regular checkpoints and one when the body is interrupted.
     pub(super) async fn upload_receive(
         &self,
-        writing: &mut Writing,
+        writing: &mut UploadSession,
         chunk: ChunkRange,
         body: Body,
     ) -> Result<(), Error> {
@@ -35,10 +35,10 @@ impl Registry {
         let settled = writing.settle().await;
         match outcome {
             Ok(()) => settled,
-            Err(Error::BodyCut(reason)) => {
+            Err(Error::BodyInterrupted(reason)) => {
                 settled?;
                 self.upload_save(writing).await?;
-                Err(Error::BodyCut(reason))
+                Err(Error::BodyInterrupted(reason))
             }
             Err(error) => {
                 // Free the space at once: the disk is full, or the body does not match its declaration.
@@ -51,19 +51,20 @@ impl Registry {
     /// Reads the next batch while the last one is hashed and written.
     async fn upload_stream(
         &self,
-        writing: &mut Writing,
+        writing: &mut UploadSession,
         chunk: ChunkRange,
         mut body: Body,
     ) -> Result<(), Error> {
         let (id, start) = (writing.id(), writing.offset);
         let mut rest = None;
-        let mut next = gather(&mut body, &mut rest, writing.file.room_after(0), &mut writing.turn).await;
+        let mut next =
+            next_batch(&mut body, &mut rest, writing.file.writable_after(0), &mut writing.turn).await;
         loop {
             let Batch { pieces, len, end } = next;
             let got = writing.offset - start + len;
             // 1. A body that is longer than declared is rejected before it is written, a shorter one when it
             //    ends.
-            let whole = matches!(end, Some(End::Whole));
+            let whole = matches!(end, Some(BodyEnd::Whole));
             let fits = |announced: u64| if whole { got == announced } else { got <= announced };
             if let Some(declared) = chunk.declared().filter(|declared| !fits(*declared)) {
                 return Err(Error::RangeMismatch { id, offset: writing.saved.offset, declared, got });
@@ -76,11 +77,11 @@ impl Registry {
             }
             // 2. Write the whole batch in any case, so that no write is in progress when the next writer
             //    starts.
-            let room = writing.file.room_after(len);
+            let room = writing.file.writable_after(len);
             let written = write(&mut writing.file, &mut writing.hasher, writing.offset, pieces);
             let ahead = async {
                 match end {
-                    None => Ok(gather(&mut body, &mut rest, room, &mut writing.turn).await),
+                    None => Ok(next_batch(&mut body, &mut rest, room, &mut writing.turn).await),
                     Some(end) => Err(end),
                 }
             };
@@ -93,13 +94,13 @@ impl Registry {
             // 3. Continue, unless the body has ended.
             next = match ahead {
                 Ok(batch) => batch,
-                Err(End::Whole) => return Ok(()),
-                Err(End::Cut(reason)) => return Err(Error::BodyCut(reason)),
-                Err(End::Superseded) => {
+                Err(BodyEnd::Whole) => return Ok(()),
+                Err(BodyEnd::Cut(reason)) => return Err(Error::BodyInterrupted(reason)),
+                Err(BodyEnd::Superseded) => {
                     return Err(Error::UploadConflict { id, offset: writing.saved.offset });
                 }
             };
-            if writing.offset - writing.synced >= CHECKPOINT_BYTES && writing.file.is_at_rest() {
+            if writing.offset - writing.synced >= CHECKPOINT_BYTES && writing.file.is_checkpoint_free() {
                 writing.settle().await?;
                 self.upload_checkpoint(writing);
             }
@@ -107,7 +108,7 @@ impl Registry {
     }
 
     /// Starts to make the written bytes durable and to save the offset, while the stream continues.
-    fn upload_checkpoint(&self, writing: &mut Writing) {
+    fn upload_checkpoint(&self, writing: &mut UploadSession) {
         let (this, id, offset, generation) =
             (self.clone(), writing.id(), writing.offset, writing.saved.generation);
         let durable = writing.file.checkpoint(generation);
@@ -124,21 +125,21 @@ impl Registry {
             if let Some(key) = obsolete {
                 this.blobs.discard(&key).await;
             }
-            Ok(Saved { offset, generation: generation + 1 })
+            Ok(SavedState { offset, generation: generation + 1 })
         }));
     }
 
     /// Sends a whole part. Before the first one, the upload's row records where the parts go, so that they
     /// can be found after any failure.
-    async fn upload_send(&self, writing: &mut Writing) -> Result<(), Error> {
+    async fn upload_send(&self, writing: &mut UploadSession) -> Result<(), Error> {
         writing.settle().await?;
         let (id, generation) = (writing.id(), writing.saved.generation);
         let Some(parts) = writing.file.whole_part() else { return Ok(()) };
         if let Some(progress) = parts.begin(generation).await? {
             // After an error the row may have recorded it nevertheless. The next writer then continues with
             // it; without a part it costs nothing.
-            if !self.store.upload_announce(id, generation, &progress).await? {
-                parts.take_back().await;
+            if !self.store.upload_record_location(id, generation, &progress).await? {
+                parts.abort_multipart_upload().await;
                 return Err(Error::UploadUnknown { id });
             }
             writing.saved.generation += 1;
@@ -150,25 +151,25 @@ impl Registry {
     }
 
     /// Makes all written bytes durable at the location of the future blob, so that only its row is missing.
-    pub(super) async fn upload_store(&self, writing: &mut Writing) -> Result<(), Error> {
+    pub(super) async fn upload_store(&self, writing: &mut UploadSession) -> Result<(), Error> {
         writing.settle().await?;
         let len = writing.offset;
         let sealed = match &mut writing.file {
-            Append::File(file) => return file.sync().await,
-            Append::Parts(parts) => !parts.is_sealed() && parts.seal().await?,
+            UploadWriter::File(file) => return file.sync().await,
+            UploadWriter::Parts(parts) => !parts.is_sealed() && parts.seal().await?,
         };
         if sealed {
             self.upload_checkpoint(writing);
             writing.settle().await?;
         }
         match &mut writing.file {
-            Append::File(_) => Ok(()),
-            Append::Parts(parts) => parts.store(len, writing.saved.generation).await,
+            UploadWriter::File(_) => Ok(()),
+            UploadWriter::Parts(parts) => parts.store(len, writing.saved.generation).await,
         }
     }
 
     /// Makes all written bytes durable, and saves the offset in the upload's row.
-    pub(super) async fn upload_save(&self, writing: &mut Writing) -> Result<(), Error> {
+    pub(super) async fn upload_save(&self, writing: &mut UploadSession) -> Result<(), Error> {
         if writing.offset > writing.saved.offset {
             self.upload_checkpoint(writing);
             writing.settle().await?;
@@ -199,35 +200,39 @@ impl ChunkRange {
 }
 
 /// An upload and its only writer.
-pub(super) struct Writing {
+pub(super) struct UploadSession {
     /// The row at the time when this writer took over.
     pub(super) row: UploadRow,
     /// The last saved state of the row.
-    pub(super) saved: Saved,
+    pub(super) saved: SavedState,
     /// The end of the written and hashed bytes.
     pub(super) offset: u64,
     /// The end of the bytes that are durable, or will be after the current checkpoint.
     synced: u64,
-    pub(super) file: Append,
+    pub(super) file: UploadWriter,
     /// `None` only while a batch is hashed.
     hasher: Option<Hasher>,
-    checkpoint: Option<JoinHandle<Result<Saved, Error>>>,
-    turn: Held<Uuid>,
+    checkpoint: Option<JoinHandle<Result<SavedState, Error>>>,
+    turn: KeyLock<Uuid>,
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Saved {
+pub(super) struct SavedState {
     pub(super) offset: u64,
     pub(super) generation: i64,
 }
 
-impl Writing {
+impl UploadSession {
     /// Continues at the row's offset, holding the lock of the upload's only writer.
-    pub(super) fn start(row: UploadRow, file: Append, turn: Held<Uuid>) -> Result<Writing, Error> {
+    pub(super) fn start(
+        row: UploadRow,
+        file: UploadWriter,
+        turn: KeyLock<Uuid>,
+    ) -> Result<UploadSession, Error> {
         let hasher = Hasher::restore(&row.hash_state)
             .map_err(|_| Error::Corrupt { what: "hash state", value: row.id.to_string() })?;
-        Ok(Writing {
-            saved: Saved { offset: row.offset, generation: row.generation },
+        Ok(UploadSession {
+            saved: SavedState { offset: row.offset, generation: row.generation },
             offset: row.offset,
             synced: row.offset,
             file,
@@ -244,13 +249,13 @@ impl Writing {
 
     /// Whether the upload has objects that can only be found through its row.
     pub(super) fn has_objects(&self) -> bool {
-        matches!(&self.file, Append::Parts(parts) if parts.has_objects())
+        matches!(&self.file, UploadWriter::Parts(parts) if parts.has_objects())
     }
 
     /// Whether the digest can be computed now.
-    pub(super) fn can_tell(&self, algorithm: Algorithm) -> bool {
+    pub(super) fn can_compute_digest(&self, algorithm: Algorithm) -> bool {
         self.hasher.as_ref().is_some_and(|hasher| hasher.algorithm() == algorithm)
-            || !matches!(&self.file, Append::Parts(parts) if parts.has_objects())
+            || !matches!(&self.file, UploadWriter::Parts(parts) if parts.has_objects())
     }
 
     /// Waits for the checkpoint in progress.
@@ -272,7 +277,7 @@ impl Writing {
 
 /// Hashes and writes a batch concurrently, on two threads.
 async fn write(
-    file: &mut Append,
+    file: &mut UploadWriter,
     hasher: &mut Option<Hasher>,
     offset: u64,
     pieces: Vec<Bytes>,
@@ -297,10 +302,10 @@ async fn write(
 struct Batch {
     pieces: Vec<Bytes>,
     len: u64,
-    end: Option<End>,
+    end: Option<BodyEnd>,
 }
 
-enum End {
+enum BodyEnd {
     Whole,
     Cut(BodyError),
     /// Another writer waits for the upload.
@@ -309,7 +314,7 @@ enum End {
 
 /// The next batch of at most `room` bytes. Excess bytes of the last piece are kept in `rest` for the
 /// following batch.
-async fn gather(body: &mut Body, rest: &mut Option<Bytes>, room: u64, turn: &mut Held<Uuid>) -> Batch {
+async fn next_batch(body: &mut Body, rest: &mut Option<Bytes>, room: u64, turn: &mut KeyLock<Uuid>) -> Batch {
     let most = room.min(BATCH_BYTES as u64);
     let mut batch = Batch::default();
     while batch.len < most && batch.pieces.len() < BATCH_PIECES {
@@ -317,8 +322,8 @@ async fn gather(body: &mut Body, rest: &mut Option<Bytes>, room: u64, turn: &mut
             Some(piece) => Some(Ok(piece)),
             None => tokio::select! {
                 piece = body.next() => piece,
-                () = turn.superseded() => {
-                    batch.end = Some(End::Superseded);
+                () = turn.wait_for_contender() => {
+                    batch.end = Some(BodyEnd::Superseded);
                     break;
                 }
             },
@@ -334,11 +339,11 @@ async fn gather(body: &mut Body, rest: &mut Option<Bytes>, room: u64, turn: &mut
                 batch.pieces.push(piece);
             }
             Some(Err(reason)) => {
-                batch.end = Some(End::Cut(reason));
+                batch.end = Some(BodyEnd::Cut(reason));
                 break;
             }
             None => {
-                batch.end = Some(End::Whole);
+                batch.end = Some(BodyEnd::Whole);
                 break;
             }
         }

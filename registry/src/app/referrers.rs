@@ -9,7 +9,7 @@ use lode_model::reference::Repository;
 use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::store::{ReferrerRow, parsed};
+use crate::store::{ReferrerRow, parse_stored};
 
 /// The most bytes of annotations in one page. Clients reject an index beyond 4 MiB, and a single manifest may
 /// have annotations of nearly that size.
@@ -40,14 +40,14 @@ impl Registry {
             .store
             .referrer_list(repository, subject, artifact_type, after, limit.saturating_add(1))
             .await?;
-        let fits = fitting(rows.iter().map(|row| row.annotations.as_ref().map_or(0, String::len)));
+        let fits = page_len(rows.iter().map(|row| row.annotations.as_ref().map_or(0, String::len)));
         let items = rows.into_iter().map(Referrer::try_from).collect::<Result<_, _>>()?;
         Ok(Page::cut(items, limit.min(fits)))
     }
 }
 
 /// How many rows fit into one page by the size of their annotations: at least one.
-fn fitting(annotation_bytes: impl Iterator<Item = usize>) -> u32 {
+fn page_len(annotation_bytes: impl Iterator<Item = usize>) -> u32 {
     let mut total = 0;
     let fits = annotation_bytes.take_while(|bytes| {
         total += bytes;
@@ -66,7 +66,7 @@ impl TryFrom<ReferrerRow> for Referrer {
                 .map_err(|_| Error::Corrupt { what: "annotations", value: row.digest.clone() })?,
         };
         Ok(Referrer {
-            digest: parsed("digest", &row.digest)?,
+            digest: parse_stored("digest", &row.digest)?,
             size_bytes: u64::try_from(row.size_bytes).unwrap_or_default(),
             media_type: row.media_type,
             artifact_type: row.artifact_type,

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::Registry;
 use crate::Error;
 use crate::auth::Caller;
-use crate::upstream::upstream_of;
+use crate::upstream::find_upstream;
 
 /// The repositories that a name can mean, in the order in which they are tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,13 +78,13 @@ impl Registry {
                 }
             }
         }
-        self.spelling_that_exists(names).await
+        self.spelling_existing(names).await
     }
 
     /// The spelling under which the upload was opened; the first if there is no such upload.
     pub async fn spelling_of_upload(&self, names: &Spellings, id: Uuid) -> Result<Repository, Error> {
         if names.second.is_some()
-            && let Some(upload) = self.store.upload_find_anywhere(id).await?
+            && let Some(upload) = self.store.upload_find_any(id).await?
             && let Some(repository) = names.iter().find(|repository| **repository == upload.repository)
         {
             return Ok(repository.clone());
@@ -93,7 +93,7 @@ impl Registry {
     }
 
     /// The spelling that exists; the first if both or neither exist.
-    pub async fn spelling_that_exists(&self, names: &Spellings) -> Result<Repository, Error> {
+    pub async fn spelling_existing(&self, names: &Spellings) -> Result<Repository, Error> {
         if let Some(second) = &names.second
             && !self.store.repository_exists(&names.first).await?
             && self.store.repository_exists(second).await?
@@ -108,7 +108,7 @@ impl Registry {
     pub async fn spelling_to_write(&self, names: &Spellings) -> Result<Repository, Error> {
         let Some(second) = &names.second else { return Ok(names.first.clone()) };
         for repository in [&names.first, second] {
-            if upstream_of(&self.upstreams, repository).is_none()
+            if find_upstream(&self.upstreams, repository).is_none()
                 && self.store.repository_exists(repository).await?
             {
                 return Ok(repository.clone());

@@ -30,29 +30,29 @@ const BLOBS_AT_ONCE: usize = 4;
 
 /// The name of a model on another registry.
 #[derive(Clone, Debug)]
-pub struct Remote {
+pub struct RemoteModel {
     pub registry: lode_client::Registry,
     pub repository: Repository,
     pub reference: Reference,
 }
 
-impl Remote {
+impl RemoteModel {
     fn unknown(&self) -> TransferError {
-        let Remote { registry, repository, reference } = self.clone();
+        let RemoteModel { registry, repository, reference } = self.clone();
         TransferError::RemoteUnknown { registry: registry.host(), repository, reference }
     }
 }
 
 /// A progress report of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Moved {
+pub enum TransferEvent {
     Manifest,
     Blob { digest: Digest, total: u64, completed: u64 },
     AllBlobs,
 }
 
 /// Receives progress reports; called often.
-pub type Tell = Arc<dyn Fn(Moved) + Send + Sync>;
+pub type TransferSink = Arc<dyn Fn(TransferEvent) + Send + Sync>;
 
 /// Why a model cannot be pulled or pushed.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +67,7 @@ pub enum TransferError {
     /// The source contains text from the other registry, and is only for the log.
     #[error("{}", .0.summary())]
     Remote(#[source] lode_client::Error),
-    /// Like `Remote`.
+    /// Like `RemoteModel`.
     #[error("the registry at {registry} sent a manifest that cannot be used")]
     Manifest {
         registry: String,
@@ -88,7 +88,7 @@ impl Registry {
         // another.
         let is_local = url.host_str().is_some_and(lode_client::is_loopback_host);
         let egress = match is_local && self.config().is_open_to_this_machine_only() {
-            true => self.egress().permitting(&url),
+            true => self.egress().with_permitted(&url),
             false => self.egress().clone(),
         };
         let credentials = match login {
@@ -112,13 +112,13 @@ impl Registry {
     pub async fn model_pull(
         &self,
         caller: &Caller,
-        remote: &Remote,
+        remote: &RemoteModel,
         (repository, reference): (&Repository, &Reference),
-        tell: &Tell,
+        tell: &TransferSink,
     ) -> Result<Digest, TransferError> {
-        self.may_push(caller, repository)?;
+        self.check_push(caller, repository)?;
         // 1. Fetch its manifest, and the manifests of an index.
-        tell(Moved::Manifest);
+        tell(TransferEvent::Manifest);
         let manifests = self.gather_remote(remote).await?;
         // 2. Fetch the missing blobs.
         stream::iter(blobs_of(&manifests))
@@ -126,7 +126,7 @@ impl Registry {
             .buffer_unordered(BLOBS_AT_ONCE)
             .try_collect::<Vec<()>>()
             .await?;
-        tell(Moved::AllBlobs);
+        tell(TransferEvent::AllBlobs);
         // 3. Store the manifests, children first: a name is visible only when it is complete.
         let mut digest = None;
         for (at, (raw, manifest)) in manifests.iter().enumerate() {
@@ -139,7 +139,10 @@ impl Registry {
         digest.ok_or_else(|| remote.unknown())
     }
 
-    async fn gather_remote(&self, remote: &Remote) -> Result<Vec<(RawManifest, Manifest)>, TransferError> {
+    async fn gather_remote(
+        &self,
+        remote: &RemoteModel,
+    ) -> Result<Vec<(RawManifest, Manifest)>, TransferError> {
         let mut walk = Walk::from(remote.reference.clone());
         while let Some(reference) = walk.next() {
             let raw = match remote.registry.manifest_get(&remote.repository, &reference).await {
@@ -159,13 +162,13 @@ impl Registry {
     async fn blob_fetch(
         &self,
         caller: &Caller,
-        remote: &Remote,
+        remote: &RemoteModel,
         repository: &Repository,
         blob: Descriptor,
-        tell: &Tell,
+        tell: &TransferSink,
     ) -> Result<(), TransferError> {
         let Descriptor { digest, size, .. } = blob;
-        let told = |completed| tell(Moved::Blob { digest: digest.clone(), total: size, completed });
+        let told = |completed| tell(TransferEvent::Blob { digest: digest.clone(), total: size, completed });
         told(0);
         // 1. The blob may be stored, in this repository or in another one that the caller may read.
         let is_here = match self.blob_stat(caller, repository, &digest).await {
@@ -184,15 +187,15 @@ impl Registry {
         let mut completed = 0;
         let bytes = remote.registry.blob_read(&remote.repository, &digest, size).inspect_ok(move |piece| {
             completed += piece.len() as u64;
-            tell(Moved::Blob { digest: counted.clone(), total: size, completed });
+            tell(TransferEvent::Blob { digest: counted.clone(), total: size, completed });
         });
         let body: Body = bytes.map_err(|error| BodyError::from(Box::new(error))).boxed();
         let chunk = ChunkRange { range: None, length: Some(size) };
         match self.blob_put(caller, repository, &digest, chunk, body).await {
             Ok(_) => Ok(()),
-            Err(Error::BodyCut(reason)) => Err(match reason.downcast::<lode_client::Error>() {
+            Err(Error::BodyInterrupted(reason)) => Err(match reason.downcast::<lode_client::Error>() {
                 Ok(error) => TransferError::Remote(*error),
-                Err(reason) => Error::BodyCut(reason).into(),
+                Err(reason) => Error::BodyInterrupted(reason).into(),
             }),
             Err(error) => Err(error.into()),
         }
@@ -203,8 +206,8 @@ impl Registry {
         &self,
         caller: &Caller,
         (repository, reference): (&Repository, &Reference),
-        remote: &Remote,
-        tell: &Tell,
+        remote: &RemoteModel,
+        tell: &TransferSink,
     ) -> Result<Digest, TransferError> {
         // 1. Collect its manifests. A sparse index lists absent manifests, and is pushed as a sparse one.
         let unknown = || TransferError::Unknown { name: format!("{repository}:{reference}") };
@@ -219,7 +222,7 @@ impl Registry {
             .try_collect::<Vec<()>>()
             .await?;
         // 3. Push the manifests, children first.
-        tell(Moved::AllBlobs);
+        tell(TransferEvent::AllBlobs);
         let mut digest = None;
         for (at, (stored, _)) in manifests.iter().enumerate() {
             let by_digest = Reference::Digest(stored.digest.clone());
@@ -238,20 +241,20 @@ impl Registry {
         &self,
         caller: &Caller,
         repository: &Repository,
-        remote: &Remote,
+        remote: &RemoteModel,
         blob: Descriptor,
-        tell: &Tell,
+        tell: &TransferSink,
     ) -> Result<(), TransferError> {
         let Descriptor { digest, size, .. } = blob;
         let tell = tell.clone();
-        tell(Moved::Blob { digest: digest.clone(), total: size, completed: 0 });
+        tell(TransferEvent::Blob { digest: digest.clone(), total: size, completed: 0 });
         let offer = remote.registry.blob_offer(&remote.repository, &digest, size, None).await;
         match offer.map_err(TransferError::Remote)? {
-            Offer::Present => tell(Moved::Blob { digest, total: size, completed: size }),
-            Offer::Wanted(upload) => {
+            Offer::Present => tell(TransferEvent::Blob { digest, total: size, completed: size }),
+            Offer::Needed(upload) => {
                 // Checked here, so that a caller without permission gets the error.
                 self.blob_find(caller, repository, &digest).await?;
-                let content = Arc::new(HeldContent {
+                let content = Arc::new(StoredContent {
                     registry: self.clone(),
                     caller: caller.clone(),
                     repository: repository.clone(),
@@ -259,7 +262,7 @@ impl Registry {
                     size,
                     runtime: Handle::current(),
                 });
-                let progress = Arc::new(Sending { digest, size, completed: AtomicU64::new(0), tell });
+                let progress = Arc::new(SendProgress { digest, size, completed: AtomicU64::new(0), tell });
                 remote
                     .registry
                     .upload_send(upload, content, progress)
@@ -272,7 +275,7 @@ impl Registry {
 }
 
 /// A stored blob that is being sent.
-struct HeldContent {
+struct StoredContent {
     registry: Registry,
     caller: Caller,
     repository: Repository,
@@ -281,7 +284,7 @@ struct HeldContent {
     runtime: Handle,
 }
 
-impl Content for HeldContent {
+impl Content for StoredContent {
     fn size(&self) -> u64 {
         self.size
     }
@@ -318,25 +321,25 @@ impl Read for Reader {
     }
 }
 
-struct Sending {
+struct SendProgress {
     digest: Digest,
     size: u64,
     completed: AtomicU64,
-    tell: Tell,
+    tell: TransferSink,
 }
 
-impl Sending {
-    fn told(&self, completed: u64) {
-        (self.tell)(Moved::Blob { digest: self.digest.clone(), total: self.size, completed });
+impl SendProgress {
+    fn report_completed(&self, completed: u64) {
+        (self.tell)(TransferEvent::Blob { digest: self.digest.clone(), total: self.size, completed });
     }
 }
 
-impl Progress for Sending {
-    fn moved(&self, bytes: u64) {
-        self.told(self.completed.fetch_add(bytes, Ordering::Relaxed) + bytes);
+impl Progress for SendProgress {
+    fn transferred(&self, bytes: u64) {
+        self.report_completed(self.completed.fetch_add(bytes, Ordering::Relaxed) + bytes);
     }
 
-    fn undone(&self, bytes: u64) {
-        self.told(self.completed.fetch_sub(bytes, Ordering::Relaxed).saturating_sub(bytes));
+    fn retracted(&self, bytes: u64) {
+        self.report_completed(self.completed.fetch_sub(bytes, Ordering::Relaxed).saturating_sub(bytes));
     }
 }

@@ -9,11 +9,11 @@ use lode_model::digest::{Algorithm, Digest};
 use lode_model::reference::Repository;
 use uuid::Uuid;
 
-use super::receive::Writing;
-use super::{BlobInfo, Body, ChunkRange, Registry, UploadStatus, again, detached};
+use super::receive::UploadSession;
+use super::{BlobInfo, Body, ChunkRange, Registry, UploadStatus, detached, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::blobs::{Append, Held, Placed, key};
+use crate::blobs::{KeyLock, PlacedBlob, UploadWriter, key};
 use crate::store::{NewUpload, Tx, UploadRow};
 
 /// How long a request waits for an unresponsive storage.
@@ -44,7 +44,7 @@ impl Registry {
         repository: &Repository,
         algorithm: Option<Algorithm>,
     ) -> Result<UploadStatus, Error> {
-        self.may_push(caller, repository)?;
+        self.check_push(caller, repository)?;
         let row = self.upload_insert(repository, algorithm, false).await?;
         Ok(UploadStatus { id: row.id, offset: 0 })
     }
@@ -58,7 +58,9 @@ impl Registry {
         let id = Uuid::new_v4();
         let store_key = &self.blobs.upload_key(id);
         let algorithm = algorithm.unwrap_or(Algorithm::Sha256);
-        self.store.upload_insert(NewUpload { id, repository, store_key, algorithm, in_one }).await
+        self.store
+            .upload_insert(NewUpload { id, repository, store_key, algorithm, commits_at_once: in_one })
+            .await
     }
 
     /// The offset of an upload.
@@ -80,14 +82,14 @@ impl Registry {
         repository: &Repository,
         id: Uuid,
     ) -> Result<(), Error> {
-        self.may_push(caller, repository)?;
-        self.upload_row_to_end(repository, id).await?;
+        self.check_push(caller, repository)?;
+        self.upload_row_to_remove(repository, id).await?;
         let this = self.clone();
         let repository = repository.clone();
         detached(async move {
-            let _turn = this.upload_turn(id, this.timeouts.cancel_turn).await;
+            let _turn = this.upload_writer_lock(id, this.timeouts.cancel_turn).await;
             // A writer on another replica may save or commit first; after a commit there is no row.
-            while !this.upload_end_soon(this.upload_row_to_end(&repository, id).await?).await? {}
+            while !this.upload_remove_in_time(this.upload_row_to_remove(&repository, id).await?).await? {}
             Ok(())
         })
         .await
@@ -103,7 +105,7 @@ impl Registry {
         chunk: ChunkRange,
         body: Body,
     ) -> Result<UploadStatus, Error> {
-        self.may_push(caller, repository)?;
+        self.check_push(caller, repository)?;
         let (this, repository) = (self.clone(), repository.clone());
         detached(async move {
             let mut writing = this.upload_open(&repository, id, chunk, false).await?;
@@ -113,7 +115,7 @@ impl Registry {
                 Ok(UploadStatus { id, offset: writing.offset })
             };
             let outcome = outcome.await;
-            this.upload_outcome(&repository, outcome).await
+            this.upload_map_outcome(&repository, outcome).await
         })
         .await
     }
@@ -128,20 +130,21 @@ impl Registry {
         body: Body,
         digest: &Digest,
     ) -> Result<BlobInfo, Error> {
-        self.may_push(caller, repository)?;
+        self.check_push(caller, repository)?;
         let (this, repository, digest) = (self.clone(), repository.clone(), digest.clone());
         detached(async move {
             let mut writing = this.upload_open(&repository, id, chunk, true).await?;
-            let outcome = this.upload_close(&repository, &mut writing, chunk, body, Some(digest)).await;
-            this.upload_outcome(&repository, outcome).await
+            let outcome =
+                this.upload_receive_and_commit(&repository, &mut writing, chunk, body, Some(digest)).await;
+            this.upload_map_outcome(&repository, outcome).await
         })
         .await
     }
 
-    async fn upload_close(
+    async fn upload_receive_and_commit(
         &self,
         repository: &Repository,
-        writing: &mut Writing,
+        writing: &mut UploadSession,
         chunk: ChunkRange,
         body: Body,
         expected: Option<Digest>,
@@ -150,13 +153,13 @@ impl Registry {
         self.upload_receive(writing, chunk, body).await?;
         // 2. Check the digest. No later chunk can correct a mismatch.
         let algorithm = expected.as_ref().map_or(Algorithm::Sha256, Digest::algorithm);
-        if !writing.can_tell(algorithm) {
+        if !writing.can_compute_digest(algorithm) {
             // Parts cannot be read until they are one object.
             self.upload_store(writing).await?;
         }
         let digest = writing.digest(algorithm).await?;
         if let Some(expected) = expected.filter(|expected| *expected != digest) {
-            self.upload_forget(writing).await?;
+            self.upload_delete_own(writing).await?;
             return Err(Error::DigestMismatch { expected, got: digest });
         }
         // 3. Make the bytes durable, unless the blob exists, then make the blob visible.
@@ -177,12 +180,12 @@ impl Registry {
         chunk: ChunkRange,
         body: Body,
     ) -> Result<BlobInfo, Error> {
-        self.blob_take(caller, repository, Some(digest.clone()), chunk, body).await
+        self.blob_receive(caller, repository, Some(digest.clone()), chunk, body).await
     }
 
     /// Like [`Registry::blob_put`], for bytes that the server produces, whose digest is known only at the
     /// end.
-    pub(super) async fn blob_make(
+    pub(super) async fn blob_put_produced(
         &self,
         caller: &Caller,
         repository: &Repository,
@@ -190,10 +193,10 @@ impl Registry {
         body: Body,
     ) -> Result<BlobInfo, Error> {
         let chunk = ChunkRange { range: None, length: Some(size) };
-        self.blob_take(caller, repository, None, chunk, body).await
+        self.blob_receive(caller, repository, None, chunk, body).await
     }
 
-    async fn blob_take(
+    async fn blob_receive(
         &self,
         caller: &Caller,
         repository: &Repository,
@@ -201,7 +204,7 @@ impl Registry {
         chunk: ChunkRange,
         body: Body,
     ) -> Result<BlobInfo, Error> {
-        self.may_push(caller, repository)?;
+        self.check_push(caller, repository)?;
         let algorithm = digest.as_ref().map(Digest::algorithm);
         let row = self.upload_insert(repository, algorithm, true).await?;
         let (this, repository) = (self.clone(), repository.clone());
@@ -212,14 +215,14 @@ impl Registry {
                 // No other request knows this upload, so there is nothing to take over.
                 let turn = this.writers.lock(id).await;
                 let mut writing = this.upload_start(row, turn).await?;
-                this.upload_close(&repository, &mut writing, chunk, body, digest).await
+                this.upload_receive_and_commit(&repository, &mut writing, chunk, body, digest).await
             };
             let stored = stored.await;
             if stored.is_err() {
                 // The first error is returned; a remaining session expires.
                 let _turn = this.writers.lock(id).await;
                 if let Ok(Some(row)) = this.store.upload_find(&repository, id).await {
-                    let _ = this.upload_end_soon(row).await;
+                    let _ = this.upload_remove_in_time(row).await;
                 }
             }
             stored
@@ -234,8 +237,8 @@ impl Registry {
         repository: &Repository,
         digest: &Digest,
         bytes: Bytes,
-        lock: &Held<Digest>,
-    ) -> Result<(Placed, Option<UploadRow>), Error> {
+        lock: &KeyLock<Digest>,
+    ) -> Result<(PlacedBlob, Option<UploadRow>), Error> {
         if !self.blobs.is_shared() {
             return Ok((self.blobs.put(Uuid::new_v4(), digest, bytes, lock.guard()).await?, None));
         }
@@ -244,7 +247,7 @@ impl Registry {
             Ok(placed) => Ok((placed, Some(row))),
             Err(error) => {
                 // The first error is returned; a remaining upload expires.
-                let _ = self.upload_end_soon(row).await;
+                let _ = self.upload_remove_in_time(row).await;
                 Err(error)
             }
         }
@@ -252,19 +255,19 @@ impl Registry {
 
     /// Deletes an upload. Returns false if another writer, a commit or a cancellation came first. Once begun
     /// it runs to its end, even if the caller stops waiting.
-    pub(crate) async fn upload_end(&self, row: UploadRow) -> Result<bool, Error> {
+    pub(crate) async fn upload_remove(&self, row: UploadRow) -> Result<bool, Error> {
         let this = self.clone();
         detached(async move {
             if !this.blobs.is_shared() {
                 if !this.store.upload_delete(&row.repository, row.id).await? {
                     return Ok(false);
                 }
-                this.bytes_drop(&row.store_key).await?;
+                this.upload_file_delete(&row.store_key).await?;
                 return Ok(true);
             }
             // From here on every writer fails. The row is deleted last, because it records where the bytes
             // are.
-            let Some(row) = this.store.upload_take_to_end(row.id, row.generation).await? else {
+            let Some(row) = this.store.upload_take_to_remove(row.id, row.generation).await? else {
                 return Ok(false);
             };
             this.blobs.clear(&row, None).await?;
@@ -273,46 +276,50 @@ impl Registry {
         .await
     }
 
-    /// Like `upload_end`, while a client waits: after a timeout the deletion continues in the background.
-    async fn upload_end_soon(&self, row: UploadRow) -> Result<bool, Error> {
-        tokio::time::timeout(self.timeouts.end, self.upload_end(row)).await.map_err(silent)?
+    /// Like `upload_remove`, while a client waits: after a timeout the deletion continues in the background.
+    async fn upload_remove_in_time(&self, row: UploadRow) -> Result<bool, Error> {
+        tokio::time::timeout(self.timeouts.end, self.upload_remove(row)).await.map_err(storage_timeout)?
     }
 
     /// Takes the lock of an upload's only writer in this process. With object storage the database decides
     /// between writers, so the wait is limited.
-    async fn upload_turn(&self, id: Uuid, limit: Duration) -> Result<Held<Uuid>, Error> {
+    async fn upload_writer_lock(&self, id: Uuid, limit: Duration) -> Result<KeyLock<Uuid>, Error> {
         let turn = self.writers.lock(id);
         match self.blobs.is_shared() {
-            true => tokio::time::timeout(limit, turn).await.map_err(silent),
+            true => tokio::time::timeout(limit, turn).await.map_err(storage_timeout),
             false => Ok(turn.await),
         }
     }
 
     /// Deletes the upload of this writer: no later chunk can make it valid, or its bytes are not needed.
-    async fn upload_forget(&self, writing: &Writing) -> Result<(), Error> {
+    async fn upload_delete_own(&self, writing: &UploadSession) -> Result<(), Error> {
         let row = UploadRow { generation: writing.saved.generation, ..writing.row.clone() };
-        self.upload_end_soon(row).await.map(drop)
+        self.upload_remove_in_time(row).await.map(drop)
     }
 
     /// Deletes a file whose upload no longer exists. Once begun it runs to its end, even if the caller stops
     /// waiting.
-    pub(crate) async fn upload_drop(&self, store_key: &str) -> Result<(), Error> {
+    pub(crate) async fn upload_file_delete_detached(&self, store_key: &str) -> Result<(), Error> {
         let (this, store_key) = (self.clone(), store_key.to_owned());
-        detached(async move { this.bytes_drop(&store_key).await }).await
+        detached(async move { this.upload_file_delete(&store_key).await }).await
     }
 
-    async fn bytes_drop(&self, store_key: &str) -> Result<(), Error> {
+    async fn upload_file_delete(&self, store_key: &str) -> Result<(), Error> {
         // A commit may also have linked the file as a blob, and crashed before it wrote the blob's row.
-        if let Some(digest) = self.blobs.placed(store_key).await? {
+        if let Some(digest) = self.blobs.find_linked_blob(store_key).await? {
             let lock = self.digests.lock(digest.clone()).await;
-            self.blob_unplace(&digest, &lock).await?;
+            self.blob_delete_unlisted(&digest, &lock).await?;
         }
         self.blobs.discard(store_key).await;
         Ok(())
     }
 
     /// Deletes a blob's bytes unless the database lists them.
-    pub(super) async fn blob_unplace(&self, digest: &Digest, lock: &Held<Digest>) -> Result<(), Error> {
+    pub(super) async fn blob_delete_unlisted(
+        &self,
+        digest: &Digest,
+        lock: &KeyLock<Digest>,
+    ) -> Result<(), Error> {
         match self.store.blob_live(digest).await? {
             Some(_) => Ok(()),
             None => self.blobs.remove(vec![key::blob(digest)], vec![lock.guard()]).await,
@@ -320,8 +327,8 @@ impl Registry {
     }
 
     /// The row of an upload to delete, even if an earlier attempt to delete it failed.
-    async fn upload_row_to_end(&self, repository: &Repository, id: Uuid) -> Result<UploadRow, Error> {
-        let row = self.store.upload_find_anywhere(id).await?;
+    async fn upload_row_to_remove(&self, repository: &Repository, id: Uuid) -> Result<UploadRow, Error> {
+        let row = self.store.upload_find_any(id).await?;
         row.filter(|row| row.repository == *repository).ok_or(Error::UploadUnknown { id })
     }
 
@@ -336,7 +343,7 @@ impl Registry {
         id: Uuid,
         chunk: ChunkRange,
         to_commit: bool,
-    ) -> Result<Writing, Error> {
+    ) -> Result<UploadSession, Error> {
         // 1. A chunk with a wrong offset must not disturb the current writer.
         let row = self.upload_row(repository, id).await?;
         chunk.fits(&row)?;
@@ -345,34 +352,34 @@ impl Registry {
         //    connection is dead. A writer in this process stops; one on another replica fails at its next
         //    save. Taking over waits for a commit whose response was lost, so from here on it is certain that
         //    there was none.
-        let turn = self.upload_turn(id, self.timeouts.turn).await?;
+        let turn = self.upload_writer_lock(id, self.timeouts.turn).await?;
         let row = self.upload_row(repository, id).await?;
-        let placed = self.blobs.placed(&row.store_key).await?;
+        let placed = self.blobs.find_linked_blob(&row.store_key).await?;
         let row = match self.blobs.is_shared() || placed.is_some() {
-            true => self.store.upload_take(id, row.generation, to_commit).await?,
+            true => self.store.upload_take_over(id, row.generation, to_commit).await?,
             false => Some(row),
         };
         let Some(row) = row else {
-            return self.upload_outcome(repository, Err(Error::UploadUnknown { id })).await;
+            return self.upload_map_outcome(repository, Err(Error::UploadUnknown { id })).await;
         };
         if row.offset != start {
             return Err(Error::UploadConflict { id, offset: row.offset });
         }
         if let Some(digest) = placed {
             let lock = self.digests.lock(digest.clone()).await;
-            self.blob_unplace(&digest, &lock).await?;
+            self.blob_delete_unlisted(&digest, &lock).await?;
         }
         self.upload_start(row, turn).await
     }
 
     /// Opens the bytes and the hash of an upload at its row's offset.
-    async fn upload_start(&self, row: UploadRow, turn: Held<Uuid>) -> Result<Writing, Error> {
+    async fn upload_start(&self, row: UploadRow, turn: KeyLock<Uuid>) -> Result<UploadSession, Error> {
         let file = self.blobs.append(&row).await?;
-        Writing::start(row, file, turn)
+        UploadSession::start(row, file, turn)
     }
 
     /// Distinguishes an upload that another writer advanced from one that no longer exists.
-    async fn upload_outcome<T>(
+    async fn upload_map_outcome<T>(
         &self,
         repository: &Repository,
         outcome: Result<T, Error>,
@@ -385,7 +392,7 @@ impl Registry {
             Err(Error::UploadLost { id }) => {
                 // The rest of it is useless. If the deletion fails, it expires.
                 if let Ok(Some(row)) = self.store.upload_find(repository, id).await {
-                    let _ = self.upload_end_soon(row).await;
+                    let _ = self.upload_remove_in_time(row).await;
                 }
                 Err(Error::UploadLost { id })
             }
@@ -397,7 +404,7 @@ impl Registry {
     async fn upload_commit(
         &self,
         repository: &Repository,
-        writing: &mut Writing,
+        writing: &mut UploadSession,
         digest: &Digest,
     ) -> Result<(), Error> {
         let lock = self.digests.lock(digest.clone()).await;
@@ -408,8 +415,8 @@ impl Registry {
         if let Some((size_bytes, held)) = self.store.blob_live(digest).await? {
             if self.blobs.size(&held).await? != Some(size_bytes) {
                 damaged = Some(held);
-            } else if again!(self.upload_commit_live(repository, writing, digest, &held).await)? {
-                return self.upload_spare(writing).await;
+            } else if retry_on_deadlock!(self.upload_commit_live(repository, writing, digest, &held).await)? {
+                return self.upload_delete_redundant(writing).await;
             }
         }
         // 2. Otherwise the bytes are moved to their final location before the row is written. A crash in
@@ -418,13 +425,15 @@ impl Registry {
         self.upload_store(writing).await?;
         let store_key = self.blobs.place(&writing.file, &writing.row.store_key, digest, lock.guard()).await?;
         let damaged = damaged.as_deref();
-        match again!(self.upload_commit_fresh(repository, writing, digest, &store_key, damaged).await) {
+        match retry_on_deadlock!(
+            self.upload_commit_fresh(repository, writing, digest, &store_key, damaged).await
+        ) {
             Ok(true) => {
-                self.upload_tidy(writing, &store_key).await;
+                self.upload_delete_leftovers(writing, &store_key).await;
                 Ok(())
             }
             // Another replica stored the same content meanwhile.
-            Ok(false) => self.upload_spare(writing).await,
+            Ok(false) => self.upload_delete_redundant(writing).await,
             Err(error) => {
                 // Only if another writer came first is it certain that this commit failed. An object
                 // completed from the parts may belong to that writer as well.
@@ -432,8 +441,8 @@ impl Registry {
                     // The first error is returned; what cannot be undone now is undone when the upload
                     // continues or expires.
                     match &writing.file {
-                        Append::File(_) => drop(self.blob_unplace(digest, &lock).await),
-                        Append::Parts(parts) => {
+                        UploadWriter::File(_) => drop(self.blob_delete_unlisted(digest, &lock).await),
+                        UploadWriter::Parts(parts) => {
                             if let Some(key) = parts.own_object() {
                                 self.blobs.discard(key).await;
                             }
@@ -447,10 +456,10 @@ impl Registry {
 
     /// Deletes the leftovers of an upload whose bytes became a blob. The expiry job deletes what a crash
     /// leaves.
-    async fn upload_tidy(&self, writing: &Writing, store_key: &str) {
+    async fn upload_delete_leftovers(&self, writing: &UploadSession, store_key: &str) {
         match &writing.file {
-            Append::File(_) => self.blobs.discard(&writing.row.store_key).await,
-            Append::Parts(parts) => {
+            UploadWriter::File(_) => self.blobs.discard(&writing.row.store_key).await,
+            UploadWriter::Parts(parts) => {
                 if writing.row.attempts > 1 {
                     // Earlier attempts may have left separate objects.
                     if let Err(error) = self.blobs.clear(&writing.row, Some(store_key)).await {
@@ -465,10 +474,10 @@ impl Registry {
 
     /// Deletes the bytes of an upload whose blob exists already. In object storage its row still records
     /// where they are.
-    async fn upload_spare(&self, writing: &Writing) -> Result<(), Error> {
+    async fn upload_delete_redundant(&self, writing: &UploadSession) -> Result<(), Error> {
         if !writing.has_objects() {
-            self.upload_tidy(writing, "").await;
-        } else if let Err(error) = self.upload_forget(writing).await {
+            self.upload_delete_leftovers(writing, "").await;
+        } else if let Err(error) = self.upload_delete_own(writing).await {
             tracing::warn!(id = %writing.row.id, %error, "failed to delete redundant upload; it will expire");
         }
         Ok(())
@@ -477,7 +486,7 @@ impl Registry {
     async fn upload_commit_live(
         &self,
         repository: &Repository,
-        writing: &Writing,
+        writing: &UploadSession,
         digest: &Digest,
         held: &str,
     ) -> Result<bool, Error> {
@@ -495,7 +504,7 @@ impl Registry {
     async fn upload_commit_fresh(
         &self,
         repository: &Repository,
-        writing: &Writing,
+        writing: &UploadSession,
         digest: &Digest,
         store_key: &str,
         damaged: Option<&str>,
@@ -512,19 +521,19 @@ impl Registry {
         &self,
         mut tx: Tx,
         repository: &Repository,
-        writing: &Writing,
+        writing: &UploadSession,
         digest: &Digest,
         finish: bool,
     ) -> Result<(), Error> {
         tx.link(repository, digest, self.lease_ms()).await?;
         let id = writing.id();
-        if finish && !tx.upload_finish(id, writing.saved.generation).await? {
+        if finish && !tx.upload_delete_committed(id, writing.saved.generation).await? {
             return Err(Error::UploadUnknown { id });
         }
         tx.commit().await
     }
 }
 
-fn silent(elapsed: tokio::time::error::Elapsed) -> Error {
+fn storage_timeout(elapsed: tokio::time::error::Elapsed) -> Error {
     Error::Unavailable { what: "the storage".to_owned(), source: elapsed.into() }
 }

@@ -20,14 +20,14 @@ const MAX_BYTES: usize = 128 * 1024 * 1024;
 /// [`found`](Walk::found). Each manifest is visited once. In `done` it follows everything that it lists, so
 /// that the manifests can be stored in that order; the start is the last.
 pub(super) struct Walk<M> {
-    ahead: Vec<Stop<M>>,
+    ahead: Vec<WalkItem<M>>,
     depth: usize,
     seen: BTreeSet<Digest>,
     bytes: usize,
     pub(super) done: Vec<(M, Manifest)>,
 }
 
-enum Stop<M> {
+enum WalkItem<M> {
     /// A reference to visit, and its depth.
     Wanted(Reference, usize),
     /// A visited manifest; its children are above it on the stack.
@@ -36,7 +36,7 @@ enum Stop<M> {
 
 impl<M> Walk<M> {
     pub(super) fn from(start: Reference) -> Walk<M> {
-        let ahead = vec![Stop::Wanted(start, 1)];
+        let ahead = vec![WalkItem::Wanted(start, 1)];
         Walk { ahead, depth: 0, seen: BTreeSet::new(), bytes: 0, done: Vec::new() }
     }
 
@@ -44,9 +44,9 @@ impl<M> Walk<M> {
     pub(super) fn next(&mut self) -> Option<Reference> {
         loop {
             match self.ahead.pop()? {
-                Stop::Found(found) => self.done.push(*found),
-                Stop::Wanted(Reference::Digest(digest), _) if !self.seen.insert(digest.clone()) => {}
-                Stop::Wanted(reference, depth) => {
+                WalkItem::Found(found) => self.done.push(*found),
+                WalkItem::Wanted(Reference::Digest(digest), _) if !self.seen.insert(digest.clone()) => {}
+                WalkItem::Wanted(reference, depth) => {
                     self.depth = depth;
                     return Some(reference);
                 }
@@ -62,9 +62,9 @@ impl<M> Walk<M> {
     /// Adds the manifest of the last reference: `manifest`, of `len` bytes.
     pub(super) fn found(&mut self, manifest: M, parsed: Manifest, len: usize) -> Result<(), Error> {
         self.bytes = self.bytes.saturating_add(len);
-        let children: Vec<Stop<M>> = parsed
+        let children: Vec<WalkItem<M>> = parsed
             .children()
-            .map(|child| Stop::Wanted(Reference::Digest(child.digest.clone()), self.depth + 1))
+            .map(|child| WalkItem::Wanted(Reference::Digest(child.digest.clone()), self.depth + 1))
             .collect();
         if (self.depth == MAX_DEPTH && !children.is_empty())
             || self.seen.len() > MAX_MANIFESTS
@@ -76,7 +76,7 @@ impl<M> Walk<M> {
                 limit_bytes: MAX_BYTES,
             });
         }
-        self.ahead.push(Stop::Found(Box::new((manifest, parsed))));
+        self.ahead.push(WalkItem::Found(Box::new((manifest, parsed))));
         self.ahead.extend(children);
         Ok(())
     }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_comes_before_what_lists_it_and_once() {
+    fn children_come_before_their_index_and_once() {
         assert_eq!(walk(&[("a", &[])], 1).unwrap(), ["a"]);
         // `b` is listed twice by one, and again further down.
         let dag: [(_, &[&str]); 4] =
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_leads_on_without_end_is_refused() {
+    fn an_index_beyond_the_limits_is_rejected() {
         let names = ["1", "2", "3", "4", "5", "6", "7", "8", "9"];
         let chain: Vec<(&'static str, &[&str])> = names
             .iter()

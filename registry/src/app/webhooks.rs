@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::config::hide_password;
-use crate::store::{Delivery, Tx, Unreferenced, Why, now_ms};
+use crate::config::redact_url;
+use crate::store::{Delivery, RemovalCause, Tx, UnreferencedContent, now_ms};
 use crate::webhooks::{Event, Webhook};
 
 /// An event that a target has not accepted.
@@ -34,7 +34,7 @@ impl Registry {
     /// Stores `event` for every target that subscribes to it, in the transaction of the change.
     pub(super) async fn announce(&self, tx: &mut Tx, event: Event<'_>) -> Result<(), Error> {
         let wanting: Vec<&Webhook> =
-            self.config.webhook.iter().filter(|webhook| webhook.wants(&event)).collect();
+            self.config.webhook.iter().filter(|webhook| webhook.matches_event(&event)).collect();
         if wanting.is_empty() {
             return Ok(());
         }
@@ -74,20 +74,20 @@ impl Registry {
 
     /// Removes manifests with their tags, and announces it. The time with each manifest starts the grace
     /// period of its content. Returns how many existed. The repositories are locked.
-    pub(super) async fn manifests_take_away(
+    pub(super) async fn manifests_remove(
         &self,
         tx: &mut Tx,
-        manifests: &[Unreferenced],
-        why: &Why,
+        manifests: &[UnreferencedContent],
+        why: &RemovalCause,
     ) -> Result<u64, Error> {
         let mut tags = Vec::new();
         if !self.config.webhook.is_empty() {
             for (repository, digest, _) in manifests {
-                tags.push((repository, digest, tx.tags_naming(repository, digest).await?));
+                tags.push((repository, digest, tx.tags_of_manifest(repository, digest).await?));
             }
         }
         let gone = tx.manifests_delete(manifests, why).await?;
-        let reason = why.reason.word();
+        let reason = why.reason.as_str();
         for (repository, digest, tags) in &tags {
             if gone.iter().any(|(r, d, _)| (r, d) == (*repository, *digest)) {
                 self.announce(tx, Event::Delete { repository, digest, tags, reason }).await?;
@@ -126,10 +126,10 @@ impl Registry {
     /// Delivers an event at once, even an abandoned one. Returns false if there is none.
     pub async fn webhook_retry(&self, caller: &Caller, id: Uuid) -> Result<bool, Error> {
         allow(caller, Action::Administer, Target::Server)?;
-        self.store.delivery_again(&id.to_string(), now_ms()).await
+        self.store.delivery_redeliver(&id.to_string(), now_ms()).await
     }
 }
 
 fn without_credentials(target: &str) -> String {
-    target.parse().map(|url: Url| hide_password(&url).into()).unwrap_or_default()
+    target.parse().map(|url: Url| redact_url(&url).into()).unwrap_or_default()
 }

@@ -93,7 +93,7 @@ impl WorkerTable {
 /// This replica's table, and the heartbeats that it has not written yet.
 #[derive(Default)]
 pub(super) struct Workers {
-    last: Mutex<Last>,
+    last: Mutex<LastRead>,
     /// One caller reads the table for all that wait for it.
     reading: tokio::sync::Mutex<()>,
     /// Counts the changes of this replica, so that its next request sees them.
@@ -102,7 +102,7 @@ pub(super) struct Workers {
 }
 
 #[derive(Clone, Default)]
-struct Last {
+struct LastRead {
     table: Arc<WorkerTable>,
     /// When it was read, and with which changes.
     read: Option<(Instant, u64)>,
@@ -111,7 +111,7 @@ struct Last {
 }
 
 impl Workers {
-    fn last(&self) -> Last {
+    fn last(&self) -> LastRead {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -138,7 +138,7 @@ impl Workers {
                 let table = Arc::new(table);
                 let read = Some((Instant::now(), changes));
                 *self.last.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Last { table: table.clone(), read, full };
+                    LastRead { table: table.clone(), read, full };
                 Ok(table)
             }
             Err(error @ Error::Unavailable { .. })
@@ -151,7 +151,7 @@ impl Workers {
         }
     }
 
-    async fn read(&self, store: &Store, last: &Last) -> Result<(WorkerTable, Option<Instant>), Error> {
+    async fn read(&self, store: &Store, last: &LastRead) -> Result<(WorkerTable, Option<Instant>), Error> {
         let is_full = last.full.is_none_or(|at| at.elapsed() >= FULL_INTERVAL);
         let full = if is_full { Some(Instant::now()) } else { last.full };
         let states = store.worker_states(ABSENT_AFTER).await?;

@@ -178,7 +178,7 @@ impl Registry {
     }
 
     /// Which of the worker and the model that this process waits for are still missing.
-    pub(super) async fn awaited_missing(&self) -> Vec<String> {
+    pub(super) async fn list_missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
         // A worker of an earlier run may still be listed; it does not count.
         let is_new = |worker: &Worker| worker.registered_at >= self.opened_at;
@@ -188,7 +188,7 @@ impl Registry {
             missing.push("no worker is attached yet".to_owned());
         }
         if let Some(model) = &self.config().wait_for_model
-            && !matches!(self.model_named(model).await, Ok(Some(_)))
+            && !matches!(self.model_resolve_setting(model).await, Ok(Some(_)))
         {
             missing.push(format!("model {model} is not imported yet"));
         }
@@ -198,7 +198,9 @@ impl Registry {
     /// With a shared secret, every worker that has it may join; without one, only workers on this machine.
     fn worker_may_join(&self, proof: JoinProof<'_>) -> Result<(), Error> {
         match &self.config().worker_token {
-            Some(expected) if proof.token.is_some_and(|token| same(token, expected.expose())) => Ok(()),
+            Some(expected) if proof.token.is_some_and(|token| eq_constant_time(token, expected.expose())) => {
+                Ok(())
+            }
             Some(_) => Err(Error::Unauthorized),
             None if proof.is_local => Ok(()),
             None => Err(Error::Denied),
@@ -207,7 +209,7 @@ impl Registry {
 }
 
 /// Compares in constant time, which does not reveal the position of the first difference.
-fn same(a: &str, b: &str) -> bool {
+fn eq_constant_time(a: &str, b: &str) -> bool {
     let different = a.bytes().zip(b.bytes()).fold(0, |seen, (a, b)| seen | (a ^ b));
     a.len() == b.len() && std::hint::black_box(different) == 0
 }

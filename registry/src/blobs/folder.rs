@@ -20,7 +20,7 @@ use uuid::Uuid;
 #[cfg(test)]
 use super::testing_folder as testing;
 use super::writer::{self, AppendFile, WriteLimit};
-use super::{BlobStream, Guard, Listed, key};
+use super::{BlobStream, KeyGuard, ListedObject, key};
 use crate::{Config, Error};
 
 /// Read-ahead of a download: large enough to be fast, small enough for hundreds at once.
@@ -123,7 +123,7 @@ impl Folder {
         &self,
         upload_key: &str,
         digest: &Digest,
-        guard: Guard,
+        guard: KeyGuard,
     ) -> Result<String, Error> {
         let key = key::blob(digest);
         let (from, to) = (self.path(upload_key), self.path(&key));
@@ -143,7 +143,7 @@ impl Folder {
         &self,
         digest: &Digest,
         bytes: Bytes,
-        guard: Guard,
+        guard: KeyGuard,
     ) -> Result<(String, String), Error> {
         let (key, temporary) = (key::blob(digest), key::temporary(Uuid::now_v7()));
         let (from, to) = (self.path(&temporary), self.path(&key));
@@ -186,7 +186,7 @@ impl Folder {
 
     /// Removes the files at these keys, if they exist, and returns once that is durable. `guards` are those
     /// of the keys' digests.
-    pub(crate) async fn remove(&self, keys: Vec<String>, guards: Vec<Guard>) -> Result<(), Error> {
+    pub(crate) async fn remove(&self, keys: Vec<String>, guards: Vec<KeyGuard>) -> Result<(), Error> {
         let paths: Vec<PathBuf> = keys.iter().map(|key| self.path(key)).collect();
         blocking("failed to remove files", move || {
             let _guards = guards;
@@ -220,12 +220,12 @@ impl Folder {
     }
 
     /// Every key under a prefix with its size and its modification time.
-    pub(crate) fn list(&self, prefix: &str) -> BoxStream<'static, Result<Listed, Error>> {
+    pub(crate) fn list(&self, prefix: &str) -> BoxStream<'static, Result<ListedObject, Error>> {
         let prefix = object_store::path::Path::from(prefix);
         self.0
             .store
             .list(Some(&prefix))
-            .map_ok(|meta| Listed {
+            .map_ok(|meta| ListedObject {
                 key: meta.location.to_string(),
                 size_bytes: meta.size,
                 modified_ms: meta.last_modified.timestamp_millis(),

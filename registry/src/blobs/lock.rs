@@ -16,19 +16,19 @@ pub(crate) struct Locks<K: Hash + Eq + Clone>(Slots<K>);
 struct Slot {
     turn: Arc<tokio::sync::Mutex<()>>,
     /// Counts the callers that requested this key.
-    arrivals: watch::Sender<u64>,
+    contenders: watch::Sender<u64>,
     /// How many of them hold it or wait.
-    here: usize,
+    holders_and_waiters: usize,
 }
 
-/// An acquired lock. The next caller gets it when this and every [`Guard`] of it are dropped.
-pub(crate) struct Held<K: Hash + Eq + Clone> {
-    lock: Arc<Locked<K>>,
+/// An acquired lock. The next caller gets it when this and every [`KeyGuard`] of it are dropped.
+pub(crate) struct KeyLock<K: Hash + Eq + Clone> {
+    lock: Arc<KeyLockInner<K>>,
     arrivals: watch::Receiver<u64>,
     ticket: u64,
 }
 
-struct Locked<K: Hash + Eq + Clone> {
+struct KeyLockInner<K: Hash + Eq + Clone> {
     _turn: OwnedMutexGuard<()>,
     _entry: Entry<K>,
 }
@@ -36,7 +36,7 @@ struct Locked<K: Hash + Eq + Clone> {
 /// Keeps a key locked while file work runs under its lock. That work cannot be cancelled. Without its own
 /// guard it would continue after the future that started it, and with it the lock, was dropped.
 #[derive(Clone)]
-pub(crate) struct Guard(#[allow(dead_code, reason = "held, not read")] Arc<dyn Any + Send + Sync>);
+pub(crate) struct KeyGuard(#[allow(dead_code, reason = "held, not read")] Arc<dyn Any + Send + Sync>);
 
 /// Keeps the map's slot while any caller holds the lock or waits.
 struct Entry<K: Hash + Eq + Clone> {
@@ -52,29 +52,29 @@ impl<K: Hash + Eq + Clone> Default for Locks<K> {
 
 impl<K: Hash + Eq + Clone> Locks<K> {
     /// Waits for the key. The current holder is notified through `superseded`.
-    pub(crate) async fn lock(&self, key: K) -> Held<K> {
+    pub(crate) async fn lock(&self, key: K) -> KeyLock<K> {
         let (turn, arrivals, ticket) = {
             let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let slot = slots.entry(key.clone()).or_insert_with(|| Slot {
                 turn: Arc::default(),
-                arrivals: watch::Sender::new(0),
-                here: 0,
+                contenders: watch::Sender::new(0),
+                holders_and_waiters: 0,
             });
-            slot.here += 1;
-            slot.arrivals.send_modify(|arrivals| *arrivals += 1);
-            let arrivals = slot.arrivals.subscribe();
+            slot.holders_and_waiters += 1;
+            slot.contenders.send_modify(|arrivals| *arrivals += 1);
+            let arrivals = slot.contenders.subscribe();
             let ticket = *arrivals.borrow();
             (slot.turn.clone(), arrivals, ticket)
         };
         let entry = Entry { slots: self.0.clone(), key };
-        let lock = Arc::new(Locked { _turn: turn.lock_owned().await, _entry: entry });
-        Held { lock, arrivals, ticket }
+        let lock = Arc::new(KeyLockInner { _turn: turn.lock_owned().await, _entry: entry });
+        KeyLock { lock, arrivals, ticket }
     }
 }
 
-impl<K: Hash + Eq + Clone> Held<K> {
+impl<K: Hash + Eq + Clone> KeyLock<K> {
     /// Resolves when another caller wants the key.
-    pub(crate) async fn superseded(&mut self) {
+    pub(crate) async fn wait_for_contender(&mut self) {
         let ticket = self.ticket;
         if self.arrivals.wait_for(|arrivals| *arrivals > ticket).await.is_err() {
             // The sender exists as long as our own entry. Without it no other caller can arrive.
@@ -83,9 +83,9 @@ impl<K: Hash + Eq + Clone> Held<K> {
     }
 }
 
-impl<K: Hash + Eq + Clone + Send + Sync + 'static> Held<K> {
-    pub(crate) fn guard(&self) -> Guard {
-        Guard(self.lock.clone())
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> KeyLock<K> {
+    pub(crate) fn guard(&self) -> KeyGuard {
+        KeyGuard(self.lock.clone())
     }
 }
 
@@ -93,8 +93,8 @@ impl<K: Hash + Eq + Clone> Drop for Entry<K> {
     fn drop(&mut self) {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(slot) = slots.get_mut(&self.key) else { return };
-        slot.here -= 1;
-        if slot.here == 0 {
+        slot.holders_and_waiters -= 1;
+        if slot.holders_and_waiters == 0 {
             slots.remove(&self.key);
         }
     }
@@ -107,18 +107,18 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_at_a_time_and_the_holder_learns() {
+    async fn one_holder_at_a_time_is_notified_of_contenders() {
         let locks = Locks::default();
         let mut first = locks.lock("a").await;
         let other = locks.lock("b").await;
-        assert!(first.superseded().now_or_never().is_none());
+        assert!(first.wait_for_contender().now_or_never().is_none());
 
         let mut waiting = Box::pin(locks.lock("a"));
         assert!(futures::poll!(&mut waiting).is_pending());
-        first.superseded().await;
+        first.wait_for_contender().await;
         drop(first);
         let mut second = waiting.await;
-        assert!(second.superseded().now_or_never().is_none());
+        assert!(second.wait_for_contender().now_or_never().is_none());
 
         // A cancelled waiter leaves no slot behind.
         let mut given_up = Box::pin(locks.lock("a"));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn nothing_stays_of_turns_that_end_at_once() {
+    async fn short_locks_leave_no_slots() {
         let locks = Arc::new(Locks::default());
         let turns = (0..8).map(|_| {
             let locks = locks.clone();

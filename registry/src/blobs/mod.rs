@@ -25,17 +25,17 @@ use lode_model::digest::{Algorithm, Digest};
 use url::Url;
 use uuid::Uuid;
 
-use crate::metrics::storage;
+use crate::metrics::measure_storage;
 use crate::store::{UploadProgress, UploadRow};
 use crate::{Config, Error};
 
 use folder::Folder;
-pub(crate) use lock::{Guard, Held, Locks};
+pub(crate) use lock::{KeyGuard, KeyLock, Locks};
 #[cfg(test)]
 pub(crate) use remote::testing;
 use remote::{PartWriter, Remote};
-pub use take::Take;
-pub(crate) use take::{lock_target, root_of, take};
+pub use take::BackupMode;
+pub(crate) use take::{blob_root, lock_target, take};
 use writer::AppendFile;
 pub(crate) use writer::WriteLimit;
 
@@ -44,13 +44,13 @@ pub type BlobStream = BoxStream<'static, std::io::Result<Bytes>>;
 
 #[derive(Clone)]
 pub(crate) struct Blobs {
-    room: Room,
+    backend: Backend,
     /// Locks the data folder against other servers, unless it is unused.
     _lock: Option<Arc<File>>,
 }
 
 #[derive(Clone)]
-enum Room {
+enum Backend {
     Folder(Folder),
     Remote(Remote),
 }
@@ -64,34 +64,34 @@ impl Blobs {
         if lock.is_some() {
             folder::warn_if_shared(&config.data);
         }
-        let folder = |root: &Path| Folder::open(root.to_owned(), config, write_limit).map(Room::Folder);
+        let folder = |root: &Path| Folder::open(root.to_owned(), config, write_limit).map(Backend::Folder);
         let room = match &config.storage {
             None => folder(&config.data)?,
             Some(url) if url.scheme() == "file" => folder(&folder::folder_of(url)?)?,
-            Some(url) => Room::Remote(Remote::open(url, config)?),
+            Some(url) => Backend::Remote(Remote::open(url, config)?),
         };
-        Ok(Blobs { room, _lock: lock })
+        Ok(Blobs { backend: room, _lock: lock })
     }
 
     /// Whether it is object storage, which any number of servers share.
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.room, Room::Remote(_))
+        matches!(self.backend, Backend::Remote(_))
     }
 
     /// Fails if the storage is misconfigured, for example if the bucket does not exist. One that is only
     /// unreachable is accepted.
     pub(crate) async fn check(&self) -> Result<(), Error> {
-        match &self.room {
-            Room::Folder(_) => Ok(()),
-            Room::Remote(remote) => remote.check().await,
+        match &self.backend {
+            Backend::Folder(_) => Ok(()),
+            Backend::Remote(remote) => remote.check().await,
         }
     }
 
     /// Checks that the storage is accessible.
     pub(crate) async fn ping(&self) -> Result<(), Error> {
-        match &self.room {
-            Room::Folder(folder) => folder.ping().await,
-            Room::Remote(remote) => remote.ping().await,
+        match &self.backend {
+            Backend::Folder(folder) => folder.ping().await,
+            Backend::Remote(remote) => remote.ping().await,
         }
     }
 
@@ -101,66 +101,68 @@ impl Blobs {
             // object_store rejects empty ranges, and an empty blob has no other range.
             return Ok(stream::empty().boxed());
         }
-        match &self.room {
-            Room::Folder(folder) => storage("read", folder.read(key, range)).await,
-            Room::Remote(remote) => storage("read", remote.read(key, range)).await,
+        match &self.backend {
+            Backend::Folder(folder) => measure_storage("read", folder.read(key, range)).await,
+            Backend::Remote(remote) => measure_storage("read", remote.read(key, range)).await,
         }
     }
 
     /// A presigned URL for these bytes, if the storage supports one.
     pub(crate) async fn signed_url(&self, key: &str) -> Result<Option<Url>, Error> {
-        match &self.room {
-            Room::Folder(_) => Ok(None),
-            Room::Remote(remote) => remote.signed_url(key).await,
+        match &self.backend {
+            Backend::Folder(_) => Ok(None),
+            Backend::Remote(remote) => remote.signed_url(key).await,
         }
     }
 
     /// The file at a key, if the storage is a folder.
     pub(crate) async fn file(&self, key: &str, size_bytes: u64) -> Result<Option<File>, Error> {
-        match &self.room {
-            Room::Folder(folder) => folder.file(key, size_bytes).await.map(Some),
-            Room::Remote(_) => Ok(None),
+        match &self.backend {
+            Backend::Folder(folder) => folder.file(key, size_bytes).await.map(Some),
+            Backend::Remote(_) => Ok(None),
         }
     }
 
     /// The size of the object at a key, if it exists.
     pub(crate) async fn size(&self, key: &str) -> Result<Option<u64>, Error> {
-        match &self.room {
-            Room::Folder(folder) => storage("size", folder.size(key)).await,
-            Room::Remote(remote) => storage("size", remote.size(key)).await,
+        match &self.backend {
+            Backend::Folder(folder) => measure_storage("size", folder.size(key)).await,
+            Backend::Remote(remote) => measure_storage("size", remote.size(key)).await,
         }
     }
 
     /// Every key under a prefix with its size and its modification time.
-    pub(crate) fn list(&self, prefix: &str) -> BoxStream<'static, Result<Listed, Error>> {
-        match &self.room {
-            Room::Folder(folder) => folder.list(prefix),
-            Room::Remote(remote) => remote.list(prefix),
+    pub(crate) fn list(&self, prefix: &str) -> BoxStream<'static, Result<ListedObject, Error>> {
+        match &self.backend {
+            Backend::Folder(folder) => folder.list(prefix),
+            Backend::Remote(remote) => remote.list(prefix),
         }
     }
 
     /// Removes the objects at these keys, if they exist, and returns once that is durable. `guards` are those
     /// of the digests whose bytes these are.
-    pub(crate) async fn remove(&self, keys: Vec<String>, guards: Vec<Guard>) -> Result<(), Error> {
-        match &self.room {
-            Room::Folder(folder) => storage("remove", folder.remove(keys, guards)).await,
-            Room::Remote(remote) => storage("remove", remote.remove(keys)).await,
+    pub(crate) async fn remove(&self, keys: Vec<String>, guards: Vec<KeyGuard>) -> Result<(), Error> {
+        match &self.backend {
+            Backend::Folder(folder) => measure_storage("remove", folder.remove(keys, guards)).await,
+            Backend::Remote(remote) => measure_storage("remove", remote.remove(keys)).await,
         }
     }
 
     /// The key of an upload's bytes, for its row.
     pub(crate) fn upload_key(&self, id: Uuid) -> String {
-        match &self.room {
-            Room::Folder(_) => key::upload(id),
-            Room::Remote(_) => key::objects(id),
+        match &self.backend {
+            Backend::Folder(_) => key::upload(id),
+            Backend::Remote(_) => key::objects(id),
         }
     }
 
     /// Opens an upload's bytes at the offset of its row.
-    pub(crate) async fn append(&self, row: &UploadRow) -> Result<Append, Error> {
-        Ok(match &self.room {
-            Room::Folder(folder) => Append::File(folder.append(&row.store_key, row.offset).await?),
-            Room::Remote(remote) => Append::Parts(Box::new(PartWriter::open(remote.clone(), row).await?)),
+    pub(crate) async fn append(&self, row: &UploadRow) -> Result<UploadWriter, Error> {
+        Ok(match &self.backend {
+            Backend::Folder(folder) => UploadWriter::File(folder.append(&row.store_key, row.offset).await?),
+            Backend::Remote(remote) => {
+                UploadWriter::Parts(Box::new(PartWriter::open(remote.clone(), row).await?))
+            }
         })
     }
 
@@ -168,17 +170,19 @@ impl Blobs {
     /// too, until it is removed.
     pub(crate) async fn place(
         &self,
-        upload: &Append,
+        upload: &UploadWriter,
         row_key: &str,
         digest: &Digest,
-        guard: Guard,
+        guard: KeyGuard,
     ) -> Result<String, Error> {
-        match (&self.room, upload) {
-            (Room::Folder(folder), _) => storage("place", folder.place(row_key, digest, guard)).await,
-            (Room::Remote(_), Append::Parts(parts)) => {
+        match (&self.backend, upload) {
+            (Backend::Folder(folder), _) => {
+                measure_storage("place", folder.place(row_key, digest, guard)).await
+            }
+            (Backend::Remote(_), UploadWriter::Parts(parts)) => {
                 parts.key().map(str::to_owned).ok_or(Error::Interrupted)
             }
-            (Room::Remote(_), Append::File(_)) => Err(Error::Interrupted),
+            (Backend::Remote(_), UploadWriter::File(_)) => Err(Error::Interrupted),
         }
     }
 
@@ -188,30 +192,32 @@ impl Blobs {
         id: Uuid,
         digest: &Digest,
         bytes: Bytes,
-        guard: Guard,
-    ) -> Result<Placed, Error> {
-        Ok(match &self.room {
-            Room::Folder(folder) => {
-                let (key, temporary) = storage("put", folder.put(digest, bytes, guard)).await?;
-                Placed { key, temporary: Some(temporary) }
+        guard: KeyGuard,
+    ) -> Result<PlacedBlob, Error> {
+        Ok(match &self.backend {
+            Backend::Folder(folder) => {
+                let (key, temporary) = measure_storage("put", folder.put(digest, bytes, guard)).await?;
+                PlacedBlob { key, temporary: Some(temporary) }
             }
-            Room::Remote(remote) => Placed { key: remote.put_whole(id, bytes).await?, temporary: None },
+            Backend::Remote(remote) => {
+                PlacedBlob { key: remote.put_whole(id, bytes).await?, temporary: None }
+            }
         })
     }
 
     /// The blob that an upload's bytes are already linked as, if a crash interrupted the commit.
-    pub(crate) async fn placed(&self, upload_key: &str) -> Result<Option<Digest>, Error> {
-        match &self.room {
-            Room::Folder(folder) => folder.placed(upload_key).await,
-            Room::Remote(_) => Ok(None),
+    pub(crate) async fn find_linked_blob(&self, upload_key: &str) -> Result<Option<Digest>, Error> {
+        match &self.backend {
+            Backend::Folder(folder) => folder.placed(upload_key).await,
+            Backend::Remote(_) => Ok(None),
         }
     }
 
     /// Deletes an unreferenced object. If that fails, the purge deletes it.
     pub(crate) async fn discard(&self, key: &str) {
-        match &self.room {
-            Room::Folder(folder) => folder.discard(key).await,
-            Room::Remote(remote) => {
+        match &self.backend {
+            Backend::Folder(folder) => folder.discard(key).await,
+            Backend::Remote(remote) => {
                 if let Err(error) = remote.remove(vec![key.to_owned()]).await {
                     tracing::warn!(
                         key,
@@ -225,9 +231,9 @@ impl Blobs {
 
     /// Removes all objects of an upload from object storage, except the one that became a blob.
     pub(crate) async fn clear(&self, row: &UploadRow, keep: Option<&str>) -> Result<(), Error> {
-        match &self.room {
-            Room::Folder(_) => Ok(()),
-            Room::Remote(remote) => remote.clear(row, keep).await,
+        match &self.backend {
+            Backend::Folder(_) => Ok(()),
+            Backend::Remote(remote) => remote.clear(row, keep).await,
         }
     }
 }
@@ -239,20 +245,20 @@ fn is_data_used(config: &Config) -> bool {
 }
 
 /// A small blob's key and, in a folder, the temporary name of its bytes.
-pub(crate) struct Placed {
+pub(crate) struct PlacedBlob {
     pub(crate) key: String,
     pub(crate) temporary: Option<String>,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Listed {
+pub(crate) struct ListedObject {
     pub(crate) key: String,
     pub(crate) size_bytes: u64,
     pub(crate) modified_ms: i64,
 }
 
 /// An upload's bytes, open for appending.
-pub(crate) enum Append {
+pub(crate) enum UploadWriter {
     File(AppendFile),
     Parts(Box<PartWriter>),
 }
@@ -266,27 +272,27 @@ pub(crate) struct Checkpoint {
     pub(crate) obsolete: Option<String>,
 }
 
-impl Append {
+impl UploadWriter {
     /// How many bytes may be written in one call after `len` more bytes.
-    pub(crate) fn room_after(&self, len: u64) -> u64 {
+    pub(crate) fn writable_after(&self, len: u64) -> u64 {
         match self {
-            Append::File(_) => u64::MAX,
-            Append::Parts(parts) => parts.room_after(len),
+            UploadWriter::File(_) => u64::MAX,
+            UploadWriter::Parts(parts) => parts.room_after(len),
         }
     }
 
     /// Writes the pieces in order, starting at `offset`.
     pub(crate) async fn write(&mut self, offset: u64, pieces: Arc<Vec<Bytes>>) -> Result<(), Error> {
         match self {
-            Append::File(file) => storage("write", file.write(offset, pieces)).await,
-            Append::Parts(parts) => parts.write(&pieces),
+            UploadWriter::File(file) => measure_storage("write", file.write(offset, pieces)).await,
+            UploadWriter::Parts(parts) => parts.write(&pieces),
         }
     }
 
     /// The part writer, if a complete part is ready to send. Object storage only.
     pub(crate) fn whole_part(&mut self) -> Option<&mut PartWriter> {
         match self {
-            Append::Parts(parts) if parts.is_whole() => Some(parts),
+            UploadWriter::Parts(parts) if parts.is_whole() => Some(parts),
             _ => None,
         }
     }
@@ -294,14 +300,14 @@ impl Append {
     /// Whether the upload accepts no more bytes, because a commit has begun and may be complete in the
     /// storage.
     pub(crate) fn is_sealed(&self) -> bool {
-        matches!(self, Append::Parts(parts) if parts.is_sealed())
+        matches!(self, UploadWriter::Parts(parts) if parts.is_sealed())
     }
 
     /// Whether a checkpoint has no extra cost here.
-    pub(crate) fn is_at_rest(&self) -> bool {
+    pub(crate) fn is_checkpoint_free(&self) -> bool {
         match self {
-            Append::File(_) => true,
-            Append::Parts(parts) => parts.is_at_boundary(),
+            UploadWriter::File(_) => true,
+            UploadWriter::Parts(parts) => parts.is_at_boundary(),
         }
     }
 
@@ -315,12 +321,14 @@ impl Append {
             Parts(P),
         }
         let durable = match self {
-            Append::File(file) => Durable::File(file.clone()),
-            Append::Parts(parts) => Durable::Parts(parts.checkpoint(generation)),
+            UploadWriter::File(file) => Durable::File(file.clone()),
+            UploadWriter::Parts(parts) => Durable::Parts(parts.checkpoint(generation)),
         };
         async move {
             match durable {
-                Durable::File(file) => storage("sync", file.save()).await.map(|()| Checkpoint::default()),
+                Durable::File(file) => {
+                    measure_storage("sync", file.save()).await.map(|()| Checkpoint::default())
+                }
                 Durable::Parts(parts) => parts.await,
             }
         }
@@ -329,17 +337,17 @@ impl Append {
     /// Discards the bytes after `offset`.
     pub(crate) async fn truncate(&self, offset: u64) -> Result<(), Error> {
         match self {
-            Append::File(file) => file.truncate(offset).await,
+            UploadWriter::File(file) => file.truncate(offset).await,
             // Bytes after the last saved part are not stored yet.
-            Append::Parts(_) => Ok(()),
+            UploadWriter::Parts(_) => Ok(()),
         }
     }
 
     /// Reads the first `len` bytes again, for a digest that was not announced at the start.
     pub(crate) async fn digest(&self, len: u64, algorithm: Algorithm) -> Result<Digest, Error> {
         match self {
-            Append::File(file) => file.digest(len, algorithm).await,
-            Append::Parts(parts) => parts.digest(len, algorithm).await,
+            UploadWriter::File(file) => file.digest(len, algorithm).await,
+            UploadWriter::Parts(parts) => parts.digest(len, algorithm).await,
         }
     }
 }

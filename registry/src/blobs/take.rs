@@ -10,7 +10,7 @@ use crate::{Config, Error};
 
 /// How a backup transfers blobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Take {
+pub enum BackupMode {
     /// Copies the bytes, so that they survive the loss of the original.
     #[default]
     Copy,
@@ -19,7 +19,7 @@ pub enum Take {
 }
 
 /// The folder of a server's blobs.
-pub(crate) fn root_of(config: &Config) -> Result<PathBuf, Error> {
+pub(crate) fn blob_root(config: &Config) -> Result<PathBuf, Error> {
     match &config.storage {
         None => Ok(config.data.clone()),
         Some(url) if url.scheme() == "file" => folder_of(url),
@@ -42,7 +42,7 @@ pub(crate) fn take(
     to: &Path,
     key: &str,
     size_bytes: u64,
-    how: Take,
+    how: BackupMode,
 ) -> io::Result<Option<bool>> {
     let (source, target) = (from.join(key), to.join(key));
     if std::fs::metadata(&target).is_ok_and(|there| there.len() == size_bytes) {
@@ -57,8 +57,8 @@ pub(crate) fn take(
         _ => {}
     }
     let taken = match how {
-        Take::Link => std::fs::hard_link(&source, &fresh),
-        Take::Copy => std::fs::copy(&source, &fresh).and_then(|_| File::open(&fresh)?.sync_all()),
+        BackupMode::Link => std::fs::hard_link(&source, &fresh),
+        BackupMode::Copy => std::fs::copy(&source, &fresh).and_then(|_| File::open(&fresh)?.sync_all()),
     };
     match taken {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_upload_goes_on_where_it_was_saved() {
+    async fn an_upload_resumes_at_the_saved_offset() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("upload");
         let file = AppendFile::open(&path, 0, WriteLimit::default()).expect("open");

@@ -4,7 +4,7 @@
 //! load.
 
 /// How many workers a request is tried on.
-pub(crate) const TRIES: usize = 4;
+pub(crate) const MAX_TRIES: usize = 4;
 
 /// Candidate workers, as positions in the worker table: a list, or all of the table.
 pub(crate) enum Class<'a> {
@@ -28,7 +28,7 @@ impl Class<'_> {
     }
 }
 
-/// The workers to try, in order: at most `TRIES`, starting with the first class. `random(n)` is below `n`. Of
+/// The workers to try, in order: at most `MAX_TRIES`, starting with the first class. `random(n)` is below `n`. Of
 /// two workers the one with the smaller load is tried first. The cost does not depend on the number of
 /// workers.
 pub(crate) fn by_preference<L: Ord>(
@@ -36,10 +36,10 @@ pub(crate) fn by_preference<L: Ord>(
     mut random: impl FnMut(usize) -> usize,
     load: impl Fn(usize) -> L,
 ) -> Vec<usize> {
-    let mut chosen: Vec<usize> = Vec::with_capacity(TRIES);
+    let mut chosen: Vec<usize> = Vec::with_capacity(MAX_TRIES);
     for class in classes {
         // Twice as many as needed, so that each is chosen from two, plus as many as may be chosen already.
-        let wanted = 2 * (TRIES - chosen.len()) + chosen.len();
+        let wanted = 2 * (MAX_TRIES - chosen.len()) + chosen.len();
         let mut sample = sample(class.len(), wanted, &mut random)
             .into_iter()
             .map(|at| class.place(at))
@@ -51,12 +51,12 @@ pub(crate) fn by_preference<L: Ord>(
             let (better, worse) = if load(other) < load(kept) { (other, kept) } else { (kept, other) };
             chosen.push(better);
             kept = worse;
-            if chosen.len() == TRIES {
+            if chosen.len() == MAX_TRIES {
                 return chosen;
             }
         }
         chosen.push(kept);
-        if chosen.len() == TRIES {
+        if chosen.len() == MAX_TRIES {
             return chosen;
         }
     }
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn tries_are_capped_and_different() {
-        for (count, expect) in [(0, 0), (1, 1), (3, 3), (4, 4), (10_000, TRIES)] {
+        for (count, expect) in [(0, 0), (1, 1), (3, 3), (4, 4), (10_000, MAX_TRIES)] {
             for seed in 0..50 {
                 let mut chosen = by_preference(&[Class::All(count)], random(seed), |at| at);
                 assert_eq!(chosen.len(), expect);

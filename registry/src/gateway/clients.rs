@@ -12,7 +12,7 @@ use super::GatewayError;
 pub(super) struct Clients {
     in_progress: Arc<Mutex<HashMap<IpAddr, usize>>>,
     /// 0 means no limit.
-    most: usize,
+    max_requests: usize,
 }
 
 /// A request in progress, until it is dropped.
@@ -22,19 +22,19 @@ pub(super) struct InProgress {
 }
 
 impl Clients {
-    pub(super) fn new(most: usize) -> Clients {
-        Clients { most, ..Clients::default() }
+    pub(super) fn new(max_requests: usize) -> Clients {
+        Clients { max_requests, ..Clients::default() }
     }
 
     /// Counts a request, unless its client has too many. A request without an address comes from this
     /// process.
     pub(super) fn admit(&self, client: Option<IpAddr>) -> Result<Option<InProgress>, GatewayError> {
-        let Some(address) = client.filter(|_| self.most > 0) else { return Ok(None) };
+        let Some(address) = client.filter(|_| self.max_requests > 0) else { return Ok(None) };
         let client = network(address);
         let mut in_progress = self.in_progress.lock().unwrap_or_else(PoisonError::into_inner);
         let count = in_progress.entry(client).or_default();
-        if *count >= self.most {
-            return Err(GatewayError::TooManyOfClient { client: address, limit: self.most });
+        if *count >= self.max_requests {
+            return Err(GatewayError::ClientLimitReached { client: address, limit: self.max_requests });
         }
         *count += 1;
         Ok(Some(InProgress { clients: self.clone(), client }))

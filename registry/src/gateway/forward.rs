@@ -25,13 +25,13 @@ use crate::error::chain;
 use crate::http::Failure;
 use crate::http::extract::InferenceBody;
 use crate::http::forwarded::ClientAddress;
-use crate::http::stall::{CancelUnread, NotRead};
+use crate::http::stall::{CancelUnread, ReadTimeout};
 use crate::{Registry, traces};
 
 const NDJSON: &str = "application/x-ndjson";
 
 /// An inference request whose model is resolved.
-pub(crate) struct Ask {
+pub(crate) struct InferenceRequest {
     pub(crate) repository: Repository,
     pub(crate) digest: Digest,
     /// As the caller wrote it; workers repeat it in their responses.
@@ -44,14 +44,14 @@ pub(crate) struct Ask {
 }
 
 /// A worker's response, from its first byte.
-pub(crate) struct Answer {
+pub(crate) struct WorkerResponse {
     pub(crate) status: StatusCode,
     pub(crate) content_type: HeaderValue,
     pub(crate) bytes: BoxStream<'static, Result<Bytes, GatewayError>>,
 }
 
 /// Sends the request to attached workers in order of preference, until one of them accepts it.
-pub(crate) async fn forward(registry: &Registry, ask: Ask) -> Result<Answer, Failure> {
+pub(crate) async fn forward(registry: &Registry, ask: InferenceRequest) -> Result<WorkerResponse, Failure> {
     let in_progress = registry.gateway().clients.admit(ask.client.0)?;
     let table = registry.workers_attached().await?;
     let classes = [
@@ -76,16 +76,16 @@ pub(crate) async fn forward(registry: &Registry, ask: Ask) -> Result<Answer, Fai
     for worker in workers {
         match send(registry.gateway(), &worker, &ask).await {
             Ok(answer) if answer.status == StatusCode::SERVICE_UNAVAILABLE => {
-                busy = Some(answer.attended(stall_timeout, None));
+                busy = Some(answer.cancel_if_unread(stall_timeout, None));
             }
-            Ok(answer) if is_stranger(answer.status) => {
+            Ok(answer) if is_auth_refusal(answer.status) => {
                 tracing::warn!(worker = %worker.id, status = answer.status.as_u16(), "worker refused this registry's secret");
             }
-            Ok(answer) => return Ok(answer.attended(stall_timeout, in_progress)),
+            Ok(answer) => return Ok(answer.cancel_if_unread(stall_timeout, in_progress)),
             Err(error) => tracing::warn!(worker = %worker.id, error = chain(&error), "worker request failed"),
         }
     }
-    busy.ok_or_else(|| GatewayError::NoAnswer { model: ask.name, tried }.into())
+    busy.ok_or_else(|| GatewayError::NoWorkerResponded { model: ask.name, tried }.into())
 }
 
 fn free_bytes(worker: &Worker) -> u64 {
@@ -93,18 +93,22 @@ fn free_bytes(worker: &Worker) -> u64 {
 }
 
 /// The worker was restarted and has a new secret, which its next registration reports.
-fn is_stranger(status: StatusCode) -> bool {
+fn is_auth_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
-async fn send(gateway: &Gateway, worker: &Worker, ask: &Ask) -> Result<Answer, reqwest::Error> {
+async fn send(
+    gateway: &Gateway,
+    worker: &Worker,
+    ask: &InferenceRequest,
+) -> Result<WorkerResponse, reqwest::Error> {
     // Counted until the response has been passed on, or dropped.
     let counted = gateway.count_request(worker.id);
     let client = ask.client.0.map(|client| network(client).to_string()).unwrap_or_default();
     let response = gateway
         .client
         .post(address(&worker.advertise, ask.path))
-        .headers(traces::passed_on())
+        .headers(traces::trace_headers())
         .bearer_auth(&worker.secret)
         .header(header::CONTENT_TYPE, "application/json")
         .header("lode-model", format!("{}@{}", ask.repository, ask.digest))
@@ -119,12 +123,14 @@ async fn send(gateway: &Gateway, worker: &Worker, ask: &Ask) -> Result<Answer, r
     let content_type = response.headers().get(header::CONTENT_TYPE).cloned().unwrap_or(json);
     let mut rest = response.bytes_stream();
     let first = rest.next().await.transpose()?;
-    let bytes = stream::iter(first.map(Ok)).chain(rest).map_err(GatewayError::Broken).map(move |piece| {
-        let _counted = &counted;
-        piece
-    });
+    let bytes = stream::iter(first.map(Ok)).chain(rest).map_err(GatewayError::ResponseInterrupted).map(
+        move |piece| {
+            let _counted = &counted;
+            piece
+        },
+    );
     let bytes = bytes.boxed();
-    Ok(Answer { status, content_type, bytes })
+    Ok(WorkerResponse { status, content_type, bytes })
 }
 
 /// The URL of `path` on the worker, whose advertised URL may have a path.
@@ -134,15 +140,15 @@ pub(super) fn address(advertise: &Url, path: &str) -> Url {
     url
 }
 
-impl Answer {
+impl WorkerResponse {
     /// Cancels the response if its client does not read it, and counts it among the client's requests until
     /// it ends.
-    fn attended(self, limit: Duration, in_progress: Option<InProgress>) -> Answer {
+    fn cancel_if_unread(self, limit: Duration, in_progress: Option<InProgress>) -> WorkerResponse {
         let counted = self.bytes.inspect(move |_| {
             let _until_the_end = &in_progress;
         });
         let bytes = CancelUnread::new(counted, limit).map(move |item| {
-            item.unwrap_or_else(|NotRead| {
+            item.unwrap_or_else(|ReadTimeout| {
                 tracing::info!(
                     limit_ms = limit.as_millis() as u64,
                     "cancelled response: client did not read it"
@@ -150,11 +156,11 @@ impl Answer {
                 Err(GatewayError::NotRead { limit })
             })
         });
-        Answer { bytes: bytes.boxed(), ..self }
+        WorkerResponse { bytes: bytes.boxed(), ..self }
     }
 }
 
-impl IntoResponse for Answer {
+impl IntoResponse for WorkerResponse {
     /// Passes the response through. If a stream of records ends early, its last record reports the error.
     fn into_response(self) -> Response {
         let is_stream = self.content_type.as_bytes().starts_with(NDJSON.as_bytes());

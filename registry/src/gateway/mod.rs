@@ -21,8 +21,8 @@ use clients::Clients;
 
 #[cfg(test)]
 pub(crate) use choose::{Class, by_preference};
-pub(crate) use forward::{Answer, Ask, forward};
-pub(crate) use passed_on::{embeddings, passed_on, read_json, resolve};
+pub(crate) use forward::{InferenceRequest, WorkerResponse, forward};
+pub(crate) use passed_on::{embeddings, passthrough_route, read_json, resolve};
 pub(crate) use ps::{ps_for_ollama, ps_page};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -85,17 +85,17 @@ pub(crate) enum GatewayError {
     #[error("no worker is attached that can run '{model}'; start one with `lode worker --registry URL`")]
     NoWorker { model: String },
     #[error("no worker responded for '{model}' ({tried} tried); `GET /lode/v1/workers` lists them")]
-    NoAnswer { model: String, tried: usize },
+    NoWorkerResponded { model: String, tried: usize },
     #[error(
         "client {client} has {limit} inference requests in progress, which is the limit (LODE_MAX_PER_CLIENT); try again when one has finished"
     )]
-    TooManyOfClient { client: IpAddr, limit: usize },
+    ClientLimitReached { client: IpAddr, limit: usize },
     #[error("the response was cancelled: it was not read for {} s (LODE_STALL_TIMEOUT)", .limit.as_secs_f32())]
     NotRead { limit: Duration },
     #[error("the worker's response ended early")]
-    Broken(#[source] reqwest::Error),
+    ResponseInterrupted(#[source] reqwest::Error),
     #[error("the worker's response is invalid")]
-    Unreadable(#[source] serde_json::Error),
+    InvalidResponse(#[source] serde_json::Error),
     #[error("a record of the worker's response is larger than {limit_bytes} bytes")]
     LineTooLong { limit_bytes: usize },
 }
@@ -103,12 +103,14 @@ pub(crate) enum GatewayError {
 impl GatewayError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            GatewayError::NoWorker { .. } | GatewayError::NoAnswer { .. } => StatusCode::SERVICE_UNAVAILABLE,
-            GatewayError::TooManyOfClient { .. } => StatusCode::TOO_MANY_REQUESTS,
-            GatewayError::NotRead { .. } => StatusCode::REQUEST_TIMEOUT,
-            GatewayError::Broken(_) | GatewayError::Unreadable(_) | GatewayError::LineTooLong { .. } => {
-                StatusCode::BAD_GATEWAY
+            GatewayError::NoWorker { .. } | GatewayError::NoWorkerResponded { .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
             }
+            GatewayError::ClientLimitReached { .. } => StatusCode::TOO_MANY_REQUESTS,
+            GatewayError::NotRead { .. } => StatusCode::REQUEST_TIMEOUT,
+            GatewayError::ResponseInterrupted(_)
+            | GatewayError::InvalidResponse(_)
+            | GatewayError::LineTooLong { .. } => StatusCode::BAD_GATEWAY,
         }
     }
 }

@@ -10,7 +10,7 @@ use lode_model::reference::Repository;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{Answer, Ask, GatewayError, forward};
+use super::{GatewayError, InferenceRequest, WorkerResponse, forward};
 use crate::Registry;
 use crate::api::model_name::{self, ModelName, ReadName};
 use crate::auth::Caller;
@@ -22,7 +22,7 @@ use crate::http::{Failure, Json, OwnHosts};
 const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
 /// A route that passes its body to `path` on a worker.
-pub(crate) fn passed_on(path: &'static str, read_name: ReadName) -> MethodRouter<Registry> {
+pub(crate) fn passthrough_route(path: &'static str, read_name: ReadName) -> MethodRouter<Registry> {
     post(
         move |State(registry): State<Registry>,
               caller: Caller,
@@ -31,7 +31,7 @@ pub(crate) fn passed_on(path: &'static str, read_name: ReadName) -> MethodRouter
               mut body: InferenceBody| async move {
             let name = body.outline.model.take().unwrap_or_default();
             let (repository, digest) = resolve(&registry, &caller, &name, read_name(&name, &own)?).await?;
-            forward(&registry, Ask { repository, digest, name, client, path, body }).await
+            forward(&registry, InferenceRequest { repository, digest, name, client, path, body }).await
         },
     )
 }
@@ -62,8 +62,8 @@ pub(crate) async fn embeddings(
     let name = body.outline.model.take().unwrap_or_default();
     let (repository, digest) = resolve(&registry, &caller, &name, model_name::parse(&name, &own)?).await?;
     // Without a prompt there is no embedding, but the model is loaded.
-    let (body, is_empty) = body.translate(embed_request).await?;
-    let ask = Ask { repository, digest, name, client, path: "/api/embed", body };
+    let (body, is_empty) = body.translate(translate_embed_request).await?;
+    let ask = InferenceRequest { repository, digest, name, client, path: "/api/embed", body };
     let answer = forward(&registry, ask).await?;
     if !answer.status.is_success() {
         return Ok(answer.into_response());
@@ -75,7 +75,7 @@ pub(crate) async fn embeddings(
 
 /// Translates a request to `/api/embeddings` to one to `/api/embed`. Also returns whether its prompt is
 /// empty.
-fn embed_request(body: &[u8]) -> Result<(Vec<u8>, bool), Failure> {
+fn translate_embed_request(body: &[u8]) -> Result<(Vec<u8>, bool), Failure> {
     let Members(mut members) = parse(body)?;
     let empty = RawValue::from_string("\"\"".to_owned()).expect("an empty string is JSON");
     let mut prompt: &RawValue = &empty;
@@ -96,7 +96,9 @@ fn embed_request(body: &[u8]) -> Result<(Vec<u8>, bool), Failure> {
 }
 
 /// Reads a response that is one JSON value.
-pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(mut answer: Answer) -> Result<T, Failure> {
+pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(
+    mut answer: WorkerResponse,
+) -> Result<T, Failure> {
     let mut all = Vec::new();
     while let Some(bytes) = answer.bytes.try_next().await? {
         if all.len() + bytes.len() > MAX_ANSWER_BYTES {
@@ -104,5 +106,5 @@ pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(mut answer: Answer
         }
         all.extend_from_slice(&bytes);
     }
-    Ok(serde_json::from_slice(&all).map_err(GatewayError::Unreadable)?)
+    Ok(serde_json::from_slice(&all).map_err(GatewayError::InvalidResponse)?)
 }

@@ -20,10 +20,10 @@ use crate::http::{Failure, Json, Links, Query, page};
 /// The maximum size of a page.
 const MAX_PAGE: u64 = 1000;
 
-const PATIENCE: Duration = Duration::from_secs(2);
+const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Deserialize)]
-struct Loaded {
+struct PsResponse {
     #[serde(default)]
     models: Vec<Value>,
 }
@@ -37,7 +37,7 @@ pub(crate) async fn ps_for_ollama(
     for model in &mut models {
         for field in ["name", "model"] {
             if let Some(name) = model.get_mut(field)
-                && let Some(bare) = name.as_str().and_then(model_name::shown_with_tag)
+                && let Some(bare) = name.as_str().and_then(model_name::ollama_name_with_tag)
             {
                 *name = bare.into();
             }
@@ -75,8 +75,8 @@ async fn loaded(registry: &Registry, caller: &Caller) -> Result<Vec<Value>, Fail
     Ok(models)
 }
 
-async fn loaded_by(gateway: &Gateway, worker: &Worker) -> Option<Loaded> {
+async fn loaded_by(gateway: &Gateway, worker: &Worker) -> Option<PsResponse> {
     let request = gateway.client.get(address(&worker.advertise, "/api/ps")).bearer_auth(&worker.secret);
-    let answer = request.timeout(PATIENCE).send().await.ok()?.error_for_status().ok()?;
+    let answer = request.timeout(WORKER_TIMEOUT).send().await.ok()?.error_for_status().ok()?;
     serde_json::from_slice(&answer.bytes().await.ok()?).ok()
 }

@@ -17,15 +17,15 @@ use tokio::time::{Instant, Sleep};
 use crate::metrics;
 
 /// A body without a byte for this long is abandoned.
-pub(crate) const STALL: Duration = Duration::from_secs(60);
+pub(crate) const BODY_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long the rest of a body is read after a response that did not need it. Closing at once would reset the
 /// connection, and the reset may arrive before the response.
-const DRAIN: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
-#[error("no data received for {} s", STALL.as_secs())]
-pub(crate) struct Stalled;
+#[error("no data received for {} s", BODY_STALL_TIMEOUT.as_secs())]
+pub(crate) struct BodyStalled;
 
 /// Guards the body of a request while `answer` handles it.
 pub(crate) async fn guard<T>(request: Request, answer: impl AsyncFnOnce(Request) -> T) -> T {
@@ -35,11 +35,11 @@ pub(crate) async fn guard<T>(request: Request, answer: impl AsyncFnOnce(Request)
     let unread = Arc::new(Mutex::new(None));
     // A client that sent `Expect` waits for permission, so do not ask it for bytes that would be discarded.
     let asked_first = request.headers().contains_key(header::EXPECT);
-    let request = request.map(|body| Body::new(Guarded::new(body, unread.clone())));
+    let request = request.map(|body| Body::new(GuardedBody::new(body, unread.clone())));
     let response = answer(request).await;
     let unread = unread.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(body) = unread.filter(|_| !asked_first) {
-        tokio::spawn(tokio::time::timeout(DRAIN, drain(body)));
+        tokio::spawn(tokio::time::timeout(DRAIN_TIMEOUT, drain(body)));
     }
     response
 }
@@ -48,7 +48,7 @@ async fn drain(mut body: Body) {
     while let Some(Ok(_)) = body.frame().await {}
 }
 
-struct Guarded {
+struct GuardedBody {
     body: Body,
     /// Runs only while the reader waits for bytes: time that the reader spends elsewhere is not the client's.
     idle: Pin<Box<Sleep>>,
@@ -59,15 +59,15 @@ struct Guarded {
     unread: Arc<Mutex<Option<Body>>>,
 }
 
-impl Guarded {
-    fn new(body: Body, unread: Arc<Mutex<Option<Body>>>) -> Guarded {
+impl GuardedBody {
+    fn new(body: Body, unread: Arc<Mutex<Option<Body>>>) -> GuardedBody {
         let over = body.is_end_stream();
-        let (idle, received) = (Box::pin(tokio::time::sleep(STALL)), metrics::bytes_received());
-        Guarded { body, idle, waiting: false, received, over, unread }
+        let (idle, received) = (Box::pin(tokio::time::sleep(BODY_STALL_TIMEOUT)), metrics::bytes_received());
+        GuardedBody { body, idle, waiting: false, received, over, unread }
     }
 }
 
-impl HttpBody for Guarded {
+impl HttpBody for GuardedBody {
     type Data = Bytes;
     type Error = axum::BoxError;
 
@@ -84,11 +84,11 @@ impl HttpBody for Guarded {
             return Poll::Ready(frame.map(|result| result.map_err(Into::into)));
         }
         if !std::mem::replace(&mut self.waiting, true) {
-            self.idle.as_mut().reset(Instant::now() + STALL);
+            self.idle.as_mut().reset(Instant::now() + BODY_STALL_TIMEOUT);
         }
         std::task::ready!(self.idle.as_mut().poll(context));
         self.over = true;
-        Poll::Ready(Some(Err(Stalled.into())))
+        Poll::Ready(Some(Err(BodyStalled.into())))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -100,7 +100,7 @@ impl HttpBody for Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for GuardedBody {
     fn drop(&mut self) {
         if !self.over && !self.body.is_end_stream() {
             *self.unread.lock().unwrap_or_else(PoisonError::into_inner) =

@@ -12,11 +12,11 @@ use tower_http::compression::Compression;
 const MIN_BYTES: u64 = 1024;
 
 /// The request's Accept-Encoding, kept until its response exists.
-pub(crate) struct Accepted(Option<HeaderValue>);
+pub(crate) struct AcceptEncoding(Option<HeaderValue>);
 
-impl Accepted {
-    pub(crate) fn of(method: &Method, headers: &HeaderMap) -> Accepted {
-        Accepted(headers.get(header::ACCEPT_ENCODING).filter(|_| method != Method::HEAD).cloned())
+impl AcceptEncoding {
+    pub(crate) fn of(method: &Method, headers: &HeaderMap) -> AcceptEncoding {
+        AcceptEncoding(headers.get(header::ACCEPT_ENCODING).filter(|_| method != Method::HEAD).cloned())
     }
 
     /// Compresses the response if it is a JSON list and the client accepts it.

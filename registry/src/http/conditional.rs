@@ -22,7 +22,7 @@ pub(crate) fn not_modified(headers: &HeaderMap, digest: &Digest) -> Option<Respo
         return None;
     }
     let etag = etag(digest);
-    let names = |value: &HeaderValue| value.to_str().is_ok_and(|list| lists(list, &etag));
+    let names = |value: &HeaderValue| value.to_str().is_ok_and(|list| list_contains_tag(list, &etag));
     if !headers.get_all(header::IF_NONE_MATCH).iter().any(names) {
         return None;
     }
@@ -33,7 +33,7 @@ pub(crate) fn not_modified(headers: &HeaderMap, digest: &Digest) -> Option<Respo
 
 /// Whether `etag` is in the list. A weak tag matches too, because equal digests mean equal bytes. Our tags
 /// contain no comma.
-fn lists(list: &str, etag: &str) -> bool {
+fn list_contains_tag(list: &str, etag: &str) -> bool {
     list.split(',').map(str::trim).any(|tag| tag == "*" || tag.strip_prefix("W/").unwrap_or(tag) == etag)
 }
 
@@ -44,10 +44,10 @@ mod tests {
     #[test]
     fn tags_in_lists() {
         for good in ["\"a\"", "*", "W/\"a\"", "\"b\", \"a\"", "\"b\",W/\"a\""] {
-            assert!(lists(good, "\"a\""), "{good}");
+            assert!(list_contains_tag(good, "\"a\""), "{good}");
         }
         for bad in ["", "a", "\"b\"", "\"aa\"", "w/\"a\""] {
-            assert!(!lists(bad, "\"a\""), "{bad}");
+            assert!(!list_contains_tag(bad, "\"a\""), "{bad}");
         }
     }
 }

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 const MAX_REFUSED: usize = 32;
 
 /// Share of all connections, if idle, to close together at the limit. Finding them takes time.
-const CLOSED_AT_ONCE: usize = 64;
+const CLOSE_SHARE: usize = 64;
 
 /// Descriptors reserved for files, workers and the database: a quarter of all, within these bounds.
 const MIN_SPARE_DESCRIPTORS: u64 = 32;
@@ -58,7 +58,7 @@ pub(crate) struct Connection {
 }
 
 /// A connection's slot among the open ones; released when dropped.
-pub(crate) struct Place {
+pub(crate) struct ConnectionSlot {
     id: u64,
     pub(crate) connection: Arc<Connection>,
 }
@@ -78,7 +78,7 @@ impl Connections {
     /// Returns a slot for a connection whose socket has this descriptor. At the limit, idle connections are
     /// closed to free one. If none is idle, the new connection gets a slot to be refused in; None if those
     /// are used up too.
-    pub(crate) fn admit(&self, descriptor: u64) -> Option<Place> {
+    pub(crate) fn admit(&self, descriptor: u64) -> Option<ConnectionSlot> {
         let shared = &self.0;
         let is_full = shared.open().len() >= shared.limit || descriptor >= descriptor_limit();
         let is_refused = is_full && self.close_idle() == 0;
@@ -100,7 +100,7 @@ impl Connections {
         if !is_refused {
             shared.open().insert(id, connection.clone());
         }
-        Some(Place { id, connection })
+        Some(ConnectionSlot { id, connection })
     }
 
     /// Closes the connections that have been idle for the longest time, including those that never sent a
@@ -112,7 +112,7 @@ impl Connections {
             .filter(|(_, connection)| connection.is_idle())
             .map(|(id, connection)| (connection.idle_since.load(Ordering::Relaxed), *id))
             .collect();
-        let count = (self.0.limit / CLOSED_AT_ONCE).clamp(1, idle.len().max(1));
+        let count = (self.0.limit / CLOSE_SHARE).clamp(1, idle.len().max(1));
         if idle.len() > count {
             idle.select_nth_unstable(count - 1);
             idle.truncate(count);
@@ -167,7 +167,7 @@ impl Connection {
     }
 
     /// Whether it has ever received a whole request head.
-    pub(crate) fn has_asked(&self) -> bool {
+    pub(crate) fn has_received_request(&self) -> bool {
         self.has_asked.load(Ordering::Relaxed)
     }
 
@@ -195,7 +195,7 @@ impl Connection {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let shared = &self.connection.shared;
         if self.connection.is_refused {
@@ -260,14 +260,14 @@ mod tests {
 
     use super::*;
 
-    fn is_closed(place: &Place) -> bool {
+    fn is_closed(place: &ConnectionSlot) -> bool {
         place.connection.closed().now_or_never().is_some()
     }
 
     #[test]
     fn the_longest_idle_connection_makes_room() {
         let connections = Connections::new(3);
-        let places: Vec<Place> = (0..3).map(|_| connections.admit(0).unwrap()).collect();
+        let places: Vec<ConnectionSlot> = (0..3).map(|_| connections.admit(0).unwrap()).collect();
         for (age, place) in [5, 1, 3].into_iter().zip(&places) {
             place.connection.idle_since.store(age, Ordering::Relaxed);
         }
@@ -298,10 +298,10 @@ mod tests {
     #[test]
     fn busy_connections_stay() {
         let connections = Connections::new(2);
-        let places: Vec<Place> = (0..2).map(|_| connections.admit(0).unwrap()).collect();
+        let places: Vec<ConnectionSlot> = (0..2).map(|_| connections.admit(0).unwrap()).collect();
         let _busy = places[0].connection.begin_request();
         places[1].connection.set_writing(true);
-        let refused: Vec<Place> = (0..MAX_REFUSED).map(|_| connections.admit(0).unwrap()).collect();
+        let refused: Vec<ConnectionSlot> = (0..MAX_REFUSED).map(|_| connections.admit(0).unwrap()).collect();
         assert!(refused.iter().all(|place| place.connection.is_refused));
         assert!(connections.admit(0).is_none());
         drop(refused);

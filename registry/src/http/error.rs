@@ -64,7 +64,7 @@ pub(crate) enum Failure {
     #[error("invalid request body: {0}")]
     Json(#[source] serde_path_to_error::Error<serde_json::Error>),
     /// The same for a part of the body that is parsed separately.
-    #[error("invalid request body: {}", at(part, source))]
+    #[error("invalid request body: {}", locate_json_error(part, source))]
     JsonPart { part: String, source: serde_path_to_error::Error<serde_json::Error> },
     #[error(transparent)]
     Outline(OutlineError),
@@ -72,7 +72,7 @@ pub(crate) enum Failure {
     #[error("invalid digest format: `{digest}`")]
     StagedDigest { digest: String },
     #[error("digest mismatch, expected \"{expected}\", got \"{got}\"")]
-    StagedMismatch { expected: Digest, got: Digest },
+    StagedDigestMismatch { expected: Digest, got: Digest },
     #[error(transparent)]
     Quantize(UnknownQuantize),
     #[error(transparent)]
@@ -90,7 +90,7 @@ pub(crate) enum Failure {
     #[error(
         "'{name}' is already stored on this server. To send it to another registry, name its host: `ollama cp {name} NAMESPACE/MODEL`, then `ollama push HOST/NAMESPACE/MODEL`"
     )]
-    PushedAlready { name: String },
+    PushNeedsHost { name: String },
     #[error("model '{name}' not found")]
     ModelUnknown { name: String },
     /// A worker's own refusal, with its message.
@@ -135,7 +135,7 @@ impl Failure {
             Failure::Name(_)
             | Failure::ModelName { .. }
             | Failure::OtherHost { .. }
-            | Failure::PushedAlready { .. }
+            | Failure::PushNeedsHost { .. }
             | Failure::ModelMissing
             | Failure::Path
             | Failure::HostInvalid { .. }
@@ -147,7 +147,7 @@ impl Failure {
             | Failure::JsonPart { .. }
             | Failure::Outline(_)
             | Failure::StagedDigest { .. }
-            | Failure::StagedMismatch { .. }
+            | Failure::StagedDigestMismatch { .. }
             | Failure::Quantize(_)
             | Failure::Parameter(_)
             | Failure::Role(_)
@@ -183,20 +183,20 @@ impl Failure {
     }
 
     /// Whether a retry may succeed.
-    fn is_passing(&self) -> bool {
+    fn is_retryable(&self) -> bool {
         matches!(
             self,
             Failure::Body(BodyError::BudgetExhausted)
                 | Failure::Overloaded
-                | Failure::Gateway(GatewayError::TooManyOfClient { .. })
-        ) || matches!(self.error(), Some(Error::Unavailable { .. } | Error::UpstreamAway(_)))
+                | Failure::Gateway(GatewayError::ClientLimitReached { .. })
+        ) || matches!(self.error(), Some(Error::Unavailable { .. } | Error::UpstreamUnavailable(_)))
     }
 
     /// The message for the caller. For a server error it reveals only what the caller can act on.
     pub(crate) fn message(&self) -> String {
         match self.error() {
             Some(Error::Unavailable { .. }) => "the server is temporarily unavailable; try again".to_owned(),
-            Some(Error::StorageFull | Error::UpstreamAway(_) | Error::UpstreamUnusable(_)) => {
+            Some(Error::StorageFull | Error::UpstreamUnavailable(_) | Error::UpstreamInvalid(_)) => {
                 self.to_string()
             }
             None if matches!(
@@ -230,7 +230,7 @@ fn status_of(error: &Error) -> StatusCode {
         }
         Error::DigestMismatch { .. }
         | Error::SizeMismatch { .. }
-        | Error::BodyCut(_)
+        | Error::BodyInterrupted(_)
         | Error::ManifestInvalid(_)
         | Error::DescriptorSize { .. }
         | Error::IndexTooLarge { .. }
@@ -239,8 +239,8 @@ fn status_of(error: &Error) -> StatusCode {
         Error::BlobReferenced { .. } | Error::Mirrored { .. } | Error::ReadOnly => {
             StatusCode::METHOD_NOT_ALLOWED
         }
-        Error::UpstreamAway(_) => StatusCode::SERVICE_UNAVAILABLE,
-        Error::UpstreamUnusable(_) => StatusCode::BAD_GATEWAY,
+        Error::UpstreamUnavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        Error::UpstreamInvalid(_) => StatusCode::BAD_GATEWAY,
         Error::Denied => StatusCode::FORBIDDEN,
         Error::Unauthorized => StatusCode::UNAUTHORIZED,
         Error::StorageFull => StatusCode::INSUFFICIENT_STORAGE,
@@ -251,7 +251,7 @@ fn status_of(error: &Error) -> StatusCode {
 }
 
 /// An error and its path within a part of the body.
-fn at(part: &str, error: &serde_path_to_error::Error<serde_json::Error>) -> String {
+fn locate_json_error(part: &str, error: &serde_path_to_error::Error<serde_json::Error>) -> String {
     let inner = error.inner();
     match error.path().to_string() {
         path if path == "." => format!("{part}: {inner}"),
@@ -273,12 +273,12 @@ impl From<ReferenceError> for Failure {
 
 /// The failure, stored in its response's extensions.
 #[derive(Clone)]
-pub(crate) struct Failed(pub(crate) Arc<Failure>);
+pub(crate) struct FailureExtension(pub(crate) Arc<Failure>);
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let mut response = StatusCode::INTERNAL_SERVER_ERROR.into_response();
-        response.extensions_mut().insert(Failed(Arc::new(self)));
+        response.extensions_mut().insert(FailureExtension(Arc::new(self)));
         response
     }
 }
@@ -293,7 +293,7 @@ pub(crate) enum Surface {
     /// `/lode/v1`.
     Lode,
     /// Everything else.
-    Own,
+    Fallback,
 }
 
 impl Surface {
@@ -305,21 +305,21 @@ impl Surface {
         } else if path == "/lode/v1" || path.starts_with("/lode/v1/") {
             Surface::Lode
         } else {
-            Surface::Own
+            Surface::Fallback
         }
     }
 }
 
 /// Formats a failed response for an API. `id`: of the request.
-pub(crate) fn word(surface: Surface, id: &str, response: Response) -> Response {
-    let Some(failed) = response.extensions().get::<Failed>().cloned() else { return response };
+pub(crate) fn format_failure(surface: Surface, id: &str, response: Response) -> Response {
+    let Some(failed) = response.extensions().get::<FailureExtension>().cloned() else { return response };
     let mut worded = match surface {
         Surface::Distribution => oci::error::respond(&failed.0),
         Surface::OpenAi => api::openai::error::respond(&failed.0),
         Surface::Lode => api::error::problem(&failed.0, id),
-        Surface::Own => api::error::respond(&failed.0),
+        Surface::Fallback => api::error::respond(&failed.0),
     };
-    if failed.0.is_passing() {
+    if failed.0.is_retryable() {
         worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
     }
     // The router has set the methods that a route supports.
@@ -336,15 +336,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_reached_says_when_to_ask_again() {
+    fn unavailable_backends_return_503_with_retry_after() {
         let error =
             || Error::Unavailable { what: "the database".to_owned(), source: "connection refused".into() };
         assert_eq!(Failure::Registry(error()).message(), "the server is temporarily unavailable; try again");
-        let away = || Error::UpstreamAway(Arc::new(std::io::Error::other("connection refused")));
+        let away = || Error::UpstreamUnavailable(Arc::new(std::io::Error::other("connection refused")));
         assert!(Failure::Registry(away()).message().contains("mirrored"));
         for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models", "/lode/v1/models"] {
             for failure in [error(), away()].map(Failure::Registry) {
-                let answer = word(Surface::of(path), "id", failure.into_response());
+                let answer = format_failure(Surface::of(path), "id", failure.into_response());
                 assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
                 assert_eq!(answer.headers()[header::RETRY_AFTER], "5", "{path}");
             }

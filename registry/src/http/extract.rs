@@ -51,7 +51,7 @@ impl Segment for Repository {
 impl Segment for Spellings {
     fn parse(text: &str, headers: &HeaderMap) -> Result<Self, Failure> {
         match agent::is_ollama(headers) {
-            true => model_name::sent_by_client(text),
+            true => model_name::client_spellings(text),
             false => Ok(text.parse::<Repository>()?.into()),
         }
     }
@@ -207,7 +207,7 @@ pub(crate) struct InferenceBody {
 }
 
 #[derive(Deserialize)]
-struct Named {
+struct ModelField {
     #[serde(default, rename = "model", deserialize_with = "null_as_default")]
     _model: String,
 }
@@ -219,7 +219,7 @@ impl FromRequest<Registry> for InferenceBody {
         let limit_bytes = registry.config().max_body.as_usize();
         let (bytes, charge) = read_allowed(request, registry, Action::Infer, limit_bytes).await?;
         let read = bytes.clone();
-        let outline = blocking_if_large(bytes.len(), move || outline::<Named>(&read)).await?;
+        let outline = blocking_if_large(bytes.len(), move || outline::<ModelField>(&read)).await?;
         Ok(InferenceBody { bytes, outline, charge })
     }
 }

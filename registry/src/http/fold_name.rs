@@ -10,7 +10,7 @@ use http::uri::PathAndQuery;
 /// Rewrites the path of a request so that its repository name is one segment.
 pub(crate) fn fold_name(mut request: Request) -> Request {
     let uri = request.uri();
-    let Some(mut rewritten) = folded(uri.path()) else { return request };
+    let Some(mut rewritten) = fold_path(uri.path()) else { return request };
     if let Some(query) = uri.query() {
         rewritten.push('?');
         rewritten.push_str(query);
@@ -25,7 +25,7 @@ pub(crate) fn fold_name(mut request: Request) -> Request {
 }
 
 /// The path with the slashes of its repository name escaped; None if there is nothing to escape.
-fn folded(path: &str) -> Option<String> {
+fn fold_path(path: &str) -> Option<String> {
     const PREFIXES: [&str; 5] =
         ["/v2/", "/lode/v1/models/", "/lode/v1/tensors/", "/lode/v1/diff/", "/lode/v1/lineage/"];
     let prefix = PREFIXES.into_iter().find(|prefix| path.starts_with(prefix))?;
@@ -82,7 +82,7 @@ mod tests {
             ("/api/tags/list", None),
         ];
         for (path, expect) in cases {
-            assert_eq!(folded(path).as_deref(), expect, "{path}");
+            assert_eq!(fold_path(path).as_deref(), expect, "{path}");
         }
     }
 

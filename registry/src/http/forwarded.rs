@@ -12,7 +12,7 @@ use crate::Registry;
 use crate::config::Cidr;
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen<'a> {
+pub(crate) struct ForwardedInfo<'a> {
     pub(crate) client: Option<IpAddr>,
     /// `http` or `https`, if a proxy reported it.
     pub(crate) scheme: Option<&'static str>,
@@ -28,14 +28,18 @@ impl FromRequestParts<Registry> for ClientAddress {
 
     async fn from_request_parts(parts: &mut Parts, registry: &Registry) -> Result<Self, Infallible> {
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
-        Ok(ClientAddress(seen(&parts.headers, &registry.config().trusted_proxies, peer).client))
+        Ok(ClientAddress(forwarded_info(&parts.headers, &registry.config().trusted_proxies, peer).client))
     }
 }
 
-pub(crate) fn seen<'a>(headers: &'a HeaderMap, trusted: &[Cidr], peer: Option<IpAddr>) -> Seen<'a> {
+pub(crate) fn forwarded_info<'a>(
+    headers: &'a HeaderMap,
+    trusted: &[Cidr],
+    peer: Option<IpAddr>,
+) -> ForwardedInfo<'a> {
     let is_trusted = |address: IpAddr| trusted.iter().any(|proxy| proxy.contains(address));
     let Some(peer) = peer.filter(|peer| is_trusted(*peer)) else {
-        return Seen { client: peer, ..Seen::default() };
+        return ForwardedInfo { client: peer, ..ForwardedInfo::default() };
     };
     // A proxy that sets the older headers may pass on a client's own `Forwarded`, so `Forwarded` counts only
     // without them.
@@ -52,13 +56,13 @@ pub(crate) fn seen<'a>(headers: &'a HeaderMap, trusted: &[Cidr], peer: Option<Ip
                 break;
             }
         }
-        return Seen {
+        return ForwardedInfo {
             client: Some(client),
             scheme: scheme.first().and_then(|text| known_scheme(text)),
             host: host.first().copied(),
         };
     }
-    let mut seen = Seen { client: Some(peer), ..Seen::default() };
+    let mut seen = ForwardedInfo { client: Some(peer), ..ForwardedInfo::default() };
     for hop in list(headers, "forwarded").iter().rev() {
         let parameter = |wanted: &str| {
             hop.split(';').filter_map(|pair| pair.split_once('=')).find_map(|(name, value)| {
@@ -103,7 +107,7 @@ mod tests {
         for (name, value) in headers {
             map.append(*name, value.parse().unwrap());
         }
-        let seen = seen(&map, &trusted, peer.parse().ok());
+        let seen = forwarded_info(&map, &trusted, peer.parse().ok());
         let client = seen.client.map(|client| client.to_string()).unwrap_or_default();
         assert_eq!((client.as_str(), seen.scheme, seen.host), expect, "{headers:?}");
     }
@@ -117,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_is_the_last_that_is_no_proxy() {
+    fn the_client_is_the_last_untrusted_address() {
         let client = |hops: &str, expect: &str| {
             check("10.0.0.1", &[("x-forwarded-for", hops)], (expect, None, None));
         };

@@ -16,10 +16,10 @@ use tower::util::MapRequestLayer;
 use tower::{Service, ServiceExt};
 use tracing::Instrument;
 
-use super::compress::Accepted;
-use super::error::{Surface, word};
+use super::compress::AcceptEncoding;
+use super::error::{Surface, format_failure};
 use super::fold_name::fold_name;
-use super::observe::{Observed, note_route};
+use super::observe::{RequestObserver, note_route};
 use super::{Failure, body, origin};
 use crate::Registry;
 
@@ -31,27 +31,27 @@ pub(crate) struct Layers {
 }
 
 impl Layers {
-    pub(crate) fn around(registry: Registry, routes: Router) -> Layers {
+    pub(crate) fn wrap(registry: Registry, routes: Router) -> Layers {
         Layers { registry, routes: routes.layer(MapRequestLayer::new(note_route)) }
     }
 
     pub(crate) fn answer(&self, mut request: Request) -> BoxFuture<'static, Response> {
         let this = self.clone();
         Box::pin(async move {
-            let observed = Observed::begin(&this.registry, &mut request);
+            let observed = RequestObserver::begin(&this.registry, &mut request);
             let span = observed.span();
             let id = observed.id();
-            observed.end(this.worded(request, id).instrument(span).await)
+            observed.end(this.format_response(request, id).instrument(span).await)
         })
     }
 
     /// Formats failures for the API of the request's path. Docker's clients expect the header on `/v2/`.
-    async fn worded(self, request: Request, id: HeaderValue) -> Response {
+    async fn format_response(self, request: Request, id: HeaderValue) -> Response {
         let surface = Surface::of(request.uri().path());
-        let accepted = Accepted::of(request.method(), request.headers());
-        let answered = AssertUnwindSafe(self.admitted(request)).catch_unwind().await;
+        let accepted = AcceptEncoding::of(request.method(), request.headers());
+        let answered = AssertUnwindSafe(self.check_and_route(request)).catch_unwind().await;
         let id = id.to_str().unwrap_or_default();
-        let response = word(surface, id, answered.unwrap_or_else(|panic| panicked(&*panic)));
+        let response = format_failure(surface, id, answered.unwrap_or_else(|panic| panic_response(&*panic)));
         let mut response = accepted.compress(response).await;
         if surface == Surface::Distribution {
             response
@@ -62,7 +62,7 @@ impl Layers {
     }
 
     /// Refuses requests from other sites' pages, and guards the body of all others.
-    async fn admitted(self, request: Request) -> Response {
+    async fn check_and_route(self, request: Request) -> Response {
         let (parts, body) = request.into_parts();
         if let Err(failure) = origin::check(&self.registry, &parts) {
             return failure.into_response();
@@ -87,7 +87,7 @@ impl Service<Request> for Layers {
     }
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> Response {
+fn panic_response(panic: &(dyn Any + Send)) -> Response {
     let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
     Failure::Panic(text.unwrap_or("without a message").to_owned()).into_response()
 }

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::origin::is_loopback;
 use super::{agent, forwarded};
 use crate::app::BlobLink;
-use crate::serve::Arrival;
+use crate::serve::RequestArrival;
 use crate::{Config, Registry};
 
 /// Characters that a query value may contain unescaped.
@@ -80,7 +80,7 @@ impl FromRequestParts<Registry> for Links {
         let base = match &config.public_url {
             Some(url) => url.as_str().trim_end_matches('/').to_owned(),
             None if agent::is_ollama(&parts.headers) => {
-                seen_by_client(parts, config, peer).unwrap_or_default()
+                client_base_url(parts, config, peer).unwrap_or_default()
             }
             None => String::new(),
         };
@@ -112,7 +112,7 @@ impl FromRequestParts<Registry> for OwnHosts {
     async fn from_request_parts(parts: &mut Parts, registry: &Registry) -> Result<Self, Infallible> {
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
         let config = registry.config();
-        let seen = forwarded::seen(&parts.headers, &config.trusted_proxies, peer);
+        let seen = forwarded::forwarded_info(&parts.headers, &config.trusted_proxies, peer);
         let mut hosts: Vec<String> =
             seen.host.or_else(|| host(parts)).map(str::to_owned).into_iter().collect();
         if let Some(url) = &config.public_url {
@@ -130,10 +130,10 @@ fn port(host: &str) -> Option<&str> {
 }
 
 /// `scheme://host` as the client wrote it, if known. Forwarded headers count only from a trusted proxy.
-fn seen_by_client(parts: &Parts, config: &Config, peer: Option<IpAddr>) -> Option<String> {
-    let seen = forwarded::seen(&parts.headers, &config.trusted_proxies, peer);
-    let arrived = match parts.extensions.get::<Arrival>() {
-        Some(Arrival { https: true, .. }) => "https",
+fn client_base_url(parts: &Parts, config: &Config, peer: Option<IpAddr>) -> Option<String> {
+    let seen = forwarded::forwarded_info(&parts.headers, &config.trusted_proxies, peer);
+    let arrived = match parts.extensions.get::<RequestArrival>() {
+        Some(RequestArrival { https: true, .. }) => "https",
         _ => "http",
     };
     let scheme = seen.scheme.unwrap_or(arrived);
@@ -158,7 +158,7 @@ mod tests {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        seen_by_client(&request.body(()).unwrap().into_parts().0, config, peer.parse().ok())
+        client_base_url(&request.body(()).unwrap().into_parts().0, config, peer.parse().ok())
     }
 
     #[test]

@@ -17,25 +17,26 @@ use hyper::body::{Frame, SizeHint};
 use tracing::Span;
 use uuid::Uuid;
 
-use super::error::Failed;
+use super::error::FailureExtension;
 use super::forwarded;
 use crate::error::chain;
 use crate::{Registry, metrics, traces};
 
 const REQUEST_ID: &str = "x-request-id";
-const LONGEST_ID: usize = 128;
+const MAX_ID_LEN: usize = 128;
 
 /// A response up to this size is counted as sent when it is passed to the connection.
 const SMALL_BYTES: u64 = 64 * 1024;
 
 /// The template of the route that a request matches.
 #[derive(Clone, Default)]
-struct Reached(Arc<OnceLock<MatchedPath>>);
+struct MatchedRoute(Arc<OnceLock<MatchedPath>>);
 
 /// Runs inside the router, where the route is known.
 pub(crate) fn note_route(request: Request) -> Request {
     let extensions = request.extensions();
-    if let (Some(reached), Some(route)) = (extensions.get::<Reached>(), extensions.get::<MatchedPath>()) {
+    if let (Some(reached), Some(route)) = (extensions.get::<MatchedRoute>(), extensions.get::<MatchedPath>())
+    {
         // Already set if a route's own service has layers of its own.
         let _known = reached.0.set(route.clone());
     }
@@ -43,37 +44,38 @@ pub(crate) fn note_route(request: Request) -> Request {
 }
 
 /// A request in progress.
-pub(crate) struct Observed {
+pub(crate) struct RequestObserver {
     started: Instant,
     id: HeaderValue,
     method: Method,
-    reached: Reached,
+    reached: MatchedRoute,
     span: Span,
     _in_flight: InFlight,
 }
 
-impl Observed {
-    pub(crate) fn begin(registry: &Registry, request: &mut Request) -> Observed {
+impl RequestObserver {
+    pub(crate) fn begin(registry: &Registry, request: &mut Request) -> RequestObserver {
         let started = Instant::now();
         let _in_flight = InFlight::new();
         let id = request_id(request.headers());
         let method = request.method().clone();
         let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
-        let client = forwarded::seen(request.headers(), &registry.config().trusted_proxies, peer).client;
+        let client =
+            forwarded::forwarded_info(request.headers(), &registry.config().trusted_proxies, peer).client;
         // Level error, so that no filter drops the id from a log line.
         let span = tracing::error_span!(
             "request",
             // Written unquoted, which costs half as much.
             request_id = %id.to_str().unwrap_or_default(),
             %method,
-            path = %Plain(request.uri().path()),
+            path = %LogText(request.uri().path()),
             client = client.map(tracing::field::display),
             otel.kind = tracing::field::Empty,
         );
         traces::continue_trace(&span, request.headers());
-        let reached = Reached::default();
+        let reached = MatchedRoute::default();
         request.extensions_mut().insert(reached.clone());
-        Observed { started, id, method, reached, span, _in_flight }
+        RequestObserver { started, id, method, reached, span, _in_flight }
     }
 
     pub(crate) fn id(&self) -> HeaderValue {
@@ -87,11 +89,11 @@ impl Observed {
 
     /// Counts, measures and logs the response.
     pub(crate) fn end(self, mut response: Response) -> Response {
-        let Observed { started, id, method, reached, span, .. } = self;
+        let RequestObserver { started, id, method, reached, span, .. } = self;
         let status = response.status();
         let route = reached.0.get().map_or("none", MatchedPath::as_str);
         let method_label = metrics::method_label(&method);
-        metrics::request_answered(route, method_label, status, started.elapsed());
+        metrics::record_request(route, method_label, status, started.elapsed());
         traces::name_span(&span, method_label, route, status);
         span.in_scope(|| log(&response, status, started));
         response.headers_mut().insert(REQUEST_ID, id);
@@ -100,9 +102,9 @@ impl Observed {
 }
 
 /// Text that is quoted only if it needs escaping.
-struct Plain<'a>(&'a str);
+struct LogText<'a>(&'a str);
 
-impl fmt::Display for Plain<'_> {
+impl fmt::Display for LogText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"') {
             true => f.write_str(self.0),
@@ -114,7 +116,7 @@ impl fmt::Display for Plain<'_> {
 /// Logs one line per response: an error for server errors, otherwise at debug level.
 fn log(response: &Response, status: StatusCode, started: Instant) {
     let duration_ms = started.elapsed().as_millis() as u64;
-    let failed = response.extensions().get::<Failed>();
+    let failed = response.extensions().get::<FailureExtension>();
     let status = status.as_u16();
     match failed {
         Some(failed) if status >= 500 => {
@@ -130,7 +132,7 @@ pub(crate) fn request_id(headers: &HeaderMap) -> HeaderValue {
     let fit = |value: &&HeaderValue| {
         let bytes = value.as_bytes();
         let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:+/=@".contains(byte);
-        (1..=LONGEST_ID).contains(&bytes.len()) && bytes.iter().all(plain)
+        (1..=MAX_ID_LEN).contains(&bytes.len()) && bytes.iter().all(plain)
     };
     let ours = || {
         let mut text = [0; uuid::fmt::Hyphenated::LENGTH];
@@ -164,17 +166,17 @@ fn count_sent(method: &Method, response: Response) -> Response {
             sent.increment(size);
             response
         }
-        _ => response.map(|body| Body::new(Counted { body, sent })),
+        _ => response.map(|body| Body::new(CountedBody { body, sent })),
     }
 }
 
 /// A body that counts its bytes as they are sent.
-struct Counted {
+struct CountedBody {
     body: Body,
     sent: &'static ::metrics::Counter,
 }
 
-impl HttpBody for Counted {
+impl HttpBody for CountedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -204,13 +206,13 @@ mod tests {
 
     #[test]
     fn a_path_cannot_break_a_line_of_the_log() {
-        assert_eq!(Plain("/v2/team%2Fa/tags/list").to_string(), "/v2/team%2Fa/tags/list");
-        assert_eq!(Plain("/a\u{85}b").to_string(), "\"/a\\u{85}b\"");
-        assert_eq!(Plain("/\"").to_string(), "\"/\\\"\"");
+        assert_eq!(LogText("/v2/team%2Fa/tags/list").to_string(), "/v2/team%2Fa/tags/list");
+        assert_eq!(LogText("/a\u{85}b").to_string(), "\"/a\\u{85}b\"");
+        assert_eq!(LogText("/\"").to_string(), "\"/\\\"\"");
     }
 
     #[test]
-    fn an_id_is_taken_over_if_it_is_fit_for_a_log() {
+    fn a_request_id_is_kept_if_it_is_safe_to_log() {
         let given = |text: &str| {
             let headers =
                 HeaderMap::from_iter([(http::HeaderName::from_static(REQUEST_ID), text.parse().unwrap())]);

@@ -10,14 +10,14 @@ use http::uri::Authority;
 use url::Url;
 
 use super::{Failure, links};
-use crate::serve::Arrival;
+use crate::serve::RequestArrival;
 use crate::{Config, Registry};
 
 pub(crate) fn check(registry: &Registry, parts: &Parts) -> Result<(), Failure> {
     refuse_ambiguous_host(parts)?;
     let origin = parts.headers.get(header::ORIGIN).map(|value| String::from_utf8_lossy(value.as_bytes()));
-    let internal = parts.extensions.get::<Arrival>().is_some_and(|arrival| arrival.internal);
-    verdict(registry.config(), internal, links::host(parts), origin.as_deref())
+    let internal = parts.extensions.get::<RequestArrival>().is_some_and(|arrival| arrival.internal);
+    check_host_and_origin(registry.config(), internal, links::host(parts), origin.as_deref())
 }
 
 /// Refuses a host that proxies in front of this server, or links made from it, could read as another host.
@@ -47,7 +47,12 @@ fn has_userinfo(authority: &Authority) -> bool {
     authority.as_str().contains('@')
 }
 
-fn verdict(config: &Config, internal: bool, host: Option<&str>, origin: Option<&str>) -> Result<(), Failure> {
+fn check_host_and_origin(
+    config: &Config,
+    internal: bool,
+    host: Option<&str>,
+    origin: Option<&str>,
+) -> Result<(), Failure> {
     let on_loopback = internal || config.listen.ip().to_canonical().is_loopback();
     if !on_loopback || !config.is_open() {
         return Ok(());
@@ -95,10 +100,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_ask() {
+    fn hosts_and_origins_are_checked() {
         let config = Config { public_url: "https://models.example".parse().ok(), ..Config::default() };
         let allowed = |host: &str, origin: &str| {
-            verdict(
+            check_host_and_origin(
                 &config,
                 false,
                 Some(host).filter(|h| !h.is_empty()),
@@ -146,7 +151,7 @@ mod tests {
             assert_eq!(allowed("localhost", origin), origin.is_empty(), "{origin}");
         }
         let wide = Config { listen: "0.0.0.0:5000".parse().unwrap(), ..Config::default() };
-        assert!(verdict(&wide, false, Some("example.com"), Some("http://example.org")).is_ok());
-        assert!(verdict(&wide, true, Some("example.com"), None).is_err());
+        assert!(check_host_and_origin(&wide, false, Some("example.com"), Some("http://example.org")).is_ok());
+        assert!(check_host_and_origin(&wide, true, Some("example.com"), None).is_err());
     }
 }

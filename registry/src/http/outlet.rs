@@ -33,10 +33,10 @@ static MARKERS: LazyLock<Vec<u8>> = LazyLock::new(|| vec![0; PIECE_BYTES * SLOTS
 
 /// The pieces that a connection has to send; shared by its responses and its socket.
 #[derive(Clone, Default)]
-pub(crate) struct Outlet(Arc<Mutex<Waiting>>);
+pub(crate) struct SendfileQueue(Arc<Mutex<PieceQueue>>);
 
 #[derive(Default)]
-struct Waiting {
+struct PieceQueue {
     pieces: VecDeque<Piece>,
     next_slot: usize,
 }
@@ -51,14 +51,14 @@ struct Piece {
     sent: usize,
 }
 
-impl Outlet {
+impl SendfileQueue {
     /// The outlet of a request's connection, if the connection sends bytes unchanged: plain HTTP/1.1.
-    pub(crate) fn of(request: &Parts) -> Option<Outlet> {
+    pub(crate) fn of(request: &Parts) -> Option<SendfileQueue> {
         request.extensions.get().cloned().filter(|_| request.version == Version::HTTP_11)
     }
 
     /// Queues a piece of a file and returns its marker. None if too many are queued.
-    fn promise(&self, file: &Arc<File>, range: Range<u64>) -> Option<Bytes> {
+    fn queue_piece(&self, file: &Arc<File>, range: Range<u64>) -> Option<Bytes> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.pieces.len() >= SLOTS {
             return None;
@@ -71,7 +71,7 @@ impl Outlet {
     }
 
     /// The piece of these bytes, if they are a marker.
-    fn piece(&self, bytes: &[u8]) -> Option<io::Result<Piece>> {
+    fn find_piece(&self, bytes: &[u8]) -> Option<io::Result<Piece>> {
         let at = offset_of(bytes)?;
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Earlier pieces belong to a response that was abandoned.
@@ -83,7 +83,7 @@ impl Outlet {
     }
 
     /// Whether a queued piece is not yet sent.
-    fn is_owing(&self) -> bool {
+    fn has_unsent_pieces(&self) -> bool {
         !self.0.lock().unwrap_or_else(PoisonError::into_inner).pieces.is_empty()
     }
 
@@ -106,13 +106,13 @@ fn offset_of(bytes: &[u8]) -> Option<usize> {
 
 /// A response body that a connection with an outlet sends.
 pub(crate) struct FileBody {
-    outlet: Outlet,
+    outlet: SendfileQueue,
     file: Arc<File>,
     range: Range<u64>,
 }
 
 impl FileBody {
-    pub(crate) fn new(outlet: Outlet, file: File, range: Range<u64>) -> FileBody {
+    pub(crate) fn new(outlet: SendfileQueue, file: File, range: Range<u64>) -> FileBody {
         FileBody { outlet, file: Arc::new(file), range }
     }
 }
@@ -128,7 +128,7 @@ impl Body for FileBody {
         let end = self.range.end.min(self.range.start + PIECE_BYTES as u64);
         let piece = self.range.start..end;
         self.range.start = end;
-        let marker = self.outlet.promise(&self.file, piece);
+        let marker = self.outlet.queue_piece(&self.file, piece);
         let marker = marker.ok_or_else(|| io::Error::other("too many pieces are queued for this connection"));
         Poll::Ready(Some(marker.map(Frame::data)))
     }
@@ -143,15 +143,15 @@ impl Body for FileBody {
 }
 
 /// A TCP connection that recognises markers.
-pub(crate) struct Plain {
+pub(crate) struct SendfileStream {
     stream: Arc<TcpStream>,
-    outlet: Outlet,
+    outlet: SendfileQueue,
     sending: Option<JoinHandle<io::Result<usize>>>,
 }
 
-impl Plain {
-    pub(crate) fn new(stream: TcpStream, outlet: Outlet) -> Plain {
-        Plain { stream: Arc::new(stream), outlet, sending: None }
+impl SendfileStream {
+    pub(crate) fn new(stream: TcpStream, outlet: SendfileQueue) -> SendfileStream {
+        SendfileStream { stream: Arc::new(stream), outlet, sending: None }
     }
 
     /// Sends as much of a piece as the socket accepts, on a blocking thread, because it may wait for the
@@ -209,7 +209,7 @@ impl Plain {
     }
 }
 
-impl AsyncRead for Plain {
+impl AsyncRead for SendfileStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -226,13 +226,13 @@ impl AsyncRead for Plain {
     }
 }
 
-impl AsyncWrite for Plain {
+impl AsyncWrite for SendfileStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match self.outlet.piece(bytes) {
+        match self.outlet.find_piece(bytes) {
             Some(piece) => self.poll_send(context, &piece?),
             None => self.poll_try(context, |stream| stream.try_write(bytes)),
         }
@@ -247,7 +247,7 @@ impl AsyncWrite for Plain {
         let buffers = &buffers[first..];
         let plain = buffers.iter().position(|buffer| offset_of(buffer).is_some()).unwrap_or(buffers.len());
         match buffers.first() {
-            Some(marker) if plain == 0 => match self.outlet.piece(marker) {
+            Some(marker) if plain == 0 => match self.outlet.find_piece(marker) {
                 Some(piece) => self.poll_send(context, &piece?),
                 None => Poll::Ready(Ok(0)),
             },
@@ -261,7 +261,7 @@ impl AsyncWrite for Plain {
 
     /// Called when everything has been written. A piece still queued then was never recognised as a marker.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.outlet.is_owing() {
+        if self.outlet.has_unsent_pieces() {
             tracing::error!(
                 "a response's marker was copied before it reached the socket; closing the connection"
             );

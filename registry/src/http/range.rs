@@ -14,7 +14,7 @@ pub(crate) const MAX_RANGES: usize = 64;
 
 /// The requested part of the content, once the size is known.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum RequestedRange {
     Whole,
     Part(Range<u64>),
     /// Two or more ranges, in order, that neither overlap nor touch.
@@ -26,16 +26,16 @@ pub(crate) enum Wanted {
 ///
 /// A header that is not a list of byte ranges is ignored, as RFC 9110 requires. Ranges outside the content
 /// are left out of a list.
-pub(crate) fn wanted(headers: &HeaderMap, etag: &str, size: u64) -> Wanted {
+pub(crate) fn requested_range(headers: &HeaderMap, etag: &str, size: u64) -> RequestedRange {
     let mut values = headers.get_all(header::RANGE).iter();
-    let (Some(value), None) = (values.next(), values.next()) else { return Wanted::Whole };
+    let (Some(value), None) = (values.next(), values.next()) else { return RequestedRange::Whole };
     if headers.get(header::IF_RANGE).is_some_and(|condition| condition != etag) {
-        return Wanted::Whole;
+        return RequestedRange::Whole;
     }
-    value.to_str().ok().and_then(|text| resolve(text, size)).unwrap_or(Wanted::Whole)
+    value.to_str().ok().and_then(|text| resolve(text, size)).unwrap_or(RequestedRange::Whole)
 }
 
-fn resolve(text: &str, size: u64) -> Option<Wanted> {
+fn resolve(text: &str, size: u64) -> Option<RequestedRange> {
     let (unit, list) = text.split_once('=')?;
     if !unit.trim().eq_ignore_ascii_case("bytes") {
         return None;
@@ -55,9 +55,9 @@ fn resolve(text: &str, size: u64) -> Option<Wanted> {
         joins
     });
     Some(match ranges.as_slice() {
-        [] => Wanted::Unsatisfiable,
-        [one] => Wanted::Part(one.clone()),
-        _ => Wanted::Parts(ranges),
+        [] => RequestedRange::Unsatisfiable,
+        [one] => RequestedRange::Part(one.clone()),
+        _ => RequestedRange::Parts(ranges),
     })
 }
 
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn ranges_resolve() {
-        use Wanted::{Part, Parts, Unsatisfiable, Whole};
+        use RequestedRange::{Part, Parts, Unsatisfiable, Whole};
         let cases = [
             ("bytes=0-4", Part(0..5)),
             ("bytes=5-", Part(5..10)),
@@ -167,23 +167,23 @@ mod tests {
         ];
         for (value, expect) in cases {
             let headers = HeaderMap::from_iter([(header::RANGE, value.parse().unwrap())]);
-            assert_eq!(wanted(&headers, "\"x\"", 10), expect, "{value}");
+            assert_eq!(requested_range(&headers, "\"x\"", 10), expect, "{value}");
         }
     }
 
     #[test]
-    fn a_range_of_something_else_is_ignored() {
+    fn a_range_with_a_failed_if_range_is_ignored() {
         let mut headers = HeaderMap::from_iter([(header::RANGE, "bytes=0-1".parse().unwrap())]);
         headers.insert(header::IF_RANGE, "\"other\"".parse().unwrap());
-        assert_eq!(wanted(&headers, "\"mine\"", 10), Wanted::Whole);
+        assert_eq!(requested_range(&headers, "\"mine\"", 10), RequestedRange::Whole);
         headers.insert(header::IF_RANGE, "\"mine\"".parse().unwrap());
-        assert_eq!(wanted(&headers, "\"mine\"", 10), Wanted::Part(0..2));
+        assert_eq!(requested_range(&headers, "\"mine\"", 10), RequestedRange::Part(0..2));
     }
 
     #[test]
     fn empty_has_no_range() {
         let headers = HeaderMap::from_iter([(header::RANGE, "bytes=0-".parse().unwrap())]);
-        assert_eq!(wanted(&headers, "", 0), Wanted::Unsatisfiable);
+        assert_eq!(requested_range(&headers, "", 0), RequestedRange::Unsatisfiable);
     }
 
     #[test]

@@ -11,10 +11,10 @@ use futures::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use super::body::STALL;
+use super::body::BODY_STALL_TIMEOUT;
 use super::connections::Connection;
 
-pub(crate) struct Patient<S> {
+pub(crate) struct StallGuard<S> {
     stream: S,
     connection: Arc<Connection>,
     /// Runs only while bytes wait to be accepted.
@@ -22,13 +22,18 @@ pub(crate) struct Patient<S> {
     waiting: bool,
 }
 
-impl<S> Patient<S> {
-    pub(crate) fn new(stream: S, connection: Arc<Connection>) -> Patient<S> {
-        Patient { stream, connection, blocked: Box::pin(tokio::time::sleep(STALL)), waiting: false }
+impl<S> StallGuard<S> {
+    pub(crate) fn new(stream: S, connection: Arc<Connection>) -> StallGuard<S> {
+        StallGuard {
+            stream,
+            connection,
+            blocked: Box::pin(tokio::time::sleep(BODY_STALL_TIMEOUT)),
+            waiting: false,
+        }
     }
 
     /// Returns the result of a write, or an error once it has been `Pending` for too long.
-    fn unless_stalled<T>(
+    fn check_stall<T>(
         &mut self,
         context: &mut Context<'_>,
         result: Poll<io::Result<T>>,
@@ -41,14 +46,14 @@ impl<S> Patient<S> {
         }
         if !std::mem::replace(&mut self.waiting, true) {
             self.connection.set_writing(true);
-            self.blocked.as_mut().reset(Instant::now() + STALL);
+            self.blocked.as_mut().reset(Instant::now() + BODY_STALL_TIMEOUT);
         }
         ready!(self.blocked.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for StallGuard<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -58,14 +63,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for StallGuard<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.unless_stalled(context, result)
+        self.check_stall(context, result)
     }
 
     fn poll_write_vectored(
@@ -74,7 +79,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write_vectored(context, buffers);
-        self.unless_stalled(context, result)
+        self.check_stall(context, result)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -83,25 +88,25 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.stream).poll_flush(context);
-        self.unless_stalled(context, result)
+        self.check_stall(context, result)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.unless_stalled(context, result)
+        self.check_stall(context, result)
     }
 }
 
 /// A stream that is dropped when its reader does not poll for the next item in time; if the reader polls
-/// later, it gets [`NotRead`] as the last item. A connection stops polling when the client has stopped
+/// later, it gets [`ReadTimeout`] as the last item. A connection stops polling when the client has stopped
 /// reading and the buffers in between are full.
 pub(crate) struct CancelUnread<S> {
-    turns: Arc<Mutex<Turns<S>>>,
+    turns: Arc<Mutex<ReadState<S>>>,
     watchdog: Option<tokio::task::AbortHandle>,
 }
 
 /// Whose turn it is: the reader's to poll, or the stream's to produce.
-struct Turns<S> {
+struct ReadState<S> {
     stream: Option<S>,
     /// Since when the reader has not polled; `None` while the reader waits for the stream.
     unread_since: Option<Instant>,
@@ -111,23 +116,24 @@ struct Turns<S> {
 /// The response was cancelled because the client did not read it.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the response was not read in time")]
-pub(crate) struct NotRead;
+pub(crate) struct ReadTimeout;
 
 impl<S: Stream + Unpin + Send + 'static> CancelUnread<S> {
     /// With a limit of zero the stream is never cancelled.
     pub(crate) fn new(stream: S, limit: Duration) -> CancelUnread<S> {
-        let turns = Turns { stream: Some(stream), unread_since: Some(Instant::now()), is_cancelled: false };
+        let turns =
+            ReadState { stream: Some(stream), unread_since: Some(Instant::now()), is_cancelled: false };
         let turns = Arc::new(Mutex::new(turns));
         let watchdog = (!limit.is_zero()).then(|| tokio::spawn(watch(turns.clone(), limit)).abort_handle());
         CancelUnread { turns, watchdog }
     }
 }
 
-fn lock<S>(turns: &Mutex<Turns<S>>) -> MutexGuard<'_, Turns<S>> {
+fn lock<S>(turns: &Mutex<ReadState<S>>) -> MutexGuard<'_, ReadState<S>> {
     turns.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn watch<S>(turns: Arc<Mutex<Turns<S>>>, limit: Duration) {
+async fn watch<S>(turns: Arc<Mutex<ReadState<S>>>, limit: Duration) {
     loop {
         let now = Instant::now();
         let deadline = lock(&turns).unread_since.unwrap_or(now) + limit;
@@ -141,14 +147,14 @@ async fn watch<S>(turns: Arc<Mutex<Turns<S>>>, limit: Duration) {
 }
 
 impl<S: Stream + Unpin> Stream for CancelUnread<S> {
-    type Item = Result<S::Item, NotRead>;
+    type Item = Result<S::Item, ReadTimeout>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut turns = lock(&self.turns);
         turns.unread_since = None;
         let Some(stream) = &mut turns.stream else {
             let was_cancelled = std::mem::take(&mut turns.is_cancelled);
-            return Poll::Ready(was_cancelled.then_some(Err(NotRead)));
+            return Poll::Ready(was_cancelled.then_some(Err(ReadTimeout)));
         };
         let item = ready!(Pin::new(stream).poll_next(context));
         match &item {

@@ -16,9 +16,9 @@ pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
     let cutoff = now_ms().saturating_sub(millis(registry.config().upload_expiry));
     loop {
         let mut ended = false;
-        for row in registry.store().uploads_resting(cutoff, BATCH).await? {
+        for row in registry.store().uploads_idle(cutoff, BATCH).await? {
             let id = row.id;
-            match registry.upload_end(row).await {
+            match registry.upload_remove(row).await {
                 Ok(true) => {
                     tracing::info!(%id, "expired upload deleted");
                     ended = true;
@@ -44,7 +44,7 @@ pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
                 size_bytes = file.size_bytes,
                 "deleting file of an unknown upload"
             );
-            if let Err(error) = registry.upload_drop(&file.key).await {
+            if let Err(error) = registry.upload_file_delete_detached(&file.key).await {
                 tracing::warn!(
                     key = file.key,
                     error = chain(&error),
@@ -58,7 +58,7 @@ pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
 
 async fn is_claimed(registry: &Registry, key: &str) -> Result<bool, Error> {
     match key::upload_of(key) {
-        Some(id) => Ok(registry.store().upload_find_anywhere(id).await?.is_some()),
+        Some(id) => Ok(registry.store().upload_find_any(id).await?.is_some()),
         None => registry.store().upload_has_key(key).await,
     }
 }

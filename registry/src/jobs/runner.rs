@@ -15,7 +15,7 @@ use crate::{Error, Registry};
 const AT_ONCE: usize = 4;
 const LEASE: Duration = Duration::from_secs(30);
 /// How often a running job's lease is renewed, its progress stored, and its row checked for a cancellation.
-const BEAT: Duration = Duration::from_secs(1);
+const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the database is polled for jobs of other replicas.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// How many attempts a job gets before it counts as failed.
@@ -24,7 +24,7 @@ const MAX_ATTEMPTS: i64 = 3;
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// How long finished jobs are kept, and how many of them.
 const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-const KEPT: i64 = 1000;
+const KEPT_JOBS: i64 = 1000;
 
 pub(super) fn start(registry: &Registry) {
     let registry = registry.clone();
@@ -36,7 +36,7 @@ async fn run(registry: Registry) {
     let mut running = JoinSet::new();
     while !registry.stopping().is_cancelled() {
         if running.len() < AT_ONCE {
-            let may_write = registry.may_write().is_ok();
+            let may_write = registry.check_writable().is_ok();
             match registry.store().job_claim(&registry.jobs.holder, may_write, LEASE).await {
                 Ok(Some(row)) => {
                     running.spawn(run_one(registry.clone(), row));
@@ -69,7 +69,7 @@ async fn run_one(registry: Registry, row: JobRow) {
             "failed to record how a job ended; it will run again"
         );
     }
-    if let Err(error) = store.jobs_expire(now_ms().saturating_sub(millis(KEPT_FOR)), KEPT).await {
+    if let Err(error) = store.jobs_expire(now_ms().saturating_sub(millis(KEPT_FOR)), KEPT_JOBS).await {
         tracing::warn!(error = chain(&error), "failed to delete old jobs; will retry");
     }
 }
@@ -107,9 +107,9 @@ async fn run_claimed(
                     Err(_) => Ok(()),
                 };
             }
-            () = tokio::time::sleep(BEAT) => {
+            () = tokio::time::sleep(LEASE_RENEW_INTERVAL) => {
                 let progress = to_json(&control.progress());
-                match store.job_beat(run, LEASE, Some(&progress)).await {
+                match store.job_renew(run, LEASE, Some(&progress)).await {
                     Ok(Some(false)) => {}
                     Ok(Some(true)) => control.cancel(),
                     Ok(None) => {
@@ -163,7 +163,7 @@ async fn finish(
         Ok(_) | Err(Error::Cancelled) => None,
         Err(error) => {
             tracing::error!(job = run.id, error = chain(error), "job failed");
-            Some(error.shown())
+            Some(error.public_message())
         }
     };
     let state = match outcome {

@@ -20,8 +20,8 @@ use crate::app::{BlobInfo, BlobStream, Spellings, StoredBlob};
 use crate::auth::Caller;
 use crate::http::conditional::{IMMUTABLE, etag, not_modified};
 use crate::http::links::header_value;
-use crate::http::outlet::{FileBody, Outlet};
-use crate::http::range::{MAX_RANGES, Multipart, Wanted, wanted};
+use crate::http::outlet::{FileBody, SendfileQueue};
+use crate::http::range::{MAX_RANGES, Multipart, RequestedRange, requested_range};
 use crate::http::{Failure, Links, Path, Query, agent};
 use crate::{Error, Registry};
 
@@ -45,12 +45,12 @@ pub(crate) async fn get(
     }
     let info = BlobInfo { digest: digest.clone(), size_bytes: blob.size_bytes };
     let etag = etag(&digest);
-    let wanted = wanted(&request.headers, &etag, info.size_bytes);
-    if wanted == Wanted::Unsatisfiable {
+    let wanted = requested_range(&request.headers, &etag, info.size_bytes);
+    if wanted == RequestedRange::Unsatisfiable {
         return Err(Error::RangeUnsatisfiable { size_bytes: info.size_bytes }.into());
     }
-    if let Some(address) = registry.blob_address(&blob).await?
-        && may_follow(&request, &address)
+    if let Some(address) = registry.blob_signed_url(&blob).await?
+        && can_follow_redirect(&request, &address)
     {
         let headers = [
             (header::LOCATION, header_value(address.as_str())),
@@ -59,24 +59,24 @@ pub(crate) async fn get(
         return Ok((StatusCode::TEMPORARY_REDIRECT, headers).into_response());
     }
     let mut response = match wanted {
-        Wanted::Parts(ranges) => {
+        RequestedRange::Parts(ranges) => {
             if ranges.len() > MAX_RANGES {
                 let can_merge = agent::merges_ranges(&request.headers);
                 return Err(Failure::TooManyRanges { size_bytes: info.size_bytes, can_merge });
             }
-            parts(&registry, &repository, &info, &blob, ranges).await?
+            multipart_response(&registry, &repository, &info, &blob, ranges).await?
         }
-        Wanted::Part(range) => {
+        RequestedRange::Part(range) => {
             let described = format!("bytes {}-{}/{}", range.start, range.end - 1, info.size_bytes);
             let length = range.end - range.start;
-            let body = whole(&registry, &request, &repository, &info, &blob, Some(range)).await?;
+            let body = blob_body(&registry, &request, &repository, &info, &blob, Some(range)).await?;
             let mut response = (StatusCode::PARTIAL_CONTENT, headers_of(&info, &etag), body).into_response();
             response.headers_mut().insert(header::CONTENT_RANGE, header_value(&described));
             response.headers_mut().insert(header::CONTENT_LENGTH, length.into());
             response
         }
-        Wanted::Whole | Wanted::Unsatisfiable => {
-            let body = whole(&registry, &request, &repository, &info, &blob, None).await?;
+        RequestedRange::Whole | RequestedRange::Unsatisfiable => {
+            let body = blob_body(&registry, &request, &repository, &info, &blob, None).await?;
             (headers_of(&info, &etag), body).into_response()
         }
     };
@@ -113,7 +113,7 @@ pub(crate) async fn delete(
 }
 
 /// The bytes of a blob, or of one range of it.
-async fn whole(
+async fn blob_body(
     registry: &Registry,
     request: &Parts,
     repository: &Repository,
@@ -121,7 +121,7 @@ async fn whole(
     blob: &StoredBlob,
     range: Option<Range<u64>>,
 ) -> Result<Body, Failure> {
-    if let Some(outlet) = Outlet::of(request)
+    if let Some(outlet) = SendfileQueue::of(request)
         && let Some(file) = registry.blob_file(blob).await?
     {
         return Ok(Body::new(FileBody::new(outlet, file, range.unwrap_or(0..info.size_bytes))));
@@ -130,7 +130,7 @@ async fn whole(
 }
 
 /// Several ranges of a blob in one body. Each is opened when the previous one has been sent.
-async fn parts(
+async fn multipart_response(
     registry: &Registry,
     repository: &Repository,
     info: &BlobInfo,
@@ -166,7 +166,7 @@ async fn parts(
 
 /// Ollama's clients send their credentials to another port of the same host too, and storage refuses such
 /// requests.
-fn may_follow(request: &Parts, address: &Url) -> bool {
+fn can_follow_redirect(request: &Parts, address: &Url) -> bool {
     let Parts { headers, uri, .. } = request;
     if !agent::is_ollama(headers) {
         return true;

@@ -91,7 +91,7 @@ fn code_of(error: &Error) -> Code {
         Error::ManifestUnknown { .. } => ErrorCode::ManifestUnknown,
         Error::NameUnknown { .. } => ErrorCode::NameUnknown,
         Error::UploadUnknown { .. } | Error::UploadLost { .. } => ErrorCode::BlobUploadUnknown,
-        Error::UploadConflict { .. } | Error::BodyCut(_) => ErrorCode::BlobUploadInvalid,
+        Error::UploadConflict { .. } | Error::BodyInterrupted(_) => ErrorCode::BlobUploadInvalid,
         Error::DigestMismatch { .. } => ErrorCode::DigestInvalid,
         Error::RangeMismatch { .. }
         | Error::RangeUnsatisfiable { .. }
@@ -104,8 +104,8 @@ fn code_of(error: &Error) -> Code {
         Error::ReadOnly => ErrorCode::Unsupported,
         Error::StorageFull
         | Error::Unavailable { .. }
-        | Error::UpstreamAway(_)
-        | Error::UpstreamUnusable(_) => return Code::Other("UNAVAILABLE"),
+        | Error::UpstreamUnavailable(_)
+        | Error::UpstreamInvalid(_) => return Code::Other("UNAVAILABLE"),
         _ => return Code::Other("UNKNOWN"),
     })
 }

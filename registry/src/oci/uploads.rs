@@ -43,21 +43,21 @@ pub(crate) async fn post(
         }
         (None, Some(digest)) if is_announcement(&headers, &digest) => {
             // Clients without these headers cannot skip the upload: they treat a 201 as an error.
-            match tells_of_redirects(&headers) {
+            match has_redirect_headers(&headers) {
                 true => registry.blob_mount(&caller, &repository, &digest, None).await?,
                 false => None,
             }
         }
-        (None, Some(digest)) => {
-            Some(registry.blob_put(&caller, &repository, &digest, declared(&headers)?, stream(body)).await?)
-        }
+        (None, Some(digest)) => Some(
+            registry.blob_put(&caller, &repository, &digest, declared_range(&headers)?, stream(body)).await?,
+        ),
         (None, None) => None,
     };
     if let Some(blob) = held {
-        return Ok(created(&links, &repository, &blob.digest));
+        return Ok(created_response(&links, &repository, &blob.digest));
     }
     let upload = registry.upload_create(&caller, &repository, algorithm).await?;
-    Ok(standing(StatusCode::ACCEPTED, &links, &repository, &upload))
+    Ok(status_response(StatusCode::ACCEPTED, &links, &repository, &upload))
 }
 
 pub(crate) async fn get(
@@ -68,7 +68,7 @@ pub(crate) async fn get(
 ) -> Result<Response, Failure> {
     let repository = registry.spelling_of_upload(&names, id).await?;
     let upload = registry.upload_status(&caller, &repository, id).await?;
-    Ok(standing(StatusCode::NO_CONTENT, &links, &repository, &upload))
+    Ok(status_response(StatusCode::NO_CONTENT, &links, &repository, &upload))
 }
 
 pub(crate) async fn patch(
@@ -81,10 +81,10 @@ pub(crate) async fn patch(
 ) -> Result<Response, Failure> {
     let repository = registry.spelling_of_upload(&names, id).await?;
     let upload = registry
-        .upload_append(&caller, &repository, id, declared(&headers)?, stream(body))
+        .upload_append(&caller, &repository, id, declared_range(&headers)?, stream(body))
         .await
-        .map_err(|error| at(error, &links, &repository, id))?;
-    Ok(standing(StatusCode::ACCEPTED, &links, &repository, &upload))
+        .map_err(|error| upload_failure(error, &links, &repository, id))?;
+    Ok(status_response(StatusCode::ACCEPTED, &links, &repository, &upload))
 }
 
 pub(crate) async fn put(
@@ -101,10 +101,10 @@ pub(crate) async fn put(
     let digest =
         digest.ok_or(Failure::QueryMissing { name: "digest", expected: "the digest of the whole blob" })?;
     let blob = registry
-        .upload_finish(&caller, &repository, id, declared(&headers)?, stream(body), &digest)
+        .upload_finish(&caller, &repository, id, declared_range(&headers)?, stream(body), &digest)
         .await
-        .map_err(|error| at(error, &links, &repository, id))?;
-    Ok(created(&links, &repository, &blob.digest))
+        .map_err(|error| upload_failure(error, &links, &repository, id))?;
+    Ok(created_response(&links, &repository, &blob.digest))
 }
 
 pub(crate) async fn delete(
@@ -122,14 +122,14 @@ pub(crate) async fn delete(
 /// this, and are recognised by an empty body that does not match the digest.
 fn is_announcement(headers: &HeaderMap, digest: &Digest) -> bool {
     let is_empty = content_length(headers) == Some(0);
-    tells_of_redirects(headers) || (is_empty && *digest != Digest::of(digest.algorithm(), b""))
+    has_redirect_headers(headers) || (is_empty && *digest != Digest::of(digest.algorithm(), b""))
 }
 
-fn tells_of_redirects(headers: &HeaderMap) -> bool {
+fn has_redirect_headers(headers: &HeaderMap) -> bool {
     headers.contains_key("x-redirect-uploads") || headers.contains_key("x-content-length")
 }
 
-fn declared(headers: &HeaderMap) -> Result<ChunkRange, Failure> {
+fn declared_range(headers: &HeaderMap) -> Result<ChunkRange, Failure> {
     Ok(ChunkRange { range: chunk(headers)?, length: content_length(headers) })
 }
 
@@ -137,11 +137,11 @@ fn stream(body: Body) -> app::Body {
     Box::pin(body.into_data_stream().map_err(Into::into))
 }
 
-fn at(error: Error, links: &Links, repository: &Repository, id: Uuid) -> Failure {
+fn upload_failure(error: Error, links: &Links, repository: &Repository, id: Uuid) -> Failure {
     Failure::Upload { source: error, location: links.upload(repository, id), id }
 }
 
-fn created(links: &Links, repository: &Repository, digest: &Digest) -> Response {
+fn created_response(links: &Links, repository: &Repository, digest: &Digest) -> Response {
     let headers = [
         (header::LOCATION, header_value(&links.blob(repository, digest))),
         (DOCKER_CONTENT_DIGEST, header_value(digest.as_str())),
@@ -149,7 +149,12 @@ fn created(links: &Links, repository: &Repository, digest: &Digest) -> Response 
     (StatusCode::CREATED, headers).into_response()
 }
 
-fn standing(status: StatusCode, links: &Links, repository: &Repository, upload: &UploadStatus) -> Response {
+fn status_response(
+    status: StatusCode,
+    links: &Links,
+    repository: &Repository,
+    upload: &UploadStatus,
+) -> Response {
     let mut response = status.into_response();
     let location = links.upload(repository, upload.id);
     resume_headers(response.headers_mut(), &location, upload.id, Some(upload.offset));

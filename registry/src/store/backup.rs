@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Connection};
 
-use super::{BUSY_TIMEOUT, Store, on, restrict};
+use super::{BUSY_TIMEOUT, Store, create_private_file, on};
 use crate::{Config, Error};
 
 /// The path of an existing SQLite database file.
-pub(crate) fn index_file(config: &Config) -> Result<PathBuf, Error> {
+pub(crate) fn database_file(config: &Config) -> Result<PathBuf, Error> {
     let file: PathBuf = match &config.database {
         None => config.data.join("lode.db"),
         Some(url) if url.scheme() == "sqlite" => {
@@ -33,7 +33,7 @@ pub(crate) fn index_file(config: &Config) -> Result<PathBuf, Error> {
 pub(crate) async fn snapshot(from: &Path, to: &Path) -> Result<(), Error> {
     let options = SqliteConnectOptions::new().filename(from).busy_timeout(BUSY_TIMEOUT);
     let mut connection: SqliteConnection = options.connect().await?;
-    restrict(to);
+    create_private_file(to);
     let to = to.to_string_lossy().into_owned();
     // One read transaction: writers continue, and the copy does not contain their changes.
     sqlx::query("vacuum into $1").bind(to).execute(&mut connection).await?;
@@ -43,13 +43,13 @@ pub(crate) async fn snapshot(from: &Path, to: &Path) -> Result<(), Error> {
 
 impl Store {
     /// Opens a database without migrating it: its schema may belong to a running server.
-    pub(crate) async fn peek(file: &Path) -> Result<Store, Error> {
+    pub(crate) async fn open_unmigrated(file: &Path) -> Result<Store, Error> {
         Store::open_sqlite(file, None).await
     }
 
     /// Deletes the uploads and workers of the running server: the bytes of its uploads are not part of the
     /// copy.
-    pub(crate) async fn sessions_forget(&self) -> Result<(), Error> {
+    pub(crate) async fn sessions_delete(&self) -> Result<(), Error> {
         for text in ["delete from uploads", "delete from workers"] {
             on!(self.write(), c => sqlx::query(text).execute(c).await.map(drop))?;
         }

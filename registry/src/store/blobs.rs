@@ -4,8 +4,8 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
-use super::collect::Doomed;
-use super::{Store, Tx, bigint, digest_list, now_ms, on, parsed, size};
+use super::collect::BlobLocation;
+use super::{Store, Tx, bigint, digest_list, now_ms, on, parse_stored, size};
 use crate::Error;
 
 /// A live blob as a repository sees it.
@@ -48,7 +48,7 @@ impl Store {
     }
 
     /// Whether a blob, or a tombstone whose bytes still have to be deleted, has this key.
-    pub(crate) async fn key_is_known(&self, store_key: &str) -> Result<bool, Error> {
+    pub(crate) async fn has_key(&self, store_key: &str) -> Result<bool, Error> {
         let (exists,): (bool,) = on!(self.read(), c => sqlx::query_as(
             "select exists (select 1 from blobs where store_key = $1)
                  or exists (select 1 from tombstones where store_key = $1)")
@@ -80,7 +80,7 @@ impl Store {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select repository from links where digest = $1 order by repository limit $2")
             .bind(digest.as_str()).bind(i64::from(limit)).fetch_all(c).await)?;
-        rows.iter().map(|(name,)| parsed("repository", name)).collect()
+        rows.iter().map(|(name,)| parse_stored("repository", name)).collect()
     }
 
     /// Repositories that link a blob of this size: the first `limit` that are found, unordered, so that a
@@ -94,7 +94,7 @@ impl Store {
             "select l.repository from blobs b join links l on l.digest = b.digest
              where b.size_bytes = $1 and b.state = 'live' limit $2")
             .bind(bigint(size_bytes)).bind(i64::from(limit)).fetch_all(c).await)?;
-        rows.iter().map(|(name,)| parsed("repository", name)).collect()
+        rows.iter().map(|(name,)| parse_stored("repository", name)).collect()
     }
 }
 
@@ -121,7 +121,7 @@ impl Tx {
 
     /// Prevents the collection, and no other transaction, from changing these blobs until the transaction
     /// ends.
-    pub(crate) async fn blobs_share(&mut self, digests: &[&Digest]) -> Result<(), Error> {
+    pub(crate) async fn blobs_lock_shared(&mut self, digests: &[&Digest]) -> Result<(), Error> {
         if self.locks_rows() {
             // In digest order, so that two transactions with the same blobs cannot deadlock.
             on!(self.conn(), c => sqlx::query(
@@ -158,8 +158,11 @@ impl Tx {
                 if damaged != Some(&old.store_key[..]) {
                     return Ok(false);
                 }
-                let old =
-                    Doomed { digest: digest.clone(), size_bytes: old.size_bytes, store_key: old.store_key };
+                let old = BlobLocation {
+                    digest: digest.clone(),
+                    size_bytes: old.size_bytes,
+                    store_key: old.store_key,
+                };
                 self.tombstones_put(&[old], "damaged").await?;
             }
             on!(self.conn(), c => sqlx::query(
@@ -183,7 +186,7 @@ impl Tx {
         lease: i64,
     ) -> Result<(), Error> {
         let now = now_ms();
-        self.repository_keep(repository).await?;
+        self.repository_lock_shared(repository).await?;
         on!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = null where digest = $1 and unlinked_at is not null")
             .bind(digest.as_str()).execute(c).await.map(drop))?;
@@ -203,7 +206,7 @@ impl Tx {
 
     /// Whether this content is linked, and is either named by a manifest of the repository or a manifest
     /// itself.
-    pub(crate) async fn link_is_referenced(
+    pub(crate) async fn is_link_referenced(
         &mut self,
         repository: &Repository,
         digest: &Digest,
@@ -222,14 +225,14 @@ impl Tx {
             .bind(repository.as_str()).bind(digest.as_str())
             .execute(c).await.map(|r| r.rows_affected()))?;
         if rows > 0 {
-            self.blob_unlinked(digest, now_ms()).await?;
+            self.blob_record_unlink(digest, now_ms()).await?;
         }
         Ok(rows > 0)
     }
 
     /// Records when a repository unlinked a blob. After the last unlink, the grace period counts from the
     /// latest such time.
-    pub(crate) async fn blob_unlinked(&mut self, digest: &Digest, at: i64) -> Result<(), Error> {
+    pub(crate) async fn blob_record_unlink(&mut self, digest: &Digest, at: i64) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query("update blobs set released_at = $2 where digest = $1 and released_at < $2")
             .bind(digest.as_str()).bind(at).execute(c).await.map(drop))?;
         on!(self.conn(), c => sqlx::query(

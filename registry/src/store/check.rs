@@ -1,6 +1,6 @@
 //! The queries of `fsck`: every blob in digest order, and dangling references.
 
-use super::collect::{Doomed, doomed};
+use super::collect::{BlobLocation, blob_location};
 use super::{Store, on};
 use crate::Error;
 
@@ -39,12 +39,12 @@ pub(crate) struct Dangling {
 
 impl Store {
     /// Live blobs in digest order after `after`.
-    pub(crate) async fn blobs_live(&self, after: &str, limit: i64) -> Result<Vec<Doomed>, Error> {
+    pub(crate) async fn blobs_live(&self, after: &str, limit: i64) -> Result<Vec<BlobLocation>, Error> {
         let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key from blobs
              where state = 'live' and digest > $1 order by digest limit $2")
             .bind(after).bind(limit).fetch_all(c).await)?;
-        rows.into_iter().map(doomed).collect()
+        rows.into_iter().map(blob_location).collect()
     }
 
     /// Dangling references of one kind after `after`, ordered by repository, `from` and digest.

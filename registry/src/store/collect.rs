@@ -8,35 +8,35 @@ use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use sqlx::AssertSqlSafe;
 
-use super::removals::{RemovalRow, Why};
-use super::{Store, Tx, digest_list, now_ms, on, parsed, placeholders, size};
+use super::removals::{RemovalCause, RemovalRow};
+use super::{Store, Tx, digest_list, now_ms, on, parse_stored, placeholders, size};
 use crate::Error;
 
 /// The location of a blob's bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct Doomed {
+pub(crate) struct BlobLocation {
     pub(crate) digest: Digest,
     pub(crate) size_bytes: u64,
     pub(crate) store_key: String,
 }
 
 /// Content of a repository, and the time since which nothing references it.
-pub(crate) type Unreferenced = (Repository, Digest, i64);
+pub(crate) type UnreferencedContent = (Repository, Digest, i64);
 
 /// The position of a walk in time order: a time, and the columns that order rows of the same time.
 #[derive(Clone, Debug)]
-pub(crate) struct Place(i64, String, String);
+pub(crate) struct TimeCursor(i64, String, String);
 
-impl Default for Place {
-    fn default() -> Place {
-        Place(i64::MIN, String::new(), String::new())
+impl Default for TimeCursor {
+    fn default() -> TimeCursor {
+        TimeCursor(i64::MIN, String::new(), String::new())
     }
 }
 
 /// The candidates of one page, and the position of the next page (`None` on the last).
 pub(crate) struct Page<T> {
     pub(crate) found: Vec<T>,
-    pub(crate) next: Option<Place>,
+    pub(crate) next: Option<TimeCursor>,
 }
 
 impl Store {
@@ -44,9 +44,9 @@ impl Store {
     pub(crate) async fn blobs_unlinked(
         &self,
         cutoff: i64,
-        after: &Place,
+        after: &TimeCursor,
         limit: i64,
-    ) -> Result<Page<Doomed>, Error> {
+    ) -> Result<Page<BlobLocation>, Error> {
         type Row = (String, i64, String, i64, bool);
         // Blobs that an undo needs are read and skipped here, so that one statement never reads more than a
         // page.
@@ -56,10 +56,11 @@ impl Store {
              from blobs where unlinked_at <= $1 and (unlinked_at, digest) > ($2, $3)
              order by unlinked_at, digest limit $4")
             .bind(cutoff).bind(after.0).bind(&after.1[..]).bind(limit).bind(now_ms()).fetch_all(c).await)?;
-        let next = rows.last().map(|(digest, _, _, at, _)| Place(*at, digest.clone(), String::new()));
+        let next = rows.last().map(|(digest, _, _, at, _)| TimeCursor(*at, digest.clone(), String::new()));
         let found = rows.into_iter().filter(|row| row.4);
-        let found =
-            found.map(|(digest, size, key, ..)| doomed((digest, size, key))).collect::<Result<_, _>>()?;
+        let found = found
+            .map(|(digest, size, key, ..)| blob_location((digest, size, key)))
+            .collect::<Result<_, _>>()?;
         Ok(Page { found, next })
     }
 
@@ -67,60 +68,65 @@ impl Store {
     pub(crate) async fn manifests_unreferenced(
         &self,
         cutoff: i64,
-        after: &Place,
+        after: &TimeCursor,
         limit: i64,
-    ) -> Result<Page<Unreferenced>, Error> {
+    ) -> Result<Page<UnreferencedContent>, Error> {
         let rows: Vec<(String, String, i64)> = on!(self.read(), c => sqlx::query_as(
             "select repository, digest, unreferenced_at from manifests
              where unreferenced_at <= $1 and (unreferenced_at, repository, digest) > ($2, $3, $4)
              order by unreferenced_at, repository, digest limit $5")
             .bind(cutoff).bind(after.0).bind(&after.1[..]).bind(&after.2[..]).bind(limit).fetch_all(c).await)?;
-        let next = rows.last().map(|(repository, digest, at)| Place(*at, repository.clone(), digest.clone()));
-        Ok(Page { found: rows.into_iter().map(placed).collect::<Result<_, _>>()?, next })
+        let next =
+            rows.last().map(|(repository, digest, at)| TimeCursor(*at, repository.clone(), digest.clone()));
+        Ok(Page { found: rows.into_iter().map(unreferenced_content).collect::<Result<_, _>>()?, next })
     }
 
     /// Links that no manifest of their repository has named since before `cutoff` and that have no lease.
     pub(crate) async fn links_unreferenced(
         &self,
         cutoff: i64,
-        after: &Place,
+        after: &TimeCursor,
         limit: i64,
-    ) -> Result<Page<Unreferenced>, Error> {
+    ) -> Result<Page<UnreferencedContent>, Error> {
         let rows: Vec<(String, String, i64, i64)> = on!(self.read(), c => sqlx::query_as(
             "select repository, digest, unreferenced_at, leased_until from links
              where unreferenced_at <= $1 and (unreferenced_at, repository, digest) > ($2, $3, $4)
              order by unreferenced_at, repository, digest limit $5")
             .bind(cutoff).bind(after.0).bind(&after.1[..]).bind(&after.2[..]).bind(limit).fetch_all(c).await)?;
-        let next =
-            rows.last().map(|(repository, digest, at, _)| Place(*at, repository.clone(), digest.clone()));
+        let next = rows
+            .last()
+            .map(|(repository, digest, at, _)| TimeCursor(*at, repository.clone(), digest.clone()));
         let now = now_ms();
         let free = rows.into_iter().filter(|row| row.3 <= now);
         let found = free
-            .map(|(repository, digest, at, _)| placed((repository, digest, at)))
+            .map(|(repository, digest, at, _)| unreferenced_content((repository, digest, at)))
             .collect::<Result<_, _>>()?;
         Ok(Page { found, next })
     }
 
     /// Tombstones (bytes to be deleted) in key order.
-    pub(crate) async fn tombstones(&self, after: &str, limit: i64) -> Result<Vec<Doomed>, Error> {
+    pub(crate) async fn tombstones(&self, after: &str, limit: i64) -> Result<Vec<BlobLocation>, Error> {
         let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key from tombstones where store_key > $1 order by store_key limit $2")
             .bind(after).bind(limit).fetch_all(c).await)?;
-        rows.into_iter().map(doomed).collect()
+        rows.into_iter().map(blob_location).collect()
     }
 
     /// Those of these tombstones that still exist.
-    pub(crate) async fn tombstones_still(&self, some: &[Doomed]) -> Result<Vec<Doomed>, Error> {
+    pub(crate) async fn tombstones_existing(
+        &self,
+        some: &[BlobLocation],
+    ) -> Result<Vec<BlobLocation>, Error> {
         let keys: Vec<&str> = some.iter().map(|doomed| &doomed.store_key[..]).collect();
         let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key from tombstones
              where store_key in (select value from json_each($1)) order by store_key")
             .bind(serde_json::Value::from(keys).to_string()).fetch_all(c).await)?;
-        rows.into_iter().map(doomed).collect()
+        rows.into_iter().map(blob_location).collect()
     }
 
     /// The next repositories after `after` in name order, and whether each is empty.
-    pub(crate) async fn repositories_emptiness(
+    pub(crate) async fn repositories_with_emptiness(
         &self,
         after: &str,
         limit: i64,
@@ -129,16 +135,20 @@ impl Store {
             "select name, not exists (select 1 from links where repository = repositories.name)
              from repositories where name > $1 order by name limit $2")
             .bind(after).bind(limit).fetch_all(c).await)?;
-        rows.into_iter().map(|(name, is_empty)| Ok((parsed("repository", &name)?, is_empty))).collect()
+        rows.into_iter().map(|(name, is_empty)| Ok((parse_stored("repository", &name)?, is_empty))).collect()
     }
 }
 
-pub(super) fn doomed((digest, size_bytes, store_key): (String, i64, String)) -> Result<Doomed, Error> {
-    Ok(Doomed { digest: parsed("digest", &digest)?, size_bytes: size(size_bytes)?, store_key })
+pub(super) fn blob_location(
+    (digest, size_bytes, store_key): (String, i64, String),
+) -> Result<BlobLocation, Error> {
+    Ok(BlobLocation { digest: parse_stored("digest", &digest)?, size_bytes: size(size_bytes)?, store_key })
 }
 
-fn placed((repository, digest, at): (String, String, i64)) -> Result<(Repository, Digest, i64), Error> {
-    Ok((parsed("repository", &repository)?, parsed("digest", &digest)?, at))
+fn unreferenced_content(
+    (repository, digest, at): (String, String, i64),
+) -> Result<(Repository, Digest, i64), Error> {
+    Ok((parse_stored("repository", &repository)?, parse_stored("digest", &digest)?, at))
 }
 
 impl Tx {
@@ -147,9 +157,9 @@ impl Tx {
     /// repositories are locked.
     pub(crate) async fn manifests_recheck(
         &mut self,
-        candidates: &[Unreferenced],
+        candidates: &[UnreferencedContent],
         cutoff: i64,
-    ) -> Result<Vec<Unreferenced>, Error> {
+    ) -> Result<Vec<UnreferencedContent>, Error> {
         if candidates.is_empty() {
             return Ok(Vec::new());
         }
@@ -175,7 +185,7 @@ impl Tx {
         })?;
         let (mut named, mut free) = (Vec::new(), Vec::new());
         for (repository, digest, at, is_named, is_kept) in rows {
-            let candidate = placed((repository, digest, at))?;
+            let candidate = unreferenced_content((repository, digest, at))?;
             match (is_named, is_kept) {
                 (true, _) => named.push(candidate),
                 (false, false) => free.push(candidate),
@@ -203,7 +213,7 @@ impl Tx {
     /// repositories, are locked.
     pub(crate) async fn links_collect(
         &mut self,
-        candidates: &[Unreferenced],
+        candidates: &[UnreferencedContent],
         cutoff: i64,
     ) -> Result<u64, Error> {
         if candidates.is_empty() {
@@ -244,16 +254,16 @@ impl Tx {
         //    a second grace period.
         let mut released: BTreeMap<Digest, i64> = BTreeMap::new();
         for (_, digest, at) in &gone {
-            let since = released.entry(parsed("digest", digest)?).or_insert(*at);
+            let since = released.entry(parse_stored("digest", digest)?).or_insert(*at);
             *since = (*at).max(*since);
         }
-        self.blobs_release(&released).await?;
+        self.blobs_record_unlink(&released).await?;
         Ok(gone.len() as u64)
     }
 
     /// Records when a repository last unlinked each of these blobs. After the last unlink, the grace period
     /// counts from the latest such time.
-    async fn blobs_release(&mut self, released: &BTreeMap<Digest, i64>) -> Result<(), Error> {
+    async fn blobs_record_unlink(&mut self, released: &BTreeMap<Digest, i64>) -> Result<(), Error> {
         if released.is_empty() {
             return Ok(());
         }
@@ -279,15 +289,15 @@ impl Tx {
 
     /// Turns unlinked blobs among these into tombstones, except those that a push has locked or linked
     /// meanwhile.
-    pub(crate) async fn blobs_condemn(
+    pub(crate) async fn blobs_tombstone(
         &mut self,
-        blobs: &[Doomed],
+        blobs: &[BlobLocation],
         cutoff: i64,
-        why: &Why,
-    ) -> Result<Vec<Doomed>, Error> {
+        why: &RemovalCause,
+    ) -> Result<Vec<BlobLocation>, Error> {
         // 1. Lock the rows. A link made earlier has cleared `unlinked_at`; one made later waits for this
         //    transaction.
-        let locked = self.blobs_take(blobs.iter().map(|blob| &blob.digest)).await?;
+        let locked = self.blobs_lock_free(blobs.iter().map(|blob| &blob.digest)).await?;
         // 2. With the rows locked, check again: the statement that set `unlinked_at` may have seen an older
         //    state of the links.
         on!(self.conn(), c => sqlx::query(
@@ -302,8 +312,9 @@ impl Tx {
              returning digest, size_bytes, store_key")
             .bind(&locked[..]).bind(cutoff).bind(now_ms()).fetch_all(c).await)?;
         // 3. From here on the bytes may be deleted at any time.
-        let condemned: Vec<Doomed> = condemned.into_iter().map(doomed).collect::<Result<_, _>>()?;
-        self.tombstones_put(&condemned, why.reason.word()).await?;
+        let condemned: Vec<BlobLocation> =
+            condemned.into_iter().map(blob_location).collect::<Result<_, _>>()?;
+        self.tombstones_put(&condemned, why.reason.as_str()).await?;
         let records: Vec<RemovalRow> = condemned
             .iter()
             .map(|blob| RemovalRow::of_blob(None, &blob.digest, blob.size_bytes, why))
@@ -313,7 +324,7 @@ impl Tx {
     }
 
     /// Adds tombstones for blobs, whose rows are locked and still have the location of the bytes.
-    pub(super) async fn tombstones_put(&mut self, blobs: &[Doomed], reason: &str) -> Result<(), Error> {
+    pub(super) async fn tombstones_put(&mut self, blobs: &[BlobLocation], reason: &str) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query(
             "insert into tombstones (store_key, digest, size_bytes, reason, created_at)
              select store_key, digest, size_bytes, $2, cast($3 as bigint) from blobs
@@ -326,7 +337,7 @@ impl Tx {
 
     /// Deletes the tombstones of deleted bytes, and their blobs except those that were pushed again under
     /// another key.
-    pub(crate) async fn tombstones_bury(&mut self, blobs: &[Doomed]) -> Result<(), Error> {
+    pub(crate) async fn tombstones_delete(&mut self, blobs: &[BlobLocation]) -> Result<(), Error> {
         if blobs.is_empty() {
             return Ok(());
         }

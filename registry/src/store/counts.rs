@@ -33,13 +33,13 @@ impl Store {
 
     pub(crate) fn connections(&self) -> Vec<Connections> {
         match &self.0 {
-            Engine::Sqlite(pools) => vec![standing("read", &pools.read), standing("write", &pools.write)],
-            Engine::Postgres(pool) => vec![standing("all", pool)],
+            Engine::Sqlite(pools) => vec![pool_state("read", &pools.read), pool_state("write", &pools.write)],
+            Engine::Postgres(pool) => vec![pool_state("all", pool)],
         }
     }
 }
 
-fn standing<D: sqlx::Database>(name: &'static str, pool: &Pool<D>) -> Connections {
+fn pool_state<D: sqlx::Database>(name: &'static str, pool: &Pool<D>) -> Connections {
     let idle = u32::try_from(pool.num_idle()).unwrap_or(u32::MAX);
     Connections { name, size: pool.size(), idle, max: pool.options().get_max_connections() }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
-use super::{Engine, Store, Tx, millis, now_ms, on, parsed};
+use super::{Engine, Store, Tx, millis, now_ms, on, parse_stored};
 use crate::{Error, metrics};
 
 /// A manifest that a replica has claimed.
@@ -61,7 +61,7 @@ impl Store {
                 }
                 (Engine::Postgres(c), _) => {
                     let claim = sqlx::query_as(CLAIM_UNLOCKED).bind(now).bind(until).fetch_optional(c);
-                    super::postgres::in_time(claim).await
+                    super::postgres::with_timeout(claim).await
                 }
                 _ => Ok(None),
             }
@@ -73,15 +73,15 @@ impl Store {
             "select repository from manifests where digest = $1 order by repository <> $2, repository limit 1")
             .bind(&digest).bind(pushed_to).fetch_optional(c).await)?;
         Ok(Some(IndexClaim {
-            digest: parsed("digest", &digest)?,
-            repository: holder.map(|(name,)| parsed("repository", &name)).transpose()?,
+            digest: parse_stored("digest", &digest)?,
+            repository: holder.map(|(name,)| parse_stored("repository", &name)).transpose()?,
             attempts,
         }))
     }
 
     /// Extends a claim to `lease` from now.
     pub(crate) async fn index_renew(&self, claim: &IndexClaim, lease: Duration) -> Result<(), Error> {
-        self.index_put_off(claim, Some(lease), None).await
+        self.index_postpone(claim, Some(lease), None).await
     }
 
     /// Ends a claim whose attempt failed. The next attempt is due after `delay`; `None` means no further
@@ -92,10 +92,10 @@ impl Store {
         delay: Option<Duration>,
         problem: &str,
     ) -> Result<(), Error> {
-        self.index_put_off(claim, delay, Some(problem)).await
+        self.index_postpone(claim, delay, Some(problem)).await
     }
 
-    async fn index_put_off(
+    async fn index_postpone(
         &self,
         claim: &IndexClaim,
         delay: Option<Duration>,

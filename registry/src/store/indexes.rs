@@ -40,19 +40,19 @@ const INDEXES: &[Index] = &[
 ];
 
 /// The name of the lock of the replica that builds.
-const BUILDING: &str = "indexes";
+const BUILD_LOCK: &str = "indexes";
 
 impl Store {
     /// Builds missing indexes, unless another replica is doing so.
     pub(super) async fn build_indexes(&self) -> Result<(), Error> {
-        if self.indexes_missing().await?.is_empty() {
+        if self.missing_indexes().await?.is_empty() {
             return Ok(());
         }
-        let Some(_turn) = self.turn_try(BUILDING).await? else {
+        let Some(_turn) = self.replica_lock_try(BUILD_LOCK).await? else {
             tracing::info!("another replica is building database indexes");
             return Ok(());
         };
-        for index in self.indexes_missing().await? {
+        for index in self.missing_indexes().await? {
             let Index { name, table, on } = index;
             match &self.0 {
                 Engine::Sqlite(pools) => {
@@ -65,7 +65,7 @@ impl Store {
         Ok(())
     }
 
-    async fn indexes_missing(&self) -> Result<Vec<&'static Index>, Error> {
+    async fn missing_indexes(&self) -> Result<Vec<&'static Index>, Error> {
         // An index whose build was interrupted exists on Postgres, but is invalid: queries do not use it.
         let text = match self.0 {
             Engine::Sqlite(_) => "select name from sqlite_master where type = 'index'",
@@ -94,7 +94,7 @@ mod tests {
         let sqlite = format!("sqlite:{}", folder.path().join("x.db").display()).parse().unwrap();
         for url in [Some(sqlite), crate::store::postgres_for_test().await].into_iter().flatten() {
             let store = Store::open(Some(&url), folder.path()).await.unwrap();
-            assert!(store.indexes_missing().await.unwrap().is_empty());
+            assert!(store.missing_indexes().await.unwrap().is_empty());
         }
     }
 
@@ -128,6 +128,6 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(30), write).await.expect("the previous version writes");
         open.commit().await.unwrap();
         let store = upgrade.await.unwrap();
-        assert!(store.indexes_missing().await.unwrap().is_empty());
+        assert!(store.missing_indexes().await.unwrap().is_empty());
     }
 }

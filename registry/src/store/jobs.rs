@@ -130,7 +130,7 @@ impl Store {
                 (Engine::Postgres(c), _) => {
                     let claim = sqlx::query_as(claim!(" for update skip locked"));
                     let claim = claim.bind(holder).bind(now).bind(until).bind(writes).bind(now_ms());
-                    super::postgres::in_time(claim.fetch_optional(c)).await
+                    super::postgres::with_timeout(claim.fetch_optional(c)).await
                 }
                 _ => Ok(None),
             }
@@ -140,7 +140,7 @@ impl Store {
 
     /// Renews the lease and stores the progress. Returns whether a caller requested cancellation, or `None`
     /// if the run no longer holds the job.
-    pub(crate) async fn job_beat(
+    pub(crate) async fn job_renew(
         &self,
         run: &JobRun,
         lease: Duration,

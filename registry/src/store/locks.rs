@@ -12,33 +12,35 @@ use super::{Engine, Store, Tx, digest_list, measured, now_ms, on, postgres};
 use crate::Error;
 
 /// How often a lock of another replica is retried.
-const TURN_POLL: Duration = Duration::from_millis(100);
+const LOCK_POLL: Duration = Duration::from_millis(100);
 
 /// A lock that one of all replicas holds; dropping it releases it. On SQLite it locks nothing: a data folder
 /// has one process.
-pub(crate) struct Turn(#[allow(dead_code, reason = "held, not read")] Option<PoolConnection<Postgres>>);
+pub(crate) struct ReplicaLock(
+    #[allow(dead_code, reason = "held, not read")] Option<PoolConnection<Postgres>>,
+);
 
 impl Store {
     /// Takes the lock of that name, unless another replica holds it. The lock is lost with its connection, so
     /// work under it must be safe to do twice.
-    pub(crate) async fn turn_try(&self, name: &str) -> Result<Option<Turn>, Error> {
-        let Engine::Postgres(pool) = &self.0 else { return Ok(Some(Turn(None))) };
+    pub(crate) async fn replica_lock_try(&self, name: &str) -> Result<Option<ReplicaLock>, Error> {
+        let Engine::Postgres(pool) = &self.0 else { return Ok(Some(ReplicaLock(None))) };
         // A session lock, not a transaction lock: Postgres ends idle transactions, and the lock may be held
         // for hours. The pool releases session locks of a returned connection.
-        let mut connection = postgres::in_time(pool.acquire()).await?;
+        let mut connection = postgres::with_timeout(pool.acquire()).await?;
         let asked = sqlx::query_as("select pg_try_advisory_lock(hashtext($1), hashtext(current_schema()))")
             .bind(name)
             .fetch_one(&mut *connection);
-        let (ours,): (bool,) = measured!(postgres::in_time(asked).await)?;
-        Ok(ours.then_some(Turn(Some(connection))))
+        let (ours,): (bool,) = measured!(postgres::with_timeout(asked).await)?;
+        Ok(ours.then_some(ReplicaLock(Some(connection))))
     }
 
     /// Waits for the lock of that name. No connection is held while waiting.
-    pub(crate) async fn turn(&self, name: &str) -> Result<Turn, Error> {
+    pub(crate) async fn replica_lock(&self, name: &str) -> Result<ReplicaLock, Error> {
         loop {
-            match self.turn_try(name).await? {
+            match self.replica_lock_try(name).await? {
                 Some(turn) => return Ok(turn),
-                None => tokio::time::sleep(TURN_POLL).await,
+                None => tokio::time::sleep(LOCK_POLL).await,
             }
         }
     }
@@ -52,7 +54,7 @@ impl Tx {
 
     /// Locks those of these blobs that no other transaction has locked, for the collection. It does not wait;
     /// its next run tries the others again. Returns the locked ones as a list parameter.
-    pub(crate) async fn blobs_take(
+    pub(crate) async fn blobs_lock_free(
         &mut self,
         digests: impl IntoIterator<Item = &Digest>,
     ) -> Result<String, Error> {
@@ -91,13 +93,13 @@ impl Tx {
 
     /// Locks a repository, and creates it if there is none.
     pub(crate) async fn repository_lock_or_create(&mut self, repository: &Repository) -> Result<(), Error> {
-        self.repository_keep(repository).await?;
+        self.repository_lock_shared(repository).await?;
         self.repository_lock(repository).await
     }
 
     /// Creates a repository if there is none, and prevents the collection from deleting it as empty until the
     /// transaction ends. Any number of transactions may do so at once.
-    pub(super) async fn repository_keep(&mut self, repository: &Repository) -> Result<(), Error> {
+    pub(super) async fn repository_lock_shared(&mut self, repository: &Repository) -> Result<(), Error> {
         loop {
             if self.locks_rows() {
                 let kept: Option<(String,)> = on!(self.conn(), c => sqlx::query_as(

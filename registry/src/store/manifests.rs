@@ -8,10 +8,10 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository};
 use sqlx::AssertSqlSafe;
 
-use super::collect::Unreferenced;
-use super::recent::Known;
-use super::removals::{RemovalRow, Why};
-use super::{Store, Tx, bigint, digest_list, now_ms, on, parsed, placeholders, size};
+use super::collect::UnreferencedContent;
+use super::recent::CachedValue;
+use super::removals::{RemovalCause, RemovalRow};
+use super::{Store, Tx, bigint, digest_list, now_ms, on, parse_stored, placeholders, size};
 use crate::Error;
 
 /// How many rows one statement of a deletion lists.
@@ -35,7 +35,7 @@ pub(crate) struct ReferrerRow {
 
 /// The references of a manifest, by kind and by whether they must exist.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Named {
+pub(crate) struct ManifestReferences {
     pub(crate) blobs: Vec<Digest>,
     /// Blobs that may be absent.
     pub(crate) optional_blobs: Vec<Digest>,
@@ -53,8 +53,8 @@ impl Store {
             Reference::Digest(digest) => format!("{repository}@{digest}"),
             Reference::Tag(tag) => format!("{repository}:{tag}"),
         };
-        let from = |known| if let Known::Manifest(row) = known { Some(row) } else { None };
-        self.recent(key, self.manifest_find(repository, reference), Known::Manifest, from).await
+        let from = |known| if let CachedValue::Manifest(row) = known { Some(row) } else { None };
+        self.read_cached(key, self.manifest_find(repository, reference), CachedValue::Manifest, from).await
     }
 
     /// Reads the manifest from the database, without the cache.
@@ -74,7 +74,7 @@ impl Store {
                 .bind(repository.as_str()).bind(tag.as_str()).fetch_optional(c).await)?,
         };
         row.map(|(digest, media_type, bytes)| {
-            Ok(ManifestRow { digest: parsed("digest", &digest)?, media_type, bytes: bytes.into() })
+            Ok(ManifestRow { digest: parse_stored("digest", &digest)?, media_type, bytes: bytes.into() })
         })
         .transpose()
     }
@@ -96,7 +96,7 @@ impl Store {
             "select l.digest, b.size_bytes from links l join blobs b on b.digest = l.digest
              where l.repository = $1 and l.digest in (select value from json_each($2))")
             .bind(repository.as_str()).bind(digest_list(digests.iter().copied())).fetch_all(c).await)?;
-        rows.iter().map(|(text, bytes)| Ok((parsed("digest", text)?, size(*bytes)?))).collect()
+        rows.iter().map(|(text, bytes)| Ok((parse_stored("digest", text)?, size(*bytes)?))).collect()
     }
 
     /// Those of these manifests that the repository does not have.
@@ -107,7 +107,7 @@ impl Store {
     ) -> Result<Vec<Digest>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(MANIFESTS_MISSING)
             .bind(repository.as_str()).bind(digest_list(digests)).fetch_all(c).await)?;
-        rows.iter().map(|(text,)| parsed("digest", text)).collect()
+        rows.iter().map(|(text,)| parse_stored("digest", text)).collect()
     }
 
     /// Referrers of a subject in digest order, after `after`.
@@ -142,7 +142,7 @@ impl Tx {
     ) -> Result<Vec<Digest>, Error> {
         let mark = "update links set unreferenced_at = null
              where repository = $1 and digest in (select value from json_each($2))";
-        self.reference(repository, digests, mark, LINKS_MISSING).await
+        self.mark_referenced(repository, digests, mark, LINKS_MISSING).await
     }
 
     /// Marks manifests as named by an index, and returns those that do not exist. The manifests stay locked.
@@ -153,10 +153,10 @@ impl Tx {
     ) -> Result<Vec<Digest>, Error> {
         let mark = "update manifests set unreferenced_at = null
              where repository = $1 and digest in (select value from json_each($2))";
-        self.reference(repository, digests, mark, MANIFESTS_MISSING).await
+        self.mark_referenced(repository, digests, mark, MANIFESTS_MISSING).await
     }
 
-    async fn reference(
+    async fn mark_referenced(
         &mut self,
         repository: &Repository,
         digests: &[Digest],
@@ -171,7 +171,7 @@ impl Tx {
             .bind(repository.as_str()).bind(&list[..]).execute(c).await.map(drop))?;
         let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(missing)
             .bind(repository.as_str()).bind(&list[..]).fetch_all(c).await)?;
-        rows.iter().map(|(text,)| parsed("digest", text)).collect()
+        rows.iter().map(|(text,)| parse_stored("digest", text)).collect()
     }
 
     /// Records a manifest whose blob is linked, and queues it to be read as a model.
@@ -197,11 +197,11 @@ impl Tx {
     }
 
     /// Replaces the recorded references of a manifest.
-    pub(crate) async fn named_replace(
+    pub(crate) async fn references_replace(
         &mut self,
         repository: &Repository,
         manifest: &Digest,
-        named: &Named,
+        named: &ManifestReferences,
     ) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query("delete from manifest_blobs where repository = $1 and manifest = $2")
             .bind(repository.as_str()).bind(manifest.as_str()).execute(c).await.map(drop))?;
@@ -248,9 +248,9 @@ impl Tx {
     /// locked.
     pub(crate) async fn manifests_delete(
         &mut self,
-        manifests: &[Unreferenced],
-        why: &Why,
-    ) -> Result<Vec<Unreferenced>, Error> {
+        manifests: &[UnreferencedContent],
+        why: &RemovalCause,
+    ) -> Result<Vec<UnreferencedContent>, Error> {
         let mut gone = Vec::new();
         for batch in manifests.chunks(ROWS) {
             gone.extend(self.manifests_delete_batch(batch, why).await?);
@@ -260,9 +260,9 @@ impl Tx {
 
     async fn manifests_delete_batch(
         &mut self,
-        manifests: &[Unreferenced],
-        why: &Why,
-    ) -> Result<Vec<Unreferenced>, Error> {
+        manifests: &[UnreferencedContent],
+        why: &RemovalCause,
+    ) -> Result<Vec<UnreferencedContent>, Error> {
         // 1. Find those that exist.
         let text = format!(
             "select repository, digest, media_type, cast(length(bytes) as bigint) from manifests
@@ -285,10 +285,10 @@ impl Tx {
                 ((&repository[..], &digest[..]), (&media_type[..], *size))
             })
             .collect();
-        let key = |(repository, digest, _): &Unreferenced| {
+        let key = |(repository, digest, _): &UnreferencedContent| {
             (repository.as_str().to_owned(), digest.as_str().to_owned())
         };
-        let manifests: Vec<Unreferenced> = manifests
+        let manifests: Vec<UnreferencedContent> = manifests
             .iter()
             .filter(|manifest| found.contains_key(&(manifest.0.as_str(), manifest.1.as_str())))
             .cloned()
@@ -322,7 +322,8 @@ impl Tx {
         })?;
         let mut records = Vec::with_capacity(tags.len() + manifests.len());
         for (repository, tag, digest) in &tags {
-            let (repository, digest) = (parsed("repository", repository)?, parsed("digest", digest)?);
+            let (repository, digest) =
+                (parse_stored("repository", repository)?, parse_stored("digest", digest)?);
             records.push(RemovalRow::of_tag(&repository, tag, &digest, why));
         }
         let mut removals = Vec::with_capacity(manifests.len());
@@ -423,7 +424,7 @@ impl Tx {
     }
 
     /// Starts the grace period of a manifest that lost a tag, if no other tag names it.
-    pub(crate) async fn manifest_untagged(
+    pub(crate) async fn manifest_mark_untagged(
         &mut self,
         repository: &Repository,
         digest: &Digest,

@@ -5,7 +5,7 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
-use super::{Store, now_ms, on, parsed};
+use super::{Store, now_ms, on, parse_stored};
 use crate::Error;
 
 impl Store {
@@ -58,7 +58,7 @@ impl Store {
     }
 
     /// Manifests of a repository that name a blob and whose blobs are all linked.
-    pub(crate) async fn manifests_complete(
+    pub(crate) async fn manifests_completed_by(
         &self,
         repository: &Repository,
         blob: &Digest,
@@ -69,6 +69,6 @@ impl Store {
                  (select 1 from manifest_blobs o where o.repository = $1 and o.manifest = n.manifest and o.kind = 'blob'
                      and not exists (select 1 from links l where l.repository = $1 and l.digest = o.digest))")
             .bind(repository.as_str()).bind(blob.as_str()).fetch_all(c).await)?;
-        rows.iter().map(|(digest,)| parsed("digest", digest)).collect()
+        rows.iter().map(|(digest,)| parse_stored("digest", digest)).collect()
     }
 }

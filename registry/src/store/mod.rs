@@ -43,22 +43,22 @@ use sqlx::{AssertSqlSafe, Postgres, Sqlite, Transaction};
 use url::Url;
 
 use crate::{Error, metrics};
-use recent::{Known, Look, Recent};
+use recent::{CacheLookup, CachedValue, ReadCache};
 
-pub(crate) use backup::{index_file, snapshot};
+pub(crate) use backup::{database_file, snapshot};
 pub(crate) use blobs::StoredBlob;
 pub(crate) use check::{Dangling, DanglingKind};
-pub(crate) use collect::{Doomed, Place, Unreferenced};
+pub(crate) use collect::{BlobLocation, TimeCursor, UnreferencedContent};
 pub(crate) use index_queue::IndexClaim;
 pub(crate) use jobs::{JobEnd, JobRow, JobRun, NewJob};
-pub(crate) use locks::Turn;
-pub(crate) use manifests::{Named, ReferrerRow};
+pub(crate) use locks::ReplicaLock;
+pub(crate) use manifests::{ManifestReferences, ReferrerRow};
 pub use models::Relative;
 pub(crate) use models::{IndexState, ModelRow, TaggedRow, TensorRow};
-pub(crate) use postgres::Reach;
-pub(crate) use removals::{Reason, RemovalRow, Why};
+pub(crate) use postgres::PostgresOptions;
+pub(crate) use removals::{RemovalCause, RemovalReason, RemovalRow};
 pub(crate) use retention::AgedTag;
-pub(crate) use transfer::Moved;
+pub(crate) use transfer::MoveState;
 pub(crate) use uploads::{NewUpload, UploadProgress, UploadRow};
 pub(crate) use webhooks::Delivery;
 pub(crate) use workers::WorkerRow;
@@ -90,7 +90,7 @@ macro_rules! on {
         $crate::store::measured!(match $target {
             $crate::store::Engine::Sqlite($c) => $run,
             $crate::store::Engine::Postgres(pool) => {
-                let mut patient = $crate::store::postgres::begin_patient(pool).await?;
+                let mut patient = $crate::store::postgres::begin_long_read(pool).await?;
                 let $c = &mut *patient;
                 let outcome = $run?;
                 patient.commit().await?;
@@ -101,7 +101,8 @@ macro_rules! on {
     ($target:expr, $c:ident => $run:expr) => {
         $crate::store::measured!(match $target {
             $crate::store::Engine::Sqlite($c) => $run,
-            $crate::store::Engine::Postgres($c) => $crate::store::postgres::in_time(async { $run }).await,
+            $crate::store::Engine::Postgres($c) =>
+                $crate::store::postgres::with_timeout(async { $run }).await,
         })
     };
 }
@@ -116,12 +117,12 @@ struct SqlitePools {
     write: SqlitePool,
     read: SqlitePool,
     /// Set only where no other process writes to the file.
-    recent: Option<Arc<Recent>>,
+    recent: Option<Arc<ReadCache>>,
 }
 
 /// Creates a missing database file with mode 0600, which SQLite also gives to its journals, and warns about a
 /// file that other users can read. Other problems with the path are reported when it is opened.
-fn restrict(path: &Path) {
+fn create_private_file(path: &Path) {
     let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let Err(error) = new else { return };
     if error.kind() != std::io::ErrorKind::AlreadyExists {
@@ -140,11 +141,15 @@ pub(crate) struct Tx(Engine<Transaction<'static, Sqlite>, Transaction<'static, P
 impl Store {
     #[cfg(test)]
     pub(crate) async fn open(url: Option<&Url>, data: &Path) -> Result<Store, Error> {
-        Store::open_reach(url, data, Reach::default()).await
+        Store::open_with(url, data, PostgresOptions::default()).await
     }
 
     /// Opens the database named by `url` (default: `lode.db` in `data`) and migrates its schema.
-    pub(crate) async fn open_reach(url: Option<&Url>, data: &Path, reach: Reach) -> Result<Store, Error> {
+    pub(crate) async fn open_with(
+        url: Option<&Url>,
+        data: &Path,
+        reach: PostgresOptions,
+    ) -> Result<Store, Error> {
         let store = match url {
             None => Store::open_sqlite(&data.join("lode.db"), Some(Arc::default())).await?,
             Some(url) => match url.scheme() {
@@ -176,8 +181,8 @@ impl Store {
         Ok(store)
     }
 
-    async fn open_sqlite(path: &Path, recent: Option<Arc<Recent>>) -> Result<Store, Error> {
-        restrict(path);
+    async fn open_sqlite(path: &Path, recent: Option<Arc<ReadCache>>) -> Result<Store, Error> {
+        create_private_file(path);
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
@@ -227,19 +232,19 @@ impl Store {
     }
 
     /// Returns the cached value if nothing has changed since it was read, and otherwise runs the query.
-    async fn recent<T>(
+    async fn read_cached<T>(
         &self,
         key: String,
         ask: impl Future<Output = Result<Option<T>, Error>>,
-        to: fn(T) -> Known,
-        from: fn(Known) -> Option<T>,
+        to: fn(T) -> CachedValue,
+        from: fn(CachedValue) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let Engine::Sqlite(SqlitePools { recent: Some(recent), write, .. }) = &self.0 else {
             return ask.await;
         };
         let asked_at = match recent.look(write, &key) {
-            Look::Known(known) => return Ok(from(known)),
-            Look::Unknown(at) => at,
+            CacheLookup::Known(known) => return Ok(from(known)),
+            CacheLookup::Unknown(at) => at,
         };
         let Some(answer) = ask.await? else { return Ok(None) };
         let known = to(answer);
@@ -251,7 +256,7 @@ impl Store {
         let begun = async {
             Ok::<_, sqlx::Error>(match &self.0 {
                 Engine::Sqlite(pools) => Engine::Sqlite(begin_sqlite(&pools.write).await?),
-                Engine::Postgres(pool) => Engine::Postgres(postgres::in_time(pool.begin()).await?),
+                Engine::Postgres(pool) => Engine::Postgres(postgres::with_timeout(pool.begin()).await?),
             })
         };
         Ok(Tx(metrics::database("begin", begun).await?))
@@ -315,7 +320,7 @@ impl Tx {
         let committed = async {
             match self.0 {
                 Engine::Sqlite(tx) => tx.commit().await,
-                Engine::Postgres(tx) => postgres::in_time(tx.commit()).await,
+                Engine::Postgres(tx) => postgres::with_timeout(tx.commit()).await,
             }
         };
         Ok(metrics::database("commit", committed).await?)
@@ -325,7 +330,7 @@ impl Tx {
     pub(crate) async fn rollback(self) -> Result<(), Error> {
         match self.0 {
             Engine::Sqlite(tx) => tx.rollback().await?,
-            Engine::Postgres(tx) => postgres::in_time(tx.rollback()).await?,
+            Engine::Postgres(tx) => postgres::with_timeout(tx.rollback()).await?,
         }
         Ok(())
     }
@@ -344,7 +349,7 @@ pub(crate) fn millis(duration: Duration) -> i64 {
 }
 
 /// Parses a stored value, which was valid when it was written.
-pub(crate) fn parsed<T: FromStr>(what: &'static str, text: &str) -> Result<T, Error> {
+pub(crate) fn parse_stored<T: FromStr>(what: &'static str, text: &str) -> Result<T, Error> {
     text.parse().map_err(|_| Error::Corrupt { what, value: text.to_owned() })
 }
 
@@ -441,7 +446,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_index_of_a_newer_version_is_told_as_that() {
+    async fn a_newer_schema_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(None, folder.path()).await.unwrap();
         on!(store.write(), c => sqlx::query(

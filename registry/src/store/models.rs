@@ -6,7 +6,7 @@ use lode_model::reference::{Reference, Repository, Tag};
 use serde::Serialize;
 use sqlx::AssertSqlSafe;
 
-use super::{Store, bigint, now_ms, on, parsed, size};
+use super::{Store, bigint, now_ms, on, parse_stored, size};
 use crate::Error;
 
 /// How many tensors one statement inserts; four parameters each stay far below the engines' limits.
@@ -64,7 +64,7 @@ pub(crate) enum IndexState {
         problem: Option<String>,
     },
     /// Stored by an older version of this server, which did not queue it.
-    Missed,
+    NotQueued,
 }
 
 type ModelColumns =
@@ -184,9 +184,9 @@ impl Store {
             .fetch_all(c).await)?;
         let read = |(repository, tag, digest, shared): (String, String, String, i64)| {
             Ok(Relative {
-                repository: parsed("repository", &repository)?,
-                tag: parsed("tag", &tag)?,
-                digest: parsed("digest", &digest)?,
+                repository: parse_stored("repository", &repository)?,
+                tag: parse_stored("tag", &tag)?,
+                digest: parse_stored("digest", &digest)?,
                 bytes_shared: size(shared)?,
             })
         };
@@ -246,12 +246,12 @@ impl Store {
                 (None, Some(queued_at)) => {
                     IndexState::Queued { queued_at, attempts: attempts.unwrap_or_default(), problem }
                 }
-                (None, None) => IndexState::Missed,
+                (None, None) => IndexState::NotQueued,
             };
             Ok(TaggedRow {
-                repository: parsed("repository", &repository)?,
-                tag: parsed("tag", &tag)?,
-                digest: parsed("digest", &digest)?,
+                repository: parse_stored("repository", &repository)?,
+                tag: parse_stored("tag", &tag)?,
+                digest: parse_stored("digest", &digest)?,
                 updated_at,
                 state,
             })

@@ -3,7 +3,7 @@
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 
-use super::{Store, now_ms, on, parsed, size};
+use super::{Store, now_ms, on, parse_stored, size};
 use crate::Error;
 
 /// References and leases that keep a manifest.
@@ -30,7 +30,7 @@ pub(crate) struct BlobHolders {
     pub(crate) released_at: i64,
     pub(crate) repositories: Vec<Repository>,
     /// Kept for an undo.
-    pub(crate) kept: bool,
+    pub(crate) kept_for_undo: bool,
 }
 
 impl Store {
@@ -51,16 +51,19 @@ impl Store {
             .bind(repository.as_str()).bind(digest.as_str()).fetch_optional(c).await)?;
         let link = self.link_holders(repository, digest).await?;
         Ok(ManifestHolders {
-            tags: tags.iter().map(|(name,)| parsed("tag", name)).collect::<Result<_, _>>()?,
-            indexes: indexes.iter().map(|(digest,)| parsed("digest", digest)).collect::<Result<_, _>>()?,
-            subject: subject.map(|(digest,)| parsed("digest", &digest)).transpose()?,
+            tags: tags.iter().map(|(name,)| parse_stored("tag", name)).collect::<Result<_, _>>()?,
+            indexes: indexes
+                .iter()
+                .map(|(digest,)| parse_stored("digest", digest))
+                .collect::<Result<_, _>>()?,
+            subject: subject.map(|(digest,)| parse_stored("digest", &digest)).transpose()?,
             exists: link.as_ref().is_some_and(|link| link.is_manifest),
             leased: link.is_some_and(|link| link.leased),
         })
     }
 
     /// The references of a manifest: blobs, and the manifests of an index.
-    pub(crate) async fn manifest_names(
+    pub(crate) async fn manifest_references(
         &self,
         repository: &Repository,
         digest: &Digest,
@@ -71,7 +74,7 @@ impl Store {
         let (mut blobs, mut children) = (Vec::new(), Vec::new());
         for (digest, kind) in rows {
             let list = if kind == "child" { &mut children } else { &mut blobs };
-            list.push(parsed("digest", &digest)?);
+            list.push(parse_stored("digest", &digest)?);
         }
         Ok((blobs, children))
     }
@@ -91,7 +94,10 @@ impl Store {
             "select manifest from manifest_blobs where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
         Ok(Some(LinkHolders {
-            manifests: named.iter().map(|(digest,)| parsed("digest", digest)).collect::<Result<_, _>>()?,
+            manifests: named
+                .iter()
+                .map(|(digest,)| parse_stored("digest", digest))
+                .collect::<Result<_, _>>()?,
             is_manifest,
             leased: leased_until > now_ms(),
         }))
@@ -110,8 +116,11 @@ impl Store {
         Ok(Some(BlobHolders {
             size_bytes: size(size_bytes)?,
             released_at,
-            repositories: links.iter().map(|(name,)| parsed("repository", name)).collect::<Result<_, _>>()?,
-            kept,
+            repositories: links
+                .iter()
+                .map(|(name,)| parse_stored("repository", name))
+                .collect::<Result<_, _>>()?,
+            kept_for_undo: kept,
         }))
     }
 }

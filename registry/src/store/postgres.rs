@@ -25,12 +25,12 @@ const SERVER_STATEMENT_MARGIN: Duration = Duration::from_secs(10);
 /// How long Postgres keeps an idle transaction and its locks.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 /// How long a read of a whole table may take.
-const PATIENT_LIMIT: Duration = Duration::from_secs(3600);
+const LONG_READ_LIMIT: Duration = Duration::from_secs(3600);
 /// How long a migration waits for a table lock before it gives way to the statements that queue behind it.
 const MIGRATION_LOCK_LIMIT: Duration = Duration::from_secs(3);
 const MIGRATION_TRIES: u32 = 20;
 /// A connection that was used this recently is assumed to be alive.
-const FRESH: Duration = Duration::from_secs(1);
+const ASSUMED_ALIVE: Duration = Duration::from_secs(1);
 /// After a connection has failed, no idle connection is assumed to be alive for this long: the same cause may
 /// have cut others.
 const SUSPECT_MS: i64 = 10_000;
@@ -38,7 +38,7 @@ const SUSPECT_MS: i64 = 10_000;
 static FAILED_AT: AtomicI64 = AtomicI64::new(0);
 const PING_LIMIT: Duration = Duration::from_secs(2);
 /// The smallest pool. A collection holds one connection for its lock and works with another.
-const FEWEST: u32 = 4;
+const MIN_CONNECTIONS: u32 = 4;
 /// Makes Postgres notice within a minute that this machine is gone, and release its locks.
 const KEEPALIVE: &str =
     "set tcp_keepalives_idle = 30; set tcp_keepalives_interval = 10; set tcp_keepalives_count = 3";
@@ -46,30 +46,30 @@ const KEEPALIVE: &str =
 const NO_LIMITS: &str =
     "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0";
 /// How often startup retries the connection or the migration lock.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Connection settings of a Postgres database.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reach {
+pub(crate) struct PostgresOptions {
     /// The most connections of this process.
     pub(crate) connections: u32,
     /// How long startup waits for the database.
     pub(crate) wait: Duration,
 }
 
-impl Default for Reach {
+impl Default for PostgresOptions {
     fn default() -> Self {
-        Reach { connections: 16, wait: Duration::from_secs(30) }
+        PostgresOptions { connections: 16, wait: Duration::from_secs(30) }
     }
 }
 
-pub(super) async fn connect(url: &Url, reach: Reach) -> Result<PgPool, Error> {
+pub(super) async fn connect(url: &Url, reach: PostgresOptions) -> Result<PgPool, Error> {
     let options = PgConnectOptions::from_str(url.as_str())
         .map_err(|error| Error::Config { setting: "database", reason: error.to_string() })?
         .application_name("lode");
-    wait_for(url, &options, reach.wait).await?;
+    wait_for_database(url, &options, reach.wait).await?;
     Ok(PgPoolOptions::new()
-        .max_connections(reach.connections.max(FEWEST))
+        .max_connections(reach.connections.max(MIN_CONNECTIONS))
         .acquire_timeout(ACQUIRE_LIMIT)
         .after_connect(|connection, _| {
             Box::pin(async move {
@@ -81,7 +81,7 @@ pub(super) async fn connect(url: &Url, reach: Reach) -> Result<PgPool, Error> {
         .test_before_acquire(false)
         .before_acquire(|connection, usage| {
             Box::pin(async move {
-                match usage.idle_for > FRESH || is_suspect() {
+                match usage.idle_for > ASSUMED_ALIVE || is_suspect() {
                     true => ping(connection).await,
                     false => Ok(true),
                 }
@@ -126,10 +126,10 @@ fn limits() -> String {
 }
 
 /// A transaction for one read of a whole table.
-pub(crate) async fn begin_patient(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-    let mut tx = in_time(pool.begin()).await?;
-    let text = format!("set local statement_timeout = {}", PATIENT_LIMIT.as_millis());
-    in_time(sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *tx)).await?;
+pub(crate) async fn begin_long_read(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+    let mut tx = with_timeout(pool.begin()).await?;
+    let text = format!("set local statement_timeout = {}", LONG_READ_LIMIT.as_millis());
+    with_timeout(sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *tx)).await?;
     Ok(tx)
 }
 
@@ -148,7 +148,7 @@ pub(super) async fn migrate(pool: &PgPool, mut migrator: Migrator) -> Result<(),
         if ours {
             break;
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
     let limit = format!("set lock_timeout = {}", MIGRATION_LOCK_LIMIT.as_millis());
     sqlx::raw_sql(AssertSqlSafe(limit)).execute(&mut connection).await?;
@@ -198,7 +198,7 @@ pub(super) async fn build_index(pool: &PgPool, name: &str, table: &str, on: &str
 }
 
 /// Returns once the database accepts a connection. A database that rejects the connection is not waited for.
-async fn wait_for(url: &Url, options: &PgConnectOptions, limit: Duration) -> Result<(), Error> {
+async fn wait_for_database(url: &Url, options: &PgConnectOptions, limit: Duration) -> Result<(), Error> {
     let started = Instant::now();
     let mut told = false;
     loop {
@@ -220,12 +220,12 @@ async fn wait_for(url: &Url, options: &PgConnectOptions, limit: Duration) -> Res
             tracing::warn!(host, error, "waiting up to {} s for the database", limit.as_secs());
             told = true;
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
 /// Runs a statement with a timeout: an unresponsive database must not hold the request or its connection.
-pub(crate) async fn in_time<T>(
+pub(crate) async fn with_timeout<T>(
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
     let outcome = match tokio::time::timeout(STATEMENT_LIMIT, statement).await {
@@ -249,7 +249,7 @@ mod tests {
     #[tokio::test]
     async fn the_server_ends_what_this_process_abandoned() {
         let Some(url) = crate::store::postgres_for_test().await else { return };
-        let pool = connect(&url, Reach::default()).await.unwrap();
+        let pool = connect(&url, PostgresOptions::default()).await.unwrap();
         let ours = STATEMENT_LIMIT.as_millis() as i64;
         for name in ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"] {
             let (limit,): (i64,) =
@@ -261,10 +261,10 @@ mod tests {
             assert!(limit > ours && limit < 10 * ours, "{name} {limit}");
         }
         // A read of a whole table has a separate limit, which applies to it alone.
-        let mut tx = begin_patient(&pool).await.unwrap();
+        let mut tx = begin_long_read(&pool).await.unwrap();
         let limit = "select cast(setting as bigint) from pg_settings where name = 'statement_timeout'";
         let (patient,): (i64,) = sqlx::query_as(limit).fetch_one(&mut *tx).await.unwrap();
-        assert_eq!(patient, PATIENT_LIMIT.as_millis() as i64);
+        assert_eq!(patient, LONG_READ_LIMIT.as_millis() as i64);
         tx.commit().await.unwrap();
     }
 }

@@ -18,37 +18,37 @@ const ENTRY_BYTES: usize = 256;
 const TABLES: [&str; 2] = ["manifests", "tags"];
 
 #[derive(Clone, Debug)]
-pub(super) enum Known {
+pub(super) enum CachedValue {
     Manifest(ManifestRow),
     Tags(Vec<Tag>),
 }
 
 #[derive(Default)]
-pub(super) struct Recent {
+pub(super) struct ReadCache {
     /// Counts changed rows, incremented within the statement that changes them.
     changes: AtomicU64,
     /// How many of these are known to be committed or rolled back. While it is lower, some change is in
     /// progress.
     settled: AtomicU64,
     settling: AtomicBool,
-    kept: RwLock<Kept>,
+    kept: RwLock<CacheEntries>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct CacheEntries {
     /// The number of changes that these entries include.
     at: u64,
     bytes: usize,
-    answers: HashMap<String, Known>,
+    cached_values: HashMap<String, CachedValue>,
 }
 
 /// A cached value, or the number of changes at the time of the lookup.
-pub(super) enum Look {
-    Known(Known),
+pub(super) enum CacheLookup {
+    Known(CachedValue),
     Unknown(Option<u64>),
 }
 
-impl Recent {
+impl ReadCache {
     /// Counts the changes that a connection makes.
     pub(super) async fn watch(self: Arc<Self>, connection: &mut SqliteConnection) -> sqlx::Result<()> {
         connection.lock_handle().await?.set_update_hook(move |change| {
@@ -61,22 +61,22 @@ impl Recent {
 
     /// Returns the cached value, if nothing changed since it was kept. Otherwise the caller queries the
     /// database, then calls [`keep`](Self::keep).
-    pub(super) fn look(self: &Arc<Self>, writer: &SqlitePool, key: &str) -> Look {
+    pub(super) fn look(self: &Arc<Self>, writer: &SqlitePool, key: &str) -> CacheLookup {
         let now = self.now();
         let Some(at) = now else {
             self.settle(writer);
-            return Look::Unknown(None);
+            return CacheLookup::Unknown(None);
         };
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
-        match kept.answers.get(key).filter(|_| kept.at == at) {
-            Some(known) => Look::Known(known.clone()),
-            None => Look::Unknown(now),
+        match kept.cached_values.get(key).filter(|_| kept.at == at) {
+            Some(known) => CacheLookup::Known(known.clone()),
+            None => CacheLookup::Unknown(now),
         }
     }
 
     /// Keeps a value, if nothing changed while the database was queried: then it includes every change up to
     /// `asked_at` and no other.
-    pub(super) fn keep(&self, asked_at: Option<u64>, key: String, known: &Known) {
+    pub(super) fn keep(&self, asked_at: Option<u64>, key: String, known: &CachedValue) {
         let Some(at) = asked_at.filter(|_| self.now() == asked_at) else { return };
         let bytes = key.len() + known.bytes() + ENTRY_BYTES;
         let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
@@ -84,10 +84,10 @@ impl Recent {
             return;
         }
         if kept.at < at || kept.bytes + bytes > KEPT_BYTES {
-            *kept = Kept { at, ..Kept::default() };
+            *kept = CacheEntries { at, ..CacheEntries::default() };
         }
         kept.bytes += bytes;
-        kept.answers.insert(key, known.clone());
+        kept.cached_values.insert(key, known.clone());
     }
 
     /// The number of changes, unless one of them may still be in progress.
@@ -121,11 +121,11 @@ impl Recent {
     }
 }
 
-impl Known {
+impl CachedValue {
     fn bytes(&self) -> usize {
         match self {
-            Known::Manifest(row) => row.bytes.len() + row.media_type.len(),
-            Known::Tags(tags) => tags.iter().map(|tag| tag.as_str().len() + size_of::<Tag>()).sum(),
+            CachedValue::Manifest(row) => row.bytes.len() + row.media_type.len(),
+            CachedValue::Tags(tags) => tags.iter().map(|tag| tag.as_str().len() + size_of::<Tag>()).sum(),
         }
     }
 }

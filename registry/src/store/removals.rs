@@ -6,7 +6,7 @@ use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
-use super::{Store, Tx, bigint, now_ms, on, parsed, placeholders};
+use super::{Store, Tx, bigint, now_ms, on, parse_stored, placeholders};
 use crate::Error;
 
 /// How many old records one statement deletes, few enough not to delay pushes.
@@ -16,7 +16,7 @@ const INSERT_ROWS: usize = 500;
 
 /// Why something is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub(crate) enum RemovalReason {
     /// A client deleted it.
     Deleted,
     /// It was not referenced for the whole grace period.
@@ -27,28 +27,28 @@ pub(crate) enum Reason {
     Untagged { rule: u32 },
 }
 
-impl Reason {
-    pub(crate) fn word(self) -> &'static str {
+impl RemovalReason {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Reason::Deleted => "deleted",
-            Reason::Unreferenced => "unreferenced",
-            Reason::KeepLast { .. } => "keep_last",
-            Reason::Untagged { .. } => "untagged",
+            RemovalReason::Deleted => "deleted",
+            RemovalReason::Unreferenced => "unreferenced",
+            RemovalReason::KeepLast { .. } => "keep_last",
+            RemovalReason::Untagged { .. } => "untagged",
         }
     }
 
     pub(crate) fn rule(self) -> Option<u32> {
         match self {
-            Reason::Deleted | Reason::Unreferenced => None,
-            Reason::KeepLast { rule } | Reason::Untagged { rule } => Some(rule),
+            RemovalReason::Deleted | RemovalReason::Unreferenced => None,
+            RemovalReason::KeepLast { rule } | RemovalReason::Untagged { rule } => Some(rule),
         }
     }
 }
 
 /// Why and when something is removed, and until when it can be restored.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Why {
-    pub(crate) reason: Reason,
+pub(crate) struct RemovalCause {
+    pub(crate) reason: RemovalReason,
     pub(crate) at: i64,
     pub(crate) undo_until: i64,
 }
@@ -72,7 +72,7 @@ pub(crate) struct RemovalRow {
 const COLUMNS: &str = "id, kind, repository, tag, digest, media_type, size_bytes, reason, rule, removed_at, undo_until, restored_at";
 
 impl RemovalRow {
-    pub(super) fn new(kind: &str, digest: &Digest, why: &Why) -> RemovalRow {
+    pub(super) fn new(kind: &str, digest: &Digest, why: &RemovalCause) -> RemovalRow {
         RemovalRow {
             id: Uuid::now_v7().to_string(),
             kind: kind.to_owned(),
@@ -81,7 +81,7 @@ impl RemovalRow {
             digest: digest.as_str().to_owned(),
             media_type: None,
             size_bytes: None,
-            reason: why.reason.word().to_owned(),
+            reason: why.reason.as_str().to_owned(),
             rule: why.reason.rule().map(i64::from),
             removed_at: why.at,
             undo_until: why.undo_until,
@@ -91,7 +91,12 @@ impl RemovalRow {
 }
 
 impl RemovalRow {
-    pub(super) fn of_tag(repository: &Repository, tag: &str, digest: &Digest, why: &Why) -> RemovalRow {
+    pub(super) fn of_tag(
+        repository: &Repository,
+        tag: &str,
+        digest: &Digest,
+        why: &RemovalCause,
+    ) -> RemovalRow {
         RemovalRow {
             repository: Some(repository.as_str().to_owned()),
             tag: Some(tag.to_owned()),
@@ -104,7 +109,7 @@ impl RemovalRow {
         repository: Option<&Repository>,
         digest: &Digest,
         size_bytes: u64,
-        why: &Why,
+        why: &RemovalCause,
     ) -> RemovalRow {
         RemovalRow {
             repository: repository.map(|repository| repository.as_str().to_owned()),
@@ -136,12 +141,12 @@ impl Tx {
         Ok(())
     }
 
-    pub(super) async fn tag_removed(
+    pub(super) async fn removal_put_tag(
         &mut self,
         repository: &Repository,
         tag: &str,
         digest: &Digest,
-        why: &Why,
+        why: &RemovalCause,
     ) -> Result<(), Error> {
         self.removals_put(&[RemovalRow::of_tag(repository, tag, digest, why)]).await
     }
@@ -178,18 +183,18 @@ impl Tx {
     }
 
     /// Records the removal of a blob from a repository.
-    pub(crate) async fn blob_removed(
+    pub(crate) async fn removal_put_blob(
         &mut self,
         repository: &Repository,
         digest: &Digest,
         size_bytes: u64,
-        why: &Why,
+        why: &RemovalCause,
     ) -> Result<(), Error> {
         self.removals_put(&[RemovalRow::of_blob(Some(repository), digest, size_bytes, why)]).await
     }
 
     /// Marks removals as restored: they no longer keep blobs, and cannot be restored again.
-    pub(crate) async fn removals_restored(&mut self, ids: &[String]) -> Result<(), Error> {
+    pub(crate) async fn removals_mark_restored(&mut self, ids: &[String]) -> Result<(), Error> {
         let list = serde_json::Value::from(ids.to_vec()).to_string();
         on!(self.conn(), c => sqlx::query(
             "update removals set restored_at = $2 where id in (select value from json_each($1))")
@@ -247,7 +252,7 @@ impl Store {
     }
 
     /// Removals of tags that named that manifest and are not in use now, newest first.
-    pub(crate) async fn removals_of_its_tags(
+    pub(crate) async fn removals_of_manifest_tags(
         &self,
         repository: &Repository,
         digest: &Digest,
@@ -266,7 +271,7 @@ impl Store {
     pub(crate) async fn removal_blobs(&self, id: &str) -> Result<Vec<Digest>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select digest from removal_blobs where removal = $1 order by digest").bind(id).fetch_all(c).await)?;
-        rows.iter().map(|(digest,)| parsed("digest", digest)).collect()
+        rows.iter().map(|(digest,)| parse_stored("digest", digest)).collect()
     }
 
     /// Deletes records from before `cutoff` that can no longer be undone, and releases blobs that were kept

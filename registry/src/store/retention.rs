@@ -3,8 +3,8 @@
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 
-use super::removals::Why;
-use super::{Store, Tx, digest_list, now_ms, on, parsed};
+use super::removals::RemovalCause;
+use super::{Store, Tx, digest_list, now_ms, on, parse_stored};
 use crate::Error;
 
 /// A tag with the columns that retention rules use.
@@ -43,7 +43,11 @@ impl Store {
             .bind(repository.as_str()).fetch_all(c).await)?;
         rows.into_iter()
             .map(|(name, digest, updated_at)| {
-                Ok(AgedTag { name: parsed("tag", &name)?, digest: parsed("digest", &digest)?, updated_at })
+                Ok(AgedTag {
+                    name: parse_stored("tag", &name)?,
+                    digest: parse_stored("digest", &digest)?,
+                    updated_at,
+                })
             })
             .collect()
     }
@@ -59,13 +63,13 @@ impl Store {
         let rows: Vec<(String,)> = on!(patiently self.read(), c => sqlx::query_as(
             untagged!("select m.digest", " and m.digest > $4 order by m.digest limit $5"))
             .bind(repository.as_str()).bind(cutoff).bind(now_ms()).bind(after).bind(limit).fetch_all(c).await)?;
-        rows.iter().map(|(digest,)| parsed("digest", digest)).collect()
+        rows.iter().map(|(digest,)| parse_stored("digest", digest)).collect()
     }
 }
 
 impl Tx {
     /// Those of these manifests that are still untagged. The repository is locked.
-    pub(crate) async fn manifests_still_untagged(
+    pub(crate) async fn manifests_recheck_untagged(
         &mut self,
         repository: &Repository,
         digests: &[Digest],
@@ -74,15 +78,15 @@ impl Tx {
         let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
             untagged!("select m.digest", " and m.digest in (select value from json_each($4))"))
             .bind(repository.as_str()).bind(cutoff).bind(now_ms()).bind(digest_list(digests)).fetch_all(c).await)?;
-        rows.iter().map(|(digest,)| parsed("digest", digest)).collect()
+        rows.iter().map(|(digest,)| parse_stored("digest", digest)).collect()
     }
 
     /// Removes a tag, unless it was moved since it was read. The repository is locked.
-    pub(crate) async fn tag_retire(
+    pub(crate) async fn tag_delete_unchanged(
         &mut self,
         repository: &Repository,
         tag: &AgedTag,
-        why: &Why,
+        why: &RemovalCause,
     ) -> Result<bool, Error> {
         let rows = on!(self.conn(), c => sqlx::query(
             "delete from tags where repository = $1 and name = $2 and digest = $3 and updated_at = $4")
@@ -91,8 +95,8 @@ impl Tx {
         if rows == 0 {
             return Ok(false);
         }
-        self.tag_removed(repository, tag.name.as_str(), &tag.digest, why).await?;
-        self.manifest_untagged(repository, &tag.digest, why.at).await?;
+        self.removal_put_tag(repository, tag.name.as_str(), &tag.digest, why).await?;
+        self.manifest_mark_untagged(repository, &tag.digest, why.at).await?;
         Ok(true)
     }
 }

@@ -3,9 +3,9 @@
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 
-use super::recent::Known;
-use super::removals::Why;
-use super::{Store, Tx, now_ms, on, parsed};
+use super::recent::CachedValue;
+use super::removals::RemovalCause;
+use super::{Store, Tx, now_ms, on, parse_stored};
 use crate::Error;
 
 impl Store {
@@ -19,15 +19,15 @@ impl Store {
         // No repository or tag has a `?` in its name.
         let key = format!("{repository}?{limit}?{after}");
         let ask = async { self.tag_list(repository, after, limit).await.map(Some) };
-        let from = |known| if let Known::Tags(tags) = known { Some(tags) } else { None };
-        Ok(self.recent(key, ask, Known::Tags, from).await?.unwrap_or_default())
+        let from = |known| if let CachedValue::Tags(tags) = known { Some(tags) } else { None };
+        Ok(self.read_cached(key, ask, CachedValue::Tags, from).await?.unwrap_or_default())
     }
 
     async fn tag_list(&self, repository: &Repository, after: &str, limit: i64) -> Result<Vec<Tag>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select name from tags where repository = $1 and name > $2 order by name limit $3")
             .bind(repository.as_str()).bind(after).bind(limit).fetch_all(c).await)?;
-        rows.iter().map(|(name,)| parsed("tag", name)).collect()
+        rows.iter().map(|(name,)| parse_stored("tag", name)).collect()
     }
 
     /// Repositories after `after` (exclusive), at most `limit`.
@@ -35,7 +35,7 @@ impl Store {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select name from repositories where name > $1 order by name limit $2")
             .bind(after).bind(limit).fetch_all(c).await)?;
-        rows.iter().map(|(name,)| parsed("repository", name)).collect()
+        rows.iter().map(|(name,)| parse_stored("repository", name)).collect()
     }
 }
 
@@ -57,7 +57,7 @@ impl Tx {
              on conflict (repository, name) do update set digest = excluded.digest, updated_at = excluded.updated_at")
             .bind(repository.as_str()).bind(tag.as_str()).bind(digest.as_str()).bind(now)
             .execute(c).await.map(drop))?;
-        let before: Option<Digest> = before.map(|(text,)| parsed("digest", &text)).transpose()?;
+        let before: Option<Digest> = before.map(|(text,)| parse_stored("digest", &text)).transpose()?;
         if let Some(left) = before.as_ref().filter(|before| *before != digest) {
             on!(self.conn(), c => sqlx::query(
                 "update manifests set untagged_at = $3 where repository = $1 and digest = $2")
@@ -71,14 +71,14 @@ impl Tx {
         &mut self,
         repository: &Repository,
         tag: &Tag,
-        why: &Why,
+        why: &RemovalCause,
     ) -> Result<Option<Digest>, Error> {
         let row: Option<(String,)> = on!(self.conn(), c => sqlx::query_as(
             "delete from tags where repository = $1 and name = $2 returning digest")
             .bind(repository.as_str()).bind(tag.as_str()).fetch_optional(c).await)?;
         let Some((digest,)) = row else { return Ok(None) };
-        let digest = parsed("digest", &digest)?;
-        self.tag_removed(repository, tag.as_str(), &digest, why).await?;
+        let digest = parse_stored("digest", &digest)?;
+        self.removal_put_tag(repository, tag.as_str(), &digest, why).await?;
         Ok(Some(digest))
     }
 }

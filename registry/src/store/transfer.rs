@@ -25,7 +25,7 @@ pub(crate) const MOVED: &[&str] = &[
 ];
 /// Tables that belong to the old server alone, or are filled during the move.
 #[cfg(test)]
-const LEFT: &[&str] =
+const NOT_MOVED: &[&str] =
     &["blobs", "tombstones", "uploads", "workers", "jobs", "job_findings", "_sqlx_migrations"];
 
 /// Rows read and written at a time. A manifest has 4 MiB at most.
@@ -58,29 +58,29 @@ struct Column {
 
 /// The state of a move into this database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moved {
+pub(crate) enum MoveState {
     /// The database is empty, or an earlier move of this registry into it was interrupted.
     Open,
     Done,
     /// The database has other content.
-    Taken,
+    NotEmpty,
 }
 
 impl Store {
     /// Claims this database for the move of one registry, and stores its `identity`.
-    pub(crate) async fn move_claim(&self, identity: &[u8]) -> Result<Moved, Error> {
+    pub(crate) async fn move_claim(&self, identity: &[u8]) -> Result<MoveState, Error> {
         if let Some(from) = self.key_find(MOVED_FROM).await? {
             return Ok(match self.key_find(MOVED_AT).await? {
-                _ if from != identity => Moved::Taken,
-                Some(_) => Moved::Done,
-                None => Moved::Open,
+                _ if from != identity => MoveState::NotEmpty,
+                Some(_) => MoveState::Done,
+                None => MoveState::Open,
             });
         }
         if !self.is_empty().await? {
-            return Ok(Moved::Taken);
+            return Ok(MoveState::NotEmpty);
         }
         let holder = self.server_key(MOVED_FROM, identity).await?;
-        Ok(if holder == identity { Moved::Open } else { Moved::Taken })
+        Ok(if holder == identity { MoveState::Open } else { MoveState::NotEmpty })
     }
 
     async fn key_find(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn no_table_is_forgotten() {
+    async fn every_table_is_moved_or_excluded() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(None, folder.path()).await.unwrap();
         let Engine::Sqlite(read) = store.read() else { panic!("SQLite") };
@@ -272,7 +272,7 @@ mod tests {
         .await
         .unwrap();
         let tables: BTreeSet<String> = rows.into_iter().map(|(name,)| name).collect();
-        let told: BTreeSet<String> = MOVED.iter().chain(LEFT).map(|name| (*name).to_owned()).collect();
+        let told: BTreeSet<String> = MOVED.iter().chain(NOT_MOVED).map(|name| (*name).to_owned()).collect();
         assert_eq!(tables, told, "every table is listed in MOVED or LEFT");
     }
 }

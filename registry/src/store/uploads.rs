@@ -5,7 +5,7 @@ use lode_model::digest::{Algorithm, Hasher};
 use lode_model::reference::Repository;
 use uuid::Uuid;
 
-use super::{Store, Tx, bigint, now_ms, on, parsed, size};
+use super::{Store, Tx, bigint, now_ms, on, parse_stored, size};
 use crate::Error;
 
 #[derive(Clone, Debug)]
@@ -41,13 +41,13 @@ pub(crate) struct NewUpload<'a> {
     pub(crate) store_key: &'a str,
     pub(crate) algorithm: Algorithm,
     /// The request that opens it also commits it.
-    pub(crate) in_one: bool,
+    pub(crate) commits_at_once: bool,
 }
 
 impl Store {
     pub(crate) async fn upload_insert(&self, upload: NewUpload<'_>) -> Result<UploadRow, Error> {
         let (state, now) = (Hasher::new(upload.algorithm).save(), now_ms());
-        let attempts = i64::from(upload.in_one);
+        let attempts = i64::from(upload.commits_at_once);
         on!(self.write(), c => sqlx::query(
             "insert into uploads (id, repository, store_key, next_byte, generation, algorithm, hash_state, attempts, created_at, updated_at)
              values ($1, $2, $3, 0, 0, $4, $5, $6, $7, $7)")
@@ -73,12 +73,12 @@ impl Store {
         repository: &Repository,
         id: Uuid,
     ) -> Result<Option<UploadRow>, Error> {
-        let row = self.upload_find_anywhere(id).await?;
+        let row = self.upload_find_any(id).await?;
         Ok(row.filter(|row| row.repository == *repository && !row.is_ending))
     }
 
     /// The upload, in any repository, even while it is being deleted.
-    pub(crate) async fn upload_find_anywhere(&self, id: Uuid) -> Result<Option<UploadRow>, Error> {
+    pub(crate) async fn upload_find_any(&self, id: Uuid) -> Result<Option<UploadRow>, Error> {
         let found: Option<Columns> = on!(self.read(), c => sqlx::query_as(
             "select id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at
              from uploads where id = $1")
@@ -89,7 +89,7 @@ impl Store {
     /// Becomes the upload's newest writer, so that every older one fails at its next save. It waits for a
     /// commit in progress, so the returned upload is certainly not committed. `None` if another writer, a
     /// commit or a cancellation came first.
-    pub(crate) async fn upload_take(
+    pub(crate) async fn upload_take_over(
         &self,
         id: Uuid,
         generation: i64,
@@ -103,9 +103,9 @@ impl Store {
         taken.map(row).transpose()
     }
 
-    /// Like `upload_take`, but final: every later writer, on any replica, finds that the upload is gone. A
+    /// Like `upload_take_over`, but final: every later writer, on any replica, finds that the upload is gone. A
     /// writer that could still take it over could create a blob from bytes that are about to be deleted.
-    pub(crate) async fn upload_take_to_end(
+    pub(crate) async fn upload_take_to_remove(
         &self,
         id: Uuid,
         generation: i64,
@@ -139,7 +139,7 @@ impl Store {
 
     /// Records where bytes will be written, before the first of them, so that they can be found after any
     /// failure.
-    pub(crate) async fn upload_announce(
+    pub(crate) async fn upload_record_location(
         &self,
         id: Uuid,
         generation: i64,
@@ -162,7 +162,7 @@ impl Store {
     }
 
     /// Uploads idle since before `cutoff`, oldest first.
-    pub(crate) async fn uploads_resting(&self, cutoff: i64, limit: u32) -> Result<Vec<UploadRow>, Error> {
+    pub(crate) async fn uploads_idle(&self, cutoff: i64, limit: u32) -> Result<Vec<UploadRow>, Error> {
         let rows: Vec<Columns> = on!(self.read(), c => sqlx::query_as(
             "select id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at
              from uploads where updated_at < $1 order by updated_at limit $2")
@@ -181,7 +181,7 @@ impl Store {
 
 impl Tx {
     /// Deletes an upload as part of its commit. Returns false if another writer or a cancellation came first.
-    pub(crate) async fn upload_finish(&mut self, id: Uuid, generation: i64) -> Result<bool, Error> {
+    pub(crate) async fn upload_delete_committed(&mut self, id: Uuid, generation: i64) -> Result<bool, Error> {
         let rows = on!(self.conn(), c => sqlx::query("delete from uploads where id = $1 and generation = $2")
             .bind(id.to_string()).bind(generation).execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
@@ -192,8 +192,8 @@ fn row(columns: Columns) -> Result<UploadRow, Error> {
     let (id, repository, store_key, offset, generation, hash_state, multipart_id, parts, attempts, ending_at) =
         columns;
     Ok(UploadRow {
-        id: parsed("upload", &id)?,
-        repository: parsed("repository", &repository)?,
+        id: parse_stored("upload", &id)?,
+        repository: parse_stored("repository", &repository)?,
         store_key,
         offset: size(offset)?,
         generation,

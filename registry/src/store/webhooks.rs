@@ -4,7 +4,7 @@
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 
-use super::{Engine, Store, Tx, on, parsed};
+use super::{Engine, Store, Tx, on, parse_stored};
 use crate::{Error, metrics};
 
 /// An event that was claimed for delivery.
@@ -42,7 +42,7 @@ const TAKE_UNLOCKED: &str = "update webhook_deliveries set next_at = $3, attempt
 
 impl Store {
     /// Claims the next deliveries to a target until `until`.
-    pub(crate) async fn deliveries_take(
+    pub(crate) async fn deliveries_claim(
         &self,
         target: &str,
         now: i64,
@@ -102,7 +102,7 @@ impl Store {
         Ok(())
     }
 
-    pub(crate) async fn delivery_give_up(
+    pub(crate) async fn delivery_abandon(
         &self,
         delivery: &Delivery,
         problem: &str,
@@ -123,14 +123,14 @@ impl Store {
         Ok(())
     }
 
-    pub(crate) async fn deliveries_forget(&self, given_up_before: i64) -> Result<(), Error> {
+    pub(crate) async fn deliveries_delete_abandoned(&self, given_up_before: i64) -> Result<(), Error> {
         on!(self.write(), c => sqlx::query("delete from webhook_deliveries where given_up_at < $1")
             .bind(given_up_before).execute(c).await.map(drop))?;
         Ok(())
     }
 
     /// Makes an abandoned or pending delivery due now. Returns false if there is none.
-    pub(crate) async fn delivery_again(&self, id: &str, now: i64) -> Result<bool, Error> {
+    pub(crate) async fn delivery_redeliver(&self, id: &str, now: i64) -> Result<bool, Error> {
         let rows = on!(self.write(), c => sqlx::query(
             "update webhook_deliveries set given_up_at = null, next_at = $2, created_at = $2 where id = $1")
             .bind(id).bind(now).execute(c).await.map(|r| r.rows_affected()))?;
@@ -165,7 +165,7 @@ impl Store {
 
 impl Tx {
     /// The tags that name a manifest.
-    pub(crate) async fn tags_naming(
+    pub(crate) async fn tags_of_manifest(
         &mut self,
         repository: &Repository,
         digest: &Digest,
@@ -173,7 +173,7 @@ impl Tx {
         let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
             "select name from tags where repository = $1 and digest = $2 order by name")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
-        rows.iter().map(|(name,)| parsed("tag", name)).collect()
+        rows.iter().map(|(name,)| parse_stored("tag", name)).collect()
     }
 
     /// Stores an event for one target. Both ids sort by time.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
-use super::{Store, millis, on, parsed};
+use super::{Store, millis, on, parse_stored};
 use crate::Error;
 
 /// A worker's report. The lists are JSON, because no query filters by them.
@@ -109,7 +109,7 @@ impl Store {
             on!(self.read(), c => sqlx::query_as(text).bind(millis(within)).fetch_all(c).await)?;
         rows.into_iter()
             .map(|(id, inventory, seen_at)| {
-                Ok(WorkerState { id: parsed("worker", &id)?, inventory, seen_at })
+                Ok(WorkerState { id: parse_stored("worker", &id)?, inventory, seen_at })
             })
             .collect()
     }
@@ -123,7 +123,7 @@ impl Store {
             .bind(id_list(ids)).fetch_all(c).await)?;
         let read =
             |(id, secret, advertise, version, devices, loaded, cached, registered_at, inventory): Row| {
-                let id = parsed("worker", &id)?;
+                let id = parse_stored("worker", &id)?;
                 Ok(WorkerRow {
                     id,
                     secret,

@@ -12,9 +12,9 @@ use tempfile::TempDir;
 
 use super::App;
 use crate::auth::Caller;
-use crate::{BackupReport, Config, Error, Take, backup, open, router};
+use crate::{BackupMode, BackupReport, Config, Error, backup, open, router};
 
-fn quiet(_bytes: u64) -> Arc<dyn Progress> {
+fn no_progress(_bytes: u64) -> Arc<dyn Progress> {
     Arc::new(NoProgress)
 }
 
@@ -39,12 +39,12 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-async fn take(app: &App, to: &TempDir, how: Take) -> BackupReport {
-    backup(app.registry.config(), to.path(), how, quiet).await.unwrap()
+async fn take(app: &App, to: &TempDir, how: BackupMode) -> BackupReport {
+    backup(app.registry.config(), to.path(), how, no_progress).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn while_everything_goes_on() {
+async fn backup_during_pushes_and_collections() {
     // Without a grace period, blobs are removed between the database copy and their own copy.
     let config = Config { gc_grace: Duration::ZERO, upload_lease: Duration::ZERO, ..Config::default() };
     let app = Arc::new(App::with(config).await);
@@ -67,11 +67,11 @@ async fn while_everything_goes_on() {
         })
     };
     let to = tempfile::tempdir().unwrap();
-    let first = take(&app, &to, Take::Copy).await;
+    let first = take(&app, &to, BackupMode::Copy).await;
     assert!(first.blobs >= 40 && first.blobs_copied >= first.blobs, "{first:?}");
     for _ in 0..3 {
         // Into the same folder again: existing blobs are not copied again.
-        let again = take(&app, &to, Take::Link).await;
+        let again = take(&app, &to, BackupMode::Link).await;
         assert!(again.blobs_copied < 40, "{again:?}");
         let restored = restore(to.path()).await;
         let report = restored.registry.fsck(&Caller::Internal, true).await.unwrap();
@@ -91,33 +91,34 @@ async fn while_everything_goes_on() {
 }
 
 #[tokio::test]
-async fn what_is_gone_leaves_the_backup_and_damage_stops_it() {
+async fn removed_blobs_are_pruned_and_damage_fails_the_backup() {
     let config = Config { gc_grace: Duration::ZERO, upload_lease: Duration::ZERO, ..Config::default() };
     let app = App::with(config).await;
     let digest = app.push_image("a", "latest", "kept").await;
     app.push_blob("a", "dropped").await;
     app.upload("a").await;
     let to = tempfile::tempdir().unwrap();
-    assert_eq!(take(&app, &to, Take::Copy).await.blobs, 4);
+    assert_eq!(take(&app, &to, BackupMode::Copy).await.blobs, 4);
     app.registry.gc_run(&Caller::Internal, false).await.unwrap();
-    let report = take(&app, &to, Take::Copy).await;
+    let report = take(&app, &to, BackupMode::Copy).await;
     assert_eq!((report.blobs, report.blobs_copied, report.blobs_removed), (3, 0, 1));
 
     // A row without its bytes is damage; the previous backup stays unchanged.
     let path = app._data.path().join("blobs/sha256").join(digest.hex());
     std::fs::remove_file(path).unwrap();
     let fresh = tempfile::tempdir().unwrap();
-    let failed = backup(app.registry.config(), fresh.path(), Take::Copy, quiet).await.unwrap_err();
+    let failed =
+        backup(app.registry.config(), fresh.path(), BackupMode::Copy, no_progress).await.unwrap_err();
     assert!(failed.to_string().contains(digest.as_str()), "{failed}");
     assert!(!fresh.path().join("lode.db").exists());
     let restored = restore(to.path()).await;
     assert!(restored.registry.fsck(&Caller::Internal, true).await.unwrap().is_sound());
 
     // Never into a folder that is being served, and only from a SQLite file.
-    let own = backup(app.registry.config(), app._data.path(), Take::Copy, quiet).await;
+    let own = backup(app.registry.config(), app._data.path(), BackupMode::Copy, no_progress).await;
     assert!(matches!(own, Err(Error::FolderInUse { .. })), "{own:?}");
     let elsewhere = Config { database: Some("postgres://db/lode".parse().unwrap()), ..Config::default() };
-    let refused = backup(&elsewhere, to.path(), Take::Copy, quiet).await;
+    let refused = backup(&elsewhere, to.path(), BackupMode::Copy, no_progress).await;
     assert!(matches!(refused, Err(Error::Config { setting: "database", .. })), "{refused:?}");
 }
 
@@ -126,7 +127,7 @@ async fn it_never_overwrites_a_registry() {
     let app = App::new().await;
     app.push_image("a", "latest", "here").await;
     let to = tempfile::tempdir().unwrap();
-    take(&app, &to, Take::Copy).await;
+    take(&app, &to, BackupMode::Copy).await;
 
     // A backup that was served has become a registry, even when it is no longer served.
     let other = restore(to.path()).await;
@@ -135,7 +136,7 @@ async fn it_never_overwrites_a_registry() {
     let App { registry, router: routes, _data: data } = other;
     drop((registry, routes));
     let refused = loop {
-        match backup(app.registry.config(), data.path(), Take::Copy, quiet).await {
+        match backup(app.registry.config(), data.path(), BackupMode::Copy, no_progress).await {
             Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
             refused => break refused,
         }
@@ -144,11 +145,11 @@ async fn it_never_overwrites_a_registry() {
     let other = restore(data.path()).await;
     assert_eq!(other.get("/v2/b/manifests/latest").await.status, 200);
     // A folder with a backup is still accepted.
-    take(&app, &to, Take::Copy).await;
+    take(&app, &to, BackupMode::Copy).await;
 }
 
 #[tokio::test]
-async fn one_that_is_cut_short_leaves_a_whole_one() {
+async fn an_interrupted_backup_leaves_a_complete_one() {
     let config = Config { gc_grace: Duration::ZERO, upload_lease: Duration::ZERO, ..Config::default() };
     let app = App::with(config).await;
     app.push_image("a", "latest", "kept").await;
@@ -156,12 +157,12 @@ async fn one_that_is_cut_short_leaves_a_whole_one() {
         app.push_blob("a", format!("dropped {n}")).await;
     }
     let to = tempfile::tempdir().unwrap();
-    take(&app, &to, Take::Copy).await;
+    take(&app, &to, BackupMode::Copy).await;
     app.registry.gc_run(&Caller::Internal, false).await.unwrap();
     // An entry that cannot be removed makes the next backup fail while it prunes unlisted blobs.
     let stuck = Digest::sha256(b"stuck");
     std::fs::create_dir(to.path().join("blobs/sha256").join(stuck.hex())).unwrap();
-    backup(app.registry.config(), to.path(), Take::Copy, quiet).await.unwrap_err();
+    backup(app.registry.config(), to.path(), BackupMode::Copy, no_progress).await.unwrap_err();
     std::fs::remove_dir(to.path().join("blobs/sha256").join(stuck.hex())).unwrap();
     let restored = restore(to.path()).await;
     let report = restored.registry.fsck(&Caller::Internal, true).await.unwrap();

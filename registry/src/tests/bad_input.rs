@@ -55,7 +55,7 @@ async fn distribution() {
 }
 
 #[tokio::test]
-async fn hosts_that_can_be_read_in_two_ways() {
+async fn ambiguous_hosts_are_refused() {
     let app = App::new().await;
     let cases: [(&str, &[&str], u16); 9] = [
         ("/v2/", &["localhost:5000"], 200),

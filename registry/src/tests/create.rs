@@ -66,7 +66,7 @@ async fn files_are_sent_before_they_have_a_name() {
 }
 
 #[tokio::test]
-async fn a_blob_that_cannot_be_read_does_not_tell_its_place() {
+async fn an_unreadable_blob_does_not_reveal_its_path() {
     let app = App::new().await;
     let digest = stage(&app, &safetensors("a", 2)).await;
     std::fs::remove_file(app._data.path().join("blobs/sha256").join(digest.hex())).unwrap();
@@ -222,7 +222,7 @@ async fn a_model_is_quantised_here() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_made_is_refused_by_name() {
+async fn invalid_create_requests_are_refused() {
     let app = App::new().await;
     push_model(&app, "base", "latest").await;
     let zero = format!("sha256:{}", "0".repeat(64));

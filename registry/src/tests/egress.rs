@@ -18,13 +18,13 @@ use super::{Answer, App, image};
 use crate::{Config, MirrorConfig};
 
 /// A server on its own port that records every request: method, path and `Authorization`.
-struct Stranger {
+struct RecordingServer {
     address: SocketAddr,
     heard: Arc<Mutex<Vec<String>>>,
 }
 
-impl Stranger {
-    async fn start(respond: impl Fn(&str) -> Response + Clone + Send + Sync + 'static) -> Stranger {
+impl RecordingServer {
+    async fn start(respond: impl Fn(&str) -> Response + Clone + Send + Sync + 'static) -> RecordingServer {
         let heard = Arc::new(Mutex::new(Vec::new()));
         let notes = heard.clone();
         let routes = Router::new().fallback(routing::any(move |request: Request| {
@@ -37,7 +37,7 @@ impl Stranger {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move { axum::serve(listener, routes).await });
-        Stranger { address, heard }
+        RecordingServer { address, heard }
     }
 
     fn heard(&self) -> Vec<String> {
@@ -46,8 +46,8 @@ impl Stranger {
 }
 
 /// An internal service that returns a secret to any request.
-async fn internal() -> Stranger {
-    Stranger::start(|_| r#"{"token":"INTERNAL-TOKEN","secret":"INTERNAL"}"#.into_response()).await
+async fn internal() -> RecordingServer {
+    RecordingServer::start(|_| r#"{"token":"INTERNAL-TOKEN","secret":"INTERNAL"}"#.into_response()).await
 }
 
 fn redirect(target: String) -> Response {
@@ -72,7 +72,7 @@ fn for_others(allow_egress: &[String]) -> Config {
 async fn a_registry_on_this_machine_cannot_name_another_port() {
     let inner = internal().await;
     let port = inner.address.port();
-    let evil = Stranger::start(move |path| match path {
+    let evil = RecordingServer::start(move |path| match path {
         path if path.contains("/x/realm/") => {
             let realm = format!("Bearer realm=\"http://127.0.0.1:{port}/latest/credentials\",service=\"x\"");
             (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, realm)]).into_response()
@@ -134,7 +134,7 @@ async fn a_server_for_others_connects_to_public_and_listed_addresses_only() {
 
 #[tokio::test]
 async fn errors_of_other_servers_are_not_repeated() {
-    let stranger = Stranger::start(|path| {
+    let stranger = RecordingServer::start(|path| {
         let json = r#"{"errors":[{"code":"DENIED","message":"INTERNAL in a message"}]}"#;
         match path {
             path if path.contains("/x/json/") => (StatusCode::FORBIDDEN, json).into_response(),
@@ -191,9 +191,9 @@ async fn a_mirror_follows_its_upstream_to_permitted_addresses_only() {
         2,
         &[json!({"mediaType": media_type::OCI_LAYER_TAR, "digest": layer, "size": 5})],
     );
-    let elsewhere = Stranger::start(|_| "layer".into_response()).await;
+    let elsewhere = RecordingServer::start(|_| "layer".into_response()).await;
     let target = format!("http://{}/storage", elsewhere.address);
-    let upstream = Stranger::start(move |path| match path {
+    let upstream = RecordingServer::start(move |path| match path {
         path if path.contains("/manifests/") => {
             ([(header::CONTENT_TYPE, media_type::OCI_MANIFEST)], manifest.to_string()).into_response()
         }

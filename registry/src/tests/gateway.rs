@@ -22,13 +22,13 @@ use super::{Answer, App};
 use crate::Config;
 
 /// The requests of a worker: path, some headers, body.
-pub(super) type Heard = Arc<Mutex<Vec<Value>>>;
+pub(super) type ReceivedRequests = Arc<Mutex<Vec<Value>>>;
 
 /// A worker that records its requests and always sends the same response.
 pub(super) async fn worker(
     answer: impl Fn() -> Response + Clone + Send + Sync + 'static,
-) -> (SocketAddr, Heard) {
-    let heard = Heard::default();
+) -> (SocketAddr, ReceivedRequests) {
+    let heard = ReceivedRequests::default();
     let notes = heard.clone();
     let routes = Router::new().fallback(move |request: Request| {
         let (answer, notes) = (answer.clone(), notes.clone());
@@ -74,7 +74,7 @@ pub(super) fn records(text: &'static str) -> Response {
 }
 
 #[tokio::test]
-async fn a_worker_hears_what_it_needs() {
+async fn a_worker_receives_the_request_and_its_context() {
     let app = App::new().await;
     let digest = app.push_image("team/mini", "8b", "x").await;
     let (address, heard) = worker(|| records("{\"response\":\"hi\"}\n{\"done\":true}\n")).await;
@@ -124,7 +124,7 @@ async fn the_older_embeddings_are_translated() {
 }
 
 #[tokio::test]
-async fn the_next_worker_is_asked_until_one_answers() {
+async fn workers_are_tried_until_one_responds() {
     let app = App::new().await;
     app.push_image("mini", "latest", "x").await;
     let ask = || app.post_json("/api/generate", json!({"model": "mini"}));
@@ -234,7 +234,7 @@ async fn a_connection_that_is_not_read_ends_the_work() {
 }
 
 #[tokio::test]
-async fn a_client_has_so_many_requests() {
+async fn requests_per_client_are_limited() {
     let proxy: crate::config::Cidr = "127.0.0.1".parse().unwrap();
     let config = Config { max_per_client: 2, trusted_proxies: vec![proxy], ..Config::default() };
     let app = App::with(config).await;
@@ -298,7 +298,7 @@ async fn a_caller_who_leaves_before_the_first_byte_ends_the_work() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_says_so() {
+async fn an_interrupted_stream_ends_with_an_error_record() {
     let app = App::new().await;
     app.push_image("mini", "latest", "x").await;
     let (address, _) = worker(|| {
@@ -352,7 +352,7 @@ async fn workers_come_and_go() {
 }
 
 #[tokio::test]
-async fn who_may_join() {
+async fn joining_needs_a_token_or_this_machine() {
     let body = || json!({"advertise": "http://127.0.0.1:1"});
     let open = App::new().await;
     assert_eq!(open.post_json("/lode/v1/workers", body()).await.status, 403, "from an unknown address");
@@ -369,7 +369,7 @@ async fn who_may_join() {
 }
 
 #[tokio::test]
-async fn ready_when_what_was_asked_for_is_there() {
+async fn readiness_waits_for_the_worker_and_the_model() {
     let config =
         Config { wait_for_worker: true, wait_for_model: Some("mini".to_owned()), ..Config::default() };
     let app = App::with(config).await;

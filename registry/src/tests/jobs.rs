@@ -85,7 +85,7 @@ async fn a_check_is_a_job_whose_findings_are_pages() {
 #[tokio::test]
 async fn jobs_wait_for_their_turn_and_are_cancelled() {
     let app = App::new().await;
-    let turn = app.registry.gc_turn_for_test().await;
+    let turn = app.registry.gc_lock_for_test().await;
     let mut started = Vec::new();
     // More than run at a time: some wait for their turn, some for a runner.
     for _ in 0..6 {
@@ -106,7 +106,7 @@ async fn jobs_wait_for_their_turn_and_are_cancelled() {
 #[tokio::test]
 async fn too_many_jobs_are_refused() {
     let app = App::new().await;
-    let _turn = app.registry.gc_turn_for_test().await;
+    let _turn = app.registry.gc_lock_for_test().await;
     for _ in 0..100 {
         assert_eq!(app.post_json("/lode/v1/gc", json!({})).await.status, 202);
     }
@@ -130,16 +130,16 @@ async fn another_replica_takes_over_what_a_dead_one_ran() {
         assert!(store.job_claim("b", true, lease).await.unwrap().is_none());
         let run = |holder: &str, attempt| JobRun { id: first.id.clone(), holder: holder.to_owned(), attempt };
         // The first lease expires, by the database's clock.
-        assert_eq!(store.job_beat(&run("a", 1), Duration::ZERO, None).await.unwrap(), Some(false));
+        assert_eq!(store.job_renew(&run("a", 1), Duration::ZERO, None).await.unwrap(), Some(false));
         let second = store.job_claim("b", true, lease).await.unwrap().unwrap();
         assert_eq!((&second.id, second.attempts), (&first.id, 2));
         // Its late updates have no effect.
-        assert_eq!(store.job_beat(&run("a", 1), lease, None).await.unwrap(), None);
+        assert_eq!(store.job_renew(&run("a", 1), lease, None).await.unwrap(), None);
         let end = JobEnd { state: "succeeded", progress: None, result: Some("{}"), problem: None };
         assert!(!store.job_finish(&run("a", 1), &end).await.unwrap());
         store.findings_insert(&run("a", 1), "orphan", 0, &["\"stale\"".to_owned()]).await.unwrap();
         store.job_cancel(&id).await.unwrap();
-        assert_eq!(store.job_beat(&run("b", 2), lease, None).await.unwrap(), Some(true));
+        assert_eq!(store.job_renew(&run("b", 2), lease, None).await.unwrap(), Some(true));
         assert!(store.job_finish(&run("b", 2), &end).await.unwrap());
         assert!(app.findings(&id, "orphan", 10).await.is_empty());
         let shown = app.registry.job_show(&Caller::Anonymous, id.parse().unwrap(), Duration::ZERO).await;

@@ -92,7 +92,7 @@ async fn push_titled(app: &App, name: &str, last: u8, more: Value) {
 }
 
 #[tokio::test]
-async fn the_same_model_whoever_pushed_it() {
+async fn every_layout_gives_the_same_model() {
     let app = App::new().await;
     let raw = "application/vnd.cncf.model.weight.v1.raw";
     let raw_config = "application/vnd.cncf.model.weight.config.v1.raw";

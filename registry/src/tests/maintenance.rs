@@ -8,7 +8,7 @@ use super::App;
 use crate::{Config, RetentionRule};
 
 #[tokio::test]
-async fn what_was_removed_is_told_and_undone() {
+async fn removals_are_listed_and_undone() {
     let config = Config {
         gc_grace: Duration::ZERO,
         gc_undo: Some(Duration::from_secs(3600)),

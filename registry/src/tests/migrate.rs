@@ -68,7 +68,7 @@ async fn move_registry(from: &Config, to: &Config) -> Result<MigrateReport, Erro
 }
 
 #[tokio::test]
-async fn everything_arrives() {
+async fn a_migration_copies_everything() {
     // 1. Push some of everything.
     let app = App::new().await;
     let first = app.push_image("team/mini", "v1", "one").await;
@@ -146,7 +146,7 @@ async fn everything_arrives() {
 }
 
 #[tokio::test]
-async fn only_readers_share_the_folder() {
+async fn only_read_only_servers_share_the_folder() {
     let app = App::new().await;
     let digest = app.push_image("team/mini", "v1", "one").await;
     let layer = Digest::sha256(b"one");

@@ -163,7 +163,7 @@ async fn fetched_once_and_served_while_the_upstream_is_down() {
 }
 
 #[tokio::test]
-async fn fifty_who_ask_at_once_are_one_fetch() {
+async fn fifty_concurrent_pulls_are_one_fetch() {
     let upstream = Upstream::start().await;
     upstream.app.push_image("team/mini", "latest", "layer").await;
     for app in mirrors(&upstream, LONG).await {
@@ -233,7 +233,7 @@ async fn a_tag_follows_its_upstream() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_and_what_cannot_be_told() {
+async fn absent_content_is_404_and_an_unavailable_upstream_503() {
     let upstream = Upstream::start().await;
     upstream.app.push_image("team/mini", "latest", "layer").await;
     let absent = Digest::sha256(b"absent");
@@ -297,7 +297,7 @@ async fn an_upstream_that_asks_for_a_login() {
 }
 
 #[tokio::test]
-async fn nobody_pushes_below_a_mirrored_prefix() {
+async fn pushes_below_a_mirrored_prefix_are_refused() {
     let upstream = Upstream::start().await;
     let app = App::with(Config { mirror: vec![upstream.mirrored(LONG)], ..Config::default() }).await;
     let (config, layer) = (app.push_blob("own", "{}").await, app.push_blob("own", "x").await);

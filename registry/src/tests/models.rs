@@ -97,7 +97,7 @@ async fn a_pushed_model_is_known_at_once() {
 }
 
 #[tokio::test]
-async fn as_ollama_shows_it() {
+async fn models_are_shown_in_ollamas_format() {
     let app = App::new().await;
     push_model(&app, "mini", "latest").await;
     push_model(&app, "team/sub/mini", "latest").await;
@@ -123,7 +123,7 @@ async fn as_ollama_shows_it() {
 }
 
 #[tokio::test]
-async fn a_gguf_says_what_it_can_do_and_where_it_comes_from() {
+async fn gguf_capabilities_and_lineage_are_shown() {
     let app = App::new().await;
     push_model(&app, "org/base", "latest").await;
     let mut metadata = Metadata::new();
@@ -151,7 +151,7 @@ async fn a_gguf_says_what_it_can_do_and_where_it_comes_from() {
 }
 
 #[tokio::test]
-async fn what_a_template_can_say_is_shown() {
+async fn template_capabilities_are_shown() {
     let app = App::new().await;
     let (go, file) = (media_type::OLLAMA_TEMPLATE, media_type::OLLAMA_JSON);
     let listed = r#"{"chat_template": [{"name": "default", "template": "{{ messages }}"}, {"name": "tool_use", "template": "{{ tools }}"}]}"#;
@@ -201,7 +201,7 @@ async fn copied_and_deleted() {
 }
 
 #[tokio::test]
-async fn a_strangers_header_does_no_harm() {
+async fn malformed_tensor_headers_are_reported() {
     let app = App::new().await;
     let good = tensor_blob("a", 2, 2);
     let cases = [

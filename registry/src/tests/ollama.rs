@@ -129,7 +129,7 @@ async fn other_clients_get_relative_addresses_and_no_link() {
 }
 
 #[tokio::test]
-async fn a_public_address_is_kept_to() {
+async fn locations_use_the_public_url() {
     let public_url = "https://models.example/".parse().ok();
     let app = App::with(crate::Config { public_url, ..Default::default() }).await;
     assert!(app.upload("a").await.starts_with("https://models.example/v2/a/blobs/uploads/"));
@@ -333,7 +333,7 @@ async fn names_may_carry_this_servers_own_host() {
 }
 
 #[tokio::test]
-async fn a_push_by_a_bare_name_says_where_to_push() {
+async fn a_push_without_a_host_explains_how_to_push() {
     let app = App::new().await;
     push_model(&app, "mini", "latest").await;
     // Before it pushes a name without a host, `ollama push` requests the signed-in user, and stops at any

@@ -34,7 +34,7 @@ async fn a_chat_streams_events() {
 }
 
 #[tokio::test]
-async fn answers_in_one_piece() {
+async fn responses_without_streaming() {
     let app = App::new().await;
     app.push_image("mini", "latest", "x").await;
     let (address, heard) = worker(|| {
@@ -79,7 +79,7 @@ async fn answers_in_one_piece() {
 }
 
 #[tokio::test]
-async fn what_is_null_is_not_said() {
+async fn null_fields_are_treated_as_absent() {
     let app = App::new().await;
     app.push_image("mini", "latest", "x").await;
     let (address, heard) =
@@ -150,7 +150,7 @@ async fn what_is_null_is_not_said() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_is_refused_by_its_name() {
+async fn unsupported_fields_are_refused_by_name() {
     let app = App::new().await;
     app.push_image("mini", "latest", "x").await;
     let (address, heard) = worker(|| records("{\"done\":true}\n")).await;

@@ -46,7 +46,7 @@ async fn metrics_count_by_route_and_never_by_name() {
 }
 
 #[tokio::test]
-async fn a_storage_that_is_not_the_index_s_is_not_ready() {
+async fn a_storage_of_another_database_is_not_ready() {
     let app = App::new().await;
     assert_eq!(app.get("/readyz").await.status, 200);
     app.push_image("a", "v1", "layer").await;
@@ -75,7 +75,7 @@ async fn a_request_keeps_the_id_that_it_came_with() {
 }
 
 #[tokio::test]
-async fn what_a_client_has_is_not_sent_again() {
+async fn if_none_match_returns_304() {
     let app = App::new().await;
     let digest = app.push_image("a", "v1", "layer").await;
     let blob = app.push_blob("a", "content").await;

@@ -41,7 +41,7 @@ async fn blobs_in_parts() {
 }
 
 #[tokio::test]
-async fn heads_say_what_gets_would() {
+async fn head_headers_match_get() {
     let app = App::new().await;
     let digest = app.push_image("a", "latest", "layer").await;
     let manifest = app.get("/v2/a/manifests/latest").await;

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{App, failure, image};
 
 #[tokio::test]
-async fn chunks_tell_where_they_stand() {
+async fn chunk_responses_report_the_offset() {
     let app = App::new().await;
     let location = app.upload("a/b").await;
     assert!(location.starts_with("/v2/a/b/blobs/uploads/"), "{location}");
@@ -54,7 +54,7 @@ async fn chunks_tell_where_they_stand() {
 }
 
 #[tokio::test]
-async fn an_empty_upload_stands_at_nothing() {
+async fn an_empty_upload_has_range_0_0() {
     let app = App::new().await;
     let location = app.upload("a").await;
     let status = app.get(&location).await;
@@ -66,7 +66,7 @@ async fn an_empty_upload_stands_at_nothing() {
 }
 
 #[tokio::test]
-async fn cancelled_is_gone() {
+async fn a_cancelled_upload_returns_404() {
     let app = App::new().await;
     let location = app.upload("a").await;
     assert_eq!(app.send(Request::patch(&location), "bytes").await.status, 202);
@@ -94,7 +94,7 @@ async fn wrong_bytes_never_show() {
 }
 
 #[tokio::test]
-async fn both_algorithms_however_announced() {
+async fn both_digest_algorithms_are_accepted() {
     let app = App::new().await;
     for query in ["", "?digest-algorithm=sha512", "?digest-algorithm=sha256"] {
         for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {

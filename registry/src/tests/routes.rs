@@ -92,7 +92,7 @@ const ROUTES: &[(&str, &str, &str)] = &[
 const OPEN: &[&str] = &["/healthz", "/readyz", "/metrics"];
 
 #[tokio::test]
-async fn every_route_asks_the_policy() {
+async fn every_route_checks_the_policy() {
     let app = App::new().await;
     for (method, route, body) in ROUTES {
         let path = route

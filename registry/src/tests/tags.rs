@@ -67,7 +67,7 @@ async fn a_deleted_manifest_takes_its_tags() {
 }
 
 #[tokio::test]
-async fn a_deleted_tag_goes_alone() {
+async fn deleting_a_tag_keeps_the_manifest() {
     let app = App::new().await;
     let digest = app.push_image("a", "one", "same").await;
     assert_eq!(app.delete("/v2/a/manifests/one").await.status, 202);

@@ -71,7 +71,7 @@ async fn both_versions_of_http_over_tls() {
 }
 
 #[tokio::test]
-async fn addresses_in_answers_follow_the_connection() {
+async fn locations_follow_the_connections_scheme() {
     let app = App::new().await;
     let pair = Pair::new();
     let server = Server::start_with(&app, Some(pair.tls())).await;

@@ -6,7 +6,7 @@ use super::App;
 use super::gateway::{join, records, worker};
 
 /// The response to a chat for the given worker records, and the request that the worker got.
-async fn asked(answer: &'static str, request: Value) -> (String, Value) {
+async fn chat_with_worker_records(answer: &'static str, request: Value) -> (String, Value) {
     let app = App::new().await;
     app.push_image("mini", "latest", "x").await;
     let (address, heard) = worker(move || records(answer)).await;
@@ -19,12 +19,13 @@ async fn asked(answer: &'static str, request: Value) -> (String, Value) {
 }
 
 #[tokio::test]
-async fn in_one_piece() {
+async fn tool_calls_in_one_response() {
     let record = r#"{"message":{"role":"assistant","content":"I look.","thinking":"Where?","tool_calls":[
         {"id":"call_a","function":{"index":0,"name":"look","arguments":{"z":1,"a":{"b":[]}}}},
         {"id":"call_b","function":{"index":1,"name":"add","arguments":{}}}]},"done":true,"done_reason":"stop"}"#;
     let tools = json!([{"type": "function", "function": {"name": "look"}}]);
-    let (text, heard) = asked(record, json!({"tools": tools, "reasoning_effort": "high"})).await;
+    let (text, heard) =
+        chat_with_worker_records(record, json!({"tools": tools, "reasoning_effort": "high"})).await;
     assert_eq!((&heard["tools"], &heard["think"]), (&tools, &json!("high")));
     let choice = serde_json::from_str::<Value>(&text).unwrap()["choices"][0].clone();
     let expect = json!({"index": 0, "message": {"role": "assistant", "content": "I look.", "reasoning": "Where?", "tool_calls": [
@@ -35,12 +36,12 @@ async fn in_one_piece() {
 }
 
 #[tokio::test]
-async fn as_events() {
+async fn tool_calls_as_events() {
     let answer = "{\"message\":{\"role\":\"assistant\",\"content\":\"\",\"thinking\":\"Where?\"},\"done\":false}\n\
         {\"message\":{\"content\":\"\",\"tool_calls\":[{\"id\":\"call_a\",\"function\":{\"index\":0,\"name\":\"look\",\"arguments\":{\"at\":1}}}]},\"done\":false}\n\
         {\"message\":{\"content\":\"\",\"tool_calls\":[{\"id\":\"call_b\",\"function\":{\"index\":1,\"name\":\"add\",\"arguments\":{}}}]},\"done\":false}\n\
         {\"message\":{\"content\":\"\"},\"done\":true,\"done_reason\":\"stop\"}\n";
-    let (text, _) = asked(answer, json!({"stream": true})).await;
+    let (text, _) = chat_with_worker_records(answer, json!({"stream": true})).await;
     let data: Vec<&str> = text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
     assert_eq!((data.len(), data[4]), (5, "[DONE]"));
     let choices: Vec<Value> = data[..4]
@@ -58,9 +59,9 @@ async fn as_events() {
 }
 
 #[tokio::test]
-async fn an_answer_that_was_cut_off_says_so() {
+async fn a_truncated_response_reports_length() {
     let record = r#"{"message":{"content":"","tool_calls":[{"id":"c","function":{"index":0,"name":"f","arguments":{}}}]},
         "done":true,"done_reason":"length"}"#;
-    let (text, _) = asked(record, json!({})).await;
+    let (text, _) = chat_with_worker_records(record, json!({})).await;
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["choices"][0]["finish_reason"], "length");
 }

@@ -77,7 +77,7 @@ async fn a_model_is_sent_to_another_registry() {
 }
 
 #[tokio::test]
-async fn what_cannot_move_is_told() {
+async fn failed_transfers_report_errors() {
     let (_there, address) = other().await;
     let here = App::new().await;
     push_model(&here, "mini", "latest").await;

@@ -22,10 +22,10 @@ const SECRET: &str = "a secret of the test";
 
 /// A receiver, and the events that it got.
 #[derive(Clone, Default)]
-struct Receiver(Arc<Mutex<Heard>>);
+struct Receiver(Arc<Mutex<ReceivedEvents>>);
 
 #[derive(Default)]
-struct Heard {
+struct ReceivedEvents {
     /// How many more attempts to refuse.
     refusals: usize,
     attempts: usize,
@@ -39,7 +39,7 @@ impl Receiver {
         receiver.0.lock().unwrap().refusals = refusals;
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/hook", listener.local_addr().unwrap());
-        let routes = Router::new().route("/hook", post(hear)).with_state(receiver.clone());
+        let routes = Router::new().route("/hook", post(receive_event)).with_state(receiver.clone());
         tokio::spawn(async move { axum::serve(listener, routes).await });
         (receiver, url)
     }
@@ -59,7 +59,7 @@ impl Receiver {
     }
 }
 
-async fn hear(State(receiver): State<Receiver>, headers: HeaderMap, body: String) -> StatusCode {
+async fn receive_event(State(receiver): State<Receiver>, headers: HeaderMap, body: String) -> StatusCode {
     let header = |name: &str| headers[name].to_str().unwrap();
     let mut mac = Hmac::<Sha256>::new_from_slice(SECRET.as_bytes()).unwrap();
     mac.update(format!("{}.{}.{body}", header("webhook-id"), header("webhook-timestamp")).as_bytes());
@@ -78,7 +78,7 @@ async fn hear(State(receiver): State<Receiver>, headers: HeaderMap, body: String
     StatusCode::NO_CONTENT
 }
 
-fn telling(url: &str, more: Value) -> Config {
+fn config_with_webhook(url: &str, more: Value) -> Config {
     let mut webhook = json!({ "url": url, "secret": SECRET });
     webhook.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     Config { webhook: vec![serde_json::from_value(webhook).unwrap()], ..Config::default() }
@@ -93,7 +93,7 @@ async fn pending(app: &App) -> Value {
 }
 
 /// Waits until no event is pending. The receiver gets an event before the sender has stored the result.
-async fn all_told(app: &App) {
+async fn wait_until_delivered(app: &App) {
     within(async {
         while pending(app).await != json!([]) {
             tokio::task::yield_now().await
@@ -103,9 +103,9 @@ async fn all_told(app: &App) {
 }
 
 #[tokio::test]
-async fn every_change_is_told_although_the_first_attempts_fail() {
+async fn every_change_is_delivered_after_retries() {
     let (receiver, url) = Receiver::start(2).await;
-    let app = App::with(telling(&url, json!({}))).await;
+    let app = App::with(config_with_webhook(&url, json!({}))).await;
     let first = app.push_image("team/mini", "v1", "one").await;
     let second = app.push_image("team/mini", "v1", "two").await;
     app.push_image("team/mini", "v1", "two").await;
@@ -134,12 +134,12 @@ async fn every_change_is_told_although_the_first_attempts_fail() {
     let deleted = of_type(&events, "delete")[0];
     assert_eq!((&deleted["digest"], &deleted["tags"]), (&json!(second), &json!(["v1"])));
     assert_eq!(deleted["reason"], "deleted");
-    all_told(&app).await;
+    wait_until_delivered(&app).await;
     assert_eq!(receiver.0.lock().unwrap().attempts, 11);
 }
 
 #[tokio::test]
-async fn what_collections_take_and_what_comes_back_is_told() {
+async fn collections_and_restores_send_events() {
     let (receiver, url) = Receiver::start(0).await;
     let rule = |rule: Value| serde_json::from_value(rule).unwrap();
     let app = App::with(Config {
@@ -150,7 +150,7 @@ async fn what_collections_take_and_what_comes_back_is_told() {
             rule(json!({ "repositories": ["team/*"], "keep_last": 1 })),
             rule(json!({ "repositories": ["ci/*"], "remove_untagged_after": "0s" })),
         ],
-        ..telling(&url, json!({}))
+        ..config_with_webhook(&url, json!({}))
     })
     .await;
     let old = app.push_image("team/mini", "v1", "one").await;
@@ -182,7 +182,7 @@ async fn what_collections_take_and_what_comes_back_is_told() {
     );
     // A collection that removes nothing sends no events.
     assert_eq!(app.job("/lode/v1/gc", json!({})).await["state"], "succeeded");
-    all_told(&app).await;
+    wait_until_delivered(&app).await;
     assert_eq!(receiver.0.lock().unwrap().taken.len(), said + 3);
 
     let undo = json!({ "repository": "team/mini", "reference": "v1" });
@@ -192,14 +192,15 @@ async fn what_collections_take_and_what_comes_back_is_told() {
     let (push, tag) = (of_type(&told, "push")[0], of_type(&told, "tag")[0]);
     assert_eq!((&push["digest"], &push["repository"]), (&json!(old), &json!("team/mini")));
     assert_eq!((&tag["tag"], &tag["digest"], &tag["previous"]), (&json!("v1"), &json!(old), &Value::Null));
-    all_told(&app).await;
+    wait_until_delivered(&app).await;
     assert_eq!(receiver.0.lock().unwrap().taken.len(), said + 5);
 }
 
 #[tokio::test]
-async fn only_what_is_wanted_is_told() {
+async fn only_matching_events_are_sent() {
     let (receiver, url) = Receiver::start(0).await;
-    let app = App::with(telling(&url, json!({ "events": ["tag"], "repositories": ["team/*"] }))).await;
+    let app =
+        App::with(config_with_webhook(&url, json!({ "events": ["tag"], "repositories": ["team/*"] }))).await;
     app.push_image("other/mini", "v1", "one").await;
     app.push_image("team/mini", "v2", "one").await;
     let events = receiver.events(1).await;
@@ -208,14 +209,15 @@ async fn only_what_is_wanted_is_told() {
     // A refused push sends no event.
     let missing = super::image(&lode_model::digest::Digest::sha256(b"absent"), 1, &[]);
     assert_eq!(app.push_manifest("team/mini", "v3", &missing).await.status, 400);
-    all_told(&app).await;
+    wait_until_delivered(&app).await;
     assert_eq!(receiver.0.lock().unwrap().attempts, 1);
 }
 
 #[tokio::test]
-async fn what_is_given_up_stays_visible_and_can_be_repeated() {
+async fn abandoned_events_stay_visible_and_can_be_retried() {
     let (receiver, url) = Receiver::start(1).await;
-    let mut config = telling(&url.replace("http://", "http://user:hush@"), json!({ "events": ["push"] }));
+    let mut config =
+        config_with_webhook(&url.replace("http://", "http://user:hush@"), json!({ "events": ["push"] }));
     config.webhook_give_up = Duration::ZERO;
     let app = App::with(config).await;
     app.push_image("a", "v1", "one").await;
@@ -235,14 +237,14 @@ async fn what_is_given_up_stays_visible_and_can_be_repeated() {
     let again = format!("/lode/v1/webhooks/{}/retry", given_up[0]["id"].as_str().unwrap());
     assert_eq!(app.send(Request::post(&again), "").await.status, 202);
     assert_eq!(receiver.events(1).await.len(), 1);
-    all_told(&app).await;
+    wait_until_delivered(&app).await;
     assert_eq!(app.send(Request::post(&again), "").await.status, 404);
 }
 
 #[tokio::test]
-async fn what_waits_for_an_address_that_left_the_settings_is_given_up() {
+async fn events_of_a_removed_webhook_are_abandoned() {
     // A port without a listener.
-    let app = App::with(telling("http://127.0.0.1:9/hook", json!({ "events": ["push"] }))).await;
+    let app = App::with(config_with_webhook("http://127.0.0.1:9/hook", json!({ "events": ["push"] }))).await;
     app.push_image("a", "v1", "one").await;
     assert_eq!(pending(&app).await.as_array().unwrap().len(), 1);
     let App { registry, router: routes, _data } = app;
@@ -280,7 +282,7 @@ async fn an_event_outlives_its_process_and_replicas_share_the_work() {
     let nobody = "http://127.0.0.1:9/hook";
     let config = |url: &str| Config {
         database: Some(database.clone()),
-        ..telling(url, json!({ "events": ["push"] }))
+        ..config_with_webhook(url, json!({ "events": ["push"] }))
     };
     let app = App::with(config(nobody)).await;
     for n in 0..20 {
@@ -301,7 +303,7 @@ async fn an_event_outlives_its_process_and_replicas_share_the_work() {
         replicas.push(App { router: router(registry.clone()), registry, _data: data });
     }
     receiver.events(20).await;
-    all_told(&replicas[0]).await;
+    wait_until_delivered(&replicas[0]).await;
     let heard = receiver.0.lock().unwrap();
     let ids: BTreeSet<&String> = heard.taken.iter().map(|(id, _)| id).collect();
     assert_eq!((heard.attempts, ids.len()), (20, 20));

@@ -81,7 +81,7 @@ async fn lengths_are_on_the_wire() {
 }
 
 #[tokio::test]
-async fn asked_first_told_first() {
+async fn expect_100_continue() {
     let app = App::new().await;
     let server = Server::start(&app).await;
     let digest = Digest::sha256(b"hello");
@@ -99,7 +99,7 @@ async fn asked_first_told_first() {
 }
 
 #[tokio::test]
-async fn an_early_answer_arrives() {
+async fn an_early_response_arrives() {
     let app = App::new().await;
     let server = Server::start(&app).await;
     let location = app.upload("a").await;
@@ -117,7 +117,7 @@ async fn an_early_answer_arrives() {
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_off_stores_nothing_false() {
+async fn an_interrupted_body_stores_only_valid_bytes() {
     let app = App::new().await;
     let server = Server::start(&app).await;
     let location = app.upload("a").await;

@@ -30,7 +30,7 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    pub(crate) fn wants(&self, event: &Event<'_>) -> bool {
+    pub(crate) fn matches_event(&self, event: &Event<'_>) -> bool {
         (self.events.is_empty() || self.events.contains(&event.kind()))
             && self.repositories.matches(event.repository())
     }
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_hold_to_the_parts_of_a_name() {
+    fn patterns_match_whole_name_parts() {
         let hook = |patterns: &[&str]| {
             webhook(serde_json::json!({"url": "https://x/", "secret": "s", "repositories": patterns}))
                 .unwrap()

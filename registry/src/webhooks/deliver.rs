@@ -12,23 +12,23 @@ use crate::store::{Delivery, millis, now_ms};
 use crate::{Error, Registry, metrics};
 
 /// Interval of checks for due events.
-const POLL: Duration = Duration::from_secs(1);
+const DUE_EVENT_INTERVAL: Duration = Duration::from_secs(1);
 /// How many events are posted to one URL at a time.
-const AT_ONCE: usize = 4;
+const MAX_CONCURRENT: usize = 4;
 /// Timeout of one attempt.
 const TIMEOUT: Duration = Duration::from_secs(15);
 /// Lease of an event: longer than an attempt and its database updates.
-const TAKEN: Duration = Duration::from_secs(60);
+const EVENT_LEASE: Duration = Duration::from_secs(60);
 /// The pause after the first failure; it doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
 /// How long abandoned events stay visible.
-const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
-const TIDY: Duration = Duration::from_secs(3600);
+const ABANDONED_RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
+const TIDY_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Why an attempt failed.
 #[derive(Debug, thiserror::Error)]
-enum Problem {
+enum DeliveryError {
     #[error("the receiver responded with {0}")]
     Refused(StatusCode),
     /// The receiver wants no more events.
@@ -51,7 +51,7 @@ pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
                     "failed to delete old webhook events; will retry"
                 );
             }
-            tokio::time::sleep(TIDY).await;
+            tokio::time::sleep(TIDY_INTERVAL).await;
         }
     });
     if registry.config().webhook.is_empty() {
@@ -59,7 +59,7 @@ pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
     }
     for webhook in registry.config().webhook.clone() {
         // Permitted at exactly the URL in the settings. It follows no redirects.
-        let egress = registry.egress().permitting(&webhook.url);
+        let egress = registry.egress().with_permitted(&webhook.url);
         let client = egress
             .http(&webhook.url)
             .map_err(|error| Error::Config { setting: "webhook", reason: error.to_string() })?;
@@ -69,13 +69,13 @@ pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
                 match deliver_due(&this, &client, &webhook).await {
                     // There may be more.
                     Ok(true) => {}
-                    Ok(false) => tokio::time::sleep(POLL).await,
+                    Ok(false) => tokio::time::sleep(DUE_EVENT_INTERVAL).await,
                     Err(error) => {
                         tracing::warn!(
                             error = crate::error::chain(&error),
                             "failed to read or update due webhook events; will retry"
                         );
-                        tokio::time::sleep(POLL).await;
+                        tokio::time::sleep(DUE_EVENT_INTERVAL).await;
                     }
                 }
             }
@@ -93,7 +93,7 @@ async fn deliver_due(
     let now = now_ms();
     let taken = registry
         .store()
-        .deliveries_take(webhook.url.as_str(), now, now + millis(TAKEN), AT_ONCE as i64)
+        .deliveries_claim(webhook.url.as_str(), now, now + millis(EVENT_LEASE), MAX_CONCURRENT as i64)
         .await?;
     let any = !taken.is_empty();
     let attempts: Vec<_> =
@@ -109,10 +109,10 @@ async fn deliver(
     delivery: &Delivery,
 ) -> Result<(), Error> {
     let outcome = post(client, webhook, delivery).await;
-    settle(registry, webhook, delivery, outcome).await
+    record_outcome(registry, webhook, delivery, outcome).await
 }
 
-async fn post(client: &reqwest::Client, webhook: &Webhook, delivery: &Delivery) -> Result<(), Problem> {
+async fn post(client: &reqwest::Client, webhook: &Webhook, delivery: &Delivery) -> Result<(), DeliveryError> {
     let timestamp = now_ms() / 1000;
     let signature = sign(&webhook.secret, &delivery.event, timestamp, &delivery.payload);
     let response = client
@@ -126,34 +126,34 @@ async fn post(client: &reqwest::Client, webhook: &Webhook, delivery: &Delivery) 
         .body(delivery.payload.clone())
         .send()
         .await
-        .map_err(|error| Problem::NoResponse(error.without_url()))?;
+        .map_err(|error| DeliveryError::NoResponse(error.without_url()))?;
     match response.status() {
         status if status.is_success() => Ok(()),
-        StatusCode::GONE => Err(Problem::Gone),
-        status => Err(Problem::Refused(status)),
+        StatusCode::GONE => Err(DeliveryError::Gone),
+        status => Err(DeliveryError::Refused(status)),
     }
 }
 
 /// Records the result of an attempt. If that fails, the event is posted again: delivery is at least once.
-async fn settle(
+async fn record_outcome(
     registry: &Registry,
     webhook: &Webhook,
     delivery: &Delivery,
-    outcome: Result<(), Problem>,
+    outcome: Result<(), DeliveryError>,
 ) -> Result<(), Error> {
     let Err(problem) = outcome else {
-        metrics::webhook_attempted("delivered");
+        metrics::record_webhook_attempt("delivered");
         return registry.store().delivery_done(delivery).await;
     };
     let now = now_ms();
     let next_at = now + millis(pause_after(delivery.attempts));
     let last_at = delivery.created_at + millis(registry.config().webhook_give_up);
-    let is_over = matches!(problem, Problem::Gone) || next_at > last_at;
+    let is_over = matches!(problem, DeliveryError::Gone) || next_at > last_at;
     let (text, detail) = (problem.to_string(), crate::error::chain(&problem));
     // Only the host: the rest of the URL may be a secret.
     let host = webhook.url.host_str();
     if is_over {
-        metrics::webhook_attempted("given_up");
+        metrics::record_webhook_attempt("given_up");
         tracing::error!(
             host,
             event = delivery.event,
@@ -161,9 +161,9 @@ async fn settle(
             problem = detail,
             "webhook delivery abandoned"
         );
-        registry.store().delivery_give_up(delivery, &text, now).await
+        registry.store().delivery_abandon(delivery, &text, now).await
     } else {
-        metrics::webhook_attempted("retry");
+        metrics::record_webhook_attempt("retry");
         tracing::warn!(
             host,
             event = delivery.event,
@@ -188,9 +188,9 @@ async fn tidy(registry: &Registry) -> Result<(), Error> {
     // Twice the time: a replica that still has the URL in its settings abandons the event itself.
     let created_before = now
         .saturating_sub(millis(registry.config().webhook_give_up).saturating_mul(2))
-        .saturating_sub(millis(TIDY));
+        .saturating_sub(millis(TIDY_INTERVAL));
     registry.store().deliveries_abandon(created_before, now).await?;
-    registry.store().deliveries_forget(now - millis(KEPT)).await
+    registry.store().deliveries_delete_abandoned(now - millis(ABANDONED_RETENTION)).await
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ pub(crate) struct Connection {
     stream: Option<TcpStream>,
     buffer: Vec<u8>,
     /// The received and unused part of the buffer.
-    unread: std::ops::Range<usize>,
+    unread_range: std::ops::Range<usize>,
 }
 
 /// The head of a response.
@@ -39,7 +39,7 @@ impl Connection {
     }
 
     pub(crate) fn new(address: SocketAddr) -> Connection {
-        Connection { address, stream: None, buffer: vec![0; RECEIVE_BYTES], unread: 0..0 }
+        Connection { address, stream: None, buffer: vec![0; RECEIVE_BYTES], unread_range: 0..0 }
     }
 
     /// Sends a request and returns the head of the response. The caller must read the body next.
@@ -75,7 +75,7 @@ impl Connection {
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(Some(PATIENCE))?;
                 stream.set_write_timeout(Some(PATIENCE))?;
-                self.unread = 0..0;
+                self.unread_range = 0..0;
                 self.stream.insert(stream)
             }
         };
@@ -93,7 +93,7 @@ impl Connection {
     }
 
     /// Like `send`, but reads and discards the body of the response.
-    pub(crate) fn ask(
+    pub(crate) fn send_and_discard(
         &mut self,
         method: &str,
         target: &str,
@@ -104,7 +104,7 @@ impl Connection {
         if method != "HEAD" {
             self.receive(&head, &mut |_| {})?;
         }
-        self.rest(&head);
+        self.close_if_requested(&head);
         Ok(head)
     }
 
@@ -117,7 +117,8 @@ impl Connection {
             loop {
                 let line = self.line()?;
                 let size = line.split(';').next().unwrap_or_default().trim();
-                let size = u64::from_str_radix(size, 16).map_err(|_| wrong("a chunk without a size"))?;
+                let size =
+                    u64::from_str_radix(size, 16).map_err(|_| invalid_data("a chunk without a size"))?;
                 self.take(size, take)?;
                 total += size;
                 self.line()?;
@@ -126,15 +127,15 @@ impl Connection {
                 }
             }
         } else {
-            let length = head.length.ok_or_else(|| wrong("a response without a length"))?;
+            let length = head.length.ok_or_else(|| invalid_data("a response without a length"))?;
             self.take(length, take)?;
             total = length;
         }
-        self.rest(head);
+        self.close_if_requested(head);
         Ok(total)
     }
 
-    fn rest(&mut self, head: &Head) {
+    fn close_if_requested(&mut self, head: &Head) {
         if head.closing {
             self.stream = None;
         }
@@ -142,12 +143,12 @@ impl Connection {
 
     fn take(&mut self, mut left: u64, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         while left > 0 {
-            if self.unread.is_empty() {
+            if self.unread_range.is_empty() {
                 self.fill()?;
             }
-            let n = self.unread.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            take(&self.buffer[self.unread.start..self.unread.start + n]);
-            self.unread.start += n;
+            let n = self.unread_range.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            take(&self.buffer[self.unread_range.start..self.unread_range.start + n]);
+            self.unread_range.start += n;
             left -= n as u64;
         }
         Ok(())
@@ -155,27 +156,27 @@ impl Connection {
 
     /// Moves the unread bytes to the front of the buffer and receives more.
     fn fill(&mut self) -> io::Result<()> {
-        self.buffer.copy_within(self.unread.clone(), 0);
-        self.unread = 0..self.unread.len();
-        if self.unread.end == self.buffer.len() {
-            return Err(wrong("a head that does not end"));
+        self.buffer.copy_within(self.unread_range.clone(), 0);
+        self.unread_range = 0..self.unread_range.len();
+        if self.unread_range.end == self.buffer.len() {
+            return Err(invalid_data("a head that does not end"));
         }
-        let stream = self.stream.as_mut().ok_or_else(|| wrong("no connection"))?;
-        let n = stream.read(&mut self.buffer[self.unread.end..])?;
+        let stream = self.stream.as_mut().ok_or_else(|| invalid_data("no connection"))?;
+        let n = stream.read(&mut self.buffer[self.unread_range.end..])?;
         if n == 0 {
             self.stream = None;
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        self.unread.end += n;
+        self.unread_range.end += n;
         Ok(())
     }
 
     fn line(&mut self) -> io::Result<String> {
         loop {
-            let bytes = &self.buffer[self.unread.clone()];
+            let bytes = &self.buffer[self.unread_range.clone()];
             if let Some(at) = bytes.windows(2).position(|two| two == b"\r\n") {
                 let line = String::from_utf8_lossy(&bytes[..at]).into_owned();
-                self.unread.start += at + 2;
+                self.unread_range.start += at + 2;
                 return Ok(line);
             }
             self.fill()?;
@@ -185,7 +186,7 @@ impl Connection {
     fn head(&mut self) -> io::Result<Head> {
         let status = self.line()?;
         let status = status.split(' ').nth(1).and_then(|code| code.parse().ok());
-        let status = status.ok_or_else(|| wrong("no status line"))?;
+        let status = status.ok_or_else(|| invalid_data("no status line"))?;
         let mut head = Head { status, location: None, length: None, chunked: false, closing: false };
         loop {
             let line = self.line()?;
@@ -208,8 +209,8 @@ impl Connection {
 /// The host and port of an absolute URL, which registries use to redirect to their storage.
 pub(crate) fn host_of(target: &str) -> io::Result<SocketAddr> {
     let host = target.strip_prefix("http://").and_then(|rest| rest.split('/').next());
-    let host = host.ok_or_else(|| wrong("a location that is not an http:// URL"))?;
-    host.to_socket_addrs()?.next().ok_or_else(|| wrong("a location without a host"))
+    let host = host.ok_or_else(|| invalid_data("a location that is not an http:// URL"))?;
+    host.to_socket_addrs()?.next().ok_or_else(|| invalid_data("a location without a host"))
 }
 
 /// The path of a URL with or without a host, as in `Location`.
@@ -220,6 +221,6 @@ fn path_of(target: &str) -> &str {
     }
 }
 
-fn wrong(what: &str) -> io::Error {
+fn invalid_data(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

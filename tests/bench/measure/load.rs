@@ -60,7 +60,7 @@ impl Blobs {
                 stamp(&mut piece, blob, at);
                 hasher.update(&piece);
             }
-            Ok(named(hasher))
+            Ok(digest_of(hasher))
         });
         Blobs { shape, block, digests: digests.expect("hashing does not fail") }
     }
@@ -85,7 +85,7 @@ impl Blobs {
     /// Pulls every blob. Checks lengths and stamps only; the tests check hashes.
     pub(crate) fn pull(&self, address: SocketAddr) -> io::Result<Duration> {
         let started = Instant::now();
-        parallel(self.shape.clients, self.shape.count, |connections: &mut Pulling, blob| {
+        parallel(self.shape.clients, self.shape.count, |connections: &mut PullConnections, blob| {
             let connection = connections.registry.get_or_insert_with(|| Connection::new(address));
             let path = format!("/v2/{REPOSITORY}/blobs/{}", self.digests[blob]);
             let head = connection.send("GET", &path, "", Body::None)?;
@@ -149,23 +149,23 @@ impl Request {
 }
 
 /// A repository with many tagged manifests.
-pub(crate) struct Tagged {
+pub(crate) struct TaggedManifests {
     digests: Vec<String>,
 }
 
-impl Tagged {
+impl TaggedManifests {
     /// Pushes the manifests.
-    pub(crate) fn push(address: SocketAddr) -> io::Result<Tagged> {
+    pub(crate) fn push(address: SocketAddr) -> io::Result<TaggedManifests> {
         let mut connection = Connection::new(address);
         let config = b"{}";
         let layers: Vec<Vec<u8>> = (0..8u8).map(|i| vec![i; 1000]).collect();
         for blob in layers.iter().map(Vec::as_slice).chain([&config[..]]) {
-            let digest = named(Sha256::new_with_prefix(blob));
+            let digest = digest_of(Sha256::new_with_prefix(blob));
             push(&mut connection, &digest, blob.len() as u64, &mut |stream| stream.write_all(blob))?;
         }
         let described = |media_type: &str, bytes: &[u8]| {
             serde_json::json!({
-                "mediaType": media_type, "digest": named(Sha256::new_with_prefix(bytes)), "size": bytes.len()
+                "mediaType": media_type, "digest": digest_of(Sha256::new_with_prefix(bytes)), "size": bytes.len()
             })
         };
         let layers: Vec<_> =
@@ -179,10 +179,10 @@ impl Tagged {
             let bytes = manifest.to_string().into_bytes();
             let body = Body::Bytes { content_type: IMAGE_MANIFEST, bytes: &bytes };
             let path = format!("/v2/{REPOSITORY}/manifests/{}", tag(i));
-            expect(connection.ask("PUT", &path, "", body)?, 201)?;
-            digests.push(named(Sha256::new_with_prefix(&bytes)));
+            expect(connection.send_and_discard("PUT", &path, "", body)?, 201)?;
+            digests.push(digest_of(Sha256::new_with_prefix(&bytes)));
         }
-        Ok(Tagged { digests })
+        Ok(TaggedManifests { digests })
     }
 
     /// Sends requests of one kind for `time`. Returns the number of responses and the elapsed time.
@@ -203,7 +203,7 @@ impl Tagged {
                 if over.load(Ordering::Relaxed) || started.elapsed() > time {
                     break;
                 }
-                expect(connection.ask(method, path, IMAGE_MANIFEST, Body::None)?, 200)?;
+                expect(connection.send_and_discard(method, path, IMAGE_MANIFEST, Body::None)?, 200)?;
                 count += 1;
             }
             over.store(true, Ordering::Relaxed);
@@ -236,12 +236,12 @@ fn push(
         head.location.ok_or_else(|| io::Error::other("an upload without a location"))
     };
     let path = format!("/v2/{REPOSITORY}/blobs/uploads/");
-    let upload = located(expect(connection.ask("POST", &path, "", Body::None)?, 202)?)?;
+    let upload = located(expect(connection.send_and_discard("POST", &path, "", Body::None)?, 202)?)?;
     let body = Body::Stream { length, write };
-    let upload = located(expect(connection.ask("PATCH", &upload, "", body)?, 202)?)?;
+    let upload = located(expect(connection.send_and_discard("PATCH", &upload, "", body)?, 202)?)?;
     let separator = if upload.contains('?') { '&' } else { '?' };
     let close = format!("{upload}{separator}digest={digest}");
-    expect(connection.ask("PUT", &close, "", Body::None)?, 201).map(drop)
+    expect(connection.send_and_discard("PUT", &close, "", Body::None)?, 201).map(drop)
 }
 
 fn expect(head: crate::http::Head, status: u16) -> io::Result<crate::http::Head> {
@@ -253,7 +253,7 @@ fn expect(head: crate::http::Head, status: u16) -> io::Result<crate::http::Head>
 
 /// The connections of one pulling client.
 #[derive(Default)]
-struct Pulling {
+struct PullConnections {
     registry: Option<Connection>,
     /// To the storage that the registry redirects to.
     storage: Option<Connection>,
@@ -300,7 +300,7 @@ fn stamp(piece: &mut [u8], blob: usize, at: u64) {
     piece[..STAMP].copy_from_slice(&stamp_of(blob, at));
 }
 
-fn named(hasher: Sha256) -> String {
+fn digest_of(hasher: Sha256) -> String {
     let hex: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sha256:{hex}")
 }

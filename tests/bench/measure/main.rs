@@ -10,7 +10,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use load::{Blobs, Request, Shape, Tagged};
+use load::{Blobs, Request, Shape, TaggedManifests};
 use table::{Sample, median, table};
 use target::{Kind, Place, Target};
 
@@ -58,7 +58,7 @@ fn main() -> io::Result<()> {
 }
 
 /// Runs `each` for every target in turn. Each round starts with another target.
-fn in_turn(options: &Options, mut each: impl FnMut(&Target) -> io::Result<()>) -> io::Result<()> {
+fn for_each_target(options: &Options, mut each: impl FnMut(&Target) -> io::Result<()>) -> io::Result<()> {
     let n = options.targets.len();
     for round in 0..options.rounds as usize {
         for at in 0..n {
@@ -80,12 +80,12 @@ fn push_pull(
 ) -> io::Result<()> {
     let blobs = Blobs::new(shape);
     let gib = shape.bytes() as f64 / f64::from(1 << 30);
-    in_turn(options, |target| {
+    for_each_target(options, |target| {
         *run += 1;
         let server = target.start(place, *run)?;
         for (verb, act) in [("push", Blobs::push as fn(&Blobs, _) -> _), ("pull", Blobs::pull)] {
-            settle();
-            server.forget_peak();
+            sync_disks();
+            server.reset_peak();
             let before = server.cpu_seconds();
             let seconds = act(&blobs, server.address)?.as_secs_f64();
             samples.push(Sample {
@@ -97,21 +97,21 @@ fn push_pull(
                 cpu: (server.cpu_seconds() - before) / gib,
                 peak_bytes: server.peak_bytes(),
             });
-            tell(samples);
+            print_last_sample(samples);
         }
         Ok(())
     })
 }
 
 fn requests(place: &Place, options: &Options, run: &mut u32, samples: &mut Vec<Sample>) -> io::Result<()> {
-    in_turn(options, |target| {
+    for_each_target(options, |target| {
         *run += 1;
         let server = target.start(place, *run)?;
-        let tagged = Tagged::push(server.address)?;
-        settle();
+        let tagged = TaggedManifests::push(server.address)?;
+        sync_disks();
         for request in Request::ALL {
             tagged.ask(server.address, request, options.time / 10)?;
-            server.forget_peak();
+            server.reset_peak();
             let before = server.cpu_seconds();
             let (count, time) = tagged.ask(server.address, request, options.time)?;
             samples.push(Sample {
@@ -123,7 +123,7 @@ fn requests(place: &Place, options: &Options, run: &mut u32, samples: &mut Vec<S
                 cpu: (server.cpu_seconds() - before) * 1e6 / count as f64,
                 peak_bytes: server.peak_bytes(),
             });
-            tell(samples);
+            print_last_sample(samples);
         }
         Ok(())
     })
@@ -140,7 +140,7 @@ fn baselines(place: &Place, options: &Options) -> io::Result<()> {
         format!("{}: SHA-256 on one core {hash:.0} MiB/s, loopback {socket:.0} MiB/s", place.name());
     if let Place::Folder { root, .. } = place {
         std::fs::create_dir_all(root)?;
-        settle();
+        sync_disks();
         let write = mib(three(&|| load::plain_write(root, bytes))?);
         line.push_str(&format!(", plain write and fsync {write:.0} MiB/s"));
     }
@@ -150,7 +150,7 @@ fn baselines(place: &Place, options: &Options) -> io::Result<()> {
 
 /// Syncs the writes of earlier servers to the disk, so that they do not slow down the next server.
 #[allow(unsafe_code)]
-fn settle() {
+fn sync_disks() {
     // SAFETY: sync has no arguments and no result.
     unsafe { libc::sync() };
 }
@@ -228,7 +228,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
     }
 }
 
-fn tell(samples: &[Sample]) {
+fn print_last_sample(samples: &[Sample]) {
     if let Some(Sample { place, row, target, rate, unit, cpu, peak_bytes }) = samples.last() {
         eprint(&format!(
             "{place}  {row}  {target}: {rate:.0} {unit}, CPU {cpu:.2}, {} MiB",

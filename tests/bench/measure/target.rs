@@ -57,7 +57,7 @@ impl Place {
     }
 }
 
-pub(crate) struct Running {
+pub(crate) struct RunningServer {
     child: Child,
     pub(crate) address: SocketAddr,
     folder: PathBuf,
@@ -66,7 +66,7 @@ pub(crate) struct Running {
 
 impl Target {
     /// Starts the server on empty storage. `run` makes the names of its folder and prefix unique.
-    pub(crate) fn start(&self, place: &Place, run: u32) -> io::Result<Running> {
+    pub(crate) fn start(&self, place: &Place, run: u32) -> io::Result<RunningServer> {
         let (root, objects) = match place {
             Place::Folder { root, .. } => (root, None),
             Place::S3 { scratch, objects, .. } => (scratch, objects.as_ref()),
@@ -84,10 +84,10 @@ impl Target {
         let log = File::create(folder.join("server.log"))?;
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
         let objects = objects.map(|objects| objects.join(&prefix));
-        let mut running = Running { child, address, folder, objects };
+        let mut running = RunningServer { child, address, folder, objects };
         let started = Instant::now();
         loop {
-            let answer = Connection::new(address).ask("GET", "/v2/", "", Body::None);
+            let answer = Connection::new(address).send_and_discard("GET", "/v2/", "", Body::None);
             if answer.is_ok_and(|head| head.status == 200) {
                 return Ok(running);
             }
@@ -100,7 +100,7 @@ impl Target {
     }
 }
 
-impl Running {
+impl RunningServer {
     /// CPU time so far, in seconds.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
@@ -111,7 +111,7 @@ impl Running {
         (ticks(11) + ticks(12)) / 100.0
     }
 
-    /// Peak resident memory since the last `forget_peak`.
+    /// Peak resident memory since the last `reset_peak`.
     pub(crate) fn peak_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -119,13 +119,13 @@ impl Running {
         kib.unwrap_or_default() * 1024
     }
 
-    pub(crate) fn forget_peak(&self) {
+    pub(crate) fn reset_peak(&self) {
         // Without permission, the peak counts from the server's start.
         let _ = fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5");
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -141,14 +141,14 @@ fn free_address() -> io::Result<SocketAddr> {
 }
 
 /// A command without the caller's environment.
-fn bare(program: &Path, folder: &Path) -> Command {
+fn clean_command(program: &Path, folder: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("HOME", folder).env("PATH", "/usr/bin:/bin").env("OTEL_TRACES_EXPORTER", "none");
     command
 }
 
 fn lode(program: &Path, place: &Place, folder: &Path, address: SocketAddr, prefix: &str) -> Command {
-    let mut command = bare(program, folder);
+    let mut command = clean_command(program, folder);
     command.args(["serve", "--no-worker", "--listen"]).arg(address.to_string());
     command.arg("--data").arg(folder.join("data"));
     if let Place::S3 { endpoint, bucket, access_key, secret_key, redirect, .. } = place {
@@ -183,7 +183,7 @@ fn distribution(
     );
     let path = folder.join("config.yml");
     File::create(&path)?.write_all(config.as_bytes())?;
-    let mut command = bare(program, folder);
+    let mut command = clean_command(program, folder);
     command.arg("serve").arg(path);
     Ok(command)
 }
@@ -212,7 +212,7 @@ fn zot(
     });
     let path = folder.join("config.json");
     File::create(&path)?.write_all(config.to_string().as_bytes())?;
-    let mut command = bare(program, folder);
+    let mut command = clean_command(program, folder);
     command.arg("serve").arg(path);
     Ok(command)
 }

@@ -22,7 +22,7 @@ use crate::server::PATIENCE;
 /// A repository to which all workers push images with the same layers.
 const SHARED: &str = "soak/all";
 /// Tags in it that all workers move.
-const HOT: [&str; 4] = ["hot-0", "hot-1", "hot-2", "hot-3"];
+const SHARED_TAGS: [&str; 4] = ["hot-0", "hot-1", "hot-2", "hot-3"];
 /// How many images a worker keeps before it deletes more than it pushes.
 const KEPT: usize = 24;
 
@@ -30,7 +30,7 @@ const KEPT: usize = 24;
 pub type Failure = String;
 
 /// A replica died during an upload. The client starts again, whatever the state of the upload.
-const CUT: &str = "the connection was cut";
+const INTERRUPTED: &str = "the connection was cut";
 
 /// The state that all workers share.
 pub struct Soak {
@@ -40,18 +40,18 @@ pub struct Soak {
     pool: Vec<(Vec<u8>, String)>,
     /// How long a blob is kept after an upload, a mount or a HEAD.
     lease: Duration,
-    hot: Mutex<BTreeMap<&'static str, Register>>,
+    shared_tags: Mutex<BTreeMap<&'static str, Register>>,
     /// Images that were pushed under hot tags, by digest.
-    shown: Mutex<HashMap<String, Arc<Image>>>,
+    shared_images: Mutex<HashMap<String, Arc<Image>>>,
     /// Manifests whose deletion has begun.
-    doomed: Mutex<HashSet<String>>,
+    deleted_digests: Mutex<HashSet<String>>,
     counts: Mutex<BTreeMap<&'static str, u64>>,
     /// Requests sent.
     pub requests: AtomicU64,
     /// Pushes that took longer than the lease and lost a blob, which is allowed.
-    pub lapsed: AtomicU64,
+    pub expired_leases: AtomicU64,
     /// Whether replicas are killed during the test. Workers then retry at another replica.
-    mortal: bool,
+    expects_kills: bool,
     /// Requests that were repeated because their replica died.
     pub repeated: AtomicU64,
     /// Set when the workers should stop.
@@ -72,13 +72,13 @@ impl Soak {
             replicas,
             pool: pool.map(|bytes| (bytes.clone(), sha256(&bytes))).collect(),
             lease,
-            hot: Mutex::default(),
-            shown: Mutex::default(),
-            doomed: Mutex::default(),
+            shared_tags: Mutex::default(),
+            shared_images: Mutex::default(),
+            deleted_digests: Mutex::default(),
             counts: Mutex::default(),
             requests: AtomicU64::new(0),
-            lapsed: AtomicU64::new(0),
-            mortal: false,
+            expired_leases: AtomicU64::new(0),
+            expects_kills: false,
             repeated: AtomicU64::new(0),
             stop: AtomicBool::new(false),
         }
@@ -86,8 +86,8 @@ impl Soak {
 
     /// Expects that replicas are killed: interrupted requests are repeated at another replica.
     #[must_use]
-    pub fn mortal(self) -> Self {
-        Self { mortal: true, ..self }
+    pub fn expecting_kills(self) -> Self {
+        Self { expects_kills: true, ..self }
     }
 
     /// The number of completed operations of each kind.
@@ -108,7 +108,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// An image that this worker has pushed and not deleted.
-struct Held {
+struct PushedImage {
     repository: String,
     digest: String,
     image: Arc<Image>,
@@ -121,10 +121,10 @@ pub struct Worker {
     soak: Arc<Soak>,
     id: usize,
     random: StdRng,
-    held: Vec<Held>,
+    pushed_images: Vec<PushedImage>,
     /// Repository and digest of manifests that may or may not still exist.
     uncertain: Vec<(String, String)>,
-    made: u64,
+    n_created: u64,
 }
 
 impl Worker {
@@ -132,7 +132,7 @@ impl Worker {
     #[must_use]
     pub fn new(soak: Arc<Soak>, id: usize, seed: u64) -> Self {
         let random = StdRng::seed_from_u64(seed);
-        Self { soak, id, random, held: Vec::new(), uncertain: Vec::new(), made: 0 }
+        Self { soak, id, random, pushed_images: Vec::new(), uncertain: Vec::new(), n_created: 0 }
     }
 
     /// Runs operations until `stop` is set or a response is wrong.
@@ -143,7 +143,7 @@ impl Worker {
     pub async fn work(&mut self) -> Result<(), Failure> {
         while !self.soak.stop.load(Ordering::Relaxed) {
             let operation = self.step().await;
-            if operation.as_ref().is_err_and(|e| e == CUT) {
+            if operation.as_ref().is_err_and(|e| e == INTERRUPTED) {
                 continue; // it has not changed anything that this worker relies on
             }
             if operation.is_err() {
@@ -155,8 +155,8 @@ impl Worker {
     }
 
     async fn step(&mut self) -> Result<&'static str, Failure> {
-        let few = self.held.len() < 4;
-        let many = self.held.len() > KEPT;
+        let few = self.pushed_images.len() < 4;
+        let many = self.pushed_images.len() > KEPT;
         match self.random.random_range(0..100) {
             _ if few => self.push().await.map(|()| "push"),
             0..=21 if !many => self.push().await.map(|()| "push"),
@@ -165,12 +165,12 @@ impl Worker {
             55..=68 => self.move_tag().await.map(|()| "move tag"),
             69..=74 => self.delete_tag().await.map(|()| "delete tag"),
             75..=81 => self.mount().await.map(|()| "mount"),
-            82..=85 => self.put_hot().await.map(|()| "move shared tag"),
-            86..=91 => self.pull_hot().await.map(|()| "pull shared tag"),
+            82..=85 => self.move_shared_tag().await.map(|()| "move shared tag"),
+            86..=91 => self.pull_shared_tag().await.map(|()| "pull shared tag"),
             92..=94 => self.list_tags().await.map(|()| "list tags"),
-            95..=96 => self.attach().await.map(|()| "attach"),
+            95..=96 => self.attach_referrer().await.map(|()| "attach"),
             97..=98 => self.delete_blob().await.map(|()| "delete blob"),
-            _ => self.cancel().await.map(|()| "cancel upload"),
+            _ => self.cancel_upload().await.map(|()| "cancel upload"),
         }
     }
 
@@ -180,10 +180,10 @@ impl Worker {
     ///
     /// A missing or different image.
     pub async fn check(&mut self) -> Result<usize, Failure> {
-        for i in 0..self.held.len() {
+        for i in 0..self.pushed_images.len() {
             self.pull_whole(i).await?;
         }
-        Ok(self.held.len())
+        Ok(self.pushed_images.len())
     }
 
     /// Deletes everything that this worker pushed.
@@ -192,29 +192,36 @@ impl Worker {
     ///
     /// A deletion that was refused.
     pub async fn clear(&mut self) -> Result<(), Failure> {
-        while !self.held.is_empty() {
+        while !self.pushed_images.is_empty() {
             self.delete_at(0).await?;
         }
         for (repository, digest) in std::mem::take(&mut self.uncertain) {
             let path = format!("/v2/{repository}/manifests/{digest}");
-            self.ask("DELETE", &path, Body::None, &[202, 404]).await?;
+            self.send_checked("DELETE", &path, Body::None, &[202, 404]).await?;
         }
         Ok(())
     }
 
-    fn own(&self) -> String {
+    fn own_repository(&self) -> String {
         format!("soak/worker-{}", self.id)
     }
 
     /// Sends a request to a random replica and checks that the status is one of `right`. If replicas are
     /// killed, an interrupted request is repeated at another one; a repeated deletion may then return 404.
-    async fn ask(&mut self, method: &str, path: &str, body: Body, right: &[u16]) -> Result<Answer, Failure> {
+    async fn send_checked(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: Body,
+        right: &[u16],
+    ) -> Result<Answer, Failure> {
         let deadline = Instant::now() + PATIENCE;
         let mut repeated = false;
         loop {
             let replica = self.random.random_range(0..self.soak.replicas.len());
             let registry = &self.soak.replicas[replica];
-            let request = body.clone().of(registry.request(method, path).timeout(Duration::from_secs(60)));
+            let request =
+                body.clone().apply_to(registry.request(method, path).timeout(Duration::from_secs(60)));
             self.soak.requests.fetch_add(1, Ordering::Relaxed);
             match registry.try_send(request).await {
                 Ok(answer) if right.contains(&answer.status) => return Ok(answer),
@@ -226,10 +233,10 @@ impl Worker {
                         answer.text()
                     ));
                 }
-                Err(_) if self.soak.mortal && Instant::now() < deadline => {
+                Err(_) if self.soak.expects_kills && Instant::now() < deadline => {
                     self.soak.repeated.fetch_add(1, Ordering::Relaxed);
                     if path.contains("/blobs/uploads/") && method != "DELETE" {
-                        return Err(CUT.to_owned());
+                        return Err(INTERRUPTED.to_owned());
                     }
                     repeated = true;
                     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -259,7 +266,7 @@ enum Body {
 }
 
 impl Body {
-    fn of(self, request: RequestBuilder) -> RequestBuilder {
+    fn apply_to(self, request: RequestBuilder) -> RequestBuilder {
         match self {
             Self::None => request.header("accept", format!("{IMAGE_MANIFEST}, {IMAGE_INDEX}")),
             Self::Manifest(bytes) => request.header("content-type", IMAGE_MANIFEST).body(bytes),

@@ -6,57 +6,57 @@ use std::sync::Arc;
 use rand::Rng;
 use rand::seq::IndexedRandom;
 
-use super::{Body, Failure, HOT, SHARED, Worker, location, locked};
+use super::{Body, Failure, SHARED, SHARED_TAGS, Worker, location, locked};
 use crate::artifact::{Image, sha256};
 use crate::register::tick;
 
 impl Worker {
     pub(super) async fn pull(&mut self) -> Result<(), Failure> {
-        let i = self.random.random_range(0..self.held.len());
+        let i = self.random.random_range(0..self.pushed_images.len());
         if self.random.random_bool(0.2) {
             return self.pull_whole(i).await;
         }
-        let (repository, image, reference) = self.some_reference(i);
-        self.manifest(&repository, &reference, &image).await?;
+        let (repository, image, reference) = self.random_reference(i);
+        self.check_manifest(&repository, &reference, &image).await?;
         let blobs: Vec<&[u8]> = image.blobs().filter(|blob| blob.len() < 1 << 20).collect();
         let Some(blob) = blobs.choose(&mut self.random) else { return Ok(()) };
-        self.blob_is(&repository, blob).await
+        self.check_blob(&repository, blob).await
     }
 
     pub(super) async fn pull_whole(&mut self, i: usize) -> Result<(), Failure> {
-        let (repository, image, reference) = self.some_reference(i);
-        self.manifest(&repository, &reference, &image).await?;
+        let (repository, image, reference) = self.random_reference(i);
+        self.check_manifest(&repository, &reference, &image).await?;
         for blob in image.blobs() {
-            self.blob_is(&repository, blob).await?;
+            self.check_blob(&repository, blob).await?;
         }
         Ok(())
     }
 
     /// An image with one of its tags or its digest.
-    pub(super) fn some_reference(&mut self, i: usize) -> (String, Arc<Image>, String) {
-        let held = &self.held[i];
+    pub(super) fn random_reference(&mut self, i: usize) -> (String, Arc<Image>, String) {
+        let held = &self.pushed_images[i];
         let names: Vec<&String> = held.tags.iter().chain([&held.digest]).collect();
         let reference = names.choose(&mut self.random).map_or(held.digest.clone(), |name| (*name).clone());
         (held.repository.clone(), held.image.clone(), reference)
     }
 
-    pub(super) async fn manifest(
+    pub(super) async fn check_manifest(
         &mut self,
         repository: &str,
         reference: &str,
         image: &Image,
     ) -> Result<(), Failure> {
         let path = format!("/v2/{repository}/manifests/{reference}");
-        let answer = self.ask("GET", &path, Body::None, &[200]).await?;
+        let answer = self.send_checked("GET", &path, Body::None, &[200]).await?;
         match answer.body == image.manifest {
             true => Ok(()),
             false => Err(format!("GET {path} returns {}, not {}", answer.text(), image.digest())),
         }
     }
 
-    pub(super) async fn blob_is(&mut self, repository: &str, bytes: &[u8]) -> Result<(), Failure> {
+    pub(super) async fn check_blob(&mut self, repository: &str, bytes: &[u8]) -> Result<(), Failure> {
         let digest = sha256(bytes);
-        let (status, body) = self.blob(repository, &digest).await?;
+        let (status, body) = self.fetch_blob(repository, &digest).await?;
         match status == 200 && body == bytes {
             true => Ok(()),
             false => Err(format!(
@@ -68,26 +68,31 @@ impl Worker {
     }
 
     /// A blob's status and bytes, from the server or from the storage that it redirects to.
-    pub(super) async fn blob(&mut self, repository: &str, digest: &str) -> Result<(u16, Vec<u8>), Failure> {
+    pub(super) async fn fetch_blob(
+        &mut self,
+        repository: &str,
+        digest: &str,
+    ) -> Result<(u16, Vec<u8>), Failure> {
         let path = format!("/v2/{repository}/blobs/{digest}");
-        let answer = self.ask("GET", &path, Body::None, &[200, 307, 404]).await?;
+        let answer = self.send_checked("GET", &path, Body::None, &[200, 307, 404]).await?;
         if answer.status != 307 {
             return Ok((answer.status, answer.body.to_vec()));
         }
         let target = location(&answer)?;
-        let answer = self.ask("GET", &target, Body::None, &[200, 404]).await?;
+        let answer = self.send_checked("GET", &target, Body::None, &[200, 404]).await?;
         Ok((answer.status, answer.body.to_vec()))
     }
 
     pub(super) async fn list_tags(&mut self) -> Result<(), Failure> {
-        let own = self.own();
+        let own = self.own_repository();
         let expected: BTreeSet<String> = self
-            .held
+            .pushed_images
             .iter()
             .filter(|held| held.repository == own)
             .flat_map(|held| held.tags.iter().cloned())
             .collect();
-        let answer = self.ask("GET", &format!("/v2/{own}/tags/list"), Body::None, &[200, 404]).await?;
+        let answer =
+            self.send_checked("GET", &format!("/v2/{own}/tags/list"), Body::None, &[200, 404]).await?;
         let listed: BTreeSet<String> = match answer.status {
             200 => answer.json()["tags"]
                 .as_array()
@@ -103,23 +108,23 @@ impl Worker {
         }
     }
 
-    pub(super) async fn pull_hot(&mut self) -> Result<(), Failure> {
-        let tag = HOT[self.random.random_range(0..HOT.len())];
+    pub(super) async fn pull_shared_tag(&mut self) -> Result<(), Failure> {
+        let tag = SHARED_TAGS[self.random.random_range(0..SHARED_TAGS.len())];
         let path = format!("/v2/{SHARED}/manifests/{tag}");
         let begun = tick();
-        let answer = self.ask("GET", &path, Body::None, &[200, 404]).await?;
+        let answer = self.send_checked("GET", &path, Body::None, &[200, 404]).await?;
         let ended = tick();
         let found = (answer.status == 200).then(|| sha256(&answer.body));
         let explained =
-            locked(&self.soak.hot).entry(tag).or_default().may_hold(found.as_deref(), begun, ended);
+            locked(&self.soak.shared_tags).entry(tag).or_default().may_hold(found.as_deref(), begun, ended);
         if !explained {
             return Err(format!("GET {path} returns {found:?}, which no sequence of the writes explains"));
         }
-        let image = found.as_ref().and_then(|digest| locked(&self.soak.shown).get(digest).cloned());
+        let image = found.as_ref().and_then(|digest| locked(&self.soak.shared_images).get(digest).cloned());
         let (Some(digest), Some(image)) = (found, image) else { return Ok(()) };
         let layer = &image.layers[image.layers.len() - 1];
-        let (status, body) = self.blob(SHARED, &sha256(layer)).await?;
-        let gone = status == 404 && locked(&self.soak.doomed).contains(&digest);
+        let (status, body) = self.fetch_blob(SHARED, &sha256(layer)).await?;
+        let gone = status == 404 && locked(&self.soak.deleted_digests).contains(&digest);
         match gone || (status == 200 && body == *layer) {
             true => Ok(()),
             false => {

@@ -343,7 +343,7 @@ pub struct Span {
 
 impl Batch {
     /// The page and slot of each row.
-    pub fn places(&self) -> impl Iterator<Item = (u32, usize)> {
+    pub fn row_slots(&self) -> impl Iterator<Item = (u32, usize)> {
         self.spans.iter().flat_map(|span| {
             (span.start..span.start + span.rows)
                 .map(|t| (self.pages[span.first_page + t / PAGE_LEN], t % PAGE_LEN))

@@ -171,7 +171,7 @@ impl Ops {
         out: &mut Window<'_>,
         scratch: &mut Vec<f32>,
     ) {
-        if dot_blocks::takes(rows.kind()) {
+        if dot_blocks::uses_integers(rows.kind()) {
             // SAFETY: as for `decode_row`.
             unsafe { (self.dot_blocks)(rows, x.columns, out, scratch) }
         } else {

@@ -75,7 +75,7 @@ impl Pool {
             let state = Arc::clone(&pool.state);
             let thread = std::thread::Builder::new()
                 .name(format!("compute-{}", index + 1))
-                .spawn(move || state.serve(index))
+                .spawn(move || state.run_thread(index))
                 .map_err(|e| DeviceError::Threads { reason: e.to_string() })?;
             pool.threads.push(thread);
         }
@@ -95,7 +95,7 @@ impl Pool {
             (0..chunks).for_each(|chunk| work(chunk, &mut self.scratch));
             return;
         }
-        // SAFETY: only the lifetime changes. `Closing` below delays the return, also after a panic, until no
+        // SAFETY: only the lifetime changes. `CloseOnDrop` below delays the return, also after a panic, until no
         // thread uses the closure.
         let work: &Work<'static> = unsafe { std::mem::transmute::<&Work<'_>, &Work<'static>>(work) };
         let state = &*self.state;
@@ -104,13 +104,13 @@ impl Pool {
         state.next.store(0, Ordering::Relaxed);
         let number = (state.state.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32;
         state.state.store(number | OPEN, Ordering::SeqCst);
-        let closing = Closing(state);
+        let closing = CloseOnDrop(state);
         for (asleep, thread) in state.asleep.iter().zip(&self.threads) {
             if asleep.load(Ordering::SeqCst) {
                 thread.thread().unpark();
             }
         }
-        state.deal(work, chunks, &mut self.scratch);
+        state.run_chunks(work, chunks, &mut self.scratch);
         drop(closing);
         if state.panicked.swap(false, Ordering::Relaxed) {
             resume_unwind(Box::new("a compute thread panicked"));
@@ -130,9 +130,9 @@ impl Drop for Pool {
 }
 
 /// Closes the job on drop and waits for the threads that joined it.
-struct Closing<'a>(&'a State);
+struct CloseOnDrop<'a>(&'a State);
 
-impl Drop for Closing<'_> {
+impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
         let mut now = self.0.state.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0;
@@ -150,7 +150,7 @@ impl Drop for Closing<'_> {
 }
 
 impl State {
-    fn deal(&self, work: &Work<'_>, chunks: usize, scratch: &mut Scratch) {
+    fn run_chunks(&self, work: &Work<'_>, chunks: usize, scratch: &mut Scratch) {
         loop {
             let chunk = self.next.fetch_add(1, Ordering::Relaxed);
             if chunk >= chunks {
@@ -161,7 +161,7 @@ impl State {
     }
 
     /// The main loop of thread `index`.
-    fn serve(&self, index: usize) {
+    fn run_thread(&self, index: usize) {
         let mut scratch = Scratch::default();
         let mut last = 0;
         let mut spins = 0;
@@ -171,7 +171,7 @@ impl State {
                 if self.state.compare_exchange(now, now + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     last = now >> 32;
                     spins = 0;
-                    self.join(&mut scratch);
+                    self.work_on_job(&mut scratch);
                 }
             } else if spins < SPINS {
                 spins += 1;
@@ -184,14 +184,14 @@ impl State {
     }
 
     /// Works on the job that this thread has just joined.
-    fn join(&self, scratch: &mut Scratch) {
+    fn work_on_job(&self, scratch: &mut Scratch) {
         // SAFETY: this thread joined while the job was open, so the caller stays in `run`: the job is set and
         // its borrows are alive.
         let (work, chunks, caller) = unsafe {
             let job = (*self.job.get()).as_ref().expect("the job is set before it is opened");
             (&*job.work, job.chunks, job.caller.clone())
         };
-        if catch_unwind(AssertUnwindSafe(|| self.deal(work, chunks, scratch))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| self.run_chunks(work, chunks, scratch))).is_err() {
             self.panicked.store(true, Ordering::Relaxed);
         }
         let before = self.state.fetch_sub(1, Ordering::AcqRel);

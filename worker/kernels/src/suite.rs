@@ -1,5 +1,5 @@
 //! The conformance tests of devices: compares the fused methods with the scalar CPU on awkward shapes. A new
-//! implementation of `Kernels` adds one test that calls [`agrees`] with its constructor.
+//! implementation of `Kernels` adds one test that calls [`check_device`] with its constructor.
 
 use bytes::Bytes;
 
@@ -189,7 +189,7 @@ fn error(found: &[f32], expect: &[f32]) -> f64 {
 /// Asserts the normalised mean squared error against the scalar CPU. The bound is 1e-10 with an f32 cache,
 /// where only the order of additions differs, and 1e-6 with f16, where the last bit of a key may be rounded
 /// differently.
-fn agrees<K: Kernels>(make: impl Fn() -> K) {
+fn check_device<K: Kernels>(make: impl Fn() -> K) {
     for float in [Float::F32, Float::F16, Float::BF16] {
         for (kind, bound) in [(Kind::Float(Float::F32), 1e-10), (Kind::Float(Float::F16), 1e-6)] {
             for pairing in [Pairing::Halves, Pairing::Adjacent] {
@@ -206,8 +206,8 @@ fn agrees<K: Kernels>(make: impl Fn() -> K) {
 }
 
 #[test]
-fn the_cpu_agrees_with_its_scalar_self() {
+fn the_cpu_agrees_with_its_scalar_version() {
     for threads in [1, 3] {
-        agrees(|| Cpu::new(Some(threads), false).unwrap());
+        check_device(|| Cpu::new(Some(threads), false).unwrap());
     }
 }

@@ -61,7 +61,7 @@ fn some_bytes(n: usize, seed: u64) -> Vec<u8> {
 }
 
 /// Drops the first byte, so that the rest is at an odd address.
-fn tail(bytes: Vec<u8>) -> Bytes {
+fn skip_first_byte(bytes: Vec<u8>) -> Bytes {
     Bytes::from(bytes).slice(1..)
 }
 
@@ -92,9 +92,10 @@ impl Packed {
             }
             Kind::Affine { bits, group, scales } => {
                 let codes = some_bytes(1 + n * kind.row_bytes(cols), seed);
-                let some = |seed| tail(floats(scales, n * cols / group, seed));
+                let some = |seed| skip_first_byte(floats(scales, n * cols / group, seed));
                 let dtype = Dtype::Affine { bits, group, scales };
-                let weight = Weight::new(dtype, (n, cols), tail(codes), some(seed + 1), some(seed + 2));
+                let weight =
+                    Weight::new(dtype, (n, cols), skip_first_byte(codes), some(seed + 1), some(seed + 2));
                 Self { weight: Some(weight.unwrap()), kind, cols, bytes: Vec::new() }
             }
             Kind::Scaled(format) => {
@@ -108,15 +109,28 @@ impl Packed {
                     codes.iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code = 0x7e);
                 }
                 let dtype = Dtype::Scaled(format);
-                let weight = Weight::new(dtype, (n, cols), tail(codes), tail(scales), Bytes::new()).unwrap();
+                let weight = Weight::new(
+                    dtype,
+                    (n, cols),
+                    skip_first_byte(codes),
+                    skip_first_byte(scales),
+                    Bytes::new(),
+                )
+                .unwrap();
                 let factor = if format == Scaled::Nvfp4 { 0.37 } else { 1.0 };
                 Self { weight: Some(weight.with_factor(factor)), kind, cols, bytes: Vec::new() }
             }
             Kind::Ggml(ty) => {
                 let mut bytes = vec![0; 1 + n * kind.row_bytes(cols)];
                 ggml::encode(ty, &random(n * cols, seed), &mut bytes[1..]).unwrap();
-                let weight =
-                    Weight::new(Dtype::Ggml(ty), (n, cols), tail(bytes), Bytes::new(), Bytes::new()).unwrap();
+                let weight = Weight::new(
+                    Dtype::Ggml(ty),
+                    (n, cols),
+                    skip_first_byte(bytes),
+                    Bytes::new(),
+                    Bytes::new(),
+                )
+                .unwrap();
                 let factor = if ty == Type::NVFP4 { 0.37 } else { 1.0 };
                 Self { weight: Some(weight.with_factor(factor)), kind, cols, bytes: Vec::new() }
             }

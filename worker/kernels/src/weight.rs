@@ -172,7 +172,7 @@ impl Weight {
     ///
     /// # Panics
     /// If there are fewer rows.
-    pub fn part(&self, first: usize, n: usize) -> Self {
+    pub fn row_range(&self, first: usize, n: usize) -> Self {
         assert!(first + n <= self.rows);
         let cut = |bytes: &Bytes| {
             let row = bytes.len() / self.rows.max(1);

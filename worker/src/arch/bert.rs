@@ -28,8 +28,8 @@ pub(super) fn roberta(config: &Config) -> Result<Plan, ConfigError> {
 }
 
 fn of(config: &Config, architecture: &'static str, first_position: usize) -> Result<Plan, ConfigError> {
-    let embedding_length = config.need("hidden_size", 1, 1 << 20)?;
-    let n_heads = config.need("num_attention_heads", 1, 1 << 14)?;
+    let embedding_length = config.require_integer("hidden_size", 1, 1 << 20)?;
+    let n_heads = config.require_integer("num_attention_heads", 1, 1 << 14)?;
     if !embedding_length.is_multiple_of(n_heads) {
         let rule = format!("{embedding_length} is not a multiple of {n_heads} heads");
         return Err(ConfigError::Relation { field: "hidden_size", rule });
@@ -51,11 +51,11 @@ fn of(config: &Config, architecture: &'static str, first_position: usize) -> Res
     Ok(Plan {
         shape: Shape {
             architecture,
-            vocab_size: config.need("vocab_size", 1, 1 << 24)?,
+            vocab_size: config.require_integer("vocab_size", 1, 1 << 24)?,
             context_length: positions - first_position,
             embedding_length,
-            hidden_dim: config.need("intermediate_size", 1, 1 << 22)?,
-            layers: config.need("num_hidden_layers", 1, 1 << 12)?,
+            hidden_dim: config.require_integer("intermediate_size", 1, 1 << 22)?,
+            layers: config.require_integer("num_hidden_layers", 1, 1 << 12)?,
             n_heads,
             n_kv_heads: n_heads,
             head_dim: embedding_length / n_heads,
@@ -152,10 +152,10 @@ impl<K: Kernels> Encoder<K> {
         let table = load.tensors.matrix(&name("word"), vocab_size, width).map_err(vocabulary)?;
         let embedding = load.kernels.matrix(&table)?;
         let table = load.tensors.matrix(&name("position"), plan.positions, width)?;
-        let table = table.part(plan.first_position, plan.shape.context_length);
+        let table = table.row_range(plan.first_position, plan.shape.context_length);
         let positions = load.kernels.matrix(&table)?;
         let table = load.tensors.matrix(&name("token_type"), plan.token_types, width)?;
-        let token_type = load.kernels.vector(&table.part(0, 1), 0.0)?;
+        let token_type = load.kernels.vector(&table.row_range(0, 1), 0.0)?;
         let norm = load.norm("embeddings.LayerNorm", width)?;
         let block = |index| load.block(index, width, hidden_dim);
         let blocks = (0..plan.shape.layers).map(block).collect::<Result<Vec<_>, _>>()?;

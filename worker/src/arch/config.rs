@@ -51,7 +51,7 @@ impl Config {
     }
 
     /// A configuration from the metadata of a GGUF.
-    pub fn of_gguf(fields: Map<String, Value>) -> Self {
+    pub fn from_gguf(fields: Map<String, Value>) -> Self {
         Self { fields, container: Container::Gguf }
     }
 
@@ -60,7 +60,7 @@ impl Config {
     }
 
     /// The nested configuration in `field`.
-    pub fn within(&self, field: &'static str) -> Result<Self, ConfigError> {
+    pub fn nested_config(&self, field: &'static str) -> Result<Self, ConfigError> {
         let fields = object(field, self.get(field))?.ok_or(ConfigError::Missing { field })?;
         Ok(Self { fields: fields.clone(), container: self.container })
     }
@@ -85,7 +85,7 @@ impl Config {
     }
 
     /// As [`Config::integer`], for a required field.
-    pub fn need(&self, field: &'static str, min: u64, max: u64) -> Result<usize, ConfigError> {
+    pub fn require_integer(&self, field: &'static str, min: u64, max: u64) -> Result<usize, ConfigError> {
         self.integer(field, min, max)?.ok_or(ConfigError::Missing { field })
     }
 
@@ -115,7 +115,7 @@ impl Config {
     }
 
     /// Whether the field is present, even if it is null.
-    pub fn mentions(&self, field: &str) -> bool {
+    pub fn has_field(&self, field: &str) -> bool {
         self.fields.contains_key(field)
     }
 
@@ -247,7 +247,7 @@ impl Config {
             "longrope" | "su" => {
                 let original = original()?;
                 let factor = match optional("factor", 1e-3, 1e6)? {
-                    Some(factor) if !self.mentions("original_max_position_embeddings") => factor,
+                    Some(factor) if !self.has_field("original_max_position_embeddings") => factor,
                     _ => trained()? / original,
                 };
                 let usual = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
@@ -404,7 +404,7 @@ mod tests {
         let check = |json: &str, expect: &str| {
             let config = Config::parse(json.as_bytes()).unwrap();
             let error = config
-                .need("hidden_size", 1, 1 << 20)
+                .require_integer("hidden_size", 1, 1 << 20)
                 .err()
                 .or_else(|| config.rope(1e4).err())
                 .or_else(|| config.flag("attention_bias", false).err());

@@ -94,7 +94,7 @@ impl<K: Kernels> Loader<'_, K> {
         let mut parts = Vec::with_capacity(N);
         let mut first = 0;
         for n in rows {
-            parts.push(Linear { matrix: self.kernels.matrix(&whole.part(first, n))?, bias: None });
+            parts.push(Linear { matrix: self.kernels.matrix(&whole.row_range(first, n))?, bias: None });
             first += n;
         }
         Ok(parts.try_into().unwrap_or_else(|_| unreachable!("one part per number of rows")))

@@ -2,21 +2,25 @@
 //! scores and logits, alternating layers with a sliding window and with full attention (transformers
 //! `modeling_gemma2.py`).
 
-use super::plan::{self, Plan, SILENT, Silent};
+use super::plan::{self, FamilyDefaults, LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError, Container, llama};
 use lode_kernels::Activation;
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
-    let mut plan = of(config, "gemma2", &Silent { context_length: 8192, ..SILENT })?;
+    let mut plan = of(config, "gemma2", &FamilyDefaults { context_length: 8192, ..LLAMA_DEFAULTS })?;
     // Layers 0, 2, 4 and so on use a sliding window.
-    plan.slide(config, plan::window(config, Some(4096))?, |layer| layer.is_multiple_of(2))?;
+    plan.set_layer_windows(config, plan::window(config, Some(4096))?, |layer| layer.is_multiple_of(2))?;
     Ok(plan)
 }
 
 /// The part shared with Gemma 3.
-pub(super) fn of(config: &Config, architecture: &'static str, silent: &Silent) -> Result<Plan, ConfigError> {
-    llama::whole_heads(config)?;
-    let silent = Silent { head_dim: Some(256), tied: true, ..*silent };
+pub(super) fn of(
+    config: &Config,
+    architecture: &'static str,
+    silent: &FamilyDefaults,
+) -> Result<Plan, ConfigError> {
+    llama::refuse_partial_rotation(config)?;
+    let silent = FamilyDefaults { head_dim: Some(256), tied: true, ..*silent };
     let mut plan = Plan::of(config, architecture, &silent)?;
     // A checkpoint stores its norm weights minus 1.
     plan.norm_plus = match config.container() {
@@ -26,8 +30,8 @@ pub(super) fn of(config: &Config, architecture: &'static str, silent: &Silent) -
     plan.embedding_scale = (plan.shape.embedding_length as f32).sqrt();
     let scalar = config.number("query_pre_attn_scalar", 256.0, 1e-3, 1e9)?;
     plan.attention_scale = (scalar as f32).powf(-0.5);
-    plan.attention_cap = plan::cap(config, "attn_logit_softcapping")?;
-    plan.logits_cap = plan::cap(config, "final_logit_softcapping")?;
+    plan.attention_cap = plan::soft_cap(config, "attn_logit_softcapping")?;
+    plan.logits_cap = plan::soft_cap(config, "final_logit_softcapping")?;
     plan.post_norms = true;
     // The default, also when an older file names another activation in `hidden_act`.
     if config.text("hidden_activation")?.is_none() {

@@ -1,21 +1,21 @@
 //! Gemma 3: Gemma 2 with norms of the heads of q and k. One layer in six has full attention and a larger RoPE
 //! theta (transformers `modeling_gemma3.py`).
 
-use super::plan::{self, Plan, SILENT, Silent};
+use super::plan::{self, FamilyDefaults, LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError, RopeConfig, RopeKind, gemma2};
 
 /// The text part of a multimodal model. Its configuration has only the values that differ from the defaults.
-pub(super) fn beside_vision(config: &Config) -> Result<Plan, ConfigError> {
-    plan(&config.within("text_config")?)
+pub(super) fn plan_multimodal(config: &Config) -> Result<Plan, ConfigError> {
+    plan(&config.nested_config("text_config")?)
 }
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
-    let silent = Silent {
+    let silent = FamilyDefaults {
         theta: 1e6,
         heads: Some([8, 4]),
         vocab_size: Some(262_208),
         context_length: 131_072,
-        ..SILENT
+        ..LLAMA_DEFAULTS
     };
     let mut plan = gemma2::of(config, "gemma3", &silent)?;
     plan.head_norms = true;
@@ -23,7 +23,9 @@ pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
         Some(every) => every,
         None => config.integer("_sliding_window_pattern", 1, 1 << 12)?.unwrap_or(6),
     };
-    plan.slide(config, plan::window(config, Some(4096))?, |layer| !(layer + 1).is_multiple_of(every))?;
+    plan.set_layer_windows(config, plan::window(config, Some(4096))?, |layer| {
+        !(layer + 1).is_multiple_of(every)
+    })?;
 
     let local = match config.rope_of_layers("sliding_attention", 10_000.0)? {
         Some(rope) => rope,

@@ -1,20 +1,20 @@
 //! The llama family: grouped-query attention with rotary halves, RMS norms, SwiGLU.
 //! Covers Llama 1 to 3.x, with biases and tied embeddings.
 
-use super::plan::{Plan, SILENT};
+use super::plan::{LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError, Container};
 use lode_kernels::Pairing;
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
-    whole_heads(config)?;
-    let mut plan = Plan::of(config, "llama", &SILENT)?;
-    plan.pairing = pairing(config);
+    refuse_partial_rotation(config)?;
+    let mut plan = Plan::of(config, "llama", &LLAMA_DEFAULTS)?;
+    plan.pairing = row_pairing(config);
     Ok(plan)
 }
 
 /// The order of the rows of q and k in this family's files and in those of families with the same GGUF
 /// architecture.
-pub(super) fn pairing(config: &Config) -> Pairing {
+pub(super) fn row_pairing(config: &Config) -> Pairing {
     match config.container() {
         Container::Checkpoint => Pairing::Halves,
         Container::Gguf => Pairing::Adjacent,
@@ -22,7 +22,7 @@ pub(super) fn pairing(config: &Config) -> Pairing {
 }
 
 /// Refuses partial rotation of heads, which the reference code of these families does not support.
-pub(super) fn whole_heads(config: &Config) -> Result<(), ConfigError> {
+pub(super) fn refuse_partial_rotation(config: &Config) -> Result<(), ConfigError> {
     let share = config.number("partial_rotary_factor", 1.0, 0.0, 1.0)?;
     if share == 1.0 {
         return Ok(());

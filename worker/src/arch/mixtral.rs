@@ -1,15 +1,15 @@
 //! Mixtral: mistral with a mixture of experts in every layer (transformers `modeling_mixtral.py`). The router
 //! weights of a token's experts are scaled to a sum of 1.
 
-use super::plan::{self, ExpertPlan, Plan, SILENT, Silent};
+use super::plan::{self, ExpertPlan, FamilyDefaults, LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError, llama};
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
-    llama::whole_heads(config)?;
-    let silent = Silent { theta: 1e6, norm_eps: 1e-5, ..SILENT };
+    llama::refuse_partial_rotation(config)?;
+    let silent = FamilyDefaults { theta: 1e6, norm_eps: 1e-5, ..LLAMA_DEFAULTS };
     let mut plan = Plan::of(config, "mixtral", &silent)?;
-    plan.pairing = llama::pairing(config);
-    plan.slide(config, plan::window(config, None)?, |_| true)?;
+    plan.pairing = llama::row_pairing(config);
+    plan.set_layer_windows(config, plan::window(config, None)?, |_| true)?;
     let count = config.integer("num_local_experts", 1, 1 << 12)?.unwrap_or(8);
     plan.experts = Some(ExpertPlan {
         count,

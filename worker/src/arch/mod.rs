@@ -116,7 +116,7 @@ impl Plan {
             "Qwen3MoeForCausalLM" | "qwen3_moe" => qwen3_moe::plan,
             "Gemma2ForCausalLM" | "gemma2" => gemma2::plan,
             "Gemma3ForCausalLM" | "gemma3_text" => gemma3::plan,
-            "Gemma3ForConditionalGeneration" | "gemma3" => gemma3::beside_vision,
+            "Gemma3ForConditionalGeneration" | "gemma3" => gemma3::plan_multimodal,
             "Phi3ForCausalLM" | "phi3" => phi3::plan,
             "BertModel" | "bert" => return Ok(Self(Kind::Encoder(bert::bert(config)?))),
             "RobertaModel" | "roberta" | "XLMRobertaModel" | "xlm-roberta" => {

@@ -1,14 +1,14 @@
 //! Phi3 and Phi 4: llama with q, k and v in one matrix and gate and up in another, optional partial rotation
 //! of heads, and a window on every layer (transformers `modeling_phi3.py`).
 
-use super::plan::{self, Plan, SILENT, Silent};
+use super::plan::{self, FamilyDefaults, LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError};
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
-    let mut plan = Plan::of(config, "phi3", &Silent { norm_eps: 1e-5, ..SILENT })?;
+    let mut plan = Plan::of(config, "phi3", &FamilyDefaults { norm_eps: 1e-5, ..LLAMA_DEFAULTS })?;
     plan.fused = true;
     plan.out_bias = Some(false);
     plan.mlp_bias = Some(false);
-    plan.slide(config, plan::window(config, None)?, |_| true)?;
+    plan.set_layer_windows(config, plan::window(config, None)?, |_| true)?;
     Ok(plan)
 }

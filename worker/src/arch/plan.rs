@@ -57,7 +57,7 @@ pub(super) struct ExpertPlan {
 }
 
 /// The defaults of transformers for missing configuration values.
-pub(super) struct Silent {
+pub(super) struct FamilyDefaults {
     pub(super) theta: f64,
     pub(super) norm_eps: f64,
     /// `None`: the width divided by the number of heads.
@@ -71,7 +71,7 @@ pub(super) struct Silent {
 }
 
 /// The defaults for llama and most other families.
-pub(super) const SILENT: Silent = Silent {
+pub(super) const LLAMA_DEFAULTS: FamilyDefaults = FamilyDefaults {
     theta: 10_000.0,
     norm_eps: 1e-6,
     head_dim: None,
@@ -86,9 +86,9 @@ impl Plan {
     pub(super) fn of(
         config: &Config,
         architecture: &'static str,
-        silent: &Silent,
+        silent: &FamilyDefaults,
     ) -> Result<Self, ConfigError> {
-        let embedding_length = config.need("hidden_size", 1, 1 << 20)?;
+        let embedding_length = config.require_integer("hidden_size", 1, 1 << 20)?;
         let field = |name, silent: Option<usize>, max| match config.integer(name, 1, max)?.or(silent) {
             Some(found) => Ok(found),
             None => Err(ConfigError::Missing { field: name }),
@@ -116,13 +116,13 @@ impl Plan {
         if !head_dim.is_multiple_of(2) {
             return relation("head_dim", format!("{head_dim} is odd, so it cannot be rotated in pairs"));
         }
-        let layers = config.need("num_hidden_layers", 1, 1 << 12)?;
+        let layers = config.require_integer("num_hidden_layers", 1, 1 << 12)?;
         let shape = Shape {
             architecture,
             vocab_size: field("vocab_size", silent.vocab_size, 1 << 24)?,
             context_length: field("max_position_embeddings", Some(silent.context_length), 1 << 26)?,
             embedding_length,
-            hidden_dim: config.need("intermediate_size", 1, 1 << 22)?,
+            hidden_dim: config.require_integer("intermediate_size", 1, 1 << 22)?,
             layers,
             n_heads,
             n_kv_heads,
@@ -154,7 +154,7 @@ impl Plan {
 
     /// Sets `window` on the sliding layers of `layer_types`, or if that is absent, on those that `otherwise`
     /// selects.
-    pub(super) fn slide(
+    pub(super) fn set_layer_windows(
         &mut self,
         config: &Config,
         window: Option<usize>,
@@ -185,26 +185,26 @@ impl Plan {
 /// How many of `count` experts process a row. The default is `silent`, if there are that many.
 pub(super) fn experts_used(config: &Config, count: usize, silent: usize) -> Result<usize, ConfigError> {
     let field = "num_experts_per_tok";
-    let silent = (silent <= count).then_some(silent);
-    config.integer(field, 1, count as u64)?.or(silent).ok_or(ConfigError::Missing { field })
+    let family_defaults = (silent <= count).then_some(silent);
+    config.integer(field, 1, count as u64)?.or(family_defaults).ok_or(ConfigError::Missing { field })
 }
 
 /// The sliding window in keys. 0 and null mean none; `silent` is the default for a missing field.
 pub(super) fn window(config: &Config, silent: Option<usize>) -> Result<Option<usize>, ConfigError> {
-    if !config.mentions("sliding_window") {
+    if !config.has_field("sliding_window") {
         return Ok(silent);
     }
     Ok(config.integer("sliding_window", 0, 1 << 32)?.filter(|window| *window > 0))
 }
 
 /// The soft cap of scores or logits; none for null.
-pub(super) fn cap(config: &Config, field: &'static str) -> Result<Option<f32>, ConfigError> {
+pub(super) fn soft_cap(config: &Config, field: &'static str) -> Result<Option<f32>, ConfigError> {
     let cap = config.number(field, 0.0, 0.0, 1e9)?;
     Ok((cap > 0.0).then_some(cap as f32))
 }
 
 fn activation(config: &Config) -> Result<Activation, ConfigError> {
-    let field = if config.mentions("hidden_activation") { "hidden_activation" } else { "hidden_act" };
+    let field = if config.has_field("hidden_activation") { "hidden_activation" } else { "hidden_act" };
     match config.text(field)? {
         None | Some("silu" | "swish") => Ok(Activation::Silu),
         Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),

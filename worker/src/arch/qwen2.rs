@@ -1,24 +1,24 @@
 //! Qwen2 and 2.5: llama with biases on q, k and v (transformers `modeling_qwen2.py`). A window applies only
 //! if the configuration enables it, starting at a given layer.
 
-use super::plan::{self, Plan, SILENT};
+use super::plan::{self, LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError, llama};
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
-    llama::whole_heads(config)?;
-    let mut plan = Plan::of(config, "qwen2", &SILENT)?;
+    llama::refuse_partial_rotation(config)?;
+    let mut plan = Plan::of(config, "qwen2", &LLAMA_DEFAULTS)?;
     plan.qkv_bias = Some(true);
     plan.out_bias = Some(false);
     plan.mlp_bias = Some(false);
-    windows(config, &mut plan)?;
+    set_sliding_windows(config, &mut plan)?;
     Ok(plan)
 }
 
 /// Sets Qwen's sliding windows.
-pub(super) fn windows(config: &Config, plan: &mut Plan) -> Result<(), ConfigError> {
+pub(super) fn set_sliding_windows(config: &Config, plan: &mut Plan) -> Result<(), ConfigError> {
     if !config.flag("use_sliding_window", false)? {
         return Ok(());
     }
     let first = config.integer("max_window_layers", 0, 1 << 32)?.unwrap_or(28);
-    plan.slide(config, plan::window(config, Some(4096))?, |layer| layer >= first)
+    plan.set_layer_windows(config, plan::window(config, Some(4096))?, |layer| layer >= first)
 }

@@ -1,19 +1,23 @@
 //! Qwen3: an explicit head size, a norm of each head of q and k before the rotation, and no biases
 //! (transformers `modeling_qwen3.py`).
 
-use super::plan::{Plan, SILENT, Silent};
+use super::plan::{FamilyDefaults, LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError, llama, qwen2};
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
-    of(config, "qwen3", &Silent { head_dim: Some(128), ..SILENT })
+    of(config, "qwen3", &FamilyDefaults { head_dim: Some(128), ..LLAMA_DEFAULTS })
 }
 
 /// The part shared with the mixture-of-experts models.
-pub(super) fn of(config: &Config, architecture: &'static str, silent: &Silent) -> Result<Plan, ConfigError> {
-    llama::whole_heads(config)?;
+pub(super) fn of(
+    config: &Config,
+    architecture: &'static str,
+    silent: &FamilyDefaults,
+) -> Result<Plan, ConfigError> {
+    llama::refuse_partial_rotation(config)?;
     let mut plan = Plan::of(config, architecture, silent)?;
     plan.head_norms = true;
     plan.mlp_bias = Some(false);
-    qwen2::windows(config, &mut plan)?;
+    qwen2::set_sliding_windows(config, &mut plan)?;
     Ok(plan)
 }

@@ -1,11 +1,11 @@
 //! Qwen3 with a mixture of experts in most or all layers (transformers `modeling_qwen3_moe.py`).
 //! The other layers have one gated part of another width.
 
-use super::plan::{self, ExpertPlan, Plan, SILENT};
+use super::plan::{self, ExpertPlan, LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError, qwen3};
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
-    let mut plan = qwen3::of(config, "qwen3moe", &SILENT)?;
+    let mut plan = qwen3::of(config, "qwen3moe", &LLAMA_DEFAULTS)?;
     let count = match config.integer("num_experts", 1, 1 << 12)? {
         Some(count) => count,
         None => config.integer("num_local_experts", 1, 1 << 12)?.unwrap_or(128),

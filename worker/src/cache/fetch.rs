@@ -22,7 +22,7 @@ use lode_model::reference::{Reference, Repository};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
-use super::recognise::{Archives, Recognised, Recognition};
+use super::recognise::{Archives, RecognisedModel, Recognition};
 use super::store::{Cache, Lease};
 use crate::engine::blob_name;
 use crate::error::Error;
@@ -58,20 +58,20 @@ pub struct Model {
 pub struct Models {
     cache: Arc<Cache>,
     registry: Registry,
-    complete: Mutex<Complete>,
+    complete: Mutex<CompleteModels>,
 }
 
 /// Manifests whose blobs were all seen on this machine.
 #[derive(Default)]
-struct Complete {
+struct CompleteModels {
     /// Each manifest with the blobs that it needs.
     manifests: HashMap<Digest, Vec<Digest>>,
     /// The result of the last check of the files, and its time.
-    looked: Option<(Instant, Vec<Digest>)>,
+    last_check: Option<(Instant, Vec<Digest>)>,
 }
 
 /// How long the result of a check of the files is reused: every heartbeat asks for it.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Models {
     /// Loads the manifests that an earlier run remembered. Blocks.
@@ -81,21 +81,21 @@ impl Models {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let Ok(digest) = name.replace('-', ":").parse::<Digest>() else { continue };
-            match needed(&path, &digest) {
+            match read_needed_blobs(&path, &digest) {
                 Some(blobs) => drop(complete.insert(digest, blobs)),
                 // The file was truncated by a crash, or its blobs are known only after reading tar files.
                 None => drop(std::fs::remove_file(&path)),
             }
         }
-        let complete = Complete { manifests: complete, looked: None };
+        let complete = CompleteModels { manifests: complete, last_check: None };
         Ok(Models { cache, registry, complete: Mutex::new(complete) })
     }
 
     /// The manifests whose blobs are all on this machine. Checks files, so it blocks briefly.
     pub fn cached(&self) -> Vec<Digest> {
         let mut complete = self.complete.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some((at, there)) = &complete.looked
-            && at.elapsed() < LOOK_AGAIN
+        if let Some((at, there)) = &complete.last_check
+            && at.elapsed() < RECHECK_INTERVAL
         {
             return there.clone();
         }
@@ -108,7 +108,7 @@ impl Models {
             there
         });
         let there: Vec<Digest> = complete.manifests.keys().cloned().collect();
-        complete.looked = Some((Instant::now(), there.clone()));
+        complete.last_check = Some((Instant::now(), there.clone()));
         there
     }
 
@@ -129,7 +129,7 @@ impl Models {
         let model = match Recognition::read(&manifest).map_err(|error| unsupported(&error))? {
             Recognition::Known(model) => *model,
             Recognition::Packed(archives) => {
-                let members = self.look_into(repository, &archives, &mut leases).await?;
+                let members = self.list_archive_members(repository, &archives, &mut leases).await?;
                 archives.open(members).map_err(|error| unsupported(&error))?
             }
         };
@@ -149,7 +149,7 @@ impl Models {
             leases.insert(digest, lease);
         }
         drop(pulls);
-        self.remember(digest, &model, bytes).await;
+        self.store_manifest(digest, &model, bytes).await;
 
         let path = |blob: &Descriptor| {
             leases.get(&blob.digest).map(|lease| lease.path().to_owned()).unwrap_or_default()
@@ -222,7 +222,7 @@ impl Models {
     }
 
     /// Lists the members of a model's tar files. Pulls the tar files, since they will be mapped anyway.
-    async fn look_into(
+    async fn list_archive_members(
         &self,
         repository: &Repository,
         archives: &Archives,
@@ -274,12 +274,12 @@ impl Models {
         Err(Error::Unsupported(format!("cannot run {model}: its index lists indexes")))
     }
 
-    async fn remember(&self, digest: &Digest, model: &Recognised, bytes: Vec<u8>) {
+    async fn store_manifest(&self, digest: &Digest, model: &RecognisedModel, bytes: Vec<u8>) {
         let blobs = model.blobs().map(|blob| blob.digest.clone()).collect();
         {
             let mut complete = self.complete.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             if complete.manifests.insert(digest.clone(), blobs).is_none() {
-                complete.looked = None;
+                complete.last_check = None;
             }
         }
         if Digest::of(digest.algorithm(), &bytes) == *digest
@@ -296,7 +296,7 @@ impl Models {
 }
 
 /// The blobs that a remembered manifest needs. Blocks.
-fn needed(path: &Path, digest: &Digest) -> Option<Vec<Digest>> {
+fn read_needed_blobs(path: &Path, digest: &Digest) -> Option<Vec<Digest>> {
     let bytes = std::fs::read(path).ok()?;
     if Digest::of(digest.algorithm(), &bytes) != *digest {
         return None;
@@ -341,19 +341,19 @@ async fn gguf_config(files: Vec<TensorFile>) -> Result<Value, String> {
     tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?
 }
 
-fn open(path: &Path) -> io::Result<Opened> {
+fn open(path: &Path) -> io::Result<CacheFile> {
     let file = File::open(path)?;
     let len = file.metadata()?.len();
-    Ok(Opened { file, len })
+    Ok(CacheFile { file, len })
 }
 
 /// A cache file with random access.
-struct Opened {
+struct CacheFile {
     file: File,
     len: u64,
 }
 
-impl ReadAt for Opened {
+impl ReadAt for CacheFile {
     fn len(&self) -> u64 {
         self.len
     }

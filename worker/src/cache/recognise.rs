@@ -27,7 +27,7 @@ const FILES: [&str; 9] = [
 
 /// A model as its manifest describes it.
 #[derive(Debug, Default, PartialEq)]
-pub struct Recognised {
+pub struct RecognisedModel {
     /// Small files by their name in the checkpoint.
     pub files: BTreeMap<String, ModelFile>,
     pub tensors: Vec<TensorLayer>,
@@ -51,7 +51,7 @@ pub struct TensorLayer {
 /// A model, or the tar files that have to be read first.
 #[derive(Debug, PartialEq)]
 pub enum Recognition {
-    Known(Box<Recognised>),
+    Known(Box<RecognisedModel>),
     Packed(Box<Archives>),
 }
 
@@ -97,7 +97,7 @@ impl Recognition {
         if artifact.archives().next().is_some() && !is_known {
             return Ok(Recognition::Packed(Box::new(Archives { artifact, config })));
         }
-        Recognised::of(&artifact, config).map(|model| Recognition::Known(Box::new(model)))
+        RecognisedModel::from_artifact(&artifact, config).map(|model| Recognition::Known(Box::new(model)))
     }
 }
 
@@ -108,14 +108,14 @@ impl Archives {
     }
 
     /// The model, given the members of the tar layers.
-    pub fn open(self, members: BTreeMap<usize, Vec<Member>>) -> Result<Recognised, Unrunnable> {
-        Recognised::of(&self.artifact.unfold(members), self.config)
+    pub fn open(self, members: BTreeMap<usize, Vec<Member>>) -> Result<RecognisedModel, Unrunnable> {
+        RecognisedModel::from_artifact(&self.artifact.unfold(members), self.config)
     }
 }
 
-impl Recognised {
-    fn of(artifact: &Artifact, config: Option<Descriptor>) -> Result<Recognised, Unrunnable> {
-        let mut model = Recognised { config, ..Recognised::default() };
+impl RecognisedModel {
+    fn from_artifact(artifact: &Artifact, config: Option<Descriptor>) -> Result<RecognisedModel, Unrunnable> {
+        let mut model = RecognisedModel { config, ..RecognisedModel::default() };
         let root = artifact.root();
         for file in artifact.files.iter().filter(|file| file.is_plain()) {
             let label = || file.label().to_owned();
@@ -141,7 +141,7 @@ impl Recognised {
             }
         }
         let packed = || {
-            artifact.packed().map(|file| Unrunnable::Packed {
+            artifact.first_packed().map(|file| Unrunnable::Packed {
                 media_type: file.layer.media_type.clone(),
                 digest: file.layer.digest.to_string(),
             })
@@ -205,7 +205,7 @@ mod tests {
     /// Media type, ollama's layer name, annotation.
     type Layer<'a> = (&'a str, Option<&'a str>, Option<(&'a str, &'a str)>);
 
-    fn recognise(config_type: &str, layers: &[Layer]) -> Result<Recognised, Unrunnable> {
+    fn recognise(config_type: &str, layers: &[Layer]) -> Result<RecognisedModel, Unrunnable> {
         let digest = |at: usize| Digest::sha256(&at.to_le_bytes());
         let layers: Vec<Value> = layers
             .iter()
@@ -231,7 +231,7 @@ mod tests {
         }
     }
 
-    fn names(model: &Recognised) -> Vec<&str> {
+    fn names(model: &RecognisedModel) -> Vec<&str> {
         model.files.keys().map(String::as_str).collect()
     }
 
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_run_is_named() {
+    fn unsupported_models_are_refused_with_a_reason() {
         let check = |layers: &[Layer], expect: &str| {
             let error = recognise(mt::OCI_EMPTY, layers).unwrap_err().to_string();
             assert!(error.contains(expect), "{error}");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn tars_are_asked_for_before_anything_is_said() {
+    fn tar_members_are_needed_to_recognise_a_model() {
         let tar =
             |kind: &str| json!({"mediaType": kind, "digest": Digest::sha256(kind.as_bytes()), "size": 9000});
         let manifest = json!({

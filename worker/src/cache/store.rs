@@ -43,12 +43,12 @@ struct State {
 
 impl State {
     fn add_part(&mut self, digest: Digest, size_bytes: u64) {
-        self.forget_part(&digest);
+        self.drop_part_record(&digest);
         self.total_bytes += size_bytes;
         self.parts.insert(digest, size_bytes);
     }
 
-    fn forget_part(&mut self, digest: &Digest) {
+    fn drop_part_record(&mut self, digest: &Digest) {
         self.total_bytes -= self.parts.remove(digest).unwrap_or(0);
     }
 }
@@ -63,7 +63,7 @@ struct Blob {
 pub struct Lease {
     path: PathBuf,
     /// `None` for a blob in another program's folder.
-    held: Option<(Arc<Cache>, Digest)>,
+    cache_entry: Option<(Arc<Cache>, Digest)>,
 }
 
 impl std::fmt::Debug for Lease {
@@ -80,7 +80,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some((cache, digest)) = &self.held
+        if let Some((cache, digest)) = &self.cache_entry
             && let Some(blob) = cache.state().blobs.get_mut(digest)
         {
             blob.leases -= 1;
@@ -180,7 +180,7 @@ impl Cache {
         if let Some(lease) = self.find(digest, size_bytes).await? {
             return Ok(lease);
         }
-        let reservation = self.make_room(digest, size_bytes)?;
+        let reservation = self.evict_for(digest, size_bytes)?;
         let path = self.path(digest);
         loop {
             match registry
@@ -205,7 +205,7 @@ impl Cache {
         state.blobs.insert(digest.clone(), blob);
         drop(state);
         drop(reservation);
-        Ok(Lease { path, held: Some((self.clone(), digest.clone())) })
+        Ok(Lease { path, cache_entry: Some((self.clone(), digest.clone())) })
     }
 
     /// Folder for the cached manifests.
@@ -215,16 +215,16 @@ impl Cache {
 
     async fn find(self: &Arc<Cache>, digest: &Digest, size_bytes: u64) -> Result<Option<Lease>, Error> {
         let (cache, digest) = (self.clone(), digest.clone());
-        let find = move || cache.find_now(&digest, size_bytes);
+        let find = move || cache.find_blocking(&digest, size_bytes);
         tokio::task::spawn_blocking(find).await.map_err(|error| Error::Cache(io::Error::other(error)))
     }
 
-    fn find_now(self: &Arc<Cache>, digest: &Digest, size_bytes: u64) -> Option<Lease> {
+    fn find_blocking(self: &Arc<Cache>, digest: &Digest, size_bytes: u64) -> Option<Lease> {
         let is_it =
             |path: &PathBuf| fs::metadata(path).is_ok_and(|data| data.is_file() && data.len() == size_bytes);
         for source in &self.sources {
             if let Some(path) = source_paths(source, digest).into_iter().find(is_it) {
-                return Some(Lease { path, held: None });
+                return Some(Lease { path, cache_entry: None });
             }
         }
         let path = self.path(digest);
@@ -245,11 +245,11 @@ impl Cache {
         drop(state);
         // Keeps the order of use across restarts. Ignore errors: a read-only cache still works.
         let _ = fs::File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
-        Some(Lease { path, held: Some((self.clone(), digest.clone())) })
+        Some(Lease { path, cache_entry: Some((self.clone(), digest.clone())) })
     }
 
     /// Evicts the least recently used blobs until a new one fits, and reserves its size.
-    fn make_room<'a>(&'a self, digest: &'a Digest, size_bytes: u64) -> Result<Reservation<'a>, Error> {
+    fn evict_for<'a>(&'a self, digest: &'a Digest, size_bytes: u64) -> Result<Reservation<'a>, Error> {
         let mut evicted = Vec::new();
         {
             let mut state = self.state();
@@ -258,7 +258,7 @@ impl Cache {
                 while (state.total_bytes - taken_up).saturating_add(size_bytes) > limit {
                     // Remove partial downloads before complete blobs.
                     if let Some(part) = state.parts.keys().find(|part| *part != digest).cloned() {
-                        state.forget_part(&part);
+                        state.drop_part_record(&part);
                         remove_part(&self.part_path(&part)).map_err(Error::Cache)?;
                         continue;
                     }
@@ -276,7 +276,7 @@ impl Cache {
                     evicted.push(digest);
                 }
             }
-            state.forget_part(digest);
+            state.drop_part_record(digest);
             state.total_bytes += size_bytes;
         }
         for digest in evicted {

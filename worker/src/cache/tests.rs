@@ -38,7 +38,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn however_many_wait_it_is_pulled_once() {
+async fn concurrent_fetches_share_one_pull() {
     let bench = bench().await;
     let cache = bench.cache(None);
     let digest = bench.blob(7, 100_000);
@@ -57,7 +57,7 @@ async fn however_many_wait_it_is_pulled_once() {
 }
 
 #[tokio::test]
-async fn wrong_bytes_never_get_in() {
+async fn corrupt_blobs_are_rejected() {
     let bench = bench().await;
     let cache = bench.cache(None);
     let digest = bench.blob(7, 1000);
@@ -74,7 +74,7 @@ async fn wrong_bytes_never_get_in() {
 }
 
 #[tokio::test]
-async fn the_least_recently_used_goes_first_and_nothing_in_use() {
+async fn lru_eviction_skips_leased_blobs() {
     let bench = bench().await;
     let cache = bench.cache(Some(250));
     let blobs: Vec<Digest> = (0..5).map(|seed| bench.blob(seed, 100)).collect();
@@ -103,7 +103,7 @@ async fn the_least_recently_used_goes_first_and_nothing_in_use() {
 }
 
 #[tokio::test]
-async fn other_folders_are_used_where_they_lie() {
+async fn source_folders_are_used_in_place() {
     let bench = bench().await;
     let source = tempfile::tempdir().unwrap();
     let (ours, theirs, cut) = (bench.blob(1, 10), bench.blob(2, 10), bench.blob(3, 10));
@@ -127,7 +127,7 @@ async fn other_folders_are_used_where_they_lie() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_taken_away_is_pulled_again() {
+async fn a_deleted_file_is_pulled_again() {
     let bench = bench().await;
     let cache = bench.cache(None);
     let digest = bench.blob(1, 10);
@@ -139,7 +139,7 @@ async fn a_file_that_was_taken_away_is_pulled_again() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_taken_away_in_use_is_in_use_by_all_who_have_it() {
+async fn a_deleted_file_keeps_its_leases() {
     let bench = bench().await;
     let cache = bench.cache(Some(200));
     let digest = bench.blob(1, 100);
@@ -167,7 +167,7 @@ async fn a_wrong_size_does_not_make_the_cache_forget_a_file() {
 }
 
 #[tokio::test]
-async fn what_an_interrupted_download_left_counts_and_goes_first() {
+async fn partial_downloads_count_and_are_evicted_first() {
     let bench = bench().await;
     let (kept, cut, other) = (bench.blob(1, 100), bench.blob(2, 100), bench.blob(3, 100));
     drop(bench.fetch(&bench.cache(None), &kept, 100).await.unwrap());
@@ -198,7 +198,7 @@ async fn what_an_interrupted_download_left_counts_and_goes_first() {
 }
 
 #[tokio::test]
-async fn a_manifest_that_a_crash_has_cut_is_forgotten() {
+async fn a_truncated_manifest_is_ignored() {
     let bench = bench().await;
     let cache = bench.cache(None);
     let name = Digest::sha256(b"a whole manifest").to_string().replace(':', "-");
@@ -222,7 +222,7 @@ async fn a_model_larger_than_memory_is_not_pulled() {
 }
 
 #[tokio::test]
-async fn a_model_comes_whole() {
+async fn a_model_is_fetched_completely() {
     let bench = bench().await;
     let models = Models::open(bench.cache(None), bench.registry.clone()).unwrap();
     let digest = bench.tiny.put_demo(1, false);

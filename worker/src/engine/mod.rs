@@ -21,7 +21,7 @@ pub trait Engine: Send {
 
     /// Opens an empty sequence that may grow to `max_len` tokens (prompt and generated tokens together).
     /// Fails without effect if the cache cannot reserve that many or if `max_sequences` are open.
-    fn open(&mut self, max_len: usize) -> Result<SequenceId, Full>;
+    fn open(&mut self, max_len: usize) -> Result<SequenceId, AdmitError>;
 
     /// Closes a sequence and frees its pages. An id that is not open is ignored.
     fn close(&mut self, sequence: SequenceId);
@@ -35,7 +35,7 @@ pub trait Engine: Send {
     /// Opens a sequence that begins with the first `len` tokens of another (or all of them, if fewer) without
     /// recomputing them, and may grow to `max_len`. Whole pages are shared, a last partial page is copied;
     /// neither sequence sees later changes of the other.
-    fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, Full>;
+    fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, AdmitError>;
 
     /// Appends every slice's tokens to its sequence and returns the requested rows, in slice order.
     ///
@@ -73,7 +73,7 @@ pub struct ModelInfo {
     pub embedding_length: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Every token attends to its whole sequence: the model returns hidden states ([`Want::Hidden`]) but no
+    /// Every token attends to its whole sequence: the model returns hidden states ([`RowSelection::Hidden`]) but no
     /// logits, and a sequence must be one slice.
     pub encoder: bool,
     /// Cache bytes per token, over all layers.
@@ -90,12 +90,12 @@ pub struct Slice<'a> {
     pub sequence: SequenceId,
     /// At least one id.
     pub tokens: &'a [u32],
-    pub want: Want,
+    pub want: RowSelection,
 }
 
 /// The rows that a slice requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum RowSelection {
     /// None: for a part of a prompt before its end.
     Nothing,
     /// The logits after the slice's last token: one row of `vocab_size`.
@@ -153,13 +153,13 @@ impl Logits {
         self.slices.len()
     }
 
-    /// The rows of slice `index`, oldest token first; empty for [`Want::Nothing`] and for an index out of
+    /// The rows of slice `index`, oldest token first; empty for [`RowSelection::Nothing`] and for an index out of
     /// range. Fails if a value is infinite or NaN: that sequence cannot continue, but the others are not
     /// affected.
-    pub fn rows(&self, index: usize) -> Result<std::slice::ChunksExact<'_, f32>, NotFinite> {
+    pub fn rows(&self, index: usize) -> Result<std::slice::ChunksExact<'_, f32>, NonFiniteError> {
         match self.slices.get(index) {
             None => Ok([].chunks_exact(1)),
-            Some(slice) if !slice.finite => Err(NotFinite),
+            Some(slice) if !slice.finite => Err(NonFiniteError),
             Some(slice) => {
                 let end = slice.first + slice.rows * slice.width;
                 Ok(self.data[slice.first..end].chunks_exact(slice.width))
@@ -167,8 +167,8 @@ impl Logits {
         }
     }
 
-    /// The last row of slice `index`, for a slice with [`Want::Last`] or [`Want::All`].
-    pub fn last(&self, index: usize) -> Result<Option<&[f32]>, NotFinite> {
+    /// The last row of slice `index`, for a slice with [`RowSelection::Last`] or [`RowSelection::All`].
+    pub fn last(&self, index: usize) -> Result<Option<&[f32]>, NonFiniteError> {
         Ok(self.rows(index)?.last())
     }
 }
@@ -181,11 +181,11 @@ fn are_finite(numbers: &[f32]) -> bool {
 /// A sequence has infinite or NaN results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the model produced infinite or NaN values")]
-pub struct NotFinite;
+pub struct NonFiniteError;
 
 /// The engine cannot open the requested sequence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Full {
+pub enum AdmitError {
     /// Every sequence slot is in use.
     #[error("all {max_sequences} sequences are in use")]
     Sequences { max_sequences: usize },

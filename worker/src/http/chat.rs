@@ -11,9 +11,9 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::Api;
-use super::generate::{format, load_or_unload, merged, own_messages, think};
-use super::options::{Common, Options};
-use super::request::{Asked, is_text, with_model};
+use super::generate::{format, load_or_unload, merge_options, model_messages, think};
+use super::options::{Options, SharedFields};
+use super::request::{ModelRequest, is_json_string, run_with_model};
 use super::stream::{self, Records, Shape};
 use crate::error::Error;
 use crate::runner::protocol::{Input, SharedJson};
@@ -37,7 +37,7 @@ pub(super) struct Body {
     debug_render_only: Option<bool>,
 }
 
-pub(super) async fn chat(State(api): State<Api>, mut asked: Asked<Body>) -> Result<Response, Error> {
+pub(super) async fn chat(State(api): State<Api>, mut asked: ModelRequest<Body>) -> Result<Response, Error> {
     let started = Instant::now();
     let messages = asked.body.messages.take().unwrap_or_default();
     let tools = asked.body.tools.take().unwrap_or_default();
@@ -52,7 +52,7 @@ pub(super) async fn chat(State(api): State<Api>, mut asked: Asked<Body>) -> Resu
     let name = asked.name.clone();
     let (messages, tools) = prepare(messages, tools, name).await?;
 
-    let common = Common {
+    let common = SharedFields {
         truncate: body.truncate,
         shift: body.shift,
         logprobs: body.logprobs,
@@ -61,23 +61,23 @@ pub(super) async fn chat(State(api): State<Api>, mut asked: Asked<Body>) -> Resu
         format: format(&body.format)?,
     };
     let (common, records, messages, tools) = (&common, &records, &messages, &tools);
-    with_model(&api, asked.wanted(options.context(), body.keep_alive), move |ticket| {
+    run_with_model(&api, asked.wanted(options.context(), body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
             // The model's own messages come first, after its system prompt unless the request has one.
             let asks_itself = messages.first().is_some_and(|message| message.is_system);
             let system = model.system.as_ref().filter(|_| !asks_itself);
             let system = system.map(|system| json!({"role": "system", "content": system}));
-            let mut all = own_messages(system.as_slice())?;
-            all.extend(own_messages(&model.messages)?);
+            let mut all = model_messages(system.as_slice())?;
+            all.extend(model_messages(&model.messages)?);
             all.extend(messages.iter().map(|message| message.json.clone()));
             let input = Input::Chat { messages: all, tools: tools.clone() };
-            let request = merged(&model.params, asked_options)?.request(input, common)?;
+            let request = merge_options(&model.params, asked_options)?.request(input, common)?;
             let records = Records { load: ticket.load_duration(), ..records.clone() };
             if body.debug_render_only == Some(true) {
-                return stream::rendered(ticket, &request, &records).await;
+                return stream::render_prompt(ticket, &request, &records).await;
             }
-            stream::answer(ticket, request, records, body.stream.unwrap_or(true)).await
+            stream::run_generation(ticket, request, records, body.stream.unwrap_or(true)).await
         })
     })
     .await
@@ -142,12 +142,12 @@ fn message(model: &str, at: usize, json: Box<RawValue>) -> Result<Message, Error
         return Err(Error::Invalid(format!("{model:?} does not support images")));
     }
     for key in ["content", "thinking", "tool_name", "tool_call_id"] {
-        if members.get(key).is_some_and(|value| !is_text(value)) {
+        if members.get(key).is_some_and(|value| !is_json_string(value)) {
             return Err(Error::Invalid(format!("messages[{at}].{key} must be a string")));
         }
     }
     if let Some(calls) = members.get("tool_calls")
-        && !serde_json::from_str(calls.get()).is_ok_and(|calls| are_calls(&calls))
+        && !serde_json::from_str(calls.get()).is_ok_and(|calls| are_tool_calls(&calls))
     {
         return Err(Error::Invalid(format!(
             "messages[{at}].tool_calls must be a list of tool calls, each with a function that has a name and arguments"
@@ -174,7 +174,7 @@ fn is_empty_list(json: &RawValue) -> bool {
 }
 
 /// Arguments are an object, or its JSON as a string.
-fn are_calls(calls: &Value) -> bool {
+fn are_tool_calls(calls: &Value) -> bool {
     let is_call = |call: &Value| {
         let arguments = call.pointer("/function/arguments");
         call.pointer("/function/name").is_some_and(Value::is_string)

@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::Api;
-use super::generate::merged;
+use super::generate::merge_options;
 use super::options::Options;
-use super::request::{Asked, is_text, with_model};
+use super::request::{ModelRequest, is_json_string, run_with_model};
 use super::stream;
 use crate::error::Error;
 use crate::runner::protocol::{EmbedRequest, EmbedResponse};
@@ -28,7 +28,7 @@ pub(super) struct Body {
     options: Option<Map<String, Value>>,
 }
 
-pub(super) async fn embed(State(api): State<Api>, mut asked: Asked<Body>) -> Result<Response, Error> {
+pub(super) async fn embed(State(api): State<Api>, mut asked: ModelRequest<Body>) -> Result<Response, Error> {
     let started = Instant::now();
     let inputs = inputs(asked.body.input.take())?;
     let body = &asked.body;
@@ -45,18 +45,18 @@ pub(super) async fn embed(State(api): State<Api>, mut asked: Asked<Body>) -> Res
     let wanted = asked.wanted(options.context(), body.keep_alive);
     if request.inputs.is_empty() {
         let load = api.scheduler.preload(wanted).await.map(|_| started.elapsed())?;
-        return Ok(answer(&asked.name, EmbedResponse::default(), started, load));
+        return Ok(embed_response(&asked.name, EmbedResponse::default(), started, load));
     }
-    let (embedded, load) = with_model(&api, wanted, move |ticket| {
+    let (embedded, load) = run_with_model(&api, wanted, move |ticket| {
         Box::pin(async move {
             let load = ticket.load_duration();
-            let num_ctx = merged(&ticket.model().model().params, body.options.as_ref())?.num_ctx;
+            let num_ctx = merge_options(&ticket.model().model().params, body.options.as_ref())?.num_ctx;
             let request = EmbedRequest { num_ctx, ..request.clone() };
             Ok((ticket.model().client().embed(&request).await?, load))
         })
     })
     .await?;
-    Ok(answer(&asked.name, embedded, started, load))
+    Ok(embed_response(&asked.name, embedded, started, load))
 }
 
 /// One text or a list of texts. A single empty text means no inputs, as in ollama.
@@ -64,7 +64,7 @@ fn inputs(input: Option<Box<RawValue>>) -> Result<Vec<String>, Error> {
     let invalid = |_| Error::Invalid("invalid input type".into());
     match input {
         None => Ok(Vec::new()),
-        Some(text) if is_text(&text) => {
+        Some(text) if is_json_string(&text) => {
             let text: String = serde_json::from_str(text.get()).map_err(invalid)?;
             Ok(if text.is_empty() { Vec::new() } else { vec![text] })
         }
@@ -72,10 +72,10 @@ fn inputs(input: Option<Box<RawValue>>) -> Result<Vec<String>, Error> {
     }
 }
 
-fn answer(model: &str, embedded: EmbedResponse, started: Instant, load: Duration) -> Response {
+fn embed_response(model: &str, embedded: EmbedResponse, started: Instant, load: Duration) -> Response {
     /// Not a JSON value, because that would print each number as a float64 with more digits.
     #[derive(Serialize)]
-    struct Answer<'a> {
+    struct EmbedBody<'a> {
         model: &'a str,
         embeddings: Vec<Vec<f32>>,
         total_duration: u64,
@@ -83,7 +83,7 @@ fn answer(model: &str, embedded: EmbedResponse, started: Instant, load: Duration
         prompt_eval_count: usize,
     }
     let nanoseconds = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-    let answer = Answer {
+    let answer = EmbedBody {
         model,
         embeddings: embedded.vectors,
         total_duration: nanoseconds(started.elapsed()),

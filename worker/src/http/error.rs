@@ -48,7 +48,7 @@ impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let status = self.status();
         if status.is_server_error() {
-            tracing::warn!(error = %chain(&self), "request failed");
+            tracing::warn!(error = %format_error_chain(&self), "request failed");
         }
         let text = self.to_string();
         let mut response = stream::json(status, &json!({ "error": text }));
@@ -80,7 +80,7 @@ pub(super) async fn not_served(uri: http::Uri) -> Response {
     stream::json(StatusCode::NOT_FOUND, &json!({ "error": text }))
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+fn format_error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

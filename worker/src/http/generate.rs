@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::Api;
-use super::options::{Common, Options};
-use super::request::{Asked, with_model};
+use super::options::{Options, SharedFields};
+use super::request::{ModelRequest, run_with_model};
 use super::stream::{self, Records, Shape};
 use crate::error::Error;
 use crate::runner::protocol::{Input, SharedJson, SharedText};
@@ -40,7 +40,10 @@ pub(super) struct Body {
     debug_render_only: Option<bool>,
 }
 
-pub(super) async fn generate(State(api): State<Api>, mut asked: Asked<Body>) -> Result<Response, Error> {
+pub(super) async fn generate(
+    State(api): State<Api>,
+    mut asked: ModelRequest<Body>,
+) -> Result<Response, Error> {
     let started = Instant::now();
     let prompt = SharedText::from(asked.body.prompt.take().unwrap_or_default());
     let is_load = prompt.is_empty();
@@ -64,7 +67,7 @@ pub(super) async fn generate(State(api): State<Api>, mut asked: Asked<Body>) -> 
         return load_or_unload(&api, &asked, options.context(), body.keep_alive, records).await;
     }
 
-    let common = Common {
+    let common = SharedFields {
         truncate: body.truncate,
         shift: body.shift,
         logprobs: body.logprobs,
@@ -73,7 +76,7 @@ pub(super) async fn generate(State(api): State<Api>, mut asked: Asked<Body>) -> 
         format: format(&body.format)?,
     };
     let (common, records, prompt) = (&common, &records, &prompt);
-    with_model(&api, asked.wanted(options.context(), body.keep_alive), move |ticket| {
+    run_with_model(&api, asked.wanted(options.context(), body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
             let prompt = prompt.clone();
@@ -81,32 +84,32 @@ pub(super) async fn generate(State(api): State<Api>, mut asked: Asked<Body>) -> 
                 true => Input::Raw { prompt },
                 false => Input::Prompt {
                     system: body.system.clone().or_else(|| model.system.clone()),
-                    messages: if context.is_empty() { own_messages(&model.messages)? } else { Vec::new() },
+                    messages: if context.is_empty() { model_messages(&model.messages)? } else { Vec::new() },
                     prompt,
                     context: context.to_vec(),
                     template: body.template.clone(),
                     suffix: body.suffix.clone().unwrap_or_default(),
                 },
             };
-            let request = merged(&model.params, asked_options)?.request(input, common)?;
+            let request = merge_options(&model.params, asked_options)?.request(input, common)?;
             let records = Records { load: ticket.load_duration(), ..records.clone() };
             if body.debug_render_only == Some(true) {
-                return stream::rendered(ticket, &request, &records).await;
+                return stream::render_prompt(ticket, &request, &records).await;
             }
-            stream::answer(ticket, request, records, body.stream.unwrap_or(true)).await
+            stream::run_generation(ticket, request, records, body.stream.unwrap_or(true)).await
         })
     })
     .await
 }
 
 /// The model's own messages, as JSON.
-pub(super) fn own_messages(messages: &[Value]) -> Result<Vec<SharedJson>, Error> {
+pub(super) fn model_messages(messages: &[Value]) -> Result<Vec<SharedJson>, Error> {
     let written = messages.iter().map(|message| to_raw_value(message).map(SharedJson::from));
     written.collect::<Result<_, _>>().map_err(|error| Error::Invalid(error.to_string()))
 }
 
 /// The model's options, overridden by the request's.
-pub(super) fn merged(
+pub(super) fn merge_options(
     params: &Map<String, Value>,
     asked: Option<&Map<String, Value>>,
 ) -> Result<Options, Error> {
@@ -145,7 +148,7 @@ pub(super) fn think(said: &Option<Value>) -> Result<Option<Think>, Error> {
 /// An empty prompt loads the model; with a keep_alive of zero it unloads it.
 pub(super) async fn load_or_unload<T>(
     api: &Api,
-    asked: &Asked<T>,
+    asked: &ModelRequest<T>,
     num_ctx: Option<usize>,
     keep_alive: Option<KeepAlive>,
     records: Records,

@@ -36,7 +36,7 @@ impl Default for Options {
 }
 
 /// The fields that generate and chat have in common.
-pub(super) struct Common {
+pub(super) struct SharedFields {
     pub(super) truncate: Option<bool>,
     pub(super) shift: Option<bool>,
     pub(super) logprobs: Option<bool>,
@@ -67,7 +67,7 @@ impl Options {
                 "num_ctx" => self.num_ctx = Some(usize::try_from(integer(key, value)?).unwrap_or(0)),
                 "num_predict" => self.num_predict = usize::try_from(integer(key, value)?).ok(),
                 "num_keep" => self.num_keep = usize::try_from(integer(key, value)?).unwrap_or(usize::MAX),
-                "stop" => self.stop = texts(key, value)?,
+                "stop" => self.stop = parse_strings(key, value)?,
                 _ => tracing::debug!(option = key, "ignored"),
             }
         }
@@ -83,7 +83,7 @@ impl Options {
     pub(super) fn request(
         self,
         input: Input<SharedJson, SharedText>,
-        common: &Common,
+        common: &SharedFields,
     ) -> Result<OutgoingRequest, Error> {
         let top_logprobs = common.top_logprobs.unwrap_or(0);
         if !(0..=MAX_TOP_LOGPROBS).contains(&top_logprobs) {
@@ -108,29 +108,29 @@ impl Options {
     }
 }
 
-fn wrong(key: &str, kind: &str) -> Error {
+fn wrong_type_error(key: &str, kind: &str) -> Error {
     Error::Invalid(format!("option \"{key}\" must be of type {kind}"))
 }
 
 fn float(key: &str, value: &Value) -> Result<f32, Error> {
     let number = value.as_f64().map(|value| value as f32);
-    number.filter(|number| number.is_finite()).ok_or_else(|| wrong(key, "float32"))
+    number.filter(|number| number.is_finite()).ok_or_else(|| wrong_type_error(key, "float32"))
 }
 
 fn integer(key: &str, value: &Value) -> Result<i64, Error> {
     let whole = || {
         value.as_f64().filter(|value| value.fract() == 0.0 && value.abs() < 9e15).map(|value| value as i64)
     };
-    value.as_i64().or_else(whole).ok_or_else(|| wrong(key, "integer"))
+    value.as_i64().or_else(whole).ok_or_else(|| wrong_type_error(key, "integer"))
 }
 
-fn texts(key: &str, value: &Value) -> Result<Vec<String>, Error> {
+fn parse_strings(key: &str, value: &Value) -> Result<Vec<String>, Error> {
     let texts = match value {
         Value::String(text) => Some(vec![text.clone()]),
         Value::Array(values) => values.iter().map(|value| value.as_str().map(ToOwned::to_owned)).collect(),
         _ => None,
     };
-    let texts: Vec<String> = texts.ok_or_else(|| wrong(key, "string array"))?;
+    let texts: Vec<String> = texts.ok_or_else(|| wrong_type_error(key, "string array"))?;
     if texts.len() > MAX_STOPS || texts.iter().any(|text| text.len() > MAX_STOP_BYTES) {
         return Err(Error::Invalid(format!(
             "option \"{key}\" takes at most {MAX_STOPS} texts of {MAX_STOP_BYTES} bytes"

@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 use super::Api;
 use crate::error::Error;
 use crate::runner::protocol::{ErrorKind, RunnerError};
-use crate::scheduler::{KeepAlive, Ticket, Wanted};
+use crate::scheduler::{KeepAlive, ModelRequirements, Ticket};
 
 /// Headers in which the gateway sends the model to load and the caller's name for it.
 const MODEL_HEADER: &str = "lode-model";
@@ -31,20 +31,20 @@ const LARGE_BYTES: usize = 256 << 10;
 const CLIENT_HEADER: &str = "lode-client";
 
 /// How long to wait for a stopping runner to end.
-const LAST_MOMENTS: Duration = Duration::from_secs(5);
+const RUNNER_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs a request's work with a ticket for its model. If the runner was stopping and had not begun to
 /// respond, retries once with a new runner.
-pub(super) async fn with_model<'a, T>(
+pub(super) async fn run_with_model<'a, T>(
     api: &Api,
-    wanted: Wanted,
+    wanted: ModelRequirements,
     work: impl Fn(Ticket) -> BoxFuture<'a, Result<T, Error>>,
 ) -> Result<T, Error> {
     let ticket = api.scheduler.acquire(wanted.clone()).await?;
-    let ended = ticket.model().ended();
+    let ended = ticket.model().wait_until_ended();
     match work(ticket).await {
         Err(Error::Runner(RunnerError { kind: ErrorKind::Stopped, .. })) => {
-            let _ = tokio::time::timeout(LAST_MOMENTS, ended).await;
+            let _ = tokio::time::timeout(RUNNER_EXIT_TIMEOUT, ended).await;
             work(api.scheduler.acquire(wanted).await?).await
         }
         other => other,
@@ -62,19 +62,21 @@ impl FromRequestParts<Api> for Authorized {
         let shown =
             parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
         match (secret, shown) {
-            (Some(secret), Some(shown)) if same(secret.as_bytes(), shown.as_bytes()) => Ok(Authorized),
+            (Some(secret), Some(shown)) if constant_time_eq(secret.as_bytes(), shown.as_bytes()) => {
+                Ok(Authorized)
+            }
             _ => Err(Error::Unauthorized),
         }
     }
 }
 
 /// Compares in constant time for texts of the same length.
-fn same(a: &[u8], b: &[u8]) -> bool {
+fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
 }
 
 /// The model that the gateway resolved, and the caller's request body.
-pub(super) struct Asked<T> {
+pub(super) struct ModelRequest<T> {
     pub(super) repository: Repository,
     pub(super) digest: Digest,
     /// The name as the caller wrote it.
@@ -85,9 +87,9 @@ pub(super) struct Asked<T> {
     pub(super) _charge: Charge,
 }
 
-impl<T> Asked<T> {
-    pub(super) fn wanted(&self, num_ctx: Option<usize>, keep_alive: Option<KeepAlive>) -> Wanted {
-        Wanted {
+impl<T> ModelRequest<T> {
+    pub(super) fn wanted(&self, num_ctx: Option<usize>, keep_alive: Option<KeepAlive>) -> ModelRequirements {
+        ModelRequirements {
             repository: self.repository.clone(),
             digest: self.digest.clone(),
             name: self.name.clone(),
@@ -99,10 +101,10 @@ impl<T> Asked<T> {
     }
 }
 
-impl<T: DeserializeOwned + Send + 'static> FromRequest<Api> for Asked<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Api> for ModelRequest<T> {
     type Rejection = Error;
 
-    async fn from_request(request: Request, api: &Api) -> Result<Asked<T>, Error> {
+    async fn from_request(request: Request, api: &Api) -> Result<ModelRequest<T>, Error> {
         let (mut parts, body) = request.into_parts();
         Authorized::from_request_parts(&mut parts, api).await?;
         let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
@@ -128,7 +130,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Api> for Asked<T> {
                 Err(error) => std::panic::resume_unwind(error.into_panic()),
             },
         };
-        Ok(Asked { repository, digest, name, client, body, _charge })
+        Ok(ModelRequest { repository, digest, name, client, body, _charge })
     }
 }
 
@@ -165,17 +167,21 @@ fn parse<T: DeserializeOwned>(body: &[u8], charge: &mut Charge) -> Result<T, Err
 }
 
 /// Whether the JSON value is a string.
-pub(super) fn is_text(json: &RawValue) -> bool {
+pub(super) fn is_json_string(json: &RawValue) -> bool {
     json.get().starts_with('"')
 }
 
 #[cfg(test)]
 mod tests {
-    use super::same;
+    use super::constant_time_eq;
 
     #[test]
     fn secrets_are_compared_whole() {
-        assert!(same(b"abc", b"abc"));
-        assert!(!same(b"abc", b"abd") && !same(b"abc", b"ab") && !same(b"", b"a"));
+        assert!(constant_time_eq(b"abc", b"abc"));
+        assert!(
+            !constant_time_eq(b"abc", b"abd")
+                && !constant_time_eq(b"abc", b"ab")
+                && !constant_time_eq(b"", b"a")
+        );
     }
 }

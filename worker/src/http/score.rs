@@ -7,11 +7,11 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::Api;
-use super::request::{Asked, with_model};
+use super::request::{ModelRequest, run_with_model};
 use super::stream;
 use crate::error::Error;
 use crate::runner::protocol::{ScoreRequest, WindowScores};
-use crate::scheduler::{KeepAlive, Wanted};
+use crate::scheduler::{KeepAlive, ModelRequirements};
 
 /// The same limit as for generated ids.
 const MAX_TOP: usize = 20;
@@ -28,16 +28,16 @@ pub(super) struct Body {
 
 /// A window of n ids has n - 1 scores: one for each id after the first, given the ids before it in the
 /// window.
-pub(super) async fn score(State(api): State<Api>, asked: Asked<Body>) -> Result<Response, Error> {
+pub(super) async fn score(State(api): State<Api>, asked: ModelRequest<Body>) -> Result<Response, Error> {
     let longest = asked.body.windows.iter().map(|window| window.len().saturating_sub(1)).max();
-    let wanted = Wanted { sequence_length: longest, ..asked.wanted(None, asked.body.keep_alive) };
+    let wanted = ModelRequirements { sequence_length: longest, ..asked.wanted(None, asked.body.keep_alive) };
     let with_logprobs = asked.body.logprobs.unwrap_or(true);
     let top = asked.body.top_logprobs.unwrap_or(0);
     if top > MAX_TOP {
         return Err(Error::Invalid(format!("top_logprobs must be between 0 and {MAX_TOP}")));
     }
     let request = &ScoreRequest { windows: asked.body.windows, top };
-    let scores = with_model(&api, wanted, move |ticket| {
+    let scores = run_with_model(&api, wanted, move |ticket| {
         Box::pin(async move { Ok(ticket.model().client().score(request).await?) })
     })
     .await?;

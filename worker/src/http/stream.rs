@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::runner::EventStream;
 use crate::runner::protocol::{Done, DoneReason, Event, OutgoingRequest, TokenLogprob};
 use crate::scheduler::Ticket;
-use crate::text::{Call, Said};
+use crate::text::{Call, OutputParts};
 
 /// Whether records have the form of `/api/generate` or of `/api/chat`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(super) fn timestamp(at: SystemTime) -> String {
 }
 
 /// Sends the request to the runner and forwards its events. The ticket is held until the end of the response.
-pub(super) async fn answer(
+pub(super) async fn run_generation(
     ticket: Ticket,
     mut request: OutgoingRequest,
     records: Records,
@@ -65,26 +65,26 @@ pub(super) async fn answer(
         None => return Err(Error::RunnerGone),
     };
     if !stream {
-        return whole(first, events, &records).await;
+        return collect_response(first, events, &records).await;
     }
-    let rest = Rest { first: Some(first), events, records, calls: 0, ticket };
+    let rest = RecordStream { first: Some(first), events, records, calls: 0, ticket };
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(rest.lines())).into_response())
 }
 
 /// Returns the rendered prompt instead of a response.
-pub(super) async fn rendered(
+pub(super) async fn render_prompt(
     ticket: Ticket,
     request: &OutgoingRequest,
     records: &Records,
 ) -> Result<Response, Error> {
     let rendered = ticket.model().client().render(request).await?;
-    let mut record = records.record(Said::default(), 0, Vec::new());
+    let mut record = records.record(OutputParts::default(), 0, Vec::new());
     record.insert("done".into(), json!(false));
     record.insert("_debug_info".into(), json!({"rendered_template": rendered.text}));
     Ok(json(StatusCode::OK, &record))
 }
 
-struct Rest {
+struct RecordStream {
     first: Option<Event>,
     events: EventStream,
     records: Records,
@@ -93,7 +93,7 @@ struct Rest {
     ticket: Ticket,
 }
 
-impl Rest {
+impl RecordStream {
     fn event_lines(&mut self, mut event: Event) -> Vec<u8> {
         if let Event::Error(error) = &mut event {
             error.message = with_name(&error.message, self.ticket.model().digest(), &self.records.model);
@@ -121,19 +121,23 @@ impl Rest {
     }
 }
 
-async fn whole(first: Event, mut events: EventStream, records: &Records) -> Result<Response, Error> {
-    let mut said = Said::default();
+async fn collect_response(
+    first: Event,
+    mut events: EventStream,
+    records: &Records,
+) -> Result<Response, Error> {
+    let mut said = OutputParts::default();
     let mut logprobs = Vec::new();
     let mut next = Some(first);
     while let Some(event) = next {
         match event {
             Event::Token { text, thinking, calls, logprob } => {
-                said.extend(Said { thinking, text, calls });
+                said.extend(OutputParts { thinking, text, calls });
                 logprobs.extend(logprob);
             }
             Event::Done(mut done) => {
-                said.extend(rest_of(&mut done));
-                return Ok(json(StatusCode::OK, &records.last(&done, said, logprobs)));
+                said.extend(take_output(&mut done));
+                return Ok(json(StatusCode::OK, &records.final_record(&done, said, logprobs)));
             }
             Event::Error(error) => return Err(Error::Runner(error)),
         }
@@ -143,9 +147,9 @@ async fn whole(first: Event, mut events: EventStream, records: &Records) -> Resu
 }
 
 /// The output that came with the last event.
-fn rest_of(done: &mut Done) -> Said {
+fn take_output(done: &mut Done) -> OutputParts {
     let Done { text, thinking, calls, .. } = done;
-    Said { thinking: take(thinking), text: take(text), calls: take(calls) }
+    OutputParts { thinking: take(thinking), text: take(text), calls: take(calls) }
 }
 
 /// A tool call in the form that clients get, with a new id.
@@ -168,7 +172,7 @@ fn tool_call(index: usize, call: Call) -> Value {
 impl Records {
     /// The response to a request that only loads or unloads a model.
     pub(super) fn empty(&self, reason: &str) -> Response {
-        let mut record = self.record(Said::default(), 0, Vec::new());
+        let mut record = self.record(OutputParts::default(), 0, Vec::new());
         record.insert("done".into(), json!(true));
         record.insert("done_reason".into(), json!(reason));
         json(StatusCode::OK, &record)
@@ -184,32 +188,42 @@ impl Records {
         };
         match event {
             Event::Token { text, thinking, calls, logprob } => {
-                let said = Said { thinking, text, calls };
+                let said = OutputParts { thinking, text, calls };
                 if !said.is_empty() || logprob.is_some() {
                     let first = *calls_before;
                     *calls_before += said.calls.len();
-                    push(&self.piece(said, first, logprob.into_iter().collect()));
+                    push(&self.partial_record(said, first, logprob.into_iter().collect()));
                 }
             }
             Event::Done(mut done) => {
-                let said = rest_of(&mut done);
+                let said = take_output(&mut done);
                 if !said.is_empty() {
-                    push(&self.piece(said, *calls_before, Vec::new()));
+                    push(&self.partial_record(said, *calls_before, Vec::new()));
                 }
-                push(&self.last(&done, Said::default(), Vec::new()));
+                push(&self.final_record(&done, OutputParts::default(), Vec::new()));
             }
             Event::Error(error) => push(&Map::from_iter([("error".to_owned(), json!(error.message))])),
         }
         lines
     }
 
-    fn piece(&self, said: Said, calls_before: usize, logprobs: Vec<TokenLogprob>) -> Map<String, Value> {
+    fn partial_record(
+        &self,
+        said: OutputParts,
+        calls_before: usize,
+        logprobs: Vec<TokenLogprob>,
+    ) -> Map<String, Value> {
         let mut record = self.record(said, calls_before, logprobs);
         record.insert("done".into(), json!(false));
         record
     }
 
-    fn last(&self, done: &Done, said: Said, logprobs: Vec<TokenLogprob>) -> Map<String, Value> {
+    fn final_record(
+        &self,
+        done: &Done,
+        said: OutputParts,
+        logprobs: Vec<TokenLogprob>,
+    ) -> Map<String, Value> {
         let mut record = self.record(said, 0, logprobs);
         let reason = match done.reason {
             DoneReason::Stop => "stop",
@@ -234,8 +248,13 @@ impl Records {
         record
     }
 
-    fn record(&self, said: Said, calls_before: usize, logprobs: Vec<TokenLogprob>) -> Map<String, Value> {
-        let Said { thinking, text, calls } = said;
+    fn record(
+        &self,
+        said: OutputParts,
+        calls_before: usize,
+        logprobs: Vec<TokenLogprob>,
+    ) -> Map<String, Value> {
+        let OutputParts { thinking, text, calls } = said;
         let mut parts = Map::new();
         if !thinking.is_empty() {
             parts.insert("thinking".into(), json!(thinking));

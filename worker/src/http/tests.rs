@@ -235,7 +235,7 @@ async fn go_templates_make_the_prompt() {
 }
 
 #[tokio::test]
-async fn texts_become_vectors() {
+async fn embeddings_are_normalised() {
     let bench = bench(InProcess::native(), true).await;
     let vectors = async |body: Value| {
         let answer = bench.post("/api/embed", body).await;
@@ -308,7 +308,7 @@ async fn load_list_unload() {
 }
 
 #[tokio::test]
-async fn what_is_refused() {
+async fn invalid_requests_are_refused() {
     let bench = bench(InProcess::fake(), false).await;
     let url = |path: &str| format!("http://{}{path}", bench.worker.addr());
     assert_eq!(bench.http.get(url("/healthz")).send().await.unwrap().status(), StatusCode::OK);

@@ -75,7 +75,7 @@ fn expected() -> [Value; 2] {
 }
 
 #[tokio::test]
-async fn calls_and_thoughts_of_a_chat() {
+async fn chat_returns_tool_calls_and_reasoning() {
     let bench = model(QWEN, ANSWER).await;
     let answer = bench.post("/api/chat", asked(json!({"stream": false}))).await;
     let message = &answer["message"];
@@ -113,7 +113,7 @@ async fn calls_and_thoughts_of_a_chat() {
 }
 
 #[tokio::test]
-async fn thoughts_of_a_prompt() {
+async fn generate_returns_reasoning() {
     let bench = model(QWEN, "<think>\nHm.\n</think>\n\nYes.").await;
     let options = json!({"temperature": 0});
     let answer =
@@ -148,7 +148,7 @@ async fn thoughts_of_a_prompt() {
 }
 
 #[tokio::test]
-async fn calls_that_nothing_marks() {
+async fn tool_calls_without_markers() {
     let bench = model(LLAMA, "{\"name\": \"look\", \"parameters\": {\"city\": \"Paris\"}}").await;
     let answer = bench.post("/api/chat", asked(json!({"stream": false}))).await;
     assert_eq!(answer["message"]["content"], "");
@@ -174,7 +174,7 @@ async fn calls_that_nothing_marks() {
 }
 
 #[tokio::test]
-async fn answers_in_a_format() {
+async fn structured_output() {
     let city = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": false});
     let bench = model(QWEN, "<think>\n{Hm}.\n</think>\n\n{\"city\": \"Paris\"} and so on").await;
     let chat = json!({"messages": [{"role": "user", "content": "?"}], "format": city, "stream": false, "options": {"temperature": 0}});

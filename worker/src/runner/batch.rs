@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::embed::{EmbedJob, Pool};
-use super::generate::{Generation, Job, Next};
+use super::embed::{EmbedJob, PooledText};
+use super::generate::{Generation, Job, NextAction};
 use super::protocol::{RunnerError, WindowScores};
 use super::slot::{Scoring, Slot, Work};
-use crate::engine::{Engine, Full, Logits, SequenceId, Slice, StepError, Want};
+use crate::engine::{AdmitError, Engine, Logits, RowSelection, SequenceId, Slice, StepError};
 use crate::text::sampler::LogSoftmax;
 
 /// Maximum number of jobs that wait in a runner; the worker admits far fewer.
@@ -34,7 +34,7 @@ const MIN_FORK: usize = 16;
 /// Sends work to the loop, which ends when the last handle is dropped.
 #[derive(Clone)]
 pub(crate) struct Batch {
-    commands: SyncSender<Waiting>,
+    commands: SyncSender<QueuedJob>,
     last_request: Arc<AtomicU64>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Batch {
 pub(crate) struct RequestId(u64);
 
 /// A job that waits for a sequence.
-struct Waiting {
+struct QueuedJob {
     request: RequestId,
     command: Command,
 }
@@ -74,8 +74,8 @@ impl Batch {
     ) -> std::io::Result<Batch> {
         let (commands, receiver) = sync_channel(QUEUE);
         std::thread::Builder::new().name("batch".into()).spawn(move || {
-            let _guard = OnDrop(Some(on_exit));
-            Loop {
+            let _guard = ExitGuard(Some(on_exit));
+            BatchLoop {
                 engine,
                 commands: receiver,
                 waiting: VecDeque::new(),
@@ -109,20 +109,20 @@ impl Batch {
 
     /// Wakes the loop if it sleeps, so that it polls pending grammars.
     pub(crate) fn wake(&self) {
-        let _ = self.commands.try_send(Waiting { request: RequestId::default(), command: Command::Wake });
+        let _ = self.commands.try_send(QueuedJob { request: RequestId::default(), command: Command::Wake });
     }
 
     fn send(&self, request: RequestId, command: Command) -> Result<(), RunnerError> {
-        self.commands.try_send(Waiting { request, command }).map_err(|error| match error {
+        self.commands.try_send(QueuedJob { request, command }).map_err(|error| match error {
             TrySendError::Full(_) => RunnerError::failed("too many requests are waiting for this model"),
             TrySendError::Disconnected(_) => RunnerError::stopped("the model has stopped"),
         })
     }
 }
 
-struct OnDrop<F: FnOnce()>(Option<F>);
+struct ExitGuard<F: FnOnce()>(Option<F>);
 
-impl<F: FnOnce()> Drop for OnDrop<F> {
+impl<F: FnOnce()> Drop for ExitGuard<F> {
     fn drop(&mut self) {
         if let Some(run) = self.0.take() {
             run();
@@ -130,10 +130,10 @@ impl<F: FnOnce()> Drop for OnDrop<F> {
     }
 }
 
-struct Loop {
+struct BatchLoop {
     engine: Box<dyn Engine>,
-    commands: Receiver<Waiting>,
-    waiting: VecDeque<Waiting>,
+    commands: Receiver<QueuedJob>,
+    waiting: VecDeque<QueuedJob>,
     slots: Vec<Slot>,
     num_parallel: usize,
     batch_tokens: usize,
@@ -146,10 +146,10 @@ struct Loop {
 struct Share {
     slot: usize,
     tokens: usize,
-    want: Want,
+    want: RowSelection,
 }
 
-impl Loop {
+impl BatchLoop {
     fn run(mut self) {
         loop {
             if !self.receive() {
@@ -158,7 +158,7 @@ impl Loop {
             self.drop_cancelled();
             self.resume();
             self.admit();
-            let shares = self.share();
+            let shares = self.divide_step();
             if !shares.is_empty() && !self.step(&shares) {
                 return;
             }
@@ -190,7 +190,7 @@ impl Loop {
         }
     }
 
-    fn queue(&mut self, waiting: Waiting) {
+    fn queue(&mut self, waiting: QueuedJob) {
         if !matches!(waiting.command, Command::Wake) {
             self.waiting.push_back(waiting);
         }
@@ -202,9 +202,9 @@ impl Loop {
             let Work::Generate(generation) = &mut self.slots[at].work else { continue };
             if generation.is_waiting() {
                 match generation.resume() {
-                    Next::Wait => {}
-                    Next::Feed(id) => self.feed(at, id),
-                    Next::Finished => self.slots[at].rest(),
+                    NextAction::Wait => {}
+                    NextAction::Feed(id) => self.push_generated_id(at, id),
+                    NextAction::Finished => self.slots[at].end_work(),
                 }
             }
         }
@@ -219,7 +219,7 @@ impl Loop {
         });
         for slot in &mut self.slots {
             if slot.is_cancelled() {
-                slot.rest();
+                slot.end_work();
             }
         }
     }
@@ -227,19 +227,19 @@ impl Loop {
     /// Assigns free sequences to waiting jobs: first to the requests with the fewest sequences, then by age.
     fn admit(&mut self) {
         while let Some(at) =
-            (0..self.waiting.len()).min_by_key(|&at| self.sequences_of(self.waiting[at].request))
+            (0..self.waiting.len()).min_by_key(|&at| self.count_sequences(self.waiting[at].request))
         {
-            let Some(Waiting { request, command }) = self.waiting.remove(at) else { return };
+            let Some(QueuedJob { request, command }) = self.waiting.remove(at) else { return };
             let prompt: &[u32] = match &command {
                 Command::Generate(job) => &job.prompt,
                 // These need the rows of all tokens, so no cached prefix can be used.
                 Command::Score(_) | Command::Embed(_) | Command::Wake => &[],
             };
-            match self.sequence_for(prompt) {
+            match self.assign_sequence(prompt) {
                 Ok(Some(slot)) => self.begin(slot, request, command),
                 Ok(None) => {
-                    self.waiting.insert(at, Waiting { request, command });
-                    if !self.displace(request) {
+                    self.waiting.insert(at, QueuedJob { request, command });
+                    if !self.preempt_embedding(request) {
                         return;
                     }
                 }
@@ -249,28 +249,28 @@ impl Loop {
     }
 
     /// Number of sequences in use by a request.
-    fn sequences_of(&self, request: RequestId) -> usize {
+    fn count_sequences(&self, request: RequestId) -> usize {
         self.slots.iter().filter(|slot| !slot.is_idle() && slot.request == request).count()
     }
 
     /// Frees a sequence for a request that has none, by suspending one text of a request that embeds several.
-    fn displace(&mut self, request: RequestId) -> bool {
-        if self.sequences_of(request) > 0 {
+    fn preempt_embedding(&mut self, request: RequestId) -> bool {
+        if self.count_sequences(request) > 0 {
             return false;
         }
         let has_several =
-            |slot: &Slot| matches!(slot.work, Work::Embed(_)) && self.sequences_of(slot.request) > 1;
+            |slot: &Slot| matches!(slot.work, Work::Embed(_)) && self.count_sequences(slot.request) > 1;
         let candidates = (0..self.slots.len()).filter(|&at| has_several(&self.slots[at]));
         // The sequence that loses the least work.
         let Some(at) = candidates.min_by_key(|&at| self.slots[at].cached.len()) else { return false };
         let slot = &mut self.slots[at];
-        let Some(job) = slot.take_embed() else { return false };
-        self.waiting.push_front(Waiting { request: job.request, command: Command::Embed(job) });
+        let Some(job) = slot.suspend_embedding() else { return false };
+        self.waiting.push_front(QueuedJob { request: job.request, command: Command::Embed(job) });
         true
     }
 
     /// Returns a slot whose sequence shares the longest prefix with the prompt; `None` if all are in use.
-    fn sequence_for(&mut self, prompt: &[u32]) -> Result<Option<usize>, Full> {
+    fn assign_sequence(&mut self, prompt: &[u32]) -> Result<Option<usize>, AdmitError> {
         // The last token is always computed, because its logits are needed.
         let reusable = &prompt[..prompt.len().saturating_sub(1)];
         let common = |slot: &Slot| common_prefix(&slot.cached, reusable);
@@ -365,7 +365,7 @@ impl Loop {
                 let slot = &mut self.slots[slot];
                 slot.last_used = self.clock;
                 slot.pending.clone_from(&job.ids);
-                slot.work = Work::Embed(Pool::new(job));
+                slot.work = Work::Embed(PooledText::new(job));
             }
             Command::Wake => {}
         }
@@ -388,16 +388,18 @@ impl Loop {
             // Ignore that the reader has disconnected.
             let _ = scoring.job.answer.send(Ok(scoring.done));
         }
-        slot.rest();
+        slot.end_work();
     }
 
     /// Divides a step: every running generation gets one token; prompts share the rest fairly.
-    fn share(&self) -> Vec<Share> {
+    fn divide_step(&self) -> Vec<Share> {
         let mut shares = Vec::new();
         let mut long = Vec::new();
         for (at, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.is_runnable()) {
             match (&slot.work, slot.pending.len()) {
-                (Work::Generate(_), 1) => shares.push(Share { slot: at, tokens: 1, want: Want::Last }),
+                (Work::Generate(_), 1) => {
+                    shares.push(Share { slot: at, tokens: 1, want: RowSelection::Last })
+                }
                 _ => long.push(at),
             }
         }
@@ -417,7 +419,7 @@ impl Loop {
             let want = match slot.work {
                 Work::Score(_) => {
                     tokens = tokens.min((SCORE_FLOATS / vocab_size).max(1));
-                    Want::All
+                    RowSelection::All
                 }
                 Work::Embed(_) => {
                     if is_encoder {
@@ -426,10 +428,10 @@ impl Loop {
                             continue;
                         }
                     }
-                    Want::Hidden
+                    RowSelection::Hidden
                 }
-                _ if tokens == slot.pending.len() => Want::Last,
-                _ => Want::Nothing,
+                _ if tokens == slot.pending.len() => RowSelection::Last,
+                _ => RowSelection::Nothing,
             };
             budget = budget.saturating_sub(tokens);
             shares.push(Share { slot: at, tokens, want });
@@ -464,7 +466,7 @@ impl Loop {
                     self.token_time = started.elapsed() / u32::try_from(tokens).unwrap_or(u32::MAX);
                 }
                 for (row, share) in shares.iter().enumerate() {
-                    self.deal(share, &logits, row);
+                    self.distribute_rows(share, &logits, row);
                 }
                 true
             }
@@ -472,14 +474,14 @@ impl Loop {
         }
     }
 
-    fn deal(&mut self, share: &Share, logits: &Logits, index: usize) {
+    fn distribute_rows(&mut self, share: &Share, logits: &Logits, index: usize) {
         let slot = &mut self.slots[share.slot];
         let from = slot.cached.len();
         slot.cached.extend(slot.pending.drain(..share.tokens));
         match &mut slot.work {
             Work::Idle => {}
             Work::Generate(generation) => {
-                if share.want == Want::Nothing {
+                if share.want == RowSelection::Nothing {
                     return;
                 }
                 let next = match logits.last(index) {
@@ -491,9 +493,9 @@ impl Loop {
                     }
                 };
                 match next {
-                    Next::Feed(id) => self.feed(share.slot, id),
-                    Next::Wait => {}
-                    Next::Finished => slot.rest(),
+                    NextAction::Feed(id) => self.push_generated_id(share.slot, id),
+                    NextAction::Wait => {}
+                    NextAction::Finished => slot.end_work(),
                 }
             }
             Work::Score(scoring) => {
@@ -531,7 +533,7 @@ impl Loop {
     }
 
     /// Queues a generated id. If the sequence is full, shifts the context first.
-    fn feed(&mut self, at: usize, id: u32) {
+    fn push_generated_id(&mut self, at: usize, id: u32) {
         let slot = &mut self.slots[at];
         let Work::Generate(generation) = &mut slot.work else { return };
         let job = &generation.job;
@@ -541,8 +543,8 @@ impl Loop {
             return;
         }
         if !job.shift || limit < 2 {
-            generation.out_of_context();
-            slot.rest();
+            generation.finish_at_context_limit();
+            slot.end_work();
             return;
         }
         // Keep the front, drop the older half of the rest, and recompute the newer half at its new position.
@@ -592,7 +594,7 @@ impl Command {
             Command::Score(job) => {
                 let _ = job.answer.send(Err(error));
             }
-            Command::Embed(job) => Pool::new(job).fail(error),
+            Command::Embed(job) => PooledText::new(job).fail(error),
             Command::Wake => {}
         }
     }

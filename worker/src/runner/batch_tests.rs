@@ -91,7 +91,7 @@ fn prompt(seed: u32, len: usize) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn one_answer() {
+async fn one_generation() {
     let bench = bench(2, 64);
     for seed in 0..8 {
         let ids = prompt(seed, 10);
@@ -117,7 +117,7 @@ async fn one_answer() {
 }
 
 #[tokio::test]
-async fn answers_do_not_depend_on_company() {
+async fn results_do_not_depend_on_other_requests() {
     let bench = bench(3, 16);
     let shared = prompt(99, 40);
     let prompts: Vec<Vec<u32>> = (0..24)
@@ -140,7 +140,7 @@ async fn answers_do_not_depend_on_company() {
 }
 
 #[tokio::test]
-async fn a_conversation_goes_on_where_it_was() {
+async fn a_conversation_reuses_its_cache() {
     let bench = bench(1, 512);
     let first = prompt(1, 200);
     let (_, _, done) = read(bench.job(&first, |_| {})).await;
@@ -156,7 +156,7 @@ async fn a_conversation_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn what_is_kept_gives_way_to_what_is_asked() {
+async fn cached_sequences_are_evicted_for_new_prompts() {
     let bench = bench(2, 512);
     let system = prompt(7, 100);
     let ask = async |ids: Vec<u32>| {
@@ -198,7 +198,7 @@ async fn a_long_prompt_does_not_hold_up_the_others() {
 }
 
 #[tokio::test]
-async fn a_reader_that_leaves_frees_its_place() {
+async fn a_disconnected_reader_frees_its_sequence() {
     let bench = bench(1, 64);
     let endless = bench.job(&prompt(1, 4), |job| {
         job.num_predict = usize::MAX;
@@ -304,7 +304,7 @@ async fn errors_stay_with_their_sequence() {
 }
 
 #[tokio::test]
-async fn a_lost_device_answers_everybody() {
+async fn a_device_error_fails_every_request() {
     let bench = bench(2, 64);
     let company = bench.job(&prompt(1, 8), |job| {
         job.num_predict = usize::MAX;

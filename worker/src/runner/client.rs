@@ -16,8 +16,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use super::protocol::{
-    EmbedRequest, EmbedResponse, ErrorKind, Event, GenerateRequest, LoadRequest, Loaded, Rendered,
-    RunnerError, ScoreRequest, ScoreResponse, Status,
+    EmbedRequest, EmbedResponse, ErrorKind, Event, GenerateRequest, LoadRequest, LoadResponse,
+    RenderResponse, RunnerError, ScoreRequest, ScoreResponse, Status,
 };
 
 /// Size limit of a response that is not a stream.
@@ -33,18 +33,21 @@ pub enum CallError {
     Runner(#[from] RunnerError),
     /// The runner cannot be reached, or the connection broke: it has crashed or is being stopped.
     #[error("the connection to the model's runner broke")]
-    Gone(#[source] Box<dyn std::error::Error + Send + Sync>),
+    ConnectionLost(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl CallError {
     /// Whether the runner has ended, before or during the call.
     pub fn is_gone(&self) -> bool {
-        matches!(self, CallError::Gone(_) | CallError::Runner(RunnerError { kind: ErrorKind::Stopped, .. }))
+        matches!(
+            self,
+            CallError::ConnectionLost(_) | CallError::Runner(RunnerError { kind: ErrorKind::Stopped, .. })
+        )
     }
 }
 
-fn gone(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CallError {
-    CallError::Gone(error.into())
+fn disconnected_error(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CallError {
+    CallError::ConnectionLost(error.into())
 }
 
 /// A client of the runner with this socket.
@@ -62,7 +65,7 @@ impl Client {
         self.call(Method::GET, "/status", &()).await
     }
 
-    pub async fn load(&self, request: &LoadRequest) -> Result<Loaded, CallError> {
+    pub async fn load(&self, request: &LoadRequest) -> Result<LoadResponse, CallError> {
         self.call(Method::POST, "/load", request).await
     }
 
@@ -78,7 +81,7 @@ impl Client {
     pub async fn render(
         &self,
         request: &GenerateRequest<impl Serialize, impl Serialize>,
-    ) -> Result<Rendered, CallError> {
+    ) -> Result<RenderResponse, CallError> {
         self.call(Method::POST, "/render", request).await
     }
 
@@ -104,8 +107,9 @@ impl Client {
         body: &impl Serialize,
     ) -> Result<T, CallError> {
         let (answer, _connection) = self.send(method, path, body).await?;
-        let bytes = Limited::new(answer, MAX_ANSWER_BYTES).collect().await.map_err(gone)?.to_bytes();
-        serde_json::from_slice(&bytes).map_err(gone)
+        let bytes =
+            Limited::new(answer, MAX_ANSWER_BYTES).collect().await.map_err(disconnected_error)?.to_bytes();
+        serde_json::from_slice(&bytes).map_err(disconnected_error)
     }
 
     async fn send(
@@ -114,12 +118,12 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> Result<(Incoming, Connection), CallError> {
-        let body = serde_json::to_vec(body).map_err(gone)?;
+        let body = serde_json::to_vec(body).map_err(disconnected_error)?;
         let stream = UnixStream::connect(&self.socket)
             .await
             .map_err(|error| RunnerError::stopped(format!("cannot reach the model's runner: {error}")))?;
         let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(gone)?;
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(disconnected_error)?;
         let connection = Connection(tokio::spawn(async move {
             // An error here also fails the request or the body.
             let _ = connection.await;
@@ -129,7 +133,7 @@ impl Client {
             .uri(path)
             .header("host", "runner")
             .body(Full::new(Bytes::from(body)))
-            .map_err(gone)?;
+            .map_err(disconnected_error)?;
         // It closed the connection before it responded, so it was already stopping.
         let answer = sender.send_request(request).await.map_err(|error| {
             RunnerError::stopped(format!("the model's runner closed the connection: {error}"))
@@ -139,7 +143,8 @@ impl Client {
         if status == StatusCode::OK {
             return Ok((answer, connection));
         }
-        let bytes = Limited::new(answer, MAX_ANSWER_BYTES).collect().await.map_err(gone)?.to_bytes();
+        let bytes =
+            Limited::new(answer, MAX_ANSWER_BYTES).collect().await.map_err(disconnected_error)?.to_bytes();
         let error = serde_json::from_slice::<RunnerError>(&bytes).unwrap_or_else(|_| {
             RunnerError::failed(format!("the runner returned {status}: {}", String::from_utf8_lossy(&bytes)))
         });

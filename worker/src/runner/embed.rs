@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::batch::RequestId;
 use super::protocol::{ModelSpec, RunnerError};
-use super::text_side::{chain, read_json};
+use super::text_side::{format_error_chain, read_json};
 use crate::text::{Special, Tokenizer, TokenizerError};
 
 /// One text to embed.
@@ -69,7 +69,7 @@ impl Embedding {
 
     pub(super) fn of_gguf(metadata: &Metadata) -> Embedding {
         let mut embedding = Embedding::default();
-        match metadata.hyper("pooling_type").and_then(|value| value.as_u64()) {
+        match metadata.architecture_value("pooling_type").and_then(|value| value.as_u64()) {
             // 0 is no pooling, which does not define an embedding of a whole text, so the mean is used.
             None | Some(0 | 1) => {}
             Some(2) => embedding.pooling = Pooling::First,
@@ -82,15 +82,15 @@ impl Embedding {
 }
 
 /// The hidden states of one text, accumulated in pieces.
-pub(super) struct Pool {
+pub(super) struct PooledText {
     pub(super) job: EmbedJob,
     sum: Vec<f64>,
     rows: usize,
 }
 
-impl Pool {
-    pub(super) fn new(job: EmbedJob) -> Pool {
-        Pool { job, sum: Vec::new(), rows: 0 }
+impl PooledText {
+    pub(super) fn new(job: EmbedJob) -> PooledText {
+        PooledText { job, sum: Vec::new(), rows: 0 }
     }
 
     pub(super) fn add<'a>(&mut self, rows: impl Iterator<Item = &'a [f32]>) {
@@ -132,17 +132,17 @@ pub(super) fn normalised(mut vector: Vec<f32>, dimensions: Option<usize>) -> Vec
 /// Why a text cannot be embedded within a limit, with ollama's messages.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum IdsError {
-    #[error("{}", chain(.0))]
+    #[error("{}", format_error_chain(.0))]
     Tokenizer(TokenizerError),
     #[error("the input length exceeds the context length")]
     TooLong,
     /// The limit leaves no token of the text besides the special tokens.
     #[error("input after truncation exceeds maximum context length")]
-    NothingLeft,
+    NoTokensLeft,
 }
 
 /// A text's ids with its special tokens, truncated to the limit if allowed. The special tokens are kept.
-pub(super) fn ids_of(
+pub(super) fn tokenize_within(
     tokenizer: &Tokenizer,
     text: &str,
     limit: usize,
@@ -160,7 +160,7 @@ pub(super) fn ids_of(
     let room = limit.saturating_sub(around);
     // Ollama refuses a limit of one token even for models without special tokens.
     if room == 0 || limit == 1 {
-        return Err(IdsError::NothingLeft);
+        return Err(IdsError::NoTokensLeft);
     }
     let mut ids = match (0..=around).find(|at| whole[*at..].starts_with(&bare)) {
         Some(before) => [&whole[..before], &bare[..room], &whole[before + bare.len()..]].concat(),
@@ -176,7 +176,8 @@ mod tests {
 
     fn pooled(pooling: Pooling, pieces: &[&[[f32; 2]]]) -> Vec<f32> {
         let (answer, mut receiver) = oneshot::channel();
-        let mut pool = Pool::new(EmbedJob { request: RequestId::default(), ids: vec![1], pooling, answer });
+        let mut pool =
+            PooledText::new(EmbedJob { request: RequestId::default(), ids: vec![1], pooling, answer });
         for piece in pieces {
             pool.add(piece.iter().map(<[f32; 2]>::as_slice));
         }
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_are_cut_and_then_made_one_long() {
+    fn embeddings_are_truncated_then_normalised() {
         assert_eq!(normalised(vec![3.0, 4.0, 12.0], Some(2)), [0.6, 0.8]);
         assert_eq!(normalised(vec![0.0, 2.0], Some(5)), [0.0, 1.0]);
         assert_eq!(normalised(vec![0.0, 2.0], Some(0)), [0.0, 1.0]);

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::helper::{Poll, Session};
-use super::protocol::{Done, DoneReason, Event, RunnerError, TokenChance, TokenLogprob};
+use super::protocol::{Done, DoneReason, Event, RunnerError, TokenLogprob, TokenProbability};
 use crate::text::sampler::LogSoftmax;
-use crate::text::{Constraint, Detokenizer, Reader, Said, Sampler, StopMatcher, Vocabulary};
+use crate::text::{Constraint, Detokenizer, OutputParts, Reader, Sampler, StopMatcher, Vocabulary};
 
 /// Maximum number of events queued for a slow reader before its sequence pauses.
 pub(crate) const EVENT_QUEUE: usize = 256;
@@ -66,9 +66,9 @@ impl Format {
 pub(crate) struct Generation {
     pub(crate) job: Job,
     detokenizer: Detokenizer,
-    answer: Vec<Generated>,
+    answer: Vec<GeneratedId>,
     /// The output that is held back until the end.
-    said: Said,
+    said: OutputParts,
     /// Length of the text so far in bytes, including held back text.
     text_len: usize,
     cached_tokens: usize,
@@ -76,7 +76,7 @@ pub(crate) struct Generation {
     prompt_done: Option<Instant>,
 }
 
-struct Generated {
+struct GeneratedId {
     id: u32,
     /// The offset of its text in the response, in bytes.
     at: usize,
@@ -84,7 +84,7 @@ struct Generated {
 
 /// The next action of the loop for a sequence.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextAction {
     /// Append this id and compute the next row.
     Feed(u32),
     /// Call [`Generation::resume`] later: the next mask is pending.
@@ -102,7 +102,7 @@ impl Generation {
             detokenizer: job.vocabulary.detokenizer(job.reader.shown()),
             job,
             answer: Vec::new(),
-            said: Said::default(),
+            said: OutputParts::default(),
             text_len: 0,
             cached_tokens,
             started: Instant::now(),
@@ -121,7 +121,7 @@ impl Generation {
     }
 
     /// Takes the row of logits after the last token.
-    pub(crate) fn advance(&mut self, logits: &[f32]) -> Next {
+    pub(crate) fn advance(&mut self, logits: &[f32]) -> NextAction {
         self.prompt_done.get_or_insert_with(Instant::now);
         if self.job.num_predict == 0 {
             return self.finish(DoneReason::Length);
@@ -139,7 +139,7 @@ impl Generation {
             return self.finish(DoneReason::Stop);
         }
         self.job.sampler.accept(id);
-        self.answer.push(Generated { id, at: self.text_len });
+        self.answer.push(GeneratedId { id, at: self.text_len });
         let piece = self.detokenizer.push(id);
         self.text_len += piece.len();
         let released = self.job.stop.push(&piece);
@@ -148,26 +148,26 @@ impl Generation {
         if self.job.whole && logprob.is_none() {
             self.said.extend(said);
         } else {
-            let Said { text, thinking, calls } = said;
+            let OutputParts { text, thinking, calls } = said;
             if !self.send(Event::Token { text, thinking, calls, logprob }) {
-                return Next::Finished;
+                return NextAction::Finished;
             }
         }
         if let Some(at) = released.stopped_at {
             self.answer.retain(|generated| generated.at < at);
             return self.finish_after_stop_text();
         }
-        if self.is_waiting() { Next::Wait } else { self.go_on(id) }
+        if self.is_waiting() { NextAction::Wait } else { self.next_action(id) }
     }
 
-    fn go_on(&mut self, id: u32) -> Next {
+    fn next_action(&mut self, id: u32) -> NextAction {
         if self.job.format.as_ref().is_some_and(|format| format.constraint.is_complete()) {
             return self.finish(DoneReason::Stop);
         }
         if self.answer.len() >= self.job.num_predict {
             return self.finish(DoneReason::Length);
         }
-        Next::Feed(id)
+        NextAction::Feed(id)
     }
 
     /// Whether it waits for the next mask of its grammar.
@@ -176,33 +176,33 @@ impl Generation {
     }
 
     /// Continues if the next mask has arrived.
-    pub(crate) fn resume(&mut self) -> Next {
-        let Some(format) = &mut self.job.format else { return Next::Wait };
+    pub(crate) fn resume(&mut self) -> NextAction {
+        let Some(format) = &mut self.job.format else { return NextAction::Wait };
         let (Some(id), Poll::Ready(result)) = (format.taken, format.session.poll()) else {
-            return Next::Wait;
+            return NextAction::Wait;
         };
         format.taken = None;
         match result {
             Ok(allowed) => {
                 format.constraint.set_allowed(allowed);
-                self.go_on(id)
+                self.next_action(id)
             }
             Err(error) => self.fail(error),
         }
     }
 
     /// Ends the response because the context is full.
-    pub(crate) fn out_of_context(&mut self) -> Next {
+    pub(crate) fn finish_at_context_limit(&mut self) -> NextAction {
         self.finish(DoneReason::Length)
     }
 
     /// Ends the response with an error.
-    pub(crate) fn fail(&mut self, error: RunnerError) -> Next {
+    pub(crate) fn fail(&mut self, error: RunnerError) -> NextAction {
         self.send(Event::Error(error));
-        Next::Finished
+        NextAction::Finished
     }
 
-    fn finish(&mut self, reason: DoneReason) -> Next {
+    fn finish(&mut self, reason: DoneReason) -> NextAction {
         let rest = self.detokenizer.finish();
         let released = self.job.stop.push(&rest);
         let mut text = released.text;
@@ -212,15 +212,15 @@ impl Generation {
         self.done(text, reason)
     }
 
-    fn finish_after_stop_text(&mut self) -> Next {
+    fn finish_after_stop_text(&mut self) -> NextAction {
         self.done(String::new(), DoneReason::Stop)
     }
 
-    fn done(&mut self, rest: String, reason: DoneReason) -> Next {
+    fn done(&mut self, rest: String, reason: DoneReason) -> NextAction {
         let mut said = std::mem::take(&mut self.said);
         said.extend(self.job.reader.push(rest));
         said.extend(self.job.reader.finish());
-        let Said { text, thinking, calls } = said;
+        let OutputParts { text, thinking, calls } = said;
         let now = Instant::now();
         let prompt_done = self.prompt_done.unwrap_or(now);
         let mut context = std::mem::take(&mut self.job.prompt);
@@ -238,14 +238,14 @@ impl Generation {
             eval_ns: nanoseconds(now - prompt_done),
             context,
         }));
-        Next::Finished
+        NextAction::Finished
     }
 
     fn logprob(&self, logits: &[f32], id: u32, top: usize) -> TokenLogprob {
         let row = LogSoftmax::new(logits);
         let chance = |id: u32, logprob: f32| {
             let bytes = self.job.vocabulary.bytes(id).to_vec();
-            TokenChance { token: String::from_utf8_lossy(&bytes).into_owned(), logprob, bytes }
+            TokenProbability { token: String::from_utf8_lossy(&bytes).into_owned(), logprob, bytes }
         };
         let top_logprobs = row.top(top).into_iter().map(|(id, logprob)| chance(id, logprob)).collect();
         TokenLogprob { token: chance(id, row.of(id)), top_logprobs }

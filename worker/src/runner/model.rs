@@ -10,9 +10,9 @@ use tokio::sync::mpsc;
 
 use super::embed::Embedding;
 use super::generate::{Format, Job};
-use super::helper::{EngineFacts, Helper, Prepared, TextData};
-use super::protocol::{EmbedRequest, Event, LoadRequest, Loaded, ModelSpec, RunnerError};
-use super::text_side::{chain, parse_json, read_file_up_to};
+use super::helper::{EngineFacts, Helper, PreparedRequest, TextData};
+use super::protocol::{EmbedRequest, Event, LoadRequest, LoadResponse, ModelSpec, RunnerError};
+use super::text_side::{format_error_chain, parse_json, read_file_up_to};
 use crate::engine::{BlobFile, Engine, KvType, LoadError, LoadOptions, ModelFiles, ModelInfo, native};
 use crate::text::{Constraint, Reader, Sampler, StopMatcher, Think, Vocabulary};
 
@@ -70,7 +70,7 @@ impl Model {
             ..LoadOptions::default()
         };
         let refused = |error: LoadError| {
-            let message = format!("{}: {}", spec.name, chain(&error));
+            let message = format!("{}: {}", spec.name, format_error_chain(&error));
             match error {
                 // Not an error of the model.
                 LoadError::File { .. } | LoadError::Device(_) => RunnerError::failed(message),
@@ -103,8 +103,8 @@ impl Model {
         Model { name: spec.name.clone(), info, helper, text }
     }
 
-    pub(crate) fn loaded(&self) -> Loaded {
-        Loaded {
+    pub(crate) fn loaded(&self) -> LoadResponse {
+        LoadResponse {
             architecture: self.info.architecture.to_owned(),
             device: self.info.device.clone(),
             vocab_size: self.info.vocab_size,
@@ -124,9 +124,9 @@ impl Model {
         events: mpsc::Sender<Event>,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> Result<Job, RunnerError> {
-        let (prepared, prompt) = self.helper.prepare(self.facts(), &body).await?;
+        let (prepared, prompt) = self.helper.prepare(self.engine_facts(), &body).await?;
         drop(body);
-        let Prepared { mut request, limit, num_keep, reading } = prepared;
+        let PreparedRequest { mut request, limit, num_keep, reading } = prepared;
         let vocabulary = self.vocabulary()?;
         self.check(&prompt)?;
         if prompt.is_empty() || prompt.len() > limit {
@@ -166,10 +166,10 @@ impl Model {
 
     /// Renders the prompt of a request from its body.
     pub(super) async fn render(&self, body: &[u8]) -> Result<String, RunnerError> {
-        self.helper.render(self.facts(), body).await
+        self.helper.render(self.engine_facts(), body).await
     }
 
-    fn facts(&self) -> EngineFacts {
+    fn engine_facts(&self) -> EngineFacts {
         EngineFacts::of(&self.info)
     }
 

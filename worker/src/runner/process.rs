@@ -166,7 +166,7 @@ impl Launch for Program {
             std::thread::Builder::new()
                 .name("runner".into())
                 .spawn(move || {
-                    keep(&program, &child_socket, spawned_sender);
+                    spawn_and_wait(&program, &child_socket, spawned_sender);
                     drop(folder);
                     let _ = ended_sender.send(true);
                 })
@@ -180,7 +180,7 @@ impl Launch for Program {
 }
 
 /// Starts the child, sends its handle to `spawned`, and waits for its end.
-fn keep(program: &Program, socket: &Path, spawned: oneshot::Sender<Result<Process, ProcessError>>) {
+fn spawn_and_wait(program: &Program, socket: &Path, spawned: oneshot::Sender<Result<Process, ProcessError>>) {
     let failed = |source| {
         tracing::error!(program = %program.path.display(), error = %source, "failed to start a runner");
         ProcessError::Spawn(source)
@@ -241,7 +241,7 @@ fn socket_folder() -> io::Result<SocketFolder> {
     let base = std::env::temp_dir();
     // A socket address has at most 108 bytes.
     let base = if base.as_os_str().len() > 64 { PathBuf::from("/tmp") } else { base };
-    sweep(&base);
+    remove_stale_folders(&base);
     let id = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
     let folder = base.join(format!("{FOLDER_PREFIX}{id:016x}"));
     std::fs::DirBuilder::new().mode(0o700).create(&folder)?;
@@ -249,7 +249,7 @@ fn socket_folder() -> io::Result<SocketFolder> {
 }
 
 /// Removes the folders of killed workers: those whose socket refuses connections.
-fn sweep(base: &Path) {
+fn remove_stale_folders(base: &Path) {
     for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
         let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(FOLDER_PREFIX));
         let is_old = || {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_does_not_start_says_so() {
+    async fn start_failures_are_reported() {
         let folder = tempfile::tempdir().unwrap();
         let error = Program { path: "/no/such/program".into(), env: Vec::new() }.launch().await.unwrap_err();
         assert!(matches!(error, ProcessError::Spawn(_)), "{error}");
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_runner_nobody_waits_for_ends() {
+    async fn an_abandoned_runner_exits() {
         let folder = tempfile::tempdir().unwrap();
         // Opens no socket, and exits when its standard input closes.
         let launch = script(folder.path(), "exec cat > /dev/null").launch();

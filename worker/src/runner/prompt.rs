@@ -4,9 +4,9 @@
 
 use serde_json::{Value, json};
 
-use super::helper::{EngineFacts, Prepared, Reading};
+use super::helper::{EngineFacts, PreparedRequest, ReaderSettings};
 use super::protocol::{GenerateRequest, Input, MIN_CONTEXT, RunnerError};
-use super::text_side::{TextSide, chain};
+use super::text_side::{TextProcessor, format_error_chain};
 use crate::text::template::Conversation;
 use crate::text::{GoChat, KnownTools, PromptTemplate, Special, Think, Tokenizer};
 
@@ -31,19 +31,19 @@ fn limit(request: &GenerateRequest, facts: EngineFacts) -> usize {
     asked.min(facts.context_length).max(1)
 }
 
-impl TextSide {
+impl TextProcessor {
     /// Converts a request's prompt to ids.
     pub(super) fn prepare(
         &self,
         mut request: GenerateRequest,
         facts: EngineFacts,
-    ) -> Result<(Prepared, Vec<u32>), RunnerError> {
-        let tokenizer = self.can_generate(&mut request, facts)?;
+    ) -> Result<(PreparedRequest, Vec<u32>), RunnerError> {
+        let tokenizer = self.check_generate(&mut request, facts)?;
         let limit = limit(&request, facts);
         let Prompt { text, ids } = self.prompt(tokenizer, &request, limit)?;
         let reading = |tools: &[Value]| {
-            let (in_thoughts, tools) = (self.reply.ends_in_thoughts(&text), KnownTools::of(tools));
-            Some(Reading { in_thoughts, tools })
+            let (in_thoughts, tools) = (self.reply.ends_in_reasoning(&text), KnownTools::of(tools));
+            Some(ReaderSettings { in_thoughts, tools })
         };
         let reading = match &request.input {
             Input::Chat { tools, .. } => reading(tools),
@@ -53,9 +53,9 @@ impl TextSide {
             Input::Prompt { suffix, .. } if !suffix.is_empty() => None,
             Input::Raw { .. } | Input::Prompt { .. } => reading(&[]),
         };
-        let num_keep = self.kept(tokenizer, &request).min(ids.len());
+        let num_keep = self.kept_prefix_len(tokenizer, &request).min(ids.len());
         request.input = Input::Raw { prompt: String::new() };
-        Ok((Prepared { request, limit, num_keep, reading }, ids))
+        Ok((PreparedRequest { request, limit, num_keep, reading }, ids))
     }
 
     /// Renders the text of a request's prompt.
@@ -64,12 +64,12 @@ impl TextSide {
         mut request: GenerateRequest,
         facts: EngineFacts,
     ) -> Result<String, RunnerError> {
-        let tokenizer = self.can_generate(&mut request, facts)?;
+        let tokenizer = self.check_generate(&mut request, facts)?;
         Ok(self.prompt(tokenizer, &request, limit(&request, facts))?.text)
     }
 
     /// Checks that the model supports the request. Thinking is on by default if the model supports it.
-    fn can_generate(
+    fn check_generate(
         &self,
         request: &mut GenerateRequest,
         facts: EngineFacts,
@@ -95,10 +95,10 @@ impl TextSide {
         limit: usize,
     ) -> Result<Prompt, RunnerError> {
         let mut prompt = match &request.input {
-            Input::Raw { prompt } => encoded(tokenizer, prompt.clone(), Special::ALL)?,
+            Input::Raw { prompt } => encode_prompt(tokenizer, prompt.clone(), Special::ALL)?,
             Input::Prompt { context, .. } => {
                 let turn = self.turn(tokenizer, request, limit)?;
-                Prompt { ids: self.after(context, turn.ids), text: turn.text }
+                Prompt { ids: self.append_turn(context, turn.ids), text: turn.text }
             }
             Input::Chat { messages, tools } => {
                 self.conversation(tokenizer, messages, tools, request, limit)?
@@ -111,13 +111,13 @@ impl TextSide {
         if prompt.ids.is_empty() {
             return Err(RunnerError::invalid("the prompt has no tokens"));
         }
-        prompt.ids = fit(prompt.ids, request, self.kept(tokenizer, request), limit)?;
+        prompt.ids = fit_to_context(prompt.ids, request, self.kept_prefix_len(tokenizer, request), limit)?;
         Ok(prompt)
     }
 
     /// Number of ids at the front that are kept when the context is shifted: `num_keep`, and the
     /// beginning-of-text token.
-    fn kept(&self, tokenizer: &Tokenizer, request: &GenerateRequest) -> usize {
+    fn kept_prefix_len(&self, tokenizer: &Tokenizer, request: &GenerateRequest) -> usize {
         request.num_keep.saturating_add(usize::from(tokenizer.begin().is_some()))
     }
 
@@ -148,7 +148,7 @@ impl TextSide {
             })?;
             let template = of_request.as_ref().unwrap_or(own);
             let text = template.insert(prompt, suffix, request.think).map_err(|error| failed(&error))?;
-            return Ok(begun(tokenizer, encoded(tokenizer, text, Special::PARSE)?));
+            return Ok(with_bos(tokenizer, encode_prompt(tokenizer, text, Special::PARSE)?));
         }
         let mut messages = Vec::new();
         messages.extend(system.map(|system| json!({"role": "system", "content": system})));
@@ -162,19 +162,19 @@ impl TextSide {
                 think: request.think,
             };
             let text = template.render(&conversation).map_err(|error| failed(&error))?;
-            return Ok(begun(tokenizer, encoded(tokenizer, text, Special::PARSE)?));
+            return Ok(with_bos(tokenizer, encode_prompt(tokenizer, text, Special::PARSE)?));
         }
         if self.template.is_some() {
             return self.conversation(tokenizer, &messages, &[], request, limit);
         }
         let text = system.map_or_else(|| prompt.clone(), |system| format!("{system}\n\n{prompt}"));
         let special = if context.is_empty() { Special::ALL } else { Special::PARSE };
-        Ok(begun(tokenizer, encoded(tokenizer, text, special)?))
+        Ok(with_bos(tokenizer, encode_prompt(tokenizer, text, special)?))
     }
 
     /// Joins the ids of earlier turns, the end of the last one, and a new turn without a second
     /// beginning-of-text token.
-    fn after(&self, context: &[u32], mut turn: Vec<u32>) -> Vec<u32> {
+    fn append_turn(&self, context: &[u32], mut turn: Vec<u32>) -> Vec<u32> {
         let Some(last) = context.last() else { return turn };
         let mut ids = context.to_vec();
         if self.template.is_some() && !self.special.eos.contains(last) {
@@ -223,7 +223,7 @@ impl TextSide {
                 think: request.think,
             };
             let text = template.render(&conversation).map_err(RunnerError::invalid)?;
-            Ok(begun(tokenizer, encoded(tokenizer, text, special)?))
+            Ok(with_bos(tokenizer, encode_prompt(tokenizer, text, special)?))
         };
         let whole = without(0)?;
         if whole.ids.len() <= limit || !request.truncate {
@@ -247,13 +247,15 @@ impl TextSide {
     }
 }
 
-fn encoded(tokenizer: &Tokenizer, text: String, special: Special) -> Result<Prompt, RunnerError> {
-    let ids = tokenizer.encode_with(&text, special).map_err(|error| RunnerError::invalid(chain(&error)))?;
+fn encode_prompt(tokenizer: &Tokenizer, text: String, special: Special) -> Result<Prompt, RunnerError> {
+    let ids = tokenizer
+        .encode_with(&text, special)
+        .map_err(|error| RunnerError::invalid(format_error_chain(&error)))?;
     Ok(Prompt { text, ids })
 }
 
 /// Adds the beginning-of-text token if the model requires one and the prompt has none.
-fn begun(tokenizer: &Tokenizer, mut prompt: Prompt) -> Prompt {
+fn with_bos(tokenizer: &Tokenizer, mut prompt: Prompt) -> Prompt {
     if let Some(begin) = tokenizer.begin().filter(|begin| prompt.ids.first() != Some(begin)) {
         prompt.ids.insert(0, begin);
     }
@@ -262,7 +264,7 @@ fn begun(tokenizer: &Tokenizer, mut prompt: Prompt) -> Prompt {
 
 /// Truncates ids that do not fit into the context: keeps the first `keep` and as many of the last that half
 /// of the rest of the context is free, as after a shift.
-fn fit(
+fn fit_to_context(
     mut ids: Vec<u32>,
     request: &GenerateRequest,
     keep: usize,

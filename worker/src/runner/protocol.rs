@@ -87,7 +87,7 @@ pub struct TensorFile {
 
 /// The response to `/load`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Loaded {
+pub struct LoadResponse {
     pub architecture: String,
     pub device: String,
     pub vocab_size: usize,
@@ -174,7 +174,7 @@ pub struct GenerateRequest<J = Value, T = String> {
 
 /// The response to `POST /render`: the prompt text of a generation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Rendered {
+pub struct RenderResponse {
     pub text: String,
 }
 
@@ -253,13 +253,13 @@ pub enum DoneReason {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprob {
     #[serde(flatten)]
-    pub token: TokenChance,
-    pub top_logprobs: Vec<TokenChance>,
+    pub token: TokenProbability,
+    pub top_logprobs: Vec<TokenProbability>,
 }
 
 /// An id as text and bytes (possibly an incomplete character), and its log-probability.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TokenChance {
+pub struct TokenProbability {
     pub token: String,
     pub logprob: f32,
     pub bytes: Vec<u8>,

@@ -24,7 +24,7 @@ use super::embed::{EmbedJob, normalised};
 use super::generate::EVENT_QUEUE;
 use super::model::Model;
 use super::protocol::{
-    EmbedRequest, EmbedResponse, ErrorKind, Event, LoadRequest, Rendered, RunnerError, ScoreRequest,
+    EmbedRequest, EmbedResponse, ErrorKind, Event, LoadRequest, RenderResponse, RunnerError, ScoreRequest,
     ScoreResponse, Status,
 };
 
@@ -91,12 +91,12 @@ pub(crate) type Loader = dyn Fn(&LoadRequest) -> Result<(Model, Box<dyn Engine>)
 /// The state of a runner: empty until loaded.
 struct Runner {
     loader: Arc<Loader>,
-    model: OnceLock<Served>,
+    model: OnceLock<ServedModel>,
     loading: tokio::sync::Mutex<Option<oneshot::Sender<Infallible>>>,
     bodies: BodyBudget,
 }
 
-struct Served {
+struct ServedModel {
     model: Model,
     batch: Batch,
 }
@@ -108,7 +108,7 @@ impl Runner {
         Arc::new(Runner { loader, model, loading, bodies: BodyBudget::new(BODY_BUDGET_BYTES) })
     }
 
-    fn served(&self) -> Result<&Served, RunnerError> {
+    fn served(&self) -> Result<&ServedModel, RunnerError> {
         self.model.get().ok_or_else(|| RunnerError::invalid("no model is loaded"))
     }
 }
@@ -148,18 +148,18 @@ async fn load(
     }
     let (num_parallel, batch_tokens) = (request.num_parallel, request.batch_tokens);
     let loader = runner.loader.clone();
-    let (model, engine) = blocking(move || loader(&request)).await?;
+    let (model, engine) = run_blocking(move || loader(&request)).await?;
     let lost = loading.take();
     let batch =
         Batch::start(engine, num_parallel, batch_tokens, move || drop(lost)).map_err(RunnerError::failed)?;
     let answer = json(StatusCode::OK, &model.loaded());
-    if runner.model.set(Served { model, batch }).is_err() {
+    if runner.model.set(ServedModel { model, batch }).is_err() {
         return Err(RunnerError::invalid("a model is already loaded"));
     }
     Ok(answer)
 }
 
-async fn generate(State(runner): State<Arc<Runner>>, body: Received) -> Result<Response, RunnerError> {
+async fn generate(State(runner): State<Arc<Runner>>, body: ReceivedBody) -> Result<Response, RunnerError> {
     let served = runner.served()?;
     let (events, receiver) = mpsc::channel(EVENT_QUEUE);
     let batch = served.batch.clone();
@@ -180,9 +180,9 @@ async fn generate(State(runner): State<Arc<Runner>>, body: Received) -> Result<R
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }
 
-async fn render(State(runner): State<Arc<Runner>>, body: Received) -> Result<Response, RunnerError> {
+async fn render(State(runner): State<Arc<Runner>>, body: ReceivedBody) -> Result<Response, RunnerError> {
     let text = runner.served()?.model.render(&body.bytes).await?;
-    Ok(json(StatusCode::OK, &Rendered { text }))
+    Ok(json(StatusCode::OK, &RenderResponse { text }))
 }
 
 async fn score(
@@ -253,7 +253,7 @@ impl IntoResponse for RunnerError {
     }
 }
 
-async fn blocking<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RunnerError> + Send + 'static,
 ) -> Result<T, RunnerError> {
     tokio::task::spawn_blocking(work)
@@ -262,18 +262,18 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// The body of a request, charged to the budget until it is dropped.
-struct Received {
+struct ReceivedBody {
     bytes: Bytes,
     _charge: Charge,
 }
 
-impl FromRequest<Arc<Runner>> for Received {
+impl FromRequest<Arc<Runner>> for ReceivedBody {
     type Rejection = RunnerError;
 
-    async fn from_request(request: Request, runner: &Arc<Runner>) -> Result<Received, RunnerError> {
+    async fn from_request(request: Request, runner: &Arc<Runner>) -> Result<ReceivedBody, RunnerError> {
         let mut charge = runner.bodies.charge();
         let bytes = read_body(request.into_body(), MAX_BODY_BYTES, &mut charge).await;
-        Ok(Received { bytes: bytes.map_err(RunnerError::invalid)?, _charge: charge })
+        Ok(ReceivedBody { bytes: bytes.map_err(RunnerError::invalid)?, _charge: charge })
     }
 }
 
@@ -284,10 +284,10 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Runner>> for Parsed<T
     type Rejection = RunnerError;
 
     async fn from_request(request: Request, runner: &Arc<Runner>) -> Result<Parsed<T>, RunnerError> {
-        let body = Received::from_request(request, runner).await?;
+        let body = ReceivedBody::from_request(request, runner).await?;
         let is_large = body.bytes.len() > LARGE_BYTES;
         let parse = move || serde_json::from_slice(&body.bytes).map(Parsed).map_err(RunnerError::invalid);
-        if is_large { blocking(parse).await } else { parse() }
+        if is_large { run_blocking(parse).await } else { parse() }
     }
 }
 

@@ -97,7 +97,7 @@ async fn context(client: &Client, request: &GenerateRequest) -> Result<Vec<u32>,
 fn refusal(error: CallError) -> RunnerError {
     match error {
         CallError::Runner(error) => error,
-        CallError::Gone(error) => panic!("{error}"),
+        CallError::ConnectionLost(error) => panic!("{error}"),
     }
 }
 
@@ -147,7 +147,7 @@ async fn load_then_generate() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit() {
+async fn prompts_are_fitted_to_the_context() {
     let (client, _folder, _lost) = start().await;
     client.load(&load_request("demo")).await.unwrap();
     let long = "one two three ".repeat(200);

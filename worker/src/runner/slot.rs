@@ -1,7 +1,7 @@
 //! An open sequence of the engine and its work; the batch loop has a few.
 
 use super::batch::{RequestId, ScoreJob};
-use super::embed::{EmbedJob, Pool};
+use super::embed::{EmbedJob, PooledText};
 use super::generate::Generation;
 use super::protocol::{RunnerError, WindowScores};
 use crate::engine::SequenceId;
@@ -23,7 +23,7 @@ pub(super) enum Work {
     Idle,
     Generate(Box<Generation>),
     Score(Scoring),
-    Embed(Pool),
+    Embed(PooledText),
 }
 
 pub(super) struct Scoring {
@@ -56,7 +56,7 @@ impl Slot {
     }
 
     /// Suspends the embedding of a text, to be repeated later. The cached ids stay.
-    pub(super) fn take_embed(&mut self) -> Option<EmbedJob> {
+    pub(super) fn suspend_embedding(&mut self) -> Option<EmbedJob> {
         match std::mem::replace(&mut self.work, Work::Idle) {
             Work::Embed(pool) => {
                 self.pending.clear();
@@ -70,7 +70,7 @@ impl Slot {
     }
 
     /// Ends its work; the cached ids stay.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn end_work(&mut self) {
         self.work = Work::Idle;
         self.pending.clear();
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use crate::engine::{Engine, Full, Logits, ModelInfo, SequenceId, Slice, StepError, Want};
+use crate::engine::{AdmitError, Engine, Logits, ModelInfo, RowSelection, SequenceId, Slice, StepError};
 use crate::text::Tokenizer;
 
 pub(crate) const VOCAB: usize = 4096;
@@ -107,12 +107,12 @@ impl Engine for FakeEngine {
         &self.info
     }
 
-    fn open(&mut self, max_len: usize) -> Result<SequenceId, Full> {
+    fn open(&mut self, max_len: usize) -> Result<SequenceId, AdmitError> {
         if max_len > self.info.context_length {
-            return Err(Full::Context { wanted: max_len, context_length: self.info.context_length });
+            return Err(AdmitError::Context { wanted: max_len, context_length: self.info.context_length });
         }
         if self.sequences.len() >= self.max_sequences {
-            return Err(Full::Sequences { max_sequences: self.max_sequences });
+            return Err(AdmitError::Sequences { max_sequences: self.max_sequences });
         }
         self.next += 1;
         self.sequences.insert(SequenceId(self.next), Vec::new());
@@ -133,8 +133,8 @@ impl Engine for FakeEngine {
         self.sequences.get(&sequence).map_or(0, Vec::len)
     }
 
-    fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, Full> {
-        let mut ids = self.sequences.get(&sequence).ok_or(Full::UnknownSequence)?.clone();
+    fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, AdmitError> {
+        let mut ids = self.sequences.get(&sequence).ok_or(AdmitError::UnknownSequence)?.clone();
         ids.truncate(len);
         let fork = self.open(max_len)?;
         self.sequences.insert(fork, ids);
@@ -175,16 +175,16 @@ impl Engine for FakeEngine {
             for &token in slice.tokens {
                 ids.push(token);
                 match slice.want {
-                    Want::All => rows.extend(self.row(&ids)),
-                    Want::Hidden => rows.extend(hidden(&ids)),
-                    Want::Nothing | Want::Last => {}
+                    RowSelection::All => rows.extend(self.row(&ids)),
+                    RowSelection::Hidden => rows.extend(hidden(&ids)),
+                    RowSelection::Nothing | RowSelection::Last => {}
                 }
             }
-            if slice.want == Want::Last {
+            if slice.want == RowSelection::Last {
                 rows.extend(self.row(&ids));
             }
             self.sequences.insert(slice.sequence, ids);
-            let width = if slice.want == Want::Hidden { HIDDEN } else { VOCAB };
+            let width = if slice.want == RowSelection::Hidden { HIDDEN } else { VOCAB };
             logits.push_slice(&rows, width);
         }
         Ok(logits)

@@ -25,7 +25,7 @@ const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// The text data. A model without a tokenizer still supports ids.
 #[derive(Debug, Default)]
-pub(super) struct TextSide {
+pub(super) struct TextProcessor {
     pub(super) name: String,
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) template: Option<PromptTemplate>,
@@ -37,7 +37,7 @@ pub(super) struct TextSide {
 /// Text data without the template, which is read next, with a separate limit.
 pub(super) struct TextReader<'a> {
     spec: &'a ModelSpec,
-    text: TextSide,
+    text: TextProcessor,
     /// The metadata of a GGUF that has a vocabulary.
     metadata: Option<Metadata>,
     tokenizer_config: Option<Value>,
@@ -50,11 +50,12 @@ impl<'a> TextReader<'a> {
         match gguf_metadata(spec)? {
             Some(metadata) => match gguf::read(&metadata) {
                 Err(TokenizerError::NoVocabulary) => TextReader::of_checkpoint(spec, config),
-                Err(error) => Err(unusable(spec, &error)),
+                Err(error) => Err(unsupported_error(spec, &error)),
                 Ok((tokenizer, special)) => {
                     let (tokenizer, embedding) = (Some(tokenizer), Embedding::of_gguf(&metadata));
                     let name = spec.name.clone();
-                    let text = TextSide { name, tokenizer, special, embedding, ..TextSide::default() };
+                    let text =
+                        TextProcessor { name, tokenizer, special, embedding, ..TextProcessor::default() };
                     Ok(TextReader { spec, text, metadata: Some(metadata), tokenizer_config: None })
                 }
             },
@@ -64,7 +65,9 @@ impl<'a> TextReader<'a> {
 
     fn of_checkpoint(spec: &'a ModelSpec, config: &Value) -> Result<TextReader<'a>, RunnerError> {
         let tokenizer = match read_file_up_to(spec, "tokenizer.json", MAX_TOKENIZER_BYTES)? {
-            Some(bytes) => Some(Tokenizer::from_json(&bytes).map_err(|error| unusable(spec, &error))?),
+            Some(bytes) => {
+                Some(Tokenizer::from_json(&bytes).map_err(|error| unsupported_error(spec, &error))?)
+            }
             None => None,
         };
         let tokenizer_config = read_json(spec, "tokenizer_config.json")?;
@@ -79,21 +82,20 @@ impl<'a> TextReader<'a> {
             None => SpecialTokens::default(),
         };
         let (name, embedding) = (spec.name.clone(), Embedding::of_checkpoint(spec)?);
-        let text = TextSide { name, tokenizer, special, embedding, ..TextSide::default() };
+        let text = TextProcessor { name, tokenizer, special, embedding, ..TextProcessor::default() };
         Ok(TextReader { spec, text, metadata: None, tokenizer_config })
     }
 
-    pub(super) fn text(&self) -> &TextSide {
+    pub(super) fn text(&self) -> &TextProcessor {
         &self.text
     }
 
     /// Reads the template, and derives the format of the model's responses from its output.
-    pub(super) fn read_template(self) -> Result<TextSide, RunnerError> {
+    pub(super) fn read_template(self) -> Result<TextProcessor, RunnerError> {
         let TextReader { spec, mut text, metadata, tokenizer_config } = self;
         let template = match &metadata {
-            Some(metadata) => {
-                gguf::chat_template(metadata, &text.special).map_err(|error| unusable(spec, &error))?
-            }
+            Some(metadata) => gguf::chat_template(metadata, &text.special)
+                .map_err(|error| unsupported_error(spec, &error))?,
             None => {
                 let jinja = read_file(spec, "chat_template.jinja")?
                     .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -109,7 +111,7 @@ impl<'a> TextReader<'a> {
                     .map_err(|error| RunnerError::unsupported(format!("{}: {}", spec.name, error)))?
             }
         };
-        text.template = chosen(spec, template)?;
+        text.template = choose_template(spec, template)?;
         if let (Some(template), Some(tokenizer)) = (&text.template, &text.tokenizer) {
             text.reply = ReplyFormat::of(template, tokenizer);
         }
@@ -117,7 +119,7 @@ impl<'a> TextReader<'a> {
     }
 }
 
-impl TextSide {
+impl TextProcessor {
     /// The ids of each text to embed.
     pub(super) fn encode(
         &self,
@@ -127,7 +129,8 @@ impl TextSide {
     ) -> Result<Vec<Vec<u32>>, RunnerError> {
         let tokenizer = self.tokenizer()?;
         let ids_of = |text: &String| {
-            let mut ids = embed::ids_of(tokenizer, text, limit, truncate).map_err(RunnerError::invalid)?;
+            let mut ids =
+                embed::tokenize_within(tokenizer, text, limit, truncate).map_err(RunnerError::invalid)?;
             if ids.is_empty() {
                 ids.extend(self.special.bos);
             }
@@ -146,8 +149,8 @@ impl TextSide {
     }
 }
 
-fn unusable(spec: &ModelSpec, error: &dyn std::error::Error) -> RunnerError {
-    RunnerError::unsupported(format!("{}: {}", spec.name, chain(error)))
+fn unsupported_error(spec: &ModelSpec, error: &dyn std::error::Error) -> RunnerError {
+    RunnerError::unsupported(format!("{}: {}", spec.name, format_error_chain(error)))
 }
 
 /// The metadata of a GGUF model, read without mapping the file.
@@ -159,7 +162,7 @@ fn gguf_metadata(spec: &ModelSpec) -> Result<Option<Metadata>, RunnerError> {
         let len = opened.metadata().map_err(RunnerError::failed)?.len();
         let Extent { offset, size } = extent.unwrap_or(Extent { offset: 0, size: len });
         let header = Header::read(&Part { file: opened, offset, len: size });
-        let header = header.map_err(|error| unusable(spec, &error))?;
+        let header = header.map_err(|error| unsupported_error(spec, &error))?;
         // In a split GGUF, the first part has all metadata.
         if header.metadata.u64("split.no").unwrap_or(0) == 0 {
             return Ok(Some(header.metadata));
@@ -188,7 +191,10 @@ impl ReadAt for Part {
 }
 
 /// Chooses between the checkpoint's template and that of the manifest.
-fn chosen(spec: &ModelSpec, jinja: Option<ChatTemplate>) -> Result<Option<PromptTemplate>, RunnerError> {
+fn choose_template(
+    spec: &ModelSpec,
+    jinja: Option<ChatTemplate>,
+) -> Result<Option<PromptTemplate>, RunnerError> {
     let on_top = match &spec.template {
         Some(file) => {
             let source = read_limited("the prompt template", file, MAX_FILE_BYTES)?;
@@ -239,7 +245,7 @@ pub(super) fn parse_json(name: &str, bytes: &[u8]) -> Result<Value, RunnerError>
 }
 
 /// An error and its causes in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn format_error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -21,11 +21,11 @@ pub enum KeepAlive {
 pub struct KeepAliveError(String);
 
 /// Longer durations mean forever, which also prevents overflow of timestamps.
-const LONGEST: f64 = 10.0 * 365.0 * 24.0 * 3600.0;
+const MAX_SECONDS: f64 = 10.0 * 365.0 * 24.0 * 3600.0;
 
 impl KeepAlive {
     fn seconds(seconds: f64) -> KeepAlive {
-        if (0.0..=LONGEST).contains(&seconds) {
+        if (0.0..=MAX_SECONDS).contains(&seconds) {
             KeepAlive::For(Duration::from_secs_f64(seconds))
         } else {
             KeepAlive::Forever

@@ -88,7 +88,7 @@ impl MemoryLedger {
         self.promises.is_empty()
     }
 
-    pub(super) fn holds(&self, digest: &Digest) -> bool {
+    pub(super) fn has_promise_for(&self, digest: &Digest) -> bool {
         self.promises.values().any(|promise| promise.digest == *digest)
     }
 
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(ledger.leaving(), (1, 1500 + overhead));
         ledger.release(1);
         ledger.release(1);
-        assert!(ledger.len() == 1 && !ledger.holds(&Digest::sha256(b"a")));
+        assert!(ledger.len() == 1 && !ledger.has_promise_for(&Digest::sha256(b"a")));
         assert_eq!(ledger.available(0), 0);
     }
 }

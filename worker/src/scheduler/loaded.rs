@@ -11,17 +11,17 @@ use tokio::time::Instant;
 
 use super::ledger::LoadId;
 use super::places::{Permit, Places};
-use super::{KeepAlive, Wanted, model_context};
+use super::{KeepAlive, ModelRequirements, model_context};
 use crate::cache::Model;
 use crate::runner::Client;
 use crate::runner::process::Runner;
-use crate::runner::protocol::{LoadRequest, Loaded, MIN_CONTEXT};
+use crate::runner::protocol::{LoadRequest, LoadResponse, MIN_CONTEXT};
 
 pub struct LoadedModel {
     name: String,
     model: Model,
     runner: Runner,
-    loaded: Loaded,
+    loaded: LoadResponse,
     load_id: LoadId,
     loaded_at: Instant,
     /// One per request that the runner serves at the same time.
@@ -46,9 +46,9 @@ struct Usage {
 }
 
 /// The load that a model comes from.
-pub(super) struct Start<'a> {
+pub(super) struct LoadContext<'a> {
     pub(super) id: LoadId,
-    pub(super) wanted: &'a Wanted,
+    pub(super) wanted: &'a ModelRequirements,
     pub(super) request: &'a LoadRequest,
     pub(super) keep_alive: KeepAlive,
     pub(super) changed: Arc<Notify>,
@@ -75,8 +75,13 @@ pub struct Snapshot {
 }
 
 impl LoadedModel {
-    pub(super) fn new(start: Start<'_>, model: Model, runner: Runner, loaded: Loaded) -> LoadedModel {
-        let Start { id, wanted, request, keep_alive, changed } = start;
+    pub(super) fn new(
+        start: LoadContext<'_>,
+        model: Model,
+        runner: Runner,
+        loaded: LoadResponse,
+    ) -> LoadedModel {
+        let LoadContext { id, wanted, request, keep_alive, changed } = start;
         let num_parallel = request.num_parallel.max(1);
         let context_length = loaded.context_length;
         LoadedModel {
@@ -113,7 +118,7 @@ impl LoadedModel {
         &self.model
     }
 
-    pub fn loaded(&self) -> &Loaded {
+    pub fn loaded(&self) -> &LoadResponse {
         &self.loaded
     }
 
@@ -134,12 +139,12 @@ impl LoadedModel {
     }
 
     /// Whether a request can use the model as it is.
-    pub(super) fn suits(&self, wanted: &Wanted) -> bool {
+    pub(super) fn can_serve(&self, wanted: &ModelRequirements) -> bool {
         self.is_alive() && self.has_context_for(wanted) && !self.usage().is_draining
     }
 
     /// Whether the loaded context is long enough for a request, or as long as the model supports.
-    pub(super) fn has_context_for(&self, wanted: &Wanted) -> bool {
+    pub(super) fn has_context_for(&self, wanted: &ModelRequirements) -> bool {
         let is_longest = self.loaded.context_length < self.asked_context;
         let asked = wanted.context(&self.model.params);
         is_longest || asked.is_none_or(|asked| asked <= self.loaded.context_length)
@@ -190,7 +195,7 @@ impl LoadedModel {
     }
 
     /// Resolves when its runner has ended.
-    pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub(crate) fn wait_until_ended(&self) -> impl Future<Output = ()> + Send + 'static {
         self.runner.ended()
     }
 
@@ -250,7 +255,7 @@ impl User {
     }
 
     /// Waits for one of the places; `None` when the model is being drained or its runner has ended.
-    pub(super) async fn place(self, wanted: &Wanted, arrival: u64) -> Option<Place> {
+    pub(super) async fn wait_for_place(self, wanted: &ModelRequirements, arrival: u64) -> Option<Place> {
         let permit = self.0.places.take(&wanted.client, arrival).await?;
         Some(Place { _permit: permit, user: self })
     }
@@ -280,7 +285,7 @@ pub struct Ticket {
 
 impl Ticket {
     /// A request without a keep-alive does not change the model's.
-    pub(super) fn new(place: Place, wanted: &Wanted, load: Duration) -> Ticket {
+    pub(super) fn new(place: Place, wanted: &ModelRequirements, load: Duration) -> Ticket {
         let ticket = Ticket { place, load };
         let model = ticket.model();
         let asked = wanted.num_ctx.or_else(|| model_context(&model.model.params));

@@ -9,7 +9,7 @@ use crate::cache::Model;
 use lode_kernels::{CacheShape, Float, Kind, PAGE_LEN};
 
 /// A model fits if it leaves a fifth of the free memory.
-const COMFORT: f64 = 0.8;
+const MAX_FREE_SHARE: f64 = 0.8;
 /// Memory of a runner besides weights and cache: the program, its threads, the tokenizer.
 const OVERHEAD_BYTES: u64 = 96 << 20;
 /// Maximum number of rows in a step: as many as the engine processes in one pass.
@@ -28,7 +28,7 @@ impl Estimate {
     /// Estimates the memory for a model with `num_parallel` sequences of `context` tokens each.
     pub fn of(model: &Model, context: usize, num_parallel: usize, kv_cache_type: &str) -> Estimate {
         let weights_bytes = model.tensor_bytes;
-        match planned(&model.config) {
+        match plan_shape(&model.config) {
             Some((shape, encoder)) => {
                 let cache_bytes = cache_bytes(&shape, encoder, context, num_parallel, kv_cache_type);
                 Estimate { weights_bytes, cache_bytes, step_bytes: step_bytes(&shape, num_parallel) }
@@ -46,13 +46,13 @@ impl Estimate {
 }
 
 /// Whether `free` bytes are enough for `needed`, with some to spare.
-pub(super) fn is_comfortable(needed: u64, free: u64) -> bool {
-    needed as f64 <= free as f64 * COMFORT
+pub(super) fn fits_comfortably(needed: u64, free: u64) -> bool {
+    needed as f64 <= free as f64 * MAX_FREE_SHARE
 }
 
 /// The shape of a model, including the family's defaults for values missing from its config, and whether it
 /// is an encoder.
-fn planned(config: &Value) -> Option<(Shape, bool)> {
+fn plan_shape(config: &Value) -> Option<(Shape, bool)> {
     let config = Config::parse(&serde_json::to_vec(config).ok()?).ok()?;
     let plan = Plan::new(&config).ok()?;
     Some((plan.shape(), plan.is_encoder()))
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn cache_of_a_context() {
         let check = |config: &Value, kind: &str, (context, parallel): (usize, usize), expect: u64| {
-            let (shape, encoder) = planned(config).unwrap();
+            let (shape, encoder) = plan_shape(config).unwrap();
             assert_eq!(cache_bytes(&shape, encoder, context, parallel, kind), expect, "{config} {kind}");
         };
         let llama = config("LlamaForCausalLM", json!({"num_key_value_heads": 2, "head_dim": 64}));
@@ -164,21 +164,21 @@ mod tests {
 
     /// Gemma 3's published config omits the numbers of heads.
     #[test]
-    fn what_a_family_takes_for_granted_counts() {
+    fn family_defaults_are_used() {
         let text = json!({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
             "num_hidden_layers": 34, "sliding_window": 1024});
         let config = json!({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text});
-        let (shape, encoder) = planned(&config).unwrap();
+        let (shape, encoder) = plan_shape(&config).unwrap();
         assert_eq!((shape.n_kv_heads, shape.head_dim), (4, 256));
         assert_eq!(cache_bytes(&shape, encoder, 4096, 2, "f16"), 2 * 4096 * 34 * 2 * 4 * 256 * 2);
     }
 
     #[test]
-    fn what_cannot_be_planned_counts_its_weights() {
+    fn unsupported_models_have_no_plan() {
         for config in
             [json!({}), json!(null), config("LlamaForCausalLM", json!({"num_hidden_layers": u64::MAX}))]
         {
-            assert!(planned(&config).is_none(), "{config}");
+            assert!(plan_shape(&config).is_none(), "{config}");
         }
     }
 
@@ -187,11 +187,11 @@ mod tests {
         let estimate = Estimate { weights_bytes: 700 << 20, cache_bytes: 3 << 20, step_bytes: 1 << 20 };
         assert_eq!(estimate.needed(), 800 << 20);
         let needed = estimate.needed();
-        assert!(is_comfortable(needed, 1000 << 20) && !is_comfortable(needed, 999 << 20));
+        assert!(fits_comfortably(needed, 1000 << 20) && !fits_comfortably(needed, 999 << 20));
     }
 
     #[test]
-    fn what_the_kernel_says() {
+    fn meminfo_and_stat_are_parsed() {
         let memory = parse_meminfo("MemTotal:       2048 kB\nMemFree:  1 kB\nMemAvailable:    1024 kB\n");
         assert_eq!((memory.total_bytes, memory.free_bytes), (2 << 20, 1 << 20));
         assert_eq!(parse_stat("anon 5\ninactive_file 77\n", "inactive_file"), 77);

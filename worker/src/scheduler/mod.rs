@@ -24,15 +24,15 @@ use tokio::time::Instant;
 
 pub use keep_alive::{KeepAlive, KeepAliveError};
 use ledger::LoadId;
+use loaded::{LoadContext, User};
 pub use loaded::{LoadedModel, Snapshot, Ticket};
-use loaded::{Start, User};
 use placement::{Decision, Limits, State};
 
 use crate::cache::{Model, Models};
 use crate::error::Error;
 use crate::runner::TextLimits;
 use crate::runner::process::{Launch, Runner};
-use crate::runner::protocol::{LoadRequest, Loaded};
+use crate::runner::protocol::{LoadRequest, LoadResponse};
 use memory::{Estimate, Memory};
 
 /// Maximum number of prompt tokens in one step, over all its sequences.
@@ -42,7 +42,7 @@ const BATCH_TOKENS: usize = 256;
 const RECHECK: Duration = Duration::from_millis(250);
 
 /// Maximum time until the task ends after the scheduler was dropped.
-const MAX_REST: Duration = Duration::from_secs(5);
+const MAX_SLEEP: Duration = Duration::from_secs(5);
 
 /// How long [`Scheduler::stop`] waits for the last runners.
 const STOP_TIMEOUT: Duration = Duration::from_secs(6);
@@ -66,7 +66,7 @@ pub struct Options {
 
 /// The model and the settings that a request needs loaded.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct ModelRequirements {
     pub repository: Repository,
     /// Digest of the manifest.
     pub digest: Digest,
@@ -81,7 +81,7 @@ pub struct Wanted {
     pub keep_alive: Option<KeepAlive>,
 }
 
-impl Wanted {
+impl ModelRequirements {
     /// The context length that the request needs, if any: its own, or that of the model's parameters.
     fn context(&self, params: &Map<String, Value>) -> Option<usize> {
         self.num_ctx.or_else(|| model_context(params)).max(self.sequence_length)
@@ -147,19 +147,19 @@ impl Scheduler {
             stopping: watch::Sender::new(false),
             ended: Notify::new(),
         });
-        tokio::spawn(keep_house(Arc::downgrade(&inner)));
+        tokio::spawn(run_maintenance(Arc::downgrade(&inner)));
         Scheduler { inner }
     }
 
     /// Waits for the model to be loaded and for a place in it. Dropping the future cancels the wait, and the
     /// load with it if no other request waits for it.
-    pub async fn acquire(&self, wanted: Wanted) -> Result<Ticket, Error> {
+    pub async fn acquire(&self, wanted: ModelRequirements) -> Result<Ticket, Error> {
         let _waiting = self.inner.waiting.clone().try_acquire_owned().map_err(|_| Error::Busy)?;
         let arrival = self.inner.arrivals.fetch_add(1, Ordering::Relaxed);
         let started = Instant::now();
         let mut load = Duration::ZERO;
         loop {
-            let user = match self.inner.enter(&wanted)? {
+            let user = match self.inner.join_or_load(&wanted)? {
                 Entry::Loaded(user) => user,
                 Entry::Loading(loading) => {
                     let loaded = loading.await;
@@ -172,14 +172,14 @@ impl Scheduler {
                 }
             };
             // `None`: the model is being drained for another one, or its runner has ended.
-            if let Some(place) = user.place(&wanted, arrival).await {
+            if let Some(place) = user.wait_for_place(&wanted, arrival).await {
                 return Ok(Ticket::new(place, &wanted, load));
             }
         }
     }
 
     /// Loads a model for later requests, or sets how long it stays loaded.
-    pub async fn preload(&self, wanted: Wanted) -> Result<Duration, Error> {
+    pub async fn preload(&self, wanted: ModelRequirements) -> Result<Duration, Error> {
         Ok(self.acquire(wanted).await?.load_duration())
     }
 
@@ -239,7 +239,7 @@ impl Inner {
 
     /// Makes a request a user of the loaded model, or lets it wait for a load, which it begins if none is in
     /// progress.
-    fn enter(self: &Arc<Inner>, wanted: &Wanted) -> Result<Entry, Error> {
+    fn join_or_load(self: &Arc<Inner>, wanted: &ModelRequirements) -> Result<Entry, Error> {
         // Abandoned loads may be dropped under this lock. It is separate from the state's lock because
         // dropping a load locks the state.
         let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -250,7 +250,7 @@ impl Inner {
                 return Err(Error::Stopping);
             }
             if let Some(model) = state.loaded.get(&wanted.digest) {
-                if model.suits(&wanted) {
+                if model.can_serve(&wanted) {
                     return Ok(Entry::Loaded(User::new(model.clone())));
                 }
                 wanted.keep_alive = Some(wanted.keep_alive.unwrap_or(model.keep_alive()));
@@ -273,7 +273,7 @@ impl Inner {
         Ok(Entry::Loading(load))
     }
 
-    async fn load(self: Arc<Inner>, wanted: Wanted) -> Result<User, Error> {
+    async fn load(self: Arc<Inner>, wanted: ModelRequirements) -> Result<User, Error> {
         let mut stopping = self.stopping.subscribe();
         tokio::select! {
             loaded = self.load_until_stopped(wanted) => loaded,
@@ -281,7 +281,7 @@ impl Inner {
         }
     }
 
-    async fn load_until_stopped(self: &Arc<Inner>, wanted: Wanted) -> Result<User, Error> {
+    async fn load_until_stopped(self: &Arc<Inner>, wanted: ModelRequirements) -> Result<User, Error> {
         let total = (self.options.memory)().total_bytes;
         let model = self.models.fetch(&wanted.repository, &wanted.digest, total).await?;
         let default = self.options.context_length;
@@ -290,7 +290,7 @@ impl Inner {
         if estimate.needed() > total {
             return Err(Error::TooLarge { needed: estimate.needed(), total });
         }
-        let reservation = match self.wait_for_room(&wanted, estimate).await? {
+        let reservation = match self.wait_for_memory(&wanted, estimate).await? {
             Placement::Existing(user) => return Ok(user),
             Placement::Reserved(reservation) => reservation,
         };
@@ -307,7 +307,7 @@ impl Inner {
         let (runner, loaded) = self.start_runner(reservation, &model, &request).await?;
         let keep_alive = wanted.keep_alive.unwrap_or(self.options.keep_alive);
         let start =
-            Start { id, wanted: &wanted, request: &request, keep_alive, changed: self.changed.clone() };
+            LoadContext { id, wanted: &wanted, request: &request, keep_alive, changed: self.changed.clone() };
         let loaded = Arc::new(LoadedModel::new(start, model, runner, loaded));
         let user = {
             let mut state = self.state();
@@ -323,13 +323,13 @@ impl Inner {
         Ok(user)
     }
 
-    async fn wait_for_room(
+    async fn wait_for_memory(
         self: &Arc<Inner>,
-        wanted: &Wanted,
+        wanted: &ModelRequirements,
         estimate: Estimate,
     ) -> Result<Placement, Error> {
         let (id, decided) = self.state().enqueue(wanted.clone(), estimate);
-        let queued = Queued { inner: self, id };
+        let queued = QueuePosition { inner: self, id };
         self.place();
         loop {
             let decision = self.state().take_decision(queued.id);
@@ -350,11 +350,11 @@ impl Inner {
         reservation: Reservation,
         model: &Model,
         request: &LoadRequest,
-    ) -> Result<(Runner, Loaded), Error> {
+    ) -> Result<(Runner, LoadResponse), Error> {
         let started = Instant::now();
         let load = async {
             let id = reservation.id;
-            let runner = Starting { inner: self, id, runner: Some(self.launcher.launch().await?) };
+            let runner = StartingRunner { inner: self, id, runner: Some(self.launcher.launch().await?) };
             self.state().ledger.attach(id, Box::new(runner.anonymous_bytes()));
             let ended = runner.ended();
             // The promised memory becomes available when the process has ended, for whatever reason.
@@ -416,12 +416,12 @@ enum Placement {
 }
 
 /// A place in the queue of loads.
-struct Queued<'a> {
+struct QueuePosition<'a> {
     inner: &'a Inner,
     id: LoadId,
 }
 
-impl Drop for Queued<'_> {
+impl Drop for QueuePosition<'_> {
     fn drop(&mut self) {
         self.inner.state().cancel(self.id);
         self.inner.changed.notify_one();
@@ -446,19 +446,19 @@ impl Drop for Reservation {
 
 /// A runner whose model is not loaded yet. If the load fails or is cancelled, its memory becomes available
 /// soon.
-struct Starting<'a> {
+struct StartingRunner<'a> {
     inner: &'a Inner,
     id: LoadId,
     runner: Option<Runner>,
 }
 
-impl Starting<'_> {
+impl StartingRunner<'_> {
     fn finish(mut self) -> Runner {
         self.runner.take().expect("the runner is only taken here")
     }
 }
 
-impl std::ops::Deref for Starting<'_> {
+impl std::ops::Deref for StartingRunner<'_> {
     type Target = Runner;
 
     fn deref(&self) -> &Runner {
@@ -466,7 +466,7 @@ impl std::ops::Deref for Starting<'_> {
     }
 }
 
-impl Drop for Starting<'_> {
+impl Drop for StartingRunner<'_> {
     fn drop(&mut self) {
         if self.runner.is_some() {
             self.inner.state().ledger.leave(self.id);
@@ -483,7 +483,7 @@ fn stop_runner(model: Arc<LoadedModel>) {
 
 /// Removes a model whose runner ended unexpectedly, so that the next request starts it again.
 async fn watch_runner(inner: Weak<Inner>, model: Arc<LoadedModel>) {
-    model.ended().await;
+    model.wait_until_ended().await;
     model.close();
     let Some(inner) = inner.upgrade() else { return };
     let mut state = inner.state();
@@ -496,12 +496,12 @@ async fn watch_runner(inner: Weak<Inner>, model: Arc<LoadedModel>) {
 }
 
 /// Unloads expired models and places queued loads, until the scheduler is dropped.
-async fn keep_house(inner: Weak<Inner>) {
+async fn run_maintenance(inner: Weak<Inner>) {
     loop {
         let Some(strong) = inner.upgrade() else { return };
         let expires = strong.unload_expired();
         strong.place();
-        let recheck = if strong.state().is_waiting() { RECHECK } else { MAX_REST };
+        let recheck = if strong.state().is_waiting() { RECHECK } else { MAX_SLEEP };
         let changed = strong.changed.clone();
         drop(strong);
         let latest = Instant::now() + recheck;

@@ -9,10 +9,10 @@ use lode_model::digest::Digest;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::Wanted;
+use super::ModelRequirements;
 use super::ledger::{LoadId, MemoryLedger};
 use super::loaded::{LoadedModel, User};
-use super::memory::{Estimate, Memory, is_comfortable};
+use super::memory::{Estimate, Memory, fits_comfortably};
 use crate::error::Error;
 
 /// Loaded models and the loads that wait for memory or a model slot.
@@ -29,7 +29,7 @@ pub(super) struct State {
 /// A load that waits for memory and for one of the model slots.
 struct QueuedLoad {
     id: LoadId,
-    wanted: Wanted,
+    wanted: ModelRequirements,
     estimate: Estimate,
     since: Instant,
     decision: Option<Decision>,
@@ -69,13 +69,13 @@ impl Supply {
         self.slots = self.slots.saturating_sub(1);
     }
 
-    fn has(&self, bytes: u64) -> bool {
-        self.slots > 0 && is_comfortable(bytes, self.bytes)
+    fn can_fit(&self, bytes: u64) -> bool {
+        self.slots > 0 && fits_comfortably(bytes, self.bytes)
     }
 }
 
 impl State {
-    pub(super) fn enqueue(&mut self, wanted: Wanted, estimate: Estimate) -> (LoadId, Arc<Notify>) {
+    pub(super) fn enqueue(&mut self, wanted: ModelRequirements, estimate: Estimate) -> (LoadId, Arc<Notify>) {
         self.last_id += 1;
         let decided = Arc::new(Notify::new());
         self.queue.push(QueuedLoad {
@@ -163,18 +163,18 @@ impl State {
                 }
                 // The same model with a shorter context has to be unloaded first.
                 Some(model) if victims.is_due(model, load) => {
-                    expected.add(victims.choose(model, &self.ledger));
+                    expected.add(victims.add_victim(model, &self.ledger));
                 }
                 Some(_) => continue,
                 None => {}
             }
-            while !expected.has(needed) {
+            while !expected.can_fit(needed) {
                 let Some(victim) = victims.next(self.loaded.values(), load) else { break };
-                expected.add(victims.choose(&victim, &self.ledger));
+                expected.add(victims.add_victim(&victim, &self.ledger));
             }
             let is_alone = self.ledger.is_empty() && needed <= available.bytes;
-            let has_room = (available.has(needed) && expected.has(needed)) || is_alone;
-            if has_room && !self.ledger.holds(digest) {
+            let has_room = (available.can_fit(needed) && expected.can_fit(needed)) || is_alone;
+            if has_room && !self.ledger.has_promise_for(digest) {
                 self.ledger.promise(load.id, digest, &load.estimate);
                 available.subtract(needed);
                 load.decide(Decision::Start);
@@ -235,7 +235,7 @@ impl Victims<'_> {
     }
 
     /// Returns the bytes that become available.
-    fn choose(&mut self, model: &LoadedModel, ledger: &MemoryLedger) -> u64 {
+    fn add_victim(&mut self, model: &LoadedModel, ledger: &MemoryLedger) -> u64 {
         self.chosen.insert(model.digest().clone());
         ledger.total_of(model.load_id())
     }

@@ -9,7 +9,7 @@ use lode_model::digest::Digest;
 use lode_model::media_type as mt;
 
 use super::memory::Memory;
-use super::{KeepAlive, Options, Scheduler, Ticket, Wanted};
+use super::{KeepAlive, ModelRequirements, Options, Scheduler, Ticket};
 use crate::cache::{Cache, Models};
 use crate::error::Error;
 use crate::runner::process::Launch;
@@ -17,7 +17,7 @@ use crate::runner::protocol::RunnerError;
 use crate::testing::{InProcess, TinyRegistry, repository};
 
 /// A timeout that is long enough on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 struct Bench {
     scheduler: Scheduler,
@@ -44,7 +44,7 @@ async fn bench(launcher: InProcess, set: impl FnOnce(&mut Options)) -> Bench {
         max_loaded_models: 2,
         kv_cache_type: "f16".into(),
         context_length: 256,
-        load_timeout: PATIENCE,
+        load_timeout: TEST_TIMEOUT,
         threads: None,
         text: crate::runner::TextLimits::default(),
         eviction_delay: Duration::ZERO,
@@ -67,8 +67,8 @@ async fn bench(launcher: InProcess, set: impl FnOnce(&mut Options)) -> Bench {
     }
 }
 
-fn wanted(digest: &Digest) -> Wanted {
-    Wanted {
+fn wanted(digest: &Digest) -> ModelRequirements {
+    ModelRequirements {
         repository: repository(),
         digest: digest.clone(),
         name: "demo".into(),
@@ -80,12 +80,12 @@ fn wanted(digest: &Digest) -> Wanted {
 }
 
 impl Bench {
-    fn model(&self, seed: u8) -> Wanted {
+    fn model(&self, seed: u8) -> ModelRequirements {
         wanted(&self.tiny.put_demo(seed, false))
     }
 
-    async fn acquire(&self, wanted: &Wanted) -> Result<Ticket, Error> {
-        tokio::time::timeout(PATIENCE, self.scheduler.acquire(wanted.clone())).await.expect("in time")
+    async fn acquire(&self, wanted: &ModelRequirements) -> Result<Ticket, Error> {
+        tokio::time::timeout(TEST_TIMEOUT, self.scheduler.acquire(wanted.clone())).await.expect("in time")
     }
 
     fn loaded(&self) -> Vec<Digest> {
@@ -102,12 +102,12 @@ impl Bench {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("{what}"));
+        tokio::time::timeout(TEST_TIMEOUT, wait).await.unwrap_or_else(|_| panic!("{what}"));
     }
 }
 
 #[tokio::test]
-async fn one_load_for_all_who_wait() {
+async fn concurrent_requests_share_one_load() {
     let bench = bench(InProcess::fake(), |options| options.num_parallel = 8).await;
     let model = bench.model(1);
     let tickets = futures::future::join_all((0..8).map(|_| bench.acquire(&model))).await;
@@ -137,7 +137,7 @@ async fn places_are_limited_and_the_queue_too() {
     let bench = bench(InProcess::fake(), |options| (options.num_parallel, options.max_queue) = (1, 2)).await;
     let model = bench.model(1);
     let first = bench.acquire(&model).await.unwrap();
-    let wait = |wanted: Wanted| {
+    let wait = |wanted: ModelRequirements| {
         let scheduler = bench.scheduler.clone();
         tokio::spawn(async move { scheduler.acquire(wanted).await.map(drop) })
     };
@@ -223,7 +223,7 @@ async fn a_load_that_can_never_fit_is_refused_at_once() {
     bench.total.store(50 << 20, Ordering::SeqCst);
     let error = bench.acquire(&b).await.err().unwrap();
     assert!(matches!(error, Error::TooLarge { total, .. } if total == 50 << 20), "{error}");
-    let long = Wanted { num_ctx: Some(1 << 40), ..a.clone() };
+    let long = ModelRequirements { num_ctx: Some(1 << 40), ..a.clone() };
     assert!(matches!(bench.acquire(&long).await.err().unwrap(), Error::TooLarge { .. }));
     // The model in use has not been drained.
     drop(bench.acquire(&a).await.unwrap());
@@ -239,11 +239,11 @@ struct Busy {
 }
 
 impl Busy {
-    async fn start(bench: &Bench, wanted: &Wanted, loops: usize) -> Busy {
+    async fn start(bench: &Bench, wanted: &ModelRequirements, loops: usize) -> Busy {
         let (served, stop) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
         let run = |at: usize| {
             let (scheduler, served, stop) = (bench.scheduler.clone(), served.clone(), stop.clone());
-            let wanted = Wanted { client: format!("loop {at}").into(), ..wanted.clone() };
+            let wanted = ModelRequirements { client: format!("loop {at}").into(), ..wanted.clone() };
             tokio::spawn(async move {
                 while !stop.load(Ordering::SeqCst) {
                     let ticket = scheduler.acquire(wanted.clone()).await.unwrap();
@@ -299,7 +299,7 @@ async fn a_busy_model_does_not_keep_others_out() {
 async fn a_model_in_use_is_left_alone_for_a_moment() {
     let bench = bench(InProcess::fake(), |options| {
         options.max_loaded_models = 1;
-        options.eviction_delay = PATIENCE * 10;
+        options.eviction_delay = TEST_TIMEOUT * 10;
     })
     .await;
     let (a, b) = (bench.model(1), bench.model(2));
@@ -324,7 +324,7 @@ async fn clients_take_turns() {
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let ask = |client: &str| {
         let (scheduler, order) = (bench.scheduler.clone(), order.clone());
-        let wanted = Wanted { client: client.into(), ..model.clone() };
+        let wanted = ModelRequirements { client: client.into(), ..model.clone() };
         tokio::spawn(async move {
             let ticket = scheduler.acquire(wanted.clone()).await.unwrap();
             order.lock().unwrap().push(wanted.client.to_string());
@@ -383,7 +383,7 @@ async fn a_load_ends_with_the_last_request_that_waits_for_it() {
     }));
     let bench = self::bench(launcher, |options| options.max_loaded_models = 1).await;
     let (a, b) = (bench.model(1), bench.model(2));
-    let wait = |wanted: &Wanted| {
+    let wait = |wanted: &ModelRequirements| {
         let (scheduler, wanted) = (bench.scheduler.clone(), wanted.clone());
         tokio::spawn(async move { scheduler.acquire(wanted).await.map(drop) })
     };
@@ -402,11 +402,11 @@ async fn a_load_ends_with_the_last_request_that_waits_for_it() {
 }
 
 #[tokio::test]
-async fn a_requester_who_leaves_lets_the_victim_stay() {
+async fn a_cancelled_load_stops_draining_the_victim() {
     let bench = bench(InProcess::fake(), |options| options.max_loaded_models = 1).await;
     let (a, b) = (bench.model(1), bench.model(2));
     let in_use = bench.acquire(&a).await.unwrap();
-    let wait = |wanted: &Wanted| {
+    let wait = |wanted: &ModelRequirements| {
         let (scheduler, wanted) = (bench.scheduler.clone(), wanted.clone());
         tokio::spawn(async move { scheduler.acquire(wanted).await.map(|ticket| ticket.load_duration()) })
     };
@@ -421,9 +421,12 @@ async fn a_requester_who_leaves_lets_the_victim_stay() {
 }
 
 #[tokio::test]
-async fn models_leave_when_their_time_has_come() {
+async fn expired_models_are_unloaded() {
     let bench = bench(InProcess::fake(), |_| {}).await;
-    let keep = |wanted: Wanted, keep_alive: KeepAlive| Wanted { keep_alive: Some(keep_alive), ..wanted };
+    let keep = |wanted: ModelRequirements, keep_alive: KeepAlive| ModelRequirements {
+        keep_alive: Some(keep_alive),
+        ..wanted
+    };
     let ms = |ms: u64| KeepAlive::For(Duration::from_millis(ms));
     let model = bench.model(1);
     let ticket = bench.acquire(&keep(model.clone(), ms(0))).await.unwrap();
@@ -446,7 +449,7 @@ async fn models_leave_when_their_time_has_come() {
     drop(bench.acquire(&keep(model.clone(), hour)).await.unwrap());
     drop(bench.acquire(&model).await.unwrap());
     assert!(expires_in_an_hour());
-    drop(bench.acquire(&Wanted { num_ctx: Some(1024), ..model.clone() }).await.unwrap());
+    drop(bench.acquire(&ModelRequirements { num_ctx: Some(1024), ..model.clone() }).await.unwrap());
     assert!(expires_in_an_hour());
     bench.scheduler.unload(&model.digest);
     bench.until("it is unloaded on demand", || bench.loaded().is_empty()).await;
@@ -456,7 +459,7 @@ async fn models_leave_when_their_time_has_come() {
 async fn a_longer_context_loads_again() {
     let bench = bench(InProcess::fake(), |_| {}).await;
     let model = bench.model(1);
-    let ctx = |num_ctx: usize| Wanted { num_ctx: Some(num_ctx), ..model.clone() };
+    let ctx = |num_ctx: usize| ModelRequirements { num_ctx: Some(num_ctx), ..model.clone() };
     drop(bench.acquire(&model).await.unwrap());
     drop(bench.acquire(&ctx(100)).await.unwrap());
     assert_eq!(bench.launched(), 1, "shorter is a limit, not another load");
@@ -487,14 +490,14 @@ async fn a_model_is_loaded_with_the_context_of_its_parameters() {
     let in_force = || bench.scheduler.loaded()[0].context_length;
     drop(bench.acquire(&model).await.unwrap());
     assert_eq!(in_force(), 1024);
-    drop(bench.acquire(&Wanted { num_ctx: Some(2), ..model.clone() }).await.unwrap());
+    drop(bench.acquire(&ModelRequirements { num_ctx: Some(2), ..model.clone() }).await.unwrap());
     assert_eq!(in_force(), 4, "the minimum");
     drop(bench.acquire(&model).await.unwrap());
     assert_eq!((in_force(), bench.launched()), (1024, 1));
 }
 
 #[tokio::test]
-async fn what_does_not_load_says_why_and_leaves_nothing() {
+async fn failed_loads_report_the_reason_and_end_the_runner() {
     let refusing = InProcess::new(Arc::new(|_| Err(RunnerError::unsupported("demo: tensor `x` is missing"))));
     let bench = bench(refusing, |_| {}).await;
     let model = bench.model(1);

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::grammar::Allowed;
-use super::reply::{Phase, Reader, Thinking};
-use super::sampler::{NoFiniteLogit, Sampler};
+use super::grammar::AllowedIds;
+use super::reply::{Phase, Reader, ReasoningParser};
+use super::sampler::{NonFiniteLogits, Sampler};
 use super::{Detokenizer, Vocabulary};
 
 /// Maximum number of whitespace tokens between the reasoning and the content.
@@ -14,30 +14,30 @@ const MAX_BLANK_TOKENS: usize = 4;
 
 /// Constrains one response.
 pub struct Constraint {
-    allowed: Allowed,
+    allowed: AllowedIds,
     /// The reasoning, which is not constrained; `None` once it has ended.
-    thoughts: Option<Thoughts>,
+    thoughts: Option<ReasoningState>,
     vocabulary: Arc<Vocabulary>,
     eos: Arc<BTreeSet<u32>>,
 }
 
 /// An id that was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Picked {
+pub struct SampledId {
     pub id: u32,
     /// Whether it is part of the content: the grammar has to accept it before the next id is sampled.
     pub is_answer: bool,
 }
 
 #[derive(Clone)]
-struct Thoughts {
-    thinking: Thinking,
+struct ReasoningState {
+    thinking: ReasoningParser,
     detokenizer: Detokenizer,
     /// Number of whitespace tokens after the reasoning.
     blanks: usize,
 }
 
-impl Thoughts {
+impl ReasoningState {
     /// Adds the next id; returns false if its text includes content.
     fn push(&mut self, id: u32) -> bool {
         let piece = self.detokenizer.push(id);
@@ -49,20 +49,21 @@ impl Constraint {
     /// `allowed` are the ids that the content may begin with, after the reasoning that `reader` separates.
     /// Without `may_think`, the model cannot begin to reason.
     pub fn new(
-        allowed: Allowed,
+        allowed: AllowedIds,
         reader: &Reader,
         may_think: bool,
         vocabulary: Arc<Vocabulary>,
         eos: Arc<BTreeSet<u32>>,
     ) -> Constraint {
-        let thinking = reader.thoughts().filter(|thinking| may_think || thinking.phase() == Phase::Inside);
+        let thinking =
+            reader.reasoning_parser().filter(|thinking| may_think || thinking.phase() == Phase::Inside);
         let detokenizer = vocabulary.detokenizer(reader.shown());
-        let thoughts = thinking.map(|thinking| Thoughts { thinking, detokenizer, blanks: 0 });
+        let thoughts = thinking.map(|thinking| ReasoningState { thinking, detokenizer, blanks: 0 });
         Constraint { allowed, thoughts, vocabulary, eos }
     }
 
     /// Sets the ids that the grammar allows after it has accepted an id.
-    pub fn set_allowed(&mut self, allowed: Allowed) {
+    pub fn set_allowed(&mut self, allowed: AllowedIds) {
         self.allowed = allowed;
     }
 
@@ -72,10 +73,10 @@ impl Constraint {
     }
 
     /// Samples the next id from the allowed ones.
-    pub fn sample(&mut self, sampler: &mut Sampler, logits: &[f32]) -> Result<Picked, NoFiniteLogit> {
+    pub fn sample(&mut self, sampler: &mut Sampler, logits: &[f32]) -> Result<SampledId, NonFiniteLogits> {
         let mut row = logits.to_vec();
         let Some(thoughts) = &self.thoughts else {
-            keep(&mut row, &self.allowed.mask);
+            apply_mask(&mut row, &self.allowed.mask);
             return Ok(self.answer(sampler.sample(&row)?));
         };
         match thoughts.thinking.phase() {
@@ -86,40 +87,40 @@ impl Constraint {
                     "" => self.allowed.mask.clone(),
                     _ => Vec::new(),
                 };
-                allow(&mut mask, self.vocabulary.len(), |id| continues(open, begun, token(id)));
-                keep(&mut row, &mask);
+                extend_mask(&mut mask, self.vocabulary.len(), |id| continues_tag(open, begun, token(id)));
+                apply_mask(&mut row, &mask);
                 let id = sampler.sample(&row)?;
-                if continues(open, begun, token(id)) && self.think(id) {
-                    return Ok(Picked { id, is_answer: false });
+                if continues_tag(open, begun, token(id)) && self.think(id) {
+                    return Ok(SampledId { id, is_answer: false });
                 }
                 self.thoughts = None;
                 Ok(self.answer(id))
             }
             Phase::Inside => {
                 // The response cannot end before its content.
-                self.eos.iter().for_each(|&id| refuse(&mut row, id));
+                self.eos.iter().for_each(|&id| exclude_id(&mut row, id));
                 loop {
                     let id = sampler.sample(&row)?;
                     if self.think(id) {
-                        return Ok(Picked { id, is_answer: false });
+                        return Ok(SampledId { id, is_answer: false });
                     }
-                    refuse(&mut row, id);
+                    exclude_id(&mut row, id);
                 }
             }
-            Phase::Behind => {
+            Phase::AfterTag => {
                 let may_go_on = thoughts.blanks < MAX_BLANK_TOKENS;
                 let is_blank = |id: u32| {
                     let token = self.vocabulary.bytes(id);
                     may_go_on && !token.is_empty() && token.trim_ascii().is_empty()
                 };
                 let mut mask = self.allowed.mask.clone();
-                allow(&mut mask, self.vocabulary.len(), is_blank);
-                keep(&mut row, &mask);
+                extend_mask(&mut mask, self.vocabulary.len(), is_blank);
+                apply_mask(&mut row, &mask);
                 let id = sampler.sample(&row)?;
                 match &mut self.thoughts {
                     Some(thoughts) if is_blank(id) => {
                         thoughts.blanks += 1;
-                        Ok(Picked { id, is_answer: false })
+                        Ok(SampledId { id, is_answer: false })
                     }
                     _ => {
                         self.thoughts = None;
@@ -135,8 +136,8 @@ impl Constraint {
     }
 
     /// An id of the content, unless it ends the response.
-    fn answer(&self, id: u32) -> Picked {
-        Picked { id, is_answer: !self.eos.contains(&id) }
+    fn answer(&self, id: u32) -> SampledId {
+        SampledId { id, is_answer: !self.eos.contains(&id) }
     }
 
     /// Adds an id to the reasoning, unless its text includes content.
@@ -152,7 +153,7 @@ impl Constraint {
 
 /// Whether a token continues an opening tag that has the prefix `begun` so far. A token with an incomplete
 /// character does not, since the prefix is text.
-pub(super) fn continues(open: &str, begun: &str, token: &[u8]) -> bool {
+pub(super) fn continues_tag(open: &str, begun: &str, token: &[u8]) -> bool {
     let (Some(rest), Ok(token)) = (open.strip_prefix(begun), std::str::from_utf8(token)) else {
         return false;
     };
@@ -161,7 +162,7 @@ pub(super) fn continues(open: &str, begun: &str, token: &[u8]) -> bool {
 }
 
 /// Adds the ids for which `allows` is true to a mask, for a vocabulary of `len` ids.
-pub(super) fn allow(mask: &mut Vec<u32>, len: usize, allows: impl Fn(u32) -> bool) {
+pub(super) fn extend_mask(mask: &mut Vec<u32>, len: usize, allows: impl Fn(u32) -> bool) {
     mask.resize(mask.len().max(len.div_ceil(u32::BITS as usize)), 0);
     for id in (0..u32::try_from(len).unwrap_or(u32::MAX)).filter(|id| allows(*id)) {
         mask[(id / u32::BITS) as usize] |= 1 << (id % u32::BITS);
@@ -169,7 +170,7 @@ pub(super) fn allow(mask: &mut Vec<u32>, len: usize, allows: impl Fn(u32) -> boo
 }
 
 /// Excludes the ids that a mask does not allow, including those beyond its end.
-pub(super) fn keep(row: &mut [f32], mask: &[u32]) {
+pub(super) fn apply_mask(row: &mut [f32], mask: &[u32]) {
     let words = mask.iter().copied().chain(std::iter::repeat(0));
     for (word, logits) in words.zip(row.chunks_mut(u32::BITS as usize)) {
         match word {
@@ -183,7 +184,7 @@ pub(super) fn keep(row: &mut [f32], mask: &[u32]) {
     }
 }
 
-fn refuse(row: &mut [f32], id: u32) {
+fn exclude_id(row: &mut [f32], id: u32) {
     if let Some(logit) = row.get_mut(id as usize) {
         *logit = f32::NEG_INFINITY;
     }

@@ -31,8 +31,8 @@ impl Dialect {
         })
     }
 
-    /// A conversation with a tool call, for [`Dialect::understood`].
-    pub(super) fn trial() -> [Value; 3] {
+    /// A conversation with a tool call, for [`Dialect::is_understood`].
+    pub(super) fn trial_messages() -> [Value; 3] {
         [
             json!({"role": "user", "content": "trial-question"}),
             json!({"role": "assistant", "content": "", "tool_calls": [{"id": "call_12345678", "type": "function",
@@ -42,7 +42,7 @@ impl Dialect {
     }
 
     /// Whether the output of a template contains the trial's tool call.
-    pub(super) fn understood(text: &str) -> bool {
+    pub(super) fn is_understood(text: &str) -> bool {
         text.contains("trial_name") && text.contains("trial-value")
     }
 

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use lode_model::go_template::{
-    Dates, ExecError, Field, List, Map, Omitted, Printed, Record, SyntaxError, Template, Value,
+    Dates, ExecError, Field, List, Map, OmitRule, PrintStyle, Record, SyntaxError, Template, Value,
 };
-use lode_model::prompt_template::Abilities;
+use lode_model::prompt_template::TemplateFeatures;
 use serde_json::Value as Json;
 
 use super::template::Conversation;
@@ -19,25 +19,26 @@ use super::think::Think;
 pub struct GoChat {
     template: Template,
     /// The template up to the beginning of the response, for the last turn if it is executed once per turn.
-    unanswered: Template,
+    up_to_response: Template,
     mentions: BTreeSet<String>,
-    abilities: Abilities,
+    abilities: TemplateFeatures,
 }
 
 impl GoChat {
     pub fn new(source: &str) -> Result<GoChat, SyntaxError> {
         let mut template = Template::parse(source)?;
-        let abilities = Abilities::of_go(&template, source);
-        let mentions: BTreeSet<String> = template.mentions().into_iter().map(str::to_lowercase).collect();
+        let abilities = TemplateFeatures::from_go(&template, source);
+        let mentions: BTreeSet<String> =
+            template.mentioned_names().into_iter().map(str::to_lowercase).collect();
         if !mentions.contains("messages") && !mentions.contains("response") {
-            template = template.followed_by("Response");
+            template = template.append_field("Response");
         }
-        let unanswered = template.up_to("Response");
-        Ok(GoChat { template, unanswered, mentions, abilities })
+        let unanswered = template.truncate_after("Response");
+        Ok(GoChat { template, up_to_response: unanswered, mentions, abilities })
     }
 
     /// The features that it supports.
-    pub fn abilities(&self) -> Abilities {
+    pub fn abilities(&self) -> TemplateFeatures {
         self.abilities
     }
 
@@ -45,7 +46,7 @@ impl GoChat {
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, ExecError> {
         let (system, messages) = collate(conversation.messages);
         if !self.mentions.contains("messages") {
-            return self.by_turns(&messages, conversation.think);
+            return self.render_turns(&messages, conversation.think);
         }
         let messages = messages.iter().map(Message::value).collect();
         let data = data(
@@ -70,7 +71,7 @@ impl GoChat {
     }
 
     /// Executes the template once per turn, for templates without `.Messages`.
-    fn by_turns(&self, messages: &[Message<'_>], think: Option<Think>) -> Result<String, ExecError> {
+    fn render_turns(&self, messages: &[Message<'_>], think: Option<Think>) -> Result<String, ExecError> {
         let mut text = String::new();
         let (mut system, mut prompt, mut response) = ("", "", "");
         let run = |template: &Template, system: &str, prompt: &str, response: &str| {
@@ -97,7 +98,7 @@ impl GoChat {
                 _ => {}
             }
         }
-        text.push_str(&run(&self.unanswered, system, prompt, response)?);
+        text.push_str(&run(&self.up_to_response, system, prompt, response)?);
         Ok(text)
     }
 }
@@ -161,12 +162,12 @@ fn array<'a>(json: &'a Json, key: &str) -> &'a [Json] {
 
 /// A struct whose fields have the same names in JSON.
 fn record(name: &'static str, fields: Vec<(&'static str, Value)>) -> Value {
-    let fields = fields.into_iter().map(|(name, value)| Field::new(name, name, Omitted::Never, value));
+    let fields = fields.into_iter().map(|(name, value)| Field::new(name, name, OmitRule::Never, value));
     Value::Record(Arc::new(Record { name, fields: fields.collect(), ..Record::default() }))
 }
 
 fn list_or_nil(items: Vec<Value>) -> Value {
-    if items.is_empty() { Value::nil_list(Printed::Go) } else { Value::list(items) }
+    if items.is_empty() { Value::nil_list(PrintStyle::Go) } else { Value::list(items) }
 }
 
 fn texts(json: &Json, key: &str) -> Value {
@@ -182,7 +183,7 @@ impl Message<'_> {
                 ("Role", self.role.into()),
                 ("Content", self.content.as_str().into()),
                 ("Thinking", text(self.first, "thinking").into()),
-                ("Images", Value::nil_list(Printed::Go)),
+                ("Images", Value::nil_list(PrintStyle::Go)),
                 ("ToolCalls", list_or_nil(calls)),
                 ("ToolName", text(self.first, "tool_name").into()),
                 ("ToolCallID", text(self.first, "tool_call_id").into()),
@@ -200,8 +201,8 @@ fn tool_call(call: &Json) -> Value {
     };
     let entries = arguments.as_object().into_iter().flatten();
     let arguments = Value::Map(Arc::new(Map {
-        entries: entries.map(|(key, value)| (key.clone(), Value::of_json(value))).collect(),
-        printed: Printed::Json,
+        entries: entries.map(|(key, value)| (key.clone(), Value::from_json(value))).collect(),
+        printed: PrintStyle::Json,
         is_nil: !arguments.is_object(),
         ..Map::default()
     }));
@@ -218,17 +219,17 @@ fn tool_call(call: &Json) -> Value {
 
 fn tools(tools: Option<&[Json]>) -> Value {
     match tools {
-        None => Value::nil_list(Printed::Json),
+        None => Value::nil_list(PrintStyle::Json),
         Some(tools) => Value::List(Arc::new(List {
             items: tools.iter().map(tool).collect(),
-            printed: Printed::Json,
+            printed: PrintStyle::Json,
             is_nil: false,
         })),
     }
 }
 
 fn tool(tool: &Json) -> Value {
-    use Omitted::{Empty, Never, Nil};
+    use OmitRule::{Empty, Never, Nil};
     let function = &tool["function"];
     let parameters = &function["parameters"];
     let plain = |name, fields| Value::Record(Arc::new(Record { name, fields, ..Record::default() }));
@@ -236,8 +237,8 @@ fn tool(tool: &Json) -> Value {
         "tool parameters",
         vec![
             Field::new("Type", "type", Never, text(parameters, "type")),
-            Field::new("Defs", "$defs", Nil, Value::of_json(&parameters["$defs"])),
-            Field::new("Items", "items", Nil, Value::of_json(&parameters["items"])),
+            Field::new("Defs", "$defs", Nil, Value::from_json(&parameters["$defs"])),
+            Field::new("Items", "items", Nil, Value::from_json(&parameters["items"])),
             Field::new("Required", "required", Empty, texts(parameters, "required")),
             Field::new("Properties", "properties", Never, properties(&parameters["properties"], false)),
         ],
@@ -254,10 +255,10 @@ fn tool(tool: &Json) -> Value {
         name: "tool",
         fields: vec![
             Field::new("Type", "type", Never, text(tool, "type")),
-            Field::new("Items", "items", Nil, Value::of_json(&tool["items"])),
+            Field::new("Items", "items", Nil, Value::from_json(&tool["items"])),
             Field::new("Function", "function", Never, function),
         ],
-        printed: Printed::Json,
+        printed: PrintStyle::Json,
         ..Record::default()
     }))
 }
@@ -266,11 +267,11 @@ fn tool(tool: &Json) -> Value {
 /// order of the request.
 fn properties(json: &Json, as_said: bool) -> Value {
     let Some(entries) = json.as_object() else {
-        return Value::Map(Arc::new(Map { printed: Printed::Json, is_nil: true, ..Map::default() }));
+        return Value::Map(Arc::new(Map { printed: PrintStyle::Json, is_nil: true, ..Map::default() }));
     };
     Value::Map(Arc::new(Map {
         entries: entries.iter().map(|(name, value)| (name.clone(), property(value))).collect(),
-        printed: Printed::Json,
+        printed: PrintStyle::Json,
         is_nil: false,
         missing: property(&Json::Null),
         json_order: if as_said { entries.keys().cloned().collect() } else { Vec::new() },
@@ -278,7 +279,7 @@ fn properties(json: &Json, as_said: bool) -> Value {
 }
 
 fn property(json: &Json) -> Value {
-    use Omitted::{Empty, Nil};
+    use OmitRule::{Empty, Nil};
     let types = match json.get("type") {
         Some(Json::String(kind)) => vec![kind.as_str()],
         _ => array(json, "type").iter().filter_map(Json::as_str).collect(),
@@ -294,7 +295,7 @@ fn property(json: &Json) -> Value {
     };
     let types = Value::List(Arc::new(List {
         items: types.into_iter().map(Value::from).collect(),
-        printed: Printed::OneAsItself,
+        printed: PrintStyle::UnwrapSingle,
         is_nil: json.get("type").is_none(),
     }));
     Value::Record(Arc::new(Record {
@@ -302,13 +303,13 @@ fn property(json: &Json) -> Value {
         fields: vec![
             Field::new("AnyOf", "anyOf", Empty, list_or_nil(any_of.iter().map(property).collect())),
             Field::new("Type", "type", Empty, types),
-            Field::new("Items", "items", Nil, json.get("items").map_or(Value::Nil, Value::of_json)),
+            Field::new("Items", "items", Nil, json.get("items").map_or(Value::Nil, Value::from_json)),
             Field::new("Description", "description", Empty, text(json, "description")),
             Field::new(
                 "Enum",
                 "enum",
                 Empty,
-                list_or_nil(array(json, "enum").iter().map(Value::of_json).collect()),
+                list_or_nil(array(json, "enum").iter().map(Value::from_json).collect()),
             ),
             Field::new("Properties", "properties", Nil, nested),
             Field::new("Required", "required", Empty, texts(json, "required")),
@@ -317,7 +318,7 @@ fn property(json: &Json) -> Value {
             "ToTypeScriptType",
             if kinds.is_empty() { "any".into() } else { kinds.join(" | ").into() },
         )],
-        printed: Printed::Go,
+        printed: PrintStyle::Go,
     }))
 }
 

@@ -72,7 +72,7 @@ fn calls_and_results_of_tools() {
 }
 
 #[test]
-fn tools_are_told() {
+fn tools_are_rendered() {
     let tools = json!([{"type": "function", "function": {"name": "f", "description": "d & e", "parameters": {
     "type": "object", "required": ["city"], "properties": {
         "city": {"type": "string", "description": "The city"},
@@ -96,7 +96,7 @@ fn tools_are_told() {
 }
 
 #[test]
-fn what_a_template_can_do() {
+fn abilities_of_a_template() {
     let can = |source: &str| {
         let template = GoChat::new(source).unwrap();
         {

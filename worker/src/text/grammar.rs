@@ -40,17 +40,17 @@ pub enum GrammarError {
     Schema(String),
     /// In the middle of a response.
     #[error("the response cannot be constrained to its format: {0}")]
-    Lost(String),
+    GrammarFailed(String),
 }
 
 /// Compiles grammars for one vocabulary.
-pub struct Grammars {
+pub struct GrammarCompiler {
     factory: ParserFactory,
 }
 
-impl Grammars {
+impl GrammarCompiler {
     /// Slow for a large vocabulary, which is sorted into a trie.
-    pub fn new(vocabulary: &Vocabulary, eos: &BTreeSet<u32>) -> Result<Grammars, GrammarError> {
+    pub fn new(vocabulary: &Vocabulary, eos: &BTreeSet<u32>) -> Result<GrammarCompiler, GrammarError> {
         let len = u32::try_from(vocabulary.len()).map_err(|_| GrammarError::Vocabulary)?;
         // Structured output has no special tokens and no invalid UTF-8; 0xFF marks special tokens for
         // llguidance.
@@ -70,16 +70,16 @@ impl Grammars {
             trie = trie.with_eos_tokens(&ends);
         }
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        let mut factory =
-            ParserFactory::new_simple(&environment).map_err(|error| GrammarError::Lost(reason(&error)))?;
+        let mut factory = ParserFactory::new_simple(&environment)
+            .map_err(|error| GrammarError::GrammarFailed(reason(&error)))?;
         factory.quiet();
         factory.limits_mut().max_lexer_states = MAX_LEXER_STATES;
         factory.limits_mut().verbose_errors = false;
-        Ok(Grammars { factory })
+        Ok(GrammarCompiler { factory })
     }
 
     /// Starts the grammar of one response: JSON for this schema. Also returns the ids that may come first.
-    pub fn begin(&self, schema: Map<String, Value>) -> Result<(Matching, Allowed), GrammarError> {
+    pub fn begin(&self, schema: Map<String, Value>) -> Result<(GrammarState, AllowedIds), GrammarError> {
         let failed = |error: serde_json::Error| GrammarError::Schema(error.to_string());
         let len = serde_json::to_vec(&schema).map_err(failed)?.len();
         if len > MAX_SCHEMA_BYTES {
@@ -97,10 +97,10 @@ impl Grammars {
         let schema = TopLevelGrammar::from_json_schema(Value::Object(schema));
         let parser =
             self.factory.create_parser(schema).map_err(|error| GrammarError::Schema(reason(&error)))?;
-        let mut matching = Matching { matcher: Matcher::new(Ok(parser)) };
+        let mut matching = GrammarState { matcher: Matcher::new(Ok(parser)) };
         // A schema without valid values fails with its first mask.
         let allowed = matching.allowed().map_err(|error| match error {
-            GrammarError::Lost(reason) => GrammarError::Schema(reason),
+            GrammarError::GrammarFailed(reason) => GrammarError::Schema(reason),
             other => other,
         })?;
         Ok((matching, allowed))
@@ -108,37 +108,37 @@ impl Grammars {
 }
 
 /// The grammar state of one response.
-pub struct Matching {
+pub struct GrammarState {
     matcher: Matcher,
 }
 
 /// The ids that may come next in a response.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Allowed {
+pub struct AllowedIds {
     /// One bit per id, the lowest first; ids beyond the end are not allowed.
     pub mask: Vec<u32>,
     /// Whether the response is complete and nothing more is allowed.
     pub is_complete: bool,
 }
 
-impl Matching {
+impl GrammarState {
     /// Accepts the next id of the response.
-    pub fn take(&mut self, id: u32) -> Result<Allowed, GrammarError> {
-        self.matcher.consume_token(id).map_err(lost)?;
+    pub fn take(&mut self, id: u32) -> Result<AllowedIds, GrammarError> {
+        self.matcher.consume_token(id).map_err(failed_error)?;
         self.allowed()
     }
 
-    fn allowed(&mut self) -> Result<Allowed, GrammarError> {
+    fn allowed(&mut self) -> Result<AllowedIds, GrammarError> {
         if self.matcher.is_stopped() {
-            return Ok(Allowed { mask: Vec::new(), is_complete: true });
+            return Ok(AllowedIds { mask: Vec::new(), is_complete: true });
         }
-        let mask = self.matcher.compute_mask().map_err(lost)?;
-        Ok(Allowed { mask: mask.as_slice().to_vec(), is_complete: self.matcher.is_stopped() })
+        let mask = self.matcher.compute_mask().map_err(failed_error)?;
+        Ok(AllowedIds { mask: mask.as_slice().to_vec(), is_complete: self.matcher.is_stopped() })
     }
 }
 
-fn lost(error: impl std::fmt::Display) -> GrammarError {
-    GrammarError::Lost(reason(&error))
+fn failed_error(error: impl std::fmt::Display) -> GrammarError {
+    GrammarError::GrammarFailed(reason(&error))
 }
 
 /// The first line of an error of llguidance.

@@ -3,7 +3,7 @@ use std::cell::Cell;
 use serde_json::json;
 
 use super::*;
-use crate::text::constraint::{allow, continues, keep};
+use crate::text::constraint::{apply_mask, continues_tag, extend_mask};
 use crate::text::reply::{Reader, ReplyFormat, Tags};
 use crate::text::{Constraint, Sampler, SamplerOptions, Tokenizer};
 
@@ -18,12 +18,12 @@ fn demo() -> Arc<Tokenizer> {
 
 /// Grammars, and the constraint that applies their masks, in one process.
 struct Both {
-    grammars: Grammars,
+    grammars: GrammarCompiler,
     vocabulary: Arc<Vocabulary>,
 }
 
 struct Grammar {
-    matching: Matching,
+    matching: GrammarState,
     constraint: Constraint,
     vocabulary: Arc<Vocabulary>,
 }
@@ -31,7 +31,7 @@ struct Grammar {
 impl Both {
     fn of(tokenizer: &Tokenizer, eos: &BTreeSet<u32>) -> Result<Both, GrammarError> {
         let vocabulary = tokenizer.vocabulary().clone();
-        Ok(Both { grammars: Grammars::new(&vocabulary, eos)?, vocabulary })
+        Ok(Both { grammars: GrammarCompiler::new(&vocabulary, eos)?, vocabulary })
     }
 
     fn grammar(
@@ -49,8 +49,10 @@ impl Both {
 
 impl Grammar {
     fn sample(&mut self, sampler: &mut Sampler, logits: &[f32]) -> Result<u32, GrammarError> {
-        let picked =
-            self.constraint.sample(sampler, logits).map_err(|error| GrammarError::Lost(error.to_string()))?;
+        let picked = self
+            .constraint
+            .sample(sampler, logits)
+            .map_err(|error| GrammarError::GrammarFailed(error.to_string()))?;
         if picked.is_answer {
             self.constraint.set_allowed(self.matching.take(picked.id)?);
         }
@@ -103,7 +105,7 @@ fn script(wanted: &str) -> impl FnMut(&[u8], u32, &[u8]) -> f32 {
 }
 
 #[test]
-fn whatever_a_model_prefers_is_json_of_the_schema() {
+fn random_output_matches_the_schema() {
     let grammars = grammars();
     type Check = fn(&Value) -> bool;
     let schemas: [(Value, Check); 8] = [
@@ -173,7 +175,7 @@ fn whatever_a_model_prefers_is_json_of_the_schema() {
 }
 
 #[test]
-fn what_fits_is_left_alone() {
+fn valid_text_is_unchanged() {
     let grammars = grammars();
     let schema =
         json!({"type": "object", "properties": {"city": {"type": "string"}, "n": {"type": "integer"}}});
@@ -206,7 +208,7 @@ fn what_fits_is_left_alone() {
 }
 
 #[test]
-fn blanks_come_to_an_end() {
+fn whitespace_is_limited() {
     let schema = json!({"type": "array", "items": {"type": "boolean"}, "maxItems": 3});
     let grammar = grammars().grammar(object(schema), &Reader::default(), true).unwrap();
     let (text, is_whole) = write(grammar, |_, _, token| {
@@ -219,11 +221,11 @@ fn blanks_come_to_an_end() {
 
 fn thinker() -> Reader {
     let tags = Tags { open: "<think>".into(), close: "</think>".into() };
-    ReplyFormat::of_thoughts(tags).reader(false, None)
+    ReplyFormat::reasoning_only(tags).reader(false, None)
 }
 
 #[test]
-fn thoughts_have_no_format() {
+fn reasoning_is_not_constrained() {
     let grammars = grammars();
     let schema = || object(json!({"type": "object", "properties": {"n": {"type": "integer"}}}));
     let thought = |wanted: &str, may_think: bool| {
@@ -247,7 +249,7 @@ fn thoughts_have_no_format() {
 }
 
 #[test]
-fn where_a_tag_goes_on() {
+fn continued_tags() {
     for (begun, token, expect) in [
         ("", "<", true),
         ("", "\n<thi", true),
@@ -258,19 +260,19 @@ fn where_a_tag_goes_on() {
         ("<thi", " nk>", false),
         ("<thi", "", false),
     ] {
-        assert_eq!(continues("<think>", begun, token.as_bytes()), expect, "{begun:?} {token:?}");
+        assert_eq!(continues_tag("<think>", begun, token.as_bytes()), expect, "{begun:?} {token:?}");
     }
     let tag = "\u{25c1}think";
-    assert!(continues(tag, "", "\u{25c1}".as_bytes()) && continues(tag, "\u{25c1}", b"thi"));
-    assert!(!continues(tag, "", &tag.as_bytes()[..2]));
+    assert!(continues_tag(tag, "", "\u{25c1}".as_bytes()) && continues_tag(tag, "\u{25c1}", b"thi"));
+    assert!(!continues_tag(tag, "", &tag.as_bytes()[..2]));
 }
 
 #[test]
-fn what_a_mask_rules_out() {
+fn masked_ids_are_excluded() {
     let mut mask = vec![0, u32::MAX];
-    allow(&mut mask, 100, |id| id == 3 || id == 99);
+    extend_mask(&mut mask, 100, |id| id == 3 || id == 99);
     let mut row = vec![1.0; 140];
-    keep(&mut row, &mask);
+    apply_mask(&mut row, &mask);
     let kept: Vec<usize> = (0..140).filter(|at| row[*at] == 1.0).collect();
     assert_eq!(kept, [3].into_iter().chain(32..64).chain([99]).collect::<Vec<_>>());
 }
@@ -356,7 +358,7 @@ fn hostile_schemas_end() {
 }
 
 #[test]
-fn a_vocabulary_that_has_no_room_is_refused() {
+fn a_vocabulary_that_is_too_large_is_refused() {
     // A single long token is never generated; too many of them exceed the limit.
     let long = "a".repeat(MAX_TOKEN_BYTES);
     let fits = "b".repeat(MAX_TOKEN_BYTES - 1);

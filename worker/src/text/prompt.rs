@@ -1,6 +1,6 @@
 //! The prompt template of a model: the Jinja template of its checkpoint, or ollama's Go template.
 
-use lode_model::prompt_template::{Abilities, prefers_jinja};
+use lode_model::prompt_template::{TemplateFeatures, prefers_jinja};
 
 use super::go_chat::GoChat;
 use super::template::{ChatTemplate, Conversation, TemplateError};
@@ -29,7 +29,7 @@ impl PromptTemplate {
     }
 
     /// The features that it supports, according to its text.
-    pub fn abilities(&self) -> Abilities {
+    pub fn abilities(&self) -> TemplateFeatures {
         match self {
             PromptTemplate::Jinja(jinja) => jinja.abilities(),
             PromptTemplate::Go(go) => go.abilities(),

@@ -52,7 +52,7 @@ impl Default for SamplerOptions {
 /// A row of logits has no finite value.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 #[error("the model computed no finite logit for the next token")]
-pub struct NoFiniteLogit;
+pub struct NonFiniteLogits;
 
 /// The sampler of one sequence: its options, its random numbers, and the recent ids for penalties.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Sampler {
     }
 
     /// Samples the next id. `logits` has one entry per id of the vocabulary; NaN counts as minus infinity.
-    pub fn sample(&mut self, logits: &[f32]) -> Result<u32, NoFiniteLogit> {
+    pub fn sample(&mut self, logits: &[f32]) -> Result<u32, NonFiniteLogits> {
         let penalised;
         let logits = if self.has_penalties() && !self.recent.is_empty() {
             penalised = self.penalise(logits);
@@ -107,7 +107,7 @@ impl Sampler {
         } else {
             logits
         };
-        let best = argmax(logits).ok_or(NoFiniteLogit)?;
+        let best = argmax(logits).ok_or(NonFiniteLogits)?;
         if self.options.temperature <= 0.0 || self.options.temperature.is_nan() || self.options.top_k == 1 {
             return Ok(best);
         }
@@ -151,11 +151,11 @@ impl Sampler {
         let mut candidates: Vec<Candidate> = Vec::with_capacity(most.min(logits.len()));
         // Skip ids below the k-th best so far: nearly all ids of a large vocabulary.
         let mut least = f32::NEG_INFINITY;
-        for (at, run) in logits.chunks(RUN).enumerate() {
+        for (at, run) in logits.chunks(CHUNK_LEN).enumerate() {
             if !run.iter().fold(false, |any, &logit| any | (logit >= least)) {
                 continue;
             }
-            for (id, &logit) in (at * RUN..).zip(run) {
+            for (id, &logit) in (at * CHUNK_LEN..).zip(run) {
                 if logit.is_finite() && logit >= least {
                     candidates.push(Candidate { id: id as u32, logit });
                 }
@@ -234,14 +234,14 @@ impl Sampler {
 }
 
 /// Number of logits per chunk: enough for the compiler to vectorise the loop.
-const RUN: usize = 32;
+const CHUNK_LEN: usize = 32;
 
 /// The id of the largest logit, the lowest id of several; `None` if no logit is finite.
 pub fn argmax(logits: &[f32]) -> Option<u32> {
     let finite = |logit: f32| if logit.abs() < f32::INFINITY { logit } else { f32::NEG_INFINITY };
     let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let (runs, rest) = logits.as_chunks::<RUN>();
-    let mut most = [f32::NEG_INFINITY; RUN];
+    let (runs, rest) = logits.as_chunks::<CHUNK_LEN>();
+    let mut most = [f32::NEG_INFINITY; CHUNK_LEN];
     for run in runs {
         for (most, &logit) in most.iter_mut().zip(run) {
             *most = larger(*most, finite(logit));
@@ -475,8 +475,8 @@ mod tests {
     #[test]
     fn bad_numbers() {
         let mut sampler = Sampler::new(options(|_| {}), 8);
-        assert_eq!(sampler.sample(&[f32::NAN, f32::NEG_INFINITY]), Err(NoFiniteLogit));
-        assert_eq!(sampler.sample(&[]), Err(NoFiniteLogit));
+        assert_eq!(sampler.sample(&[f32::NAN, f32::NEG_INFINITY]), Err(NonFiniteLogits));
+        assert_eq!(sampler.sample(&[]), Err(NonFiniteLogits));
         assert_eq!(sampler.sample(&[f32::NAN, 1.0]), Ok(1));
         let mut wild =
             Sampler::new(options(|o| (o.temperature, o.top_p, o.min_p) = (f32::NAN, f32::NAN, f32::NAN)), 8);

@@ -13,7 +13,7 @@ const MAX_INLINED: usize = 256;
 const MAX_DEPTH: usize = 64;
 
 /// Keywords with which a schema itself specifies unnamed properties.
-const SAYS_ITSELF: [&str; 3] = ["additionalProperties", "patternProperties", "unevaluatedProperties"];
+const OPENING_KEYWORDS: [&str; 3] = ["additionalProperties", "patternProperties", "unevaluatedProperties"];
 /// Keywords for one schema, schemas by name, and lists of schemas, which describe values within the value.
 const ONE: [&str; 3] = ["additionalProperties", "items", "contains"];
 const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
@@ -26,19 +26,19 @@ const SAME_VALUE: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 pub(super) fn close(schema: Map<String, Value>) -> Map<String, Value> {
     let root = Value::Object(schema);
     let mut closed = root.clone();
-    Closing { root: &root, inlined: 0 }.close(&mut closed, false, MAX_DEPTH);
+    SchemaCloser { root: &root, inlined: 0 }.close(&mut closed, false, MAX_DEPTH);
     match closed {
         Value::Object(schema) => schema,
         _ => Map::new(),
     }
 }
 
-struct Closing<'a> {
+struct SchemaCloser<'a> {
     root: &'a Value,
     inlined: usize,
 }
 
-impl Closing<'_> {
+impl SchemaCloser<'_> {
     /// `is_part`: the value must match other schemas as well, and only the enclosing schema is closed.
     fn close(&mut self, schema: &mut Value, is_part: bool, depth: usize) {
         let Value::Object(schema) = schema else { return };
@@ -138,7 +138,7 @@ impl Closing<'_> {
 /// Collects the properties named by a schema and its parts. Returns false if one of them specifies unnamed
 /// properties itself or cannot be resolved.
 fn collect(schema: &Map<String, Value>, named: &mut BTreeSet<String>, depth: usize) -> bool {
-    if depth == 0 || SAYS_ITSELF.iter().any(|key| schema.contains_key(*key)) {
+    if depth == 0 || OPENING_KEYWORDS.iter().any(|key| schema.contains_key(*key)) {
         return false;
     }
     if let Some(Value::Object(own)) = schema.get("properties") {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_closed_where_nothing_else_is_said() {
+    fn objects_are_closed_by_default() {
         check(
             json!({"type": "object", "properties": {"a": {"properties": {"b": {}}}}}),
             json!({"type": "object", "properties": {"a": {"properties": {"b": {}}, "additionalProperties": false}},

@@ -17,7 +17,7 @@ pub struct StopMatcher {
 
 /// The result of one piece of text.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Released {
+pub struct StopOutcome {
     /// Text that can be returned to the client.
     pub text: String,
     /// The offset of the stop text, in bytes of all text pushed so far.
@@ -34,9 +34,9 @@ impl StopMatcher {
     }
 
     /// Adds a piece; after a stop text was found, all text is dropped.
-    pub fn push(&mut self, piece: &str) -> Released {
+    pub fn push(&mut self, piece: &str) -> StopOutcome {
         if self.stopped {
-            return Released { text: String::new(), stopped_at: None };
+            return StopOutcome { text: String::new(), stopped_at: None };
         }
         self.held.push_str(piece);
         if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
@@ -44,12 +44,12 @@ impl StopMatcher {
             let text = self.held[..at].to_owned();
             let stopped_at = Some(self.released + at);
             self.held.clear();
-            return Released { text, stopped_at };
+            return StopOutcome { text, stopped_at };
         }
         let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
         let text: String = self.held.drain(..self.held.len() - keep).collect();
         self.released += text.len();
-        Released { text, stopped_at: None }
+        StopOutcome { text, stopped_at: None }
     }
 
     /// Returns the text that was held back, when the response ends for another reason.
@@ -102,7 +102,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cutting_the_text_changes_nothing(text in "[ab]{0,24}", stop in "[ab]{1,4}", other in "[ab]{1,3}", cut in 1usize..5) {
+        fn pieces_give_the_same_result(text in "[ab]{0,24}", stop in "[ab]{1,4}", other in "[ab]{1,3}", cut in 1usize..5) {
             let mut matcher = StopMatcher::new(vec![stop.clone(), other.clone()]);
             let mut shown = String::new();
             let mut found = None;

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use lode_model::prompt_template::{Abilities, JinjaSource};
+use lode_model::prompt_template::{JinjaSource, TemplateFeatures};
 use minijinja::value::{Kwargs, Serde, Value as Jinja};
 use minijinja::{Environment, Error, ErrorKind};
 use serde::Serialize;
@@ -39,7 +39,7 @@ pub enum TemplateError {
 pub struct ChatTemplate {
     environment: Environment<'static>,
     special: SpecialTokens,
-    abilities: Abilities,
+    abilities: TemplateFeatures,
     dialect: Dialect,
     source: String,
 }
@@ -78,7 +78,7 @@ impl ChatTemplate {
         let mut template = ChatTemplate {
             environment,
             special: special.clone(),
-            abilities: Abilities::of_jinja(source),
+            abilities: TemplateFeatures::from_jinja(source),
             dialect: Dialect::default(),
             source: format!("{chat}{}", tool_use.unwrap_or_default()),
         };
@@ -91,13 +91,13 @@ impl ChatTemplate {
 
     /// Whether earlier calls in this form are in the output.
     fn understands(&self, dialect: Dialect) -> bool {
-        let messages = Dialect::trial();
+        let messages = Dialect::trial_messages();
         let tools = [
             json!({"type": "function", "function": {"name": "trial", "parameters": {"type": "object", "properties": {}}}}),
         ];
         let conversation =
             Conversation { messages: &messages, tools: Some(&tools), ..Conversation::default() };
-        self.render_in(dialect, &conversation).is_ok_and(|text| Dialect::understood(&text))
+        self.render_in(dialect, &conversation).is_ok_and(|text| Dialect::is_understood(&text))
     }
 
     /// Whether the source contains this text.
@@ -106,7 +106,7 @@ impl ChatTemplate {
     }
 
     /// The features that it supports.
-    pub fn abilities(&self) -> Abilities {
+    pub fn abilities(&self) -> TemplateFeatures {
         self.abilities
     }
 
@@ -137,7 +137,7 @@ impl ChatTemplate {
         };
         let template = self.environment.get_template(name).or_else(|_| self.environment.get_template("chat"));
         let template = template.map_err(TemplateError::Render)?;
-        let mut output = Capped(Vec::new());
+        let mut output = BoundedOutput(Vec::new());
         let Conversation { messages, tools, add_generation_prompt, think } = *conversation;
         let is_on = think.map(Think::is_on);
         let messages = dialect.adapt(messages);
@@ -152,7 +152,7 @@ impl ChatTemplate {
         });
         match template.render_captured_to(context, &mut output) {
             Ok(_) => Ok(String::from_utf8_lossy(&output.0).into_owned()),
-            Err(error) => Err(match raised(&error) {
+            Err(error) => Err(match raised_message(&error) {
                 Some(message) => TemplateError::Raised(message),
                 None if error.kind() == ErrorKind::WriteFailure => TemplateError::TooLong,
                 None => TemplateError::Render(error),
@@ -179,14 +179,14 @@ fn environment() -> Result<Environment<'static>, TemplateError> {
     Ok(environment)
 }
 
-const RAISED: &str = "raise_exception: ";
+const RAISED_PREFIX: &str = "raise_exception: ";
 
 fn raise_exception(message: String) -> Result<String, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
+    Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED_PREFIX}{message}")))
 }
 
-fn raised(error: &Error) -> Option<String> {
-    error.detail()?.strip_prefix(RAISED).map(ToOwned::to_owned)
+fn raised_message(error: &Error) -> Option<String> {
+    error.detail()?.strip_prefix(RAISED_PREFIX).map(ToOwned::to_owned)
 }
 
 fn describe(error: &Error) -> String {
@@ -326,9 +326,9 @@ fn without_generation_tags(source: &str) -> String {
     text
 }
 
-struct Capped(Vec<u8>);
+struct BoundedOutput(Vec<u8>);
 
-impl io::Write for Capped {
+impl io::Write for BoundedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.0.len() + bytes.len() > MAX_OUTPUT_BYTES {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "too long"));

@@ -18,7 +18,7 @@ pub enum Think {
 /// An invalid think value.
 #[derive(Debug, thiserror::Error)]
 #[error("invalid think value: {0} (must be \"high\", \"medium\", \"low\", \"max\", true, or false)")]
-pub struct NoThink(Value);
+pub struct InvalidThink(Value);
 
 impl Think {
     pub fn is_on(self) -> bool {
@@ -38,17 +38,17 @@ impl Think {
 }
 
 impl TryFrom<Value> for Think {
-    type Error = NoThink;
+    type Error = InvalidThink;
 
-    fn try_from(value: Value) -> Result<Think, NoThink> {
+    fn try_from(value: Value) -> Result<Think, InvalidThink> {
         match &value {
             Value::Bool(true) => Ok(Think::On),
             Value::Bool(false) => Ok(Think::Off),
             Value::String(level) => [Think::Low, Think::Medium, Think::High, Think::Max]
                 .into_iter()
                 .find(|think| think.level() == Some(level))
-                .ok_or(NoThink(value)),
-            _ => Err(NoThink(value)),
+                .ok_or(InvalidThink(value)),
+            _ => Err(InvalidThink(value)),
         }
     }
 }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_requests_say_it() {
+    fn parses_request_values() {
         for (json, expect) in
             [(json!(true), Think::On), (json!(false), Think::Off), (json!("max"), Think::Max)]
         {

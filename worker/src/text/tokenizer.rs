@@ -154,7 +154,7 @@ impl Tokenizer {
         };
         let ids = 0..u32::try_from(self.len()).unwrap_or(u32::MAX);
         let spelled = ids.filter(|&id| self.is_special(id) && is_spelled(self.vocabulary.bytes(id)));
-        spelled.take(MAX_SPELLED).collect()
+        spelled.take(MAX_MARKER_TOKENS).collect()
     }
 
     /// The bytes of an id within text: the name of a special token, and no bytes for an unknown id.
@@ -196,7 +196,7 @@ impl Tokenizer {
 }
 
 /// Maximum number of special tokens in the markers of a response.
-const MAX_SPELLED: usize = 256;
+const MAX_MARKER_TOKENS: usize = 256;
 
 /// The bytes of every id, computed once from the vocabulary and the decoder's steps.
 #[derive(Debug)]
@@ -204,7 +204,7 @@ pub struct Vocabulary {
     /// The concatenated bytes of all ids. There are hundreds of thousands, and building them delays the first
     /// response.
     bytes: Vec<u8>,
-    ids: Vec<Place>,
+    ids: Vec<IdEnd>,
     /// Whether the decoder drops a leading space.
     strip_first: bool,
     /// Whether the decoder works on whole texts (as for WordPiece), so that `bytes` is only an approximation
@@ -214,7 +214,7 @@ pub struct Vocabulary {
 
 /// The end of an id's bytes; they begin at the end of the previous id's.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct IdEnd {
     end: usize,
     kind: Kind,
 }
@@ -307,9 +307,9 @@ impl Vocabulary {
                 2 => Kind::Special,
                 _ => return None,
             };
-            Some(Place { end, kind })
+            Some(IdEnd { end, kind })
         };
-        let ids: Vec<Place> = lengths.as_chunks::<4>().0.iter().map(place).collect::<Option<_>>()?;
+        let ids: Vec<IdEnd> = lengths.as_chunks::<4>().0.iter().map(place).collect::<Option<_>>()?;
         let (strip_first, whole_text) = (flags & 1 != 0, flags & 2 != 0);
         let is_whole = ids.last().map_or(0, |last| last.end) == bytes.len();
         is_whole.then(|| Vocabulary { bytes: bytes.to_vec(), ids, strip_first, whole_text })
@@ -341,7 +341,7 @@ impl Vocabulary {
     }
 
     fn close(&mut self, kind: Kind) {
-        self.ids.push(Place { end: self.bytes.len(), kind });
+        self.ids.push(IdEnd { end: self.bytes.len(), kind });
     }
 
     fn read(tokenizer: &tokenizers::Tokenizer, decoder: &Value) -> Vocabulary {
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tokenizer_is_an_error() {
+    fn invalid_tokenizers_are_refused() {
         for bytes in [
             &b""[..],
             b"{",

@@ -8,7 +8,7 @@ use std::ops::{Add, Div, Mul, Sub};
 use super::lanes::{LANES, Lanes};
 
 #[derive(Clone, Copy)]
-pub(super) struct Avx(__m256);
+pub(super) struct AvxLanes(__m256);
 
 /// An instruction whose operands are registers.
 macro_rules! op {
@@ -18,13 +18,13 @@ macro_rules! op {
     };
 }
 
-impl Lanes for Avx {
+impl Lanes for AvxLanes {
     type Mask = __m256;
 
     #[inline(always)]
-    fn from_array(x: [f32; LANES]) -> Avx {
+    fn from_array(x: [f32; LANES]) -> AvxLanes {
         // SAFETY: as for `op`; the eight floats are read at any alignment.
-        Avx(unsafe { _mm256_loadu_ps(x.as_ptr()) })
+        AvxLanes(unsafe { _mm256_loadu_ps(x.as_ptr()) })
     }
 
     #[inline(always)]
@@ -47,37 +47,37 @@ impl Lanes for Avx {
     }
 
     #[inline(always)]
-    fn splat(x: f32) -> Avx {
-        Avx(op!(_mm256_set1_ps(x)))
+    fn splat(x: f32) -> AvxLanes {
+        AvxLanes(op!(_mm256_set1_ps(x)))
     }
 
     #[inline(always)]
-    fn abs(self) -> Avx {
-        Avx(op!(_mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0)))
+    fn abs(self) -> AvxLanes {
+        AvxLanes(op!(_mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0)))
     }
 
     #[inline(always)]
-    fn sqrt(self) -> Avx {
-        Avx(op!(_mm256_sqrt_ps(self.0)))
+    fn sqrt(self) -> AvxLanes {
+        AvxLanes(op!(_mm256_sqrt_ps(self.0)))
     }
 
     #[inline(always)]
-    fn min(self, other: Avx) -> Avx {
-        Avx(op!(_mm256_min_ps(self.0, other.0)))
+    fn min(self, other: AvxLanes) -> AvxLanes {
+        AvxLanes(op!(_mm256_min_ps(self.0, other.0)))
     }
 
     #[inline(always)]
-    fn max(self, other: Avx) -> Avx {
-        Avx(op!(_mm256_max_ps(self.0, other.0)))
+    fn max(self, other: AvxLanes) -> AvxLanes {
+        AvxLanes(op!(_mm256_max_ps(self.0, other.0)))
     }
 
     #[inline(always)]
-    fn less(self, other: Avx) -> __m256 {
+    fn less(self, other: AvxLanes) -> __m256 {
         op!(_mm256_cmp_ps::<_CMP_LT_OQ>(self.0, other.0))
     }
 
     #[inline(always)]
-    fn differs(self, other: Avx) -> __m256 {
+    fn differs(self, other: AvxLanes) -> __m256 {
         op!(_mm256_cmp_ps::<_CMP_NEQ_UQ>(self.0, other.0))
     }
 
@@ -92,19 +92,19 @@ impl Lanes for Avx {
     }
 
     #[inline(always)]
-    fn select(mask: __m256, a: Avx, b: Avx) -> Avx {
-        Avx(op!(_mm256_blendv_ps(b.0, a.0, mask)))
+    fn select(mask: __m256, a: AvxLanes, b: AvxLanes) -> AvxLanes {
+        AvxLanes(op!(_mm256_blendv_ps(b.0, a.0, mask)))
     }
 }
 
 macro_rules! operators {
     ($($trait:ident $method:ident $instruction:ident),+) => {
-        $(impl $trait for Avx {
-            type Output = Avx;
+        $(impl $trait for AvxLanes {
+            type Output = AvxLanes;
 
             #[inline(always)]
-            fn $method(self, other: Avx) -> Avx {
-                Avx(op!($instruction(self.0, other.0)))
+            fn $method(self, other: AvxLanes) -> AvxLanes {
+                AvxLanes(op!($instruction(self.0, other.0)))
             }
         })+
     };

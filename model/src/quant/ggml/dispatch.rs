@@ -2,7 +2,7 @@
 //! Both do the same operations in the same order, so that a tensor has the same bytes, and the same digest,
 //! on every machine.
 
-use super::lanes::{Lanes, Plain};
+use super::lanes::{Lanes, ScalarLanes};
 use super::*;
 
 macro_rules! decode {
@@ -21,13 +21,13 @@ macro_rules! encode {
     };
 }
 
-/// Quantises whole blocks to a type that [`Type::can_be_made`].
+/// Quantises whole blocks to a type that [`Type::is_encodable`].
 pub(super) fn encode(ty: Type, values: &[f32], out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
-    if avx2::is_there() {
+    if avx2::is_available() {
         return avx2::encode(ty, values, out);
     }
-    encode_blocks::<Plain>(ty, values, out);
+    encode_blocks::<ScalarLanes>(ty, values, out);
 }
 
 /// Decodes whole blocks of a quantised type. Compiled once for all processors: reading the bytes takes
@@ -99,18 +99,18 @@ pub(super) mod avx2 {
     #![allow(unsafe_code)]
 
     use super::{Type, encode_blocks};
-    use crate::quant::ggml::avx2::Avx;
+    use crate::quant::ggml::avx2::AvxLanes;
 
-    pub(in super::super) fn is_there() -> bool {
+    pub(in super::super) fn is_available() -> bool {
         std::arch::is_x86_feature_detected!("avx2")
     }
 
     pub(super) fn encode(ty: Type, values: &[f32], out: &mut [u8]) {
         #[target_feature(enable = "avx2")]
         fn encode(ty: Type, values: &[f32], out: &mut [u8]) {
-            encode_blocks::<Avx>(ty, values, out);
+            encode_blocks::<AvxLanes>(ty, values, out);
         }
-        assert!(is_there());
+        assert!(is_available());
         // SAFETY: the processor has AVX2.
         unsafe { encode(ty, values, out) }
     }

@@ -21,7 +21,11 @@ pub(super) struct Search {
 /// Fits `scale * code - min` with codes from zero up to eight groups, with a weight for each element. Returns
 /// the scales and the minima.
 #[inline(always)]
-pub(super) fn asymmetric<L: Lanes, const N: usize>(x: &[L; N], weights: &[L; N], how: &Search) -> (L, L) {
+pub(super) fn fit_scale_and_min<L: Lanes, const N: usize>(
+    x: &[L; N],
+    weights: &[L; N],
+    how: &Search,
+) -> (L, L) {
     let levels = L::splat(how.levels);
     let (mut low, mut high) = (x[0], x[0]);
     let (mut sum_w, mut sum_x) = (weights[0], weights[0] * x[0]);
@@ -163,7 +167,7 @@ impl Nearest for ThreeBits {
 /// Moves each three-bit code in turn to where it explains more, in up to five rounds. Returns the scales for
 /// these codes.
 #[inline(always)]
-pub(super) fn descend<L: Lanes, const N: usize>(x: &[L; N]) -> L {
+pub(super) fn refine_codes<L: Lanes, const N: usize>(x: &[L; N]) -> L {
     let peaks = peaks(x);
     let inverse = L::splat(-4.0) / peaks;
     let mut codes = [L::zero(); N];

@@ -4,7 +4,7 @@
 use super::block::{half, inverse, nibble, peak, put_half, u16_at};
 use super::fit::Nearest;
 use super::iq4_nl::{Code, VALUES, scales};
-use super::lanes::{Lanes, thirty_twos};
+use super::lanes::{Lanes, groups_of_32};
 
 pub(super) fn decode(block: &[u8; 136], out: &mut [f32; 256]) {
     let (d, high) = (half(block, 0), u16_at(block, 2));
@@ -20,7 +20,7 @@ pub(super) fn decode(block: &[u8; 136], out: &mut [f32; 256]) {
 
 #[inline(always)]
 pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 136]) {
-    let x = thirty_twos::<L>(x);
+    let x = groups_of_32::<L>(x);
     let scales = scales(&x);
     let d = peak(&scales.to_array()) / -32.0;
     put_half(block, 0, d);

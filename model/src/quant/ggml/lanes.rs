@@ -72,11 +72,11 @@ pub(super) trait Lanes:
 
 /// The implementation for any processor.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Plain([f32; LANES]);
+pub(super) struct ScalarLanes([f32; LANES]);
 
-impl Plain {
+impl ScalarLanes {
     #[inline(always)]
-    fn zip(mut self, other: Plain, f: impl Fn(f32, f32) -> f32) -> Plain {
+    fn zip(mut self, other: ScalarLanes, f: impl Fn(f32, f32) -> f32) -> ScalarLanes {
         for (x, y) in self.0.iter_mut().zip(other.0) {
             *x = f(*x, y);
         }
@@ -84,12 +84,12 @@ impl Plain {
     }
 }
 
-impl Lanes for Plain {
+impl Lanes for ScalarLanes {
     type Mask = [bool; LANES];
 
     #[inline(always)]
-    fn from_array(x: [f32; LANES]) -> Plain {
-        Plain(x)
+    fn from_array(x: [f32; LANES]) -> ScalarLanes {
+        ScalarLanes(x)
     }
 
     #[inline(always)]
@@ -103,37 +103,37 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
-    fn splat(x: f32) -> Plain {
-        Plain([x; LANES])
+    fn splat(x: f32) -> ScalarLanes {
+        ScalarLanes([x; LANES])
     }
 
     #[inline(always)]
-    fn abs(self) -> Plain {
-        Plain(self.0.map(f32::abs))
+    fn abs(self) -> ScalarLanes {
+        ScalarLanes(self.0.map(f32::abs))
     }
 
     #[inline(always)]
-    fn sqrt(self) -> Plain {
-        Plain(self.0.map(f32::sqrt))
+    fn sqrt(self) -> ScalarLanes {
+        ScalarLanes(self.0.map(f32::sqrt))
     }
 
     #[inline(always)]
-    fn min(self, other: Plain) -> Plain {
+    fn min(self, other: ScalarLanes) -> ScalarLanes {
         self.zip(other, |a, b| if a < b { a } else { b })
     }
 
     #[inline(always)]
-    fn max(self, other: Plain) -> Plain {
+    fn max(self, other: ScalarLanes) -> ScalarLanes {
         self.zip(other, |a, b| if a > b { a } else { b })
     }
 
     #[inline(always)]
-    fn less(self, other: Plain) -> [bool; LANES] {
+    fn less(self, other: ScalarLanes) -> [bool; LANES] {
         std::array::from_fn(|lane| self.0[lane] < other.0[lane])
     }
 
     #[inline(always)]
-    fn differs(self, other: Plain) -> [bool; LANES] {
+    fn differs(self, other: ScalarLanes) -> [bool; LANES] {
         std::array::from_fn(|lane| self.0[lane] != other.0[lane])
     }
 
@@ -148,18 +148,18 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
-    fn select(mask: [bool; LANES], a: Plain, b: Plain) -> Plain {
-        Plain(std::array::from_fn(|lane| if mask[lane] { a.0[lane] } else { b.0[lane] }))
+    fn select(mask: [bool; LANES], a: ScalarLanes, b: ScalarLanes) -> ScalarLanes {
+        ScalarLanes(std::array::from_fn(|lane| if mask[lane] { a.0[lane] } else { b.0[lane] }))
     }
 }
 
 macro_rules! operators {
     ($($trait:ident $method:ident $op:tt),+) => {
-        $(impl $trait for Plain {
-            type Output = Plain;
+        $(impl $trait for ScalarLanes {
+            type Output = ScalarLanes;
 
             #[inline(always)]
-            fn $method(self, other: Plain) -> Plain {
+            fn $method(self, other: ScalarLanes) -> ScalarLanes {
                 self.zip(other, |a, b| a $op b)
             }
         })+
@@ -181,13 +181,13 @@ pub(super) fn side_by_side<L: Lanes, const N: usize>(groups: &[[f32; N]; LANES])
 
 /// Splits a block into eight groups of 32.
 #[inline(always)]
-pub(super) fn thirty_twos<L: Lanes>(x: &[f32; 256]) -> [L; 32] {
+pub(super) fn groups_of_32<L: Lanes>(x: &[f32; 256]) -> [L; 32] {
     side_by_side(x.as_chunks().0.as_array().expect("256 are eight times 32"))
 }
 
 /// Splits a block into twice eight groups of 16.
 #[inline(always)]
-pub(super) fn sixteens<L: Lanes>(x: &[f32; 256]) -> [[L; 16]; 2] {
+pub(super) fn groups_of_16<L: Lanes>(x: &[f32; 256]) -> [[L; 16]; 2] {
     let (low, high) = x.as_chunks().0.split_at(LANES);
     [
         side_by_side(low.as_array().expect("128 are eight times 16")),
@@ -208,14 +208,14 @@ mod tests {
 
     #[test]
     fn rounding() {
-        check::<Plain>();
+        check::<ScalarLanes>();
     }
 
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn rounding_in_registers() {
         if std::arch::is_x86_feature_detected!("avx2") {
-            check::<super::super::avx2::Avx>();
+            check::<super::super::avx2::AvxLanes>();
         }
     }
 }

@@ -44,7 +44,7 @@ pub use validate::{InvalidBlocks, validate};
 
 use half::{bf16, f16};
 
-use super::affine::{NotFinite, all_finite};
+use super::affine::{NotFinite, check_finite};
 use super::{DecodeError, Kind, check_len, float};
 
 /// Decodes whole blocks to float32 with one rounding per operation in the order of ggml's formulas, so that
@@ -85,13 +85,13 @@ pub enum EncodeError {
 /// ggml's.
 pub fn encode(ty: Type, values: &[f32], out: &mut [u8]) -> Result<(), EncodeError> {
     check_len("output", out, blocks_of(ty, values.len())?)?;
-    all_finite(values)?;
+    check_finite(values)?;
     match ty {
         Type::F32 => each(values, out, f32::to_le_bytes),
         Type::F16 => each(values, out, |x| f16::from_f32(x).to_le_bytes()),
         Type::BF16 => each(values, out, |x| bf16::from_f32(x).to_le_bytes()),
         Type::F64 => each(values, out, |x| f64::from(x).to_le_bytes()),
-        _ if ty.can_be_made() => dispatch::encode(ty, values, out),
+        _ if ty.is_encodable() => dispatch::encode(ty, values, out),
         _ => return Err(EncodeError::Type { ty }),
     }
     // A scale that is stored as a half float may have become infinite.

@@ -2,8 +2,8 @@
 //! d f16, dmin f16.
 
 use super::block::{half, put_half};
-use super::fit::{Search, asymmetric};
-use super::lanes::{LANES, Lanes, sixteens};
+use super::fit::{Search, fit_scale_and_min};
+use super::lanes::{LANES, Lanes, groups_of_16};
 
 pub(super) fn decode(block: &[u8; 84], out: &mut [f32; 256]) {
     let (d, dmin) = (half(block, 80), half(block, 82));
@@ -26,14 +26,14 @@ fn codes(block: &[u8; 84], k: usize) -> impl Iterator<Item = u8> {
 #[inline(always)]
 pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 84]) {
     let search = Search { levels: 3.0, first: -0.5, step: 0.1, steps: 15, magnitudes: true };
-    let halves = sixteens::<L>(x);
+    let halves = groups_of_16::<L>(x);
     let (mut scales, mut mins) = ([L::zero(); 2], [L::zero(); 2]);
     for (n, x) in halves.iter().enumerate() {
         let mut weights = *x;
         for weight in &mut weights {
             *weight = weight.abs();
         }
-        (scales[n], mins[n]) = asymmetric(x, &weights, &search);
+        (scales[n], mins[n]) = fit_scale_and_min(x, &weights, &search);
     }
     let (scale, min) = (largest(scales), largest(mins));
     put_half(block, 80, scale / 15.0);

@@ -2,8 +2,8 @@
 //! `qs[64]`, `scales[12]`, d f16. If the third bit of a code is set, 4 is not subtracted.
 
 use super::block::{half, inverse, peak, put_half};
-use super::fit::descend;
-use super::lanes::{LANES, Lanes, sixteens};
+use super::fit::refine_codes;
+use super::lanes::{LANES, Lanes, groups_of_16};
 
 pub(super) fn decode(block: &[u8; 110], out: &mut [f32; 256]) {
     let d = half(block, 108);
@@ -30,8 +30,8 @@ fn scale(block: &[u8; 110], k: usize) -> i8 {
 
 #[inline(always)]
 pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 110]) {
-    let halves = sixteens::<L>(x);
-    let scales = [descend(&halves[0]), descend(&halves[1])];
+    let halves = groups_of_16::<L>(x);
+    let scales = [refine_codes(&halves[0]), refine_codes(&halves[1])];
     let peak = peak([scales[0].to_array(), scales[1].to_array()].as_flattened());
     let step = if peak == 0.0 { 0.0 } else { -32.0 / peak };
     *block = [0; 110];

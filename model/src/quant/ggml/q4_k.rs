@@ -2,8 +2,8 @@
 //! `scales[12]`, `qs[128]`.
 
 use super::block::{half, put_half};
-use super::fit::{Search, asymmetric};
-use super::lanes::{Lanes, thirty_twos};
+use super::fit::{Search, fit_scale_and_min};
+use super::lanes::{Lanes, groups_of_32};
 
 pub(super) fn decode(block: &[u8; 144], out: &mut [f32; 256]) {
     let (d, dmin) = (half(block, 0), half(block, 2));
@@ -60,7 +60,7 @@ pub(super) fn encode_groups<L: Lanes>(
     search: &Search,
     header: &mut [u8; 16],
 ) -> [[u8; 8]; 32] {
-    let x = thirty_twos::<L>(x);
+    let x = groups_of_32::<L>(x);
     let mut squares = L::zero();
     for x in &x {
         squares = squares + *x * *x;
@@ -70,7 +70,7 @@ pub(super) fn encode_groups<L: Lanes>(
     for (weight, x) in weights.iter_mut().zip(&x) {
         *weight = mean + x.abs();
     }
-    let (scales, mins) = asymmetric(&x, &weights, search);
+    let (scales, mins) = fit_scale_and_min(&x, &weights, search);
 
     let (scale, scales) = six_bits(scales);
     let (min, mins) = six_bits(mins);

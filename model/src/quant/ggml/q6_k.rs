@@ -3,7 +3,7 @@
 
 use super::block::{half, peak, put_half};
 use super::fit::{Nearest, SMALLEST, best_scale};
-use super::lanes::{LANES, Lanes, sixteens};
+use super::lanes::{LANES, Lanes, groups_of_16};
 
 pub(super) fn decode(block: &[u8; 210], out: &mut [f32; 256]) {
     let d = half(block, 208);
@@ -31,7 +31,7 @@ impl Nearest for SixBits {
 
 #[inline(always)]
 pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 210]) {
-    let halves = sixteens::<L>(x);
+    let halves = groups_of_16::<L>(x);
     // The candidates map the peak to the lowest code, or to a little more or less than that.
     let mut levels = [-32.0; 19];
     for (level, t) in levels[1..].iter_mut().zip((-9..=9).filter(|t| *t != 0)) {

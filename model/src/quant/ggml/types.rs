@@ -123,7 +123,7 @@ impl Type {
 
     /// Whether Lode can quantise to this type. ggml makes the smallest IQ types only with an importance
     /// matrix, and rounding to integer types is not supported.
-    pub fn can_be_made(self) -> bool {
+    pub fn is_encodable(self) -> bool {
         use Type::*;
         !matches!(self, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | I8 | I16 | I32 | I64)
     }

@@ -35,7 +35,7 @@ pub(crate) async fn post(
     match registry.staged_put(&caller, &digest, content_length(&headers), bytes).await {
         Ok(true) => Ok(StatusCode::CREATED),
         Ok(false) => Ok(StatusCode::OK),
-        Err(Error::DigestMismatch { expected, got }) => Err(Failure::StagedMismatch { expected, got }),
+        Err(Error::DigestMismatch { expected, got }) => Err(Failure::StagedDigestMismatch { expected, got }),
         Err(error) => Err(error.into()),
     }
 }

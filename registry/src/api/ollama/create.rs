@@ -12,10 +12,10 @@ use lode_model::modelfile::{Edits, Role, check_value, is_version};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Named, blobs, records};
+use super::{ModelRequest, blobs, records};
 use crate::Registry;
 use crate::api::model_name::{self, ModelName};
-use crate::app::{CreateError, ExtraFile, MadeFrom, NewModel, Step};
+use crate::app::{CreateError, CreateStep, ExtraFile, ModelSource, NewModel};
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
 
@@ -27,7 +27,7 @@ const NO_DIGEST: &str = "0000000000000000000";
 #[serde(expecting = "an object")]
 pub(crate) struct Create {
     #[serde(flatten)]
-    named: Named,
+    named: ModelRequest,
     stream: Option<bool>,
     from: Option<String>,
     files: Option<BTreeMap<String, String>>,
@@ -35,7 +35,7 @@ pub(crate) struct Create {
     draft_files: Option<BTreeMap<String, String>>,
     template: Option<String>,
     system: Option<String>,
-    license: Option<Texts>,
+    license: Option<StringOrList>,
     parameters: Option<Map<String, Value>>,
     messages: Option<Vec<Message>>,
     quantize: Option<String>,
@@ -54,7 +54,7 @@ impl RequestBody for Create {
 
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a string or a list of strings")]
-enum Texts {
+enum StringOrList {
     One(String),
     Many(Vec<String>),
 }
@@ -78,14 +78,14 @@ pub(crate) async fn post(
     registry.model_create_check(&caller, &new).await?;
     records::answer(is_stream, move |records| async move {
         let told = |step| match step {
-            Step::Reading => records.status("reading files"),
-            Step::Notice(notice) => records.status(format!("notice: {notice}")),
-            Step::Quantising { to, total, completed } => {
+            CreateStep::Reading => records.status("reading files"),
+            CreateStep::Notice(notice) => records.status(format!("notice: {notice}")),
+            CreateStep::Quantising { to, total, completed } => {
                 records.progress(&format!("quantizing to {to}"), NO_DIGEST, total, completed);
             }
-            Step::Existing(digest) => records.status(format!("using existing layer {digest}")),
-            Step::Created(digest) => records.status(format!("creating new layer {digest}")),
-            Step::WritingManifest => records.status("writing manifest"),
+            CreateStep::Existing(digest) => records.status(format!("using existing layer {digest}")),
+            CreateStep::Created(digest) => records.status(format!("creating new layer {digest}")),
+            CreateStep::WritingManifest => records.status("writing manifest"),
         };
         registry.model_create(&caller, new, &told).await?;
         drop(charge);
@@ -99,26 +99,26 @@ impl Create {
     async fn read(self, registry: &Registry, caller: &Caller, own: &OwnHosts) -> Result<NewModel, Failure> {
         let ModelName { repositories, reference } = model_name::parse(self.named.name(), own)?;
         let repository = registry.spelling_to_write(&repositories).await?;
-        if said(&self.remote_host).is_some() {
+        if non_empty(&self.remote_host).is_some() {
             return Err(Failure::Unsupported("remote models are not supported; pull them instead"));
         }
-        if said(&self.draft_quantize).is_some() {
+        if non_empty(&self.draft_quantize).is_some() {
             return Err(Failure::Unsupported("draft models cannot be quantised"));
         }
-        let quantize = match said(&self.quantize).or(said(&self.quantization)) {
+        let quantize = match non_empty(&self.quantize).or(non_empty(&self.quantization)) {
             Some(text) => Some(text.parse().map_err(Failure::Quantize)?),
             None => None,
         };
-        if said(&self.requires).is_some_and(|text| !is_version(text)) {
+        if non_empty(&self.requires).is_some_and(|text| !is_version(text)) {
             return Err(Failure::Unsupported("'requires' is not a version such as 0.19.0"));
         }
-        let from = match (said(&self.from), self.files) {
+        let from = match (non_empty(&self.from), self.files) {
             (Some(name), _) => {
                 let ModelName { repositories, reference } = model_name::parse(name, own)?;
                 let repository = registry.spelling_of_manifest(caller, &repositories, &reference).await?;
-                MadeFrom::Model { repository, reference, name: name.to_owned() }
+                ModelSource::Model { repository, reference, name: name.to_owned() }
             }
-            (None, Some(files)) => MadeFrom::Files(read_files(files)?),
+            (None, Some(files)) => ModelSource::Files(read_files(files)?),
             (None, None) => return Err(Failure::Unsupported("neither 'from' or 'files' was specified")),
         };
         let mut extra = Vec::new();
@@ -146,8 +146,8 @@ impl Create {
         }
         let licenses = match self.license {
             None => Vec::new(),
-            Some(Texts::One(text)) => vec![text],
-            Some(Texts::Many(texts)) => texts,
+            Some(StringOrList::One(text)) => vec![text],
+            Some(StringOrList::Many(texts)) => texts,
         };
         let edits = Edits {
             // Clients send an empty string for an absent value.
@@ -179,7 +179,7 @@ impl From<CreateError> for Failure {
     }
 }
 
-fn said(text: &Option<String>) -> Option<&str> {
+fn non_empty(text: &Option<String>) -> Option<&str> {
     text.as_deref().filter(|text| !text.is_empty())
 }
 

@@ -11,7 +11,7 @@ pub(crate) mod tags;
 
 use axum::extract::State;
 use http::StatusCode;
-use lode_model::config::{ModelConfig, parameter_size};
+use lode_model::config::{ModelConfig, format_parameter_count};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -27,18 +27,18 @@ const API_VERSION: &str = "0.33.0";
 
 /// A request that names a model, by either key.
 #[derive(Deserialize)]
-pub(crate) struct Named {
+pub(crate) struct ModelRequest {
     #[serde(default)]
     model: String,
     #[serde(default)]
     name: String,
 }
 
-impl RequestBody for Named {
+impl RequestBody for ModelRequest {
     const ACTION: Action = Action::Delete;
 }
 
-impl Named {
+impl ModelRequest {
     fn name(&self) -> &str {
         if self.model.is_empty() { &self.name } else { &self.model }
     }
@@ -65,7 +65,7 @@ impl Details {
             format: summary.format.clone(),
             families: families.unwrap_or_else(|| summary.architecture.clone().into_iter().collect()),
             family,
-            parameter_size: summary.parameters.map(parameter_size).unwrap_or_default(),
+            parameter_size: summary.parameters.map(format_parameter_count).unwrap_or_default(),
             quantization_level: summary.quantization.clone().unwrap_or_default(),
         }
     }
@@ -87,7 +87,7 @@ pub(crate) async fn delete(
     State(registry): State<Registry>,
     caller: Caller,
     own: OwnHosts,
-    named: JsonBody<Named>,
+    named: JsonBody<ModelRequest>,
 ) -> Result<StatusCode, Failure> {
     let ModelName { repositories, reference } = model_name::parse(named.name(), &own)?;
     let repository = registry.spelling_of_manifest(&caller, &repositories, &reference).await?;

@@ -8,10 +8,10 @@ use lode_client::Login;
 use lode_model::reference::Name;
 use serde::Deserialize;
 
-use super::{Named, records};
+use super::{ModelRequest, records};
 use crate::Registry;
 use crate::api::model_name::{self, ModelName};
-use crate::app::{Moved, Remote, Tell, TransferError};
+use crate::app::{RemoteModel, TransferError, TransferEvent, TransferSink};
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
 
@@ -24,7 +24,7 @@ const SHOWN_DIGITS: usize = 12;
 #[derive(Deserialize)]
 pub(crate) struct Transfer {
     #[serde(flatten)]
-    pub(super) named: Named,
+    pub(super) named: ModelRequest,
     stream: Option<bool>,
     /// Use plain http.
     #[serde(default)]
@@ -48,9 +48,9 @@ impl RequestBody for Pull {
 }
 
 /// The other registry of a transfer, and the model's name here.
-pub(super) struct Place {
+pub(super) struct TransferPeer {
     /// None if the name has this server's own host.
-    pub(super) remote: Option<Remote>,
+    pub(super) remote: Option<RemoteModel>,
     /// The model's name on this server.
     pub(super) name: ModelName,
     pub(super) host_given: bool,
@@ -63,31 +63,31 @@ pub(crate) async fn post(
     body: JsonBody<Pull>,
 ) -> Result<Response, Failure> {
     let (Pull(transfer), charge) = body.into_parts();
-    let Place { remote, name: ModelName { repositories, reference }, host_given } =
+    let TransferPeer { remote, name: ModelName { repositories, reference }, host_given } =
         transfer.read(&registry, &own)?;
     // A name without a host that exists here needs no pull.
     let here = registry.spelling_of_manifest(&caller, &repositories, &reference).await?;
-    let is_here =
+    let is_local_model =
         (!host_given || remote.is_none()) && registry.model_show(&caller, &here, &reference).await?.is_some();
     let repository = registry.spelling_to_write(&repositories).await?;
     let unknown = Failure::ModelUnknown { name: transfer.named.name().to_owned() };
     records::answer(transfer.is_stream(), move |records| async move {
         drop(charge);
-        if is_here {
+        if is_local_model {
             records.status("pulling manifest");
             return Ok(());
         }
         let remote = remote.ok_or(unknown)?;
-        let telling = records.clone();
-        let tell: Tell = Arc::new(move |moved: Moved| match moved {
-            Moved::Manifest => telling.status("pulling manifest"),
-            Moved::Blob { digest, total, completed } => {
+        let progress_records = records.clone();
+        let tell: TransferSink = Arc::new(move |moved: TransferEvent| match moved {
+            TransferEvent::Manifest => progress_records.status("pulling manifest"),
+            TransferEvent::Blob { digest, total, completed } => {
                 let status = format!("pulling {}", &digest.hex()[..SHOWN_DIGITS]);
-                telling.progress(&status, digest.as_str(), total, completed);
+                progress_records.progress(&status, digest.as_str(), total, completed);
             }
-            Moved::AllBlobs => {
-                telling.status("verifying sha256 digest");
-                telling.status("writing manifest");
+            TransferEvent::AllBlobs => {
+                progress_records.status("verifying sha256 digest");
+                progress_records.status("writing manifest");
             }
         });
         registry.model_pull(&caller, &remote, (&repository, &reference), &tell).await?;
@@ -102,7 +102,7 @@ impl Transfer {
     }
 
     /// The model in another registry and its name here.
-    pub(super) fn read(&self, registry: &Registry, own: &OwnHosts) -> Result<Place, Failure> {
+    pub(super) fn read(&self, registry: &Registry, own: &OwnHosts) -> Result<TransferPeer, Failure> {
         let text = self.named.name();
         if text.is_empty() {
             return Err(Failure::ModelMissing);
@@ -112,7 +112,7 @@ impl Transfer {
             _ => (None, text),
         };
         if bare.split_once('/').is_some_and(|(host, _)| own.contains(host)) {
-            return Ok(Place { remote: None, name: model_name::parse(bare, own)?, host_given: true });
+            return Ok(TransferPeer { remote: None, name: model_name::parse(bare, own)?, host_given: true });
         }
         let name: Name = bare.parse()?;
         let host = name.host.clone().filter(|host| host != DEFAULT_HOST);
@@ -122,8 +122,8 @@ impl Transfer {
             let theirs = ours.repositories.iter().find(|repository| repository.as_str().contains('/'));
             let theirs = theirs.unwrap_or(ours.repositories.first()).clone();
             let registry = registry.remote_registry(&format!("https://{DEFAULT_HOST}"), self.login())?;
-            let remote = Remote { registry, repository: theirs, reference: ours.reference.clone() };
-            return Ok(Place { remote: Some(remote), name: ours, host_given: name.host.is_some() });
+            let remote = RemoteModel { registry, repository: theirs, reference: ours.reference.clone() };
+            return Ok(TransferPeer { remote: Some(remote), name: ours, host_given: name.host.is_some() });
         };
         let address = match (self.insecure, scheme) {
             (true, _) => format!("http://{host}"),
@@ -132,12 +132,12 @@ impl Transfer {
         };
         let registry = registry.remote_registry(&address, self.login())?;
         let remote =
-            Remote { registry, repository: name.repository.clone(), reference: name.reference.clone() };
+            RemoteModel { registry, repository: name.repository.clone(), reference: name.reference.clone() };
         // `library` is implied here too. A name with more parts has one spelling.
-        let repositories = model_name::sent_by_client(name.repository.as_str());
+        let repositories = model_name::client_spellings(name.repository.as_str());
         let repositories = repositories.unwrap_or_else(|_| name.repository.clone().into());
         let name = ModelName { repositories, reference: name.reference };
-        Ok(Place { remote: Some(remote), name, host_given: true })
+        Ok(TransferPeer { remote: Some(remote), name, host_given: true })
     }
 
     /// The credentials of the request for the other registry.

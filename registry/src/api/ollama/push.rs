@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 
-use super::pull::{Place, Transfer};
+use super::pull::{Transfer, TransferPeer};
 use super::records;
 use crate::Registry;
 use crate::api::model_name::ModelName;
-use crate::app::{Moved, Tell};
+use crate::app::{TransferEvent, TransferSink};
 use crate::auth::Caller;
 use crate::http::{Failure, JsonBody, OwnHosts};
 
@@ -22,26 +22,26 @@ pub(crate) async fn post(
     own: OwnHosts,
     transfer: JsonBody<Transfer>,
 ) -> Result<Response, Failure> {
-    let Place { remote, name: ModelName { repositories, reference }, host_given } =
+    let TransferPeer { remote, name: ModelName { repositories, reference }, host_given } =
         transfer.read(&registry, &own)?;
     let repository = registry.spelling_of_manifest(&caller, &repositories, &reference).await?;
     let known = registry.model_show(&caller, &repository, &reference).await?;
     known.ok_or_else(|| Failure::ModelUnknown { name: format!("{repository}:{reference}") })?;
     if !host_given {
-        return Err(Failure::PushedAlready { name: transfer.named.name().to_owned() });
+        return Err(Failure::PushNeedsHost { name: transfer.named.name().to_owned() });
     }
     records::answer(transfer.is_stream(), move |records| async move {
         records.status("retrieving manifest");
         // This server already has it.
         let Some(remote) = remote else { return Ok(()) };
         let telling = records.clone();
-        let tell: Tell = Arc::new(move |moved: Moved| match moved {
-            Moved::Manifest => {}
-            Moved::Blob { digest, total, completed } => {
+        let tell: TransferSink = Arc::new(move |moved: TransferEvent| match moved {
+            TransferEvent::Manifest => {}
+            TransferEvent::Blob { digest, total, completed } => {
                 let status = format!("pushing {}", &digest.hex()[..SHOWN_DIGITS]);
                 telling.progress(&status, digest.as_str(), total, completed);
             }
-            Moved::AllBlobs => telling.status("pushing manifest"),
+            TransferEvent::AllBlobs => telling.status("pushing manifest"),
         });
         registry.model_push(&caller, (&repository, &reference), &remote, &tell).await?;
         Ok(())

@@ -20,15 +20,15 @@ use crate::http::{Failure, Json};
 
 const NDJSON: &str = "application/x-ndjson";
 /// How many records may wait for a client that reads slowly; further progress records are dropped.
-const WAITING: usize = 256;
+const MAX_WAITING_RECORDS: usize = 256;
 /// Minimum interval between progress records.
-const EVERY: Duration = Duration::from_millis(60);
+const RECORD_INTERVAL: Duration = Duration::from_millis(60);
 
 /// Receives the progress of the work.
 #[derive(Clone)]
 pub(crate) struct Records {
     sender: Sender<Result<Value, Failure>>,
-    told: Arc<Mutex<Option<Instant>>>,
+    last_progress: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Records {
@@ -40,8 +40,8 @@ impl Records {
     /// Reports the progress of one blob, throttled except at its start and its end.
     pub(crate) fn progress(&self, status: &str, digest: &str, total: u64, completed: u64) {
         let is_edge = completed == 0 || completed >= total;
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if !is_edge && told.is_some_and(|told| told.elapsed() < EVERY) {
+        let mut told = self.last_progress.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_edge && told.is_some_and(|told| told.elapsed() < RECORD_INTERVAL) {
             return;
         }
         *told = Some(Instant::now());
@@ -64,8 +64,8 @@ pub(crate) async fn answer<F>(is_stream: bool, work: impl FnOnce(Records) -> F) 
 where
     F: Future<Output = Result<(), Failure>> + Send + 'static,
 {
-    let (sender, mut receiver) = mpsc::channel(WAITING);
-    let working = work(Records { sender: sender.clone(), told: Arc::default() });
+    let (sender, mut receiver) = mpsc::channel(MAX_WAITING_RECORDS);
+    let working = work(Records { sender: sender.clone(), last_progress: Arc::default() });
     let job = async move {
         tokio::select! {
             // The last record must arrive, so wait for space; earlier ones may be dropped.

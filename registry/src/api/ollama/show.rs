@@ -5,12 +5,12 @@ use axum::routing::{MethodRouter, post};
 use lode_model::gguf::Metadata;
 use lode_model::go_template::Template;
 use lode_model::media_type;
-use lode_model::modelfile::{BASE_NAME_ANNOTATION, Command, Modelfile, Text, UnsayableText};
-use lode_model::prompt_template::{Abilities, TemplateFiles, prefers_jinja};
+use lode_model::modelfile::{BASE_NAME_ANNOTATION, Command, Modelfile, Text, UnquotableText};
+use lode_model::prompt_template::{TemplateFeatures, TemplateFiles, prefers_jinja};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Details, Named};
+use super::{Details, ModelRequest};
 use crate::Registry;
 use crate::api::model_name::{ModelName, ReadName};
 use crate::app::Model;
@@ -21,7 +21,7 @@ use crate::time::rfc3339;
 #[derive(Deserialize)]
 pub(crate) struct Show {
     #[serde(flatten)]
-    named: Named,
+    named: ModelRequest,
     #[serde(default)]
     verbose: bool,
 }
@@ -31,7 +31,7 @@ impl RequestBody for Show {
 }
 
 #[derive(Serialize)]
-pub(crate) struct Shown {
+pub(crate) struct ShowResponse {
     #[serde(skip_serializing_if = "String::is_empty")]
     license: String,
     modelfile: String,
@@ -86,7 +86,7 @@ async fn shown(
     caller: &Caller,
     show: &Show,
     ModelName { repositories, reference }: ModelName,
-) -> Result<Shown, Failure> {
+) -> Result<ShowResponse, Failure> {
     let name = show.named.name();
     let repository = registry.spelling_of_manifest(caller, &repositories, &reference).await?;
     let unknown = || Failure::ModelUnknown { name: name.to_owned() };
@@ -115,9 +115,9 @@ async fn shown(
     let config = json(file("config.json").await?);
     let arrays = show.verbose;
     let look = move |keys: &Metadata| {
-        (keys.to_json(arrays), keys.capabilities(), keys.chat_template().map(Abilities::of_jinja))
+        (keys.to_json(arrays), keys.capabilities(), keys.chat_template().map(TemplateFeatures::from_jinja))
     };
-    let (keys, able, jinja) = registry.gguf_look(&repository, &model, look).await?.unwrap_or_default();
+    let (keys, able, jinja) = registry.gguf_inspect(&repository, &model, look).await?.unwrap_or_default();
     let jinja = match jinja {
         Some(jinja) => Some(jinja),
         None => {
@@ -127,7 +127,7 @@ async fn shown(
                 (json(file("chat_template.json").await?), json(file("tokenizer_config.json").await?));
             let files =
                 TemplateFiles { jinja: text.as_deref(), json: Some(&older), tokenizer_config: Some(&oldest) };
-            files.find().map(Abilities::of_jinja)
+            files.find().map(TemplateFeatures::from_jinja)
         }
     };
     let tensors = match show.verbose {
@@ -140,7 +140,7 @@ async fn shown(
     let said = model.config.clone().unwrap_or_default();
     let mut details = Details::new(&summary, model.config.as_ref());
     details.parent_model = parent(&model).to_owned();
-    let mut commands = Written::of(name);
+    let mut commands = ModelfileWriter::of(name);
     commands.texts(&[("TEMPLATE", &template, Command::Template), ("SYSTEM", &system, Command::System)]);
     commands
         .texts(&[("RENDERER", &said.renderer, Command::Renderer), ("PARSER", &said.parser, Command::Parser)]);
@@ -148,7 +148,7 @@ async fn shown(
     commands.messages(&messages);
     commands
         .texts(&[("LICENSE", &license, Command::License), ("REQUIRES", &said.requires, Command::Requires)]);
-    Ok(Shown {
+    Ok(ShowResponse {
         modelfile: commands.text,
         parameters: parameters(&params),
         details,
@@ -158,7 +158,12 @@ async fn shown(
             .into_iter()
             .map(|t| Tensor { name: t.name, dtype: t.dtype, shape: t.shape })
             .collect(),
-        capabilities: capabilities(&model, &config, &able, templates_can(&template, jinja, &said.renderer)),
+        capabilities: capabilities(
+            &model,
+            &config,
+            &able,
+            template_abilities(&template, jinja, &said.renderer),
+        ),
         modified_at: rfc3339(model.modified_at),
         renderer: said.renderer,
         parser: said.parser,
@@ -179,16 +184,16 @@ fn parent(model: &Model) -> &str {
 type TextCommand = fn(Text) -> Command;
 
 /// A Modelfile that recreates the model. Comments name the texts that a Modelfile cannot express.
-struct Written {
+struct ModelfileWriter {
     text: String,
 }
 
-impl Written {
-    fn of(name: &str) -> Written {
-        Written { text: format!("# Modelfile of {name}\nFROM {name}\n") }
+impl ModelfileWriter {
+    fn of(name: &str) -> ModelfileWriter {
+        ModelfileWriter { text: format!("# Modelfile of {name}\nFROM {name}\n") }
     }
 
-    fn push(&mut self, what: &str, command: Result<Command, UnsayableText>) {
+    fn push(&mut self, what: &str, command: Result<Command, UnquotableText>) {
         self.text.push_str(&match command {
             Ok(command) => Modelfile { commands: vec![command] }.to_string(),
             Err(_) => format!("# {what} is left out: it cannot be quoted\n"),
@@ -271,9 +276,9 @@ fn model_info(model: &Model, config: &Value, keys: Map<String, Value>) -> Map<St
 
 /// The abilities of the template that a worker would use. An invalid template has none, because no worker
 /// loads it.
-fn templates_can(go: &str, jinja: Option<Abilities>, renderer: &str) -> Abilities {
+fn template_abilities(go: &str, jinja: Option<TemplateFeatures>, renderer: &str) -> TemplateFeatures {
     let parsed = Some(go).filter(|go| !go.is_empty()).and_then(|go| Template::parse(go).ok());
-    let chosen = match (parsed.map(|parsed| Abilities::of_go(&parsed, go)), jinja) {
+    let chosen = match (parsed.map(|parsed| TemplateFeatures::from_go(&parsed, go)), jinja) {
         (Some(go), Some(jinja)) if prefers_jinja(go, jinja, !renderer.is_empty()) => Some(jinja),
         (go, jinja) => go.or(jinja),
     };
@@ -282,7 +287,7 @@ fn templates_can(go: &str, jinja: Option<Abilities>, renderer: &str) -> Abilitie
 
 /// The capabilities of a model: those that the config blob lists, or else those of the GGUF keys or the
 /// checkpoint's class name; and for a generating model, the abilities of its template.
-fn capabilities(model: &Model, config: &Value, keys: &[&'static str], can: Abilities) -> Vec<String> {
+fn capabilities(model: &Model, config: &Value, keys: &[&'static str], can: TemplateFeatures) -> Vec<String> {
     let listed = model.config.as_ref().map(|config| config.capabilities.clone()).unwrap_or_default();
     let class = config["architectures"][0].as_str().unwrap_or_default();
     let is_generator =
@@ -323,7 +328,7 @@ mod tests {
 
     #[test]
     fn the_modelfile_can_be_read_again() {
-        let mut written = Written::of("team/mini:8b");
+        let mut written = ModelfileWriter::of("team/mini:8b");
         let params = json!({"temperature": 0.5, "stop": ["a ", "b"]});
         written.texts(&[("TEMPLATE", "{{ .Prompt }}\n", Command::Template), ("SYSTEM", "", Command::System)]);
         written.parameters(params.as_object().unwrap());

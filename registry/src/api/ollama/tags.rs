@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::Details;
 use crate::Registry;
-use crate::api::model_name::shown;
+use crate::api::model_name::ollama_name;
 use crate::app::TaggedModel;
 use crate::auth::Caller;
 use crate::http::{Failure, Json};
@@ -41,7 +41,7 @@ pub(crate) async fn list(State(registry): State<Registry>, caller: Caller) -> Re
         .map(|model| format!("{}:{}", model.repository, model.tag))
         .collect();
     let entry = |model: TaggedModel| {
-        let name = format!("{}:{}", shown(&model.repository)?, model.tag);
+        let name = format!("{}:{}", ollama_name(&model.repository)?, model.tag);
         let is_hidden = model.repository.as_str().contains('/') && bare.contains(&name);
         (!is_hidden).then(|| Entry::new(name, &model))
     };

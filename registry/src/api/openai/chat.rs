@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::reply::{Reply, Shape};
-use super::{Form, Sampling, StreamOptions, ask, text, to_json};
+use super::{ResponseOptions, Sampling, StreamOptions, request_worker, text, to_json};
 use crate::Registry;
 use crate::auth::Caller;
 use crate::http::Failure;
@@ -200,12 +200,12 @@ pub(crate) async fn post(
     body: InferenceBody,
 ) -> Result<Response, Failure> {
     let (body, form) = body.translate(translate).await?;
-    let answer = ask(&registry, (&caller, client), &form.model, "/api/chat", body).await?;
-    Reply::new(Shape::Chat, form.model, form.include_usage).answer(answer, form.stream).await
+    let answer = request_worker(&registry, (&caller, client), &form.model, "/api/chat", body).await?;
+    Reply::new(Shape::Chat, form.model, form.include_usage).into_http_response(answer, form.stream).await
 }
 
 /// Translates the request to ollama's format.
-fn translate(body: &[u8]) -> Result<(Vec<u8>, Form), Failure> {
+fn translate(body: &[u8]) -> Result<(Vec<u8>, ResponseOptions), Failure> {
     let chat: Chat<'_> = parse(body)?;
     // Parsed separately, so that an error can name its field.
     let sampling: Sampling = parse(body)?;
@@ -237,7 +237,7 @@ fn translate(body: &[u8]) -> Result<(Vec<u8>, Form), Failure> {
     };
     let json = to_json(&request, body.len());
     let include_usage = chat.stream_options.unwrap_or_default().include_usage;
-    Ok((json, Form { model: chat.model, stream, include_usage }))
+    Ok((json, ResponseOptions { model: chat.model, stream, include_usage }))
 }
 
 fn format<'a>(format: &ResponseFormat<'a>) -> Result<Option<WorkerFormat<'a>>, Failure> {
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_messages_are_refused_by_their_place() {
+    fn bad_messages_are_refused_with_their_path() {
         for (message, expect) in [
             (
                 json!({"role": "user", "content": [{"type": "image_url", "image_url": "http://example.com/x.png"}]}),

@@ -7,7 +7,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::reply::{Reply, Shape};
-use super::{Form, Sampling, StreamOptions, ask, text, to_json};
+use super::{ResponseOptions, Sampling, StreamOptions, request_worker, text, to_json};
 use crate::Registry;
 use crate::auth::Caller;
 use crate::http::Failure;
@@ -65,12 +65,14 @@ pub(crate) async fn post(
     body: InferenceBody,
 ) -> Result<Response, Failure> {
     let (body, form) = body.translate(translate).await?;
-    let answer = ask(&registry, (&caller, client), &form.model, "/api/generate", body).await?;
-    Reply::new(Shape::Completion, form.model, form.include_usage).answer(answer, form.stream).await
+    let answer = request_worker(&registry, (&caller, client), &form.model, "/api/generate", body).await?;
+    Reply::new(Shape::Completion, form.model, form.include_usage)
+        .into_http_response(answer, form.stream)
+        .await
 }
 
 /// Translates the request to ollama's format.
-fn translate(body: &[u8]) -> Result<(Vec<u8>, Form), Failure> {
+fn translate(body: &[u8]) -> Result<(Vec<u8>, ResponseOptions), Failure> {
     let completion: Completion<'_> = parse(body)?;
     let sampling: Sampling = parse(body)?;
     let options = sampling.options()?;
@@ -100,5 +102,5 @@ fn translate(body: &[u8]) -> Result<(Vec<u8>, Form), Failure> {
     };
     let json = to_json(&request, body.len() + 128);
     let include_usage = completion.stream_options.unwrap_or_default().include_usage;
-    Ok((json, Form { model: completion.model, stream, include_usage }))
+    Ok((json, ResponseOptions { model: completion.model, stream, include_usage }))
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{ask, to_json};
+use super::{request_worker, to_json};
 use crate::Registry;
 use crate::auth::Caller;
 use crate::gateway::read_json;
@@ -44,7 +44,7 @@ enum EncodingFormat {
 }
 
 #[derive(Deserialize)]
-struct Embedded {
+struct EmbedResponse {
     embeddings: Vec<Vec<f32>>,
     #[serde(default)]
     prompt_eval_count: u64,
@@ -57,8 +57,8 @@ pub(crate) async fn post(
     body: InferenceBody,
 ) -> Result<Json<Value>, Failure> {
     let (body, (model, encoding_format)) = body.translate(translate).await?;
-    let answer = ask(&registry, (&caller, client), &model, "/api/embed", body).await?;
-    let Embedded { embeddings, prompt_eval_count } = read_json(answer).await?;
+    let answer = request_worker(&registry, (&caller, client), &model, "/api/embed", body).await?;
+    let EmbedResponse { embeddings, prompt_eval_count } = read_json(answer).await?;
     let vector = |(index, values): (usize, Vec<f32>)| json!({ "object": "embedding", "index": index, "embedding": encoded(values, encoding_format) });
     let data: Vec<Value> = embeddings.into_iter().enumerate().map(vector).collect();
     let usage = json!({ "prompt_tokens": prompt_eval_count, "total_tokens": prompt_eval_count });

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use super::model_name;
 use crate::Registry;
 use crate::auth::Caller;
-use crate::gateway::{Answer, Ask, forward, read_json, resolve};
+use crate::gateway::{InferenceRequest, WorkerResponse, forward, read_json, resolve};
 use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse_part};
 use crate::http::forwarded::ClientAddress;
@@ -84,7 +84,7 @@ impl Sampling {
 }
 
 /// The settings of a response.
-struct Form {
+struct ResponseOptions {
     model: String,
     stream: bool,
     include_usage: bool,
@@ -106,15 +106,15 @@ fn text(value: Option<&RawValue>, field: impl FnOnce() -> String) -> Result<Opti
 }
 
 /// Sends a translated request to a worker. A refusal becomes a failure with the worker's message.
-async fn ask(
+async fn request_worker(
     registry: &Registry,
     (caller, client): (&Caller, ClientAddress),
     model: &str,
     path: &'static str,
     body: InferenceBody,
-) -> Result<Answer, Failure> {
+) -> Result<WorkerResponse, Failure> {
     let (repository, digest) = resolve(registry, caller, model, model_name::parse_exact(model)?).await?;
-    let ask = Ask { repository, digest, name: model.to_owned(), client, path, body };
+    let ask = InferenceRequest { repository, digest, name: model.to_owned(), client, path, body };
     let answer = forward(registry, ask).await?;
     if answer.status.is_success() {
         return Ok(answer);

@@ -19,7 +19,7 @@ pub(super) fn records(bytes: Bytestream) -> impl Stream<Item = Result<Value, Gat
         match next_line(&mut bytes, &mut buffer).await {
             Ok(Some(line)) => match serde_json::from_slice(&line) {
                 Ok(record) => Some((Ok(record), Some((bytes, buffer)))),
-                Err(error) => Some((Err(GatewayError::Unreadable(error)), None)),
+                Err(error) => Some((Err(GatewayError::InvalidResponse(error)), None)),
             },
             Ok(None) => None,
             Err(error) => Some((Err(error), None)),
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn however_they_are_cut() {
+    async fn records_are_split_at_any_chunk_size() {
         let text = "{\"n\":1}\n\n{\"n\":2}\n{\"n\":3}";
         for size in 1..text.len() {
             let pieces: Vec<_> =
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nonsense_ends_it() {
+    async fn an_invalid_record_ends_the_stream() {
         let bytes = stream::iter([Ok(Bytes::from_static(b"{}\nnonsense\n{}\n"))]).boxed();
         let found: Vec<_> = records(bytes).collect().await;
         assert_eq!(found.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false]);

@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 
 use super::records::records;
 use crate::error::chain;
-use crate::gateway::{Answer, GatewayError, read_json};
+use crate::gateway::{GatewayError, WorkerResponse, read_json};
 use crate::http::{Failure, Json};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) struct Reply {
     has_begun: bool,
     has_called: bool,
     /// Characters of the tokens whose log-probabilities have been sent.
-    told: usize,
+    text_offset: usize,
 }
 
 impl Reply {
@@ -36,19 +36,32 @@ impl Reply {
         let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{}", uuid::Uuid::new_v4().simple());
         let created = OffsetDateTime::now_utc().unix_timestamp();
-        Reply { shape, id, created, model, include_usage, has_begun: false, has_called: false, told: 0 }
+        Reply {
+            shape,
+            id,
+            created,
+            model,
+            include_usage,
+            has_begun: false,
+            has_called: false,
+            text_offset: 0,
+        }
     }
 
-    pub(super) async fn answer(mut self, answer: Answer, stream: bool) -> Result<Response, Failure> {
+    pub(super) async fn into_http_response(
+        mut self,
+        answer: WorkerResponse,
+        stream: bool,
+    ) -> Result<Response, Failure> {
         if stream {
             return Ok(self.events(answer));
         }
         let record: Value = read_json(answer).await?;
-        Ok(Json(self.whole(&record)).into_response())
+        Ok(Json(self.single_response(&record)).into_response())
     }
 
     /// The response to a request without streaming.
-    fn whole(&mut self, record: &Value) -> Value {
+    fn single_response(&mut self, record: &Value) -> Value {
         let mut choice = self.content(record, "message");
         choice.insert("finish_reason".to_owned(), self.finish_reason(record));
         let mut object = self.object([Value::Object(choice)].into(), "");
@@ -56,7 +69,7 @@ impl Reply {
         object
     }
 
-    fn events(mut self, answer: Answer) -> Response {
+    fn events(mut self, answer: WorkerResponse) -> Response {
         let chunks = records(answer.bytes).flat_map(move |record| {
             let events: Vec<String> = match record {
                 Ok(record) if record["error"].is_string() => vec![event(&failed(&record["error"]))],
@@ -64,7 +77,9 @@ impl Reply {
                 Err(error) => {
                     tracing::warn!(error = chain(&error), "response ended early");
                     let text = match error {
-                        GatewayError::Broken(_) | GatewayError::NotRead { .. } => error.to_string(),
+                        GatewayError::ResponseInterrupted(_) | GatewayError::NotRead { .. } => {
+                            error.to_string()
+                        }
                         _ => "the worker's response is invalid".to_owned(),
                     };
                     vec![event(&failed(&json!(text)))]
@@ -110,7 +125,7 @@ impl Reply {
         if self.shape == Shape::Completion {
             choice.insert("text".to_owned(), record["response"].clone());
             if let Some(tokens) = record["logprobs"].as_array() {
-                choice.insert("logprobs".to_owned(), self.columns(tokens));
+                choice.insert("logprobs".to_owned(), self.completion_logprobs(tokens));
             }
             return choice;
         }
@@ -136,7 +151,7 @@ impl Reply {
     }
 
     /// Log-probabilities in the format of completions: a list for each of their fields.
-    fn columns(&mut self, tokens: &[Value]) -> Value {
+    fn completion_logprobs(&mut self, tokens: &[Value]) -> Value {
         let column = |key: &str| tokens.iter().map(|token| token[key].clone()).collect::<Value>();
         let likeliest = |token: &Value| {
             let mut map = Map::new();
@@ -151,8 +166,8 @@ impl Reply {
             let bytes = token["bytes"].as_array().into_iter().flatten().filter_map(Value::as_u64);
             // Count the bytes that begin a character: all but UTF-8 continuation bytes.
             let begun = bytes.filter(|byte| byte & 0xC0 != 0x80).count();
-            let at = self.told;
-            self.told += begun;
+            let at = self.text_offset;
+            self.text_offset += begun;
             at
         };
         json!({

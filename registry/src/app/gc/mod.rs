@@ -14,30 +14,32 @@ use serde::Serialize;
 use tokio::sync::MutexGuard;
 
 use super::jobs::JobControl;
-use super::{Registry, again, detached};
+use super::{Registry, detached, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::error::chain;
 use crate::metrics;
-use crate::store::{self, Doomed, Place, Reason, Turn, Unreferenced, Why, now_ms};
+use crate::store::{
+    self, BlobLocation, RemovalCause, RemovalReason, ReplicaLock, TimeCursor, UnreferencedContent, now_ms,
+};
 
 pub use removals::{Removal, RemovalPage};
-pub use undo::Restored;
+pub use undo::RestoredContent;
 
 /// How many rows one transaction changes: few enough not to delay pushes.
 const BATCH: i64 = 500;
 
 /// How many blobs are deleted at a time. A push of one of them waits for all.
-const BURY_BATCH: i64 = 100;
+const DELETE_BATCH: i64 = 100;
 
 /// How often a long collection logs its progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// After this many consecutive failures to delete bytes, the rest is left to the next run.
-const GIVE_UP_AFTER: u32 = 3;
+const MAX_CONSECUTIVE_FAILURES: u32 = 3;
 
 /// The name of the lock that replicas take.
-const TURN: &str = "collection";
+const COLLECTION_LOCK: &str = "collection";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GcReport {
@@ -61,7 +63,7 @@ pub struct GcReport {
 
 /// The times that apply to one run.
 #[derive(Clone, Copy)]
-struct Run {
+struct RunTimes {
     now: i64,
     /// Content that lost its last reference after this time stays.
     cutoff: i64,
@@ -69,9 +71,9 @@ struct Run {
     undo_until: i64,
 }
 
-impl Run {
-    fn why(&self, reason: Reason) -> Why {
-        Why { reason, at: self.now, undo_until: self.undo_until }
+impl RunTimes {
+    fn removal_cause(&self, reason: RemovalReason) -> RemovalCause {
+        RemovalCause { reason, at: self.now, undo_until: self.undo_until }
     }
 }
 
@@ -80,7 +82,7 @@ impl Registry {
     pub async fn gc_run(&self, caller: &Caller, dry_run: bool) -> Result<GcReport, Error> {
         allow(caller, Action::Administer, Target::Server)?;
         if !dry_run {
-            self.may_write()?;
+            self.check_writable()?;
         }
         let this = self.clone();
         detached(async move { this.gc_controlled(dry_run, &JobControl::default()).await }).await
@@ -91,15 +93,15 @@ impl Registry {
     pub(crate) async fn gc_controlled(&self, dry_run: bool, control: &JobControl) -> Result<GcReport, Error> {
         if dry_run {
             // It only reads and takes no lock.
-            control.note("searching for removals", 0, None);
+            control.report_progress("searching for removals", 0, None);
             return tokio::select! {
                 report = self.gc_now(true, control) => report,
                 () = control.cancelled() => Err(Error::Cancelled),
             };
         }
-        control.note("waiting for a running collection or check", 0, None);
+        control.report_progress("waiting for a running collection or check", 0, None);
         let _turn = tokio::select! {
-            turn = self.gc_turn() => turn?,
+            turn = self.gc_lock() => turn?,
             () = control.cancelled() => return Err(Error::Cancelled),
         };
         self.gc_now(false, control).await
@@ -110,7 +112,7 @@ impl Registry {
         let this = self.clone();
         detached(async move {
             let Ok(_here) = this.collecting.try_lock() else { return Ok(()) };
-            let Some(_turn) = this.store.turn_try(TURN).await? else {
+            let Some(_turn) = this.store.replica_lock_try(COLLECTION_LOCK).await? else {
                 tracing::debug!("another replica is collecting");
                 return Ok(());
             };
@@ -121,20 +123,20 @@ impl Registry {
 
     /// Takes the lock of the collection among all replicas. Two concurrent collections would be harmless, but
     /// would wait for each other and count each other's removals.
-    pub(super) async fn gc_turn(&self) -> Result<(MutexGuard<'_, ()>, Turn), Error> {
+    pub(super) async fn gc_lock(&self) -> Result<(MutexGuard<'_, ()>, ReplicaLock), Error> {
         let here = self.collecting.lock().await;
-        Ok((here, self.store.turn(TURN).await?))
+        Ok((here, self.store.replica_lock(COLLECTION_LOCK).await?))
     }
 
     /// Simulates another replica's collection that does not end.
     #[cfg(test)]
-    pub(crate) async fn gc_turn_for_test(&self) -> MutexGuard<'_, ()> {
+    pub(crate) async fn gc_lock_for_test(&self) -> MutexGuard<'_, ()> {
         self.collecting.lock().await
     }
 
     async fn gc_now(&self, dry_run: bool, control: &JobControl) -> Result<GcReport, Error> {
         let now = now_ms();
-        let run = Run {
+        let run = RunTimes {
             now,
             cutoff: now.saturating_sub(store::millis(self.config.gc_grace)),
             undo_until: now.saturating_add(self.undo_ms()),
@@ -142,7 +144,7 @@ impl Registry {
         let started = Instant::now();
         let outcome = if dry_run { self.gc_plan(run).await } else { self.gc_all(run, control).await };
         if !dry_run {
-            metrics::collection(&outcome, started.elapsed());
+            metrics::record_collection(&outcome, started.elapsed());
         }
         let report = outcome?;
         tracing::info!(
@@ -163,50 +165,54 @@ impl Registry {
     }
 
     /// The cause of a removal that a client requests now.
-    pub(super) fn why_deleted(&self) -> Why {
+    pub(super) fn deletion_cause(&self) -> RemovalCause {
         let now = now_ms();
-        Why { reason: Reason::Deleted, at: now, undo_until: now.saturating_add(self.undo_ms()) }
+        RemovalCause {
+            reason: RemovalReason::Deleted,
+            at: now,
+            undo_until: now.saturating_add(self.undo_ms()),
+        }
     }
 
-    /// Like `why_deleted`, for a blob. It cannot be restored, because it can be pushed again.
-    pub(super) fn why_blob_deleted(&self) -> Why {
-        let why = self.why_deleted();
-        Why { undo_until: why.at, ..why }
+    /// Like `deletion_cause`, for a blob. It cannot be restored, because it can be pushed again.
+    pub(super) fn blob_deletion_cause(&self) -> RemovalCause {
+        let why = self.deletion_cause();
+        RemovalCause { undo_until: why.at, ..why }
     }
 
-    async fn gc_all(&self, run: Run, control: &JobControl) -> Result<GcReport, Error> {
+    async fn gc_all(&self, run: RunTimes, control: &JobControl) -> Result<GcReport, Error> {
         let mut report = GcReport::default();
         // 1. Apply the retention rules.
         control.checkpoint("applying retention rules", 0)?;
         self.gc_retention(run, control, &mut report).await?;
         // 2. Remove manifests that lost their tag or index and that nothing else references. Removing an
         //    index releases its children, so this repeats until it finds nothing.
-        let (mut place, mut before) = (Place::default(), 0);
+        let (mut place, mut before) = (TimeCursor::default(), 0);
         loop {
             control.checkpoint("removing manifests", report.manifests)?;
             let candidates = self.store.manifests_unreferenced(run.cutoff, &place, BATCH).await?;
-            report.manifests += again!(self.gc_manifests(run, &candidates.found).await)?;
+            report.manifests += retry_on_deadlock!(self.gc_manifests(run, &candidates.found).await)?;
             match candidates.next {
                 Some(next) => place = next,
                 None if report.manifests == before => break,
-                None => (before, place) = (report.manifests, Place::default()),
+                None => (before, place) = (report.manifests, TimeCursor::default()),
             }
         }
         // 3. Remove links that no manifest of their repository names, and empty repositories.
-        let mut place = Some(Place::default());
+        let mut place = Some(TimeCursor::default());
         while let Some(after) = place {
             control.checkpoint("removing links", report.links)?;
             let candidates = self.store.links_unreferenced(run.cutoff, &after, BATCH).await?;
-            report.links += again!(self.gc_links(run, &candidates.found).await)?;
+            report.links += retry_on_deadlock!(self.gc_links(run, &candidates.found).await)?;
             place = candidates.next;
         }
         self.gc_repositories(control).await?;
         // 4. Blobs that no repository links become tombstones.
-        let mut place = Some(Place::default());
+        let mut place = Some(TimeCursor::default());
         while let Some(after) = place {
             control.checkpoint("releasing blobs", 0)?;
             let candidates = self.store.blobs_unlinked(run.cutoff, &after, BATCH).await?;
-            again!(self.gc_condemn(&candidates.found, run).await)?;
+            retry_on_deadlock!(self.gc_tombstone_blobs(&candidates.found, run).await)?;
             place = candidates.next;
         }
         // 5. Delete the bytes of tombstones, including those left by a crash, and then the tombstones. A
@@ -226,11 +232,11 @@ impl Registry {
         let (mut after, mut kept) = (String::new(), None);
         loop {
             control.checkpoint("deleting bytes", report.blobs)?;
-            let doomed = self.store.tombstones(&after, BURY_BATCH).await?;
+            let doomed = self.store.tombstones(&after, DELETE_BATCH).await?;
             let Some(last) = doomed.last() else { break };
             after.clone_from(&last.store_key);
-            if self.gc_bury(&doomed, report).await.is_err() {
-                kept = self.gc_bury_apart(&doomed, report).await?.or(kept);
+            if self.gc_delete_bytes(&doomed, report).await.is_err() {
+                kept = self.gc_delete_bytes_singly(&doomed, report).await?.or(kept);
             }
         }
         Ok(kept)
@@ -238,12 +244,17 @@ impl Registry {
 
     /// Deletes old records of removals in batches, so that the next collection continues after an interrupted
     /// one.
-    async fn gc_records(&self, run: Run, control: &JobControl, report: &mut GcReport) -> Result<(), Error> {
+    async fn gc_records(
+        &self,
+        run: RunTimes,
+        control: &JobControl,
+        report: &mut GcReport,
+    ) -> Result<(), Error> {
         let cutoff = run.now.saturating_sub(store::millis(self.config.gc_history));
         let (mut records, mut logged) = (0, Instant::now());
         let count = |rows| {
             records += rows;
-            control.note("deleting expired removal records", records, None);
+            control.report_progress("deleting expired removal records", records, None);
             if logged.elapsed() >= PROGRESS_INTERVAL {
                 logged = Instant::now();
                 tracing::info!(records, "deleting expired removal records");
@@ -259,31 +270,35 @@ impl Registry {
         let mut after = String::new();
         loop {
             control.checkpoint("removing empty repositories", 0)?;
-            let repositories = self.store.repositories_emptiness(&after, BATCH).await?;
+            let repositories = self.store.repositories_with_emptiness(&after, BATCH).await?;
             let Some((last, _)) = repositories.last() else { return Ok(()) };
             after = last.as_str().to_owned();
             let empty: Vec<Repository> =
                 repositories.into_iter().filter(|(_, is_empty)| *is_empty).map(|(name, _)| name).collect();
             if !empty.is_empty() {
-                again!(self.gc_forget(&empty).await)?;
+                retry_on_deadlock!(self.gc_delete_repositories(&empty).await)?;
             }
         }
     }
 
-    async fn gc_forget(&self, repositories: &[Repository]) -> Result<(), Error> {
+    async fn gc_delete_repositories(&self, repositories: &[Repository]) -> Result<(), Error> {
         let mut tx = self.store.begin().await?;
         tx.repositories_collect(repositories).await?;
         tx.commit().await
     }
 
-    /// Like `gc_bury`, one blob at a time. Returns the last error of the failed deletions. After several
+    /// Like `gc_delete_bytes`, one blob at a time. Returns the last error of the failed deletions. After several
     /// consecutive failures the storage is considered unavailable, and the error ends the collection.
-    async fn gc_bury_apart(&self, doomed: &[Doomed], report: &mut GcReport) -> Result<Option<Error>, Error> {
+    async fn gc_delete_bytes_singly(
+        &self,
+        doomed: &[BlobLocation],
+        report: &mut GcReport,
+    ) -> Result<Option<Error>, Error> {
         let (mut kept, mut in_a_row) = (None, 0);
         for blob in doomed {
-            match self.gc_bury(std::slice::from_ref(blob), report).await {
+            match self.gc_delete_bytes(std::slice::from_ref(blob), report).await {
                 Ok(()) => in_a_row = 0,
-                Err(error) if in_a_row == GIVE_UP_AFTER => return Err(error),
+                Err(error) if in_a_row == MAX_CONSECUTIVE_FAILURES => return Err(error),
                 Err(error) => {
                     in_a_row += 1;
                     tracing::warn!(
@@ -299,27 +314,28 @@ impl Registry {
     }
 
     /// Removes those of these manifests that are still unreferenced. Returns how many.
-    async fn gc_manifests(&self, run: Run, candidates: &[Unreferenced]) -> Result<u64, Error> {
+    async fn gc_manifests(&self, run: RunTimes, candidates: &[UnreferencedContent]) -> Result<u64, Error> {
         if candidates.is_empty() {
             return Ok(0);
         }
         let mut tx = self.store.begin().await?;
         tx.repositories_lock(candidates.iter().map(|(repository, ..)| repository)).await?;
         let free = tx.manifests_recheck(candidates, run.cutoff).await?;
-        let gone = self.manifests_take_away(&mut tx, &free, &run.why(Reason::Unreferenced)).await?;
+        let gone =
+            self.manifests_remove(&mut tx, &free, &run.removal_cause(RemovalReason::Unreferenced)).await?;
         tx.commit().await?;
         Ok(gone)
     }
 
     /// Removes those of these links that are still past their grace period and lease. Returns how many.
-    async fn gc_links(&self, run: Run, candidates: &[Unreferenced]) -> Result<u64, Error> {
+    async fn gc_links(&self, run: RunTimes, candidates: &[UnreferencedContent]) -> Result<u64, Error> {
         if candidates.is_empty() {
             return Ok(0);
         }
         let mut tx = self.store.begin().await?;
         // Lock the blobs' rows first, then the repositories, in the same order as a push.
-        let free = tx.blobs_take(candidates.iter().map(|(_, digest, _)| digest)).await?;
-        let candidates: Vec<Unreferenced> =
+        let free = tx.blobs_lock_free(candidates.iter().map(|(_, digest, _)| digest)).await?;
+        let candidates: Vec<UnreferencedContent> =
             candidates.iter().filter(|(_, digest, _)| free.contains(digest.as_str())).cloned().collect();
         tx.repositories_lock(candidates.iter().map(|(repository, ..)| repository)).await?;
         let gone = tx.links_collect(&candidates, run.cutoff).await?;
@@ -327,20 +343,20 @@ impl Registry {
         Ok(gone)
     }
 
-    async fn gc_condemn(&self, blobs: &[Doomed], run: Run) -> Result<(), Error> {
+    async fn gc_tombstone_blobs(&self, blobs: &[BlobLocation], run: RunTimes) -> Result<(), Error> {
         if blobs.is_empty() {
             return Ok(());
         }
         let mut tx = self.store.begin().await?;
         // Deleted bytes cannot be restored: blobs that an undo needs are never candidates.
-        let why = Why { undo_until: run.now, ..run.why(Reason::Unreferenced) };
-        tx.blobs_condemn(blobs, run.cutoff, &why).await?;
+        let why = RemovalCause { undo_until: run.now, ..run.removal_cause(RemovalReason::Unreferenced) };
+        tx.blobs_tombstone(blobs, run.cutoff, &why).await?;
         tx.commit().await
     }
 
     /// Deletes the bytes, then the tombstones, so that the next run can continue after an interruption at any
     /// point.
-    async fn gc_bury(&self, doomed: &[Doomed], report: &mut GcReport) -> Result<(), Error> {
+    async fn gc_delete_bytes(&self, doomed: &[BlobLocation], report: &mut GcReport) -> Result<(), Error> {
         // In the folder a blob's key is derived from its digest, so a commit that cancels a deletion waits
         // for this lock, or held it first. A commit holds one of these locks and waits for no other, so this
         // cannot deadlock. In object storage new bytes have a new key.
@@ -350,13 +366,13 @@ impl Registry {
                 turns.push((blob.digest.clone(), self.digests.lock(blob.digest.clone()).await));
             }
         }
-        let doomed = self.store.tombstones_still(doomed).await?;
+        let doomed = self.store.tombstones_existing(doomed).await?;
 
         let keys = doomed.iter().map(|blob| blob.store_key.clone()).collect();
         let guards = turns.iter().map(|(_, lock)| lock.guard()).collect();
         self.blobs.remove(keys, guards).await?;
 
-        again!(self.gc_buried(&doomed).await)?;
+        retry_on_deadlock!(self.gc_delete_tombstones(&doomed).await)?;
         for blob in &doomed {
             report.blobs += 1;
             report.size_bytes += blob.size_bytes;
@@ -364,9 +380,9 @@ impl Registry {
         Ok(())
     }
 
-    async fn gc_buried(&self, doomed: &[Doomed]) -> Result<(), Error> {
+    async fn gc_delete_tombstones(&self, doomed: &[BlobLocation]) -> Result<(), Error> {
         let mut tx = self.store.begin().await?;
-        tx.tombstones_bury(doomed).await?;
+        tx.tombstones_delete(doomed).await?;
         tx.commit().await
     }
 }

@@ -6,17 +6,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 
-use super::{BATCH, GcReport, Removal, Run};
+use super::{BATCH, GcReport, Removal, RunTimes};
 use crate::Error;
 use crate::app::Registry;
 use crate::retention::Rule;
-use crate::store::{Place, Reason, millis};
+use crate::store::{RemovalReason, TimeCursor, millis};
 
 /// The most removals that a report lists.
 const LISTED: usize = 10_000;
 
 impl Registry {
-    pub(super) async fn gc_plan(&self, run: Run) -> Result<GcReport, Error> {
+    pub(super) async fn gc_plan(&self, run: RunTimes) -> Result<GcReport, Error> {
         let report = GcReport { dry_run: true, ..GcReport::default() };
         let mut plan = Plan {
             registry: self,
@@ -24,8 +24,8 @@ impl Registry {
             report,
             tags: BTreeSet::new(),
             manifests: BTreeSet::new(),
-            loose: Vec::new(),
-            let_go: BTreeMap::new(),
+            candidate_manifests: Vec::new(),
+            released_content: BTreeMap::new(),
             links: BTreeSet::new(),
             released: BTreeMap::new(),
             kept: BTreeSet::new(),
@@ -38,20 +38,20 @@ impl Registry {
     }
 }
 
-type Here = (Repository, Digest);
+type ManifestKey = (Repository, Digest);
 
 struct Plan<'a> {
     registry: &'a Registry,
-    run: Run,
+    run: RunTimes,
     report: GcReport,
     /// The content that would be removed.
     tags: BTreeSet<(Repository, Tag)>,
-    manifests: BTreeSet<Here>,
-    links: BTreeSet<Here>,
+    manifests: BTreeSet<ManifestKey>,
+    links: BTreeSet<ManifestKey>,
     /// Manifests to check, and since when they are unreferenced.
-    loose: Vec<(Here, i64)>,
+    candidate_manifests: Vec<(ManifestKey, i64)>,
     /// Content that the removed manifests would release, and since when.
-    let_go: BTreeMap<Here, i64>,
+    released_content: BTreeMap<ManifestKey, i64>,
     released: BTreeMap<Digest, i64>,
     /// Blobs that are kept to restore them.
     kept: BTreeSet<Digest>,
@@ -66,7 +66,7 @@ impl Plan<'_> {
 
     async fn retention(&mut self) -> Result<(), Error> {
         let (registry, mut after) = (self.registry, String::new());
-        while let Some(page) = registry.repositories_ruled(&mut after).await? {
+        while let Some(page) = registry.repositories_with_rules(&mut after).await? {
             for (repository, rule) in page {
                 self.tags_beyond(&repository, rule).await?;
                 let Some(limit) = rule.remove_untagged_after else { continue };
@@ -77,7 +77,7 @@ impl Plan<'_> {
                     let Some(digest) = untagged.last() else { break };
                     last = digest.as_str().to_owned();
                     for digest in untagged {
-                        let reason = Reason::Untagged { rule: rule.number };
+                        let reason = RemovalReason::Untagged { rule: rule.number };
                         self.remove((repository.clone(), digest), self.run.now, reason).await?;
                     }
                 }
@@ -87,39 +87,44 @@ impl Plan<'_> {
     }
 
     async fn tags_beyond(&mut self, repository: &Repository, rule: &Rule) -> Result<(), Error> {
-        let beyond = self.registry.tags_beyond(repository, rule).await?;
-        let reason = Reason::KeepLast { rule: rule.number };
+        let beyond = self.registry.tags_to_remove(repository, rule).await?;
+        let reason = RemovalReason::KeepLast { rule: rule.number };
         for tag in &beyond {
             self.report.tags += 1;
             self.tags.insert((repository.clone(), tag.name.clone()));
-            let removal = Removal::foreseen("tag", Some(repository), tag.digest.as_str(), reason);
+            let removal = Removal::planned_removal("tag", Some(repository), tag.digest.as_str(), reason);
             self.list(Removal { tag: Some(tag.name.to_string()), ..removal });
         }
         for tag in beyond {
             let here = (repository.clone(), tag.digest);
             if rule.remove_untagged_after.is_some_and(|limit| limit.is_zero()) {
-                self.remove_if_loose(here, self.run.now, Reason::Untagged { rule: rule.number }).await?;
+                self.remove_if_unreferenced(
+                    here,
+                    self.run.now,
+                    RemovalReason::Untagged { rule: rule.number },
+                )
+                .await?;
             } else if self.run.now <= self.run.cutoff {
-                self.loose.push((here, self.run.now));
+                self.candidate_manifests.push((here, self.run.now));
             }
         }
         Ok(())
     }
 
     async fn manifests(&mut self) -> Result<(), Error> {
-        let mut place = Some(Place::default());
+        let mut place = Some(TimeCursor::default());
         while let Some(after) = place.take() {
             let some = self.registry.store.manifests_unreferenced(self.run.cutoff, &after, BATCH).await?;
             place = some.next;
-            self.loose
+            self.candidate_manifests
                 .extend(some.found.into_iter().map(|(repository, digest, at)| ((repository, digest), at)));
         }
         // A removed manifest releases others, which may release further ones.
         loop {
-            let (before, loose) = (self.report.manifests, std::mem::take(&mut self.loose));
+            let (before, loose) = (self.report.manifests, std::mem::take(&mut self.candidate_manifests));
             for (here, at) in loose {
-                if !self.remove_if_loose(here.clone(), at, Reason::Unreferenced).await? {
-                    self.loose.push((here, at));
+                if !self.remove_if_unreferenced(here.clone(), at, RemovalReason::Unreferenced).await? {
+                    self.candidate_manifests.push((here, at));
                 }
             }
             if self.report.manifests == before {
@@ -129,7 +134,12 @@ impl Plan<'_> {
     }
 
     /// Returns false if a reference or lease keeps it.
-    async fn remove_if_loose(&mut self, here: Here, at: i64, reason: Reason) -> Result<bool, Error> {
+    async fn remove_if_unreferenced(
+        &mut self,
+        here: ManifestKey,
+        at: i64,
+        reason: RemovalReason,
+    ) -> Result<bool, Error> {
         if self.manifests.contains(&here) {
             return Ok(true);
         }
@@ -146,30 +156,31 @@ impl Plan<'_> {
         Ok(!held)
     }
 
-    async fn remove(&mut self, here: Here, at: i64, reason: Reason) -> Result<(), Error> {
+    async fn remove(&mut self, here: ManifestKey, at: i64, reason: RemovalReason) -> Result<(), Error> {
         if !self.manifests.insert(here.clone()) {
             return Ok(());
         }
         self.report.manifests += 1;
-        self.list(Removal::foreseen("manifest", Some(&here.0), here.1.as_str(), reason));
-        let (mut blobs, children) = self.registry.store.manifest_names(&here.0, &here.1).await?;
+        self.list(Removal::planned_removal("manifest", Some(&here.0), here.1.as_str(), reason));
+        let (mut blobs, children) = self.registry.store.manifest_references(&here.0, &here.1).await?;
         blobs.push(here.1.clone());
         if self.run.undo_until > self.run.now {
             self.kept.extend(blobs.iter().cloned());
         }
         if at <= self.run.cutoff {
-            self.loose.extend(children.iter().map(|child| ((here.0.clone(), child.clone()), at)));
+            self.candidate_manifests
+                .extend(children.iter().map(|child| ((here.0.clone(), child.clone()), at)));
         }
         for digest in blobs.into_iter().chain(children) {
-            let since = self.let_go.entry((here.0.clone(), digest)).or_insert(at);
+            let since = self.released_content.entry((here.0.clone(), digest)).or_insert(at);
             *since = at.max(*since);
         }
         Ok(())
     }
 
     async fn links(&mut self) -> Result<(), Error> {
-        let mut let_go = std::mem::take(&mut self.let_go);
-        let mut place = Some(Place::default());
+        let mut let_go = std::mem::take(&mut self.released_content);
+        let mut place = Some(TimeCursor::default());
         while let Some(after) = place.take() {
             let some = self.registry.store.links_unreferenced(self.run.cutoff, &after, BATCH).await?;
             place = some.next;
@@ -206,7 +217,7 @@ impl Plan<'_> {
             self.report.size_bytes += doomed.iter().map(|blob| blob.size_bytes).sum::<u64>();
         }
         // 2. Blobs that no repository links.
-        let mut place = Some(Place::default());
+        let mut place = Some(TimeCursor::default());
         while let Some(after) = place.take() {
             let blobs = store.blobs_unlinked(self.run.cutoff, &after, BATCH).await?;
             place = blobs.next;
@@ -219,7 +230,7 @@ impl Plan<'_> {
             let Some(holders) = store.blob_holders(&digest).await? else { continue };
             let linked = holders.repositories.into_iter().any(|r| !self.links.contains(&(r, digest.clone())));
             if !linked
-                && !holders.kept
+                && !holders.kept_for_undo
                 && !self.kept.contains(&digest)
                 && holders.released_at.max(at) <= self.run.cutoff
             {
@@ -232,7 +243,7 @@ impl Plan<'_> {
     fn blob(&mut self, digest: &Digest, size_bytes: u64) {
         self.report.blobs += 1;
         self.report.size_bytes += size_bytes;
-        let removal = Removal::foreseen("blob", None, digest.as_str(), Reason::Unreferenced);
+        let removal = Removal::planned_removal("blob", None, digest.as_str(), RemovalReason::Unreferenced);
         self.list(Removal { size_bytes: Some(size_bytes), ..removal });
     }
 }

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use crate::Error;
 use crate::app::Registry;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::store::{Reason, RemovalRow};
+use crate::store::{RemovalReason, RemovalRow};
 
 /// The longest page of records.
 const PAGE: u32 = 1000;
@@ -69,11 +69,11 @@ impl Registry {
 
 impl Removal {
     /// A removal that a dry run reports.
-    pub(super) fn foreseen(
+    pub(super) fn planned_removal(
         kind: &str,
         repository: Option<&Repository>,
         digest: &str,
-        reason: Reason,
+        reason: RemovalReason,
     ) -> Removal {
         Removal {
             kind: kind.to_owned(),
@@ -81,7 +81,7 @@ impl Removal {
             tag: None,
             digest: digest.to_owned(),
             size_bytes: None,
-            reason: reason.word().to_owned(),
+            reason: reason.as_str().to_owned(),
             rule: reason.rule(),
             removed_at: None,
             undo_until: None,

@@ -4,29 +4,29 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
-use super::{BATCH, GcReport, Run};
+use super::{BATCH, GcReport, RunTimes};
 use crate::Error;
 use crate::app::jobs::JobControl;
-use crate::app::{Registry, again};
+use crate::app::{Registry, retry_on_deadlock};
 use crate::retention::Rule;
-use crate::store::{AgedTag, Reason, Unreferenced, Why, millis};
+use crate::store::{AgedTag, RemovalCause, RemovalReason, UnreferencedContent, millis};
 use crate::webhooks::Event;
 
 impl Registry {
     pub(super) async fn gc_retention(
         &self,
-        run: Run,
+        run: RunTimes,
         control: &JobControl,
         report: &mut GcReport,
     ) -> Result<(), Error> {
         let mut after = String::new();
-        while let Some(page) = self.repositories_ruled(&mut after).await? {
+        while let Some(page) = self.repositories_with_rules(&mut after).await? {
             for (repository, rule) in page {
                 control.checkpoint("applying retention rules", report.tags)?;
-                let tags = self.tags_beyond(&repository, rule).await?;
-                let why = run.why(Reason::KeepLast { rule: rule.number });
+                let tags = self.tags_to_remove(&repository, rule).await?;
+                let why = run.removal_cause(RemovalReason::KeepLast { rule: rule.number });
                 for batch in tags.chunks(BATCH as usize) {
-                    report.tags += again!(self.tags_retire(&repository, batch, &why).await)?;
+                    report.tags += retry_on_deadlock!(self.tags_remove(&repository, batch, &why).await)?;
                 }
                 self.gc_untagged(run, &repository, rule, report).await?;
             }
@@ -35,7 +35,7 @@ impl Registry {
     }
 
     /// The next repositories that have a rule. `None` after the last page.
-    pub(super) async fn repositories_ruled(
+    pub(super) async fn repositories_with_rules(
         &self,
         after: &mut String,
     ) -> Result<Option<Vec<(Repository, &Rule)>>, Error> {
@@ -53,24 +53,29 @@ impl Registry {
     }
 
     /// The tags that a rule does not keep.
-    pub(super) async fn tags_beyond(
+    pub(super) async fn tags_to_remove(
         &self,
         repository: &Repository,
         rule: &Rule,
     ) -> Result<Vec<AgedTag>, Error> {
         let Some(keep_last) = rule.keep_last else { return Ok(Vec::new()) };
         let tags = self.store.tags_by_age(repository).await?.into_iter();
-        Ok(tags.filter(|tag| !rule.keeps(&tag.name)).skip(keep_last as usize).collect())
+        Ok(tags.filter(|tag| !rule.is_kept_tag(&tag.name)).skip(keep_last as usize).collect())
     }
 
-    async fn tags_retire(&self, repository: &Repository, tags: &[AgedTag], why: &Why) -> Result<u64, Error> {
+    async fn tags_remove(
+        &self,
+        repository: &Repository,
+        tags: &[AgedTag],
+        why: &RemovalCause,
+    ) -> Result<u64, Error> {
         let mut gone = 0;
         let mut tx = self.store.begin().await?;
         tx.repository_lock(repository).await?;
         for tag in tags {
-            if tx.tag_retire(repository, tag, why).await? {
+            if tx.tag_delete_unchanged(repository, tag, why).await? {
                 let AgedTag { name, digest, .. } = tag;
-                let event = Event::Untag { repository, tag: name, digest, reason: why.reason.word() };
+                let event = Event::Untag { repository, tag: name, digest, reason: why.reason.as_str() };
                 self.announce(&mut tx, event).await?;
                 gone += 1;
             }
@@ -81,36 +86,37 @@ impl Registry {
 
     async fn gc_untagged(
         &self,
-        run: Run,
+        run: RunTimes,
         repository: &Repository,
         rule: &Rule,
         report: &mut GcReport,
     ) -> Result<(), Error> {
         let Some(after) = rule.remove_untagged_after else { return Ok(()) };
         let cutoff = run.now.saturating_sub(millis(after));
-        let why = run.why(Reason::Untagged { rule: rule.number });
+        let why = run.removal_cause(RemovalReason::Untagged { rule: rule.number });
         let mut last = String::new();
         loop {
             let untagged = self.store.manifests_untagged(repository, cutoff, &last, BATCH).await?;
             let Some(digest) = untagged.last() else { return Ok(()) };
             last = digest.as_str().to_owned();
-            report.manifests += again!(self.untagged_retire(repository, &untagged, cutoff, &why).await)?;
+            report.manifests +=
+                retry_on_deadlock!(self.untagged_remove(repository, &untagged, cutoff, &why).await)?;
         }
     }
 
-    async fn untagged_retire(
+    async fn untagged_remove(
         &self,
         repository: &Repository,
         untagged: &[Digest],
         cutoff: i64,
-        why: &Why,
+        why: &RemovalCause,
     ) -> Result<u64, Error> {
         let mut tx = self.store.begin().await?;
         tx.repository_lock(repository).await?;
-        let still = tx.manifests_still_untagged(repository, untagged, cutoff).await?;
-        let still: Vec<Unreferenced> =
+        let still = tx.manifests_recheck_untagged(repository, untagged, cutoff).await?;
+        let still: Vec<UnreferencedContent> =
             still.into_iter().map(|digest| (repository.clone(), digest, why.at)).collect();
-        let gone = self.manifests_take_away(&mut tx, &still, why).await?;
+        let gone = self.manifests_remove(&mut tx, &still, why).await?;
         tx.commit().await?;
         Ok(gone)
     }

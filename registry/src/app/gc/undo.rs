@@ -11,9 +11,9 @@ use serde::Serialize;
 
 use crate::Error;
 use crate::app::manifests::Checks;
-use crate::app::{Registry, TRIES, again, detached};
+use crate::app::{Registry, TRIES, detached, retry_on_deadlock};
 use crate::auth::{Action, Caller, Target, allow};
-use crate::store::{RemovalRow, millis, parsed};
+use crate::store::{RemovalRow, millis, parse_stored};
 use crate::webhooks::Event;
 
 /// The minimum lease on restored content, which protects it from the collection until all of it is restored.
@@ -23,7 +23,7 @@ const DEPTH: u32 = 8;
 
 /// The restored content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Restored {
+pub struct RestoredContent {
     pub manifests: Vec<Digest>,
     pub tags: Vec<Tag>,
 }
@@ -35,29 +35,29 @@ impl Registry {
         caller: &Caller,
         repository: &Repository,
         reference: &Reference,
-    ) -> Result<Restored, Error> {
+    ) -> Result<RestoredContent, Error> {
         allow(caller, Action::Administer, Target::Server)?;
-        self.may_write()?;
+        self.check_writable()?;
         let (this, repository, reference) = (self.clone(), repository.clone(), reference.clone());
         detached(async move { this.undo(&repository, &reference).await }).await
     }
 
-    async fn undo(&self, repository: &Repository, reference: &Reference) -> Result<Restored, Error> {
+    async fn undo(&self, repository: &Repository, reference: &Reference) -> Result<RestoredContent, Error> {
         let unknown = || Error::RemovalUnknown { reference: reference.clone() };
         // 1. Find the manifest and the tags.
         let (digest, tags) = match reference {
             Reference::Digest(digest) => {
-                (digest.clone(), self.store.removals_of_its_tags(repository, digest).await?)
+                (digest.clone(), self.store.removals_of_manifest_tags(repository, digest).await?)
             }
             Reference::Tag(tag) => {
                 if self.store.manifest_find(repository, reference).await?.is_some() {
                     return Err(Error::TagInUse { tag: tag.clone() });
                 }
                 let row = self.store.removal_of_tag(repository, tag).await?.ok_or_else(unknown)?;
-                (parsed("digest", &row.digest)?, vec![row])
+                (parse_stored("digest", &row.digest)?, vec![row])
             }
         };
-        let (mut restored, by_digest) = (Restored::default(), Reference::Digest(digest.clone()));
+        let (mut restored, by_digest) = (RestoredContent::default(), Reference::Digest(digest.clone()));
         for _ in 0..TRIES {
             // 2. Restore the manifest, unless it still exists.
             if self.store.manifest_find(repository, &by_digest).await?.is_none() {
@@ -66,7 +66,7 @@ impl Registry {
                 break;
             }
             // 3. Restore its tags, unless a collection removed the manifest meanwhile.
-            if let Some(tags) = again!(self.tags_restore(repository, &digest, &tags).await)? {
+            if let Some(tags) = retry_on_deadlock!(self.tags_restore(repository, &digest, &tags).await)? {
                 tracing::info!(%repository, %reference, tags = tags.len(), "removal undone");
                 restored.tags = tags;
                 return Ok(restored);
@@ -79,7 +79,7 @@ impl Registry {
         &self,
         repository: &Repository,
         digest: &Digest,
-        restored: &mut Restored,
+        restored: &mut RestoredContent,
         depth: u32,
     ) -> Result<(), Error> {
         let unknown = || Error::RemovalUnknown { reference: Reference::Digest(digest.clone()) };
@@ -101,7 +101,7 @@ impl Registry {
         }
         // 2. All of the blobs that it had.
         let blobs = self.store.removal_blobs(&row.id).await?;
-        again!(self.links_restore(repository, &blobs).await).and_then(|all| match all {
+        retry_on_deadlock!(self.links_restore(repository, &blobs).await).and_then(|all| match all {
             true => Ok(()),
             false => Err(unknown()),
         })?;
@@ -109,7 +109,7 @@ impl Registry {
         let (reference, media_type) = (Reference::Digest(digest.clone()), row.media_type.as_deref());
         self.manifest_store(repository, &reference, media_type, bytes.into(), &[], Checks::NONE).await?;
         let mut tx = self.store.begin().await?;
-        tx.removals_restored(&[row.id]).await?;
+        tx.removals_mark_restored(&[row.id]).await?;
         tx.commit().await?;
         restored.manifests.push(digest.clone());
         Ok(())
@@ -143,7 +143,7 @@ impl Registry {
         }
         let mut tags: Vec<Tag> = Vec::new();
         for row in removals {
-            let tag: Tag = parsed("tag", row.tag.as_deref().unwrap_or_default())?;
+            let tag: Tag = parse_stored("tag", row.tag.as_deref().unwrap_or_default())?;
             if !tags.contains(&tag) {
                 let previous = tx.tag_put(repository, &tag, digest).await?;
                 if previous.as_ref() != Some(digest) {
@@ -154,7 +154,7 @@ impl Registry {
             }
         }
         let ids: Vec<String> = removals.iter().map(|row| row.id.clone()).collect();
-        tx.removals_restored(&ids).await?;
+        tx.removals_mark_restored(&ids).await?;
         tx.commit().await?;
         Ok(Some(tags))
     }

@@ -131,7 +131,7 @@ async fn an_upload_that_one_replica_ends_cannot_be_continued_on_another() {
         let digest = Digest::sha256(&bytes);
         let id = a.upload("r").await;
         a.append("r", id, None, body(&bytes[..1000])).await.unwrap();
-        storage.fail("list", Fault::HeldBefore, 1);
+        storage.fail("list", Fault::BlockedBefore, 1);
         let registry = a.registry.clone();
         let cancel = tokio::spawn(async move { registry.upload_cancel(&CALLER, &repo("r"), id).await });
         while storage.held() == 0 {

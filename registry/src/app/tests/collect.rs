@@ -8,7 +8,7 @@ async fn gc(f: &Fixture) -> GcReport {
 }
 
 #[tokio::test]
-async fn what_nothing_references_goes() {
+async fn unreferenced_content_is_deleted() {
     each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
         let (kept, kept_blobs) = f.image("r", "keep", "shared").await;
         let (gone, gone_blobs) = f.image("r", "t", "1").await;
@@ -48,7 +48,7 @@ async fn what_nothing_references_goes() {
 }
 
 #[tokio::test]
-async fn a_deleted_tag_lets_go_of_its_manifest_only_if_nothing_else_holds_it() {
+async fn a_deleted_tag_releases_its_manifest_if_unreferenced() {
     each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
         let (alone, _) = f.image("r", "alone", "1").await;
         let (two_tags, _) = f.image("r", "first", "2").await;
@@ -85,7 +85,7 @@ async fn a_deleted_tag_lets_go_of_its_manifest_only_if_nothing_else_holds_it() {
 }
 
 #[tokio::test]
-async fn a_blob_that_came_after_the_manifest_that_names_it_stays_as_long_as_that() {
+async fn a_blob_pushed_after_its_manifest_is_kept_with_it() {
     let sparse = |config: &mut Config| {
         no_grace(config);
         config.allow_sparse = true;
@@ -106,7 +106,7 @@ async fn a_blob_that_came_after_the_manifest_that_names_it_stays_as_long_as_that
 }
 
 #[tokio::test]
-async fn leases_and_grace_hold() {
+async fn leases_and_grace_periods_keep_content() {
     let leased = |config: &mut Config| config.gc_grace = Duration::ZERO;
     each_engine_with(&leased, WriteLimit::default(), async |f: Fixture| {
         // Uploaded, mounted, and checked with HEAD: each is kept for the lease.
@@ -162,7 +162,7 @@ async fn the_grace_counts_from_the_last_reference_anywhere() {
 }
 
 #[tokio::test]
-async fn a_look_renews_the_lease() {
+async fn a_head_renews_the_lease() {
     let leased = |config: &mut Config| config.gc_grace = Duration::ZERO;
     each_engine_with(&leased, WriteLimit::default(), async |f: Fixture| {
         // Links whose leases expired before the HEAD.

@@ -1,9 +1,9 @@
 //! Crashes and damage: the state after a restart, and the findings of `fsck`.
 
-use super::replicas::why;
+use super::replicas::test_cause;
 use super::*;
 use crate::app::Damage;
-use crate::store::{Place, now_ms};
+use crate::store::{TimeCursor, now_ms};
 
 #[tokio::test]
 async fn a_folder_has_one_server() {
@@ -35,7 +35,7 @@ async fn everything_acknowledged_survives_a_restart() {
 }
 
 #[tokio::test]
-async fn a_commit_cut_between_file_and_row_costs_nothing() {
+async fn a_commit_interrupted_before_its_row_is_harmless() {
     each_folder(async |f: Fixture| {
         let digest = Digest::sha256(b"content");
         let id = f.upload("r").await;
@@ -59,7 +59,7 @@ async fn a_commit_cut_between_file_and_row_costs_nothing() {
 }
 
 #[tokio::test]
-async fn what_a_cut_commit_left_is_purged() {
+async fn leftovers_of_an_interrupted_commit_are_deleted() {
     let brief = |config: &mut Config| config.upload_expiry = Duration::from_secs(1);
     each_folder_with(&brief, WriteLimit::default(), async |f: Fixture| {
         let kept = f.push("r", b"kept").await;
@@ -92,7 +92,7 @@ async fn what_a_cut_commit_left_is_purged() {
 }
 
 #[tokio::test]
-async fn a_deletion_cut_short_is_finished_or_taken_back() {
+async fn an_interrupted_deletion_is_finished_or_cancelled() {
     each_folder_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
         let finished = f.push("r", b"finished later").await;
         let taken_back = f.push("r", b"pushed again").await;
@@ -100,9 +100,10 @@ async fn a_deletion_cut_short_is_finished_or_taken_back() {
             f.registry.blob_delete(&CALLER, &repo("r"), digest).await.unwrap();
         }
         // The process died after it had created the tombstones; the bytes of one are already deleted.
-        let doomed = f.registry.store().blobs_unlinked(now_ms(), &Place::default(), 10).await.unwrap().found;
+        let doomed =
+            f.registry.store().blobs_unlinked(now_ms(), &TimeCursor::default(), 10).await.unwrap().found;
         let mut tx = f.registry.store().begin().await.unwrap();
-        assert_eq!(tx.blobs_condemn(&doomed, now_ms(), &why()).await.unwrap().len(), 2);
+        assert_eq!(tx.blobs_tombstone(&doomed, now_ms(), &test_cause()).await.unwrap().len(), 2);
         tx.commit().await.unwrap();
         std::fs::remove_file(f.blob_path(&taken_back)).unwrap();
 

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::*;
-use crate::store::{Reach, Store};
+use crate::store::{PostgresOptions, Store};
 
 /// Longer than any limit of a database operation, even on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
@@ -101,7 +101,7 @@ fn unavailable<T: std::fmt::Debug>(outcome: &Result<T, Error>) {
 }
 
 #[tokio::test]
-async fn a_database_that_goes_away_and_comes_back() {
+async fn the_registry_recovers_after_a_database_outage() {
     let Some(proxy) = Proxy::start(Mode::Pass).await else { return };
     let f = Fixture::start(Some(proxy.url.clone()), None, &no_grace, WriteLimit::default()).await;
     let (manifest, blobs) = f.image("r", "t", "1").await;
@@ -133,7 +133,7 @@ async fn a_database_that_goes_away_and_comes_back() {
 }
 
 #[tokio::test]
-async fn a_commit_whose_answer_is_lost() {
+async fn a_commit_whose_response_is_lost_can_be_repeated() {
     let Some(proxy) = Proxy::start(Mode::Pass).await else { return };
     let f = Fixture::start(Some(proxy.url.clone()), None, &no_grace, WriteLimit::default()).await;
     let (first, [config, layer]) = f.image("r", "t", "1").await;
@@ -167,8 +167,8 @@ async fn a_start_waits_for_the_database() {
     let Some(proxy) = Proxy::start(Mode::Cut).await else { return };
     let folder = tempfile::tempdir().unwrap();
     let open = async |wait| {
-        let reach = Reach { wait, ..Reach::default() };
-        Store::open_reach(Some(&proxy.url), folder.path(), reach).await.map(drop)
+        let reach = PostgresOptions { wait, ..PostgresOptions::default() };
+        Store::open_with(Some(&proxy.url), folder.path(), reach).await.map(drop)
     };
     unavailable(&open(Duration::ZERO).await);
     let late = async {
@@ -181,7 +181,11 @@ async fn a_start_waits_for_the_database() {
     let mut url = proxy.url.clone();
     url.set_path("/no_such_database");
     let asked = Instant::now();
-    let refused =
-        Store::open_reach(Some(&url), folder.path(), Reach { wait: SOON, ..Reach::default() }).await;
+    let refused = Store::open_with(
+        Some(&url),
+        folder.path(),
+        PostgresOptions { wait: SOON, ..PostgresOptions::default() },
+    )
+    .await;
     assert!(matches!(refused.map(drop), Err(Error::Database(_))) && asked.elapsed() < SOON);
 }

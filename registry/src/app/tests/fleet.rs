@@ -49,7 +49,7 @@ async fn inventories(f: &Fixture) -> i64 {
 }
 
 #[tokio::test]
-async fn heartbeats_of_many_workers_are_one_statement_and_a_choice_is_none() {
+async fn heartbeats_are_written_in_one_statement_and_routing_needs_no_query() {
     each_folder(async |f: Fixture| {
         let (count, store) = (workers(), f.registry.store());
         let engine = if f.config.database.is_some() { "PostgreSQL" } else { "SQLite" };

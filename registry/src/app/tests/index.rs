@@ -59,7 +59,7 @@ async fn each_database(test: impl AsyncFn(Option<Url>)) {
 }
 
 #[tokio::test]
-async fn a_listing_marks_what_is_pending_and_reads_nothing() {
+async fn a_listing_marks_pending_models_and_indexes_none() {
     each_database(async |database| {
         let f = start(database, None, NONE).await;
         let digest = push_model(&f, "a", 1).await;
@@ -154,7 +154,7 @@ async fn a_failed_attempt_is_repeated_and_shown() {
 async fn a_backlog_is_read_a_few_at_a_time() {
     let (storage, url) = memory_for_test();
     let f = start(None, Some(url), IndexLimits { at_once: 2, list_wait: Duration::ZERO }).await;
-    storage.fail("get", Fault::HeldBefore, usize::MAX);
+    storage.fail("get", Fault::BlockedBefore, usize::MAX);
     let mut pushed = Vec::new();
     for n in 0..6_u8 {
         pushed.push(push_model(&f, &format!("m{n}"), n).await);

@@ -4,7 +4,7 @@ use super::*;
 use crate::store::Engine;
 
 #[tokio::test]
-async fn bytes_come_back_as_they_went() {
+async fn manifests_are_returned_byte_for_byte() {
     each_engine(async |f: Fixture| {
         let config = f.push("r", b"{}").await;
         let text = format!(
@@ -40,7 +40,7 @@ async fn bytes_come_back_as_they_went() {
 }
 
 #[tokio::test]
-async fn an_index_without_room_leaves_no_bytes() {
+async fn a_full_database_leaves_no_bytes() {
     let f = Fixture::start(None, None, &|_| {}, WriteLimit::default()).await;
     let config = f.push("r", b"{}").await;
     let Engine::Sqlite(pool) = f.registry.store().write() else { panic!("the database is a file") };
@@ -61,7 +61,7 @@ async fn an_index_without_room_leaves_no_bytes() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_cannot_be_named() {
+async fn a_manifest_with_missing_references_is_rejected() {
     each_engine(async |f: Fixture| {
         let here = f.push("r", b"here").await;
         let elsewhere = f.push("other", b"elsewhere").await;
@@ -121,7 +121,7 @@ async fn sparse_where_it_is_allowed() {
 }
 
 #[tokio::test]
-async fn tags_move_and_go() {
+async fn tags_can_be_moved_and_deleted() {
     each_engine(async |f: Fixture| {
         let (first, _) = f.image("r", "t", "1").await;
         let (second, _) = f.image("r", "t", "2").await;
@@ -146,7 +146,7 @@ async fn tags_move_and_go() {
 }
 
 #[tokio::test]
-async fn deleting_here_leaves_it_there() {
+async fn deleting_in_one_repository_keeps_the_others() {
     each_engine(async |f: Fixture| {
         let (manifest, blobs) = f.image("here", "t", "1").await;
         let (same, _) = f.image("there", "t", "1").await;
@@ -171,7 +171,7 @@ async fn deleting_here_leaves_it_there() {
 }
 
 #[tokio::test]
-async fn mounting_links() {
+async fn a_mount_links_the_blob() {
     each_engine(async |f: Fixture| {
         let digest = f.push("from", b"mounted").await;
         let mount = async |target: &str, digest: &Digest, from: Option<&str>| {
@@ -194,7 +194,7 @@ async fn mounting_links() {
 }
 
 #[tokio::test]
-async fn a_copy_looks_at_each_manifest_once() {
+async fn a_copy_visits_each_manifest_once() {
     each_engine(async |f: Fixture| {
         let (mut below, blobs) = f.image("r", "t", "1").await;
         // Each lists the one below it many times: there are 50^6 paths.

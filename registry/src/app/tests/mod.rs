@@ -114,7 +114,7 @@ impl Fixture {
     async fn is_written(&self, id: Uuid) -> bool {
         match self.registry.blobs().is_shared() {
             true => {
-                let row = self.registry.store().upload_find_anywhere(id).await.unwrap();
+                let row = self.registry.store().upload_find_any(id).await.unwrap();
                 row.is_some_and(|row| row.generation > 0)
             }
             false => self.path(&format!("uploads/{id}")).exists(),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_read_sees_every_write_that_was_answered() {
+async fn a_read_sees_every_acknowledged_write() {
     each_engine(async |f: Fixture| {
         let layer = f.push("r", b"layer").await;
         let mut manifests = Vec::new();
@@ -54,7 +54,7 @@ async fn a_read_sees_every_write_that_was_answered() {
 
 /// A client may disconnect in the middle of a commit; the cache then still agrees with the database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_write_that_was_given_up_leaves_no_stale_answer() {
+async fn an_abandoned_write_leaves_no_stale_cache_entry() {
     let mut f = Fixture::start(None, None, &|_| {}, WriteLimit::default()).await;
     let layer = f.push("r", b"layer").await;
     let mut manifests = Vec::new();

@@ -75,7 +75,7 @@ async fn records_expire_in_batches_and_others_write_in_between() {
 }
 
 #[tokio::test]
-async fn bytes_are_deleted_although_records_cannot_be() {
+async fn bytes_are_deleted_even_if_records_cannot_be() {
     each_folder_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
         let store = f.registry.store();
         if f.config.database.is_some() {

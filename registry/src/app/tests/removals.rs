@@ -11,7 +11,7 @@ async fn gc(f: &Fixture) -> GcReport {
 }
 
 /// Runs a dry run and a real one, which must report the same. Returns the removals of the dry run.
-async fn foreseen(f: &Fixture) -> Vec<Removal> {
+async fn dry_run_and_run(f: &Fixture) -> Vec<Removal> {
     let mut dry = f.registry.gc_run(&CALLER, true).await.unwrap();
     let removals = std::mem::take(&mut dry.removals);
     assert_eq!(gc(f).await, GcReport { dry_run: false, ..dry });
@@ -41,19 +41,19 @@ fn at_once_with_undo(config: &mut Config) {
 }
 
 #[tokio::test]
-async fn what_was_removed_comes_back_with_its_tags() {
+async fn a_restored_manifest_gets_its_tags_back() {
     each_engine_with(&at_once_with_undo, WriteLimit::default(), async |f: Fixture| {
         let (digest, blobs) = f.image("r", "one", "1").await;
         f.image("r", "two", "1").await;
         // A tag alone, then the manifest with the other tag.
         f.delete("r", "one").await.unwrap();
         f.delete("r", digest.as_str()).await.unwrap();
-        foreseen(&f).await;
+        dry_run_and_run(&f).await;
         assert!(f.pull("r", &blobs[1]).await.is_err());
         assert!(f.holds(&blobs[1]).await, "the bytes are kept as long as the removal can be undone");
 
         assert_eq!(undo(&f, "r", digest.as_str()).await.unwrap(), ["two", "one", digest.as_str()]);
-        foreseen(&f).await;
+        dry_run_and_run(&f).await;
         for tag in ["one", "two"] {
             assert_eq!(f.get("r", tag).await.unwrap(), digest);
         }
@@ -81,7 +81,7 @@ async fn what_was_removed_comes_back_with_its_tags() {
 }
 
 #[tokio::test]
-async fn an_index_brings_its_children() {
+async fn a_restored_index_restores_its_children() {
     each_engine_with(&at_once_with_undo, WriteLimit::default(), async |f: Fixture| {
         let config = f.push("r", b"{}").await;
         let layer = f.push("r", b"layer").await;
@@ -90,7 +90,7 @@ async fn an_index_brings_its_children() {
         f.put("r", child.as_str(), &manifest).await.unwrap();
         let top = f.put("r", "all", &index(&[&child])).await.unwrap().digest;
         f.delete("r", "all").await.unwrap();
-        assert_eq!(foreseen(&f).await.iter().filter(|removal| removal.kind == "manifest").count(), 2);
+        assert_eq!(dry_run_and_run(&f).await.iter().filter(|removal| removal.kind == "manifest").count(), 2);
         assert!(f.get("r", child.as_str()).await.is_err());
         assert_eq!(undo(&f, "r", "all").await.unwrap(), ["all", child.as_str(), top.as_str()]);
         gc(&f).await;
@@ -101,7 +101,7 @@ async fn an_index_brings_its_children() {
 }
 
 #[tokio::test]
-async fn an_undo_is_over_in_time() {
+async fn an_undo_expires() {
     let brief = |config: &mut Config| {
         no_grace(config);
         config.gc_undo = Some(Duration::from_millis(500));
@@ -125,7 +125,7 @@ async fn an_undo_is_over_in_time() {
 }
 
 #[tokio::test]
-async fn an_undo_that_meets_the_collection() {
+async fn an_undo_races_with_the_collection() {
     each_engine_with(&at_once_with_undo, WriteLimit::default(), async |f: Fixture| {
         for round in 0..10 {
             let (digest, _) = f.image("r", "t", "1").await;
@@ -172,7 +172,7 @@ async fn rules_keep_the_last_tags_and_those_they_name() {
         let (moved, _) = f.image("tmp", "t", "first").await;
         f.image("tmp", "t", "second").await;
 
-        let removals = foreseen(&f).await;
+        let removals = dry_run_and_run(&f).await;
         let tags: Vec<_> = removals.iter().filter_map(|removal| removal.tag.as_deref()).collect();
         assert_eq!(tags, ["2", "1"]);
         let (a, b): (Option<u32>, Option<u32>) = (removals[0].rule, removals.last().unwrap().rule);
@@ -187,7 +187,7 @@ async fn rules_keep_the_last_tags_and_those_they_name() {
         assert_eq!(record(&f, "tag").await, owned(&[("1", "keep_last"), ("2", "keep_last")]));
         // A restored tag is the newest, and is kept in place of another one.
         undo(&f, "ci/app", "1").await.unwrap();
-        foreseen(&f).await;
+        dry_run_and_run(&f).await;
         let left = f.registry.tag_list(&CALLER, &repo("ci/app"), None, None).await.unwrap();
         assert_eq!(left.items.iter().map(|tag| tag.as_str()).collect::<Vec<_>>(), ["1", "4", "v1"]);
         f.assert_sound().await;
@@ -196,13 +196,13 @@ async fn rules_keep_the_last_tags_and_those_they_name() {
 }
 
 #[tokio::test]
-async fn a_dry_run_waits_for_nobody() {
+async fn a_dry_run_waits_for_no_lock() {
     each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
         f.image("r", "t", "1").await;
         f.delete("r", "t").await.unwrap();
         // While another client writes and a collection is in progress.
         let _tx = f.registry.store().begin().await.unwrap();
-        let _turn = f.registry.gc_turn().await.unwrap();
+        let _turn = f.registry.gc_lock().await.unwrap();
         let dry = f.registry.gc_run(&CALLER, true).await.unwrap();
         assert_eq!((dry.manifests, dry.links, dry.blobs), (1, 3, 3));
     })

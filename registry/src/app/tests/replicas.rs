@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use super::*;
-use crate::store::{Doomed, Reason, Store, Tx, Why, millis, now_ms, on};
+use crate::store::{BlobLocation, RemovalCause, RemovalReason, Store, Tx, millis, now_ms, on};
 
 /// Long enough for an operation that does not wait for a lock.
-const WHILE: Duration = Duration::from_millis(300);
+const GRACE_TIME: Duration = Duration::from_millis(300);
 
-pub(super) fn why() -> Why {
-    Why { reason: Reason::Unreferenced, at: now_ms(), undo_until: 0 }
+pub(super) fn test_cause() -> RemovalCause {
+    RemovalCause { reason: RemovalReason::Unreferenced, at: now_ms(), undo_until: 0 }
 }
 
 /// The store of another replica.
@@ -19,8 +19,8 @@ async fn other(f: &Fixture) -> Store {
 }
 
 /// Drives `work` for a while and asserts that it does not end.
-async fn waits<T>(work: &mut (impl Future<Output = T> + Unpin)) {
-    assert!(tokio::time::timeout(WHILE, work).await.is_err(), "it did not wait for the lock");
+async fn assert_blocked<T>(work: &mut (impl Future<Output = T> + Unpin)) {
+    assert!(tokio::time::timeout(GRACE_TIME, work).await.is_err(), "it did not wait for the lock");
 }
 
 async fn insert(store: &Store, digest: &Digest, key: &str, damaged: Option<&str>) -> bool {
@@ -31,8 +31,8 @@ async fn insert(store: &Store, digest: &Digest, key: &str, damaged: Option<&str>
 }
 
 async fn condemn(tx: &mut Tx, digest: &Digest, key: &str) -> usize {
-    let doomed = Doomed { digest: digest.clone(), size_bytes: 7, store_key: key.to_owned() };
-    tx.blobs_condemn(&[doomed], now_ms(), &why()).await.unwrap().len()
+    let doomed = BlobLocation { digest: digest.clone(), size_bytes: 7, store_key: key.to_owned() };
+    tx.blobs_tombstone(&[doomed], now_ms(), &test_cause()).await.unwrap().len()
 }
 
 async fn tombstones(store: &Store) -> Vec<String> {
@@ -57,13 +57,13 @@ async fn every_key_of_a_digest_is_deleted_once_and_the_newest_stays() {
         assert_eq!(tombstones(store).await, ["k1"]);
         let old = store.tombstones("", 1).await.unwrap().remove(0);
         let mut tx = store.begin().await.unwrap();
-        tx.tombstones_bury(&[old]).await.unwrap();
+        tx.tombstones_delete(&[old]).await.unwrap();
         tx.commit().await.unwrap();
         assert_eq!(store.blob_live(&digest).await.unwrap().unwrap().1, "k3");
         // Damaged bytes are replaced and deleted.
         assert!(insert(store, &digest, "k4", Some("k3")).await);
         assert_eq!(tombstones(store).await, ["k3"]);
-        assert!(store.key_is_known("k3").await.unwrap() && store.key_is_known("k4").await.unwrap());
+        assert!(store.has_key("k3").await.unwrap() && store.has_key("k4").await.unwrap());
         // Under the same key, as in the folder, the deletion is cancelled.
         let mut tx = store.begin().await.unwrap();
         assert_eq!(condemn(&mut tx, &digest, "k4").await, 1);
@@ -81,29 +81,29 @@ async fn one_replica_collects_at_a_time() {
             return;
         }
         let store = other(&f).await;
-        let turn = store.turn("collection").await.unwrap();
+        let turn = store.replica_lock("collection").await.unwrap();
         // A scheduled collection leaves it to the other replica; a requested one waits.
         f.registry.gc_scheduled().await.unwrap();
         let mut asked = Box::pin(f.registry.gc_run(&CALLER, false));
-        waits(&mut asked).await;
+        assert_blocked(&mut asked).await;
         drop(turn);
         asked.await.unwrap();
         // A dropped lock is released a moment later.
-        store.turn("collection").await.unwrap();
+        store.replica_lock("collection").await.unwrap();
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_turn_is_no_transaction_that_the_server_would_end() {
+async fn a_replica_lock_is_not_an_idle_transaction() {
     let Some(database) = crate::store::postgres_for_test().await else { return };
     let folder = tempfile::tempdir().unwrap();
     let (one, two) = (
         Store::open(Some(&database), folder.path()).await.unwrap(),
         Store::open(Some(&database), folder.path()).await.unwrap(),
     );
-    let turn = one.turn_try("test").await.unwrap().unwrap();
-    assert!(two.turn_try("test").await.unwrap().is_none());
+    let turn = one.replica_lock_try("test").await.unwrap().unwrap();
+    assert!(two.replica_lock_try("test").await.unwrap().is_none());
     let (open,): (bool,) = on!(two.read(), c => sqlx::query_as(
         "select exists (select 1 from pg_locks l join pg_stat_activity a on a.pid = l.pid
              where l.locktype = 'advisory' and l.objid = cast(cast(hashtext(current_schema()) as bigint) & 4294967295 as oid)
@@ -112,7 +112,7 @@ async fn a_turn_is_no_transaction_that_the_server_would_end() {
     .unwrap();
     assert!(!open);
     drop(turn);
-    two.turn("test").await.unwrap();
+    two.replica_lock("test").await.unwrap();
 }
 
 #[tokio::test]
@@ -166,7 +166,7 @@ async fn a_blob_is_linked_before_the_collection_comes_to_it() {
             assert_eq!(collecting.await.unwrap().blobs, 0);
             tx.commit().await.unwrap();
         } else {
-            waits(&mut collecting).await;
+            assert_blocked(&mut collecting).await;
             tx.commit().await.unwrap();
             assert_eq!(collecting.await.unwrap().blobs, 0);
         }
@@ -187,7 +187,7 @@ async fn a_blob_is_pushed_while_the_collection_has_it() {
         let mut tx = store.begin().await.unwrap();
         assert_eq!(condemn(&mut tx, &digest, &key).await, 1);
         let mut pushing = Box::pin(f.push("r", b"wanted"));
-        waits(&mut pushing).await;
+        assert_blocked(&mut pushing).await;
         tx.commit().await.unwrap();
         // It finds no live blob, and stores its own bytes.
         pushing.await;
@@ -201,7 +201,7 @@ async fn a_blob_is_pushed_while_the_collection_has_it() {
 }
 
 #[tokio::test]
-async fn a_mount_meets_a_blob_that_the_collection_has() {
+async fn a_mount_during_the_deletion_of_its_blob_finds_none() {
     each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
         let store = other(&f).await;
         let digest = f.push("r", b"wanted").await;
@@ -212,7 +212,7 @@ async fn a_mount_meets_a_blob_that_the_collection_has() {
         assert_eq!(condemn(&mut tx, &digest, &key).await, 1);
         let (target, source) = (repo("other"), repo("r"));
         let mut mounting = Box::pin(f.registry.blob_mount(&CALLER, &target, &digest, Some(&source)));
-        waits(&mut mounting).await;
+        assert_blocked(&mut mounting).await;
         tx.commit().await.unwrap();
         // There is nothing to mount: the client pushes.
         assert!(mounting.await.unwrap().is_none());
@@ -231,10 +231,10 @@ async fn the_last_manifest_of_a_layer_goes_while_another_arrives() {
         let mut tx = store.begin().await.unwrap();
         tx.repository_lock(&repo("r")).await.unwrap();
         let manifest = (repo("r"), old.clone(), now_ms());
-        assert_eq!(tx.manifests_delete(&[manifest], &why()).await.unwrap().len(), 1);
+        assert_eq!(tx.manifests_delete(&[manifest], &test_cause()).await.unwrap().len(), 1);
         let manifest = image(&config, &[&layer]);
         let mut putting = Box::pin(f.put("r", "new", &manifest));
-        waits(&mut putting).await;
+        assert_blocked(&mut putting).await;
         tx.commit().await.unwrap();
         putting.await.unwrap();
         f.registry.gc_run(&CALLER, false).await.unwrap();
@@ -257,16 +257,17 @@ async fn a_manifest_arrives_while_the_last_one_of_its_layer_goes() {
         // The rows of a push, up to its commit.
         let mut tx = store.begin().await.unwrap();
         tx.blob_lock(&digest).await.unwrap().unwrap();
-        tx.blobs_share(&[&config, &layer]).await.unwrap();
+        tx.blobs_lock_shared(&[&config, &layer]).await.unwrap();
         tx.link(&repo("r"), &digest, 0).await.unwrap();
-        let named = crate::store::Named { blobs: vec![config, layer.clone()], ..Default::default() };
+        let named =
+            crate::store::ManifestReferences { blobs: vec![config, layer.clone()], ..Default::default() };
         assert!(tx.links_reference(&repo("r"), &named.blobs).await.unwrap().is_empty());
         tx.manifest_insert(&repo("r"), &digest, media_type::OCI_MANIFEST, None, &bytes).await.unwrap();
-        tx.named_replace(&repo("r"), &digest, &named).await.unwrap();
+        tx.references_replace(&repo("r"), &digest, &named).await.unwrap();
         tx.tag_put(&repo("r"), &"new".parse().unwrap(), &digest).await.unwrap();
 
         let mut deleting = Box::pin(f.delete("r", old.as_str()));
-        waits(&mut deleting).await;
+        assert_blocked(&mut deleting).await;
         tx.commit().await.unwrap();
         deleting.await.unwrap();
         f.registry.gc_run(&CALLER, false).await.unwrap();

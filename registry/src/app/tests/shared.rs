@@ -52,7 +52,7 @@ async fn until_held<T>(storage: &Storage, work: impl Future<Output = T>) -> Opti
 }
 
 /// Acts as a client that lost its server: it reads the upload's offset and continues there, or starts again.
-async fn go_on(f: &Fixture, id: Uuid, bytes: &[u8], digest: &Digest) {
+async fn resume_upload(f: &Fixture, id: Uuid, bytes: &[u8], digest: &Digest) {
     loop {
         let gone_on = async {
             let offset = f.offset("r", id).await?;
@@ -87,7 +87,7 @@ pub(super) async fn assert_tidy(storage: &Storage, f: &Fixture) {
 }
 
 #[tokio::test]
-async fn half_here_and_half_there() {
+async fn an_upload_alternates_between_two_servers() {
     each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
         let bytes = noise(23 * MIB + 17);
         for cuts in
@@ -121,7 +121,7 @@ async fn a_server_may_die_at_any_step() {
     each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
         let bytes = noise(11 * MIB);
         for (sizes, patched) in [((11 * MIB), 6 * MIB), (100_000, 40_000)] {
-            for fault in [Fault::HeldBefore, Fault::HeldAfter] {
+            for fault in [Fault::BlockedBefore, Fault::BlockedAfter] {
                 for step in 0.. {
                     // Different content for each.
                     let bytes = [&bytes[..sizes], format!("{fault:?} {step}").as_bytes()].concat();
@@ -134,7 +134,7 @@ async fn a_server_may_die_at_any_step() {
                     };
                     let done = until_held(&storage, push).await;
                     storage.forget_plan();
-                    go_on(&b, id, &bytes, &digest).await;
+                    resume_upload(&b, id, &bytes, &digest).await;
                     assert_eq!(b.pull("r", &digest).await.unwrap(), bytes, "{fault:?} {step}");
                     assert_tidy(&storage, &b).await;
                     if done.is_some() {
@@ -149,12 +149,12 @@ async fn a_server_may_die_at_any_step() {
 }
 
 #[tokio::test]
-async fn answers_may_be_lost_and_requests_refused() {
+async fn storage_responses_may_be_lost_and_requests_refused() {
     each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
         let bytes = noise(11 * MIB);
         for (number, kind) in ["put", "create", "part", "complete", "head", "delete"].into_iter().enumerate()
         {
-            for fault in [Fault::AnswerLost, Fault::Refused] {
+            for fault in [Fault::ResponseLost, Fault::Refused] {
                 let bytes = [&bytes[..], format!("{fault:?} {kind}").as_bytes()].concat();
                 let digest = Digest::sha256(&bytes);
                 let id = a.upload("r").await;
@@ -168,7 +168,7 @@ async fn answers_may_be_lost_and_requests_refused() {
                     Ok(_) => {}
                     Err(Error::Unavailable { .. }) => {
                         assert!(a.pull("r", &digest).await.is_err(), "{fault:?} {kind}");
-                        go_on(&b, id, &bytes, &digest).await;
+                        resume_upload(&b, id, &bytes, &digest).await;
                     }
                     Err(other) => panic!("{fault:?} {kind}: {other}"),
                 }
@@ -178,7 +178,7 @@ async fn answers_may_be_lost_and_requests_refused() {
                 assert_tidy(&storage, &b).await;
             }
         }
-        storage.fail("complete", Fault::AnswerLost, 1);
+        storage.fail("complete", Fault::ResponseLost, 1);
         a.push("r", &noise(6 * MIB)).await;
         assert_tidy(&storage, &a).await;
     })
@@ -186,7 +186,7 @@ async fn answers_may_be_lost_and_requests_refused() {
 }
 
 #[tokio::test]
-async fn a_storage_that_is_away_comes_back() {
+async fn the_registry_recovers_after_a_storage_outage() {
     each_pair(async |storage: Arc<Storage>, a: Fixture, _b: Fixture| {
         let held = a.push("r", b"held").await;
         let bytes = noise(7 * MIB);
@@ -213,8 +213,8 @@ async fn a_storage_that_is_away_comes_back() {
         a.put("r", "t", &image(&held, &[])).await.unwrap();
         a.push("r", b"new").await;
         // Sessions that failed with the storage are deleted like other abandoned ones.
-        for row in a.registry.store().uploads_resting(now_ms() + 1, 100).await.unwrap() {
-            assert!(a.registry.upload_end(row).await.unwrap());
+        for row in a.registry.store().uploads_idle(now_ms() + 1, 100).await.unwrap() {
+            assert!(a.registry.upload_remove(row).await.unwrap());
         }
         assert_tidy(&storage, &a).await;
     })
@@ -237,7 +237,7 @@ async fn a_writer_that_was_replaced_changes_nothing() {
                     ([&old[..len], round.as_bytes()].concat(), [&new[..len], round.as_bytes()].concat());
                 let (old_digest, digest) = (Digest::sha256(&old), Digest::sha256(&new));
                 let id = a.upload("r").await;
-                storage.fail(kind, Fault::HeldBefore, 1);
+                storage.fail(kind, Fault::BlockedBefore, 1);
                 let stale = a.finish("r", id, body(&old), &old_digest);
                 tokio::pin!(stale);
                 let done = until_held(&storage, &mut stale).await;
@@ -277,8 +277,8 @@ async fn a_writer_that_was_replaced_changes_nothing() {
                 // The client starts again if necessary.
                 b.push("r", &new).await;
                 assert_eq!(b.pull("r", &digest).await.unwrap(), new);
-                if let Ok(Some(row)) = b.registry.store().upload_find_anywhere(id).await {
-                    assert!(b.registry.upload_end(row).await.unwrap());
+                if let Ok(Some(row)) = b.registry.store().upload_find_any(id).await {
+                    assert!(b.registry.upload_remove(row).await.unwrap());
                 }
                 assert_tidy(&storage, &b).await;
             }
@@ -293,7 +293,7 @@ async fn the_same_content_at_once_is_one_blob() {
         for len in [6 * MIB, 1000] {
             let bytes = noise(len);
             let kind = if len > 5 * MIB { "complete" } else { "put" };
-            storage.fail(kind, Fault::HeldBefore, 1);
+            storage.fail(kind, Fault::BlockedBefore, 1);
             let slow = a.push("slow", &bytes);
             tokio::pin!(slow);
             assert!(until_held(&storage, &mut slow).await.is_none());
@@ -309,7 +309,7 @@ async fn the_same_content_at_once_is_one_blob() {
         }
         // The same for a manifest.
         let config = a.push("r", b"{}").await;
-        storage.fail("put", Fault::HeldBefore, 1);
+        storage.fail("put", Fault::BlockedBefore, 1);
         let manifest = image(&config, &[]);
         let slow = a.put("r", "slow", &manifest);
         tokio::pin!(slow);
@@ -326,7 +326,7 @@ async fn the_same_content_at_once_is_one_blob() {
 }
 
 #[tokio::test]
-async fn nothing_stays_of_what_is_given_up() {
+async fn abandoned_uploads_leave_nothing() {
     each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
         let bytes = noise(12 * MIB);
         // Cancelled uploads, wrong digests of either algorithm, and content that already exists.
@@ -355,11 +355,11 @@ async fn nothing_stays_of_what_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_read_that_a_collection_overtakes_looks_again() {
+async fn a_read_overtaken_by_a_collection_retries() {
     each_pair_with(&no_grace, Limits::default(), async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
         for pushed_again in [false, true] {
             let digest = a.push("r", b"content").await;
-            storage.fail("get", Fault::HeldBefore, 1);
+            storage.fail("get", Fault::BlockedBefore, 1);
             let read = a.pull("r", &digest);
             tokio::pin!(read);
             assert!(until_held(&storage, &mut read).await.is_none());
@@ -384,13 +384,13 @@ async fn a_manifest_whose_server_dies_leaves_nothing() {
     each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
         let config = a.push("r", b"{}").await;
         let manifest = image(&config, &[]);
-        storage.fail("put", Fault::HeldAfter, 1);
+        storage.fail("put", Fault::BlockedAfter, 1);
         let put = a.put("r", "t", &manifest);
         tokio::pin!(put);
         assert!(until_held(&storage, &mut put).await.is_none());
         assert_eq!(b.leftovers().await.len(), 1);
-        for row in b.registry.store().uploads_resting(now_ms() + 1, 10).await.unwrap() {
-            assert!(b.registry.upload_end(row).await.unwrap());
+        for row in b.registry.store().uploads_idle(now_ms() + 1, 10).await.unwrap() {
+            assert!(b.registry.upload_remove(row).await.unwrap());
         }
         assert_eq!(b.leftovers().await, Vec::<String>::new());
         // If the server was only slow, the push fails instead of referencing deleted bytes.
@@ -404,7 +404,7 @@ async fn a_manifest_whose_server_dies_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn servers_that_keep_nothing_here_share_a_folder() {
+async fn servers_without_local_state_share_a_folder() {
     let Some(database) = crate::store::postgres_for_test().await else { return };
     let (_, storage) = memory_for_test();
     let folder = tempfile::tempdir().unwrap();
@@ -419,7 +419,7 @@ async fn servers_that_keep_nothing_here_share_a_folder() {
 }
 
 #[tokio::test]
-async fn a_cancel_does_not_wait_for_a_storage_that_says_nothing() {
+async fn a_cancel_does_not_wait_for_an_unresponsive_storage() {
     let (moment, default) = (Duration::from_secs(1), UploadTimeouts::default());
     // First a writer of the same server is held in the storage, then the cancellation itself. Only the limit
     // that is tested is short.
@@ -434,7 +434,7 @@ async fn a_cancel_does_not_wait_for_a_storage_that_says_nothing() {
             for &kind in kinds {
                 let id = a.upload("r").await;
                 a.append("r", id, None, body(&bytes[..6 * MIB])).await.unwrap();
-                storage.fail(kind, Fault::HeldBefore, usize::MAX);
+                storage.fail(kind, Fault::BlockedBefore, usize::MAX);
                 let write = a.append("r", id, None, body(&bytes[6 * MIB..]));
                 tokio::pin!(write);
                 if kind == "part" {
@@ -466,7 +466,7 @@ async fn a_cancel_does_not_wait_for_a_storage_that_says_nothing() {
 }
 
 #[tokio::test]
-async fn bytes_that_cannot_be_removed_keep_no_others() {
+async fn a_failed_deletion_does_not_block_others() {
     each_pair_with(&no_grace, Limits::default(), async |storage: Arc<Storage>, a: Fixture, _: Fixture| {
         for seed in ["1", "2", "3"] {
             let digest = a.push("r", seed.as_bytes()).await;
@@ -485,7 +485,7 @@ async fn bytes_that_cannot_be_removed_keep_no_others() {
 }
 
 #[tokio::test]
-async fn an_upload_that_cannot_be_dropped_keeps_no_others() {
+async fn a_failed_upload_expiry_does_not_block_others() {
     let brief = |config: &mut Config| config.upload_expiry = Duration::from_secs(1);
     each_pair_with(&brief, Limits::default(), async |_: Arc<Storage>, a: Fixture, _: Fixture| {
         let (store, progress) = (
@@ -495,24 +495,24 @@ async fn an_upload_that_cannot_be_dropped_keeps_no_others() {
         // The expiry job may come first.
         let bad = loop {
             let id = a.upload("r").await;
-            if store.upload_announce(id, 0, &progress).await.unwrap() {
+            if store.upload_record_location(id, 0, &progress).await.unwrap() {
                 break id;
             }
         };
         let good = a.upload("r").await;
-        while store.upload_find_anywhere(good).await.unwrap().is_some() {
+        while store.upload_find_any(good).await.unwrap().is_some() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        assert!(store.upload_find_anywhere(bad).await.unwrap().is_some());
+        assert!(store.upload_find_any(bad).await.unwrap().is_some());
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_check_ends_with_whoever_asked_for_it() {
+async fn a_check_ends_when_its_caller_disconnects() {
     each_pair(async |storage: Arc<Storage>, a: Fixture, _: Fixture| {
         a.push("r", b"content").await;
-        storage.fail("head", Fault::HeldBefore, 1);
+        storage.fail("head", Fault::BlockedBefore, 1);
         assert!(until_held(&storage, a.registry.fsck(&CALLER, true)).await.is_none());
         // The collection that waited for it continues.
         a.registry.gc_run(&CALLER, false).await.unwrap();

@@ -128,17 +128,17 @@ async fn sha512_announced_or_not() {
 }
 
 #[tokio::test]
-async fn a_cut_keeps_what_came() {
+async fn an_interrupted_body_keeps_its_received_bytes() {
     each_engine(async |f: Fixture| {
         let bytes = noise(3_000_000);
         let digest = Digest::sha256(&bytes);
         let id = f.upload("r").await;
         let answer = f.append("r", id, None, cut(&bytes[..1_234_567])).await;
-        assert!(matches!(answer, Err(Error::BodyCut(_))));
+        assert!(matches!(answer, Err(Error::BodyInterrupted(_))));
         assert_eq!(f.offset("r", id).await.unwrap(), 1_234_567);
         // An interrupted final PUT leaves the upload open too.
         let answer = f.finish("r", id, cut(&bytes[1_234_567..2_000_000]), &digest).await;
-        assert!(matches!(answer, Err(Error::BodyCut(_))));
+        assert!(matches!(answer, Err(Error::BodyInterrupted(_))));
         let f = f.restart().await;
         assert_eq!(f.offset("r", id).await.unwrap(), 2_000_000);
         let range = Some((2_000_000, 2_999_999));
@@ -151,7 +151,7 @@ async fn a_cut_keeps_what_came() {
 }
 
 #[tokio::test]
-async fn a_client_that_comes_back_takes_over() {
+async fn a_returning_client_takes_over_its_upload() {
     each_engine(async |f: Fixture| {
         let bytes = noise(100_000);
         let id = f.upload("r").await;
@@ -177,7 +177,7 @@ async fn a_client_that_comes_back_takes_over() {
 }
 
 #[tokio::test]
-async fn writers_at_once_never_mix() {
+async fn concurrent_writers_never_mix() {
     each_engine(async |f: Fixture| {
         let bytes = noise(500_000);
         let digest = Digest::sha256(&bytes);

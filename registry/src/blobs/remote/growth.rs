@@ -4,13 +4,13 @@
 
 const MIB: u64 = 1024 * 1024;
 /// S3's minimum size of every part but the last.
-const FIRST: u64 = 5 * MIB;
+const MIN_PART_BYTES: u64 = 5 * MIB;
 const DOUBLES_EVERY: usize = 1000;
-pub(super) const MOST_PARTS: usize = 10_000;
+pub(super) const MAX_PARTS: usize = 10_000;
 
 /// The size of the part with this number, counted from 0.
 pub(super) fn size(part: usize) -> u64 {
-    FIRST << (part / DOUBLES_EVERY).min(MOST_PARTS / DOUBLES_EVERY)
+    MIN_PART_BYTES << (part / DOUBLES_EVERY).min(MAX_PARTS / DOUBLES_EVERY)
 }
 
 /// The offset of the part with this number.
@@ -26,20 +26,23 @@ mod tests {
 
     #[test]
     fn parts_are_next_to_each_other() {
-        for part in 0..MOST_PARTS {
+        for part in 0..MAX_PARTS {
             assert_eq!(start(part + 1), start(part) + size(part), "{part}");
         }
-        assert_eq!((start(0), size(0), size(999), size(1000)), (0, FIRST, FIRST, 2 * FIRST));
+        assert_eq!(
+            (start(0), size(0), size(999), size(1000)),
+            (0, MIN_PART_BYTES, MIN_PART_BYTES, 2 * MIN_PART_BYTES)
+        );
     }
 
     #[test]
     fn ten_thousand_parts_hold_the_largest_object() {
         const TIB: u64 = 1 << 40;
         // S3's limits: 5 TiB per object, 5 GiB per part.
-        assert!(start(MOST_PARTS) > 48 * TIB / 10 && start(MOST_PARTS) <= 5 * TIB);
-        assert!(size(MOST_PARTS - 1) <= 5 << 30);
+        assert!(start(MAX_PARTS) > 48 * TIB / 10 && start(MAX_PARTS) <= 5 * TIB);
+        assert!(size(MAX_PARTS - 1) <= 5 << 30);
         // A blob of 100 GiB has parts of at most 80 MiB.
-        let hundred = (0..MOST_PARTS).find(|part| start(*part) > 100 << 30).expect("100 GiB fit");
+        let hundred = (0..MAX_PARTS).find(|part| start(*part) > 100 << 30).expect("100 GiB fit");
         assert!(size(hundred) <= 80 * MIB, "{hundred}");
     }
 }

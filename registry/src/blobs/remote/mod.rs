@@ -23,9 +23,9 @@ use tokio::sync::Semaphore;
 use url::Url;
 use uuid::Uuid;
 
-use super::{BlobStream, Listed, key};
+use super::{BlobStream, ListedObject, key};
 use crate::config::Switch;
-use crate::metrics::storage;
+use crate::metrics::measure_storage;
 use crate::store::UploadRow;
 use crate::{Config, Error};
 
@@ -34,7 +34,7 @@ pub(super) use parts::PartWriter;
 /// Memory for parts being sent, over all uploads, beyond one part for each.
 const POOL_BYTES: usize = 64 * 1024 * 1024;
 /// A presigned URL outlives the slowest download of its blob, because some clients resolve it only once.
-const ADDRESS_LIFETIME: Duration = Duration::from_secs(24 * 3600);
+const SIGNED_URL_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// Short, because readiness probes time out soon.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -111,7 +111,7 @@ impl Remote {
     pub(super) async fn read(&self, key: &str, range: Range<u64>) -> Result<BlobStream, Error> {
         let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
         let result = self.0.store.get_opts(&self.path(key), options).await;
-        let result = result.map_err(|error| failed(format!("failed to read {key}"), error))?;
+        let result = result.map_err(|error| storage_error(format!("failed to read {key}"), error))?;
         if result.range != range {
             let short = format!("only {:?} is stored", result.range);
             let short = io::Error::new(io::ErrorKind::UnexpectedEof, short);
@@ -122,19 +122,19 @@ impl Remote {
 
     pub(super) async fn signed_url(&self, key: &str) -> Result<Option<Url>, Error> {
         let Some(signer) = &self.0.signer else { return Ok(None) };
-        let signed = signer.signed_url(http::Method::GET, &self.path(key), ADDRESS_LIFETIME).await;
-        signed.map(Some).map_err(|error| failed(format!("failed to sign a URL for {key}"), error))
+        let signed = signer.signed_url(http::Method::GET, &self.path(key), SIGNED_URL_LIFETIME).await;
+        signed.map(Some).map_err(|error| storage_error(format!("failed to sign a URL for {key}"), error))
     }
 
     pub(super) async fn size(&self, key: &str) -> Result<Option<u64>, Error> {
         match self.0.store.head(&self.path(key)).await {
             Ok(meta) => Ok(Some(meta.size)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(failed(format!("failed to stat {key}"), error)),
+            Err(error) => Err(storage_error(format!("failed to stat {key}"), error)),
         }
     }
 
-    pub(super) fn list(&self, prefix: &str) -> BoxStream<'static, Result<Listed, Error>> {
+    pub(super) fn list(&self, prefix: &str) -> BoxStream<'static, Result<ListedObject, Error>> {
         let before = match self.0.prefix.as_ref() {
             "" => 0,
             prefix => prefix.len() + 1,
@@ -142,12 +142,12 @@ impl Remote {
         self.0
             .store
             .list(Some(&self.path(prefix)))
-            .map_ok(move |meta| Listed {
+            .map_ok(move |meta| ListedObject {
                 key: meta.location.as_ref().get(before..).unwrap_or_default().to_owned(),
                 size_bytes: meta.size,
                 modified_ms: meta.last_modified.timestamp_millis(),
             })
-            .map_err(|error| failed("failed to list the storage".to_owned(), error))
+            .map_err(|error| storage_error("failed to list the storage".to_owned(), error))
             .boxed()
     }
 
@@ -157,7 +157,7 @@ impl Remote {
         while let Some(answer) = removed.next().await {
             match answer {
                 Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => return Err(failed("failed to remove objects".to_owned(), error)),
+                Err(error) => return Err(storage_error("failed to remove objects".to_owned(), error)),
             }
         }
         Ok(())
@@ -166,8 +166,9 @@ impl Remote {
     /// Writes an object whole, replacing one that an earlier attempt of the same writer may have left.
     async fn put(&self, key: &str, payload: PutPayload) -> Result<(), Error> {
         let path = self.path(key);
-        let put = storage("put", despite_conflicts(|| self.0.store.put(&path, payload.clone()))).await;
-        put.map(drop).map_err(|error| failed(format!("failed to write {key}"), error))
+        let put =
+            measure_storage("put", retry_on_conflict(|| self.0.store.put(&path, payload.clone()))).await;
+        put.map(drop).map_err(|error| storage_error(format!("failed to write {key}"), error))
     }
 
     /// Writes the one object of an upload.
@@ -186,7 +187,10 @@ impl Remote {
                 // It was completed or aborted before.
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
                 Err(error) => {
-                    return Err(failed(format!("failed to abort the multipart upload of {key}"), error));
+                    return Err(storage_error(
+                        format!("failed to abort the multipart upload of {key}"),
+                        error,
+                    ));
                 }
             }
         }
@@ -203,7 +207,7 @@ impl Remote {
 
 /// Some storages return 409 for a write that conflicts with another operation, such as a deletion that
 /// empties the same folder.
-async fn despite_conflicts<T, F: Future<Output = object_store::Result<T>>>(
+async fn retry_on_conflict<T, F: Future<Output = object_store::Result<T>>>(
     mut write: impl FnMut() -> F,
 ) -> object_store::Result<T> {
     for pause in CONFLICT_PAUSES {
@@ -216,7 +220,7 @@ async fn despite_conflicts<T, F: Future<Output = object_store::Result<T>>>(
 }
 
 /// Converts an error of the storage: missing bytes are damage; any other failure is temporary unavailability.
-fn failed(
+fn storage_error(
     what: String,
     error: impl std::borrow::Borrow<object_store::Error> + Into<Box<dyn std::error::Error + Send + Sync>>,
 ) -> Error {

@@ -26,7 +26,7 @@ const RETRIES: usize = 4;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A storage as object_store's traits.
-pub(super) struct Doors {
+pub(super) struct StorageClients {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) multipart: Arc<dyn MultipartStore>,
     pub(super) signer: Option<Arc<dyn Signer>>,
@@ -34,7 +34,7 @@ pub(super) struct Doors {
     pub(super) is_s3: bool,
 }
 
-pub(super) fn open(url: &Url, config: &Config) -> Result<Doors, Error> {
+pub(super) fn open(url: &Url, config: &Config) -> Result<StorageClients, Error> {
     let bucket = url.host_str().unwrap_or_default();
     if bucket.is_empty() {
         return Err(refused(format!("expected {}://BUCKET/PREFIX", url.scheme())));
@@ -42,16 +42,16 @@ pub(super) fn open(url: &Url, config: &Config) -> Result<Doors, Error> {
     match url.scheme() {
         "s3" => {
             let (store, parts) = (s3(bucket, config, READ_TIMEOUT)?, s3(bucket, config, PART_TIMEOUT)?);
-            Ok(doors(Arc::new(store), Arc::new(parts), true))
+            Ok(storage_clients(Arc::new(store), Arc::new(parts), true))
         }
         "gs" => {
             let (store, parts) =
                 (google(bucket, config, READ_TIMEOUT)?, google(bucket, config, PART_TIMEOUT)?);
-            Ok(doors(Arc::new(store), Arc::new(parts), false))
+            Ok(storage_clients(Arc::new(store), Arc::new(parts), false))
         }
         "az" | "azure" => {
             let (store, parts) = (azure(bucket, config, READ_TIMEOUT)?, azure(bucket, config, PART_TIMEOUT)?);
-            Ok(doors(Arc::new(store), Arc::new(parts), false))
+            Ok(storage_clients(Arc::new(store), Arc::new(parts), false))
         }
         #[cfg(test)]
         "memory" => Ok(super::testing::doors(bucket)),
@@ -59,8 +59,12 @@ pub(super) fn open(url: &Url, config: &Config) -> Result<Doors, Error> {
     }
 }
 
-fn doors<S: ObjectStore + MultipartStore + Signer>(store: Arc<S>, parts: Arc<S>, is_s3: bool) -> Doors {
-    Doors { store: store.clone(), multipart: parts, signer: Some(store), is_s3 }
+fn storage_clients<S: ObjectStore + MultipartStore + Signer>(
+    store: Arc<S>,
+    parts: Arc<S>,
+    is_s3: bool,
+) -> StorageClients {
+    StorageClients { store: store.clone(), multipart: parts, signer: Some(store), is_s3 }
 }
 
 fn s3(bucket: &str, config: &Config, timeout: Duration) -> Result<object_store::aws::AmazonS3, Error> {

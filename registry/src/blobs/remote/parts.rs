@@ -20,9 +20,9 @@ use tokio::task::spawn_blocking;
 use uuid::Uuid;
 
 use super::super::{Checkpoint, key};
-use super::{Remote, despite_conflicts, failed, growth};
+use super::{Remote, growth, retry_on_conflict, storage_error};
 use crate::Error;
-use crate::metrics::storage;
+use crate::metrics::measure_storage;
 use crate::store::{UploadProgress, UploadRow};
 
 /// How many parts of one upload are sent at a time.
@@ -31,7 +31,7 @@ const PARTS_AT_ONCE: usize = 4;
 /// The notes in an upload's row.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Notes {
+struct PartNotes {
     /// The key of the multipart upload's object.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
@@ -57,31 +57,31 @@ pub(crate) struct PartWriter {
     multipart: Option<Multipart>,
     parts: Vec<Part>,
     /// Bytes after the last part.
-    filling: Vec<Bytes>,
-    filled: u64,
+    buffered_pieces: Vec<Bytes>,
+    buffered_bytes: u64,
     /// The key that the row has for them.
     tail: Option<String>,
     sealed: bool,
     /// The key of the blob's bytes, once they are complete.
-    stored: Option<String>,
+    stored_key: Option<String>,
 }
 
 /// A part that is stored or being sent.
 #[derive(Clone)]
 enum Part {
-    There(String),
-    Sent(Shared<BoxFuture<'static, Result<String, Arc<object_store::Error>>>>),
+    Uploaded(String),
+    Uploading(Shared<BoxFuture<'static, Result<String, Arc<object_store::Error>>>>),
 }
 
 impl Part {
-    fn is_on_its_way(&self) -> bool {
-        matches!(self, Part::Sent(sending) if sending.peek().is_none())
+    fn is_uploading(&self) -> bool {
+        matches!(self, Part::Uploading(sending) if sending.peek().is_none())
     }
 
-    async fn landed(self, id: Uuid) -> Result<String, Error> {
+    async fn wait_until_stored(self, id: Uuid) -> Result<String, Error> {
         let error = match self {
-            Part::There(etag) => return Ok(etag),
-            Part::Sent(sending) => match sending.await {
+            Part::Uploaded(etag) => return Ok(etag),
+            Part::Uploading(sending) => match sending.await {
                 Ok(etag) => return Ok(etag),
                 Err(error) => error,
             },
@@ -89,7 +89,7 @@ impl Part {
         match *error {
             // Another process aborted or completed the multipart upload.
             object_store::Error::NotFound { .. } => Err(Error::UploadLost { id }),
-            _ => Err(failed(format!("failed to send a part of upload {id}"), error)),
+            _ => Err(storage_error(format!("failed to send a part of upload {id}"), error)),
         }
     }
 }
@@ -100,8 +100,8 @@ pub(super) fn multipart_of(row: &UploadRow) -> Result<Option<(String, String)>, 
     Ok(key.zip(row.progress.multipart_id.clone()))
 }
 
-fn notes_of(row: &UploadRow) -> Result<Notes, Error> {
-    let Some(text) = &row.progress.parts else { return Ok(Notes::default()) };
+fn notes_of(row: &UploadRow) -> Result<PartNotes, Error> {
+    let Some(text) = &row.progress.parts else { return Ok(PartNotes::default()) };
     serde_json::from_str(text).map_err(|_| corrupt(row))
 }
 
@@ -130,26 +130,26 @@ impl PartWriter {
             remote,
             upload: row.id,
             multipart,
-            parts: notes.etags.into_iter().map(Part::There).collect(),
-            filling,
-            filled,
+            parts: notes.etags.into_iter().map(Part::Uploaded).collect(),
+            buffered_pieces: filling,
+            buffered_bytes: filled,
             tail: notes.tail,
             sealed: notes.sealed,
-            stored: None,
+            stored_key: None,
         })
     }
 
     pub(in crate::blobs) fn room_after(&self, len: u64) -> u64 {
-        let room = growth::size(self.parts.len()).saturating_sub(self.filled + len);
+        let room = growth::size(self.parts.len()).saturating_sub(self.buffered_bytes + len);
         if room == 0 { growth::size(self.parts.len() + 1) } else { room }
     }
 
     pub(in crate::blobs) fn is_whole(&self) -> bool {
-        self.filled >= growth::size(self.parts.len())
+        self.buffered_bytes >= growth::size(self.parts.len())
     }
 
     pub(in crate::blobs) fn is_at_boundary(&self) -> bool {
-        self.filled == 0
+        self.buffered_bytes == 0
     }
 
     /// Whether the upload accepts no more bytes, because a commit has begun.
@@ -158,11 +158,11 @@ impl PartWriter {
     }
 
     pub(in crate::blobs) fn write(&mut self, pieces: &[Bytes]) -> Result<(), Error> {
-        if self.parts.len() >= growth::MOST_PARTS {
+        if self.parts.len() >= growth::MAX_PARTS {
             return Err(Error::StorageFull);
         }
-        self.filled += pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
-        self.filling.extend(pieces.iter().filter(|piece| !piece.is_empty()).cloned());
+        self.buffered_bytes += pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
+        self.buffered_pieces.extend(pieces.iter().filter(|piece| !piece.is_empty()).cloned());
         Ok(())
     }
 
@@ -174,17 +174,18 @@ impl PartWriter {
         }
         let key = key::object(self.upload, generation);
         let path = self.remote.path(&key);
-        let create = despite_conflicts(|| self.remote.0.multipart.create_multipart(&path));
-        let id = storage("begin", create).await;
-        let id =
-            id.map_err(|error| failed(format!("failed to create the multipart upload of {key}"), error))?;
-        let notes = Notes { key: Some(key.clone()), tail: self.tail.clone(), ..Notes::default() };
+        let create = retry_on_conflict(|| self.remote.0.multipart.create_multipart(&path));
+        let id = measure_storage("begin", create).await;
+        let id = id.map_err(|error| {
+            storage_error(format!("failed to create the multipart upload of {key}"), error)
+        })?;
+        let notes = PartNotes { key: Some(key.clone()), tail: self.tail.clone(), ..PartNotes::default() };
         self.multipart = Some(Multipart { key, id: id.clone() });
         Ok(Some(progress(Some(id), &notes)?))
     }
 
     /// Aborts a multipart upload that could not be stored in the row.
-    pub(crate) async fn take_back(&mut self) {
+    pub(crate) async fn abort_multipart_upload(&mut self) {
         if let Some(Multipart { key, id }) = self.multipart.take() {
             // If this fails, what remains has no parts and costs nothing.
             let _ = self.remote.0.multipart.abort_multipart(&self.remote.path(&key), &id).await;
@@ -196,12 +197,12 @@ impl PartWriter {
         let permit = self.permit().await?;
         let Multipart { key, id } = self.multipart.clone().ok_or(Error::Interrupted)?;
         let (remote, number) = (self.remote.clone(), self.parts.len());
-        let payload = PutPayload::from_iter(std::mem::take(&mut self.filling));
-        self.filled = 0;
+        let payload = PutPayload::from_iter(std::mem::take(&mut self.buffered_pieces));
+        self.buffered_bytes = 0;
         let sending = tokio::spawn(async move {
             let _permit = permit;
             let path = remote.path(&key);
-            storage("part", remote.0.multipart.put_part(&path, &id, number, payload)).await
+            measure_storage("part", remote.0.multipart.put_part(&path, &id, number, payload)).await
         });
         let sending = async move {
             match sending.await {
@@ -210,21 +211,26 @@ impl PartWriter {
                 Err(source) => Err(Arc::new(object_store::Error::JoinError { source })),
             }
         };
-        self.parts.push(Part::Sent(sending.boxed().shared()));
+        self.parts.push(Part::Uploading(sending.boxed().shared()));
         Ok(())
     }
 
     /// Each upload may always send one part. More parts share the pool, so that uploads cannot starve each
     /// other.
     async fn permit(&self) -> Result<Option<OwnedSemaphorePermit>, Error> {
-        let units = u32::try_from(self.filled >> 20).unwrap_or(u32::MAX);
+        let units = u32::try_from(self.buffered_bytes >> 20).unwrap_or(u32::MAX);
         let recent = self.parts.iter().rev().take(2 * PARTS_AT_ONCE);
-        let mut flying: Vec<Part> = recent.filter(|part| matches!(part, Part::Sent(_))).cloned().collect();
+        let mut flying: Vec<Part> =
+            recent.filter(|part| matches!(part, Part::Uploading(_))).cloned().collect();
         flying.reverse();
         loop {
             let mut still = Vec::new();
             for part in flying {
-                if part.is_on_its_way() { still.push(part) } else { drop(part.landed(self.upload).await?) }
+                if part.is_uploading() {
+                    still.push(part)
+                } else {
+                    drop(part.wait_until_stored(self.upload).await?)
+                }
             }
             flying = still;
             let Some(oldest) = flying.first().cloned() else { return Ok(None) };
@@ -233,7 +239,7 @@ impl PartWriter {
             {
                 return Ok(Some(permit));
             }
-            oldest.landed(self.upload).await?;
+            oldest.wait_until_stored(self.upload).await?;
         }
     }
 
@@ -242,9 +248,9 @@ impl PartWriter {
         &mut self,
         generation: i64,
     ) -> impl Future<Output = Result<Checkpoint, Error>> + Send + 'static {
-        let tail = (self.filled > 0).then(|| key::tail(self.upload, generation));
+        let tail = (self.buffered_bytes > 0).then(|| key::tail(self.upload, generation));
         let obsolete = std::mem::replace(&mut self.tail, tail.clone());
-        let payload = PutPayload::from_iter(self.filling.iter().cloned());
+        let payload = PutPayload::from_iter(self.buffered_pieces.iter().cloned());
         let (remote, multipart, parts) = (self.remote.clone(), self.multipart.clone(), self.parts.clone());
         let (sealed, upload) = (self.sealed, self.upload);
         async move {
@@ -257,7 +263,7 @@ impl PartWriter {
             let landed = async {
                 let mut etags = Vec::with_capacity(parts.len());
                 for part in parts {
-                    etags.push(part.landed(upload).await?);
+                    etags.push(part.wait_until_stored(upload).await?);
                 }
                 Ok::<_, Error>(etags)
             };
@@ -265,7 +271,7 @@ impl PartWriter {
             kept?;
             let (key, id) = multipart.map(|multipart| (multipart.key, multipart.id)).unzip();
             let fresh = tail.clone();
-            let progress = progress(id, &Notes { key, etags: etags?, tail, sealed })?;
+            let progress = progress(id, &PartNotes { key, etags: etags?, tail, sealed })?;
             Ok(Checkpoint { progress, fresh, obsolete })
         }
     }
@@ -276,7 +282,7 @@ impl PartWriter {
         if self.multipart.is_none() {
             return Ok(false);
         }
-        if self.filled > 0 {
+        if self.buffered_bytes > 0 {
             self.send().await?;
         }
         self.sealed = true;
@@ -286,13 +292,13 @@ impl PartWriter {
     /// Turns a sealed upload, or one without parts, into an object of `len` bytes. Its key belongs to this
     /// writer, or can be filled only with exactly these parts.
     pub(crate) async fn store(&mut self, len: u64, generation: i64) -> Result<(), Error> {
-        if self.stored.is_some() {
+        if self.stored_key.is_some() {
             return Ok(());
         }
         let key = match self.multipart.clone() {
             None => {
                 let key = key::object(self.upload, generation);
-                self.remote.put(&key, PutPayload::from_iter(self.filling.iter().cloned())).await?;
+                self.remote.put(&key, PutPayload::from_iter(self.buffered_pieces.iter().cloned())).await?;
                 key
             }
             Some(multipart) => {
@@ -300,19 +306,21 @@ impl PartWriter {
                 multipart.key
             }
         };
-        self.stored = Some(key);
+        self.stored_key = Some(key);
         Ok(())
     }
 
     async fn complete(&self, multipart: &Multipart, len: u64) -> Result<(), Error> {
         let mut parts = Vec::with_capacity(self.parts.len());
         for part in self.parts.clone() {
-            parts.push(PartId { content_id: part.landed(self.upload).await? });
+            parts.push(PartId { content_id: part.wait_until_stored(self.upload).await? });
         }
         let path = self.remote.path(&multipart.key);
         let door = &self.remote.0.multipart;
         let complete = || door.complete_multipart(&path, &multipart.id, parts.clone());
-        let Err(error) = storage("complete", despite_conflicts(complete)).await else { return Ok(()) };
+        let Err(error) = measure_storage("complete", retry_on_conflict(complete)).await else {
+            return Ok(());
+        };
         // The response to an earlier attempt may have been lost, so check whether the object exists.
         if self.remote.size(&multipart.key).await? == Some(len) {
             return Ok(());
@@ -323,15 +331,16 @@ impl PartWriter {
             error if crate::error::chain(&error).contains("InvalidPart") => {
                 Err(Error::UploadLost { id: self.upload })
             }
-            error => {
-                Err(failed(format!("failed to complete the multipart upload of {}", multipart.key), error))
-            }
+            error => Err(storage_error(
+                format!("failed to complete the multipart upload of {}", multipart.key),
+                error,
+            )),
         }
     }
 
     /// The key of the blob's bytes, once they are complete.
     pub(in crate::blobs) fn key(&self) -> Option<&str> {
-        self.stored.as_deref()
+        self.stored_key.as_deref()
     }
 
     /// The key that the row has for the bytes after the last part.
@@ -341,18 +350,18 @@ impl PartWriter {
 
     /// The object that only this writer can have created and referenced.
     pub(crate) fn own_object(&self) -> Option<&str> {
-        self.stored.as_deref().filter(|_| self.multipart.is_none())
+        self.stored_key.as_deref().filter(|_| self.multipart.is_none())
     }
 
     pub(crate) fn has_objects(&self) -> bool {
-        self.multipart.is_some() || self.stored.is_some()
+        self.multipart.is_some() || self.stored_key.is_some()
     }
 
     pub(in crate::blobs) async fn digest(&self, len: u64, algorithm: Algorithm) -> Result<Digest, Error> {
         let mut hasher = Hasher::new(algorithm);
-        let mut bytes = match &self.stored {
+        let mut bytes = match &self.stored_key {
             Some(key) if len > 0 => self.remote.read(key, 0..len).await?,
-            _ => futures::stream::iter(self.filling.clone()).map(Ok).boxed(),
+            _ => futures::stream::iter(self.buffered_pieces.clone()).map(Ok).boxed(),
         };
         let broken = |error| Error::io("failed to read an upload", error);
         while let Some(piece) = bytes.try_next().await.map_err(broken)? {
@@ -366,7 +375,7 @@ impl PartWriter {
     }
 }
 
-fn progress(multipart_id: Option<String>, notes: &Notes) -> Result<UploadProgress, Error> {
+fn progress(multipart_id: Option<String>, notes: &PartNotes) -> Result<UploadProgress, Error> {
     let parts = serde_json::to_string(notes).map_err(|_| Error::Interrupted)?;
     Ok(UploadProgress { multipart_id, parts: Some(parts) })
 }

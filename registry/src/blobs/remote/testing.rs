@@ -19,7 +19,7 @@ use object_store::{
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::open::Doors;
+use super::open::StorageClients;
 
 /// How an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +27,11 @@ pub(crate) enum Fault {
     /// Nothing is done, and an error is returned.
     Refused,
     /// It is done, but an error is returned.
-    AnswerLost,
+    ResponseLost,
     /// Nothing is done until `release`; then it is.
-    HeldBefore,
+    BlockedBefore,
     /// It is done, but does not return until `release`.
-    HeldAfter,
+    BlockedAfter,
 }
 
 /// The parts of one multipart upload by number, each with its id.
@@ -63,11 +63,11 @@ pub(crate) fn storage(name: &str) -> Arc<Storage> {
     storages.get_or_insert_default().entry(name.to_owned()).or_default().clone()
 }
 
-pub(super) fn doors(name: &str) -> Doors {
+pub(super) fn doors(name: &str) -> StorageClients {
     let storage = storage(name);
-    Doors {
-        store: Arc::new(Door(storage.clone())),
-        multipart: Arc::new(Door(storage)),
+    StorageClients {
+        store: Arc::new(TestStore(storage.clone())),
+        multipart: Arc::new(TestStore(storage)),
         signer: None,
         is_s3: false,
     }
@@ -132,7 +132,7 @@ impl Storage {
                 })
             }
         };
-        plan.held += usize::from(matches!(fault, Some(Fault::HeldBefore | Fault::HeldAfter)));
+        plan.held += usize::from(matches!(fault, Some(Fault::BlockedBefore | Fault::BlockedAfter)));
         fault
     }
 
@@ -140,15 +140,15 @@ impl Storage {
         match self.fault(kind) {
             None => work.await,
             Some(Fault::Refused) => Err(failed(kind)),
-            Some(Fault::AnswerLost) => {
+            Some(Fault::ResponseLost) => {
                 work.await?;
                 Err(failed(kind))
             }
-            Some(Fault::HeldBefore) => {
+            Some(Fault::BlockedBefore) => {
                 self.released.notified().await;
                 work.await
             }
-            Some(Fault::HeldAfter) => {
+            Some(Fault::BlockedAfter) => {
                 let done = work.await;
                 self.released.notified().await;
                 done
@@ -165,22 +165,22 @@ fn no_upload(path: &Path) -> Error {
     Error::NotFound { path: path.to_string(), source: "NoSuchUpload".into() }
 }
 
-struct Door(Arc<Storage>);
+struct TestStore(Arc<Storage>);
 
-impl fmt::Debug for Door {
+impl fmt::Debug for TestStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Door")
     }
 }
 
-impl fmt::Display for Door {
+impl fmt::Display for TestStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("testing")
     }
 }
 
 #[async_trait]
-impl ObjectStore for Door {
+impl ObjectStore for TestStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         self.0.run("put", self.0.memory.put_opts(location, payload, options)).await
     }
@@ -232,7 +232,7 @@ impl ObjectStore for Door {
 }
 
 #[async_trait]
-impl MultipartStore for Door {
+impl MultipartStore for TestStore {
     async fn create_multipart(&self, _: &Path) -> Result<String> {
         let create = async {
             let id = Uuid::new_v4().to_string();

@@ -39,7 +39,7 @@ impl Cpu {
             .map(|(span, row, head)| {
                 let (rows, before) = (rows_a_task.min(span.rows - row), span.start + row);
                 let keys = if how.causal { before + rows } else { span.start + span.rows };
-                let unseen = first_seen(how, before) / PAGE_LEN;
+                let unseen = first_visible_token(how, before) / PAGE_LEN;
                 let pages = unseen..keys.div_ceil(PAGE_LEN);
                 let pages = &step.batch.pages[span.first_page + pages.start..span.first_page + pages.end];
                 let (first_row, first_token) = (span.first_row + row, unseen * PAGE_LEN);
@@ -61,7 +61,7 @@ impl Cpu {
 }
 
 /// The first token that is visible to the row at `position`.
-fn first_seen(how: &Attention, position: usize) -> usize {
+fn first_visible_token(how: &Attention, position: usize) -> usize {
     how.window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
@@ -99,7 +99,7 @@ fn attend<'a>(
     let seen = |column: usize| {
         let position = task.before + column / group;
         let end = if how.causal { position + 1 } else { task.keys };
-        (first_seen(how, position) - task.first_token, end - task.first_token)
+        (first_visible_token(how, position) - task.first_token, end - task.first_token)
     };
     for (column, scores) in scores.chunks_exact_mut(kv_len).enumerate() {
         let (from, to) = seen(column);

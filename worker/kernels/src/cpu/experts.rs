@@ -5,7 +5,7 @@ use super::*;
 
 /// Buffers that are reused by all steps.
 #[derive(Default)]
-pub(super) struct Space {
+pub(super) struct ExpertBuffers {
     /// `[R, experts]`
     scores: Vec<f32>,
     /// `[slots, embedding]`. A slot is a row at one of its experts; the slots of an expert are contiguous.
@@ -38,7 +38,7 @@ impl Cpu {
         self.normalise(x, &w.norm);
         let (rows, cols, count) = (step.batch.tokens.len(), x.cols, w.experts.len());
         let hidden_dim = w.experts.first().map_or(0, |expert| expert.gate.rows());
-        let Space { scores, inputs, hidden, outputs, packed } = &mut self.experts;
+        let ExpertBuffers { scores, inputs, hidden, outputs, packed } = &mut self.experts;
         scores.resize(rows * count, 0.0);
         let router = Product { weight: &w.router, bias: None, out: Shared::new(scores, count) };
         Self::products(&mut self.pool, self.ops, &mut self.packed, &self.normed, &[router]);
@@ -49,7 +49,7 @@ impl Cpu {
             route(scores, w.used, w.renormalise)
                 .for_each(|(expert, weight)| choices.push(Choice { row, expert, weight }));
         }
-        let (slots, groups) = by_expert(&choices);
+        let (slots, groups) = group_by_expert(&choices);
 
         inputs.clear();
         for slot in &slots {
@@ -65,10 +65,12 @@ impl Cpu {
             .map(|(group, packed)| {
                 let Expert { gate, up, .. } = &w.experts[group.expert];
                 let x = &inputs[group.first * cols..(group.first + group.n) * cols];
-                input(&mut self.pool, ops, packed, x, [gate, up])
+                prepare_input(&mut self.pool, ops, packed, x, [gate, up])
             })
             .collect();
-        let chunks = deal(&groups, threads, hidden_dim, |group| (&w.experts[group.expert].gate, 2 * group.n));
+        let chunks = split_into_chunks(&groups, threads, hidden_dim, |group| {
+            (&w.experts[group.expert].gate, 2 * group.n)
+        });
         let out = Shared::new(hidden, hidden_dim);
         self.pool.run(chunks.len(), &|chunk, scratch| {
             let (index, first, n) = chunks[chunk];
@@ -88,10 +90,11 @@ impl Cpu {
         let columns: Vec<Input<'_>> = (groups.iter().zip(&mut *packed))
             .map(|(group, packed)| {
                 let x = &hidden[group.first * hidden_dim..(group.first + group.n) * hidden_dim];
-                input(&mut self.pool, ops, packed, x, [&w.experts[group.expert].down])
+                prepare_input(&mut self.pool, ops, packed, x, [&w.experts[group.expert].down])
             })
             .collect();
-        let chunks = deal(&groups, threads, cols, |group| (&w.experts[group.expert].down, group.n));
+        let chunks =
+            split_into_chunks(&groups, threads, cols, |group| (&w.experts[group.expert].down, group.n));
         let out = Shared::new(outputs, cols);
         self.pool.run(chunks.len(), &|chunk, scratch| {
             let (index, first, n) = chunks[chunk];
@@ -126,7 +129,7 @@ fn route(weights: &[f32], used: usize, renormalise: bool) -> impl Iterator<Item 
 }
 
 /// Sorts the choices by expert. Returns their indices and the range of each expert.
-fn by_expert(choices: &[Choice]) -> (Vec<usize>, Vec<Group>) {
+fn group_by_expert(choices: &[Choice]) -> (Vec<usize>, Vec<Group>) {
     let mut slots: Vec<usize> = (0..choices.len()).collect();
     slots.sort_by_key(|choice| choices[*choice].expert);
     let mut groups: Vec<Group> = Vec::new();
@@ -141,7 +144,7 @@ fn by_expert(choices: &[Choice]) -> (Vec<usize>, Vec<Group>) {
 }
 
 /// Splits the products of all groups into chunks: (group, first row of its matrix, number of rows).
-fn deal<'a>(
+fn split_into_chunks<'a>(
     groups: &[Group],
     threads: usize,
     rows: usize,
@@ -177,7 +180,7 @@ mod tests {
     fn an_expert_sees_its_rows_only() {
         let choice = |row, expert| Choice { row, expert, weight: 1.0 };
         let choices = [choice(0, 4), choice(0, 1), choice(1, 1), choice(1, 2), choice(2, 4), choice(2, 0)];
-        let (slots, groups) = by_expert(&choices);
+        let (slots, groups) = group_by_expert(&choices);
         assert_eq!(slots, [5, 1, 2, 3, 0, 4]);
         let groups: Vec<_> = groups.iter().map(|g| (g.expert, g.first, g.n)).collect();
         assert_eq!(groups, [(0, 0, 1), (1, 1, 2), (2, 3, 1), (4, 4, 2)]);

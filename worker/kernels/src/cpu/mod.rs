@@ -21,7 +21,7 @@ pub struct Cpu {
     keys: Vec<f32>,
     values: Vec<f32>,
     packed: Columns,
-    experts: experts::Space,
+    experts: experts::ExpertBuffers,
 }
 
 /// Rows of `cols` values each.
@@ -90,13 +90,13 @@ impl<'a> Product<'a> {
 }
 
 /// Chunks per thread, so that a delayed thread costs the others little.
-const CHUNKS_A_THREAD: usize = 16;
+const CHUNKS_PER_THREAD: usize = 16;
 /// Chunks per thread with many columns, where each chunk processes all columns.
-const LARGE_CHUNKS_A_THREAD: usize = 6;
+const LARGE_CHUNKS_PER_THREAD: usize = 6;
 /// Minimum number of columns that count as many.
-const MANY_COLUMNS: usize = 16;
+const MIN_MANY_COLUMNS: usize = 16;
 /// Minimum work of a chunk, in bytes times columns. Less work costs more to distribute than to do.
-const LEAST_WORK: usize = 1 << 14;
+const MIN_CHUNK_WORK: usize = 1 << 14;
 
 impl Cpu {
     /// Creates the kernels with `threads` threads (`None`: one per core) and the best instructions of this
@@ -114,7 +114,7 @@ impl Cpu {
         let (cols, ops) = (x.cols, self.ops);
         self.normed.resize(x.numbers.len(), 0.0);
         let rows = x.numbers.len() / cols;
-        let chunk = LEAST_WORK.div_ceil(cols);
+        let chunk = MIN_CHUNK_WORK.div_ceil(cols);
         let out = Shared::new(&mut self.normed, cols);
         self.pool.run(rows.div_ceil(chunk), &|index, _| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
@@ -131,7 +131,7 @@ impl Cpu {
         if m == 0 {
             return;
         }
-        let x = input(pool, ops, packed, x, products.iter().map(|p| p.weight));
+        let x = prepare_input(pool, ops, packed, x, products.iter().map(|p| p.weight));
         let threads = pool.threads();
         let sizes: Vec<usize> = products.iter().map(|p| chunk_rows(p.weight, m, threads)).collect();
         let counts: Vec<usize> =
@@ -160,21 +160,21 @@ impl Cpu {
 /// The number of weight rows per chunk.
 fn chunk_rows(weight: &Weight, m: usize, threads: usize) -> usize {
     let row_work = (weight.size_bytes() as usize / weight.rows().max(1)).max(1) * m;
-    let chunks = if m < MANY_COLUMNS { CHUNKS_A_THREAD } else { LARGE_CHUNKS_A_THREAD };
+    let chunks = if m < MIN_MANY_COLUMNS { CHUNKS_PER_THREAD } else { LARGE_CHUNKS_PER_THREAD };
     let share = weight.rows().div_ceil(threads * chunks);
     // A panel has sixteen rows.
-    share.max(LEAST_WORK.div_ceil(row_work)).next_multiple_of(16)
+    share.max(MIN_CHUNK_WORK.div_ceil(row_work)).next_multiple_of(16)
 }
 
 /// Prepares the input of products with these weights; packs it into `to` if any weight needs packed columns.
-fn input<'a, 'w>(
+fn prepare_input<'a, 'w>(
     pool: &mut Pool,
     ops: &Ops,
     to: &'a mut Columns,
     x: &'a [f32],
     weights: impl IntoIterator<Item = &'w Weight>,
 ) -> Input<'a> {
-    let wanted = weights.into_iter().find(|weight| dot_blocks::takes(Rows::of(weight).kind()));
+    let wanted = weights.into_iter().find(|weight| dot_blocks::uses_integers(Rows::of(weight).kind()));
     if let Some(cols) = wanted.map(Weight::cols) {
         let m = x.len() / cols;
         let blocks = to.resize(m, cols);
@@ -316,14 +316,14 @@ impl Kernels for Cpu {
         let CacheShape { n_kv_heads, head_dim, kind, .. } = cache.shape;
         let (ops, rotation) = (self.ops, w.rope.map(|rope| &step.rotations[rope]));
         let (row_len, row_bytes) = (cache.shape.row_len(), cache.row_bytes());
-        let places: Vec<(u32, usize)> = step.batch.places().collect();
+        let places: Vec<(u32, usize)> = step.batch.row_slots().collect();
         let first_rows = |page, head| [cache.first_row(page, 0, head), cache.first_row(page, 1, head)];
         let first_rows: Vec<[usize; 2]> = places.iter().map(|&(page, _)| first_rows(page, 0)).collect();
         let entries = Shared::new(&mut cache.layers[layer], row_bytes);
         let queries = Shared::new(&mut q.numbers, q_cols);
         let keys = Shared::new(&mut self.keys, kv_cols);
         let values = &self.values;
-        let chunk = (LEAST_WORK / (q_cols + 2 * kv_cols)).max(1);
+        let chunk = (MIN_CHUNK_WORK / (q_cols + 2 * kv_cols)).max(1);
         self.pool.run(rows.div_ceil(chunk), &|index, scratch| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
                 // SAFETY: each row of q and of the keys belongs to exactly one chunk.
@@ -385,7 +385,7 @@ impl Kernels for Cpu {
         let product = Product::new(linear, out);
         Self::products(&mut self.pool, self.ops, &mut self.packed, &input.numbers, &[product]);
         let (ops, from) = (self.ops, Shared::new(&mut self.normed, cols));
-        let (chunk, to) = (LEAST_WORK.div_ceil(cols), Shared::new(&mut x.numbers, cols));
+        let (chunk, to) = (MIN_CHUNK_WORK.div_ceil(cols), Shared::new(&mut x.numbers, cols));
         self.pool.run(rows.div_ceil(chunk), &|index, scratch| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
                 // SAFETY: each row belongs to exactly one chunk.
@@ -405,7 +405,7 @@ impl Kernels for Cpu {
         let out = Shared::new(out.resize(rows, cols), cols);
         let chunk = chunk_rows(&w.gate.matrix, 2 * rows, threads);
         let weights = [&w.gate.matrix, &w.up.matrix];
-        let normed = input(&mut self.pool, ops, &mut self.packed, &self.normed, weights);
+        let normed = prepare_input(&mut self.pool, ops, &mut self.packed, &self.normed, weights);
         self.pool.run(cols.div_ceil(chunk), &|index, scratch| {
             let first = index * chunk;
             let n = chunk.min(cols - first);
@@ -430,7 +430,7 @@ impl Kernels for Cpu {
 
     fn layer_norm(&mut self, step: &Step, norm: &LayerNorm<Self>, x: &mut Buffer) {
         let (rows, cols, ops) = (step.batch.tokens.len(), x.cols, self.ops);
-        let (chunk, x) = (LEAST_WORK.div_ceil(cols), Shared::new(&mut x.numbers, cols));
+        let (chunk, x) = (MIN_CHUNK_WORK.div_ceil(cols), Shared::new(&mut x.numbers, cols));
         self.pool.run(rows.div_ceil(chunk), &|index, scratch| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
                 // SAFETY: each row belongs to exactly one chunk.
@@ -446,7 +446,7 @@ impl Kernels for Cpu {
         let (rows, cols, ops) = (step.batch.tokens.len(), linear.matrix.rows(), self.ops);
         let product = Product::new(linear, Shared::new(out.resize(rows, cols), cols));
         Self::products(&mut self.pool, ops, &mut self.packed, &x.numbers, &[product]);
-        let (chunk, out) = (LEAST_WORK.div_ceil(cols), Shared::new(&mut out.numbers, cols));
+        let (chunk, out) = (MIN_CHUNK_WORK.div_ceil(cols), Shared::new(&mut out.numbers, cols));
         self.pool.run(rows.div_ceil(chunk), &|index, _| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
                 // SAFETY: each row belongs to exactly one chunk.

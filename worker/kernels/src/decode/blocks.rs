@@ -109,7 +109,7 @@ pub(in super::super) unsafe fn values<C: Codes>(format: C, row: RowAt, k: usize)
 /// The scale of codes that share one, without an offset.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn same(scale: __m256) -> [Terms; 2] {
+pub(super) fn broadcast_scale(scale: __m256) -> [Terms; 2] {
     [Terms { scale, offset: _mm256_setzero_ps() }; 2]
 }
 
@@ -126,7 +126,7 @@ pub(super) fn lane(of: __m256, j: usize) -> __m256 {
 /// There are sixteen bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn halves(at: *const u8) -> __m256i {
+pub(super) unsafe fn nibble_halves(at: *const u8) -> __m256i {
     // SAFETY: guaranteed by the caller.
     let bytes = unsafe { _mm_loadu_si128(at.cast()) };
     _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes)
@@ -140,7 +140,7 @@ pub(super) unsafe fn halves(at: *const u8) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn clean_halves(at: *const u8) -> __m256i {
     // SAFETY: guaranteed by the caller.
-    _mm256_and_si256(unsafe { halves(at) }, _mm256_set1_epi8(15))
+    _mm256_and_si256(unsafe { nibble_halves(at) }, _mm256_set1_epi8(15))
 }
 
 /// The nibbles of sixteen bytes, alternating low and high. The upper bits of each byte are undefined.
@@ -149,7 +149,7 @@ unsafe fn clean_halves(at: *const u8) -> __m256i {
 /// There are sixteen bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) unsafe fn neighbours(at: *const u8) -> __m256i {
+pub(in super::super) unsafe fn interleave_nibbles(at: *const u8) -> __m256i {
     // SAFETY: guaranteed by the caller.
     let bytes = unsafe { _mm_loadu_si128(at.cast()) };
     let high = _mm_srli_epi16::<4>(bytes);
@@ -237,7 +237,7 @@ macro_rules! one_scale {
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn terms(self, scale: __m256, _: usize) -> [Terms; 2] {
-                same(scale)
+                broadcast_scale(scale)
             }
         }
     )+};
@@ -245,17 +245,17 @@ macro_rules! one_scale {
 
 one_scale! {
     Q8_0: None, |row, k| half(block(row, k, 34)), _mm256_loadu_si256(block(row, k, 34).add(2).cast());
-    Q4_0: Some(AROUND_8), |row, k| half(block(row, k, 18)), halves(block(row, k, 18).add(2));
+    Q4_0: Some(AROUND_8), |row, k| half(block(row, k, 18)), nibble_halves(block(row, k, 18).add(2));
     /// A set fifth bit means that nothing is subtracted.
     Q5_0: None, |row, k| half(block(row, k, 22)), _mm256_or_si256(
         clean_halves(block(row, k, 22).add(6)),
         _mm256_andnot_si256(bits(block(row, k, 22).add(2)), _mm256_set1_epi8(-16)),
     );
-    Iq4Nl: Some(NON_LINEAR), |row, k| half(block(row, k, 18)), halves(block(row, k, 18).add(2));
+    Iq4Nl: Some(NON_LINEAR), |row, k| half(block(row, k, 18)), nibble_halves(block(row, k, 18).add(2));
     /// ggml's MXFP4.
-    Mxfp4Block: Some(E2M1), |row, k| half_of_e8m0(*block(row, k, 17)), halves(block(row, k, 17).add(1));
+    Mxfp4Block: Some(E2M1), |row, k| half_of_e8m0(*block(row, k, 17)), nibble_halves(block(row, k, 17).add(1));
     /// MXFP4 of tensor blobs.
-    Mxfp4: Some(E2M1), |row, k| half_of_e8m0(*row.scales.add(k / 32)), neighbours(row.codes.add(k / 2));
+    Mxfp4: Some(E2M1), |row, k| half_of_e8m0(*row.scales.add(k / 32)), interleave_nibbles(row.codes.add(k / 2));
 }
 
 /// Formats with an f16 scale and an f16 minimum per 32 codes, at the start of the block.
@@ -333,7 +333,7 @@ impl Codes for Nvfp4 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
         // SAFETY: sixteen bytes from k / 2 belong to the row.
-        unsafe { neighbours(row.codes.add(k / 2)) }
+        unsafe { interleave_nibbles(row.codes.add(k / 2)) }
     }
 
     #[inline]
@@ -419,7 +419,7 @@ impl Codes for Nvfp4Block {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
         // SAFETY: sixteen of the bytes of block k / 64.
-        let codes = unsafe { halves(row.codes.add(k / 64 * 36 + 4 + k % 64 / 2)) };
+        let codes = unsafe { nibble_halves(row.codes.add(k / 64 * 36 + 4 + k % 64 / 2)) };
         // low 0, low 1, high 0, high 1 -> low 0, high 0, low 1, high 1
         _mm256_permute4x64_epi64::<0b11_01_10_00>(codes)
     }

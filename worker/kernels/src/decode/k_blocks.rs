@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::super::weight::Float;
 use super::avx2::{RowAt, broadcast};
-use super::blocks::{COUNT, Codes, NON_LINEAR, Terms, halves, lane, same};
+use super::blocks::{COUNT, Codes, NON_LINEAR, Terms, broadcast_scale, lane, nibble_halves};
 
 /// Values per block.
 const QK: usize = 256;
@@ -311,12 +311,12 @@ impl Codes for Iq4Xs {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
         // SAFETY: sixteen of the bytes of block k / 256.
-        unsafe { halves(row.codes.add(k / QK * 136 + 8 + 16 * group_of(k))) }
+        unsafe { nibble_halves(row.codes.add(k / QK * 136 + 8 + 16 * group_of(k))) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn terms(self, scales: __m256, k: usize) -> [Terms; 2] {
-        same(lane(scales, group_of(k)))
+        broadcast_scale(lane(scales, group_of(k)))
     }
 }

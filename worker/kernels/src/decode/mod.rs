@@ -3,7 +3,7 @@
 //! one rounding per operation.
 
 use half::f16;
-use lode_model::quant::{self, Quantisation, Stored, ggml};
+use lode_model::quant::{self, Quantisation, StoredTensor, ggml};
 use lode_model::safetensors::Dtype as StoredDtype;
 
 use super::rows::{BLOCK_Q8_0, Kind, QK8_0, Rows, float_at};
@@ -40,7 +40,7 @@ pub(super) fn scalar(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
             *to = float_at(Float::F16, block, 0) * f32::from(block[2 + k % QK8_0].cast_signed());
         }),
         Kind::Scaled(format) => {
-            let stored = Stored {
+            let stored = StoredTensor {
                 dtype: StoredDtype::U32,
                 quantisation: Some(Quantisation::of(format.kind())),
                 weight: codes,
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn q8_0_keeps_what_is_no_number() {
+    fn q8_0_preserves_nan() {
         let mut from = vec![1.0; 32];
         from[4] = f32::NAN;
         let mut packed = vec![0; BLOCK_Q8_0];

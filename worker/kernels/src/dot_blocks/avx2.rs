@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::super::decode::avx2::{RowAt, broadcast, with_loader_of};
-use super::super::decode::blocks::{Codes, Terms, neighbours, values};
+use super::super::decode::blocks::{Codes, Terms, interleave_nibbles, values};
 use super::super::rows::Rows;
 use super::super::weight::{Float, Scaled};
 use super::super::window::Window;
@@ -82,7 +82,10 @@ impl<const BITS: u8> Codes for Affine<BITS> {
     unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
         if BITS == 4 {
             // SAFETY: sixteen bytes from k / 2 belong to the row.
-            return _mm256_and_si256(unsafe { neighbours(row.codes.add(k / 2)) }, _mm256_set1_epi8(15));
+            return _mm256_and_si256(
+                unsafe { interleave_nibbles(row.codes.add(k / 2)) },
+                _mm256_set1_epi8(15),
+            );
         }
         // SAFETY: 32 bytes from k belong to the row.
         _mm256_xor_si256(unsafe { _mm256_loadu_si256(row.codes.add(k).cast()) }, _mm256_set1_epi8(-128))
@@ -157,12 +160,12 @@ unsafe fn unpack<C: Codes, const WHOLE: bool>(format: C, at: RowAt, first: usize
         (scales[0][g], scales[1][g]) = (a.scale, b.scale);
         (offsets[0][g], offsets[1][g]) = (a.offset, b.offset);
     }
-    let mut scales = ordered::<C>(&scales);
+    let mut scales = in_lane_order::<C>(&scales);
     if C::HAS_FACTOR {
         let factor = _mm256_set1_ps(at.factor);
         scales = [_mm256_mul_ps(scales[0], factor), _mm256_mul_ps(scales[1], factor)];
     }
-    let offsets = if C::HAS_OFFSET { ordered::<C>(&offsets) } else { scales };
+    let offsets = if C::HAS_OFFSET { in_lane_order::<C>(&offsets) } else { scales };
     Unpacked { codes, scales, offsets }
 }
 
@@ -170,7 +173,7 @@ unsafe fn unpack<C: Codes, const WHOLE: bool>(format: C, at: RowAt, first: usize
 /// [`Unpacked`] stores them.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn ordered<C: Codes>([a, b]: &[[__m256; 8]; 2]) -> [__m256; 2] {
+fn in_lane_order<C: Codes>([a, b]: &[[__m256; 8]; 2]) -> [__m256; 2] {
     let (even, odd) = (four([a[0], a[2], a[4], a[6]]), four([a[1], a[3], a[5], a[7]]));
     if C::ONE_SCALE {
         return [_mm256_blend_ps::<0xf0>(even, odd), _mm256_setzero_ps()];

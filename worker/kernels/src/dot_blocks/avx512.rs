@@ -14,31 +14,31 @@ use super::{Columns, QK, blocks, groups, k_blocks, panel};
 /// Minimum number of columns for panels.
 const PANELS: usize = 9;
 /// Columns that share the codes of unpacked rows.
-const FEW: usize = 4;
+const FEW_COLUMNS: usize = 4;
 /// Prefetch distance in bytes, in each of the four rows.
-const AHEAD: usize = 1024;
+const PREFETCH_BYTES: usize = 1024;
 /// Maximum size of four rows in bytes for which the next four rows are prefetched instead.
-const NEAR: usize = 1 << 14;
+const MAX_NEAR_BYTES: usize = 1 << 14;
 /// Rows that are unpacked together.
 pub(super) const FOUR: usize = 4;
 
 /// Location of 256 values of each of four rows.
 #[derive(Clone, Copy)]
-pub(super) struct At {
-    pub(super) codes: Part,
-    pub(super) scales: Part,
-    pub(super) biases: Part,
+pub(super) struct BlockOfFourRows {
+    pub(super) codes: StridedBytes,
+    pub(super) scales: StridedBytes,
+    pub(super) biases: StridedBytes,
     pub(super) factor: f32,
 }
 
 /// Location of one part of four rows: its offset in the first row, and the distances of the other rows.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct StridedBytes {
     pub(super) first: *const u8,
     pub(super) stride: usize,
 }
 
-impl Part {
+impl StridedBytes {
     #[inline]
     pub(super) fn row(self, row: usize) -> *const u8 {
         self.first.wrapping_add(row * self.stride)
@@ -67,7 +67,7 @@ impl Part {
     /// Those bytes exist.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    pub(super) unsafe fn some(self, after: usize, n: usize) -> __m512i {
+    pub(super) unsafe fn load_partial(self, after: usize, n: usize) -> __m512i {
         let there = ((1u32 << n) - 1) as u16;
         // SAFETY: guaranteed by the caller; the mask ends with these bytes.
         let row =
@@ -112,24 +112,24 @@ pub(super) trait Unpack: Copy {
     type Lanes: Lanes;
     /// The excess of the codes over their values, as a right shift of 128. Without an excess the smallest
     /// code is zero; then a minimum may be subtracted from each value.
-    const ABOVE: Option<u32>;
+    const EXCESS_SHIFT: Option<u32>;
     /// Bytes of the codes of 256 values, including everything else in their blocks.
     const BYTES: usize;
 
     /// Bytes of the separate scales of 256 values, and of their biases.
-    fn beside(self) -> (usize, usize) {
+    fn separate_scale_bytes(self) -> (usize, usize) {
         (0, 0)
     }
 
     /// The codes by sixteens, as non-negative bytes.
-    unsafe fn codes(self, at: At) -> [__m512i; 16];
+    unsafe fn codes(self, at: BlockOfFourRows) -> [__m512i; 16];
 
     /// The scales and, without an excess, the minima.
-    unsafe fn scales(self, at: At) -> (Self::Lanes, Self::Lanes);
+    unsafe fn scales(self, at: BlockOfFourRows) -> (Self::Lanes, Self::Lanes);
 }
 
 /// A value per scale of four rows: vector q has lanes 4 q to 4 q + 3 of each row, row after row. See
-/// [`Order`](super::Order) for the lanes.
+/// [`LaneOrder`](super::LaneOrder) for the lanes.
 pub(super) trait Lanes: Copy + AsRef<[__m512]> + AsMut<[__m512]> {
     /// The values of a row.
     const N: usize;
@@ -202,12 +202,12 @@ fn products<U: Unpack>(
         let blocks = FourRows::new(unpack, rows, first, apart);
         for (j, tile) in x.tiles() {
             let t = tile.len() / x.depth();
-            for c in (0..t).step_by(FEW) {
+            for c in (0..t).step_by(FEW_COLUMNS) {
                 let run = match t - c {
-                    1 => few::<U, 1>,
-                    2 => few::<U, 2>,
-                    3 => few::<U, 3>,
-                    _ => few::<U, FEW>,
+                    1 => multiply_few_columns::<U, 1>,
+                    2 => multiply_few_columns::<U, 2>,
+                    3 => multiply_few_columns::<U, 3>,
+                    _ => multiply_few_columns::<U, FEW_COLUMNS>,
                 };
                 run(unpack, &blocks, (tile, t, c), out, (j + c, first));
             }
@@ -217,16 +217,16 @@ fn products<U: Unpack>(
 
 /// The blocks of four equidistant rows: whole blocks in place, the rest of each row padded with zeros.
 pub(super) struct FourRows {
-    whole: At,
+    whole: BlockOfFourRows,
     depth: usize,
-    rest: Option<Rest>,
+    rest: Option<PaddedTail>,
     row_bytes: usize,
     /// The number of distinct rows: one if all four are the same.
     distinct: usize,
 }
 
 /// Codes, scales and biases of at most 256 values.
-struct Rest {
+struct PaddedTail {
     codes: [[u8; 272]; FOUR],
     scales: [[u8; 32]; FOUR],
     biases: [[u8; 32]; FOUR],
@@ -238,13 +238,14 @@ impl FourRows {
     pub(super) fn new<U: Unpack>(unpack: U, rows: &Rows<'_>, first: usize, apart: usize) -> Self {
         let parts = rows.row(first);
         assert!(first + 3 * apart < rows.len());
-        let part = |bytes: &[u8]| Part { first: bytes.as_ptr(), stride: apart * bytes.len() };
+        let part = |bytes: &[u8]| StridedBytes { first: bytes.as_ptr(), stride: apart * bytes.len() };
         let (codes, scales, biases) = (part(parts.0), part(parts.1), part(parts.2));
-        let whole = At { codes, scales, biases, factor: rows.factor() };
+        let whole = BlockOfFourRows { codes, scales, biases, factor: rows.factor() };
         let depth = parts.0.len() / U::BYTES;
         let rest = (depth * U::BYTES < parts.0.len()).then(|| {
-            let mut rest = Rest { codes: [[0; 272]; FOUR], scales: [[0; 32]; FOUR], biases: [[0; 32]; FOUR] };
-            let beside = unpack.beside();
+            let mut rest =
+                PaddedTail { codes: [[0; 272]; FOUR], scales: [[0; 32]; FOUR], biases: [[0; 32]; FOUR] };
+            let beside = unpack.separate_scale_bytes();
             let pad = |to: &mut [u8], from: &[u8]| to[..from.len()].copy_from_slice(from);
             for row in 0..FOUR {
                 let parts = rows.row(first + row * apart);
@@ -268,27 +269,31 @@ impl FourRows {
         let ask = |at: *const u8, lines: usize| {
             (0..lines).for_each(|line| _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast()));
         };
-        if all <= NEAR {
+        if all <= MAX_NEAR_BYTES {
             return ask(codes.first.wrapping_add(all + FOUR * done), (FOUR * bytes).div_ceil(64));
         }
-        let ahead = if done + AHEAD < self.row_bytes { AHEAD } else { AHEAD + all - self.row_bytes };
+        let ahead = if done + PREFETCH_BYTES < self.row_bytes {
+            PREFETCH_BYTES
+        } else {
+            PREFETCH_BYTES + all - self.row_bytes
+        };
         (0..FOUR).for_each(|row| ask(codes.row(row).wrapping_add(done + ahead), bytes.div_ceil(64)));
     }
 
     /// Iterates over blocks of 256 values.
     #[inline]
-    pub(super) fn blocks<U: Unpack>(&self, unpack: U) -> impl Iterator<Item = At> {
-        let beside = unpack.beside();
-        let whole = (0..self.depth).map(move |b| At {
+    pub(super) fn blocks<U: Unpack>(&self, unpack: U) -> impl Iterator<Item = BlockOfFourRows> {
+        let beside = unpack.separate_scale_bytes();
+        let whole = (0..self.depth).map(move |b| BlockOfFourRows {
             codes: self.whole.codes.skip(b * U::BYTES),
             scales: self.whole.scales.skip(b * beside.0),
             biases: self.whole.biases.skip(b * beside.1),
             ..self.whole
         });
-        whole.chain(self.rest.as_ref().map(|rest| At {
-            codes: Part { first: rest.codes.as_ptr().cast(), stride: 272 },
-            scales: Part { first: rest.scales.as_ptr().cast(), stride: 32 },
-            biases: Part { first: rest.biases.as_ptr().cast(), stride: 32 },
+        whole.chain(self.rest.as_ref().map(|rest| BlockOfFourRows {
+            codes: StridedBytes { first: rest.codes.as_ptr().cast(), stride: 272 },
+            scales: StridedBytes { first: rest.scales.as_ptr().cast(), stride: 32 },
+            biases: StridedBytes { first: rest.biases.as_ptr().cast(), stride: 32 },
             ..self.whole
         }))
     }
@@ -297,7 +302,7 @@ impl FourRows {
 /// Multiplies four rows by CN columns from column `c` of a tile of `t`. The results go to columns `i`.. of
 /// `out`, in rows `j`...
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn few<U: Unpack, const CN: usize>(
+fn multiply_few_columns<U: Unpack, const CN: usize>(
     unpack: U,
     rows: &FourRows,
     (tile, t, c): (&[Block], usize, usize),
@@ -314,7 +319,7 @@ fn few<U: Unpack, const CN: usize>(
             for (q, sum) in sums.as_mut().iter_mut().enumerate() {
                 let dots = dots::<U>(&codes, x, q);
                 *sum = _mm512_fmadd_ps(dots, scales.as_ref()[q], *sum);
-                if U::ABOVE.is_none() {
+                if U::EXCESS_SHIFT.is_none() {
                     let of_x = if U::Lanes::N == 16 { &x.fine_sums[4 * q..] } else { &x.sums[4 * q..] };
                     *sum = _mm512_fnmadd_ps(minima.as_ref()[q], each_row(of_x), *sum);
                 }
@@ -351,7 +356,7 @@ fn dots<U: Unpack>(codes: &[__m512i; 16], x: &Block, q: usize) -> __m512 {
     let lane =
         |i: usize| if fine { dot(none, q + 4 * i) } else { dot(dot(none, 2 * q + 4 * i), 2 * q + 4 * i + 1) };
     let mut sums = fold([lane(0), lane(1), lane(2), lane(3)]);
-    if let Some(above) = U::ABOVE {
+    if let Some(above) = U::EXCESS_SHIFT {
         let less = if fine { x.fine_less.as_ptr() } else { x.less.as_ptr() };
         // SAFETY: four of eight or sixteen.
         let less = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(less.add(4 * q).cast()) });

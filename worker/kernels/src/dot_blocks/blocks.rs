@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::avx512::{At, Unpack};
+use super::avx512::{BlockOfFourRows, Unpack};
 
 /// The low nibbles of bytes, and the high nibbles.
 #[inline]
@@ -60,7 +60,7 @@ pub(super) fn negative(of: __m512) -> __m512 {
 /// The bytes exist.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-unsafe fn with_fifth(at: At, place: usize, codes: [__m512i; 2]) -> [__m512i; 2] {
+unsafe fn add_fifth_bits(at: BlockOfFourRows, place: usize, codes: [__m512i; 2]) -> [__m512i; 2] {
     // SAFETY: guaranteed by the caller.
     let bits = |row: usize| u64::from(unsafe { at.codes.row(row).add(place).cast::<u32>().read_unaligned() });
     let rows = [0, 1, 2, 3].map(bits);
@@ -73,18 +73,18 @@ unsafe fn with_fifth(at: At, place: usize, codes: [__m512i; 2]) -> [__m512i; 2] 
 /// Formats with an f16 scale, or an f16 scale and minimum, at the start of each block. `$codes` unpacks the
 /// 32 codes of the block at this byte offset, by sixteens.
 macro_rules! thirty_two {
-    ($($name:ident: $bytes:literal, $above:expr, |$at:ident, $place:ident| $codes:expr;)+) => {$(
+    ($($name:ident: $bytes:literal, $excess_shift:expr, |$at:ident, $place:ident| $codes:expr;)+) => {$(
         #[derive(Clone, Copy)]
         pub(super) struct $name;
 
         impl Unpack for $name {
             type Lanes = [__m512; 2];
-            const ABOVE: Option<u32> = $above;
+            const EXCESS_SHIFT: Option<u32> = $excess_shift;
             const BYTES: usize = 8 * $bytes;
 
             #[inline]
             #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-            unsafe fn codes(self, $at: At) -> [__m512i; 16] {
+            unsafe fn codes(self, $at: BlockOfFourRows) -> [__m512i; 16] {
                 let mut codes = [_mm512_setzero_si512(); 16];
                 for (block, codes) in codes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                     let $place = block * $bytes;
@@ -96,11 +96,11 @@ macro_rules! thirty_two {
 
             #[inline]
             #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-            unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
+            unsafe fn scales(self, at: BlockOfFourRows) -> ([__m512; 2], [__m512; 2]) {
                 // SAFETY: there are eight blocks, which begin with d and, in some formats, m.
                 let heads = unsafe { [at.codes.heads(0, 2 * $bytes), at.codes.heads($bytes, 2 * $bytes)] };
                 let d = heads.map(|head| halves(head));
-                if Self::ABOVE.is_some() {
+                if Self::EXCESS_SHIFT.is_some() {
                     return (d, d);
                 }
                 (d, heads.map(|head| negative(halves(_mm512_srli_epi32::<16>(head)))))
@@ -116,8 +116,8 @@ thirty_two! {
     };
     Q4_0: 18, Some(4), |at, place| nibbles(at.codes.sixteen(place + 2));
     Q4_1: 20, None, |at, place| nibbles(at.codes.sixteen(place + 4));
-    Q5_0: 22, Some(3), |at, place| with_fifth(at, place + 2, nibbles(at.codes.sixteen(place + 6)));
-    Q5_1: 24, None, |at, place| with_fifth(at, place + 4, nibbles(at.codes.sixteen(place + 8)));
+    Q5_0: 22, Some(3), |at, place| add_fifth_bits(at, place + 2, nibbles(at.codes.sixteen(place + 6)));
+    Q5_1: 24, None, |at, place| add_fifth_bits(at, place + 4, nibbles(at.codes.sixteen(place + 8)));
     Iq4Nl: 18, Some(0), |at, place| nibbles(at.codes.sixteen(place + 2)).map(|codes| look_up(&NON_LINEAR, codes));
 }
 
@@ -127,12 +127,12 @@ pub(super) struct Mxfp4;
 
 impl Unpack for Mxfp4 {
     type Lanes = [__m512; 2];
-    const ABOVE: Option<u32> = Some(0);
+    const EXCESS_SHIFT: Option<u32> = Some(0);
     const BYTES: usize = 8 * 17;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+    unsafe fn codes(self, at: BlockOfFourRows) -> [__m512i; 16] {
         let mut codes = [_mm512_setzero_si512(); 16];
         for (block, codes) in codes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             // SAFETY: sixteen bytes after the first of a block are codes.
@@ -144,7 +144,7 @@ impl Unpack for Mxfp4 {
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
+    unsafe fn scales(self, at: BlockOfFourRows) -> ([__m512; 2], [__m512; 2]) {
         // SAFETY: there are eight blocks.
         let exponents = unsafe { [at.codes.heads(0, 34), at.codes.heads(17, 34)] };
         let scale = |head| half_of_e8m0(_mm512_and_si512(head, _mm512_set1_epi32(255)));

@@ -2,12 +2,12 @@
 //! `Ops::pack` writes them; all operations in this folder read them.
 
 use super::super::ops::Ops;
-use super::{Order, QK};
+use super::{LaneOrder, QK};
 
 /// Columns per tile, interleaved block by block, so that a product with all of them reads contiguous memory.
 pub(in super::super) const TILE: usize = 16;
 
-/// 256 values of a column. Value k is `d[lane of k / 32] * codes[k]`; see [`Order`] for the lanes.
+/// 256 values of a column. Value k is `d[lane of k / 32] * codes[k]`; see [`LaneOrder`] for the lanes.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Block {
@@ -85,7 +85,7 @@ impl Columns {
     pub(super) fn at(&self, j: usize, k: usize) -> f32 {
         let (tile, depth) = (j / TILE * TILE, self.depth());
         let block = &self.blocks[tile * depth + k / QK * TILE.min(self.m - tile) + j % TILE];
-        block.d[Order::lane(k % QK / 32)] * f32::from(block.codes[k % QK])
+        block.d[LaneOrder::lane(k % QK / 32)] * f32::from(block.codes[k % QK])
     }
 }
 
@@ -133,11 +133,11 @@ fn pack_block(x: &[f32; QK], block: &mut Block) {
         for (to, code) in block.codes[32 * g..32 * g + 32].iter_mut().zip(codes) {
             *to = code as i8;
         }
-        let lane = Order::lane(g);
+        let lane = LaneOrder::lane(g);
         let mut whole = 0;
         for (half, codes) in codes.as_chunks::<16>().0.iter().enumerate() {
             let sum: i32 = codes.iter().sum();
-            let lane = Order::fine_lane(2 * g + half);
+            let lane = LaneOrder::fine_lane(2 * g + half);
             (block.fine_sums[lane], block.fine_less[lane]) = (d * sum as f32, -128 * sum);
             whole += sum;
         }

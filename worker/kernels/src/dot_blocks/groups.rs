@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::super::weight::Float;
-use super::avx512::{At, Part, Unpack};
+use super::avx512::{BlockOfFourRows, StridedBytes, Unpack};
 use super::blocks::{E2M1, half_of_e8m0, halves, look_up, negative, nibbles};
 
 /// Affine codes with groups of `1 << shift` codes.
@@ -22,26 +22,29 @@ impl<const BITS: usize> Affine<BITS> {
     /// Each row has as many floats as 256 values have groups.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn spread(self, at: Part) -> [__m512; 2] {
+    unsafe fn expand_floats(self, at: StridedBytes) -> [__m512; 2] {
         let bytes = (256 >> self.shift) * self.scales.size();
         // SAFETY: guaranteed by the caller.
-        let floats = unsafe { at.some(0, bytes.min(16)) };
+        let floats = unsafe { at.load_partial(0, bytes.min(16)) };
         if bytes == 32 {
             // SAFETY: as above.
-            let more = unsafe { at.some(16, 16) };
+            let more = unsafe { at.load_partial(16, 16) };
             let (first, last) = (_mm512_castsi512_ps(floats), _mm512_castsi512_ps(more));
             return [
                 _mm512_shuffle_ps::<0b10_00_10_00>(first, last),
                 _mm512_shuffle_ps::<0b11_01_11_01>(first, last),
             ];
         }
-        [self.picked(floats, _mm_setr_epi32(0, 2, 4, 6)), self.picked(floats, _mm_setr_epi32(1, 3, 5, 7))]
+        [
+            self.select_floats(floats, _mm_setr_epi32(0, 2, 4, 6)),
+            self.select_floats(floats, _mm_setr_epi32(1, 3, 5, 7)),
+        ]
     }
 
     /// The floats of four groups of 32 values of each row.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    fn picked(self, floats: __m512i, of: __m128i) -> __m512 {
+    fn select_floats(self, floats: __m512i, of: __m128i) -> __m512 {
         let groups = _mm_srl_epi32(of, _mm_cvtsi32_si128(self.shift.cast_signed() - 5));
         // The source bytes of each lane; the upper bytes are zero.
         let (size, bytes) = match self.scales {
@@ -60,21 +63,21 @@ impl<const BITS: usize> Affine<BITS> {
 
 impl<const BITS: usize> Unpack for Affine<BITS> {
     type Lanes = [__m512; 2];
-    const ABOVE: Option<u32> = None;
+    const EXCESS_SHIFT: Option<u32> = None;
     const BYTES: usize = 32 * BITS;
 
     #[inline]
-    fn beside(self) -> (usize, usize) {
+    fn separate_scale_bytes(self) -> (usize, usize) {
         let bytes = (256 >> self.shift) * self.scales.size();
         (bytes, bytes)
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+    unsafe fn codes(self, at: BlockOfFourRows) -> [__m512i; 16] {
         if BITS == 4 {
             // SAFETY: the codes have 128 bytes.
-            return unsafe { neighbours(at.codes, |codes| codes) };
+            return unsafe { interleave_nibbles(at.codes, |codes| codes) };
         }
         // SAFETY: sixteen of the codes' 256 bytes.
         std::array::from_fn(|n| unsafe { at.codes.sixteen(16 * n) })
@@ -82,9 +85,9 @@ impl<const BITS: usize> Unpack for Affine<BITS> {
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
+    unsafe fn scales(self, at: BlockOfFourRows) -> ([__m512; 2], [__m512; 2]) {
         // SAFETY: each group has both.
-        let (scales, biases) = unsafe { (self.spread(at.scales), self.spread(at.biases)) };
+        let (scales, biases) = unsafe { (self.expand_floats(at.scales), self.expand_floats(at.biases)) };
         (scales, biases.map(|biases| negative(biases)))
     }
 }
@@ -95,7 +98,7 @@ impl<const BITS: usize> Unpack for Affine<BITS> {
 /// There are 128 bytes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-unsafe fn neighbours(codes: Part, meaning: impl Fn(__m512i) -> __m512i) -> [__m512i; 16] {
+unsafe fn interleave_nibbles(codes: StridedBytes, meaning: impl Fn(__m512i) -> __m512i) -> [__m512i; 16] {
     let mut to = [_mm512_setzero_si512(); 16];
     for (n, to) in to.as_chunks_mut::<2>().0.iter_mut().enumerate() {
         // SAFETY: guaranteed by the caller.
@@ -131,33 +134,33 @@ pub(super) struct Nvfp4;
 /// Each row has 128 bytes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-unsafe fn e2m1(at: At) -> [__m512i; 16] {
+unsafe fn e2m1(at: BlockOfFourRows) -> [__m512i; 16] {
     // SAFETY: guaranteed by the caller.
-    unsafe { neighbours(at.codes, |codes| look_up(&E2M1, codes)) }
+    unsafe { interleave_nibbles(at.codes, |codes| look_up(&E2M1, codes)) }
 }
 
 impl Unpack for Mxfp4 {
     type Lanes = [__m512; 2];
-    const ABOVE: Option<u32> = Some(0);
+    const EXCESS_SHIFT: Option<u32> = Some(0);
     const BYTES: usize = 128;
 
     #[inline]
-    fn beside(self) -> (usize, usize) {
+    fn separate_scale_bytes(self) -> (usize, usize) {
         (8, 0)
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+    unsafe fn codes(self, at: BlockOfFourRows) -> [__m512i; 16] {
         // SAFETY: there are 256 codes.
         unsafe { e2m1(at) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
+    unsafe fn scales(self, at: BlockOfFourRows) -> ([__m512; 2], [__m512; 2]) {
         // SAFETY: there is a scale per 32 codes.
-        let bytes = _mm512_shuffle_epi32::<0b01_01_00_00>(unsafe { at.scales.some(0, 8) });
+        let bytes = _mm512_shuffle_epi32::<0b01_01_00_00>(unsafe { at.scales.load_partial(0, 8) });
         let scales = [_mm_setr_epi32(0, 16, 0, 16), _mm_setr_epi32(8, 24, 8, 24)].map(|by| {
             let exponents = _mm512_srlv_epi32(bytes, _mm512_broadcast_i32x4(by));
             half_of_e8m0(_mm512_and_si512(exponents, _mm512_set1_epi32(255)))
@@ -168,24 +171,24 @@ impl Unpack for Mxfp4 {
 
 impl Unpack for Nvfp4 {
     type Lanes = [__m512; 4];
-    const ABOVE: Option<u32> = Some(0);
+    const EXCESS_SHIFT: Option<u32> = Some(0);
     const BYTES: usize = 128;
 
     #[inline]
-    fn beside(self) -> (usize, usize) {
+    fn separate_scale_bytes(self) -> (usize, usize) {
         (16, 0)
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+    unsafe fn codes(self, at: BlockOfFourRows) -> [__m512i; 16] {
         // SAFETY: there are 256 codes.
         unsafe { e2m1(at) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> ([__m512; 4], [__m512; 4]) {
+    unsafe fn scales(self, at: BlockOfFourRows) -> ([__m512; 4], [__m512; 4]) {
         // SAFETY: there is a scale per sixteen codes.
         let scales = byte_by_byte(unsafe { at.scales.sixteen(0) }, at.factor, |codes| e4m3(codes));
         (scales, scales)
@@ -217,12 +220,12 @@ pub(super) struct Nvfp4Block;
 
 impl Unpack for Nvfp4Block {
     type Lanes = [__m512; 4];
-    const ABOVE: Option<u32> = Some(0);
+    const EXCESS_SHIFT: Option<u32> = Some(0);
     const BYTES: usize = 4 * 36;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+    unsafe fn codes(self, at: BlockOfFourRows) -> [__m512i; 16] {
         let mut codes = [_mm512_setzero_si512(); 16];
         for (n, codes) in codes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             // SAFETY: half of the bytes of block n / 2.
@@ -235,7 +238,7 @@ impl Unpack for Nvfp4Block {
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> ([__m512; 4], [__m512; 4]) {
+    unsafe fn scales(self, at: BlockOfFourRows) -> ([__m512; 4], [__m512; 4]) {
         // SAFETY: there are four blocks, each of which begins with four scales.
         let bytes = unsafe { at.codes.heads(0, 36) };
         // The scales have no sign. The code that is NaN in other formats is zero; with the sign bit set it is

@@ -36,7 +36,7 @@ pub(super) use columns::{Block, Columns, TILE};
 const QK: usize = 256;
 
 /// Whether products with rows of this kind use integers; `dot_rows` handles the other kinds.
-pub(super) fn takes(kind: Kind) -> bool {
+pub(super) fn uses_integers(kind: Kind) -> bool {
     match kind {
         Kind::Q8_0 => true,
         Kind::Ggml(ty) => matches!(
@@ -63,13 +63,13 @@ pub(super) fn takes(kind: Kind) -> bool {
 }
 
 /// The lane of each group of a block. Pairwise addition of four vectors of 64 codes each produces this order.
-struct Order;
+struct LaneOrder;
 
-impl Order {
+impl LaneOrder {
     /// The group of 32 values in each lane.
-    const COARSE: [u8; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+    const GROUPS_OF_32: [u8; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
     /// The group of sixteen values in each lane.
-    const FINE: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
+    const GROUPS_OF_16: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
 
     const fn lane(group: usize) -> usize {
         4 * (group % 2) + group / 2

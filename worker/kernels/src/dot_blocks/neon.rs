@@ -11,7 +11,7 @@ use super::super::weight::Scaled;
 use super::super::window::Window;
 use super::columns::{Block, TILE};
 use super::neon_formats::*;
-use super::{Columns, Order, QK};
+use super::{Columns, LaneOrder, QK};
 
 /// Sums of four products each, for every aarch64 processor.
 #[inline]
@@ -55,7 +55,7 @@ macro_rules! version {
                         for k in (0..rows.cols()).step_by(32) {
                             // SAFETY: the row is as long as the columns and of this format.
                             let (codes, terms) = unsafe { format.codes(row, k) };
-                            let lane = Order::lane(k % QK / 32);
+                            let lane = LaneOrder::lane(k % QK / 32);
                             for (c, x) in tile[k / QK * t..][..t].iter().enumerate() {
                                 let others = codes_of(x, k % QK);
                                 let [a, b] = [$dot(codes[0], others[0]), $dot(codes[1], others[1])];
@@ -71,7 +71,7 @@ macro_rules! version {
                                     if F::ONE_SCALE {
                                         less[c] += terms.offset[0] * x.sums[lane];
                                     } else {
-                                        let fine = |n| x.fine_sums[Order::fine_lane(k % QK / 16 + n)];
+                                        let fine = |n| x.fine_sums[LaneOrder::fine_lane(k % QK / 16 + n)];
                                         less[c] += terms.offset[0] * fine(0) + terms.offset[1] * fine(1);
                                     }
                                 }

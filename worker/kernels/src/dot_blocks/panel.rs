@@ -9,7 +9,7 @@ use super::super::rows::Rows;
 use super::super::window::Window;
 use super::avx512::{FOUR, FourRows, Lanes, Unpack};
 use super::columns::Block;
-use super::{Columns, Order};
+use super::{Columns, LaneOrder};
 
 /// Rows per panel: the lanes of a vector.
 pub(super) const R: usize = 16;
@@ -34,12 +34,12 @@ pub(super) fn products<U: Unpack>(
 ) {
     let (n, depth) = (rows.len() / R, x.depth());
     assert!(rows.len() == n * R);
-    let panel_len = depth * block_len(U::Lanes::N, U::ABOVE.is_none());
+    let panel_len = depth * block_len(U::Lanes::N, U::EXCESS_SHIFT.is_none());
     let at_once = (PANELS_BYTES / (panel_len * size_of::<__m512i>())).max(1);
     for first in (0..n).step_by(at_once) {
         let panels = vectors(scratch, at_once.min(n - first) * panel_len);
         for (p, panel) in panels.chunks_exact_mut(panel_len).enumerate() {
-            lay_out(unpack, rows, (first + p) * R, panel);
+            fill_panel(unpack, rows, (first + p) * R, panel);
         }
         for (j, tile) in x.tiles() {
             let t = tile.len() / depth;
@@ -49,13 +49,13 @@ pub(super) fn products<U: Unpack>(
                 for (p, panel) in panels.chunks_exact(panel_len).enumerate() {
                     let to = (j + c, (first + p) * R);
                     let run = match step {
-                        16 => times::<16>,
-                        8 => times::<8>,
-                        4 => times::<4>,
-                        2 => times::<2>,
-                        _ => times::<1>,
+                        16 => multiply_panel::<16>,
+                        8 => multiply_panel::<8>,
+                        4 => multiply_panel::<4>,
+                        2 => multiply_panel::<2>,
+                        _ => multiply_panel::<1>,
                     };
-                    run((U::Lanes::N, U::ABOVE), panel, (tile, t, c), out, to);
+                    run((U::Lanes::N, U::EXCESS_SHIFT), panel, (tile, t, c), out, to);
                 }
                 c += step;
             }
@@ -75,8 +75,8 @@ fn vectors(scratch: &mut Vec<f32>, n: usize) -> &mut [__m512i] {
 
 /// Unpacks sixteen rows from row `first`.
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn lay_out<U: Unpack>(unpack: U, rows: &Rows<'_>, first: usize, panel: &mut [__m512i]) {
-    let len = block_len(U::Lanes::N, U::ABOVE.is_none());
+fn fill_panel<U: Unpack>(unpack: U, rows: &Rows<'_>, first: usize, panel: &mut [__m512i]) {
+    let len = block_len(U::Lanes::N, U::EXCESS_SHIFT.is_none());
     let vectors = U::Lanes::N / FOUR;
     for q in 0..FOUR {
         // Take rows at a distance of four, so that they come out in order.
@@ -116,7 +116,7 @@ fn interleave([a, b, c, d]: [__m512i; FOUR]) -> [__m512i; FOUR] {
 
 /// Multiplies a panel by CN columns from column `c` of a tile of `t`.
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn times<const CN: usize>(
+fn multiply_panel<const CN: usize>(
     (lanes, above): (usize, Option<u32>),
     panel: &[__m512i],
     x: (&[Block], usize, usize),
@@ -146,7 +146,8 @@ fn tile<const N: usize, const IS_ABOVE: bool, const CN: usize>(
     for (panel, x) in panel.chunks_exact(len).zip(x.chunks_exact(t)) {
         let Some((x, _)) = x[c..].split_first_chunk::<CN>() else { unreachable!("c + CN <= t") };
         for (lane, sums) in sums.iter_mut().enumerate() {
-            let first = if N == 16 { 4 * Order::FINE[lane] } else { 8 * Order::COARSE[lane] };
+            let first =
+                if N == 16 { 4 * LaneOrder::GROUPS_OF_16[lane] } else { 8 * LaneOrder::GROUPS_OF_32[lane] };
             let first = usize::from(first);
             let coarse = if N == 16 { lane / 8 * 4 + lane % 4 } else { lane };
             let mut dots: [__m512i; CN] = std::array::from_fn(|c| match IS_ABOVE {

@@ -124,7 +124,7 @@ mod tests {
 
     /// The result of a product does not depend on other rows or columns in the same call.
     #[test]
-    fn company_changes_no_bit() {
+    fn other_rows_and_columns_change_no_bit() {
         for ops in Ops::all() {
             for &kind in KINDS {
                 let cols =
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_none_is_not_lost() {
+    fn nan_is_preserved() {
         for ops in Ops::all() {
             for &kind in KINDS.iter().filter(|kind| matches!(kind, Kind::Float(_))) {
                 let packed = Packed::random(kind, 4, 40, 3);

@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_spreads() {
+    fn nan_spreads_to_the_whole_row() {
         for ops in Ops::all() {
             for bad in [f32::NAN, f32::INFINITY] {
                 for at in [0, 3, 12, 18] {

@@ -7,7 +7,7 @@ mod names;
 use lode_model::gguf::{Array, Header, Metadata, TensorEntry, Value};
 use serde_json::{Map, Value as Json, json};
 
-pub use names::{Place, place};
+pub use names::{TensorLocation, locate_tensor};
 
 use super::ConfigError;
 
@@ -24,7 +24,7 @@ const FAMILIES: [(&str, &str, &str); 8] = [
 ];
 
 /// The information about tensors that the configuration depends on.
-pub trait Contents {
+pub trait TensorLookup {
     /// The row-major shape of a tensor, by its name in the file.
     fn shape(&self, name: &str) -> Option<Vec<u64>>;
 
@@ -33,7 +33,7 @@ pub trait Contents {
 }
 
 /// A header alone has no tables.
-impl Contents for Header {
+impl TensorLookup for Header {
     fn shape(&self, name: &str) -> Option<Vec<u64>> {
         self.tensors.iter().find(|entry| entry.name == name).map(TensorEntry::shape)
     }
@@ -44,7 +44,7 @@ impl Contents for Header {
 }
 
 /// Builds the configuration. An unknown architecture keeps its name, so that the error names it.
-pub fn config(metadata: &Metadata, contents: &dyn Contents) -> Result<Map<String, Json>, ConfigError> {
+pub fn config(metadata: &Metadata, contents: &dyn TensorLookup) -> Result<Map<String, Json>, ConfigError> {
     let architecture = metadata.architecture().unwrap_or_default();
     if let Some(kind) = metadata.str("general.type").filter(|kind| *kind != "model") {
         return Err(ConfigError::Unsupported {
@@ -63,8 +63,8 @@ pub fn config(metadata: &Metadata, contents: &dyn Contents) -> Result<Map<String
         ("llama", 1..) => ("mixtral", "MixtralForCausalLM"),
         _ => (*model_type, *class),
     };
-    let width = keys.need("embedding_length")?;
-    let heads = keys.need("attention.head_count")?;
+    let width = keys.require_count("embedding_length")?;
+    let heads = keys.require_count("attention.head_count")?;
     let head_dim = match keys.count("attention.key_length")? {
         Some(head_dim) => head_dim,
         None => width.checked_div(heads).unwrap_or(0),
@@ -76,13 +76,13 @@ pub fn config(metadata: &Metadata, contents: &dyn Contents) -> Result<Map<String
         let found = format!("{value_length}, and keys have {head_dim}");
         return Err(ConfigError::Unsupported { field, found, supported: "the length of keys" });
     }
-    let context = keys.need("context_length")?;
+    let context = keys.require_count("context_length")?;
     let mut config = object(json!({
         "model_type": model_type,
         "architectures": [class],
         "hidden_size": width,
         "intermediate_size": keys.count("feed_forward_length")?,
-        "num_hidden_layers": keys.need("block_count")?,
+        "num_hidden_layers": keys.require_count("block_count")?,
         "num_attention_heads": heads,
         "num_key_value_heads": keys.count("attention.head_count_kv")?.unwrap_or(heads),
         "head_dim": head_dim,
@@ -92,12 +92,12 @@ pub fn config(metadata: &Metadata, contents: &dyn Contents) -> Result<Map<String
     }));
     let mut set = |key: &str, value: Json| config.insert(key.to_owned(), value);
     if architecture == "bert" {
-        set("layer_norm_eps", json!(keys.need_float("attention.layer_norm_epsilon")?));
+        set("layer_norm_eps", json!(keys.require_float("attention.layer_norm_epsilon")?));
         set("type_vocab_size", json!(contents.shape("token_types.weight").and_then(|s| s.first().copied())));
         set("hidden_act", json!("gelu"));
         return Ok(config);
     }
-    set("rms_norm_eps", json!(keys.need_float("attention.layer_norm_rms_epsilon")?));
+    set("rms_norm_eps", json!(keys.require_float("attention.layer_norm_rms_epsilon")?));
     let rotated = keys.count("rope.dimension_count")?.unwrap_or(head_dim);
     if rotated != head_dim {
         // Slightly more than the share, since the product with the head size is rounded down.
@@ -111,7 +111,7 @@ pub fn config(metadata: &Metadata, contents: &dyn Contents) -> Result<Map<String
             // The largest model of each family scales scores by its width per head, the others by the head
             // size.
             let largest = if model_type == "gemma2" { 46 } else { 62 };
-            let is_largest = keys.need("block_count")? == largest;
+            let is_largest = keys.require_count("block_count")? == largest;
             let scaled = if is_largest { width.checked_div(heads).unwrap_or(0) } else { head_dim };
             set("query_pre_attn_scalar", json!(scaled));
         }
@@ -146,12 +146,12 @@ pub fn config(metadata: &Metadata, contents: &dyn Contents) -> Result<Map<String
         }
         "mixtral" => {
             set("num_local_experts", json!(experts));
-            set("num_experts_per_tok", json!(keys.need("expert_used_count")?));
+            set("num_experts_per_tok", json!(keys.require_count("expert_used_count")?));
         }
         "qwen3_moe" => {
             set("num_experts", json!(experts));
-            set("num_experts_per_tok", json!(keys.need("expert_used_count")?));
-            set("moe_intermediate_size", json!(keys.need("expert_feed_forward_length")?));
+            set("num_experts_per_tok", json!(keys.require_count("expert_used_count")?));
+            set("moe_intermediate_size", json!(keys.require_count("expert_feed_forward_length")?));
             set("norm_topk_prob", json!(true));
             set("decoder_sparse_step", json!(1));
         }
@@ -208,7 +208,7 @@ impl Keys<'_> {
         number.map(Some).ok_or_else(|| self.wrong(key, value, "a whole number"))
     }
 
-    fn need(&self, key: &str) -> Result<u64, ConfigError> {
+    fn require_count(&self, key: &str) -> Result<u64, ConfigError> {
         self.count(key)?.ok_or_else(|| self.absent(key))
     }
 
@@ -218,7 +218,7 @@ impl Keys<'_> {
         number.map(Some).ok_or_else(|| self.wrong(key, value, "a number"))
     }
 
-    fn need_float(&self, key: &str) -> Result<f64, ConfigError> {
+    fn require_float(&self, key: &str) -> Result<f64, ConfigError> {
         self.float(key)?.ok_or_else(|| self.absent(key))
     }
 
@@ -228,7 +228,7 @@ impl Keys<'_> {
     }
 
     /// Rows of the embedding: from the key, else the number of tokens, else from the tensor.
-    fn vocabulary(&self, contents: &dyn Contents) -> Result<Option<u64>, ConfigError> {
+    fn vocabulary(&self, contents: &dyn TensorLookup) -> Result<Option<u64>, ConfigError> {
         if let Some(size) = self.count("vocab_size")? {
             return Ok(Some(size));
         }
@@ -238,7 +238,7 @@ impl Keys<'_> {
     }
 
     /// Factors in tensors become `longrope`, which is one divisor for each frequency.
-    fn rope_scaling(&self, contents: &dyn Contents, original: u64) -> Result<Json, ConfigError> {
+    fn rope_scaling(&self, contents: &dyn TensorLookup, original: u64) -> Result<Json, ConfigError> {
         let factor = match self.float("rope.scaling.factor")? {
             Some(factor) => Some(factor),
             None => self.float("rope.scale_linear")?,
@@ -300,7 +300,7 @@ mod tests {
     /// A model without tables.
     struct Plain;
 
-    impl Contents for Plain {
+    impl TensorLookup for Plain {
         fn shape(&self, name: &str) -> Option<Vec<u64>> {
             (name == "token_embd.weight").then(|| vec![320, 64])
         }
@@ -312,7 +312,7 @@ mod tests {
 
     struct Tables;
 
-    impl Contents for Tables {
+    impl TensorLookup for Tables {
         fn shape(&self, _: &str) -> Option<Vec<u64>> {
             None
         }
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_key() {
         let check = |more: &[(&str, Value)], expect: &str| {
             let error = config(&metadata("llama", more), &Plain).unwrap_err().to_string();
             assert_eq!(error, expect);

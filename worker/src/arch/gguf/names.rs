@@ -3,27 +3,27 @@
 
 /// The location of a checkpoint's tensor in a GGUF.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TensorLocation {
     pub name: String,
     /// Index in a stacked tensor of experts.
     pub expert: Option<u64>,
 }
 
-impl Place {
+impl TensorLocation {
     /// The location of an expert that is a separate tensor, as in the first Mixtral files.
-    pub fn alone(&self) -> Option<Place> {
+    pub fn as_separate_tensor(&self) -> Option<TensorLocation> {
         let name = self.name.replacen("_exps.", &format!(".{}.", self.expert?), 1);
-        Some(Place { name, expert: None })
+        Some(TensorLocation { name, expert: None })
     }
 }
 
 /// The location of a tensor with this name in a checkpoint. An unknown name is treated as the GGUF's.
-pub fn place(architecture: &str, name: &str) -> Place {
-    known(architecture, name).unwrap_or_else(|| Place { name: name.to_owned(), expert: None })
+pub fn locate_tensor(architecture: &str, name: &str) -> TensorLocation {
+    map_name(architecture, name).unwrap_or_else(|| TensorLocation { name: name.to_owned(), expert: None })
 }
 
-fn known(architecture: &str, name: &str) -> Option<Place> {
-    let whole = |name: String| Some(Place { name, expert: None });
+fn map_name(architecture: &str, name: &str) -> Option<TensorLocation> {
+    let whole = |name: String| Some(TensorLocation { name, expert: None });
     let (stem, leaf) = name.rsplit_once('.')?;
     let fixed = match stem {
         "model.embed_tokens" | "embeddings.word_embeddings" => Some("token_embd"),
@@ -50,7 +50,7 @@ fn known(architecture: &str, name: &str) -> Option<Place> {
             _ => return None,
         };
         let name = format!("blk.{layer}.ffn_{part}_exps.{leaf}");
-        return Some(Place { name, expert: Some(expert.parse().ok()?) });
+        return Some(TensorLocation { name, expert: Some(expert.parse().ok()?) });
     }
     let is_gemma = architecture.starts_with("gemma");
     let part = match part {
@@ -107,7 +107,11 @@ mod tests {
             ("bert", "encoder.layer.3.attention.output.LayerNorm.bias", "blk.3.attn_output_norm.bias", None),
             ("llama", "rope_freqs.weight", "rope_freqs.weight", None),
         ] {
-            assert_eq!(place(architecture, name), Place { name: expect.to_owned(), expert }, "{name}");
+            assert_eq!(
+                locate_tensor(architecture, name),
+                TensorLocation { name: expect.to_owned(), expert },
+                "{name}"
+            );
         }
     }
 }

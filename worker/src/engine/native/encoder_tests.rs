@@ -148,7 +148,7 @@ fn hidden(engine: &mut dyn Engine, texts: &[Vec<u32>]) -> Vec<Vec<Vec<f32>>> {
     let slices: Vec<_> = open.iter().zip(texts).map(slice).collect();
     let slices: Vec<Slice<'_>> = slices
         .iter()
-        .map(|(sequence, tokens)| Slice { sequence: *sequence, tokens, want: Want::Hidden })
+        .map(|(sequence, tokens)| Slice { sequence: *sequence, tokens, want: RowSelection::Hidden })
         .collect();
     let rows = engine.step(&slices).unwrap();
     open.into_iter().for_each(|sequence| engine.close(sequence));
@@ -174,7 +174,7 @@ fn hidden_states_of_the_reference() {
 }
 
 #[test]
-fn company_changes_no_bit_of_an_encoder() {
+fn encoder_results_do_not_depend_on_the_batch() {
     let folder = tempfile::tempdir().unwrap();
     let mut engine =
         load(&bert().whole(folder.path()), LoadOptions { max_sequences: 5, ..f32_cache() }).unwrap();
@@ -187,7 +187,7 @@ fn company_changes_no_bit_of_an_encoder() {
 
 /// Compares a RoBERTa with the results of transformers.
 #[test]
-fn a_roberta_of_its_own() {
+fn roberta_matches_the_reference() {
     let folder = "tests/fixtures/encoder/roberta";
     for scalar in [false, true] {
         let mut engine = load(&checkpoint(folder), LoadOptions { scalar, ..f32_cache() }).unwrap();
@@ -213,7 +213,7 @@ fn a_roberta_of_its_own() {
 
 /// A RoBERTa with a padding id of 4 and a position table shifted accordingly equals the BERT.
 #[test]
-fn roberta_begins_behind_its_padding() {
+fn roberta_positions_start_after_padding() {
     let (folder, of_roberta) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let plain = bert();
     let mut roberta = bert();
@@ -232,16 +232,16 @@ fn roberta_begins_behind_its_padding() {
 }
 
 #[test]
-fn what_an_encoder_refuses() {
+fn unsupported_encoders_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut engine = load(&bert().whole(folder.path()), f32_cache()).unwrap();
     let sequence = engine.open(10).unwrap();
     let slice = |want| Slice { sequence, tokens: &[1, 2], want };
-    assert_eq!(engine.step(&[slice(Want::Last)]).unwrap_err(), StepError::NoLogits(sequence));
-    engine.step(&[slice(Want::Hidden)]).unwrap();
-    assert_eq!(engine.step(&[slice(Want::Hidden)]).unwrap_err(), StepError::NotWhole(sequence));
+    assert_eq!(engine.step(&[slice(RowSelection::Last)]).unwrap_err(), StepError::NoLogits(sequence));
+    engine.step(&[slice(RowSelection::Hidden)]).unwrap();
+    assert_eq!(engine.step(&[slice(RowSelection::Hidden)]).unwrap_err(), StepError::NotWhole(sequence));
     engine.truncate(sequence, 0);
-    engine.step(&[slice(Want::Hidden)]).unwrap();
+    engine.step(&[slice(RowSelection::Hidden)]).unwrap();
 
     type Change = fn(&mut Value);
     let cases: &[(Change, &str)] = &[

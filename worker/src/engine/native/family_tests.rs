@@ -31,7 +31,7 @@ fn logits_and_greedy_ids_of_every_family() {
             for case in cases(family) {
                 let prompt = ids(&case["token_ids"]);
                 let sequence = engine.open(prompt.len()).unwrap();
-                let rows = step(engine.as_mut(), sequence, &prompt, Want::Last);
+                let rows = step(engine.as_mut(), sequence, &prompt, RowSelection::Last);
                 engine.close(sequence);
                 let expect = case["last_logits"].as_array().unwrap();
                 assert_eq!(rows[0].len(), expect.len());
@@ -50,7 +50,7 @@ fn logits_and_greedy_ids_of_every_family() {
 
 /// A sequence's results do not depend on the other sequences in a step, nor on how its prompt is split.
 #[test]
-fn company_and_cuts_change_no_bit_in_any_family() {
+fn results_do_not_depend_on_batch_or_pieces() {
     for family in FAMILIES {
         let mut engine = engine(family, f32_cache());
         let prompts: Vec<Vec<u32>> = cases(family).iter().map(|case| ids(&case["token_ids"])).collect();
@@ -58,7 +58,7 @@ fn company_and_cuts_change_no_bit_in_any_family() {
             .iter()
             .map(|prompt| {
                 let sequence = engine.open(prompt.len()).unwrap();
-                let rows = step(engine.as_mut(), sequence, prompt, Want::All);
+                let rows = step(engine.as_mut(), sequence, prompt, RowSelection::All);
                 engine.close(sequence);
                 rows
             })
@@ -71,7 +71,7 @@ fn company_and_cuts_change_no_bit_in_any_family() {
                 let going: Vec<usize> = (0..prompts.len()).filter(|p| at < prompts[*p].len()).collect();
                 let slice = |p: &usize| {
                     let tokens = &prompts[*p][at..prompts[*p].len().min(at + size)];
-                    Slice { sequence: open[*p], tokens, want: Want::All }
+                    Slice { sequence: open[*p], tokens, want: RowSelection::All }
                 };
                 let logits = engine.step(&going.iter().map(slice).collect::<Vec<_>>()).unwrap();
                 for (index, p) in going.iter().enumerate() {
@@ -86,14 +86,14 @@ fn company_and_cuts_change_no_bit_in_any_family() {
 
 /// A multimodal Gemma 3 has the same decoder under other tensor names, and a short configuration.
 #[test]
-fn the_text_side_of_a_vision_model() {
+fn text_part_of_a_multimodal_model() {
     let place = tempfile::tempdir().unwrap();
     let mut text = Checkpoint::read(&folder("gemma3"));
     let files = text.whole(place.path());
     let known = {
         let mut engine = load(&files, f32_cache()).unwrap();
         let sequence = engine.open(40).unwrap();
-        step(engine.as_mut(), sequence, &[5; 40], Want::Last)
+        step(engine.as_mut(), sequence, &[5; 40], RowSelection::Last)
     };
     let inner = text.config.take();
     text.config = json!({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner});
@@ -113,7 +113,7 @@ fn the_text_side_of_a_vision_model() {
     let options = LoadOptions { context_length: Some(512), ..f32_cache() };
     let mut engine = load(&text.whole(place.path()), options).unwrap();
     let sequence = engine.open(40).unwrap();
-    let found = step(engine.as_mut(), sequence, &[5; 40], Want::Last);
+    let found = step(engine.as_mut(), sequence, &[5; 40], RowSelection::Last);
     for (found, known) in found[0].iter().zip(&known[0]) {
         assert!((found - known).abs() < 1e-3, "{found} {known}");
     }
@@ -127,7 +127,7 @@ fn smaller_caches_stay_close_in_every_family() {
             for case in cases(family) {
                 let prompt = ids(&case["token_ids"]);
                 let sequence = engine.open(prompt.len()).unwrap();
-                let row = step(engine.as_mut(), sequence, &prompt, Want::Last).remove(0);
+                let row = step(engine.as_mut(), sequence, &prompt, RowSelection::Last).remove(0);
                 engine.close(sequence);
                 let expect = case["last_logits"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap());
                 let size: f64 = expect.clone().map(|v| v * v).sum();

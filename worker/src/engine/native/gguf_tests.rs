@@ -48,7 +48,7 @@ fn nmse(found: &[f32], expect: &[f64]) -> f64 {
 }
 
 fn last(engine: &mut dyn Engine, sequence: SequenceId, tokens: &[u32]) -> Vec<f32> {
-    let logits = engine.step(&[Slice { sequence, tokens, want: Want::Last }]).unwrap();
+    let logits = engine.step(&[Slice { sequence, tokens, want: RowSelection::Last }]).unwrap();
     logits.last(0).unwrap().unwrap().to_vec()
 }
 
@@ -200,7 +200,7 @@ fn split_files_are_one_model() {
 
 /// The first Mixtral files have a separate tensor for each expert.
 #[test]
-fn experts_may_be_tensors_of_their_own() {
+fn experts_may_be_separate_tensors() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m");
     let Parts { metadata, tensors } = parts("mixtral-q8_0");
@@ -226,7 +226,7 @@ fn experts_may_be_tensors_of_their_own() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_by_name() {
+fn unsupported_ggufs_are_refused_with_a_reason() {
     type Change = fn(&mut Parts);
     let cases: &[(Change, &str)] = &[
         (
@@ -289,7 +289,7 @@ fn what_cannot_run_is_refused_by_name() {
 
 /// An NVFP4 tensor may have an additional scale in a separate tensor.
 #[test]
-fn a_scale_beside_a_tensor_counts() {
+fn nvfp4_tensor_scales_are_applied() {
     let folder = tempfile::tempdir().unwrap();
     let logits = |parts: Parts| {
         let path = folder.path().join("m");
@@ -356,7 +356,7 @@ fn damaged_headers_are_refused_or_run() {
             let sequence = engine.open(4).unwrap();
             let tokens = &[3, 1, 4];
             // Any results are accepted.
-            drop(engine.step(&[Slice { sequence, tokens, want: Want::Last }]).unwrap());
+            drop(engine.step(&[Slice { sequence, tokens, want: RowSelection::Last }]).unwrap());
             ran += 1;
         }
     }

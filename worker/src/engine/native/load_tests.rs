@@ -9,11 +9,11 @@ use lode_model::safetensors::{Dtype, Header, write_header};
 use lode_model::tensor::read_blob;
 use serde_json::{Value, json};
 
-use super::tensors::Mapped;
+use super::tensors::MappedTensors;
 use super::tests::{f32_cache, repository};
 use super::*;
 use crate::arch::Tensors;
-use crate::engine::{BlobFile, Format, ModelFiles, NotFinite};
+use crate::engine::{BlobFile, Format, ModelFiles, NonFiniteError};
 use lode_kernels::{Ops, Rows};
 
 /// The parts of a checkpoint, so that a test can change them.
@@ -106,7 +106,8 @@ impl Checkpoint {
 fn logits(files: &ModelFiles) -> Vec<f32> {
     let mut engine = load(files, f32_cache()).unwrap();
     let sequence = engine.open(8).unwrap();
-    let logits = engine.step(&[Slice { sequence, tokens: &[3, 1, 4, 1, 5], want: Want::All }]).unwrap();
+    let logits =
+        engine.step(&[Slice { sequence, tokens: &[3, 1, 4, 1, 5], want: RowSelection::All }]).unwrap();
     logits.rows(0).unwrap().flatten().copied().collect()
 }
 
@@ -196,7 +197,7 @@ fn codes_match_the_vectors() {
         for dtype in ["bf16", "f32"] {
             let case = format!("{format}-{dtype}");
             let path = folder.join(format!("{case}.blob.safetensors"));
-            let mut blob = Mapped::open(&[BlobFile {
+            let mut blob = MappedTensors::open(&[BlobFile {
                 path,
                 name: None,
                 whole_file: false,
@@ -254,7 +255,7 @@ fn an_expert_comes_out_of_a_stack() {
         format: Format::Safetensors,
         extent: None,
     };
-    let mut tensors = Mapped::open(&[blob]).unwrap();
+    let mut tensors = MappedTensors::open(&[blob]).unwrap();
     let expert = |n: usize| format!("model.layers.0.mlp.experts.{n}.up_proj.weight");
     assert!(tensors.has(&expert(2)) && !tensors.has("model.layers.1.mlp.experts.2.up_proj.weight"));
     let weight = tensors.matrix(&expert(2), 4, 32).unwrap();
@@ -344,17 +345,17 @@ fn numbers_that_overflow_stop_their_sequence_alone() {
             let options = LoadOptions { scalar, kv_type, ..f32_cache() };
             let mut engine = load(&files, options).unwrap();
             let open: Vec<SequenceId> = (0..3).map(|_| engine.open(4).unwrap()).collect();
-            let slice = |n: usize, tokens| Slice { sequence: open[n], tokens, want: Want::Last };
+            let slice = |n: usize, tokens| Slice { sequence: open[n], tokens, want: RowSelection::Last };
             let logits = engine.step(&[slice(0, &[1, 7]), slice(1, &[1, 2]), slice(2, &[8, 1])]).unwrap();
-            assert_eq!(logits.last(0), Err(NotFinite));
+            assert_eq!(logits.last(0), Err(NonFiniteError));
             assert!(logits.last(1).unwrap().is_some());
-            assert_eq!(logits.last(2), Err(NotFinite), "scalar {scalar} {kv_type}");
+            assert_eq!(logits.last(2), Err(NonFiniteError), "scalar {scalar} {kv_type}");
         }
     }
 }
 
 #[test]
-fn what_cannot_run_is_refused_by_name() {
+fn unsupported_checkpoints_are_refused_with_a_reason() {
     type Change = fn(&mut Checkpoint);
     let cases: &[(Change, &str)] = &[
         (

@@ -22,10 +22,10 @@ use std::sync::Arc;
 use lode_model::gguf::Metadata;
 
 use self::pages::{Pages, pages_for};
-use self::tensors::Mapped;
+use self::tensors::MappedTensors;
 use super::{
-    Engine, Format, Full, KvType, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo, SequenceId, Slice,
-    StepError, Want,
+    AdmitError, Engine, Format, KvType, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo, RowSelection,
+    SequenceId, Slice, StepError,
 };
 use crate::arch::{Config, Forward, Output, Pass, Plan};
 use lode_kernels::cpu::Cpu;
@@ -43,12 +43,12 @@ pub fn load(files: &ModelFiles, options: LoadOptions) -> Result<Box<dyn Engine>,
 
 /// Recognises a model and maps its files. The configuration of a checkpoint is checked before its files are
 /// mapped.
-pub fn open(files: &ModelFiles) -> Result<Opened, LoadError> {
+pub fn open(files: &ModelFiles) -> Result<OpenModel, LoadError> {
     if files.tensors.iter().all(|file| file.format == Format::Safetensors) {
         let plan = Plan::new(&Config::parse(&files.config_json)?)?;
-        return Ok(Opened { plan, tensors: Mapped::open(&files.tensors)? });
+        return Ok(OpenModel { plan, tensors: MappedTensors::open(&files.tensors)? });
     }
-    let tensors = Mapped::open(&files.tensors)?;
+    let tensors = MappedTensors::open(&files.tensors)?;
     let config = match tensors.config()? {
         Some(config) => config,
         None => Config::parse(&files.config_json)?,
@@ -57,17 +57,17 @@ pub fn open(files: &ModelFiles) -> Result<Opened, LoadError> {
         LoadError::Config(error) => LoadError::Metadata(error),
         other => other,
     })?;
-    Ok(Opened { plan, tensors })
+    Ok(OpenModel { plan, tensors })
 }
 
 /// A model that is supported according to its configuration and the headers of its files. Its weights have
 /// not been read yet.
-pub struct Opened {
+pub struct OpenModel {
     plan: Plan,
-    tensors: Mapped,
+    tensors: MappedTensors,
 }
 
-impl Opened {
+impl OpenModel {
     /// The metadata of a GGUF, from the header that was already read.
     pub fn metadata(&self) -> Option<Arc<Metadata>> {
         self.tensors.metadata()
@@ -114,8 +114,8 @@ struct Piece {
 }
 
 impl<K: Kernels + 'static> Native<K> {
-    fn load(opened: Opened, options: &LoadOptions, mut kernels: K) -> Result<Self, LoadError> {
-        let Opened { plan, mut tensors } = opened;
+    fn load(opened: OpenModel, options: &LoadOptions, mut kernels: K) -> Result<Self, LoadError> {
+        let OpenModel { plan, mut tensors } = opened;
         let shape = plan.shape();
         let encoder = plan.is_encoder();
         let kind = match options.kv_type {
@@ -157,16 +157,16 @@ impl<K: Kernels + 'static> Native<K> {
     }
 
     /// Promises the pages of a new sequence.
-    fn admit(&mut self, max_len: usize) -> Result<(), Full> {
+    fn admit(&mut self, max_len: usize) -> Result<(), AdmitError> {
         let context_length = self.info.context_length;
         if max_len > context_length {
-            return Err(Full::Context { wanted: max_len, context_length });
+            return Err(AdmitError::Context { wanted: max_len, context_length });
         }
         if self.sequences.len() >= self.max_sequences {
-            return Err(Full::Sequences { max_sequences: self.max_sequences });
+            return Err(AdmitError::Sequences { max_sequences: self.max_sequences });
         }
         if !self.pages.promise(pages_for(max_len)) {
-            return Err(Full::Pages { wanted: max_len, free: self.pages.unpromised() * PAGE_LEN });
+            return Err(AdmitError::Pages { wanted: max_len, free: self.pages.unpromised() * PAGE_LEN });
         }
         Ok(())
     }
@@ -197,7 +197,7 @@ impl<K: Kernels + 'static> Native<K> {
             if len > max_len {
                 return Err(StepError::TooLong { sequence: id, len, max_len });
             }
-            if self.info.encoder && matches!(slice.want, Want::Last | Want::All) {
+            if self.info.encoder && matches!(slice.want, RowSelection::Last | RowSelection::All) {
                 return Err(StepError::NoLogits(id));
             }
             if self.info.encoder && sequence.len > 0 {
@@ -245,11 +245,11 @@ impl<K: Kernels + 'static> Native<K> {
             batch.positions.extend((start..start + piece.tokens.len()).map(|t| t as u32));
             let (first_row, end) = (first_row as u32, batch.tokens.len() as u32);
             match slice.want {
-                Want::Nothing => {}
-                Want::Last if piece.tokens.end == slice.tokens.len() => batch.logits.push(end - 1),
-                Want::Last => {}
-                Want::All => batch.logits.extend(first_row..end),
-                Want::Hidden => batch.hidden.extend(first_row..end),
+                RowSelection::Nothing => {}
+                RowSelection::Last if piece.tokens.end == slice.tokens.len() => batch.logits.push(end - 1),
+                RowSelection::Last => {}
+                RowSelection::All => batch.logits.extend(first_row..end),
+                RowSelection::Hidden => batch.hidden.extend(first_row..end),
             }
         }
         self.output.logits.clear();
@@ -265,11 +265,11 @@ impl<K: Kernels + 'static> Native<K> {
         for piece in pieces {
             let want = slices[piece.slice].want;
             let wanted = match want {
-                Want::Nothing => 0,
-                Want::Last => usize::from(piece.tokens.end == slices[piece.slice].tokens.len()),
-                Want::All | Want::Hidden => piece.tokens.len(),
+                RowSelection::Nothing => 0,
+                RowSelection::Last => usize::from(piece.tokens.end == slices[piece.slice].tokens.len()),
+                RowSelection::All | RowSelection::Hidden => piece.tokens.len(),
             };
-            let from = if want == Want::Hidden { &mut hidden } else { &mut logits };
+            let from = if want == RowSelection::Hidden { &mut hidden } else { &mut logits };
             let (numbers, rest) = from.split_at(wanted * self.width(want));
             rows.numbers.extend_from_slice(numbers);
             rows.lengths[piece.slice] += numbers.len();
@@ -278,8 +278,8 @@ impl<K: Kernels + 'static> Native<K> {
         Ok(())
     }
 
-    fn width(&self, want: Want) -> usize {
-        if want == Want::Hidden { self.info.embedding_length } else { self.info.vocab_size }
+    fn width(&self, want: RowSelection) -> usize {
+        if want == RowSelection::Hidden { self.info.embedding_length } else { self.info.vocab_size }
     }
 }
 
@@ -288,7 +288,7 @@ impl<K: Kernels + 'static> Engine for Native<K> {
         &self.info
     }
 
-    fn open(&mut self, max_len: usize) -> Result<SequenceId, Full> {
+    fn open(&mut self, max_len: usize) -> Result<SequenceId, AdmitError> {
         self.admit(max_len)?;
         Ok(self.insert(Sequence { pages: Vec::new(), len: 0, max_len }))
     }
@@ -314,8 +314,8 @@ impl<K: Kernels + 'static> Engine for Native<K> {
         self.sequences.get(&sequence).map_or(0, |s| s.len)
     }
 
-    fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, Full> {
-        let source = self.sequences.get(&sequence).ok_or(Full::UnknownSequence)?;
+    fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, AdmitError> {
+        let source = self.sequences.get(&sequence).ok_or(AdmitError::UnknownSequence)?;
         let len = len.min(source.len);
         let mut pages = source.pages[..pages_for(len)].to_vec();
         let max_len = max_len.max(len);
@@ -360,7 +360,7 @@ impl<K: Kernels + 'static> Native<K> {
             let mut done = 0;
             while done < slice.tokens.len() {
                 let mut n = free_rows.min(slice.tokens.len() - done);
-                if slice.want == Want::All {
+                if slice.want == RowSelection::All {
                     n = n.min(free_logits);
                 }
                 if self.info.encoder && n < slice.tokens.len() {
@@ -376,9 +376,9 @@ impl<K: Kernels + 'static> Native<K> {
                 done += n;
                 free_rows = free_rows.saturating_sub(n);
                 let wanted = match slice.want {
-                    Want::All => n,
-                    Want::Last => usize::from(done == slice.tokens.len()),
-                    Want::Nothing | Want::Hidden => 0,
+                    RowSelection::All => n,
+                    RowSelection::Last => usize::from(done == slice.tokens.len()),
+                    RowSelection::Nothing | RowSelection::Hidden => 0,
                 };
                 free_logits = free_logits.saturating_sub(wanted);
             }

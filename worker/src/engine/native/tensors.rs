@@ -13,13 +13,13 @@ use lode_model::tensor::{Part, Tensor, read_blob};
 
 use super::map::{map, prefault};
 use super::parts;
-use crate::arch::gguf::{Contents, Place, place};
+use crate::arch::gguf::{TensorLocation, TensorLookup, locate_tensor};
 use crate::arch::{Config, ConfigError, Tensors};
 use crate::engine::{BlobFile, Format, LoadError};
 use lode_kernels::{Dtype, Float, Scaled, Weight};
 
 /// Mapped files and the location of each tensor in them.
-pub(super) struct Mapped {
+pub(super) struct MappedTensors {
     tensors: BTreeMap<String, Entry>,
     files: Vec<(PathBuf, Bytes)>,
     /// The metadata of a GGUF, whose tensors have different names.
@@ -35,7 +35,7 @@ struct Entry {
     tensor: Tensor,
 }
 
-impl Mapped {
+impl MappedTensors {
     pub(super) fn open(files: &[BlobFile]) -> Result<Self, LoadError> {
         let mut mapped = Self { tensors: BTreeMap::new(), files: Vec::new(), metadata: None, taken_bytes: 0 };
         let (mut headers, mut ahead) = (Vec::new(), Vec::new());
@@ -75,7 +75,7 @@ impl Mapped {
     pub(super) fn config(&self) -> Result<Option<Config>, LoadError> {
         let Some(metadata) = &self.metadata else { return Ok(None) };
         let config = crate::arch::gguf::config(metadata, self).map_err(LoadError::Metadata)?;
-        Ok(Some(Config::of_gguf(config)))
+        Ok(Some(Config::from_gguf(config)))
     }
 
     /// Adds a tensor of the last mapped file.
@@ -99,10 +99,10 @@ impl Mapped {
     }
 
     /// Finds a tensor by its name in a checkpoint, and the index of an expert in a stacked tensor.
-    fn find(&self, name: &str) -> (Place, Option<&Entry>) {
+    fn find(&self, name: &str) -> (TensorLocation, Option<&Entry>) {
         if let Some(metadata) = &self.metadata {
-            let place = place(metadata.architecture().unwrap_or_default(), name);
-            if let (None, Some(alone)) = (self.tensors.get(&place.name), place.alone())
+            let place = locate_tensor(metadata.architecture().unwrap_or_default(), name);
+            if let (None, Some(alone)) = (self.tensors.get(&place.name), place.as_separate_tensor())
                 && let Some(entry) = self.tensors.get(&alone.name)
             {
                 return (alone, Some(entry));
@@ -110,7 +110,7 @@ impl Mapped {
             let entry = self.tensors.get(&place.name);
             return (place, entry);
         }
-        let own = Place { name: name.to_owned(), expert: None };
+        let own = TensorLocation { name: name.to_owned(), expert: None };
         match (self.tensors.get(name), stacked(name)) {
             (None, Some(place)) if self.tensors.contains_key(&place.name) => {
                 let entry = self.tensors.get(&place.name);
@@ -121,7 +121,7 @@ impl Mapped {
     }
 
     fn take(&mut self, name: &str, expected: &[u64]) -> Result<Weight, LoadError> {
-        let (Place { name, expert }, entry) = self.find(name);
+        let (TensorLocation { name, expert }, entry) = self.find(name);
         let Entry { file, tensor } = entry.ok_or_else(|| LoadError::MissingTensor { name: name.clone() })?;
         let bytes = &self.files[*file].1;
         let mut cut = None;
@@ -161,13 +161,13 @@ impl Mapped {
 }
 
 /// The stacked tensor that may contain an expert: the same name without the expert's number.
-fn stacked(name: &str) -> Option<Place> {
+fn stacked(name: &str) -> Option<TensorLocation> {
     let (before, after) = name.split_once(".experts.")?;
     let (expert, rest) = after.split_once('.')?;
-    Some(Place { name: format!("{before}.experts.{rest}"), expert: Some(expert.parse().ok()?) })
+    Some(TensorLocation { name: format!("{before}.experts.{rest}"), expert: Some(expert.parse().ok()?) })
 }
 
-impl Contents for Mapped {
+impl TensorLookup for MappedTensors {
     fn shape(&self, name: &str) -> Option<Vec<u64>> {
         self.tensors.get(name).map(|entry| entry.tensor.shape.clone())
     }
@@ -185,7 +185,7 @@ impl Contents for Mapped {
     }
 }
 
-impl Tensors for Mapped {
+impl Tensors for MappedTensors {
     fn has(&self, name: &str) -> bool {
         self.find(name).1.is_some()
     }

@@ -44,7 +44,7 @@ pub(super) fn step(
     engine: &mut dyn Engine,
     sequence: SequenceId,
     tokens: &[u32],
-    want: Want,
+    want: RowSelection,
 ) -> Vec<Vec<f32>> {
     let logits = engine.step(&[Slice { sequence, tokens, want }]).unwrap();
     logits.rows(0).unwrap().map(<[f32]>::to_vec).collect()
@@ -57,7 +57,7 @@ fn argmax(row: &[f32]) -> u32 {
 /// The next `n` ids by argmax, stopping before any of `stop`.
 pub(super) fn greedy(engine: &mut dyn Engine, prompt: &[u32], n: usize, stop: &[u32]) -> Vec<u32> {
     let sequence = engine.open(prompt.len() + n).unwrap();
-    let mut rows = step(engine, sequence, prompt, Want::Last);
+    let mut rows = step(engine, sequence, prompt, RowSelection::Last);
     let mut answer = Vec::new();
     while answer.len() < n {
         let next = argmax(&rows[0]);
@@ -65,7 +65,7 @@ pub(super) fn greedy(engine: &mut dyn Engine, prompt: &[u32], n: usize, stop: &[
             break;
         }
         answer.push(next);
-        rows = step(engine, sequence, &[next], Want::Last);
+        rows = step(engine, sequence, &[next], RowSelection::Last);
     }
     engine.close(sequence);
     answer
@@ -79,7 +79,7 @@ fn logits_and_greedy_ids_of_the_reference() {
             for case in expected(folder)["cases"].as_array().unwrap() {
                 let prompt = ids(&case["token_ids"]);
                 let sequence = engine.open(prompt.len()).unwrap();
-                let rows = step(engine.as_mut(), sequence, &prompt, Want::Last);
+                let rows = step(engine.as_mut(), sequence, &prompt, RowSelection::Last);
                 engine.close(sequence);
                 let expect = case["last_logits"].as_array().unwrap();
                 assert_eq!(rows[0].len(), expect.len());
@@ -107,7 +107,7 @@ fn smaller_caches_stay_close() {
     for kv_type in [KvType::F32, KvType::F16, KvType::Q8_0] {
         let mut engine = load(&checkpoint(folder), LoadOptions { kv_type, ..f32_cache() }).unwrap();
         let sequence = engine.open(prompt.len()).unwrap();
-        rows.push(step(engine.as_mut(), sequence, &prompt, Want::Last).remove(0));
+        rows.push(step(engine.as_mut(), sequence, &prompt, RowSelection::Last).remove(0));
     }
     let nmse = |found: &[f32]| {
         let size: f32 = rows[0].iter().map(|v| v * v).sum();
@@ -141,7 +141,7 @@ fn the_demo_model_has_its_perplexity() {
     let mut first = 0;
     while first + window < ids.len() {
         let sequence = engine.open(window).unwrap();
-        let rows = step(engine.as_mut(), sequence, &ids[first..first + window], Want::All);
+        let rows = step(engine.as_mut(), sequence, &ids[first..first + window], RowSelection::All);
         engine.close(sequence);
         for (row, next) in rows.iter().zip(&ids[first + 1..]) {
             let max = row.iter().fold(f32::MIN, |m, v| m.max(*v));
@@ -162,17 +162,17 @@ fn long_prompt(n: usize) -> Vec<u32> {
 }
 
 #[test]
-fn cutting_a_prompt_changes_no_bit() {
+fn results_do_not_depend_on_prompt_pieces() {
     let mut engine = llama();
     let prompt = long_prompt(101);
     let sequence = engine.open(101).unwrap();
-    let whole = step(engine.as_mut(), sequence, &prompt, Want::All);
+    let whole = step(engine.as_mut(), sequence, &prompt, RowSelection::All);
     engine.close(sequence);
     for size in [1, 3, 32, 50, 100] {
         let sequence = engine.open(101).unwrap();
         let cut: Vec<Vec<f32>> = prompt
             .chunks(size)
-            .flat_map(|tokens| step(engine.as_mut(), sequence, tokens, Want::All))
+            .flat_map(|tokens| step(engine.as_mut(), sequence, tokens, RowSelection::All))
             .collect();
         engine.close(sequence);
         assert!(whole == cut, "pieces of {size}");
@@ -180,7 +180,7 @@ fn cutting_a_prompt_changes_no_bit() {
 }
 
 #[test]
-fn company_changes_no_bit() {
+fn results_do_not_depend_on_the_batch() {
     for threads in [1, 3] {
         let files = checkpoint("tests/fixtures/arch/llama");
         let mut engine = load(&files, LoadOptions { threads: Some(threads), ..f32_cache() }).unwrap();
@@ -189,9 +189,9 @@ fn company_changes_no_bit() {
             .iter()
             .map(|prompt| {
                 let sequence = engine.open(prompt.len() + 2).unwrap();
-                let mut rows = step(engine.as_mut(), sequence, prompt, Want::All);
-                rows.extend(step(engine.as_mut(), sequence, &[5], Want::Last));
-                rows.extend(step(engine.as_mut(), sequence, &[9], Want::Last));
+                let mut rows = step(engine.as_mut(), sequence, prompt, RowSelection::All);
+                rows.extend(step(engine.as_mut(), sequence, &[5], RowSelection::Last));
+                rows.extend(step(engine.as_mut(), sequence, &[9], RowSelection::Last));
                 engine.close(sequence);
                 rows
             })
@@ -203,7 +203,7 @@ fn company_changes_no_bit() {
             let slices: Vec<Slice<'_>> = (open.iter().zip(&prompts))
                 .map(|(sequence, prompt)| {
                     let tokens = tokens.as_ref().map_or(prompt.as_slice(), |t| t.as_slice());
-                    Slice { sequence: *sequence, tokens, want: Want::All }
+                    Slice { sequence: *sequence, tokens, want: RowSelection::All }
                 })
                 .collect();
             let logits = engine.step(&slices).unwrap();
@@ -221,43 +221,47 @@ fn a_long_slice_is_computed_in_pieces() {
     let mut engine = llama();
     let prompt = long_prompt(512);
     let sequence = engine.open(512).unwrap();
-    let all = step(engine.as_mut(), sequence, &prompt, Want::All);
+    let all = step(engine.as_mut(), sequence, &prompt, RowSelection::All);
     assert_eq!(all.len(), 512);
     engine.truncate(sequence, 0);
-    assert!(step(engine.as_mut(), sequence, &prompt, Want::Last)[0] == all[511]);
+    assert!(step(engine.as_mut(), sequence, &prompt, RowSelection::Last)[0] == all[511]);
     engine.truncate(sequence, 0);
-    assert_eq!(step(engine.as_mut(), sequence, &prompt, Want::Hidden).len(), 512);
+    assert_eq!(step(engine.as_mut(), sequence, &prompt, RowSelection::Hidden).len(), 512);
 }
 
 #[test]
-fn forks_share_a_prefix_and_part_ways() {
+fn forks_share_a_prefix_and_diverge() {
     let mut engine = llama();
     let prompt = long_prompt(80);
     let fresh = |engine: &mut dyn Engine, tokens: &[u32]| {
         let sequence = engine.open(tokens.len()).unwrap();
-        let rows = step(engine, sequence, tokens, Want::Last);
+        let rows = step(engine, sequence, tokens, RowSelection::Last);
         engine.close(sequence);
         rows
     };
     let with = |n: usize, more: &[u32]| [&prompt[..n], more].concat();
 
     let first = engine.open(200).unwrap();
-    step(engine.as_mut(), first, &prompt, Want::Nothing);
+    step(engine.as_mut(), first, &prompt, RowSelection::Nothing);
     for n in [0, 31, 32, 50, 64, 80, 1000] {
         let fork = engine.fork(first, n, 120).unwrap();
         let n = n.min(80);
         assert_eq!(engine.len(fork), n);
-        let found = step(engine.as_mut(), fork, &[3, 4], Want::Last);
+        let found = step(engine.as_mut(), fork, &[3, 4], RowSelection::Last);
         assert!(found == fresh(engine.as_mut(), &with(n, &[3, 4])), "fork at {n}");
         engine.close(fork);
     }
     // Truncating within a page shared with a fork does not change the fork.
     let fork = engine.fork(first, 64, 120).unwrap();
     engine.truncate(first, 40);
-    assert!(step(engine.as_mut(), first, &[7], Want::Last) == fresh(engine.as_mut(), &with(40, &[7])));
-    assert!(step(engine.as_mut(), fork, &[8], Want::Last) == fresh(engine.as_mut(), &with(64, &[8])));
+    assert!(
+        step(engine.as_mut(), first, &[7], RowSelection::Last) == fresh(engine.as_mut(), &with(40, &[7]))
+    );
+    assert!(step(engine.as_mut(), fork, &[8], RowSelection::Last) == fresh(engine.as_mut(), &with(64, &[8])));
     engine.close(first);
-    assert!(step(engine.as_mut(), fork, &[9], Want::Last) == fresh(engine.as_mut(), &with(64, &[8, 9])));
+    assert!(
+        step(engine.as_mut(), fork, &[9], RowSelection::Last) == fresh(engine.as_mut(), &with(64, &[8, 9]))
+    );
 }
 
 #[test]
@@ -266,27 +270,27 @@ fn space_is_promised_when_a_sequence_opens() {
     let options = LoadOptions { context_length: Some(64), max_sequences: 2, ..f32_cache() };
     let mut engine = load(&files, options).unwrap();
     assert_eq!(engine.info().context_length, 64);
-    assert_eq!(engine.open(65), Err(Full::Context { wanted: 65, context_length: 64 }));
+    assert_eq!(engine.open(65), Err(AdmitError::Context { wanted: 65, context_length: 64 }));
     let a = engine.open(64).unwrap();
     let b = engine.open(10).unwrap();
-    assert_eq!(engine.open(1), Err(Full::Sequences { max_sequences: 2 }));
-    assert_eq!(engine.fork(a, 1, 8), Err(Full::Sequences { max_sequences: 2 }));
+    assert_eq!(engine.open(1), Err(AdmitError::Sequences { max_sequences: 2 }));
+    assert_eq!(engine.fork(a, 1, 8), Err(AdmitError::Sequences { max_sequences: 2 }));
     engine.close(b);
     engine.close(b);
     let tokens = long_prompt(64);
-    step(engine.as_mut(), a, &tokens, Want::Nothing);
+    step(engine.as_mut(), a, &tokens, RowSelection::Nothing);
     let fork = engine.fork(a, 40, 64).unwrap();
-    step(engine.as_mut(), fork, &tokens[..24], Want::Nothing);
+    step(engine.as_mut(), fork, &tokens[..24], RowSelection::Nothing);
     engine.truncate(a, 3);
-    step(engine.as_mut(), a, &tokens[..61], Want::Nothing);
-    assert_eq!(engine.fork(b, 0, 1), Err(Full::UnknownSequence));
+    step(engine.as_mut(), a, &tokens[..61], RowSelection::Nothing);
+    assert_eq!(engine.fork(b, 0, 1), Err(AdmitError::UnknownSequence));
 }
 
 #[test]
 pub(super) fn steps_are_refused_whole() {
     let mut engine = llama();
     let (a, b) = (engine.open(4).unwrap(), engine.open(4).unwrap());
-    let slice = |sequence, tokens| Slice { sequence, tokens, want: Want::Last };
+    let slice = |sequence, tokens| Slice { sequence, tokens, want: RowSelection::Last };
     let good = slice(a, &[1, 2]);
     let mut check = |second: Slice<'_>, expect: StepError| {
         assert_eq!(engine.step(&[good, second]).unwrap_err(), expect);

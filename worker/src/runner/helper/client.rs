@@ -22,12 +22,12 @@ use tokio::time::timeout;
 use super::super::embed::Embedding;
 use super::super::protocol::{ModelSpec, RunnerError};
 use super::protocol::{
-    AllowedNext, Answer, Call, EngineFacts, FORK, Hello, MAKE_GRAMMARS, Prepared, ReadText, TemplateRead,
-    TokenizerRead,
+    AllowedNext, Call, EngineFacts, FORK, Hello, MAKE_GRAMMARS, PreparedRequest, ReadText, Reply,
+    TemplateReply, TokenizerReply,
 };
 use super::session::Session;
 use super::{TextLimits, frame};
-use crate::text::grammar::Allowed;
+use crate::text::grammar::AllowedIds;
 use crate::text::{ReplyFormat, Vocabulary};
 
 /// Maximum number of idle evaluators that are kept for later calls.
@@ -78,7 +78,7 @@ impl Helper {
         &self,
         facts: EngineFacts,
         request: &[u8],
-    ) -> Result<(Prepared, Vec<u32>), RunnerError> {
+    ) -> Result<(PreparedRequest, Vec<u32>), RunnerError> {
         let what = "rendering and tokenizing the prompt";
         let (prepared, ids) = self.call(what, &Call::Prepare(facts), request).await?;
         Ok((prepared, frame::from_bytes(&ids)))
@@ -109,11 +109,11 @@ impl Helper {
         let mut rest = ids.as_slice();
         let mut texts = Vec::with_capacity(lengths.len());
         for len in lengths {
-            let (text, behind) = rest.split_at_checked(len).ok_or_else(broken)?;
+            let (text, behind) = rest.split_at_checked(len).ok_or_else(invalid_reply_error)?;
             texts.push(text.to_vec());
             rest = behind;
         }
-        if texts.len() == expected { Ok(texts) } else { Err(broken()) }
+        if texts.len() == expected { Ok(texts) } else { Err(invalid_reply_error()) }
     }
 
     /// Starts a grammar in a separate evaluator. `wake` is called whenever the session has a result.
@@ -121,13 +121,13 @@ impl Helper {
         &self,
         schema: Map<String, Value>,
         wake: impl Fn() + Send + Sync + 'static,
-    ) -> Result<(Session, Allowed), RunnerError> {
+    ) -> Result<(Session, AllowedIds), RunnerError> {
         let what = "compiling the grammar of the format";
         let mut evaluator = self.fork(true).await?;
         let call = Call::Begin { schema };
         let allowed = match timeout(self.limits.timeout, evaluator.call::<AllowedNext>(&call, &[])).await {
-            Err(_) => return Err(self.limits.too_slow(what)),
-            Ok(Err(_)) => return Err(self.limits.too_large(what)),
+            Err(_) => return Err(self.limits.timeout_error(what)),
+            Ok(Err(_)) => return Err(self.limits.memory_error(what)),
             Ok(Ok((answer, mask))) => allowed(answer.result?, &mask),
         };
         Ok((Session::start(evaluator, self.limits, wake), allowed))
@@ -148,10 +148,10 @@ impl Helper {
                 None => self.fork(false).await?,
             };
             match timeout(self.limits.timeout, evaluator.call(call, body)).await {
-                Err(_) => return Err(self.limits.too_slow(what)),
+                Err(_) => return Err(self.limits.timeout_error(what)),
                 // A reused evaluator may have ended, or has less memory left than a fresh one: retry.
                 Ok(Err(_)) if !is_fresh => {}
-                Ok(Err(_)) => return Err(self.limits.too_large(what)),
+                Ok(Err(_)) => return Err(self.limits.memory_error(what)),
                 Ok(Ok((answer, bytes))) => {
                     if !answer.is_last && self.idle().len() < MAX_IDLE {
                         self.idle().push(evaluator);
@@ -181,7 +181,7 @@ impl Helper {
             }
             match state.process.fork(&self.limits).await {
                 Ok(evaluator) => return Ok(evaluator),
-                Err(error) if is_new || !state.process.is_ended() => return Err(failed(&error)),
+                Err(error) if is_new || !state.process.is_ended() => return Err(helper_call_error(&error)),
                 // It ended just now: start another.
                 Err(_) => {}
             }
@@ -209,61 +209,62 @@ impl Helper {
     }
 }
 
-fn broken() -> RunnerError {
+fn invalid_reply_error() -> RunnerError {
     RunnerError::failed("the text helper sent an invalid reply")
 }
 
-fn failed(error: &io::Error) -> RunnerError {
+fn helper_call_error(error: &io::Error) -> RunnerError {
     RunnerError::failed(format!("call to the model's text helper failed: {error}"))
 }
 
-pub(super) fn allowed(next: AllowedNext, mask: &[u8]) -> Allowed {
-    Allowed { mask: frame::from_bytes(mask), is_complete: next.is_complete }
+pub(super) fn allowed(next: AllowedNext, mask: &[u8]) -> AllowedIds {
+    AllowedIds { mask: frame::from_bytes(mask), is_complete: next.is_complete }
 }
 
 /// The helper process.
 struct Process {
     control: UnixStream,
-    killed: Killed,
+    killed: KillOnDrop,
     has_grammars: bool,
 }
 
 impl Process {
     async fn start(request: &ReadText, limits: &TextLimits) -> Result<(Process, TextData), RunnerError> {
-        let (control, theirs) = StdStream::pair().map_err(|error| failed(&error))?;
+        let (control, theirs) = StdStream::pair().map_err(|error| helper_call_error(&error))?;
         let (spawned, pidfd) = oneshot::channel();
         // The thread that starts the process waits for its end: the kernel's parent-death signal is tied to
         // that thread.
         std::thread::Builder::new()
             .name("helper".into())
-            .spawn(move || keep(command(), theirs.into(), spawned))
-            .map_err(|error| failed(&error))?;
-        let pidfd = pidfd.await.map_err(|_| broken())?.map_err(|error| failed(&error))?;
-        let killed = Killed(pidfd);
-        control.set_nonblocking(true).map_err(|error| failed(&error))?;
-        let mut control = UnixStream::from_std(control).map_err(|error| failed(&error))?;
+            .spawn(move || spawn_and_wait(command(), theirs.into(), spawned))
+            .map_err(|error| helper_call_error(&error))?;
+        let pidfd =
+            pidfd.await.map_err(|_| invalid_reply_error())?.map_err(|error| helper_call_error(&error))?;
+        let killed = KillOnDrop(pidfd);
+        control.set_nonblocking(true).map_err(|error| helper_call_error(&error))?;
+        let mut control = UnixStream::from_std(control).map_err(|error| helper_call_error(&error))?;
 
         let name = &request.model.name;
         let (what, timeout_of_read) = (format!("{name}: reading its tokenizer"), limits.read_timeout());
         let read = async {
             frame::send(&mut control, request, &[]).await?;
-            frame::receive::<Result<TokenizerRead, RunnerError>>(&mut control).await
+            frame::receive::<Result<TokenizerReply, RunnerError>>(&mut control).await
         };
         let unusable = |error: RunnerError| RunnerError::unsupported(error.message);
         let (tokenizer, vocabulary) = match timeout(timeout_of_read, read).await {
-            Err(_) => return Err(limits.too_slow_to_read(&what)),
-            Ok(Err(_)) => return Err(unusable(limits.too_large(&what))),
+            Err(_) => return Err(limits.read_timeout_error(&what)),
+            Ok(Err(_)) => return Err(unusable(limits.memory_error(&what))),
             Ok(Ok((read, vocabulary))) => (read?, vocabulary),
         };
         let what = format!("{name}: reading its chat template");
-        let read = frame::receive::<Result<TemplateRead, RunnerError>>(&mut control);
+        let read = frame::receive::<Result<TemplateReply, RunnerError>>(&mut control);
         let template = match timeout(limits.timeout, read).await {
-            Err(_) => return Err(unusable(limits.too_slow(&what))),
-            Ok(Err(_)) => return Err(unusable(limits.too_large(&what))),
+            Err(_) => return Err(unusable(limits.timeout_error(&what))),
+            Ok(Err(_)) => return Err(unusable(limits.memory_error(&what))),
             Ok(Ok((read, _))) => read?,
         };
         let vocabulary = match tokenizer.has_tokenizer {
-            true => Some(Arc::new(Vocabulary::from_wire(&vocabulary).ok_or_else(broken)?)),
+            true => Some(Arc::new(Vocabulary::from_wire(&vocabulary).ok_or_else(invalid_reply_error)?)),
             false => None,
         };
         let data = TextData {
@@ -292,7 +293,7 @@ impl Process {
             let (hello, _): (Hello, _) = frame::receive(&mut stream).await?;
             let pid = Pid::from_raw(hello.pid).ok_or(io::ErrorKind::InvalidData)?;
             // The evaluator still runs or has not been reaped, so its process id is still valid.
-            Ok(Evaluator { stream, _killed: Killed(pidfd_open(pid, PidfdFlags::empty())?) })
+            Ok(Evaluator { stream, _killed: KillOnDrop(pidfd_open(pid, PidfdFlags::empty())?) })
         };
         timeout(limits.read_timeout(), forked).await?
     }
@@ -310,9 +311,9 @@ impl Process {
         match timeout(limits.read_timeout(), made).await {
             Err(_) => {
                 self.killed.kill();
-                Err(limits.too_slow_to_read(what))
+                Err(limits.read_timeout_error(what))
             }
-            Ok(Err(_)) => Err(limits.too_large(what)),
+            Ok(Err(_)) => Err(limits.memory_error(what)),
             Ok(Ok((made, _))) => {
                 self.has_grammars = made.is_ok();
                 made
@@ -356,7 +357,7 @@ fn command() -> Command {
 }
 
 /// Starts the process, sends its pidfd to `spawned`, and waits for its end.
-fn keep(mut command: Command, control: OwnedFd, spawned: oneshot::Sender<io::Result<OwnedFd>>) {
+fn spawn_and_wait(mut command: Command, control: OwnedFd, spawned: oneshot::Sender<io::Result<OwnedFd>>) {
     // Otherwise the tokenizers library may start threads, and a process with threads must not fork.
     command.env("TOKENIZERS_PARALLELISM", "false");
     // A process that is out of memory cannot print a backtrace.
@@ -385,16 +386,16 @@ fn keep(mut command: Command, control: OwnedFd, spawned: oneshot::Sender<io::Res
 }
 
 /// Kills a process when dropped.
-struct Killed(OwnedFd);
+struct KillOnDrop(OwnedFd);
 
-impl Killed {
+impl KillOnDrop {
     fn kill(&self) {
         // Fails only if the process has already ended.
         let _ = pidfd_send_signal(&self.0, Signal::KILL);
     }
 }
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         self.kill();
     }
@@ -403,7 +404,7 @@ impl Drop for Killed {
 /// A forked copy of the helper that evaluates one call at a time.
 pub(super) struct Evaluator {
     stream: UnixStream,
-    _killed: Killed,
+    _killed: KillOnDrop,
 }
 
 impl Evaluator {
@@ -411,7 +412,7 @@ impl Evaluator {
         &mut self,
         call: &impl Serialize,
         body: &[u8],
-    ) -> io::Result<(Answer<T>, Vec<u8>)> {
+    ) -> io::Result<(Reply<T>, Vec<u8>)> {
         frame::send(&mut self.stream, call, body).await?;
         frame::receive(&mut self.stream).await
     }

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use client::{Helper, TextData};
 pub use process::main;
-pub(super) use protocol::{EngineFacts, Prepared, Reading};
+pub(super) use protocol::{EngineFacts, PreparedRequest, ReaderSettings};
 pub(crate) use session::{Poll, Session};
 
 use super::protocol::{ModelSpec, RunnerError};
@@ -65,13 +65,13 @@ impl TextLimits {
     }
 
     /// The error of an evaluation that exceeded the timeout.
-    fn too_slow(&self, what: &str) -> RunnerError {
+    fn timeout_error(&self, what: &str) -> RunnerError {
         let timeout = humantime::format_duration(self.timeout);
         RunnerError::invalid(format!("{what} took longer than the limit LODE_TEXT_TIMEOUT ({timeout})"))
     }
 
     /// The error of reading data that exceeded the timeout.
-    fn too_slow_to_read(&self, what: &str) -> RunnerError {
+    fn read_timeout_error(&self, what: &str) -> RunnerError {
         let (allowed, timeout) =
             (humantime::format_duration(self.read_timeout()), humantime::format_duration(self.timeout));
         RunnerError::unsupported(format!(
@@ -80,7 +80,7 @@ impl TextLimits {
     }
 
     /// The error of an evaluation whose process ended, as it does when an allocation exceeds the limit.
-    fn too_large(&self, what: &str) -> RunnerError {
+    fn memory_error(&self, what: &str) -> RunnerError {
         RunnerError::invalid(format!(
             "{what} needed more memory than the limit LODE_TEXT_MEMORY ({} MiB)",
             self.memory >> 20

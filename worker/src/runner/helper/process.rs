@@ -13,17 +13,17 @@ use rustix::process::{
 use serde::Serialize;
 
 use super::super::protocol::{GenerateRequest, RunnerError};
-use super::super::text_side::{TextReader, TextSide};
-use super::fork::{Forked, fork};
+use super::super::text_side::{TextProcessor, TextReader};
+use super::fork::{ForkSide, fork};
 use super::frame;
 use super::protocol::{
-    AllowedNext, Answer, Call, FORK, Hello, MAKE_GRAMMARS, ReadText, TemplateRead, TokenizerRead,
+    AllowedNext, Call, FORK, Hello, MAKE_GRAMMARS, ReadText, Reply, TemplateReply, TokenizerReply,
 };
-use crate::text::{Grammars, Matching};
+use crate::text::{GrammarCompiler, GrammarState};
 
 /// An evaluator that has mapped more than one part in this many of its limit ends after its call, so that the
 /// next call has the full limit.
-const KEPT_PART: u64 = 8;
+const KEPT_LIMIT_DIVISOR: u64 = 8;
 
 /// Runs the helper until its standard input, the socket of its runner, closes. Call it before any thread is
 /// started.
@@ -56,23 +56,23 @@ fn mapped_bytes() -> io::Result<u64> {
 
 /// A model's parsed text data.
 struct Helper {
-    text: TextSide,
-    grammars: Option<Result<Grammars, RunnerError>>,
+    text: TextProcessor,
+    grammars: Option<Result<GrammarCompiler, RunnerError>>,
 }
 
 impl Helper {
     /// Reads the text data and sends the results; `None` if it is unusable.
     fn read(control: &UnixStream, request: ReadText) -> io::Result<Option<Helper>> {
         limit_memory(request.read_memory)?;
-        let reader = match caught(|| TextReader::read(&request.model, &request.config)) {
+        let reader = match catch_panic(|| TextReader::read(&request.model, &request.config)) {
             Ok(reader) => reader,
             Err(error) => {
-                frame::write(control, &Err::<TokenizerRead, _>(error), &[])?;
+                frame::write(control, &Err::<TokenizerReply, _>(error), &[])?;
                 return Ok(None);
             }
         };
         let text = reader.text();
-        let read = TokenizerRead {
+        let read = TokenizerReply {
             has_tokenizer: text.tokenizer.is_some(),
             eos: text.special.eos.iter().copied().collect(),
             embedding: text.embedding.clone(),
@@ -81,18 +81,18 @@ impl Helper {
         let answer = Ok::<_, RunnerError>(read);
         if frame::write(control, &answer, &vocabulary.unwrap_or_default()).is_err() {
             let error = RunnerError::unsupported("the vocabulary is too large");
-            frame::write(control, &Err::<TokenizerRead, _>(error), &[])?;
+            frame::write(control, &Err::<TokenizerReply, _>(error), &[])?;
             return Ok(None);
         }
         limit_memory(request.memory)?;
-        match caught(|| reader.read_template()) {
+        match catch_panic(|| reader.read_template()) {
             Ok(text) => {
-                let read = TemplateRead { has_template: text.template.is_some(), reply: text.reply.clone() };
+                let read = TemplateReply { has_template: text.template.is_some(), reply: text.reply.clone() };
                 frame::write(control, &Ok::<_, RunnerError>(read), &[])?;
                 Ok(Some(Helper { text, grammars: None }))
             }
             Err(error) => {
-                frame::write(control, &Err::<TemplateRead, _>(error), &[])?;
+                frame::write(control, &Err::<TemplateReply, _>(error), &[])?;
                 Ok(None)
             }
         }
@@ -105,7 +105,7 @@ impl Helper {
             while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
             match (command, socket) {
                 (FORK, Some(socket)) => {
-                    if let Forked::Child = fork()? {
+                    if let ForkSide::Child = fork()? {
                         let ended = self.evaluate(&UnixStream::from(socket), memory);
                         std::process::exit(i32::from(ended.is_err()));
                     }
@@ -122,11 +122,13 @@ impl Helper {
     }
 
     fn make_grammars(&mut self) -> Result<(), RunnerError> {
-        let TextSide { tokenizer, special, .. } = &self.text;
+        let TextProcessor { tokenizer, special, .. } = &self.text;
         let made = self.grammars.get_or_insert_with(|| {
             let tokenizer =
                 tokenizer.as_ref().ok_or_else(|| RunnerError::unsupported("the model has no tokenizer"))?;
-            caught(|| Grammars::new(tokenizer.vocabulary(), &special.eos).map_err(RunnerError::invalid))
+            catch_panic(|| {
+                GrammarCompiler::new(tokenizer.vocabulary(), &special.eos).map_err(RunnerError::invalid)
+            })
         });
         made.as_ref().map(|_| ()).map_err(Clone::clone)
     }
@@ -141,33 +143,34 @@ impl Helper {
         loop {
             // The runner has closed the socket or ended.
             let Ok((call, body)) = frame::read::<Call>(socket) else { return Ok(()) };
-            let is_last = || mapped_bytes().is_ok_and(|now| now.saturating_sub(mapped) > memory / KEPT_PART);
+            let is_last =
+                || mapped_bytes().is_ok_and(|now| now.saturating_sub(mapped) > memory / KEPT_LIMIT_DIVISOR);
             match call {
                 Call::Prepare(facts) => {
-                    let prepared = caught(|| {
+                    let prepared = catch_panic(|| {
                         let request = parse(body)?;
                         self.text.prepare(request, facts)
                     });
                     let prepared = prepared.map(|(prepared, ids)| (prepared, frame::to_bytes(&ids)));
-                    answer(socket, prepared, is_last())?;
+                    send_reply(socket, prepared, is_last())?;
                 }
                 Call::Render(facts) => {
-                    let text = caught(|| {
+                    let text = catch_panic(|| {
                         let request = parse(body)?;
                         self.text.render(request, facts)
                     });
-                    answer(socket, text.map(|text| ((), text.into_bytes())), is_last())?;
+                    send_reply(socket, text.map(|text| ((), text.into_bytes())), is_last())?;
                 }
                 Call::Encode { texts, limit, truncate } => {
-                    let encoded = caught(|| self.text.encode(&texts, limit, truncate));
+                    let encoded = catch_panic(|| self.text.encode(&texts, limit, truncate));
                     let encoded = encoded.map(|texts| {
                         let lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
                         (lengths, frame::to_bytes(&texts.concat()))
                     });
-                    answer(socket, encoded, is_last())?;
+                    send_reply(socket, encoded, is_last())?;
                 }
                 Call::Begin { schema } => {
-                    let begun = caught(|| {
+                    let begun = catch_panic(|| {
                         let missing = || RunnerError::failed("the grammars were not prepared");
                         let grammars = self.grammars.as_ref().ok_or_else(missing)?;
                         let grammars = grammars.as_ref().map_err(Clone::clone)?;
@@ -177,18 +180,18 @@ impl Helper {
                         matching = Some(begun);
                         (AllowedNext { is_complete: allowed.is_complete }, frame::to_bytes(&allowed.mask))
                     });
-                    answer(socket, allowed, false)?;
+                    send_reply(socket, allowed, false)?;
                 }
                 Call::Take { id } => {
-                    let allowed = caught(|| {
-                        let matching: &mut Matching =
+                    let allowed = catch_panic(|| {
+                        let matching: &mut GrammarState =
                             matching.as_mut().ok_or_else(|| RunnerError::failed("no grammar was started"))?;
                         matching.take(id).map_err(RunnerError::invalid)
                     });
                     let allowed = allowed.map(|allowed| {
                         (AllowedNext { is_complete: allowed.is_complete }, frame::to_bytes(&allowed.mask))
                     });
-                    answer(socket, allowed, false)?;
+                    send_reply(socket, allowed, false)?;
                 }
             }
         }
@@ -200,13 +203,13 @@ fn parse(body: Vec<u8>) -> Result<GenerateRequest, RunnerError> {
 }
 
 /// Runs `work` and turns a panic into an error: libraries panic on some invalid input.
-fn caught<T>(work: impl FnOnce() -> Result<T, RunnerError>) -> Result<T, RunnerError> {
+fn catch_panic<T>(work: impl FnOnce() -> Result<T, RunnerError>) -> Result<T, RunnerError> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(RunnerError::invalid("the model's text data or the request cannot be evaluated"))
     })
 }
 
-fn answer<T: Serialize>(
+fn send_reply<T: Serialize>(
     socket: &UnixStream,
     result: Result<(T, Vec<u8>), RunnerError>,
     is_last: bool,
@@ -215,12 +218,12 @@ fn answer<T: Serialize>(
         Ok((value, bytes)) => (Ok(value), bytes),
         Err(error) => (Err(error), Vec::new()),
     };
-    if let Err(error) = frame::write(socket, &Answer { result, is_last }, &bytes) {
+    if let Err(error) = frame::write(socket, &Reply { result, is_last }, &bytes) {
         if error.kind() != io::ErrorKind::InvalidData {
             return Err(error);
         }
         let refused = RunnerError::invalid("the request's tools, options and stop texts are too long");
-        frame::write(socket, &Answer::<()> { result: Err(refused), is_last: true }, &[])?;
+        frame::write(socket, &Reply::<()> { result: Err(refused), is_last: true }, &[])?;
     }
     if is_last { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
 }

@@ -21,7 +21,7 @@ pub(super) struct ReadText {
 
 /// The first reply, followed by the vocabulary if there is a tokenizer.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct TokenizerRead {
+pub(super) struct TokenizerReply {
     pub(super) has_tokenizer: bool,
     pub(super) eos: Vec<u32>,
     pub(super) embedding: Embedding,
@@ -29,7 +29,7 @@ pub(super) struct TokenizerRead {
 
 /// The second reply.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct TemplateRead {
+pub(super) struct TemplateReply {
     pub(super) has_template: bool,
     pub(super) reply: ReplyFormat,
 }
@@ -49,7 +49,7 @@ pub(super) struct Hello {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Call {
-    /// Prepare the prompt of the [`GenerateRequest`] in the bytes. Returns a [`Prepared`], and ids.
+    /// Prepare the prompt of the [`GenerateRequest`] in the bytes. Returns a [`PreparedRequest`], and ids.
     Prepare(EngineFacts),
     /// Render the prompt of that request. Returns the text.
     Render(EngineFacts),
@@ -76,19 +76,19 @@ impl EngineFacts {
 
 /// A request whose prompt was converted to ids.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::runner) struct Prepared {
+pub(in crate::runner) struct PreparedRequest {
     /// Without its input.
     pub(in crate::runner) request: GenerateRequest,
     /// Maximum length of the sequence in tokens.
     pub(in crate::runner) limit: usize,
     /// Number of ids at the front that are kept when the context is shifted.
     pub(in crate::runner) num_keep: usize,
-    pub(in crate::runner) reading: Option<Reading>,
+    pub(in crate::runner) reading: Option<ReaderSettings>,
 }
 
 /// How to split the response into its parts; `None`: it is plain text.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::runner) struct Reading {
+pub(in crate::runner) struct ReaderSettings {
     pub(in crate::runner) in_thoughts: bool,
     pub(in crate::runner) tools: Option<KnownTools>,
 }
@@ -101,7 +101,7 @@ pub(super) struct AllowedNext {
 
 /// The reply to a [`Call`].
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Answer<T> {
+pub(super) struct Reply<T> {
     pub(super) result: Result<T, RunnerError>,
     /// Whether the evaluator has grown and ends after this reply.
     pub(super) is_last: bool,

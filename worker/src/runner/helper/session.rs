@@ -10,18 +10,18 @@ use super::super::protocol::RunnerError;
 use super::TextLimits;
 use super::client::{Evaluator, allowed};
 use super::protocol::{AllowedNext, Call};
-use crate::text::grammar::Allowed;
+use crate::text::grammar::AllowedIds;
 
 /// The grammar of one response. Dropping it kills its evaluator.
 pub(crate) struct Session {
     ids: mpsc::UnboundedSender<u32>,
-    next: Arc<Mutex<Option<Result<Allowed, RunnerError>>>>,
+    next: Arc<Mutex<Option<Result<AllowedIds, RunnerError>>>>,
 }
 
 /// The state of the next mask.
 pub(crate) enum Poll {
     Pending,
-    Ready(Result<Allowed, RunnerError>),
+    Ready(Result<AllowedIds, RunnerError>),
 }
 
 impl Session {
@@ -32,7 +32,7 @@ impl Session {
         wake: impl Fn() + Send + Sync + 'static,
     ) -> Session {
         let (ids, mut taken) = mpsc::unbounded_channel();
-        let next = Arc::<Mutex<Option<Result<Allowed, RunnerError>>>>::default();
+        let next = Arc::<Mutex<Option<Result<AllowedIds, RunnerError>>>>::default();
         let news = next.clone();
         tokio::spawn(async move {
             let what = "evaluating the grammar of the format";
@@ -46,8 +46,8 @@ impl Session {
                     _ = taken.recv() => return,
                 };
                 let result = match answer {
-                    Err(_) => Err(limits.too_slow(what)),
-                    Ok(Err(_)) => Err(limits.too_large(what)),
+                    Err(_) => Err(limits.timeout_error(what)),
+                    Ok(Err(_)) => Err(limits.memory_error(what)),
                     Ok(Ok((answer, mask))) => answer.result.map(|next| allowed(next, &mask)),
                 };
                 *lock(&news) = Some(result);

@@ -55,7 +55,7 @@ fn demo() -> ModelSpec {
 }
 
 /// A template that runs `charge` for a message `boom`.
-fn armed(folder: &Path, charge: &str) -> ModelSpec {
+fn model_with_boom_template(folder: &Path, charge: &str) -> ModelSpec {
     let template = format!(
         "{{% if messages[-1].content == 'boom' %}}{charge}{{% endif %}}{{{{ messages[-1].content }}}}"
     );
@@ -122,13 +122,13 @@ async fn a_model_whose_tokenizer_exceeds_a_limit_is_not_loaded() {
 #[tokio::test]
 async fn only_the_request_at_fault_fails() {
     let folder = tempfile::tempdir().unwrap();
-    let helper = start(&armed(folder.path(), DOUBLES), limits(NEVER, 64)).await.unwrap();
+    let helper = start(&model_with_boom_template(folder.path(), DOUBLES), limits(NEVER, 64)).await.unwrap();
     let expected = ids(&helper, "peace").await.unwrap();
     let (bad, good) = tokio::join!(ids(&helper, "boom"), ids(&helper, "peace"));
     refused(bad, ErrorKind::Invalid, "LODE_TEXT_MEMORY (64 MiB)");
     assert_eq!(good.unwrap(), expected);
 
-    let slow = armed(folder.path(), &format!("{GROWN}{REPLACES}"));
+    let slow = model_with_boom_template(folder.path(), &format!("{GROWN}{REPLACES}"));
     let helper = start(&slow, limits(Duration::from_secs(1), 256)).await.unwrap();
     let (bad, good) = tokio::join!(ids(&helper, "boom"), ids(&helper, "peace"));
     refused(bad, ErrorKind::Invalid, "LODE_TEXT_TIMEOUT (1s)");
@@ -136,7 +136,7 @@ async fn only_the_request_at_fault_fails() {
 }
 
 #[tokio::test]
-async fn a_tokenizer_that_makes_much_of_little_fails_its_request() {
+async fn an_expanding_normalizer_fails_its_request() {
     let folder = tempfile::tempdir().unwrap();
     let model = demo_with(folder.path(), "tokenizer.json", |tokenizer| {
         let double = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
@@ -156,7 +156,7 @@ fn schema(value: Value) -> Map<String, Value> {
 }
 
 #[tokio::test]
-async fn a_schema_that_has_no_end_fails_its_request() {
+async fn an_endless_schema_fails_its_request() {
     let helper = start(&demo(), limits(Duration::from_secs(1), 256)).await.unwrap();
     let endless = schema(json!({"type": "integer", "multipleOf": 999_983}));
     let Err(error) = helper.begin(endless, || {}).await else { panic!("expected an error") };
@@ -184,7 +184,7 @@ async fn a_schema_that_has_no_end_fails_its_request() {
 #[tokio::test]
 async fn work_ends_with_its_caller() {
     let folder = tempfile::tempdir().unwrap();
-    let slow = armed(folder.path(), &format!("{GROWN}{REPLACES}"));
+    let slow = model_with_boom_template(folder.path(), &format!("{GROWN}{REPLACES}"));
     let helper = start(&slow, limits(NEVER, 256)).await.unwrap();
     let pid = helper.pid();
     let work = ids(&helper, "boom");

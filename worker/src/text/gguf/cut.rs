@@ -21,7 +21,7 @@ struct Node {
 }
 
 /// The special tokens of a vocabulary, as a trie of their bytes.
-pub(super) struct Cutter {
+pub(super) struct SpecialTokenSplitter {
     nodes: Vec<Node>,
     rules: BTreeMap<u32, Rule>,
 }
@@ -42,10 +42,10 @@ struct Match {
     start: usize,
 }
 
-impl Cutter {
-    pub(super) fn new(tokens: &Tokens, metadata: &Metadata) -> Cutter {
-        let strips = Strips::of(metadata);
-        let mut cutter = Cutter { nodes: vec![Node::default()], rules: BTreeMap::new() };
+impl SpecialTokenSplitter {
+    pub(super) fn new(tokens: &Tokens, metadata: &Metadata) -> SpecialTokenSplitter {
+        let strips = WhitespaceRules::of(metadata);
+        let mut cutter = SpecialTokenSplitter { nodes: vec![Node::default()], rules: BTreeMap::new() };
         for (id, text) in tokens.iter() {
             let kind = tokens.kind(id);
             if text.is_empty() || !matches!(kind, Kind::Control | Kind::UserDefined | Kind::Unknown) {
@@ -72,7 +72,7 @@ impl Cutter {
     }
 
     /// Splits the text at special tokens, in order.
-    pub(super) fn cut<'a>(&self, text: &'a str, parse: bool) -> Vec<Fragment<'a>> {
+    pub(super) fn split_at_special<'a>(&self, text: &'a str, parse: bool) -> Vec<Fragment<'a>> {
         let mut matches = self.matches(text.as_bytes(), parse);
         matches.sort_unstable();
         // Maps the start of each matched range to its end and its token.
@@ -131,25 +131,25 @@ impl Cutter {
 
 /// Which tokens include the whitespace around them. GGUF files do not specify this, so it depends on the
 /// model's name, as in llama.cpp.
-struct Strips {
+struct WhitespaceRules {
     left: Option<&'static str>,
     right: bool,
 }
 
-impl Strips {
-    fn of(metadata: &Metadata) -> Strips {
+impl WhitespaceRules {
+    fn of(metadata: &Metadata) -> WhitespaceRules {
         let name = metadata.str("general.name").unwrap_or_default().to_lowercase();
         let pre = metadata.str("tokenizer.ggml.pre").unwrap_or_default();
         let architecture = metadata.architecture().unwrap_or_default();
         let jina = ["jina-v2-de", "jina-v2-es", "jina-v2-code"].iter().any(|part| pre.contains(part));
         if jina || ["nomic-bert-moe", "jina-bert-v3"].iter().any(|part| architecture.contains(part)) {
-            Strips { left: Some("<mask>"), right: false }
+            WhitespaceRules { left: Some("<mask>"), right: false }
         } else if name.contains("phi-3") || name.contains("phi3") {
-            Strips { left: None, right: true }
+            WhitespaceRules { left: None, right: true }
         } else if name.contains("modern-bert") {
-            Strips { left: Some("[MASK]"), right: false }
+            WhitespaceRules { left: Some("[MASK]"), right: false }
         } else {
-            Strips { left: None, right: false }
+            WhitespaceRules { left: None, right: false }
         }
     }
 }

@@ -9,17 +9,17 @@ use lode_model::gguf::{Array, Metadata};
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
 
-use super::pre::Pre;
-use super::texts::Texts;
+use super::pre::PreTokeniser;
+use super::texts::TextTable;
 use super::tokens::Tokens;
 use crate::text::tokenizer::{TokenizerError, byte_of_char};
 
-pub(super) struct Merges {
+pub(super) struct BpeModel {
     /// `left right`, in order of priority.
-    merges: Texts,
+    merges: TextTable,
     patterns: Vec<Split>,
     /// Whether a piece that is a token becomes that token without merges.
-    takes_whole: bool,
+    is_whole_token_first: bool,
     /// The character and the token of each byte; bytes without a token are skipped.
     bytes: Vec<(char, Option<u32>)>,
 }
@@ -40,8 +40,12 @@ struct Pair {
     id: u32,
 }
 
-impl Merges {
-    pub(super) fn read(metadata: &Metadata, tokens: &Tokens, pre: &Pre) -> Result<Merges, TokenizerError> {
+impl BpeModel {
+    pub(super) fn read(
+        metadata: &Metadata,
+        tokens: &Tokens,
+        pre: &PreTokeniser,
+    ) -> Result<BpeModel, TokenizerError> {
         const MERGES: &str = "tokenizer.ggml.merges";
         let merges = metadata.get(MERGES).ok_or(TokenizerError::MissingKey { key: MERGES })?;
         let merges = merges.as_array().and_then(Array::as_strings);
@@ -56,10 +60,10 @@ impl Merges {
                 bytes[usize::from(byte)] = (c, tokens.id(c.encode_utf8(&mut [0; 4])));
             }
         }
-        Ok(Merges {
-            merges: Texts::new(merges.clone()),
+        Ok(BpeModel {
+            merges: TextTable::new(merges.clone()),
             patterns: pre.patterns.iter().map(split).collect::<Result<_, _>>()?,
-            takes_whole: pre.ignore_merges,
+            is_whole_token_first: pre.ignore_merges,
             bytes,
         })
     }
@@ -82,7 +86,7 @@ impl Merges {
 
     fn piece(&self, tokens: &Tokens, piece: &str, ids: &mut Vec<u32>) {
         let bytes = piece.bytes().map(|byte| self.bytes[usize::from(byte)]);
-        if self.takes_whole {
+        if self.is_whole_token_first {
             let written: String = bytes.clone().map(|(c, _)| c).collect();
             if let Some(id) = tokens.id(&written) {
                 ids.push(id);

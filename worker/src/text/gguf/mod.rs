@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 use lode_model::gguf::Metadata;
 
-use self::cut::{Cutter, Fragment};
-use self::merges::Merges;
-use self::pieces::Pieces;
+use self::cut::{Fragment, SpecialTokenSplitter};
+use self::merges::BpeModel;
+use self::pieces::SentencePieceModel;
 use self::tokens::{Kind, Tokens};
-use self::words::Words;
+use self::words::WordPieceModel;
 use super::special::SpecialTokens;
 use super::template::{ChatTemplate, TemplateError};
 use super::tokenizer::{Special, Tokenizer, TokenizerError, Vocabulary};
@@ -38,14 +38,16 @@ pub fn read(metadata: &Metadata) -> Result<(Tokenizer, SpecialTokens), Tokenizer
         "gpt2" => {
             let name = metadata.str("tokenizer.ggml.pre").unwrap_or_default();
             let pre = pre::find(name).ok_or_else(|| TokenizerError::UnknownPre { pre: name.to_owned() })?;
-            let ends = Ends { begin: flag("add_bos_token", pre.add_bos), end: flag("add_eos_token", false) };
+            let ends =
+                AddedTokens { begin: flag("add_bos_token", pre.add_bos), end: flag("add_eos_token", false) };
             let roles = Roles { bos: id("bos", None), eos: id("eos", None), end: id("eos", None) };
-            (Model::Merges(Merges::read(metadata, &tokens, &pre)?), ends, roles)
+            (Model::Merges(BpeModel::read(metadata, &tokens, &pre)?), ends, roles)
         }
         "llama" => {
             let unknown = id("unknown", default(0));
-            let pieces = Pieces::read(metadata, &tokens, unknown, flag("add_space_prefix", true))?;
-            let ends = Ends { begin: flag("add_bos_token", true), end: flag("add_eos_token", false) };
+            let pieces =
+                SentencePieceModel::read(metadata, &tokens, unknown, flag("add_space_prefix", true))?;
+            let ends = AddedTokens { begin: flag("add_bos_token", true), end: flag("add_eos_token", false) };
             let eos = id("eos", default(2));
             (Model::Pieces(pieces), ends, Roles { bos: id("bos", default(1)), eos, end: eos })
         }
@@ -55,14 +57,15 @@ pub fn read(metadata: &Metadata) -> Result<(Tokenizer, SpecialTokens), Tokenizer
             let lowercase = flag("normalizer.lowercase", true);
             let unknown =
                 unknown.ok_or(TokenizerError::MissingKey { key: "tokenizer.ggml.unknown_token_id" })?;
-            let words = Words::new(&tokens, unknown, lowercase, flag("normalizer.strip_accents", lowercase));
+            let words =
+                WordPieceModel::new(&tokens, unknown, lowercase, flag("normalizer.strip_accents", lowercase));
             let roles = Roles { bos: begin, eos: id("eos", None), end: id("seperator", default(102)) };
-            (Model::Words(words), Ends { begin: true, end: true }, roles)
+            (Model::Words(words), AddedTokens { begin: true, end: true }, roles)
         }
         other => return Err(TokenizerError::UnknownKind { kind: other.to_owned() }),
     };
     let special = tokens.special(metadata, roles.bos, roles.eos);
-    let cutter = Cutter::new(&tokens, metadata);
+    let cutter = SpecialTokenSplitter::new(&tokens, metadata);
     let leading_blank = match &model {
         Model::Merges(_) => false,
         Model::Pieces(pieces) => pieces.adds_blank(),
@@ -88,7 +91,7 @@ pub fn chat_template(
 }
 
 /// Which special tokens are added around a text.
-struct Ends {
+struct AddedTokens {
     begin: bool,
     end: bool,
 }
@@ -103,16 +106,16 @@ struct Roles {
 /// Splits a text at special tokens, then encodes the text between them with the model.
 pub(super) struct GgufTokenizer {
     model: Model,
-    cutter: Cutter,
+    cutter: SpecialTokenSplitter,
     tokens: Tokens,
     begin: Option<u32>,
     end: Option<u32>,
 }
 
 enum Model {
-    Merges(Merges),
-    Pieces(Pieces),
-    Words(Words),
+    Merges(BpeModel),
+    Pieces(SentencePieceModel),
+    Words(WordPieceModel),
 }
 
 impl GgufTokenizer {
@@ -121,7 +124,7 @@ impl GgufTokenizer {
         ids.extend(self.begin.filter(|_| special.add));
         // A leading space is added at the beginning and after a special token.
         let mut begins = true;
-        for fragment in self.cutter.cut(text, special.parse) {
+        for fragment in self.cutter.split_at_special(text, special.parse) {
             match fragment {
                 Fragment::Id(id) => ids.push(id),
                 Fragment::Text(text) => match &self.model {

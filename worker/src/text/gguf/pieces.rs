@@ -11,7 +11,7 @@ use super::tokens::{Kind, Tokens};
 use super::{BLANK, byte_of_token};
 use crate::text::tokenizer::TokenizerError;
 
-pub(super) struct Pieces {
+pub(super) struct SentencePieceModel {
     /// The score of each token.
     scores: Vec<f32>,
     longest: usize,
@@ -58,13 +58,13 @@ impl PartialEq for Pair {
 
 impl Eq for Pair {}
 
-impl Pieces {
+impl SentencePieceModel {
     pub(super) fn read(
         metadata: &Metadata,
         tokens: &Tokens,
         unknown: Option<u32>,
         adds_blank: bool,
-    ) -> Result<Pieces, TokenizerError> {
+    ) -> Result<SentencePieceModel, TokenizerError> {
         const SCORES: &str = "tokenizer.ggml.scores";
         let scores = match metadata.get(SCORES) {
             None => None,
@@ -92,7 +92,7 @@ impl Pieces {
         }
         let scores = tokens.all().map(|(id, _)| score(id)).collect();
         let longest = tokens.all().map(|(_, text)| text.len()).max().unwrap_or_default();
-        Ok(Pieces { scores, longest, bytes, unknown, adds_blank })
+        Ok(SentencePieceModel { scores, longest, bytes, unknown, adds_blank })
     }
 
     pub(super) fn adds_blank(&self) -> bool {

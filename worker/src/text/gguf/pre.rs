@@ -3,7 +3,7 @@
 //! models' tokenizer.json.
 
 /// The patterns of a pre-tokeniser, applied in order, and its settings.
-pub(super) struct Pre {
+pub(super) struct PreTokeniser {
     pub(super) patterns: &'static [&'static str],
     /// Whether a piece that is a token becomes that token regardless of the merges.
     pub(super) ignore_merges: bool,
@@ -48,9 +48,9 @@ const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{
 const MINICPM_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Returns the pre-tokeniser with this name; a file without a name uses the oldest one, `default`.
-pub(super) fn find(name: &str) -> Option<Pre> {
-    let plain = |patterns| Some(Pre { patterns, ignore_merges: false, add_bos: false });
-    let whole = |patterns, add_bos| Some(Pre { patterns, ignore_merges: true, add_bos });
+pub(super) fn find(name: &str) -> Option<PreTokeniser> {
+    let plain = |patterns| Some(PreTokeniser { patterns, ignore_merges: false, add_bos: false });
+    let whole = |patterns, add_bos| Some(PreTokeniser { patterns, ignore_merges: true, add_bos });
     match name {
         "" | "default" => plain(&[r"[\p{P}\$\+<=>\^~\|]+", GPT_2, r"\p{N}+", r"[0-9][0-9][0-9]"]),
         "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2"
@@ -88,7 +88,7 @@ pub(super) fn find(name: &str) -> Option<Pre> {
         "youtu" => whole(&[YOUTU, YOUTU_WORDS], false),
         "bloom" | "poro-chat" | "gpt3-finnish" => plain(&[BLOOM]),
         "viking" => plain(&[BLOOM, r"\p{N}"]),
-        "chameleon" => Some(Pre {
+        "chameleon" => Some(PreTokeniser {
             patterns: &[
                 r"<sentinel:[0-9]+>",
                 r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",

@@ -93,7 +93,7 @@ fn encode(tokenizer: &Tokenizer, text: &str, special: Special) -> Vec<u32> {
 }
 
 #[test]
-fn what_a_file_leaves_out() {
+fn missing_keys_have_defaults() {
     let mut metadata = tiny("llama");
     let (tokenizer, special) = read(&metadata).unwrap();
     // The ids of beginning and end of text have defaults, and `<|im_end|>` always ends a response.
@@ -133,7 +133,7 @@ fn the_longest_special_token_comes_first() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_key() {
     let check = |metadata: &Metadata, expect: &str| {
         let error = read(metadata).unwrap_err().to_string();
         assert!(error.contains(expect), "{error}");

@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use lode_model::gguf::Strings;
 
-pub(super) struct Texts {
+pub(super) struct TextTable {
     strings: Strings,
     /// Files are untrusted: their authors must not be able to predict collisions.
     hasher: RandomState,
@@ -25,10 +25,10 @@ struct Slot {
     next: u32,
 }
 
-impl Texts {
-    pub(super) fn new(strings: Strings) -> Texts {
+impl TextTable {
+    pub(super) fn new(strings: Strings) -> TextTable {
         let slots = vec![Slot::default(); (strings.len() * 2).next_power_of_two().max(2)];
-        let mut texts = Texts { strings, hasher: RandomState::new(), slots, replaced: BTreeSet::new() };
+        let mut texts = TextTable { strings, hasher: RandomState::new(), slots, replaced: BTreeSet::new() };
         for number in 0..u32::try_from(texts.strings.len()).unwrap_or(u32::MAX) {
             let (at, tag) = texts.slot(texts.bytes(number));
             if let Some(before) = texts.slots[at].next.checked_sub(1) {
@@ -53,7 +53,7 @@ impl Texts {
         self.slots[at].next.checked_sub(1)
     }
 
-    /// Whether [`Texts::find`] returns another number for this one's text.
+    /// Whether [`TextTable::find`] returns another number for this one's text.
     pub(super) fn is_replaced(&self, number: u32) -> bool {
         self.replaced.contains(&number)
     }
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn there_and_back() {
         for n in [0u32, 1, 2, 3, 1000] {
-            let texts = Texts::new((0..n).map(|number| format!("text {number}")).collect());
+            let texts = TextTable::new((0..n).map(|number| format!("text {number}")).collect());
             assert_eq!(texts.len(), n as usize);
             for number in 0..n {
                 let text = format!("text {number}");
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn the_last_of_a_text_counts() {
-        let texts = Texts::new(["a", "b", "a", "", "a"].iter().collect());
+        let texts = TextTable::new(["a", "b", "a", "", "a"].iter().collect());
         assert_eq!(
             [&b"a"[..], b"b", b"", b"c"].map(|text| texts.find(text)),
             [Some(4), Some(1), Some(3), None]

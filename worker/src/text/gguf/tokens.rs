@@ -7,7 +7,7 @@ use lode_model::gguf::{Array, Metadata, Strings};
 
 use super::super::special::SpecialTokens;
 use super::super::tokenizer::TokenizerError;
-use super::texts::Texts;
+use super::texts::TextTable;
 
 /// The kind of a token, from `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(super) enum Kind {
 }
 
 /// Tokens that end a response regardless of their kind in the file.
-const END_TEXTS: [&str; 22] = [
+const END_TOKENS: [&str; 22] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
@@ -48,7 +48,7 @@ const END_TEXTS: [&str; 22] = [
 
 /// Fill-in-the-middle tokens by metadata key: control tokens even if the file has another kind. Those with
 /// `true` also end a response.
-const FILL_IN: [(&str, bool, &[&str]); 6] = [
+const FILL_IN_MIDDLE_TOKENS: [(&str, bool, &[&str]); 6] = [
     (
         "fim_pre",
         false,
@@ -109,7 +109,7 @@ const NAMES: [(&str, &str); 7] = [
 
 pub(super) struct Tokens {
     /// All are UTF-8.
-    texts: Texts,
+    texts: TextTable,
     kinds: Vec<Kind>,
     /// Generating one of these ends the response.
     ends: BTreeSet<u32>,
@@ -143,14 +143,14 @@ impl Tokens {
             _ => Kind::Normal,
         };
         let kinds = (0..texts.len()).map(kind).collect();
-        let mut tokens = Tokens { texts: Texts::new(texts), kinds, ends: BTreeSet::new() };
-        tokens.find_special(metadata);
+        let mut tokens = Tokens { texts: TextTable::new(texts), kinds, ends: BTreeSet::new() };
+        tokens.mark_special_tokens(metadata);
         Ok(tokens)
     }
 
     /// Marks the tokens that are special because of their text.
-    fn find_special(&mut self, metadata: &Metadata) {
-        for (key, ends, texts) in FILL_IN {
+    fn mark_special_tokens(&mut self, metadata: &Metadata) {
+        for (key, ends, texts) in FILL_IN_MIDDLE_TOKENS {
             let named = self.id_of_key(metadata, key);
             let id = named.or_else(|| texts.iter().find_map(|text| self.id(text)));
             if let Some(id) = id {
@@ -162,7 +162,7 @@ impl Tokens {
                 }
             }
         }
-        for text in END_TEXTS {
+        for text in END_TOKENS {
             if let Some(id) = self.id(text) {
                 self.kinds[id as usize] = Kind::Control;
                 self.ends.insert(id);

@@ -12,18 +12,18 @@ use super::BLANK;
 use super::tokens::Tokens;
 use crate::text::tokenizer::TokenizerError;
 
-pub(super) struct Words {
+pub(super) struct WordPieceModel {
     longest: usize,
     /// The id for a word that has no tokens.
     unknown: u32,
     normalizer: BertNormalizer,
 }
 
-impl Words {
-    pub(super) fn new(tokens: &Tokens, unknown: u32, lowercase: bool, strip_accents: bool) -> Words {
+impl WordPieceModel {
+    pub(super) fn new(tokens: &Tokens, unknown: u32, lowercase: bool, strip_accents: bool) -> WordPieceModel {
         let longest = tokens.all().map(|(_, text)| text.len()).max().unwrap_or_default();
         let normalizer = BertNormalizer::new(true, true, Some(strip_accents), lowercase);
-        Words { longest, unknown, normalizer }
+        WordPieceModel { longest, unknown, normalizer }
     }
 
     pub(super) fn encode(

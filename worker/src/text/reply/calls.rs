@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::json::{self, Progress, Scanner};
-use super::tagged::{self, Tagged, TaggedCall};
-use super::{Call, MAX_BLANKS, ParameterKind, blanks_before, overlap};
+use super::tagged::{self, CallTags, TaggedCall};
+use super::{Call, MAX_BLANKS, ParameterKind, partial_suffix_len, trailing_blanks};
 
 /// A longer call remains text.
 const MAX_CALL_BYTES: usize = 4 << 20;
@@ -44,7 +44,7 @@ pub(super) enum Shape {
     /// after it.
     Named { between: String, behind_id: String },
     /// A name, then keys and values in tags.
-    Tagged(Tagged),
+    Tagged(CallTags),
 }
 
 impl CallFormat {
@@ -66,13 +66,13 @@ impl CallFormat {
 
 /// Extracts the calls from one response.
 #[derive(Debug)]
-pub(super) struct Calls {
+pub(super) struct CallParser {
     format: CallFormat,
     /// The tools of the request, with their parameters.
     known: Known,
     state: State,
     /// Text that may be part of a call.
-    held: String,
+    pending_text: String,
 }
 
 #[derive(Debug)]
@@ -86,7 +86,7 @@ enum State {
     /// After a call.
     Between,
     /// No more calls are possible.
-    Over,
+    NoMoreCalls,
 }
 
 /// An incomplete call.
@@ -97,11 +97,11 @@ struct Body {
     /// It has no marker, so it has to name a known tool.
     is_bare: bool,
     name: Option<String>,
-    value: Option<Inside>,
+    value: Option<CallValue>,
 }
 
 #[derive(Debug)]
-enum Inside {
+enum CallValue {
     Json(JsonBody),
     /// The offset of its name in `held`.
     Tagged(usize, TaggedCall),
@@ -123,118 +123,126 @@ enum Reading {
     Calls(Vec<Call>, usize),
 }
 
-impl Calls {
-    pub(super) fn new(format: CallFormat, known: Known) -> Calls {
+impl CallParser {
+    pub(super) fn new(format: CallFormat, known: Known) -> CallParser {
         let state = if format.open.is_empty() { State::Beginning } else { State::Text };
-        Calls { format, known, state, held: String::new() }
+        CallParser { format, known, state, pending_text: String::new() }
     }
 
     /// Adds text. Returns the text outside of calls, and the complete calls.
     pub(super) fn push(&mut self, piece: &str) -> (String, Vec<Call>) {
         let (mut text, mut calls) = (String::new(), Vec::new());
-        self.held.push_str(piece);
-        while self.advance(false, &mut text, &mut calls) {}
+        self.pending_text.push_str(piece);
+        while self.step_once(false, &mut text, &mut calls) {}
         (text, calls)
     }
 
     /// Returns the text that was held back, at the end of the response.
     pub(super) fn finish(&mut self) -> (String, Vec<Call>) {
         let (mut text, mut calls) = (String::new(), Vec::new());
-        while self.advance(true, &mut text, &mut calls) {}
-        text.push_str(&std::mem::take(&mut self.held));
+        while self.step_once(true, &mut text, &mut calls) {}
+        text.push_str(&std::mem::take(&mut self.pending_text));
         (text, calls)
     }
 
     /// Makes one step; returns false if more text is needed. With `at_end` there is no more text.
-    fn advance(&mut self, at_end: bool, text: &mut String, calls: &mut Vec<Call>) -> bool {
+    fn step_once(&mut self, at_end: bool, text: &mut String, calls: &mut Vec<Call>) -> bool {
         match &mut self.state {
             State::Beginning => {
-                let rest = self.held.trim_start();
-                let blanks = self.held.len() - rest.len();
+                let rest = self.pending_text.trim_start();
+                let blanks = self.pending_text.len() - rest.len();
                 if rest.is_empty() && blanks <= MAX_BLANKS {
                     return false;
                 }
                 let begins = blanks <= MAX_BLANKS && rest.starts_with(['{', '[']);
-                self.state = if begins { State::Called(Body::bare(blanks)) } else { State::Over };
+                self.state = if begins { State::Called(Body::bare(blanks)) } else { State::NoMoreCalls };
                 true
             }
             State::Text => self.look_for_mark(text),
             State::Called(body) => {
-                match body.read(&self.held, &self.format, &self.known) {
+                match body.read(&self.pending_text, &self.format, &self.known) {
                     Reading::More if !at_end => return false,
                     Reading::More | Reading::Broken => {
                         // The marker is text; the text after it may contain another one.
                         let given = body.at;
-                        text.extend(self.held.drain(..given));
-                        self.state = self.no_call();
+                        text.extend(self.pending_text.drain(..given));
+                        self.state = self.state_without_call();
                     }
                     Reading::Calls(read, end) => {
                         calls.extend(read);
-                        self.held.drain(..end);
+                        self.pending_text.drain(..end);
                         self.state = State::Between;
                     }
                 }
                 true
             }
-            State::Between => self.behind_a_call(at_end),
-            State::Over => {
-                text.push_str(&std::mem::take(&mut self.held));
+            State::Between => self.read_after_call(at_end),
+            State::NoMoreCalls => {
+                text.push_str(&std::mem::take(&mut self.pending_text));
                 false
             }
         }
     }
 
-    fn no_call(&self) -> State {
-        if self.format.open.is_empty() { State::Over } else { State::Text }
+    fn state_without_call(&self) -> State {
+        if self.format.open.is_empty() { State::NoMoreCalls } else { State::Text }
     }
 
     fn look_for_mark(&mut self, text: &mut String) -> bool {
-        let found = self.format.openers().filter_map(|mark| Some((self.held.find(mark)?, mark.len()))).min();
+        let found =
+            self.format.openers().filter_map(|mark| Some((self.pending_text.find(mark)?, mark.len()))).min();
         let Some((at, len)) = found else {
-            let partial = self.format.openers().map(|mark| overlap(&self.held, mark)).max().unwrap_or(0);
-            let shown = self.held.len() - partial;
-            let shown = shown - blanks_before(&self.held[..shown]);
-            text.extend(self.held.drain(..shown));
+            let partial = self
+                .format
+                .openers()
+                .map(|mark| partial_suffix_len(&self.pending_text, mark))
+                .max()
+                .unwrap_or(0);
+            let shown = self.pending_text.len() - partial;
+            let shown = shown - trailing_blanks(&self.pending_text[..shown]);
+            text.extend(self.pending_text.drain(..shown));
             return false;
         };
-        let blanks = blanks_before(&self.held[..at]);
-        text.extend(self.held.drain(..at - blanks));
+        let blanks = trailing_blanks(&self.pending_text[..at]);
+        text.extend(self.pending_text.drain(..at - blanks));
         self.state = State::Called(Body::marked(blanks + len));
         true
     }
 
     /// Expects another call, a closing marker, or text.
-    fn behind_a_call(&mut self, at_end: bool) -> bool {
-        let blanks = self.held.len() - self.held.trim_start().len();
-        self.held.drain(..blanks);
-        if self.held.is_empty() {
+    fn read_after_call(&mut self, at_end: bool) -> bool {
+        let blanks = self.pending_text.len() - self.pending_text.trim_start().len();
+        self.pending_text.drain(..blanks);
+        if self.pending_text.is_empty() {
             return false;
         }
         let marks = || self.format.openers().chain(self.format.closers.iter().map(String::as_str));
-        let may_grow = |mark: &str| mark.len() > self.held.len() && mark.starts_with(&self.held);
+        let may_grow =
+            |mark: &str| mark.len() > self.pending_text.len() && mark.starts_with(&self.pending_text);
         if !at_end && marks().any(may_grow) {
             return false;
         }
-        let longest = marks().filter(|mark| self.held.starts_with(mark)).max_by_key(|mark| mark.len());
+        let longest =
+            marks().filter(|mark| self.pending_text.starts_with(mark)).max_by_key(|mark| mark.len());
         if let Some(mark) = longest {
             let len = mark.len();
             if self.format.openers().any(|opener| opener == mark) {
                 self.state = State::Called(Body::marked(len));
             } else {
-                self.held.drain(..len);
+                self.pending_text.drain(..len);
             }
             return true;
         }
         // `{...}; {...}`, or without a separator.
-        let rest = self.held.strip_prefix([';', ',']).unwrap_or(&self.held).trim_start();
+        let rest = self.pending_text.strip_prefix([';', ',']).unwrap_or(&self.pending_text).trim_start();
         if rest.is_empty() && !at_end {
             return false;
         }
         self.state = match self.format.shape {
             Shape::Json if rest.starts_with(['{', '[']) => {
-                State::Called(Body::bare(self.held.len() - rest.len()))
+                State::Called(Body::bare(self.pending_text.len() - rest.len()))
             }
-            _ => self.no_call(),
+            _ => self.state_without_call(),
         };
         true
     }
@@ -256,18 +264,18 @@ impl Body {
                 Head::More => return Reading::More,
                 Head::Broken => return Reading::Broken,
                 Head::Tagged { len } => {
-                    self.value.insert(Inside::Tagged(self.at + len, TaggedCall::default()))
+                    self.value.insert(CallValue::Tagged(self.at + len, TaggedCall::default()))
                 }
                 Head::Read { name, len } => {
                     self.name = name;
                     let at = self.at + len;
-                    self.value.insert(Inside::Json(JsonBody { at, scanned: at, scanner: Scanner::new() }))
+                    self.value.insert(CallValue::Json(JsonBody { at, scanned: at, scanner: Scanner::new() }))
                 }
             },
         };
         let value = match (inside, &format.shape) {
-            (Inside::Json(value), _) => value,
-            (Inside::Tagged(at, call), Shape::Tagged(tags)) => {
+            (CallValue::Json(value), _) => value,
+            (CallValue::Tagged(at, call), Shape::Tagged(tags)) => {
                 return match call.read(&held[*at..], tags) {
                     tagged::Reading::More if held.len() - self.at <= MAX_CALL_BYTES => Reading::More,
                     tagged::Reading::Complete(len) if *at + len - self.at <= MAX_CALL_BYTES => {
@@ -281,7 +289,7 @@ impl Body {
                     _ => Reading::Broken,
                 };
             }
-            (Inside::Tagged(..), _) => return Reading::Broken,
+            (CallValue::Tagged(..), _) => return Reading::Broken,
         };
         let end = match value.scanner.read(&held[value.scanned..]) {
             Progress::Complete(len) => value.scanned + len,
@@ -297,7 +305,7 @@ impl Body {
         let value = json::parse(&held[value.at..end]);
         let calls = match (value, self.name.take()) {
             (Some(Value::Object(arguments)), Some(name)) => Some(vec![Call { name, arguments }]),
-            (Some(value), None) => calls_of(value),
+            (Some(value), None) => parse_calls(value),
             _ => None,
         };
         match calls {
@@ -368,19 +376,19 @@ fn name_in(head: &str, between: &str, behind_id: &str) -> Option<String> {
 }
 
 /// One call, or a list of calls.
-pub(super) fn calls_of(value: Value) -> Option<Vec<Call>> {
+pub(super) fn parse_calls(value: Value) -> Option<Vec<Call>> {
     match value {
         Value::Array(values) if values.is_empty() => None,
-        Value::Array(values) => values.into_iter().map(call_of).collect(),
-        value => Some(vec![call_of(value)?]),
+        Value::Array(values) => values.into_iter().map(parse_call).collect(),
+        value => Some(vec![parse_call(value)?]),
     }
 }
 
-fn call_of(value: Value) -> Option<Call> {
+fn parse_call(value: Value) -> Option<Call> {
     let Value::Object(mut object) = value else { return None };
     // OpenAI's format.
     if object.get("function").is_some_and(Value::is_object) {
-        return call_of(object.remove("function")?);
+        return parse_call(object.remove("function")?);
     }
     let name = NAME_KEYS.iter().find_map(|key| object.get(*key)?.as_str()).filter(|name| !name.is_empty())?;
     let name = name.to_owned();

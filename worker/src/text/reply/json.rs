@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json() {
+    fn invalid_json_is_detected() {
         for text in [
             "x",
             "\"a\"",

@@ -21,10 +21,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use self::calls::CallFormat;
-use self::calls::Calls;
-use self::thinking::Split;
+use self::calls::CallParser;
+use self::thinking::SplitText;
 pub use self::thinking::Tags;
-pub(super) use self::thinking::{Phase, Thinking};
+pub(super) use self::thinking::{Phase, ReasoningParser};
 use super::prompt::PromptTemplate;
 use super::tokenizer::Tokenizer;
 
@@ -41,19 +41,19 @@ pub struct Call {
 
 /// The parts of one or more pieces of a response.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Said {
+pub struct OutputParts {
     pub thinking: String,
     pub text: String,
     pub calls: Vec<Call>,
 }
 
-impl Said {
+impl OutputParts {
     pub fn is_empty(&self) -> bool {
         self.thinking.is_empty() && self.text.is_empty() && self.calls.is_empty()
     }
 
     /// Appends the parts that follow.
-    pub fn extend(&mut self, next: Said) {
+    pub fn extend(&mut self, next: OutputParts) {
         self.thinking.push_str(&next.thinking);
         self.text.push_str(&next.text);
         self.calls.extend(next.calls);
@@ -86,20 +86,20 @@ impl ReplyFormat {
 
     /// The format of a model with reasoning and without tool calls.
     #[cfg(test)]
-    pub(super) fn of_thoughts(tags: Tags) -> ReplyFormat {
+    pub(super) fn reasoning_only(tags: Tags) -> ReplyFormat {
         ReplyFormat { thinking: Some(tags), ..ReplyFormat::default() }
     }
 
     /// Whether a prompt ends with the opening tag, so that the response begins with reasoning.
-    pub fn ends_in_thoughts(&self, prompt: &str) -> bool {
+    pub fn ends_in_reasoning(&self, prompt: &str) -> bool {
         self.thinking.as_ref().is_some_and(|tags| prompt.trim_end().ends_with(&tags.open))
     }
 
     /// Creates the reader of a response. `in_thoughts`: the prompt ends with the opening tag. Tool calls are
     /// extracted if the request has tools.
     pub fn reader(&self, in_thoughts: bool, tools: Option<KnownTools>) -> Reader {
-        let thinking = self.thinking.as_ref().map(|tags| Thinking::new(tags.clone(), in_thoughts));
-        let calls = tools.map(|tools| Calls::new(self.calls.clone(), tools.0));
+        let thinking = self.thinking.as_ref().map(|tags| ReasoningParser::new(tags.clone(), in_thoughts));
+        let calls = tools.map(|tools| CallParser::new(self.calls.clone(), tools.0));
         let mut shown = Vec::new();
         shown.extend(thinking.iter().flat_map(|_| &self.thinking_ids));
         shown.extend(calls.iter().flat_map(|_| &self.call_ids));
@@ -150,8 +150,8 @@ impl ParameterKind {
 /// Splits one response into its parts.
 #[derive(Debug, Default)]
 pub struct Reader {
-    thinking: Option<Thinking>,
-    calls: Option<Calls>,
+    thinking: Option<ReasoningParser>,
+    calls: Option<CallParser>,
     shown: Vec<u32>,
 }
 
@@ -162,25 +162,26 @@ impl Reader {
     }
 
     /// A copy of its reasoning parser, if the model has reasoning, to find the end of the reasoning.
-    pub(super) fn thoughts(&self) -> Option<Thinking> {
+    pub(super) fn reasoning_parser(&self) -> Option<ReasoningParser> {
         self.thinking.clone()
     }
 
-    pub fn push(&mut self, piece: String) -> Said {
-        let Split { thinking, text } = match &mut self.thinking {
+    pub fn push(&mut self, piece: String) -> OutputParts {
+        let SplitText { thinking, text } = match &mut self.thinking {
             Some(thinking) => thinking.push(&piece),
-            None => Split { text: piece, ..Split::default() },
+            None => SplitText { text: piece, ..SplitText::default() },
         };
         let (text, calls) = match &mut self.calls {
             Some(calls) => calls.push(&text),
             None => (text, Vec::new()),
         };
-        Said { thinking, text, calls }
+        OutputParts { thinking, text, calls }
     }
 
     /// Returns the text that was held back, at the end of the response.
-    pub fn finish(&mut self) -> Said {
-        let Split { thinking, mut text } = self.thinking.as_mut().map(Thinking::finish).unwrap_or_default();
+    pub fn finish(&mut self) -> OutputParts {
+        let SplitText { thinking, mut text } =
+            self.thinking.as_mut().map(ReasoningParser::finish).unwrap_or_default();
         let mut calls = Vec::new();
         if let Some(reader) = &mut self.calls {
             (text, calls) = reader.push(&text);
@@ -188,12 +189,12 @@ impl Reader {
             text.push_str(&rest);
             calls.extend(more);
         }
-        Said { thinking, text, calls }
+        OutputParts { thinking, text, calls }
     }
 }
 
 /// The length of the longest suffix of `text` that is a proper prefix of `mark`.
-fn overlap(text: &str, mark: &str) -> usize {
+fn partial_suffix_len(text: &str, mark: &str) -> usize {
     let longest = mark.len().saturating_sub(1).min(text.len());
     (1..=longest)
         .rev()
@@ -202,6 +203,6 @@ fn overlap(text: &str, mark: &str) -> usize {
 }
 
 /// The length of a text's trailing whitespace, up to the limit for holding it back.
-fn blanks_before(text: &str) -> usize {
+fn trailing_blanks(text: &str) -> usize {
     text.bytes().rev().take(MAX_BLANKS).take_while(u8::is_ascii_whitespace).count()
 }

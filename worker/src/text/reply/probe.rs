@@ -2,11 +2,11 @@
 //! conversation with known reasoning and calls; the text around them is the format that the model was trained
 //! on. This works for Jinja and Go, without a list of families.
 
-use lode_model::prompt_template::THOUGHT_END;
+use lode_model::prompt_template::REASONING_END;
 use serde_json::{Value, json};
 
-use super::calls::{CallFormat, Shape, calls_of};
-use super::tagged::Tagged;
+use super::calls::{CallFormat, Shape, parse_calls};
+use super::tagged::CallTags;
 use super::thinking::Tags;
 use crate::text::prompt::PromptTemplate;
 use crate::text::template::Conversation;
@@ -25,7 +25,7 @@ const NAMES: [&str; 2] = ["probe_first", "probe_second"];
 
 /// The common markers, for templates that mention them but do not write them for earlier turns.
 const HERMES: (&str, &str) = ("<tool_call>", "</tool_call>");
-const THINK: (&str, &str) = ("<think>", THOUGHT_END);
+const THINK: (&str, &str) = ("<think>", REASONING_END);
 
 /// Markers are short. A longer text is not a marker but was added by the template.
 const MAX_MARK_BYTES: usize = 128;
@@ -110,12 +110,12 @@ impl Probe<'_> {
             }
             let text = self.write(&messages, true, false).filter(|text| text.contains(NAMES[count - 1]))?;
             let (_, text) = text.split_once(QUESTION)?;
-            Some(text[begins(text, begun)..].to_owned())
+            Some(text[turn_start(text, begun)..].to_owned())
         };
         let one = turns(1, true).or_else(|| turns(1, false))?;
         // Not every template supports two calls in one message.
         let two = turns(2, true).or_else(|| turns(2, false));
-        let first = Written::find(&one, 0, NAMES[0])?;
+        let first = WrittenCall::find(&one, 0, NAMES[0])?;
         let mut before = &one[..first.at];
         if let Some(tags) = thinking
             && let Some((_, behind)) = before.rsplit_once(&tags.close)
@@ -135,8 +135,8 @@ impl Probe<'_> {
         let ends_turn = self.turn_end();
         let mut marks = Vec::new();
         if let Some(two) = &two
-            && let Some(first) = Written::find(two, 0, NAMES[0])
-            && let Some(second) = Written::find(two, first.end, NAMES[1])
+            && let Some(first) = WrittenCall::find(two, 0, NAMES[0])
+            && let Some(second) = WrittenCall::find(two, first.end, NAMES[1])
         {
             let between = &two[first.end..second.at];
             let each = common_end(before, between.trim());
@@ -145,9 +145,9 @@ impl Probe<'_> {
                 format.each = each.to_owned();
             }
             marks.extend(tags(&between[..between.trim_end().len() - each.len()]));
-            marks.extend(tags(before_mark(&two[second.end..], ends_turn.as_deref())));
+            marks.extend(tags(text_before_marker(&two[second.end..], ends_turn.as_deref())));
         }
-        marks.extend(tags(before_mark(&one[first.end..], ends_turn.as_deref())));
+        marks.extend(tags(text_before_marker(&one[first.end..], ends_turn.as_deref())));
         for mark in marks {
             let is_known = format.closers.contains(&mark) || mark == format.open || mark == format.each;
             if !is_known && mark != "," && mark != ";" && mark.len() <= MAX_MARK_BYTES {
@@ -169,32 +169,32 @@ impl Probe<'_> {
 }
 
 /// The text before a marker; all of it if the marker is absent.
-fn before_mark<'a>(text: &'a str, mark: Option<&str>) -> &'a str {
+fn text_before_marker<'a>(text: &'a str, mark: Option<&str>) -> &'a str {
     mark.and_then(|mark| text.split_once(mark)).map_or("", |(before, _)| before)
 }
 
 /// A tool call in a template's output.
-struct Written {
+struct WrittenCall {
     /// The offset of its JSON, or of its name.
     at: usize,
     end: usize,
     shape: Shape,
 }
 
-impl Written {
-    fn find(text: &str, from: usize, name: &str) -> Option<Written> {
+impl WrittenCall {
+    fn find(text: &str, from: usize, name: &str) -> Option<WrittenCall> {
         let named = from + text[from..].find(name)?;
         let before = text[from..named].match_indices(['{', '[']).map(|(at, _)| from + at);
         let mut in_json = before.filter_map(|at| {
             let (value, end) = json_at(text, at)?;
-            let is_call = calls_of(value)?.first()?.name == name;
-            is_call.then_some(Written { at, end, shape: Shape::Json })
+            let is_call = parse_calls(value)?.first()?.name == name;
+            is_call.then_some(WrittenCall { at, end, shape: Shape::Json })
         });
         if let Some(written) = in_json.find(|written| written.end > named) {
             return Some(written);
         }
         let behind = named + name.len();
-        if let Some(written) = Written::tagged(text, named, behind) {
+        if let Some(written) = WrittenCall::tagged(text, named, behind) {
             return Some(written);
         }
         let (start, (value, end)) = text[behind..]
@@ -208,18 +208,18 @@ impl Written {
         let (between, behind_id) =
             id.map_or((between, ""), |(before, behind)| (before.trim(), behind.trim()));
         let shape = Shape::Named { between: between.to_owned(), behind_id: behind_id.to_owned() };
-        Some(Written { at: named, end, shape })
+        Some(WrittenCall { at: named, end, shape })
     }
 
     /// A call with its argument in tags.
-    fn tagged(text: &str, named: usize, behind: usize) -> Option<Written> {
+    fn tagged(text: &str, named: usize, behind: usize) -> Option<WrittenCall> {
         let (before_key, rest) = text[behind..].split_once(KEY)?;
         let (key_end, rest) = rest.split_once(VALUE)?;
         let mut closing = tags(rest).into_iter();
         let (value_end, end) = (closing.next()?, closing.next()?);
         let begins_key = before_key.rfind(['<', '['])?;
         let (name_end, key) = before_key.split_at(begins_key);
-        let tags = Tagged {
+        let tags = CallTags {
             name_end: name_end.trim().to_owned(),
             key: key.trim().to_owned(),
             key_end: tags(key_end),
@@ -232,7 +232,7 @@ impl Written {
         let end = text.len() - rest.len();
         let end = end + rest.find(&tags.value_end)? + tags.value_end.len();
         let end = end + text[end..].find(&tags.end)? + tags.end.len();
-        (are_marks && is_short).then_some(Written { at: named, end, shape: Shape::Tagged(tags) })
+        (are_marks && is_short).then_some(WrittenCall { at: named, end, shape: Shape::Tagged(tags) })
     }
 }
 
@@ -245,7 +245,7 @@ fn json_at(text: &str, at: usize) -> Option<(Value, usize)> {
 
 /// The offset of a turn in `text`. `begun` is the same conversation with the beginning of another turn. A tag
 /// with the same beginning in both is not split.
-fn begins(text: &str, begun: &str) -> usize {
+fn turn_start(text: &str, begun: &str) -> usize {
     let common = common_start(text, begun);
     match text[..common].rfind(['<', '[', '>', ']']) {
         Some(at) if text[at..].starts_with(['<', '[']) => at,

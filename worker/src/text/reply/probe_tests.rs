@@ -4,7 +4,7 @@ use lode_model::prompt_template::JinjaSource;
 use serde_json::json;
 
 use super::calls::Shape;
-use super::tagged::Tagged;
+use super::tagged::CallTags;
 use super::tests::coder_tags;
 use super::*;
 use crate::text::{ChatTemplate, GoChat, SpecialTokens};
@@ -204,18 +204,18 @@ fn arguments_between_tags() {
 {%- endfor %}
 {{- '</tool_call>' }}"#,
     );
-    let tags = Tagged {
+    let tags = CallTags {
         key: "<arg_key>".into(),
         key_end: ["</arg_key>", "<arg_value>"].map(str::to_owned).into(),
         value_end: "</arg_value>".into(),
         end: "</tool_call>".into(),
-        ..Tagged::default()
+        ..CallTags::default()
     };
     check(&jinja(&glm), None, "<tool_call>", "", Shape::Tagged(tags), &[]);
 }
 
 #[test]
-fn what_is_told_and_not_written() {
+fn markers_that_are_only_mentioned() {
     let source = r#"{% if tools %}Call as <tool_call>{{ tools | tojson }}</tool_call>{% endif %}
 {%- for message in messages %}[{{ message.role }}]{{ message.content.split("</think>")[-1] }}{% endfor %}"#;
     check(&jinja(source), THINK, "<tool_call>", "", Shape::Json, &["</tool_call>"]);

@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{ParameterKind, json, overlap};
+use super::{ParameterKind, json, partial_suffix_len};
 
 /// Maximum length of a name or a key.
 const MAX_NAME_BYTES: usize = 256;
 
 /// The tags around name, keys and values. Whitespace is allowed between any two of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Tagged {
+pub(super) struct CallTags {
     /// After the name; empty if whitespace or a tag ends it.
     pub(super) name_end: String,
     pub(super) key: String,
@@ -23,7 +23,7 @@ pub(super) struct Tagged {
     pub(super) end: String,
 }
 
-impl Tagged {
+impl CallTags {
     pub(super) fn marks(&self) -> impl Iterator<Item = &str> {
         let one = [&self.name_end, &self.key, &self.value_end, &self.end];
         one.into_iter().chain(&self.key_end).map(String::as_str)
@@ -52,7 +52,7 @@ pub(super) enum Reading {
 
 impl TaggedCall {
     /// Continues parsing a text that begins with the name.
-    pub(super) fn read(&mut self, text: &str, tags: &Tagged) -> Reading {
+    pub(super) fn read(&mut self, text: &str, tags: &CallTags) -> Reading {
         loop {
             let rest = &text[self.at..];
             if self.name.is_none() {
@@ -61,7 +61,7 @@ impl TaggedCall {
                     mark => rest.trim_start().find(mark),
                 };
                 let blanks = rest.len() - rest.trim_start().len();
-                let Some(end) = end.map(|end| blanks + end) else { return more(rest) };
+                let Some(end) = end.map(|end| blanks + end) else { return read_more(rest) };
                 let name = rest[..end].trim();
                 if !is_name(name) {
                     return Reading::Broken;
@@ -78,7 +78,7 @@ impl TaggedCall {
                         self.at += end + tags.value_end.len();
                     }
                     None => {
-                        self.searched = rest.len() - overlap(rest, &tags.value_end);
+                        self.searched = rest.len() - partial_suffix_len(rest, &tags.value_end);
                         return Reading::More;
                     }
                 }
@@ -87,7 +87,7 @@ impl TaggedCall {
                 let rest = rest.trim_start();
                 if let Some(behind) = rest.strip_prefix(&tags.key) {
                     match key(behind, tags) {
-                        Key::More => return more(rest),
+                        Key::More => return read_more(rest),
                         Key::Broken => return Reading::Broken,
                         Key::Read { key, len } => {
                             self.key = Some(key);
@@ -127,7 +127,7 @@ impl TaggedCall {
     }
 }
 
-fn more(rest: &str) -> Reading {
+fn read_more(rest: &str) -> Reading {
     if rest.len() > 2 * MAX_NAME_BYTES { Reading::Broken } else { Reading::More }
 }
 
@@ -142,7 +142,7 @@ enum Key {
 }
 
 /// A key, and the length of the text before its value.
-fn key(text: &str, tags: &Tagged) -> Key {
+fn key(text: &str, tags: &CallTags) -> Key {
     let Some((first, others)) = tags.key_end.split_first() else { return Key::Broken };
     let Some(end) = text.find(first) else { return Key::More };
     let key = text[..end].trim();

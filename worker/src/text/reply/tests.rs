@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::calls::Shape;
-use super::tagged::Tagged;
+use super::tagged::CallTags;
 use super::*;
 
 fn hermes() -> CallFormat {
@@ -29,8 +29,8 @@ fn deepseek() -> CallFormat {
     }
 }
 
-pub(super) fn coder_tags() -> Tagged {
-    Tagged {
+pub(super) fn coder_tags() -> CallTags {
+    CallTags {
         name_end: ">".into(),
         key: "<parameter=".into(),
         key_end: vec![">".into()],
@@ -49,7 +49,7 @@ fn coder() -> CallFormat {
 }
 
 fn glm() -> CallFormat {
-    let tags = Tagged {
+    let tags = CallTags {
         name_end: String::new(),
         key: "<arg_key>".into(),
         key_end: ["</arg_key>", "<arg_value>"].map(str::to_owned).into(),
@@ -68,11 +68,11 @@ fn reader(calls: CallFormat, prompt: &str) -> Reader {
     let tools = ["look", "add"].map(|name| {
         json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": types}}})
     });
-    format.reader(format.ends_in_thoughts(prompt), KnownTools::of(&tools))
+    format.reader(format.ends_in_reasoning(prompt), KnownTools::of(&tools))
 }
 
-fn read(mut reader: Reader, pieces: impl IntoIterator<Item = String>) -> Said {
-    let mut said = Said::default();
+fn read(mut reader: Reader, pieces: impl IntoIterator<Item = String>) -> OutputParts {
+    let mut said = OutputParts::default();
     for piece in pieces {
         said.extend(reader.push(piece));
     }
@@ -86,7 +86,7 @@ fn call(name: &str, arguments: Value) -> Call {
 
 /// Checks the text as a whole, character by character, and in pieces of three.
 fn check(format: &CallFormat, answer: &str, thinking: &str, text: &str, calls: &[Call]) {
-    let expect = Said { thinking: thinking.into(), text: text.into(), calls: calls.into() };
+    let expect = OutputParts { thinking: thinking.into(), text: text.into(), calls: calls.into() };
     let characters: Vec<char> = answer.chars().collect();
     for size in [characters.len().max(1), 1, 3] {
         let pieces = characters.chunks(size).map(|piece| piece.iter().collect());

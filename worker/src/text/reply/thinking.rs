@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_BLANKS, blanks_before, overlap};
+use super::{MAX_BLANKS, partial_suffix_len, trailing_blanks};
 
 /// The tags around reasoning.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,11 +15,11 @@ pub struct Tags {
 
 /// Extracts the reasoning from one response.
 #[derive(Debug, Clone)]
-pub(in crate::text) struct Thinking {
+pub(in crate::text) struct ReasoningParser {
     tags: Tags,
     state: State,
     /// Text that may be part of a tag, and whitespace before it.
-    held: String,
+    pending_text: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,63 +46,65 @@ pub(in crate::text) enum Phase<'a> {
     },
     Inside,
     /// After the closing tag, with only whitespace since, which is dropped.
-    Behind,
+    AfterTag,
     Over,
 }
 
 /// Reasoning, and the text after it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::text) struct Split {
+pub(in crate::text) struct SplitText {
     pub(in crate::text) thinking: String,
     pub(in crate::text) text: String,
 }
 
-impl Thinking {
+impl ReasoningParser {
     /// `is_open`: the prompt ends with the opening tag.
-    pub(super) fn new(tags: Tags, is_open: bool) -> Thinking {
-        Thinking { tags, state: State::Before { is_open }, held: String::new() }
+    pub(super) fn new(tags: Tags, is_open: bool) -> ReasoningParser {
+        ReasoningParser { tags, state: State::Before { is_open }, pending_text: String::new() }
     }
 
     pub(in crate::text) fn phase(&self) -> Phase<'_> {
         match self.state {
             State::Before { is_open: false } => {
-                Phase::Before { open: &self.tags.open, begun: self.held.trim_start() }
+                Phase::Before { open: &self.tags.open, begun: self.pending_text.trim_start() }
             }
             State::Before { is_open: true } | State::Opened | State::Inside => Phase::Inside,
-            State::Closed => Phase::Behind,
+            State::Closed => Phase::AfterTag,
             State::Over => Phase::Over,
         }
     }
 
-    pub(in crate::text) fn push(&mut self, piece: &str) -> Split {
-        let mut split = Split::default();
-        self.held.push_str(piece);
+    pub(in crate::text) fn push(&mut self, piece: &str) -> SplitText {
+        let mut split = SplitText::default();
+        self.pending_text.push_str(piece);
         while self.advance(&mut split) {}
         split
     }
 
     /// Returns the text that was held back, at the end of the response.
-    pub(super) fn finish(&mut self) -> Split {
-        let held = std::mem::take(&mut self.held);
+    pub(super) fn finish(&mut self) -> SplitText {
+        let held = std::mem::take(&mut self.pending_text);
         match self.state {
             State::Before { is_open: true } => {
-                Split { thinking: held.trim_start().to_owned(), ..Split::default() }
+                SplitText { thinking: held.trim_start().to_owned(), ..SplitText::default() }
             }
-            State::Inside => Split { thinking: held, ..Split::default() },
-            State::Before { is_open: false } | State::Over => Split { text: held, ..Split::default() },
-            State::Opened | State::Closed => Split::default(),
+            State::Inside => SplitText { thinking: held, ..SplitText::default() },
+            State::Before { is_open: false } | State::Over => {
+                SplitText { text: held, ..SplitText::default() }
+            }
+            State::Opened | State::Closed => SplitText::default(),
         }
     }
 
     /// Makes one step; returns false if more text is needed.
-    fn advance(&mut self, split: &mut Split) -> bool {
-        let rest = self.held.trim_start();
-        let blanks = self.held.len() - rest.len();
+    fn advance(&mut self, split: &mut SplitText) -> bool {
+        let rest = self.pending_text.trim_start();
+        let blanks = self.pending_text.len() - rest.len();
         match self.state {
             State::Before { is_open } => {
                 if blanks <= MAX_BLANKS {
                     if let Some(after) = rest.strip_prefix(&self.tags.open) {
-                        self.held = after.to_owned();
+                        self.pending_text = after.to_owned();
                         self.state = State::Opened;
                         return true;
                     }
@@ -113,28 +115,29 @@ impl Thinking {
                 self.state = if is_open { State::Opened } else { State::Over };
             }
             State::Opened | State::Closed => {
-                self.held.drain(..blanks);
-                if self.held.is_empty() {
+                self.pending_text.drain(..blanks);
+                if self.pending_text.is_empty() {
                     return false;
                 }
                 self.state = if self.state == State::Opened { State::Inside } else { State::Over };
             }
-            State::Inside => match self.held.find(&self.tags.close) {
+            State::Inside => match self.pending_text.find(&self.tags.close) {
                 Some(at) => {
-                    let thought = &self.held[..at];
-                    split.thinking.push_str(&thought[..at - blanks_before(thought)]);
-                    self.held.drain(..at + self.tags.close.len());
+                    let thought = &self.pending_text[..at];
+                    split.thinking.push_str(&thought[..at - trailing_blanks(thought)]);
+                    self.pending_text.drain(..at + self.tags.close.len());
                     self.state = State::Closed;
                 }
                 None => {
-                    let shown = self.held.len() - overlap(&self.held, &self.tags.close);
-                    let shown = shown - blanks_before(&self.held[..shown]);
-                    split.thinking.extend(self.held.drain(..shown));
+                    let shown =
+                        self.pending_text.len() - partial_suffix_len(&self.pending_text, &self.tags.close);
+                    let shown = shown - trailing_blanks(&self.pending_text[..shown]);
+                    split.thinking.extend(self.pending_text.drain(..shown));
                     return false;
                 }
             },
             State::Over => {
-                split.text.push_str(&std::mem::take(&mut self.held));
+                split.text.push_str(&std::mem::take(&mut self.pending_text));
                 return false;
             }
         }
@@ -150,8 +153,8 @@ mod tests {
 
     fn read(is_open: bool, pieces: &[&str]) -> (String, String) {
         let tags = Tags { open: "<think>".into(), close: "</think>".into() };
-        let mut thinking = Thinking::new(tags, is_open);
-        let mut splits: Vec<Split> = pieces.iter().map(|piece| thinking.push(piece)).collect();
+        let mut thinking = ReasoningParser::new(tags, is_open);
+        let mut splits: Vec<SplitText> = pieces.iter().map(|piece| thinking.push(piece)).collect();
         splits.push(thinking.finish());
         splits.into_iter().fold(Default::default(), |(thoughts, text), split| {
             (thoughts + &split.thinking, text + &split.text)
@@ -181,8 +184,8 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_come_as_they_are_had() {
-        let mut thinking = Thinking::new(Tags { open: "<t>".into(), close: "</t>".into() }, false);
+    fn reasoning_is_streamed() {
+        let mut thinking = ReasoningParser::new(Tags { open: "<t>".into(), close: "</t>".into() }, false);
         let thoughts: Vec<String> =
             ["<t>a", "b ", "c<", "/", "d</t>e"].map(|piece| thinking.push(piece).thinking).into();
         assert_eq!(thoughts, ["a", "b", " c", "", "</d"]);
@@ -190,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cutting_the_text_changes_nothing(
+        fn pieces_give_the_same_result(
             parts in proptest::collection::vec(prop_oneof![
                 Just("<think>"), Just("</think>"), Just("<thi"), Just("nk>"), Just("</"), Just(" "), Just("\n"), Just("ä"), Just("b")], 0..12),
             is_open: bool, cut in 1usize..4,
