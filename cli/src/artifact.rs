@@ -38,15 +38,16 @@ pub(crate) async fn read(target: &Target, manifest: &Manifest) -> Outcome<Artifa
         artifact.archives().map(|(at, file)| (at, file.clone())).collect();
     for (at, file) in archives {
         let reader = Ranges::of(target, &file);
-        let listed =
-            tokio::task::spawn_blocking(move || tar::members(&Window::new(&reader, 0, reader.size), left));
+        let listed = tokio::task::spawn_blocking(move || {
+            tar::list_members(&Window::new(&reader, 0, reader.size), left)
+        });
         let listed = listed.await.map_err(|error| Failure::with_source("listing a layer", &error))?;
         let about = |error| Failure::with_source(format!("layer {} of {target}", file.layer.digest), &error);
         let listed = listed.map_err(about)?;
         left -= listed.len();
         members.insert(at, listed);
     }
-    Ok(artifact.unfold(members))
+    Ok(artifact.replace_tars(members))
 }
 
 /// Reads the header of a GGUF without downloading its tensors.

@@ -15,7 +15,6 @@ mod egress;
 mod error;
 mod feed;
 mod manifests;
-mod memory;
 mod part;
 mod progress;
 mod pull;
@@ -23,6 +22,7 @@ mod push;
 mod registry;
 mod retry;
 mod secret;
+mod session_file;
 mod tls;
 mod transport;
 

@@ -23,7 +23,7 @@ use crate::{
     error,
     feed::ContentReader,
     manifests::digest_header,
-    memory::{MIN_REMEMBERED_BYTES, SessionFile},
+    session_file::{MIN_REMEMBERED_BYTES, SessionFile},
     transport::{self, Body, Request, Retry},
 };
 

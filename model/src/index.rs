@@ -179,21 +179,21 @@ pub struct FileIndex {
 }
 
 /// The files of an artifact by path, collected once, because an untrusted manifest may have very many files.
-pub struct Places<'a> {
+pub struct ArtifactFiles<'a> {
     /// The folder of an image model.
     image_root: Option<&'a str>,
     by_path: HashMap<&'a str, &'a ModelFile>,
 }
 
-impl<'a> Places<'a> {
-    pub fn new(artifact: &'a Artifact) -> Places<'a> {
+impl<'a> ArtifactFiles<'a> {
+    pub fn new(artifact: &'a Artifact) -> ArtifactFiles<'a> {
         let mut by_path = HashMap::new();
         for file in &artifact.files {
             if let Some(path) = file.path.as_deref() {
                 by_path.entry(path).or_insert(file);
             }
         }
-        Places { image_root: artifact.is_image_model().then(|| artifact.root()), by_path }
+        ArtifactFiles { image_root: artifact.is_image_model().then(|| artifact.root()), by_path }
     }
 
     /// Converts a file's tensors to offsets in its layer. The tensors of an image model's components get
@@ -404,7 +404,7 @@ mod tests {
 
     fn read(artifact: &Artifact, at: usize, bytes: &dyn ReadAt) -> FileIndex {
         let file = &artifact.files[at];
-        Places::new(artifact).index(file, true, list_tensors(file, bytes).unwrap())
+        ArtifactFiles::new(artifact).index(file, true, list_tensors(file, bytes).unwrap())
     }
 
     #[test]

@@ -26,4 +26,4 @@ pub mod safetensors;
 pub mod tensor;
 
 #[cfg(test)]
-mod stays_small;
+mod invariants;

@@ -7,8 +7,8 @@
 
 mod family;
 mod file_type;
+mod gguf_layout;
 mod hyper;
-mod lay_out;
 pub mod mix;
 mod pieces;
 mod rows;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 
 pub use file_type::{FileType, UnknownFileType};
-pub(crate) use lay_out::{ConvertedGguf, Segment, format_names};
+pub(crate) use gguf_layout::{ConvertedGguf, Segment, format_names};
 pub(crate) use rows::{Rows, RowsReader};
 pub(crate) use weights::CheckpointTensor;
 
@@ -113,7 +113,7 @@ pub(crate) fn checkpoint(
     let weights = weights::list_checkpoint_weights(tensors, &mut hyper)?;
     // Written after the weights: every id needs a token, and the number of ids is known only now.
     vocabulary::write(&mut metadata, &side, hyper.vocab_size)?;
-    let mut converted = lay_out::lay_out(metadata, weights, file_type)?;
+    let mut converted = gguf_layout::lay_out(metadata, weights, file_type)?;
     converted.notices.append(&mut hyper.notices);
     Ok(converted)
 }
@@ -127,7 +127,7 @@ pub(crate) fn gguf(parts: &[(Arc<str>, Header)], file_type: FileType) -> Result<
         metadata.remove(key);
     }
     let weights = weights::list_gguf_weights(parts)?;
-    lay_out::lay_out(metadata, weights, file_type)
+    gguf_layout::lay_out(metadata, weights, file_type)
 }
 
 #[cfg(test)]

@@ -113,20 +113,20 @@ pub fn pair_tensors<'a>(here: &'a [TensorInfo], there: &'a [TensorInfo], hints: 
 
 /// The sizes of two manifests and of their common blobs; each blob counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Weighed {
+pub struct SizeComparison {
     pub here: u64,
     pub there: u64,
     pub shared: u64,
 }
 
 /// Adds up the layer sizes of two manifests.
-pub fn compare_sizes(here: &Manifest, there: &Manifest) -> Weighed {
+pub fn compare_sizes(here: &Manifest, there: &Manifest) -> SizeComparison {
     let blobs = |manifest: &Manifest| -> BTreeSet<(Digest, u64)> {
         manifest.layers.iter().map(|layer| (layer.digest.clone(), layer.size)).collect()
     };
     let sum = |blobs: &mut dyn Iterator<Item = u64>| blobs.fold(0u64, u64::saturating_add);
     let (here, there) = (blobs(here), blobs(there));
-    Weighed {
+    SizeComparison {
         here: sum(&mut here.iter().map(|(_, size)| *size)),
         there: sum(&mut there.iter().map(|(_, size)| *size)),
         shared: sum(&mut here.intersection(&there).map(|(_, size)| *size)),

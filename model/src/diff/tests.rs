@@ -152,5 +152,5 @@ fn blobs_are_weighed_once() {
         &manifest(&[layer(1, 10), layer(1, 10), layer(2, 5)]),
         &manifest(&[layer(1, 10), layer(3, 7)]),
     );
-    assert_eq!(weighed, Weighed { here: 15, there: 17, shared: 10 });
+    assert_eq!(weighed, SizeComparison { here: 15, there: 17, shared: 10 });
 }

@@ -28,7 +28,7 @@ struct ScaledWeight {
 
 /// Removes the scales of FP8 weights, and other tensors that go with them, from the tensors, and stores the
 /// scales by weight. Without such weights nothing changes.
-pub(super) fn fold(checkpoint: &mut Checkpoint) -> Result<(), ImportError> {
+pub(super) fn pair_scales(checkpoint: &mut Checkpoint) -> Result<(), ImportError> {
     // Image models are neither quantised nor converted.
     let pairs = if checkpoint.is_image_model { Vec::new() } else { pairs(checkpoint)? };
     if pairs.is_empty() {

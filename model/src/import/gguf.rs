@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::finish::FileRecipe;
-use super::made::{self, PlannedGguf};
+use super::gguf_conversion::{self, PlannedGguf};
 use super::{
     ImportError, Options, Plan, PlannedLayer, Quantize, Source, SourceFile, check, push_whole, side_file_type,
 };
@@ -66,7 +66,7 @@ pub(super) fn plan(
         if model.is_empty() {
             return Err(not_made(quantize));
         }
-        let PlannedGguf { part, content, notices } = made::from_gguf(model, file_type, files)?;
+        let PlannedGguf { part, content, notices } = gguf_conversion::from_gguf(model, file_type, files)?;
         model = vec![part];
         made = Some((content, notices));
     }
@@ -79,7 +79,7 @@ pub(super) fn plan(
         }),
         Some((content, said)) => {
             notices.extend(said);
-            made::push(&mut layers, &mut recipes, &model[0].file, content);
+            gguf_conversion::push(&mut layers, &mut recipes, &model[0].file, content);
         }
     }
     for (kind, parts) in

@@ -13,8 +13,8 @@ mod facts;
 mod finish;
 mod fp8;
 mod gguf;
+mod gguf_conversion;
 mod layer;
-mod made;
 mod mlx;
 mod onnx;
 mod place;
@@ -214,7 +214,7 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     let mut plan = match options.quantize {
         _ if !has_checkpoint && has_gguf => gguf::plan(source, &files, options)?,
         _ if !has_checkpoint && has(onnx::is_onnx) => onnx::plan(source, &files, options)?,
-        Some(Quantize::Gguf(file_type)) => made::from_checkpoint(source, &files, file_type)?,
+        Some(Quantize::Gguf(file_type)) => gguf_conversion::from_checkpoint(source, &files, file_type)?,
         _ => plan_checkpoint(source, &files, options)?,
     };
     let is_beside = |file: &&SourceFile| {
@@ -272,7 +272,7 @@ fn plan_checkpoint(
         return Err(ImportError::NoModel);
     }
     if options.quantize.is_some() {
-        fp8::fold(&mut checkpoint)?;
+        fp8::pair_scales(&mut checkpoint)?;
     }
     let checkpoint = checkpoint;
     let facts = facts::read(source, files, &checkpoint, options)?;
@@ -459,8 +459,8 @@ fn read_file(source: &dyn Source, file: &SourceFile) -> Result<Vec<u8>, ImportEr
 #[cfg(test)]
 pub(crate) mod fp8_tests;
 #[cfg(test)]
-mod odd_tests;
+mod notice_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod whole_tests;
+mod whole_file_tests;

@@ -63,7 +63,7 @@ impl Artifact {
 
     /// Replaces tars by their members, which are keyed by the tar's position in `files`.
     #[must_use]
-    pub fn unfold(self, mut members: BTreeMap<usize, Vec<Member>>) -> Artifact {
+    pub fn replace_tars(self, mut members: BTreeMap<usize, Vec<Member>>) -> Artifact {
         let mut files = Vec::with_capacity(self.files.len());
         for (at, file) in self.files.into_iter().enumerate() {
             match members.remove(&at) {

@@ -43,7 +43,7 @@ pub enum TarError {
 }
 
 /// Lists the regular files of a tar in order, at most `most`; see [`MAX_MEMBERS`].
-pub fn members(file: &dyn ReadAt, most: usize) -> Result<Vec<Member>, TarError> {
+pub fn list_members(file: &dyn ReadAt, most: usize) -> Result<Vec<Member>, TarError> {
     let end = file.len();
     let (mut members, mut at, mut headers) = (Vec::new(), 0u64, 0);
     // The path and size that records give for the next member.
@@ -213,7 +213,11 @@ mod tests {
     }
 
     fn listed(tar: &[u8]) -> Vec<(String, u64, u64)> {
-        members(&tar.to_vec(), MAX_MEMBERS).unwrap().into_iter().map(|m| (m.path, m.offset, m.size)).collect()
+        list_members(&tar.to_vec(), MAX_MEMBERS)
+            .unwrap()
+            .into_iter()
+            .map(|m| (m.path, m.offset, m.size))
+            .collect()
     }
 
     #[test]
@@ -259,7 +263,8 @@ mod tests {
         let file = |path: &str| member(path, b"", b'0');
         let long = member("././@LongLink", "x".repeat(MAX_PATH_BYTES + 1).as_bytes(), b'L');
         let tar = [long, file("short"), file("a"), file("b"), file("c")].concat();
-        let paths: Vec<String> = members(&tar, 2).unwrap().into_iter().map(|member| member.path).collect();
+        let paths: Vec<String> =
+            list_members(&tar, 2).unwrap().into_iter().map(|member| member.path).collect();
         assert_eq!(paths, ["a", "b"]);
 
         /// A tar of nothing but folders, and a file at its end.
@@ -275,12 +280,12 @@ mod tests {
             }
         }
         let folders = Folders(AtomicUsize::new(0));
-        assert_eq!((members(&folders, 1).unwrap(), folders.0.into_inner()), (vec![], MAX_HEADERS));
+        assert_eq!((list_members(&folders, 1).unwrap(), folders.0.into_inner()), (vec![], MAX_HEADERS));
     }
 
     #[test]
     fn non_tars_are_refused() {
-        let refused = |bytes: &[u8]| members(&bytes.to_vec(), 1).unwrap_err().to_string();
+        let refused = |bytes: &[u8]| list_members(&bytes.to_vec(), 1).unwrap_err().to_string();
         let mut gzip = vec![0; 600];
         gzip[..2].copy_from_slice(&[0x1f, 0x8b]);
         assert!(refused(&gzip).contains("compressed (gzip)"));
@@ -289,7 +294,7 @@ mod tests {
         let mut huge = header("a", 0, b'0');
         huge[124..136].fill(0xff);
         seal(&mut huge);
-        assert!(members(&huge, 1).is_err());
+        assert!(list_members(&huge, 1).is_err());
         assert!(refused(&header("x", 1 << 20, b'x')).contains("`x`"));
         assert!(listed(b"").is_empty());
     }
@@ -297,10 +302,10 @@ mod tests {
     proptest! {
         #[test]
         fn never_panics(mut bytes in proptest::collection::vec(any::<u8>(), 0..2048), path in "[a-z]{1,20}", size in 0u64..2000, kind in any::<u8>()) {
-            let _ = members(&bytes, MAX_MEMBERS);
+            let _ = list_members(&bytes, MAX_MEMBERS);
             let mut tar = header(&path, size, kind);
             tar.append(&mut bytes);
-            let _ = members(&tar, MAX_MEMBERS);
+            let _ = list_members(&tar, MAX_MEMBERS);
             let _ = pax(&tar);
         }
     }

@@ -205,7 +205,7 @@ fn tars_are_opened_and_packed_ones_named() {
     assert_eq!(kit.first_packed().map(|file| &file.layer), Some(&kit.files[1].layer));
     let member = |path: &str, offset| Member { path: path.to_owned(), offset, size: 3 };
     let members = vec![member("m/config.json", 512), member("m/model.safetensors", 1536)];
-    let kit = kit.unfold(BTreeMap::from([(0, members)]));
+    let kit = kit.replace_tars(BTreeMap::from([(0, members)]));
     assert_eq!((kit.format(), kit.root(), kit.weights()), (Some("safetensors"), "m/", vec![1]));
     assert_eq!((kit.files[1].offset, kit.files[1].is_layer()), (1536, false));
     let folder = at(mt::TITLE_ANNOTATION, "folder");

@@ -4,7 +4,7 @@
 
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
-use lode_model::diff::{self, Blobs, Change, CompareError, Difference, Hints, Weighed};
+use lode_model::diff::{self, Blobs, Change, CompareError, Difference, Hints, SizeComparison};
 use lode_model::manifest::Manifest;
 use lode_model::read_at::ReadAt;
 use lode_model::recognise::Artifact;
@@ -268,8 +268,11 @@ impl Registry {
 }
 
 /// The records, followed by their total.
-fn with_total(compared: BoxStream<'static, Result<TensorDiff, Error>>, weighed: Weighed) -> DiffStream {
-    let Weighed { here, there, shared } = weighed;
+fn with_total(
+    compared: BoxStream<'static, Result<TensorDiff, Error>>,
+    weighed: SizeComparison,
+) -> DiffStream {
+    let SizeComparison { here, there, shared } = weighed;
     let total =
         DiffTotal { bytes_here: here, bytes_there: there, bytes_shared: shared, ..DiffTotal::default() };
     let records = stream::unfold(Some((compared, total)), async |state| {

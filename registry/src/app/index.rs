@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Digest;
-use lode_model::index::{self, ModelSummary, Places};
+use lode_model::index::{self, ArtifactFiles, ModelSummary};
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::read_at::{ReadAt, Window};
 use lode_model::recognise::{Artifact, ModelFile, tar};
@@ -17,7 +17,7 @@ use lode_model::reference::{Reference, Repository};
 use lode_model::tensor::{self, TensorInfo};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::flights::Coalescer;
+use super::coalescing::Coalescer;
 use super::{Registry, models};
 use crate::Error;
 use crate::auth::Caller;
@@ -151,7 +151,7 @@ impl Registry {
         let (artifact, mut problem) = self.expand_archives(repository, artifact).await?;
 
         // 2. List the tensors of each weight file, in the manifest's order.
-        let places = Places::new(&artifact);
+        let places = ArtifactFiles::new(&artifact);
         let weights: BTreeSet<usize> = artifact.weights().into_iter().collect();
         let holding: Vec<(usize, ModelFile)> =
             artifact.files.iter().cloned().enumerate().filter(|(_, file)| file.kind().is_some()).collect();
@@ -235,7 +235,7 @@ impl Registry {
                 break;
             }
             let listed = self.file_inspect(repository, file, move |bytes: &dyn ReadAt| {
-                tar::members(bytes, left).map_err(|e| chain(&e))
+                tar::list_members(bytes, left).map_err(|e| chain(&e))
             });
             match listed.await? {
                 Ok(listed) => {
@@ -245,7 +245,7 @@ impl Registry {
                 Err(reason) => problem = problem.or(Some(format!("{}: {reason}", file.label()))),
             }
         }
-        Ok((artifact.unfold(members), problem))
+        Ok((artifact.replace_tars(members), problem))
     }
 
     /// Runs `look` on a file's bytes. Returns its result, or why it failed: an unreadable file is not an

@@ -2,9 +2,9 @@
 //! by the edge (`oci`, `api`, `hub`, `gateway`) and by `jobs`; it uses `store` for SQL and `blobs` for bytes.
 
 mod blobs;
+mod coalescing;
 mod create;
 mod diff;
-mod flights;
 mod fsck;
 mod gc;
 mod index;
@@ -55,9 +55,9 @@ use crate::{Config, Error, metrics};
 
 pub use crate::blobs::BlobStream;
 pub(crate) use crate::store::StoredBlob;
+use coalescing::Coalescer;
 pub use create::{CreateError, CreateStep, ExtraFile, ModelSource, NewModel};
 pub use diff::{DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, TensorDiff};
-use flights::Coalescer;
 pub use fsck::{Damage, FsckSummary};
 pub(crate) use fsck::{Finding, FindingSink};
 pub use gc::{GcReport, Removal, RemovalPage, RestoredContent};

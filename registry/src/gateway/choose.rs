@@ -7,23 +7,23 @@
 pub(crate) const MAX_TRIES: usize = 4;
 
 /// Candidate workers, as positions in the worker table: a list, or all of the table.
-pub(crate) enum Class<'a> {
+pub(crate) enum Candidates<'a> {
     Places(&'a [usize]),
     All(usize),
 }
 
-impl Class<'_> {
+impl Candidates<'_> {
     fn len(&self) -> usize {
         match self {
-            Class::Places(places) => places.len(),
-            Class::All(count) => *count,
+            Candidates::Places(places) => places.len(),
+            Candidates::All(count) => *count,
         }
     }
 
     fn place(&self, at: usize) -> usize {
         match self {
-            Class::Places(places) => places[at],
-            Class::All(_) => at,
+            Candidates::Places(places) => places[at],
+            Candidates::All(_) => at,
         }
     }
 }
@@ -31,8 +31,8 @@ impl Class<'_> {
 /// The workers to try, in order: at most `MAX_TRIES`, starting with the first class. `random(n)` is below `n`. Of
 /// two workers the one with the smaller load is tried first. The cost does not depend on the number of
 /// workers.
-pub(crate) fn by_preference<L: Ord>(
-    classes: &[Class<'_>],
+pub(crate) fn rank_workers<L: Ord>(
+    classes: &[Candidates<'_>],
     mut random: impl FnMut(usize) -> usize,
     load: impl Fn(usize) -> L,
 ) -> Vec<usize> {
@@ -92,8 +92,8 @@ mod tests {
         // Positions 0 and 1 have it loaded, 0 to 2 have it on disk, 3 and 4 have neither.
         let loads = [9, 3, 5, 1, 8];
         for seed in 0..100 {
-            let classes = [Class::Places(&[0, 1]), Class::Places(&[0, 1, 2]), Class::All(5)];
-            assert_eq!(by_preference(&classes, random(seed), |at| loads[at]), [1, 0, 2, 3]);
+            let classes = [Candidates::Places(&[0, 1]), Candidates::Places(&[0, 1, 2]), Candidates::All(5)];
+            assert_eq!(rank_workers(&classes, random(seed), |at| loads[at]), [1, 0, 2, 3]);
         }
     }
 
@@ -101,7 +101,7 @@ mod tests {
     fn tries_are_capped_and_different() {
         for (count, expect) in [(0, 0), (1, 1), (3, 3), (4, 4), (10_000, MAX_TRIES)] {
             for seed in 0..50 {
-                let mut chosen = by_preference(&[Class::All(count)], random(seed), |at| at);
+                let mut chosen = rank_workers(&[Candidates::All(count)], random(seed), |at| at);
                 assert_eq!(chosen.len(), expect);
                 chosen.sort_unstable();
                 chosen.dedup();
@@ -115,7 +115,7 @@ mod tests {
     fn requests_spread_over_all_workers() {
         let (mut loads, mut random) = (vec![0_u32; 100], random(7));
         for _ in 0..10_000 {
-            let first = by_preference(&[Class::All(100)], &mut random, |at| loads[at])[0];
+            let first = rank_workers(&[Candidates::All(100)], &mut random, |at| loads[at])[0];
             loads[first] += 1;
         }
         // One random choice would leave some with 130 and others with 70.

@@ -17,7 +17,7 @@ use rand::Rng;
 use serde_json::json;
 use url::Url;
 
-use super::choose::{Class, by_preference};
+use super::choose::{Candidates, rank_workers};
 use super::clients::{InProgress, network};
 use super::{Gateway, GatewayError};
 use crate::app::Worker;
@@ -55,9 +55,9 @@ pub(crate) async fn forward(registry: &Registry, ask: InferenceRequest) -> Resul
     let in_progress = registry.gateway().clients.admit(ask.client.0)?;
     let table = registry.workers_attached().await?;
     let classes = [
-        Class::Places(table.loaded(&ask.digest)),
-        Class::Places(table.cached(&ask.digest)),
-        Class::All(table.len()),
+        Candidates::Places(table.loaded(&ask.digest)),
+        Candidates::Places(table.cached(&ask.digest)),
+        Candidates::All(table.len()),
     ];
     let gateway = registry.gateway();
     let load = |at: usize| {
@@ -66,7 +66,7 @@ pub(crate) async fn forward(registry: &Registry, ask: InferenceRequest) -> Resul
     };
     let random = |below: usize| rand::rng().random_range(0..below);
     let workers: Vec<_> =
-        by_preference(&classes, random, load).into_iter().map(|at| table.worker(at).clone()).collect();
+        rank_workers(&classes, random, load).into_iter().map(|at| table.worker(at).clone()).collect();
     if workers.is_empty() {
         return Err(GatewayError::NoWorker { model: ask.name }.into());
     }

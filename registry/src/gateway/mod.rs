@@ -5,7 +5,7 @@
 mod choose;
 mod clients;
 mod forward;
-mod passed_on;
+mod passthrough;
 mod ps;
 
 use std::collections::HashMap;
@@ -20,9 +20,9 @@ use crate::{Config, Error};
 use clients::Clients;
 
 #[cfg(test)]
-pub(crate) use choose::{Class, by_preference};
+pub(crate) use choose::{Candidates, rank_workers};
 pub(crate) use forward::{InferenceRequest, WorkerResponse, forward};
-pub(crate) use passed_on::{embeddings, passthrough_route, read_json, resolve};
+pub(crate) use passthrough::{embeddings, passthrough_route, read_json, resolve};
 pub(crate) use ps::{ps_for_ollama, ps_page};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

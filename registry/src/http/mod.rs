@@ -8,13 +8,13 @@ pub(crate) mod conditional;
 pub(crate) mod connections;
 pub(crate) mod error;
 pub(crate) mod extract;
+pub(crate) mod file_sender;
 pub(crate) mod fold_name;
 pub(crate) mod forwarded;
 pub(crate) mod layers;
 pub(crate) mod links;
 pub(crate) mod observe;
 pub(crate) mod origin;
-pub(crate) mod outlet;
 pub(crate) mod range;
 pub(crate) mod stall;
 

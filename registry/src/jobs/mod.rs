@@ -1,8 +1,8 @@
 //! Background work that must not delay a response: garbage collection, expiry of uploads and indexing of
 //! pushed manifests. Each is safe to run twice. Started by `open`, stopped by `Registry::close`.
 
+mod expire_uploads;
 mod index_models;
-mod purge_uploads;
 mod runner;
 
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub(crate) fn start(registry: &Registry) {
     registry.start(async move {
         let interval = (purge.config().upload_expiry / 2).clamp(SHORTEST_INTERVAL, PURGE_INTERVAL);
         loop {
-            if let Err(error) = purge_uploads::run(&purge).await {
+            if let Err(error) = expire_uploads::run(&purge).await {
                 tracing::error!(error = &error as &dyn std::error::Error, "failed to delete expired uploads");
             }
             tokio::time::sleep(interval).await;

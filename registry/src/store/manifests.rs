@@ -9,7 +9,7 @@ use lode_model::reference::{Reference, Repository};
 use sqlx::AssertSqlSafe;
 
 use super::collect::UnreferencedContent;
-use super::recent::CachedValue;
+use super::read_cache::CachedValue;
 use super::removals::{RemovalCause, RemovalRow};
 use super::{Store, Tx, bigint, digest_list, now_ms, on, parse_stored, placeholders, size};
 use crate::Error;

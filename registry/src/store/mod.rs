@@ -16,7 +16,7 @@ mod mirror;
 mod models;
 mod plan;
 pub(crate) mod postgres;
-mod recent;
+mod read_cache;
 mod removals;
 mod retention;
 mod tags;
@@ -43,7 +43,7 @@ use sqlx::{AssertSqlSafe, Postgres, Sqlite, Transaction};
 use url::Url;
 
 use crate::{Error, metrics};
-use recent::{CacheLookup, CachedValue, ReadCache};
+use read_cache::{CacheLookup, CachedValue, ReadCache};
 
 pub(crate) use backup::{database_file, snapshot};
 pub(crate) use blobs::StoredBlob;

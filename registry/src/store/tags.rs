@@ -3,7 +3,7 @@
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 
-use super::recent::CachedValue;
+use super::read_cache::CachedValue;
 use super::removals::RemovalCause;
 use super::{Store, Tx, now_ms, on, parse_stored};
 use crate::Error;

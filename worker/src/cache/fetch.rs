@@ -366,5 +366,5 @@ impl ReadAt for CacheFile {
 /// Blocks.
 fn members(path: &Path, most: usize) -> Result<Vec<Member>, String> {
     let failed = |error: io::Error| error.to_string();
-    tar::members(&open(path).map_err(failed)?, most).map_err(|error| error.to_string())
+    tar::list_members(&open(path).map_err(failed)?, most).map_err(|error| error.to_string())
 }

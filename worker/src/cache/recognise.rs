@@ -109,7 +109,7 @@ impl Archives {
 
     /// The model, given the members of the tar layers.
     pub fn open(self, members: BTreeMap<usize, Vec<Member>>) -> Result<RecognisedModel, Unrunnable> {
-        RecognisedModel::from_artifact(&self.artifact.unfold(members), self.config)
+        RecognisedModel::from_artifact(&self.artifact.replace_tars(members), self.config)
     }
 }
 

@@ -40,7 +40,7 @@ impl Error {
     }
 }
 
-/// An error's text, for [`name_model`].
+/// An error's text, for [`replace_digest_with_name`].
 #[derive(Clone)]
 struct ErrorText(String);
 
@@ -58,7 +58,7 @@ impl IntoResponse for Error {
 }
 
 /// Replaces the model's digest in an error with the name from the request.
-pub(super) async fn name_model(request: Request, next: Next) -> Response {
+pub(super) async fn replace_digest_with_name(request: Request, next: Next) -> Response {
     let named = request::model_and_name(request.headers());
     let response = next.run(request).await;
     match (named, response.extensions().get::<ErrorText>()) {
@@ -75,7 +75,7 @@ pub(super) fn with_name(text: &str, digest: &Digest, name: &str) -> String {
 }
 
 /// Response for an unknown route.
-pub(super) async fn not_served(uri: http::Uri) -> Response {
+pub(super) async fn unknown_route(uri: http::Uri) -> Response {
     let text = format!("{} is not served by this version of the worker", uri.path());
     stream::json(StatusCode::NOT_FOUND, &json!({ "error": text }))
 }

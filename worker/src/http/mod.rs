@@ -58,9 +58,9 @@ pub fn router(api: Api) -> Router {
         .route("/api/embed", post(embed::embed))
         .route("/api/ps", get(ps::ps))
         .route("/lode/v1/score", post(score::score))
-        .fallback(error::not_served)
-        .layer(axum::middleware::from_fn(error::name_model))
-        .layer(axum::middleware::from_fn(traced::traced))
+        .fallback(error::unknown_route)
+        .layer(axum::middleware::from_fn(error::replace_digest_with_name))
+        .layer(axum::middleware::from_fn(traced::trace_request))
         .with_state(api)
 }
 

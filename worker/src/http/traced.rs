@@ -11,7 +11,7 @@ use opentelemetry::propagation::Extractor;
 use tracing::Instrument;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-pub(super) async fn traced(request: Request, next: Next) -> Response {
+pub(super) async fn trace_request(request: Request, next: Next) -> Response {
     if !request.headers().contains_key("traceparent") {
         return next.run(request).await;
     }

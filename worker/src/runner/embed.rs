@@ -119,7 +119,7 @@ impl PooledText {
 }
 
 /// The first `dimensions` values of a vector, L2-normalised. A zero vector is unchanged.
-pub(super) fn normalised(mut vector: Vec<f32>, dimensions: Option<usize>) -> Vec<f32> {
+pub(super) fn l2_normalise(mut vector: Vec<f32>, dimensions: Option<usize>) -> Vec<f32> {
     vector.truncate(dimensions.filter(|dimensions| *dimensions > 0).unwrap_or(usize::MAX));
     let square: f64 = vector.iter().map(|value| f64::from(*value).powi(2)).sum();
     if square > 0.0 {
@@ -195,10 +195,10 @@ mod tests {
 
     #[test]
     fn embeddings_are_truncated_then_normalised() {
-        assert_eq!(normalised(vec![3.0, 4.0, 12.0], Some(2)), [0.6, 0.8]);
-        assert_eq!(normalised(vec![0.0, 2.0], Some(5)), [0.0, 1.0]);
-        assert_eq!(normalised(vec![0.0, 2.0], Some(0)), [0.0, 1.0]);
-        assert_eq!(normalised(vec![0.0, 0.0], None), [0.0, 0.0]);
+        assert_eq!(l2_normalise(vec![3.0, 4.0, 12.0], Some(2)), [0.6, 0.8]);
+        assert_eq!(l2_normalise(vec![0.0, 2.0], Some(5)), [0.0, 1.0]);
+        assert_eq!(l2_normalise(vec![0.0, 2.0], Some(0)), [0.0, 1.0]);
+        assert_eq!(l2_normalise(vec![0.0, 0.0], None), [0.0, 0.0]);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::engine::Engine;
 
 use super::batch::{Batch, ScoreJob};
-use super::embed::{EmbedJob, normalised};
+use super::embed::{EmbedJob, l2_normalise};
 use super::generate::EVENT_QUEUE;
 use super::model::Model;
 use super::protocol::{
@@ -140,7 +140,7 @@ async fn status(State(runner): State<Arc<Runner>>) -> Response {
 
 async fn load(
     State(runner): State<Arc<Runner>>,
-    Parsed(request): Parsed<LoadRequest>,
+    ParsedBody(request): ParsedBody<LoadRequest>,
 ) -> Result<Response, RunnerError> {
     let mut loading = runner.loading.lock().await;
     if loading.is_none() {
@@ -187,7 +187,7 @@ async fn render(State(runner): State<Arc<Runner>>, body: ReceivedBody) -> Result
 
 async fn score(
     State(runner): State<Arc<Runner>>,
-    Parsed(request): Parsed<ScoreRequest>,
+    ParsedBody(request): ParsedBody<ScoreRequest>,
 ) -> Result<Response, RunnerError> {
     let served = runner.served()?;
     let loaded = served.model.loaded();
@@ -222,7 +222,7 @@ async fn score(
 
 async fn embed(
     State(runner): State<Arc<Runner>>,
-    Parsed(request): Parsed<EmbedRequest>,
+    ParsedBody(request): ParsedBody<EmbedRequest>,
 ) -> Result<Response, RunnerError> {
     let served = runner.served()?;
     let dimensions = request.dimensions;
@@ -239,7 +239,7 @@ async fn embed(
     // In order, and with a limited number in the queue, so that other requests get their turn.
     let vectors: Vec<Vec<f32>> =
         futures::stream::iter(vectors).buffered(MAX_TEXTS_IN_FLIGHT).try_collect().await?;
-    let vectors = vectors.into_iter().map(|vector| normalised(vector, dimensions)).collect();
+    let vectors = vectors.into_iter().map(|vector| l2_normalise(vector, dimensions)).collect();
     Ok(json(StatusCode::OK, &EmbedResponse { vectors, prompt_tokens }))
 }
 
@@ -278,15 +278,15 @@ impl FromRequest<Arc<Runner>> for ReceivedBody {
 }
 
 /// The parsed body of a request. The unparsed body is dropped.
-struct Parsed<T>(T);
+struct ParsedBody<T>(T);
 
-impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Runner>> for Parsed<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Runner>> for ParsedBody<T> {
     type Rejection = RunnerError;
 
-    async fn from_request(request: Request, runner: &Arc<Runner>) -> Result<Parsed<T>, RunnerError> {
+    async fn from_request(request: Request, runner: &Arc<Runner>) -> Result<ParsedBody<T>, RunnerError> {
         let body = ReceivedBody::from_request(request, runner).await?;
         let is_large = body.bytes.len() > LARGE_BYTES;
-        let parse = move || serde_json::from_slice(&body.bytes).map(Parsed).map_err(RunnerError::invalid);
+        let parse = move || serde_json::from_slice(&body.bytes).map(ParsedBody).map_err(RunnerError::invalid);
         if is_large { run_blocking(parse).await } else { parse() }
     }
 }

@@ -7,7 +7,7 @@ use futures::TryStreamExt;
 use super::records::figure;
 use super::*;
 use crate::app::{Heartbeat, JoinProof, WorkerAnnouncement};
-use crate::gateway::{Class, by_preference};
+use crate::gateway::{Candidates, rank_workers};
 use crate::store::on;
 
 const PROOF: JoinProof<'static> = JoinProof { token: None, is_local: true };
@@ -117,11 +117,11 @@ async fn heartbeats_are_written_in_one_statement_and_routing_needs_no_query() {
         for number in 0..CHOICES {
             let digest = Digest::sha256(format!("model {}", number % 60).as_bytes());
             let classes = [
-                Class::Places(table.loaded(&digest)),
-                Class::Places(table.cached(&digest)),
-                Class::All(table.len()),
+                Candidates::Places(table.loaded(&digest)),
+                Candidates::Places(table.cached(&digest)),
+                Candidates::All(table.len()),
             ];
-            let chosen = by_preference(&classes, &mut random, |at| table.worker(at).devices[0].free_bytes);
+            let chosen = rank_workers(&classes, &mut random, |at| table.worker(at).devices[0].free_bytes);
             let first = table.worker(chosen[0]);
             let is_loaded = first.loaded.iter().any(|model| model.digest == digest);
             assert!(is_loaded || number % 60 >= 50, "a worker that has it loaded comes first");

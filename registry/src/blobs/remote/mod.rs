@@ -1,8 +1,8 @@
 //! Blob store in object storage, which any number of servers share. Nothing here keeps state between two
 //! requests: an upload's state is in its row, and no two servers ever write the same key.
 
-mod growth;
 mod open;
+mod part_sizes;
 mod parts;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -20,7 +20,7 @@ use tokio::task::spawn_blocking;
 use uuid::Uuid;
 
 use super::super::{Checkpoint, key};
-use super::{Remote, growth, retry_on_conflict, storage_error};
+use super::{Remote, part_sizes, retry_on_conflict, storage_error};
 use crate::Error;
 use crate::metrics::measure_storage;
 use crate::store::{UploadProgress, UploadRow};
@@ -114,7 +114,7 @@ impl PartWriter {
     pub(in crate::blobs) async fn open(remote: Remote, row: &UploadRow) -> Result<PartWriter, Error> {
         let notes = notes_of(row)?;
         let mut filling = Vec::new();
-        let start = growth::start(notes.etags.len());
+        let start = part_sizes::start(notes.etags.len());
         let filled =
             if notes.sealed { 0 } else { row.offset.checked_sub(start).ok_or_else(|| corrupt(row))? };
         if filled > 0 {
@@ -140,12 +140,12 @@ impl PartWriter {
     }
 
     pub(in crate::blobs) fn room_after(&self, len: u64) -> u64 {
-        let room = growth::size(self.parts.len()).saturating_sub(self.buffered_bytes + len);
-        if room == 0 { growth::size(self.parts.len() + 1) } else { room }
+        let room = part_sizes::size(self.parts.len()).saturating_sub(self.buffered_bytes + len);
+        if room == 0 { part_sizes::size(self.parts.len() + 1) } else { room }
     }
 
     pub(in crate::blobs) fn is_whole(&self) -> bool {
-        self.buffered_bytes >= growth::size(self.parts.len())
+        self.buffered_bytes >= part_sizes::size(self.parts.len())
     }
 
     pub(in crate::blobs) fn is_at_boundary(&self) -> bool {
@@ -158,7 +158,7 @@ impl PartWriter {
     }
 
     pub(in crate::blobs) fn write(&mut self, pieces: &[Bytes]) -> Result<(), Error> {
-        if self.parts.len() >= growth::MAX_PARTS {
+        if self.parts.len() >= part_sizes::MAX_PARTS {
             return Err(Error::StorageFull);
         }
         self.buffered_bytes += pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();

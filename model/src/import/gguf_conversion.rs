@@ -44,7 +44,7 @@ pub(super) fn from_checkpoint(
     file_type: FileType,
 ) -> Result<Plan, ImportError> {
     let mut checkpoint = checkpoint::read(source, files)?;
-    fp8::fold(&mut checkpoint)?;
+    fp8::pair_scales(&mut checkpoint)?;
     policy::check_quantisable(&checkpoint)?;
     let mut taken: BTreeSet<&str> = checkpoint.shards.iter().map(|shard| &*shard.path).collect();
     taken.extend(checkpoint.index.as_deref());
