@@ -15,7 +15,7 @@ const PAGE: &str = r#"<!doctype html>
 <title>Lode</title>
 <style>body { font: 1rem/1.6 system-ui, sans-serif; max-width: 42rem; margin: 3rem auto; padding: 0 1rem }</style>
 <h1>Lode</h1>
-<p>A model registry that serves. At this address:</p>
+<p>Lode, an OCI model registry and inference server. At this address:</p>
 <ul>
 <li><code>/v2/</code>: OCI distribution, for docker, oras, skopeo, crane and ollama
 <li><code>/api/</code>: the Ollama API, for example <a href="/api/tags">/api/tags</a>
