@@ -38,7 +38,7 @@ pub(super) struct Checkpoint {
     pub(super) is_image_model: bool,
     /// The config.json, if it is an object.
     pub(super) config: Option<Map<String, Value>>,
-    /// The scales of FP8 weights by the weights' names, after [`super::fp8::fold`] has removed them from the
+    /// The scales of FP8 weights by the weights' names, after [`super::fp8::pair_scales`] has removed them from the
     /// tensors.
     pub(super) scales: HashMap<String, Scales>,
     pub(super) notices: Vec<String>,
