@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 /// Connections beyond the limit that still get a response: probes and workers their own, others a 503.
 const MAX_REFUSED: usize = 32;
 
-/// Share of all connections, if idle, to close together at the limit. Finding them takes time.
+/// Share of the open connections, if idle, to close together at the limit. Finding them takes time.
 const CLOSE_SHARE: usize = 64;
 
 /// Descriptors reserved for files, workers and the database: a quarter of all, within these bounds.
@@ -112,7 +112,7 @@ impl Connections {
             .filter(|(_, connection)| connection.is_idle())
             .map(|(id, connection)| (connection.idle_since.load(Ordering::Relaxed), *id))
             .collect();
-        let count = (self.0.limit / CLOSE_SHARE).clamp(1, idle.len().max(1));
+        let count = (open.len() / CLOSE_SHARE).max(1);
         if idle.len() > count {
             idle.select_nth_unstable(count - 1);
             idle.truncate(count);
@@ -293,6 +293,14 @@ mod tests {
         assert_eq!(connections.0.open().len(), 2);
         drop(request);
         assert!(place.connection.close() && is_closed(&place), "after the request it can be closed again");
+    }
+
+    #[test]
+    fn a_lack_of_descriptors_closes_few_connections() {
+        let connections = Connections::new(4096);
+        let open: Vec<_> = (0..10).map(|_| connections.admit(0).unwrap()).collect();
+        let _new = connections.admit(u64::MAX).unwrap();
+        assert_eq!(open.iter().filter(|slot| is_closed(slot)).count(), 1);
     }
 
     #[test]
