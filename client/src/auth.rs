@@ -9,7 +9,10 @@ use lode_model::reference::Repository;
 use serde::Deserialize;
 use url::Url;
 
-use crate::{Error, Login, error};
+use crate::{
+    Error, Login, error,
+    response::{read_limited, transport_error},
+};
 
 /// The scopes that a request needs, in the syntax of the token protocol.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -202,10 +205,9 @@ pub(crate) async fn fetch_token(
     }
     let asked_at = Instant::now();
     let server = error::server(&url);
-    let response =
-        request.send().await.map_err(|source| crate::transport::transport_error(server.clone(), source))?;
+    let response = request.send().await.map_err(|source| transport_error(server.clone(), source))?;
     let status = response.status();
-    let body = crate::transport::read_limited(response, MAX_TOKEN_RESPONSE, &server).await?;
+    let body = read_limited(response, MAX_TOKEN_RESPONSE, &server).await?;
     if !status.is_success() {
         let entries = error::entries(&body);
         return Err(match status.as_u16() {

@@ -16,7 +16,8 @@ use crate::{
     Error, Registry,
     auth::Scope,
     manifests::length_header,
-    transport::{self, Request},
+    response::{response_error, transport_error},
+    transport::Request,
 };
 
 /// The metadata of a blob from a HEAD request.
@@ -55,7 +56,7 @@ impl Registry {
                 Ok(Some(BlobInfo { digest: digest.clone(), size_bytes }))
             }
             StatusCode::NOT_FOUND => Ok(None),
-            _ => Err(transport::response_error(response, &url).await),
+            _ => Err(response_error(response, &url).await),
         }
     }
 
@@ -101,7 +102,7 @@ impl Registry {
                     digest: digest.clone(),
                 });
             }
-            _ => return Err(transport::response_error(response, &url).await),
+            _ => return Err(response_error(response, &url).await),
         };
         Ok(BlobStream { bytes: self.body_stream(response, got.end - got.start), range: got, total })
     }
@@ -362,7 +363,7 @@ async fn read_chunk(
     server: &str,
 ) -> Result<Option<Bytes>, Error> {
     match tokio::time::timeout(idle, response.chunk()).await {
-        Ok(chunk) => chunk.map_err(|source| transport::transport_error(server.to_owned(), source)),
+        Ok(chunk) => chunk.map_err(|source| transport_error(server.to_owned(), source)),
         Err(_) => Err(Error::Stalled { server: server.to_owned(), seconds: idle.as_secs() }),
     }
 }

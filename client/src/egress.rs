@@ -15,7 +15,12 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::{Host, Url};
 
-use crate::{Error, address::is_loopback, error, tls::http_client, transport::http_builder};
+use crate::{
+    Error,
+    address::is_loopback,
+    error,
+    http::{http_builder, http_client},
+};
 
 /// An entry of `--allow-egress`: a permitted destination that is not public.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,7 +159,7 @@ impl Egress {
             loopback,
         };
         let (public, local) = (resolver(&proxies, false), resolver(&[], true));
-        let user_agent = crate::transport::USER_AGENT;
+        let user_agent = crate::http::USER_AGENT;
         Ok(Egress {
             shared: Arc::new(Shared {
                 filtered: http_client(|| http_builder(user_agent).dns_resolver(public.clone()))
@@ -515,7 +520,7 @@ mod tests {
         let egress = egress(&[]);
         // A client that checks names only when it resolves them.
         let sent = egress.shared.filtered.get("http://localhost:1/").send().await;
-        let error = crate::transport::transport_error("http://localhost:1".into(), sent.unwrap_err());
+        let error = crate::response::transport_error("http://localhost:1".into(), sent.unwrap_err());
         assert!(matches!(error, Error::Egress { .. }), "{error:?}");
         assert!(!error.is_transient());
     }

@@ -12,7 +12,8 @@ use lode_model::{
 use crate::{
     Error, Registry,
     auth::Scope,
-    transport::{self, Body, Request},
+    response::{read_limited, response_error},
+    transport::{Body, Request},
 };
 
 /// A manifest as stored in the registry.
@@ -64,11 +65,11 @@ impl Registry {
         match response.status() {
             StatusCode::OK => {}
             StatusCode::NOT_FOUND => return Err(self.manifest_unknown(repository, reference)),
-            _ => return Err(transport::response_error(response, &url).await),
+            _ => return Err(response_error(response, &url).await),
         }
         let announced = digest_header(response.headers());
         let media_type = media_type_header(response.headers()).unwrap_or_default();
-        let bytes = Bytes::from(transport::read_limited(response, MAX_MANIFEST_BYTES, &self.server()).await?);
+        let bytes = Bytes::from(read_limited(response, MAX_MANIFEST_BYTES, &self.server()).await?);
         let expected = match reference {
             Reference::Digest(digest) => Some(digest.clone()),
             Reference::Tag(_) => announced,
@@ -99,7 +100,7 @@ impl Registry {
         match response.status() {
             StatusCode::OK => {}
             StatusCode::NOT_FOUND => return Ok(None),
-            _ => return Err(transport::response_error(response, &url).await),
+            _ => return Err(response_error(response, &url).await),
         }
         let headers = response.headers();
         Ok(Some(ManifestInfo {
@@ -171,7 +172,7 @@ impl Registry {
         match response.status() {
             status if status.is_success() => Ok(()),
             StatusCode::NOT_FOUND => Err(self.manifest_unknown(repository, reference)),
-            _ => Err(transport::response_error(response, &url).await),
+            _ => Err(response_error(response, &url).await),
         }
     }
 

@@ -1,14 +1,8 @@
 //! Uploads blobs: tries an anonymous mount first, then sends chunks to an upload session. After an
 //! interruption it requests the session's offset and resumes there.
 
-use std::{
-    io::{self, Read},
-    ops::Range,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, ops::Range, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use futures::{FutureExt, future};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use lode_model::{
@@ -20,31 +14,13 @@ use url::Url;
 use crate::{
     Error, Progress, Registry,
     auth::Scope,
+    content::{Content, ContentReader},
     error,
-    feed::ContentReader,
     manifests::digest_header,
+    response::response_error,
     session_file::{MIN_REMEMBERED_BYTES, SessionFile},
-    transport::{self, Body, Request, Retry},
+    transport::{Body, Request, Retry},
 };
-
-/// Content that can be read again from any offset, such as a file, a slice or generated data.
-pub trait Content: Send + Sync {
-    /// The number of bytes.
-    fn size(&self) -> u64;
-    /// Returns a reader from `offset` to the end. Called on a thread that may block, again after each
-    /// interruption.
-    fn reader(&self, offset: u64) -> io::Result<Box<dyn Read + Send + '_>>;
-}
-
-impl Content for Bytes {
-    fn size(&self) -> u64 {
-        self.len() as u64
-    }
-
-    fn reader(&self, offset: u64) -> io::Result<Box<dyn Read + Send + '_>> {
-        Ok(Box::new(self.get(offset as usize..).unwrap_or_default()))
-    }
-}
 
 /// The registry's response to an offered blob.
 #[derive(Debug)]
@@ -246,7 +222,7 @@ impl Registry {
             StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
                 self.open_empty_session(repository, digest.algorithm()).await.map(Some)
             }
-            _ => Err(transport::response_error(response, &url).await),
+            _ => Err(response_error(response, &url).await),
         }
     }
 
@@ -260,7 +236,7 @@ impl Registry {
             StatusCode::ACCEPTED | StatusCode::CREATED => {
                 self.parse_location(response.headers(), response.url())
             }
-            _ => Err(transport::response_error(response, &url).await),
+            _ => Err(response_error(response, &url).await),
         }
     }
 
@@ -280,7 +256,7 @@ impl Registry {
                 Ok(Some((offset, next)))
             }
             StatusCode::NOT_FOUND => Ok(None),
-            _ => Err(transport::response_error(response, location).await),
+            _ => Err(response_error(response, location).await),
         }
     }
 
@@ -528,12 +504,12 @@ impl<'a> BlobUpload<'a> {
             },
             StatusCode::NOT_FOUND => Ok(ChunkOutcome::Gone),
             StatusCode::RANGE_NOT_SATISFIABLE | StatusCode::CONFLICT => {
-                Ok(ChunkOutcome::Uncertain(transport::response_error(response, &url).await))
+                Ok(ChunkOutcome::Uncertain(response_error(response, &url).await))
             }
             status if error::is_transient_status(status) => {
-                Ok(ChunkOutcome::Uncertain(transport::response_error(response, &url).await))
+                Ok(ChunkOutcome::Uncertain(response_error(response, &url).await))
             }
-            _ => Err(transport::response_error(response, &url).await),
+            _ => Err(response_error(response, &url).await),
         }
     }
 

@@ -10,9 +10,10 @@ use serde::{Deserialize, de::DeserializeOwned};
 use url::Url;
 
 use crate::{
-    Client, Error,
+    Client, Error, address,
     auth::Scope,
     error,
+    response::{read_limited, response_error},
     transport::{self, Body, Inner, Request, Retry},
 };
 
@@ -29,6 +30,14 @@ pub struct TagPage {
     pub tags: Vec<Tag>,
     /// The last tag of this page, if more tags follow.
     pub next: Option<Tag>,
+}
+
+impl Client {
+    /// Returns the registry at `address`: a base URL (`http://127.0.0.1:5000`) or a bare `host[:port]`. Sends
+    /// no request.
+    pub fn registry(&self, address: &str) -> Result<Registry, Error> {
+        Ok(Registry::new(self.clone(), address::base_url(address, self.options().plain_http)?))
+    }
 }
 
 impl Registry {
@@ -78,10 +87,10 @@ impl Registry {
             StatusCode::NOT_FOUND => {
                 return Err(Error::NameUnknown { server: self.server(), repository: repository.clone() });
             }
-            _ => return Err(transport::response_error(response, &url).await),
+            _ => return Err(response_error(response, &url).await),
         }
         let more = response.headers().contains_key(header::LINK);
-        let body = transport::read_limited(response, MAX_JSON, &self.server()).await?;
+        let body = read_limited(response, MAX_JSON, &self.server()).await?;
         let answer: Answer = self.decode(&body)?;
         // Skip invalid tags: they cannot be requested.
         let tags: Vec<Tag> =
@@ -122,7 +131,7 @@ impl Registry {
         if next.as_deref() == Some(path.trim_start_matches('/')) {
             return Err(self.protocol("the pages do not advance"));
         }
-        let body = transport::read_limited(response, MAX_JSON, &self.server()).await?;
+        let body = read_limited(response, MAX_JSON, &self.server()).await?;
         Ok((self.decode(&body)?, next))
     }
 
@@ -176,7 +185,7 @@ impl Registry {
 
     async fn send_for_json<T: DeserializeOwned>(&self, request: &Request<'_>) -> Result<T, Error> {
         let response = self.inner().send_ok(request).await?;
-        let body = transport::read_limited(response, MAX_JSON, &self.server()).await?;
+        let body = read_limited(response, MAX_JSON, &self.server()).await?;
         self.decode(&body)
     }
 

@@ -12,10 +12,12 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use url::Url;
 
 use crate::{
-    Credentials, Egress, Error, PlainHttp, Registry, RetryPolicy, address,
+    Credentials, Egress, Error, PlainHttp, RetryPolicy, address,
     auth::{self, Challenge, Scope, Ticket},
-    egress, error, retry,
-    tls::http_client,
+    error,
+    http::{USER_AGENT, http_builder, http_client},
+    response::{response_error, transport_error},
+    retry,
 };
 
 /// The settings of a client; the defaults suit a personal machine.
@@ -91,10 +93,7 @@ enum Connections {
     Limited(Egress),
 }
 
-pub(crate) const USER_AGENT: &str = concat!("lode/", env!("CARGO_PKG_VERSION"));
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REDIRECTS: usize = 8;
-const MAX_ERROR_BODY: usize = 64 << 10;
 
 impl Client {
     pub fn new(options: ClientOptions) -> Result<Client, Error> {
@@ -116,24 +115,9 @@ impl Client {
         })
     }
 
-    /// Returns the registry at `address`: a base URL (`http://127.0.0.1:5000`) or a bare `host[:port]`. Sends
-    /// no request.
-    pub fn registry(&self, address: &str) -> Result<Registry, Error> {
-        Ok(Registry::new(self.clone(), address::base_url(address, self.inner.options.plain_http)?))
-    }
-
     pub fn options(&self) -> &ClientOptions {
         &self.inner.options
     }
-}
-
-/// The common settings of all HTTP clients. [`Inner::send`] follows redirects, because it checks each hop.
-pub(crate) fn http_builder(user_agent: &str) -> reqwest::ClientBuilder {
-    reqwest::Client::builder()
-        .user_agent(user_agent)
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_keepalive(Duration::from_secs(30))
-        .redirect(reqwest::redirect::Policy::none())
 }
 
 /// The body of a request. A stream is created again for each attempt.
@@ -380,53 +364,4 @@ fn redirect_target(response: &reqwest::Response, from: &Url) -> Option<Url> {
     }
     let location = response.headers().get(header::LOCATION)?.to_str().ok()?;
     from.join(location).ok().filter(|url| matches!(url.scheme(), "http" | "https"))
-}
-
-pub(crate) fn transport_error(server: String, source: reqwest::Error) -> Error {
-    // The URL may be signed and must not be printed. The error has the server's name.
-    let source = source.without_url();
-    if egress::is_refusal(&source) {
-        tracing::debug!(server, error = ?source, "no permitted address");
-        return Error::Egress { server };
-    }
-    if source.is_connect() { Error::Connect { server, source } } else { Error::Transport { server, source } }
-}
-
-/// Converts an error response, including its body up to a limit.
-pub(crate) async fn response_error(response: reqwest::Response, url: &Url) -> Error {
-    let server = error::server(url);
-    let status = response.status();
-    let body = read_limited(response, MAX_ERROR_BODY, &server).await.unwrap_or_default();
-    let entries = error::entries(&body);
-    match status {
-        StatusCode::UNAUTHORIZED => Error::Unauthorized { server, entries },
-        StatusCode::FORBIDDEN => Error::Denied { server, entries },
-        _ => Error::Refused { server, status, entries },
-    }
-}
-
-/// Reads a body of at most `limit` bytes.
-pub(crate) async fn read_limited(
-    mut response: reqwest::Response,
-    limit: usize,
-    server: &str,
-) -> Result<Vec<u8>, Error> {
-    const IDLE: Duration = Duration::from_secs(60);
-    /// Minimum speed of a body, against responses that trickle in byte by byte.
-    const BYTES_A_SECOND: u64 = 32 << 10;
-    let deadline = tokio::time::Instant::now() + IDLE + Duration::from_secs(limit as u64 / BYTES_A_SECOND);
-    let mut body = Vec::new();
-    loop {
-        let chunk =
-            tokio::time::timeout_at(deadline.min(tokio::time::Instant::now() + IDLE), response.chunk())
-                .await
-                .map_err(|_| Error::Stalled { server: server.to_owned(), seconds: IDLE.as_secs() })?
-                .map_err(|source| transport_error(server.to_owned(), source))?;
-        let Some(chunk) = chunk else { return Ok(body) };
-        if body.len() + chunk.len() > limit {
-            let why = format!("the response is longer than {limit} bytes");
-            return Err(Error::Protocol { server: server.to_owned(), why });
-        }
-        body.extend_from_slice(&chunk);
-    }
 }

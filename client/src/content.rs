@@ -1,5 +1,4 @@
-//! Reads content for an upload on a blocking thread, passes it through a bounded channel and counts it. Only
-//! push.rs uses it.
+//! Content that is pushed. It is read on a blocking thread, passed through a bounded channel and counted.
 
 use std::{
     io::{self, Read},
@@ -13,9 +12,28 @@ use std::{
 use bytes::Bytes;
 use futures::StreamExt;
 
-use crate::{Content, Progress};
+use crate::Progress;
 
 const READ_BYTES: usize = 256 << 10;
+
+/// Content that can be read again from any offset, such as a file, a slice or generated data.
+pub trait Content: Send + Sync {
+    /// The number of bytes.
+    fn size(&self) -> u64;
+    /// Returns a reader from `offset` to the end. Called on a thread that may block, again after each
+    /// interruption.
+    fn reader(&self, offset: u64) -> io::Result<Box<dyn Read + Send + '_>>;
+}
+
+impl Content for Bytes {
+    fn size(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn reader(&self, offset: u64) -> io::Result<Box<dyn Read + Send + '_>> {
+        Ok(Box::new(self.get(offset as usize..).unwrap_or_default()))
+    }
+}
 
 /// Reads content on a blocking thread and counts the sent bytes.
 pub(crate) struct ContentReader {
