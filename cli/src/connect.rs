@@ -7,12 +7,9 @@ use lode_client::{Client, ClientOptions, CredentialFile, Credentials, PlainHttp,
 use lode_model::reference::{Name, Reference, Repository, Tag};
 
 use crate::{
-    args::Global,
+    args::{DEFAULT_HOST, Global},
     error::{Failure, Outcome},
 };
-
-/// The default address of `lode serve`.
-pub(crate) const DEFAULT_HOST: &str = "http://127.0.0.1:5000";
 
 /// The client of a command, and the default registry for names without a host.
 pub(crate) struct Connection {

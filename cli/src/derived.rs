@@ -13,8 +13,8 @@ use lode_model::{
 };
 
 use crate::{
-    commands::cp,
     connect::Target,
+    copy::copy_blobs,
     error::{Failure, Outcome},
     files::LocalFile,
     send::{Blob, UploadStats, send_blobs, send_files},
@@ -60,7 +60,7 @@ pub(crate) async fn model(target: &Target, base: &Target, edits: &Edits) -> Outc
     };
     let derived = derive(&on, edits).map_err(|error| Failure::with_source(format!("FROM {base}"), &error))?;
     // 2. Mount the base's blobs. They are transferred only if the base is in another registry.
-    let shared = cp::blobs(base, target, &manifest).await?;
+    let shared = copy_blobs(base, target, &manifest).await?;
     // 3. Upload the new blobs and the manifest.
     let small = derived.blobs.iter().map(blob).collect();
     let mut sent = send_blobs(&target.registry, &target.repository, small).await?;

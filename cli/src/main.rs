@@ -7,6 +7,7 @@ mod artifact;
 mod assemble;
 mod commands;
 mod connect;
+mod copy;
 mod derived;
 mod descriptors;
 mod error;

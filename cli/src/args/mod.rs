@@ -33,7 +33,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::BoolishValueParser};
 
-use crate::connect::DEFAULT_HOST;
+/// The default address of `lode serve`.
+pub(crate) const DEFAULT_HOST: &str = "http://127.0.0.1:5000";
 
 pub(crate) use backup::Backup;
 pub(crate) use completions::Completions;

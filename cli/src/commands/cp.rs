@@ -1,27 +1,15 @@
 //! `lode cp SRC DST`: copies manifests byte for byte and mounts their blobs. Blob data is transferred only
 //! between registries.
 
-use std::{collections::HashSet, sync::Arc};
-
-use futures::{StreamExt, TryStreamExt};
-use lode_client::{Offer, Progress, RawManifest};
-use lode_model::{
-    manifest::{Descriptor, Manifest},
-    reference::Reference,
-};
+use lode_model::reference::Reference;
 
 use crate::{
     args::Cp,
-    connect::{self, Connection, Target},
+    connect::Connection,
+    copy::Copy,
     error::{Failure, Outcome},
-    files::{self, FileContent},
-    send::UploadStats,
     ui,
 };
-
-const MAX_CONCURRENT_BLOBS: usize = 6;
-/// Limit for nested indexes.
-const MAX_DEPTH: usize = 8;
 
 pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
     let source = connection.target(&args.source)?;
@@ -37,144 +25,17 @@ pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
         return Err(Failure::new(format!("{source} has the digest {}, not {expected}", raw.digest))
             .hint("use a tag as the destination"));
     }
-    let copy = Copy { source: &source, destination: &destination, meter: ui::Meter::bytes("copying", 0) };
+    let copy = Copy::new(&source, &destination);
     let manifests = copy.gather(raw).await?;
     copy.blobs(&manifests).await?;
     // Push children before parents and the named manifest last, so that every visible manifest is complete.
     for (raw, reference) in manifests.iter().rev() {
-        copy.destination
+        destination
             .registry
             .manifest_put(&destination.repository, reference, &raw.media_type, raw.bytes.clone(), &[])
             .await?;
     }
-    copy.meter.end();
+    copy.end();
     ui::print_message(format!("copied {source} to {} on {}", destination, destination.registry.host()));
     Ok(())
-}
-
-/// Copies the blobs of one manifest to another repository or registry.
-pub(crate) async fn blobs(
-    source: &Target,
-    destination: &Target,
-    manifest: &Manifest,
-) -> Outcome<UploadStats> {
-    let copy = Copy { source, destination, meter: ui::Meter::bytes("copying", 0) };
-    let sent = copy.blobs_of(std::slice::from_ref(manifest)).await?;
-    copy.meter.end();
-    Ok(sent)
-}
-
-struct Copy<'a> {
-    source: &'a Target,
-    destination: &'a Target,
-    meter: Arc<ui::Meter>,
-}
-
-impl Copy<'_> {
-    fn parse(raw: &RawManifest) -> Outcome<Manifest> {
-        Manifest::parse(Some(&raw.media_type), &raw.bytes)
-            .map_err(|error| Failure::with_source(format!("manifest {}", raw.digest), &error))
-    }
-
-    /// Fetches the manifest and all manifests that it lists, parents first. Each comes with its reference at
-    /// the destination.
-    async fn gather(&self, root: RawManifest) -> Outcome<Vec<(RawManifest, Reference)>> {
-        let mut seen = HashSet::from([root.digest.clone()]);
-        let mut all = vec![(root, self.destination.reference.clone())];
-        let (mut from, mut depth) = (0, 0);
-        while from < all.len() {
-            if depth == MAX_DEPTH {
-                return Err(Failure::new(format!(
-                    "{} nests indexes more than {MAX_DEPTH} levels deep",
-                    self.source
-                )));
-            }
-            let mut children: Vec<Descriptor> = Vec::new();
-            for (raw, _) in &all[from..] {
-                children.extend(
-                    Self::parse(raw)?.children().filter(|child| seen.insert(child.digest.clone())).cloned(),
-                );
-            }
-            from = all.len();
-            depth += 1;
-            let fetched: Vec<Option<RawManifest>> = futures::stream::iter(children)
-                .map(|child| async move {
-                    let reference = Reference::Digest(child.digest);
-                    match self.source.registry.manifest_get(&self.source.repository, &reference).await {
-                        Ok(raw) => Ok(Some(raw)),
-                        // A sparse index lists absent manifests. The copy is as sparse, if the destination
-                        // allows it.
-                        Err(error) if error.is_not_found() => Ok(None),
-                        Err(error) => Err(error),
-                    }
-                })
-                .buffered(MAX_CONCURRENT_BLOBS)
-                .try_collect()
-                .await?;
-            all.extend(fetched.into_iter().flatten().map(|raw| {
-                let reference = Reference::Digest(raw.digest.clone());
-                (raw, reference)
-            }));
-        }
-        Ok(all)
-    }
-
-    async fn blobs(&self, manifests: &[(RawManifest, Reference)]) -> Outcome {
-        let manifests: Vec<Manifest> =
-            manifests.iter().map(|(raw, _)| Self::parse(raw)).collect::<Outcome<_>>()?;
-        self.blobs_of(&manifests).await.map(drop)
-    }
-
-    async fn blobs_of(&self, manifests: &[Manifest]) -> Outcome<UploadStats> {
-        let mut seen = HashSet::new();
-        let blobs: Vec<Descriptor> = manifests
-            .iter()
-            .flat_map(Manifest::blobs)
-            .filter(|blob| seen.insert(blob.digest.clone()))
-            .cloned()
-            .collect();
-        let moved: Vec<(u64, bool)> = futures::stream::iter(blobs)
-            .map(|blob| async move {
-                let size = blob.size;
-                self.blob(blob).await.map(|sent| (size, sent))
-            })
-            .buffer_unordered(MAX_CONCURRENT_BLOBS)
-            .try_collect()
-            .await?;
-        let mut sent = UploadStats::default();
-        for (size, travelled) in moved {
-            let (blobs, bytes) = match travelled {
-                true => (&mut sent.sent_blobs, &mut sent.sent_bytes),
-                false => (&mut sent.shared_blobs, &mut sent.shared_bytes),
-            };
-            *blobs += 1;
-            *bytes += size;
-        }
-        Ok(sent)
-    }
-
-    async fn blob(&self, blob: Descriptor) -> Outcome<bool> {
-        let (source, destination) = (self.source, self.destination);
-        let same = source.registry.url() == destination.registry.url();
-        let from = same.then_some(&source.repository);
-        let offer =
-            destination.registry.blob_offer(&destination.repository, &blob.digest, blob.size, from).await?;
-        let Offer::Needed(upload) = offer else { return Ok(false) };
-        // Download to a file first: the blob is verified before it is uploaded, and the copy does not need
-        // two connections at once.
-        let folder = connect::cache_folder().unwrap_or_else(std::env::temp_dir).join("copies");
-        std::fs::create_dir_all(&folder)
-            .map_err(|error| Failure::with_source(format!("cannot create {}", folder.display()), &error))?;
-        let path = folder.join(blob.digest.hex());
-        let silent: Arc<dyn Progress> = Arc::new(lode_client::NoProgress);
-        source.registry.blob_pull_to_file(&source.repository, &blob.digest, blob.size, &path, silent).await?;
-        let content = Arc::new(FileContent { path: path.clone(), size: blob.size });
-        let sent = destination.registry.upload_send(upload, content, self.meter.clone()).await;
-        files::blocking(move || {
-            let _gone = std::fs::remove_file(path);
-        })
-        .await;
-        sent?;
-        Ok(true)
-    }
 }
