@@ -111,6 +111,7 @@ pub async fn serve(
             let _ = stream.try_write(REFUSAL);
             continue;
         };
+        connections.wait_for_closing().await;
         let tls = tls.clone().filter(|_| !internal);
         let arrival = RequestArrival { https: tls.is_some(), internal };
         // Encrypted data has to pass through this process, so sendfile is not possible.
@@ -246,7 +247,7 @@ impl Acceptor {
 
     /// Closes idle connections. If there are none, refuses the waiting client with a Retry-After.
     async fn free_descriptors(&mut self, public: &TcpListener, error: &io::Error) {
-        let closed = self.connections.close_idle();
+        let closed = self.connections.close_idle(true);
         if self.warned.is_none_or(|warned| warned.elapsed() > WARN_EVERY) {
             self.warned = Some(Instant::now());
             tracing::warn!(%error, closed, "failed to accept a connection");

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody};
 use bytes::Bytes;
@@ -19,6 +19,13 @@ const MAX_REFUSED: usize = 32;
 
 /// Share of the open connections, if idle, to close together at the limit. Finding them takes time.
 const CLOSE_SHARE: usize = 64;
+
+/// Idle connections to close at least when descriptors run short. A new connection keeps its high descriptor and
+/// the next ones get the low ones of the closed, so closing one for one would use up the reserve.
+const MIN_CLOSED_FOR_DESCRIPTORS: usize = 8;
+
+/// How long the accept loop waits for closed connections to free their descriptors.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Descriptors reserved for files, workers and the database: a quarter of all, within these bounds.
 const MIN_SPARE_DESCRIPTORS: u64 = 32;
@@ -36,6 +43,10 @@ struct Shared {
     open: Mutex<HashMap<u64, Arc<Connection>>>,
     next_id: AtomicU64,
     refused: AtomicUsize,
+    /// Connections that were chosen for closing and still have their descriptor.
+    closing: AtomicUsize,
+    /// Wakes the accept loop when there are fewer of them.
+    has_closed: Notify,
     /// Requests in flight.
     requests: AtomicUsize,
     started: Instant,
@@ -70,6 +81,8 @@ impl Connections {
             open: Mutex::default(),
             next_id: AtomicU64::new(0),
             refused: AtomicUsize::new(0),
+            closing: AtomicUsize::new(0),
+            has_closed: Notify::new(),
             requests: AtomicUsize::new(0),
             started: Instant::now(),
         }))
@@ -80,8 +93,9 @@ impl Connections {
     /// are used up too.
     pub(crate) fn admit(&self, descriptor: u64) -> Option<ConnectionSlot> {
         let shared = &self.0;
-        let is_full = shared.open().len() >= shared.limit || descriptor >= descriptor_limit();
-        let is_refused = is_full && self.close_idle() == 0;
+        let lacks_descriptors = descriptor >= descriptor_limit();
+        let is_full = lacks_descriptors || shared.open().len() >= shared.limit;
+        let is_refused = is_full && self.close_idle(lacks_descriptors) == 0;
         if is_refused && shared.refused.fetch_add(1, Ordering::SeqCst) >= MAX_REFUSED {
             shared.refused.fetch_sub(1, Ordering::SeqCst);
             return None;
@@ -103,22 +117,36 @@ impl Connections {
         Some(ConnectionSlot { id, connection })
     }
 
-    /// Closes the connections that have been idle for the longest time, including those that never sent a
-    /// whole request head. Returns how many.
-    pub(crate) fn close_idle(&self) -> usize {
+    /// Returns when the descriptors of closed connections are free again. Without this wait, a burst of new
+    /// connections would use up the reserve while the tasks of closed ones have yet to run.
+    pub(crate) async fn wait_for_closing(&self) {
+        let all_closed = async {
+            while self.0.closing.load(Ordering::SeqCst) > 0 {
+                self.0.has_closed.notified().await;
+            }
+        };
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, all_closed).await;
+    }
+
+    /// Closes idle connections: first those that never sent a whole request head, then those that have been idle
+    /// for the longest time. Closes a share of all, and more than one to free descriptors. Returns how many.
+    pub(crate) fn close_idle(&self, to_free_descriptors: bool) -> usize {
         let mut open = self.0.open();
-        let mut idle: Vec<(u64, u64)> = open
+        let mut idle: Vec<(bool, u64, u64)> = open
             .iter()
             .filter(|(_, connection)| connection.is_idle())
-            .map(|(id, connection)| (connection.idle_since.load(Ordering::Relaxed), *id))
+            .map(|(id, connection)| {
+                (connection.has_received_request(), connection.idle_since.load(Ordering::Relaxed), *id)
+            })
             .collect();
-        let count = (open.len() / CLOSE_SHARE).max(1);
+        let min = if to_free_descriptors { MIN_CLOSED_FOR_DESCRIPTORS } else { 1 };
+        let count = (open.len() / CLOSE_SHARE).max(min);
         if idle.len() > count {
             idle.select_nth_unstable(count - 1);
             idle.truncate(count);
         }
         let mut closed = 0;
-        for (_, id) in idle {
+        for (_, _, id) in idle {
             // A request may have begun on it in the meantime.
             if open.get(&id).is_some_and(|connection| connection.close()) {
                 open.remove(&id);
@@ -132,6 +160,11 @@ impl Connections {
 impl Shared {
     fn open(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Connection>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end_closing(&self) {
+        self.closing.fetch_sub(1, Ordering::SeqCst);
+        self.has_closed.notify_one();
     }
 
     fn now(&self) -> u64 {
@@ -153,6 +186,7 @@ impl Connection {
         if before >= CLOSED {
             self.requests.fetch_sub(CLOSED, Ordering::SeqCst);
             self.shared.open().insert(self.id, self.clone());
+            self.shared.end_closing();
         }
         let all = self.shared.requests.fetch_add(1, Ordering::Relaxed);
         InFlight { connection: self.clone(), is_beyond_limit: all >= self.shared.limit }
@@ -189,6 +223,7 @@ impl Connection {
     fn close(&self) -> bool {
         let closed = self.requests.compare_exchange(0, CLOSED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if closed {
+            self.shared.closing.fetch_add(1, Ordering::SeqCst);
             self.closed.notify_one();
         }
         closed
@@ -202,6 +237,9 @@ impl Drop for ConnectionSlot {
             shared.refused.fetch_sub(1, Ordering::SeqCst);
         } else {
             shared.open().remove(&self.id);
+        }
+        if self.connection.requests.load(Ordering::SeqCst) >= CLOSED {
+            shared.end_closing();
         }
     }
 }
@@ -296,11 +334,32 @@ mod tests {
     }
 
     #[test]
+    fn silent_connections_are_closed_first() {
+        let connections = Connections::new(2);
+        let places: Vec<ConnectionSlot> = (0..2).map(|_| connections.admit(0).unwrap()).collect();
+        drop(places[0].connection.begin_request());
+        places[0].connection.idle_since.store(0, Ordering::Relaxed);
+        places[1].connection.idle_since.store(5, Ordering::Relaxed);
+        let _new = connections.admit(0).unwrap();
+        assert_eq!(places.iter().map(is_closed).collect::<Vec<_>>(), [false, true]);
+    }
+
+    #[tokio::test]
+    async fn the_accept_loop_waits_for_descriptors_of_closed_connections() {
+        let connections = Connections::new(1);
+        let place = connections.admit(0).unwrap();
+        let _new = connections.admit(0).unwrap();
+        assert!(connections.wait_for_closing().now_or_never().is_none(), "it still has its descriptor");
+        drop(place);
+        assert!(connections.wait_for_closing().now_or_never().is_some());
+    }
+
+    #[test]
     fn a_lack_of_descriptors_closes_few_connections() {
         let connections = Connections::new(4096);
-        let open: Vec<_> = (0..10).map(|_| connections.admit(0).unwrap()).collect();
+        let open: Vec<_> = (0..20).map(|_| connections.admit(0).unwrap()).collect();
         let _new = connections.admit(u64::MAX).unwrap();
-        assert_eq!(open.iter().filter(|slot| is_closed(slot)).count(), 1);
+        assert_eq!(open.iter().filter(|slot| is_closed(slot)).count(), MIN_CLOSED_FOR_DESCRIPTORS);
     }
 
     #[test]
