@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     match dispatch(Cli::parse()) {
         Ok(code) => code,
         Err(failure) => {
-            // The reader closed the pipe; there is nobody to report this to.
+            // The reader closed the pipe, so the error has no recipient.
             if failure.exit_code() != PIPE_CLOSED {
                 ui::print_message(failure.to_string());
             }

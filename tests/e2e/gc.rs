@@ -40,7 +40,7 @@ async fn unreferenced_content_is_deleted_and_the_rest_is_kept() {
 }
 
 #[tokio::test]
-async fn nothing_is_deleted_within_grace_period_and_lease() {
+async fn content_within_grace_period_or_lease_is_kept() {
     let server = Server::fresh().await; // 24 hours each
     let registry = server.registry();
     let image = Image::random(fresh_seed(), 1, 10_000);

@@ -19,7 +19,7 @@ use rand::{Rng, SeedableRng};
 const LEASE: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_lost_when_a_replica_is_killed() {
+async fn acknowledged_content_survives_the_kill_of_a_replica() {
     let Some(backing) = Backends::shared("replica_kill::the_other_replica_goes_on") else { return };
     let (kills, seed) =
         (env_number("LODE_REPLICA_KILLS", 15), env_number("LODE_KILL_SEED", rand::random::<u32>().into()));

@@ -1,5 +1,5 @@
 //! Checks scales and codes while a layer is read for import. A scale that is infinite or NaN spoils every
-//! value that it applies to, and whoever runs the model would not see the cause. The blocks of a GGUF contain
+//! value that it applies to, and users of the model would not see the cause. The blocks of a GGUF contain
 //! their scales; a quantised tensor of a checkpoint has them in separate arrays.
 
 use std::io::{self, Read};
@@ -112,7 +112,7 @@ pub(super) fn watch_numbers(
 }
 
 /// Watches the tensors of a file that consist of blocks, in the order of their bytes. Plain floats are not
-/// checked: their values are the responsibility of whoever trained the model.
+/// checked: their values are the responsibility of the model's authors.
 pub(super) fn watch_blocks(header: &Header) -> Arc<[CheckedRun]> {
     let of = |entry: &crate::gguf::TensorEntry| {
         let length = entry.size_bytes().filter(|_| entry.ty.block_elements() > 1)?;

@@ -217,14 +217,16 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
         Some(Quantize::Gguf(file_type)) => gguf_conversion::from_checkpoint(source, &files, file_type)?,
         _ => plan_checkpoint(source, &files, options)?,
     };
-    let is_beside = |file: &&SourceFile| {
+    let is_other_format = |file: &&SourceFile| {
         has_checkpoint && gguf::is_gguf(file) || (has_checkpoint || has_gguf) && onnx::is_onnx(file)
     };
-    let beside: Vec<&str> = files.iter().filter(is_beside).map(|file| file.path.as_str()).collect();
-    if !beside.is_empty() {
-        let listed = convert::format_names(&beside);
-        plan.notices
-            .push(format!("{listed}: stored whole beside the model; to import one of them, name the file"));
+    let other_formats: Vec<&str> =
+        files.iter().filter(is_other_format).map(|file| file.path.as_str()).collect();
+    if !other_formats.is_empty() {
+        let listed = convert::format_names(&other_formats);
+        plan.notices.push(format!(
+            "{listed}: stored whole alongside the model; to import one of them, name the file"
+        ));
     }
     if plan.tensors == 0 {
         plan.notices.extend(unreadable_weights_notice(&files));

@@ -36,6 +36,6 @@ fn unquantised_tensors_get_a_notice() {
 
     let both = small().with("m.gguf", "GGUF").with("onnx/m.onnx", "");
     let imported = import(&both, None);
-    assert!(imported.notices().contains("`m.gguf`, `onnx/m.onnx`: stored whole beside the model"));
+    assert!(imported.notices().contains("`m.gguf`, `onnx/m.onnx`: stored whole alongside the model"));
     assert_eq!(imported.files(), both.0);
 }

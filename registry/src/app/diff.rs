@@ -221,7 +221,7 @@ impl Registry {
         // Decoding uses a whole processor, so the number of decoders is limited over all callers.
         let permit = self.comparing.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
         let work = tokio::task::spawn_blocking(move || {
-            // Held to the end, because the thread continues after the caller disconnects.
+            // Kept until the end, because the thread continues after the caller disconnects.
             let _permit = permit;
             let left = Blobs { weight: &ours, scales: our_scales.as_ref().map(|blob| blob as &dyn ReadAt) };
             let right =

@@ -20,8 +20,9 @@ const MAX_REFUSED: usize = 32;
 /// Share of the open connections, if idle, to close together at the limit. Finding them takes time.
 const CLOSE_SHARE: usize = 64;
 
-/// Idle connections to close at least when descriptors run short. A new connection keeps its high descriptor and
-/// the next ones get the low ones of the closed, so closing one for one would use up the reserve.
+/// The least number of idle connections to close when descriptors run short. A new connection keeps its high
+/// descriptor and the next ones get the low ones of the closed, so closing one for one would use up the
+/// reserve.
 const MIN_CLOSED_FOR_DESCRIPTORS: usize = 8;
 
 /// How long the accept loop waits for closed connections to free their descriptors.
@@ -128,8 +129,8 @@ impl Connections {
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, all_closed).await;
     }
 
-    /// Closes idle connections: first those that never sent a whole request head, then those that have been idle
-    /// for the longest time. Closes a share of all, and more than one to free descriptors. Returns how many.
+    /// Closes idle connections: first those that never sent a whole request head, then those that have been
+    /// idle for the longest time. Closes a share of all, and more to free descriptors. Returns how many.
     pub(crate) fn close_idle(&self, to_free_descriptors: bool) -> usize {
         let mut open = self.0.open();
         let mut idle: Vec<(bool, u64, u64)> = open

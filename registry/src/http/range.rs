@@ -84,7 +84,7 @@ pub(crate) struct Multipart {
 
 impl Multipart {
     pub(crate) fn new(ranges: Vec<Range<u64>>, content_type: &str, size: u64) -> Multipart {
-        // Random, so that nobody can craft content that contains it.
+        // Random, so that a client cannot craft content that contains it.
         let boundary = Uuid::new_v4().simple().to_string();
         let mut before = "";
         let head = |range: Range<u64>| {

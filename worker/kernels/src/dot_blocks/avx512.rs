@@ -245,13 +245,13 @@ impl FourRows {
         let rest = (depth * U::BYTES < parts.0.len()).then(|| {
             let mut rest =
                 PaddedTail { codes: [[0; 272]; FOUR], scales: [[0; 32]; FOUR], biases: [[0; 32]; FOUR] };
-            let beside = unpack.separate_scale_bytes();
+            let separate = unpack.separate_scale_bytes();
             let pad = |to: &mut [u8], from: &[u8]| to[..from.len()].copy_from_slice(from);
             for row in 0..FOUR {
                 let parts = rows.row(first + row * apart);
                 pad(&mut rest.codes[row], &parts.0[depth * U::BYTES..]);
-                pad(&mut rest.scales[row], &parts.1[depth * beside.0..]);
-                pad(&mut rest.biases[row], &parts.2[depth * beside.1..]);
+                pad(&mut rest.scales[row], &parts.1[depth * separate.0..]);
+                pad(&mut rest.biases[row], &parts.2[depth * separate.1..]);
             }
             rest
         });
@@ -283,11 +283,11 @@ impl FourRows {
     /// Iterates over blocks of 256 values.
     #[inline]
     pub(super) fn blocks<U: Unpack>(&self, unpack: U) -> impl Iterator<Item = BlockOfFourRows> {
-        let beside = unpack.separate_scale_bytes();
+        let separate = unpack.separate_scale_bytes();
         let whole = (0..self.depth).map(move |b| BlockOfFourRows {
             codes: self.whole.codes.skip(b * U::BYTES),
-            scales: self.whole.scales.skip(b * beside.0),
-            biases: self.whole.biases.skip(b * beside.1),
+            scales: self.whole.scales.skip(b * separate.0),
+            biases: self.whole.biases.skip(b * separate.1),
             ..self.whole
         });
         whole.chain(self.rest.as_ref().map(|rest| BlockOfFourRows {
