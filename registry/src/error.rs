@@ -8,7 +8,8 @@ use lode_model::manifest::ManifestError;
 use lode_model::reference::{Reference, Repository, Tag};
 use uuid::Uuid;
 
-use crate::app::BodyError;
+/// Why a request body was interrupted.
+pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

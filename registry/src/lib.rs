@@ -15,37 +15,39 @@ mod gateway;
 mod http;
 mod hub;
 mod jobs;
+mod layers;
 mod metrics;
 mod oci;
+mod open;
 mod retention;
 mod router;
 mod serve;
 mod store;
+mod surface;
 #[cfg(test)]
 mod tests;
 mod time;
 mod tls;
 mod traces;
 mod upstream;
-mod webhooks;
 
 pub use app::{
-    Ancestor, BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, CreateError, CreateStep, Damage,
-    Descendant, Device, DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile,
-    FindingKind, FsckSummary, GcReport, Heartbeat, Job, JobKind, JoinProof, Lineage, LoadedModel,
-    ManifestPut, MigrateReport, Model, ModelPage, ModelSource, ModelState, ModelSummary, NewModel, Page,
-    Referrer, Registration, Registry, Relative, RemoteModel, Removal, RemovalPage, RestoredContent,
-    Spellings, StoredManifest, TaggedModel, TensorDiff, TransferError, TransferEvent, TransferSink,
-    UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement, migrate, open,
+    Ancestor, BlobInfo, BlobLink, BlobStream, Body, ChunkRange, CreateError, CreateStep, Damage, Descendant,
+    Device, DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile, FindingKind,
+    FsckSummary, GcReport, Heartbeat, Job, JobKind, JoinProof, Lineage, LoadedModel, ManifestPut,
+    MigrateReport, Model, ModelPage, ModelSource, ModelState, ModelSummary, NewModel, Page, Referrer,
+    Registration, Registry, Relative, RemoteModel, Removal, RemovalPage, RestoredContent, Spellings,
+    StoredManifest, TaggedModel, TensorDiff, TransferError, TransferEvent, TransferSink, UploadStatus,
+    WebhookDelivery, Worker, WorkerAnnouncement, migrate,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::BackupMode;
-pub use config::{Cidr, Config, ConfigError, Switch};
-pub use error::Error;
-pub use retention::RetentionRule;
+pub use config::{
+    Cidr, Config, ConfigError, EventKind, MirrorConfig, Patterns, RetentionRule, Switch, Webhook,
+};
+pub use error::{BodyError, Error};
+pub use open::open;
 pub use router::router;
 pub use serve::{Listeners, serve};
 pub use tls::{Tls, TlsError};
 pub use traces::enable_traces;
-pub use upstream::MirrorConfig;
-pub use webhooks::{EventKind, Patterns, Webhook};

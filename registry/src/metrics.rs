@@ -13,10 +13,6 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tracing::Instrument;
 
-use crate::app::GcReport;
-use crate::auth::Caller;
-use crate::{Error, Registry};
-
 /// Upper bounds of every histogram, in seconds: from a read of one row to a large collection.
 const BUCKETS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
@@ -25,9 +21,6 @@ const BUCKETS: &[f64] = &[
 /// Interval for moving samples into their buckets, so that a server that is never scraped does not keep them
 /// all.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Timeout of the database queries of `/metrics`; a database that is down must not hide the other metrics.
-const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy)]
 enum Kind {
@@ -97,36 +90,45 @@ pub(crate) fn install() -> &'static PrometheusHandle {
     })
 }
 
-/// Moves samples into their buckets for as long as the registry runs.
-pub(crate) fn start(registry: &Registry) {
+/// Moves samples into their buckets; never returns.
+pub(crate) async fn upkeep() {
     let handle = install();
-    registry.start(async move {
-        loop {
-            tokio::time::sleep(UPKEEP_INTERVAL).await;
-            handle.run_upkeep();
-        }
-    });
+    loop {
+        tokio::time::sleep(UPKEEP_INTERVAL).await;
+        handle.run_upkeep();
+    }
 }
 
-/// The page of `/metrics`: recorded metrics, and gauges that are read on each request.
-pub(crate) async fn render_metrics(registry: &Registry) -> String {
-    for pool in registry.store().connections() {
+/// The state of a pool of database connections.
+pub(crate) struct PoolState {
+    pub(crate) name: &'static str,
+    pub(crate) size: u32,
+    pub(crate) idle: u32,
+    pub(crate) max: u32,
+}
+
+/// Gauges that are read from the database when the page is requested.
+pub(crate) struct DatabaseGauges {
+    pub(crate) uploads: i64,
+    pub(crate) workers: usize,
+    pub(crate) webhooks: i64,
+    pub(crate) index_queue: i64,
+}
+
+/// The page of `/metrics`. `gauges` is `None` if the database did not respond.
+pub(crate) fn render(pools: &[PoolState], gauges: Option<DatabaseGauges>) -> String {
+    for pool in pools {
         let busy = pool.size.saturating_sub(pool.idle);
         gauge!(CONNECTIONS, "pool" => pool.name, "state" => "idle").set(f64::from(pool.idle));
         gauge!(CONNECTIONS, "pool" => pool.name, "state" => "busy").set(f64::from(busy));
         gauge!(CONNECTIONS_MAX, "pool" => pool.name).set(f64::from(pool.max));
     }
-    let counted = async {
-        let counts = registry.store().counts().await?;
-        let workers = registry.worker_list(&Caller::Internal).await?;
-        Ok::<_, Error>((counts, workers.len()))
-    };
-    let [uploads, workers, webhooks, queued] = match tokio::time::timeout(COUNT_TIMEOUT, counted).await {
-        Ok(Ok((counts, workers))) => {
-            [counts.uploads as f64, workers as f64, counts.webhooks as f64, counts.index_queue as f64]
+    let [uploads, workers, webhooks, queued] = match gauges {
+        Some(DatabaseGauges { uploads, workers, webhooks, index_queue }) => {
+            [uploads as f64, workers as f64, webhooks as f64, index_queue as f64]
         }
         // NaN means unknown. Zero or the last value would be wrong.
-        _ => [f64::NAN; 4],
+        None => [f64::NAN; 4],
     };
     gauge!(UPLOADS).set(uploads);
     gauge!(WORKERS).set(workers);
@@ -199,19 +201,26 @@ pub(crate) fn bytes_sent() -> &'static Counter {
     &KEPT
 }
 
-/// Records one collection that was not a dry run.
-pub(crate) fn record_collection(outcome: &Result<GcReport, Error>, took: Duration) {
+/// The objects that a collection removed, and the bytes of the blobs among them.
+pub(crate) struct RemovedObjects {
+    pub(crate) tags: u64,
+    pub(crate) manifests: u64,
+    pub(crate) links: u64,
+    pub(crate) blobs: u64,
+    pub(crate) size_bytes: u64,
+}
+
+/// Records one collection that was not a dry run; `removed` is `None` if it failed.
+pub(crate) fn record_collection(removed: Option<RemovedObjects>, took: Duration) {
     histogram!(GC_SECONDS).record(took);
-    let Ok(report) = outcome else {
+    let Some(RemovedObjects { tags, manifests, links, blobs, size_bytes }) = removed else {
         return counter!(GC_RUNS, "outcome" => "failed").increment(1);
     };
     counter!(GC_RUNS, "outcome" => "done").increment(1);
-    for (kind, count) in
-        [("tag", report.tags), ("manifest", report.manifests), ("link", report.links), ("blob", report.blobs)]
-    {
+    for (kind, count) in [("tag", tags), ("manifest", manifests), ("link", links), ("blob", blobs)] {
         counter!(GC_REMOVED, "kind" => kind).increment(count);
     }
-    counter!(GC_BYTES).increment(report.size_bytes);
+    counter!(GC_BYTES).increment(size_bytes);
 }
 
 /// Measures one query, in a span of its own when tracing is enabled.

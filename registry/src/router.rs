@@ -1,25 +1,29 @@
 //! Every route of the server, grouped by who calls it.
-//! The middleware around them is in `http/layers.rs`.
+//! The middleware around them is in `layers.rs`.
 
 use axum::Router;
 use axum::routing::{delete, get, post, put};
 
 use crate::api::copy::copy;
+use crate::api::inference::passthrough_route;
 use crate::api::{
-    blobs, diff, health, jobs, maintenance, model_name, models, ollama, openai, webhooks, workers,
+    blobs, diff, health, inference, jobs, maintenance, models, ollama, openai, ps, webhooks, workers,
 };
-use crate::gateway::{self, passthrough_route};
+use crate::gateway::Gateway;
 use crate::http::Failure;
-use crate::http::layers::Layers;
-use crate::{Registry, hub, oci};
+use crate::http::model_name;
+use crate::http::state::ServerState;
+use crate::layers::Layers;
+use crate::{Error, Registry, hub, oci};
 
 /// The server as a router, to nest in another or to call without a socket.
-pub fn router(registry: Registry) -> Router {
-    Router::new().fallback_service(service(registry))
+pub fn router(registry: Registry) -> Result<Router, Error> {
+    Ok(Router::new().fallback_service(service(registry)?))
 }
 
 /// The server as one service.
-pub(crate) fn service(registry: Registry) -> Layers {
+pub(crate) fn service(registry: Registry) -> Result<Layers, Error> {
+    let gateway = Gateway::new(registry.config())?;
     let routes = Router::new()
         .merge(distribution())
         .merge(ollama_api())
@@ -29,12 +33,12 @@ pub(crate) fn service(registry: Registry) -> Layers {
         .route("/", get(hub::home::get))
         .fallback(async || Failure::RouteUnknown)
         .method_not_allowed_fallback(async || Failure::MethodNotAllowed)
-        .with_state(registry.clone());
-    Layers::wrap(registry, routes)
+        .with_state(ServerState { registry: registry.clone(), gateway });
+    Ok(Layers::wrap(registry, routes))
 }
 
 /// docker, oras, skopeo, crane, ollama and workers.
-fn distribution() -> Router<Registry> {
+fn distribution() -> Router<ServerState> {
     use oci::{blobs, catalog, manifests, referrers, support, tags, uploads};
     let manifest = get(manifests::get).put(manifests::put).delete(manifests::delete);
     let upload = get(uploads::get).patch(uploads::patch).put(uploads::put).delete(uploads::delete);
@@ -53,7 +57,7 @@ fn distribution() -> Router<Registry> {
 }
 
 /// ollama's clients and libraries.
-fn ollama_api() -> Router<Registry> {
+fn ollama_api() -> Router<ServerState> {
     Router::new()
         .route("/api/version", get(ollama::version))
         .route("/api/tags", get(ollama::tags::list))
@@ -64,16 +68,16 @@ fn ollama_api() -> Router<Registry> {
         .route("/api/blobs/{digest}", post(ollama::blobs::post).head(ollama::blobs::head))
         .route("/api/pull", post(ollama::pull::post))
         .route("/api/push", post(ollama::push::post))
-        .route("/api/ps", get(gateway::ps_for_ollama))
+        .route("/api/ps", get(ps::list))
         .route("/api/me", post(ollama::me))
         .route("/api/generate", passthrough_route("/api/generate", model_name::parse))
         .route("/api/chat", passthrough_route("/api/chat", model_name::parse))
         .route("/api/embed", passthrough_route("/api/embed", model_name::parse))
-        .route("/api/embeddings", post(gateway::embeddings))
+        .route("/api/embeddings", post(inference::embeddings))
 }
 
 /// OpenAI's libraries.
-fn openai_api() -> Router<Registry> {
+fn openai_api() -> Router<ServerState> {
     Router::new()
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{*model}", get(openai::models::show))
@@ -83,7 +87,7 @@ fn openai_api() -> Router<Registry> {
 }
 
 /// The CLI, workers and scripts. Names here have any number of parts, and may end in a digest.
-fn lode_api() -> Router<Registry> {
+fn lode_api() -> Router<ServerState> {
     Router::new()
         .route("/lode/v1/models", get(models::list))
         .route("/lode/v1/models/{name}/{reference}", get(models::show))
@@ -97,7 +101,7 @@ fn lode_api() -> Router<Registry> {
         .route("/lode/v1/chat", passthrough_route("/api/chat", model_name::parse_any))
         .route("/lode/v1/embed", passthrough_route("/api/embed", model_name::parse_any))
         .route("/lode/v1/score", passthrough_route("/lode/v1/score", model_name::parse_any))
-        .route("/lode/v1/ps", get(gateway::ps_page))
+        .route("/lode/v1/ps", get(ps::page))
         .route("/lode/v1/workers", get(workers::list).post(workers::register))
         .route("/lode/v1/workers/{id}", put(workers::heartbeat).delete(workers::leave))
         .route("/lode/v1/webhooks", get(webhooks::list))
@@ -111,7 +115,7 @@ fn lode_api() -> Router<Registry> {
         .route("/lode/v1/jobs/{id}/findings", get(jobs::findings))
 }
 
-fn operators() -> Router<Registry> {
+fn operators() -> Router<ServerState> {
     Router::new()
         .route("/healthz", get(health::healthz))
         .route("/readyz", get(health::readyz))

@@ -24,12 +24,13 @@ use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::http::Failure;
+use crate::http::arrival::RequestArrival;
 use crate::http::connections::{Connection, Connections, ResponseBody};
-use crate::http::error::{Surface, format_failure};
 use crate::http::file_sender::{SendfileQueue, SendfileStream};
-use crate::http::layers::Layers;
 use crate::http::observe::request_id;
 use crate::http::stall::StallGuard;
+use crate::layers::Layers;
+use crate::surface::{Surface, format_failure};
 use crate::tls::Tls;
 use crate::{Error, Registry, router};
 
@@ -70,14 +71,6 @@ impl From<TcpListener> for Listeners {
     }
 }
 
-/// How a request arrived, stored in its extensions.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RequestArrival {
-    pub(crate) https: bool,
-    /// Whether it arrived on the internal listener, which web pages must not reach either.
-    pub(crate) internal: bool,
-}
-
 /// Serves the registry on `listeners` until `shutdown` completes, then waits up to `shutdown_grace` for
 /// requests in flight.
 pub async fn serve(
@@ -89,7 +82,7 @@ pub async fn serve(
     if let Some(tls) = &tls {
         registry.start(tls.clone().watch());
     }
-    let service = router::service(registry.clone());
+    let service = router::service(registry.clone())?;
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
     http.http2()

@@ -1,7 +1,21 @@
-//! The time format of every API.
+//! The server's clock, in milliseconds, and the time format of every API.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::time::OffsetDateTime;
 use ::time::format_description::well_known::Rfc3339;
+
+/// Milliseconds since 1970, by this machine's clock.
+pub(crate) fn now_ms() -> i64 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// A duration in milliseconds.
+pub(crate) fn millis(duration: Duration) -> i64 {
+    // Half the range, so that adding it to a time cannot overflow.
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).min(i64::MAX / 2)
+}
 
 /// Formats milliseconds since 1970 as RFC 3339.
 pub(crate) fn rfc3339(millis: i64) -> String {

@@ -1,4 +1,4 @@
-//! The upstream registry of a mirrored prefix: its settings and its client.
+//! The upstream registry of a mirrored prefix: its client.
 //! `app::mirror` decides what is fetched and when; this module maps names.
 
 use std::fmt;
@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use lode_client::{Client, ClientOptions, Credentials, Egress, Login, PlainHttp, RetryPolicy, Secret};
+use lode_client::{Client, ClientOptions, Credentials, Egress, Login, PlainHttp, RetryPolicy};
 use lode_model::reference::Repository;
-use serde::{Deserialize, Serialize};
 use url::Url;
 
 use crate::Error;
-use crate::config::{address, duration};
-use crate::store::{millis, now_ms};
+use crate::config::MirrorConfig;
+use crate::time::{millis, now_ms};
 
 /// How long requests use stored content instead of an upstream that did not respond.
 const FAILURE_BACKOFF: Duration = Duration::from_secs(5);
@@ -22,33 +21,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Timeout until the response begins.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 const ATTEMPTS: u32 = 3;
-
-/// `[[mirror]]`: repositories below a prefix are fetched from another registry.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MirrorConfig {
-    /// Repositories whose names start with this prefix are mirrored; the rest of the name is the upstream's.
-    /// Ends in `/`, or is empty for all repositories.
-    pub prefix: String,
-    /// The upstream: scheme and host, and a path to mirror only the repositories below it.
-    #[serde(with = "address")]
-    pub upstream: Url,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub username: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub password: Option<Secret>,
-    /// How long a tag is served before the upstream is checked again.
-    #[serde(default = "check_after", with = "duration")]
-    pub check_after: Duration,
-    /// Allow http to an upstream beyond this machine. Anyone on the network path can then replace the content
-    /// of a tag.
-    #[serde(default)]
-    pub plain_http: bool,
-}
-
-fn check_after() -> Duration {
-    Duration::from_secs(5 * 60)
-}
 
 /// One mirrored prefix.
 pub(crate) struct Upstream {
@@ -178,7 +150,7 @@ mod tests {
             upstream: upstream.parse().unwrap(),
             username: None,
             password: None,
-            check_after: check_after(),
+            check_after: Duration::from_secs(300),
             plain_http: false,
         }
     }

@@ -6,9 +6,10 @@ use axum::routing::{MethodRouter, post};
 use http::StatusCode;
 use serde::Deserialize;
 
-use super::model_name::ReadName;
 use crate::Registry;
 use crate::auth::{Action, Caller};
+use crate::http::model_name::ReadName;
+use crate::http::state::ServerState;
 use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
 
 #[derive(Default, Deserialize)]
@@ -23,7 +24,7 @@ impl RequestBody for Copy {
 }
 
 /// The copy route of an API; `read_name` parses the API's names.
-pub(crate) fn copy(read_name: ReadName) -> MethodRouter<Registry> {
+pub(crate) fn copy(read_name: ReadName) -> MethodRouter<ServerState> {
     post(
         move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, body: JsonBody<Copy>| async move {
             let (copy, _charge) = body.into_parts();

@@ -9,12 +9,11 @@ use futures::{StreamExt, TryStreamExt};
 use http::header;
 use lode_model::reference::{Reference, Repository};
 
-use super::model_name;
 use super::models::unknown;
 use crate::app::{DiffOutcome, DiffRecord};
 use crate::auth::Caller;
 use crate::error::chain;
-use crate::http::{Failure, Path, Query};
+use crate::http::{Failure, Path, Query, model_name};
 use crate::{Error, Registry};
 
 pub(crate) async fn get(

@@ -1,13 +1,19 @@
 //! Health, readiness and metrics, for operators' tools.
 
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde_json::json;
 
-use crate::Registry;
+use crate::auth::Caller;
 use crate::http::Json;
-use crate::metrics::render_metrics;
+use crate::metrics::{self, DatabaseGauges};
+use crate::{Error, Registry};
+
+/// Timeout of the database queries of `/metrics`; a database that is down must not hide the other metrics.
+const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Succeeds while the process serves.
 pub(crate) async fn healthz() -> &'static str {
@@ -28,6 +34,19 @@ pub(crate) async fn readyz(State(registry): State<Registry>) -> Response {
 /// Metrics in Prometheus' text format. They cover only the whole server, so they need no more rights than the
 /// probes.
 pub(crate) async fn metrics(State(registry): State<Registry>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], render_metrics(&registry).await)
-        .into_response()
+    let gauges = tokio::time::timeout(COUNT_TIMEOUT, database_gauges(&registry)).await;
+    let gauges = gauges.ok().and_then(Result::ok);
+    let page = metrics::render(&registry.store().connections(), gauges);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
+}
+
+async fn database_gauges(registry: &Registry) -> Result<DatabaseGauges, Error> {
+    let workers = registry.worker_list(&Caller::Internal).await?.len();
+    let counts = registry.store().counts().await?;
+    Ok(DatabaseGauges {
+        uploads: counts.uploads,
+        workers,
+        webhooks: counts.webhooks,
+        index_queue: counts.index_queue,
+    })
 }

@@ -6,12 +6,13 @@ pub(crate) mod copy;
 pub(crate) mod diff;
 pub(crate) mod error;
 pub(crate) mod health;
+pub(crate) mod inference;
 pub(crate) mod jobs;
 pub(crate) mod maintenance;
-pub(crate) mod model_name;
 pub(crate) mod models;
 pub(crate) mod ollama;
 pub(crate) mod openai;
+pub(crate) mod ps;
 pub(crate) mod webhooks;
 pub(crate) mod workers;
 

@@ -11,7 +11,8 @@ use url::Url;
 use super::{BlobInfo, BlobStream, Registry, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::store::{StoredBlob, now_ms};
+use crate::store::StoredBlob;
+use crate::time::now_ms;
 
 /// How many repositories a mount without a source checks.
 const MOUNT_SOURCES: u32 = 100;

@@ -27,10 +27,10 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::staging::staging;
-use super::{Body, BodyError, ChunkRange, Registry, models};
-use crate::Error;
+use super::{Body, ChunkRange, Registry};
 use crate::auth::{Action, Caller, Target, allow};
 use crate::error::chain;
+use crate::{BodyError, Error};
 
 /// How many layers are created at a time.
 const LAYERS_AT_ONCE: usize = 4;
@@ -190,7 +190,7 @@ impl Registry {
             }
             stored => stored?,
         };
-        let manifest = models::parse(&stored)?;
+        let manifest = stored.parse()?;
         let params = manifest.layers.iter().find(|layer| layer.media_type == media_type::OLLAMA_PARAMS);
         let params = match params {
             Some(layer) => self.blob_text(caller, repository, layer).await?,

@@ -6,11 +6,12 @@ use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Hasher;
 use serde::Serialize;
 
-use super::jobs::JobControl;
+use super::job_control::JobControl;
 use super::{Registry, Removal};
 use crate::Error;
 use crate::blobs::key;
-use crate::store::{BlobLocation, Dangling, DanglingKind, now_ms};
+use crate::store::{BlobLocation, Dangling, DanglingKind};
+use crate::time::now_ms;
 
 const PAGE: i64 = 1000;
 /// How many blobs are looked up, or read, at a time.

@@ -4,7 +4,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
@@ -15,17 +14,13 @@ use lode_model::read_at::{ReadAt, Window};
 use lode_model::recognise::{Artifact, ModelFile, tar};
 use lode_model::reference::{Reference, Repository};
 use lode_model::tensor::{self, TensorInfo};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 
-use super::coalescing::Coalescer;
-use super::{Registry, models};
+use super::Registry;
 use crate::Error;
 use crate::auth::Caller;
 use crate::error::chain;
 use crate::store::{IndexClaim, ModelRow, TensorRow};
-
-/// How many manifests are read at a time for requests, in addition to those of the queue.
-const REQUESTS_AT_ONCE: usize = 2;
 
 /// How long reading one manifest may take.
 const READ_LIMIT: Duration = Duration::from_secs(600);
@@ -42,29 +37,6 @@ pub(super) const MAX_TENSORS: u32 = 250_000;
 
 /// A longer config.json is ignored.
 const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
-
-/// The state of indexing in this process.
-pub(crate) struct Indexing {
-    /// Reads in progress, one per manifest; requests for the same manifest share it.
-    flights: Coalescer,
-    /// Permits of requests.
-    requests: Arc<Semaphore>,
-    /// Notified when a manifest was queued.
-    pub(crate) queued: Notify,
-    /// Notified when a queued manifest was read, or an attempt failed.
-    pub(crate) attempted: Notify,
-}
-
-impl Default for Indexing {
-    fn default() -> Self {
-        Indexing {
-            flights: Coalescer::default(),
-            requests: Arc::new(Semaphore::new(REQUESTS_AT_ONCE)),
-            queued: Notify::new(),
-            attempted: Notify::new(),
-        }
-    }
-}
 
 impl Registry {
     /// Queues a stored manifest that has become readable.
@@ -123,7 +95,7 @@ impl Registry {
             }
             let reference = Reference::Digest(digest.clone());
             let stored = this.manifest_get(&Caller::Internal, repository, &reference).await?;
-            let manifest = models::parse(&stored)?;
+            let manifest = stored.parse()?;
             let reading = tokio::time::timeout(READ_LIMIT, this.model_read(repository, &manifest));
             let (row, tensors) =
                 reading.await.map_err(|_| read_timeout(repository, digest, READ_LIMIT))??;

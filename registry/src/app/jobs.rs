@@ -1,15 +1,11 @@
 //! Long work that callers start, follow and cancel: collections and checks. `jobs::runner` runs it.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
-use tokio::sync::Notify;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{Page, Registry};
@@ -93,85 +89,6 @@ pub struct Job {
     /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-}
-
-/// The progress of a job.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Progress {
-    pub(crate) phase: &'static str,
-    pub(crate) done: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) total: Option<u64>,
-}
-
-/// The state that a job's work and its runner share: cancellation and progress.
-#[derive(Clone, Default)]
-pub(crate) struct JobControl {
-    cancelled: CancellationToken,
-    progress: Arc<Mutex<Progress>>,
-}
-
-impl JobControl {
-    pub(crate) fn cancel(&self) {
-        self.cancelled.cancel();
-    }
-
-    pub(crate) async fn cancelled(&self) {
-        self.cancelled.cancelled().await;
-    }
-
-    pub(crate) fn progress(&self) -> Progress {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(crate) fn report_progress(&self, phase: &'static str, done: u64, total: Option<u64>) {
-        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = Progress { phase, done, total };
-    }
-
-    /// Records progress at a point where the work may end, and returns an error if the job was cancelled.
-    pub(crate) fn checkpoint(&self, phase: &'static str, done: u64) -> Result<(), Error> {
-        self.report_progress(phase, done, None);
-        if self.cancelled.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
-    }
-}
-
-/// The jobs of this process.
-pub(crate) struct Jobs {
-    /// The id of this process as a holder of leases.
-    pub(crate) holder: String,
-    /// Notified when a job was added.
-    pub(crate) added: Notify,
-    /// Notified when a job of this process has changed.
-    pub(crate) changed: Notify,
-    running: Mutex<HashMap<String, JobControl>>,
-}
-
-impl Default for Jobs {
-    fn default() -> Self {
-        Jobs {
-            holder: Uuid::new_v4().to_string(),
-            added: Notify::new(),
-            changed: Notify::new(),
-            running: Mutex::default(),
-        }
-    }
-}
-
-impl Jobs {
-    pub(crate) fn begin(&self, id: &str) -> JobControl {
-        let control = JobControl::default();
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), control.clone());
-        control
-    }
-
-    pub(crate) fn end(&self, id: &str) {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
-        self.changed.notify_waiters();
-    }
-
-    fn find(&self, id: &str) -> Option<JobControl> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
-    }
 }
 
 impl Registry {

@@ -11,7 +11,7 @@ use sha2::Sha256;
 use super::Registry;
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::store::{millis, now_ms};
+use crate::time::{millis, now_ms};
 
 /// A link must outlive the slowest download of its blob, because such clients resolve it only once.
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);

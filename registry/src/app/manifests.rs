@@ -8,12 +8,12 @@ use lode_model::digest::{Algorithm, Digest};
 use lode_model::manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError};
 use lode_model::reference::{Reference, Repository, Tag};
 
+use super::event::Event;
 use super::{ManifestPut, Registry, StoredManifest, detached, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::PlacedBlob;
 use crate::store::{ManifestReferences, ReferrerRow, UploadRow};
-use crate::webhooks::Event;
 
 impl Registry {
     pub async fn manifest_get(

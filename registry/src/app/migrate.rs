@@ -9,11 +9,11 @@ use lode_client::Progress;
 use lode_model::reference::Repository;
 use serde::Serialize;
 
-use super::{Body, BodyError, ChunkRange, Limits, Registry, open_idle};
+use super::{Body, ChunkRange, Limits, Registry, open_idle};
 use crate::auth::Caller;
 use crate::blobs::blob_root;
 use crate::store::{BlobLocation, MoveState, database_file};
-use crate::{Config, Error};
+use crate::{BodyError, Config, Error};
 
 const PAGE: i64 = 1000;
 /// How many blobs are copied at a time.

@@ -11,12 +11,12 @@ use lode_model::reference::{Reference, Repository, Tag};
 use uuid::Uuid;
 
 use super::manifests::Checks;
-use super::{BlobInfo, Body, BodyError, ChunkRange, Page, Registry, retry_on_deadlock};
-use crate::Error;
+use super::{BlobInfo, Body, ChunkRange, Page, Registry, retry_on_deadlock};
 use crate::auth::{Action, Caller, Target, allow};
 use crate::error::chain;
-use crate::store::{millis, now_ms};
+use crate::time::{millis, now_ms};
 use crate::upstream::{Upstream, find_upstream};
+use crate::{BodyError, Error};
 
 /// The lease of a fetch, after which other replicas consider its holder dead. The holder renews it meanwhile.
 const LEASE: Duration = Duration::from_secs(30);

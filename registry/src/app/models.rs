@@ -20,7 +20,8 @@ use super::{Page, Registry, StoredManifest};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::error::chain;
-use crate::store::{IndexState, ModelRow, TaggedRow, now_ms};
+use crate::store::{IndexState, ModelRow, TaggedRow};
+use crate::time::now_ms;
 
 /// The longest page of a listing.
 const MAX_PAGE: u32 = 1000;
@@ -209,7 +210,7 @@ impl Registry {
             return Ok(None);
         };
         let summary = summary_of(self.model_index(repository, &stored.digest).await?);
-        let manifest = parse(&stored)?;
+        let manifest = stored.parse()?;
         let config = match &manifest.config {
             Some(config) if config.media_type == media_type::DOCKER_CONFIG => {
                 let bytes = self.blob_text(caller, repository, config).await?;
@@ -350,12 +351,6 @@ fn none_if_unknown<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
         Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-/// Parses a stored manifest, which was valid when it was stored.
-pub(super) fn parse(stored: &StoredManifest) -> Result<Manifest, Error> {
-    Manifest::parse(Some(&stored.media_type), &stored.bytes)
-        .map_err(|_| Error::Corrupt { what: "manifest", value: stored.digest.to_string() })
 }
 
 fn summary_of(row: ModelRow) -> Option<ModelSummary> {

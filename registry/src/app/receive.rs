@@ -10,10 +10,10 @@ use lode_model::digest::{Algorithm, Digest, Hasher};
 use tokio::task::{JoinHandle, spawn_blocking};
 use uuid::Uuid;
 
-use super::{Body, BodyError, ChunkRange, Registry};
-use crate::Error;
+use super::{Body, ChunkRange, Registry};
 use crate::blobs::{Checkpoint, KeyLock, UploadWriter};
 use crate::store::UploadRow;
+use crate::{BodyError, Error};
 
 /// How much is hashed and written at once; two of these are in memory for each upload.
 const BATCH_BYTES: usize = 1024 * 1024;

@@ -18,10 +18,10 @@ use lode_model::reference::{Reference, Repository};
 use tokio::runtime::Handle;
 
 use super::walk::{Walk, blobs_of};
-use super::{BlobStream, Body, BodyError, ChunkRange, Registry};
-use crate::Error;
+use super::{BlobStream, Body, ChunkRange, Registry};
 use crate::auth::Caller;
 use crate::upstream::host_and_port;
+use crate::{BodyError, Error};
 
 /// How long another registry may take to begin a response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);

@@ -16,26 +16,6 @@ use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::{KeyLock, PlacedBlob, UploadWriter, key};
 use crate::store::{NewUpload, Tx, UploadRow};
 
-/// How long a request waits for an unresponsive storage.
-#[derive(Clone, Copy)]
-pub(super) struct UploadTimeouts {
-    /// For another writer of the same upload to stop: longer than a part takes on a slow connection.
-    pub(super) turn: Duration,
-    /// The same for a cancellation. It could skip the wait: a writer on another replica is not waited for
-    /// either.
-    pub(super) cancel_turn: Duration,
-    /// For the deletion of an upload's bytes, which continues in the background. If it fails, the upload is
-    /// deleted when it is cancelled again or expires.
-    pub(super) end: Duration,
-}
-
-impl Default for UploadTimeouts {
-    fn default() -> Self {
-        let [turn, cancel_turn, end] = [30, 5, 15].map(Duration::from_secs);
-        UploadTimeouts { turn, cancel_turn, end }
-    }
-}
-
 impl Registry {
     /// Opens an upload. `algorithm` is the digest algorithm that the client announces.
     pub async fn upload_create(
@@ -270,7 +250,7 @@ impl Registry {
             let Some(row) = this.store.upload_take_to_remove(row.id, row.generation).await? else {
                 return Ok(false);
             };
-            this.blobs.clear(&row, None).await?;
+            this.blobs.clear(&row.stored(), None).await?;
             this.store.upload_delete(&row.repository, row.id).await
         })
         .await
@@ -374,7 +354,7 @@ impl Registry {
 
     /// Opens the bytes and the hash of an upload at its row's offset.
     async fn upload_start(&self, row: UploadRow, turn: KeyLock<Uuid>) -> Result<UploadSession, Error> {
-        let file = self.blobs.append(&row).await?;
+        let file = self.blobs.append(&row.stored()).await?;
         UploadSession::start(row, file, turn)
     }
 
@@ -462,7 +442,7 @@ impl Registry {
             UploadWriter::Parts(parts) => {
                 if writing.row.attempts > 1 {
                     // Earlier attempts may have left separate objects.
-                    if let Err(error) = self.blobs.clear(&writing.row, Some(store_key)).await {
+                    if let Err(error) = self.blobs.clear(&writing.row.stored(), Some(store_key)).await {
                         tracing::warn!(id = %writing.row.id, %error, "failed to delete objects of earlier commit attempts");
                     }
                 } else if let Some(tail) = parts.tail() {

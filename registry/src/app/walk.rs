@@ -6,7 +6,7 @@ use lode_model::digest::Digest;
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::reference::{Reference, Repository};
 
-use super::{Registry, StoredManifest, models};
+use super::{Registry, StoredManifest};
 use crate::Error;
 use crate::auth::Caller;
 
@@ -104,7 +104,7 @@ impl Registry {
                 Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) if walk.is_below() => continue,
                 stored => stored?,
             };
-            let (manifest, len) = (models::parse(&stored)?, stored.bytes.len());
+            let (manifest, len) = (stored.parse()?, stored.bytes.len());
             walk.found(stored, manifest, len)?;
         }
         Ok(walk.done)

@@ -7,12 +7,14 @@ use serde::Serialize;
 use url::Url;
 use uuid::Uuid;
 
+use super::event::Event;
 use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
+use crate::config::Webhook;
 use crate::config::redact_url;
-use crate::store::{Delivery, RemovalCause, Tx, UnreferencedContent, now_ms};
-use crate::webhooks::{Event, Webhook};
+use crate::store::{Delivery, RemovalCause, Tx, UnreferencedContent};
+use crate::time::now_ms;
 
 /// An event that a target has not accepted.
 #[derive(Clone, Debug, Serialize)]
@@ -33,8 +35,12 @@ pub struct WebhookDelivery {
 impl Registry {
     /// Stores `event` for every target that subscribes to it, in the transaction of the change.
     pub(super) async fn announce(&self, tx: &mut Tx, event: Event<'_>) -> Result<(), Error> {
-        let wanting: Vec<&Webhook> =
-            self.config.webhook.iter().filter(|webhook| webhook.matches_event(&event)).collect();
+        let wanting: Vec<&Webhook> = self
+            .config
+            .webhook
+            .iter()
+            .filter(|webhook| webhook.accepts(event.kind(), event.repository()))
+            .collect();
         if wanting.is_empty() {
             return Ok(());
         }

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use lode_model::digest::Digest;
 use uuid::Uuid;
 
-use super::workers::{ABSENT_AFTER, FORGOTTEN_AFTER, Heartbeat, Worker};
-use super::{Device, LoadedModel, Registry};
+use super::worker::{ABSENT_AFTER, Device, Heartbeat, LoadedModel, Worker};
 use crate::Error;
 use crate::error::chain;
 use crate::store::{Store, WorkerRow};
@@ -19,10 +18,6 @@ use crate::store::{Store, WorkerRow};
 const FRESH: Duration = Duration::from_secs(1);
 /// How often every row is read again: replicas of the previous version do not number their changes.
 const FULL_INTERVAL: Duration = Duration::from_secs(30);
-/// How often heartbeats are written.
-const BEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// How often workers that were not seen for long are deleted.
-const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
 /// A change of free memory by less than this fraction of all memory does not cause a write.
 const MEMORY_STEPS: u64 = 8;
 /// Fields that change with each request to a loaded model, and do not cause a write.
@@ -214,28 +209,6 @@ impl Workers {
             }
         }
     }
-}
-
-/// Writes heartbeats and deletes old workers while the registry runs.
-pub(super) fn start(registry: &Registry) {
-    let this = registry.clone();
-    registry.start(async move {
-        let mut expired = Instant::now();
-        loop {
-            tokio::time::sleep(BEAT_INTERVAL).await;
-            let written = this.workers.write_beats(this.store()).await;
-            let forgotten = match expired.elapsed() >= EXPIRE_INTERVAL && !this.config().read_only {
-                true => {
-                    expired = Instant::now();
-                    this.store().worker_expire(FORGOTTEN_AFTER).await
-                }
-                false => Ok(()),
-            };
-            if let Err(error) = written.map(drop).and(forgotten) {
-                tracing::warn!(error = chain(&error), "failed to write heartbeats of workers; will retry");
-            }
-        }
-    });
 }
 
 /// Whether a heartbeat has changes that other replicas must see at once.

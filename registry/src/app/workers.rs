@@ -2,110 +2,52 @@
 //! are rows, so that any replica can route to any worker.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use lode_model::digest::Digest;
-use lode_model::reference::Repository;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
-use url::Url;
+use serde::Serialize;
 use uuid::Uuid;
 
 use super::Registry;
+use super::worker::{FORGOTTEN_AFTER, Heartbeat, JoinProof, Registration, Worker, WorkerAnnouncement};
 use super::worker_table::{self, WorkerTable};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
+use crate::error::chain;
 use crate::store::WorkerRow;
 
 /// How often a worker sends a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-
-/// A worker that was not seen for this long gets no more requests.
-pub(super) const ABSENT_AFTER: Duration = Duration::from_secs(10);
-
-/// After this long a worker is deleted; its next heartbeat makes it register again.
-pub(super) const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
-
-/// A device, as its worker reports it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Device {
-    /// `cpu`, `cuda`.
-    pub kind: String,
-    pub name: String,
-    pub memory_bytes: u64,
-    pub free_bytes: u64,
-    #[serde(flatten)]
-    pub more: Map<String, Value>,
-}
-
-/// A model that a worker has loaded. Other fields of the report are passed on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LoadedModel {
-    pub repository: Repository,
-    pub digest: Digest,
-    #[serde(default)]
-    pub size_bytes: u64,
-    #[serde(flatten)]
-    pub more: Map<String, Value>,
-}
-
-/// The registration of a worker.
-#[derive(Clone, Debug, Deserialize)]
-pub struct WorkerAnnouncement {
-    /// The URL at which the gateway reaches it.
-    pub advertise: Url,
-    #[serde(default)]
-    pub devices: Vec<Device>,
-    #[serde(default)]
-    pub version: String,
-}
-
-/// A worker's regular report.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Heartbeat {
-    pub devices: Vec<Device>,
-    pub loaded: Vec<LoadedModel>,
-    /// Digests of the manifests whose blobs it has on disk.
-    pub cached: Vec<Digest>,
-}
-
-/// The response to a registration. The gateway sends `secret` with every request to that worker.
-#[derive(Clone, Debug, Serialize)]
-pub struct Registration {
-    pub id: Uuid,
-    pub secret: String,
-    pub heartbeat_ms: u64,
-}
-
-/// The evidence that a worker may join.
-#[derive(Clone, Copy, Debug)]
-pub struct JoinProof<'a> {
-    /// The shared secret, if it sent one.
-    pub token: Option<&'a str>,
-    /// Whether it connects from this machine.
-    pub is_local: bool,
-}
-
-/// An attached worker.
-#[derive(Clone, Debug, Serialize)]
-pub struct Worker {
-    pub id: Uuid,
-    pub advertise: Url,
-    pub version: String,
-    pub devices: Vec<Device>,
-    pub loaded: Vec<LoadedModel>,
-    pub cached: Vec<Digest>,
-    /// Milliseconds since 1970.
-    pub registered_at: i64,
-    pub seen_at: i64,
-    #[serde(skip)]
-    pub(crate) secret: String,
-}
+/// How often heartbeats are written.
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// How often workers that were not seen for long are deleted.
+const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Registry {
+    /// Writes heartbeats and deletes old workers while the registry runs.
+    pub(crate) fn start_worker_upkeep(&self) {
+        let this = self.clone();
+        self.start(async move {
+            let mut expired = Instant::now();
+            loop {
+                tokio::time::sleep(BEAT_INTERVAL).await;
+                let written = this.workers.write_beats(this.store()).await;
+                let forgotten = match expired.elapsed() >= EXPIRE_INTERVAL && !this.config().read_only {
+                    true => {
+                        expired = Instant::now();
+                        this.store().worker_expire(FORGOTTEN_AFTER).await
+                    }
+                    false => Ok(()),
+                };
+                if let Err(error) = written.map(drop).and(forgotten) {
+                    tracing::warn!(
+                        error = chain(&error),
+                        "failed to write heartbeats of workers; will retry"
+                    );
+                }
+            }
+        });
+    }
+
     pub async fn worker_register(
         &self,
         caller: &Caller,
@@ -216,29 +158,4 @@ fn eq_constant_time(a: &str, b: &str) -> bool {
 
 fn to_json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).expect("data that was parsed from JSON serialises to JSON")
-}
-
-fn from_json<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, Error> {
-    serde_json::from_str(text).map_err(|_| Error::Corrupt { what, value: text.to_owned() })
-}
-
-impl TryFrom<WorkerRow> for Worker {
-    type Error = Error;
-
-    fn try_from(row: WorkerRow) -> Result<Worker, Error> {
-        Ok(Worker {
-            id: row.id,
-            advertise: row
-                .advertise
-                .parse()
-                .map_err(|_| Error::Corrupt { what: "worker address", value: row.advertise })?,
-            version: row.version,
-            devices: from_json("worker devices", &row.devices)?,
-            loaded: from_json("worker models", &row.loaded)?,
-            cached: from_json("worker cache", &row.cached)?,
-            registered_at: row.registered_at,
-            seen_at: 0,
-            secret: row.secret,
-        })
-    }
 }

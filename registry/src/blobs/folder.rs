@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use lode_model::digest::Digest;
 use object_store::local::LocalFileSystem;
 use object_store::{GetOptions, GetRange, GetResultPayload, ObjectStore};
 use tokio::task::{JoinHandle, spawn_blocking};
-use url::Url;
 use uuid::Uuid;
 
+use super::files::{blocking, create_private, lock_folder, sync_folder};
 #[cfg(test)]
 use super::testing_folder as testing;
 use super::writer::{self, AppendFile, WriteLimit};
@@ -241,43 +241,6 @@ impl Folder {
     }
 }
 
-pub(super) fn folder_of(url: &Url) -> Result<PathBuf, Error> {
-    let reason = "expected file:///PATH".to_owned();
-    url.to_file_path().map_err(|()| Error::Config { setting: "storage", reason })
-}
-
-/// Runs file work on a blocking thread.
-pub(super) async fn blocking<T: Send + 'static>(
-    what: &str,
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> Result<T, Error> {
-    spawn_blocking(work).await.map_err(|_| Error::Interrupted)?.map_err(|e| Error::io(what, e))
-}
-
-/// Locks a folder against other servers for as long as the file is open. Read-only servers share the lock.
-pub(super) fn lock_folder(folder: &Path, read_only: bool) -> Result<File, Error> {
-    let failed = |e| Error::io(format!("failed to lock {}", folder.display()), e);
-    create_private(folder).map_err(failed)?;
-    let file = File::create(folder.join("lode.lock")).map_err(failed)?;
-    let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
-    match locked {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::FolderInUse { path: folder.to_owned() }),
-        Err(std::fs::TryLockError::Error(error)) => Err(failed(error)),
-    }
-}
-
-/// Creates a folder with mode 0700, and its parents with the default mode. An existing folder keeps its mode.
-fn create_private(folder: &Path) -> io::Result<()> {
-    if let Some(parent) = folder.parent() {
-        std::fs::create_dir_all(parent)?;
-    }
-    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
-        created => created,
-    }
-}
-
 /// Warns about a data folder that other users of this machine can open.
 pub(super) fn warn_if_shared(folder: &Path) {
     let Ok(metadata) = std::fs::metadata(folder) else { return };
@@ -285,10 +248,6 @@ pub(super) fn warn_if_shared(folder: &Path) {
         let mode = format!("{:o}", metadata.mode() & 0o7777);
         tracing::warn!(path = %folder.display(), mode, "data folder is open to other users; restrict it with chmod 700");
     }
-}
-
-pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
 }
 
 /// Streams a part of a file, reading the next piece while the current one is sent.

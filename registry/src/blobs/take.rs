@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::folder::{folder_of, lock_folder};
+use super::files::{folder_of, lock_folder};
 use crate::{Config, Error};
 
 /// How a backup transfers blobs.

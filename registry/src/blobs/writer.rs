@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use lode_model::digest::{Algorithm, Digest, Hasher};
 
-use super::folder::{blocking, sync_folder};
+use super::files::{blocking, sync_folder};
 use crate::Error;
 
 const READ_BYTES: usize = 1024 * 1024;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::GatewayError;
+use super::error::GatewayError;
 
 /// Requests in progress by client. Cheap to clone.
 #[derive(Clone, Default)]

@@ -3,32 +3,184 @@
 //! work. A client that does not read the response causes the same.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use http::{HeaderValue, StatusCode, header};
+use lode_client::Charge;
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use rand::Rng;
-use serde_json::json;
+use serde::Deserialize;
+use serde_json::Value;
 use url::Url;
+use uuid::Uuid;
 
 use super::choose::{Candidates, rank_workers};
-use super::clients::{InProgress, network};
-use super::{Gateway, GatewayError};
-use crate::app::Worker;
+use super::clients::{Clients, InProgress, network};
+use super::error::GatewayError;
+use super::unread::{CancelUnread, ReadTimeout};
+use crate::app::{Worker, WorkerTable};
 use crate::error::chain;
-use crate::http::Failure;
-use crate::http::extract::InferenceBody;
-use crate::http::forwarded::ClientAddress;
-use crate::http::stall::{CancelUnread, ReadTimeout};
-use crate::{Registry, traces};
+use crate::{Config, Error, traces};
 
-const NDJSON: &str = "application/x-ndjson";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Timeout of a worker's list of loaded models.
+const LISTING_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The connections to workers, and the requests of each client.
+#[derive(Clone)]
+pub(crate) struct Gateway {
+    client: reqwest::Client,
+    /// Requests of this replica in progress, by worker.
+    requests: Arc<Mutex<HashMap<Uuid, usize>>>,
+    clients: Clients,
+    stall_timeout: Duration,
+}
+
+/// A request in progress on a worker; dropping it decrements the count.
+struct CountedRequest {
+    requests: Arc<Mutex<HashMap<Uuid, usize>>>,
+    worker: Uuid,
+}
+
+impl Drop for CountedRequest {
+    fn drop(&mut self) {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = requests.get_mut(&self.worker) {
+            *count -= 1;
+            if *count == 0 {
+                requests.remove(&self.worker);
+            }
+        }
+    }
+}
+
+impl Gateway {
+    pub(crate) fn new(config: &Config) -> Result<Gateway, Error> {
+        // A response has no timeout as long as the client reads it; it ends when the client disconnects.
+        let configure = || {
+            reqwest::Client::builder()
+                .no_proxy()
+                .redirect(reqwest::redirect::Policy::none())
+                .connect_timeout(CONNECT_TIMEOUT)
+        };
+        let client = lode_client::http_client(configure)
+            .map_err(|error| Error::Config { setting: "gateway", reason: error.to_string() })?;
+        Ok(Gateway {
+            client,
+            requests: Arc::default(),
+            clients: Clients::new(config.max_per_client),
+            stall_timeout: config.stall_timeout,
+        })
+    }
+
+    fn requests_at(&self, worker: Uuid) -> usize {
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        requests.get(&worker).copied().unwrap_or(0)
+    }
+
+    fn count_request(&self, worker: Uuid) -> CountedRequest {
+        *self.requests.lock().unwrap_or_else(PoisonError::into_inner).entry(worker).or_insert(0) += 1;
+        CountedRequest { requests: self.requests.clone(), worker }
+    }
+
+    /// Sends the request to attached workers in order of preference, until one of them accepts it.
+    pub(crate) async fn forward(
+        &self,
+        table: &WorkerTable,
+        ask: InferenceRequest,
+    ) -> Result<WorkerResponse, GatewayError> {
+        let in_progress = self.clients.admit(ask.client)?;
+        let classes = [
+            Candidates::Places(table.loaded(&ask.digest)),
+            Candidates::Places(table.cached(&ask.digest)),
+            Candidates::All(table.len()),
+        ];
+        let load = |at: usize| {
+            let worker = table.worker(at);
+            (self.requests_at(worker.id), Reverse(free_bytes(worker)))
+        };
+        let random = |below: usize| rand::rng().random_range(0..below);
+        let workers: Vec<_> =
+            rank_workers(&classes, random, load).into_iter().map(|at| table.worker(at).clone()).collect();
+        if workers.is_empty() {
+            return Err(GatewayError::NoWorker { model: ask.name });
+        }
+        let tried = workers.len();
+        let mut busy = None;
+        for worker in workers {
+            match self.send(&worker, &ask).await {
+                Ok(answer) if answer.status == StatusCode::SERVICE_UNAVAILABLE => {
+                    busy = Some(answer.cancel_if_unread(self.stall_timeout, None));
+                }
+                Ok(answer) if is_auth_refusal(answer.status) => {
+                    tracing::warn!(worker = %worker.id, status = answer.status.as_u16(), "worker refused this registry's secret");
+                }
+                Ok(answer) => return Ok(answer.cancel_if_unread(self.stall_timeout, in_progress)),
+                Err(error) => {
+                    tracing::warn!(worker = %worker.id, error = chain(&error), "worker request failed")
+                }
+            }
+        }
+        busy.ok_or(GatewayError::NoWorkerResponded { model: ask.name, tried })
+    }
+
+    async fn send(&self, worker: &Worker, ask: &InferenceRequest) -> Result<WorkerResponse, reqwest::Error> {
+        // Counted until the response has been passed on, or dropped.
+        let counted = self.count_request(worker.id);
+        let client = ask.client.map(|client| network(client).to_string()).unwrap_or_default();
+        let response = self
+            .client
+            .post(address(&worker.advertise, ask.path))
+            .headers(traces::trace_headers())
+            .bearer_auth(&worker.secret)
+            .header(header::CONTENT_TYPE, "application/json")
+            .header("lode-model", format!("{}@{}", ask.repository, ask.digest))
+            .header(
+                "lode-model-name",
+                HeaderValue::from_str(&ask.name).unwrap_or(HeaderValue::from_static("")),
+            )
+            // Workers serve clients in turn when requests wait for a model.
+            .header("lode-client", client)
+            .body(ask.body.clone())
+            .send()
+            .await?;
+        let status = response.status();
+        let json = HeaderValue::from_static("application/json");
+        let content_type = response.headers().get(header::CONTENT_TYPE).cloned().unwrap_or(json);
+        let mut rest = response.bytes_stream();
+        let first = rest.next().await.transpose()?;
+        let bytes = stream::iter(first.map(Ok)).chain(rest).map_err(GatewayError::ResponseInterrupted).map(
+            move |piece| {
+                let _counted = &counted;
+                piece
+            },
+        );
+        let bytes = bytes.boxed();
+        Ok(WorkerResponse { status, content_type, bytes })
+    }
+
+    /// The models that a worker has loaded, as it reports them; `None` if it does not respond in time.
+    pub(crate) async fn loaded_models(&self, worker: &Worker) -> Option<Vec<Value>> {
+        let request = self.client.get(address(&worker.advertise, "/api/ps")).bearer_auth(&worker.secret);
+        let answer = request.timeout(LISTING_TIMEOUT).send().await.ok()?.error_for_status().ok()?;
+        let listed: LoadedModels = serde_json::from_slice(&answer.bytes().await.ok()?).ok()?;
+        Some(listed.models)
+    }
+}
+
+#[derive(Deserialize)]
+struct LoadedModels {
+    #[serde(default)]
+    models: Vec<Value>,
+}
 
 /// An inference request whose model is resolved.
 pub(crate) struct InferenceRequest {
@@ -36,11 +188,13 @@ pub(crate) struct InferenceRequest {
     pub(crate) digest: Digest,
     /// As the caller wrote it; workers repeat it in their responses.
     pub(crate) name: String,
-    pub(crate) client: ClientAddress,
+    /// The client's address; `None` if the request comes from this process.
+    pub(crate) client: Option<IpAddr>,
     /// The worker's path.
     pub(crate) path: &'static str,
-    /// With its charge, which is kept until a worker begins its response.
-    pub(crate) body: InferenceBody,
+    pub(crate) body: Bytes,
+    /// The charge of the body, which is kept until a worker begins its response.
+    pub(crate) _charge: Charge,
 }
 
 /// A worker's response, from its first byte.
@@ -48,44 +202,6 @@ pub(crate) struct WorkerResponse {
     pub(crate) status: StatusCode,
     pub(crate) content_type: HeaderValue,
     pub(crate) bytes: BoxStream<'static, Result<Bytes, GatewayError>>,
-}
-
-/// Sends the request to attached workers in order of preference, until one of them accepts it.
-pub(crate) async fn forward(registry: &Registry, ask: InferenceRequest) -> Result<WorkerResponse, Failure> {
-    let in_progress = registry.gateway().clients.admit(ask.client.0)?;
-    let table = registry.workers_attached().await?;
-    let classes = [
-        Candidates::Places(table.loaded(&ask.digest)),
-        Candidates::Places(table.cached(&ask.digest)),
-        Candidates::All(table.len()),
-    ];
-    let gateway = registry.gateway();
-    let load = |at: usize| {
-        let worker = table.worker(at);
-        (gateway.requests_at(worker.id), Reverse(free_bytes(worker)))
-    };
-    let random = |below: usize| rand::rng().random_range(0..below);
-    let workers: Vec<_> =
-        rank_workers(&classes, random, load).into_iter().map(|at| table.worker(at).clone()).collect();
-    if workers.is_empty() {
-        return Err(GatewayError::NoWorker { model: ask.name }.into());
-    }
-    let stall_timeout = registry.config().stall_timeout;
-    let tried = workers.len();
-    let mut busy = None;
-    for worker in workers {
-        match send(registry.gateway(), &worker, &ask).await {
-            Ok(answer) if answer.status == StatusCode::SERVICE_UNAVAILABLE => {
-                busy = Some(answer.cancel_if_unread(stall_timeout, None));
-            }
-            Ok(answer) if is_auth_refusal(answer.status) => {
-                tracing::warn!(worker = %worker.id, status = answer.status.as_u16(), "worker refused this registry's secret");
-            }
-            Ok(answer) => return Ok(answer.cancel_if_unread(stall_timeout, in_progress)),
-            Err(error) => tracing::warn!(worker = %worker.id, error = chain(&error), "worker request failed"),
-        }
-    }
-    busy.ok_or_else(|| GatewayError::NoWorkerResponded { model: ask.name, tried }.into())
 }
 
 fn free_bytes(worker: &Worker) -> u64 {
@@ -97,44 +213,8 @@ fn is_auth_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
-async fn send(
-    gateway: &Gateway,
-    worker: &Worker,
-    ask: &InferenceRequest,
-) -> Result<WorkerResponse, reqwest::Error> {
-    // Counted until the response has been passed on, or dropped.
-    let counted = gateway.count_request(worker.id);
-    let client = ask.client.0.map(|client| network(client).to_string()).unwrap_or_default();
-    let response = gateway
-        .client
-        .post(address(&worker.advertise, ask.path))
-        .headers(traces::trace_headers())
-        .bearer_auth(&worker.secret)
-        .header(header::CONTENT_TYPE, "application/json")
-        .header("lode-model", format!("{}@{}", ask.repository, ask.digest))
-        .header("lode-model-name", HeaderValue::from_str(&ask.name).unwrap_or(HeaderValue::from_static("")))
-        // Workers serve clients in turn when requests wait for a model.
-        .header("lode-client", client)
-        .body(ask.body.bytes.clone())
-        .send()
-        .await?;
-    let status = response.status();
-    let json = HeaderValue::from_static("application/json");
-    let content_type = response.headers().get(header::CONTENT_TYPE).cloned().unwrap_or(json);
-    let mut rest = response.bytes_stream();
-    let first = rest.next().await.transpose()?;
-    let bytes = stream::iter(first.map(Ok)).chain(rest).map_err(GatewayError::ResponseInterrupted).map(
-        move |piece| {
-            let _counted = &counted;
-            piece
-        },
-    );
-    let bytes = bytes.boxed();
-    Ok(WorkerResponse { status, content_type, bytes })
-}
-
 /// The URL of `path` on the worker, whose advertised URL may have a path.
-pub(super) fn address(advertise: &Url, path: &str) -> Url {
+fn address(advertise: &Url, path: &str) -> Url {
     let mut url = advertise.clone();
     url.set_path(&format!("{}{path}", advertise.path().trim_end_matches('/')));
     url
@@ -157,19 +237,6 @@ impl WorkerResponse {
             })
         });
         WorkerResponse { bytes: bytes.boxed(), ..self }
-    }
-}
-
-impl IntoResponse for WorkerResponse {
-    /// Passes the response through. If a stream of records ends early, its last record reports the error.
-    fn into_response(self) -> Response {
-        let is_stream = self.content_type.as_bytes().starts_with(NDJSON.as_bytes());
-        let bytes = self.bytes.or_else(move |error| async move {
-            tracing::warn!(error = chain(&error), "response ended early");
-            let record = Bytes::from(format!("{}\n", json!({ "error": error.to_string() })));
-            if is_stream { Ok(record) } else { Err(error) }
-        });
-        (self.status, [(header::CONTENT_TYPE, self.content_type)], Body::from_stream(bytes)).into_response()
     }
 }
 

@@ -2,11 +2,12 @@
 //! Handlers that set an entity tag check this before they open any bytes.
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use lode_model::digest::Digest;
 
 use super::links::header_value;
-use crate::oci::DOCKER_CONTENT_DIGEST;
+
+pub(crate) const DOCKER_CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 
 /// The entity tag of content: its digest.
 pub(crate) fn etag(digest: &Digest) -> String {

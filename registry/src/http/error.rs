@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode, header};
+use http::StatusCode;
 use lode_client::BodyError;
 use lode_model::digest::{Digest, DigestError};
 use lode_model::import::UnknownQuantize;
@@ -14,13 +14,10 @@ use lode_model::modelfile::{ParameterError, UnknownRole};
 use lode_model::reference::ReferenceError;
 use uuid::Uuid;
 
+use crate::Error;
 use crate::app::{CreateError, TransferError};
 use crate::error::chain;
 use crate::gateway::GatewayError;
-use crate::{Error, api, oci};
-
-/// Seconds after which a client may retry.
-const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -51,8 +48,8 @@ pub(crate) enum Failure {
     #[error("Content-Range is `{value}`, expected `<first>-<last>`, both included")]
     ContentRange { value: String },
     /// `can_merge`: the client retries with fewer ranges after a 400, and fails after any other error.
-    #[error("the request has more than {} separate ranges", super::range::MAX_RANGES)]
-    TooManyRanges { size_bytes: u64, can_merge: bool },
+    #[error("the request has more than {limit} separate ranges")]
+    TooManyRanges { limit: usize, size_bytes: u64, can_merge: bool },
     #[error("the link has expired or is invalid")]
     Link,
     #[error(transparent)]
@@ -183,7 +180,7 @@ impl Failure {
     }
 
     /// Whether a retry may succeed.
-    fn is_retryable(&self) -> bool {
+    pub(crate) fn is_retryable(&self) -> bool {
         matches!(
             self,
             Failure::Body(BodyError::BudgetExhausted)
@@ -280,74 +277,5 @@ impl IntoResponse for Failure {
         let mut response = StatusCode::INTERNAL_SERVER_ERROR.into_response();
         response.extensions_mut().insert(FailureExtension(Arc::new(self)));
         response
-    }
-}
-
-/// The API that a path belongs to, which determines the format of its errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Surface {
-    /// `/v2`.
-    Distribution,
-    /// `/v1`.
-    OpenAi,
-    /// `/lode/v1`.
-    Lode,
-    /// Everything else.
-    Fallback,
-}
-
-impl Surface {
-    pub(crate) fn of(path: &str) -> Surface {
-        if path == "/v2" || path.starts_with("/v2/") {
-            Surface::Distribution
-        } else if path.starts_with("/v1/") {
-            Surface::OpenAi
-        } else if path == "/lode/v1" || path.starts_with("/lode/v1/") {
-            Surface::Lode
-        } else {
-            Surface::Fallback
-        }
-    }
-}
-
-/// Formats a failed response for an API. `id`: of the request.
-pub(crate) fn format_failure(surface: Surface, id: &str, response: Response) -> Response {
-    let Some(failed) = response.extensions().get::<FailureExtension>().cloned() else { return response };
-    let mut worded = match surface {
-        Surface::Distribution => oci::error::respond(&failed.0),
-        Surface::OpenAi => api::openai::error::respond(&failed.0),
-        Surface::Lode => api::error::problem(&failed.0, id),
-        Surface::Fallback => api::error::respond(&failed.0),
-    };
-    if failed.0.is_retryable() {
-        worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
-    }
-    // The router has set the methods that a route supports.
-    if let Some(methods) = response.headers().get(header::ALLOW) {
-        worded.headers_mut().insert(header::ALLOW, methods.clone());
-    }
-    // Keep the extensions: the log needs the failure.
-    *worded.extensions_mut() = response.into_parts().0.extensions;
-    worded
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unavailable_backends_return_503_with_retry_after() {
-        let error =
-            || Error::Unavailable { what: "the database".to_owned(), source: "connection refused".into() };
-        assert_eq!(Failure::Registry(error()).message(), "the server is temporarily unavailable; try again");
-        let away = || Error::UpstreamUnavailable(Arc::new(std::io::Error::other("connection refused")));
-        assert!(Failure::Registry(away()).message().contains("mirrored"));
-        for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models", "/lode/v1/models"] {
-            for failure in [error(), away()].map(Failure::Registry) {
-                let answer = format_failure(Surface::of(path), "id", failure.into_response());
-                assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
-                assert_eq!(answer.headers()[header::RETRY_AFTER], "5", "{path}");
-            }
-        }
     }
 }

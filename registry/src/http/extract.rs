@@ -21,9 +21,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::{Failure, agent};
-use crate::Registry;
-use crate::api::model_name;
+use super::state::ServerState;
+use super::{Failure, agent, model_name};
 use crate::app::Spellings;
 use crate::auth::{Action, Caller, allow_some};
 
@@ -181,11 +180,11 @@ impl<T> Deref for JsonBody<T> {
     }
 }
 
-impl<T: RequestBody> FromRequest<Registry> for JsonBody<T> {
+impl<T: RequestBody> FromRequest<ServerState> for JsonBody<T> {
     type Rejection = Failure;
 
-    async fn from_request(request: Request, registry: &Registry) -> Result<Self, Failure> {
-        let (bytes, mut charge) = read_allowed(request, registry, T::ACTION, MAX_JSON_BYTES).await?;
+    async fn from_request(request: Request, state: &ServerState) -> Result<Self, Failure> {
+        let (bytes, mut charge) = read_allowed(request, state, T::ACTION, MAX_JSON_BYTES).await?;
         let (value, charge) = blocking_if_large(bytes.len(), move || {
             let outline = outline::<T>(&bytes)?;
             charge.set(bytes.len().saturating_add(outline.parsed_bytes()))?;
@@ -212,12 +211,12 @@ struct ModelField {
     _model: String,
 }
 
-impl FromRequest<Registry> for InferenceBody {
+impl FromRequest<ServerState> for InferenceBody {
     type Rejection = Failure;
 
-    async fn from_request(request: Request, registry: &Registry) -> Result<Self, Failure> {
-        let limit_bytes = registry.config().max_body.as_usize();
-        let (bytes, charge) = read_allowed(request, registry, Action::Infer, limit_bytes).await?;
+    async fn from_request(request: Request, state: &ServerState) -> Result<Self, Failure> {
+        let limit_bytes = state.registry.config().max_body.as_usize();
+        let (bytes, charge) = read_allowed(request, state, Action::Infer, limit_bytes).await?;
         let read = bytes.clone();
         let outline = blocking_if_large(bytes.len(), move || outline::<ModelField>(&read)).await?;
         Ok(InferenceBody { bytes, outline, charge })
@@ -244,14 +243,14 @@ impl InferenceBody {
 /// Reads the body of a caller who may do `action` on some resource.
 async fn read_allowed(
     request: Request,
-    registry: &Registry,
+    state: &ServerState,
     action: Action,
     limit_bytes: usize,
 ) -> Result<(Bytes, Charge), Failure> {
     let (mut parts, body) = request.into_parts();
-    let Ok(caller) = Caller::from_request_parts(&mut parts, registry).await;
+    let Ok(caller) = Caller::from_request_parts(&mut parts, state).await;
     allow_some(&caller, action)?;
-    let mut charge = registry.body_budget().charge();
+    let mut charge = state.registry.body_budget().charge();
     let bytes = read_body(body, limit_bytes, &mut charge).await?;
     if bytes.is_empty() { Err(Failure::BodyMissing) } else { Ok((bytes, charge)) }
 }

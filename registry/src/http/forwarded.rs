@@ -8,7 +8,7 @@ use axum::extract::{ConnectInfo, FromRequestParts};
 use http::HeaderMap;
 use http::request::Parts;
 
-use crate::Registry;
+use super::state::ServerState;
 use crate::config::Cidr;
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -23,12 +23,14 @@ pub(crate) struct ForwardedInfo<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientAddress(pub(crate) Option<IpAddr>);
 
-impl FromRequestParts<Registry> for ClientAddress {
+impl FromRequestParts<ServerState> for ClientAddress {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, registry: &Registry) -> Result<Self, Infallible> {
+    async fn from_request_parts(parts: &mut Parts, state: &ServerState) -> Result<Self, Infallible> {
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
-        Ok(ClientAddress(forwarded_info(&parts.headers, &registry.config().trusted_proxies, peer).client))
+        Ok(ClientAddress(
+            forwarded_info(&parts.headers, &state.registry.config().trusted_proxies, peer).client,
+        ))
     }
 }
 

@@ -14,11 +14,12 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Position;
 use uuid::Uuid;
 
-use super::origin::is_loopback;
+use super::arrival::RequestArrival;
+use super::host::{host, is_loopback};
+use super::state::ServerState;
 use super::{agent, forwarded};
+use crate::Config;
 use crate::app::BlobLink;
-use crate::serve::RequestArrival;
-use crate::{Config, Registry};
 
 /// Characters that a query value may contain unescaped.
 const QUERY_VALUE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -71,12 +72,12 @@ pub(crate) fn header_value(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).expect("names, digests, numbers and escaped text are printable ASCII")
 }
 
-impl FromRequestParts<Registry> for Links {
+impl FromRequestParts<ServerState> for Links {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, registry: &Registry) -> Result<Self, Infallible> {
+    async fn from_request_parts(parts: &mut Parts, state: &ServerState) -> Result<Self, Infallible> {
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
-        let config = registry.config();
+        let config = state.registry.config();
         let base = match &config.public_url {
             Some(url) => url.as_str().trim_end_matches('/').to_owned(),
             None if agent::is_ollama(&parts.headers) => {
@@ -106,12 +107,12 @@ impl OwnHosts {
     }
 }
 
-impl FromRequestParts<Registry> for OwnHosts {
+impl FromRequestParts<ServerState> for OwnHosts {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, registry: &Registry) -> Result<Self, Infallible> {
+    async fn from_request_parts(parts: &mut Parts, state: &ServerState) -> Result<Self, Infallible> {
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
-        let config = registry.config();
+        let config = state.registry.config();
         let seen = forwarded::forwarded_info(&parts.headers, &config.trusted_proxies, peer);
         let mut hosts: Vec<String> =
             seen.host.or_else(|| host(parts)).map(str::to_owned).into_iter().collect();
@@ -141,12 +142,6 @@ fn client_base_url(parts: &Parts, config: &Config, peer: Option<IpAddr>) -> Opti
     let plain = !host.is_empty()
         && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:-_[]".contains(&byte));
     plain.then(|| format!("{scheme}://{host}"))
-}
-
-/// The host of the request, with its port.
-pub(crate) fn host(parts: &Parts) -> Option<&str> {
-    let named = parts.headers.get(header::HOST).and_then(|value| value.to_str().ok());
-    parts.uri.authority().map(|authority| authority.as_str()).or(named)
 }
 
 #[cfg(test)]

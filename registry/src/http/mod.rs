@@ -2,6 +2,7 @@
 //! Only the handlers of `oci`, `api`, `gateway` and `hub` use it.
 
 pub(crate) mod agent;
+pub(crate) mod arrival;
 pub(crate) mod body;
 pub(crate) mod compress;
 pub(crate) mod conditional;
@@ -11,12 +12,14 @@ pub(crate) mod extract;
 pub(crate) mod file_sender;
 pub(crate) mod fold_name;
 pub(crate) mod forwarded;
-pub(crate) mod layers;
+pub(crate) mod host;
 pub(crate) mod links;
+pub(crate) mod model_name;
 pub(crate) mod observe;
 pub(crate) mod origin;
 pub(crate) mod range;
 pub(crate) mod stall;
+pub(crate) mod state;
 
 pub(crate) use error::Failure;
 pub(crate) use extract::{Json, JsonBody, Path, Query, RequestBody};

@@ -2,22 +2,21 @@
 //! open server on loopback also refuses requests that web pages of other sites could cause (DNS rebinding,
 //! cross-site requests).
 
-use std::net::IpAddr;
-
 use http::header;
 use http::request::Parts;
 use http::uri::Authority;
 use url::Url;
 
-use super::{Failure, links};
-use crate::serve::RequestArrival;
+use super::Failure;
+use super::arrival::RequestArrival;
+use super::host::{host, is_loopback, without_port};
 use crate::{Config, Registry};
 
 pub(crate) fn check(registry: &Registry, parts: &Parts) -> Result<(), Failure> {
     refuse_ambiguous_host(parts)?;
     let origin = parts.headers.get(header::ORIGIN).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let internal = parts.extensions.get::<RequestArrival>().is_some_and(|arrival| arrival.internal);
-    check_host_and_origin(registry.config(), internal, links::host(parts), origin.as_deref())
+    check_host_and_origin(registry.config(), internal, host(parts), origin.as_deref())
 }
 
 /// Refuses a host that proxies in front of this server, or links made from it, could read as another host.
@@ -68,22 +67,6 @@ fn check_host_and_origin(
         }
     }
     Ok(())
-}
-
-/// The name or address of `host[:port]`; an address keeps its brackets.
-fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if !port.ends_with(']') => name,
-        _ => host,
-    }
-}
-
-/// Whether `HOST` or `HOST:PORT` is a loopback name or address.
-pub(crate) fn is_loopback(host: &str) -> bool {
-    let bare = without_port(host).trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
-    let top = bare.rsplit_once('.').map_or(bare, |(_, top)| top);
-    top.eq_ignore_ascii_case("localhost")
-        || bare.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 fn is_ours(config: &Config, name: &str) -> bool {

@@ -5,7 +5,7 @@ use futures::TryStreamExt;
 
 use crate::blobs::key;
 use crate::error::chain;
-use crate::store::{millis, now_ms};
+use crate::time::{millis, now_ms};
 use crate::{Error, Registry};
 
 const BATCH: u32 = 100;

@@ -1,13 +1,15 @@
-//! Background work that must not delay a response: garbage collection, expiry of uploads and indexing of
-//! pushed manifests. Each is safe to run twice. Started by `open`, stopped by `Registry::close`.
+//! Background work that must not delay a response: garbage collection, expiry of uploads, indexing of
+//! pushed manifests and delivery of webhook events. Each is safe to run twice. Started by `open`, stopped by `Registry::close`.
 
+mod deliver_webhooks;
 mod expire_uploads;
 mod index_models;
 mod runner;
+mod webhook_signature;
 
 use std::time::Duration;
 
-use crate::Registry;
+use crate::{Error, Registry};
 
 /// The shortest interval between two runs of a job, even if a setting is shorter.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
@@ -19,7 +21,8 @@ pub(crate) fn start_runner(registry: &Registry) {
     runner::start(registry);
 }
 
-pub(crate) fn start(registry: &Registry) {
+/// Starts the jobs of a server that may write.
+pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
     let gc = registry.clone();
     registry.start(async move {
         let interval = gc.config().gc_interval.max(SHORTEST_INTERVAL);
@@ -41,4 +44,5 @@ pub(crate) fn start(registry: &Registry) {
             tokio::time::sleep(interval).await;
         }
     });
+    deliver_webhooks::start(registry)
 }

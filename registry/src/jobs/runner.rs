@@ -8,7 +8,8 @@ use tokio::task::JoinSet;
 
 use crate::app::{Finding, FindingKind, FindingSink, JobControl, JobKind};
 use crate::error::chain;
-use crate::store::{JobEnd, JobRow, JobRun, millis, now_ms};
+use crate::store::{JobEnd, JobRow, JobRun};
+use crate::time::{millis, now_ms};
 use crate::{Error, Registry};
 
 /// How many jobs one process runs at a time. Most of them wait for the collection's lock.

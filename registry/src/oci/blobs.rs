@@ -15,10 +15,9 @@ use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use url::Url;
 
-use super::DOCKER_CONTENT_DIGEST;
 use crate::app::{BlobInfo, BlobStream, Spellings, StoredBlob};
 use crate::auth::Caller;
-use crate::http::conditional::{IMMUTABLE, etag, not_modified};
+use crate::http::conditional::{DOCKER_CONTENT_DIGEST, IMMUTABLE, etag, not_modified};
 use crate::http::file_sender::{FileBody, SendfileQueue};
 use crate::http::links::header_value;
 use crate::http::range::{MAX_RANGES, Multipart, RequestedRange, requested_range};
@@ -62,7 +61,11 @@ pub(crate) async fn get(
         RequestedRange::Parts(ranges) => {
             if ranges.len() > MAX_RANGES {
                 let can_merge = agent::merges_ranges(&request.headers);
-                return Err(Failure::TooManyRanges { size_bytes: info.size_bytes, can_merge });
+                return Err(Failure::TooManyRanges {
+                    limit: MAX_RANGES,
+                    size_bytes: info.size_bytes,
+                    can_merge,
+                });
             }
             multipart_response(&registry, &repository, &info, &blob, ranges).await?
         }

@@ -43,7 +43,7 @@ pub(crate) fn respond(failure: &Failure) -> Response {
     match failure {
         Failure::Upload { source, location, id } => resume_headers(headers, location, *id, offset_of(source)),
         Failure::Registry(Error::RangeUnsatisfiable { size_bytes })
-        | Failure::TooManyRanges { size_bytes, can_merge: false } => {
+        | Failure::TooManyRanges { size_bytes, can_merge: false, .. } => {
             headers.insert(header::CONTENT_RANGE, header_value(&format!("bytes */{size_bytes}")));
         }
         Failure::Registry(Error::Unauthorized) => {

@@ -9,10 +9,10 @@ use lode_client::read_body;
 use lode_model::manifest::MAX_MANIFEST_BYTES;
 use lode_model::reference::{Reference, Tag};
 
-use super::{DOCKER_CONTENT_DIGEST, OCI_SUBJECT, OCI_TAG};
+use super::{OCI_SUBJECT, OCI_TAG};
 use crate::app::{Spellings, StoredManifest};
 use crate::auth::{Action, Caller, Target, allow};
-use crate::http::conditional::{IMMUTABLE, etag, not_modified};
+use crate::http::conditional::{DOCKER_CONTENT_DIGEST, IMMUTABLE, etag, not_modified};
 use crate::http::links::header_value;
 use crate::http::{Failure, Links, Path, Query};
 use crate::{Error, Registry};

@@ -12,7 +12,6 @@ pub(crate) mod uploads;
 
 use http::HeaderName;
 
-pub(crate) const DOCKER_CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 pub(crate) const DOCKER_UPLOAD_UUID: HeaderName = HeaderName::from_static("docker-upload-uuid");
 pub(crate) const OCI_FILTERS_APPLIED: HeaderName = HeaderName::from_static("oci-filters-applied");
 pub(crate) const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");

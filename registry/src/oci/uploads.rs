@@ -10,9 +10,10 @@ use lode_model::digest::{Algorithm, Digest};
 use lode_model::reference::Repository;
 use uuid::Uuid;
 
-use super::{DOCKER_CONTENT_DIGEST, DOCKER_UPLOAD_UUID};
+use super::DOCKER_UPLOAD_UUID;
 use crate::app::{self, ChunkRange, Spellings, UploadStatus};
 use crate::auth::Caller;
+use crate::http::conditional::DOCKER_CONTENT_DIGEST;
 use crate::http::links::header_value;
 use crate::http::range::{chunk, content_length};
 use crate::http::{Failure, Links, Path, Query, agent};

@@ -4,6 +4,7 @@ use sqlx::pool::Pool;
 
 use super::{Engine, Store, on};
 use crate::Error;
+use crate::metrics::PoolState;
 
 pub(crate) struct Counts {
     pub(crate) uploads: i64,
@@ -11,14 +12,6 @@ pub(crate) struct Counts {
     pub(crate) webhooks: i64,
     /// Manifests to be indexed as models, those included whose next attempt is due later.
     pub(crate) index_queue: i64,
-}
-
-/// The state of a connection pool.
-pub(crate) struct Connections {
-    pub(crate) name: &'static str,
-    pub(crate) size: u32,
-    pub(crate) idle: u32,
-    pub(crate) max: u32,
 }
 
 impl Store {
@@ -31,7 +24,7 @@ impl Store {
         Ok(Counts { uploads, webhooks, index_queue })
     }
 
-    pub(crate) fn connections(&self) -> Vec<Connections> {
+    pub(crate) fn connections(&self) -> Vec<PoolState> {
         match &self.0 {
             Engine::Sqlite(pools) => vec![pool_state("read", &pools.read), pool_state("write", &pools.write)],
             Engine::Postgres(pool) => vec![pool_state("all", pool)],
@@ -39,7 +32,7 @@ impl Store {
     }
 }
 
-fn pool_state<D: sqlx::Database>(name: &'static str, pool: &Pool<D>) -> Connections {
+fn pool_state<D: sqlx::Database>(name: &'static str, pool: &Pool<D>) -> PoolState {
     let idle = u32::try_from(pool.num_idle()).unwrap_or(u32::MAX);
-    Connections { name, size: pool.size(), idle, max: pool.options().get_max_connections() }
+    PoolState { name, size: pool.size(), idle, max: pool.options().get_max_connections() }
 }

@@ -30,7 +30,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use lode_model::digest::Digest;
 use sqlx::migrate::MigrateError;
@@ -42,6 +42,7 @@ use sqlx::sqlite::{
 use sqlx::{AssertSqlSafe, Postgres, Sqlite, Transaction};
 use url::Url;
 
+use crate::time::{millis, now_ms};
 use crate::{Error, metrics};
 use read_cache::{CacheLookup, CachedValue, ReadCache};
 
@@ -59,7 +60,7 @@ pub(crate) use postgres::PostgresOptions;
 pub(crate) use removals::{RemovalCause, RemovalReason, RemovalRow};
 pub(crate) use retention::AgedTag;
 pub(crate) use transfer::MoveState;
-pub(crate) use uploads::{NewUpload, UploadProgress, UploadRow};
+pub(crate) use uploads::{NewUpload, UploadRow};
 pub(crate) use webhooks::Delivery;
 pub(crate) use workers::WorkerRow;
 
@@ -334,18 +335,6 @@ impl Tx {
         }
         Ok(())
     }
-}
-
-/// Milliseconds since 1970, by this machine's clock.
-pub(crate) fn now_ms() -> i64 {
-    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// A duration in milliseconds.
-pub(crate) fn millis(duration: Duration) -> i64 {
-    // Half the range, so that adding it to a time cannot overflow.
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).min(i64::MAX / 2)
 }
 
 /// Parses a stored value, which was valid when it was written.

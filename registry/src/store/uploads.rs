@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::{Store, Tx, bigint, now_ms, on, parse_stored, size};
 use crate::Error;
+use crate::blobs::{StoredUpload, UploadProgress};
 
 #[derive(Clone, Debug)]
 pub(crate) struct UploadRow {
@@ -23,14 +24,6 @@ pub(crate) struct UploadRow {
     pub(crate) is_ending: bool,
 }
 
-/// What object storage needs to continue an upload: the id of a multipart upload, and the state of `blobs` as
-/// JSON.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct UploadProgress {
-    pub(crate) multipart_id: Option<String>,
-    pub(crate) parts: Option<String>,
-}
-
 /// The columns of a row.
 type Columns = (String, String, String, i64, i64, Vec<u8>, Option<String>, Option<String>, i64, Option<i64>);
 
@@ -42,6 +35,18 @@ pub(crate) struct NewUpload<'a> {
     pub(crate) algorithm: Algorithm,
     /// The request that opens it also commits it.
     pub(crate) commits_at_once: bool,
+}
+
+impl UploadRow {
+    /// The part of the row that the storage needs.
+    pub(crate) fn stored(&self) -> StoredUpload {
+        StoredUpload {
+            id: self.id,
+            store_key: self.store_key.clone(),
+            offset: self.offset,
+            progress: self.progress.clone(),
+        }
+    }
 }
 
 impl Store {

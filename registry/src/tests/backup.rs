@@ -23,7 +23,7 @@ async fn restore(from: &Path) -> App {
     let data = tempfile::tempdir().unwrap();
     copy_folder(from, data.path());
     let registry = open(Config { data: data.path().to_owned(), ..Config::default() }).await.unwrap();
-    App { router: router(registry.clone()), registry, _data: data }
+    App { router: router(registry.clone()).unwrap(), registry, _data: data }
 }
 
 fn copy_folder(from: &Path, to: &Path) {

@@ -45,7 +45,7 @@ async fn targets(folder: &TempDir) -> Vec<Config> {
 async fn serve(config: Config) -> App {
     let data = tempfile::tempdir().unwrap();
     let registry = open(Config { data: data.path().to_owned(), ..config }).await.unwrap();
-    App { router: router(registry.clone()), registry, _data: data }
+    App { router: router(registry.clone()).unwrap(), registry, _data: data }
 }
 
 /// Stops a server and returns its folder, unlocked.
@@ -164,7 +164,7 @@ async fn only_read_only_servers_share_the_folder() {
             registry => break registry.unwrap(),
         }
     };
-    let app = App { router: router(reading.clone()), registry: reading, _data: folder };
+    let app = App { router: router(reading.clone()).unwrap(), registry: reading, _data: folder };
     assert_eq!(migrate(config.clone(), to, quiet).await.unwrap().tags, 1);
     assert_eq!(app.get("/v2/team/mini/manifests/v1").await.header("docker-content-digest"), digest.as_str());
     assert_eq!(app.get(&format!("/v2/team/mini/blobs/{layer}")).await.text(), "one");

@@ -71,7 +71,7 @@ impl App {
 
     async fn with_data(config: Config, data: TempDir) -> App {
         let registry = open(Config { data: data.path().to_owned(), ..config }).await.unwrap();
-        App { router: router(registry.clone()), registry, _data: data }
+        App { router: router(registry.clone()).unwrap(), registry, _data: data }
     }
 
     async fn raw(&self, request: Request<Body>) -> Response {

@@ -263,7 +263,7 @@ async fn events_of_a_removed_webhook_are_abandoned() {
             registry => break registry.unwrap(),
         }
     };
-    let app = App { router: router(registry.clone()), registry, _data };
+    let app = App { router: router(registry.clone()).unwrap(), registry, _data };
     within(async {
         while !pending(&app).await[0]["given_up_at"].is_i64() {
             tokio::task::yield_now().await;
@@ -300,7 +300,7 @@ async fn an_event_outlives_its_process_and_replicas_share_the_work() {
     for _ in 0..2 {
         let data = tempfile::tempdir().unwrap();
         let registry = open(Config { data: data.path().to_owned(), ..config(&url) }).await.unwrap();
-        replicas.push(App { router: router(registry.clone()), registry, _data: data });
+        replicas.push(App { router: router(registry.clone()).unwrap(), registry, _data: data });
     }
     receiver.events(20).await;
     wait_until_delivered(&replicas[0]).await;

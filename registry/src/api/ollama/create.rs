@@ -14,9 +14,9 @@ use serde_json::{Map, Value};
 
 use super::{ModelRequest, blobs, records};
 use crate::Registry;
-use crate::api::model_name::{self, ModelName};
 use crate::app::{CreateError, CreateStep, ExtraFile, ModelSource, NewModel};
 use crate::auth::{Action, Caller};
+use crate::http::model_name::{self, ModelName};
 use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
 
 /// The digest in progress records that are not about a layer; ollama's clients need one to show a progress

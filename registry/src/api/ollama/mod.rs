@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::model_name::{self, ModelName};
 use crate::Registry;
 use crate::app::ModelSummary;
 use crate::auth::{Action, Caller, Target, allow};
+use crate::http::model_name::{self, ModelName};
 use crate::http::{Failure, Json, JsonBody, OwnHosts, RequestBody};
 
 /// The version of ollama that this API implements; its clients refuse servers that seem too old.

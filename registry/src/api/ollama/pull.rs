@@ -10,9 +10,9 @@ use serde::Deserialize;
 
 use super::{ModelRequest, records};
 use crate::Registry;
-use crate::api::model_name::{self, ModelName};
 use crate::app::{RemoteModel, TransferError, TransferEvent, TransferSink};
 use crate::auth::{Action, Caller};
+use crate::http::model_name::{self, ModelName};
 use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
 
 /// The registry for a name without a host, as in ollama's clients.

@@ -8,9 +8,9 @@ use axum::response::Response;
 use super::pull::{Transfer, TransferPeer};
 use super::records;
 use crate::Registry;
-use crate::api::model_name::ModelName;
 use crate::app::{TransferEvent, TransferSink};
 use crate::auth::Caller;
+use crate::http::model_name::ModelName;
 use crate::http::{Failure, JsonBody, OwnHosts};
 
 /// How many digits of a digest a record shows.

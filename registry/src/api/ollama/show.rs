@@ -12,9 +12,10 @@ use serde_json::{Map, Value, json};
 
 use super::{Details, ModelRequest};
 use crate::Registry;
-use crate::api::model_name::{ModelName, ReadName};
 use crate::app::Model;
 use crate::auth::{Action, Caller};
+use crate::http::model_name::{ModelName, ReadName};
+use crate::http::state::ServerState;
 use crate::http::{Failure, Json, JsonBody, OwnHosts, RequestBody};
 use crate::time::rfc3339;
 
@@ -72,7 +73,7 @@ struct Tensor {
 }
 
 /// The show route of an API; `read_name` parses the API's names.
-pub(crate) fn show(read_name: ReadName) -> MethodRouter<Registry> {
+pub(crate) fn show(read_name: ReadName) -> MethodRouter<ServerState> {
     post(
         move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, show: JsonBody<Show>| async move {
             let name = read_name(show.named.name(), &own)?;

@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use super::Details;
 use crate::Registry;
-use crate::api::model_name::ollama_name;
 use crate::app::TaggedModel;
 use crate::auth::Caller;
+use crate::http::model_name::ollama_name;
 use crate::http::{Failure, Json};
 use crate::time::rfc3339;
 

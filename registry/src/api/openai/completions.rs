@@ -8,11 +8,11 @@ use serde_json::value::RawValue;
 
 use super::reply::{Reply, Shape};
 use super::{ResponseOptions, Sampling, StreamOptions, request_worker, text, to_json};
-use crate::Registry;
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse, parse_part};
 use crate::http::forwarded::ClientAddress;
+use crate::http::state::ServerState;
 
 #[derive(Deserialize)]
 struct Completion<'a> {
@@ -59,13 +59,13 @@ enum WorkerPrompt<'a> {
 }
 
 pub(crate) async fn post(
-    State(registry): State<Registry>,
+    State(server): State<ServerState>,
     caller: Caller,
     client: ClientAddress,
     body: InferenceBody,
 ) -> Result<Response, Failure> {
     let (body, form) = body.translate(translate).await?;
-    let answer = request_worker(&registry, (&caller, client), &form.model, "/api/generate", body).await?;
+    let answer = request_worker(&server, (&caller, client), &form.model, "/api/generate", body).await?;
     Reply::new(Shape::Completion, form.model, form.include_usage)
         .into_http_response(answer, form.stream)
         .await

@@ -8,11 +8,11 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::{request_worker, to_json};
-use crate::Registry;
+use crate::api::inference::read_json;
 use crate::auth::Caller;
-use crate::gateway::read_json;
 use crate::http::extract::{InferenceBody, null_as_default, parse};
 use crate::http::forwarded::ClientAddress;
+use crate::http::state::ServerState;
 use crate::http::{Failure, Json};
 
 #[derive(Deserialize)]
@@ -51,13 +51,13 @@ struct EmbedResponse {
 }
 
 pub(crate) async fn post(
-    State(registry): State<Registry>,
+    State(server): State<ServerState>,
     caller: Caller,
     client: ClientAddress,
     body: InferenceBody,
 ) -> Result<Json<Value>, Failure> {
     let (body, (model, encoding_format)) = body.translate(translate).await?;
-    let answer = request_worker(&registry, (&caller, client), &model, "/api/embed", body).await?;
+    let answer = request_worker(&server, (&caller, client), &model, "/api/embed", body).await?;
     let EmbedResponse { embeddings, prompt_eval_count } = read_json(answer).await?;
     let vector = |(index, values): (usize, Vec<f32>)| json!({ "object": "embedding", "index": index, "embedding": encoded(values, encoding_format) });
     let data: Vec<Value> = embeddings.into_iter().enumerate().map(vector).collect();

@@ -13,13 +13,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::model_name;
-use crate::Registry;
+use super::inference::{ForwardedBody, forward, read_json, resolve};
 use crate::auth::Caller;
-use crate::gateway::{InferenceRequest, WorkerResponse, forward, read_json, resolve};
+use crate::gateway::WorkerResponse;
 use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse_part};
 use crate::http::forwarded::ClientAddress;
+use crate::http::model_name;
+use crate::http::state::ServerState;
 
 /// The sampling settings that chat and completions share.
 #[derive(Default, Deserialize)]
@@ -107,15 +108,15 @@ fn text(value: Option<&RawValue>, field: impl FnOnce() -> String) -> Result<Opti
 
 /// Sends a translated request to a worker. A refusal becomes a failure with the worker's message.
 async fn request_worker(
-    registry: &Registry,
+    server: &ServerState,
     (caller, client): (&Caller, ClientAddress),
     model: &str,
     path: &'static str,
     body: InferenceBody,
 ) -> Result<WorkerResponse, Failure> {
-    let (repository, digest) = resolve(registry, caller, model, model_name::parse_exact(model)?).await?;
-    let ask = InferenceRequest { repository, digest, name: model.to_owned(), client, path, body };
-    let answer = forward(registry, ask).await?;
+    let resolved = resolve(&server.registry, caller, model, model_name::parse_exact(model)?).await?;
+    let request = ForwardedBody { name: model.to_owned(), client, path, body };
+    let answer = forward(server, resolved, request).await?;
     if answer.status.is_success() {
         return Ok(answer);
     }

@@ -6,9 +6,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::Registry;
-use crate::api::model_name::{self, ModelName};
 use crate::app::TaggedModel;
 use crate::auth::Caller;
+use crate::http::model_name::{self, ModelName};
 use crate::http::{Failure, Json, Path};
 
 #[derive(Serialize)]

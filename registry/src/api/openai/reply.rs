@@ -5,12 +5,13 @@ use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
 use http::header;
 use serde_json::{Map, Value, json};
-use time::OffsetDateTime;
 
 use super::records::records;
+use crate::api::inference::read_json;
 use crate::error::chain;
-use crate::gateway::{GatewayError, WorkerResponse, read_json};
+use crate::gateway::{GatewayError, WorkerResponse};
 use crate::http::{Failure, Json};
+use crate::time::now_ms;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
@@ -35,7 +36,7 @@ impl Reply {
     pub(super) fn new(shape: Shape, model: String, include_usage: bool) -> Reply {
         let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{}", uuid::Uuid::new_v4().simple());
-        let created = OffsetDateTime::now_utc().unix_timestamp();
+        let created = now_ms() / 1000;
         Reply {
             shape,
             id,

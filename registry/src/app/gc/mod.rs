@@ -5,29 +5,27 @@
 mod plan;
 mod removals;
 mod retention;
+mod run;
 mod undo;
 
 use std::time::{Duration, Instant};
 
 use lode_model::reference::Repository;
-use serde::Serialize;
 use tokio::sync::MutexGuard;
 
-use super::jobs::JobControl;
+use super::job_control::JobControl;
 use super::{Registry, detached, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::error::chain;
 use crate::metrics;
-use crate::store::{
-    self, BlobLocation, RemovalCause, RemovalReason, ReplicaLock, TimeCursor, UnreferencedContent, now_ms,
-};
+use crate::store::{BlobLocation, RemovalCause, RemovalReason, ReplicaLock, TimeCursor, UnreferencedContent};
+use crate::time::{millis, now_ms};
 
 pub use removals::{Removal, RemovalPage};
+pub use run::GcReport;
+use run::{BATCH, RunTimes};
 pub use undo::RestoredContent;
-
-/// How many rows one transaction changes: few enough not to delay pushes.
-const BATCH: i64 = 500;
 
 /// How many blobs are deleted at a time. A push of one of them waits for all.
 const DELETE_BATCH: i64 = 100;
@@ -40,42 +38,6 @@ const MAX_CONSECUTIVE_FAILURES: u32 = 3;
 
 /// The name of the lock that replicas take.
 const COLLECTION_LOCK: &str = "collection";
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct GcReport {
-    /// Nothing was changed; the other fields are what would have been removed.
-    pub dry_run: bool,
-    /// Tags that a retention rule removed.
-    pub tags: u64,
-    pub manifests: u64,
-    /// Blobs unlinked from a repository.
-    pub links: u64,
-    /// Blobs whose bytes were deleted.
-    pub blobs: u64,
-    pub size_bytes: u64,
-    /// Expired records of earlier removals, and records of blobs that these kept for an undo.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub records: u64,
-    /// The first 10,000 removals of a dry run. Those of a real run are stored in the database.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub removals: Vec<Removal>,
-}
-
-/// The times that apply to one run.
-#[derive(Clone, Copy)]
-struct RunTimes {
-    now: i64,
-    /// Content that lost its last reference after this time stays.
-    cutoff: i64,
-    /// Until when the removals of this run can be undone.
-    undo_until: i64,
-}
-
-impl RunTimes {
-    fn removal_cause(&self, reason: RemovalReason) -> RemovalCause {
-        RemovalCause { reason, at: self.now, undo_until: self.undo_until }
-    }
-}
 
 impl Registry {
     /// Runs one collection, after any that is running on this or another replica.
@@ -138,13 +100,16 @@ impl Registry {
         let now = now_ms();
         let run = RunTimes {
             now,
-            cutoff: now.saturating_sub(store::millis(self.config.gc_grace)),
+            cutoff: now.saturating_sub(millis(self.config.gc_grace)),
             undo_until: now.saturating_add(self.undo_ms()),
         };
         let started = Instant::now();
         let outcome = if dry_run { self.gc_plan(run).await } else { self.gc_all(run, control).await };
         if !dry_run {
-            metrics::record_collection(&outcome, started.elapsed());
+            metrics::record_collection(
+                outcome.as_ref().ok().map(GcReport::removed_objects),
+                started.elapsed(),
+            );
         }
         let report = outcome?;
         tracing::info!(
@@ -161,7 +126,7 @@ impl Registry {
 
     /// How long a removal can be undone.
     fn undo_ms(&self) -> i64 {
-        store::millis(self.config.gc_undo.unwrap_or(self.config.gc_grace))
+        millis(self.config.gc_undo.unwrap_or(self.config.gc_grace))
     }
 
     /// The cause of a removal that a client requests now.
@@ -250,7 +215,7 @@ impl Registry {
         control: &JobControl,
         report: &mut GcReport,
     ) -> Result<(), Error> {
-        let cutoff = run.now.saturating_sub(store::millis(self.config.gc_history));
+        let cutoff = run.now.saturating_sub(millis(self.config.gc_history));
         let (mut records, mut logged) = (0, Instant::now());
         let count = |rows| {
             records += rows;
@@ -385,8 +350,4 @@ impl Registry {
         tx.tombstones_delete(doomed).await?;
         tx.commit().await
     }
-}
-
-fn is_zero(count: &u64) -> bool {
-    *count == 0
 }

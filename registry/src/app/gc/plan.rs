@@ -10,7 +10,8 @@ use super::{BATCH, GcReport, Removal, RunTimes};
 use crate::Error;
 use crate::app::Registry;
 use crate::retention::Rule;
-use crate::store::{RemovalReason, TimeCursor, millis};
+use crate::store::{RemovalReason, TimeCursor};
+use crate::time::millis;
 
 /// The most removals that a report lists.
 const LISTED: usize = 10_000;

@@ -6,11 +6,12 @@ use lode_model::reference::Repository;
 
 use super::{BATCH, GcReport, RunTimes};
 use crate::Error;
-use crate::app::jobs::JobControl;
+use crate::app::event::Event;
+use crate::app::job_control::JobControl;
 use crate::app::{Registry, retry_on_deadlock};
 use crate::retention::Rule;
-use crate::store::{AgedTag, RemovalCause, RemovalReason, UnreferencedContent, millis};
-use crate::webhooks::Event;
+use crate::store::{AgedTag, RemovalCause, RemovalReason, UnreferencedContent};
+use crate::time::millis;
 
 impl Registry {
     pub(super) async fn gc_retention(

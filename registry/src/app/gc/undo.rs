@@ -10,11 +10,12 @@ use lode_model::reference::{Reference, Repository, Tag};
 use serde::Serialize;
 
 use crate::Error;
+use crate::app::event::Event;
 use crate::app::manifests::Checks;
 use crate::app::{Registry, TRIES, detached, retry_on_deadlock};
 use crate::auth::{Action, Caller, Target, allow};
-use crate::store::{RemovalRow, millis, parse_stored};
-use crate::webhooks::Event;
+use crate::store::{RemovalRow, parse_stored};
+use crate::time::millis;
 
 /// The minimum lease on restored content, which protects it from the collection until all of it is restored.
 const LEASE: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::shared::{assert_tidy, each_pair};
 use super::*;
-use crate::app::uploads::UploadTimeouts;
+use crate::app::UploadTimeouts;
 use crate::blobs::testing::Fault;
 use crate::blobs::testing_folder::hold;
 

@@ -3,12 +3,13 @@
 use super::replicas::test_cause;
 use super::*;
 use crate::app::Damage;
-use crate::store::{TimeCursor, now_ms};
+use crate::store::TimeCursor;
+use crate::time::now_ms;
 
 #[tokio::test]
 async fn a_folder_has_one_server() {
     each_folder(async |f: Fixture| {
-        let second = super::super::open(f.config.clone()).await;
+        let second = crate::open(f.config.clone()).await;
         assert!(matches!(second, Err(Error::FolderInUse { .. })));
         assert!(f.registry.ready().await.is_ok());
     })

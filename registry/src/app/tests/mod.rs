@@ -31,11 +31,12 @@ use tempfile::TempDir;
 use url::Url;
 use uuid::Uuid;
 
-use super::{Body, BodyError, ChunkRange, Limits, ManifestPut, Registry, open_limited};
+use super::{Body, ChunkRange, Limits, ManifestPut, Registry};
 use crate::auth::Caller;
 use crate::blobs::testing::{self, Storage};
 use crate::blobs::{WriteLimit, key};
-use crate::{Config, Error};
+use crate::open::{open, open_limited};
+use crate::{BodyError, Config, Error};
 
 const CALLER: Caller = Caller::Anonymous;
 
@@ -76,7 +77,7 @@ impl Fixture {
         registry.close().await;
         drop(registry);
         loop {
-            match super::open(config.clone()).await {
+            match open(config.clone()).await {
                 // A task that is about to end may still hold the folder.
                 Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
                 registry => return Fixture { registry: registry.unwrap(), config, _folder },

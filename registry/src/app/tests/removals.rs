@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::app::{GcReport, Removal};
-use crate::retention::RetentionRule;
+use crate::config::RetentionRule;
 
 const LONG: Duration = Duration::from_secs(3600);
 

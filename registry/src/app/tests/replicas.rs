@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::store::{BlobLocation, RemovalCause, RemovalReason, Store, Tx, millis, now_ms, on};
+use crate::store::{BlobLocation, RemovalCause, RemovalReason, Store, Tx, on};
+use crate::time::{millis, now_ms};
 
 /// Long enough for an operation that does not wait for a lock.
 const GRACE_TIME: Duration = Duration::from_millis(300);

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::app::uploads::UploadTimeouts;
+use crate::app::UploadTimeouts;
+use crate::blobs::UploadProgress;
 use crate::blobs::testing::Fault;
-use crate::store::{UploadProgress, now_ms};
+use crate::time::now_ms;
 
 const MIB: usize = 1024 * 1024;
 
@@ -411,8 +412,7 @@ async fn servers_without_local_state_share_a_folder() {
     let data = folder.path().join("data");
     let config =
         Config { data: data.clone(), database: Some(database), storage: Some(storage), ..Config::default() };
-    let (one, two) =
-        (super::super::open(config.clone()).await.unwrap(), super::super::open(config).await.unwrap());
+    let (one, two) = (crate::open(config.clone()).await.unwrap(), crate::open(config).await.unwrap());
     assert!(!data.exists());
     one.close().await;
     two.close().await;

@@ -1,9 +1,10 @@
 //! Blob store in object storage, which any number of servers share. Nothing here keeps state between two
 //! requests: an upload's state is in its row, and no two servers ever write the same key.
 
+mod notes;
 mod open;
 mod part_sizes;
-mod parts;
+pub(super) mod parts;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -23,13 +24,12 @@ use tokio::sync::Semaphore;
 use url::Url;
 use uuid::Uuid;
 
-use super::{BlobStream, ListedObject, key};
+use crate::blobs::key;
+use crate::blobs::object::{BlobStream, ListedObject};
+use crate::blobs::upload::StoredUpload;
 use crate::config::Switch;
 use crate::metrics::measure_storage;
-use crate::store::UploadRow;
 use crate::{Config, Error};
-
-pub(super) use parts::PartWriter;
 
 /// Memory for parts being sent, over all uploads, beyond one part for each.
 const POOL_BYTES: usize = 64 * 1024 * 1024;
@@ -179,8 +179,8 @@ impl Remote {
     }
 
     /// Removes an upload's objects, except the one that became a blob.
-    pub(super) async fn clear(&self, row: &UploadRow, keep: Option<&str>) -> Result<(), Error> {
-        if let Some((key, id)) = parts::multipart_of(row)?
+    pub(super) async fn clear(&self, upload: &StoredUpload, keep: Option<&str>) -> Result<(), Error> {
+        if let Some((key, id)) = notes::multipart_of(upload)?
             && keep != Some(&key)
         {
             match self.0.multipart.abort_multipart(&self.path(&key), &id).await {
@@ -195,7 +195,7 @@ impl Remote {
             }
         }
         let mut keys = Vec::new();
-        for prefix in [key::objects(row.id), format!("{}/{}", key::UPLOADS, row.id)] {
+        for prefix in [key::objects(upload.id), format!("{}/{}", key::UPLOADS, upload.id)] {
             let mut listed = self.list(&prefix);
             while let Some(object) = listed.try_next().await? {
                 keys.extend(Some(object.key).filter(|key| keep != Some(key)));

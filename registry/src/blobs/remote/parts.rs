@@ -14,36 +14,19 @@ use futures::{StreamExt, TryStreamExt};
 use lode_model::digest::{Algorithm, Digest, Hasher};
 use object_store::PutPayload;
 use object_store::multipart::PartId;
-use serde::{Deserialize, Serialize};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::spawn_blocking;
 use uuid::Uuid;
 
-use super::super::{Checkpoint, key};
+use super::notes::{PartNotes, corrupt, notes_of, progress};
 use super::{Remote, part_sizes, retry_on_conflict, storage_error};
 use crate::Error;
+use crate::blobs::key;
+use crate::blobs::upload::{Checkpoint, StoredUpload, UploadProgress};
 use crate::metrics::measure_storage;
-use crate::store::{UploadProgress, UploadRow};
 
 /// How many parts of one upload are sent at a time.
 const PARTS_AT_ONCE: usize = 4;
-
-/// The notes in an upload's row.
-#[derive(Default, Serialize, Deserialize)]
-#[serde(default)]
-struct PartNotes {
-    /// The key of the multipart upload's object.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key: Option<String>,
-    /// The storage's id of each part, in order.
-    etags: Vec<String>,
-    /// The key of the bytes after the last part.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tail: Option<String>,
-    /// Whether the list of parts is final.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    sealed: bool,
-}
 
 #[derive(Clone)]
 struct Multipart {
@@ -94,41 +77,26 @@ impl Part {
     }
 }
 
-/// The multipart upload of a row: its key and its id.
-pub(super) fn multipart_of(row: &UploadRow) -> Result<Option<(String, String)>, Error> {
-    let key = notes_of(row)?.key;
-    Ok(key.zip(row.progress.multipart_id.clone()))
-}
-
-fn notes_of(row: &UploadRow) -> Result<PartNotes, Error> {
-    let Some(text) = &row.progress.parts else { return Ok(PartNotes::default()) };
-    serde_json::from_str(text).map_err(|_| corrupt(row))
-}
-
-fn corrupt(row: &UploadRow) -> Error {
-    Error::Corrupt { what: "list of parts", value: row.id.to_string() }
-}
-
 impl PartWriter {
     /// Resumes the upload at its row's state.
-    pub(in crate::blobs) async fn open(remote: Remote, row: &UploadRow) -> Result<PartWriter, Error> {
-        let notes = notes_of(row)?;
+    pub(crate) async fn open(remote: Remote, upload: &StoredUpload) -> Result<PartWriter, Error> {
+        let notes = notes_of(upload)?;
         let mut filling = Vec::new();
         let start = part_sizes::start(notes.etags.len());
         let filled =
-            if notes.sealed { 0 } else { row.offset.checked_sub(start).ok_or_else(|| corrupt(row))? };
+            if notes.sealed { 0 } else { upload.offset.checked_sub(start).ok_or_else(|| corrupt(upload))? };
         if filled > 0 {
-            let key = notes.tail.as_deref().ok_or_else(|| corrupt(row))?;
+            let key = notes.tail.as_deref().ok_or_else(|| corrupt(upload))?;
             let broken = |error| Error::io(format!("failed to read {key}"), error);
             filling = remote.read(key, 0..filled).await?.try_collect().await.map_err(broken)?;
         }
-        let multipart = match (&row.progress.multipart_id, notes.key) {
+        let multipart = match (&upload.progress.multipart_id, notes.key) {
             (Some(id), Some(key)) => Some(Multipart { key, id: id.clone() }),
             _ => None,
         };
         Ok(PartWriter {
             remote,
-            upload: row.id,
+            upload: upload.id,
             multipart,
             parts: notes.etags.into_iter().map(Part::Uploaded).collect(),
             buffered_pieces: filling,
@@ -139,16 +107,16 @@ impl PartWriter {
         })
     }
 
-    pub(in crate::blobs) fn room_after(&self, len: u64) -> u64 {
+    pub(crate) fn room_after(&self, len: u64) -> u64 {
         let room = part_sizes::size(self.parts.len()).saturating_sub(self.buffered_bytes + len);
         if room == 0 { part_sizes::size(self.parts.len() + 1) } else { room }
     }
 
-    pub(in crate::blobs) fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.buffered_bytes >= part_sizes::size(self.parts.len())
     }
 
-    pub(in crate::blobs) fn is_at_boundary(&self) -> bool {
+    pub(crate) fn is_at_boundary(&self) -> bool {
         self.buffered_bytes == 0
     }
 
@@ -157,7 +125,7 @@ impl PartWriter {
         self.sealed
     }
 
-    pub(in crate::blobs) fn write(&mut self, pieces: &[Bytes]) -> Result<(), Error> {
+    pub(crate) fn write(&mut self, pieces: &[Bytes]) -> Result<(), Error> {
         if self.parts.len() >= part_sizes::MAX_PARTS {
             return Err(Error::StorageFull);
         }
@@ -244,7 +212,7 @@ impl PartWriter {
     }
 
     /// Makes everything so far durable: the parts being sent, and the bytes after them as a tail.
-    pub(in crate::blobs) fn checkpoint(
+    pub(crate) fn checkpoint(
         &mut self,
         generation: i64,
     ) -> impl Future<Output = Result<Checkpoint, Error>> + Send + 'static {
@@ -339,7 +307,7 @@ impl PartWriter {
     }
 
     /// The key of the blob's bytes, once they are complete.
-    pub(in crate::blobs) fn key(&self) -> Option<&str> {
+    pub(crate) fn key(&self) -> Option<&str> {
         self.stored_key.as_deref()
     }
 
@@ -357,7 +325,7 @@ impl PartWriter {
         self.multipart.is_some() || self.stored_key.is_some()
     }
 
-    pub(in crate::blobs) async fn digest(&self, len: u64, algorithm: Algorithm) -> Result<Digest, Error> {
+    pub(crate) async fn digest(&self, len: u64, algorithm: Algorithm) -> Result<Digest, Error> {
         let mut hasher = Hasher::new(algorithm);
         let mut bytes = match &self.stored_key {
             Some(key) if len > 0 => self.remote.read(key, 0..len).await?,
@@ -373,9 +341,4 @@ impl PartWriter {
         }
         Ok(hasher.finish())
     }
-}
-
-fn progress(multipart_id: Option<String>, notes: &PartNotes) -> Result<UploadProgress, Error> {
-    let parts = serde_json::to_string(notes).map_err(|_| Error::Interrupted)?;
-    Ok(UploadProgress { multipart_id, parts: Some(parts) })
 }

@@ -16,12 +16,12 @@ use tower::util::MapRequestLayer;
 use tower::{Service, ServiceExt};
 use tracing::Instrument;
 
-use super::compress::AcceptEncoding;
-use super::error::{Surface, format_failure};
-use super::fold_name::fold_name;
-use super::observe::{RequestObserver, note_route};
-use super::{Failure, body, origin};
 use crate::Registry;
+use crate::http::compress::AcceptEncoding;
+use crate::http::fold_name::fold_name;
+use crate::http::observe::{RequestObserver, note_route};
+use crate::http::{Failure, body, origin};
+use crate::surface::{Surface, format_failure};
 
 /// The server as one service.
 #[derive(Clone)]

@@ -6,9 +6,10 @@ use std::time::Duration;
 use futures::future::join_all;
 use http::{StatusCode, header};
 
-use super::Webhook;
-use super::sign::sign;
-use crate::store::{Delivery, millis, now_ms};
+use super::webhook_signature::sign;
+use crate::config::Webhook;
+use crate::store::Delivery;
+use crate::time::{millis, now_ms};
 use crate::{Error, Registry, metrics};
 
 /// Interval of checks for due events.
@@ -40,7 +41,7 @@ enum DeliveryError {
 }
 
 /// Starts the delivery of the registry's events.
-pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
+pub(super) fn start(registry: &Registry) -> Result<(), Error> {
     // Also without any webhook in the settings: events of a removed one would wait forever.
     let this = registry.clone();
     registry.start(async move {

@@ -4,7 +4,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 use serde_json::{Value, json};
 
-use super::EventKind;
+use crate::config::EventKind;
 use crate::time::rfc3339;
 
 /// A change in a repository.

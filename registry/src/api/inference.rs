@@ -1,39 +1,67 @@
 //! The routes whose bodies are passed to a worker unchanged, and the older `/api/embeddings`, which is
 //! translated. Names are resolved here, so that a worker only receives a repository and a digest.
 
+use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, post};
+use bytes::Bytes;
 use futures::TryStreamExt;
+use http::header;
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{GatewayError, InferenceRequest, WorkerResponse, forward};
 use crate::Registry;
-use crate::api::model_name::{self, ModelName, ReadName};
 use crate::auth::Caller;
+use crate::error::chain;
+use crate::gateway::{GatewayError, InferenceRequest, WorkerResponse};
 use crate::http::extract::{InferenceBody, Members, parse};
 use crate::http::forwarded::ClientAddress;
+use crate::http::model_name::{self, ModelName, ReadName};
+use crate::http::state::ServerState;
 use crate::http::{Failure, Json, OwnHosts};
+
+const NDJSON: &str = "application/x-ndjson";
 
 /// The largest response that is read completely before it is passed on.
 const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
 /// A route that passes its body to `path` on a worker.
-pub(crate) fn passthrough_route(path: &'static str, read_name: ReadName) -> MethodRouter<Registry> {
+pub(crate) fn passthrough_route(path: &'static str, read_name: ReadName) -> MethodRouter<ServerState> {
     post(
-        move |State(registry): State<Registry>,
+        move |State(server): State<ServerState>,
               caller: Caller,
               client: ClientAddress,
               own: OwnHosts,
               mut body: InferenceBody| async move {
             let name = body.outline.model.take().unwrap_or_default();
-            let (repository, digest) = resolve(&registry, &caller, &name, read_name(&name, &own)?).await?;
-            forward(&registry, InferenceRequest { repository, digest, name, client, path, body }).await
+            let model = resolve(&server.registry, &caller, &name, read_name(&name, &own)?).await?;
+            forward(&server, model, ForwardedBody { name, client, path, body }).await
         },
     )
+}
+
+/// A body to forward: the model's name as the caller wrote it, the client, and the worker's path.
+pub(super) struct ForwardedBody {
+    pub(super) name: String,
+    pub(super) client: ClientAddress,
+    pub(super) path: &'static str,
+    pub(super) body: InferenceBody,
+}
+
+/// Sends a request for a model, a repository and a digest, to one of the attached workers.
+pub(super) async fn forward(
+    server: &ServerState,
+    (repository, digest): (Repository, Digest),
+    request: ForwardedBody,
+) -> Result<WorkerResponse, Failure> {
+    let ForwardedBody { name, client: ClientAddress(client), path, body } = request;
+    let table = server.registry.workers_attached().await?;
+    let InferenceBody { bytes, charge, .. } = body;
+    let ask = InferenceRequest { repository, digest, name, client, path, body: bytes, _charge: charge };
+    Ok(server.gateway.forward(&table, ask).await?)
 }
 
 /// Resolves a model name for this caller; `asked` is the name as in the request.
@@ -53,18 +81,17 @@ pub(crate) async fn resolve(
 
 /// `POST /api/embeddings`, the older form of `/api/embed`: one prompt, one embedding.
 pub(crate) async fn embeddings(
-    State(registry): State<Registry>,
+    State(server): State<ServerState>,
     caller: Caller,
     client: ClientAddress,
     own: OwnHosts,
     mut body: InferenceBody,
 ) -> Result<Response, Failure> {
     let name = body.outline.model.take().unwrap_or_default();
-    let (repository, digest) = resolve(&registry, &caller, &name, model_name::parse(&name, &own)?).await?;
+    let model = resolve(&server.registry, &caller, &name, model_name::parse(&name, &own)?).await?;
     // Without a prompt there is no embedding, but the model is loaded.
     let (body, is_empty) = body.translate(translate_embed_request).await?;
-    let ask = InferenceRequest { repository, digest, name, client, path: "/api/embed", body };
-    let answer = forward(&registry, ask).await?;
+    let answer = forward(&server, model, ForwardedBody { name, client, path: "/api/embed", body }).await?;
     if !answer.status.is_success() {
         return Ok(answer.into_response());
     }
@@ -93,6 +120,19 @@ fn translate_embed_request(body: &[u8]) -> Result<(Vec<u8>, bool), Failure> {
     let mut request = Vec::with_capacity(body.len());
     serde_json::to_writer(&mut request, &Members(members)).expect("strings and JSON are JSON");
     Ok((request, is_empty))
+}
+
+impl IntoResponse for WorkerResponse {
+    /// Passes the response through. If a stream of records ends early, its last record reports the error.
+    fn into_response(self) -> Response {
+        let is_stream = self.content_type.as_bytes().starts_with(NDJSON.as_bytes());
+        let bytes = self.bytes.or_else(move |error| async move {
+            tracing::warn!(error = chain(&error), "response ended early");
+            let record = Bytes::from(format!("{}\n", json!({ "error": error.to_string() })));
+            if is_stream { Ok(record) } else { Err(error) }
+        });
+        (self.status, [(header::CONTENT_TYPE, self.content_type)], Body::from_stream(bytes)).into_response()
+    }
 }
 
 /// Reads a response that is one JSON value.

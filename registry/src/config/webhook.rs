@@ -8,9 +8,8 @@ use lode_model::reference::Repository;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::Url;
 
-use super::Event;
+use super::text::address;
 use crate::Error;
-use crate::config::address;
 
 /// One `[[webhook]]` table of the settings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,9 +29,8 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    pub(crate) fn matches_event(&self, event: &Event<'_>) -> bool {
-        (self.events.is_empty() || self.events.contains(&event.kind()))
-            && self.repositories.matches(event.repository())
+    pub(crate) fn accepts(&self, kind: EventKind, repository: &Repository) -> bool {
+        (self.events.is_empty() || self.events.contains(&kind)) && self.repositories.matches(repository)
     }
 }
 
@@ -101,7 +99,7 @@ impl<'de> Deserialize<'de> for Patterns {
 }
 
 /// Checks the settings. Pending events are stored by URL, so each URL may occur once.
-pub(crate) fn check(webhooks: &[Webhook]) -> Result<(), Error> {
+pub(crate) fn check_webhooks(webhooks: &[Webhook]) -> Result<(), Error> {
     for (at, webhook) in webhooks.iter().enumerate() {
         let url = &webhook.url;
         let reason = if !matches!(url.scheme(), "http" | "https") {
@@ -152,7 +150,9 @@ mod tests {
     fn settings_that_cannot_work_are_refused() {
         let hook =
             |url: &str, secret: &str| webhook(serde_json::json!({"url": url, "secret": secret})).unwrap();
-        let said = |hooks: &[Webhook]| check(hooks).err().map(|error| error.to_string()).unwrap_or_default();
+        let said = |hooks: &[Webhook]| {
+            check_webhooks(hooks).err().map(|error| error.to_string()).unwrap_or_default()
+        };
         assert_eq!(said(&[hook("https://a/", "s"), hook("https://b/", "s")]), "");
         assert!(
             said(&[hook("https://a/x", "s"), hook("https://a/x", "t")]).contains("a/x is configured twice")

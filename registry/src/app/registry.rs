@@ -1,0 +1,253 @@
+//! The registry's handle: its state, how it opens and stops, and what all its methods use.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lode_client::{BodyBudget, Egress};
+use lode_model::digest::Digest;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::Instrument;
+use uuid::Uuid;
+
+use super::coalescing::Coalescer;
+use super::indexing::Indexing;
+use super::job_control::Jobs;
+use super::limits::{IndexLimits, Limits, UploadTimeouts};
+use super::worker_table::Workers;
+use crate::blobs::{Blobs, Locks};
+use crate::error::chain;
+use crate::retention::Retention;
+use crate::store::{PostgresOptions, Store};
+use crate::time::millis;
+use crate::upstream::Upstream;
+use crate::{Config, Error, metrics};
+
+/// How many listed blobs are checked before the storage is considered to belong to another registry.
+const SAMPLE_BLOBS: i64 = 4;
+const SAMPLE_LIMIT: Duration = Duration::from_secs(5);
+
+/// How many pairs of tensors are decoded and compared at a time.
+const COMPARING_AT_ONCE: usize = 2;
+
+/// How many times a transaction is attempted when it ends in a deadlock.
+pub(super) const TRIES: u32 = 5;
+
+/// Retries a transaction that the database ended to resolve a deadlock.
+macro_rules! retry_on_deadlock {
+    ($attempt:expr) => {{
+        let mut tries = 1;
+        loop {
+            match $attempt {
+                Err(error) if $crate::Error::is_deadlock(&error) && tries < $crate::app::registry::TRIES => {
+                    tries += 1
+                }
+                outcome => break outcome,
+            }
+        }
+    }};
+}
+pub(super) use retry_on_deadlock;
+
+/// The registry: a handle that is cheap to clone.
+#[derive(Clone)]
+pub struct Registry(Arc<Inner>);
+
+pub struct Inner {
+    pub(super) config: Config,
+    pub(super) store: Store,
+    pub(super) blobs: Blobs,
+    pub(super) timeouts: UploadTimeouts,
+    /// Locks of the writers of one upload; the newest writer wins.
+    pub(super) writers: Locks<Uuid>,
+    /// Locks that serialise commits and deletions of one digest.
+    pub(super) digests: Locks<Digest>,
+    pub(super) retention: Retention,
+    /// One collection at a time.
+    pub(super) collecting: tokio::sync::Mutex<()>,
+    /// Manifests that are being indexed as models.
+    pub(crate) indexing: Indexing,
+    pub(crate) index_limits: IndexLimits,
+    /// The jobs that this process runs.
+    pub(crate) jobs: Jobs,
+    /// Permits to decode tensors for comparisons, held by the threads that do it.
+    pub(super) comparing: Arc<tokio::sync::Semaphore>,
+    /// The attached workers, and their heartbeats.
+    pub(super) workers: Workers,
+    /// The memory budget for request bodies.
+    pub(super) body_budget: BodyBudget,
+    /// The addresses that this server may connect to on behalf of its callers.
+    pub(super) egress: Egress,
+    /// The upstreams of mirrored repositories.
+    pub(super) upstreams: Vec<Arc<Upstream>>,
+    /// Fetches from them in progress.
+    pub(super) fetches: Coalescer,
+    /// When this process opened the registry, by the database's clock.
+    pub(super) opened_at: i64,
+    /// The key of signed links, loaded on first use.
+    pub(super) link_key: tokio::sync::OnceCell<Vec<u8>>,
+    pub(super) stopping: CancellationToken,
+    pub(super) tasks: TaskTracker,
+}
+
+impl Deref for Registry {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+/// Opens the registry without starting background tasks.
+pub(crate) async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
+    let egress = Egress::new(config.allow_egress.clone())
+        .map_err(|error| Error::Config { setting: "allow_egress", reason: chain(&error) })?;
+    let upstreams = config.mirror.iter().map(|mirror| Upstream::open(mirror, &egress).map(Arc::new));
+    let upstreams = upstreams.collect::<Result<_, Error>>()?;
+    let retention = Retention::new(&config.retention)?;
+    let settings = config.clone();
+    let blobs = tokio::task::spawn_blocking(move || Blobs::open(&settings, limits.write))
+        .await
+        .map_err(|_| Error::Interrupted)??;
+    blobs.check().await?;
+    let reach = PostgresOptions { connections: config.database_connections, wait: config.database_wait };
+    let store = Store::open_with(config.database.as_ref(), &config.data, reach).await?;
+    let opened_at = store.database_now_ms().await?;
+    let body_budget = BodyBudget::new(config.body_budget.0);
+    let registry = Registry(Arc::new(Inner {
+        config,
+        store,
+        blobs,
+        timeouts: limits.timeouts,
+        writers: Locks::default(),
+        digests: Locks::default(),
+        retention,
+        collecting: tokio::sync::Mutex::default(),
+        indexing: Indexing::default(),
+        index_limits: limits.index,
+        jobs: Jobs::default(),
+        comparing: Arc::new(tokio::sync::Semaphore::new(COMPARING_AT_ONCE)),
+        workers: Workers::default(),
+        body_budget,
+        egress,
+        upstreams,
+        fetches: Coalescer::default(),
+        opened_at,
+        link_key: tokio::sync::OnceCell::new(),
+        stopping: CancellationToken::new(),
+        tasks: TaskTracker::new(),
+    }));
+    Ok(registry)
+}
+
+impl Registry {
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    pub(crate) fn blobs(&self) -> &Blobs {
+        &self.blobs
+    }
+
+    pub(crate) fn body_budget(&self) -> &BodyBudget {
+        &self.body_budget
+    }
+
+    pub(crate) fn egress(&self) -> &Egress {
+        &self.egress
+    }
+
+    /// Runs a job until it ends or the registry stops.
+    pub(crate) fn start(&self, job: impl Future<Output = ()> + Send + 'static) {
+        let stopping = self.stopping.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = job => {}
+                () = stopping.cancelled() => {}
+            }
+        });
+    }
+
+    /// Runs work that checks `stopping` itself and must not be dropped before its end.
+    pub(crate) fn start_draining(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(work);
+    }
+
+    pub(crate) fn stopping(&self) -> &CancellationToken {
+        &self.stopping
+    }
+
+    /// Stops the jobs and closes the database. Requests in flight should have ended.
+    pub async fn close(&self) {
+        self.stopping.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.store.close().await;
+    }
+
+    /// Checks that this server can do its work. Otherwise returns the missing parts, one line each.
+    pub async fn ready(&self) -> Result<(), Vec<String>> {
+        let (database, storage) =
+            tokio::join!(self.store.ping(), metrics::measure_storage("ping", self.blobs.ping()));
+        let mut missing: Vec<String> = [("database", database), ("storage", storage)]
+            .into_iter()
+            .filter_map(|(name, answer)| answer.err().map(|error| (name, error)))
+            .map(|(name, error)| {
+                tracing::warn!(%error, "the {name} does not respond");
+                format!("the {name} does not respond")
+            })
+            .collect();
+        if missing.is_empty() {
+            missing = self.list_missing().await;
+            // An error or a timeout does not prove that the storage is the wrong one.
+            if let Ok(Ok(false)) = tokio::time::timeout(SAMPLE_LIMIT, self.has_listed_blobs()).await {
+                missing.push(
+                    "the storage has none of the blobs that the database lists; check that it is the right one"
+                        .to_owned(),
+                );
+            }
+        }
+        if missing.is_empty() { Ok(()) } else { Err(missing) }
+    }
+
+    /// Checks that the storage has at least one of the blobs that the database lists. With the settings of
+    /// another storage, or a misspelt prefix, pushes of listed blobs would be acknowledged, and other blobs
+    /// would be stored where they are not found later.
+    async fn has_listed_blobs(&self) -> Result<bool, Error> {
+        let listed = self.store.blobs_live("", SAMPLE_BLOBS).await?;
+        for blob in &listed {
+            let is_there = self.blobs.size(&blob.store_key).await?.is_some();
+            // A collection may have deleted it meanwhile.
+            if is_there || self.store.blob_live(&blob.digest).await?.is_none() {
+                return Ok(true);
+            }
+        }
+        Ok(listed.is_empty())
+    }
+
+    /// Returns an error on a read-only server.
+    pub(crate) fn check_writable(&self) -> Result<(), Error> {
+        if self.config.read_only { Err(Error::ReadOnly) } else { Ok(()) }
+    }
+
+    /// How long an upload, a mount or a HEAD keeps a blob, in milliseconds.
+    pub(super) fn lease_ms(&self) -> i64 {
+        millis(self.config.upload_lease)
+    }
+}
+
+/// Runs `work` to its end even if the client of the request disconnects.
+pub(super) async fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    match tokio::spawn(work.in_current_span()).await {
+        Ok(result) => result,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(Error::Interrupted),
+    }
+}

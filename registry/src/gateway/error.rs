@@ -1,0 +1,42 @@
+//! Why a request could not be served by a worker.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use http::StatusCode;
+
+/// Why a worker could not serve a request.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GatewayError {
+    #[error("no worker is attached that can run '{model}'; start one with `lode worker --registry URL`")]
+    NoWorker { model: String },
+    #[error("no worker responded for '{model}' ({tried} tried); `GET /lode/v1/workers` lists them")]
+    NoWorkerResponded { model: String, tried: usize },
+    #[error(
+        "client {client} has {limit} inference requests in progress, which is the limit (LODE_MAX_PER_CLIENT); try again when one has finished"
+    )]
+    ClientLimitReached { client: IpAddr, limit: usize },
+    #[error("the response was cancelled: it was not read for {} s (LODE_STALL_TIMEOUT)", .limit.as_secs_f32())]
+    NotRead { limit: Duration },
+    #[error("the worker's response ended early")]
+    ResponseInterrupted(#[source] reqwest::Error),
+    #[error("the worker's response is invalid")]
+    InvalidResponse(#[source] serde_json::Error),
+    #[error("a record of the worker's response is larger than {limit_bytes} bytes")]
+    LineTooLong { limit_bytes: usize },
+}
+
+impl GatewayError {
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            GatewayError::NoWorker { .. } | GatewayError::NoWorkerResponded { .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            GatewayError::ClientLimitReached { .. } => StatusCode::TOO_MANY_REQUESTS,
+            GatewayError::NotRead { .. } => StatusCode::REQUEST_TIMEOUT,
+            GatewayError::ResponseInterrupted(_)
+            | GatewayError::InvalidResponse(_)
+            | GatewayError::LineTooLong { .. } => StatusCode::BAD_GATEWAY,
+        }
+    }
+}

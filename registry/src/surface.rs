@@ -1,0 +1,86 @@
+//! The APIs of the server, told apart by path, and the format that each gives to a failure.
+
+use axum::response::Response;
+use http::{HeaderValue, header};
+
+use crate::http::error::FailureExtension;
+use crate::{api, oci};
+
+/// Seconds after which a client may retry.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
+
+/// The API that a path belongs to, which determines the format of its errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Surface {
+    /// `/v2`.
+    Distribution,
+    /// `/v1`.
+    OpenAi,
+    /// `/lode/v1`.
+    Lode,
+    /// Everything else.
+    Fallback,
+}
+
+impl Surface {
+    pub(crate) fn of(path: &str) -> Surface {
+        if path == "/v2" || path.starts_with("/v2/") {
+            Surface::Distribution
+        } else if path.starts_with("/v1/") {
+            Surface::OpenAi
+        } else if path == "/lode/v1" || path.starts_with("/lode/v1/") {
+            Surface::Lode
+        } else {
+            Surface::Fallback
+        }
+    }
+}
+
+/// Formats a failed response for an API. `id`: of the request.
+pub(crate) fn format_failure(surface: Surface, id: &str, response: Response) -> Response {
+    let Some(failed) = response.extensions().get::<FailureExtension>().cloned() else { return response };
+    let mut worded = match surface {
+        Surface::Distribution => oci::error::respond(&failed.0),
+        Surface::OpenAi => api::openai::error::respond(&failed.0),
+        Surface::Lode => api::error::problem(&failed.0, id),
+        Surface::Fallback => api::error::respond(&failed.0),
+    };
+    if failed.0.is_retryable() {
+        worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+    }
+    // The router has set the methods that a route supports.
+    if let Some(methods) = response.headers().get(header::ALLOW) {
+        worded.headers_mut().insert(header::ALLOW, methods.clone());
+    }
+    // Keep the extensions: the log needs the failure.
+    *worded.extensions_mut() = response.into_parts().0.extensions;
+    worded
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use axum::response::IntoResponse;
+    use http::StatusCode;
+
+    use super::*;
+    use crate::Error;
+    use crate::http::Failure;
+
+    #[test]
+    fn unavailable_backends_return_503_with_retry_after() {
+        let error =
+            || Error::Unavailable { what: "the database".to_owned(), source: "connection refused".into() };
+        assert_eq!(Failure::Registry(error()).message(), "the server is temporarily unavailable; try again");
+        let away = || Error::UpstreamUnavailable(Arc::new(std::io::Error::other("connection refused")));
+        assert!(Failure::Registry(away()).message().contains("mirrored"));
+        for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models", "/lode/v1/models"] {
+            for failure in [error(), away()].map(Failure::Registry) {
+                let answer = format_failure(Surface::of(path), "id", failure.into_response());
+                assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+                assert_eq!(answer.headers()[header::RETRY_AFTER], "5", "{path}");
+            }
+        }
+    }
+}
