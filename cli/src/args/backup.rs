@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::DataLocation;
+use super::shared::DataLocation;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::DataLocation;
+use super::shared::DataLocation;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

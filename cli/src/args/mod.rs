@@ -23,15 +23,15 @@ mod rm;
 mod run;
 mod runner;
 mod serve;
+mod shared;
 mod show;
 mod stop;
 mod tensor;
 mod tokenize;
 mod worker;
 
-use std::path::PathBuf;
-
-use clap::{Args, Parser, Subcommand, ValueEnum, builder::BoolishValueParser};
+use clap::builder::BoolishValueParser;
+use clap::{Args, Parser, Subcommand};
 
 /// The default address of `lode serve`.
 pub(crate) const DEFAULT_HOST: &str = "http://127.0.0.1:5000";
@@ -55,6 +55,7 @@ pub(crate) use rm::Rm;
 pub(crate) use run::Run;
 pub(crate) use runner::Runner;
 pub(crate) use serve::Serve;
+pub(crate) use shared::{DataLocation, LogFormat};
 pub(crate) use show::Show;
 pub(crate) use stop::Stop;
 pub(crate) use tensor::{ExportDtype, Tensor, TensorExport, TensorLs};
@@ -159,30 +160,4 @@ pub(crate) enum Command {
     /// Run one loaded model; started by a worker
     #[command(hide = true)]
     Runner(Runner),
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    /// Human-readable lines
-    #[default]
-    Text,
-    /// One JSON object per line
-    Json,
-}
-
-/// The location of a server's data.
-#[derive(Debug, Args)]
-pub(crate) struct DataLocation {
-    /// The server's data folder [default: ./lode-data]
-    #[arg(long, env = "LODE_DATA", value_name = "DIR", hide_env_values = true)]
-    pub(crate) data: Option<PathBuf>,
-    /// The server's database, if it is not in the data folder
-    #[arg(long, env = "LODE_DATABASE", value_name = "URL", hide_env_values = true)]
-    pub(crate) database: Option<String>,
-    /// The server's blob store, if it is not in the data folder
-    #[arg(long, env = "LODE_STORAGE", value_name = "URL", hide_env_values = true)]
-    pub(crate) storage: Option<String>,
-    /// The server's TOML settings file
-    #[arg(long, env = "LODE_CONFIG", value_name = "FILE", hide_env_values = true)]
-    pub(crate) config: Option<PathBuf>,
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, builder::BoolishValueParser};
 
-use super::LogFormat;
+use super::shared::LogFormat;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::LogFormat;
+use super::shared::LogFormat;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

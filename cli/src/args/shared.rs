@@ -1,0 +1,31 @@
+//! Arguments that several commands have.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Human-readable lines
+    #[default]
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+/// The location of a server's data.
+#[derive(Debug, Args)]
+pub(crate) struct DataLocation {
+    /// The server's data folder [default: ./lode-data]
+    #[arg(long, env = "LODE_DATA", value_name = "DIR", hide_env_values = true)]
+    pub(crate) data: Option<PathBuf>,
+    /// The server's database, if it is not in the data folder
+    #[arg(long, env = "LODE_DATABASE", value_name = "URL", hide_env_values = true)]
+    pub(crate) database: Option<String>,
+    /// The server's blob store, if it is not in the data folder
+    #[arg(long, env = "LODE_STORAGE", value_name = "URL", hide_env_values = true)]
+    pub(crate) storage: Option<String>,
+    /// The server's TOML settings file
+    #[arg(long, env = "LODE_CONFIG", value_name = "FILE", hide_env_values = true)]
+    pub(crate) config: Option<PathBuf>,
+}
