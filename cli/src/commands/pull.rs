@@ -48,6 +48,9 @@ pub(crate) async fn run(connection: &Connection, args: Pull) -> Outcome {
     let sizes: HashMap<Digest, u64> =
         manifest.layers.iter().map(|layer| (layer.digest.clone(), layer.size)).collect();
     let names: Vec<String> = entries.iter().map(|entry| entry.path.clone()).collect();
+    if let Some((file, below)) = file_used_as_folder(&names) {
+        return Err(Failure::new(format!("{target} has both a file `{file}` and a file `{below}`")));
+    }
     let written = assemble::write(&target, &folder, entries, &sizes).await?;
     if args.json {
         return ui::json(&json!({
@@ -74,6 +77,15 @@ pub(crate) async fn run(connection: &Connection, args: Pull) -> Outcome {
         ),
     }
     Ok(())
+}
+
+/// A file that another file's path needs as a folder, and that other file.
+fn file_used_as_folder(paths: &[String]) -> Option<(&str, &str)> {
+    let files: BTreeSet<&str> = paths.iter().map(String::as_str).collect();
+    paths.iter().find_map(|path| {
+        let mut folders = path.match_indices('/').map(|(end, _)| &path[..end]);
+        folders.find(|folder| files.contains(folder)).map(|folder| (folder, path.as_str()))
+    })
 }
 
 /// The last part of the repository name, the default folder.
@@ -147,4 +159,20 @@ async fn named_layer_entries(target: &Target, manifest: &Manifest) -> Outcome<Ve
 fn file_name(target: &Target, file: &ModelFile) -> Option<String> {
     let obvious = || (file.role == Role::Gguf).then(|| format!("{}.gguf", last_part(target)));
     file.path.clone().or_else(obvious)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_cannot_be_a_folder_too() {
+        let found = |paths: &[&str]| {
+            let paths: Vec<String> = paths.iter().map(|path| (*path).to_owned()).collect();
+            file_used_as_folder(&paths).map(|(file, below)| (file.to_owned(), below.to_owned()))
+        };
+        assert_eq!(found(&["a", "b/a", "ab/c"]), None);
+        assert_eq!(found(&["a/b/c", "a"]), Some(("a".to_owned(), "a/b/c".to_owned())));
+        assert_eq!(found(&["x/y", "x/y/z"]), Some(("x/y".to_owned(), "x/y/z".to_owned())));
+    }
 }
