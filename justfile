@@ -16,6 +16,7 @@ ci:
 # Checks formatting, lints and documentation, without tests
 [group('check')]
 lint:
+    python3 tests/architecture
     cargo fmt --all --check
     cargo clippy --workspace --all-targets -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
