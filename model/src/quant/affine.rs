@@ -3,9 +3,9 @@
 //! code.
 
 use half::{bf16, f16};
+use safetensors::Dtype;
 
 use super::{Kind, fp};
-use crate::safetensors::Dtype;
 
 /// The smallest step, so that a group of equal values does not divide by zero.
 const SMALLEST_SCALE: f32 = 1e-7;

@@ -2,9 +2,9 @@
 //! Sources: IEEE 754 for F16, the OCP specifications for E4M3, E5M2, E2M1 and E8M0.
 
 use half::{bf16, f16};
+use safetensors::Dtype;
 
 use super::DecodeError;
-use crate::safetensors::Dtype;
 
 /// The value of each E2M1 code; bit 3 is the sign.
 pub const E2M1: [f32; 16] =

@@ -2,10 +2,10 @@
 //! an nvfp4 scale is rounded to nearest, a power of two is rounded up, so that nothing saturates.
 
 use half::{bf16, f16};
+use safetensors::Dtype;
 
 use super::Kind;
 use super::float::{self, E2M1};
-use crate::safetensors::Dtype;
 
 /// The largest magnitudes of E2M1 and E4M3, as a fraction from one to two and a power of two.
 const LARGEST_E2M1: (f32, i32) = (1.5, 2);

@@ -4,10 +4,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 
 use super::ggml;
-use crate::safetensors::Dtype;
 
 /// A quantised format. In tensor blobs, codes are stored in U32 words, lowest bits first, so that the bytes
 /// are simply the codes in order; groups run along the last axis. In GGUF files, a row is a sequence of

@@ -1,5 +1,6 @@
 //! Quantised number formats: their names and parameters, and exact decoding of every stored tensor to
 //! float32. The layouts are those of tensor blobs (MLX) and of GGUF files (ggml); each is defined only here.
+//! Element types are those of the `safetensors` crate, so that the file formats can depend on this module.
 
 pub mod affine;
 pub mod float;
@@ -11,7 +12,7 @@ mod kind;
 pub use affine::{NotFinite, QuantiseError, Quantised, quantise};
 pub use kind::{Kind, Quantisation, UnknownKind};
 
-use crate::safetensors::Dtype;
+use safetensors::Dtype;
 
 /// The stored bytes of one tensor, or of whole rows of it. They may have any alignment.
 #[derive(Clone, Copy, Debug)]

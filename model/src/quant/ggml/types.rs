@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::safetensors::Dtype;
+use safetensors::Dtype;
 
 macro_rules! types {
     ($($(#[$doc:meta])* $name:ident = $id:literal, $elements:literal, $bytes:literal;)+) => {
