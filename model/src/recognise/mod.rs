@@ -1,10 +1,12 @@
 //! Recognises the model in a manifest, whatever tool pushed it: its layout, and the role and location of each
 //! file. Pure. The registry's indexing and the worker both use this module, so that they always see the same
-//! model.
+//! model. [`index`] lists its tensors and [`lineage`] says which models it was made from.
 
 mod file;
+pub mod index;
 mod kitfile;
 mod layout;
+pub mod lineage;
 pub mod tar;
 
 use std::collections::BTreeMap;

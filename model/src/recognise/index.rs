@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Deserialize;
 
+use super::{Artifact, FileKind, ModelFile, Role};
 use crate::config::ModelConfig;
 use crate::gguf;
 use crate::manifest::{Descriptor, Manifest};
 use crate::media_type;
 use crate::onnx::{self, OnnxError};
 use crate::read_at::ReadAt;
-use crate::recognise::{Artifact, FileKind, ModelFile, Role};
 use crate::safetensors::{Dtype, Header, HeaderError, LENGTH_BYTES, byte_size, header_len};
 use crate::tensor::{Part, Parts, Tensor, TensorError, TensorInfo, read_blob, read_plain};
 

@@ -4,11 +4,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{Artifact, Layout, ModelFile, Role, kit_parent};
 use crate::digest::Digest;
 use crate::gguf::Metadata;
 use crate::manifest::Manifest;
 use crate::media_type as mt;
-use crate::recognise::{Artifact, Layout, ModelFile, Role, kit_parent};
 
 /// The longest name that is reported.
 const MAX_NAME_LEN: usize = 512;
