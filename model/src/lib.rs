@@ -12,6 +12,7 @@ pub mod recognise;
 
 mod formats;
 mod oci;
+mod source;
 mod template;
 
 pub use formats::{gguf, onnx, read_at, safetensors, tensor};

@@ -25,7 +25,7 @@ pub(crate) use rows::{Rows, RowsReader};
 pub(crate) use weights::CheckpointTensor;
 
 use crate::gguf::{Header, HeaderError, Metadata};
-use crate::import::SourceFile;
+use crate::source::SourceFile;
 
 /// Why a model cannot be converted. Each variant names the file, the key or the tensor.
 #[derive(Debug, thiserror::Error)]

@@ -5,8 +5,8 @@
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use crate::import::{ArrayReader, FloatArray, Source};
 use crate::quant::ggml;
+use crate::source::{ArrayReader, FloatArray, Source};
 
 /// The number of elements that are encoded at a time; a longer row is encoded whole.
 const CHUNK_ELEMENTS: u64 = 1 << 17;

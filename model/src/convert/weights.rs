@@ -8,9 +8,9 @@ use super::family::TensorPlace;
 use super::hyper::HyperParameters;
 use super::rows::RowOrder;
 use crate::gguf::Header;
-use crate::import::{FloatArray, Scales};
 use crate::quant::ggml::Type;
 use crate::safetensors::Dtype;
+use crate::source::{FloatArray, Scales};
 use crate::tensor::Tensor;
 
 /// One tensor.

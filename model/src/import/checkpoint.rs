@@ -8,11 +8,11 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::array::Scales;
 use super::mlx::{self, MlxQuantisation};
-use super::{ImportError, Source, SourceFile, read_file};
+use super::{ImportError, read_file};
 use crate::gguf::PartName;
 use crate::safetensors::{Dtype, Header};
+use crate::source::{Scales, Source, SourceFile};
 use crate::tensor::{self, Tensor, TensorError};
 
 /// The index that transformers writes for shards.

@@ -8,9 +8,10 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 use serde_json::Value;
 
 use super::checkpoint::{Checkpoint, IMAGE_INDEX};
-use super::{ImportError, MAX_JSON_BYTES, Options, Source, SourceFile, parse_file};
+use super::{ImportError, MAX_JSON_BYTES, Options, parse_file};
 use crate::config::ModelConfig;
 use crate::files_view;
+use crate::source::{Source, SourceFile};
 use crate::tensor::Tensor;
 
 /// The oldest ollama that reads tensor models, as ollama writes it itself.

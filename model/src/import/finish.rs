@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Plan, PlannedLayer, SourceFile};
+use super::{Plan, PlannedLayer};
 use crate::digest::Digest;
 use crate::files_view::{self, FileEntry, FileView, Segment};
 use crate::manifest::{Descriptor, MAX_MANIFEST_BYTES};
 use crate::media_type;
+use crate::source::SourceFile;
 
 /// How one file of the folder is assembled from the layers.
 #[derive(Clone, Debug)]

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::ImportError;
-use super::array::Scales;
 use super::checkpoint::Checkpoint;
 use crate::convert::format_names;
 use crate::quant::fp8::Grid;
 use crate::safetensors::Dtype;
+use crate::source::Scales;
 use crate::tensor::{Tensor, fp8};
 
 /// Scales of computed values rather than stored ones: Lode keeps neither activations nor caches in FP8.

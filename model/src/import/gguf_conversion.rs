@@ -7,10 +7,11 @@ use std::sync::Arc;
 use super::finish::{FileOrigin, FileRecipe};
 use super::gguf::{self, Part};
 use super::layer::{Content, Piece};
-use super::{ImportError, Plan, PlannedLayer, Source, SourceFile, checkpoint, fp8, policy, read_file};
+use super::{ImportError, Plan, PlannedLayer, checkpoint, fp8, policy, read_file};
 use crate::convert::{self, CheckpointTensor, ConvertedGguf, FileType, SideFiles};
 use crate::gguf::Header;
 use crate::media_type;
+use crate::source::{Source, SourceFile};
 
 /// The name of a checkpoint's GGUF, before the name of its type.
 const STEM: &str = "model";

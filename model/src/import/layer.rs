@@ -7,13 +7,12 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::Source;
-use super::array::{ArrayReader, FloatArray};
 use super::check::{CheckedReader, CheckedRun};
 use crate::convert::{Rows, RowsReader, Segment};
 use crate::quant::Quantisation;
 use crate::quant::affine::{QuantiseError, Quantised, check_finite, quantise};
 use crate::read_at::ReadAt;
+use crate::source::{ArrayReader, FloatArray, Source};
 
 /// The number of elements that are quantised at a time; a multiple of every group size.
 const CHUNK_ELEMENTS: u64 = 1 << 17;

@@ -6,7 +6,6 @@
 //! plan(source) -> Plan -> read each layer (digest and push it) -> Plan::finish(digests) -> config, file view, manifest
 //! ```
 
-mod array;
 mod check;
 mod checkpoint;
 mod facts;
@@ -25,7 +24,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
-pub(crate) use array::{ArrayReader, FloatArray, Scales};
 pub use check::CheckedReader;
 pub use finish::{FinishError, FinishedImport, SmallBlob};
 pub use layer::{Content, LayerReader};
@@ -38,6 +36,7 @@ use crate::files_view::{self, PathError};
 use crate::media_type;
 pub use crate::read_at::ReadAt;
 use crate::safetensors::HeaderError;
+pub use crate::source::{Source, SourceFile};
 use crate::tensor::TensorError;
 use crate::tensor::fp8::BlockError;
 use finish::{FileOrigin, FileRecipe};
@@ -48,23 +47,6 @@ pub const MAX_JSON_BYTES: u64 = 64 * 1024 * 1024;
 /// The largest configuration that is parsed, in bytes. A parsed configuration takes many times its length;
 /// real ones have a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 4 * 1024 * 1024;
-
-/// A file of the imported folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SourceFile {
-    /// Relative to the folder, with parts separated by `/`.
-    pub path: String,
-    pub size: u64,
-}
-
-/// The files to import. Reading a file twice must give the same bytes, or the push fails on its digest.
-pub trait Source: Send + Sync {
-    /// Lists every regular file, in any order.
-    fn files(&self) -> Vec<SourceFile>;
-
-    /// Opens a file of the list.
-    fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>>;
-}
 
 /// The options of an import.
 #[derive(Clone, Debug, Default)]

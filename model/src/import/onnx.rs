@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{ImportError, Options, Plan, Source, SourceFile, push_whole, side_file_type};
+use super::{ImportError, Options, Plan, push_whole, side_file_type};
 use crate::config::{ModelConfig, format_parameter_count};
 use crate::media_type;
 use crate::onnx::{Data, Initializer, Model};
+use crate::source::{Source, SourceFile};
 
 /// Whether a file is an ONNX model by its name.
 pub(super) fn is_onnx(file: &SourceFile) -> bool {

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::PlannedLayer;
-use super::array::FloatArray;
 use super::check::{self, CheckedRun};
 use super::checkpoint::{Checkpoint, Shard};
 use super::finish::{FileOrigin, FileRecipe, RecipeSegment};
@@ -16,6 +15,7 @@ use super::policy::{BlobMember, TensorLayers};
 use crate::media_type;
 use crate::quant::Quantisation;
 use crate::safetensors::{Dtype, write_header};
+use crate::source::FloatArray;
 use crate::tensor::{Part, Tensor};
 
 /// An array in a blob: its key, type and shape.

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Source;
+use super::files::Source;
 use crate::quant::float;
 use crate::quant::fp8::Grid;
 use crate::read_at::ReadAt;
