@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 
 use super::finish::FileRecipe;
 use super::gguf_conversion::{self, PlannedGguf};
-use super::{
-    ImportError, Options, Plan, PlannedLayer, Quantize, check, push_whole, side_file_type,
-};
+use super::{ImportError, Options, Plan, PlannedLayer, Quantize, check, push_whole, side_file_type};
 use crate::config::{ModelConfig, format_parameter_count};
 use crate::gguf::{self, Header, PartName, ReadError};
 use crate::media_type;

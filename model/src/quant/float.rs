@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-use super::DecodeError;
+use super::error::{DecodeError, check_len};
 
 /// The value of each E2M1 code; bit 3 is the sign.
 pub const E2M1: [f32; 16] =
@@ -82,7 +82,7 @@ pub(super) fn reader(dtype: Dtype) -> fn(&[u8]) -> f32 {
 
 /// Decodes little-endian values of a plain type to one float each; integers and F64 are rounded to nearest.
 pub fn decode_f32_into(dtype: Dtype, bytes: &[u8], out: &mut [f32]) -> Result<(), DecodeError> {
-    super::check_len("weight", bytes, out.len() * dtype.bitsize() / 8)?;
+    check_len("weight", bytes, out.len() * dtype.bitsize() / 8)?;
 
     fn each<const N: usize>(bytes: &[u8], out: &mut [f32], read: impl Fn([u8; N]) -> f32) {
         for (x, bytes) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+pub use super::error::Fp8Error;
 use super::float;
 
 /// The mapping from elements to scales. Blocks at the edges of a matrix are cut short.
@@ -13,15 +14,6 @@ pub struct Grid {
     columns: u64,
     block_rows: u64,
     block_columns: u64,
-}
-
-/// Why codes and scales cannot be decoded.
-#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-pub enum Fp8Error {
-    #[error("scale {scale} is {value}, expected a positive number")]
-    Scale { scale: u64, value: f32 },
-    #[error("element {element} is {value}, expected a finite number")]
-    NotFinite { element: u64, value: f32 },
 }
 
 impl Grid {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::*;
 use crate::quant::affine::{Quantised, quantise};
-use crate::safetensors::Header;
+use crate::safetensors::{Dtype, Header};
 use crate::tensor;
 
 const WEIGHT: &str = "model.layers.0.mlp.up_proj.weight";

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 
-use super::ggml;
+use super::ggml::Type;
 
 /// A quantised format. In tensor blobs, codes are stored in U32 words, lowest bits first, so that the bytes
 /// are simply the codes in order; groups run along the last axis. In GGUF files, a row is a sequence of
@@ -25,7 +25,7 @@ pub enum Kind {
     /// E4M3 codes, an E8M0 scale for each 32.
     Mxfp8,
     /// Blocks of a GGUF file. The weight is U8 with rows of `row_bytes` bytes; there are no other parts.
-    Ggml(ggml::Type),
+    Ggml(Type),
 }
 
 impl Kind {
@@ -106,7 +106,7 @@ impl FromStr for Kind {
     type Err = UnknownKind;
 
     /// Parses a format of tensor blobs as their metadata spells it: in any case, and with the aliases seen in
-    /// blobs (Q4 and FP4 are int4, Q8 and FP8 int8). Block types are parsed by [`ggml::Type`].
+    /// blobs (Q4 and FP4 are int4, Q8 and FP8 int8). Block types are parsed by [`Type`].
     fn from_str(text: &str) -> Result<Self, UnknownKind> {
         match text.to_ascii_lowercase().as_str() {
             "int4" | "q4" | "fp4" => Ok(Kind::Int4),
@@ -136,7 +136,7 @@ impl Quantisation {
 }
 
 mod kind_as_text {
-    use super::{Kind, ggml};
+    use super::{Kind, Type};
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub(super) fn serialize<S: Serializer>(kind: &Kind, s: S) -> Result<S::Ok, S::Error> {
@@ -147,7 +147,7 @@ mod kind_as_text {
     /// blobs.
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Kind, D::Error> {
         let text = String::deserialize(d)?;
-        match ggml::Type::ALL.iter().find(|ty| ty.as_str() == text) {
+        match Type::ALL.iter().find(|ty| ty.as_str() == text) {
             Some(ty) => Ok(Kind::Ggml(*ty)),
             None => text.parse().map_err(D::Error::custom),
         }
@@ -160,14 +160,14 @@ mod tests {
 
     #[test]
     fn every_kind_comes_back_from_json() {
-        let kinds = Kind::BLOB.into_iter().chain(ggml::Type::ALL.iter().map(|ty| Kind::Ggml(*ty)));
+        let kinds = Kind::BLOB.into_iter().chain(Type::ALL.iter().map(|ty| Kind::Ggml(*ty)));
         for kind in kinds {
             let quantisation = Quantisation::of(kind);
             let json = serde_json::to_string(&quantisation).unwrap();
             assert_eq!(serde_json::from_str::<Quantisation>(&json).unwrap(), quantisation, "{json}");
             assert!(kind.allows_group_size(quantisation.group_size));
         }
-        let json = serde_json::to_string(&Quantisation::of(Kind::Ggml(ggml::Type::Q4_K))).unwrap();
+        let json = serde_json::to_string(&Quantisation::of(Kind::Ggml(Type::Q4_K))).unwrap();
         assert_eq!(json, r#"{"type":"Q4_K","group_size":256}"#);
     }
 

@@ -3,7 +3,11 @@
 //! on every machine.
 
 use super::lanes::{Lanes, ScalarLanes};
-use super::*;
+use super::types::Type;
+use super::{
+    iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, iq4_nl, iq4_xs, mxfp4, nvfp4, q1_0, q2_0, q2_k,
+    q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0, q8_1, q8_k, tq1_0, tq2_0,
+};
 
 macro_rules! decode {
     ($format:ident, $bytes:ident, $out:ident) => {
@@ -101,7 +105,7 @@ pub(super) mod avx2 {
     use super::{Type, encode_blocks};
     use crate::quant::ggml::avx2::AvxLanes;
 
-    pub(in super::super) fn is_available() -> bool {
+    pub(crate) fn is_available() -> bool {
         std::arch::is_x86_feature_detected!("avx2")
     }
 

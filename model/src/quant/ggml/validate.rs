@@ -3,8 +3,9 @@
 
 use half::{bf16, f16};
 
-use super::{Type, iq1_m};
-use crate::quant::DecodeError;
+use super::iq1_m;
+use super::types::Type;
+use crate::quant::error::DecodeError;
 
 /// Why blocks are invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
