@@ -5,11 +5,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Part, TensorInfo};
-use crate::digest::Digest;
+use super::info::TensorInfo;
+pub use super::scaling::Scaling;
+pub(crate) use super::scaling::allows_scale;
 use crate::quant::fp8::Grid;
 use crate::safetensors::Dtype;
 
@@ -22,31 +22,6 @@ const BLOCK: [u64; 2] = [128, 128];
 /// The keys of config.json that describe quantisation.
 pub(crate) const SECTIONS: [&str; 2] = ["quantization_config", "compression_config"];
 
-/// The scales of a tensor's codes, a separate array in any blob.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Scaling {
-    /// The name in its file.
-    pub name: String,
-    pub digest: Digest,
-    #[serde(flatten)]
-    pub part: Part,
-    /// Rows and columns that share a scale.
-    pub block: [u64; 2],
-    /// For rows cut out of a tensor: the tensor's shape, and the first element of the rows.
-    #[serde(skip)]
-    pub(super) cut: Option<(Vec<u64>, u64)>,
-}
-
-impl Scaling {
-    /// Maps the scales to a tensor of this shape, and returns its first element; `None` if the shapes do not
-    /// match.
-    pub(super) fn grid(&self, shape: &[u64]) -> Option<(Grid, u64)> {
-        let (whole, first) =
-            self.cut.as_ref().map_or((shape, 0), |(whole, first)| (whole.as_slice(), *first));
-        Some((Grid::of(whole, &self.part.shape, self.block)?, first))
-    }
-}
-
 /// Whether a tensor is an FP8 weight and not a scale.
 pub(crate) fn is_weight(name: &str, dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2)
@@ -56,11 +31,6 @@ pub(crate) fn is_weight(name: &str, dtype: Dtype) -> bool {
 /// Returns the possible names of a weight's scales.
 pub(crate) fn names(weight: &str) -> [String; 2] {
     SCALES.map(|end| format!("{weight}{end}"))
-}
-
-/// Whether scales may be stored as this type.
-pub(crate) fn allows_scale(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16 | Dtype::F8_E8M0)
 }
 
 /// Why the blocks of FP8 weights are unknown.

@@ -1,7 +1,8 @@
 //! Reads the tensors of a blob from its checked header: which arrays belong together, and whether they match.
 //! Metadata says how a weight is quantised; without it, only an unambiguous shape is accepted.
 
-use super::{Part, Parts, Tensor};
+use super::info::Tensor;
+use super::part::{Part, Parts};
 use crate::quant::{Kind, Quantisation};
 use crate::safetensors::{Dtype, Header, TensorEntry};
 

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::quant::Kind;
-use crate::safetensors::{Header, byte_size, write_header};
+use crate::digest::Digest;
+use crate::quant::{Kind, Quantisation};
+use crate::safetensors::{Dtype, Header, byte_size, write_header};
 
 fn blob(tensors: &[(&str, Dtype, &[u64])], metadata: &[(&str, &str)]) -> Header {
     let metadata: BTreeMap<String, String> =

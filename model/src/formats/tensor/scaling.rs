@@ -1,0 +1,38 @@
+//! The scales of a tensor that are stored apart from its codes, and their mapping to the codes.
+
+use serde::{Deserialize, Serialize};
+
+use super::part::Part;
+use crate::digest::Digest;
+use crate::quant::fp8::Grid;
+use crate::safetensors::Dtype;
+
+/// The scales of a tensor's codes, a separate array in any blob.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scaling {
+    /// The name in its file.
+    pub name: String,
+    pub digest: Digest,
+    #[serde(flatten)]
+    pub part: Part,
+    /// Rows and columns that share a scale.
+    pub block: [u64; 2],
+    /// For rows cut out of a tensor: the tensor's shape, and the first element of the rows.
+    #[serde(skip)]
+    pub(super) cut: Option<(Vec<u64>, u64)>,
+}
+
+impl Scaling {
+    /// Maps the scales to a tensor of this shape, and returns its first element; `None` if the shapes do not
+    /// match.
+    pub(super) fn grid(&self, shape: &[u64]) -> Option<(Grid, u64)> {
+        let (whole, first) =
+            self.cut.as_ref().map_or((shape, 0), |(whole, first)| (whole.as_slice(), *first));
+        Some((Grid::of(whole, &self.part.shape, self.block)?, first))
+    }
+}
+
+/// Whether scales may be stored as this type.
+pub(crate) fn allows_scale(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16 | Dtype::F8_E8M0)
+}
