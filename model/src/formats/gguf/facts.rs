@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Header, Metadata, Value};
+use super::header::Header;
+use super::value::{Metadata, Value};
 use crate::prompt_template::JinjaSource;
 
 /// The flag that marks a file type as guessed.

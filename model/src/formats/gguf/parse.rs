@@ -3,10 +3,11 @@
 
 use std::collections::HashSet;
 
-use super::{
-    Array, DEFAULT_ALIGNMENT, Header, MAGIC, MAX_ALIGNMENT, MAX_ENTRIES, MAX_HEADER_BYTES, MAX_KEY,
-    MAX_STRING, MAX_TENSOR_NAME, Metadata, Strings, TensorEntry, Value, align_up,
+use super::header::{
+    DEFAULT_ALIGNMENT, Header, MAGIC, MAX_ALIGNMENT, MAX_ENTRIES, MAX_HEADER_BYTES, MAX_KEY, MAX_STRING,
+    MAX_TENSOR_NAME, TensorEntry, align_up,
 };
+use super::value::{Array, Metadata, Strings, Value};
 use crate::quant::ggml::Type;
 
 /// The most axes of a tensor.

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::Header;
+use super::header::Header;
 
 /// The name of one file of a split model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! The tensors of a GGUF file in Lode's form: row-major shapes, and offsets from the start of the file.
 
-use super::{Header, TensorEntry};
+use super::header::{Header, TensorEntry};
 use crate::quant::{Kind, Quantisation};
 use crate::safetensors::Dtype;
 use crate::tensor::{Part, Parts, Tensor};

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::quant::ggml::Type;
 
 fn any_value() -> impl Strategy<Value = Value> {
     let bytes = || proptest::collection::vec(any::<u8>(), 0..20);

@@ -3,11 +3,11 @@
 
 use std::collections::HashSet;
 
-use super::parse::{alignment, check_tensor};
-use super::{
-    Array, Header, HeaderError, KeyProblem, MAGIC, MAX_ENTRIES, MAX_HEADER_BYTES, MAX_KEY, MAX_STRING,
-    Metadata, TensorEntry, TensorProblem, VERSION, Value, align_up,
+use super::header::{
+    Header, MAGIC, MAX_ENTRIES, MAX_HEADER_BYTES, MAX_KEY, MAX_STRING, TensorEntry, VERSION, align_up,
 };
+use super::parse::{HeaderError, KeyProblem, TensorProblem, alignment, check_tensor};
+use super::value::{Array, Metadata, Value};
 use crate::quant::ggml::Type;
 
 /// A tensor to be written. Its offset is assigned.
