@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use super::error::ExecError;
 use super::functions::{Dates, Function};
+use super::limits::{MAX_DEPTH, MAX_OUTPUT_BYTES, MAX_STEPS};
 use super::parse::{Branch, List, Node, Operand, Pipeline};
 use super::print;
 use super::value::Value;
-use super::{ExecError, MAX_DEPTH, MAX_OUTPUT_BYTES, MAX_STEPS};
 
 /// The number of characters of a value that an error quotes.
 const MAX_QUOTED: usize = 100;

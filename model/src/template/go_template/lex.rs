@@ -1,7 +1,7 @@
 //! The tokens of a template: text, and inside `{{ }}` words, fields, strings, numbers and signs. Trim markers
 //! and comments are resolved here. Only the parser uses this module.
 
-use super::SyntaxError;
+use super::error::SyntaxError;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {

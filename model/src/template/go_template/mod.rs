@@ -9,9 +9,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+mod error;
 mod exec;
 mod functions;
 mod lex;
+mod limits;
 mod parse;
 mod print;
 mod value;
@@ -19,34 +21,12 @@ mod value;
 #[cfg(test)]
 mod tests;
 
+pub use error::{ExecError, SyntaxError};
 pub use functions::Dates;
+pub use limits::MAX_SOURCE_BYTES;
 pub use value::{Field, List, Map, OmitRule, PrintStyle, Record, Value};
 
 use parse::{Branch, Node, Operand, Pipeline};
-
-/// Limits on the cost of a template.
-pub const MAX_SOURCE_BYTES: usize = 1 << 20;
-const MAX_OUTPUT_BYTES: usize = 16 << 20;
-const MAX_STEPS: usize = 2_000_000;
-const MAX_DEPTH: usize = 100;
-
-/// The error for a text that is not a template.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} (line {line}, column {column})")]
-pub struct SyntaxError {
-    pub line: usize,
-    /// Counted in characters.
-    pub column: usize,
-    pub what: String,
-}
-
-/// The error of a template that fails on its data.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} (line {line})")]
-pub struct ExecError {
-    pub line: usize,
-    pub what: String,
-}
 
 /// A parsed template.
 #[derive(Clone, Debug)]

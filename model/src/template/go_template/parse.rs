@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use super::error::SyntaxError;
 use super::functions::Function;
 use super::lex::{Position, Token, tokens};
-use super::{MAX_DEPTH, SyntaxError};
+use super::limits::MAX_DEPTH;
 
 /// A run of nodes.
 pub(super) type List = Vec<Node>;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::MAX_OUTPUT_BYTES;
+use super::limits::MAX_OUTPUT_BYTES;
 use super::value::{OmitRule, PrintStyle, Value};
 
 /// The smallest decimal exponent that `fmt` prints.

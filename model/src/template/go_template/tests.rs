@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::limits::MAX_OUTPUT_BYTES;
 use super::*;
 
 fn run(source: &str, data: &serde_json::Value) -> Result<String, String> {

@@ -1,0 +1,6 @@
+//! Limits on the cost of a template: it is untrusted, and so is its data.
+
+pub const MAX_SOURCE_BYTES: usize = 1 << 20;
+pub(super) const MAX_OUTPUT_BYTES: usize = 16 << 20;
+pub(super) const MAX_STEPS: usize = 2_000_000;
+pub(super) const MAX_DEPTH: usize = 100;
