@@ -4,7 +4,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{Command, Modelfile, Role};
+use super::command::{Command, Modelfile, Role};
 use crate::digest::Digest;
 use crate::go_template::{SyntaxError, Template};
 use crate::import::SmallBlob;

@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
-use super::print::{NEWLINES, is_dropped};
-use super::{Command, Modelfile, ParameterError, Role, Text, UnknownRole, read_value};
+use super::command::{Command, Modelfile, Role, UnknownRole};
+use super::parameter::{ParameterError, read_value};
+use super::text::{NEWLINES, Text, is_dropped};
 
 const INSTRUCTIONS: &str =
     "FROM, ADAPTER, DRAFT, TEMPLATE, SYSTEM, LICENSE, PARAMETER, MESSAGE, RENDERER, PARSER or REQUIRES";

@@ -1,6 +1,7 @@
 //! The meaning of Modelfiles, the positions of errors, and that printing and parsing are inverse.
 
 use proptest::prelude::*;
+use serde_json::Value;
 
 use super::*;
 
