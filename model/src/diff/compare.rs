@@ -4,7 +4,7 @@
 
 use std::io;
 
-use super::Change;
+use super::change::Change;
 use crate::quant::DecodeError;
 use crate::read_at::ReadAt;
 use crate::safetensors::Dtype;

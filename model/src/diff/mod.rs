@@ -1,37 +1,18 @@
 //! Compares two models tensor by tensor: which tensors correspond, whether their bytes are equal, and how far
 //! their values differ. Pure; the caller supplies a reader for each blob.
 
+mod change;
 mod compare;
 mod names;
 
 use std::collections::{BTreeSet, HashMap};
 
+pub use change::{Change, Hints};
 pub use compare::{Blobs, CompareError, Difference, compare};
 
 use crate::digest::Digest;
 use crate::manifest::Manifest;
 use crate::tensor::TensorInfo;
-
-/// Facts about the two models beyond their tensors.
-#[derive(Clone, Debug, Default)]
-pub struct Hints {
-    /// The architecture of the GGUF model, if one of the two is a GGUF.
-    pub gguf_architecture: Option<String>,
-    /// The number of elements in an attention head.
-    pub head_dim: Option<u64>,
-}
-
-/// The change that makes one side's values comparable, because GGUF stores some tensors differently.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Change {
-    #[default]
-    None,
-    /// Reorders the rows of each head of this many rows, which GGUF stores in the order that rotates
-    /// neighbours instead of halves.
-    ReorderHeads(u64),
-    /// Subtracts the 1 that the conversion added to each value.
-    SubtractOne,
-}
 
 /// Two corresponding tensors, or one tensor without a counterpart.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,7 +72,7 @@ pub fn pair_tensors<'a>(here: &'a [TensorInfo], there: &'a [TensorInfo], hints: 
         if let Some(at) = names.iter().find_map(|name| free(&taken, name)) {
             taken[at] = true;
             pair.there = Some(&there[at]);
-            pair.change = (names::change(&tensor.name, hints), Change::None);
+            pair.change = (change::of_conversion(&tensor.name, hints), Change::None);
         }
     }
     for (at, tensor) in there.iter().enumerate() {
@@ -103,7 +84,7 @@ pub fn pair_tensors<'a>(here: &'a [TensorInfo], there: &'a [TensorInfo], hints: 
         match partner.filter(|at| pairs[*at].there.is_none()) {
             Some(at) => {
                 pairs[at].there = Some(tensor);
-                pairs[at].change = (Change::None, names::change(&tensor.name, hints));
+                pairs[at].change = (Change::None, change::of_conversion(&tensor.name, hints));
             }
             None => pairs.push(Pair { here: None, there: Some(tensor), change: Default::default() }),
         }

@@ -1,7 +1,5 @@
-//! The GGUF names of checkpoint tensors (llama.cpp `gguf-py/gguf/tensor_mapping.py`, for the architectures
-//! whose conversion maps tensors one to one), and the changes that the conversion makes to their values.
-
-use super::{Change, Hints};
+//! The GGUF names of checkpoint tensors (llama.cpp `gguf-py/gguf/tensor_mapping.py`), for the architectures
+//! whose conversion maps tensors one to one.
 
 /// Returns the checkpoint names that a tensor with this GGUF name may have had, likeliest first; empty for
 /// other names.
@@ -47,20 +45,6 @@ pub(super) fn of_checkpoint(name: &str) -> Vec<String> {
     parts.iter().map(|part| format!("model.layers.{layer}.{part}.{end}")).collect()
 }
 
-/// Returns the change that undoes the conversion of a tensor with this GGUF name.
-pub(super) fn change(name: &str, hints: &Hints) -> Change {
-    let architecture = hints.gguf_architecture.as_deref().unwrap_or_default();
-    let part = name.rsplit('.').nth(1).unwrap_or_default();
-    match (architecture, part) {
-        // GGUF also uses the name llama for Mistral and Mixtral.
-        ("llama", "attn_q" | "attn_k") => hints.head_dim.map_or(Change::None, Change::ReorderHeads),
-        (gemma, norm) if gemma.starts_with("gemma") && norm.ends_with("_norm") && gemma != "gemma3n" => {
-            Change::SubtractOne
-        }
-        _ => Change::None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,19 +66,5 @@ mod tests {
         ] {
             assert_eq!(first(name).as_deref(), expect, "{name}");
         }
-    }
-
-    #[test]
-    fn conversion_changes_are_known() {
-        let hints = |architecture: &str| Hints {
-            gguf_architecture: Some(architecture.to_owned()),
-            head_dim: Some(64),
-        };
-        assert_eq!(change("blk.0.attn_q.weight", &hints("llama")), Change::ReorderHeads(64));
-        assert_eq!(change("blk.0.attn_q.weight", &hints("qwen2")), Change::None);
-        assert_eq!(change("blk.0.attn_norm.weight", &hints("gemma3")), Change::SubtractOne);
-        assert_eq!(change("output_norm.weight", &hints("gemma2")), Change::SubtractOne);
-        assert_eq!(change("blk.0.attn_norm.weight", &hints("llama")), Change::None);
-        assert_eq!(change("blk.0.attn_q.weight", &Hints::default()), Change::None);
     }
 }
