@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::error::ConvertError;
+use super::file_type::FileType;
 use super::mix::{self, Choice};
 use super::rows::{RowOrder, Rows};
 use super::weights::{Values, Weight};
-use super::{ConvertError, FileType};
 use crate::gguf::{Header, Metadata, NewTensor, Value};
 use crate::quant::ggml::Type;
 

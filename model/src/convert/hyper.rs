@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 
 use serde_json::Value as Json;
 
-use super::ConvertError;
+use super::error::ConvertError;
 use super::family::Family;
 use crate::gguf::Metadata;
 

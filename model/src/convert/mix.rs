@@ -1,7 +1,7 @@
 //! Chooses the type of each tensor of a GGUF for a name such as Q4_K_M, by llama.cpp's recipe without an
 //! importance matrix (`src/llama-quant.cpp`). Pure: it takes a name and dimensions and returns a type.
 
-use super::FileType;
+use super::file_type::FileType;
 use crate::quant::ggml::Type;
 
 /// The properties of the whole model that the recipe depends on.

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::{ConvertError, pieces};
+use super::error::ConvertError;
+use super::pieces;
 use crate::gguf::{Array, Metadata, Strings};
 
 const TOKENIZER: &str = "tokenizer.json";

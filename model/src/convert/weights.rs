@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::ConvertError;
+use super::error::ConvertError;
 use super::family::TensorPlace;
 use super::hyper::HyperParameters;
 use super::rows::RowOrder;

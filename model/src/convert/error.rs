@@ -1,0 +1,32 @@
+//! Why a conversion is refused.
+
+use crate::gguf::HeaderError;
+
+/// Why a model cannot be converted. Each variant names the file, the key or the tensor.
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    #[error("`{path}` is missing; conversion to GGUF requires it")]
+    MissingFile { path: &'static str },
+    #[error("`{path}` is not JSON of the expected form")]
+    Json { path: String, source: serde_json::Error },
+    #[error("`config.json` lacks `{key}`")]
+    MissingKey { key: String },
+    #[error("`config.json` has `{key}` {found}, expected {expected}")]
+    Key { key: String, found: String, expected: &'static str },
+    #[error("`config.json` has model_type `{model_type}`, which is not converted to GGUF (known: {known})")]
+    ModelType { model_type: String, known: String },
+    #[error("`tokenizer.json` cannot be converted to GGUF: {reason}")]
+    Tokenizer { reason: String },
+    #[error("tensor `{tensor}` is not part of architecture {architecture}")]
+    UnknownTensor { tensor: String, architecture: &'static str },
+    #[error("tensor `{tensor}` is missing")]
+    MissingTensor { tensor: String },
+    #[error("tensor `{tensor}` has shape {found:?}, expected {expected}")]
+    Shape { tensor: String, found: Vec<u64>, expected: &'static str },
+    #[error("tensor `{tensor}` is {dtype}, expected BF16, F16 or F32")]
+    NotFloat { tensor: String, dtype: String },
+    #[error("tensor `{tensor}` of `{path}` is already {ty}; quantise from F32, F16 or BF16")]
+    Quantised { path: String, tensor: String, ty: &'static str },
+    #[error("the GGUF would be invalid")]
+    Header(#[from] HeaderError),
+}
