@@ -1,13 +1,12 @@
-//! Checks scales and codes while a layer is read for import. A scale that is infinite or NaN spoils every
-//! value that it applies to, and users of the model would not see the cause. The blocks of a GGUF contain
-//! their scales; a quantised tensor of a checkpoint has them in separate arrays.
+//! The scales and codes that are checked while a layer is read for import, and their checks. A scale that is
+//! infinite or NaN spoils every value that it applies to, and users of the model would not see the cause. The
+//! blocks of a GGUF contain their scales; a quantised tensor of a checkpoint has them in separate arrays.
 
-use std::io::{self, Read};
+use std::io;
 use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::layer::LayerReader;
 use crate::gguf::Header;
 use crate::quant::Kind;
 use crate::quant::ggml::{InvalidBlocks, Type, validate};
@@ -19,8 +18,36 @@ pub(super) struct CheckedRun {
     /// The tensor that it belongs to.
     name: String,
     what: CheckedValues,
-    offset: u64,
-    length: u64,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+}
+
+impl CheckedRun {
+    /// The size of a block or number, in bytes.
+    pub(super) fn unit_bytes(&self) -> usize {
+        self.what.size()
+    }
+
+    /// Checks whole blocks or numbers. `first` is the position of the first of them in its run.
+    pub(super) fn check_values(&self, first: usize, bytes: &[u8]) -> io::Result<()> {
+        let name = &self.name;
+        let told = match self.what {
+            CheckedValues::Blocks(ty) => match validate(ty, bytes) {
+                Err(InvalidBlocks::Scale { block, value }) => {
+                    format!("block {} of {ty} has a scale of {value}", first + block)
+                }
+                Ok(()) | Err(InvalidBlocks::Length { .. }) => return Ok(()),
+            },
+            CheckedValues::Numbers { part, stored } => match stored.first_non_finite(bytes) {
+                Some((at, value)) => format!("{part} {} is {value}", first + at),
+                None => return Ok(()),
+            },
+        };
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("tensor `{name}`: {told}, expected a finite number"),
+        ))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -124,95 +151,10 @@ pub(super) fn watch_blocks(header: &Header) -> Arc<[CheckedRun]> {
     all.into()
 }
 
-/// Returns a layer's bytes unchanged. Fails at the first invalid scale or code; the error names its tensor.
-pub struct CheckedReader {
-    inner: LayerReader,
-    /// In the order of their bytes.
-    watched: Arc<[CheckedRun]>,
-    /// The run that is being checked, or the next one.
-    next: usize,
-    /// The number of bytes read so far.
-    at: u64,
-    /// The start of a block or number whose end has not been read yet.
-    partial: Vec<u8>,
-}
-
-impl CheckedReader {
-    pub(super) fn new(inner: LayerReader, watched: Arc<[CheckedRun]>) -> CheckedReader {
-        CheckedReader { inner, watched, next: 0, at: 0, partial: Vec::new() }
-    }
-
-    fn check_bytes(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        while let Some(watched) = self.watched.get(self.next) {
-            // 1. Skip the bytes in front of the run.
-            let before = watched.offset.saturating_sub(self.at).min(bytes.len() as u64);
-            let (_, rest) = bytes.split_at(before as usize);
-            self.at += before;
-            if rest.is_empty() {
-                return Ok(());
-            }
-            // 2. Check the bytes of the run: the rest of a started block, whole blocks, the start of another.
-            let left = (watched.offset + watched.length).saturating_sub(self.at);
-            let (mut own, rest) = rest.split_at(left.min(rest.len() as u64) as usize);
-            let (size, first) = (watched.what.size(), (self.at - watched.offset) as usize);
-            self.at += own.len() as u64;
-            let mut block = first / size;
-            if !self.partial.is_empty() {
-                let (end, more) = own.split_at((size - self.partial.len()).min(own.len()));
-                self.partial.extend_from_slice(end);
-                own = more;
-                if self.partial.len() == size {
-                    check_values(watched, block, &self.partial)?;
-                    self.partial.clear();
-                    block += 1;
-                }
-            }
-            let (whole, end) = own.split_at(own.len() / size * size);
-            check_values(watched, block, whole)?;
-            self.partial.extend_from_slice(end);
-            if self.at >= watched.offset + watched.length {
-                self.next += 1;
-                self.partial.clear();
-            }
-            bytes = rest;
-        }
-        self.at += bytes.len() as u64;
-        Ok(())
-    }
-}
-
-/// Checks whole blocks or numbers. `first` is the position of the first of them in its run.
-fn check_values(watched: &CheckedRun, first: usize, bytes: &[u8]) -> io::Result<()> {
-    let name = &watched.name;
-    let told = match watched.what {
-        CheckedValues::Blocks(ty) => match validate(ty, bytes) {
-            Err(InvalidBlocks::Scale { block, value }) => {
-                format!("block {} of {ty} has a scale of {value}", first + block)
-            }
-            Ok(()) | Err(InvalidBlocks::Length { .. }) => return Ok(()),
-        },
-        CheckedValues::Numbers { part, stored } => match stored.first_non_finite(bytes) {
-            Some((at, value)) => format!("{part} {} is {value}", first + at),
-            None => return Ok(()),
-        },
-    };
-    Err(io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("tensor `{name}`: {told}, expected a finite number"),
-    ))
-}
-
-impl Read for CheckedReader {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let read = self.inner.read(buf)?;
-        self.check_bytes(&buf[..read])?;
-        Ok(read)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::io::Read;
     use std::sync::Arc;
 
     use super::*;

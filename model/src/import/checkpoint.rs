@@ -8,8 +8,9 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::error::ImportError;
+use super::files::{CONFIG, read_file};
 use super::mlx::{self, MlxQuantisation};
-use super::{ImportError, read_file};
 use crate::gguf::PartName;
 use crate::safetensors::{Dtype, Header};
 use crate::source::{Scales, Source, SourceFile};
@@ -19,9 +20,6 @@ use crate::tensor::{self, Tensor, TensorError};
 const MAIN_INDEX: &str = "model.safetensors.index.json";
 const MAIN_FILE: &str = "model.safetensors";
 const END: &str = ".safetensors";
-
-/// The file that describes how weights were quantised.
-pub(super) const CONFIG: &str = "config.json";
 
 /// The file that marks a folder as an image model, and the file names of components that are stored in one
 /// file.

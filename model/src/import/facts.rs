@@ -8,7 +8,9 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 use serde_json::Value;
 
 use super::checkpoint::{Checkpoint, IMAGE_INDEX};
-use super::{ImportError, MAX_JSON_BYTES, Options, parse_file};
+use super::error::ImportError;
+use super::files::{MAX_JSON_BYTES, parse_file};
+use super::plan::Options;
 use crate::config::ModelConfig;
 use crate::files_view;
 use crate::source::{Source, SourceFile};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::ImportError;
 use super::checkpoint::Checkpoint;
+use super::error::ImportError;
 use crate::convert::format_names;
 use crate::quant::fp8::Grid;
 use crate::safetensors::Dtype;

@@ -2,12 +2,15 @@
 //! converted. The decoding of codes and scales is written here independently, by the definition of E4M3.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
 
 use half::bf16;
 
 use super::tests::{CONFIG, Folder, import, refused, small};
 use super::*;
 use crate::convert::FileType;
+use crate::media_type;
 use crate::safetensors::{Dtype, write_header};
 
 /// A sign bit, four bits of exponent with a bias of 7, and three bits of fraction.

@@ -3,10 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use super::finish::FileRecipe;
+use super::check;
+use super::error::ImportError;
 use super::gguf_conversion::{self, PlannedGguf};
-use super::{ImportError, Options, Plan, PlannedLayer, Quantize, check, push_whole, side_file_type};
-use crate::config::{ModelConfig, format_parameter_count};
+use super::gguf_part::{Part, annotations, config};
+use super::plan::{Options, Plan, PlannedLayer};
+use super::quantize::Quantize;
+use super::whole_file::{push_assembled, push_side_files, push_whole};
 use crate::gguf::{self, Header, PartName, ReadError};
 use crate::media_type;
 use crate::source::{Source, SourceFile};
@@ -20,12 +23,6 @@ const HYPER_PARAMETERS: [&str; 3] = ["block_count", "embedding_length", "attenti
 /// Whether a file is a GGUF by its name.
 pub(super) fn is_gguf(file: &SourceFile) -> bool {
     file.path.to_ascii_lowercase().ends_with(".gguf")
-}
-
-/// A GGUF file of the folder.
-pub(super) struct Part {
-    pub(super) file: SourceFile,
-    pub(super) header: Header,
 }
 
 pub(super) fn plan(
@@ -78,7 +75,8 @@ pub(super) fn plan(
         }),
         Some((content, said)) => {
             notices.extend(said);
-            gguf_conversion::push(&mut layers, &mut recipes, &model[0].file, content);
+            let path = &model[0].file.path;
+            push_assembled(&mut layers, &mut recipes, media_type::OLLAMA_MODEL, path, content);
         }
     }
     for (kind, parts) in
@@ -112,23 +110,6 @@ fn watch_last_layer(layers: &mut [PlannedLayer], header: &Header) {
     }
 }
 
-/// Adds the other files of a model: its licence as a licence layer, every other file as a plain file.
-pub(super) fn push_side_files(
-    source: &dyn Source,
-    layers: &mut Vec<PlannedLayer>,
-    recipes: &mut Vec<FileRecipe>,
-    files: &[&SourceFile],
-) -> Result<(), ImportError> {
-    for file in files {
-        let kind = match is_license(&file.path) {
-            true => media_type::OLLAMA_LICENSE,
-            false => side_file_type(source, file)?,
-        };
-        push_whole(layers, recipes, kind, file);
-    }
-    Ok(())
-}
-
 fn read(source: &dyn Source, file: &SourceFile) -> Result<Header, ImportError> {
     let path = || file.path.clone();
     let opened = source.open(&file.path).map_err(|source| ImportError::Read { path: path(), source })?;
@@ -136,14 +117,6 @@ fn read(source: &dyn Source, file: &SourceFile) -> Result<Header, ImportError> {
         ReadError::Header(source) => ImportError::Gguf { path: path(), source },
         ReadError::Read(source) => ImportError::Read { path: path(), source },
     })
-}
-
-/// `LICENSE`, `LICENCE.txt`, `COPYING`, at the top level, where a model's own licence is.
-fn is_license(path: &str) -> bool {
-    let name = path.to_ascii_uppercase();
-    ["LICENSE", "LICENCE", "COPYING"]
-        .iter()
-        .any(|word| name.strip_prefix(word).is_some_and(|rest| matches!(rest, "" | ".TXT" | ".MD")))
 }
 
 fn notices(model: &[Part], adapters: &[Part]) -> Vec<String> {
@@ -177,50 +150,4 @@ fn notices(model: &[Part], adapters: &[Part]) -> Vec<String> {
         }
     }
     notices
-}
-
-/// Returns the config blob that ollama writes for such a model.
-pub(super) fn config(model: &[Part], projectors: &[Part], adapters: &[Part], parameters: u64) -> ModelConfig {
-    let main = model.first().or(adapters.first()).or(projectors.first());
-    let architecture = |part: &Part| part.header.metadata.architecture().map(str::to_owned);
-    let family = main.and_then(architecture).unwrap_or_default();
-    let mut families: Vec<String> =
-        Some(family.clone()).filter(|family| !family.is_empty()).into_iter().collect();
-    for family in projectors.iter().filter_map(architecture) {
-        if !families.contains(&family) {
-            families.push(family);
-        }
-    }
-    let hyper = |key: &str| main.and_then(|part| part.header.metadata.architecture_value(key)?.as_u64());
-    let file_type = main.and_then(|part| part.header.quantisation());
-    // A part without a file type has no tensors, or is the first of a split model.
-    let file_type = file_type.or_else(|| model.iter().find_map(|part| part.header.quantisation()));
-    ModelConfig {
-        model_format: "gguf".to_owned(),
-        model_family: family,
-        model_families: families,
-        model_type: format_parameter_count(parameters),
-        file_type: file_type.unwrap_or_default().to_owned(),
-        context_length: hyper("context_length"),
-        embedding_length: hyper("embedding_length"),
-        // The same values as ollama writes, whatever the model runs on.
-        architecture: "amd64".to_owned(),
-        os: "linux".to_owned(),
-        ..ModelConfig::default()
-    }
-}
-
-/// Returns the annotations that an OCI client shows of the model.
-pub(super) fn annotations(header: &Header) -> BTreeMap<String, String> {
-    let keys = [
-        ("general.name", media_type::TITLE_ANNOTATION),
-        ("general.description", media_type::DESCRIPTION_ANNOTATION),
-        ("general.license", media_type::LICENSES_ANNOTATION),
-        ("general.version", media_type::VERSION_ANNOTATION),
-    ];
-    let said = keys.into_iter().filter_map(|(key, annotation)| {
-        let text = header.metadata.str(key).filter(|text| !text.is_empty() && text.len() <= 1024)?;
-        Some((annotation.to_owned(), text.to_owned()))
-    });
-    said.collect()
 }

@@ -4,12 +4,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::finish::{FileOrigin, FileRecipe};
-use super::gguf::{self, Part};
+use super::error::ImportError;
+use super::files::read_file;
+use super::gguf_part::{Part, annotations, config};
 use super::layer::{Content, Piece};
-use super::{ImportError, Plan, PlannedLayer, checkpoint, fp8, policy, read_file};
+use super::plan::Plan;
+use super::whole_file::{push_assembled, push_side_files};
+use super::{checkpoint, fp8, policy};
 use crate::convert::{self, CheckpointTensor, ConvertedGguf, FileType, SideFiles};
-use crate::gguf::Header;
+use crate::gguf::{Header, PartName};
 use crate::media_type;
 use crate::source::{Source, SourceFile};
 
@@ -68,33 +71,17 @@ pub(super) fn from_checkpoint(
     let PlannedGguf { part, content, mut notices } = PlannedGguf::new(STEM, file_type, converted, files);
     notices.extend(checkpoint.notices.iter().cloned());
     let (mut layers, mut recipes) = (Vec::new(), Vec::new());
-    push(&mut layers, &mut recipes, &part.file, content);
+    push_assembled(&mut layers, &mut recipes, media_type::OLLAMA_MODEL, &part.file.path, content);
     let is_left = |file: &&SourceFile| {
         !taken.contains(file.path.as_str()) && !fp8::is_fp8_description(&checkpoint, &file.path)
     };
     let rest: Vec<&SourceFile> = files.iter().filter(is_left).collect();
-    gguf::push_side_files(source, &mut layers, &mut recipes, &rest)?;
+    push_side_files(source, &mut layers, &mut recipes, &rest)?;
     recipes.sort_by(|a, b| a.path.cmp(&b.path));
     let (tensors, parameters) = (part.header.tensors.len() as u64, part.header.elements());
-    let annotations = gguf::annotations(&part.header);
-    let config = gguf::config(&[part], &[], &[], parameters);
+    let annotations = annotations(&part.header);
+    let config = config(&[part], &[], &[], parameters);
     Ok(Plan { layers, config, notices, tensors, parameters, annotations, files: recipes })
-}
-
-/// Adds the planned GGUF as a layer and as a file of the file view.
-pub(super) fn push(
-    layers: &mut Vec<PlannedLayer>,
-    recipes: &mut Vec<FileRecipe>,
-    file: &SourceFile,
-    content: Content,
-) {
-    recipes.push(FileRecipe { origin: FileOrigin::Assembled, ..FileRecipe::whole(file, layers.len()) });
-    layers.push(PlannedLayer {
-        media_type: media_type::OLLAMA_MODEL,
-        name: Some(file.path.clone()),
-        size: file.size,
-        content,
-    });
 }
 
 /// Plans the quantisation of a GGUF's parts, given in order.
@@ -112,7 +99,7 @@ pub(super) fn from_gguf(
 
 /// Removes the type, the part number and the extension from a path: `a/mini-F16.gguf` becomes `a/mini`.
 fn stem(path: &str) -> &str {
-    let stem = match crate::gguf::PartName::parse(path) {
+    let stem = match PartName::parse(path) {
         Some(part) => part.prefix,
         None => path.rsplit_once('.').map_or(path, |(stem, _)| stem),
     };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::check::{CheckedReader, CheckedRun};
+use super::check::CheckedRun;
 use crate::convert::{Rows, RowsReader, Segment};
 use crate::quant::Quantisation;
 use crate::quant::affine::{QuantiseError, Quantised, check_finite, quantise};
@@ -83,6 +83,10 @@ impl Content {
         Content { checked_runs: watched, ..self }
     }
 
+    pub(super) fn bytes(bytes: Vec<u8>) -> Content {
+        Content::new(vec![Piece::Bytes(bytes)])
+    }
+
     pub(super) fn file(path: &str, length: u64) -> Content {
         Content::new(vec![Piece::Range { path: path.into(), offset: 0, length }])
     }
@@ -114,8 +118,8 @@ impl Content {
         !self.checked_runs.is_empty()
     }
 
-    pub(super) fn checked(&self, inner: LayerReader) -> CheckedReader {
-        CheckedReader::new(inner, Arc::clone(&self.checked_runs))
+    pub(super) fn checked_runs(&self) -> Arc<[CheckedRun]> {
+        Arc::clone(&self.checked_runs)
     }
 
     /// Returns a reader of the bytes `from..to`.

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{ImportError, Options, Plan, push_whole, side_file_type};
+use super::error::ImportError;
+use super::plan::{Options, Plan};
+use super::whole_file::{push_whole, side_file_type};
 use crate::config::{ModelConfig, format_parameter_count};
 use crate::media_type;
 use crate::onnx::{Data, Initializer, Model};

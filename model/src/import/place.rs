@@ -1,17 +1,17 @@
 //! Plans the bytes of every tensor layer, and how every shard is assembled from them again. Called once by
-//! [`super::plan`], after it has decided which tensors share a blob and how they are quantised.
+//! [`super::tensor_blobs`], after the policy has decided which tensors share a blob and are quantised.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::PlannedLayer;
 use super::check::{self, CheckedRun};
 use super::checkpoint::{Checkpoint, Shard};
-use super::finish::{FileOrigin, FileRecipe, RecipeSegment};
 use super::layer::{Content, Piece, QuantisedPiece};
+use super::plan::PlannedLayer;
 use super::policy::{BlobMember, TensorLayers};
+use super::recipe::{FileOrigin, FileRecipe, RecipeSegment};
 use crate::media_type;
 use crate::quant::Quantisation;
 use crate::safetensors::{Dtype, write_header};

@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 
 use super::checkpoint::{Checkpoint, IMAGE_INDEX};
-use super::{ImportError, Quantize};
+use super::error::ImportError;
+use super::quantize::Quantize;
 use crate::quant::{Kind, Quantisation};
 use crate::safetensors::Dtype;
 use crate::tensor::Tensor;

@@ -8,8 +8,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::convert::FileType;
+use crate::digest::Digest;
 use crate::files_view::{FileView, Segment};
 use crate::manifest::Manifest;
+use crate::media_type;
 use crate::quant::{Kind, Quantisation};
 use crate::safetensors::{Dtype, Header, write_header};
 use crate::tensor;

@@ -3,6 +3,7 @@
 use super::tests::{Folder, import, refused};
 use super::*;
 use crate::gguf::{Array, Header, Metadata, NewTensor, Value};
+use crate::media_type;
 use crate::quant::ggml::Type;
 
 /// A GGUF file with one tensor per name.
