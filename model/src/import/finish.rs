@@ -2,21 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
-
 use super::plan::{Plan, PlannedLayer};
 use super::recipe::{FileOrigin, FileRecipe, RecipeSegment};
 use crate::digest::Digest;
 use crate::files_view::{self, FileEntry, FileView, Segment};
 use crate::manifest::{Descriptor, MAX_MANIFEST_BYTES};
 use crate::media_type;
-
-/// A blob made here, small enough to be held in memory.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SmallBlob {
-    pub descriptor: Descriptor,
-    pub bytes: Vec<u8>,
-}
+use crate::oci::new_manifest::{NewManifest, SmallBlob};
 
 /// The blobs to push after the layers: config, file view, manifest, in this order.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,19 +32,6 @@ pub enum FinishError {
     ManifestTooLarge { len: usize },
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct WrittenManifest<'a> {
-    schema_version: u8,
-    media_type: &'a str,
-    /// ollama ignores these two fields; OCI clients look for them.
-    artifact_type: &'a str,
-    config: &'a Descriptor,
-    layers: &'a [Descriptor],
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    annotations: &'a BTreeMap<String, String>,
-}
-
 impl Plan {
     /// The files whose digests must be passed to [`Plan::finish`], because no layer has them: those of split
     /// checkpoints. [`super::hash_file`] computes them.
@@ -73,9 +52,8 @@ impl Plan {
         let entries: Result<Vec<FileEntry>, FinishError> =
             self.files.iter().map(|file| file_entry(file, layers, files)).collect();
         let view = FileView { version: files_view::VERSION, files: entries? }.to_bytes();
-        let mut view_layer =
-            Descriptor::new(media_type::OLLAMA_JSON, Digest::sha256(&view), view.len() as u64);
-        view_layer.name = Some(files_view::LAYER_NAME.to_owned());
+        let mut view = SmallBlob::new(media_type::OLLAMA_JSON, view);
+        view.descriptor.name = Some(files_view::LAYER_NAME.to_owned());
 
         let mut descriptors: Vec<Descriptor> = self
             .layers
@@ -87,28 +65,17 @@ impl Plan {
                 ..Descriptor::new(layer.media_type, digest.clone(), layer.size)
             })
             .collect();
-        descriptors.push(view_layer.clone());
-        let config = self.config.to_bytes();
-        let config_descriptor =
-            Descriptor::new(media_type::DOCKER_CONFIG, Digest::sha256(&config), config.len() as u64);
-        let manifest = serde_json::to_vec(&WrittenManifest {
-            schema_version: 2,
-            media_type: media_type::DOCKER_MANIFEST,
-            artifact_type: media_type::LODE_MODEL,
-            config: &config_descriptor,
-            layers: &descriptors,
-            annotations: &self.annotations,
-        })
-        .expect("a struct of strings and numbers is always JSON");
+        descriptors.push(view.descriptor.clone());
+        let config = SmallBlob::new(media_type::DOCKER_CONFIG, self.config.to_bytes());
+        let mut manifest = NewManifest::new(media_type::DOCKER_MANIFEST, &config.descriptor, &descriptors);
+        manifest.artifact_type = Some(media_type::LODE_MODEL);
+        manifest.annotations =
+            self.annotations.iter().map(|(key, text)| (key.clone(), text.as_str().into())).collect();
+        let manifest = manifest.to_bytes();
         if manifest.len() > MAX_MANIFEST_BYTES {
             return Err(FinishError::ManifestTooLarge { len: manifest.len() });
         }
-        Ok(FinishedImport {
-            config: SmallBlob { descriptor: config_descriptor, bytes: config },
-            files: SmallBlob { descriptor: view_layer, bytes: view },
-            manifest_digest: Digest::sha256(&manifest),
-            manifest,
-        })
+        Ok(FinishedImport { config, files: view, manifest_digest: Digest::sha256(&manifest), manifest })
     }
 }
 

@@ -31,12 +31,13 @@ mod whole_file;
 pub use checked_reader::CheckedReader;
 pub use error::ImportError;
 pub use files::{MAX_JSON_BYTES, hash_file};
-pub use finish::{FinishError, FinishedImport, SmallBlob};
+pub use finish::{FinishError, FinishedImport};
 pub use layer::{Content, LayerReader};
 pub use plan::{Options, Plan, PlannedLayer};
 pub use quantize::{Quantize, UnknownQuantize};
 
 use crate::convert;
+pub use crate::oci::new_manifest::SmallBlob;
 pub use crate::read_at::ReadAt;
 pub use crate::source::{Source, SourceFile};
 use files::{check_files, check_pointers};

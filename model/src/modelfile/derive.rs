@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 use super::command::{Command, Modelfile, Role};
 use crate::digest::Digest;
 use crate::go_template::{SyntaxError, Template};
-use crate::import::SmallBlob;
 use crate::manifest::{Descriptor, MAX_MANIFEST_BYTES, Manifest};
 use crate::media_type;
+use crate::oci::new_manifest::{NewManifest, SmallBlob};
 
 /// The annotations in which OCI tools look for the base of an artifact.
 pub const BASE_NAME_ANNOTATION: &str = "org.opencontainers.image.base.name";
@@ -112,19 +112,6 @@ struct Message<'a> {
     content: &'a str,
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct WrittenManifest<'a> {
-    schema_version: u8,
-    media_type: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    artifact_type: Option<&'a str>,
-    config: &'a Descriptor,
-    layers: &'a [Descriptor],
-    #[serde(skip_serializing_if = "Map::is_empty")]
-    annotations: &'a Map<String, Value>,
-}
-
 /// Derives a model from a base. The same base and edits always give the same manifest.
 pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<DerivedModel, DeriveError> {
     let manifest = base.manifest;
@@ -158,10 +145,10 @@ pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<DerivedModel, DeriveErro
 
     // 2. Texts, each as a layer.
     let mut add = |media_type: &str, bytes: Vec<u8>| {
-        let descriptor = Descriptor::new(media_type, Digest::sha256(&bytes), bytes.len() as u64);
-        if !layers.iter().any(|held| is_same(held, &descriptor)) {
-            layers.push(descriptor.clone());
-            blobs.push(SmallBlob { descriptor, bytes });
+        let blob = SmallBlob::new(media_type, bytes);
+        if !layers.iter().any(|held| is_same(held, &blob.descriptor)) {
+            layers.push(blob.descriptor.clone());
+            blobs.push(blob);
         }
     };
     for license in &edits.licenses {
@@ -207,10 +194,9 @@ pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<DerivedModel, DeriveErro
         }
         // The list of layers that older clients stored here would now be wrong.
         config.remove("rootfs");
-        let bytes = json_bytes(&config);
-        config_descriptor =
-            Descriptor::new(media_type::DOCKER_CONFIG, Digest::sha256(&bytes), bytes.len() as u64);
-        blobs.push(SmallBlob { descriptor: config_descriptor.clone(), bytes });
+        let blob = SmallBlob::new(media_type::DOCKER_CONFIG, json_bytes(&config));
+        config_descriptor = blob.descriptor.clone();
+        blobs.push(blob);
     }
 
     // 4. The manifest, of the base's kind.
@@ -220,14 +206,10 @@ pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<DerivedModel, DeriveErro
         annotations.insert(BASE_NAME_ANNOTATION.to_owned(), Value::String(name.to_owned()));
         annotations.insert(BASE_DIGEST_ANNOTATION.to_owned(), Value::String(digest.to_string()));
     }
-    let bytes = json_bytes(&WrittenManifest {
-        schema_version: 2,
-        media_type: &manifest.media_type,
-        artifact_type: manifest.artifact_type.as_deref(),
-        config: &config_descriptor,
-        layers: &layers,
-        annotations: &annotations,
-    });
+    let mut written = NewManifest::new(&manifest.media_type, &config_descriptor, &layers);
+    written.artifact_type = manifest.artifact_type.as_deref();
+    written.annotations = annotations;
+    let bytes = written.to_bytes();
     if bytes.len() > MAX_MANIFEST_BYTES {
         return Err(DeriveError::TooLarge { len: bytes.len() });
     }
