@@ -1,5 +1,7 @@
-//! The checkpoint families that can be converted, with their GGUF architecture names and GGUF tensor names.
-//! The names are llama.cpp's (`gguf-py/gguf/constants.py`, `tensor_mapping.py`).
+//! The checkpoint families that can be converted, with their GGUF architecture names (llama.cpp
+//! `gguf-py/gguf/constants.py`) and the places of their tensors.
+
+use super::names;
 
 /// A family, by `model_type` of its config.json.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,13 +67,11 @@ impl Family {
 
     /// Returns the place of a tensor in the GGUF, or `None` if no model of this family has the tensor.
     pub(super) fn place(self, name: &str) -> Option<TensorPlace> {
-        let tensor = |name: &str| Some(TensorPlace::Tensor { name: name.to_owned(), layer: None });
-        match name {
-            "model.embed_tokens.weight" => return tensor("token_embd.weight"),
-            "model.norm.weight" => return tensor("output_norm.weight"),
-            "lm_head.weight" => return tensor("output.weight"),
-            _ if name.ends_with("rotary_emb.inv_freq") => return Some(TensorPlace::Dropped),
-            _ => {}
+        if name.ends_with("rotary_emb.inv_freq") {
+            return Some(TensorPlace::Dropped);
+        }
+        if let Some(top) = name.strip_suffix(".weight").and_then(names::gguf_top) {
+            return Some(TensorPlace::Tensor { name: format!("{top}.weight"), layer: None });
         }
         let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
         let layer = number(layer)?;
@@ -81,34 +81,11 @@ impl Family {
         }
         if let Some((group, rest)) = stem.split_once(".experts.") {
             let (expert, projection) = rest.split_once('.')?;
-            let part = match (group, projection) {
-                ("mlp", "gate_proj") | ("block_sparse_moe", "w1") => "gate",
-                ("mlp", "up_proj") | ("block_sparse_moe", "w3") => "up",
-                ("mlp", "down_proj") | ("block_sparse_moe", "w2") => "down",
-                _ => return None,
-            };
+            let part = names::gguf_expert_part(group, projection)?;
             let name = format!("blk.{layer}.ffn_{part}_exps.{leaf}");
             return Some(TensorPlace::Expert { name, layer, expert: number(expert)? });
         }
-        let part = match stem {
-            "self_attn.q_proj" => "attn_q",
-            "self_attn.k_proj" => "attn_k",
-            "self_attn.v_proj" => "attn_v",
-            "self_attn.o_proj" => "attn_output",
-            "self_attn.qkv_proj" => "attn_qkv",
-            "self_attn.q_norm" => "attn_q_norm",
-            "self_attn.k_norm" => "attn_k_norm",
-            "input_layernorm" => "attn_norm",
-            "mlp.gate_proj" => "ffn_gate",
-            "mlp.up_proj" | "mlp.gate_up_proj" => "ffn_up",
-            "mlp.down_proj" => "ffn_down",
-            "mlp.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
-            "post_attention_layernorm" if self.is_gemma() => "post_attention_norm",
-            "post_attention_layernorm" => "ffn_norm",
-            "pre_feedforward_layernorm" => "ffn_norm",
-            "post_feedforward_layernorm" => "post_ffw_norm",
-            _ => return None,
-        };
+        let part = names::gguf_part(stem, self.is_gemma())?;
         Some(TensorPlace::Tensor { name: format!("blk.{layer}.{part}.{leaf}"), layer: Some(layer) })
     }
 }

@@ -11,6 +11,7 @@ mod file_type;
 mod gguf_layout;
 mod hyper;
 pub mod mix;
+mod names;
 mod pieces;
 mod rows;
 mod vocabulary;
@@ -23,6 +24,7 @@ use serde_json::Value as Json;
 pub use error::ConvertError;
 pub use file_type::{FileType, UnknownFileType};
 pub(crate) use gguf_layout::{ConvertedGguf, Segment, format_names};
+pub(crate) use names::checkpoint_names;
 pub(crate) use rows::{Rows, RowsReader};
 pub(crate) use weights::CheckpointTensor;
 

@@ -3,13 +3,13 @@
 
 mod change;
 mod compare;
-mod names;
 
 use std::collections::{BTreeSet, HashMap};
 
 pub use change::{Change, Hints};
 pub use compare::{Blobs, CompareError, Difference, compare};
 
+use crate::convert::checkpoint_names;
 use crate::digest::Digest;
 use crate::manifest::Manifest;
 use crate::tensor::TensorInfo;
@@ -68,7 +68,7 @@ pub fn pair_tensors<'a>(here: &'a [TensorInfo], there: &'a [TensorInfo], hints: 
     let free = |taken: &[bool], name: &str| by_name.get(name).copied().filter(|at| !taken[*at]);
     for pair in pairs.iter_mut().filter(|pair| pair.there.is_none()) {
         let Some(tensor) = pair.here else { continue };
-        let names = names::of_checkpoint(&tensor.name);
+        let names = checkpoint_names(&tensor.name);
         if let Some(at) = names.iter().find_map(|name| free(&taken, name)) {
             taken[at] = true;
             pair.there = Some(&there[at]);
@@ -79,7 +79,7 @@ pub fn pair_tensors<'a>(here: &'a [TensorInfo], there: &'a [TensorInfo], hints: 
         if taken[at] {
             continue;
         }
-        let names = names::of_checkpoint(&tensor.name);
+        let names = checkpoint_names(&tensor.name);
         let partner = names.iter().find_map(|name| alone.get(name.as_str()).copied());
         match partner.filter(|at| pairs[*at].there.is_none()) {
             Some(at) => {
