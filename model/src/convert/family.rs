@@ -3,30 +3,62 @@
 
 use super::names;
 
-/// A family, by `model_type` of its config.json.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Family {
-    Llama,
-    Mistral,
-    Mixtral,
-    Qwen2,
-    Qwen3,
-    Qwen3Moe,
-    Gemma2,
-    Gemma3,
-    Phi3,
+/// A family of checkpoints, and how they differ from those of a plain transformer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Family {
+    /// `model_type` of config.json.
+    model_type: &'static str,
+    /// `general.architecture`.
+    pub(super) architecture: &'static str,
+    /// Whether norms are stored as the difference from 1, blocks have norms on both sides, and the embedding is
+    /// the output matrix unless config.json says otherwise.
+    pub(super) is_gemma: bool,
+    /// The key of config.json with the number of experts.
+    pub(super) experts_key: Option<&'static str>,
+    /// Whether experts have a width of their own.
+    pub(super) has_expert_width: bool,
+    pub(super) window: Window,
+    /// Whether the scores of attention and the output are soft-capped.
+    pub(super) has_soft_caps: bool,
+    /// Whether the rotary embedding may have separate factors for long and for short contexts.
+    pub(super) has_long_rope: bool,
 }
 
-const FAMILIES: [(&str, Family, &str); 9] = [
-    ("llama", Family::Llama, "llama"),
-    ("mistral", Family::Mistral, "llama"),
-    ("mixtral", Family::Mixtral, "llama"),
-    ("qwen2", Family::Qwen2, "qwen2"),
-    ("qwen3", Family::Qwen3, "qwen3"),
-    ("qwen3_moe", Family::Qwen3Moe, "qwen3moe"),
-    ("gemma2", Family::Gemma2, "gemma2"),
-    ("gemma3_text", Family::Gemma3, "gemma3"),
-    ("phi3", Family::Phi3, "phi3"),
+/// How the sliding window of config.json is converted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Window {
+    Ignored,
+    Required,
+    /// Zero where it is absent.
+    Optional,
+    /// A GGUF of this architecture cannot store it, which is a notice.
+    Lost,
+}
+
+/// Every family that can be converted.
+static FAMILIES: [Family; 9] = [
+    Family::plain("llama", "llama"),
+    Family { window: Window::Lost, ..Family::plain("mistral", "llama") },
+    Family {
+        window: Window::Lost,
+        experts_key: Some("num_local_experts"),
+        ..Family::plain("mixtral", "llama")
+    },
+    Family::plain("qwen2", "qwen2"),
+    Family::plain("qwen3", "qwen3"),
+    Family {
+        experts_key: Some("num_experts"),
+        has_expert_width: true,
+        ..Family::plain("qwen3_moe", "qwen3moe")
+    },
+    Family {
+        is_gemma: true,
+        window: Window::Required,
+        has_soft_caps: true,
+        ..Family::plain("gemma2", "gemma2")
+    },
+    Family { is_gemma: true, window: Window::Required, ..Family::plain("gemma3_text", "gemma3") },
+    Family { window: Window::Optional, has_long_rope: true, ..Family::plain("phi3", "phi3") },
 ];
 
 /// The GGUF tensor that a checkpoint tensor becomes.
@@ -41,32 +73,36 @@ pub(super) enum TensorPlace {
 }
 
 impl Family {
-    pub(super) fn of(model_type: &str) -> Option<Family> {
-        FAMILIES.iter().find(|(name, ..)| *name == model_type).map(|(_, family, _)| *family)
+    const fn plain(model_type: &'static str, architecture: &'static str) -> Family {
+        Family {
+            model_type,
+            architecture,
+            is_gemma: false,
+            experts_key: None,
+            has_expert_width: false,
+            window: Window::Ignored,
+            has_soft_caps: false,
+            has_long_rope: false,
+        }
+    }
+
+    pub(super) fn of(model_type: &str) -> Option<&'static Family> {
+        FAMILIES.iter().find(|family| family.model_type == model_type)
     }
 
     /// Returns every known `model_type`.
     pub(super) fn known_model_types() -> Vec<&'static str> {
-        FAMILIES.iter().map(|(name, ..)| *name).collect()
-    }
-
-    /// `general.architecture`.
-    pub(super) fn architecture(self) -> &'static str {
-        FAMILIES.iter().find(|(_, family, _)| *family == self).map_or("", |(.., architecture)| architecture)
-    }
-
-    pub(super) fn is_gemma(self) -> bool {
-        matches!(self, Family::Gemma2 | Family::Gemma3)
+        FAMILIES.iter().map(|family| family.model_type).collect()
     }
 
     /// Whether a tensor is a query or key projection of an architecture whose rotary embedding rotates
     /// neighbouring elements rather than halves.
-    pub(super) fn rotates_pairs(self, name: &str) -> bool {
-        self.architecture() == "llama" && (name.contains(".attn_q.") || name.contains(".attn_k."))
+    pub(super) fn rotates_pairs(&self, name: &str) -> bool {
+        self.architecture == "llama" && (name.contains(".attn_q.") || name.contains(".attn_k."))
     }
 
     /// Returns the place of a tensor in the GGUF, or `None` if no model of this family has the tensor.
-    pub(super) fn place(self, name: &str) -> Option<TensorPlace> {
+    pub(super) fn place(&self, name: &str) -> Option<TensorPlace> {
         if name.ends_with("rotary_emb.inv_freq") {
             return Some(TensorPlace::Dropped);
         }
@@ -85,7 +121,7 @@ impl Family {
             let name = format!("blk.{layer}.ffn_{part}_exps.{leaf}");
             return Some(TensorPlace::Expert { name, layer, expert: number(expert)? });
         }
-        let part = names::gguf_part(stem, self.is_gemma())?;
+        let part = names::gguf_part(stem, self.is_gemma)?;
         Some(TensorPlace::Tensor { name: format!("blk.{layer}.{part}.{leaf}"), layer: Some(layer) })
     }
 }
@@ -101,27 +137,24 @@ mod tests {
     #[test]
     fn tensors_have_their_places() {
         let layer = |name: &str| Some(TensorPlace::Tensor { name: name.to_owned(), layer: Some(3) });
-        let check = |family: Family, name: &str, expect: Option<TensorPlace>| {
+        let check = |model_type: &str, name: &str, expect: Option<TensorPlace>| {
+            let family = Family::of(model_type).expect(model_type);
             assert_eq!(family.place(name), expect, "{name}");
         };
-        check(Family::Llama, "model.layers.3.self_attn.q_proj.bias", layer("blk.3.attn_q.bias"));
-        check(
-            Family::Llama,
-            "model.layers.3.post_attention_layernorm.weight",
-            layer("blk.3.ffn_norm.weight"),
-        );
+        check("llama", "model.layers.3.self_attn.q_proj.bias", layer("blk.3.attn_q.bias"));
+        check("llama", "model.layers.3.post_attention_layernorm.weight", layer("blk.3.ffn_norm.weight"));
         let after = layer("blk.3.post_attention_norm.weight");
-        check(Family::Gemma2, "model.layers.3.post_attention_layernorm.weight", after);
-        check(Family::Phi3, "model.layers.3.mlp.gate_up_proj.weight", layer("blk.3.ffn_up.weight"));
-        check(Family::Llama, "model.layers.3.self_attn.rotary_emb.inv_freq", Some(TensorPlace::Dropped));
+        check("gemma2", "model.layers.3.post_attention_layernorm.weight", after);
+        check("phi3", "model.layers.3.mlp.gate_up_proj.weight", layer("blk.3.ffn_up.weight"));
+        check("llama", "model.layers.3.self_attn.rotary_emb.inv_freq", Some(TensorPlace::Dropped));
         let expert =
             TensorPlace::Expert { name: "blk.3.ffn_down_exps.weight".to_owned(), layer: 3, expert: 11 };
-        check(Family::Mixtral, "model.layers.3.block_sparse_moe.experts.11.w2.weight", Some(expert.clone()));
-        check(Family::Qwen3Moe, "model.layers.3.mlp.experts.11.down_proj.weight", Some(expert));
+        check("mixtral", "model.layers.3.block_sparse_moe.experts.11.w2.weight", Some(expert.clone()));
+        check("qwen3_moe", "model.layers.3.mlp.experts.11.down_proj.weight", Some(expert));
         for name in
             ["model.layers.3.mlp.experts.down_proj", "model.layers.x.mlp.up_proj.weight", "vision.a.weight"]
         {
-            check(Family::Llama, name, None);
+            check("llama", name, None);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::f64::consts::PI;
 use serde_json::Value as Json;
 
 use super::error::ConvertError;
-use super::family::Family;
+use super::family::{Family, Window};
 use crate::gguf::Metadata;
 
 /// The rope scaling of a checkpoint that has none.
@@ -19,7 +19,7 @@ const MAX_HEAD_DIM: u64 = 1 << 16;
 /// The hyper-parameters that the conversion itself needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct HyperParameters {
-    pub(super) family: Family,
+    pub(super) family: &'static Family,
     pub(super) n_layers: u64,
     pub(super) n_heads: u64,
     pub(super) n_kv_heads: u64,
@@ -106,7 +106,7 @@ pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<HyperParam
         head_dim,
         vocab_size,
         n_experts: 0,
-        is_tied: c.get("tie_word_embeddings").and_then(Json::as_bool).unwrap_or(family.is_gemma()),
+        is_tied: c.get("tie_word_embeddings").and_then(Json::as_bool).unwrap_or(family.is_gemma),
         tables: Vec::new(),
         notices: Vec::new(),
     };
@@ -119,7 +119,7 @@ pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<HyperParam
     };
     let rotated = (head_dim as f64 * partial) as u64;
 
-    let architecture = family.architecture();
+    let architecture = family.architecture;
     // `Config::optional` has checked that the values fit in 32 bits.
     let mut set = |key: &str, value: u64| metadata.set(format!("{architecture}.{key}"), value as u32);
     set("context_length", c.number("max_position_embeddings")?);
@@ -132,23 +132,19 @@ pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<HyperParam
     set("attention.value_length", head_dim);
     set("rope.dimension_count", rotated);
     set("vocab_size", vocab_size);
-    let experts = match family {
-        Family::Mixtral => Some("num_local_experts"),
-        Family::Qwen3Moe => Some("num_experts"),
-        _ => None,
-    };
-    if let Some(key) = experts {
+    if let Some(key) = family.experts_key {
         hyper.n_experts = c.count(key)?;
         set("expert_count", hyper.n_experts);
         set("expert_used_count", c.count("num_experts_per_tok")?);
     }
-    if family == Family::Qwen3Moe {
+    if family.has_expert_width {
         set("expert_feed_forward_length", c.count("moe_intermediate_size")?);
     }
-    match family {
-        Family::Gemma2 | Family::Gemma3 => set("attention.sliding_window", c.number("sliding_window")?),
-        Family::Phi3 => set("attention.sliding_window", c.optional("sliding_window")?.unwrap_or(0)),
-        Family::Mistral | Family::Mixtral => {
+    match family.window {
+        Window::Ignored => {}
+        Window::Required => set("attention.sliding_window", c.number("sliding_window")?),
+        Window::Optional => set("attention.sliding_window", c.optional("sliding_window")?.unwrap_or(0)),
+        Window::Lost => {
             if let Some(window) = c.optional("sliding_window")? {
                 hyper.notices.push(format!(
                     "a GGUF of this architecture does not carry the sliding window of {window} tokens: texts that are \
@@ -156,11 +152,10 @@ pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<HyperParam
                 ));
             }
         }
-        _ => {}
     }
     let mut float = |key: &str, value: f64| metadata.set(format!("{architecture}.{key}"), value as f32);
     float("attention.layer_norm_rms_epsilon", c.float("rms_norm_eps")?);
-    if family == Family::Gemma2 {
+    if family.has_soft_caps {
         float("attn_logit_softcapping", c.float("attn_logit_softcapping")?);
         float("final_logit_softcapping", c.float("final_logit_softcapping")?);
     }
@@ -181,7 +176,7 @@ fn write_rope(
     let scaling = Config(parameters.or(c.get("rope_scaling")).unwrap_or(&NO_SCALING));
     let theta = scaling.get("rope_theta").or(c.get("rope_theta")).and_then(Json::as_f64);
     let theta = theta.unwrap_or(10_000.0);
-    let architecture = hyper.family.architecture();
+    let architecture = hyper.family.architecture;
     let key = |key: &str| format!("{architecture}.rope.{key}");
     metadata.set(key("freq_base"), theta as f32);
 
@@ -190,7 +185,7 @@ fn write_rope(
         Some(_) => scaling.number("original_max_position_embeddings"),
         None => c.number("original_max_position_embeddings"),
     };
-    if hyper.family == Family::Phi3 {
+    if hyper.family.has_long_rope {
         metadata.set(key("scaling.original_context_length"), original()? as u32);
     }
     match kind {
@@ -214,7 +209,7 @@ fn write_rope(
             }
         }
         "llama3" => hyper.tables.push(("rope_freqs.weight", llama3_factors(&scaling, theta, rotated)?)),
-        "longrope" | "su" if hyper.family == Family::Phi3 => {
+        "longrope" | "su" if hyper.family.has_long_rope => {
             let (context, original) = (c.number("max_position_embeddings")? as f64, original()? as f64);
             let stretch = context / original;
             let factor = if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / original.ln()).sqrt() };

@@ -74,7 +74,7 @@ pub(crate) fn checkpoint(
     let config = json("config.json", config)?;
     let mut metadata = Metadata::new();
     let model_type = config.get("model_type").and_then(Json::as_str).unwrap_or_default();
-    let architecture = family::Family::of(model_type).map_or("", family::Family::architecture);
+    let architecture = family::Family::of(model_type).map_or("", |family| family.architecture);
     metadata.set("general.architecture", architecture);
     metadata.set("general.type", "model");
     let mut hyper = hyper::write(&mut metadata, &config)?;

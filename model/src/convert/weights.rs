@@ -91,7 +91,7 @@ pub(super) fn list_checkpoint_weights(
         let tensor = one.tensor;
         let unknown = || ConvertError::UnknownTensor {
             tensor: tensor.name.clone(),
-            architecture: hyper.family.architecture(),
+            architecture: hyper.family.architecture,
         };
         let (name, layer) = match hyper.family.place(&tensor.name).ok_or_else(unknown)? {
             TensorPlace::Dropped => continue,
@@ -115,7 +115,7 @@ pub(super) fn list_checkpoint_weights(
             check_rows(tensor, heads.saturating_mul(hyper.head_dim))?;
         }
         let order = if is_permuted { RowOrder::Pairs { head_dim: hyper.head_dim } } else { RowOrder::Same };
-        let add = if hyper.family.is_gemma() && name.ends_with("norm.weight") { 1.0 } else { 0.0 };
+        let add = if hyper.family.is_gemma && name.ends_with("norm.weight") { 1.0 } else { 0.0 };
         let values = Values::Floats { arrays: vec![array], order, add };
         let at = match layer {
             Some(layer) => layer + 1,
