@@ -6,6 +6,7 @@
 //! ```
 
 mod facts;
+mod file_type;
 mod header;
 mod parse;
 mod read;
@@ -14,7 +15,8 @@ mod tensors;
 mod value;
 mod write;
 
-pub use facts::file_type_name;
+pub(crate) use file_type::file_type_id;
+pub use file_type::file_type_name;
 pub use header::{
     DEFAULT_ALIGNMENT, Header, MAGIC, MAX_ALIGNMENT, MAX_ENTRIES, MAX_HEADER_BYTES, MAX_KEY, MAX_STRING,
     MAX_TENSOR_NAME, TensorEntry, VERSION,
