@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::gguf::Header;
 use crate::import::fp8_tests::{self, array, file};
 use crate::import::{Options, Plan, Quantize, ReadAt, Source, SourceFile, plan};
+use crate::quant::Kind;
 use crate::quant::ggml::Type;
 use crate::safetensors::Dtype;
 
@@ -143,7 +144,7 @@ fn quantising_a_float_gguf_matches_the_checkpoint() {
     let refused =
         planned(&Folder::one("mini.gguf", twice.clone()), Quantize::Gguf(FileType::Q4_0)).unwrap_err();
     assert!(refused.contains("`mini.gguf`") && refused.contains("is already Q8_0"), "{refused}");
-    let refused = planned(&Folder::one("mini.gguf", twice), Quantize::Int4).unwrap_err();
+    let refused = planned(&Folder::one("mini.gguf", twice), Quantize::Blobs(Kind::Int4)).unwrap_err();
     assert!(refused.contains("int4"), "{refused}");
 }
 

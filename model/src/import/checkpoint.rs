@@ -12,6 +12,7 @@ use super::error::ImportError;
 use super::files::{CONFIG, read_file};
 use super::mlx::{self, MlxQuantisation};
 use crate::gguf::PartName;
+use crate::quant::Kind;
 use crate::safetensors::{Dtype, Header};
 use crate::source::{Scales, Source, SourceFile};
 use crate::tensor::{self, Tensor, TensorError};
@@ -236,8 +237,10 @@ fn read_shard(
         Ok(Some(renamed)) => {
             if renamed.unsupported > 0 {
                 notices.push(format!(
-                    "`{}`: {} weights are quantised to other formats than int4, int8, nvfp4, mxfp4 and mxfp8, and stored as they are",
-                    file.path, renamed.unsupported
+                    "`{}`: {} weights are quantised to other formats than {}, and stored as they are",
+                    file.path,
+                    renamed.unsupported,
+                    Kind::list_blob_kinds("and")
                 ));
             }
             renamed.header

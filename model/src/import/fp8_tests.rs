@@ -11,6 +11,7 @@ use super::tests::{CONFIG, Folder, import, refused, small};
 use super::*;
 use crate::convert::FileType;
 use crate::media_type;
+use crate::quant::Kind;
 use crate::safetensors::{Dtype, write_header};
 
 /// A sign bit, four bits of exponent with a bias of 7, and three bits of fraction.
@@ -128,7 +129,13 @@ fn unquantised_fp8_is_restored() {
 #[test]
 fn fp8_quantises_like_its_float_twin() {
     let (fp8, twin) = folders();
-    for quantize in [Quantize::Int4, Quantize::Int8, Quantize::Nvfp4, Quantize::Mxfp4, Quantize::Mxfp8] {
+    for quantize in [
+        Quantize::Blobs(Kind::Int4),
+        Quantize::Blobs(Kind::Int8),
+        Quantize::Blobs(Kind::Nvfp4),
+        Quantize::Blobs(Kind::Mxfp4),
+        Quantize::Blobs(Kind::Mxfp8),
+    ] {
         let (ours, theirs) = (import(&fp8, Some(quantize)), import(&twin, Some(quantize)));
         let blobs = |imported: &tests::Imported| -> BTreeMap<String, Vec<u8>> {
             let layers = imported.manifest.layers.iter();
@@ -180,7 +187,9 @@ fn a_stack_of_experts_has_a_grid_for_each() {
     let fp8 = Folder::default().with("model.safetensors", file(&[weight, scales]));
     let twin = array(name, Dtype::BF16, &[3, 96, 160], &floats);
     let twin = Folder::default().with("model.safetensors", file(&[twin]));
-    let made = |folder: &Folder| import(folder, Some(Quantize::Mxfp8)).files()["model.safetensors"].clone();
+    let made = |folder: &Folder| {
+        import(folder, Some(Quantize::Blobs(Kind::Mxfp8))).files()["model.safetensors"].clone()
+    };
     assert!(made(&fp8) == made(&twin));
 }
 
@@ -231,7 +240,7 @@ fn unsupported_fp8_weights_are_named() {
         (one(weight(e4m3), Some(words), "{}"), "whose scales `a.weight_scale` are I32"),
         (one(weight(Dtype::U8), fitting(), "{}"), "`a.weight_scale_inv`, which is quantised already"),
     ] {
-        for quantize in [Quantize::Mxfp8, Quantize::Gguf(FileType::Q8_0)] {
+        for quantize in [Quantize::Blobs(Kind::Mxfp8), Quantize::Gguf(FileType::Q8_0)] {
             let message = refused(&folder, Some(quantize));
             assert!(message.contains(expect), "{message}\n  wanted {expect}");
         }
@@ -240,7 +249,10 @@ fn unsupported_fp8_weights_are_named() {
     }
     // Any block size works if config.json gives it.
     let small = said(r#"{"config_groups":{"a":{"weights":{"block_structure":"64x100"}}}}"#);
-    import(&one(weight(e4m3), Some(scales("a.weight_scale", &[4, 3])), &small), Some(Quantize::Int8));
+    import(
+        &one(weight(e4m3), Some(scales("a.weight_scale", &[4, 3])), &small),
+        Some(Quantize::Blobs(Kind::Int8)),
+    );
 }
 
 #[test]
@@ -265,7 +277,7 @@ fn non_finite_fp8_values_are_named() {
     ] {
         let weight = ("a.up_proj.weight".to_owned(), Dtype::F8_E4M3, vec![64, 64], codes);
         let scales = array("a.up_proj.weight_scale", Dtype::F32, &[], &[scale]);
-        for quantize in [Quantize::Int4, Quantize::Mxfp8] {
+        for quantize in [Quantize::Blobs(Kind::Int4), Quantize::Blobs(Kind::Mxfp8)] {
             let source: Arc<dyn Source> = Arc::new(one(weight.clone(), Some(scales.clone()), "{}"));
             let plan = plan(&*source, &Options { quantize: Some(quantize), ..Options::default() }).unwrap();
             let read = io::Read::read_to_end(&mut plan.layers[0].reader(&source), &mut Vec::new());

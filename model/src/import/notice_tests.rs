@@ -2,6 +2,7 @@
 
 use super::tests::{CONFIG, Folder, import, refused, safetensors, small};
 use super::*;
+use crate::quant::Kind;
 use crate::safetensors::Dtype;
 
 #[test]
@@ -26,7 +27,7 @@ fn every_part_has_to_be_there() {
 fn unquantised_tensors_get_a_notice() {
     let odd = [("b.weight", Dtype::F32, &[64u64, 64][..]), ("odd.weight", Dtype::BF16, &[100, 33])];
     let folder = Folder::default().with("Odd.SafeTensors", safetensors(&odd));
-    let notices = import(&folder, Some(Quantize::Int4)).notices();
+    let notices = import(&folder, Some(Quantize::Blobs(Kind::Int4))).notices();
     assert!(notices.contains("`odd.weight`: kept as they are"), "{notices}");
     assert!(!import(&folder, None).notices().contains("kept as they are"));
 

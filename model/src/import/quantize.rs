@@ -10,27 +10,19 @@ use crate::quant::Kind;
 /// A format of float weights after an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantize {
-    Int4,
-    Int8,
-    Mxfp4,
-    Nvfp4,
-    Mxfp8,
+    /// One of [`Kind::BLOB`].
+    Blobs(Kind),
     /// A GGUF file in place of all weights.
     Gguf(FileType),
 }
 
-const BLOBS: [(Quantize, Kind); 5] = [
-    (Quantize::Int4, Kind::Int4),
-    (Quantize::Int8, Kind::Int8),
-    (Quantize::Mxfp4, Kind::Mxfp4),
-    (Quantize::Nvfp4, Kind::Nvfp4),
-    (Quantize::Mxfp8, Kind::Mxfp8),
-];
-
 impl Quantize {
     /// Returns the format of tensor blobs; `None` for a GGUF.
     pub fn kind(self) -> Option<Kind> {
-        BLOBS.iter().find(|(quantize, _)| *quantize == self).map(|(_, kind)| *kind)
+        match self {
+            Quantize::Blobs(kind) => Some(kind),
+            Quantize::Gguf(_) => None,
+        }
     }
 }
 
@@ -38,7 +30,7 @@ impl fmt::Display for Quantize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Quantize::Gguf(file_type) => file_type.fmt(f),
-            blobs => f.write_str(blobs.kind().map_or("", Kind::as_str)),
+            Quantize::Blobs(kind) => kind.fmt(f),
         }
     }
 }
@@ -46,15 +38,12 @@ impl fmt::Display for Quantize {
 /// The error for a text that names no format of an import.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{text}` is not a supported quantisation (tensor blobs: int4, int8, nvfp4, mxfp4, mxfp8; GGUF: {})",
-    file_types()
+    "`{text}` is not a supported quantisation (tensor blobs: {}; GGUF: {})",
+    Kind::BLOB.map(Kind::as_str).join(", "),
+    FileType::ALL.map(FileType::as_str).join(", ")
 )]
 pub struct UnknownQuantize {
     pub text: String,
-}
-
-fn file_types() -> String {
-    FileType::ALL.map(FileType::as_str).join(", ")
 }
 
 impl FromStr for Quantize {
@@ -65,9 +54,8 @@ impl FromStr for Quantize {
         if let Ok(file_type) = text.parse() {
             return Ok(Quantize::Gguf(file_type));
         }
-        let kind = text.parse::<Kind>().ok();
-        let found = BLOBS.iter().find(|(_, of)| Some(*of) == kind).map(|(quantize, _)| *quantize);
-        found.ok_or_else(|| UnknownQuantize { text: text.chars().take(40).collect() })
+        let kind = text.parse::<Kind>().map(Quantize::Blobs);
+        kind.map_err(|_| UnknownQuantize { text: text.chars().take(40).collect() })
     }
 }
 
@@ -78,9 +66,9 @@ mod tests {
     #[test]
     fn names() {
         for (text, expect) in [
-            ("int4", Some(Quantize::Int4)),
-            ("Q8", Some(Quantize::Int8)),
-            ("nvfp4", Some(Quantize::Nvfp4)),
+            ("int4", Some(Quantize::Blobs(Kind::Int4))),
+            ("Q8", Some(Quantize::Blobs(Kind::Int8))),
+            ("nvfp4", Some(Quantize::Blobs(Kind::Nvfp4))),
             ("q8_0", Some(Quantize::Gguf(FileType::Q8_0))),
             ("q4_K_M", Some(Quantize::Gguf(FileType::Q4_K_M))),
             ("Q4_K", Some(Quantize::Gguf(FileType::Q4_K_M))),
@@ -91,6 +79,6 @@ mod tests {
             assert_eq!(text.parse().ok(), expect, "{text}");
         }
         assert_eq!(Quantize::Gguf(FileType::Q5_K_S).to_string(), "Q5_K_S");
-        assert_eq!(Quantize::Mxfp8.to_string(), "mxfp8");
+        assert_eq!(Quantize::Blobs(Kind::Mxfp8).to_string(), "mxfp8");
     }
 }

@@ -4,6 +4,7 @@ use super::tests::{Folder, import, refused};
 use super::*;
 use crate::gguf::{Array, Header, Metadata, NewTensor, Value};
 use crate::media_type;
+use crate::quant::Kind;
 use crate::quant::ggml::Type;
 
 /// A GGUF file with one tensor per name.
@@ -136,7 +137,7 @@ fn malformed_ggufs_are_refused() {
     assert!(refused(&Folder::default().with("m.gguf", key), None).contains("key `number 0` has a name of"));
     let folder = Folder::default().with("m.gguf", whole);
     assert_eq!(
-        refused(&folder, Some(Quantize::Int4)),
+        refused(&folder, Some(Quantize::Blobs(Kind::Int4))),
         "`m.gguf` is a GGUF file, which cannot be quantised to int4"
     );
 }

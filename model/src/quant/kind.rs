@@ -30,7 +30,13 @@ pub enum Kind {
 
 impl Kind {
     /// The formats of tensor blobs.
-    pub const BLOB: [Kind; 5] = [Kind::Int4, Kind::Int8, Kind::Mxfp4, Kind::Nvfp4, Kind::Mxfp8];
+    pub const BLOB: [Kind; 5] = [Kind::Int4, Kind::Int8, Kind::Nvfp4, Kind::Mxfp4, Kind::Mxfp8];
+
+    /// Lists the formats of tensor blobs for a message: `int4, int8 or mxfp8`.
+    pub(crate) fn list_blob_kinds(conjunction: &str) -> String {
+        let [others @ .., last] = Kind::BLOB.map(Kind::as_str);
+        format!("{} {conjunction} {last}", others.join(", "))
+    }
 
     /// Both families have a format of the same name, distinguished by case: `mxfp4` is that of tensor blobs,
     /// `MXFP4` that of ggml.
@@ -97,7 +103,7 @@ impl fmt::Display for Kind {
 
 /// The error for a text that is not the name of a quantised format of tensor blobs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a quantisation (expected int4, int8, nvfp4, mxfp4 or mxfp8)")]
+#[error("`{text}` is not a quantisation (expected {})", Kind::list_blob_kinds("or"))]
 pub struct UnknownKind {
     pub text: String,
 }
@@ -108,14 +114,14 @@ impl FromStr for Kind {
     /// Parses a format of tensor blobs as their metadata spells it: in any case, and with the aliases seen in
     /// blobs (Q4 and FP4 are int4, Q8 and FP8 int8). Block types are parsed by [`Type`].
     fn from_str(text: &str) -> Result<Self, UnknownKind> {
-        match text.to_ascii_lowercase().as_str() {
-            "int4" | "q4" | "fp4" => Ok(Kind::Int4),
-            "int8" | "q8" | "fp8" => Ok(Kind::Int8),
-            "mxfp4" => Ok(Kind::Mxfp4),
-            "nvfp4" => Ok(Kind::Nvfp4),
-            "mxfp8" => Ok(Kind::Mxfp8),
-            _ => Err(UnknownKind { text: text.chars().take(40).collect() }),
-        }
+        let lower = text.to_ascii_lowercase();
+        let name = match lower.as_str() {
+            "q4" | "fp4" => "int4",
+            "q8" | "fp8" => "int8",
+            name => name,
+        };
+        let found = Kind::BLOB.into_iter().find(|kind| kind.as_str() == name);
+        found.ok_or_else(|| UnknownKind { text: text.chars().take(40).collect() })
     }
 }
 

@@ -12,7 +12,7 @@ const UNNAMED: &str = "data";
 /// Why a blob's tensors are inconsistent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorError {
-    #[error("tensor `{name}` has quantisation `{text}`, expected int4, int8, nvfp4, mxfp4 or mxfp8")]
+    #[error("tensor `{name}` has quantisation `{text}`, expected {}", Kind::list_blob_kinds("or"))]
     Kind { name: String, text: String },
     #[error("tensor `{name}` has group size `{text}`, which {kind} does not have")]
     GroupSize { name: String, kind: Kind, text: String },
