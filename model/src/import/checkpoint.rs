@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::error::ImportError;
 use super::files::{CONFIG, read_file};
 use super::mlx::{self, MlxQuantisation};
+use crate::formats::weight_format::WeightFormat;
 use crate::gguf::PartName;
 use crate::quant::Kind;
 use crate::safetensors::{Dtype, Header};
@@ -122,7 +123,7 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
     let config: Option<Map<String, Value>> = config.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let mlx = config.as_ref().and_then(MlxQuantisation::read);
     let mut shards = Vec::new();
-    for file in files.iter().filter(|file| is_safetensors(file)) {
+    for file in files.iter().filter(|file| file.weight_format() == Some(WeightFormat::Safetensors)) {
         // Headers are checked even if the file is stored whole, so that damage does not go unnoticed.
         let mut shard = read_shard(source, file, mlx.as_ref(), &mut notices)?;
         if is_shard(file) {
@@ -170,11 +171,6 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
     drop(homes);
     let index = index.map(|(path, _)| path);
     Ok(Checkpoint { shards, index, is_image_model, config, scales: HashMap::new(), notices })
-}
-
-/// Whether a file holds a checkpoint's tensors, by its name.
-pub(super) fn is_safetensors(file: &SourceFile) -> bool {
-    file.path.to_ascii_lowercase().ends_with(END)
 }
 
 /// Checks that no part of a model is missing. Without an index, only file names tell; otherwise an incomplete

@@ -34,10 +34,9 @@ pub(super) fn check_files(files: &[SourceFile]) -> Result<(), ImportError> {
 /// Git LFS leaves a few lines of text in place of a large file that was not fetched.
 pub(super) fn check_pointers(source: &dyn Source, files: &[SourceFile]) -> Result<(), ImportError> {
     const MAX_BYTES: u64 = 1024;
-    const ENDS: [&str; 4] = [".safetensors", ".gguf", ".onnx", "tokenizer.json"];
     for file in files.iter().filter(|file| file.size <= MAX_BYTES) {
-        let path = file.path.to_ascii_lowercase();
-        if ENDS.iter().any(|end| path.ends_with(end))
+        let is_tokenizer = file.path.to_ascii_lowercase().ends_with("tokenizer.json");
+        if (is_tokenizer || file.weight_format().is_some())
             && read_file(source, file)?.starts_with(b"version https://git-lfs.github.com/spec/")
         {
             return Err(ImportError::Pointer { path: file.path.clone() });

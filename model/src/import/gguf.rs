@@ -10,6 +10,7 @@ use super::gguf_part::{Part, annotations, config};
 use super::plan::{Options, Plan, PlannedLayer};
 use super::quantize::Quantize;
 use super::whole_file::{push_assembled, push_side_files, push_whole};
+use crate::formats::weight_format::WeightFormat;
 use crate::gguf::{self, Header, PartName, ReadError};
 use crate::media_type;
 use crate::source::{Source, SourceFile};
@@ -20,17 +21,13 @@ const KNOWN: [&str; 10] =
 /// The hyper-parameters that every transformer has.
 const HYPER_PARAMETERS: [&str; 3] = ["block_count", "embedding_length", "attention.head_count"];
 
-/// Whether a file is a GGUF by its name.
-pub(super) fn is_gguf(file: &SourceFile) -> bool {
-    file.path.to_ascii_lowercase().ends_with(".gguf")
-}
-
 pub(super) fn plan(
     source: &dyn Source,
     files: &[SourceFile],
     options: &Options,
 ) -> Result<Plan, ImportError> {
-    let (ggufs, rest): (Vec<_>, Vec<_>) = files.iter().partition(|file| is_gguf(file));
+    let (ggufs, rest): (Vec<_>, Vec<_>) =
+        files.iter().partition(|file| file.weight_format() == Some(WeightFormat::Gguf));
     let not_made = |quantize: Quantize| {
         let path = ggufs.first().map(|file| file.path.clone()).unwrap_or_default();
         ImportError::QuantizeGguf { path, quantize }

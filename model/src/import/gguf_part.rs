@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::config::{ModelConfig, format_parameter_count};
+use crate::formats::weight_format::WeightFormat;
 use crate::gguf::Header;
 use crate::media_type;
 use crate::source::SourceFile;
@@ -31,7 +32,7 @@ pub(super) fn config(model: &[Part], projectors: &[Part], adapters: &[Part], par
     // A part without a file type has no tensors, or is the first of a split model.
     let file_type = file_type.or_else(|| model.iter().find_map(|part| part.header.quantisation()));
     ModelConfig {
-        model_format: "gguf".to_owned(),
+        model_format: WeightFormat::Gguf.as_str().to_owned(),
         model_family: family,
         model_families: families,
         model_type: format_parameter_count(parameters),

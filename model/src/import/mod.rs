@@ -37,6 +37,7 @@ pub use plan::{Options, Plan, PlannedLayer};
 pub use quantize::{Quantize, UnknownQuantize};
 
 use crate::convert;
+use crate::formats::weight_format::WeightFormat;
 pub use crate::oci::new_manifest::SmallBlob;
 pub use crate::read_at::ReadAt;
 pub use crate::source::{Source, SourceFile};
@@ -53,16 +54,18 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     check_pointers(source, &files)?;
     // A GGUF next to a checkpoint is another form of it and is stored like any other file; so is an ONNX file
     // next to either.
-    let has = |is_form: fn(&SourceFile) -> bool| files.iter().any(is_form);
-    let (has_checkpoint, has_gguf) = (has(checkpoint::is_safetensors), has(gguf::is_gguf));
+    let has = |format: WeightFormat| files.iter().any(|file| file.weight_format() == Some(format));
+    let (has_checkpoint, has_gguf) = (has(WeightFormat::Safetensors), has(WeightFormat::Gguf));
     let mut plan = match options.quantize {
         _ if !has_checkpoint && has_gguf => gguf::plan(source, &files, options)?,
-        _ if !has_checkpoint && has(onnx::is_onnx) => onnx::plan(source, &files, options)?,
+        _ if !has_checkpoint && has(WeightFormat::Onnx) => onnx::plan(source, &files, options)?,
         Some(Quantize::Gguf(file_type)) => gguf_conversion::from_checkpoint(source, &files, file_type)?,
         _ => tensor_blobs::plan(source, &files, options)?,
     };
-    let is_other_format = |file: &&SourceFile| {
-        has_checkpoint && gguf::is_gguf(file) || (has_checkpoint || has_gguf) && onnx::is_onnx(file)
+    let is_other_format = |file: &&SourceFile| match file.weight_format() {
+        Some(WeightFormat::Gguf) => has_checkpoint,
+        Some(WeightFormat::Onnx) => has_checkpoint || has_gguf,
+        Some(WeightFormat::Safetensors) | None => false,
     };
     let other_formats: Vec<&str> =
         files.iter().filter(is_other_format).map(|file| file.path.as_str()).collect();

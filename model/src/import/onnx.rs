@@ -7,21 +7,18 @@ use super::error::ImportError;
 use super::plan::{Options, Plan};
 use super::whole_file::{push_whole, side_file_type};
 use crate::config::{ModelConfig, format_parameter_count};
+use crate::formats::weight_format::WeightFormat;
 use crate::media_type;
 use crate::onnx::{Data, Initializer, Model};
 use crate::source::{Source, SourceFile};
-
-/// Whether a file is an ONNX model by its name.
-pub(super) fn is_onnx(file: &SourceFile) -> bool {
-    file.path.to_ascii_lowercase().ends_with(".onnx")
-}
 
 pub(super) fn plan(
     source: &dyn Source,
     files: &[SourceFile],
     options: &Options,
 ) -> Result<Plan, ImportError> {
-    let (models, rest): (Vec<_>, Vec<_>) = files.iter().partition(|file| is_onnx(file));
+    let (models, rest): (Vec<_>, Vec<_>) =
+        files.iter().partition(|file| file.weight_format() == Some(WeightFormat::Onnx));
     if let (Some(quantize), Some(file)) = (options.quantize, models.first()) {
         return Err(ImportError::QuantizeOnnx { path: file.path.clone(), quantize });
     }
@@ -48,7 +45,7 @@ pub(super) fn plan(
     recipes.sort_by(|a, b| a.path.cmp(&b.path));
     let main = elements.into_iter().rev().max_by_key(|(_, sum)| *sum).map(|(dtype, _)| dtype);
     let config = ModelConfig {
-        model_format: "onnx".to_owned(),
+        model_format: WeightFormat::Onnx.as_str().to_owned(),
         model_type: format_parameter_count(parameters),
         file_type: main.unwrap_or_default(),
         ..ModelConfig::default()

@@ -10,6 +10,7 @@ use super::whole_file::{push_assembled, push_whole};
 use super::{checkpoint, facts, fp8, place, policy};
 use crate::config::format_parameter_count;
 use crate::convert;
+use crate::formats::weight_format::WeightFormat;
 use crate::media_type;
 use crate::source::{Source, SourceFile};
 
@@ -23,8 +24,9 @@ pub(super) fn plan(
     options: &Options,
 ) -> Result<Plan, ImportError> {
     let mut checkpoint = checkpoint::read(source, files)?;
-    let of_model =
-        |file: &SourceFile| checkpoint::is_safetensors(file) || MODEL_FILES.contains(&file.path.as_str());
+    let of_model = |file: &SourceFile| {
+        file.weight_format() == Some(WeightFormat::Safetensors) || MODEL_FILES.contains(&file.path.as_str())
+    };
     if !files.iter().any(of_model) {
         return Err(ImportError::NoModel);
     }
@@ -85,7 +87,7 @@ pub(super) fn plan(
     let parameters =
         checkpoint.tensors().fold(0u64, |sum, (_, tensor)| sum.saturating_add(tensor.elements()));
     let mut config = facts.config;
-    config.model_format = "safetensors".to_owned();
+    config.model_format = WeightFormat::Safetensors.as_str().to_owned();
     config.model_type = format_parameter_count(parameters);
     config.file_type = match quantised {
         Some(quantize) => quantize.to_string(),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::tar::Member;
+use crate::formats::weight_format::WeightFormat;
 use crate::manifest::{Descriptor, Manifest};
 use crate::media_type as mt;
 
@@ -118,13 +119,30 @@ impl Role {
     /// Returns the role of a file by its name alone.
     pub fn of_path(path: &str) -> Role {
         let name = path.rsplit_once('/').map_or(path, |(_, name)| name).to_ascii_lowercase();
-        if name.ends_with(".safetensors") {
-            return if name.starts_with("adapter_") { Role::Adapter } else { Role::Safetensors };
+        match WeightFormat::of_path(&name) {
+            Some(WeightFormat::Safetensors) if name.starts_with("adapter_") => Role::Adapter,
+            Some(WeightFormat::Gguf) if name.contains("mmproj") => Role::Projector,
+            Some(format) => Role::of_weights(format),
+            None => Role::File,
         }
-        if name.ends_with(".gguf") {
-            return if name.contains("mmproj") { Role::Projector } else { Role::Gguf };
+    }
+
+    fn of_weights(format: WeightFormat) -> Role {
+        match format {
+            WeightFormat::Safetensors => Role::Safetensors,
+            WeightFormat::Gguf => Role::Gguf,
+            WeightFormat::Onnx => Role::Onnx,
         }
-        if name.ends_with(".onnx") { Role::Onnx } else { Role::File }
+    }
+
+    /// The format of the model's weights in a file of this role; `None` if it does not hold them.
+    pub(super) fn weight_format(self) -> Option<WeightFormat> {
+        match self {
+            Role::Tensor | Role::Safetensors => Some(WeightFormat::Safetensors),
+            Role::Gguf => Some(WeightFormat::Gguf),
+            Role::Onnx => Some(WeightFormat::Onnx),
+            _ => None,
+        }
     }
 }
 
@@ -255,10 +273,7 @@ fn modelpack_file(layer: &Descriptor, format: &str) -> ModelFile {
     let role = match said {
         _ if rest.is_some() && !is_weight => Role::File,
         _ if by_name != Role::File || (path.is_some() && has_extension(path.as_deref())) => by_name,
-        "safetensors" => Role::Safetensors,
-        "gguf" => Role::Gguf,
-        "onnx" => Role::Onnx,
-        _ => by_name,
+        said => WeightFormat::of_name(said).map_or(by_name, Role::of_weights),
     };
     ModelFile::new(layer, path, role, packing(kind))
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Artifact, Layout, ModelFile, Role, kit_parent};
 use crate::digest::Digest;
+use crate::formats::weight_format::WeightFormat;
 use crate::gguf::Metadata;
 use crate::manifest::Manifest;
 use crate::media_type as mt;
@@ -100,9 +101,10 @@ pub fn manifest_origins(manifest: &Manifest, artifact: &Artifact, config: Option
 
 /// Whether a name is a path or, by its extension, a weights file.
 fn is_file(name: &str) -> bool {
-    let endings = [".gguf", ".safetensors", ".bin", ".onnx", ".pt"];
+    let lower = name.to_ascii_lowercase();
     name.starts_with(['/', '.', '@'])
-        || endings.iter().any(|ending| name.to_ascii_lowercase().ends_with(ending))
+        || WeightFormat::of_path(name).is_some()
+        || [".bin", ".pt"].iter().any(|ending| lower.ends_with(ending))
 }
 
 #[derive(Default, Deserialize)]

@@ -15,6 +15,7 @@ pub use file::{FileKind, ModelFile, Packing, Role};
 pub(crate) use kitfile::parent as kit_parent;
 pub use layout::Layout;
 
+use crate::formats::weight_format::WeightFormat;
 use crate::manifest::Manifest;
 use tar::Member;
 
@@ -125,12 +126,7 @@ impl Artifact {
 
     /// The format of the weights: `safetensors`, `gguf` or `onnx`.
     pub fn format(&self) -> Option<&'static str> {
-        match self.files[*self.weights().first()?].role {
-            Role::Tensor | Role::Safetensors => Some("safetensors"),
-            Role::Gguf => Some("gguf"),
-            Role::Onnx => Some("onnx"),
-            _ => None,
-        }
+        self.files[*self.weights().first()?].role.weight_format().map(WeightFormat::as_str)
     }
 
     /// Returns the first layer whose packing prevents reading it in place.

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::formats::weight_format::WeightFormat;
 use crate::read_at::ReadAt;
 
 /// A file of the imported folder.
@@ -10,6 +11,13 @@ pub struct SourceFile {
     /// Relative to the folder, with parts separated by `/`.
     pub path: String,
     pub size: u64,
+}
+
+impl SourceFile {
+    /// The format of the weights in the file, by its name.
+    pub(crate) fn weight_format(&self) -> Option<WeightFormat> {
+        WeightFormat::of_path(&self.path)
+    }
 }
 
 /// The files to import. Reading a file twice must give the same bytes, or the push fails on its digest.
