@@ -1,6 +1,16 @@
 //! The vocabulary that every part of Lode shares: names, digests, manifests, tensors, and the import of
 //! checkpoints into layers. Functions take bytes and strings and return values: nothing here opens a file, a
 //! socket or a device, and nothing blocks.
+//!
+//! A folder uses only folders of earlier lines:
+//!
+//! ```text
+//! oci, quant, template            names and manifests; number formats; prompt templates
+//! formats                         safetensors, GGUF and ONNX files, and their tensors
+//! recognise, source, modelfile    stored models; the files of an import; Modelfiles
+//! convert                         a checkpoint as a GGUF
+//! import, diff                    files as layers; two models compared
+//! ```
 
 pub mod convert;
 pub mod diff;
