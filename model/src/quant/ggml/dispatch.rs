@@ -1,28 +1,120 @@
-//! Selects the format of each type. Encoding is compiled twice, for any processor and for those with AVX2.
-//! Both do the same operations in the same order, so that a tensor has the same bytes, and the same digest,
-//! on every machine.
+//! The formats of the quantised types, one row each: the file that decodes and encodes a block, how it is
+//! encoded, and the scale that must be finite. Encoding is compiled twice, for any processor and for those
+//! with AVX2. Both do the same operations in the same order, so that a tensor has the same bytes, and the
+//! same digest, on every machine.
 
 use super::lanes::{Lanes, ScalarLanes};
+use super::scales::{e8m0, first_non_finite, float, four_e4m3, halves};
 use super::types::Type;
 use super::{
     iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, iq4_nl, iq4_xs, mxfp4, nvfp4, q1_0, q2_0, q2_k,
     q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0, q8_1, q8_k, tq1_0, tq2_0,
 };
 
-macro_rules! decode {
-    ($format:ident, $bytes:ident, $out:ident) => {
-        for (block, out) in $bytes.as_chunks().0.iter().zip($out.as_chunks_mut().0) {
-            $format::decode(block, out);
+macro_rules! encode {
+    (none, $lanes:ident, $format:ident, $values:ident, $out:ident) => {
+        unreachable!("{} has no encoder", stringify!($format))
+    };
+    (scalar, $lanes:ident, $format:ident, $values:ident, $out:ident) => {
+        for (values, block) in $values.as_chunks().0.iter().zip($out.as_chunks_mut().0) {
+            $format::encode(values, block);
+        }
+    };
+    (lanes, $lanes:ident, $format:ident, $values:ident, $out:ident) => {
+        for (values, block) in $values.as_chunks().0.iter().zip($out.as_chunks_mut().0) {
+            $format::encode::<$lanes>(values, block);
+        }
+    };
+    (whole, $lanes:ident, $format:ident, $values:ident, $out:ident) => {
+        $format::encode::<$lanes>($values, $out)
+    };
+}
+
+macro_rules! has_encoder {
+    (none) => {
+        false
+    };
+    ($encoder:ident) => {
+        true
+    };
+}
+
+macro_rules! formats {
+    ($($ty:ident: $format:ident, $encoder:ident, $scale:expr;)+) => {
+        impl Type {
+            /// Whether Lode can quantise to this type. ggml makes the smallest IQ types only with an
+            /// importance matrix, and rounding to integer types is not supported.
+            pub fn is_encodable(self) -> bool {
+                match self {
+                    $(Type::$ty => has_encoder!($encoder),)+
+                    Type::F32 | Type::F16 | Type::BF16 | Type::F64 => true,
+                    Type::I8 | Type::I16 | Type::I32 | Type::I64 => false,
+                }
+            }
+        }
+
+        /// Decodes whole blocks of a quantised type. Compiled once for all processors: reading the bytes
+        /// takes longer.
+        pub(super) fn decode(ty: Type, bytes: &[u8], out: &mut [f32]) {
+            match ty {
+                $(Type::$ty => {
+                    for (block, out) in bytes.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+                        $format::decode(block, out);
+                    }
+                })+
+                _ => unreachable!("{ty} is plain numbers"),
+            }
+        }
+
+        #[inline(always)]
+        pub(super) fn encode_blocks<L: Lanes>(ty: Type, values: &[f32], out: &mut [u8]) {
+            match ty {
+                $(Type::$ty => encode!($encoder, L, $format, values, out),)+
+                _ => unreachable!("{ty} is plain numbers"),
+            }
+        }
+
+        /// Returns the first block of a quantised type whose scale is not finite, and the scale.
+        pub(super) fn first_invalid_scale(ty: Type, bytes: &[u8]) -> Option<(usize, f32)> {
+            let size = ty.block_bytes() as usize;
+            match ty {
+                $(Type::$ty => first_non_finite(bytes, size, $scale),)+
+                _ => unreachable!("{ty} is plain numbers"),
+            }
         }
     };
 }
 
-macro_rules! encode {
-    ($format:ident $(::<$lanes:ident>)?, $values:ident, $out:ident) => {
-        for (values, block) in $values.as_chunks().0.iter().zip($out.as_chunks_mut().0) {
-            $format::encode $(::<$lanes>)? (values, block);
-        }
-    };
+// Encoders: `scalar` and `lanes` encode a block at a time, `lanes` in vector registers; `whole` encodes all
+// blocks together; `none` cannot encode.
+formats! {
+    Q4_0: q4_0, scalar, halves([0]);
+    Q4_1: q4_1, scalar, halves([0, 2]);
+    Q5_0: q5_0, scalar, halves([0]);
+    Q5_1: q5_1, scalar, halves([0, 2]);
+    Q8_0: q8_0, lanes, halves([0]);
+    Q8_1: q8_1, scalar, halves([0, 2]);
+    Q2_K: q2_k, lanes, halves([80, 82]);
+    Q3_K: q3_k, lanes, halves([108]);
+    Q4_K: q4_k, lanes, halves([0, 2]);
+    Q5_K: q5_k, lanes, halves([0, 2]);
+    Q6_K: q6_k, lanes, halves([208]);
+    Q8_K: q8_k, scalar, float;
+    IQ1_S: iq1_s, none, halves([0]);
+    IQ1_M: iq1_m, none, |b: &[u8]| b.as_array().map_or(0.0, iq1_m::scale);
+    IQ2_XXS: iq2_xxs, none, halves([0]);
+    IQ2_XS: iq2_xs, none, halves([0]);
+    IQ2_S: iq2_s, none, halves([0]);
+    IQ3_XXS: iq3_xxs, none, halves([0]);
+    IQ3_S: iq3_s, none, halves([0]);
+    IQ4_NL: iq4_nl, whole, halves([0]);
+    IQ4_XS: iq4_xs, lanes, halves([0]);
+    TQ1_0: tq1_0, scalar, halves([52]);
+    TQ2_0: tq2_0, scalar, halves([64]);
+    MXFP4: mxfp4, scalar, e8m0;
+    NVFP4: nvfp4, scalar, four_e4m3;
+    Q1_0: q1_0, scalar, halves([0]);
+    Q2_0: q2_0, scalar, halves([0]);
 }
 
 /// Quantises whole blocks to a type that [`Type::is_encodable`].
@@ -32,70 +124,6 @@ pub(super) fn encode(ty: Type, values: &[f32], out: &mut [u8]) {
         return avx2::encode(ty, values, out);
     }
     encode_blocks::<ScalarLanes>(ty, values, out);
-}
-
-/// Decodes whole blocks of a quantised type. Compiled once for all processors: reading the bytes takes
-/// longer.
-pub(super) fn decode(ty: Type, bytes: &[u8], out: &mut [f32]) {
-    match ty {
-        Type::Q4_0 => decode!(q4_0, bytes, out),
-        Type::Q4_1 => decode!(q4_1, bytes, out),
-        Type::Q5_0 => decode!(q5_0, bytes, out),
-        Type::Q5_1 => decode!(q5_1, bytes, out),
-        Type::Q8_0 => decode!(q8_0, bytes, out),
-        Type::Q8_1 => decode!(q8_1, bytes, out),
-        Type::Q2_K => decode!(q2_k, bytes, out),
-        Type::Q3_K => decode!(q3_k, bytes, out),
-        Type::Q4_K => decode!(q4_k, bytes, out),
-        Type::Q5_K => decode!(q5_k, bytes, out),
-        Type::Q6_K => decode!(q6_k, bytes, out),
-        Type::Q8_K => decode!(q8_k, bytes, out),
-        Type::IQ1_S => decode!(iq1_s, bytes, out),
-        Type::IQ1_M => decode!(iq1_m, bytes, out),
-        Type::IQ2_XXS => decode!(iq2_xxs, bytes, out),
-        Type::IQ2_XS => decode!(iq2_xs, bytes, out),
-        Type::IQ2_S => decode!(iq2_s, bytes, out),
-        Type::IQ3_XXS => decode!(iq3_xxs, bytes, out),
-        Type::IQ3_S => decode!(iq3_s, bytes, out),
-        Type::IQ4_NL => decode!(iq4_nl, bytes, out),
-        Type::IQ4_XS => decode!(iq4_xs, bytes, out),
-        Type::TQ1_0 => decode!(tq1_0, bytes, out),
-        Type::TQ2_0 => decode!(tq2_0, bytes, out),
-        Type::MXFP4 => decode!(mxfp4, bytes, out),
-        Type::NVFP4 => decode!(nvfp4, bytes, out),
-        Type::Q1_0 => decode!(q1_0, bytes, out),
-        Type::Q2_0 => decode!(q2_0, bytes, out),
-        Type::F32 | Type::F16 | Type::BF16 | Type::F64 | Type::I8 | Type::I16 | Type::I32 | Type::I64 => {
-            unreachable!("{ty} is plain numbers")
-        }
-    }
-}
-
-#[inline(always)]
-pub(super) fn encode_blocks<L: Lanes>(ty: Type, values: &[f32], out: &mut [u8]) {
-    match ty {
-        Type::Q4_0 => encode!(q4_0, values, out),
-        Type::Q4_1 => encode!(q4_1, values, out),
-        Type::Q5_0 => encode!(q5_0, values, out),
-        Type::Q5_1 => encode!(q5_1, values, out),
-        Type::Q8_0 => encode!(q8_0::<L>, values, out),
-        Type::Q8_1 => encode!(q8_1, values, out),
-        Type::Q8_K => encode!(q8_k, values, out),
-        Type::Q2_K => encode!(q2_k::<L>, values, out),
-        Type::Q3_K => encode!(q3_k::<L>, values, out),
-        Type::Q4_K => encode!(q4_k::<L>, values, out),
-        Type::Q5_K => encode!(q5_k::<L>, values, out),
-        Type::Q6_K => encode!(q6_k::<L>, values, out),
-        Type::IQ4_NL => iq4_nl::encode::<L>(values, out),
-        Type::IQ4_XS => encode!(iq4_xs::<L>, values, out),
-        Type::TQ1_0 => encode!(tq1_0, values, out),
-        Type::TQ2_0 => encode!(tq2_0, values, out),
-        Type::MXFP4 => encode!(mxfp4, values, out),
-        Type::NVFP4 => encode!(nvfp4, values, out),
-        Type::Q1_0 => encode!(q1_0, values, out),
-        Type::Q2_0 => encode!(q2_0, values, out),
-        _ => unreachable!("{ty} cannot be made"),
-    }
 }
 
 #[cfg(target_arch = "x86_64")]

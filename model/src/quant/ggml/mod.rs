@@ -1,5 +1,6 @@
 //! The block types of GGUF files: their table, exact decoding to float32, and quantisation as in ggml. Each
-//! format has one file, which decodes and encodes one block at any address; `dispatch` selects among them.
+//! format has one file, which decodes and encodes one block at any address. `types` has a row for each type,
+//! and `dispatch` has a row for each format.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -9,6 +10,7 @@ mod codec;
 mod dispatch;
 mod fit;
 mod lanes;
+mod scales;
 mod types;
 mod validate;
 

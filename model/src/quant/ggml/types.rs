@@ -121,13 +121,6 @@ impl Type {
         })
     }
 
-    /// Whether Lode can quantise to this type. ggml makes the smallest IQ types only with an importance
-    /// matrix, and rounding to integer types is not supported.
-    pub fn is_encodable(self) -> bool {
-        use Type::*;
-        !matches!(self, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | I8 | I16 | I32 | I64)
-    }
-
     /// Whether its blocks hold codes and scales rather than plain numbers.
     pub fn is_quantised(self) -> bool {
         self.dtype().is_none()
