@@ -8,16 +8,16 @@ use super::super::weight::Float;
 
 /// Pointers to the parts of one row.
 #[derive(Clone, Copy)]
-pub(in super::super) struct RowAt {
-    pub(in super::super) codes: *const u8,
-    pub(in super::super) scales: *const u8,
-    pub(in super::super) biases: *const u8,
-    pub(in super::super) factor: f32,
+pub(crate) struct RowAt {
+    pub(crate) codes: *const u8,
+    pub(crate) scales: *const u8,
+    pub(crate) biases: *const u8,
+    pub(crate) factor: f32,
 }
 
 impl RowAt {
     #[inline]
-    pub(in super::super) fn new(rows: &Rows<'_>, row: usize) -> Self {
+    pub(crate) fn new(rows: &Rows<'_>, row: usize) -> Self {
         let (codes, scales, biases) = rows.row(row);
         let (scales, biases) = (scales.as_ptr(), biases.as_ptr());
         Self { codes: codes.as_ptr(), scales, biases, factor: rows.factor() }
@@ -25,13 +25,13 @@ impl RowAt {
 
     /// The next row of a kind without separate scales. Use it only if it exists.
     #[inline]
-    pub(in super::super) fn next(self, row_bytes: usize) -> Self {
+    pub(crate) fn next(self, row_bytes: usize) -> Self {
         Self { codes: self.codes.wrapping_add(row_bytes), ..self }
     }
 }
 
 /// Decodes one kind of row.
-pub(in super::super) trait Load: Copy {
+pub(crate) trait Load: Copy {
     /// The data that the values of a group share, prepared for use.
     type Group: Copy;
 
@@ -58,16 +58,16 @@ pub(in super::super) trait Load: Copy {
 }
 
 #[derive(Clone, Copy)]
-pub(in super::super) struct F32;
+pub(crate) struct F32;
 #[derive(Clone, Copy)]
-pub(in super::super) struct F16;
+pub(crate) struct F16;
 #[derive(Clone, Copy)]
-pub(in super::super) struct BF16;
+pub(crate) struct BF16;
 /// Affine codes with groups of `1 << shift` codes.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Affine<const BITS: u8> {
-    pub(in super::super) shift: u32,
-    pub(in super::super) scales: Float,
+pub(crate) struct Affine<const BITS: u8> {
+    pub(crate) shift: u32,
+    pub(crate) scales: Float,
 }
 
 /// Evaluates an expression with the loader of a kind that the operations can read without decoding it first.
@@ -85,7 +85,7 @@ macro_rules! with_loader {
         }
     }};
 }
-pub(in super::super) use with_loader;
+pub(crate) use with_loader;
 
 /// The same for kinds whose rows are always decoded first.
 macro_rules! with_decoder {
@@ -130,7 +130,7 @@ macro_rules! with_loader_of {
         }
     };
 }
-pub(in super::super) use with_loader_of;
+pub(crate) use with_loader_of;
 
 /// The common part of float loaders of this size: no groups, and tails through a padded copy.
 macro_rules! float_rows {
@@ -243,7 +243,7 @@ impl<const BITS: u8> Load for Affine<BITS> {
 /// The value exists.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) unsafe fn broadcast(float: Float, at: *const u8, index: usize) -> __m256 {
+pub(crate) unsafe fn broadcast(float: Float, at: *const u8, index: usize) -> __m256 {
     if float == Float::F32 {
         // SAFETY: guaranteed by the caller; the read is unaligned.
         return _mm256_set1_ps(unsafe { at.cast::<f32>().add(index).read_unaligned() });
@@ -257,7 +257,7 @@ pub(in super::super) unsafe fn broadcast(float: Float, at: *const u8, index: usi
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
+pub(crate) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
     assert!(to.len() >= rows.cols());
     let at = RowAt::new(rows, row);
     with_loader!(rows.kind(), loader => decode(loader, at, &mut to[..rows.cols()]), else {
@@ -297,7 +297,7 @@ fn decode<L: Load>(loader: L, row: RowAt, to: &mut [f32]) {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn encode_row(kind: Kind, from: &[f32], to: &mut [u8]) {
+pub(crate) fn encode_row(kind: Kind, from: &[f32], to: &mut [u8]) {
     if kind != Kind::Float(Float::F16) || !from.len().is_multiple_of(8) {
         return super::encode_scalar(kind, from, to);
     }

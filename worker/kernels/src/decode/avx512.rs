@@ -8,7 +8,7 @@ use super::avx2::{BF16, F16, F32, RowAt};
 use super::blocks::{Codes, Terms};
 
 /// Like `avx2::Load`, with vectors of sixteen lanes.
-pub(in super::super) trait Load: super::avx2::Load {
+pub(crate) trait Load: super::avx2::Load {
     type Group: Copy;
 
     /// # Safety

@@ -12,13 +12,13 @@ use super::avx2::{Load, RowAt, broadcast};
 
 /// The scale and offset of sixteen codes, in every lane: value = `scale * code - offset`.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Terms {
-    pub(in super::super) scale: __m256,
-    pub(in super::super) offset: __m256,
+pub(crate) struct Terms {
+    pub(crate) scale: __m256,
+    pub(crate) offset: __m256,
 }
 
 /// A format whose values are byte-sized integers times a scale.
-pub(in super::super) trait Codes: Copy {
+pub(crate) trait Codes: Copy {
     /// The data that the values of a group share, prepared for use.
     type Group: Copy;
     /// Values per group, a multiple of 32.
@@ -97,7 +97,7 @@ impl<C: Codes> Load for C {
 /// As for [`Codes::codes`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) unsafe fn values<C: Codes>(format: C, row: RowAt, k: usize) -> __m256i {
+pub(crate) unsafe fn values<C: Codes>(format: C, row: RowAt, k: usize) -> __m256i {
     // SAFETY: the same contract.
     let codes = unsafe { format.codes(row, k) };
     match C::TABLE {
@@ -149,7 +149,7 @@ unsafe fn clean_halves(at: *const u8) -> __m256i {
 /// There are sixteen bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) unsafe fn interleave_nibbles(at: *const u8) -> __m256i {
+pub(crate) unsafe fn interleave_nibbles(at: *const u8) -> __m256i {
     // SAFETY: guaranteed by the caller.
     let bytes = unsafe { _mm_loadu_si128(at.cast()) };
     let high = _mm_srli_epi16::<4>(bytes);
@@ -213,7 +213,7 @@ macro_rules! one_scale {
     ($($(#[$doc:meta])* $name:ident: $table:expr, |$row:ident, $k:ident| $scale:expr, $codes:expr;)+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy)]
-        pub(in super::super) struct $name;
+        pub(crate) struct $name;
 
         impl Codes for $name {
             type Group = __m256;
@@ -262,7 +262,7 @@ one_scale! {
 macro_rules! thirty_two_and_minimum {
     ($($name:ident: $bytes:literal, |$at:ident| $codes:expr;)+) => {$(
         #[derive(Clone, Copy)]
-        pub(in super::super) struct $name;
+        pub(crate) struct $name;
 
         impl Codes for $name {
             type Group = (__m256, __m256);
@@ -313,7 +313,7 @@ fn half_of_e8m0(code: u8) -> __m256 {
 
 /// NVFP4 of tensor blobs.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Nvfp4;
+pub(crate) struct Nvfp4;
 
 impl Codes for Nvfp4 {
     type Group = [__m256; 2];
@@ -345,7 +345,7 @@ impl Codes for Nvfp4 {
 
 /// MXFP8 of tensor blobs. Its codes are floats, not integers.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Mxfp8;
+pub(crate) struct Mxfp8;
 
 impl Load for Mxfp8 {
     type Group = __m256;
@@ -392,7 +392,7 @@ fn e4m3(codes: __m128i) -> __m256 {
 
 /// ggml's NVFP4: four times sixteen codes. The two halves of each sixteen are in the low and high nibbles.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Nvfp4Block;
+pub(crate) struct Nvfp4Block;
 
 impl Codes for Nvfp4Block {
     type Group = __m256;

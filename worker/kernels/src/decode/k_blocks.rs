@@ -60,7 +60,7 @@ unsafe fn shifted(at: *const u8, by: usize) -> __m256i {
 }
 
 #[derive(Clone, Copy)]
-pub(in super::super) struct Q4K;
+pub(crate) struct Q4K;
 
 impl Codes for Q4K {
     type Group = (__m256, __m256);
@@ -93,7 +93,7 @@ impl Codes for Q4K {
 }
 
 #[derive(Clone, Copy)]
-pub(in super::super) struct Q5K;
+pub(crate) struct Q5K;
 
 impl Codes for Q5K {
     type Group = (__m256, __m256);
@@ -142,7 +142,7 @@ fn sixteens(scales: Scales, k: usize) -> [__m256; 2] {
 }
 
 #[derive(Clone, Copy)]
-pub(in super::super) struct Q6K;
+pub(crate) struct Q6K;
 
 impl Codes for Q6K {
     type Group = Scales;
@@ -182,7 +182,7 @@ impl Codes for Q6K {
 }
 
 #[derive(Clone, Copy)]
-pub(in super::super) struct Q2K;
+pub(crate) struct Q2K;
 
 impl Codes for Q2K {
     /// Scales and minima.
@@ -229,7 +229,7 @@ impl Codes for Q2K {
 }
 
 #[derive(Clone, Copy)]
-pub(in super::super) struct Q3K;
+pub(crate) struct Q3K;
 
 impl Codes for Q3K {
     type Group = Scales;
@@ -277,7 +277,7 @@ impl Codes for Q3K {
 }
 
 #[derive(Clone, Copy)]
-pub(in super::super) struct Iq4Xs;
+pub(crate) struct Iq4Xs;
 
 impl Codes for Iq4Xs {
     type Group = __m256;

@@ -8,7 +8,7 @@ use super::super::rows::{BLOCK_Q8_0, Kind, QK8_0, Rows};
 use super::super::weight::Float;
 
 /// Decodes one kind of row.
-pub(in super::super) trait Load: Copy {
+pub(crate) trait Load: Copy {
     /// Decodes values k..k + 8; k is a multiple of 8.
     ///
     /// # Safety
@@ -17,13 +17,13 @@ pub(in super::super) trait Load: Copy {
 }
 
 #[derive(Clone, Copy)]
-pub(in super::super) struct F32;
+pub(crate) struct F32;
 #[derive(Clone, Copy)]
-pub(in super::super) struct F16;
+pub(crate) struct F16;
 #[derive(Clone, Copy)]
-pub(in super::super) struct BF16;
+pub(crate) struct BF16;
 #[derive(Clone, Copy)]
-pub(in super::super) struct Q8_0;
+pub(crate) struct Q8_0;
 
 /// Evaluates an expression with the loader of a kind that is read without decoding it first.
 macro_rules! with_loader {
@@ -52,7 +52,7 @@ macro_rules! with_loader {
         }
     }};
 }
-pub(in super::super) use with_loader;
+pub(crate) use with_loader;
 
 impl Load for F32 {
     #[inline]
@@ -102,7 +102,7 @@ impl Load for Q8_0 {
 }
 
 #[target_feature(enable = "neon")]
-pub(in super::super) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
+pub(crate) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
     with_loader!(rows.kind(), loader => decode(loader, rows, row, to), else super::scalar(rows, row, to));
 }
 
@@ -123,7 +123,7 @@ fn decode<L: Load>(loader: L, rows: &Rows<'_>, row: usize, to: &mut [f32]) {
 }
 
 /// The values of a row after the last whole eight, padded with zeros.
-pub(in super::super) fn tail(rows: &Rows<'_>, row: usize) -> [f32; 8] {
+pub(crate) fn tail(rows: &Rows<'_>, row: usize) -> [f32; 8] {
     let mut numbers = [0.0; 8];
     if let Kind::Float(float) = rows.kind() {
         let first = rows.cols() / 8 * 8;
@@ -135,7 +135,7 @@ pub(in super::super) fn tail(rows: &Rows<'_>, row: usize) -> [f32; 8] {
 }
 
 #[target_feature(enable = "neon")]
-pub(in super::super) fn encode_row(kind: Kind, from: &[f32], to: &mut [u8]) {
+pub(crate) fn encode_row(kind: Kind, from: &[f32], to: &mut [u8]) {
     if kind != Kind::Float(Float::F16) || !from.len().is_multiple_of(4) {
         return super::encode_scalar(kind, from, to);
     }

@@ -15,17 +15,12 @@ use super::{Columns, QK};
 
 /// `pack_scalar` with vectors.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn pack(x: &[f32], cols: usize, tile: &mut [Block]) {
+pub(crate) fn pack(x: &[f32], cols: usize, tile: &mut [Block]) {
     super::columns::pack(x, cols, tile);
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn dot_blocks(
-    rows: &Rows<'_>,
-    x: &Columns,
-    out: &mut Window<'_>,
-    scratch: &mut Vec<f32>,
-) {
+pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
     use super::super::decode::{blocks, k_blocks};
     use super::super::rows::Kind;
     use lode_model::quant::ggml::Type;

@@ -149,12 +149,7 @@ impl Lanes for [__m512; 4] {
 }
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(in super::super) fn dot_blocks(
-    rows: &Rows<'_>,
-    x: &Columns,
-    out: &mut Window<'_>,
-    scratch: &mut Vec<f32>,
-) {
+pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
     use super::super::decode::avx2::with_loader_of;
     use lode_model::quant::ggml::Type;
     assert!(x.cols() == rows.cols() && out.rows() >= x.len() && out.cols() >= rows.len());

@@ -5,12 +5,12 @@ use super::super::ops::Ops;
 use super::{LaneOrder, QK};
 
 /// Columns per tile, interleaved block by block, so that a product with all of them reads contiguous memory.
-pub(in super::super) const TILE: usize = 16;
+pub(crate) const TILE: usize = 16;
 
 /// 256 values of a column. Value k is `d[lane of k / 32] * codes[k]`; see [`LaneOrder`] for the lanes.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Block {
+pub(crate) struct Block {
     /// From -127 to 127.
     pub(super) codes: [i8; QK],
     /// A scale per 32 values; NaN if one of the values is NaN or infinite.
@@ -37,7 +37,7 @@ const ZERO: Block = Block {
 /// `m` columns of `cols` values, in tiles of up to [`TILE`] columns. Block b of column c of a tile of t
 /// columns is block `b * t + c` of the tile.
 #[derive(Debug, Default)]
-pub(in super::super) struct Columns {
+pub(crate) struct Columns {
     blocks: Vec<Block>,
     m: usize,
     cols: usize,
@@ -45,14 +45,14 @@ pub(in super::super) struct Columns {
 
 impl Columns {
     /// Resizes to this many columns, with unspecified content.
-    pub(in super::super) fn resize(&mut self, m: usize, cols: usize) -> &mut [Block] {
+    pub(crate) fn resize(&mut self, m: usize, cols: usize) -> &mut [Block] {
         (self.m, self.cols) = (m, cols);
         self.blocks.resize(m * cols.div_ceil(QK), ZERO);
         &mut self.blocks
     }
 
     /// Packs columns of this length, tile by tile.
-    pub(in super::super) fn pack(&mut self, ops: &Ops, x: &[f32], cols: usize) {
+    pub(crate) fn pack(&mut self, ops: &Ops, x: &[f32], cols: usize) {
         let depth = cols.div_ceil(QK);
         let blocks = self.resize(x.len() / cols, cols);
         for (x, tile) in x.chunks(TILE * cols).zip(blocks.chunks_mut(TILE * depth)) {
@@ -60,11 +60,11 @@ impl Columns {
         }
     }
 
-    pub(in super::super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.m
     }
 
-    pub(in super::super) fn cols(&self) -> usize {
+    pub(crate) fn cols(&self) -> usize {
         self.cols
     }
 

@@ -39,12 +39,7 @@ fn at_once(a: int8x16_t, b: int8x16_t) -> int32x4_t {
 macro_rules! version {
     ($name:ident, $features:literal, $dot:ident) => {
         #[target_feature(enable = $features)]
-        pub(in super::super) fn $name(
-            rows: &Rows<'_>,
-            x: &Columns,
-            out: &mut Window<'_>,
-            scratch: &mut Vec<f32>,
-        ) {
+        pub(crate) fn $name(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
             #[target_feature(enable = $features)]
             fn products<F: Format>(format: F, rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>) {
                 for (j, tile) in x.tiles() {

@@ -23,7 +23,7 @@ const DECODE_CODES: usize = 12;
 const DECODE_FLOATS: usize = 48;
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-pub(in super::super) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
+pub(crate) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
     let (n, cols) = (rows.len(), rows.cols());
     let m = x.len() / cols;
     assert!(x.len() == m * cols && out.rows() >= m && out.cols() >= n);

@@ -16,7 +16,7 @@ const C: usize = 2;
 const DECODE_FIRST: usize = 8;
 
 #[target_feature(enable = "neon")]
-pub(in super::super) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
+pub(crate) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
     let (n, cols) = (rows.len(), rows.cols());
     let m = x.len() / cols;
     assert!(x.len() == m * cols && out.rows() >= m && out.cols() >= n);

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 /// e^x within 2 ulp for normal results; 0 below them, infinity above, NaN for NaN.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn exp(x: __m256) -> __m256 {
+pub(crate) fn exp(x: __m256) -> __m256 {
     // ln of the largest f32 is 88.72; results outside these bounds are corrected below. If one operand is
     // NaN, min and max return the second, so NaN is preserved.
     let clamped = _mm256_min_ps(_mm256_set1_ps(89.0), _mm256_max_ps(_mm256_set1_ps(-88.0), x));
@@ -38,7 +38,7 @@ pub(in super::super) fn exp(x: __m256) -> __m256 {
 /// `x = change(x)`; the last values are padded with zeros.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn each(x: &mut [f32], change: impl Fn(__m256) -> __m256) {
+pub(crate) fn each(x: &mut [f32], change: impl Fn(__m256) -> __m256) {
     let (eights, rest) = x.as_chunks_mut::<8>();
     for eight in eights {
         // SAFETY: eight values.
@@ -56,7 +56,7 @@ pub(in super::super) fn each(x: &mut [f32], change: impl Fn(__m256) -> __m256) {
 /// `x = change(x, y)`; both have the same length.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn each_with(x: &mut [f32], y: &[f32], change: impl Fn(__m256, __m256) -> __m256) {
+pub(crate) fn each_with(x: &mut [f32], y: &[f32], change: impl Fn(__m256, __m256) -> __m256) {
     assert!(x.len() == y.len());
     let ((eights, rest), (others, other)) = (x.as_chunks_mut::<8>(), y.as_chunks::<8>());
     for (eight, y) in eights.iter_mut().zip(others) {

@@ -7,7 +7,7 @@ use std::arch::aarch64::*;
 /// e^x within 2 ulp for normal results; 0 below them, infinity above, NaN for NaN.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(in super::super) fn exp(x: float32x4_t) -> float32x4_t {
+pub(crate) fn exp(x: float32x4_t) -> float32x4_t {
     // ln of the largest f32 is 88.72; results outside these bounds are corrected below. Both operations
     // preserve NaN.
     let clamped = vminq_f32(vdupq_n_f32(89.0), vmaxq_f32(vdupq_n_f32(-88.0), x));
@@ -38,7 +38,7 @@ fn power(n: int32x4_t) -> float32x4_t {
 /// `x = change(x)`; the last values are padded with zeros.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(in super::super) fn each(x: &mut [f32], change: impl Fn(float32x4_t) -> float32x4_t) {
+pub(crate) fn each(x: &mut [f32], change: impl Fn(float32x4_t) -> float32x4_t) {
     let (fours, rest) = x.as_chunks_mut::<4>();
     for four in fours {
         // SAFETY: four values.
@@ -56,11 +56,7 @@ pub(in super::super) fn each(x: &mut [f32], change: impl Fn(float32x4_t) -> floa
 /// `x = change(x, y)`; both have the same length.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(in super::super) fn each_with(
-    x: &mut [f32],
-    y: &[f32],
-    change: impl Fn(float32x4_t, float32x4_t) -> float32x4_t,
-) {
+pub(crate) fn each_with(x: &mut [f32], y: &[f32], change: impl Fn(float32x4_t, float32x4_t) -> float32x4_t) {
     assert!(x.len() == y.len());
     let ((fours, rest), (others, other)) = (x.as_chunks_mut::<4>(), y.as_chunks::<4>());
     for (four, y) in fours.iter_mut().zip(others) {

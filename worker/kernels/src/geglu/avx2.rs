@@ -6,7 +6,7 @@ use super::super::exp::avx2::{each_with, exp};
 use super::{CUBIC, TWO_ROOT};
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn geglu(gate: &mut [f32], up: &[f32]) {
+pub(crate) fn geglu(gate: &mut [f32], up: &[f32]) {
     each_with(gate, up, |gate, up| {
         let cube = _mm256_mul_ps(_mm256_mul_ps(gate, gate), gate);
         let inner = _mm256_fmadd_ps(_mm256_set1_ps(CUBIC), cube, gate);

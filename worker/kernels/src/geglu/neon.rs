@@ -6,7 +6,7 @@ use super::super::exp::neon::{each_with, exp};
 use super::{CUBIC, TWO_ROOT};
 
 #[target_feature(enable = "neon")]
-pub(in super::super) fn geglu(gate: &mut [f32], up: &[f32]) {
+pub(crate) fn geglu(gate: &mut [f32], up: &[f32]) {
     each_with(gate, up, |gate, up| {
         let cube = vmulq_f32(vmulq_f32(gate, gate), gate);
         let inner = vfmaq_f32(gate, vdupq_n_f32(CUBIC), cube);

@@ -6,7 +6,7 @@ use super::super::exp::avx2::{each, exp};
 use super::FIT;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn gelu(x: &mut [f32]) {
+pub(crate) fn gelu(x: &mut [f32]) {
     each(x, |x| {
         let (one, sign) = (_mm256_set1_ps(1.0), _mm256_set1_ps(-0.0));
         let z = _mm256_mul_ps(x, _mm256_set1_ps(std::f32::consts::FRAC_1_SQRT_2));

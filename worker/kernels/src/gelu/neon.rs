@@ -6,7 +6,7 @@ use super::super::exp::neon::{each, exp};
 use super::FIT;
 
 #[target_feature(enable = "neon")]
-pub(in super::super) fn gelu(x: &mut [f32]) {
+pub(crate) fn gelu(x: &mut [f32]) {
     each(x, |x| {
         let one = vdupq_n_f32(1.0);
         let z = vmulq_f32(x, vdupq_n_f32(std::f32::consts::FRAC_1_SQRT_2));

@@ -9,7 +9,7 @@ use super::super::rows::{Kind, Rows};
 use super::super::weight::Float;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], _: &mut Vec<f32>) {
+pub(crate) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], _: &mut Vec<f32>) {
     assert!(out.len() == rows.cols() && weights.len() <= rows.len());
     if weights.is_empty() {
         return;

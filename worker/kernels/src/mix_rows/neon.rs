@@ -7,7 +7,7 @@ use super::super::decode::neon::{Load, tail, with_loader};
 use super::super::rows::Rows;
 
 #[target_feature(enable = "neon")]
-pub(in super::super) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], _: &mut Vec<f32>) {
+pub(crate) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], _: &mut Vec<f32>) {
     assert!(out.len() == rows.cols() && weights.len() <= rows.len());
     with_loader!(rows.kind(), loader => mix(loader, rows, weights, out), else {
         unreachable!("the cache does not support {:?}", rows.kind())

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::super::softmax::avx2::sum;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     assert!(x.len() == weight.len() && x.len() == out.len());
     let whole = x.len() / 8 * 8;
     let mut squares = _mm256_setzero_ps();

@@ -6,7 +6,7 @@ use std::arch::aarch64::*;
 use super::super::exp::neon::each_with;
 
 #[target_feature(enable = "neon")]
-pub(in super::super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     assert!(x.len() == weight.len() && x.len() == out.len());
     let (runs, rest) = x.as_chunks::<16>();
     let mut squares = [vdupq_n_f32(0.0); 4];

@@ -6,7 +6,7 @@ use super::super::exp::avx2::each;
 use super::{ABOVE, BELOW, BOUND, TINY};
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn soft_cap(x: &mut [f32], scale: f32, cap: f32) {
+pub(crate) fn soft_cap(x: &mut [f32], scale: f32, cap: f32) {
     let (scales, caps) = (_mm256_set1_ps(scale / cap), _mm256_set1_ps(cap));
     each(x, |x| _mm256_mul_ps(tanh(_mm256_mul_ps(x, scales)), caps));
 }

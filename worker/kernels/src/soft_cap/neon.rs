@@ -6,7 +6,7 @@ use super::super::exp::neon::each;
 use super::{ABOVE, BELOW, BOUND, TINY};
 
 #[target_feature(enable = "neon")]
-pub(in super::super) fn soft_cap(x: &mut [f32], scale: f32, cap: f32) {
+pub(crate) fn soft_cap(x: &mut [f32], scale: f32, cap: f32) {
     let (scales, caps) = (vdupq_n_f32(scale / cap), vdupq_n_f32(cap));
     each(x, |x| vmulq_f32(tanh(vmulq_f32(x, scales)), caps));
 }

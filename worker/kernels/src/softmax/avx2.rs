@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::super::exp::avx2::exp;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn softmax(x: &mut [f32], scale: f32) {
+pub(crate) fn softmax(x: &mut [f32], scale: f32) {
     let whole = x.len() / 8 * 8;
     let scales = _mm256_set1_ps(scale);
     let mut largest = _mm256_set1_ps(f32::NEG_INFINITY);
@@ -54,7 +54,7 @@ pub(in super::super) fn softmax(x: &mut [f32], scale: f32) {
 /// Adds the eight values of a vector in a fixed order.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn sum(v: __m256) -> f32 {
+pub(crate) fn sum(v: __m256) -> f32 {
     let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))

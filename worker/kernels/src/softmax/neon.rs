@@ -6,7 +6,7 @@ use std::arch::aarch64::*;
 use super::super::exp::neon::exp;
 
 #[target_feature(enable = "neon")]
-pub(in super::super) fn softmax(x: &mut [f32], scale: f32) {
+pub(crate) fn softmax(x: &mut [f32], scale: f32) {
     let scales = vdupq_n_f32(scale);
     let (fours, rest) = x.as_chunks::<4>();
     let mut largest = vdupq_n_f32(f32::NEG_INFINITY);
