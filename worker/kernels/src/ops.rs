@@ -3,8 +3,10 @@
 #![allow(unsafe_code)] // Calling a function without its instruction set is unsafe.
 
 use super::dot_blocks::{Block, Columns};
+use super::rope::Pairing;
+use super::rows::{Kind, Rows};
+use super::weight::Weight;
 use super::window::Window;
-use super::{Kind, Pairing, Rows};
 use super::{
     decode, dot_blocks, dot_rows, geglu, gelu, layer_norm, mix_rows, rms_norm, rope, soft_cap, softmax,
     swiglu,
@@ -181,7 +183,7 @@ impl Ops {
 
     /// Multiplies `x[m, cols]` by the transpose of `weight[rows, cols]` to a new `[m, rows]`, on one thread.
     /// For tests.
-    pub fn matmul(&self, weight: &super::Weight, x: &[f32]) -> Vec<f32> {
+    pub fn matmul(&self, weight: &Weight, x: &[f32]) -> Vec<f32> {
         let (rows, n) = (Rows::of(weight), weight.rows());
         let mut out = vec![f32::NAN; x.len() / weight.cols() * n];
         let mut columns = Columns::default();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 
-use super::DeviceError;
+use super::error::DeviceError;
 
 /// The working space of one thread.
 #[derive(Default)]

@@ -1,7 +1,12 @@
 //! Attention on the CPU: scores, softmax and weighted mean, for a few rows and the query heads of one key
 //! head at a time. The result of a row depends only on its own position and window.
 
-use super::*;
+use super::super::batch::PAGE_LEN;
+use super::super::kernels::{Attention, CacheShape};
+use super::super::ops::Ops;
+use super::super::pool::Scratch;
+use super::super::window::{Shared, Window};
+use super::{Buffer, Cache, Cpu, Step};
 
 /// Columns (query rows times heads of a group) per task.
 const COLUMNS: usize = 24;
@@ -94,7 +99,7 @@ fn attend<'a>(
     for (index, page) in task.pages.iter().enumerate() {
         let (first, n) = (index * PAGE_LEN, PAGE_LEN.min(kv_len - index * PAGE_LEN));
         let keys = cache.page(layer, *page, 0, task.head, n);
-        ops.dot_rows(&keys, queries, &mut window::Window::new(scores, kv_len, first, n), decoded);
+        ops.dot_rows(&keys, queries, &mut Window::new(scores, kv_len, first, n), decoded);
     }
     let seen = |column: usize| {
         let position = task.before + column / group;

@@ -1,7 +1,14 @@
 //! Mixture of experts on the CPU: each expert is computed only for the rows that are routed to it. The scalar
 //! routing in [`route`] is the specification.
 
-use super::*;
+use super::super::dot_blocks::Columns;
+use super::super::kernels::{Expert, Experts};
+use super::super::ops::Input;
+use super::super::pool::Scratch;
+use super::super::rows::Rows;
+use super::super::weight::Weight;
+use super::super::window::{Shared, Window};
+use super::{Buffer, Cpu, Product, Step, activate, chunk_rows, prepare_input};
 
 /// Buffers that are reused by all steps.
 #[derive(Default)]
@@ -81,7 +88,7 @@ impl Cpu {
             // SAFETY: each column of a group belongs to exactly one chunk.
             let mut gates = unsafe { out.block(group.first, group.n, first, n) };
             ops.product(&Rows::of(gate).range(first, n), x, &mut gates, decoded);
-            ops.product(&Rows::of(up).range(first, n), x, &mut window::Window::new(ups, n, 0, n), decoded);
+            ops.product(&Rows::of(up).range(first, n), x, &mut Window::new(ups, n, 0, n), decoded);
             for (row, up) in ups.chunks_exact(n).enumerate() {
                 activate(ops, w.activation, gates.row(row), up);
             }

@@ -8,11 +8,18 @@
 mod attention;
 mod experts;
 
+use super::batch::{Batch, PAGE_LEN};
 use super::dot_blocks::{self, Columns, TILE};
-use super::ops::Input;
+use super::error::DeviceError;
+use super::kernels::{
+    Activation, Attention, CacheShape, Experts, GateUp, Kernels, LayerNorm, Linear, Norm, Qkv, Rope,
+};
+use super::ops::{Input, Ops};
 use super::pool::{Pool, Scratch};
-use super::window::Shared;
-use super::*;
+use super::rope::Pairing;
+use super::rows::Rows;
+use super::weight::Weight;
+use super::window::{Shared, Window};
 
 pub struct Cpu {
     ops: &'static Ops,
@@ -415,7 +422,7 @@ impl Kernels for Cpu {
             let mut gate = unsafe { out.columns(first, n) };
             ops.product(&Rows::of(&w.gate.matrix).range(first, n), normed, &mut gate, decoded);
             let up_rows = Rows::of(&w.up.matrix).range(first, n);
-            ops.product(&up_rows, normed, &mut window::Window::new(up, n, 0, n), decoded);
+            ops.product(&up_rows, normed, &mut Window::new(up, n, 0, n), decoded);
             for (row, up) in up.chunks_exact_mut(n).enumerate() {
                 if let Some(bias) = &w.gate.bias {
                     add(gate.row(row), &bias[first..first + n]);

@@ -1,12 +1,19 @@
 //! Rotary position embedding of one head. Called through `Ops`. Cosines and sines of a position are computed
 //! once per step.
 
-use super::Pairing;
-
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
+
+/// Which two dimensions of a head are rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairing {
+    /// p and p + n/2, as in Hugging Face checkpoints.
+    Halves,
+    /// 2p and 2p + 1, as in GGUF files of the llama family.
+    Adjacent,
+}
 
 /// Rotates the first `2 * cos.len()` values of `head`, pair p by the angle with `cos[p]` and `sin[p]`.
 pub(super) fn scalar(head: &mut [f32], cos: &[f32], sin: &[f32], pairing: Pairing) {

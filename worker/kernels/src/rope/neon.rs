@@ -3,10 +3,10 @@
 
 use std::arch::aarch64::*;
 
-use super::super::Pairing;
+use super::Pairing;
 
 #[target_feature(enable = "neon")]
-pub(in super::super) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], pairing: Pairing) {
+pub(crate) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], pairing: Pairing) {
     let pairs = cos.len();
     if pairing == Pairing::Adjacent || !pairs.is_multiple_of(4) {
         return super::scalar(head, cos, sin, pairing);
