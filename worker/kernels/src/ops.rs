@@ -165,6 +165,13 @@ impl Ops {
         unsafe { (self.pack)(x, cols, tile) }
     }
 
+    /// Packs columns of `cols` values on one thread. For tests.
+    pub(super) fn pack_columns(&self, x: &[f32], cols: usize) -> Columns {
+        let mut columns = Columns::default();
+        columns.pack(x, cols, |x, tile| self.pack(x, cols, tile));
+        columns
+    }
+
     /// Multiplies rows by columns, in the way that suits the kind.
     pub(super) fn product(
         &self,
@@ -186,8 +193,7 @@ impl Ops {
     pub fn matmul(&self, weight: &Weight, x: &[f32]) -> Vec<f32> {
         let (rows, n) = (Rows::of(weight), weight.rows());
         let mut out = vec![f32::NAN; x.len() / weight.cols() * n];
-        let mut columns = Columns::default();
-        columns.pack(self, x, weight.cols());
+        let columns = self.pack_columns(x, weight.cols());
         let x = Input { numbers: x, columns: &columns };
         self.product(&rows, x, &mut Window::new(&mut out, n, 0, n), &mut Vec::new());
         out

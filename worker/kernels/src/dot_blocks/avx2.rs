@@ -10,8 +10,7 @@ use super::super::decode::blocks::{Codes, Terms, interleave_nibbles, values};
 use super::super::rows::Rows;
 use super::super::weight::{Float, Scaled};
 use super::super::window::Window;
-use super::columns::{Block, TILE};
-use super::{Columns, QK};
+use super::columns::{Block, Columns, QK, TILE};
 
 /// `pack_scalar` with vectors.
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -8,8 +8,8 @@ use std::arch::x86_64::*;
 use super::super::rows::{Kind, Rows};
 use super::super::weight::Scaled;
 use super::super::window::Window;
-use super::columns::Block;
-use super::{Columns, QK, blocks, groups, k_blocks, panel};
+use super::columns::{Block, Columns, QK};
+use super::{blocks, groups, k_blocks, panel};
 
 /// Minimum number of columns for panels.
 const PANELS: usize = 9;
@@ -129,7 +129,7 @@ pub(super) trait Unpack: Copy {
 }
 
 /// A value per scale of four rows: vector q has lanes 4 q to 4 q + 3 of each row, row after row. See
-/// [`LaneOrder`](super::LaneOrder) for the lanes.
+/// [`LaneOrder`](super::columns::LaneOrder) for the lanes.
 pub(super) trait Lanes: Copy + AsRef<[__m512]> + AsMut<[__m512]> {
     /// The values of a row.
     const N: usize;

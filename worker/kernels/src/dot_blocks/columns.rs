@@ -1,11 +1,30 @@
 //! Columns of activations quantised to eight bits: a code per value, and the common data of 32 codes.
 //! `Ops::pack` writes them; all operations in this folder read them.
 
-use super::super::ops::Ops;
-use super::{LaneOrder, QK};
-
+/// Values per block of columns, and per longest block of weights.
+pub(super) const QK: usize = 256;
 /// Columns per tile, interleaved block by block, so that a product with all of them reads contiguous memory.
 pub(crate) const TILE: usize = 16;
+
+/// The lane of each group of a block. Pairwise addition of four vectors of 64 codes each produces this order.
+pub(super) struct LaneOrder;
+
+impl LaneOrder {
+    /// The group of 32 values in each lane.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) const GROUPS_OF_32: [u8; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+    /// The group of sixteen values in each lane.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) const GROUPS_OF_16: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
+
+    pub(super) const fn lane(group: usize) -> usize {
+        4 * (group % 2) + group / 2
+    }
+
+    pub(super) const fn fine_lane(group: usize) -> usize {
+        4 * (group % 4) + group / 4
+    }
+}
 
 /// 256 values of a column. Value k is `d[lane of k / 32] * codes[k]`; see [`LaneOrder`] for the lanes.
 #[repr(C, align(64))]
@@ -51,12 +70,12 @@ impl Columns {
         &mut self.blocks
     }
 
-    /// Packs columns of this length, tile by tile.
-    pub(crate) fn pack(&mut self, ops: &Ops, x: &[f32], cols: usize) {
+    /// Packs columns of this length, tile by tile; `pack_tile` packs one tile.
+    pub(crate) fn pack(&mut self, x: &[f32], cols: usize, pack_tile: impl Fn(&[f32], &mut [Block])) {
         let depth = cols.div_ceil(QK);
         let blocks = self.resize(x.len() / cols, cols);
         for (x, tile) in x.chunks(TILE * cols).zip(blocks.chunks_mut(TILE * depth)) {
-            ops.pack(x, cols, tile);
+            pack_tile(x, tile);
         }
     }
 

@@ -32,9 +32,6 @@ mod tests;
 
 pub(super) use columns::{Block, Columns, TILE};
 
-/// Values per block of columns, and per longest block of weights.
-const QK: usize = 256;
-
 /// Whether products with rows of this kind use integers; `dot_rows` handles the other kinds.
 pub(super) fn uses_integers(kind: Kind) -> bool {
     match kind {
@@ -59,24 +56,6 @@ pub(super) fn uses_integers(kind: Kind) -> bool {
         Kind::Scaled(format) => format != Scaled::Mxfp8,
         Kind::Affine { .. } => true,
         Kind::Float(_) => false,
-    }
-}
-
-/// The lane of each group of a block. Pairwise addition of four vectors of 64 codes each produces this order.
-struct LaneOrder;
-
-impl LaneOrder {
-    /// The group of 32 values in each lane.
-    const GROUPS_OF_32: [u8; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-    /// The group of sixteen values in each lane.
-    const GROUPS_OF_16: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
-
-    const fn lane(group: usize) -> usize {
-        4 * (group % 2) + group / 2
-    }
-
-    const fn fine_lane(group: usize) -> usize {
-        4 * (group % 4) + group / 4
     }
 }
 

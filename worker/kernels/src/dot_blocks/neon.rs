@@ -9,9 +9,8 @@ use lode_model::quant::ggml::Type;
 use super::super::rows::{Kind, Rows};
 use super::super::weight::Scaled;
 use super::super::window::Window;
-use super::columns::{Block, TILE};
+use super::columns::{Block, Columns, LaneOrder, QK, TILE};
 use super::neon_formats::*;
-use super::{Columns, LaneOrder, QK};
 
 /// Sums of four products each, for every aarch64 processor.
 #[inline]

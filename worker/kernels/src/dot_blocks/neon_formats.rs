@@ -7,7 +7,7 @@ use lode_model::quant::float::{e4m3_to_f32, e8m0_to_f32};
 
 use super::super::rows::{BLOCK_Q8_0, Rows, float_at};
 use super::super::weight::Float;
-use super::QK;
+use super::columns::QK;
 
 /// The parts of a row.
 #[derive(Clone, Copy)]

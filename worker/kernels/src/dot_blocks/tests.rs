@@ -9,8 +9,7 @@ fn kinds() -> impl Iterator<Item = Kind> {
 }
 
 fn product(ops: &Ops, rows: &Rows<'_>, x: &[f32]) -> Vec<f32> {
-    let mut columns = Columns::default();
-    columns.pack(ops, x, rows.cols());
+    let columns = ops.pack_columns(x, rows.cols());
     let mut out = vec![f32::NAN; x.len() / rows.cols() * rows.len()];
     let x = Input { numbers: &[], columns: &columns };
     ops.product(rows, x, &mut Window::new(&mut out, rows.len(), 0, rows.len()), &mut Vec::new());
@@ -29,8 +28,7 @@ fn every_version_agrees_with_float64() {
                 let cols = cols.max(kind.multiple()).next_multiple_of(kind.multiple());
                 let packed = Packed::random(kind, n, cols, 7);
                 let x = random(m * cols, 11);
-                let mut columns = Columns::default();
-                columns.pack(ops, &x, cols);
+                let columns = ops.pack_columns(&x, cols);
                 let out = product(ops, &packed.rows(), &x);
                 for i in 0..n {
                     let row = packed.decoded(i);
@@ -86,8 +84,7 @@ fn columns_are_within_half_a_step() {
         x[7] = 1e-42;
         x[cols..cols + 32].fill(1e-42);
         x[300] = -3e38;
-        let mut columns = Columns::default();
-        columns.pack(ops, &x, cols);
+        let columns = ops.pack_columns(&x, cols);
         for (j, x) in x.chunks(cols).enumerate() {
             for (g, x) in x.chunks(32).enumerate() {
                 let largest = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
@@ -97,8 +94,7 @@ fn columns_are_within_half_a_step() {
                 }
             }
         }
-        let mut scalar = Columns::default();
-        scalar.pack(Ops::scalar(), &x, cols);
+        let scalar = Ops::scalar().pack_columns(&x, cols);
         assert_eq!(format!("{columns:?}"), format!("{scalar:?}"), "{}", ops.name);
     }
 }
