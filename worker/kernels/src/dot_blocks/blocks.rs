@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::avx512::{BlockOfFourRows, Unpack};
+use super::four_rows::{BlockOfFourRows, Unpack};
 
 /// The low nibbles of bytes, and the high nibbles.
 #[inline]

@@ -5,8 +5,8 @@
 use std::arch::x86_64::*;
 
 use super::super::weight::Float;
-use super::avx512::{BlockOfFourRows, StridedBytes, Unpack};
 use super::blocks::{E2M1, half_of_e8m0, halves, look_up, negative, nibbles};
+use super::four_rows::{BlockOfFourRows, StridedBytes, Unpack};
 
 /// Affine codes with groups of `1 << shift` codes.
 #[derive(Clone, Copy)]

@@ -3,8 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use super::avx512::{BlockOfFourRows, Unpack};
 use super::blocks::{NON_LINEAR, look_up, nibbles};
+use super::four_rows::{BlockOfFourRows, Unpack};
 
 /// Selects the bits of `a` where `mask` is set, and the bits of `b` elsewhere.
 #[inline]

@@ -18,6 +18,8 @@ pub(super) mod avx512;
 mod blocks;
 mod columns;
 #[cfg(target_arch = "x86_64")]
+mod four_rows;
+#[cfg(target_arch = "x86_64")]
 mod groups;
 #[cfg(target_arch = "x86_64")]
 mod k_blocks;

@@ -7,8 +7,8 @@ use std::arch::x86_64::*;
 
 use super::super::rows::Rows;
 use super::super::window::Window;
-use super::avx512::{FOUR, FourRows, Lanes, Unpack};
 use super::columns::{Block, Columns, LaneOrder};
+use super::four_rows::{FOUR, FourRows, Lanes, Unpack};
 
 /// Rows per panel: the lanes of a vector.
 pub(super) const R: usize = 16;
