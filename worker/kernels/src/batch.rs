@@ -1,4 +1,5 @@
-//! The tokens of a step and their places in the paged cache. The engine fills a [`Batch`]; the kernels read it.
+//! The tokens of a step and their places in the paged cache. The engine fills a [`Batch`]; the kernels read
+//! it.
 
 /// Tokens per page of the cache.
 pub const PAGE_LEN: usize = 32;

@@ -2,9 +2,9 @@
 //! that they use. `arch` in the worker calls it; `cpu` implements it.
 
 use super::batch::Batch;
+use super::dtype::Dtype;
 use super::error::DeviceError;
 use super::rope::Pairing;
-use super::rows::Kind;
 use super::weight::Weight;
 
 /// The arithmetic of a device. `R` is the number of rows of the step, one per token.
@@ -238,18 +238,18 @@ pub struct CacheShape {
     pub pages: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,
-    pub kind: Kind,
+    pub dtype: Dtype,
 }
 
 impl CacheShape {
-    /// Stored values per head: padded with zeros to whole blocks of a packed kind.
+    /// Stored values per head: padded with zeros to whole blocks of a packed format.
     pub fn row_len(&self) -> usize {
-        self.head_dim.next_multiple_of(self.kind.multiple())
+        self.head_dim.next_multiple_of(self.dtype.multiple())
     }
 
     /// Bytes of the keys and values of one token in all layers.
     pub fn bytes_per_token(&self) -> usize {
-        2 * self.layers * self.n_kv_heads * self.kind.row_bytes(self.row_len())
+        2 * self.layers * self.n_kv_heads * self.dtype.row_bytes(self.row_len())
     }
 }
 

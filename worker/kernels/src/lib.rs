@@ -1,5 +1,5 @@
-//! The fused steps of a transformer over opaque buffers. The forward passes in the worker's `arch` are written
-//! once over [`Kernels`]. `cpu` implements it; a GPU gets its own file.
+//! The fused steps of a transformer over opaque buffers. The forward passes in the worker's `arch` are
+//! written once over [`Kernels`]. `cpu` implements it; a GPU gets its own file.
 //!
 //! Each folder except `cpu` is one operation. Its `mod.rs` has the contract, the scalar version, which is the
 //! specification, and a test that compares the versions for other instruction sets with it within a stated
@@ -10,6 +10,7 @@ pub mod cpu;
 mod decode;
 mod dot_blocks;
 mod dot_rows;
+mod dtype;
 mod error;
 mod exp;
 mod geglu;
@@ -33,14 +34,15 @@ mod weight;
 mod window;
 
 pub use batch::{Batch, PAGE_LEN, Span};
+pub use dtype::{DTYPES, Dtype, Float, KvType, Scaled, UnknownKvType};
 pub use error::DeviceError;
 pub use kernels::{
     Activation, Attention, CacheShape, Expert, Experts, GateUp, Kernels, LayerNorm, Linear, Norm, Qkv, Rope,
 };
 pub use ops::Ops;
 pub use rope::Pairing;
-pub use rows::{Kind, Rows};
-pub use weight::{DTYPES, Dtype, Float, Scaled, Weight, WeightError};
+pub use rows::Rows;
+pub use weight::{Weight, WeightError};
 pub use window::Window;
 
 #[cfg(target_endian = "big")]

@@ -3,8 +3,9 @@
 #![allow(unsafe_code)] // Calling a function without its instruction set is unsafe.
 
 use super::dot_blocks::{Block, Columns};
+use super::dtype::Dtype;
 use super::rope::Pairing;
-use super::rows::{Kind, Rows};
+use super::rows::Rows;
 use super::weight::Weight;
 use super::window::Window;
 use super::{
@@ -12,8 +13,8 @@ use super::{
     swiglu,
 };
 
-/// The columns for products with rows of any kind: as floats and, for the kinds that need it, packed in eight
-/// bits.
+/// The columns for products with rows of any format: as floats and, for the formats that need it, packed in
+/// eight bits.
 #[derive(Clone, Copy)]
 pub(super) struct Input<'a> {
     pub(super) numbers: &'a [f32],
@@ -24,7 +25,7 @@ pub(super) struct Input<'a> {
 pub struct Ops {
     pub name: &'static str,
     decode_row: unsafe fn(&Rows<'_>, usize, &mut [f32]),
-    encode_row: unsafe fn(Kind, &[f32], &mut [u8]),
+    encode_row: unsafe fn(Dtype, &[f32], &mut [u8]),
     dot_rows: unsafe fn(&Rows<'_>, &[f32], &mut Window<'_>, &mut Vec<f32>),
     pack: unsafe fn(&[f32], usize, &mut [Block]),
     dot_blocks: unsafe fn(&Rows<'_>, &Columns, &mut Window<'_>, &mut Vec<f32>),
@@ -150,9 +151,9 @@ impl Ops {
         unsafe { (self.decode_row)(rows, row, to) }
     }
 
-    pub fn encode_row(&self, kind: Kind, from: &[f32], to: &mut [u8]) {
+    pub fn encode_row(&self, dtype: Dtype, from: &[f32], to: &mut [u8]) {
         // SAFETY: as for `decode_row`.
-        unsafe { (self.encode_row)(kind, from, to) }
+        unsafe { (self.encode_row)(dtype, from, to) }
     }
 
     pub fn dot_rows(&self, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
@@ -172,7 +173,7 @@ impl Ops {
         columns
     }
 
-    /// Multiplies rows by columns, in the way that suits the kind.
+    /// Multiplies rows by columns, in the way that suits the format.
     pub(super) fn product(
         &self,
         rows: &Rows<'_>,
@@ -180,7 +181,7 @@ impl Ops {
         out: &mut Window<'_>,
         scratch: &mut Vec<f32>,
     ) {
-        if dot_blocks::uses_integers(rows.kind()) {
+        if dot_blocks::uses_integers(rows.dtype()) {
             // SAFETY: as for `decode_row`.
             unsafe { (self.dot_blocks)(rows, x.columns, out, scratch) }
         } else {

@@ -1,76 +1,13 @@
 //! Rows of packed values, of a weight or of a page of the cache. Lengths are validated on construction; the
 //! unsafe code of the operations relies on that.
 
-use lode_model::quant::ggml;
+use super::dtype::{Dtype, Float};
+use super::weight::Weight;
 
-use super::weight::{Dtype, Float, Scaled, Weight};
-
-/// The format of a packed row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Float(Float),
-    /// See [`Dtype::Affine`]; scales and biases are stored separately.
-    Affine {
-        bits: u8,
-        group: usize,
-        scales: Float,
-    },
-    /// ggml's block_q8_0: `d` as f16, then 32 signed bytes; value = `d * q`.
-    Q8_0,
-    /// Codes with separate one-byte scales.
-    Scaled(Scaled),
-    /// Any other block format of ggml.
-    Ggml(ggml::Type),
-}
-
-/// Values per Q8_0 block.
-pub(super) const QK8_0: usize = 32;
-/// Bytes per Q8_0 block.
-pub(super) const BLOCK_Q8_0: usize = 2 + QK8_0;
-
-impl Kind {
-    /// Bytes of a row's codes. `cols` must suit the kind: see [`Kind::multiple`].
-    #[inline]
-    pub fn row_bytes(self, cols: usize) -> usize {
-        match self {
-            Self::Float(float) => cols * float.size(),
-            Self::Affine { bits, .. } => cols / 8 * usize::from(bits),
-            Self::Q8_0 => cols / QK8_0 * BLOCK_Q8_0,
-            Self::Scaled(format) => cols / 8 * format.bits(),
-            Self::Ggml(ty) => cols / ty.block_elements() as usize * ty.block_bytes() as usize,
-        }
-    }
-
-    /// Row lengths are multiples of this number.
-    pub fn multiple(self) -> usize {
-        match self {
-            Self::Float(_) => 1,
-            Self::Affine { group, .. } => group,
-            Self::Q8_0 => QK8_0,
-            Self::Scaled(_) => 32,
-            Self::Ggml(ty) => ty.block_elements() as usize,
-        }
-    }
-
-    #[inline]
-    fn row_scale_bytes(self, cols: usize) -> usize {
-        match self {
-            Self::Affine { group, scales, .. } => cols / group * scales.size(),
-            Self::Scaled(format) => cols / format.group(),
-            _ => 0,
-        }
-    }
-
-    #[inline]
-    fn row_bias_bytes(self, cols: usize) -> usize {
-        if matches!(self, Self::Affine { .. }) { self.row_scale_bytes(cols) } else { 0 }
-    }
-}
-
-/// `n` rows of `cols` values. Invariant: each slice has the length that kind and shape require.
+/// `n` rows of `cols` values. Invariant: each slice has the length that format and shape require.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
-    kind: Kind,
+    dtype: Dtype,
     n: usize,
     cols: usize,
     codes: &'a [u8],
@@ -85,37 +22,31 @@ impl<'a> Rows<'a> {
     /// Creates contiguous rows of floats or of blocks.
     ///
     /// # Panics
-    /// If `codes` is not a whole number of rows, or the kind has separate scales.
-    pub fn new(kind: Kind, cols: usize, codes: &'a [u8]) -> Self {
-        let row = kind.row_bytes(cols);
-        assert!(cols > 0 && cols.is_multiple_of(kind.multiple()) && codes.len().is_multiple_of(row));
-        assert!(!matches!(kind, Kind::Affine { .. } | Kind::Scaled(_)));
+    /// If `codes` is not a whole number of rows, or the format has separate scales.
+    pub fn new(dtype: Dtype, cols: usize, codes: &'a [u8]) -> Self {
+        let row = dtype.row_bytes(cols);
+        assert!(cols > 0 && cols.is_multiple_of(dtype.multiple()) && codes.len().is_multiple_of(row));
+        assert!(!matches!(dtype, Dtype::Affine { .. } | Dtype::Scaled(_)));
         let (n, strides) = (codes.len() / row, [row, 0, 0]);
-        Self { kind, n, cols, codes, scales: &[], biases: &[], strides, factor: 1.0 }
+        Self { dtype, n, cols, codes, scales: &[], biases: &[], strides, factor: 1.0 }
     }
 
     /// Creates rows of f32 values in native byte order.
     pub fn f32s(cols: usize, numbers: &'a [f32]) -> Self {
-        Self::new(Kind::Float(Float::F32), cols, bytemuck::cast_slice(numbers))
+        Self::new(Dtype::Float(Float::F32), cols, bytemuck::cast_slice(numbers))
     }
 
     pub fn of(weight: &'a Weight) -> Self {
-        let kind = match weight.dtype() {
-            Dtype::Float(float) => Kind::Float(float),
-            Dtype::Affine { bits, group, scales } => Kind::Affine { bits, group, scales },
-            Dtype::Scaled(format) => Kind::Scaled(format),
-            Dtype::Ggml(ggml::Type::Q8_0) => Kind::Q8_0,
-            Dtype::Ggml(ty) => Kind::Ggml(ty),
-        };
+        let dtype = weight.dtype();
         // `Weight::new` validated the lengths.
         let (codes, scales, biases) = (weight.codes(), weight.scales(), weight.biases());
         let (n, cols, factor) = (weight.rows(), weight.cols(), weight.factor());
-        let strides = [kind.row_bytes(cols), kind.row_scale_bytes(cols), kind.row_bias_bytes(cols)];
-        Self { kind, n, cols, codes, scales, biases, strides, factor }
+        let strides = [dtype.row_bytes(cols), dtype.row_scale_bytes(cols), dtype.row_bias_bytes(cols)];
+        Self { dtype, n, cols, codes, scales, biases, strides, factor }
     }
 
-    pub fn kind(&self) -> Kind {
-        self.kind
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
     }
 
     pub fn len(&self) -> usize {

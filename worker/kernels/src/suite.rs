@@ -26,7 +26,7 @@ fn weight(float: Float, rows: usize, cols: usize, seed: u64) -> Weight {
 
 /// Runs two steps of a small model, the second of which continues the first. Returns everything that they
 /// compute.
-fn run<K: Kernels>(kernels: &mut K, float: Float, kind: Kind, pairing: Pairing) -> Vec<f32> {
+fn run<K: Kernels>(kernels: &mut K, float: Float, dtype: Dtype, pairing: Pairing) -> Vec<f32> {
     let mut seed = 0;
     let mut next = |rows, cols| {
         seed += 1;
@@ -80,7 +80,7 @@ fn run<K: Kernels>(kernels: &mut K, float: Float, kind: Kind, pairing: Pairing) 
     };
     let last = norm(kernels, next(1, EMBEDDING));
 
-    let shape = CacheShape { layers: 2, pages: 7, n_kv_heads: KV_HEADS, head_dim: HEAD_DIM, kind };
+    let shape = CacheShape { layers: 2, pages: 7, n_kv_heads: KV_HEADS, head_dim: HEAD_DIM, dtype };
     let mut cache = kernels.cache(&shape).unwrap();
     let rope = |len: usize, scale| Rope {
         inverse_frequencies: (0..len).map(|p| 0.7f32.powi(p as i32)).collect(),
@@ -141,8 +141,8 @@ fn encode<K: Kernels>(kernels: &mut K, float: Float) -> Vec<f32> {
         matrix: kernels.matrix(&next(rows, cols)).unwrap(),
         bias: Some(kernels.vector(&next(1, rows), 0.0).unwrap()),
     };
-    let kind = Kind::Float(Float::F32);
-    let shape = CacheShape { layers: 1, pages: 4, n_kv_heads: HEADS, head_dim: HEAD_DIM, kind };
+    let dtype = Dtype::Float(Float::F32);
+    let shape = CacheShape { layers: 1, pages: 4, n_kv_heads: HEADS, head_dim: HEAD_DIM, dtype };
     let mut cache = kernels.cache(&shape).unwrap();
     let width = HEADS * HEAD_DIM;
     let (table, places) = (linear(kernels, VOCAB, width), linear(kernels, 40, width));
@@ -191,12 +191,12 @@ fn error(found: &[f32], expect: &[f32]) -> f64 {
 /// differently.
 fn check_device<K: Kernels>(make: impl Fn() -> K) {
     for float in [Float::F32, Float::F16, Float::BF16] {
-        for (kind, bound) in [(Kind::Float(Float::F32), 1e-10), (Kind::Float(Float::F16), 1e-6)] {
+        for (dtype, bound) in [(Dtype::Float(Float::F32), 1e-10), (Dtype::Float(Float::F16), 1e-6)] {
             for pairing in [Pairing::Halves, Pairing::Adjacent] {
-                let expect = run(&mut Cpu::new(Some(1), true).unwrap(), float, kind, pairing);
-                let found = run(&mut make(), float, kind, pairing);
+                let expect = run(&mut Cpu::new(Some(1), true).unwrap(), float, dtype, pairing);
+                let found = run(&mut make(), float, dtype, pairing);
                 let error = error(&found, &expect);
-                assert!(error <= bound, "{float:?} {kind:?} {pairing:?}: {error:e}");
+                assert!(error <= bound, "{float:?} {dtype:?} {pairing:?}: {error:e}");
             }
         }
         let expect = encode(&mut Cpu::new(Some(1), true).unwrap(), float);

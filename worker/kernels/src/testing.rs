@@ -4,42 +4,43 @@ use bytes::Bytes;
 use lode_model::quant::ggml::{self, Type};
 
 use super::decode;
-use super::rows::{Kind, Rows};
-use super::weight::{Dtype, Float, Scaled, Weight};
+use super::dtype::{Dtype, Float, Scaled};
+use super::rows::Rows;
+use super::weight::Weight;
 
-const fn affine(bits: u8, group: usize, scales: Float) -> Kind {
-    Kind::Affine { bits, group, scales }
+const fn affine(bits: u8, group: usize, scales: Float) -> Dtype {
+    Dtype::Affine { bits, group, scales }
 }
 
-/// One example of each supported kind.
-pub(super) const KINDS: &[Kind] = &[
-    Kind::Float(Float::F32),
-    Kind::Float(Float::F16),
-    Kind::Float(Float::BF16),
-    Kind::Q8_0,
+/// One example of each supported format.
+pub(super) const EXAMPLES: &[Dtype] = &[
+    Dtype::Float(Float::F32),
+    Dtype::Float(Float::F16),
+    Dtype::Float(Float::BF16),
+    Dtype::Ggml(Type::Q8_0),
     affine(4, 32, Float::BF16),
     affine(4, 64, Float::F32),
     affine(4, 128, Float::F16),
     affine(8, 32, Float::F32),
     affine(8, 64, Float::BF16),
     affine(8, 128, Float::F16),
-    Kind::Scaled(Scaled::Nvfp4),
-    Kind::Scaled(Scaled::Mxfp4),
-    Kind::Scaled(Scaled::Mxfp8),
-    Kind::Ggml(Type::Q4_0),
-    Kind::Ggml(Type::Q4_1),
-    Kind::Ggml(Type::Q5_0),
-    Kind::Ggml(Type::Q5_1),
-    Kind::Ggml(Type::Q2_K),
-    Kind::Ggml(Type::Q3_K),
-    Kind::Ggml(Type::Q4_K),
-    Kind::Ggml(Type::Q5_K),
-    Kind::Ggml(Type::Q6_K),
-    Kind::Ggml(Type::IQ4_NL),
-    Kind::Ggml(Type::IQ4_XS),
-    Kind::Ggml(Type::TQ2_0),
-    Kind::Ggml(Type::MXFP4),
-    Kind::Ggml(Type::NVFP4),
+    Dtype::Scaled(Scaled::Nvfp4),
+    Dtype::Scaled(Scaled::Mxfp4),
+    Dtype::Scaled(Scaled::Mxfp8),
+    Dtype::Ggml(Type::Q4_0),
+    Dtype::Ggml(Type::Q4_1),
+    Dtype::Ggml(Type::Q5_0),
+    Dtype::Ggml(Type::Q5_1),
+    Dtype::Ggml(Type::Q2_K),
+    Dtype::Ggml(Type::Q3_K),
+    Dtype::Ggml(Type::Q4_K),
+    Dtype::Ggml(Type::Q5_K),
+    Dtype::Ggml(Type::Q6_K),
+    Dtype::Ggml(Type::IQ4_NL),
+    Dtype::Ggml(Type::IQ4_XS),
+    Dtype::Ggml(Type::TQ2_0),
+    Dtype::Ggml(Type::MXFP4),
+    Dtype::Ggml(Type::NVFP4),
 ];
 
 /// `n` values between -2 and 2 (splitmix64).
@@ -68,13 +69,13 @@ fn skip_first_byte(bytes: Vec<u8>) -> Bytes {
 /// Random packed rows at an odd address.
 pub(super) struct Packed {
     weight: Option<Weight>,
-    kind: Kind,
+    dtype: Dtype,
     cols: usize,
     bytes: Vec<u8>,
 }
 
 impl Packed {
-    pub(super) fn random(kind: Kind, n: usize, cols: usize, seed: u64) -> Self {
+    pub(super) fn random(dtype: Dtype, n: usize, cols: usize, seed: u64) -> Self {
         let floats = |float: Float, n: usize, seed: u64| -> Vec<u8> {
             let pack = |v: f32| match float {
                 Float::F32 => v.to_le_bytes().to_vec(),
@@ -83,23 +84,22 @@ impl Packed {
             };
             [0].into_iter().chain(random(n, seed).into_iter().flat_map(pack)).collect()
         };
-        match kind {
-            Kind::Float(float) => Self { weight: None, kind, cols, bytes: floats(float, n * cols, seed) },
-            Kind::Q8_0 => {
-                let mut bytes = vec![0; 1 + n * kind.row_bytes(cols)];
-                decode::encode_scalar(kind, &random(n * cols, seed), &mut bytes[1..]);
-                Self { weight: None, kind, cols, bytes }
+        match dtype {
+            Dtype::Float(float) => Self { weight: None, dtype, cols, bytes: floats(float, n * cols, seed) },
+            Dtype::Ggml(Type::Q8_0) => {
+                let mut bytes = vec![0; 1 + n * dtype.row_bytes(cols)];
+                decode::encode_scalar(dtype, &random(n * cols, seed), &mut bytes[1..]);
+                Self { weight: None, dtype, cols, bytes }
             }
-            Kind::Affine { bits, group, scales } => {
-                let codes = some_bytes(1 + n * kind.row_bytes(cols), seed);
+            Dtype::Affine { group, scales, .. } => {
+                let codes = some_bytes(1 + n * dtype.row_bytes(cols), seed);
                 let some = |seed| skip_first_byte(floats(scales, n * cols / group, seed));
-                let dtype = Dtype::Affine { bits, group, scales };
                 let weight =
                     Weight::new(dtype, (n, cols), skip_first_byte(codes), some(seed + 1), some(seed + 2));
-                Self { weight: Some(weight.unwrap()), kind, cols, bytes: Vec::new() }
+                Self { weight: Some(weight.unwrap()), dtype, cols, bytes: Vec::new() }
             }
-            Kind::Scaled(format) => {
-                let mut codes = some_bytes(1 + n * kind.row_bytes(cols), seed);
+            Dtype::Scaled(format) => {
+                let mut codes = some_bytes(1 + n * dtype.row_bytes(cols), seed);
                 let mut scales = some_bytes(1 + n * cols / format.group(), seed + 1);
                 if format == Scaled::Nvfp4 {
                     scales.iter_mut().for_each(|scale| *scale &= 0xdf);
@@ -108,7 +108,6 @@ impl Packed {
                     // Exclude NaN from comparisons.
                     codes.iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code = 0x7e);
                 }
-                let dtype = Dtype::Scaled(format);
                 let weight = Weight::new(
                     dtype,
                     (n, cols),
@@ -118,21 +117,16 @@ impl Packed {
                 )
                 .unwrap();
                 let factor = if format == Scaled::Nvfp4 { 0.37 } else { 1.0 };
-                Self { weight: Some(weight.with_factor(factor)), kind, cols, bytes: Vec::new() }
+                Self { weight: Some(weight.with_factor(factor)), dtype, cols, bytes: Vec::new() }
             }
-            Kind::Ggml(ty) => {
-                let mut bytes = vec![0; 1 + n * kind.row_bytes(cols)];
+            Dtype::Ggml(ty) => {
+                let mut bytes = vec![0; 1 + n * dtype.row_bytes(cols)];
                 ggml::encode(ty, &random(n * cols, seed), &mut bytes[1..]).unwrap();
-                let weight = Weight::new(
-                    Dtype::Ggml(ty),
-                    (n, cols),
-                    skip_first_byte(bytes),
-                    Bytes::new(),
-                    Bytes::new(),
-                )
-                .unwrap();
+                let weight =
+                    Weight::new(dtype, (n, cols), skip_first_byte(bytes), Bytes::new(), Bytes::new())
+                        .unwrap();
                 let factor = if ty == Type::NVFP4 { 0.37 } else { 1.0 };
-                Self { weight: Some(weight.with_factor(factor)), kind, cols, bytes: Vec::new() }
+                Self { weight: Some(weight.with_factor(factor)), dtype, cols, bytes: Vec::new() }
             }
         }
     }
@@ -140,7 +134,7 @@ impl Packed {
     pub(super) fn rows(&self) -> Rows<'_> {
         match &self.weight {
             Some(weight) => Rows::of(weight),
-            None => Rows::new(self.kind, self.cols, &self.bytes[1..]),
+            None => Rows::new(self.dtype, self.cols, &self.bytes[1..]),
         }
     }
 

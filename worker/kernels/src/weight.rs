@@ -2,113 +2,8 @@
 //! `Kernels::matrix` and `Kernels::vector` load it. It is not converted to floats on the host without need.
 
 use bytes::Bytes;
-use lode_model::quant;
-use lode_model::quant::ggml;
 
-/// The supported dtypes, by their names in a tensor index.
-pub const DTYPES: &[&str] =
-    &["F32", "F16", "BF16", "int4", "int8", "nvfp4", "mxfp4", "mxfp8", "the block types of GGUF"];
-
-/// A floating-point storage type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Float {
-    F32,
-    F16,
-    BF16,
-}
-
-impl Float {
-    pub const fn size(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::BF16 => 2,
-        }
-    }
-}
-
-/// The small floats of tensor blobs: codes as a byte stream, the even element of two in the low nibble, and a
-/// one-byte scale per group of a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scaled {
-    /// E2M1 with an E4M3 scale per 16 codes.
-    Nvfp4,
-    /// E2M1 with an E8M0 scale per 32 codes.
-    Mxfp4,
-    /// E4M3 with an E8M0 scale per 32 codes.
-    Mxfp8,
-}
-
-impl Scaled {
-    /// The corresponding kind in `lode_model`.
-    pub const fn kind(self) -> quant::Kind {
-        match self {
-            Self::Nvfp4 => quant::Kind::Nvfp4,
-            Self::Mxfp4 => quant::Kind::Mxfp4,
-            Self::Mxfp8 => quant::Kind::Mxfp8,
-        }
-    }
-
-    pub const fn bits(self) -> usize {
-        match self {
-            Self::Nvfp4 | Self::Mxfp4 => 4,
-            Self::Mxfp8 => 8,
-        }
-    }
-
-    pub const fn group(self) -> usize {
-        match self {
-            Self::Nvfp4 => 16,
-            Self::Mxfp4 | Self::Mxfp8 => 32,
-        }
-    }
-}
-
-/// The storage format of a weight's values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dtype {
-    Float(Float),
-    /// MLX's affine codes: value = `scale * q + bias`, with `bits` (4 or 8) per code, and one scale and bias
-    /// per `group` codes of a row. The codes are a byte stream; with 4 bits, the even element is in the low
-    /// nibble.
-    Affine {
-        bits: u8,
-        group: usize,
-        scales: Float,
-    },
-    Scaled(Scaled),
-    /// ggml's blocks of codes and scales, one after the other. Its plain types are floats here.
-    Ggml(ggml::Type),
-}
-
-impl Dtype {
-    /// Bytes of one row's codes; `None` if the row length does not fit the format.
-    pub fn row_bytes(self, cols: usize) -> Option<usize> {
-        match self {
-            Self::Float(float) => cols.checked_mul(float.size()),
-            Self::Affine { bits: bits @ (4 | 8), group: group @ (32 | 64 | 128), .. } => {
-                cols.is_multiple_of(group).then_some(cols / 8 * usize::from(bits))
-            }
-            Self::Affine { .. } => None,
-            // The operations read 32 values at a time.
-            Self::Scaled(format) => cols.is_multiple_of(32).then_some(cols / 8 * format.bits()),
-            Self::Ggml(ty) => usize::try_from(ty.row_bytes(cols as u64)?).ok(),
-        }
-    }
-
-    /// Bytes of one row's scales.
-    pub fn row_scale_bytes(self, cols: usize) -> usize {
-        match self {
-            Self::Float(_) | Self::Ggml(_) => 0,
-            Self::Affine { group, scales, .. } => cols / group * scales.size(),
-            Self::Scaled(format) => cols / format.group(),
-        }
-    }
-
-    /// Bytes of one row's biases.
-    pub fn row_bias_bytes(self, cols: usize) -> usize {
-        if matches!(self, Self::Affine { .. }) { self.row_scale_bytes(cols) } else { 0 }
-    }
-}
+use super::dtype::{Dtype, Float};
 
 /// A matrix of `rows` rows of `cols` values (a vector is one row), row-major, with any alignment.
 ///
@@ -142,7 +37,7 @@ impl Weight {
         scales: Bytes,
         biases: Bytes,
     ) -> Result<Self, WeightError> {
-        let row_bytes = dtype.row_bytes(cols).ok_or(WeightError::RowLength { dtype, cols })?;
+        let row_bytes = dtype.checked_row_bytes(cols).ok_or(WeightError::RowLength { dtype, cols })?;
         let parts = [
             ("codes", &codes, row_bytes),
             ("scales", &scales, dtype.row_scale_bytes(cols)),
@@ -219,6 +114,9 @@ impl Weight {
 
 #[cfg(test)]
 mod tests {
+    use lode_model::quant::ggml;
+
+    use super::super::dtype::Scaled;
     use super::*;
 
     #[test]

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 pub mod native;
 
+pub use lode_kernels::{KvType, UnknownKvType};
+
 /// One loaded model on one device, owned by one thread.
 ///
 /// The engine keeps a table of *sequences*. Each is a list of token ids whose keys and values are in the
@@ -264,44 +266,6 @@ pub struct Extent {
     pub offset: u64,
     pub size: u64,
 }
-
-/// The data type of the KV cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KvType {
-    F32,
-    #[default]
-    F16,
-    /// Blocks of 32 signed bytes with an f16 scale; a head's last block is padded with zeros.
-    Q8_0,
-}
-
-impl std::str::FromStr for KvType {
-    type Err = UnknownKvType;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "f32" => Ok(Self::F32),
-            "f16" => Ok(Self::F16),
-            "q8_0" => Ok(Self::Q8_0),
-            _ => Err(UnknownKvType(text.to_owned())),
-        }
-    }
-}
-
-impl std::fmt::Display for KvType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Q8_0 => "q8_0",
-        })
-    }
-}
-
-/// An invalid value for `LODE_KV_CACHE_TYPE` or its flag.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a cache type: use f32, f16 or q8_0")]
-pub struct UnknownKvType(pub String);
 
 /// The operator's settings for a loaded model.
 #[derive(Clone, Debug)]

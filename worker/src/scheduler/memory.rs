@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::arch::{Config, Plan, Shape};
 use crate::cache::Model;
-use lode_kernels::{CacheShape, Float, Kind, PAGE_LEN};
+use lode_kernels::{CacheShape, KvType, PAGE_LEN};
 
 /// A model fits if it leaves a fifth of the free memory.
 const MAX_FREE_SHARE: f64 = 0.8;
@@ -66,15 +66,14 @@ fn cache_bytes(
     num_parallel: usize,
     kv_cache_type: &str,
 ) -> u64 {
-    let kind = match kv_cache_type {
+    let (layers, kv_type) = match encoder {
         // An encoder keeps keys and values only during the step.
-        _ if encoder => Kind::Float(Float::F32),
-        "f32" => Kind::Float(Float::F32),
-        "q8_0" => Kind::Q8_0,
-        _ => Kind::Float(Float::F16),
+        true => (1, KvType::F32),
+        // The worker checked the setting when it started.
+        false => (shape.layers, kv_cache_type.parse().unwrap_or_default()),
     };
-    let layers = if encoder { 1 } else { shape.layers };
-    let cache = CacheShape { layers, pages: 0, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim, kind };
+    let (n_kv_heads, head_dim, dtype) = (shape.n_kv_heads, shape.head_dim, kv_type.dtype());
+    let cache = CacheShape { layers, pages: 0, n_kv_heads, head_dim, dtype };
     let tokens = context.clamp(1, shape.context_length).next_multiple_of(PAGE_LEN) as u64;
     (cache.bytes_per_token() as u64).saturating_mul(tokens).saturating_mul(num_parallel.max(1) as u64)
 }

@@ -56,7 +56,7 @@ pub struct Cache {
 
 impl Cache {
     fn row_bytes(&self) -> usize {
-        self.shape.kind.row_bytes(self.shape.row_len())
+        self.shape.dtype.row_bytes(self.shape.row_len())
     }
 
     fn first_row(&self, page: u32, kv: usize, head: usize) -> usize {
@@ -66,7 +66,7 @@ impl Cache {
     /// The first `n` rows of a head in a page.
     fn page(&self, layer: usize, page: u32, kv: usize, head: usize, n: usize) -> Rows<'_> {
         let (first, row) = (self.first_row(page, kv, head), self.row_bytes());
-        Rows::new(self.shape.kind, self.shape.row_len(), &self.layers[layer][first * row..(first + n) * row])
+        Rows::new(self.shape.dtype, self.shape.row_len(), &self.layers[layer][first * row..(first + n) * row])
     }
 }
 
@@ -181,7 +181,7 @@ fn prepare_input<'a, 'w>(
     x: &'a [f32],
     weights: impl IntoIterator<Item = &'w Weight>,
 ) -> Input<'a> {
-    let wanted = weights.into_iter().find(|weight| dot_blocks::uses_integers(Rows::of(weight).kind()));
+    let wanted = weights.into_iter().find(|weight| dot_blocks::uses_integers(Rows::of(weight).dtype()));
     if let Some(cols) = wanted.map(Weight::cols) {
         let m = x.len() / cols;
         let blocks = to.resize(m, cols);
@@ -246,7 +246,7 @@ impl Kernels for Cpu {
     }
 
     fn cache(&mut self, shape: &CacheShape) -> Result<Cache, DeviceError> {
-        let row = shape.kind.row_bytes(shape.row_len()) as u128;
+        let row = shape.dtype.row_bytes(shape.row_len()) as u128;
         let bytes = 2 * shape.pages as u128 * shape.n_kv_heads as u128 * PAGE_LEN as u128 * row;
         let wanted_bytes = u64::try_from(bytes * shape.layers as u128).unwrap_or(u64::MAX);
         let full = || DeviceError::OutOfMemory { what: "the KV cache", wanted_bytes };
@@ -320,7 +320,7 @@ impl Kernels for Cpu {
         ];
         Self::products(&mut self.pool, self.ops, &mut self.packed, input, &products);
 
-        let CacheShape { n_kv_heads, head_dim, kind, .. } = cache.shape;
+        let CacheShape { n_kv_heads, head_dim, dtype, .. } = cache.shape;
         let (ops, rotation) = (self.ops, w.rope.map(|rope| &step.rotations[rope]));
         let (row_len, row_bytes) = (cache.shape.row_len(), cache.row_bytes());
         let places: Vec<(u32, usize)> = step.batch.row_slots().collect();
@@ -353,12 +353,12 @@ impl Kernels for Cpu {
                             unsafe { entries.part(first + head * PAGE_LEN + places[row].1, 0, row_bytes) };
                         let from = &from[head * head_dim..(head + 1) * head_dim];
                         if row_len == head_dim {
-                            ops.encode_row(kind, from, to);
+                            ops.encode_row(dtype, from, to);
                         } else {
                             scratch.numbers.clear();
                             scratch.numbers.extend_from_slice(from);
                             scratch.numbers.resize(row_len, 0.0);
-                            ops.encode_row(kind, &scratch.numbers, to);
+                            ops.encode_row(dtype, &scratch.numbers, to);
                         }
                     }
                 }

@@ -3,8 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use super::super::rows::{Kind, Rows};
-use super::super::weight::Float;
+use super::super::dtype::{Dtype, Float};
+use super::super::rows::Rows;
 
 /// Pointers to the parts of one row.
 #[derive(Clone, Copy)]
@@ -23,14 +23,14 @@ impl RowAt {
         Self { codes: codes.as_ptr(), scales, biases, factor: rows.factor() }
     }
 
-    /// The next row of a kind without separate scales. Use it only if it exists.
+    /// The next row of a format without separate scales. Use it only if it exists.
     #[inline]
     pub(crate) fn next(self, row_bytes: usize) -> Self {
         Self { codes: self.codes.wrapping_add(row_bytes), ..self }
     }
 }
 
-/// Decodes one kind of row.
+/// Decodes rows of one format.
 pub(crate) trait Load: Copy {
     /// The data that the values of a group share, prepared for use.
     type Group: Copy;
@@ -41,7 +41,7 @@ pub(crate) trait Load: Copy {
     /// Reads the group that begins at value k, a multiple of the group length.
     ///
     /// # Safety
-    /// The processor has AVX2 and F16C. The row is of this kind and contains the group.
+    /// The processor has AVX2 and F16C. The row is of this format and contains the group.
     unsafe fn group(self, row: RowAt, k: usize) -> Self::Group;
 
     /// Decodes values k..k + 32 of a group; k is a multiple of 32.
@@ -70,58 +70,58 @@ pub(crate) struct Affine<const BITS: u8> {
     pub(crate) scales: Float,
 }
 
-/// Evaluates an expression with the loader of a kind that the operations can read without decoding it first.
+/// Evaluates an expression with the loader of a format that the operations can read without decoding it
+/// first.
 macro_rules! with_loader {
-    ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
+    ($dtype:expr, $loader:ident => $run:expr, else $other:expr) => {{
+        use lode_model::quant::ggml::Type;
         use $crate::decode::{avx2 as loaders, blocks};
-        use $crate::rows::Kind;
-        use $crate::weight::Float;
+        use $crate::dtype::{Dtype, Float};
         $crate::decode::avx2::with_loader_of! {
-            $kind, $loader => $run, else $other,
-            Kind::Float(Float::F32) = loaders::F32,
-            Kind::Float(Float::F16) = loaders::F16,
-            Kind::Float(Float::BF16) = loaders::BF16,
-            Kind::Q8_0 = blocks::Q8_0,
+            $dtype, $loader => $run, else $other,
+            Dtype::Float(Float::F32) = loaders::F32,
+            Dtype::Float(Float::F16) = loaders::F16,
+            Dtype::Float(Float::BF16) = loaders::BF16,
+            Dtype::Ggml(Type::Q8_0) = blocks::Q8_0,
         }
     }};
 }
 pub(crate) use with_loader;
 
-/// The same for kinds whose rows are always decoded first.
+/// The same for formats whose rows are always decoded first.
 macro_rules! with_decoder {
-    ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
+    ($dtype:expr, $loader:ident => $run:expr, else $other:expr) => {{
         use lode_model::quant::ggml::Type;
         use $crate::decode::{avx2 as loaders, blocks, k_blocks};
-        use $crate::rows::Kind;
-        use $crate::weight::Scaled;
+        use $crate::dtype::{Dtype, Scaled};
         $crate::decode::avx2::with_loader_of! {
-            $kind, $loader => $run, else $other,
-            Kind::Affine { bits: 4, group, scales } =
+            $dtype, $loader => $run, else $other,
+            Dtype::Affine { bits: 4, group, scales } =
                 loaders::Affine::<4> { shift: group.trailing_zeros(), scales },
-            Kind::Affine { group, scales, .. } = loaders::Affine::<8> { shift: group.trailing_zeros(), scales },
-            Kind::Scaled(Scaled::Nvfp4) = blocks::Nvfp4,
-            Kind::Scaled(Scaled::Mxfp4) = blocks::Mxfp4,
-            Kind::Scaled(Scaled::Mxfp8) = blocks::Mxfp8,
-            Kind::Ggml(Type::Q4_0) = blocks::Q4_0,
-            Kind::Ggml(Type::Q4_1) = blocks::Q4_1,
-            Kind::Ggml(Type::Q5_0) = blocks::Q5_0,
-            Kind::Ggml(Type::Q5_1) = blocks::Q5_1,
-            Kind::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
-            Kind::Ggml(Type::MXFP4) = blocks::Mxfp4Block,
-            Kind::Ggml(Type::NVFP4) = blocks::Nvfp4Block,
-            Kind::Ggml(Type::Q2_K) = k_blocks::Q2K,
-            Kind::Ggml(Type::Q3_K) = k_blocks::Q3K,
-            Kind::Ggml(Type::Q4_K) = k_blocks::Q4K,
-            Kind::Ggml(Type::Q5_K) = k_blocks::Q5K,
-            Kind::Ggml(Type::Q6_K) = k_blocks::Q6K,
-            Kind::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
+            Dtype::Affine { group, scales, .. } = loaders::Affine::<8> { shift: group.trailing_zeros(), scales },
+            Dtype::Scaled(Scaled::Nvfp4) = blocks::Nvfp4,
+            Dtype::Scaled(Scaled::Mxfp4) = blocks::Mxfp4,
+            Dtype::Scaled(Scaled::Mxfp8) = blocks::Mxfp8,
+            Dtype::Ggml(Type::Q4_0) = blocks::Q4_0,
+            Dtype::Ggml(Type::Q4_1) = blocks::Q4_1,
+            Dtype::Ggml(Type::Q5_0) = blocks::Q5_0,
+            Dtype::Ggml(Type::Q5_1) = blocks::Q5_1,
+            Dtype::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
+            Dtype::Ggml(Type::MXFP4) = blocks::Mxfp4Block,
+            Dtype::Ggml(Type::NVFP4) = blocks::Nvfp4Block,
+            Dtype::Ggml(Type::Q2_K) = k_blocks::Q2K,
+            Dtype::Ggml(Type::Q3_K) = k_blocks::Q3K,
+            Dtype::Ggml(Type::Q4_K) = k_blocks::Q4K,
+            Dtype::Ggml(Type::Q5_K) = k_blocks::Q5K,
+            Dtype::Ggml(Type::Q6_K) = k_blocks::Q6K,
+            Dtype::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
         }
     }};
 }
 
 macro_rules! with_loader_of {
-    ($kind:expr, $loader:ident => $run:expr, else $other:expr, $($pattern:pat_param = $value:expr,)+) => {
-        match $kind {
+    ($dtype:expr, $loader:ident => $run:expr, else $other:expr, $($pattern:pat_param = $value:expr,)+) => {
+        match $dtype {
             $($pattern => {
                 let $loader = $value;
                 $run
@@ -260,8 +260,8 @@ pub(crate) unsafe fn broadcast(float: Float, at: *const u8, index: usize) -> __m
 pub(crate) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
     assert!(to.len() >= rows.cols());
     let at = RowAt::new(rows, row);
-    with_loader!(rows.kind(), loader => decode(loader, at, &mut to[..rows.cols()]), else {
-        with_decoder!(rows.kind(), loader => decode(loader, at, &mut to[..rows.cols()]), else {
+    with_loader!(rows.dtype(), loader => decode(loader, at, &mut to[..rows.cols()]), else {
+        with_decoder!(rows.dtype(), loader => decode(loader, at, &mut to[..rows.cols()]), else {
             super::scalar(rows, row, to)
         })
     });
@@ -297,9 +297,9 @@ fn decode<L: Load>(loader: L, row: RowAt, to: &mut [f32]) {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn encode_row(kind: Kind, from: &[f32], to: &mut [u8]) {
-    if kind != Kind::Float(Float::F16) || !from.len().is_multiple_of(8) {
-        return super::encode_scalar(kind, from, to);
+pub(crate) fn encode_row(dtype: Dtype, from: &[f32], to: &mut [u8]) {
+    if dtype != Dtype::Float(Float::F16) || !from.len().is_multiple_of(8) {
+        return super::encode_scalar(dtype, from, to);
     }
     assert!(to.len() >= 2 * from.len());
     for k in (0..from.len()).step_by(8) {

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::weight::Float;
+use super::super::dtype::Float;
 use super::avx2::{RowAt, broadcast};
 use super::blocks::{COUNT, Codes, NON_LINEAR, Terms, broadcast_scale, lane, nibble_halves};
 

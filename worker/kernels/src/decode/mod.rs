@@ -3,11 +3,12 @@
 //! one rounding per operation.
 
 use half::f16;
-use lode_model::quant::{self, Quantisation, StoredTensor, ggml};
+use lode_model::quant::ggml::{self, Type};
+use lode_model::quant::{self, Quantisation, StoredTensor};
 use lode_model::safetensors::Dtype as StoredDtype;
 
-use super::rows::{BLOCK_Q8_0, Kind, QK8_0, Rows, float_at};
-use super::weight::Float;
+use super::dtype::{BLOCK_Q8_0, Dtype, Float, QK8_0};
+use super::rows::{Rows, float_at};
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
@@ -24,22 +25,22 @@ pub(super) mod neon;
 pub(super) fn scalar(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
     let (codes, scales, biases) = rows.row(row);
     let to = &mut to[..rows.cols()];
-    match rows.kind() {
-        Kind::Float(float) => {
+    match rows.dtype() {
+        Dtype::Float(float) => {
             to.iter_mut().enumerate().for_each(|(k, to)| *to = float_at(float, codes, k));
         }
-        Kind::Affine { bits, group, scales: float } => to.iter_mut().enumerate().for_each(|(k, to)| {
+        Dtype::Affine { bits, group, scales: float } => to.iter_mut().enumerate().for_each(|(k, to)| {
             let code = match bits {
                 4 => (codes[k / 2] >> (4 * (k % 2))) & 15,
                 _ => codes[k],
             };
             *to = float_at(float, scales, k / group) * f32::from(code) + float_at(float, biases, k / group);
         }),
-        Kind::Q8_0 => to.iter_mut().enumerate().for_each(|(k, to)| {
+        Dtype::Ggml(Type::Q8_0) => to.iter_mut().enumerate().for_each(|(k, to)| {
             let block = &codes[k / QK8_0 * BLOCK_Q8_0..];
             *to = float_at(Float::F16, block, 0) * f32::from(block[2 + k % QK8_0].cast_signed());
         }),
-        Kind::Scaled(format) => {
+        Dtype::Scaled(format) => {
             let stored = StoredTensor {
                 dtype: StoredDtype::U32,
                 quantisation: Some(Quantisation::of(format.kind())),
@@ -51,7 +52,7 @@ pub(super) fn scalar(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
             };
             quant::decode_f32_into(&stored, to).expect("a row has whole groups");
         }
-        Kind::Ggml(ty) => {
+        Dtype::Ggml(ty) => {
             ggml::decode_f32_into(ty, codes, to).expect("a row has whole blocks");
             if rows.factor() != 1.0 {
                 to.iter_mut().for_each(|to| *to *= rows.factor());
@@ -63,20 +64,20 @@ pub(super) fn scalar(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
 /// Encodes `from` as a row of the cache: floats, or Q8_0 blocks as in ggml's reference.
 ///
 /// # Panics
-/// If the cache does not support the kind.
-pub(super) fn encode_scalar(kind: Kind, from: &[f32], to: &mut [u8]) {
-    match kind {
-        Kind::Float(Float::F32) => {
+/// If the cache does not support the format.
+pub(super) fn encode_scalar(dtype: Dtype, from: &[f32], to: &mut [u8]) {
+    match dtype {
+        Dtype::Float(Float::F32) => {
             for (from, to) in from.iter().zip(to.chunks_exact_mut(4)) {
                 to.copy_from_slice(&from.to_le_bytes());
             }
         }
-        Kind::Float(Float::F16) => {
+        Dtype::Float(Float::F16) => {
             for (from, to) in from.iter().zip(to.chunks_exact_mut(2)) {
                 to.copy_from_slice(&f16::from_f32(*from).to_le_bytes());
             }
         }
-        Kind::Q8_0 => {
+        Dtype::Ggml(Type::Q8_0) => {
             for (from, to) in from.chunks_exact(QK8_0).zip(to.chunks_exact_mut(BLOCK_Q8_0)) {
                 // `max` alone would ignore NaN.
                 let none = from.iter().any(|v| v.is_nan());
@@ -89,9 +90,7 @@ pub(super) fn encode_scalar(kind: Kind, from: &[f32], to: &mut [u8]) {
                 }
             }
         }
-        Kind::Float(Float::BF16) | Kind::Affine { .. } | Kind::Scaled(_) | Kind::Ggml(_) => {
-            unreachable!("the cache does not support {kind:?}")
-        }
+        _ => unreachable!("the cache does not support {dtype:?}"),
     }
 }
 
@@ -99,19 +98,19 @@ pub(super) fn encode_scalar(kind: Kind, from: &[f32], to: &mut [u8]) {
 mod tests {
     use super::*;
     use crate::ops::Ops;
-    use crate::testing::{KINDS, Packed, random};
+    use crate::testing::{EXAMPLES, Packed, random};
 
     #[test]
     fn every_version_decodes_the_same_bits() {
         for ops in Ops::all() {
-            for &kind in KINDS {
+            for &dtype in EXAMPLES {
                 for cols in [1, 7, 8, 31, 32, 33, 64, 129, 320] {
-                    let cols = cols.max(kind.multiple()).next_multiple_of(kind.multiple());
-                    let packed = Packed::random(kind, 3, cols, 5);
+                    let cols = cols.max(dtype.multiple()).next_multiple_of(dtype.multiple());
+                    let packed = Packed::random(dtype, 3, cols, 5);
                     for row in 0..3 {
                         let mut found = vec![f32::NAN; cols];
                         ops.decode_row(&packed.rows(), row, &mut found);
-                        assert_eq!(found, packed.decoded(row), "{} {kind:?} {cols}", ops.name);
+                        assert_eq!(found, packed.decoded(row), "{} {dtype:?} {cols}", ops.name);
                     }
                 }
             }
@@ -159,16 +158,16 @@ mod tests {
     #[test]
     fn every_version_encodes_the_same_bytes() {
         for ops in Ops::all() {
-            for kind in [Kind::Float(Float::F32), Kind::Float(Float::F16), Kind::Q8_0] {
+            for dtype in [Dtype::Float(Float::F32), Dtype::Float(Float::F16), Dtype::Ggml(Type::Q8_0)] {
                 for cols in [8, 16, 32, 80, 96] {
-                    let cols = usize::max(cols, kind.multiple()).next_multiple_of(kind.multiple());
+                    let cols = usize::max(cols, dtype.multiple()).next_multiple_of(dtype.multiple());
                     let mut from = random(cols, 9);
                     from[3] = 1e6;
                     let (mut expect, mut found) =
-                        (vec![0; kind.row_bytes(cols)], vec![1; kind.row_bytes(cols)]);
-                    encode_scalar(kind, &from, &mut expect);
-                    ops.encode_row(kind, &from, &mut found);
-                    assert_eq!(found, expect, "{} {kind:?} {cols}", ops.name);
+                        (vec![0; dtype.row_bytes(cols)], vec![1; dtype.row_bytes(cols)]);
+                    encode_scalar(dtype, &from, &mut expect);
+                    ops.encode_row(dtype, &from, &mut found);
+                    assert_eq!(found, expect, "{} {dtype:?} {cols}", ops.name);
                 }
             }
         }
@@ -177,10 +176,10 @@ mod tests {
     #[test]
     fn q8_0_is_within_half_a_step() {
         let from = random(96, 2);
-        let mut packed = vec![0; Kind::Q8_0.row_bytes(96)];
-        encode_scalar(Kind::Q8_0, &from, &mut packed);
+        let mut packed = vec![0; Dtype::Ggml(Type::Q8_0).row_bytes(96)];
+        encode_scalar(Dtype::Ggml(Type::Q8_0), &from, &mut packed);
         let mut back = vec![0.0; 96];
-        scalar(&Rows::new(Kind::Q8_0, 96, &packed), 0, &mut back);
+        scalar(&Rows::new(Dtype::Ggml(Type::Q8_0), 96, &packed), 0, &mut back);
         for (from, back) in from.chunks(32).zip(back.chunks(32)) {
             let largest = from.iter().fold(0.0f32, |m, v| m.max(v.abs()));
             for (from, back) in from.iter().zip(back) {
@@ -194,7 +193,7 @@ mod tests {
         let mut from = vec![1.0; 32];
         from[4] = f32::NAN;
         let mut packed = vec![0; BLOCK_Q8_0];
-        encode_scalar(Kind::Q8_0, &from, &mut packed);
+        encode_scalar(Dtype::Ggml(Type::Q8_0), &from, &mut packed);
         assert!(float_at(Float::F16, &packed, 0).is_nan());
     }
 }

@@ -1,18 +1,18 @@
-//! Decoding with NEON: eight packed values to two vectors, for the kinds that other operations read without
-//! decoding them first.
+//! Decoding with NEON: eight packed values to two vectors, for the formats that other operations read
+//! without decoding them first.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::aarch64::*;
 
-use super::super::rows::{BLOCK_Q8_0, Kind, QK8_0, Rows};
-use super::super::weight::Float;
+use super::super::dtype::{BLOCK_Q8_0, Dtype, Float, QK8_0};
+use super::super::rows::{Rows, float_at};
 
-/// Decodes one kind of row.
+/// Decodes rows of one format.
 pub(crate) trait Load: Copy {
     /// Decodes values k..k + 8; k is a multiple of 8.
     ///
     /// # Safety
-    /// `codes` belong to a row of this kind that has these values.
+    /// `codes` belong to a row of this format that has these values.
     unsafe fn eight(self, codes: *const u8, k: usize) -> [float32x4_t; 2];
 }
 
@@ -25,26 +25,26 @@ pub(crate) struct BF16;
 #[derive(Clone, Copy)]
 pub(crate) struct Q8_0;
 
-/// Evaluates an expression with the loader of a kind that is read without decoding it first.
+/// Evaluates an expression with the loader of a format that is read without decoding it first.
 macro_rules! with_loader {
-    ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
+    ($dtype:expr, $loader:ident => $run:expr, else $other:expr) => {{
+        use lode_model::quant::ggml::Type;
         use $crate::decode::neon as loaders;
-        use $crate::rows::Kind;
-        use $crate::weight::Float;
-        match $kind {
-            Kind::Float(Float::F32) => {
+        use $crate::dtype::{Dtype, Float};
+        match $dtype {
+            Dtype::Float(Float::F32) => {
                 let $loader = loaders::F32;
                 $run
             }
-            Kind::Float(Float::F16) => {
+            Dtype::Float(Float::F16) => {
                 let $loader = loaders::F16;
                 $run
             }
-            Kind::Float(Float::BF16) => {
+            Dtype::Float(Float::BF16) => {
                 let $loader = loaders::BF16;
                 $run
             }
-            Kind::Q8_0 => {
+            Dtype::Ggml(Type::Q8_0) => {
                 let $loader = loaders::Q8_0;
                 $run
             }
@@ -103,7 +103,7 @@ impl Load for Q8_0 {
 
 #[target_feature(enable = "neon")]
 pub(crate) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
-    with_loader!(rows.kind(), loader => decode(loader, rows, row, to), else super::scalar(rows, row, to));
+    with_loader!(rows.dtype(), loader => decode(loader, rows, row, to), else super::scalar(rows, row, to));
 }
 
 #[target_feature(enable = "neon")]
@@ -125,19 +125,19 @@ fn decode<L: Load>(loader: L, rows: &Rows<'_>, row: usize, to: &mut [f32]) {
 /// The values of a row after the last whole eight, padded with zeros.
 pub(crate) fn tail(rows: &Rows<'_>, row: usize) -> [f32; 8] {
     let mut numbers = [0.0; 8];
-    if let Kind::Float(float) = rows.kind() {
+    if let Dtype::Float(float) = rows.dtype() {
         let first = rows.cols() / 8 * 8;
         for (k, number) in (first..rows.cols()).zip(&mut numbers) {
-            *number = super::float_at(float, rows.row(row).0, k);
+            *number = float_at(float, rows.row(row).0, k);
         }
     }
     numbers
 }
 
 #[target_feature(enable = "neon")]
-pub(crate) fn encode_row(kind: Kind, from: &[f32], to: &mut [u8]) {
-    if kind != Kind::Float(Float::F16) || !from.len().is_multiple_of(4) {
-        return super::encode_scalar(kind, from, to);
+pub(crate) fn encode_row(dtype: Dtype, from: &[f32], to: &mut [u8]) {
+    if dtype != Dtype::Float(Float::F16) || !from.len().is_multiple_of(4) {
+        return super::encode_scalar(dtype, from, to);
     }
     assert!(to.len() >= 2 * from.len());
     for (four, to) in from.as_chunks::<4>().0.iter().zip(to.as_chunks_mut::<8>().0) {

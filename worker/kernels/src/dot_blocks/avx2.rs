@@ -7,8 +7,8 @@ use std::arch::x86_64::*;
 
 use super::super::decode::avx2::{RowAt, broadcast, with_loader_of};
 use super::super::decode::blocks::{Codes, Terms, interleave_nibbles, values};
+use super::super::dtype::{Float, Scaled};
 use super::super::rows::Rows;
-use super::super::weight::{Float, Scaled};
 use super::super::window::Window;
 use super::columns::{Block, Columns, QK, TILE};
 
@@ -21,29 +21,29 @@ pub(crate) fn pack(x: &[f32], cols: usize, tile: &mut [Block]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
     use super::super::decode::{blocks, k_blocks};
-    use super::super::rows::Kind;
+    use super::super::dtype::Dtype;
     use lode_model::quant::ggml::Type;
     assert!(x.cols() == rows.cols() && out.rows() >= x.len() && out.cols() >= rows.len());
     with_loader_of! {
-        rows.kind(), codes => products(codes, rows, x, out), else super::scalar(rows, x, out, scratch),
-        Kind::Q8_0 = blocks::Q8_0,
-        Kind::Ggml(Type::Q4_0) = blocks::Q4_0,
-        Kind::Ggml(Type::Q4_1) = blocks::Q4_1,
-        Kind::Ggml(Type::Q5_0) = blocks::Q5_0,
-        Kind::Ggml(Type::Q5_1) = blocks::Q5_1,
-        Kind::Ggml(Type::Q2_K) = k_blocks::Q2K,
-        Kind::Ggml(Type::Q3_K) = k_blocks::Q3K,
-        Kind::Ggml(Type::Q4_K) = k_blocks::Q4K,
-        Kind::Ggml(Type::Q5_K) = k_blocks::Q5K,
-        Kind::Ggml(Type::Q6_K) = k_blocks::Q6K,
-        Kind::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
-        Kind::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
-        Kind::Ggml(Type::MXFP4) = blocks::Mxfp4Block,
-        Kind::Ggml(Type::NVFP4) = blocks::Nvfp4Block,
-        Kind::Affine { bits: 4, group, scales } = Affine::<4> { shift: group.trailing_zeros(), scales },
-        Kind::Affine { group, scales, .. } = Affine::<8> { shift: group.trailing_zeros(), scales },
-        Kind::Scaled(Scaled::Nvfp4) = blocks::Nvfp4,
-        Kind::Scaled(Scaled::Mxfp4) = blocks::Mxfp4,
+        rows.dtype(), codes => products(codes, rows, x, out), else super::scalar(rows, x, out, scratch),
+        Dtype::Ggml(Type::Q8_0) = blocks::Q8_0,
+        Dtype::Ggml(Type::Q4_0) = blocks::Q4_0,
+        Dtype::Ggml(Type::Q4_1) = blocks::Q4_1,
+        Dtype::Ggml(Type::Q5_0) = blocks::Q5_0,
+        Dtype::Ggml(Type::Q5_1) = blocks::Q5_1,
+        Dtype::Ggml(Type::Q2_K) = k_blocks::Q2K,
+        Dtype::Ggml(Type::Q3_K) = k_blocks::Q3K,
+        Dtype::Ggml(Type::Q4_K) = k_blocks::Q4K,
+        Dtype::Ggml(Type::Q5_K) = k_blocks::Q5K,
+        Dtype::Ggml(Type::Q6_K) = k_blocks::Q6K,
+        Dtype::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
+        Dtype::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
+        Dtype::Ggml(Type::MXFP4) = blocks::Mxfp4Block,
+        Dtype::Ggml(Type::NVFP4) = blocks::Nvfp4Block,
+        Dtype::Affine { bits: 4, group, scales } = Affine::<4> { shift: group.trailing_zeros(), scales },
+        Dtype::Affine { group, scales, .. } = Affine::<8> { shift: group.trailing_zeros(), scales },
+        Dtype::Scaled(Scaled::Nvfp4) = blocks::Nvfp4,
+        Dtype::Scaled(Scaled::Mxfp4) = blocks::Mxfp4,
     }
 }
 
@@ -102,7 +102,7 @@ fn products<C: Codes>(format: C, rows: &Rows<'_>, x: &Columns, out: &mut Window<
             let mut sums = [[_mm256_setzero_ps(); 2]; TILE];
             for (b, columns) in tile.chunks_exact(t).enumerate() {
                 let (first, left) = (b * QK, (rows.cols() - b * QK) / 32);
-                // SAFETY: the row is of this kind and as long as the columns, which have this many groups
+                // SAFETY: the row is of this format and as long as the columns, which have this many groups
                 // left.
                 let block = unsafe {
                     match left {

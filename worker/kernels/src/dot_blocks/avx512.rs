@@ -5,8 +5,8 @@
 
 use std::arch::x86_64::*;
 
-use super::super::rows::{Kind, Rows};
-use super::super::weight::Scaled;
+use super::super::dtype::{Dtype, Scaled};
+use super::super::rows::Rows;
 use super::super::window::Window;
 use super::columns::{Block, Columns, QK};
 use super::four_rows::{FOUR, FourRows, Lanes, Unpack};
@@ -22,25 +22,25 @@ pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scr
     use lode_model::quant::ggml::Type;
     assert!(x.cols() == rows.cols() && out.rows() >= x.len() && out.cols() >= rows.len());
     with_loader_of! {
-        rows.kind(), unpack => products(unpack, rows, x, out, scratch), else super::scalar(rows, x, out, scratch),
-        Kind::Q8_0 = blocks::Q8_0,
-        Kind::Ggml(Type::Q4_0) = blocks::Q4_0,
-        Kind::Ggml(Type::Q4_1) = blocks::Q4_1,
-        Kind::Ggml(Type::Q5_0) = blocks::Q5_0,
-        Kind::Ggml(Type::Q5_1) = blocks::Q5_1,
-        Kind::Ggml(Type::Q2_K) = k_blocks::Q2K,
-        Kind::Ggml(Type::Q3_K) = k_blocks::Q3K,
-        Kind::Ggml(Type::Q4_K) = k_blocks::Q4K,
-        Kind::Ggml(Type::Q5_K) = k_blocks::Q5K,
-        Kind::Ggml(Type::Q6_K) = k_blocks::Q6K,
-        Kind::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
-        Kind::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
-        Kind::Ggml(Type::MXFP4) = blocks::Mxfp4,
-        Kind::Ggml(Type::NVFP4) = groups::Nvfp4Block,
-        Kind::Affine { bits: 4, group, scales } = groups::Affine::<4> { shift: group.trailing_zeros(), scales },
-        Kind::Affine { group, scales, .. } = groups::Affine::<8> { shift: group.trailing_zeros(), scales },
-        Kind::Scaled(Scaled::Nvfp4) = groups::Nvfp4,
-        Kind::Scaled(Scaled::Mxfp4) = groups::Mxfp4,
+        rows.dtype(), unpack => products(unpack, rows, x, out, scratch), else super::scalar(rows, x, out, scratch),
+        Dtype::Ggml(Type::Q8_0) = blocks::Q8_0,
+        Dtype::Ggml(Type::Q4_0) = blocks::Q4_0,
+        Dtype::Ggml(Type::Q4_1) = blocks::Q4_1,
+        Dtype::Ggml(Type::Q5_0) = blocks::Q5_0,
+        Dtype::Ggml(Type::Q5_1) = blocks::Q5_1,
+        Dtype::Ggml(Type::Q2_K) = k_blocks::Q2K,
+        Dtype::Ggml(Type::Q3_K) = k_blocks::Q3K,
+        Dtype::Ggml(Type::Q4_K) = k_blocks::Q4K,
+        Dtype::Ggml(Type::Q5_K) = k_blocks::Q5K,
+        Dtype::Ggml(Type::Q6_K) = k_blocks::Q6K,
+        Dtype::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
+        Dtype::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
+        Dtype::Ggml(Type::MXFP4) = blocks::Mxfp4,
+        Dtype::Ggml(Type::NVFP4) = groups::Nvfp4Block,
+        Dtype::Affine { bits: 4, group, scales } = groups::Affine::<4> { shift: group.trailing_zeros(), scales },
+        Dtype::Affine { group, scales, .. } = groups::Affine::<8> { shift: group.trailing_zeros(), scales },
+        Dtype::Scaled(Scaled::Nvfp4) = groups::Nvfp4,
+        Dtype::Scaled(Scaled::Mxfp4) = groups::Mxfp4,
     }
 }
 

@@ -94,10 +94,10 @@ fn join(rows: [__m128i; FOUR]) -> __m512i {
     _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(joined, rows[2]), rows[3])
 }
 
-/// Unpacks a kind, 256 values of each of four rows at a time.
+/// Unpacks a format, 256 values of each of four rows at a time.
 ///
 /// # Safety
-/// For all methods: the processor has AVX-512, and each row has 256 values of this kind.
+/// For all methods: the processor has AVX-512, and each row has 256 values of this format.
 pub(super) trait Unpack: Copy {
     /// Scales per 256 values: one per 32 values or one per sixteen.
     type Lanes: Lanes;

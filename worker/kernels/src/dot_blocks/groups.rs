@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::weight::Float;
+use super::super::dtype::Float;
 use super::blocks::{E2M1, half_of_e8m0, halves, look_up, negative, nibbles};
 use super::four_rows::{BlockOfFourRows, StridedBytes, Unpack};
 

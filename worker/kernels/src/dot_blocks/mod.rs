@@ -6,8 +6,8 @@
 
 use lode_model::quant::ggml::Type;
 
-use super::rows::{Kind, Rows};
-use super::weight::Scaled;
+use super::dtype::{Dtype, Scaled};
+use super::rows::Rows;
 use super::window::Window;
 
 #[cfg(target_arch = "x86_64")]
@@ -34,11 +34,11 @@ mod tests;
 
 pub(super) use columns::{Block, Columns, TILE};
 
-/// Whether products with rows of this kind use integers; `dot_rows` handles the other kinds.
-pub(super) fn uses_integers(kind: Kind) -> bool {
-    match kind {
-        Kind::Q8_0 => true,
-        Kind::Ggml(ty) => matches!(
+/// Whether products with rows of this format use integers; `dot_rows` handles the other formats.
+pub(super) fn uses_integers(dtype: Dtype) -> bool {
+    match dtype {
+        Dtype::Ggml(Type::Q8_0) => true,
+        Dtype::Ggml(ty) => matches!(
             ty,
             Type::Q4_0
                 | Type::Q4_1
@@ -55,9 +55,9 @@ pub(super) fn uses_integers(kind: Kind) -> bool {
                 | Type::NVFP4
         ),
         // The codes of MXFP8 are not integers.
-        Kind::Scaled(format) => format != Scaled::Mxfp8,
-        Kind::Affine { .. } => true,
-        Kind::Float(_) => false,
+        Dtype::Scaled(format) => format != Scaled::Mxfp8,
+        Dtype::Affine { .. } => true,
+        Dtype::Float(_) => false,
     }
 }
 

@@ -5,8 +5,8 @@ use std::arch::aarch64::*;
 
 use lode_model::quant::float::{e4m3_to_f32, e8m0_to_f32};
 
-use super::super::rows::{BLOCK_Q8_0, Rows, float_at};
-use super::super::weight::Float;
+use super::super::dtype::{BLOCK_Q8_0, Float};
+use super::super::rows::{Rows, float_at};
 use super::columns::QK;
 
 /// The parts of a row.

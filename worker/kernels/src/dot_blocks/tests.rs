@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::ops::{Input, Ops};
-use crate::testing::{KINDS, Packed, random};
+use crate::testing::{EXAMPLES, Packed, random};
 
-fn kinds() -> impl Iterator<Item = Kind> {
-    KINDS.iter().copied().filter(|kind| uses_integers(*kind))
+fn dtypes() -> impl Iterator<Item = Dtype> {
+    EXAMPLES.iter().copied().filter(|dtype| uses_integers(*dtype))
 }
 
 fn product(ops: &Ops, rows: &Rows<'_>, x: &[f32]) -> Vec<f32> {
@@ -21,12 +21,12 @@ fn product(ops: &Ops, rows: &Rows<'_>, x: &[f32]) -> Vec<f32> {
 #[test]
 fn every_version_agrees_with_float64() {
     for ops in Ops::all() {
-        for kind in kinds() {
+        for dtype in dtypes() {
             for (n, cols, m) in
                 [(1, 32, 1), (5, 64, 2), (3, 256, 3), (17, 288, 4), (33, 544, 37), (40, 1024, 16)]
             {
-                let cols = cols.max(kind.multiple()).next_multiple_of(kind.multiple());
-                let packed = Packed::random(kind, n, cols, 7);
+                let cols = cols.max(dtype.multiple()).next_multiple_of(dtype.multiple());
+                let packed = Packed::random(dtype, n, cols, 7);
                 let x = random(m * cols, 11);
                 let columns = ops.pack_columns(&x, cols);
                 let out = product(ops, &packed.rows(), &x);
@@ -42,7 +42,7 @@ fn every_version_agrees_with_float64() {
                         let name = ops.name;
                         assert!(
                             (f64::from(found) - sum).abs() <= f64::from(bound),
-                            "{name} {kind:?} {n}x{cols} {i},{j}: {found} {sum}"
+                            "{name} {dtype:?} {n}x{cols} {i},{j}: {found} {sum}"
                         );
                     }
                 }
@@ -55,21 +55,21 @@ fn every_version_agrees_with_float64() {
 #[test]
 fn other_rows_and_columns_change_no_bit() {
     for ops in Ops::all() {
-        for kind in kinds() {
-            let cols = 544usize.next_multiple_of(kind.multiple());
+        for dtype in dtypes() {
+            let cols = 544usize.next_multiple_of(dtype.multiple());
             let (n, m) = (19, 37);
-            let packed = Packed::random(kind, n, cols, 3);
+            let packed = Packed::random(dtype, n, cols, 3);
             let x = random(m * cols, 5);
             let all = product(ops, &packed.rows(), &x);
             for i in 0..n {
                 for j in 0..m {
                     let one = product(ops, &packed.rows().range(i, 1), &x[j * cols..(j + 1) * cols]);
-                    assert_eq!(one[0].to_bits(), all[j * n + i].to_bits(), "{} {kind:?} {i},{j}", ops.name);
+                    assert_eq!(one[0].to_bits(), all[j * n + i].to_bits(), "{} {dtype:?} {i},{j}", ops.name);
                 }
             }
             for (first, m) in [(0, 2), (3, 3), (7, 7), (5, 12)] {
                 let some = product(ops, &packed.rows(), &x[first * cols..(first + m) * cols]);
-                assert_eq!(some, all[first * n..(first + m) * n], "{} {kind:?}", ops.name);
+                assert_eq!(some, all[first * n..(first + m) * n], "{} {dtype:?}", ops.name);
             }
         }
     }
@@ -102,16 +102,16 @@ fn columns_are_within_half_a_step() {
 #[test]
 fn nan_is_preserved() {
     for ops in Ops::all() {
-        for kind in kinds() {
+        for dtype in dtypes() {
             for none in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 for m in [1, 4] {
                     let cols = 256;
-                    let packed = Packed::random(kind, 4, cols, 3);
+                    let packed = Packed::random(dtype, 4, cols, 3);
                     let mut x = random(m * cols, 5);
                     x[39] = none;
                     let found = product(ops, &packed.rows(), &x);
-                    assert!(found[..4].iter().all(|v| !v.is_finite()), "{} {kind:?}: {found:?}", ops.name);
-                    assert!(found[4..].iter().all(|v| v.is_finite()), "{} {kind:?}", ops.name);
+                    assert!(found[..4].iter().all(|v| !v.is_finite()), "{} {dtype:?}: {found:?}", ops.name);
+                    assert!(found[4..].iter().all(|v| v.is_finite()), "{} {dtype:?}", ops.name);
                 }
             }
         }
@@ -139,9 +139,9 @@ fn products_are_near_those_of_ggml() {
         let part = |name| part(&file, name);
         let (Some(dot), Some(blocks)) = (part("dot"), part("blocks")) else { continue };
         let dot: Vec<f64> = dot.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
-        let (kind, rows) = (crate::Dtype::Ggml(ty), dot.len() / 2);
+        let (dtype, rows) = (crate::Dtype::Ggml(ty), dot.len() / 2);
         let (blocks, none) = (bytes::Bytes::from(blocks), bytes::Bytes::new());
-        let weight = crate::Weight::new(kind, (rows, 256), blocks, none.clone(), none).unwrap();
+        let weight = crate::Weight::new(dtype, (rows, 256), blocks, none.clone(), none).unwrap();
         for ops in Ops::all() {
             // `dot` has a row per row of the blocks.
             let found = ops.matmul(&weight, &act);

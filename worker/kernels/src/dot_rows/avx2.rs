@@ -4,7 +4,8 @@
 use std::arch::x86_64::*;
 
 use super::super::decode::avx2::{Load, RowAt, decode_row, with_loader};
-use super::super::rows::{Kind, Rows};
+use super::super::dtype::Dtype;
+use super::super::rows::Rows;
 use super::super::window::Window;
 
 /// Rows that share the loads of x.
@@ -22,17 +23,17 @@ pub(crate) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch
     let (n, cols) = (rows.len(), rows.cols());
     let m = x.len() / cols;
     assert!(x.len() == m * cols && out.rows() >= m && out.cols() >= n);
-    let decode_first = match rows.kind() {
-        Kind::Float(_) => DECODE_FLOATS,
-        kind if super::is_read_in_place(kind) => DECODE_CODES,
+    let decode_first = match rows.dtype() {
+        Dtype::Float(_) => DECODE_FLOATS,
+        dtype if super::is_read_in_place(dtype) => DECODE_CODES,
         _ => 0,
     };
     if m < decode_first {
-        let panel = super::panel_rows(rows.kind().row_bytes(cols), R);
+        let panel = super::panel_rows(rows.dtype().row_bytes(cols), R);
         for first in (0..n).step_by(panel) {
             let some = rows.range(first, panel.min(n - first));
-            with_loader!(rows.kind(), loader => block(loader, &some, x, out, first), else {
-                unreachable!("{:?} is decoded first", rows.kind())
+            with_loader!(rows.dtype(), loader => block(loader, &some, x, out, first), else {
+                unreachable!("{:?} is decoded first", rows.dtype())
             });
         }
     } else {

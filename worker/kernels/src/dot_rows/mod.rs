@@ -4,7 +4,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::decode::avx2::with_loader;
 #[cfg(target_arch = "x86_64")]
-use super::rows::Kind;
+use super::dtype::Dtype;
 use super::rows::Rows;
 use super::window::Window;
 
@@ -34,11 +34,11 @@ pub(super) fn scalar(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: 
 /// Bytes of rows that stay in the L2 cache while all columns are processed.
 const PANEL_BYTES: usize = 1 << 19;
 
-/// Whether rows of this kind are read without decoding them first if there are few columns. Rows of other
-/// kinds are always decoded first, because reading them takes longer than storing them.
+/// Whether rows of this format are read without decoding them first if there are few columns. Rows of other
+/// formats are always decoded first, because reading them takes longer than storing them.
 #[cfg(target_arch = "x86_64")]
-fn is_read_in_place(kind: Kind) -> bool {
-    with_loader!(kind, _loader => true, else false)
+fn is_read_in_place(dtype: Dtype) -> bool {
+    with_loader!(dtype, _loader => true, else false)
 }
 
 /// Rows per panel, a multiple of `multiple`.
@@ -80,9 +80,9 @@ fn by_panels(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::Dtype;
     use crate::ops::Ops;
-    use crate::rows::Kind;
-    use crate::testing::{KINDS, Packed, random};
+    use crate::testing::{EXAMPLES, Packed, random};
 
     fn product(ops: &Ops, rows: &Rows<'_>, x: &[f32]) -> Vec<f32> {
         let m = x.len() / rows.cols();
@@ -95,12 +95,12 @@ mod tests {
     #[test]
     fn every_version_agrees_with_float64() {
         for ops in Ops::all() {
-            for &kind in KINDS {
+            for &dtype in EXAMPLES {
                 for (n, cols, m) in
                     [(1, 1, 1), (3, 7, 2), (4, 32, 1), (5, 33, 3), (9, 96, 4), (8, 256, 13), (33, 320, 53)]
                 {
-                    let cols = cols.max(kind.multiple()).next_multiple_of(kind.multiple());
-                    let packed = Packed::random(kind, n, cols, 7);
+                    let cols = cols.max(dtype.multiple()).next_multiple_of(dtype.multiple());
+                    let packed = Packed::random(dtype, n, cols, 7);
                     let x = random(m * cols, 11);
                     let out = product(ops, &packed.rows(), &x);
                     for (j, x) in x.chunks_exact(cols).enumerate() {
@@ -113,7 +113,7 @@ mod tests {
                             let name = ops.name;
                             assert!(
                                 (found - sum).abs() <= bound,
-                                "{name} {kind:?} {n}x{cols} {i},{j}: {found} {sum}"
+                                "{name} {dtype:?} {n}x{cols} {i},{j}: {found} {sum}"
                             );
                         }
                     }
@@ -126,11 +126,11 @@ mod tests {
     #[test]
     fn other_rows_and_columns_change_no_bit() {
         for ops in Ops::all() {
-            for &kind in KINDS {
+            for &dtype in EXAMPLES {
                 let cols =
-                    200usize.next_multiple_of(kind.multiple()) + if kind.multiple() == 1 { 11 } else { 0 };
+                    200usize.next_multiple_of(dtype.multiple()) + if dtype.multiple() == 1 { 11 } else { 0 };
                 let (n, m) = (11, 53);
-                let packed = Packed::random(kind, n, cols, 3);
+                let packed = Packed::random(dtype, n, cols, 3);
                 let x = random(m * cols, 5);
                 let all = product(ops, &packed.rows(), &x);
                 for i in 0..n {
@@ -139,7 +139,7 @@ mod tests {
                         assert_eq!(
                             one[0].to_bits(),
                             all[j * n + i].to_bits(),
-                            "{} {kind:?} {i},{j}",
+                            "{} {dtype:?} {i},{j}",
                             ops.name
                         );
                     }
@@ -151,8 +151,8 @@ mod tests {
     #[test]
     fn nan_is_preserved() {
         for ops in Ops::all() {
-            for &kind in KINDS.iter().filter(|kind| matches!(kind, Kind::Float(_))) {
-                let packed = Packed::random(kind, 4, 40, 3);
+            for &dtype in EXAMPLES.iter().filter(|dtype| matches!(dtype, Dtype::Float(_))) {
+                let packed = Packed::random(dtype, 4, 40, 3);
                 let mut x = random(40, 5);
                 x[39] = f32::NAN;
                 assert!(product(ops, &packed.rows(), &x).iter().all(|v| v.is_nan()));

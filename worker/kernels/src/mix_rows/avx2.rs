@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 
 use super::super::decode::avx2::{BF16, F16, F32, Load, RowAt, with_loader_of};
 use super::super::decode::blocks::Q8_0;
-use super::super::rows::{Kind, Rows};
-use super::super::weight::Float;
+use super::super::dtype::{Dtype, Float};
+use super::super::rows::Rows;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], _: &mut Vec<f32>) {
@@ -15,11 +15,11 @@ pub(crate) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], _: &mu
         return;
     }
     with_loader_of! {
-        rows.kind(), loader => mix(loader, rows, weights, out), else unreachable!("the cache does not support {:?}", rows.kind()),
-        Kind::Float(Float::F32) = F32,
-        Kind::Float(Float::F16) = F16,
-        Kind::Float(Float::BF16) = BF16,
-        Kind::Q8_0 = Q8_0,
+        rows.dtype(), loader => mix(loader, rows, weights, out), else unreachable!("the cache does not support {:?}", rows.dtype()),
+        Dtype::Float(Float::F32) = F32,
+        Dtype::Float(Float::F16) = F16,
+        Dtype::Float(Float::BF16) = BF16,
+        Dtype::Ggml(Type::Q8_0) = Q8_0,
     }
 }
 
@@ -54,7 +54,7 @@ fn mix<L: Load>(loader: L, rows: &Rows<'_>, weights: &[f32], out: &mut [f32]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn strip<L: Load, const B: usize>(loader: L, rows: &Rows<'_>, weights: &[f32], out: &mut [f32], d: usize) {
     assert!(out.len() == 32 * B && d + 32 * B <= rows.cols() && weights.len() <= rows.len());
-    let row_bytes = rows.kind().row_bytes(rows.cols());
+    let row_bytes = rows.dtype().row_bytes(rows.cols());
     let mut sums = [[_mm256_setzero_ps(); 4]; B];
     for (b, sums) in sums.iter_mut().enumerate() {
         for (v, sum) in sums.iter_mut().enumerate() {

@@ -22,18 +22,19 @@ pub(super) fn scalar(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], scratch:
 
 #[cfg(test)]
 mod tests {
+    use lode_model::quant::ggml::Type;
+
+    use crate::dtype::{Dtype, Float};
     use crate::ops::Ops;
-    use crate::rows::Kind;
     use crate::testing::{Packed, random};
-    use crate::weight::Float;
 
     #[test]
     fn every_version_agrees_with_float64() {
         for ops in Ops::all() {
-            for kind in [Kind::Float(Float::F32), Kind::Float(Float::F16), Kind::Q8_0] {
+            for dtype in [Dtype::Float(Float::F32), Dtype::Float(Float::F16), Dtype::Ggml(Type::Q8_0)] {
                 for (n, cols) in [(1, 4), (3, 16), (32, 64), (7, 80), (20, 96), (32, 128)] {
-                    let cols = usize::max(cols, kind.multiple()).next_multiple_of(kind.multiple());
-                    let packed = Packed::random(kind, n, cols, 7);
+                    let cols = usize::max(cols, dtype.multiple()).next_multiple_of(dtype.multiple());
+                    let packed = Packed::random(dtype, n, cols, 7);
                     let (weights, start) = (random(n, 3), random(cols, 4));
                     let mut out = start.clone();
                     ops.mix_rows(&packed.rows(), &weights, &mut out, &mut Vec::new());
@@ -44,7 +45,7 @@ mod tests {
                         let bound = (n as f64 + 1.0) * f64::from(f32::EPSILON) * size;
                         assert!(
                             (f64::from(out[d]) - sum).abs() <= bound,
-                            "{} {kind:?} {n}x{cols} {d}",
+                            "{} {dtype:?} {n}x{cols} {d}",
                             ops.name
                         );
                     }
@@ -56,7 +57,7 @@ mod tests {
     #[test]
     fn cutting_the_rows_changes_no_bit() {
         for ops in Ops::all() {
-            let packed = Packed::random(Kind::Float(Float::F16), 32, 80, 7);
+            let packed = Packed::random(Dtype::Float(Float::F16), 32, 80, 7);
             let weights = random(32, 3);
             let (mut whole, mut cut) = (vec![0.0; 80], vec![0.0; 80]);
             ops.mix_rows(&packed.rows(), &weights, &mut whole, &mut Vec::new());

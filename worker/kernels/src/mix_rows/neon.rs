@@ -9,8 +9,8 @@ use super::super::rows::Rows;
 #[target_feature(enable = "neon")]
 pub(crate) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], _: &mut Vec<f32>) {
     assert!(out.len() == rows.cols() && weights.len() <= rows.len());
-    with_loader!(rows.kind(), loader => mix(loader, rows, weights, out), else {
-        unreachable!("the cache does not support {:?}", rows.kind())
+    with_loader!(rows.dtype(), loader => mix(loader, rows, weights, out), else {
+        unreachable!("the cache does not support {:?}", rows.dtype())
     });
 }
 

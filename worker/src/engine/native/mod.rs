@@ -29,7 +29,7 @@ use super::{
 };
 use crate::arch::{Config, Forward, Output, Pass, Plan};
 use lode_kernels::cpu::Cpu;
-use lode_kernels::{Batch, CacheShape, Float, Kernels, Kind, PAGE_LEN, Span};
+use lode_kernels::{Batch, CacheShape, Kernels, PAGE_LEN, Span};
 
 /// Maximum rows per pass: longer slices are computed in pieces of this many tokens.
 const PASS_ROWS: usize = 512;
@@ -118,13 +118,8 @@ impl<K: Kernels + 'static> Native<K> {
         let OpenModel { plan, mut tensors } = opened;
         let shape = plan.shape();
         let encoder = plan.is_encoder();
-        let kind = match options.kv_type {
-            // An encoder's keys and values are not kept after the step, so their size hardly matters.
-            _ if encoder => Kind::Float(Float::F32),
-            KvType::F32 => Kind::Float(Float::F32),
-            KvType::F16 => Kind::Float(Float::F16),
-            KvType::Q8_0 => Kind::Q8_0,
-        };
+        // An encoder's keys and values are not kept after the step, so their size hardly matters.
+        let kv_type = if encoder { KvType::F32 } else { options.kv_type };
         let context_length = options.context_length.unwrap_or(usize::MAX).clamp(1, shape.context_length);
         let model = plan.build(&mut tensors, &mut kernels, context_length)?;
 
@@ -137,7 +132,7 @@ impl<K: Kernels + 'static> Native<K> {
             pages: pages as usize,
             n_kv_heads: shape.n_kv_heads,
             head_dim: shape.head_dim,
-            kind,
+            dtype: kv_type.dtype(),
         };
         let cache = kernels.cache(&cache_shape)?;
         let info = ModelInfo {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use lode_model::gguf::{self, Metadata};
-use lode_model::quant::{self, Quantisation, ggml};
-use lode_model::safetensors::{Dtype as StoredDtype, Header};
+use lode_model::quant::ggml;
+use lode_model::safetensors::Header;
 use lode_model::tensor::{Part, Tensor, read_blob};
 
 use super::map::{map, prefault};
@@ -16,7 +16,7 @@ use super::parts;
 use crate::arch::gguf::{TensorLocation, TensorLookup, locate_tensor};
 use crate::arch::{Config, ConfigError, Tensors};
 use crate::engine::{BlobFile, Format, LoadError};
-use lode_kernels::{Dtype, Float, Scaled, Weight};
+use lode_kernels::{Dtype, Float, Weight};
 
 /// Mapped files and the location of each tensor in them.
 pub(super) struct MappedTensors {
@@ -234,61 +234,30 @@ fn weight(tensor: &Tensor, file: &Bytes) -> Result<Weight, LoadError> {
         (usize::try_from(rows).map_err(|_| too_large())?, usize::try_from(cols).map_err(|_| too_large())?);
 
     let codes = slice(&tensor.parts.weight)?;
+    let parts = &tensor.parts;
     let Some(quantisation) = &tensor.quantisation else {
-        let float = float(tensor.parts.weight.dtype).ok_or_else(refused)?;
+        let float = Float::of(parts.weight.dtype).ok_or_else(refused)?;
         return Weight::floats(float, shape, codes).map_err(|e| data(e.to_string()));
     };
-    let Quantisation { kind, group_size } = quantisation;
-    let bits = match kind {
-        quant::Kind::Int4 => 4,
-        quant::Kind::Int8 => 8,
-        quant::Kind::Nvfp4 => return scaled(Scaled::Nvfp4, tensor, shape, file, codes),
-        quant::Kind::Mxfp4 => return scaled(Scaled::Mxfp4, tensor, shape, file, codes),
-        quant::Kind::Mxfp8 => return scaled(Scaled::Mxfp8, tensor, shape, file, codes),
-        // These two are types of activations and do not occur in model files.
-        quant::Kind::Ggml(ggml::Type::Q8_1 | ggml::Type::Q8_K) => return Err(refused()),
-        quant::Kind::Ggml(ty) => {
-            let weight = Weight::new(Dtype::Ggml(*ty), shape, codes, Bytes::new(), Bytes::new());
-            return weight.map_err(|e| data(e.to_string()));
-        }
-    };
-    let (Some(scale), Some(bias)) = (&tensor.parts.scale, &tensor.parts.bias) else {
+    if quantisation.kind.is_affine() && (parts.scale.is_none() || parts.bias.is_none()) {
         return Err(data("its scales or biases are missing".into()));
+    }
+    let float = |part: &Option<Part>| part.as_ref().and_then(|part| Float::of(part.dtype));
+    let scales = float(&parts.scale).filter(|scales| float(&parts.bias) == Some(*scales));
+    let dtype = Dtype::of(quantisation, scales).ok_or_else(refused)?;
+    let separate = |part: &Option<Part>| match part {
+        Some(part) => slice(part),
+        None => Err(data("its scales are missing".into())),
     };
-    let scales =
-        float(scale.dtype).filter(|float| Some(*float) == self::float(bias.dtype)).ok_or_else(refused)?;
-    let dtype = Dtype::Affine { bits, group: *group_size as usize, scales };
-    Weight::new(dtype, shape, codes, slice(scale)?, slice(bias)?).map_err(|e| data(e.to_string()))
-}
-
-/// A weight of scaled small floats.
-fn scaled(
-    format: Scaled,
-    tensor: &Tensor,
-    shape: (usize, usize),
-    file: &Bytes,
-    codes: Bytes,
-) -> Result<Weight, LoadError> {
-    let data = |reason: String| LoadError::TensorData { name: tensor.name.clone(), reason };
-    let slice = |piece: &Part| {
-        let bytes = part(file, piece.offset, piece.size_bytes);
-        bytes.ok_or_else(|| data("its data is beyond the end of the file".into()))
+    let (scales, biases) = match dtype {
+        Dtype::Affine { .. } => (separate(&parts.scale)?, separate(&parts.bias)?),
+        Dtype::Scaled(_) => (separate(&parts.scale)?, Bytes::new()),
+        Dtype::Float(_) | Dtype::Ggml(_) => (Bytes::new(), Bytes::new()),
     };
-    let scale = tensor.parts.scale.as_ref().ok_or_else(|| data("its scales are missing".into()))?;
-    let weight = Weight::new(Dtype::Scaled(format), shape, codes, slice(scale)?, Bytes::new());
-    let weight = weight.map_err(|e| data(e.to_string()))?;
-    let Some(global) = &tensor.parts.global_scale else { return Ok(weight) };
+    let weight = Weight::new(dtype, shape, codes, scales, biases).map_err(|e| data(e.to_string()))?;
+    let (Dtype::Scaled(_), Some(global)) = (dtype, &parts.global_scale) else { return Ok(weight) };
     let global = slice(global)?;
     let factor = <[u8; 4]>::try_from(global.as_ref()).map(f32::from_le_bytes).ok();
     let factor = factor.filter(|factor| factor.is_finite());
     Ok(weight.with_factor(factor.ok_or_else(|| data("its global scale is not a finite number".into()))?))
-}
-
-fn float(dtype: StoredDtype) -> Option<Float> {
-    match dtype {
-        StoredDtype::F32 => Some(Float::F32),
-        StoredDtype::F16 => Some(Float::F16),
-        StoredDtype::BF16 => Some(Float::BF16),
-        _ => None,
-    }
 }
