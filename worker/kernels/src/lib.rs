@@ -13,6 +13,7 @@ mod dot_rows;
 mod dtype;
 mod error;
 mod exp;
+mod formats;
 mod geglu;
 mod gelu;
 mod kernels;

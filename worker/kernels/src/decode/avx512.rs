@@ -4,19 +4,19 @@
 
 use std::arch::x86_64::*;
 
-use super::avx2::{BF16, F16, F32, RowAt};
 use super::blocks::{Codes, Terms};
+use super::load::{BF16, F16, F32, RowAt};
 
-/// Like `avx2::Load`, with vectors of sixteen lanes.
-pub(crate) trait Load: super::avx2::Load {
+/// Like `load::Load`, with vectors of sixteen lanes.
+pub(crate) trait Load: super::load::Load {
     type Group: Copy;
 
     /// # Safety
-    /// As for `avx2::Load::group`, with AVX-512.
+    /// As for `load::Load::group`, with AVX-512.
     unsafe fn group(self, row: RowAt, k: usize) -> <Self as Load>::Group;
 
     /// # Safety
-    /// As for `avx2::Load::block`, with AVX-512.
+    /// As for `load::Load::block`, with AVX-512.
     unsafe fn block(self, row: RowAt, group: <Self as Load>::Group, k: usize) -> [__m512; 2];
 }
 

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use lode_model::quant::float::{e4m3_to_f32, e8m0_to_f32};
 
 use super::super::dtype::Float;
-use super::avx2::{Load, RowAt, broadcast};
+use super::load::{Load, RowAt, broadcast};
 
 /// The scale and offset of sixteen codes, in every lane: value = `scale * code - offset`.
 #[derive(Clone, Copy)]

@@ -4,8 +4,8 @@
 use std::arch::x86_64::*;
 
 use super::super::dtype::Float;
-use super::avx2::{RowAt, broadcast};
 use super::blocks::{COUNT, Codes, NON_LINEAR, Terms, broadcast_scale, lane, nibble_halves};
+use super::load::{RowAt, broadcast};
 
 /// Values per block.
 const QK: usize = 256;

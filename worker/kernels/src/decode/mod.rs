@@ -18,6 +18,8 @@ pub(super) mod avx512;
 pub(super) mod blocks;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod k_blocks;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod load;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
 

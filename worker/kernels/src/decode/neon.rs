@@ -5,6 +5,7 @@
 use std::arch::aarch64::*;
 
 use super::super::dtype::{BLOCK_Q8_0, Dtype, Float, QK8_0};
+use super::super::formats::formats_in_place;
 use super::super::rows::{Rows, float_at};
 
 /// Decodes rows of one format.
@@ -24,35 +25,6 @@ pub(crate) struct F16;
 pub(crate) struct BF16;
 #[derive(Clone, Copy)]
 pub(crate) struct Q8_0;
-
-/// Evaluates an expression with the loader of a format that is read without decoding it first.
-macro_rules! with_loader {
-    ($dtype:expr, $loader:ident => $run:expr, else $other:expr) => {{
-        use lode_model::quant::ggml::Type;
-        use $crate::decode::neon as loaders;
-        use $crate::dtype::{Dtype, Float};
-        match $dtype {
-            Dtype::Float(Float::F32) => {
-                let $loader = loaders::F32;
-                $run
-            }
-            Dtype::Float(Float::F16) => {
-                let $loader = loaders::F16;
-                $run
-            }
-            Dtype::Float(Float::BF16) => {
-                let $loader = loaders::BF16;
-                $run
-            }
-            Dtype::Ggml(Type::Q8_0) => {
-                let $loader = loaders::Q8_0;
-                $run
-            }
-            _ => $other,
-        }
-    }};
-}
-pub(crate) use with_loader;
 
 impl Load for F32 {
     #[inline]
@@ -103,7 +75,9 @@ impl Load for Q8_0 {
 
 #[target_feature(enable = "neon")]
 pub(crate) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
-    with_loader!(rows.dtype(), loader => decode(loader, rows, row, to), else super::scalar(rows, row, to));
+    formats_in_place!(choose[rows.dtype(), format => decode(format, rows, row, to), else {
+        super::scalar(rows, row, to)
+    }]);
 }
 
 #[target_feature(enable = "neon")]

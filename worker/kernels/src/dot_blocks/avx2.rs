@@ -5,9 +5,14 @@
 
 use std::arch::x86_64::*;
 
-use super::super::decode::avx2::{RowAt, broadcast, with_loader_of};
-use super::super::decode::blocks::{Codes, Terms, interleave_nibbles, values};
-use super::super::dtype::{Float, Scaled};
+use super::super::decode::blocks::{
+    Codes, Iq4Nl, Mxfp4, Mxfp4Block, Nvfp4, Nvfp4Block, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Terms,
+    interleave_nibbles, values,
+};
+use super::super::decode::k_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+use super::super::decode::load::{RowAt, broadcast};
+use super::super::dtype::Float;
+use super::super::formats::integer_formats;
 use super::super::rows::Rows;
 use super::super::window::Window;
 use super::columns::{Block, Columns, QK, TILE};
@@ -20,31 +25,10 @@ pub(crate) fn pack(x: &[f32], cols: usize, tile: &mut [Block]) {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
-    use super::super::decode::{blocks, k_blocks};
-    use super::super::dtype::Dtype;
-    use lode_model::quant::ggml::Type;
     assert!(x.cols() == rows.cols() && out.rows() >= x.len() && out.cols() >= rows.len());
-    with_loader_of! {
-        rows.dtype(), codes => products(codes, rows, x, out), else super::scalar(rows, x, out, scratch),
-        Dtype::Ggml(Type::Q8_0) = blocks::Q8_0,
-        Dtype::Ggml(Type::Q4_0) = blocks::Q4_0,
-        Dtype::Ggml(Type::Q4_1) = blocks::Q4_1,
-        Dtype::Ggml(Type::Q5_0) = blocks::Q5_0,
-        Dtype::Ggml(Type::Q5_1) = blocks::Q5_1,
-        Dtype::Ggml(Type::Q2_K) = k_blocks::Q2K,
-        Dtype::Ggml(Type::Q3_K) = k_blocks::Q3K,
-        Dtype::Ggml(Type::Q4_K) = k_blocks::Q4K,
-        Dtype::Ggml(Type::Q5_K) = k_blocks::Q5K,
-        Dtype::Ggml(Type::Q6_K) = k_blocks::Q6K,
-        Dtype::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
-        Dtype::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
-        Dtype::Ggml(Type::MXFP4) = blocks::Mxfp4Block,
-        Dtype::Ggml(Type::NVFP4) = blocks::Nvfp4Block,
-        Dtype::Affine { bits: 4, group, scales } = Affine::<4> { shift: group.trailing_zeros(), scales },
-        Dtype::Affine { group, scales, .. } = Affine::<8> { shift: group.trailing_zeros(), scales },
-        Dtype::Scaled(Scaled::Nvfp4) = blocks::Nvfp4,
-        Dtype::Scaled(Scaled::Mxfp4) = blocks::Mxfp4,
-    }
+    integer_formats!(choose[rows.dtype(), format => products(format, rows, x, out), else {
+        super::scalar(rows, x, out, scratch)
+    }]);
 }
 
 /// Affine codes of tensor blobs, with groups of `1 << shift` codes. 8-bit codes are stored minus 128.

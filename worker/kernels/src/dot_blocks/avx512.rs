@@ -5,43 +5,27 @@
 
 use std::arch::x86_64::*;
 
-use super::super::dtype::{Dtype, Scaled};
+use super::super::formats::integer_formats;
 use super::super::rows::Rows;
 use super::super::window::Window;
+use super::blocks::{Iq4Nl, Mxfp4Block, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use super::columns::{Block, Columns, QK};
 use super::four_rows::{FOUR, FourRows, Lanes, Unpack};
-use super::{blocks, groups, k_blocks, panel};
+use super::groups::{Affine, Mxfp4, Nvfp4, Nvfp4Block};
+use super::k_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+use super::panel;
 
 /// Minimum number of columns for panels.
 const PANELS: usize = 9;
 /// Columns that share the codes of unpacked rows.
 const FEW_COLUMNS: usize = 4;
+
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
-    use super::super::decode::avx2::with_loader_of;
-    use lode_model::quant::ggml::Type;
     assert!(x.cols() == rows.cols() && out.rows() >= x.len() && out.cols() >= rows.len());
-    with_loader_of! {
-        rows.dtype(), unpack => products(unpack, rows, x, out, scratch), else super::scalar(rows, x, out, scratch),
-        Dtype::Ggml(Type::Q8_0) = blocks::Q8_0,
-        Dtype::Ggml(Type::Q4_0) = blocks::Q4_0,
-        Dtype::Ggml(Type::Q4_1) = blocks::Q4_1,
-        Dtype::Ggml(Type::Q5_0) = blocks::Q5_0,
-        Dtype::Ggml(Type::Q5_1) = blocks::Q5_1,
-        Dtype::Ggml(Type::Q2_K) = k_blocks::Q2K,
-        Dtype::Ggml(Type::Q3_K) = k_blocks::Q3K,
-        Dtype::Ggml(Type::Q4_K) = k_blocks::Q4K,
-        Dtype::Ggml(Type::Q5_K) = k_blocks::Q5K,
-        Dtype::Ggml(Type::Q6_K) = k_blocks::Q6K,
-        Dtype::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
-        Dtype::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
-        Dtype::Ggml(Type::MXFP4) = blocks::Mxfp4,
-        Dtype::Ggml(Type::NVFP4) = groups::Nvfp4Block,
-        Dtype::Affine { bits: 4, group, scales } = groups::Affine::<4> { shift: group.trailing_zeros(), scales },
-        Dtype::Affine { group, scales, .. } = groups::Affine::<8> { shift: group.trailing_zeros(), scales },
-        Dtype::Scaled(Scaled::Nvfp4) = groups::Nvfp4,
-        Dtype::Scaled(Scaled::Mxfp4) = groups::Mxfp4,
-    }
+    integer_formats!(choose[rows.dtype(), format => products(format, rows, x, out, scratch), else {
+        super::scalar(rows, x, out, scratch)
+    }]);
 }
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]

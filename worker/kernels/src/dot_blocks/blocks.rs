@@ -123,9 +123,9 @@ thirty_two! {
 
 /// ggml's MXFP4.
 #[derive(Clone, Copy)]
-pub(super) struct Mxfp4;
+pub(super) struct Mxfp4Block;
 
-impl Unpack for Mxfp4 {
+impl Unpack for Mxfp4Block {
     type Lanes = [__m512; 2];
     const EXCESS_SHIFT: Option<u32> = Some(0);
     const BYTES: usize = 8 * 17;

@@ -4,9 +4,8 @@
 //! A sum over 16 or 32 codes is exact in any order. These sums are scaled and added in an order that depends
 //! only on the row length.
 
-use lode_model::quant::ggml::Type;
-
-use super::dtype::{Dtype, Scaled};
+use super::dtype::Dtype;
+use super::formats::integer_formats;
 use super::rows::Rows;
 use super::window::Window;
 
@@ -35,30 +34,9 @@ mod tests;
 pub(super) use columns::{Block, Columns, TILE};
 
 /// Whether products with rows of this format use integers; `dot_rows` handles the other formats.
+#[allow(unused_variables, reason = "the patterns of the table bind what the formats need")]
 pub(super) fn uses_integers(dtype: Dtype) -> bool {
-    match dtype {
-        Dtype::Ggml(Type::Q8_0) => true,
-        Dtype::Ggml(ty) => matches!(
-            ty,
-            Type::Q4_0
-                | Type::Q4_1
-                | Type::Q5_0
-                | Type::Q5_1
-                | Type::Q2_K
-                | Type::Q3_K
-                | Type::Q4_K
-                | Type::Q5_K
-                | Type::Q6_K
-                | Type::IQ4_NL
-                | Type::IQ4_XS
-                | Type::MXFP4
-                | Type::NVFP4
-        ),
-        // The codes of MXFP8 are not integers.
-        Dtype::Scaled(format) => format != Scaled::Mxfp8,
-        Dtype::Affine { .. } => true,
-        Dtype::Float(_) => false,
-    }
+    integer_formats!(contains[dtype])
 }
 
 /// Quantises the columns of a tile to eight bits: the largest of each 32 values becomes 127 or -127, the

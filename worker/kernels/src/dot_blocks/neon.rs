@@ -4,9 +4,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use lode_model::quant::ggml::Type;
-
-use super::super::dtype::{Dtype, Scaled};
+use super::super::formats::integer_formats;
 use super::super::rows::Rows;
 use super::super::window::Window;
 use super::columns::{Block, Columns, LaneOrder, QK, TILE};
@@ -78,31 +76,9 @@ macro_rules! version {
                 }
             }
             assert!(x.cols() == rows.cols() && out.rows() >= x.len() && out.cols() >= rows.len());
-            match rows.dtype() {
-                Dtype::Ggml(Type::Q8_0) => products(Q8_0, rows, x, out),
-                Dtype::Ggml(Type::Q4_0) => products(Q4_0, rows, x, out),
-                Dtype::Ggml(Type::Q4_1) => products(Q4_1, rows, x, out),
-                Dtype::Ggml(Type::Q5_0) => products(Q5_0, rows, x, out),
-                Dtype::Ggml(Type::Q5_1) => products(Q5_1, rows, x, out),
-                Dtype::Ggml(Type::Q2_K) => products(Q2K, rows, x, out),
-                Dtype::Ggml(Type::Q3_K) => products(Q3K, rows, x, out),
-                Dtype::Ggml(Type::Q4_K) => products(Q4K, rows, x, out),
-                Dtype::Ggml(Type::Q5_K) => products(Q5K, rows, x, out),
-                Dtype::Ggml(Type::Q6_K) => products(Q6K, rows, x, out),
-                Dtype::Ggml(Type::IQ4_NL) => products(Iq4Nl, rows, x, out),
-                Dtype::Ggml(Type::IQ4_XS) => products(Iq4Xs, rows, x, out),
-                Dtype::Ggml(Type::MXFP4) => products(Mxfp4Block, rows, x, out),
-                Dtype::Ggml(Type::NVFP4) => products(Nvfp4Block, rows, x, out),
-                Dtype::Affine { bits: 4, group, scales } => {
-                    products(Affine::<4> { shift: group.trailing_zeros(), scales }, rows, x, out);
-                }
-                Dtype::Affine { group, scales, .. } => {
-                    products(Affine::<8> { shift: group.trailing_zeros(), scales }, rows, x, out);
-                }
-                Dtype::Scaled(Scaled::Nvfp4) => products(Nvfp4, rows, x, out),
-                Dtype::Scaled(Scaled::Mxfp4) => products(Mxfp4, rows, x, out),
-                _ => super::scalar(rows, x, out, scratch),
-            }
+            integer_formats!(choose[rows.dtype(), format => products(format, rows, x, out), else {
+                super::scalar(rows, x, out, scratch)
+            }]);
         }
     };
 }

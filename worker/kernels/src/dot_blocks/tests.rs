@@ -1,5 +1,7 @@
 //! Compares each version with the values that blocks and columns represent.
 
+use lode_model::quant::ggml::Type;
+
 use super::*;
 use crate::ops::{Input, Ops};
 use crate::testing::{EXAMPLES, Packed, random};

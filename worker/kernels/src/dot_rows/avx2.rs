@@ -3,8 +3,11 @@
 
 use std::arch::x86_64::*;
 
-use super::super::decode::avx2::{Load, RowAt, decode_row, with_loader};
+use super::super::decode::avx2::decode_row;
+use super::super::decode::blocks::Q8_0;
+use super::super::decode::load::{BF16, F16, F32, Load, RowAt};
 use super::super::dtype::Dtype;
+use super::super::formats::formats_in_place;
 use super::super::rows::Rows;
 use super::super::window::Window;
 
@@ -32,9 +35,9 @@ pub(crate) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch
         let panel = super::panel_rows(rows.dtype().row_bytes(cols), R);
         for first in (0..n).step_by(panel) {
             let some = rows.range(first, panel.min(n - first));
-            with_loader!(rows.dtype(), loader => block(loader, &some, x, out, first), else {
+            formats_in_place!(choose[rows.dtype(), format => block(format, &some, x, out, first), else {
                 unreachable!("{:?} is decoded first", rows.dtype())
-            });
+            }]);
         }
     } else {
         let tile = |w: &[f32], x: &[f32], j: usize, i: usize| decoded(w, x, (j, i), cols, out);

@@ -1,10 +1,10 @@
 //! Products of packed rows with columns of f32: dense matrix products and the scores of attention. Called
 //! through `Ops`. The order in which the terms of a product are added depends only on the row length.
 
-#[cfg(target_arch = "x86_64")]
-use super::decode::avx2::with_loader;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::dtype::Dtype;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use super::formats::formats_in_place;
 use super::rows::Rows;
 use super::window::Window;
 
@@ -36,9 +36,9 @@ const PANEL_BYTES: usize = 1 << 19;
 
 /// Whether rows of this format are read without decoding them first if there are few columns. Rows of other
 /// formats are always decoded first, because reading them takes longer than storing them.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn is_read_in_place(dtype: Dtype) -> bool {
-    with_loader!(dtype, _loader => true, else false)
+    formats_in_place!(contains[dtype])
 }
 
 /// Rows per panel, a multiple of `multiple`.

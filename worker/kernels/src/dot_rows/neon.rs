@@ -3,8 +3,9 @@
 
 use std::arch::aarch64::*;
 
-use super::super::decode::neon::{F32, Load, decode_row, tail, with_loader};
+use super::super::decode::neon::{BF16, F16, F32, Load, Q8_0, decode_row, tail};
 use super::super::dtype::{Dtype, Float};
+use super::super::formats::formats_in_place;
 use super::super::rows::Rows;
 use super::super::window::Window;
 
@@ -20,15 +21,14 @@ pub(crate) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch
     let (n, cols) = (rows.len(), rows.cols());
     let m = x.len() / cols;
     assert!(x.len() == m * cols && out.rows() >= m && out.cols() >= n);
-    let is_read_in_place = with_loader!(rows.dtype(), _loader => true, else false);
     let is_f32 = rows.dtype() == Dtype::Float(Float::F32);
-    if is_f32 || (is_read_in_place && m < DECODE_FIRST) {
+    if is_f32 || (super::is_read_in_place(rows.dtype()) && m < DECODE_FIRST) {
         let panel = super::panel_rows(rows.dtype().row_bytes(cols), R);
         for first in (0..n).step_by(panel) {
             let some = rows.range(first, panel.min(n - first));
-            with_loader!(rows.dtype(), loader => block(loader, &some, x, out, (0, first)), else {
+            formats_in_place!(choose[rows.dtype(), format => block(format, &some, x, out, (0, first)), else {
                 unreachable!("{:?} is decoded first", rows.dtype())
-            });
+            }]);
         }
     } else {
         let tile =

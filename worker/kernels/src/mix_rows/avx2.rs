@@ -3,9 +3,9 @@
 
 use std::arch::x86_64::*;
 
-use super::super::decode::avx2::{BF16, F16, F32, Load, RowAt, with_loader_of};
 use super::super::decode::blocks::Q8_0;
-use super::super::dtype::{Dtype, Float};
+use super::super::decode::load::{BF16, F16, F32, Load, RowAt};
+use super::super::formats::formats_in_place;
 use super::super::rows::Rows;
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -14,13 +14,9 @@ pub(crate) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], _: &mu
     if weights.is_empty() {
         return;
     }
-    with_loader_of! {
-        rows.dtype(), loader => mix(loader, rows, weights, out), else unreachable!("the cache does not support {:?}", rows.dtype()),
-        Dtype::Float(Float::F32) = F32,
-        Dtype::Float(Float::F16) = F16,
-        Dtype::Float(Float::BF16) = BF16,
-        Dtype::Ggml(Type::Q8_0) = Q8_0,
-    }
+    formats_in_place!(choose[rows.dtype(), format => mix(format, rows, weights, out), else {
+        unreachable!("the cache does not support {:?}", rows.dtype())
+    }]);
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

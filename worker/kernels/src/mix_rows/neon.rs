@@ -3,15 +3,16 @@
 
 use std::arch::aarch64::*;
 
-use super::super::decode::neon::{Load, tail, with_loader};
+use super::super::decode::neon::{BF16, F16, F32, Load, Q8_0, tail};
+use super::super::formats::formats_in_place;
 use super::super::rows::Rows;
 
 #[target_feature(enable = "neon")]
 pub(crate) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], _: &mut Vec<f32>) {
     assert!(out.len() == rows.cols() && weights.len() <= rows.len());
-    with_loader!(rows.dtype(), loader => mix(loader, rows, weights, out), else {
+    formats_in_place!(choose[rows.dtype(), format => mix(format, rows, weights, out), else {
         unreachable!("the cache does not support {:?}", rows.dtype())
-    });
+    }]);
 }
 
 #[target_feature(enable = "neon")]
