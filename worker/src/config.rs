@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lode_client::{ByteSize, Secret};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use url::Url;
 
 use crate::runner::TextLimits;
@@ -121,7 +121,9 @@ fn or_default(value: usize, default: usize) -> usize {
 }
 
 mod duration {
-    use super::*;
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
 
     pub(super) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&humantime::format_duration(*value))
