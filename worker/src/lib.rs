@@ -6,6 +6,7 @@ pub mod cache;
 pub mod config;
 pub mod engine;
 pub mod error;
+mod files;
 pub mod http;
 mod join;
 mod node;

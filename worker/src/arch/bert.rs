@@ -2,8 +2,7 @@
 //! (transformers `modeling_bert.py`, `modeling_roberta.py`). Every token attends to its whole sequence.
 
 use super::decoder::vocabulary;
-use super::{Config, ConfigError, Forward, Pass, Shape, Tensors};
-use crate::engine::LoadError;
+use super::{Config, ConfigError, Forward, LoadError, Pass, Shape, Tensors};
 use lode_kernels::{Attention, DeviceError, Kernels, LayerNorm, Linear, Qkv};
 
 /// A configuration, checked.

@@ -3,8 +3,7 @@
 //! written once.
 
 use super::plan::{ExpertPlan, Plan};
-use super::{Forward, Pass, RopeConfig, Shape, Tensors};
-use crate::engine::LoadError;
+use super::{Forward, LoadError, Pass, RopeConfig, Shape, Tensors};
 use lode_kernels::{
     Attention, DeviceError, Expert, Experts, GateUp, Kernels, Linear, Norm, Qkv, Rope, Weight,
 };

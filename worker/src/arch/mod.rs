@@ -4,6 +4,7 @@
 mod bert;
 mod config;
 mod decoder;
+mod error;
 mod gemma2;
 mod gemma3;
 pub mod gguf;
@@ -18,9 +19,9 @@ mod qwen3_moe;
 mod rope;
 
 pub use config::{Config, ConfigError, Container};
+pub use error::LoadError;
 pub use rope::{RopeConfig, RopeKind};
 
-use crate::engine::LoadError;
 use lode_kernels::{Batch, DeviceError, Kernels, Weight};
 
 /// The supported architectures, with the names from `architectures` in config.json.

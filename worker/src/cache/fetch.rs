@@ -24,8 +24,8 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
 use super::recognise::{Archives, RecognisedModel, Recognition};
 use super::store::{Cache, Lease};
-use crate::engine::blob_name;
 use crate::error::Error;
+use crate::files::blob_name;
 use crate::runner::protocol::{Extent, ModelSpec, SmallFile, TensorFile};
 
 /// Blobs of one model that are pulled at once.

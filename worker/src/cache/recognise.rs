@@ -10,7 +10,7 @@ use lode_model::media_type as mt;
 use lode_model::recognise::tar::Member;
 use lode_model::recognise::{Artifact, Layout, ModelFile, Role};
 
-use crate::engine::Format;
+use crate::files::Format;
 
 /// The small files that running a model needs; other files of a checkpoint are not pulled.
 const FILES: [&str; 9] = [

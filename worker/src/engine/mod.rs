@@ -1,13 +1,12 @@
 //! The interface between serving and computation: the operations of a loaded model. The runner calls it from
 //! the one thread that owns the model; `native` implements it with the kernels.
 
-use std::path::{Path, PathBuf};
-
-use serde::{Deserialize, Serialize};
-
 pub mod native;
 
 pub use lode_kernels::{KvType, UnknownKvType};
+
+pub use crate::arch::LoadError;
+pub use crate::files::{BlobFile, Extent, Format, ModelFiles};
 
 /// One loaded model on one device, owned by one thread.
 ///
@@ -226,47 +225,6 @@ pub enum StepError {
     Device(#[from] lode_kernels::DeviceError),
 }
 
-/// A model on disk: its configuration and the files that hold its tensors.
-#[derive(Clone, Debug, Default)]
-pub struct ModelFiles {
-    /// The checkpoint's `config.json`. Empty for a GGUF, which has the configuration in its metadata.
-    pub config_json: Vec<u8>,
-    /// In any order.
-    pub tensors: Vec<BlobFile>,
-}
-
-/// One file that is mapped into memory.
-#[derive(Clone, Debug)]
-pub struct BlobFile {
-    pub path: PathBuf,
-    /// The layer's name; also the tensor's name in a blob with the key `data`.
-    pub name: Option<String>,
-    /// Whether this is a whole model file rather than a tensor blob.
-    pub whole_file: bool,
-    /// The file's format.
-    pub format: Format,
-    /// The file's place within the mapped file, if it is not the whole.
-    pub extent: Option<Extent>,
-}
-
-/// The format of a file with tensors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Format {
-    #[default]
-    Safetensors,
-    /// A GGUF, or one file of a split GGUF. Its metadata has the model's configuration, vocabulary and
-    /// template.
-    Gguf,
-}
-
-/// The place of a file within a larger one, such as a tar.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Extent {
-    pub offset: u64,
-    pub size: u64,
-}
-
 /// The operator's settings for a loaded model.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -293,39 +251,4 @@ impl Default for LoadOptions {
             scalar: false,
         }
     }
-}
-
-/// The name of a blob's file in messages for clients: its digest, without local folders.
-pub(crate) fn blob_name(path: &Path) -> String {
-    path.file_name().map_or_else(|| "a blob".to_owned(), |name| format!("blob {}", name.to_string_lossy()))
-}
-
-/// Why a model was refused at load. Messages name the field, file or tensor at fault.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    #[error("config.json: {0}")]
-    Config(#[from] crate::arch::ConfigError),
-    /// The field is a metadata key, or the corresponding field of a checkpoint.
-    #[error("the GGUF's metadata: {0}")]
-    Metadata(crate::arch::ConfigError),
-    #[error("architecture `{architecture}` is not supported (supported: {})", .supported.join(", "))]
-    UnsupportedArchitecture { architecture: String, supported: &'static [&'static str] },
-    #[error("cannot map {}", blob_name(.path))]
-    File { path: PathBuf, source: std::io::Error },
-    #[error("{}: {reason}", blob_name(.path))]
-    Header { path: PathBuf, reason: String },
-    #[error("tensor `{name}` occurs twice: in {} and in {}", blob_name(.first), blob_name(.second))]
-    DuplicateTensor { name: String, first: PathBuf, second: PathBuf },
-    #[error("tensor `{name}` is missing")]
-    MissingTensor { name: String },
-    #[error("tensor `{name}` has shape {found:?}, expected {expected:?}")]
-    TensorShape { name: String, expected: Vec<u64>, found: Vec<u64> },
-    #[error("tensor `{name}` has dtype {dtype}, which is not supported (supported: {})", lode_kernels::DTYPES.join(", "))]
-    TensorDtype { name: String, dtype: String },
-    #[error("tensor `{name}`: {reason}")]
-    TensorData { name: String, reason: String },
-    #[error("the configuration has a vocabulary of {config}, but tensor `{name}` has {found} rows")]
-    Vocabulary { name: String, config: u64, found: u64 },
-    #[error("the device failed: {0}")]
-    Device(#[from] lode_kernels::DeviceError),
 }

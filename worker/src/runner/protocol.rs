@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::helper::TextLimits;
-pub use crate::engine::{Extent, Format};
+pub use crate::files::{Extent, Format};
 use crate::text::{Call, SamplerOptions, Think};
 
 /// The minimum context length of a request.

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::embed::{self, Embedding};
 use super::protocol::{Extent, Format, ModelSpec, RunnerError, SmallFile, TensorFile};
-use crate::engine::blob_name;
+use crate::files::blob_name;
 use crate::text::{
     ChatTemplate, GoChat, PromptTemplate, ReplyFormat, SpecialTokens, Tokenizer, TokenizerError, gguf,
 };
