@@ -206,12 +206,12 @@ impl<K: Kernels> Decoder<K> {
         let mut load = Loader { plan, tensors, kernels, prefix };
 
         let table = load.tensors.matrix(&format!("{prefix}embed_tokens.weight"), vocab_size, embedding);
-        let table = load.kernels.matrix(&table.map_err(vocabulary)?)?;
+        let table = load.kernels.matrix(&table.map_err(LoadError::of_vocabulary)?)?;
         let head = match plan.tied {
             true => None,
             false => {
                 let head = load.tensors.matrix("lm_head.weight", vocab_size, embedding);
-                Some(load.kernels.matrix(&head.map_err(vocabulary)?)?)
+                Some(load.kernels.matrix(&head.map_err(LoadError::of_vocabulary)?)?)
             }
         };
         let blocks = (0..plan.shape.layers).map(|index| load.block(index)).collect::<Result<Vec<_>, _>>()?;
@@ -231,18 +231,6 @@ impl<K: Kernels> Decoder<K> {
             hidden: kernels.buffer(),
             out: kernels.buffer(),
         })
-    }
-}
-
-/// Reports an embedding table with a wrong number of rows as a vocabulary mismatch.
-pub(super) fn vocabulary(error: LoadError) -> LoadError {
-    match error {
-        LoadError::TensorShape { name, expected, found }
-            if expected.len() == 2 && found.len() == 2 && expected[1] == found[1] =>
-        {
-            LoadError::Vocabulary { name, config: expected[0], found: found[0] }
-        }
-        other => other,
     }
 }
 

@@ -34,3 +34,17 @@ pub enum LoadError {
     #[error("the device failed: {0}")]
     Device(#[from] lode_kernels::DeviceError),
 }
+
+impl LoadError {
+    /// Reports an embedding table with a wrong number of rows as a vocabulary mismatch.
+    pub(super) fn of_vocabulary(self) -> Self {
+        match self {
+            Self::TensorShape { name, expected, found }
+                if expected.len() == 2 && found.len() == 2 && expected[1] == found[1] =>
+            {
+                Self::Vocabulary { name, config: expected[0], found: found[0] }
+            }
+            other => other,
+        }
+    }
+}

@@ -4,7 +4,9 @@
 mod bert;
 mod config;
 mod decoder;
+mod encoder;
 mod error;
+mod forward;
 mod gemma2;
 mod gemma3;
 pub mod gguf;
@@ -20,9 +22,10 @@ mod rope;
 
 pub use config::{Config, ConfigError, Container};
 pub use error::LoadError;
+pub use forward::{Forward, Output, Pass, Shape, Tensors};
 pub use rope::{RopeConfig, RopeKind};
 
-use lode_kernels::{Batch, DeviceError, Kernels, Weight};
+use lode_kernels::Kernels;
 
 /// The supported architectures, with the names from `architectures` in config.json.
 pub const SUPPORTED: &[&str] = &[
@@ -41,66 +44,12 @@ pub const SUPPORTED: &[&str] = &[
     "XLMRobertaModel",
 ];
 
-/// A model's tensors by name, checked when they are read.
-pub trait Tensors {
-    /// Whether the model has this tensor.
-    fn has(&self, name: &str) -> bool;
-
-    /// The matrix with this name; an error unless its shape is `[rows, cols]`.
-    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, LoadError>;
-
-    /// The vector with this name; an error unless it has `len` floats.
-    fn vector(&mut self, name: &str, len: usize) -> Result<Weight, LoadError>;
-}
-
-/// The dimensions of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// This crate's name for it.
-    pub architecture: &'static str,
-    pub vocab_size: usize,
-    /// Maximum number of positions.
-    pub context_length: usize,
-    pub embedding_length: usize,
-    pub hidden_dim: usize,
-    pub layers: usize,
-    pub n_heads: usize,
-    pub n_kv_heads: usize,
-    pub head_dim: usize,
-}
-
-/// The rows that a pass copies to the host.
-#[derive(Debug, Default)]
-pub struct Output {
-    /// For the rows of `Batch::logits`: `[L, vocab_size]`.
-    pub logits: Vec<f32>,
-    /// For the rows of `Batch::hidden`: `[H, embedding_length]`.
-    pub hidden: Vec<f32>,
-}
-
-/// The inputs and outputs of one pass.
-pub struct Pass<'a, K: Kernels> {
-    pub kernels: &'a mut K,
-    pub batch: &'a Batch,
-    /// The KV cache for the batch.
-    pub cache: &'a mut K::Cache,
-    /// The rows that the batch requests are appended here.
-    pub output: &'a mut Output,
-    /// Checked between layers. Once true it stays true, and the pass may end without its rows.
-    pub is_cancelled: &'a dyn Fn() -> bool,
-}
-
-/// A model's forward pass on the device of `K`.
-pub trait Forward<K: Kernels>: Send {
-    fn forward(&mut self, pass: Pass<'_, K>) -> Result<(), DeviceError>;
-}
-
 /// A recognised and checked configuration; no tensor has been read yet.
 pub struct Plan(Kind);
 
 enum Kind {
     Decoder(plan::Plan),
-    Encoder(bert::Plan),
+    Encoder(encoder::Plan),
 }
 
 impl Plan {
@@ -152,7 +101,7 @@ impl Plan {
             Kind::Decoder(plan) => {
                 Ok(Box::new(decoder::Decoder::build(plan, tensors, kernels, context_length)?))
             }
-            Kind::Encoder(plan) => Ok(Box::new(bert::Encoder::build(plan, tensors, kernels)?)),
+            Kind::Encoder(plan) => Ok(Box::new(encoder::Encoder::build(plan, tensors, kernels)?)),
         }
     }
 }
