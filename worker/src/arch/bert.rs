@@ -1,15 +1,40 @@
 //! BERT and RoBERTa: encoders whose positions begin at different rows of the table (transformers
 //! `modeling_bert.py`, `modeling_roberta.py`).
 
+use serde_json::json;
+
 use super::encoder::Plan;
+use super::family::{Family, GgufFamily, Planner};
+use super::gguf::keys::{GgufModel, Settings};
 use super::{Config, ConfigError, Shape};
 
-pub(super) fn bert(config: &Config) -> Result<Plan, ConfigError> {
+pub(super) const BERT: Family = Family {
+    class: "BertModel",
+    model_type: "bert",
+    planner: Planner::Encoder(bert),
+    gguf: Some(GgufFamily::new("bert", gguf_settings)),
+};
+
+pub(super) const ROBERTA: Family =
+    Family { class: "RobertaModel", model_type: "roberta", planner: Planner::Encoder(roberta), gguf: None };
+
+pub(super) const XLM_ROBERTA: Family =
+    Family { class: "XLMRobertaModel", model_type: "xlm-roberta", ..ROBERTA };
+
+fn gguf_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), ConfigError> {
+    let types = model.contents.shape("token_types.weight").and_then(|shape| shape.first().copied());
+    settings.set("layer_norm_eps", json!(model.keys.require_float("attention.layer_norm_epsilon")?));
+    settings.set("type_vocab_size", json!(types));
+    settings.set("hidden_act", json!("gelu"));
+    Ok(())
+}
+
+fn bert(config: &Config) -> Result<Plan, ConfigError> {
     of(config, "bert", 0)
 }
 
 /// RoBERTa's positions start after the padding token's id.
-pub(super) fn roberta(config: &Config) -> Result<Plan, ConfigError> {
+fn roberta(config: &Config) -> Result<Plan, ConfigError> {
     let padding = config.integer("pad_token_id", 0, 1 << 20)?.unwrap_or(1);
     of(config, "roberta", padding + 1)
 }

@@ -1,15 +1,58 @@
 //! Gemma 3: Gemma 2 with norms of the heads of q and k. One layer in six has full attention and a larger RoPE
 //! theta (transformers `modeling_gemma3.py`).
 
+use lode_model::gguf::{Array, Value};
+use serde_json::json;
+
+use super::family::{Family, GgufFamily, Planner};
+use super::gguf::keys::{GgufModel, Settings};
 use super::plan::{self, FamilyDefaults, LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError, RopeConfig, RopeKind, gemma2};
 
+pub(super) const FAMILY: Family = Family {
+    class: "Gemma3ForCausalLM",
+    model_type: "gemma3_text",
+    planner: Planner::Decoder(plan),
+    gguf: Some(GgufFamily { has_post_norms: true, ..GgufFamily::new("gemma3", gguf_settings) }),
+};
+
+pub(super) const MULTIMODAL: Family = Family {
+    class: "Gemma3ForConditionalGeneration",
+    model_type: "gemma3",
+    planner: Planner::Decoder(plan_multimodal),
+    gguf: None,
+};
+
+/// Number of layers of the largest model of the family.
+const MAX_LAYERS: u64 = 62;
+
+fn gguf_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), ConfigError> {
+    gemma2::set_common_settings(model, settings, MAX_LAYERS)?;
+    let keys = model.keys;
+    settings.set("rope_local_base_freq", json!(keys.float("rope.freq_base_swa")?.unwrap_or(10_000.0)));
+    match keys.get("attention.sliding_window_pattern").and_then(Value::as_array) {
+        // A flag per layer: whether it uses a sliding window.
+        Some(Array::Bool(slides)) => {
+            let types = slides.iter().map(|slides| match slides {
+                true => "sliding_attention",
+                false => "full_attention",
+            });
+            settings.set("layer_types", types.collect());
+        }
+        _ => {
+            let pattern = keys.count("attention.sliding_window_pattern")?.unwrap_or(6);
+            settings.set("sliding_window_pattern", json!(pattern));
+        }
+    }
+    Ok(())
+}
+
 /// The text part of a multimodal model. Its configuration has only the values that differ from the defaults.
-pub(super) fn plan_multimodal(config: &Config) -> Result<Plan, ConfigError> {
+fn plan_multimodal(config: &Config) -> Result<Plan, ConfigError> {
     plan(&config.nested_config("text_config")?)
 }
 
-pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
+fn plan(config: &Config) -> Result<Plan, ConfigError> {
     let silent = FamilyDefaults {
         theta: 1e6,
         heads: Some([8, 4]),

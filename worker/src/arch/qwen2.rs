@@ -1,10 +1,18 @@
 //! Qwen2 and 2.5: llama with biases on q, k and v (transformers `modeling_qwen2.py`). A window applies only
 //! if the configuration enables it, starting at a given layer.
 
+use super::family::{Family, GgufFamily, Planner};
 use super::plan::{self, LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError, llama};
 
-pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
+pub(super) const FAMILY: Family = Family {
+    class: "Qwen2ForCausalLM",
+    model_type: "qwen2",
+    planner: Planner::Decoder(plan),
+    gguf: Some(GgufFamily::new("qwen2", llama::gguf_settings)),
+};
+
+fn plan(config: &Config) -> Result<Plan, ConfigError> {
     llama::refuse_partial_rotation(config)?;
     let mut plan = Plan::of(config, "qwen2", &LLAMA_DEFAULTS)?;
     plan.qkv_bias = Some(true);

@@ -1,10 +1,18 @@
 //! Qwen3: an explicit head size, a norm of each head of q and k before the rotation, and no biases
 //! (transformers `modeling_qwen3.py`).
 
+use super::family::{Family, GgufFamily, Planner};
 use super::plan::{FamilyDefaults, LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError, llama, qwen2};
 
-pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
+pub(super) const FAMILY: Family = Family {
+    class: "Qwen3ForCausalLM",
+    model_type: "qwen3",
+    planner: Planner::Decoder(plan),
+    gguf: Some(GgufFamily::new("qwen3", llama::gguf_settings)),
+};
+
+fn plan(config: &Config) -> Result<Plan, ConfigError> {
     of(config, "qwen3", &FamilyDefaults { head_dim: Some(128), ..LLAMA_DEFAULTS })
 }
 

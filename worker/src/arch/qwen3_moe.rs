@@ -1,10 +1,31 @@
 //! Qwen3 with a mixture of experts in most or all layers (transformers `modeling_qwen3_moe.py`).
 //! The other layers have one gated part of another width.
 
-use super::plan::{self, ExpertPlan, LLAMA_DEFAULTS, Plan};
-use super::{Config, ConfigError, qwen3};
+use serde_json::json;
 
-pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
+use super::family::{Family, GgufFamily, Planner};
+use super::gguf::keys::{GgufModel, Settings};
+use super::plan::{self, ExpertPlan, LLAMA_DEFAULTS, Plan};
+use super::{Config, ConfigError, llama, qwen3};
+
+pub(super) const FAMILY: Family = Family {
+    class: "Qwen3MoeForCausalLM",
+    model_type: "qwen3_moe",
+    planner: Planner::Decoder(plan),
+    gguf: Some(GgufFamily { is_mixture: true, ..GgufFamily::new("qwen3moe", gguf_settings) }),
+};
+
+fn gguf_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), ConfigError> {
+    llama::gguf_settings(model, settings)?;
+    settings.set("num_experts", json!(model.experts));
+    settings.set("num_experts_per_tok", json!(model.keys.require_count("expert_used_count")?));
+    settings.set("moe_intermediate_size", json!(model.keys.require_count("expert_feed_forward_length")?));
+    settings.set("norm_topk_prob", json!(true));
+    settings.set("decoder_sparse_step", json!(1));
+    Ok(())
+}
+
+fn plan(config: &Config) -> Result<Plan, ConfigError> {
     let mut plan = qwen3::of(config, "qwen3moe", &LLAMA_DEFAULTS)?;
     let count = match config.integer("num_experts", 1, 1 << 12)? {
         Some(count) => count,

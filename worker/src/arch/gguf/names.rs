@@ -1,6 +1,8 @@
 //! Maps a checkpoint's tensor names to those of a GGUF of its architecture (llama.cpp
 //! `gguf-py/gguf/tensor_mapping.py`).
 
+use super::super::families;
+
 /// The location of a checkpoint's tensor in a GGUF.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorLocation {
@@ -52,7 +54,7 @@ fn map_name(architecture: &str, name: &str) -> Option<TensorLocation> {
         let name = format!("blk.{layer}.ffn_{part}_exps.{leaf}");
         return Some(TensorLocation { name, expert: Some(expert.parse().ok()?) });
     }
-    let is_gemma = architecture.starts_with("gemma");
+    let has_post_norms = families::of_gguf(architecture).any(|(_, gguf)| gguf.has_post_norms);
     let part = match part {
         "self_attn.q_proj" | "attention.self.query" => "attn_q",
         "self_attn.k_proj" | "attention.self.key" => "attn_k",
@@ -68,7 +70,7 @@ fn map_name(architecture: &str, name: &str) -> Option<TensorLocation> {
         "mlp.down_proj" | "output.dense" => "ffn_down",
         "output.LayerNorm" => "layer_output_norm",
         "mlp.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
-        "post_attention_layernorm" if is_gemma => "post_attention_norm",
+        "post_attention_layernorm" if has_post_norms => "post_attention_norm",
         "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
         "post_feedforward_layernorm" => "post_ffw_norm",
         _ => return None,

@@ -1,0 +1,116 @@
+//! The table of the supported families, and the recognition of a model's family. A new family is a file with
+//! a [`Family`] and a row here.
+
+use super::config::Config;
+use super::error::LoadError;
+use super::family::{Family, GgufFamily, Planner};
+use super::forward::{Forward, Shape, Tensors};
+use super::{
+    bert, decoder, encoder, gemma2, gemma3, llama, mistral, mixtral, phi3, plan, qwen2, qwen3, qwen3_moe,
+};
+use lode_kernels::Kernels;
+
+const FAMILIES: [&Family; 13] = [
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &mixtral::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &gemma3::MULTIMODAL,
+    &phi3::FAMILY,
+    &bert::BERT,
+    &bert::ROBERTA,
+    &bert::XLM_ROBERTA,
+];
+
+/// The supported architectures, with the names from `architectures` in config.json.
+pub const SUPPORTED: &[&str] = &{
+    let mut classes = [""; FAMILIES.len()];
+    let mut at = 0;
+    while at < FAMILIES.len() {
+        classes[at] = FAMILIES[at].class;
+        at += 1;
+    }
+    classes
+};
+
+/// The families of a GGUF's `general.architecture`, the most common first.
+pub(super) fn of_gguf(architecture: &str) -> impl Iterator<Item = (&'static Family, &'static GgufFamily)> {
+    let forms = FAMILIES.into_iter().filter_map(|family| Some((family, family.gguf.as_ref()?)));
+    forms.filter(move |(_, gguf)| gguf.architecture == architecture)
+}
+
+/// A recognised and checked configuration; no tensor has been read yet.
+pub struct Plan(Kind);
+
+enum Kind {
+    Decoder(plan::Plan),
+    Encoder(encoder::Plan),
+}
+
+impl Plan {
+    /// Recognises the architecture by its class, or without one by `model_type`, and range-checks its
+    /// numbers.
+    pub fn new(config: &Config) -> Result<Self, LoadError> {
+        let architecture = config.architecture();
+        let is_named = |family: &&&Family| [family.class, family.model_type].contains(&architecture.as_str());
+        match FAMILIES.iter().find(is_named).map(|family| family.planner) {
+            Some(Planner::Decoder(plan)) => Ok(Self(Kind::Decoder(plan(config)?.check()?))),
+            Some(Planner::Encoder(plan)) => Ok(Self(Kind::Encoder(plan(config)?))),
+            None => Err(LoadError::UnsupportedArchitecture { architecture, supported: SUPPORTED }),
+        }
+    }
+
+    pub fn shape(&self) -> Shape {
+        match &self.0 {
+            Kind::Decoder(plan) => plan.shape,
+            Kind::Encoder(plan) => plan.shape,
+        }
+    }
+
+    /// Whether every token attends to its whole sequence. Such a model returns only hidden states, for a
+    /// whole sequence at a time.
+    pub fn is_encoder(&self) -> bool {
+        matches!(self.0, Kind::Encoder(_))
+    }
+
+    /// Reads the tensors and uploads them to the device, for sequences of up to `context_length` tokens.
+    pub fn build<K: Kernels + 'static>(
+        &self,
+        tensors: &mut dyn Tensors,
+        kernels: &mut K,
+        context_length: usize,
+    ) -> Result<Box<dyn Forward<K>>, LoadError> {
+        match &self.0 {
+            Kind::Decoder(plan) => {
+                Ok(Box::new(decoder::Decoder::build(plan, tensors, kernels, context_length)?))
+            }
+            Kind::Encoder(plan) => Ok(Box::new(encoder::Encoder::build(plan, tensors, kernels)?)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<&str> =
+            FAMILIES.iter().flat_map(|family| [family.class, family.model_type]).collect();
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
+        assert_eq!((SUPPORTED.len(), SUPPORTED[0]), (FAMILIES.len(), "LlamaForCausalLM"));
+    }
+
+    #[test]
+    fn files_with_experts_have_a_family_of_their_own() {
+        for family in FAMILIES.iter().filter_map(|family| family.gguf.as_ref()) {
+            let variants: Vec<bool> = of_gguf(family.architecture).map(|(_, gguf)| gguf.is_mixture).collect();
+            assert!(matches!(variants[..], [_] | [false, true]), "{}", family.architecture);
+        }
+    }
+}
