@@ -9,9 +9,10 @@ use lode_model::reference::Repository;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::keep_alive::KeepAlive;
 use super::ledger::LoadId;
 use super::places::{Permit, Places};
-use super::{KeepAlive, ModelRequirements, model_context};
+use super::requirements::{ModelRequirements, model_context};
 use crate::cache::Model;
 use crate::runner::Client;
 use crate::runner::process::Runner;

@@ -8,6 +8,7 @@ mod loaded;
 pub mod memory;
 mod placement;
 mod places;
+mod requirements;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,8 +18,6 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, WeakShared};
 use lode_model::digest::Digest;
-use lode_model::reference::Repository;
-use serde_json::{Map, Value};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 
@@ -27,6 +26,7 @@ use ledger::LoadId;
 use loaded::{LoadContext, User};
 pub use loaded::{LoadedModel, Snapshot, Ticket};
 use placement::{Decision, Limits, State};
+pub use requirements::ModelRequirements;
 
 use crate::cache::{Model, Models};
 use crate::error::Error;
@@ -62,36 +62,6 @@ pub struct Options {
     pub eviction_delay: Duration,
     /// Reads this machine's total and free memory.
     pub memory: Box<dyn Fn() -> Memory + Send + Sync>,
-}
-
-/// The model and the settings that a request needs loaded.
-#[derive(Clone, Debug)]
-pub struct ModelRequirements {
-    pub repository: Repository,
-    /// Digest of the manifest.
-    pub digest: Digest,
-    /// The name as the caller wrote it.
-    pub name: String,
-    /// Clients take turns when requests wait.
-    pub client: Arc<str>,
-    /// Context length from the request's options.
-    pub num_ctx: Option<usize>,
-    /// Tokens of the request's longest sequence, if known beforehand.
-    pub sequence_length: Option<usize>,
-    pub keep_alive: Option<KeepAlive>,
-}
-
-impl ModelRequirements {
-    /// The context length that the request needs, if any: its own, or that of the model's parameters.
-    fn context(&self, params: &Map<String, Value>) -> Option<usize> {
-        self.num_ctx.or_else(|| model_context(params)).max(self.sequence_length)
-    }
-}
-
-/// `num_ctx` from a model's parameters.
-fn model_context(params: &Map<String, Value>) -> Option<usize> {
-    let asked = params.get("num_ctx").and_then(Value::as_u64).filter(|asked| *asked > 0);
-    asked.map(|asked| usize::try_from(asked).unwrap_or(usize::MAX))
 }
 
 /// Loads, shares and unloads models. Cheap to clone.

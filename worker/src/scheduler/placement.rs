@@ -9,10 +9,10 @@ use lode_model::digest::Digest;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::ModelRequirements;
 use super::ledger::{LoadId, MemoryLedger};
 use super::loaded::{LoadedModel, User};
 use super::memory::{Estimate, Memory, fits_comfortably};
+use super::requirements::ModelRequirements;
 use crate::error::Error;
 
 /// Loaded models and the loads that wait for memory or a model slot.
