@@ -14,7 +14,7 @@ use super::Api;
 use super::generate::merge_options;
 use super::options::Options;
 use super::request::{ModelRequest, is_json_string, run_with_model};
-use super::stream;
+use super::response::json_response;
 use crate::error::Error;
 use crate::runner::protocol::{EmbedRequest, EmbedResponse};
 use crate::scheduler::KeepAlive;
@@ -90,7 +90,7 @@ fn embed_response(model: &str, embedded: EmbedResponse, started: Instant, load: 
         load_duration: nanoseconds(load),
         prompt_eval_count: embedded.prompt_tokens,
     };
-    stream::json(StatusCode::OK, &answer)
+    json_response(StatusCode::OK, &answer)
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use lode_client::BodyError;
 use lode_model::digest::Digest;
 use serde_json::json;
 
-use super::{request, stream};
+use super::request;
+use super::response::json_response;
 use crate::error::Error;
 use crate::runner::protocol::{ErrorKind, RunnerError};
 
@@ -51,7 +52,7 @@ impl IntoResponse for Error {
             tracing::warn!(error = %format_error_chain(&self), "request failed");
         }
         let text = self.to_string();
-        let mut response = stream::json(status, &json!({ "error": text }));
+        let mut response = json_response(status, &json!({ "error": text }));
         response.extensions_mut().insert(ErrorText(text));
         response
     }
@@ -63,7 +64,7 @@ pub(super) async fn replace_digest_with_name(request: Request, next: Next) -> Re
     let response = next.run(request).await;
     match (named, response.extensions().get::<ErrorText>()) {
         (Some((digest, name)), Some(ErrorText(text))) => {
-            stream::json(response.status(), &json!({ "error": with_name(text, &digest, &name) }))
+            json_response(response.status(), &json!({ "error": with_name(text, &digest, &name) }))
         }
         _ => response,
     }
@@ -77,7 +78,7 @@ pub(super) fn with_name(text: &str, digest: &Digest, name: &str) -> String {
 /// Response for an unknown route.
 pub(super) async fn unknown_route(uri: http::Uri) -> Response {
     let text = format!("{} is not served by this version of the worker", uri.path());
-    stream::json(StatusCode::NOT_FOUND, &json!({ "error": text }))
+    json_response(StatusCode::NOT_FOUND, &json!({ "error": text }))
 }
 
 fn format_error_chain(error: &dyn std::error::Error) -> String {

@@ -8,6 +8,7 @@ mod generate;
 mod options;
 mod ps;
 mod request;
+mod response;
 mod score;
 mod stream;
 mod traced;

@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 
 use super::Api;
 use super::request::Authorized;
-use super::stream::{self, timestamp};
+use super::response::json_response;
+use super::stream::timestamp;
 use crate::scheduler::Snapshot;
 
 pub(super) async fn ps(State(api): State<Api>, _: Authorized) -> Response {
     let models: Vec<Value> = api.scheduler.loaded().iter().map(model).collect();
-    stream::json(StatusCode::OK, &json!({ "models": models }))
+    json_response(StatusCode::OK, &json!({ "models": models }))
 }
 
 /// The name as in lists of models, so that clients can compare the two. The request that loaded the model may

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::Api;
 use super::request::{ModelRequest, run_with_model};
-use super::stream;
+use super::response::json_response;
 use crate::error::Error;
 use crate::runner::protocol::{ScoreRequest, WindowScores};
 use crate::scheduler::{KeepAlive, ModelRequirements};
@@ -53,5 +53,5 @@ pub(super) async fn score(State(api): State<Api>, asked: ModelRequest<Body>) -> 
     if top > 0 {
         answer["top_logprobs"] = scores.windows.iter().map(|window| json!(window.top)).collect();
     }
-    Ok(stream::json(StatusCode::OK, &answer))
+    Ok(json_response(StatusCode::OK, &answer))
 }

@@ -9,13 +9,13 @@ use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use futures::{FutureExt, Stream, StreamExt};
 use http::{StatusCode, header};
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::time::Instant;
 
 use super::error::with_name;
+use super::response::json_response;
 use crate::error::Error;
 use crate::runner::EventStream;
 use crate::runner::protocol::{Done, DoneReason, Event, OutgoingRequest, TokenLogprob};
@@ -36,11 +36,6 @@ pub(super) struct Records {
     pub(super) model: String,
     pub(super) started: Instant,
     pub(super) load: Duration,
-}
-
-pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response {
-    let body = serde_json::to_vec(value).unwrap_or_default();
-    (status, [(header::CONTENT_TYPE, "application/json; charset=utf-8")], body).into_response()
 }
 
 /// RFC 3339, UTC.
@@ -81,7 +76,7 @@ pub(super) async fn render_prompt(
     let mut record = records.record(OutputParts::default(), 0, Vec::new());
     record.insert("done".into(), json!(false));
     record.insert("_debug_info".into(), json!({"rendered_template": rendered.text}));
-    Ok(json(StatusCode::OK, &record))
+    Ok(json_response(StatusCode::OK, &record))
 }
 
 struct RecordStream {
@@ -137,7 +132,7 @@ async fn collect_response(
             }
             Event::Done(mut done) => {
                 said.extend(take_output(&mut done));
-                return Ok(json(StatusCode::OK, &records.final_record(&done, said, logprobs)));
+                return Ok(json_response(StatusCode::OK, &records.final_record(&done, said, logprobs)));
             }
             Event::Error(error) => return Err(Error::Runner(error)),
         }
@@ -175,7 +170,7 @@ impl Records {
         let mut record = self.record(OutputParts::default(), 0, Vec::new());
         record.insert("done".into(), json!(true));
         record.insert("done_reason".into(), json!(reason));
-        json(StatusCode::OK, &record)
+        json_response(StatusCode::OK, &record)
     }
 
     /// The records of an event. `calls_before` counts the tool calls so far.
