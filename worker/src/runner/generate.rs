@@ -99,7 +99,7 @@ impl Generation {
             job.sampler.accept(id);
         }
         Generation {
-            detokenizer: job.vocabulary.detokenizer(job.reader.shown()),
+            detokenizer: Detokenizer::new(job.vocabulary.clone(), job.reader.shown()),
             job,
             answer: Vec::new(),
             said: OutputParts::default(),

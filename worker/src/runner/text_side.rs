@@ -73,12 +73,9 @@ impl<'a> TextReader<'a> {
         let tokenizer_config = read_json(spec, "tokenizer_config.json")?;
         let generation_config = read_json(spec, "generation_config.json")?;
         let special = match &tokenizer {
-            Some(tokenizer) => SpecialTokens::read(
-                tokenizer,
-                Some(config),
-                generation_config.as_ref(),
-                tokenizer_config.as_ref(),
-            ),
+            Some(tokenizer) => {
+                tokenizer.special_tokens(Some(config), generation_config.as_ref(), tokenizer_config.as_ref())
+            }
             None => SpecialTokens::default(),
         };
         let (name, embedding) = (spec.name.clone(), Embedding::of_checkpoint(spec)?);

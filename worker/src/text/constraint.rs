@@ -57,7 +57,7 @@ impl Constraint {
     ) -> Constraint {
         let thinking =
             reader.reasoning_parser().filter(|thinking| may_think || thinking.phase() == Phase::Inside);
-        let detokenizer = vocabulary.detokenizer(reader.shown());
+        let detokenizer = Detokenizer::new(vocabulary.clone(), reader.shown());
         let thoughts = thinking.map(|thinking| ReasoningState { thinking, detokenizer, blanks: 0 });
         Constraint { allowed, thoughts, vocabulary, eos }
     }

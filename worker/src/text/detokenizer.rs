@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::tokenizer::Vocabulary;
+use super::vocabulary::Vocabulary;
 
 /// Decodes the text of one response.
 #[derive(Debug, Clone)]
@@ -16,7 +16,9 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    pub(crate) fn new(vocabulary: Arc<Vocabulary>, shown: &[u32]) -> Detokenizer {
+    /// Decodes a response that continues a prompt, so no leading space is dropped. Special tokens produce no
+    /// text, except those in `shown`.
+    pub fn new(vocabulary: Arc<Vocabulary>, shown: &[u32]) -> Detokenizer {
         Detokenizer { vocabulary, pending: Vec::new(), shown: shown.to_owned() }
     }
 

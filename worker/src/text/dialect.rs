@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use serde_json::{Map, Value, json};
 
-use super::template::python_json;
+use super::python_json::python_json;
 
 /// The form of the messages for a template. The default is that of transformers' documentation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

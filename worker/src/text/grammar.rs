@@ -11,7 +11,7 @@ use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
 use serde_json::{Map, Value};
 
 use super::schema;
-use super::tokenizer::Vocabulary;
+use super::vocabulary::Vocabulary;
 
 /// Whitespace between JSON tokens: a space, or line ends and an indent. With more allowed, some models
 /// generate whitespace without end.

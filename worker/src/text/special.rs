@@ -1,11 +1,28 @@
-//! Reads the ids that end a response, and the special tokens that templates name, from the checkpoint's small
-//! JSON files: generation_config.json, config.json and tokenizer_config.json. The ids of all files are used.
+//! Special tokens: how they are handled while encoding, and those of a model. For a checkpoint, the ids that
+//! end a response and the tokens that templates name are in small JSON files: generation_config.json,
+//! config.json and tokenizer_config.json. The ids of all files are used.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::tokenizer::Tokenizer;
+/// How special tokens (`<|im_start|>`, `<s>`) are handled while encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Special {
+    /// Add the tokens of the tokenizer's post-processor, such as a leading `<s>`.
+    pub add: bool,
+    /// Parse special tokens in the text, instead of reading them as ordinary characters.
+    pub parse: bool,
+}
+
+impl Special {
+    /// For a plain completion: add the tokenizer's own, and parse those in the text.
+    pub const ALL: Special = Special { add: true, parse: true };
+    /// For a rendered chat template, which contains its special tokens.
+    pub const PARSE: Special = Special { add: false, parse: true };
+    /// Ordinary text only.
+    pub const NONE: Special = Special { add: false, parse: false };
+}
 
 /// The special tokens of a checkpoint.
 #[derive(Debug, Clone, Default)]
@@ -18,9 +35,10 @@ pub struct SpecialTokens {
 }
 
 impl SpecialTokens {
-    /// Any of the files may be absent. Unknown values are ignored, as in other loaders.
-    pub fn read(
-        tokenizer: &Tokenizer,
+    /// Reads the files for a vocabulary of `len` ids. Unknown values are ignored, as in other loaders.
+    pub(super) fn read(
+        len: usize,
+        token_id: impl Fn(&str) -> Option<u32>,
         config: Option<&Value>,
         generation_config: Option<&Value>,
         tokenizer_config: Option<&Value>,
@@ -38,11 +56,11 @@ impl SpecialTokens {
                 special.names.insert(key.clone(), text.to_owned());
             }
         }
-        let named = |key: &str| special.names.get(key).and_then(|text| tokenizer.token_id(text));
+        let named = |key: &str| special.names.get(key).and_then(|text| token_id(text));
         special.eos.extend(named("eos_token"));
         special.bos = special.bos.or_else(|| named("bos_token"));
-        special.eos.retain(|&id| (id as usize) < tokenizer.len());
-        special.bos = special.bos.filter(|&id| (id as usize) < tokenizer.len());
+        special.eos.retain(|&id| (id as usize) < len);
+        special.bos = special.bos.filter(|&id| (id as usize) < len);
         special
     }
 }
@@ -61,13 +79,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::text::Tokenizer;
 
     #[test]
     fn every_file_counts() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/models/lode-demo/tokenizer.json");
         let tokenizer = Tokenizer::from_json(&std::fs::read(path).unwrap()).unwrap();
-        let special = SpecialTokens::read(
-            &tokenizer,
+        let special = tokenizer.special_tokens(
             Some(&json!({"eos_token_id": 7, "bos_token_id": 0})),
             Some(&json!({"eos_token_id": [8, 9, 99_999_999, -1, "x"]})),
             Some(
@@ -78,7 +96,7 @@ mod tests {
         assert_eq!(special.bos, Some(0));
         assert_eq!(special.names["bos_token"], "<|endoftext|>");
         assert!(!special.names.contains_key("pad_token"));
-        let none = SpecialTokens::read(&tokenizer, None, None, None);
+        let none = tokenizer.special_tokens(None, None, None);
         assert!(none.eos.is_empty() && none.bos.is_none());
     }
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::dialect::Dialect;
+use super::python_json::write_json;
 use super::special::SpecialTokens;
 use super::think::Think;
 
@@ -211,52 +212,6 @@ fn to_json(value: &Jinja, indent: Option<Jinja>, options: Kwargs) -> Result<Stri
     Ok(text)
 }
 
-/// JSON on one line, as Python prints it.
-pub(super) fn python_json(value: &Value) -> String {
-    let mut text = String::new();
-    write_json(&mut text, value, None, 0);
-    text
-}
-
-fn write_json(out: &mut String, value: &Value, indent: Option<usize>, depth: usize) {
-    let newline = |out: &mut String, depth: usize| {
-        if let Some(width) = indent {
-            out.push('\n');
-            out.extend(std::iter::repeat_n(' ', width * depth));
-        }
-    };
-    let comma = if indent.is_some() { "," } else { ", " };
-    match value {
-        Value::Array(values) if !values.is_empty() => {
-            out.push('[');
-            for (at, value) in values.iter().enumerate() {
-                if at > 0 {
-                    out.push_str(comma);
-                }
-                newline(out, depth + 1);
-                write_json(out, value, indent, depth + 1);
-            }
-            newline(out, depth);
-            out.push(']');
-        }
-        Value::Object(entries) if !entries.is_empty() => {
-            out.push('{');
-            for (at, (key, value)) in entries.iter().enumerate() {
-                if at > 0 {
-                    out.push_str(comma);
-                }
-                newline(out, depth + 1);
-                out.push_str(&Value::String(key.clone()).to_string());
-                out.push_str(": ");
-                write_json(out, value, indent, depth + 1);
-            }
-            newline(out, depth);
-            out.push('}');
-        }
-        other => out.push_str(&other.to_string()),
-    }
-}
-
 /// The current UTC time in Python's `strftime` format.
 fn strftime_now(format: String) -> String {
     strftime(&format, time::OffsetDateTime::now_utc())
@@ -371,7 +326,7 @@ mod tests {
     fn the_demo_model_s_prompts() {
         let tokenizer = Tokenizer::from_json(&file("tokenizer.json")).unwrap();
         let config: Value = serde_json::from_slice(&file("tokenizer_config.json")).unwrap();
-        let special = SpecialTokens::read(&tokenizer, None, None, Some(&config));
+        let special = tokenizer.special_tokens(None, None, Some(&config));
         let files = TemplateFiles { tokenizer_config: Some(&config), ..TemplateFiles::default() };
         let template =
             ChatTemplate::new(files.find().expect("the demo model has a template"), &special).unwrap();

@@ -12,7 +12,8 @@ use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer
 use super::pre::PreTokeniser;
 use super::texts::TextTable;
 use super::tokens::Tokens;
-use crate::text::tokenizer::{TokenizerError, byte_of_char};
+use crate::text::tokenizer_error::TokenizerError;
+use crate::text::vocabulary::byte_of_char;
 
 pub(super) struct BpeModel {
     /// `left right`, in order of priority.

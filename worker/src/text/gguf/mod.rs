@@ -2,6 +2,7 @@
 //! The keys are interpreted as in llama.cpp (src/llama-vocab.cpp), with the same ids as the result.
 
 mod cut;
+pub(super) mod encoder;
 mod merges;
 mod pieces;
 mod pre;
@@ -15,17 +16,17 @@ use std::sync::Arc;
 
 use lode_model::gguf::Metadata;
 
-use self::cut::{Fragment, SpecialTokenSplitter};
+use self::cut::SpecialTokenSplitter;
+use self::encoder::{GgufTokenizer, Model};
 use self::merges::BpeModel;
 use self::pieces::SentencePieceModel;
-use self::tokens::{Kind, Tokens};
+use self::tokens::{BLANK, Kind, Tokens, byte_of_token};
 use self::words::WordPieceModel;
 use super::special::SpecialTokens;
 use super::template::{ChatTemplate, TemplateError};
-use super::tokenizer::{Special, Tokenizer, TokenizerError, Vocabulary};
-
-/// SentencePiece's character for a space.
-const BLANK: char = '\u{2581}';
+use super::tokenizer::Tokenizer;
+use super::tokenizer_error::TokenizerError;
+use super::vocabulary::Vocabulary;
 
 /// Reads a tokenizer and its special tokens from the metadata of a GGUF.
 pub fn read(metadata: &Metadata) -> Result<(Tokenizer, SpecialTokens), TokenizerError> {
@@ -103,51 +104,6 @@ struct Roles {
     end: Option<u32>,
 }
 
-/// Splits a text at special tokens, then encodes the text between them with the model.
-pub(super) struct GgufTokenizer {
-    model: Model,
-    cutter: SpecialTokenSplitter,
-    tokens: Tokens,
-    begin: Option<u32>,
-    end: Option<u32>,
-}
-
-enum Model {
-    Merges(BpeModel),
-    Pieces(SentencePieceModel),
-    Words(WordPieceModel),
-}
-
-impl GgufTokenizer {
-    pub(super) fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = Vec::new();
-        ids.extend(self.begin.filter(|_| special.add));
-        // A leading space is added at the beginning and after a special token.
-        let mut begins = true;
-        for fragment in self.cutter.split_at_special(text, special.parse) {
-            match fragment {
-                Fragment::Id(id) => ids.push(id),
-                Fragment::Text(text) => match &self.model {
-                    Model::Merges(merges) => merges.encode(&self.tokens, text, &mut ids)?,
-                    Model::Pieces(pieces) => pieces.encode(&self.tokens, text, begins, &mut ids),
-                    Model::Words(words) => words.encode(&self.tokens, text, &mut ids)?,
-                },
-            }
-            begins = matches!(fragment, Fragment::Id(_));
-        }
-        ids.extend(self.end.filter(|_| special.add));
-        Ok(ids)
-    }
-
-    pub(super) fn token_id(&self, token: &str) -> Option<u32> {
-        self.tokens.id(token)
-    }
-
-    pub(super) fn begin(&self) -> Option<u32> {
-        self.begin
-    }
-}
-
 /// Builds the bytes of every id.
 fn vocabulary(tokens: &Tokens, byte_level: bool, leading_blank: bool) -> Vocabulary {
     let mut vocabulary = Vocabulary::new(leading_blank);
@@ -167,10 +123,4 @@ fn vocabulary(tokens: &Tokens, byte_level: bool, leading_blank: bool) -> Vocabul
         }
     }
     vocabulary
-}
-
-/// The byte of a token such as `<0xE2>`.
-fn byte_of_token(text: &str) -> Option<u8> {
-    let digits = text.strip_prefix("<0x")?.strip_suffix('>').filter(|digits| digits.len() == 2)?;
-    u8::from_str_radix(digits, 16).ok()
 }

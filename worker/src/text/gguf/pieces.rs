@@ -7,9 +7,8 @@ use std::collections::BinaryHeap;
 
 use lode_model::gguf::Metadata;
 
-use super::tokens::{Kind, Tokens};
-use super::{BLANK, byte_of_token};
-use crate::text::tokenizer::TokenizerError;
+use super::tokens::{BLANK, Kind, Tokens, byte_of_token};
+use crate::text::tokenizer_error::TokenizerError;
 
 pub(super) struct SentencePieceModel {
     /// The score of each token.

@@ -4,8 +4,8 @@ use lode_model::gguf::{Array, Header, Metadata};
 use serde_json::Value;
 
 use super::super::template::Conversation;
-use super::super::tokenizer::{Special, Tokenizer, TokenizerError};
 use super::{chat_template, pre, read};
+use crate::text::{Special, Tokenizer, TokenizerError};
 
 fn header(path: &Path) -> Header {
     let bytes = std::fs::read(path).unwrap();

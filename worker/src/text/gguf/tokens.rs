@@ -6,8 +6,11 @@ use std::collections::BTreeSet;
 use lode_model::gguf::{Array, Metadata, Strings};
 
 use super::super::special::SpecialTokens;
-use super::super::tokenizer::TokenizerError;
+use super::super::tokenizer_error::TokenizerError;
 use super::texts::TextTable;
+
+/// SentencePiece's character for a space.
+pub(super) const BLANK: char = '\u{2581}';
 
 /// The kind of a token, from `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -245,4 +248,10 @@ impl Tokens {
         let id = metadata.u64(&format!("tokenizer.ggml.{key}_token_id"))?;
         u32::try_from(id).ok().filter(|id| (*id as usize) < self.len())
     }
+}
+
+/// The byte of a token such as `<0xE2>`.
+pub(super) fn byte_of_token(text: &str) -> Option<u8> {
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>').filter(|digits| digits.len() == 2)?;
+    u8::from_str_radix(digits, 16).ok()
 }

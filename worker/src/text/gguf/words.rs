@@ -8,9 +8,8 @@ use tokenizers::{
     NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
 };
 
-use super::BLANK;
-use super::tokens::Tokens;
-use crate::text::tokenizer::TokenizerError;
+use super::tokens::{BLANK, Tokens};
+use crate::text::tokenizer_error::TokenizerError;
 
 pub(super) struct WordPieceModel {
     longest: usize,
