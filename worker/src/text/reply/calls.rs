@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::held_back::{MAX_BLANKS, partial_suffix_len, trailing_blanks};
 use super::json::{self, Progress, Scanner};
+use super::parts::Call;
 use super::tagged::{self, CallTags, TaggedCall};
-use super::{Call, MAX_BLANKS, ParameterKind, partial_suffix_len, trailing_blanks};
+use super::tools::ParameterKind;
 
 /// A longer call remains text.
 const MAX_CALL_BYTES: usize = 4 << 20;

@@ -5,60 +5,30 @@
 //! for earlier turns.
 
 mod calls;
+mod held_back;
 mod json;
+mod parts;
 mod probe;
 mod tagged;
 mod thinking;
+mod tools;
 
 #[cfg(test)]
 mod probe_tests;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 pub use self::calls::CallFormat;
 use self::calls::CallParser;
+pub use self::parts::{Call, OutputParts};
 use self::thinking::SplitText;
 pub use self::thinking::Tags;
 pub(super) use self::thinking::{Phase, ReasoningParser};
+pub use self::tools::{KnownTools, ParameterKind};
 use super::prompt::PromptTemplate;
 use super::tokenizer::Tokenizer;
-
-/// Maximum whitespace that is held back until the text after it is known.
-const MAX_BLANKS: usize = 256;
-
-/// A tool call of a model.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Call {
-    pub name: String,
-    /// In the model's order.
-    pub arguments: Map<String, Value>,
-}
-
-/// The parts of one or more pieces of a response.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct OutputParts {
-    pub thinking: String,
-    pub text: String,
-    pub calls: Vec<Call>,
-}
-
-impl OutputParts {
-    pub fn is_empty(&self) -> bool {
-        self.thinking.is_empty() && self.text.is_empty() && self.calls.is_empty()
-    }
-
-    /// Appends the parts that follow.
-    pub fn extend(&mut self, next: OutputParts) {
-        self.thinking.push_str(&next.thinking);
-        self.text.push_str(&next.text);
-        self.calls.extend(next.calls);
-    }
-}
 
 /// The format of a model's reasoning and tool calls.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,46 +77,6 @@ impl ReplyFormat {
     }
 }
 
-/// The tools of a request, with the types of their parameters as far as parsing a call needs them.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct KnownTools(BTreeMap<String, BTreeMap<String, ParameterKind>>);
-
-/// The format of a parameter's value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ParameterKind {
-    Text,
-    TextOrNull,
-    Json,
-}
-
-impl KnownTools {
-    /// `None` without tools.
-    pub fn of(tools: &[Value]) -> Option<KnownTools> {
-        let named = |tool: &Value| {
-            let function = tool.get("function")?;
-            let parameters = function.pointer("/parameters/properties").and_then(Value::as_object);
-            let kinds = parameters.into_iter().flatten();
-            let kinds = kinds.map(|(key, schema)| (key.clone(), ParameterKind::of(schema)));
-            Some((function.get("name")?.as_str()?.to_owned(), kinds.collect()))
-        };
-        (!tools.is_empty()).then(|| KnownTools(tools.iter().filter_map(named).collect()))
-    }
-}
-
-impl ParameterKind {
-    fn of(schema: &Value) -> ParameterKind {
-        match schema.get("type") {
-            Some(Value::String(kind)) if kind != "string" => ParameterKind::Json,
-            Some(Value::Array(kinds)) if kinds.iter().any(|kind| kind == "string") => {
-                ParameterKind::TextOrNull
-            }
-            Some(Value::Array(_)) => ParameterKind::Json,
-            _ => ParameterKind::Text,
-        }
-    }
-}
-
 /// Splits one response into its parts.
 #[derive(Debug, Default)]
 pub struct Reader {
@@ -191,18 +121,4 @@ impl Reader {
         }
         OutputParts { thinking, text, calls }
     }
-}
-
-/// The length of the longest suffix of `text` that is a proper prefix of `mark`.
-fn partial_suffix_len(text: &str, mark: &str) -> usize {
-    let longest = mark.len().saturating_sub(1).min(text.len());
-    (1..=longest)
-        .rev()
-        .find(|&len| text.as_bytes()[text.len() - len..] == mark.as_bytes()[..len])
-        .unwrap_or(0)
-}
-
-/// The length of a text's trailing whitespace, up to the limit for holding it back.
-fn trailing_blanks(text: &str) -> usize {
-    text.bytes().rev().take(MAX_BLANKS).take_while(u8::is_ascii_whitespace).count()
 }

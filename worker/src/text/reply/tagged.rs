@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{ParameterKind, json, partial_suffix_len};
+use super::held_back::partial_suffix_len;
+use super::json;
+use super::tools::ParameterKind;
 
 /// Maximum length of a name or a key.
 const MAX_NAME_BYTES: usize = 256;

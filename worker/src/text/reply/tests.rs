@@ -1,7 +1,7 @@
 //! Responses in the style of several families, whole and split into pieces.
 
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::calls::Shape;
 use super::tagged::CallTags;

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_BLANKS, partial_suffix_len, trailing_blanks};
+use super::held_back::{MAX_BLANKS, partial_suffix_len, trailing_blanks};
 
 /// The tags around reasoning.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ pub struct Tags {
 
 /// Extracts the reasoning from one response.
 #[derive(Debug, Clone)]
-pub(in crate::text) struct ReasoningParser {
+pub(crate) struct ReasoningParser {
     tags: Tags,
     state: State,
     /// Text that may be part of a tag, and whitespace before it.
@@ -38,7 +38,7 @@ enum State {
 
 /// The position of a response relative to its reasoning.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::text) enum Phase<'a> {
+pub(crate) enum Phase<'a> {
     /// The opening tag may follow; `begun` is its part so far.
     Before {
         open: &'a str,
@@ -52,9 +52,9 @@ pub(in crate::text) enum Phase<'a> {
 
 /// Reasoning, and the text after it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::text) struct SplitText {
-    pub(in crate::text) thinking: String,
-    pub(in crate::text) text: String,
+pub(crate) struct SplitText {
+    pub(crate) thinking: String,
+    pub(crate) text: String,
 }
 
 impl ReasoningParser {
@@ -63,7 +63,7 @@ impl ReasoningParser {
         ReasoningParser { tags, state: State::Before { is_open }, pending_text: String::new() }
     }
 
-    pub(in crate::text) fn phase(&self) -> Phase<'_> {
+    pub(crate) fn phase(&self) -> Phase<'_> {
         match self.state {
             State::Before { is_open: false } => {
                 Phase::Before { open: &self.tags.open, begun: self.pending_text.trim_start() }
@@ -74,7 +74,7 @@ impl ReasoningParser {
         }
     }
 
-    pub(in crate::text) fn push(&mut self, piece: &str) -> SplitText {
+    pub(crate) fn push(&mut self, piece: &str) -> SplitText {
         let mut split = SplitText::default();
         self.pending_text.push_str(piece);
         while self.advance(&mut split) {}
