@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
-
-use super::embed::{EmbedJob, PooledText};
+use super::commands::{Command, QueuedJob};
+use super::embed::PooledText;
 use super::generate::{Generation, Job, NextAction};
+use super::jobs::{EmbedJob, RequestId, ScoreJob};
 use super::protocol::{RunnerError, WindowScores};
 use super::slot::{Scoring, Slot, Work};
 use crate::engine::{AdmitError, Engine, Logits, RowSelection, SequenceId, Slice, StepError};
@@ -36,32 +36,6 @@ const MIN_FORK: usize = 16;
 pub(crate) struct Batch {
     commands: SyncSender<QueuedJob>,
     last_request: Arc<AtomicU64>,
-}
-
-/// Identifies the request that a job belongs to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RequestId(u64);
-
-/// A job that waits for a sequence.
-struct QueuedJob {
-    request: RequestId,
-    command: Command,
-}
-
-enum Command {
-    Generate(Box<Job>),
-    Score(ScoreJob),
-    Embed(EmbedJob),
-    /// A grammar has sent its next mask.
-    Wake,
-}
-
-/// Windows of ids to score.
-pub(crate) struct ScoreJob {
-    pub(crate) windows: Vec<Vec<u32>>,
-    /// How many of the likeliest ids to return at each position.
-    pub(crate) top: usize,
-    pub(crate) answer: oneshot::Sender<Result<Vec<WindowScores>, RunnerError>>,
 }
 
 impl Batch {
@@ -211,12 +185,7 @@ impl BatchLoop {
     }
 
     fn drop_cancelled(&mut self) {
-        self.waiting.retain(|waiting| match &waiting.command {
-            Command::Generate(job) => !job.events.is_closed(),
-            Command::Score(job) => !job.answer.is_closed(),
-            Command::Embed(job) => !job.answer.is_closed(),
-            Command::Wake => false,
-        });
+        self.waiting.retain(|waiting| !waiting.command.is_cancelled());
         for slot in &mut self.slots {
             if slot.is_cancelled() {
                 slot.end_work();
@@ -582,21 +551,6 @@ impl BatchLoop {
             waiting.command.fail(RunnerError::failed(&error));
         }
         false
-    }
-}
-
-impl Command {
-    fn fail(self, error: RunnerError) {
-        match self {
-            Command::Generate(job) => {
-                Generation::new(*job, 0).fail(error);
-            }
-            Command::Score(job) => {
-                let _ = job.answer.send(Err(error));
-            }
-            Command::Embed(job) => PooledText::new(job).fail(error),
-            Command::Wake => {}
-        }
     }
 }
 

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::batch::{Batch, ScoreJob, shared_tokens};
-use super::embed::{EmbedJob, Pooling};
+use super::batch::{Batch, shared_tokens};
+use super::embedding::Pooling;
 use super::generate::{EVENT_QUEUE, Job};
+use super::jobs::{EmbedJob, ScoreJob};
 use super::protocol::{Done, DoneReason, ErrorKind, Event, RunnerError};
 use super::testing::{
     BREAK, ENDLESS, EOS, FakeEngine, NAN, PANIC, POISON, StepLog, answer, demo_tokenizer, hidden, row,

@@ -3,15 +3,21 @@
 
 mod batch;
 pub mod client;
+mod commands;
 mod embed;
+mod embedding;
+mod error_chain;
 mod generate;
 mod helper;
+mod jobs;
+mod limits;
 mod model;
 pub mod process;
 mod prompt;
 pub mod protocol;
 mod server;
 mod slot;
+mod small_files;
 mod text_side;
 
 #[cfg(test)]
@@ -22,7 +28,8 @@ mod server_tests;
 pub(crate) mod testing;
 
 pub use client::{Client, EventStream};
-pub use helper::{TextLimits, main as text_main};
+pub use helper::main as text_main;
+pub use limits::TextLimits;
 pub use server::{StartError, main};
 
 #[cfg(test)]

@@ -8,11 +8,12 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::embed::Embedding;
+use super::embedding::Embedding;
+use super::error_chain::format_error_chain;
 use super::generate::{Format, Job};
 use super::helper::{EngineFacts, Helper, PreparedRequest, TextData};
 use super::protocol::{EmbedRequest, Event, LoadRequest, LoadResponse, ModelSpec, RunnerError};
-use super::text_side::{format_error_chain, parse_json, read_file_up_to};
+use super::small_files::{parse_json, read_file_up_to};
 use crate::engine::{BlobFile, Engine, KvType, LoadError, LoadOptions, ModelFiles, ModelInfo, native};
 use crate::text::{Constraint, Reader, Sampler, StopMatcher, Think, Vocabulary};
 

@@ -4,9 +4,10 @@
 
 use serde_json::{Value, json};
 
+use super::error_chain::format_error_chain;
 use super::helper::{EngineFacts, PreparedRequest, ReaderSettings};
 use super::protocol::{GenerateRequest, Input, MIN_CONTEXT, RunnerError};
-use super::text_side::{TextProcessor, format_error_chain};
+use super::text_side::TextProcessor;
 use crate::text::template::Conversation;
 use crate::text::{GoChat, KnownTools, PromptTemplate, Special, Think, Tokenizer};
 

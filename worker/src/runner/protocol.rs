@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::helper::TextLimits;
+use super::limits::TextLimits;
 pub use crate::files::{Extent, Format};
 use crate::text::{Call, SamplerOptions, Think};
 

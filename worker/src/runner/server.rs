@@ -19,9 +19,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::engine::Engine;
 
-use super::batch::{Batch, ScoreJob};
-use super::embed::{EmbedJob, l2_normalise};
+use super::batch::Batch;
+use super::embed::l2_normalise;
 use super::generate::EVENT_QUEUE;
+use super::jobs::{EmbedJob, ScoreJob};
 use super::model::Model;
 use super::protocol::{
     EmbedRequest, EmbedResponse, ErrorKind, Event, LoadRequest, RenderResponse, RunnerError, ScoreRequest,

@@ -1,8 +1,8 @@
 //! An open sequence of the engine and its work; the batch loop has a few.
 
-use super::batch::{RequestId, ScoreJob};
-use super::embed::{EmbedJob, PooledText};
+use super::embed::PooledText;
 use super::generate::Generation;
+use super::jobs::{EmbedJob, RequestId, ScoreJob};
 use super::protocol::{RunnerError, WindowScores};
 use crate::engine::SequenceId;
 

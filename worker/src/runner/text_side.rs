@@ -3,7 +3,7 @@
 //! helper.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::os::unix::fs::FileExt;
 
 use lode_model::gguf::{Header, Metadata};
@@ -11,18 +11,18 @@ use lode_model::prompt_template::TemplateFiles;
 use lode_model::read_at::ReadAt;
 use serde_json::Value;
 
-use super::embed::{self, Embedding};
-use super::protocol::{Extent, Format, ModelSpec, RunnerError, SmallFile, TensorFile};
+use super::embedding::Embedding;
+use super::error_chain::format_error_chain;
+use super::protocol::{Extent, Format, ModelSpec, RunnerError, TensorFile};
+use super::small_files::{MAX_FILE_BYTES, read_file, read_file_up_to, read_json, read_limited};
 use crate::files::blob_name;
 use crate::text::{
-    ChatTemplate, GoChat, PromptTemplate, ReplyFormat, SpecialTokens, Tokenizer, TokenizerError, gguf,
+    ChatTemplate, GoChat, PromptTemplate, ReplyFormat, Special, SpecialTokens, Tokenizer, TokenizerError,
+    gguf,
 };
 
 /// Size limit of tokenizer.json: current ones have up to some tens of MiB.
 pub(super) const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
-/// Size limit of other small files of a checkpoint.
-const MAX_FILE_BYTES: u64 = 16 << 20;
-
 /// The text data. A model without a tokenizer still supports ids.
 #[derive(Debug, Default)]
 pub(super) struct TextProcessor {
@@ -116,6 +116,47 @@ impl<'a> TextReader<'a> {
     }
 }
 
+/// Why a text cannot be embedded within a limit, with ollama's messages.
+#[derive(Debug, thiserror::Error)]
+enum IdsError {
+    #[error("{}", format_error_chain(.0))]
+    Tokenizer(TokenizerError),
+    #[error("the input length exceeds the context length")]
+    TooLong,
+    /// The limit leaves no token of the text besides the special tokens.
+    #[error("input after truncation exceeds maximum context length")]
+    NoTokensLeft,
+}
+
+/// A text's ids with its special tokens, truncated to the limit if allowed. The special tokens are kept.
+fn tokenize_within(
+    tokenizer: &Tokenizer,
+    text: &str,
+    limit: usize,
+    truncate: bool,
+) -> Result<Vec<u32>, IdsError> {
+    let whole = tokenizer.encode_with(text, Special::ALL).map_err(IdsError::Tokenizer)?;
+    if whole.len() <= limit {
+        return Ok(whole);
+    }
+    if !truncate {
+        return Err(IdsError::TooLong);
+    }
+    let bare = tokenizer.encode_with(text, Special::PARSE).map_err(IdsError::Tokenizer)?;
+    let around = whole.len().saturating_sub(bare.len());
+    let room = limit.saturating_sub(around);
+    // Ollama refuses a limit of one token even for models without special tokens.
+    if room == 0 || limit == 1 {
+        return Err(IdsError::NoTokensLeft);
+    }
+    let mut ids = match (0..=around).find(|at| whole[*at..].starts_with(&bare)) {
+        Some(before) => [&whole[..before], &bare[..room], &whole[before + bare.len()..]].concat(),
+        None => whole,
+    };
+    ids.truncate(limit);
+    Ok(ids)
+}
+
 impl TextProcessor {
     /// The ids of each text to embed.
     pub(super) fn encode(
@@ -126,8 +167,7 @@ impl TextProcessor {
     ) -> Result<Vec<Vec<u32>>, RunnerError> {
         let tokenizer = self.tokenizer()?;
         let ids_of = |text: &String| {
-            let mut ids =
-                embed::tokenize_within(tokenizer, text, limit, truncate).map_err(RunnerError::invalid)?;
+            let mut ids = tokenize_within(tokenizer, text, limit, truncate).map_err(RunnerError::invalid)?;
             if ids.is_empty() {
                 ids.extend(self.special.bos);
             }
@@ -203,55 +243,4 @@ fn choose_template(
         None => None,
     };
     Ok(PromptTemplate::choose(on_top, jinja, spec.has_renderer))
-}
-
-/// Reads a small JSON file.
-pub(super) fn read_json(spec: &ModelSpec, name: &str) -> Result<Option<Value>, RunnerError> {
-    read_file(spec, name)?.map(|bytes| parse_json(name, &bytes)).transpose()
-}
-
-pub(super) fn read_file(spec: &ModelSpec, name: &str) -> Result<Option<Vec<u8>>, RunnerError> {
-    read_file_up_to(spec, name, MAX_FILE_BYTES)
-}
-
-/// As [`read_file`], for at most this many bytes.
-pub(super) fn read_file_up_to(
-    spec: &ModelSpec,
-    name: &str,
-    limit: u64,
-) -> Result<Option<Vec<u8>>, RunnerError> {
-    spec.files.get(name).map(|file| read_limited(name, file, limit)).transpose()
-}
-
-fn read_limited(name: &str, file: &SmallFile, limit: u64) -> Result<Vec<u8>, RunnerError> {
-    let failed = |error: io::Error| RunnerError::failed(format!("{name}: {error}"));
-    let mut opened = File::open(&file.path).map_err(failed)?;
-    let whole = Extent { offset: 0, size: opened.metadata().map_err(failed)?.len() };
-    let Extent { offset, size } = file.extent.unwrap_or(whole);
-    if size > limit {
-        return Err(RunnerError::unsupported(format!("{name}: larger than {limit} bytes")));
-    }
-    opened.seek(SeekFrom::Start(offset)).map_err(failed)?;
-    let mut bytes = Vec::new();
-    opened.take(size).read_to_end(&mut bytes).map_err(failed)?;
-    Ok(bytes)
-}
-
-pub(super) fn parse_json(name: &str, bytes: &[u8]) -> Result<Value, RunnerError> {
-    serde_json::from_slice(bytes).map_err(|error| RunnerError::unsupported(format!("{name}: {error}")))
-}
-
-/// An error and its causes in one line.
-pub(super) fn format_error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
 }

@@ -10,8 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use serde::Serialize;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::io::Interest;
@@ -19,14 +18,16 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::super::embed::Embedding;
+use super::super::embedding::Embedding;
+use super::super::limits::TextLimits;
 use super::super::protocol::{ModelSpec, RunnerError};
+use super::evaluator::{Evaluator, KillOnDrop, allowed};
+use super::frame;
 use super::protocol::{
-    AllowedNext, Call, EngineFacts, FORK, Hello, MAKE_GRAMMARS, PreparedRequest, ReadText, Reply,
-    TemplateReply, TokenizerReply,
+    AllowedNext, Call, EngineFacts, FORK, Hello, MAKE_GRAMMARS, PreparedRequest, ReadText, TemplateReply,
+    TokenizerReply,
 };
 use super::session::Session;
-use super::{TextLimits, frame};
 use crate::text::grammar::AllowedIds;
 use crate::text::{ReplyFormat, Vocabulary};
 
@@ -53,7 +54,7 @@ pub(crate) struct TextData {
     /// `None` without a tokenizer.
     pub(crate) vocabulary: Option<Arc<Vocabulary>>,
     pub(crate) eos: Arc<BTreeSet<u32>>,
-    pub(in crate::runner) embedding: Embedding,
+    pub(crate) embedding: Embedding,
     pub(crate) has_template: bool,
     pub(crate) reply: ReplyFormat,
 }
@@ -74,7 +75,7 @@ impl Helper {
     }
 
     /// Returns the ids of a request's prompt, and the request without it.
-    pub(in crate::runner) async fn prepare(
+    pub(crate) async fn prepare(
         &self,
         facts: EngineFacts,
         request: &[u8],
@@ -85,18 +86,14 @@ impl Helper {
     }
 
     /// Returns the text of a request's prompt.
-    pub(in crate::runner) async fn render(
-        &self,
-        facts: EngineFacts,
-        request: &[u8],
-    ) -> Result<String, RunnerError> {
+    pub(crate) async fn render(&self, facts: EngineFacts, request: &[u8]) -> Result<String, RunnerError> {
         let what = "rendering the prompt";
         let ((), text) = self.call(what, &Call::Render(facts), request).await?;
         String::from_utf8(text).map_err(|_| RunnerError::failed("the prompt is not UTF-8"))
     }
 
     /// Returns the ids of texts to embed.
-    pub(in crate::runner) async fn encode(
+    pub(crate) async fn encode(
         &self,
         texts: Vec<String>,
         limit: usize,
@@ -217,10 +214,6 @@ fn helper_call_error(error: &io::Error) -> RunnerError {
     RunnerError::failed(format!("call to the model's text helper failed: {error}"))
 }
 
-pub(super) fn allowed(next: AllowedNext, mask: &[u8]) -> AllowedIds {
-    AllowedIds { mask: frame::from_bytes(mask), is_complete: next.is_complete }
-}
-
 /// The helper process.
 struct Process {
     control: UnixStream,
@@ -293,7 +286,7 @@ impl Process {
             let (hello, _): (Hello, _) = frame::receive(&mut stream).await?;
             let pid = Pid::from_raw(hello.pid).ok_or(io::ErrorKind::InvalidData)?;
             // The evaluator still runs or has not been reaped, so its process id is still valid.
-            Ok(Evaluator { stream, _killed: KillOnDrop(pidfd_open(pid, PidfdFlags::empty())?) })
+            Ok(Evaluator::new(stream, pidfd_open(pid, PidfdFlags::empty())?))
         };
         timeout(limits.read_timeout(), forked).await?
     }
@@ -382,38 +375,5 @@ fn spawn_and_wait(mut command: Command, control: OwnedFd, spawned: oneshot::Send
     match child.wait() {
         Ok(status) => tracing::debug!(pid = child.id(), %status, "text helper ended"),
         Err(error) => tracing::error!(pid = child.id(), %error, "failed to wait for text helper"),
-    }
-}
-
-/// Kills a process when dropped.
-struct KillOnDrop(OwnedFd);
-
-impl KillOnDrop {
-    fn kill(&self) {
-        // Fails only if the process has already ended.
-        let _ = pidfd_send_signal(&self.0, Signal::KILL);
-    }
-}
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// A forked copy of the helper that evaluates one call at a time.
-pub(super) struct Evaluator {
-    stream: UnixStream,
-    _killed: KillOnDrop,
-}
-
-impl Evaluator {
-    pub(super) async fn call<T: DeserializeOwned>(
-        &mut self,
-        call: &impl Serialize,
-        body: &[u8],
-    ) -> io::Result<(Reply<T>, Vec<u8>)> {
-        frame::send(&mut self.stream, call, body).await?;
-        frame::receive(&mut self.stream).await
     }
 }

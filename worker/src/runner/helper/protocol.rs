@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::super::embed::Embedding;
+use super::super::embedding::Embedding;
 use super::super::protocol::{GenerateRequest, ModelSpec, RunnerError};
 use crate::engine::ModelInfo;
 use crate::text::{KnownTools, ReplyFormat};
@@ -63,34 +63,34 @@ pub(super) enum Call {
 
 /// Facts about the model from the engine.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(in crate::runner) struct EngineFacts {
-    pub(in crate::runner) context_length: usize,
-    pub(in crate::runner) encoder: bool,
+pub(crate) struct EngineFacts {
+    pub(crate) context_length: usize,
+    pub(crate) encoder: bool,
 }
 
 impl EngineFacts {
-    pub(in crate::runner) fn of(info: &ModelInfo) -> EngineFacts {
+    pub(crate) fn of(info: &ModelInfo) -> EngineFacts {
         EngineFacts { context_length: info.context_length, encoder: info.encoder }
     }
 }
 
 /// A request whose prompt was converted to ids.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::runner) struct PreparedRequest {
+pub(crate) struct PreparedRequest {
     /// Without its input.
-    pub(in crate::runner) request: GenerateRequest,
+    pub(crate) request: GenerateRequest,
     /// Maximum length of the sequence in tokens.
-    pub(in crate::runner) limit: usize,
+    pub(crate) limit: usize,
     /// Number of ids at the front that are kept when the context is shifted.
-    pub(in crate::runner) num_keep: usize,
-    pub(in crate::runner) reading: Option<ReaderSettings>,
+    pub(crate) num_keep: usize,
+    pub(crate) reading: Option<ReaderSettings>,
 }
 
 /// How to split the response into its parts; `None`: it is plain text.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::runner) struct ReaderSettings {
-    pub(in crate::runner) in_thoughts: bool,
-    pub(in crate::runner) tools: Option<KnownTools>,
+pub(crate) struct ReaderSettings {
+    pub(crate) in_thoughts: bool,
+    pub(crate) tools: Option<KnownTools>,
 }
 
 /// The ids that a grammar allows next; the mask is in the bytes.

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::super::limits::TextLimits;
 use super::super::protocol::RunnerError;
-use super::TextLimits;
-use super::client::{Evaluator, allowed};
+use super::evaluator::{Evaluator, allowed};
 use super::protocol::{AllowedNext, Call};
 use crate::text::grammar::AllowedIds;
 

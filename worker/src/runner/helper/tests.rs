@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::super::protocol::{ErrorKind, GenerateRequest, Input, ModelSpec, RunnerError};
 use super::super::testing::demo_file;
-use super::{EngineFacts, Helper, Poll, TextLimits};
+use super::{EngineFacts, Helper, Poll};
+use crate::runner::TextLimits;
 use crate::text::SamplerOptions;
 
 /// Set in the environment of the helper's process.
