@@ -16,10 +16,48 @@ pub(crate) struct StoredBlob {
     pub(crate) leased_until: i64,
 }
 
+#[derive(sqlx::FromRow)]
+struct StoredBlobColumns {
+    size_bytes: i64,
+    store_key: String,
+    leased_until: i64,
+}
+
+impl TryFrom<StoredBlobColumns> for StoredBlob {
+    type Error = Error;
+
+    fn try_from(row: StoredBlobColumns) -> Result<StoredBlob, Error> {
+        Ok(StoredBlob {
+            size_bytes: size(row.size_bytes)?,
+            store_key: row.store_key,
+            leased_until: row.leased_until,
+        })
+    }
+}
+
 struct LockedBlob {
     size_bytes: u64,
     store_key: String,
     live: bool,
+}
+
+#[derive(sqlx::FromRow)]
+struct LockedBlobColumns {
+    size_bytes: i64,
+    store_key: String,
+    state: String,
+}
+
+impl TryFrom<LockedBlobColumns> for LockedBlob {
+    type Error = Error;
+
+    fn try_from(row: LockedBlobColumns) -> Result<LockedBlob, Error> {
+        Ok(LockedBlob {
+            size_bytes: size(row.size_bytes)?,
+            store_key: row.store_key,
+            live: row.state == "live",
+        })
+    }
 }
 
 impl Store {
@@ -29,14 +67,11 @@ impl Store {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<Option<StoredBlob>, Error> {
-        let row: Option<(i64, String, i64)> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<StoredBlobColumns> = on!(self.read(), c => sqlx::query_as(
             "select b.size_bytes, b.store_key, l.leased_until from links l join blobs b on b.digest = l.digest
              where l.repository = $1 and l.digest = $2 and b.state = 'live'")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_optional(c).await)?;
-        row.map(|(size_bytes, store_key, leased_until)| {
-            Ok(StoredBlob { size_bytes: size(size_bytes)?, store_key, leased_until })
-        })
-        .transpose()
+        row.map(StoredBlob::try_from).transpose()
     }
 
     /// The size and key of a live blob, in any repository.
@@ -111,12 +146,9 @@ impl Tx {
             false => "select size_bytes, store_key, state from blobs where digest = $1",
             true => "select size_bytes, store_key, state from blobs where digest = $1 for no key update",
         };
-        let row: Option<(i64, String, String)> = on!(self.conn(), c => sqlx::query_as(query)
+        let row: Option<LockedBlobColumns> = on!(self.conn(), c => sqlx::query_as(query)
             .bind(digest.as_str()).fetch_optional(c).await)?;
-        row.map(|(size_bytes, store_key, state)| {
-            Ok(LockedBlob { size_bytes: size(size_bytes)?, store_key, live: state == "live" })
-        })
-        .transpose()
+        row.map(LockedBlob::try_from).transpose()
     }
 
     /// Prevents the collection, and no other transaction, from changing these blobs until the transaction

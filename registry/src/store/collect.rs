@@ -20,8 +20,72 @@ pub(crate) struct BlobLocation {
     pub(crate) store_key: String,
 }
 
+#[derive(sqlx::FromRow)]
+pub(super) struct BlobLocationColumns {
+    digest: String,
+    size_bytes: i64,
+    store_key: String,
+}
+
+impl TryFrom<BlobLocationColumns> for BlobLocation {
+    type Error = Error;
+
+    fn try_from(row: BlobLocationColumns) -> Result<BlobLocation, Error> {
+        Ok(BlobLocation {
+            digest: parse_stored("digest", &row.digest)?,
+            size_bytes: size(row.size_bytes)?,
+            store_key: row.store_key,
+        })
+    }
+}
+
 /// Content of a repository, and the time since which nothing references it.
 pub(crate) type UnreferencedContent = (Repository, Digest, i64);
+
+#[derive(sqlx::FromRow)]
+struct UnreferencedColumns {
+    repository: String,
+    digest: String,
+    unreferenced_at: i64,
+}
+
+impl UnreferencedColumns {
+    fn decode(self) -> Result<UnreferencedContent, Error> {
+        let repository = parse_stored("repository", &self.repository)?;
+        Ok((repository, parse_stored("digest", &self.digest)?, self.unreferenced_at))
+    }
+
+    /// The position after this row.
+    fn cursor(&self) -> TimeCursor {
+        TimeCursor(self.unreferenced_at, self.repository.clone(), self.digest.clone())
+    }
+}
+
+#[derive(sqlx::FromRow)]
+struct UnlinkedBlobColumns {
+    #[sqlx(flatten)]
+    blob: BlobLocationColumns,
+    unlinked_at: i64,
+    /// Live, and not needed for an undo.
+    is_removable: bool,
+}
+
+#[derive(sqlx::FromRow)]
+struct UnreferencedLinkColumns {
+    #[sqlx(flatten)]
+    link: UnreferencedColumns,
+    leased_until: i64,
+}
+
+#[derive(sqlx::FromRow)]
+struct RecheckedColumns {
+    #[sqlx(flatten)]
+    manifest: UnreferencedColumns,
+    /// A tag or an index names it.
+    is_named: bool,
+    /// It has a subject in the repository, or a lease.
+    is_kept: bool,
+}
 
 /// The position of a walk in time order: a time, and the columns that order rows of the same time.
 #[derive(Clone, Debug)]
@@ -47,21 +111,17 @@ impl Store {
         after: &TimeCursor,
         limit: i64,
     ) -> Result<Page<BlobLocation>, Error> {
-        type Row = (String, i64, String, i64, bool);
         // Blobs that an undo needs are read and skipped here, so that one statement never reads more than a
         // page.
-        let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<UnlinkedBlobColumns> = on!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key, unlinked_at, state = 'live' and not exists
-                 (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $5)
+                 (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $5) as is_removable
              from blobs where unlinked_at <= $1 and (unlinked_at, digest) > ($2, $3)
              order by unlinked_at, digest limit $4")
             .bind(cutoff).bind(after.0).bind(&after.1[..]).bind(limit).bind(now_ms()).fetch_all(c).await)?;
-        let next = rows.last().map(|(digest, _, _, at, _)| TimeCursor(*at, digest.clone(), String::new()));
-        let found = rows.into_iter().filter(|row| row.4);
-        let found = found
-            .map(|(digest, size, key, ..)| blob_location((digest, size, key)))
-            .collect::<Result<_, _>>()?;
-        Ok(Page { found, next })
+        let next = rows.last().map(|row| TimeCursor(row.unlinked_at, row.blob.digest.clone(), String::new()));
+        let found = rows.into_iter().filter(|row| row.is_removable);
+        Ok(Page { found: found.map(|row| BlobLocation::try_from(row.blob)).collect::<Result<_, _>>()?, next })
     }
 
     /// Manifests that no tag or index has named since before `cutoff`.
@@ -71,14 +131,14 @@ impl Store {
         after: &TimeCursor,
         limit: i64,
     ) -> Result<Page<UnreferencedContent>, Error> {
-        let rows: Vec<(String, String, i64)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<UnreferencedColumns> = on!(self.read(), c => sqlx::query_as(
             "select repository, digest, unreferenced_at from manifests
              where unreferenced_at <= $1 and (unreferenced_at, repository, digest) > ($2, $3, $4)
              order by unreferenced_at, repository, digest limit $5")
             .bind(cutoff).bind(after.0).bind(&after.1[..]).bind(&after.2[..]).bind(limit).fetch_all(c).await)?;
-        let next =
-            rows.last().map(|(repository, digest, at)| TimeCursor(*at, repository.clone(), digest.clone()));
-        Ok(Page { found: rows.into_iter().map(unreferenced_content).collect::<Result<_, _>>()?, next })
+        let next = rows.last().map(UnreferencedColumns::cursor);
+        let found = rows.into_iter().map(UnreferencedColumns::decode).collect::<Result<_, _>>()?;
+        Ok(Page { found, next })
     }
 
     /// Links that no manifest of their repository has named since before `cutoff` and that have no lease.
@@ -88,28 +148,23 @@ impl Store {
         after: &TimeCursor,
         limit: i64,
     ) -> Result<Page<UnreferencedContent>, Error> {
-        let rows: Vec<(String, String, i64, i64)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<UnreferencedLinkColumns> = on!(self.read(), c => sqlx::query_as(
             "select repository, digest, unreferenced_at, leased_until from links
              where unreferenced_at <= $1 and (unreferenced_at, repository, digest) > ($2, $3, $4)
              order by unreferenced_at, repository, digest limit $5")
             .bind(cutoff).bind(after.0).bind(&after.1[..]).bind(&after.2[..]).bind(limit).fetch_all(c).await)?;
-        let next = rows
-            .last()
-            .map(|(repository, digest, at, _)| TimeCursor(*at, repository.clone(), digest.clone()));
+        let next = rows.last().map(|row| row.link.cursor());
         let now = now_ms();
-        let free = rows.into_iter().filter(|row| row.3 <= now);
-        let found = free
-            .map(|(repository, digest, at, _)| unreferenced_content((repository, digest, at)))
-            .collect::<Result<_, _>>()?;
-        Ok(Page { found, next })
+        let free = rows.into_iter().filter(|row| row.leased_until <= now);
+        Ok(Page { found: free.map(|row| row.link.decode()).collect::<Result<_, _>>()?, next })
     }
 
     /// Tombstones (bytes to be deleted) in key order.
     pub(crate) async fn tombstones(&self, after: &str, limit: i64) -> Result<Vec<BlobLocation>, Error> {
-        let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<BlobLocationColumns> = on!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key from tombstones where store_key > $1 order by store_key limit $2")
             .bind(after).bind(limit).fetch_all(c).await)?;
-        rows.into_iter().map(blob_location).collect()
+        rows.into_iter().map(BlobLocation::try_from).collect()
     }
 
     /// Those of these tombstones that still exist.
@@ -118,11 +173,11 @@ impl Store {
         some: &[BlobLocation],
     ) -> Result<Vec<BlobLocation>, Error> {
         let keys: Vec<&str> = some.iter().map(|doomed| &doomed.store_key[..]).collect();
-        let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<BlobLocationColumns> = on!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key from tombstones
              where store_key in (select value from json_each($1)) order by store_key")
             .bind(serde_json::Value::from(keys).to_string()).fetch_all(c).await)?;
-        rows.into_iter().map(blob_location).collect()
+        rows.into_iter().map(BlobLocation::try_from).collect()
     }
 
     /// The next repositories after `after` in name order, and whether each is empty.
@@ -137,18 +192,6 @@ impl Store {
             .bind(after).bind(limit).fetch_all(c).await)?;
         rows.into_iter().map(|(name, is_empty)| Ok((parse_stored("repository", &name)?, is_empty))).collect()
     }
-}
-
-pub(super) fn blob_location(
-    (digest, size_bytes, store_key): (String, i64, String),
-) -> Result<BlobLocation, Error> {
-    Ok(BlobLocation { digest: parse_stored("digest", &digest)?, size_bytes: size(size_bytes)?, store_key })
-}
-
-fn unreferenced_content(
-    (repository, digest, at): (String, String, i64),
-) -> Result<(Repository, Digest, i64), Error> {
-    Ok((parse_stored("repository", &repository)?, parse_stored("digest", &digest)?, at))
 }
 
 impl Tx {
@@ -167,16 +210,16 @@ impl Tx {
             "select m.repository, m.digest, m.unreferenced_at,
                  exists (select 1 from tags t where t.repository = m.repository and t.digest = m.digest)
                  or exists (select 1 from manifest_blobs n
-                     where n.repository = m.repository and n.digest = m.digest and n.kind = 'child'),
+                     where n.repository = m.repository and n.digest = m.digest and n.kind = 'child') as is_named,
                  exists (select 1 from referrers r
                      join manifests s on s.repository = r.repository and s.digest = r.subject
                      where r.repository = m.repository and r.digest = m.digest)
                  or exists (select 1 from links l
-                     where l.repository = m.repository and l.digest = m.digest and l.leased_until > $2)
+                     where l.repository = m.repository and l.digest = m.digest and l.leased_until > $2) as is_kept
              from manifests m where m.unreferenced_at <= $1 and (m.repository, m.digest) in (values {})",
             placeholders(candidates.len(), "(?, ?)", 3)
         );
-        let rows: Vec<(String, String, i64, bool, bool)> = on!(self.conn(), c => {
+        let rows: Vec<RecheckedColumns> = on!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text)).bind(cutoff).bind(now_ms());
             for (repository, digest, _) in candidates {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -184,9 +227,9 @@ impl Tx {
             query.fetch_all(c).await
         })?;
         let (mut named, mut free) = (Vec::new(), Vec::new());
-        for (repository, digest, at, is_named, is_kept) in rows {
-            let candidate = unreferenced_content((repository, digest, at))?;
-            match (is_named, is_kept) {
+        for row in rows {
+            let candidate = row.manifest.decode()?;
+            match (row.is_named, row.is_kept) {
                 (true, _) => named.push(candidate),
                 (false, false) => free.push(candidate),
                 (false, true) => {}
@@ -243,7 +286,7 @@ impl Tx {
              returning repository, digest, unreferenced_at",
             placeholders(candidates.len(), "(?, ?)", 3)
         );
-        let gone: Vec<(String, String, i64)> = on!(self.conn(), c => {
+        let gone: Vec<UnreferencedColumns> = on!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text)).bind(cutoff).bind(now_ms());
             for (repository, digest, _) in candidates {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -253,12 +296,14 @@ impl Tx {
         // 3. The repository released its blob when its last manifest did, so that the blob does not wait for
         //    a second grace period.
         let mut released: BTreeMap<Digest, i64> = BTreeMap::new();
-        for (_, digest, at) in &gone {
-            let since = released.entry(parse_stored("digest", digest)?).or_insert(*at);
-            *since = (*at).max(*since);
+        let count = gone.len() as u64;
+        for link in gone {
+            let (_, digest, at) = link.decode()?;
+            let since = released.entry(digest).or_insert(at);
+            *since = at.max(*since);
         }
         self.blobs_record_unlink(&released).await?;
-        Ok(gone.len() as u64)
+        Ok(count)
     }
 
     /// Records when a repository last unlinked each of these blobs. After the last unlink, the grace period
@@ -304,7 +349,7 @@ impl Tx {
             "update blobs set unlinked_at = null where digest in (select value from json_each($1))
                and exists (select 1 from links l where l.digest = blobs.digest)")
             .bind(&locked[..]).execute(c).await.map(drop))?;
-        let condemned: Vec<(String, i64, String)> = on!(self.conn(), c => sqlx::query_as(
+        let condemned: Vec<BlobLocationColumns> = on!(self.conn(), c => sqlx::query_as(
             "update blobs set state = 'deleting' where digest in (select value from json_each($1))
                and state = 'live' and unlinked_at <= $2
                and not exists (select 1 from links l where l.digest = blobs.digest)
@@ -313,7 +358,7 @@ impl Tx {
             .bind(&locked[..]).bind(cutoff).bind(now_ms()).fetch_all(c).await)?;
         // 3. From here on the bytes may be deleted at any time.
         let condemned: Vec<BlobLocation> =
-            condemned.into_iter().map(blob_location).collect::<Result<_, _>>()?;
+            condemned.into_iter().map(BlobLocation::try_from).collect::<Result<_, _>>()?;
         self.tombstones_put(&condemned, why.reason.as_str()).await?;
         let records: Vec<RemovalRow> = condemned
             .iter()

@@ -6,6 +6,7 @@ use super::{Engine, Store, on};
 use crate::Error;
 use crate::metrics::PoolState;
 
+#[derive(sqlx::FromRow)]
 pub(crate) struct Counts {
     pub(crate) uploads: i64,
     /// Pending webhook deliveries.
@@ -16,12 +17,11 @@ pub(crate) struct Counts {
 
 impl Store {
     pub(crate) async fn counts(&self) -> Result<Counts, Error> {
-        let (uploads, webhooks, index_queue): (i64, i64, i64) = on!(self.read(), c => sqlx::query_as(
-            "select (select count(*) from uploads),
-                 (select count(*) from webhook_deliveries where given_up_at is null),
-                 (select count(*) from index_queue where next_at is not null)")
-            .fetch_one(c).await)?;
-        Ok(Counts { uploads, webhooks, index_queue })
+        Ok(on!(self.read(), c => sqlx::query_as(
+            "select (select count(*) from uploads) as uploads,
+                 (select count(*) from webhook_deliveries where given_up_at is null) as webhooks,
+                 (select count(*) from index_queue where next_at is not null) as index_queue")
+            .fetch_one(c).await)?)
     }
 
     pub(crate) fn connections(&self) -> Vec<PoolState> {

@@ -19,6 +19,14 @@ pub(crate) struct IndexClaim {
     pub(crate) attempts: i64,
 }
 
+#[derive(sqlx::FromRow)]
+struct ClaimColumns {
+    digest: String,
+    /// The repository of the last push.
+    repository: String,
+    attempts: i64,
+}
+
 /// Queues a manifest unless it was indexed without a problem: the push may have brought what was missing.
 const ENQUEUE: &str = "insert into index_queue (digest, repository, queued_at, next_at)
      select $1, $2, cast($3 as bigint), 0
@@ -45,7 +53,7 @@ impl Store {
     pub(crate) async fn index_claim(&self, lease: Duration) -> Result<Option<IndexClaim>, Error> {
         let now = self.database_now_ms().await?;
         let until = now.saturating_add(millis(lease));
-        let row: Option<(String, String, i64)> = metrics::database("index_claim", async {
+        let row: Option<ClaimColumns> = metrics::database("index_claim", async {
             match (self.write(), self.read()) {
                 (Engine::Sqlite(write), Engine::Sqlite(read)) => {
                     // A write blocks other writers, and mostly nothing is due.
@@ -67,15 +75,15 @@ impl Store {
             }
         })
         .await?;
-        let Some((digest, pushed_to, attempts)) = row else { return Ok(None) };
+        let Some(row) = row else { return Ok(None) };
         // The repository that received the last push may have deleted it; any other one serves as well.
         let holder: Option<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select repository from manifests where digest = $1 order by repository <> $2, repository limit 1")
-            .bind(&digest).bind(pushed_to).fetch_optional(c).await)?;
+            .bind(&row.digest).bind(&row.repository).fetch_optional(c).await)?;
         Ok(Some(IndexClaim {
-            digest: parse_stored("digest", &digest)?,
+            digest: parse_stored("digest", &row.digest)?,
             repository: holder.map(|(name,)| parse_stored("repository", &name)).transpose()?,
-            attempts,
+            attempts: row.attempts,
         }))
     }
 

@@ -24,6 +24,25 @@ pub(crate) struct ManifestRow {
     pub(crate) bytes: Bytes,
 }
 
+#[derive(sqlx::FromRow)]
+struct ManifestColumns {
+    digest: String,
+    media_type: String,
+    bytes: Vec<u8>,
+}
+
+impl TryFrom<ManifestColumns> for ManifestRow {
+    type Error = Error;
+
+    fn try_from(row: ManifestColumns) -> Result<ManifestRow, Error> {
+        Ok(ManifestRow {
+            digest: parse_stored("digest", &row.digest)?,
+            media_type: row.media_type,
+            bytes: row.bytes.into(),
+        })
+    }
+}
+
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct ReferrerRow {
     pub(crate) digest: String,
@@ -31,6 +50,32 @@ pub(crate) struct ReferrerRow {
     pub(crate) size_bytes: i64,
     pub(crate) artifact_type: Option<String>,
     pub(crate) annotations: Option<String>,
+}
+
+/// A manifest that is being deleted.
+#[derive(sqlx::FromRow)]
+struct DeletedManifest {
+    repository: String,
+    digest: String,
+    media_type: String,
+    size_bytes: i64,
+}
+
+/// A tag that was deleted with its manifest.
+#[derive(sqlx::FromRow)]
+struct DeletedTag {
+    repository: String,
+    name: String,
+    digest: String,
+}
+
+/// A reference of a manifest that is being deleted.
+#[derive(sqlx::FromRow)]
+struct DeletedReference {
+    repository: String,
+    manifest: String,
+    digest: String,
+    kind: String,
 }
 
 /// The references of a manifest, by kind and by whether they must exist.
@@ -63,7 +108,7 @@ impl Store {
         repository: &Repository,
         reference: &Reference,
     ) -> Result<Option<ManifestRow>, Error> {
-        let row: Option<(String, String, Vec<u8>)> = match reference {
+        let row: Option<ManifestColumns> = match reference {
             Reference::Digest(digest) => on!(self.read(), c => sqlx::query_as(
                 "select digest, media_type, bytes from manifests where repository = $1 and digest = $2")
                 .bind(repository.as_str()).bind(digest.as_str()).fetch_optional(c).await)?,
@@ -73,10 +118,7 @@ impl Store {
                  where t.repository = $1 and t.name = $2")
                 .bind(repository.as_str()).bind(tag.as_str()).fetch_optional(c).await)?,
         };
-        row.map(|(digest, media_type, bytes)| {
-            Ok(ManifestRow { digest: parse_stored("digest", &digest)?, media_type, bytes: bytes.into() })
-        })
-        .transpose()
+        row.map(ManifestRow::try_from).transpose()
     }
 
     pub(crate) async fn repository_exists(&self, repository: &Repository) -> Result<bool, Error> {
@@ -265,11 +307,11 @@ impl Tx {
     ) -> Result<Vec<UnreferencedContent>, Error> {
         // 1. Find those that exist.
         let text = format!(
-            "select repository, digest, media_type, cast(length(bytes) as bigint) from manifests
+            "select repository, digest, media_type, cast(length(bytes) as bigint) as size_bytes from manifests
              where (repository, digest) in (values {})",
             placeholders(manifests.len(), "(?, ?)", 1)
         );
-        let found: Vec<(String, String, String, i64)> = on!(self.conn(), c => {
+        let found: Vec<DeletedManifest> = on!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text));
             for (repository, digest, _) in manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -279,12 +321,8 @@ impl Tx {
         if found.is_empty() {
             return Ok(Vec::new());
         }
-        let found: BTreeMap<(&str, &str), (&str, i64)> = found
-            .iter()
-            .map(|(repository, digest, media_type, size)| {
-                ((&repository[..], &digest[..]), (&media_type[..], *size))
-            })
-            .collect();
+        let found: BTreeMap<(&str, &str), &DeletedManifest> =
+            found.iter().map(|row| ((&row.repository[..], &row.digest[..]), row)).collect();
         let key = |(repository, digest, _): &UnreferencedContent| {
             (repository.as_str().to_owned(), digest.as_str().to_owned())
         };
@@ -301,7 +339,7 @@ impl Tx {
             "select repository, manifest, digest, kind from manifest_blobs where (repository, manifest) in (values {})",
             pairs(manifests.len(), 1)
         );
-        let named: Vec<(String, String, String, String)> = on!(self.conn(), c => {
+        let named: Vec<DeletedReference> = on!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text));
             for (repository, digest, _) in &manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -313,7 +351,7 @@ impl Tx {
             "delete from tags where (repository, digest) in (values {}) returning repository, name, digest",
             pairs(manifests.len(), 1)
         );
-        let tags: Vec<(String, String, String)> = on!(self.conn(), c => {
+        let tags: Vec<DeletedTag> = on!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text));
             for (repository, digest, _) in &manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -321,26 +359,23 @@ impl Tx {
             query.fetch_all(c).await
         })?;
         let mut records = Vec::with_capacity(tags.len() + manifests.len());
-        for (repository, tag, digest) in &tags {
-            let (repository, digest) =
-                (parse_stored("repository", repository)?, parse_stored("digest", digest)?);
-            records.push(RemovalRow::of_tag(&repository, tag, &digest, why));
+        for tag in &tags {
+            let repository = parse_stored("repository", &tag.repository)?;
+            let digest = parse_stored("digest", &tag.digest)?;
+            records.push(RemovalRow::of_tag(&repository, &tag.name, &digest, why));
         }
-        let mut removals = Vec::with_capacity(manifests.len());
         for (repository, digest, _) in &manifests {
-            let (media_type, size_bytes) = found[&(repository.as_str(), digest.as_str())];
-            let record = RemovalRow {
-                repository: Some(repository.as_str().to_owned()),
-                media_type: Some(media_type.to_owned()),
-                size_bytes: Some(size_bytes),
+            let row = found[&(repository.as_str(), digest.as_str())];
+            records.push(RemovalRow {
+                repository: Some(row.repository.clone()),
+                media_type: Some(row.media_type.clone()),
+                size_bytes: Some(row.size_bytes),
                 ..RemovalRow::new("manifest", digest, why)
-            };
-            removals.push((repository.as_str().to_owned(), digest.as_str().to_owned(), record.id.clone()));
-            records.push(record);
+            });
         }
         self.removals_put(&records).await?;
         if why.undo_until > why.at {
-            self.removal_blobs_put(&removals, why.undo_until).await?;
+            self.removal_blobs_put(&records[tags.len()..], why.undo_until).await?;
         }
         // 4. Delete the manifests. Their references and referrer rows are deleted by cascade.
         let text = format!(
@@ -368,14 +403,14 @@ impl Tx {
         })?;
         // 6. Start the grace period of content that is no longer named.
         let (mut children, mut links) = (BTreeMap::new(), since.clone());
-        for (repository, manifest, digest, kind) in named {
-            let at = since.get(&(repository.clone(), manifest)).copied().unwrap_or(why.at);
+        for row in named {
+            let at = since.get(&(row.repository.clone(), row.manifest)).copied().unwrap_or(why.at);
             let latest = |times: &mut BTreeMap<(String, String), i64>| {
-                let time = times.entry((repository.clone(), digest.clone())).or_insert(at);
+                let time = times.entry((row.repository.clone(), row.digest.clone())).or_insert(at);
                 *time = at.max(*time);
             };
             latest(&mut links);
-            if kind == "child" {
+            if row.kind == "child" {
                 latest(&mut children);
             }
         }

@@ -25,6 +25,37 @@ pub(crate) struct ModelRow {
     pub(crate) problem: Option<String>,
 }
 
+/// The columns of a model, all null where a left join found no row.
+#[derive(sqlx::FromRow)]
+struct ModelColumns {
+    format: Option<String>,
+    architecture: Option<String>,
+    parameters: Option<i64>,
+    quantization: Option<String>,
+    size_bytes: Option<i64>,
+    tensor_count: Option<i64>,
+    problem: Option<String>,
+}
+
+impl ModelColumns {
+    fn decode(self) -> Result<Option<ModelRow>, Error> {
+        let (Some(format), Some(size_bytes), Some(tensor_count)) =
+            (self.format, self.size_bytes, self.tensor_count)
+        else {
+            return Ok(None);
+        };
+        Ok(Some(ModelRow {
+            format,
+            architecture: self.architecture,
+            parameters: self.parameters.map(size).transpose()?,
+            quantization: self.quantization,
+            size_bytes: size(size_bytes)?,
+            tensor_count: size(tensor_count)?,
+            problem: self.problem,
+        }))
+    }
+}
+
 /// One tensor of a model: the columns that queries use, and the rest as JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorRow {
@@ -41,6 +72,27 @@ pub struct Relative {
     pub digest: Digest,
     /// The total size of the blobs that both have.
     pub bytes_shared: u64,
+}
+
+#[derive(sqlx::FromRow)]
+struct RelativeColumns {
+    repository: String,
+    name: String,
+    digest: String,
+    shared: i64,
+}
+
+impl TryFrom<RelativeColumns> for Relative {
+    type Error = Error;
+
+    fn try_from(row: RelativeColumns) -> Result<Relative, Error> {
+        Ok(Relative {
+            repository: parse_stored("repository", &row.repository)?,
+            tag: parse_stored("tag", &row.name)?,
+            digest: parse_stored("digest", &row.digest)?,
+            bytes_shared: size(row.shared)?,
+        })
+    }
 }
 
 /// A tag, and the index state of its manifest.
@@ -67,25 +119,40 @@ pub(crate) enum IndexState {
     NotQueued,
 }
 
-type ModelColumns =
-    (Option<String>, Option<String>, Option<i64>, Option<String>, Option<i64>, Option<i64>, Option<String>);
+#[derive(sqlx::FromRow)]
+struct TaggedColumns {
+    repository: String,
+    name: String,
+    digest: String,
+    updated_at: i64,
+    #[sqlx(flatten)]
+    model: ModelColumns,
+    queued_at: Option<i64>,
+    attempts: Option<i64>,
+    queue_problem: Option<String>,
+}
 
-/// Converts the columns of a left join: without a format there is no row.
-fn model_row(columns: ModelColumns) -> Result<Option<ModelRow>, Error> {
-    let (Some(format), architecture, parameters, quantization, Some(size_bytes), Some(tensor_count), problem) =
-        columns
-    else {
-        return Ok(None);
-    };
-    Ok(Some(ModelRow {
-        format,
-        architecture,
-        parameters: parameters.map(size).transpose()?,
-        quantization,
-        size_bytes: size(size_bytes)?,
-        tensor_count: size(tensor_count)?,
-        problem,
-    }))
+impl TryFrom<TaggedColumns> for TaggedRow {
+    type Error = Error;
+
+    fn try_from(row: TaggedColumns) -> Result<TaggedRow, Error> {
+        let state = match (row.model.decode()?, row.queued_at) {
+            (Some(model), _) => IndexState::Indexed(model),
+            (None, Some(queued_at)) => IndexState::Queued {
+                queued_at,
+                attempts: row.attempts.unwrap_or_default(),
+                problem: row.queue_problem,
+            },
+            (None, None) => IndexState::NotQueued,
+        };
+        Ok(TaggedRow {
+            repository: parse_stored("repository", &row.repository)?,
+            tag: parse_stored("tag", &row.name)?,
+            digest: parse_stored("digest", &row.digest)?,
+            updated_at: row.updated_at,
+            state,
+        })
+    }
 }
 
 impl Store {
@@ -94,7 +161,7 @@ impl Store {
             "select format, architecture, parameters, quantization, size_bytes, tensor_count, problem
              from models where digest = $1")
             .bind(digest.as_str()).fetch_optional(c).await)?;
-        row.map(model_row).transpose().map(Option::flatten)
+        row.map(ModelColumns::decode).transpose().map(Option::flatten)
     }
 
     /// Replaces the index entry of a manifest. Does nothing if the manifest is deleted or another request is
@@ -170,7 +237,7 @@ impl Store {
         least: u64,
         limit: u32,
     ) -> Result<Vec<Relative>, Error> {
-        let rows: Vec<(String, String, String, i64)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<RelativeColumns> = on!(self.read(), c => sqlx::query_as(
             "select t.repository, t.name, t.digest, cast(sum(b.size_bytes) as bigint) as shared
              from manifest_blobs ours
              join blobs b on b.digest = ours.digest and b.size_bytes >= cast($3 as bigint)
@@ -182,15 +249,7 @@ impl Store {
              order by shared desc, t.repository, t.name limit cast($4 as bigint)")
             .bind(repository.as_str()).bind(digest.as_str()).bind(bigint(least)).bind(i64::from(limit))
             .fetch_all(c).await)?;
-        let read = |(repository, tag, digest, shared): (String, String, String, i64)| {
-            Ok(Relative {
-                repository: parse_stored("repository", &repository)?,
-                tag: parse_stored("tag", &tag)?,
-                digest: parse_stored("digest", &digest)?,
-                bytes_shared: size(shared)?,
-            })
-        };
-        rows.into_iter().map(read).collect()
+        rows.into_iter().map(Relative::try_from).collect()
     }
 
     /// Tags whose manifest is a model, or is not indexed yet, in name order after `after`.
@@ -199,64 +258,17 @@ impl Store {
         after: Option<(&Repository, &Tag)>,
         limit: u32,
     ) -> Result<Vec<TaggedRow>, Error> {
-        type Row = (
-            String,
-            String,
-            String,
-            i64,
-            Option<String>,
-            Option<String>,
-            Option<i64>,
-            Option<String>,
-            Option<i64>,
-            Option<i64>,
-            Option<String>,
-            Option<i64>,
-            Option<i64>,
-            Option<String>,
-        );
         let (repository, tag) =
             after.map_or(("", ""), |(repository, tag)| (repository.as_str(), tag.as_str()));
-        let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<TaggedColumns> = on!(self.read(), c => sqlx::query_as(
             "select t.repository, t.name, t.digest, t.updated_at,
                     m.format, m.architecture, m.parameters, m.quantization, m.size_bytes, m.tensor_count, m.problem,
-                    q.queued_at, q.attempts, q.problem
+                    q.queued_at, q.attempts, q.problem as queue_problem
              from tags t left join models m on m.digest = t.digest left join index_queue q on q.digest = t.digest
              where (m.format is null or m.format <> '') and (t.repository, t.name) > ($1, $2)
              order by t.repository, t.name limit cast($3 as bigint)")
             .bind(repository).bind(tag).bind(i64::from(limit)).fetch_all(c).await)?;
-        let read = |(
-            repository,
-            tag,
-            digest,
-            updated_at,
-            f,
-            a,
-            p,
-            q,
-            s,
-            n,
-            m,
-            queued_at,
-            attempts,
-            problem,
-        ): Row| {
-            let state = match (model_row((f, a, p, q, s, n, m))?, queued_at) {
-                (Some(model), _) => IndexState::Indexed(model),
-                (None, Some(queued_at)) => {
-                    IndexState::Queued { queued_at, attempts: attempts.unwrap_or_default(), problem }
-                }
-                (None, None) => IndexState::NotQueued,
-            };
-            Ok(TaggedRow {
-                repository: parse_stored("repository", &repository)?,
-                tag: parse_stored("tag", &tag)?,
-                digest: parse_stored("digest", &digest)?,
-                updated_at,
-                state,
-            })
-        };
-        rows.into_iter().map(read).collect()
+        rows.into_iter().map(TaggedRow::try_from).collect()
     }
 
     /// When a manifest was first pushed, or a tag was last moved; 0 if it does not exist.

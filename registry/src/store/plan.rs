@@ -33,6 +33,19 @@ pub(crate) struct BlobHolders {
     pub(crate) kept_for_undo: bool,
 }
 
+#[derive(sqlx::FromRow)]
+struct LinkColumns {
+    leased_until: i64,
+    is_manifest: bool,
+}
+
+#[derive(sqlx::FromRow)]
+struct BlobColumns {
+    size_bytes: i64,
+    released_at: i64,
+    kept_for_undo: bool,
+}
+
 impl Store {
     pub(crate) async fn manifest_holders(
         &self,
@@ -85,11 +98,12 @@ impl Store {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<Option<LinkHolders>, Error> {
-        let link: Option<(i64, bool)> = on!(self.read(), c => sqlx::query_as(
-            "select leased_until, exists (select 1 from manifests m where m.repository = $1 and m.digest = $2)
+        let link: Option<LinkColumns> = on!(self.read(), c => sqlx::query_as(
+            "select leased_until,
+                 exists (select 1 from manifests m where m.repository = $1 and m.digest = $2) as is_manifest
              from links where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_optional(c).await)?;
-        let Some((leased_until, is_manifest)) = link else { return Ok(None) };
+        let Some(link) = link else { return Ok(None) };
         let named: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select manifest from manifest_blobs where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
@@ -98,29 +112,29 @@ impl Store {
                 .iter()
                 .map(|(digest,)| parse_stored("digest", digest))
                 .collect::<Result<_, _>>()?,
-            is_manifest,
-            leased: leased_until > now_ms(),
+            is_manifest: link.is_manifest,
+            leased: link.leased_until > now_ms(),
         }))
     }
 
     /// `None` if it is not live.
     pub(crate) async fn blob_holders(&self, digest: &Digest) -> Result<Option<BlobHolders>, Error> {
-        let row: Option<(i64, i64, bool)> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<BlobColumns> = on!(self.read(), c => sqlx::query_as(
             "select size_bytes, released_at,
-                 exists (select 1 from removal_blobs k where k.digest = $1 and k.undo_until > $2)
+                 exists (select 1 from removal_blobs k where k.digest = $1 and k.undo_until > $2) as kept_for_undo
              from blobs where digest = $1 and state = 'live'")
             .bind(digest.as_str()).bind(now_ms()).fetch_optional(c).await)?;
-        let Some((size_bytes, released_at, kept)) = row else { return Ok(None) };
+        let Some(row) = row else { return Ok(None) };
         let links: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select repository from links where digest = $1").bind(digest.as_str()).fetch_all(c).await)?;
         Ok(Some(BlobHolders {
-            size_bytes: size(size_bytes)?,
-            released_at,
+            size_bytes: size(row.size_bytes)?,
+            released_at: row.released_at,
             repositories: links
                 .iter()
                 .map(|(name,)| parse_stored("repository", name))
                 .collect::<Result<_, _>>()?,
-            kept_for_undo: kept,
+            kept_for_undo: row.kept_for_undo,
         }))
     }
 }

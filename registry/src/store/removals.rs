@@ -69,6 +69,14 @@ pub(crate) struct RemovalRow {
     pub(crate) restored_at: Option<i64>,
 }
 
+/// A record that may be deleted once it can no longer be undone.
+#[derive(sqlx::FromRow)]
+struct AgedRemoval {
+    id: String,
+    removed_at: i64,
+    undo_until: i64,
+}
+
 const COLUMNS: &str = "id, kind, repository, tag, digest, media_type, size_bytes, reason, rule, removed_at, undo_until, restored_at";
 
 impl RemovalRow {
@@ -151,11 +159,10 @@ impl Tx {
         self.removals_put(&[RemovalRow::of_tag(repository, tag, digest, why)]).await
     }
 
-    /// Keeps the blobs needed to restore removed manifests, whose rows still exist: (repository, manifest,
-    /// removal).
+    /// Keeps the blobs needed to restore these removed manifests, whose rows still exist.
     pub(super) async fn removal_blobs_put(
         &mut self,
-        removals: &[(String, String, String)],
+        manifests: &[RemovalRow],
         undo_until: i64,
     ) -> Result<(), Error> {
         let text = format!(
@@ -170,12 +177,12 @@ impl Tx {
              join links l on l.repository = n.repository and l.digest = n.digest
              where true
              on conflict (digest, removal) do nothing",
-            placeholders(removals.len(), "(?, ?, ?)", 2)
+            placeholders(manifests.len(), "(?, ?, ?)", 2)
         );
         on!(self.conn(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text)).bind(undo_until);
-            for (repository, manifest, removal) in removals {
-                query = query.bind(&repository[..]).bind(&manifest[..]).bind(&removal[..]);
+            for row in manifests {
+                query = query.bind(row.repository.as_deref()).bind(&row.digest[..]).bind(&row.id[..]);
             }
             query.execute(c).await.map(drop)
         })?;
@@ -297,13 +304,14 @@ impl Store {
         let mut after = (i64::MIN, String::new());
         loop {
             // Records that can still be undone are read once and skipped.
-            let rows: Vec<(String, i64, i64)> = on!(self.read(), c => sqlx::query_as(
+            let rows: Vec<AgedRemoval> = on!(self.read(), c => sqlx::query_as(
                 "select id, removed_at, undo_until from removals
                  where removed_at < $1 and (removed_at, id) > ($2, $3) order by removed_at, id limit $4")
                 .bind(cutoff).bind(after.0).bind(&after.1[..]).bind(EXPIRE_BATCH).fetch_all(c).await)?;
-            let Some((id, at, _)) = rows.last() else { return Ok(()) };
-            after = (*at, id.clone());
-            let over: Vec<&str> = rows.iter().filter(|row| row.2 <= now).map(|(id, ..)| &id[..]).collect();
+            let Some(last) = rows.last() else { return Ok(()) };
+            after = (last.removed_at, last.id.clone());
+            let over: Vec<&str> =
+                rows.iter().filter(|row| row.undo_until <= now).map(|row| &row.id[..]).collect();
             let gone = on!(self.write(), c => sqlx::query(
                 "delete from removals where id in (select value from json_each($1))")
                 .bind(serde_json::Value::from(over).to_string())

@@ -15,6 +15,25 @@ pub(crate) struct AgedTag {
     pub(crate) updated_at: i64,
 }
 
+#[derive(sqlx::FromRow)]
+struct AgedTagColumns {
+    name: String,
+    digest: String,
+    updated_at: i64,
+}
+
+impl TryFrom<AgedTagColumns> for AgedTag {
+    type Error = Error;
+
+    fn try_from(row: AgedTagColumns) -> Result<AgedTag, Error> {
+        Ok(AgedTag {
+            name: parse_stored("tag", &row.name)?,
+            digest: parse_stored("digest", &row.digest)?,
+            updated_at: row.updated_at,
+        })
+    }
+}
+
 /// Selects each manifest `m` that has no tag, no index that lists it, no subject in the repository and no
 /// lease.
 macro_rules! untagged {
@@ -38,18 +57,10 @@ macro_rules! untagged {
 impl Store {
     /// The tags of a repository, newest first.
     pub(crate) async fn tags_by_age(&self, repository: &Repository) -> Result<Vec<AgedTag>, Error> {
-        let rows: Vec<(String, String, i64)> = on!(patiently self.read(), c => sqlx::query_as(
+        let rows: Vec<AgedTagColumns> = on!(patiently self.read(), c => sqlx::query_as(
             "select name, digest, updated_at from tags where repository = $1 order by updated_at desc, name desc")
             .bind(repository.as_str()).fetch_all(c).await)?;
-        rows.into_iter()
-            .map(|(name, digest, updated_at)| {
-                Ok(AgedTag {
-                    name: parse_stored("tag", &name)?,
-                    digest: parse_stored("digest", &digest)?,
-                    updated_at,
-                })
-            })
-            .collect()
+        rows.into_iter().map(AgedTag::try_from).collect()
     }
 
     /// Manifests that no tag, index or subject has kept since before `cutoff`, in digest order after `after`.

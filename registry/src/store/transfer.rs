@@ -56,6 +56,29 @@ struct Column {
     key: bool,
 }
 
+/// A row of SQLite's `pragma_table_info`.
+#[derive(sqlx::FromRow)]
+struct TableInfo {
+    name: String,
+    r#type: String,
+    /// The position in the primary key, from 1; 0 for other columns.
+    pk: i64,
+}
+
+impl TryFrom<TableInfo> for Column {
+    type Error = Error;
+
+    fn try_from(row: TableInfo) -> Result<Column, Error> {
+        let kind = match row.r#type.to_ascii_lowercase().as_str() {
+            "text" => Kind::Text,
+            "bigint" => Kind::Number,
+            "blob" => Kind::Bytes,
+            _ => return Err(Error::Corrupt { what: "column type", value: row.r#type }),
+        };
+        Ok(Column { name: row.name, kind, key: row.pk > 0 })
+    }
+}
+
 /// The state of a move into this database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MoveState {
@@ -101,21 +124,12 @@ impl Store {
             let reason = "only a SQLite database can be moved".to_owned();
             return Err(Error::Config { setting: "database", reason });
         };
-        let rows: Vec<(String, String, i64)> =
+        let rows: Vec<TableInfo> =
             sqlx::query_as("select name, type, pk from pragma_table_info($1) order by cid")
                 .bind(table)
                 .fetch_all(read)
                 .await?;
-        let column = |(name, kind, key): (String, String, i64)| {
-            let kind = match kind.to_ascii_lowercase().as_str() {
-                "text" => Kind::Text,
-                "bigint" => Kind::Number,
-                "blob" => Kind::Bytes,
-                _ => return Err(Error::Corrupt { what: "column type", value: kind }),
-            };
-            Ok(Column { name, kind, key: key > 0 })
-        };
-        rows.into_iter().map(column).collect()
+        rows.into_iter().map(Column::try_from).collect()
     }
 
     /// The next rows of a table after those whose key is `after`.

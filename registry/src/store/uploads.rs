@@ -24,8 +24,43 @@ pub(crate) struct UploadRow {
     pub(crate) is_ending: bool,
 }
 
-/// The columns of a row.
-type Columns = (String, String, String, i64, i64, Vec<u8>, Option<String>, Option<String>, i64, Option<i64>);
+#[derive(sqlx::FromRow)]
+struct UploadColumns {
+    id: String,
+    repository: String,
+    store_key: String,
+    next_byte: i64,
+    generation: i64,
+    hash_state: Vec<u8>,
+    multipart_id: Option<String>,
+    parts: Option<String>,
+    attempts: i64,
+    ending_at: Option<i64>,
+}
+
+macro_rules! columns {
+    () => {
+        "id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at"
+    };
+}
+
+impl TryFrom<UploadColumns> for UploadRow {
+    type Error = Error;
+
+    fn try_from(row: UploadColumns) -> Result<UploadRow, Error> {
+        Ok(UploadRow {
+            id: parse_stored("upload", &row.id)?,
+            repository: parse_stored("repository", &row.repository)?,
+            store_key: row.store_key,
+            offset: size(row.next_byte)?,
+            generation: row.generation,
+            hash_state: row.hash_state,
+            progress: UploadProgress { multipart_id: row.multipart_id, parts: row.parts },
+            attempts: row.attempts,
+            is_ending: row.ending_at.is_some(),
+        })
+    }
+}
 
 /// A new upload.
 pub(crate) struct NewUpload<'a> {
@@ -84,11 +119,10 @@ impl Store {
 
     /// The upload, in any repository, even while it is being deleted.
     pub(crate) async fn upload_find_any(&self, id: Uuid) -> Result<Option<UploadRow>, Error> {
-        let found: Option<Columns> = on!(self.read(), c => sqlx::query_as(
-            "select id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at
-             from uploads where id = $1")
+        let found: Option<UploadColumns> = on!(self.read(), c => sqlx::query_as(concat!(
+            "select ", columns!(), " from uploads where id = $1"))
             .bind(id.to_string()).fetch_optional(c).await)?;
-        found.map(row).transpose()
+        found.map(UploadRow::try_from).transpose()
     }
 
     /// Becomes the upload's newest writer, so that every older one fails at its next save. It waits for a
@@ -100,12 +134,12 @@ impl Store {
         generation: i64,
         to_commit: bool,
     ) -> Result<Option<UploadRow>, Error> {
-        let taken: Option<Columns> = on!(self.write(), c => sqlx::query_as(
+        let taken: Option<UploadColumns> = on!(self.write(), c => sqlx::query_as(concat!(
             "update uploads set generation = generation + 1, attempts = attempts + $3
              where id = $1 and generation = $2 and ending_at is null
-             returning id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at")
+             returning ", columns!()))
             .bind(id.to_string()).bind(generation).bind(i64::from(to_commit)).fetch_optional(c).await)?;
-        taken.map(row).transpose()
+        taken.map(UploadRow::try_from).transpose()
     }
 
     /// Like `upload_take_over`, but final: every later writer, on any replica, finds that the upload is gone. A
@@ -115,12 +149,12 @@ impl Store {
         id: Uuid,
         generation: i64,
     ) -> Result<Option<UploadRow>, Error> {
-        let taken: Option<Columns> = on!(self.write(), c => sqlx::query_as(
+        let taken: Option<UploadColumns> = on!(self.write(), c => sqlx::query_as(concat!(
             "update uploads set generation = generation + 1, ending_at = $3
              where id = $1 and generation = $2
-             returning id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at")
+             returning ", columns!()))
             .bind(id.to_string()).bind(generation).bind(now_ms()).fetch_optional(c).await)?;
-        taken.map(row).transpose()
+        taken.map(UploadRow::try_from).transpose()
     }
 
     /// Advances the offset over durable bytes. Returns false if another writer or a cancellation came first.
@@ -168,11 +202,10 @@ impl Store {
 
     /// Uploads idle since before `cutoff`, oldest first.
     pub(crate) async fn uploads_idle(&self, cutoff: i64, limit: u32) -> Result<Vec<UploadRow>, Error> {
-        let rows: Vec<Columns> = on!(self.read(), c => sqlx::query_as(
-            "select id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at
-             from uploads where updated_at < $1 order by updated_at limit $2")
+        let rows: Vec<UploadColumns> = on!(self.read(), c => sqlx::query_as(concat!(
+            "select ", columns!(), " from uploads where updated_at < $1 order by updated_at limit $2"))
             .bind(cutoff).bind(i64::from(limit)).fetch_all(c).await)?;
-        rows.into_iter().map(row).collect()
+        rows.into_iter().map(UploadRow::try_from).collect()
     }
 
     /// Whether an upload stores its bytes under this key.
@@ -191,20 +224,4 @@ impl Tx {
             .bind(id.to_string()).bind(generation).execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }
-}
-
-fn row(columns: Columns) -> Result<UploadRow, Error> {
-    let (id, repository, store_key, offset, generation, hash_state, multipart_id, parts, attempts, ending_at) =
-        columns;
-    Ok(UploadRow {
-        id: parse_stored("upload", &id)?,
-        repository: parse_stored("repository", &repository)?,
-        store_key,
-        offset: size(offset)?,
-        generation,
-        hash_state,
-        progress: UploadProgress { multipart_id, parts },
-        attempts,
-        is_ending: ending_at.is_some(),
-    })
 }

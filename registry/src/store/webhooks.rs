@@ -8,7 +8,7 @@ use super::{Engine, Store, Tx, on, parse_stored};
 use crate::{Error, metrics};
 
 /// An event that was claimed for delivery.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct Delivery {
     pub(crate) id: String,
     pub(crate) event: String,
@@ -20,7 +20,7 @@ pub(crate) struct Delivery {
 }
 
 /// The state of a delivery to one target, as operators see it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct DeliveryRow {
     pub(crate) id: String,
     pub(crate) event: String,
@@ -49,8 +49,7 @@ impl Store {
         until: i64,
         limit: i64,
     ) -> Result<Vec<Delivery>, Error> {
-        type Row = (String, String, String, String, i64, i64);
-        let rows: Vec<Row> = metrics::database("deliveries_take", async {
+        let claimed = metrics::database("deliveries_take", async {
             match self.write() {
                 Engine::Sqlite(c) => {
                     let due: Option<(i64,)> = match self.read() {
@@ -66,20 +65,17 @@ impl Store {
                     sqlx::query_as(TAKE).bind(target).bind(now).bind(until).bind(limit).fetch_all(c).await
                 }
                 Engine::Postgres(c) => {
-                    sqlx::query_as(TAKE_UNLOCKED).bind(target).bind(now).bind(until).bind(limit).fetch_all(c).await
+                    sqlx::query_as(TAKE_UNLOCKED)
+                        .bind(target)
+                        .bind(now)
+                        .bind(until)
+                        .bind(limit)
+                        .fetch_all(c)
+                        .await
                 }
             }
-        })
-        .await?;
-        let read = |(id, event, kind, payload, created_at, attempts)| Delivery {
-            id,
-            event,
-            kind,
-            payload,
-            created_at,
-            attempts,
-        };
-        Ok(rows.into_iter().map(read).collect())
+        });
+        Ok(claimed.await?)
     }
 
     pub(crate) async fn delivery_done(&self, delivery: &Delivery) -> Result<(), Error> {
@@ -143,23 +139,11 @@ impl Store {
         after: Option<&str>,
         limit: u32,
     ) -> Result<Vec<DeliveryRow>, Error> {
-        type Row = (String, String, String, String, i64, i64, Option<String>, Option<i64>);
-        let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
+        Ok(on!(self.read(), c => sqlx::query_as(
             "select id, event, kind, target, created_at, attempts, problem, given_up_at
              from webhook_deliveries where id < $1 order by id desc limit $2")
             // Ids are hexadecimal: all of them sort before this letter.
-            .bind(after.unwrap_or("g")).bind(i64::from(limit)).fetch_all(c).await)?;
-        let read = |(id, event, kind, target, created_at, attempts, problem, given_up_at)| DeliveryRow {
-            id,
-            event,
-            kind,
-            target,
-            created_at,
-            attempts,
-            problem,
-            given_up_at,
-        };
-        Ok(rows.into_iter().map(read).collect())
+            .bind(after.unwrap_or("g")).bind(i64::from(limit)).fetch_all(c).await)?)
     }
 }
 

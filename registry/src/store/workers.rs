@@ -31,6 +31,53 @@ pub(crate) struct WorkerState {
     pub(crate) seen_at: i64,
 }
 
+#[derive(sqlx::FromRow)]
+struct WorkerColumns {
+    id: String,
+    secret: String,
+    advertise: String,
+    version: String,
+    devices: String,
+    loaded: String,
+    cached: String,
+    registered_at: i64,
+    inventory: i64,
+}
+
+impl TryFrom<WorkerColumns> for WorkerRow {
+    type Error = Error;
+
+    fn try_from(row: WorkerColumns) -> Result<WorkerRow, Error> {
+        Ok(WorkerRow {
+            id: parse_stored("worker", &row.id)?,
+            secret: row.secret,
+            advertise: row.advertise,
+            version: row.version,
+            devices: row.devices,
+            loaded: row.loaded,
+            cached: row.cached,
+            registered_at: row.registered_at,
+            inventory: row.inventory,
+        })
+    }
+}
+
+#[derive(sqlx::FromRow)]
+struct WorkerStateColumns {
+    id: String,
+    inventory: i64,
+    seen_at: i64,
+}
+
+impl TryFrom<WorkerStateColumns> for WorkerState {
+    type Error = Error;
+
+    fn try_from(row: WorkerStateColumns) -> Result<WorkerState, Error> {
+        let id = parse_stored("worker", &row.id)?;
+        Ok(WorkerState { id, inventory: row.inventory, seen_at: row.seen_at })
+    }
+}
+
 fn id_list(ids: &[Uuid]) -> String {
     serde_json::Value::from_iter(ids.iter().map(Uuid::to_string)).to_string()
 }
@@ -105,37 +152,17 @@ impl Store {
              order by registered_at, id",
             self.clock()
         ));
-        let rows: Vec<(String, i64, i64)> =
+        let rows: Vec<WorkerStateColumns> =
             on!(self.read(), c => sqlx::query_as(text).bind(millis(within)).fetch_all(c).await)?;
-        rows.into_iter()
-            .map(|(id, inventory, seen_at)| {
-                Ok(WorkerState { id: parse_stored("worker", &id)?, inventory, seen_at })
-            })
-            .collect()
+        rows.into_iter().map(WorkerState::try_from).collect()
     }
 
     /// The rows of those of these workers that exist, in any order.
     pub(crate) async fn worker_rows(&self, ids: &[Uuid]) -> Result<Vec<WorkerRow>, Error> {
-        type Row = (String, String, String, String, String, String, String, i64, i64);
-        let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<WorkerColumns> = on!(self.read(), c => sqlx::query_as(
             "select id, secret, advertise, version, devices, loaded, cached, registered_at, inventory
              from workers where id in (select value from json_each($1))")
             .bind(id_list(ids)).fetch_all(c).await)?;
-        let read =
-            |(id, secret, advertise, version, devices, loaded, cached, registered_at, inventory): Row| {
-                let id = parse_stored("worker", &id)?;
-                Ok(WorkerRow {
-                    id,
-                    secret,
-                    advertise,
-                    version,
-                    devices,
-                    loaded,
-                    cached,
-                    registered_at,
-                    inventory,
-                })
-            };
-        rows.into_iter().map(read).collect()
+        rows.into_iter().map(WorkerRow::try_from).collect()
     }
 }
