@@ -13,7 +13,7 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::config::Webhook;
 use crate::config::redact_url;
-use crate::store::{Delivery, RemovalCause, Tx, UnreferencedContent};
+use crate::store::{NewDelivery, RemovalCause, Tx, UnreferencedContent};
 use crate::time::now_ms;
 
 /// An event that a target has not accepted.
@@ -35,29 +35,30 @@ pub struct WebhookDelivery {
 impl Registry {
     /// Stores `event` for every target that subscribes to it, in the transaction of the change.
     pub(super) async fn announce(&self, tx: &mut Tx, event: Event<'_>) -> Result<(), Error> {
-        let wanting: Vec<&Webhook> = self
-            .config
-            .webhook
-            .iter()
-            .filter(|webhook| webhook.accepts(event.kind(), event.repository()))
-            .collect();
-        if wanting.is_empty() {
-            return Ok(());
-        }
+        self.announce_all(tx, &[event]).await
+    }
+
+    /// Like `announce`, for several events.
+    pub(super) async fn announce_all(&self, tx: &mut Tx, events: &[Event<'_>]) -> Result<(), Error> {
         let created_at = now_ms();
-        let mut delivery = Delivery {
-            id: String::new(),
-            event: Uuid::now_v7().to_string(),
-            kind: event.kind().as_str().to_owned(),
-            payload: event.payload(created_at),
-            created_at,
-            attempts: 0,
-        };
-        for webhook in wanting {
-            delivery.id = Uuid::now_v7().to_string();
-            tx.delivery_insert(&delivery, webhook.url.as_str()).await?;
+        let mut deliveries = Vec::new();
+        for event in events {
+            let accepts = |webhook: &&Webhook| webhook.accepts(event.kind(), event.repository());
+            let wanting: Vec<&Webhook> = self.config.webhook.iter().filter(accepts).collect();
+            if wanting.is_empty() {
+                continue;
+            }
+            let (id, payload) = (Uuid::now_v7().to_string(), event.payload(created_at));
+            deliveries.extend(wanting.into_iter().map(|webhook| NewDelivery {
+                id: Uuid::now_v7().to_string(),
+                event: id.clone(),
+                kind: event.kind().as_str(),
+                target: webhook.url.as_str(),
+                payload: payload.clone(),
+                created_at,
+            }));
         }
-        Ok(())
+        tx.deliveries_insert(&deliveries).await
     }
 
     /// Announces a stored manifest, and each moved tag with its previous target.

@@ -465,11 +465,22 @@ impl Tx {
         digest: &Digest,
         at: i64,
     ) -> Result<(), Error> {
+        self.manifests_mark_untagged(repository, [digest], at).await
+    }
+
+    /// Like `manifest_mark_untagged`, for several manifests.
+    pub(super) async fn manifests_mark_untagged(
+        &mut self,
+        repository: &Repository,
+        digests: impl IntoIterator<Item = &Digest>,
+        at: i64,
+    ) -> Result<(), Error> {
+        let list = digest_list(digests);
         on!(self.conn(), c => sqlx::query(
             "update manifests set unreferenced_at = $3, untagged_at = $3
-             where repository = $1 and digest = $2
-               and not exists (select 1 from tags t where t.repository = $1 and t.digest = $2)")
-            .bind(repository.as_str()).bind(digest.as_str()).bind(at).execute(c).await.map(drop))?;
+             where repository = $1 and digest in (select value from json_each($2))
+               and not exists (select 1 from tags t where t.repository = $1 and t.digest = manifests.digest)")
+            .bind(repository.as_str()).bind(list).bind(at).execute(c).await.map(drop))?;
         Ok(())
     }
 }

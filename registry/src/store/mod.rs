@@ -61,7 +61,7 @@ pub(crate) use removals::{RemovalCause, RemovalReason, RemovalRow};
 pub(crate) use retention::AgedTag;
 pub(crate) use transfer::MoveState;
 pub(crate) use uploads::{NewUpload, UploadRow};
-pub(crate) use webhooks::Delivery;
+pub(crate) use webhooks::{Delivery, NewDelivery};
 pub(crate) use workers::WorkerRow;
 
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,11 +1,17 @@
 //! The queries of retention rules: the tags of a repository by age, and manifests without a tag.
 
+use std::collections::HashSet;
+
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
+use sqlx::AssertSqlSafe;
 
-use super::removals::RemovalCause;
-use super::{Store, Tx, digest_list, now_ms, on, parse_stored};
+use super::removals::{RemovalCause, RemovalRow};
+use super::{Store, Tx, digest_list, now_ms, on, parse_stored, placeholders};
 use crate::Error;
+
+/// How many tags one statement deletes; three parameters each stay below the engines' limits.
+const DELETE_ROWS: usize = 500;
 
 /// A tag with the columns that retention rules use.
 #[derive(Clone, Debug)]
@@ -92,22 +98,136 @@ impl Tx {
         rows.iter().map(|(digest,)| parse_stored("digest", digest)).collect()
     }
 
-    /// Removes a tag, unless it was moved since it was read. The repository is locked.
-    pub(crate) async fn tag_delete_unchanged(
+    /// Removes those of these tags that were not moved since they were read, and records the reason. Returns
+    /// the removed ones in the given order. The repository is locked.
+    pub(crate) async fn tags_delete_unchanged<'a>(
         &mut self,
         repository: &Repository,
-        tag: &AgedTag,
+        tags: &'a [AgedTag],
         why: &RemovalCause,
-    ) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
-            "delete from tags where repository = $1 and name = $2 and digest = $3 and updated_at = $4")
-            .bind(repository.as_str()).bind(tag.name.as_str()).bind(tag.digest.as_str()).bind(tag.updated_at)
-            .execute(c).await.map(|r| r.rows_affected()))?;
-        if rows == 0 {
-            return Ok(false);
+    ) -> Result<Vec<&'a AgedTag>, Error> {
+        let mut removed = Vec::with_capacity(tags.len());
+        for batch in tags.chunks(DELETE_ROWS) {
+            removed.extend(self.tags_delete_batch(repository, batch, why).await?);
         }
-        self.removal_put_tag(repository, tag.name.as_str(), &tag.digest, why).await?;
-        self.manifest_mark_untagged(repository, &tag.digest, why.at).await?;
-        Ok(true)
+        Ok(removed)
+    }
+
+    async fn tags_delete_batch<'a>(
+        &mut self,
+        repository: &Repository,
+        tags: &'a [AgedTag],
+        why: &RemovalCause,
+    ) -> Result<Vec<&'a AgedTag>, Error> {
+        let text = format!(
+            "delete from tags where repository = $1 and (name, digest, updated_at) in (values {}) returning name",
+            placeholders(tags.len(), "(?, ?, cast(? as bigint))", 2)
+        );
+        let names: Vec<(String,)> = on!(self.conn(), c => {
+            let mut query = sqlx::query_as(AssertSqlSafe(text)).bind(repository.as_str());
+            for tag in tags {
+                query = query.bind(tag.name.as_str()).bind(tag.digest.as_str()).bind(tag.updated_at);
+            }
+            query.fetch_all(c).await
+        })?;
+        let names: HashSet<&str> = names.iter().map(|(name,)| &name[..]).collect();
+        // A record's id orders it among the others, so the records have the order of the tags.
+        let removed: Vec<&AgedTag> = tags.iter().filter(|tag| names.contains(tag.name.as_str())).collect();
+        let records: Vec<RemovalRow> = removed
+            .iter()
+            .map(|tag| RemovalRow::of_tag(repository, tag.name.as_str(), &tag.digest, why))
+            .collect();
+        self.removals_put(&records).await?;
+        self.manifests_mark_untagged(repository, removed.iter().map(|tag| &tag.digest), why.at).await?;
+        Ok(removed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    use super::*;
+    use crate::store::collect::TimeCursor;
+    use crate::store::removals::RemovalReason;
+
+    const TAGS: usize = 2 * DELETE_ROWS + 1;
+
+    /// A manifest of a repository, without references.
+    async fn manifest(tx: &mut Tx, repository: &Repository, content: &[u8]) -> Digest {
+        let digest = Digest::sha256(content);
+        tx.blob_insert(&digest, content.len() as u64, digest.as_str(), None).await.unwrap();
+        tx.link(repository, &digest, 0).await.unwrap();
+        tx.manifest_insert(repository, &digest, "type", None, content).await.unwrap();
+        digest
+    }
+
+    /// Manifests of the repository whose grace period has started.
+    async fn untagged(store: &Store) -> Vec<Digest> {
+        let page = store.manifests_unreferenced(i64::MAX, &TimeCursor::default(), 10).await.unwrap();
+        page.found.into_iter().map(|(_, digest, _)| digest).collect()
+    }
+
+    #[tokio::test]
+    async fn tags_are_removed_in_batches() {
+        let folder = tempfile::tempdir().unwrap();
+        let sqlite = format!("sqlite:{}", folder.path().join("x.db").display()).parse().unwrap();
+        for url in [Some(sqlite), crate::store::postgres_for_test().await].into_iter().flatten() {
+            let store = Store::open(Some(&url), folder.path()).await.unwrap();
+            let repository: Repository = "team/app".parse().unwrap();
+            let mut tx = store.begin().await.unwrap();
+            let old = manifest(&mut tx, &repository, b"old").await;
+            let new = manifest(&mut tx, &repository, b"new").await;
+            tx.repository_lock(&repository).await.unwrap();
+            for nth in 0..TAGS {
+                tx.tag_put(&repository, &format!("t{nth}").parse().unwrap(), &old).await.unwrap();
+            }
+            tx.commit().await.unwrap();
+            let tags = store.tags_by_age(&repository).await.unwrap();
+            // One tag is moved after it was read.
+            let mut tx = store.begin().await.unwrap();
+            tx.tag_put(&repository, &tags[7].name, &new).await.unwrap();
+            tx.commit().await.unwrap();
+            let reason = RemovalReason::KeepLast { rule: 1 };
+            let why = RemovalCause { reason, at: now_ms(), undo_until: i64::MAX };
+            let records =
+                async || store.removal_list(Some(&repository), None, 2 * TAGS as i64).await.unwrap();
+
+            // 1. Without a commit, neither a tag nor a record changes.
+            let mut tx = store.begin().await.unwrap();
+            tx.tags_delete_unchanged(&repository, &tags, &why).await.unwrap();
+            tx.rollback().await.unwrap();
+            assert_eq!(store.tags_by_age(&repository).await.unwrap().len(), TAGS);
+            assert!(records().await.is_empty() && untagged(&store).await.is_empty());
+
+            // 2. The number of statements depends on the number of batches, not of tags.
+            let recorder = PrometheusBuilder::new().build_recorder();
+            let statements = recorder.handle();
+            let mut tx = store.begin().await.unwrap();
+            tx.repository_lock(&repository).await.unwrap();
+            let removed = {
+                let _recording = ::metrics::set_default_local_recorder(&recorder);
+                tx.tags_delete_unchanged(&repository, &tags, &why).await.unwrap()
+            };
+            tx.commit().await.unwrap();
+            let statements = statements.render();
+            for operation in ["tags_delete_batch", "removals_put", "manifests_mark_untagged"] {
+                let count = format!("lode_database_seconds_count{{operation=\"{operation}\"}} 3");
+                assert!(statements.contains(&count), "{operation}: {statements}");
+            }
+
+            // 3. All but the moved tag are removed and recorded, and their manifest is untagged.
+            let names = |tags: &mut dyn Iterator<Item = &AgedTag>| -> Vec<String> {
+                tags.map(|tag| tag.name.as_str().to_owned()).collect()
+            };
+            let expected = names(&mut tags.iter().filter(|tag| tag.name != tags[7].name));
+            assert_eq!(names(&mut removed.into_iter()), expected);
+            let mut recorded: Vec<String> = records().await.into_iter().filter_map(|row| row.tag).collect();
+            recorded.reverse();
+            assert_eq!(recorded, expected);
+            let left = store.tags_by_age(&repository).await.unwrap();
+            assert_eq!(names(&mut left.iter()), [tags[7].name.as_str()]);
+            assert_eq!(untagged(&store).await, [old]);
+        }
     }
 }

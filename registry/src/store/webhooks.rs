@@ -3,9 +3,13 @@
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
+use sqlx::AssertSqlSafe;
 
-use super::{Engine, Store, Tx, on, parse_stored};
+use super::{Engine, Store, Tx, on, parse_stored, placeholders};
 use crate::{Error, metrics};
+
+/// How many deliveries one statement inserts; seven parameters each stay below the engines' limits.
+const INSERT_ROWS: usize = 500;
 
 /// An event that was claimed for delivery.
 #[derive(Clone, Debug, sqlx::FromRow)]
@@ -17,6 +21,16 @@ pub(crate) struct Delivery {
     pub(crate) created_at: i64,
     /// Attempts, including the claimed one.
     pub(crate) attempts: i64,
+}
+
+/// An event to store for one target. Both ids sort by time.
+pub(crate) struct NewDelivery<'a> {
+    pub(crate) id: String,
+    pub(crate) event: String,
+    pub(crate) kind: &'static str,
+    pub(crate) target: &'a str,
+    pub(crate) payload: String,
+    pub(crate) created_at: i64,
 }
 
 /// The state of a delivery to one target, as operators see it.
@@ -160,13 +174,23 @@ impl Tx {
         rows.iter().map(|(name,)| parse_stored("tag", name)).collect()
     }
 
-    /// Stores an event for one target. Both ids sort by time.
-    pub(crate) async fn delivery_insert(&mut self, delivery: &Delivery, target: &str) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
-            "insert into webhook_deliveries (id, event, kind, target, payload, created_at, next_at, attempts)
-             values ($1, $2, $3, $4, $5, $6, $6, $7)")
-            .bind(&delivery.id).bind(&delivery.event).bind(&delivery.kind).bind(target).bind(&delivery.payload)
-            .bind(delivery.created_at).bind(delivery.attempts).execute(c).await.map(drop))?;
+    /// Stores events, due at once.
+    pub(crate) async fn deliveries_insert(&mut self, deliveries: &[NewDelivery<'_>]) -> Result<(), Error> {
+        for rows in deliveries.chunks(INSERT_ROWS) {
+            let text = format!(
+                "insert into webhook_deliveries (id, event, kind, target, payload, created_at, next_at, attempts)
+                 values {}",
+                placeholders(rows.len(), "(?, ?, ?, ?, ?, ?, ?, 0)", 1)
+            );
+            on!(self.conn(), c => {
+                let mut query = sqlx::query(AssertSqlSafe(text));
+                for row in rows {
+                    query = query.bind(&row.id[..]).bind(&row.event[..]).bind(row.kind).bind(row.target)
+                        .bind(&row.payload[..]).bind(row.created_at).bind(row.created_at);
+                }
+                query.execute(c).await.map(drop)
+            })?;
+        }
         Ok(())
     }
 }

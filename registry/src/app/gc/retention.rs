@@ -70,19 +70,17 @@ impl Registry {
         tags: &[AgedTag],
         why: &RemovalCause,
     ) -> Result<u64, Error> {
-        let mut gone = 0;
         let mut tx = self.store.begin().await?;
         tx.repository_lock(repository).await?;
-        for tag in tags {
-            if tx.tag_delete_unchanged(repository, tag, why).await? {
-                let AgedTag { name, digest, .. } = tag;
-                let event = Event::Untag { repository, tag: name, digest, reason: why.reason.as_str() };
-                self.announce(&mut tx, event).await?;
-                gone += 1;
-            }
-        }
+        let removed = tx.tags_delete_unchanged(repository, tags, why).await?;
+        let reason = why.reason.as_str();
+        let events: Vec<Event<'_>> = removed
+            .iter()
+            .map(|tag| Event::Untag { repository, tag: &tag.name, digest: &tag.digest, reason })
+            .collect();
+        self.announce_all(&mut tx, &events).await?;
         tx.commit().await?;
-        Ok(gone)
+        Ok(removed.len() as u64)
     }
 
     async fn gc_untagged(
