@@ -151,22 +151,20 @@ async fn copy_blobs(
         let Some(last) = blobs.last() else { return Ok(None) };
         after = last.digest.as_str().to_owned();
         for blob in blobs {
-            let (from, to, key, size_bytes) =
-                (from.to_owned(), to.to_owned(), blob.store_key, blob.size_bytes);
-            let name = key.clone();
-            let taken = spawn_blocking(move || take(&from, &to, &key, size_bytes, how)).await;
+            let (from, to, copied) = (from.to_owned(), to.to_owned(), blob.clone());
+            let taken = spawn_blocking(move || take(&from, &to, &copied, how)).await;
             match taken
                 .map_err(|_| Error::Interrupted)?
-                .map_err(|e| Error::io(format!("failed to copy {name}"), e))?
+                .map_err(|e| Error::io(format!("failed to copy {}", blob.store_key), e))?
             {
                 None => return Ok(Some(blob.digest)),
                 Some(true) => {
                     report.blobs_copied += 1;
-                    report.copied_bytes += size_bytes;
+                    report.copied_bytes += blob.size_bytes;
                 }
                 Some(false) => {}
             }
-            progress.transferred(size_bytes);
+            progress.transferred(blob.size_bytes);
         }
     }
 }

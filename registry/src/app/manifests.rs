@@ -13,7 +13,7 @@ use super::{ManifestPut, Registry, StoredManifest, detached, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::PlacedBlob;
-use crate::store::{ManifestReferences, ReferrerRow, UploadRow};
+use crate::store::{ManifestReferences, NewManifest, ReferrerRow, UploadRow};
 
 impl Registry {
     pub async fn manifest_get(
@@ -214,21 +214,20 @@ impl Registry {
         tx.links_reference(repository, &named.elsewhere).await?;
         let present = named.split(&missing_blobs, &missing_children);
         refuse_missing(missing_blobs, missing_children, *sparse)?;
-        let artifact_type = manifest.referrer_type();
-        tx.manifest_insert(repository, digest, &manifest.media_type, artifact_type, bytes).await?;
+        let (media_type, artifact_type) = (&manifest.media_type, manifest.referrer_type());
+        let new = NewManifest { digest, media_type, artifact_type, bytes };
+        tx.manifest_insert(repository, new).await?;
         tx.references_replace(repository, digest, &present).await?;
         let row = manifest.subject.as_ref().map(|subject| {
             let annotations = Some(&manifest.annotations).filter(|annotations| !annotations.is_empty());
             let annotations = annotations.and_then(|annotations| serde_json::to_string(annotations).ok());
-            let row = ReferrerRow::new(digest, &manifest.media_type, size_bytes, artifact_type, annotations);
-            (&subject.digest, row)
+            (&subject.digest, ReferrerRow::new(new, annotations))
         });
         tx.referrer_replace(repository, digest, row.as_ref().map(|(subject, row)| (*subject, row))).await?;
         let mut moved = Vec::new();
         for tag in tags {
             moved.push((tag.clone(), tx.tag_put(repository, tag, digest).await?));
         }
-        let media_type = &manifest.media_type;
         let push = Event::Push { repository, digest, media_type, size_bytes, tags };
         self.announce_push(&mut tx, push, &moved).await?;
         tx.commit().await?;

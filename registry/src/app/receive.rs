@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{Body, ChunkRange, Registry};
 use crate::blobs::{Checkpoint, KeyLock, UploadWriter};
-use crate::store::UploadRow;
+use crate::store::{UploadCheckpoint, UploadRow};
 use crate::{BodyError, Error};
 
 /// How much is hashed and written at once; two of these are in memory for each upload.
@@ -116,7 +116,8 @@ impl Registry {
         writing.synced = offset;
         writing.checkpoint = Some(tokio::spawn(async move {
             let Checkpoint { progress, fresh, obsolete } = durable.await?;
-            if !this.store.upload_save(id, generation, offset, &state, &progress).await? {
+            let checkpoint = UploadCheckpoint { offset, hash_state: &state, progress: &progress };
+            if !this.store.upload_save(id, generation, checkpoint).await? {
                 if let Some(key) = fresh {
                     this.blobs.discard(&key).await;
                 }

@@ -9,7 +9,7 @@ use lode_model::reference::Repository;
 use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::store::{ReferrerRow, parse_stored};
+use crate::store::{ReferrerQuery, ReferrerRow, parse_stored};
 
 /// The most bytes of annotations in one page. Clients reject an index beyond 4 MiB, and a single manifest may
 /// have annotations of nearly that size.
@@ -36,10 +36,8 @@ impl Registry {
         limit: u32,
     ) -> Result<Page<Referrer>, Error> {
         allow(caller, Action::Pull, Target::Repository(repository))?;
-        let rows = self
-            .store
-            .referrer_list(repository, subject, artifact_type, after, limit.saturating_add(1))
-            .await?;
+        let query = ReferrerQuery { subject, artifact_type, after, limit: limit.saturating_add(1) };
+        let rows = self.store.referrer_list(repository, query).await?;
         let fits = page_len(rows.iter().map(|row| row.annotations.as_ref().map_or(0, String::len)));
         let items = rows.into_iter().map(Referrer::try_from).collect::<Result<_, _>>()?;
         Ok(Page::cut(items, limit.min(fits)))

@@ -13,7 +13,7 @@ use super::worker_table::{self, WorkerTable};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::error::chain;
-use crate::store::WorkerRow;
+use crate::store::{WorkerInventory, WorkerRow};
 
 /// How often a worker sends a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -95,7 +95,8 @@ impl Registry {
         // 2. Otherwise write its new inventory.
         let (devices, loaded, cached) =
             (to_json(&heartbeat.devices), to_json(&heartbeat.loaded), to_json(&heartbeat.cached));
-        let known = self.store().worker_update(id, &devices, &loaded, &cached).await?;
+        let inventory = WorkerInventory { devices: &devices, loaded: &loaded, cached: &cached };
+        let known = self.store().worker_update(id, inventory).await?;
         self.workers.changed();
         Ok(known)
     }

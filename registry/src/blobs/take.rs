@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::files::{folder_of, lock_folder};
+use crate::store::BlobLocation;
 use crate::{Config, Error};
 
 /// How a backup transfers blobs.
@@ -35,16 +36,11 @@ pub(crate) fn lock_target(to: &Path) -> Result<File, Error> {
     lock_folder(to, false)
 }
 
-/// Makes the blob at `key` durable below `to`. None if the source does not exist; otherwise whether anything
+/// Makes the bytes of a blob durable below `to`. None if the source does not exist; otherwise whether anything
 /// had to be done.
-pub(crate) fn take(
-    from: &Path,
-    to: &Path,
-    key: &str,
-    size_bytes: u64,
-    how: BackupMode,
-) -> io::Result<Option<bool>> {
-    let (source, target) = (from.join(key), to.join(key));
+pub(crate) fn take(from: &Path, to: &Path, blob: &BlobLocation, how: BackupMode) -> io::Result<Option<bool>> {
+    let (source, target) = (from.join(&blob.store_key), to.join(&blob.store_key));
+    let size_bytes = blob.size_bytes;
     if std::fs::metadata(&target).is_ok_and(|there| there.len() == size_bytes) {
         return Ok(Some(false));
     }

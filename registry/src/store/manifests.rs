@@ -43,6 +43,24 @@ impl TryFrom<ManifestColumns> for ManifestRow {
     }
 }
 
+/// A manifest to record.
+#[derive(Clone, Copy)]
+pub(crate) struct NewManifest<'a> {
+    pub(crate) digest: &'a Digest,
+    pub(crate) media_type: &'a str,
+    pub(crate) artifact_type: Option<&'a str>,
+    pub(crate) bytes: &'a [u8],
+}
+
+/// The referrers of a subject to list, in digest order.
+#[derive(Clone, Copy)]
+pub(crate) struct ReferrerQuery<'a> {
+    pub(crate) subject: &'a Digest,
+    pub(crate) artifact_type: Option<&'a str>,
+    pub(crate) after: Option<&'a Digest>,
+    pub(crate) limit: u32,
+}
+
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct ReferrerRow {
     pub(crate) digest: String,
@@ -152,15 +170,12 @@ impl Store {
         rows.iter().map(|(text,)| parse_stored("digest", text)).collect()
     }
 
-    /// Referrers of a subject in digest order, after `after`.
     pub(crate) async fn referrer_list(
         &self,
         repository: &Repository,
-        subject: &Digest,
-        artifact_type: Option<&str>,
-        after: Option<&Digest>,
-        limit: u32,
+        query: ReferrerQuery<'_>,
     ) -> Result<Vec<ReferrerRow>, Error> {
+        let ReferrerQuery { subject, artifact_type, after, limit } = query;
         Ok(on!(self.read(), c => sqlx::query_as(
             "select digest, media_type, size_bytes, artifact_type, annotations from referrers
              where repository = $1 and subject = $2 and digest > $3 and (artifact_type = $4 or $4 is null)
@@ -220,11 +235,9 @@ impl Tx {
     pub(crate) async fn manifest_insert(
         &mut self,
         repository: &Repository,
-        digest: &Digest,
-        media_type: &str,
-        artifact_type: Option<&str>,
-        bytes: &[u8],
+        manifest: NewManifest<'_>,
     ) -> Result<(), Error> {
+        let NewManifest { digest, media_type, artifact_type, bytes } = manifest;
         on!(self.conn(), c => sqlx::query(
             "insert into manifests (repository, digest, media_type, artifact_type, bytes, created_at)
              values ($1, $2, $3, $4, $5, $6)
@@ -486,18 +499,12 @@ impl Tx {
 }
 
 impl ReferrerRow {
-    pub(crate) fn new(
-        digest: &Digest,
-        media_type: &str,
-        size_bytes: u64,
-        artifact_type: Option<&str>,
-        annotations: Option<String>,
-    ) -> Self {
+    pub(crate) fn new(manifest: NewManifest<'_>, annotations: Option<String>) -> Self {
         ReferrerRow {
-            digest: digest.as_str().to_owned(),
-            media_type: media_type.to_owned(),
-            size_bytes: bigint(size_bytes),
-            artifact_type: artifact_type.map(str::to_owned),
+            digest: manifest.digest.as_str().to_owned(),
+            media_type: manifest.media_type.to_owned(),
+            size_bytes: bigint(manifest.bytes.len() as u64),
+            artifact_type: manifest.artifact_type.map(str::to_owned),
             annotations,
         }
     }

@@ -149,6 +149,7 @@ mod tests {
 
     use super::*;
     use crate::store::collect::TimeCursor;
+    use crate::store::manifests::NewManifest;
     use crate::store::removals::RemovalReason;
 
     const TAGS: usize = 2 * DELETE_ROWS + 1;
@@ -158,7 +159,8 @@ mod tests {
         let digest = Digest::sha256(content);
         tx.blob_insert(&digest, content.len() as u64, digest.as_str(), None).await.unwrap();
         tx.link(repository, &digest, 0).await.unwrap();
-        tx.manifest_insert(repository, &digest, "type", None, content).await.unwrap();
+        let new = NewManifest { digest: &digest, media_type: "type", artifact_type: None, bytes: content };
+        tx.manifest_insert(repository, new).await.unwrap();
         digest
     }
 

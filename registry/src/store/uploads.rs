@@ -72,6 +72,13 @@ pub(crate) struct NewUpload<'a> {
     pub(crate) commits_at_once: bool,
 }
 
+/// The state of an upload's durable bytes.
+pub(crate) struct UploadCheckpoint<'a> {
+    pub(crate) offset: u64,
+    pub(crate) hash_state: &'a [u8],
+    pub(crate) progress: &'a UploadProgress,
+}
+
 impl UploadRow {
     /// The part of the row that the storage needs.
     pub(crate) fn stored(&self) -> StoredUpload {
@@ -162,10 +169,9 @@ impl Store {
         &self,
         id: Uuid,
         generation: i64,
-        offset: u64,
-        hash_state: &[u8],
-        progress: &UploadProgress,
+        checkpoint: UploadCheckpoint<'_>,
     ) -> Result<bool, Error> {
+        let UploadCheckpoint { offset, hash_state, progress } = checkpoint;
         let rows = on!(self.write(), c => sqlx::query(
             "update uploads set next_byte = $3, hash_state = $4, generation = generation + 1, updated_at = $5,
                     multipart_id = $6, parts = $7

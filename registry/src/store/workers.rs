@@ -23,6 +23,14 @@ pub(crate) struct WorkerRow {
     pub(crate) inventory: i64,
 }
 
+/// What a worker has, as JSON.
+#[derive(Clone, Copy)]
+pub(crate) struct WorkerInventory<'a> {
+    pub(crate) devices: &'a str,
+    pub(crate) loaded: &'a str,
+    pub(crate) cached: &'a str,
+}
+
 /// The columns of an attached worker that change with each heartbeat, and the number of its inventory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkerState {
@@ -104,10 +112,9 @@ impl Store {
     pub(crate) async fn worker_update(
         &self,
         id: Uuid,
-        devices: &str,
-        loaded: &str,
-        cached: &str,
+        inventory: WorkerInventory<'_>,
     ) -> Result<bool, Error> {
+        let WorkerInventory { devices, loaded, cached } = inventory;
         let text = AssertSqlSafe(format!(
             "update workers set devices = $2, loaded = $3, cached = $4, inventory = inventory + 1, seen_at = {}
              where id = $1",

@@ -8,7 +8,7 @@ use super::records::figure;
 use super::*;
 use crate::app::{Heartbeat, JoinProof, WorkerAnnouncement};
 use crate::gateway::{Candidates, rank_workers};
-use crate::store::on;
+use crate::store::{WorkerInventory, on};
 
 const PROOF: JoinProof<'static> = JoinProof { token: None, is_local: true };
 const CHOICES: u32 = 10_000;
@@ -75,12 +75,12 @@ async fn heartbeats_are_written_in_one_statement_and_routing_needs_no_query() {
         };
         for (number, id) in ids.iter().enumerate() {
             let report = heartbeat(number, 0);
-            let lists = [
-                serde_json::to_string(&report.devices).unwrap(),
-                serde_json::to_string(&report.loaded).unwrap(),
-                serde_json::to_string(&report.cached).unwrap(),
-            ];
-            assert!(store.worker_update(*id, &lists[0], &lists[1], &lists[2]).await.unwrap());
+            let inventory = WorkerInventory {
+                devices: &serde_json::to_string(&report.devices).unwrap(),
+                loaded: &serde_json::to_string(&report.loaded).unwrap(),
+                cached: &serde_json::to_string(&report.cached).unwrap(),
+            };
+            assert!(store.worker_update(*id, inventory).await.unwrap());
         }
         // Registering all workers may take longer than the limit for heartbeats.
         assert_eq!(store.workers_seen(&ids).await.unwrap(), count as u64);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::store::{BlobLocation, RemovalCause, RemovalReason, Store, Tx, on};
+use crate::store::{BlobLocation, NewManifest, RemovalCause, RemovalReason, Store, Tx, on};
 use crate::time::{millis, now_ms};
 
 /// Long enough for an operation that does not wait for a lock.
@@ -263,7 +263,9 @@ async fn a_manifest_arrives_while_the_last_one_of_its_layer_goes() {
         let named =
             crate::store::ManifestReferences { blobs: vec![config, layer.clone()], ..Default::default() };
         assert!(tx.links_reference(&repo("r"), &named.blobs).await.unwrap().is_empty());
-        tx.manifest_insert(&repo("r"), &digest, media_type::OCI_MANIFEST, None, &bytes).await.unwrap();
+        let (media_type, artifact_type) = (media_type::OCI_MANIFEST, None);
+        let new = NewManifest { digest: &digest, media_type, artifact_type, bytes: &bytes };
+        tx.manifest_insert(&repo("r"), new).await.unwrap();
         tx.references_replace(&repo("r"), &digest, &named).await.unwrap();
         tx.tag_put(&repo("r"), &"new".parse().unwrap(), &digest).await.unwrap();
 
