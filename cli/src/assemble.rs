@@ -12,7 +12,7 @@ use std::{
 };
 
 use futures::{StreamExt, TryStreamExt};
-use lode_client::{Destination, OpenFolder, Progress};
+use lode_client::{BlobInfo, Destination, OpenFolder, Progress};
 use lode_model::{
     digest::{Algorithm, Digest},
     files_view::{FileEntry, Segment},
@@ -109,11 +109,9 @@ async fn download_round(
     futures::stream::iter(&whole)
         .map(|wanted| async {
             let Some(digest) = wanted.whole_blob(sizes) else { return Ok(()) };
+            let blob = BlobInfo { digest: digest.clone(), size_bytes: wanted.entry.size };
             let progress: Arc<dyn Progress> = meter.clone();
-            target
-                .registry
-                .blob_pull_into(&target.repository, digest, wanted.entry.size, wanted.file.clone(), progress)
-                .await
+            target.registry.blob_pull_into(&target.repository, &blob, wanted.file.clone(), progress).await
         })
         .buffer_unordered(AT_ONCE)
         .try_collect::<Vec<()>>()

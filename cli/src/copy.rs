@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use futures::{StreamExt, TryStreamExt};
-use lode_client::{Offer, Progress, RawManifest};
+use lode_client::{BlobInfo, Offer, Progress, RawManifest};
 use lode_model::{
     manifest::{Descriptor, Manifest},
     reference::Reference,
@@ -147,8 +147,9 @@ impl<'a> Copy<'a> {
             .map_err(|error| Failure::with_source(format!("cannot create {}", folder.display()), &error))?;
         let path = folder.join(blob.digest.hex());
         let silent: Arc<dyn Progress> = Arc::new(lode_client::NoProgress);
-        source.registry.blob_pull_to_file(&source.repository, &blob.digest, blob.size, &path, silent).await?;
         let content = Arc::new(FileContent { path: path.clone(), size: blob.size });
+        let blob = BlobInfo { digest: blob.digest, size_bytes: blob.size };
+        source.registry.blob_pull_to_file(&source.repository, &blob, &path, silent).await?;
         let sent = destination.registry.upload_send(upload, content, self.meter.clone()).await;
         files::blocking(move || {
             let _gone = std::fs::remove_file(path);

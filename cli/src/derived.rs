@@ -82,13 +82,7 @@ pub(crate) fn blob(SmallBlob { descriptor, bytes }: &SmallBlob) -> Blob {
 pub(crate) async fn publish(target: &Target, derived: DerivedModel) -> Outcome<Digest> {
     let put = target
         .registry
-        .manifest_put(
-            &target.repository,
-            &target.reference,
-            &derived.media_type,
-            derived.manifest.into(),
-            &[],
-        )
+        .manifest_put(&target.repository, &target.reference, &derived.media_type, derived.manifest.into())
         .await?;
     Ok(put.digest)
 }

@@ -47,7 +47,15 @@ impl Scope {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Challenge {
     Basic,
-    Bearer { realm: String, service: Option<String>, scope: Option<String> },
+    Bearer(BearerChallenge),
+}
+
+/// Where to get a token, and for what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BearerChallenge {
+    pub(crate) realm: String,
+    pub(crate) service: Option<String>,
+    pub(crate) scope: Option<String>,
 }
 
 /// Selects the best challenge: Bearer before Basic, as Docker does.
@@ -65,7 +73,8 @@ pub(crate) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
                         .map(|(_, value)| value.clone())
                 };
                 if let Some(realm) = get("realm") {
-                    return Some(Challenge::Bearer { realm, service: get("service"), scope: get("scope") });
+                    let (service, scope) = (get("service"), get("scope"));
+                    return Some(Challenge::Bearer(BearerChallenge { realm, service, scope }));
                 }
             }
         }
@@ -165,15 +174,18 @@ const DEFAULT_LIFE_S: u64 = 60;
 const MAX_LIFE_S: u64 = 24 * 3600;
 const MAX_TOKEN_RESPONSE: usize = 1 << 20;
 
-/// Fetches a token for `scope` and the scope of the challenge from the realm of a Bearer challenge.
-/// `registry` is the registry that sent the challenge.
-pub(crate) async fn fetch_token(
-    http: &reqwest::Client,
-    registry: &Url,
-    (realm, service, challenged): (&str, Option<&str>, Option<&str>),
-    scope: &Scope,
-    login: Option<&Login>,
-) -> Result<Ticket, Error> {
+/// The token that answers a challenge of `registry`: for `scope` and the scope of the challenge.
+pub(crate) struct TokenRequest<'a> {
+    pub(crate) registry: &'a Url,
+    pub(crate) challenge: &'a BearerChallenge,
+    pub(crate) scope: &'a Scope,
+    pub(crate) login: Option<&'a Login>,
+}
+
+/// Fetches a token from the realm of a challenge.
+pub(crate) async fn fetch_token(http: &reqwest::Client, request: TokenRequest<'_>) -> Result<Ticket, Error> {
+    let TokenRequest { registry, challenge, scope, login } = request;
+    let realm = &challenge.realm;
     let protocol = |why: String| Error::Protocol { server: error::server(registry), why };
     // A realm may be relative in practice, and is often on another host.
     let mut url =
@@ -186,12 +198,12 @@ pub(crate) async fn fetch_token(
     }
     {
         let mut query = url.query_pairs_mut();
-        if let Some(service) = service {
+        if let Some(service) = &challenge.service {
             query.append_pair("service", service);
         }
         let asked = scope.0.iter().map(String::as_str);
-        let named =
-            challenged.unwrap_or_default().split(' ').filter(|s| !s.is_empty() && !includes(scope, s));
+        let challenged = challenge.scope.as_deref().unwrap_or_default();
+        let named = challenged.split(' ').filter(|s| !s.is_empty() && !includes(scope, s));
         for scope in asked.chain(named) {
             query.append_pair("scope", scope);
         }
@@ -257,11 +269,11 @@ mod tests {
     #[test]
     fn challenges_are_understood() {
         let bearer = |realm: &str, service: Option<&str>, scope: Option<&str>| {
-            Some(Challenge::Bearer {
+            Some(Challenge::Bearer(BearerChallenge {
                 realm: realm.to_owned(),
                 service: service.map(str::to_owned),
                 scope: scope.map(str::to_owned),
-            })
+            }))
         };
         assert_eq!(
             of(&[r#"Bearer realm="https://a/token",service="hub",scope="repository:x:pull,push""#]),

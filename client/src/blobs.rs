@@ -20,7 +20,7 @@ use crate::{
     transport::Request,
 };
 
-/// The metadata of a blob from a HEAD request.
+/// The digest and size of a blob.
 #[derive(Debug, Clone)]
 pub struct BlobInfo {
     pub digest: Digest,

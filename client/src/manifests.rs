@@ -6,7 +6,7 @@ use lode_model::{
     digest::{Algorithm, Digest},
     manifest::MAX_MANIFEST_BYTES,
     media_type,
-    reference::{Reference, Repository, Tag},
+    reference::{Reference, Repository},
 };
 
 use crate::{
@@ -42,8 +42,6 @@ pub struct ManifestPut {
     pub digest: Digest,
     /// The subject that the registry linked the manifest to (`OCI-Subject`).
     pub subject: Option<Digest>,
-    /// Additional tags that were set (`OCI-Tag`).
-    pub tags: Vec<Tag>,
 }
 
 /// The `Accept` header. Without it, registries that convert manifests would choose an old format.
@@ -110,22 +108,15 @@ impl Registry {
         }))
     }
 
-    /// Stores `bytes` under a tag or their digest, and under `tags` if the registry supports that.
+    /// Stores `bytes` under a tag or their digest.
     pub async fn manifest_put(
         &self,
         repository: &Repository,
         reference: &Reference,
         media_type: &str,
         bytes: Bytes,
-        tags: &[Tag],
     ) -> Result<ManifestPut, Error> {
-        let mut url = self.manifest_url(repository, reference);
-        if !tags.is_empty() {
-            let mut query = url.query_pairs_mut();
-            for tag in tags {
-                query.append_pair("tag", tag.as_str());
-            }
-        }
+        let url = self.manifest_url(repository, reference);
         let content_type = HeaderValue::from_str(media_type)
             .map_err(|_| self.protocol(format!("`{media_type}` is not a valid media type")))?;
         let algorithm = match reference {
@@ -149,19 +140,8 @@ impl Registry {
         {
             return Err(Error::DigestMismatch { expected: digest, got });
         }
-        let parse = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let accepted = headers
-            .get_all("oci-tag")
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(|value| value.split(','))
-            .filter_map(|tag| tag.trim().parse().ok())
-            .collect();
-        Ok(ManifestPut {
-            digest,
-            subject: parse("oci-subject").and_then(|subject| subject.parse().ok()),
-            tags: accepted,
-        })
+        let subject = headers.get("oci-subject").and_then(|value| value.to_str().ok()?.parse().ok());
+        Ok(ManifestPut { digest, subject })
     }
 
     /// Deletes a tag, or a manifest with all its tags.

@@ -18,7 +18,7 @@ use lode_model::{
 };
 
 use crate::{
-    Destination, Error, Progress, Registry,
+    BlobInfo, Destination, Error, Progress, Registry,
     part::{ByteRanges, Part},
 };
 
@@ -27,15 +27,14 @@ const WRITE_BYTES: usize = 1 << 20;
 const HASH_BYTES: usize = 1 << 20;
 
 impl Registry {
-    /// Downloads a blob of `size` bytes to `path`. The file appears only when its content is verified and
-    /// durable; an existing file is replaced. Until then the data is in `<path>.part`, and
-    /// `<path>.part.state` records the received ranges, so that another call after a crash or an error
-    /// resumes. A second process that downloads to the same path gets [`Error::Busy`].
+    /// Downloads a blob to `path`. The file appears only when its content is verified and durable; an existing
+    /// file is replaced. Until then the data is in `<path>.part`, and `<path>.part.state` records the received
+    /// ranges, so that another call after a crash or an error resumes. A second process that downloads to the
+    /// same path gets [`Error::Busy`].
     pub async fn blob_pull_to_file(
         &self,
         repository: &Repository,
-        digest: &Digest,
-        size: u64,
+        blob: &BlobInfo,
         path: &Path,
         progress: Arc<dyn Progress>,
     ) -> Result<(), Error> {
@@ -44,18 +43,18 @@ impl Registry {
             path: path.to_owned(),
             source,
         })?;
-        self.blob_pull_into(repository, digest, size, destination, progress).await
+        self.blob_pull_into(repository, blob, destination, progress).await
     }
 
     /// Like [`Registry::blob_pull_to_file`], into an open folder.
     pub async fn blob_pull_into(
         &self,
         repository: &Repository,
-        digest: &Digest,
-        size: u64,
+        blob: &BlobInfo,
         destination: Destination,
         progress: Arc<dyn Progress>,
     ) -> Result<(), Error> {
+        let (digest, size) = (&blob.digest, blob.size_bytes);
         let pull = Pull { registry: self, repository, digest, size, progress: &progress };
         let (part, landed) = Part::open(destination, digest, size).await?;
         let resumed = landed.total() > 0;

@@ -13,7 +13,7 @@ use url::Url;
 
 use crate::{
     Credentials, Egress, Error, PlainHttp, RetryPolicy, address,
-    auth::{self, Challenge, Scope, Ticket},
+    auth::{self, Challenge, Scope, Ticket, TokenRequest},
     error,
     http::{USER_AGENT, http_builder, http_client},
     response::{response_error, transport_error},
@@ -329,10 +329,10 @@ impl Inner {
     ) -> Result<Option<HeaderValue>, Error> {
         let login = self.options.credentials.get(&host_and_port(registry));
         let ticket = match auth::challenge(headers) {
-            Some(Challenge::Bearer { realm, service, scope: named }) => {
-                let realm_url = registry.join(&realm).unwrap_or_else(|_| registry.clone());
-                let parts = (realm.as_str(), service.as_deref(), named.as_deref());
-                auth::fetch_token(self.http(&realm_url)?, registry, parts, scope, login.as_ref()).await?
+            Some(Challenge::Bearer(challenge)) => {
+                let realm_url = registry.join(&challenge.realm).unwrap_or_else(|_| registry.clone());
+                let request = TokenRequest { registry, challenge: &challenge, scope, login: login.as_ref() };
+                auth::fetch_token(self.http(&realm_url)?, request).await?
             }
             Some(Challenge::Basic) => match login {
                 Some(login) => auth::basic_ticket(&login),

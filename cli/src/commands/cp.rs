@@ -32,7 +32,7 @@ pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
     for (raw, reference) in manifests.iter().rev() {
         destination
             .registry
-            .manifest_put(&destination.repository, reference, &raw.media_type, raw.bytes.clone(), &[])
+            .manifest_put(&destination.repository, reference, &raw.media_type, raw.bytes.clone())
             .await?;
     }
     copy.end();

@@ -52,13 +52,7 @@ pub(crate) async fn run(connection: &Connection, args: Push) -> Outcome {
     sent.add(send::send_blobs(&target.registry, &target.repository, vec![config]).await?);
     let put = target
         .registry
-        .manifest_put(
-            &target.repository,
-            &Reference::Tag(tag),
-            media_type::OCI_MANIFEST,
-            manifest.into(),
-            &[],
-        )
+        .manifest_put(&target.repository, &Reference::Tag(tag), media_type::OCI_MANIFEST, manifest.into())
         .await?;
     if args.json {
         return ui::json(&json!({

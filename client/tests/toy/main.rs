@@ -18,8 +18,8 @@ use bytes::Bytes;
 use futures::StreamExt;
 use http::StatusCode;
 use lode_client::{
-    Client, ClientOptions, Content, Credentials, Error, Login, NoProgress, Offer, Progress, PushOutcome,
-    RetryPolicy,
+    BlobInfo, Client, ClientOptions, Content, Credentials, Error, Login, NoProgress, Offer, Progress,
+    PushOutcome, RetryPolicy,
 };
 use lode_model::{
     digest::{Algorithm, Digest},
@@ -69,10 +69,8 @@ async fn pull(
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("blob");
     let counted = Arc::new(CountingProgress::default());
-    let outcome = serving
-        .registry()
-        .blob_pull_to_file(&repository(), digest, size as u64, &path, counted.clone())
-        .await;
+    let blob = BlobInfo { digest: digest.clone(), size_bytes: size as u64 };
+    let outcome = serving.registry().blob_pull_to_file(&repository(), &blob, &path, counted.clone()).await;
     let written = std::fs::read(&path).ok();
     if written.is_some() {
         let left: HashSet<_> =
@@ -157,11 +155,9 @@ async fn a_download_resumes_after_a_crash() {
     let digest = serving.put(&bytes);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("blob");
+    let blob = BlobInfo { digest: digest.clone(), size_bytes: size as u64 };
     let pull = async || {
-        serving
-            .registry()
-            .blob_pull_to_file(&repository(), &digest, size as u64, &path, Arc::new(NoProgress))
-            .await
+        serving.registry().blob_pull_to_file(&repository(), &blob, &path, Arc::new(NoProgress)).await
     };
     // The state after a crash: nine of ten ranges are written.
     let mut left = bytes.to_vec();
@@ -435,8 +431,7 @@ async fn manifests_are_verified() {
     let unknown = registry.manifest_get(&repository(), &tag).await;
     assert!(matches!(unknown, Err(Error::ManifestUnknown { .. })), "{unknown:?}");
     assert!(registry.manifest_head(&repository(), &tag).await.unwrap().is_none());
-    let put =
-        registry.manifest_put(&repository(), &tag, "application/x+json", bytes.clone(), &[]).await.unwrap();
+    let put = registry.manifest_put(&repository(), &tag, "application/x+json", bytes.clone()).await.unwrap();
     let digest = Digest::of(Algorithm::Sha256, &bytes);
     assert_eq!((put.digest, put.subject), (digest.clone(), None));
     for reference in [tag, Reference::Digest(digest.clone())] {
@@ -475,7 +470,8 @@ async fn authorization_is_not_sent_to_redirect_targets() {
     registry.ping().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("blob");
-    registry.blob_pull_to_file(&repository(), &digest, 300_000, &path, Arc::new(NoProgress)).await.unwrap();
+    let blob = BlobInfo { digest, size_bytes: 300_000 };
+    registry.blob_pull_to_file(&repository(), &blob, &path, Arc::new(NoProgress)).await.unwrap();
     assert!(std::fs::read(&path).unwrap() == bytes);
     assert!(serving.count_requests("GET", basic) > 0);
     assert!(storage.count_requests("GET", "/storage/") > 0);

@@ -229,7 +229,7 @@ impl Registry {
             let name = if at + 1 == manifests.len() { &remote.reference } else { &by_digest };
             let put = remote
                 .registry
-                .manifest_put(&remote.repository, name, &stored.media_type, stored.bytes.clone(), &[])
+                .manifest_put(&remote.repository, name, &stored.media_type, stored.bytes.clone())
                 .await
                 .map_err(TransferError::Remote)?;
             digest = Some(put.digest);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime};
 
-use lode_client::{NoProgress, Registry};
+use lode_client::{BlobInfo, NoProgress, Registry};
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
@@ -182,11 +182,9 @@ impl Cache {
         }
         let reservation = self.evict_for(digest, size_bytes)?;
         let path = self.path(digest);
+        let blob = BlobInfo { digest: digest.clone(), size_bytes };
         loop {
-            match registry
-                .blob_pull_to_file(repository, digest, size_bytes, &path, Arc::new(NoProgress))
-                .await
-            {
+            match registry.blob_pull_to_file(repository, &blob, &path, Arc::new(NoProgress)).await {
                 Ok(()) => break,
                 // Another worker shares this folder.
                 Err(lode_client::Error::Busy { .. }) => tokio::time::sleep(BUSY_POLL).await,
