@@ -117,7 +117,7 @@ async fn download_round(
         .try_collect::<Vec<()>>()
         .await?;
     if !scattered.is_empty() {
-        assemble_from_blobs(target, folder, scattered, sizes, &meter).await?;
+        BlobSource { target, sizes, meter: &meter }.assemble(folder, scattered).await?;
     }
     meter.end();
     Ok(())
@@ -202,70 +202,109 @@ struct Piece {
     in_file: u64,
 }
 
-async fn assemble_from_blobs(
-    target: &Target,
-    folder: &OpenFolder,
-    wanted: Vec<PendingFile>,
-    sizes: &HashMap<Digest, u64>,
-    meter: &Arc<ui::Meter>,
-) -> Outcome {
-    let journal_file = folder.file(JOURNAL);
-    let (parts, mut journal) = files::blocking({
-        let journal_file = journal_file.clone();
-        move || {
-            let (parts, all_there) = open_parts(wanted)?;
-            let key = journal_key(&parts);
-            Ok::<_, Failure>((parts, Journal::open(journal_file, &key, all_there)?))
-        }
-    })
-    .await?;
-    let parts = Arc::new(parts);
+/// Where blobs are fetched from, and their sizes.
+struct BlobSource<'a> {
+    target: &'a Target,
+    sizes: &'a HashMap<Digest, u64>,
+    meter: &'a ui::Meter,
+}
 
-    let mut pieces: BTreeMap<Digest, Vec<Piece>> = BTreeMap::new();
-    for (file, part) in parts.iter().enumerate() {
-        let mut in_file = 0;
-        for segment in &part.wanted.entry.segments {
-            match segment {
-                Segment::Inline { inline } => {
-                    part.file.write_all_at(inline, in_file).map_err(|error| part.failed(&error))?;
-                }
-                Segment::Blob { digest, offset, length } => {
-                    let piece = Piece { in_blob: *offset, length: *length, file, in_file };
-                    pieces.entry(digest.clone()).or_default().push(piece);
-                }
-            }
-            in_file += segment.len();
-        }
-    }
-    for landed in &journal.durable_blobs {
-        if pieces.remove(landed).is_some() {
-            meter.transferred(sizes.get(landed).copied().unwrap_or(0));
-        }
-    }
-    journal.parts = parts.clone();
-    let journal = Mutex::new(journal);
-    futures::stream::iter(pieces)
-        .map(|(digest, pieces)| {
-            let (parts, journal) = (parts.clone(), &journal);
-            async move {
-                let size = sizes.get(&digest).copied().unwrap_or(0);
-                fetch(target, &digest, size, &pieces, &parts, meter).await?;
-                journal.lock().await.add(digest, size).await
+impl BlobSource<'_> {
+    /// Assembles files that consist of several blobs or pieces of them.
+    async fn assemble(&self, folder: &OpenFolder, wanted: Vec<PendingFile>) -> Outcome {
+        let journal_file = folder.file(JOURNAL);
+        let (parts, mut journal) = files::blocking({
+            let journal_file = journal_file.clone();
+            move || {
+                let (parts, all_there) = open_parts(wanted)?;
+                let key = journal_key(&parts);
+                Ok::<_, Failure>((parts, Journal::open(journal_file, &key, all_there)?))
             }
         })
-        .buffer_unordered(AT_ONCE)
-        .try_collect::<Vec<()>>()
         .await?;
+        let parts = Arc::new(parts);
 
-    let count = parts.len();
-    let verifying = ui::Meter::bytes("verifying", parts.iter().map(|part| part.wanted.entry.size).sum());
-    let (progress, finishing) = (verifying.clone(), parts.clone());
-    let finished =
-        files::run_on_all_cores((0..count).collect(), move |at| finish(&finishing[at], &*progress)).await;
-    verifying.end();
-    // The journal is obsolete, whether the files are complete or invalid.
-    let _gone = journal_file.remove();
-    finished.map(drop)
+        let mut pieces: BTreeMap<Digest, Vec<Piece>> = BTreeMap::new();
+        for (file, part) in parts.iter().enumerate() {
+            let mut in_file = 0;
+            for segment in &part.wanted.entry.segments {
+                match segment {
+                    Segment::Inline { inline } => {
+                        part.file.write_all_at(inline, in_file).map_err(|error| part.failed(&error))?;
+                    }
+                    Segment::Blob { digest, offset, length } => {
+                        let piece = Piece { in_blob: *offset, length: *length, file, in_file };
+                        pieces.entry(digest.clone()).or_default().push(piece);
+                    }
+                }
+                in_file += segment.len();
+            }
+        }
+        for landed in &journal.durable_blobs {
+            if pieces.remove(landed).is_some() {
+                self.meter.transferred(self.size(landed));
+            }
+        }
+        journal.parts = parts.clone();
+        let journal = Mutex::new(journal);
+        futures::stream::iter(pieces)
+            .map(|(digest, pieces)| {
+                let (parts, journal) = (parts.clone(), &journal);
+                async move {
+                    self.fetch(&digest, &pieces, &parts).await?;
+                    let size = self.size(&digest);
+                    journal.lock().await.add(digest, size).await
+                }
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect::<Vec<()>>()
+            .await?;
+
+        let count = parts.len();
+        let verifying = ui::Meter::bytes("verifying", parts.iter().map(|part| part.wanted.entry.size).sum());
+        let (progress, finishing) = (verifying.clone(), parts.clone());
+        let finished =
+            files::run_on_all_cores((0..count).collect(), move |at| finish(&finishing[at], &*progress)).await;
+        verifying.end();
+        // The journal is obsolete, whether the files are complete or invalid.
+        let _gone = journal_file.remove();
+        finished.map(drop)
+    }
+
+    fn size(&self, digest: &Digest) -> u64 {
+        self.sizes.get(digest).copied().unwrap_or(0)
+    }
+
+    /// Fetches and verifies one blob and writes its pieces as they arrive.
+    async fn fetch(&self, digest: &Digest, pieces: &[Piece], parts: &Arc<Vec<PartFile>>) -> Outcome {
+        let size = self.size(digest);
+        let mut stream = self.target.registry.blob_read(&self.target.repository, digest, size);
+        let pieces: Arc<[Piece]> = pieces.into();
+        let mut at = 0;
+        let mut buffer: Vec<u8> = Vec::with_capacity(WRITE_BYTES.min(size as usize));
+        let mut counted = 0;
+        loop {
+            let next = stream.next().await;
+            if buffer.len() >= WRITE_BYTES || next.is_none() {
+                let (writing, start) = (std::mem::take(&mut buffer), at);
+                at += writing.len() as u64;
+                let (pieces, parts) = (pieces.clone(), parts.clone());
+                buffer = files::blocking(move || write_pieces(writing, start, &pieces, &parts)).await?;
+            }
+            match next {
+                None => return Ok(()),
+                Some(Ok(chunk)) => {
+                    self.meter.transferred(chunk.len() as u64);
+                    counted += chunk.len() as u64;
+                    buffer.extend_from_slice(&chunk);
+                }
+                Some(Err(error)) => {
+                    self.meter.retracted(counted);
+                    return Err(error.into());
+                }
+            }
+        }
+    }
 }
 
 /// Opens a `.part` file for each file and returns whether all of them existed with the right length.
@@ -296,43 +335,6 @@ fn journal_key(parts: &[PartFile]) -> String {
     let entries: Vec<&FileEntry> = parts.iter().map(|part| &part.wanted.entry).collect();
     let text = serde_json::to_vec(&entries).unwrap_or_default();
     Digest::of(Algorithm::Sha256, &text).to_string()
-}
-
-/// Fetches and verifies one blob and writes its pieces as they arrive.
-async fn fetch(
-    target: &Target,
-    digest: &Digest,
-    size: u64,
-    pieces: &[Piece],
-    parts: &Arc<Vec<PartFile>>,
-    meter: &Arc<ui::Meter>,
-) -> Outcome {
-    let mut stream = target.registry.blob_read(&target.repository, digest, size);
-    let pieces: Arc<[Piece]> = pieces.into();
-    let mut at = 0;
-    let mut buffer: Vec<u8> = Vec::with_capacity(WRITE_BYTES.min(size as usize));
-    let mut counted = 0;
-    loop {
-        let next = stream.next().await;
-        if buffer.len() >= WRITE_BYTES || next.is_none() {
-            let (writing, start) = (std::mem::take(&mut buffer), at);
-            at += writing.len() as u64;
-            let (pieces, parts) = (pieces.clone(), parts.clone());
-            buffer = files::blocking(move || write_pieces(writing, start, &pieces, &parts)).await?;
-        }
-        match next {
-            None => return Ok(()),
-            Some(Ok(chunk)) => {
-                meter.transferred(chunk.len() as u64);
-                counted += chunk.len() as u64;
-                buffer.extend_from_slice(&chunk);
-            }
-            Some(Err(error)) => {
-                meter.retracted(counted);
-                return Err(error.into());
-            }
-        }
-    }
 }
 
 /// Writes the parts of `bytes` that belong to files; `start` is their offset in the blob. Returns the emptied

@@ -63,7 +63,7 @@ pub(crate) async fn model(target: &Target, base: &Target, edits: &Edits) -> Outc
     let shared = copy_blobs(base, target, &manifest).await?;
     // 3. Upload the new blobs and the manifest.
     let small = derived.blobs.iter().map(blob).collect();
-    let mut sent = send_blobs(&target.registry, &target.repository, small).await?;
+    let mut sent = send_blobs(target, small).await?;
     sent.add(shared);
     let digest = publish(target, derived).await?;
     Ok(CreatedModel { digest, sent })
@@ -94,7 +94,7 @@ pub(crate) async fn extra_files(
     folder: &'static str,
     found: Vec<LocalFile>,
 ) -> Outcome<(Vec<Descriptor>, UploadStats)> {
-    let (digests, sent) = send_files(&target.registry, &target.repository, &found).await?;
+    let (digests, sent) = send_files(target, &found).await?;
     let layer = |(file, digest): (&LocalFile, Digest)| {
         let kind = if file.name.ends_with(".json") { media_type::OLLAMA_JSON } else { kind };
         let mut layer = Descriptor::new(kind, digest, file.size);

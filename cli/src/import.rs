@@ -59,7 +59,7 @@ pub(crate) async fn model(
     let ((digests, mut sent), whole) = tokio::try_join!(sending, hash_split_files(&plan, &source))?;
     let (finished, derived) = build_manifests(&plan, &digests, &whole, edits)?;
     let small = [&finished.config, &finished.files].into_iter().chain(&derived.blobs).map(derived::blob);
-    sent.add(send_blobs(&target.registry, &target.repository, small.collect()).await?);
+    sent.add(send_blobs(target, small.collect()).await?);
     let digest = derived::publish(target, derived).await?;
     Ok(Imported { digest, sent, notices: plan.notices, tensors: plan.tensors, parameters: plan.parameters })
 }
@@ -110,9 +110,8 @@ async fn send_layers(
             what: (layer.clone(), made),
         }
     });
-    let (registry, repository) = (&target.registry, &target.repository);
     let source = source.clone();
-    send::make_and_send(registry, repository, work, items.collect(), move |(layer, made), meter| {
+    send::make_and_send(target, work, items.collect(), move |(layer, made), meter| {
         let size = layer.size;
         if let Some((digest, spooled)) = made {
             return Ok(Blob { digest, size, content: Arc::new(spooled) });

@@ -17,6 +17,7 @@ use lode_model::{
 use tokio::sync::Semaphore;
 
 use crate::{
+    connect::Target,
     error::{Failure, Outcome},
     files::{self, FileContent, LocalFile},
     ui,
@@ -89,14 +90,10 @@ fn blobs(count: u64) -> String {
     if count == 1 { "1 blob".to_owned() } else { format!("{count} blobs") }
 }
 
-/// Uploads the blobs that `repository` lacks.
-pub(crate) async fn send_blobs(
-    registry: &Registry,
-    repository: &Repository,
-    blobs: Vec<Blob>,
-) -> Outcome<UploadStats> {
+/// Uploads the blobs that the target's repository lacks.
+pub(crate) async fn send_blobs(target: &Target, blobs: Vec<Blob>) -> Outcome<UploadStats> {
     let meters = ui::Meters::new();
-    let sender = Sender::new(registry, repository, meters.bytes("sending", 0));
+    let sender = Sender::new(target, meters.bytes("sending", 0));
     futures::stream::iter(blobs)
         .map(|blob| sender.upload_if_absent(blob))
         .buffer_unordered(MAX_BLOBS_IN_PROGRESS)
@@ -122,11 +119,10 @@ pub(crate) struct Item<I> {
     pub(crate) content: Option<Arc<dyn Content>>,
 }
 
-/// Builds the blob of each item (`make` runs on all cores) and uploads the blobs that `repository` lacks. The
+/// Builds the blob of each item (`make` runs on all cores) and uploads the blobs that the repository lacks. The
 /// first ones are uploaded while later ones are built. Returns the digests in the order of the items.
 pub(crate) async fn make_and_send<I: Send + 'static>(
-    registry: &Registry,
-    repository: &Repository,
+    target: &Target,
     work: Work,
     items: Vec<Item<I>>,
     make: impl Fn(I, &ui::Meter) -> Outcome<Blob> + Send + Sync + 'static,
@@ -137,7 +133,7 @@ pub(crate) async fn make_and_send<I: Send + 'static>(
     };
     let meters = ui::Meters::new();
     let meter = meters.bytes(what, items.iter().map(|item| item.work_bytes).sum());
-    let sender = Sender::new(registry, repository, meters.bytes("sending", 0));
+    let sender = Sender::new(target, meters.bytes("sending", 0));
     let cores = Semaphore::new(files::cores());
     let make = Arc::new(make);
     let mut made: Vec<(usize, Digest)> = futures::stream::iter(items.into_iter().enumerate())
@@ -169,19 +165,15 @@ pub(crate) async fn make_and_send<I: Send + 'static>(
     Ok((made.into_iter().map(|(_, digest)| digest).collect(), sender.sent()))
 }
 
-/// Hashes files and uploads those that `repository` lacks. Returns the digests in the order of the files.
-pub(crate) async fn send_files(
-    registry: &Registry,
-    repository: &Repository,
-    found: &[LocalFile],
-) -> Outcome<(Vec<Digest>, UploadStats)> {
+/// Hashes files and uploads those that the repository lacks. Returns the digests in the order of the files.
+pub(crate) async fn send_files(target: &Target, found: &[LocalFile]) -> Outcome<(Vec<Digest>, UploadStats)> {
     let item = |file: &LocalFile| Item {
         what: file.clone(),
         work_bytes: file.size,
         content: Some(Arc::new(FileContent { path: file.path.clone(), size: file.size })),
     };
     let items = found.iter().map(item).collect();
-    make_and_send(registry, repository, Work::Hashing, items, |file: LocalFile, meter| {
+    make_and_send(target, Work::Hashing, items, |file: LocalFile, meter| {
         let failed = |error| Failure::with_source(format!("cannot read {}", file.path.display()), &error);
         let mut reader = std::fs::File::open(&file.path).map_err(failed)?;
         let (digest, size) = hash_reader(&mut reader, Algorithm::Sha256, meter).map_err(failed)?;
@@ -208,10 +200,10 @@ struct Sender<'a> {
 }
 
 impl<'a> Sender<'a> {
-    fn new(registry: &'a Registry, repository: &'a Repository, meter: Arc<ui::Meter>) -> Sender<'a> {
+    fn new(target: &'a Target, meter: Arc<ui::Meter>) -> Sender<'a> {
         Sender {
-            registry,
-            repository,
+            registry: &target.registry,
+            repository: &target.repository,
             meter,
             offers: Semaphore::new(MAX_CONCURRENT_OFFERS),
             sends: Semaphore::new(MAX_CONCURRENT_UPLOADS),

@@ -68,24 +68,10 @@ pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
             sent.add(extra);
         }
     }
+    let new = NewModel { target: &target, args: &args, edits: &edits, sent };
     match from {
-        ModelBase::Files(source, paths) => {
-            create_from_files(&target, source, &paths, &args, &edits, sent).await
-        }
-        ModelBase::Model(base) => {
-            let made = derived::model(&target, &base, &edits).await?;
-            sent.add(made.sent);
-            if args.json {
-                return ui::json(&json!({
-                    "name": target.model(), "digest": made.digest, "base": base.model(),
-                    "sent_blobs": sent.sent_blobs, "sent_bytes": sent.sent_bytes,
-                    "shared_blobs": sent.shared_blobs, "shared_bytes": sent.shared_bytes,
-                }));
-            }
-            ui::print_line(format!("created {target} {} from {base}", made.digest))?;
-            ui::print_message(sent.summary());
-            Ok(())
-        }
+        ModelBase::Files(source, paths) => new.create_from_files(source, &paths).await,
+        ModelBase::Model(base) => new.create_from_model(&base).await,
     }
 }
 
@@ -95,39 +81,60 @@ enum ModelBase {
     Model(Target),
 }
 
-async fn create_from_files(
-    target: &Target,
-    source: Files,
-    paths: &[PathBuf],
-    args: &Create,
-    edits: &Edits,
-    mut sent: UploadStats,
-) -> Outcome {
-    let imported =
-        import::model(target, Arc::new(source), args.quantize, edits).await.map_err(|failure| {
-            let named: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-            failure.with_context(named.join(", "))
-        })?;
-    for notice in &imported.notices {
-        ui::print_message(format!("notice: {notice}"));
+/// The model to create, without its base.
+struct NewModel<'a> {
+    target: &'a Target,
+    args: &'a Create,
+    edits: &'a Edits,
+    /// The uploads before those of the base.
+    sent: UploadStats,
+}
+
+impl NewModel<'_> {
+    async fn create_from_files(self, source: Files, paths: &[PathBuf]) -> Outcome {
+        let NewModel { target, args, edits, mut sent } = self;
+        let imported =
+            import::model(target, Arc::new(source), args.quantize, edits).await.map_err(|failure| {
+                let named: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+                failure.with_context(named.join(", "))
+            })?;
+        for notice in &imported.notices {
+            ui::print_message(format!("notice: {notice}"));
+        }
+        sent.add(imported.sent);
+        if args.json {
+            return ui::json(&json!({
+                "name": target.model(), "digest": imported.digest,
+                "tensors": imported.tensors, "parameters": imported.parameters, "notices": imported.notices,
+                "sent_blobs": sent.sent_blobs, "sent_bytes": sent.sent_bytes,
+                "shared_blobs": sent.shared_blobs, "shared_bytes": sent.shared_bytes,
+            }));
+        }
+        ui::print_line(format!(
+            "created {target} {}: {} tensors, {} parameters",
+            imported.digest,
+            imported.tensors,
+            ui::format_count(imported.parameters)
+        ))?;
+        ui::print_message(sent.summary());
+        Ok(())
     }
-    sent.add(imported.sent);
-    if args.json {
-        return ui::json(&json!({
-            "name": target.model(), "digest": imported.digest,
-            "tensors": imported.tensors, "parameters": imported.parameters, "notices": imported.notices,
-            "sent_blobs": sent.sent_blobs, "sent_bytes": sent.sent_bytes,
-            "shared_blobs": sent.shared_blobs, "shared_bytes": sent.shared_bytes,
-        }));
+
+    async fn create_from_model(self, base: &Target) -> Outcome {
+        let NewModel { target, args, edits, mut sent } = self;
+        let made = derived::model(target, base, edits).await?;
+        sent.add(made.sent);
+        if args.json {
+            return ui::json(&json!({
+                "name": target.model(), "digest": made.digest, "base": base.model(),
+                "sent_blobs": sent.sent_blobs, "sent_bytes": sent.sent_bytes,
+                "shared_blobs": sent.shared_blobs, "shared_bytes": sent.shared_bytes,
+            }));
+        }
+        ui::print_line(format!("created {target} {} from {base}", made.digest))?;
+        ui::print_message(sent.summary());
+        Ok(())
     }
-    ui::print_line(format!(
-        "created {target} {}: {} tensors, {} parameters",
-        imported.digest,
-        imported.tensors,
-        ui::format_count(imported.parameters)
-    ))?;
-    ui::print_message(sent.summary());
-    Ok(())
 }
 
 /// The recipe of the model: a Modelfile, or only the files at a path.

@@ -23,7 +23,7 @@ use crate::{
 pub(crate) async fn run(connection: &Connection, args: Push) -> Outcome {
     let (target, tag) = connection.target_tag(&args.name)?;
     let found = gather(&args.paths)?;
-    let (digests, mut sent) = send::send_files(&target.registry, &target.repository, &found).await?;
+    let (digests, mut sent) = send::send_files(&target, &found).await?;
 
     let layers: Vec<_> = found
         .iter()
@@ -49,7 +49,7 @@ pub(crate) async fn run(connection: &Connection, args: Push) -> Outcome {
     let manifest = serde_json::to_vec(&manifest).map_err(|error| Failure::new(error.to_string()))?;
 
     let config = Blob { digest: empty_digest, size: empty.len() as u64, content: Arc::new(empty) };
-    sent.add(send::send_blobs(&target.registry, &target.repository, vec![config]).await?);
+    sent.add(send::send_blobs(&target, vec![config]).await?);
     let put = target
         .registry
         .manifest_put(&target.repository, &Reference::Tag(tag), media_type::OCI_MANIFEST, manifest.into())

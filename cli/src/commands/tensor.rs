@@ -94,7 +94,7 @@ pub(crate) async fn export(connection: &Connection, args: TensorExport) -> Outco
     }
     let total: u64 = header.len() as u64 + out.entries.iter().map(|entry| entry.size_bytes).sum::<u64>();
     let meter = ui::Meter::bytes("exporting", total);
-    write(&target, &args.to, &header, &out.pieces, &meter).await?;
+    out.write(&target, &args.to, &header, &meter).await?;
     meter.end();
     let what = if chosen.len() == 1 { "1 tensor".to_owned() } else { format!("{} tensors", chosen.len()) };
     ui::print_message(format!("wrote {what}, {} to {}", ui::format_size(total), args.to.display()));
@@ -223,6 +223,35 @@ impl Export {
         }
         Ok(())
     }
+
+    /// Writes a temporary file, syncs and renames it, so that the file is complete or absent.
+    async fn write(&self, target: &Target, path: &Path, header: &[u8], meter: &ui::Meter) -> Outcome {
+        let part: PathBuf = files::part_path(path);
+        let failed =
+            |error: std::io::Error| Failure::with_source(format!("cannot write {}", part.display()), &error);
+        files::create_folder_of(path)?;
+        let mut file = File::create(&part).map_err(failed)?;
+        file.write_all(header).map_err(failed)?;
+        lode_client::Progress::transferred(meter, header.len() as u64);
+        let mut arriving = futures::stream::iter(self.pieces.iter().cloned())
+            .map(|piece| fetch(target, piece))
+            .buffered(PIECES_AHEAD);
+        let written = async {
+            while let Some(bytes) = arriving.try_next().await? {
+                let length = bytes.len() as u64;
+                file =
+                    files::blocking(move || file.write_all(&bytes).map(|()| file)).await.map_err(failed)?;
+                lode_client::Progress::transferred(meter, length);
+            }
+            files::blocking(move || file.sync_all()).await.map_err(failed)?;
+            files::rename(&part, path)
+        }
+        .await;
+        if written.is_err() {
+            let _gone = std::fs::remove_file(&part);
+        }
+        written
+    }
 }
 
 async fn fetch(target: &Target, piece: Piece) -> Outcome<Bytes> {
@@ -249,32 +278,4 @@ async fn fetch(target: &Target, piece: Piece) -> Outcome<Bytes> {
             files::blocking(decode).await
         }
     }
-}
-
-/// Writes a temporary file, syncs and renames it, so that the file is complete or absent.
-async fn write(target: &Target, path: &Path, header: &[u8], pieces: &[Piece], meter: &ui::Meter) -> Outcome {
-    let part: PathBuf = files::part_path(path);
-    let failed =
-        |error: std::io::Error| Failure::with_source(format!("cannot write {}", part.display()), &error);
-    files::create_folder_of(path)?;
-    let mut file = File::create(&part).map_err(failed)?;
-    file.write_all(header).map_err(failed)?;
-    lode_client::Progress::transferred(meter, header.len() as u64);
-    let mut arriving = futures::stream::iter(pieces.iter().cloned())
-        .map(|piece| fetch(target, piece))
-        .buffered(PIECES_AHEAD);
-    let written = async {
-        while let Some(bytes) = arriving.try_next().await? {
-            let length = bytes.len() as u64;
-            file = files::blocking(move || file.write_all(&bytes).map(|()| file)).await.map_err(failed)?;
-            lode_client::Progress::transferred(meter, length);
-        }
-        files::blocking(move || file.sync_all()).await.map_err(failed)?;
-        files::rename(&part, path)
-    }
-    .await;
-    if written.is_err() {
-        let _gone = std::fs::remove_file(&part);
-    }
-    written
 }
