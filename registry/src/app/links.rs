@@ -38,8 +38,7 @@ impl Registry {
         allow(caller, Action::Pull, Target::Repository(repository))?;
         let expires = (now_ms() + millis(LIFETIME)) / 1000;
         let mac = self.blob_link_mac(repository, digest, expires).await?.finalize().into_bytes();
-        let signature = mac.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(BlobLink { expires, signature })
+        Ok(BlobLink { expires, signature: hex::encode(mac) })
     }
 
     /// The caller that a link authenticates. `None` if the signature is invalid or the link has expired.
@@ -50,7 +49,7 @@ impl Registry {
         expires: &str,
         signature: &str,
     ) -> Result<Option<Caller>, Error> {
-        let (Ok(expires), Some(signature)) = (expires.parse::<i64>(), unhex(signature)) else {
+        let (Ok(expires), Ok(signature)) = (expires.parse::<i64>(), hex::decode(signature)) else {
             return Ok(None);
         };
         let mac = self.blob_link_mac(repository, digest, expires).await?;
@@ -76,11 +75,4 @@ impl Registry {
             .map_err(|error| Error::io("random bytes", std::io::Error::other(error)))?;
         self.store().server_key(name, &fresh).await
     }
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    if !text.len().is_multiple_of(2) || !text.is_ascii() {
-        return None;
-    }
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
 }
