@@ -1,17 +1,18 @@
 //! A cache of recent reads, valid as long as nothing has changed since. Only for the SQLite database in the
 //! data folder, whose only writer is this process: SQLite reports each row change before it is committed.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use lode_model::reference::Tag;
+use moka::policy::EvictionPolicy;
+use moka::sync::Cache;
 use sqlx::sqlite::{SqliteConnection, SqlitePool};
 
 use super::manifests::ManifestRow;
 
-/// The size limit of the cache; beyond it the cache is cleared.
-const KEPT_BYTES: usize = 32 * 1024 * 1024;
+/// The size limit of the cache, beyond which the least recently used entries are evicted.
+const MAX_BYTES: u64 = 32 * 1024 * 1024;
 /// The memory that an entry uses in addition to its content.
 const ENTRY_BYTES: usize = 256;
 /// The tables that cached reads use. A change to any other table does not invalidate the cache.
@@ -23,7 +24,6 @@ pub(super) enum CachedValue {
     Tags(Vec<Tag>),
 }
 
-#[derive(Default)]
 pub(super) struct ReadCache {
     /// Counts changed rows, incremented within the statement that changes them.
     changes: AtomicU64,
@@ -31,21 +31,38 @@ pub(super) struct ReadCache {
     /// progress.
     settled: AtomicU64,
     settling: AtomicBool,
-    kept: RwLock<CacheEntries>,
+    entries: Cache<String, Arc<CacheEntry>>,
 }
 
-#[derive(Default)]
-struct CacheEntries {
-    /// The number of changes that these entries include.
+struct CacheEntry {
+    /// The number of changes that the value includes. After another change the value is obsolete.
     at: u64,
-    bytes: usize,
-    cached_values: HashMap<String, CachedValue>,
+    value: CachedValue,
 }
 
 /// A cached value, or the number of changes at the time of the lookup.
 pub(super) enum CacheLookup {
     Known(CachedValue),
     Unknown(Option<u64>),
+}
+
+impl Default for ReadCache {
+    fn default() -> ReadCache {
+        let entries = Cache::builder()
+            .max_capacity(MAX_BYTES)
+            .weigher(|key: &String, entry: &Arc<CacheEntry>| {
+                u32::try_from(key.len() + entry.value.bytes() + ENTRY_BYTES).unwrap_or(u32::MAX)
+            })
+            // The default policy prefers entries that were used often, which obsolete ones may have been.
+            .eviction_policy(EvictionPolicy::lru())
+            .build();
+        ReadCache {
+            changes: AtomicU64::default(),
+            settled: AtomicU64::default(),
+            settling: AtomicBool::default(),
+            entries,
+        }
+    }
 }
 
 impl ReadCache {
@@ -62,15 +79,13 @@ impl ReadCache {
     /// Returns the cached value, if nothing changed since it was kept. Otherwise the caller queries the
     /// database, then calls [`keep`](Self::keep).
     pub(super) fn look(self: &Arc<Self>, writer: &SqlitePool, key: &str) -> CacheLookup {
-        let now = self.now();
-        let Some(at) = now else {
+        let Some(now) = self.now() else {
             self.settle(writer);
             return CacheLookup::Unknown(None);
         };
-        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
-        match kept.cached_values.get(key).filter(|_| kept.at == at) {
-            Some(known) => CacheLookup::Known(known.clone()),
-            None => CacheLookup::Unknown(now),
+        match self.entries.get(key).filter(|entry| entry.at == now) {
+            Some(entry) => CacheLookup::Known(entry.value.clone()),
+            None => CacheLookup::Unknown(Some(now)),
         }
     }
 
@@ -78,16 +93,7 @@ impl ReadCache {
     /// `asked_at` and no other.
     pub(super) fn keep(&self, asked_at: Option<u64>, key: String, known: &CachedValue) {
         let Some(at) = asked_at.filter(|_| self.now() == asked_at) else { return };
-        let bytes = key.len() + known.bytes() + ENTRY_BYTES;
-        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
-        if kept.at > at || bytes > KEPT_BYTES {
-            return;
-        }
-        if kept.at < at || kept.bytes + bytes > KEPT_BYTES {
-            *kept = CacheEntries { at, ..CacheEntries::default() };
-        }
-        kept.bytes += bytes;
-        kept.cached_values.insert(key, known.clone());
+        self.entries.insert(key, Arc::new(CacheEntry { at, value: known.clone() }));
     }
 
     /// The number of changes, unless one of them may still be in progress.
