@@ -32,3 +32,7 @@ pub use template::{go_template, prompt_template};
 
 #[cfg(test)]
 mod invariants;
+#[cfg(test)]
+#[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
+#[path = "../../tests/src/report.rs"]
+mod report;

@@ -19,6 +19,10 @@ mod layers;
 mod metrics;
 mod oci;
 mod open;
+#[cfg(test)]
+#[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
+#[path = "../../tests/src/report.rs"]
+mod report;
 mod retention;
 mod router;
 mod serve;

@@ -10,6 +10,10 @@ mod files;
 pub mod http;
 mod join;
 mod node;
+#[cfg(test)]
+#[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
+#[path = "../../tests/src/report.rs"]
+mod report;
 pub mod runner;
 pub mod scheduler;
 #[cfg(test)]

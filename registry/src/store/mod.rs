@@ -375,11 +375,16 @@ fn placeholders(rows: usize, row: &str, first: usize) -> String {
     text
 }
 
-/// A new schema on the Postgres server of LODE_TEST_POSTGRES, if it is set.
+/// A new schema on the Postgres server of LODE_TEST_POSTGRES. A missing server is reported as a skip.
 #[cfg(test)]
 pub(crate) async fn postgres_for_test() -> Option<Url> {
-    let mut url: Url =
-        std::env::var("LODE_TEST_POSTGRES").ok()?.parse().expect("LODE_TEST_POSTGRES is a URL");
+    use crate::report;
+
+    let Ok(server) = std::env::var("LODE_TEST_POSTGRES") else {
+        report::skip(&report::current_test(), "not run on PostgreSQL, because LODE_TEST_POSTGRES is not set");
+        return None;
+    };
+    let mut url: Url = server.parse().expect("LODE_TEST_POSTGRES is a URL");
     let schema = format!("test_{}", uuid::Uuid::new_v4().simple());
     let pool = PgPool::connect(url.as_str()).await.expect("the server of LODE_TEST_POSTGRES responds");
     let create = AssertSqlSafe(format!("create schema {schema}"));

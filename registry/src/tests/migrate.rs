@@ -13,6 +13,7 @@ use url::Url;
 
 use super::{App, failure};
 use crate::auth::Caller;
+use crate::blobs::testing::bucket_for_test;
 use crate::{Config, Error, MigrateReport, migrate, open, router};
 
 fn quiet(_bytes: u64) -> Arc<dyn Progress> {
@@ -28,13 +29,10 @@ async fn targets(folder: &TempDir) -> Vec<Config> {
     if let Some(database) = crate::store::postgres_for_test().await {
         all.push(Config { database: Some(database), storage: Some(storage("two")), ..Config::default() });
     }
-    if let (Some(database), Ok(bucket)) =
-        (crate::store::postgres_for_test().await, std::env::var("LODE_TEST_S3"))
-    {
-        let prefix = format!("{bucket}/migrate-{}", uuid::Uuid::new_v4().simple());
+    if let (Some(database), Some(bucket)) = (crate::store::postgres_for_test().await, bucket_for_test()) {
         all.push(Config {
             database: Some(database),
-            storage: Some(prefix.parse().unwrap()),
+            storage: Some(bucket),
             redirect: crate::Switch::Off,
             ..Config::default()
         });

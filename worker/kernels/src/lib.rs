@@ -21,6 +21,10 @@ mod layer_norm;
 mod mix_rows;
 mod ops;
 mod pool;
+#[cfg(test)]
+#[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
+#[path = "../../../tests/src/report.rs"]
+mod report;
 mod rms_norm;
 mod rope;
 mod rows;

@@ -243,3 +243,27 @@ impl Ops {
         unsafe { (self.soft_cap)(x, scale, cap) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report;
+
+    /// Each test of an operation runs every table of `Ops::all`.
+    #[test]
+    fn missing_instruction_sets_are_reported() {
+        #[cfg(target_arch = "x86_64")]
+        let tables = [&AVX2, &AVX512, &VNNI];
+        #[cfg(target_arch = "aarch64")]
+        let tables = [&NEON, &DOTPROD];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let tables: [&Ops; 0] = [];
+        let available = Ops::all();
+        let is_missing = |table: &&&Ops| available.iter().all(|other| other.name != table.name);
+        let missing: Vec<&str> = tables.iter().filter(is_missing).map(|table| table.name).collect();
+        if !missing.is_empty() {
+            let reason = format!("this processor lacks {}", missing.join(", "));
+            report::skip_optional(&report::current_test(), &reason);
+        }
+    }
+}

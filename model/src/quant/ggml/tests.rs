@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
+#[cfg(target_arch = "x86_64")]
+use crate::report;
 
 fn any_type() -> impl Strategy<Value = Type> {
     proptest::sample::select(Type::ALL)
@@ -49,7 +51,9 @@ proptest! {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn instruction_sets_agree(ty in made_type(), values in values()) {
-        if ty.is_quantised() && dispatch::avx2::is_available() {
+        if !dispatch::avx2::is_available() {
+            report::skip_optional(&report::current_test(), "this processor lacks AVX2");
+        } else if ty.is_quantised() {
             let bytes = ty.row_bytes(values.len() as u64).unwrap() as usize;
             let (mut scalar, mut vector) = (vec![0; bytes], vec![0; bytes]);
             dispatch::encode_blocks::<lanes::ScalarLanes>(ty, &values, &mut scalar);

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use futures::TryStreamExt;
 
-use super::records::figure;
 use super::*;
 use crate::app::{Heartbeat, JoinProof, WorkerAnnouncement};
 use crate::gateway::{Candidates, rank_workers};
+use crate::report::{env_number, figure};
 use crate::store::{WorkerInventory, on};
 
 const PROOF: JoinProof<'static> = JoinProof { token: None, is_local: true };
@@ -15,8 +15,7 @@ const CHOICES: u32 = 10_000;
 
 /// How many workers: LODE_SIMULATED_WORKERS, which the long form sets.
 fn workers() -> usize {
-    std::env::var("LODE_SIMULATED_WORKERS")
-        .map_or(200, |count| count.parse().expect("LODE_SIMULATED_WORKERS is a number"))
+    env_number("LODE_SIMULATED_WORKERS", 200) as usize
 }
 
 /// The report of a worker: one of 50 models loaded, 20 on disk.
@@ -127,11 +126,14 @@ async fn heartbeats_are_written_in_one_statement_and_routing_needs_no_query() {
             assert!(is_loaded || number % 60 >= 50, "a worker that has it loaded comes first");
         }
         let choice = started.elapsed() / CHOICES;
-        figure(&format!(
-            "{count} workers, {engine}: joined in {joined:.1?}; table read in {read_all:.1?}, again in {read_again:.1?}; \
-             a round of heartbeats {beats:.1?} and written in {flush:.1?} (1 statement a second instead of 1 for each heartbeat); \
-             a choice {choice:.1?} without a query"
-        ));
+        figure(
+            &format!("{count} workers, {engine}"),
+            &format!(
+                "joined in {joined:.1?}; table read in {read_all:.1?}, again in {read_again:.1?}; \
+                 a round of heartbeats {beats:.1?} and written in {flush:.1?} (1 statement a second instead of 1 for each heartbeat); \
+                 a choice {choice:.1?} without a query"
+            ),
+        );
     })
     .await;
 }

@@ -33,7 +33,7 @@ use uuid::Uuid;
 
 use super::{Body, ChunkRange, Limits, ManifestPut, Registry};
 use crate::auth::Caller;
-use crate::blobs::testing::{self, Storage};
+use crate::blobs::testing::{self, Storage, bucket_for_test};
 use crate::blobs::{WriteLimit, key};
 use crate::open::{open, open_limited};
 use crate::{BodyError, Config, Error};
@@ -259,13 +259,6 @@ async fn each_bucket_with(change: &dyn Fn(&mut Config), test: impl AsyncFn(Fixtu
 fn memory_for_test() -> (Arc<Storage>, Url) {
     let name = Uuid::new_v4().simple().to_string();
     (testing::storage(&name), format!("memory://{name}").parse().unwrap())
-}
-
-/// A new prefix in the bucket of LODE_TEST_S3, if it is set.
-fn bucket_for_test() -> Option<Url> {
-    let bucket = std::env::var("LODE_TEST_S3").ok()?;
-    let url = format!("{}/{}", bucket.trim_end_matches('/'), Uuid::new_v4().simple());
-    Some(url.parse().expect("LODE_TEST_S3 is a URL"))
 }
 
 fn no_grace(config: &mut Config) {

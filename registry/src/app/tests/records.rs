@@ -4,12 +4,12 @@
 use std::time::Instant;
 
 use super::*;
+use crate::report::{env_number, figure};
 use crate::store::{Store, on};
 
 /// How many records of each kind: LODE_GC_REMOVALS, which the long form sets.
 fn records() -> i64 {
-    std::env::var("LODE_GC_REMOVALS")
-        .map_or(2_500, |count| count.parse().expect("LODE_GC_REMOVALS is a number"))
+    env_number("LODE_GC_REMOVALS", 2_500).cast_signed()
 }
 
 /// Adds expired records of removed manifests, and of a blob that each keeps.
@@ -36,15 +36,6 @@ async fn count(store: &Store) -> (i64, i64) {
     .unwrap()
 }
 
-/// Appends a line to the figures that `tests/run` prints.
-pub(super) fn figure(text: &str) {
-    use std::io::Write;
-    if let Some(path) = std::env::var_os("LODE_FIGURES") {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        writeln!(file.unwrap(), "{text}").unwrap();
-    }
-}
-
 #[tokio::test]
 async fn records_expire_in_batches_and_others_write_in_between() {
     each_folder(async |f: Fixture| {
@@ -67,9 +58,10 @@ async fn records_expire_in_batches_and_others_write_in_between() {
         assert_eq!((deleted, count(store).await), (2 * all as u64, (1, 0)));
         assert!(longest <= 1000 && batches >= 2 * all / 1000, "{batches} of {longest}");
         let engine = if f.config.database.is_some() { "PostgreSQL" } else { "SQLite" };
-        figure(&format!(
-            "expiry of {all} removals and as many kept blobs, {engine}: {took:.1?}, {batches} statements"
-        ));
+        figure(
+            &format!("expiry of {all} removals and as many kept blobs, {engine}"),
+            &format!("{took:.1?}, {batches} statements"),
+        );
     })
     .await;
 }

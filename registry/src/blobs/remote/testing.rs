@@ -1,5 +1,6 @@
 //! An in-memory storage for tests. It follows S3's rules for multipart uploads (a completion names each part
 //! by the id it got when it was sent), several registries share it by name, and it fails on demand.
+//! Also finds the S3 server that the environment names.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -17,9 +18,11 @@ use object_store::{
     ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use tokio::sync::Notify;
+use url::Url;
 use uuid::Uuid;
 
 use super::open::StorageClients;
+use crate::report;
 
 /// How an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,16 @@ struct Plan {
 }
 
 static STORAGES: Mutex<Option<HashMap<String, Arc<Storage>>>> = Mutex::new(None);
+
+/// A new prefix in the bucket of LODE_TEST_S3. A missing bucket is reported as a skip.
+pub(crate) fn bucket_for_test() -> Option<Url> {
+    let Ok(bucket) = std::env::var("LODE_TEST_S3") else {
+        report::skip(&report::current_test(), "not run on S3, because LODE_TEST_S3 is not set");
+        return None;
+    };
+    let url = format!("{}/{}", bucket.trim_end_matches('/'), Uuid::new_v4().simple());
+    Some(url.parse().expect("LODE_TEST_S3 is a URL"))
+}
 
 /// The storage of that name, created on first use.
 pub(crate) fn storage(name: &str) -> Arc<Storage> {

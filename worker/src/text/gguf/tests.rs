@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::super::template::Conversation;
 use super::{chat_template, pre, read};
+use crate::report;
 use crate::text::{Special, Tokenizer, TokenizerError};
 
 fn header(path: &Path) -> Header {
@@ -21,7 +22,9 @@ fn fixture(name: &str) -> PathBuf {
 /// are our own.
 #[test]
 fn llama_cpp_vocabularies() {
-    let Some(folder) = std::env::var_os("LODE_VOCAB_DIR") else { return };
+    let Some(folder) = std::env::var_os("LODE_VOCAB_DIR") else {
+        return report::skip_optional(&report::current_test(), "LODE_VOCAB_DIR is not set");
+    };
     for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
         if path.extension().is_none_or(|extension| extension != "gguf") {
             continue;
