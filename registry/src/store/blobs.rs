@@ -16,7 +16,7 @@ pub(crate) struct StoredBlob {
     pub(crate) leased_until: i64,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct StoredBlobColumns {
     size_bytes: i64,
     store_key: String,
@@ -41,7 +41,7 @@ struct LockedBlob {
     live: bool,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct LockedBlobColumns {
     size_bytes: i64,
     store_key: String,

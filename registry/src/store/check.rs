@@ -38,7 +38,7 @@ pub(crate) struct Dangling {
 }
 
 /// The columns of a dangling reference; its kind is that of the query.
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct DanglingColumns {
     repository: String,
     named_by: String,

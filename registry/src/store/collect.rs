@@ -20,7 +20,7 @@ pub(crate) struct BlobLocation {
     pub(crate) store_key: String,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 pub(super) struct BlobLocationColumns {
     digest: String,
     size_bytes: i64,
@@ -42,7 +42,7 @@ impl TryFrom<BlobLocationColumns> for BlobLocation {
 /// Content of a repository, and the time since which nothing references it.
 pub(crate) type UnreferencedContent = (Repository, Digest, i64);
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct UnreferencedColumns {
     repository: String,
     digest: String,
@@ -61,7 +61,7 @@ impl UnreferencedColumns {
     }
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct UnlinkedBlobColumns {
     #[sqlx(flatten)]
     blob: BlobLocationColumns,
@@ -70,14 +70,14 @@ struct UnlinkedBlobColumns {
     is_removable: bool,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct UnreferencedLinkColumns {
     #[sqlx(flatten)]
     link: UnreferencedColumns,
     leased_until: i64,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct RecheckedColumns {
     #[sqlx(flatten)]
     manifest: UnreferencedColumns,

@@ -6,7 +6,7 @@ use super::{Engine, Store, on};
 use crate::Error;
 use crate::metrics::PoolState;
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 pub(crate) struct Counts {
     pub(crate) uploads: i64,
     /// Pending webhook deliveries.

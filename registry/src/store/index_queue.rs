@@ -19,7 +19,7 @@ pub(crate) struct IndexClaim {
     pub(crate) attempts: i64,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct ClaimColumns {
     digest: String,
     /// The repository of the last push.

@@ -104,7 +104,7 @@ mod tests {
         let Some(url) = crate::store::postgres_for_test().await else { return };
         let folder = tempfile::tempdir().unwrap();
         let old = PgPool::connect(url.as_str()).await.unwrap();
-        sqlx::migrate!("../migrations/postgres").run_to(7, &old).await.unwrap();
+        sqlx_macros::migrate!("../migrations/postgres").run_to(7, &old).await.unwrap();
         let insert = "insert into blobs (digest, size_bytes, store_key, created_at, released_at) values ($1, 1, $1, 1, 1)";
         let mut open = old.begin().await.unwrap();
         sqlx::query(insert).bind("a").execute(&mut *open).await.unwrap();

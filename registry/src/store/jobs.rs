@@ -13,7 +13,7 @@ const INSERT_ROWS: usize = 200;
 /// How many rows one statement deletes.
 const DELETE_ROWS: i64 = 5_000;
 
-#[derive(Clone, Debug, sqlx::FromRow)]
+#[derive(Clone, Debug, sqlx_macros::FromRow)]
 pub(crate) struct JobRow {
     pub(crate) id: String,
     pub(crate) kind: String,

@@ -24,7 +24,7 @@ pub(crate) struct ManifestRow {
     pub(crate) bytes: Bytes,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct ManifestColumns {
     digest: String,
     media_type: String,
@@ -61,7 +61,7 @@ pub(crate) struct ReferrerQuery<'a> {
     pub(crate) limit: u32,
 }
 
-#[derive(Clone, Debug, sqlx::FromRow)]
+#[derive(Clone, Debug, sqlx_macros::FromRow)]
 pub(crate) struct ReferrerRow {
     pub(crate) digest: String,
     pub(crate) media_type: String,
@@ -71,7 +71,7 @@ pub(crate) struct ReferrerRow {
 }
 
 /// A manifest that is being deleted.
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct DeletedManifest {
     repository: String,
     digest: String,
@@ -80,7 +80,7 @@ struct DeletedManifest {
 }
 
 /// A tag that was deleted with its manifest.
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct DeletedTag {
     repository: String,
     name: String,
@@ -88,7 +88,7 @@ struct DeletedTag {
 }
 
 /// A reference of a manifest that is being deleted.
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct DeletedReference {
     repository: String,
     manifest: String,

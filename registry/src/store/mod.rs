@@ -171,8 +171,10 @@ impl Store {
             },
         };
         match &store.0 {
-            Engine::Sqlite(pools) => sqlx::migrate!("../migrations/sqlite").run(&pools.write).await,
-            Engine::Postgres(pool) => postgres::migrate(pool, sqlx::migrate!("../migrations/postgres")).await,
+            Engine::Sqlite(pools) => sqlx_macros::migrate!("../migrations/sqlite").run(&pools.write).await,
+            Engine::Postgres(pool) => {
+                postgres::migrate(pool, sqlx_macros::migrate!("../migrations/postgres")).await
+            }
         }
         .map_err(|error| match error {
             MigrateError::VersionMissing(version) => Error::SchemaNewer { version },

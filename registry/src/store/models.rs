@@ -26,7 +26,7 @@ pub(crate) struct ModelRow {
 }
 
 /// The columns of a model, all null where a left join found no row.
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct ModelColumns {
     format: Option<String>,
     architecture: Option<String>,
@@ -74,7 +74,7 @@ pub struct Relative {
     pub bytes_shared: u64,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct RelativeColumns {
     repository: String,
     name: String,
@@ -119,7 +119,7 @@ pub(crate) enum IndexState {
     NotQueued,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct TaggedColumns {
     repository: String,
     name: String,

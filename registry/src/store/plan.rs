@@ -33,13 +33,13 @@ pub(crate) struct BlobHolders {
     pub(crate) kept_for_undo: bool,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct LinkColumns {
     leased_until: i64,
     is_manifest: bool,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct BlobColumns {
     size_bytes: i64,
     released_at: i64,

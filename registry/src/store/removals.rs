@@ -53,7 +53,7 @@ pub(crate) struct RemovalCause {
     pub(crate) undo_until: i64,
 }
 
-#[derive(Clone, Debug, sqlx::FromRow)]
+#[derive(Clone, Debug, sqlx_macros::FromRow)]
 pub(crate) struct RemovalRow {
     pub(crate) id: String,
     pub(crate) kind: String,
@@ -70,7 +70,7 @@ pub(crate) struct RemovalRow {
 }
 
 /// A record that may be deleted once it can no longer be undone.
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct AgedRemoval {
     id: String,
     removed_at: i64,

@@ -21,7 +21,7 @@ pub(crate) struct AgedTag {
     pub(crate) updated_at: i64,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct AgedTagColumns {
     name: String,
     digest: String,

@@ -57,7 +57,7 @@ struct Column {
 }
 
 /// A row of SQLite's `pragma_table_info`.
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct TableInfo {
     name: String,
     r#type: String,

@@ -24,7 +24,7 @@ pub(crate) struct UploadRow {
     pub(crate) is_ending: bool,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct UploadColumns {
     id: String,
     repository: String,

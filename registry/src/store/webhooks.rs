@@ -12,7 +12,7 @@ use crate::{Error, metrics};
 const INSERT_ROWS: usize = 500;
 
 /// An event that was claimed for delivery.
-#[derive(Clone, Debug, sqlx::FromRow)]
+#[derive(Clone, Debug, sqlx_macros::FromRow)]
 pub(crate) struct Delivery {
     pub(crate) id: String,
     pub(crate) event: String,
@@ -34,7 +34,7 @@ pub(crate) struct NewDelivery<'a> {
 }
 
 /// The state of a delivery to one target, as operators see it.
-#[derive(Clone, Debug, sqlx::FromRow)]
+#[derive(Clone, Debug, sqlx_macros::FromRow)]
 pub(crate) struct DeliveryRow {
     pub(crate) id: String,
     pub(crate) event: String,

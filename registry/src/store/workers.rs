@@ -39,7 +39,7 @@ pub(crate) struct WorkerState {
     pub(crate) seen_at: i64,
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct WorkerColumns {
     id: String,
     secret: String,
@@ -70,7 +70,7 @@ impl TryFrom<WorkerColumns> for WorkerRow {
     }
 }
 
-#[derive(sqlx::FromRow)]
+#[derive(sqlx_macros::FromRow)]
 struct WorkerStateColumns {
     id: String,
     inventory: i64,
