@@ -26,7 +26,7 @@ lint:
 fmt:
     cargo fmt --all
 
-# Runs all tests, or the named parts: unit e2e clients replicas faults conformance kill soak memory perplexity
+# Runs all tests, or the named parts (`tests/run --help`)
 [group('test')]
 test *parts:
     tests/run {{ parts }}
