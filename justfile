@@ -21,6 +21,17 @@ lint:
     cargo clippy --locked --workspace --all-targets -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items
 
+# Checks the licences, versions and sources of dependencies, and looks for unused ones
+[group('check')]
+deps:
+    cargo deny --locked check bans licenses sources
+    cargo machete
+
+# Looks for known vulnerabilities in dependencies; needs the network
+[group('check')]
+advisories:
+    cargo deny --locked check advisories
+
 # Formats the code with rustfmt
 [group('check')]
 fmt:
