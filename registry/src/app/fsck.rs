@@ -9,8 +9,9 @@ use serde::Serialize;
 use super::job_control::JobControl;
 use super::{Registry, Removal};
 use crate::Error;
+use crate::blobs::BlobLocation;
 use crate::blobs::key;
-use crate::store::{BlobLocation, Dangling, DanglingKind};
+use crate::store::{Dangling, DanglingKind};
 use crate::time::now_ms;
 
 const PAGE: i64 = 1000;

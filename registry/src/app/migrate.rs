@@ -11,8 +11,9 @@ use serde::Serialize;
 
 use super::{Body, ChunkRange, Limits, Registry, open_idle};
 use crate::auth::Caller;
+use crate::blobs::BlobLocation;
 use crate::blobs::blob_root;
-use crate::store::{BlobLocation, MoveState, database_file};
+use crate::store::{MoveState, database_file};
 use crate::{BodyError, Config, Error};
 
 const PAGE: i64 = 1000;

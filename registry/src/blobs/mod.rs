@@ -21,7 +21,7 @@ mod writer;
 
 pub(crate) use lock::{KeyGuard, KeyLock, Locks};
 pub use object::BlobStream;
-pub(crate) use object::{ListedObject, PlacedBlob};
+pub(crate) use object::{BlobLocation, ListedObject, PlacedBlob};
 #[cfg(test)]
 pub(crate) use remote::testing;
 pub(crate) use storage::Blobs;

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
+use lode_model::digest::Digest;
 
 /// A blob's bytes as a stream.
 pub type BlobStream = BoxStream<'static, std::io::Result<Bytes>>;
@@ -17,4 +18,12 @@ pub(crate) struct ListedObject {
     pub(crate) key: String,
     pub(crate) size_bytes: u64,
     pub(crate) modified_ms: i64,
+}
+
+/// The location of a blob's bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct BlobLocation {
+    pub(crate) digest: Digest,
+    pub(crate) size_bytes: u64,
+    pub(crate) store_key: String,
 }

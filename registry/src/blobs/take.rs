@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::files::{folder_of, lock_folder};
-use crate::store::BlobLocation;
+use super::object::BlobLocation;
 use crate::{Config, Error};
 
 /// How a backup transfers blobs.

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Connection};
 
-use super::{BUSY_TIMEOUT, Store, create_private_file, on};
+use super::database::{BUSY_TIMEOUT, create_private_file, size};
+use super::{Store, on};
 use crate::{Config, Error};
 
 /// The path of an existing SQLite database file.
@@ -61,6 +62,6 @@ impl Store {
         let (count, bytes): (i64, i64) = on!(self.read(), c => sqlx::query_as(
             "select count(*), cast(coalesce(sum(size_bytes), 0) as bigint) from blobs where state = 'live'")
             .fetch_one(c).await)?;
-        Ok((super::size(count)?, super::size(bytes)?))
+        Ok((size(count)?, size(bytes)?))
     }
 }

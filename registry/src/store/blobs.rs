@@ -4,9 +4,10 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
-use super::collect::BlobLocation;
-use super::{Store, Tx, bigint, digest_list, now_ms, on, parse_stored, size};
+use super::{Store, Tx, bigint, digest_list, on, parse_stored, size};
 use crate::Error;
+use crate::blobs::BlobLocation;
+use crate::time::now_ms;
 
 /// A live blob as a repository sees it.
 #[derive(Clone, Debug)]

@@ -1,8 +1,9 @@
 //! The queries of `fsck`: every blob in digest order, and dangling references.
 
-use super::collect::{BlobLocation, BlobLocationColumns};
+use super::collect::BlobLocationColumns;
 use super::{Store, on};
 use crate::Error;
+use crate::blobs::BlobLocation;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DanglingKind {

@@ -9,16 +9,10 @@ use lode_model::reference::Repository;
 use sqlx::AssertSqlSafe;
 
 use super::removals::{RemovalCause, RemovalRow};
-use super::{Store, Tx, digest_list, now_ms, on, parse_stored, placeholders, size};
+use super::{Store, Tx, digest_list, on, parse_stored, placeholders, size};
 use crate::Error;
-
-/// The location of a blob's bytes.
-#[derive(Clone, Debug)]
-pub(crate) struct BlobLocation {
-    pub(crate) digest: Digest,
-    pub(crate) size_bytes: u64,
-    pub(crate) store_key: String,
-}
+use crate::blobs::BlobLocation;
+use crate::time::now_ms;
 
 #[derive(sqlx_macros::FromRow)]
 pub(super) struct BlobLocationColumns {

@@ -6,7 +6,8 @@ use std::time::Duration;
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
-use super::{Engine, Store, Tx, millis, now_ms, on, parse_stored};
+use super::{Engine, Store, Tx, on, parse_stored};
+use crate::time::{millis, now_ms};
 use crate::{Error, metrics};
 
 /// A manifest that a replica has claimed.

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
 
-use super::{Engine, Store, millis, now_ms, on};
+use super::{Engine, Store, on};
+use crate::time::{millis, now_ms};
 use crate::{Error, metrics};
 
 /// How many findings one statement inserts.

@@ -1,7 +1,8 @@
 //! Keys that all replicas share. The first replica that needs one creates it.
 
-use super::{Store, now_ms, on};
+use super::{Store, on};
 use crate::Error;
+use crate::time::now_ms;
 
 impl Store {
     /// Returns the key of that name, or stores `fresh` as the key if there is none.

@@ -8,8 +8,9 @@ use lode_model::reference::Repository;
 use sqlx::Postgres;
 use sqlx::pool::PoolConnection;
 
-use super::{Engine, Store, Tx, digest_list, measured, now_ms, on, postgres};
+use super::{Engine, Store, Tx, digest_list, measured, on, postgres};
 use crate::Error;
+use crate::time::now_ms;
 
 /// How often a lock of another replica is retried.
 const LOCK_POLL: Duration = Duration::from_millis(100);

@@ -3,26 +3,20 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository};
 use sqlx::AssertSqlSafe;
 
 use super::collect::UnreferencedContent;
+use super::manifest_row::ManifestRow;
 use super::read_cache::CachedValue;
 use super::removals::{RemovalCause, RemovalRow};
-use super::{Store, Tx, bigint, digest_list, now_ms, on, parse_stored, placeholders, size};
+use super::{Store, Tx, bigint, digest_list, on, parse_stored, placeholders, size};
 use crate::Error;
+use crate::time::now_ms;
 
 /// How many rows one statement of a deletion lists.
 const ROWS: usize = 1000;
-
-#[derive(Clone, Debug)]
-pub(crate) struct ManifestRow {
-    pub(crate) digest: Digest,
-    pub(crate) media_type: String,
-    pub(crate) bytes: Bytes,
-}
 
 #[derive(sqlx_macros::FromRow)]
 struct ManifestColumns {

@@ -5,8 +5,9 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
-use super::{Store, now_ms, on, parse_stored};
+use super::{Store, on, parse_stored};
 use crate::Error;
+use crate::time::now_ms;
 
 impl Store {
     /// When a tag was last compared with the upstream.

@@ -6,8 +6,9 @@ use lode_model::reference::{Reference, Repository, Tag};
 use serde::Serialize;
 use sqlx::AssertSqlSafe;
 
-use super::{Store, bigint, now_ms, on, parse_stored, size};
+use super::{Store, bigint, on, parse_stored, size};
 use crate::Error;
+use crate::time::now_ms;
 
 /// How many tensors one statement inserts; four parameters each stay far below the engines' limits.
 const INSERT_ROWS: usize = 200;

@@ -3,8 +3,9 @@
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 
-use super::{Store, now_ms, on, parse_stored, size};
+use super::{Store, on, parse_stored, size};
 use crate::Error;
+use crate::time::now_ms;
 
 /// References and leases that keep a manifest.
 pub(crate) struct ManifestHolders {

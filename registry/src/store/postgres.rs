@@ -11,8 +11,8 @@ use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Postgres, Transaction};
 use url::Url;
 
-use super::now_ms;
 use crate::Error;
+use crate::time::now_ms;
 
 /// How long a request waits for a connection before it fails with a retryable error.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(5);

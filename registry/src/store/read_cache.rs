@@ -9,7 +9,7 @@ use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use sqlx::sqlite::{SqliteConnection, SqlitePool};
 
-use super::manifests::ManifestRow;
+use super::manifest_row::ManifestRow;
 
 /// The size limit of the cache, beyond which the least recently used entries are evicted.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;

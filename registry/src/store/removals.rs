@@ -6,8 +6,9 @@ use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
-use super::{Store, Tx, bigint, now_ms, on, parse_stored, placeholders};
+use super::{Store, Tx, bigint, on, parse_stored, placeholders};
 use crate::Error;
+use crate::time::now_ms;
 
 /// How many old records one statement deletes, few enough not to delay pushes.
 pub(super) const EXPIRE_BATCH: i64 = 1000;

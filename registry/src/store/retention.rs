@@ -7,8 +7,9 @@ use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 
 use super::removals::{RemovalCause, RemovalRow};
-use super::{Store, Tx, digest_list, now_ms, on, parse_stored, placeholders};
+use super::{Store, Tx, digest_list, on, parse_stored, placeholders};
 use crate::Error;
+use crate::time::now_ms;
 
 /// How many tags one statement deletes; three parameters each stay below the engines' limits.
 const DELETE_ROWS: usize = 500;

@@ -5,8 +5,9 @@ use lode_model::reference::{Repository, Tag};
 
 use super::read_cache::CachedValue;
 use super::removals::RemovalCause;
-use super::{Store, Tx, now_ms, on, parse_stored};
+use super::{Store, Tx, on, parse_stored};
 use crate::Error;
+use crate::time::now_ms;
 
 impl Store {
     /// Tags after `after` (exclusive), at most `limit`.

@@ -3,8 +3,9 @@
 
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{Engine, Store, Tx, now_ms, on, size};
+use super::{Engine, Store, Tx, on, size};
 use crate::Error;
+use crate::time::now_ms;
 
 /// The tables to copy, each after those that it references. Blobs are copied with their bytes.
 pub(crate) const MOVED: &[&str] = &[

@@ -5,9 +5,10 @@ use lode_model::digest::{Algorithm, Hasher};
 use lode_model::reference::Repository;
 use uuid::Uuid;
 
-use super::{Store, Tx, bigint, now_ms, on, parse_stored, size};
+use super::{Store, Tx, bigint, on, parse_stored, size};
 use crate::Error;
 use crate::blobs::{StoredUpload, UploadProgress};
+use crate::time::now_ms;
 
 #[derive(Clone, Debug)]
 pub(crate) struct UploadRow {

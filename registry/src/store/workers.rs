@@ -6,8 +6,9 @@ use std::time::Duration;
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
-use super::{Store, millis, on, parse_stored};
+use super::{Store, on, parse_stored};
 use crate::Error;
+use crate::time::millis;
 
 /// A worker's report. The lists are JSON, because no query filters by them.
 #[derive(Clone, Debug)]

@@ -17,9 +17,10 @@ use super::job_control::JobControl;
 use super::{Registry, detached, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
+use crate::blobs::BlobLocation;
 use crate::error::chain;
 use crate::metrics;
-use crate::store::{BlobLocation, RemovalCause, RemovalReason, ReplicaLock, TimeCursor, UnreferencedContent};
+use crate::store::{RemovalCause, RemovalReason, ReplicaLock, TimeCursor, UnreferencedContent};
 use crate::time::{millis, now_ms};
 
 pub use removals::{Removal, RemovalPage};

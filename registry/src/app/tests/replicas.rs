@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::store::{BlobLocation, NewManifest, RemovalCause, RemovalReason, Store, Tx, on};
+use crate::blobs::BlobLocation;
+use crate::store::{NewManifest, RemovalCause, RemovalReason, Store, Tx, on};
 use crate::time::{millis, now_ms};
 
 /// Long enough for an operation that does not wait for a lock.
