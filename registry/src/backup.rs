@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 
 use crate::blobs::{BackupMode, blob_root, key, lock_target, take};
 use crate::store::{Store, database_file, snapshot};
-use crate::{Config, Error};
+use crate::{Config, Error, OpenError};
 
 /// A collection may remove a blob after the database was copied and before the blob is. Then the database is
 /// copied again, at most this often.
@@ -46,7 +46,7 @@ pub async fn backup(
     to: &Path,
     how: BackupMode,
     begin: impl Fn(u64) -> Arc<dyn Progress>,
-) -> Result<BackupReport, Error> {
+) -> Result<BackupReport, OpenError> {
     // 1. Find the source, and lock and mark the target.
     let index = database_file(config)?;
     let from = blob_root(config)?;
@@ -63,7 +63,7 @@ pub async fn backup(
                 store.close().await;
                 if tries == MAX_DATABASE_COPIES || is_damaged(&index, &from, &lost).await? {
                     let missing = io::Error::from(io::ErrorKind::NotFound);
-                    return Err(Error::io(format!("failed to read blob {lost}"), missing));
+                    return Err(Error::io(format!("failed to read blob {lost}"), missing).into());
                 }
                 tries += 1;
             }
@@ -84,14 +84,15 @@ pub async fn backup(
 
 /// Marks the folder as a backup, unless it contains a registry: that would lose its database, and all blobs
 /// that are not in the source.
-fn mark_as_backup(to: &Path) -> Result<(), Error> {
+fn mark_as_backup(to: &Path) -> Result<(), OpenError> {
     let (mark, index) = (to.join(BACKUP_MARKER), to.join("lode.db"));
     if index.exists() && !mark.exists() {
         let reason =
             format!("{} contains a registry that is not a backup; choose another folder", to.display());
-        return Err(Error::Config { setting: "--to", reason });
+        return Err(OpenError::Config { setting: "--to", reason });
     }
-    File::create(&mark).map(drop).map_err(|e| Error::io(format!("failed to write {}", mark.display()), e))
+    File::create(&mark).map_err(|e| Error::io(format!("failed to write {}", mark.display()), e))?;
+    Ok(())
 }
 
 /// Removes the mark: once served, a backup is a registry of its own.

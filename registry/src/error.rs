@@ -1,6 +1,7 @@
 //! The registry's errors, for callers to act on; nothing here knows HTTP. Each HTTP surface maps the variants
 //! once (`oci/error.rs`, `api/error.rs`). Details of `Storage` and `Database` go only to the operator's log.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use lode_model::digest::Digest;
@@ -101,11 +102,6 @@ pub enum Error {
     /// The caller cancelled the work.
     #[error("cancelled")]
     Cancelled,
-    /// Another server uses this data folder.
-    #[error("{path} is in use by another server")]
-    FolderInUse { path: std::path::PathBuf },
-    #[error("invalid `{setting}`: {reason}")]
-    Config { setting: &'static str, reason: String },
     /// A blob that the database lists cannot be read, or failed a check.
     #[error("storage: {what}")]
     Storage {
@@ -115,16 +111,35 @@ pub enum Error {
     },
     #[error("database")]
     Database(#[source] sqlx::Error),
-    #[error("failed to migrate the database")]
-    Migrate(#[source] sqlx::migrate::MigrateError),
-    #[error("the database has schema {version}, which a newer version of lode wrote; run that version")]
-    SchemaNewer { version: i64 },
     /// A row that this version cannot decode.
     #[error("the database has an unreadable {what}: {value}")]
     Corrupt { what: &'static str, value: String },
     /// A background task ended without a result: it panicked, or the server is shutting down.
     #[error("the task did not finish")]
     Interrupted,
+}
+
+/// Why a registry cannot be opened, served, backed up or moved.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another server uses this data folder.
+    #[error("{path} is in use by another server")]
+    FolderInUse { path: PathBuf },
+    #[error("invalid `{setting}`: {reason}")]
+    Config { setting: &'static str, reason: String },
+    #[error("failed to migrate the database")]
+    Migrate(#[source] sqlx::migrate::MigrateError),
+    #[error("the database has schema {version}, which a newer version of lode wrote; run that version")]
+    SchemaNewer { version: i64 },
+    #[error(transparent)]
+    Registry(#[from] Error),
+}
+
+impl From<sqlx::Error> for OpenError {
+    fn from(error: sqlx::Error) -> Self {
+        Error::from(error).into()
+    }
 }
 
 impl From<sqlx::Error> for Error {

@@ -49,7 +49,7 @@ pub use blobs::BackupMode;
 pub use config::{
     Cidr, Config, ConfigError, EventKind, MirrorConfig, Patterns, RetentionRule, Switch, Webhook,
 };
-pub use error::{BodyError, Error};
+pub use error::{BodyError, Error, OpenError};
 pub use open::open;
 pub use router::router;
 pub use serve::{Listeners, serve};

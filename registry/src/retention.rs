@@ -6,7 +6,7 @@ use std::time::Duration;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use lode_model::reference::{Repository, Tag};
 
-use crate::Error;
+use crate::OpenError;
 use crate::config::RetentionRule;
 
 /// The rules, compiled.
@@ -24,7 +24,7 @@ pub(crate) struct Rule {
 }
 
 impl Retention {
-    pub(crate) fn new(rules: &[RetentionRule]) -> Result<Retention, Error> {
+    pub(crate) fn new(rules: &[RetentionRule]) -> Result<Retention, OpenError> {
         let rules = (1..).zip(rules).map(|(number, rule)| Rule::new(number, rule));
         Ok(Retention(rules.collect::<Result<_, _>>()?))
     }
@@ -39,8 +39,8 @@ impl Retention {
 }
 
 impl Rule {
-    fn new(number: u32, rule: &RetentionRule) -> Result<Rule, Error> {
-        let bad = |reason: String| Error::Config {
+    fn new(number: u32, rule: &RetentionRule) -> Result<Rule, OpenError> {
+        let bad = |reason: String| OpenError::Config {
             setting: "retention",
             reason: format!("rule {number}: {reason}"),
         };

@@ -14,15 +14,15 @@ use crate::http::Failure;
 use crate::http::model_name;
 use crate::http::state::ServerState;
 use crate::layers::Layers;
-use crate::{Error, Registry, hub, oci};
+use crate::{OpenError, Registry, hub, oci};
 
 /// The server as a router, to nest in another or to call without a socket.
-pub fn router(registry: Registry) -> Result<Router, Error> {
+pub fn router(registry: Registry) -> Result<Router, OpenError> {
     Ok(Router::new().fallback_service(service(registry)?))
 }
 
 /// The server as one service.
-pub(crate) fn service(registry: Registry) -> Result<Layers, Error> {
+pub(crate) fn service(registry: Registry) -> Result<Layers, OpenError> {
     let gateway = Gateway::new(registry.config())?;
     let routes = Router::new()
         .merge(distribution())

@@ -32,7 +32,7 @@ use crate::http::stall::StallGuard;
 use crate::layers::Layers;
 use crate::surface::{Surface, format_failure};
 use crate::tls::Tls;
-use crate::{Error, Registry, router};
+use crate::{OpenError, Registry, router};
 
 /// How long a connection may take to send the head of a request, and be idle between requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
@@ -77,7 +77,7 @@ pub async fn serve(
     registry: Registry,
     listeners: impl Into<Listeners>,
     shutdown: impl Future<Output = ()>,
-) -> Result<(), Error> {
+) -> Result<(), OpenError> {
     let Listeners { public, tls, internal } = listeners.into();
     if let Some(tls) = &tls {
         registry.start(tls.clone().watch());

@@ -10,9 +10,9 @@ use lode_client::{Client, ClientOptions, Credentials, Egress, Login, PlainHttp, 
 use lode_model::reference::Repository;
 use url::Url;
 
-use crate::Error;
 use crate::config::MirrorConfig;
 use crate::time::{millis, now_ms};
+use crate::{Error, OpenError};
 
 /// How long requests use stored content instead of an upstream that did not respond.
 const FAILURE_BACKOFF: Duration = Duration::from_secs(5);
@@ -40,8 +40,8 @@ impl fmt::Debug for Upstream {
 }
 
 impl Upstream {
-    pub(crate) fn open(mirror: &MirrorConfig, egress: &Egress) -> Result<Upstream, Error> {
-        let unusable = |reason: String| Error::Config { setting: "mirror", reason };
+    pub(crate) fn open(mirror: &MirrorConfig, egress: &Egress) -> Result<Upstream, OpenError> {
+        let unusable = |reason: String| OpenError::Config { setting: "mirror", reason };
         let MirrorConfig { prefix, upstream, username, password, check_after, plain_http } = mirror;
         // 1. The prefix.
         let parts = prefix.strip_suffix('/').unwrap_or(prefix);
@@ -140,7 +140,7 @@ pub(crate) fn find_upstream<'a>(
 mod tests {
     use super::*;
 
-    fn open(mirror: &MirrorConfig) -> Result<Upstream, Error> {
+    fn open(mirror: &MirrorConfig) -> Result<Upstream, OpenError> {
         Upstream::open(mirror, &Egress::new(Vec::new()).unwrap())
     }
 

@@ -1,7 +1,7 @@
 //! `lode backup`: copies the database and blobs of a server on this machine, while the server runs.
 
 use lode_client::Progress;
-use lode_registry::BackupMode;
+use lode_registry::{BackupMode, Error, OpenError};
 use serde_json::json;
 
 use crate::{
@@ -23,18 +23,17 @@ pub(crate) async fn run(args: Backup) -> Outcome {
     ui::print_line(format!("new: {} blobs, {}", report.blobs_copied, ui::format_size(report.copied_bytes)))
 }
 
-fn failed(error: &lode_registry::Error) -> Failure {
-    use lode_registry::Error;
+fn failed(error: &OpenError) -> Failure {
     let failure = Failure::with_source("backup failed", error);
     match error {
-        Error::Config { setting: "database" | "storage", .. } => {
+        OpenError::Config { setting: "database" | "storage", .. } => {
             failure.hint("for Postgres and object storage, see docs/guide/backup.md")
         }
-        Error::Config { setting: "--to", .. } => {
+        OpenError::Config { setting: "--to", .. } => {
             failure.hint("--to must name an empty folder or a folder of earlier backups")
         }
-        Error::FolderInUse { .. } => failure.hint("--to must name a folder that no server uses"),
-        Error::Storage { .. } => {
+        OpenError::FolderInUse { .. } => failure.hint("--to must name a folder that no server uses"),
+        OpenError::Registry(Error::Storage { .. }) => {
             failure.hint("check that --data names the server's folder; `lode fsck` finds damage")
         }
         _ => failure,

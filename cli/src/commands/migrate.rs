@@ -2,7 +2,7 @@
 //! may serve reads.
 
 use lode_client::Progress;
-use lode_registry::Config;
+use lode_registry::{Config, Error, OpenError};
 use serde_json::json;
 
 use crate::{
@@ -41,18 +41,17 @@ pub(crate) async fn run(args: Migrate) -> Outcome {
     ))
 }
 
-fn failed(error: &lode_registry::Error) -> Failure {
-    use lode_registry::Error;
+fn failed(error: &OpenError) -> Failure {
     let failure = Failure::with_source("migration failed", error);
     match error {
-        Error::FolderInUse { .. } => failure.hint(
+        OpenError::FolderInUse { .. } => failure.hint(
             "stop the server, or restart it with --read-only: its data must not change during the migration",
         ),
-        Error::Config { setting: "to-database", .. } => failure.hint("use an empty database"),
-        Error::Config { .. } => failure.hint(
+        OpenError::Config { setting: "to-database", .. } => failure.hint("use an empty database"),
+        OpenError::Config { .. } => failure.hint(
             "--data, --database and --storage (or LODE_*) name the source, --to-database and --to-storage the target",
         ),
-        Error::Storage { .. } => {
+        OpenError::Registry(Error::Storage { .. }) => {
             failure.hint("check that --data names the source server's folder; `lode fsck` finds damage; then repeat the command")
         }
         _ => failure.hint("repeat the command: it resumes where it stopped"),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
+use lode_registry::{Error, OpenError};
 use tokio::{net::TcpListener, sync::watch};
 
 use super::demo;
@@ -150,22 +151,22 @@ async fn bind(address: SocketAddr) -> Outcome<TcpListener> {
     })
 }
 
-fn cannot_open(error: &lode_registry::Error, data: &std::path::Path) -> Failure {
+fn cannot_open(error: &OpenError, data: &std::path::Path) -> Failure {
     let failure = Failure::with_source("cannot start", error);
     match error {
-        lode_registry::Error::FolderInUse { .. } => {
+        OpenError::FolderInUse { .. } => {
             failure.hint("stop the other server, or name another folder with --data")
         }
-        lode_registry::Error::Storage { .. } => {
+        OpenError::Registry(Error::Storage { .. }) => {
             failure.hint(format!("can this user write to {}? --data names another folder", data.display()))
         }
-        lode_registry::Error::SchemaNewer { .. } => {
+        OpenError::SchemaNewer { .. } => {
             failure.hint("start that version again; `lode --version` prints this version")
         }
-        lode_registry::Error::Database(_) | lode_registry::Error::Unavailable { .. } => failure.hint(
+        OpenError::Registry(Error::Database(_) | Error::Unavailable { .. }) => failure.hint(
             "--database (LODE_DATABASE) names the database: is it running, and may this user log in and create tables?",
         ),
-        lode_registry::Error::Config { setting: "storage", .. } => failure.hint(
+        OpenError::Config { setting: "storage", .. } => failure.hint(
             "--storage names the bucket; AWS_* variables or storage_* settings have its endpoint and credentials: see docs/guide/replicas.md",
         ),
         _ => failure,

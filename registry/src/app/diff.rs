@@ -219,7 +219,7 @@ impl Registry {
             return Ok(record);
         };
         // Decoding uses a whole processor, so the number of decoders is limited over all callers.
-        let permit = self.comparing.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
+        let permit = self.comparing.clone().acquire_owned().await.expect("the semaphore is never closed");
         let work = tokio::task::spawn_blocking(move || {
             // Kept until the end, because the thread continues after the caller disconnects.
             let _permit = permit;

@@ -57,7 +57,7 @@ impl Registry {
         }
         let reading = async {
             let permit = self.indexing.requests.clone().acquire_owned().await;
-            let permit = permit.map_err(|_| Error::Interrupted)?;
+            let permit = permit.expect("the semaphore is never closed");
             self.model_read_once(repository, digest, Some(permit)).await
         };
         match tokio::time::timeout(REQUEST_LIMIT, reading).await {

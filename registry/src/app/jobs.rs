@@ -106,7 +106,7 @@ impl Registry {
         }
         self.jobs.added.notify_one();
         tracing::info!(job = id, kind = kind.name(), "job added");
-        self.job_find(&id).await?.ok_or(Error::Interrupted)
+        self.job_find(&id).await?.ok_or(Error::Corrupt { what: "job", value: id })
     }
 
     /// Returns a job. With `wait`, waits until it has finished or the time is over. `None` if there is no

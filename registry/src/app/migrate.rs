@@ -14,7 +14,7 @@ use crate::auth::Caller;
 use crate::blobs::BlobLocation;
 use crate::blobs::blob_root;
 use crate::store::{MoveState, database_file};
-use crate::{BodyError, Config, Error};
+use crate::{BodyError, Config, Error, OpenError};
 
 const PAGE: i64 = 1000;
 /// How many blobs are copied at a time.
@@ -43,7 +43,7 @@ pub async fn migrate(
     from: Config,
     to: Config,
     begin: impl Fn(u64) -> Arc<dyn Progress>,
-) -> Result<MigrateReport, Error> {
+) -> Result<MigrateReport, OpenError> {
     // 1. Open the old one. Its files have no writer, or its folder is locked. A folder without a database
     //    would move as an empty registry, and the right one could no longer be moved.
     database_file(&from)?;
@@ -70,7 +70,7 @@ impl Registry {
         &self,
         to: &Registry,
         begin: impl Fn(u64) -> Arc<dyn Progress>,
-    ) -> Result<MigrateReport, Error> {
+    ) -> Result<MigrateReport, OpenError> {
         let mut report = MigrateReport::default();
         (report.blobs, report.size_bytes) = self.store.blobs_total().await?;
         // 1. Claim a database that is empty, or that an earlier run of this move left unfinished.
@@ -79,7 +79,7 @@ impl Registry {
             MoveState::Done => return Ok(MigrateReport { done_before: true, ..report }),
             MoveState::NotEmpty => {
                 let reason = "the target database already contains a registry".to_owned();
-                return Err(Error::Config { setting: "to-database", reason });
+                return Err(OpenError::Config { setting: "to-database", reason });
             }
         }
         // 2. Copy the bytes.
@@ -108,10 +108,8 @@ impl Registry {
         for (table, rows) in tx.tables_replace(&self.store).await? {
             let got = tx.table_count(table).await?;
             if got != rows {
-                return Err(Error::Corrupt {
-                    what: "copy of a table",
-                    value: format!("{table}: {got} of {rows} rows"),
-                });
+                let value = format!("{table}: {got} of {rows} rows");
+                return Err(Error::Corrupt { what: "copy of a table", value }.into());
             }
             match table {
                 "repositories" => report.repositories = rows,
@@ -123,7 +121,7 @@ impl Registry {
         let blobs = tx.table_count("blobs").await?;
         if blobs < report.blobs {
             let value = format!("blobs: {blobs} of {} rows", report.blobs);
-            return Err(Error::Corrupt { what: "copy of a table", value });
+            return Err(Error::Corrupt { what: "copy of a table", value }.into());
         }
         tx.move_done().await?;
         tx.commit().await?;
@@ -147,7 +145,7 @@ impl Registry {
         let bytes = self.blobs.read(&blob.store_key, 0..blob.size_bytes).await?;
         let body: Body = bytes.map_err(BodyError::from).boxed();
         let chunk = ChunkRange { range: None, length: Some(blob.size_bytes) };
-        let way: Repository = COPY_REPOSITORY.parse().map_err(|_| Error::Interrupted)?;
+        let way: Repository = COPY_REPOSITORY.parse().expect("the constant is a repository name");
         match to.blob_put(&Caller::Internal, &way, &blob.digest, chunk, body).await {
             Ok(_) => Ok(true),
             // The blob is damaged in the old registry and must not be copied.

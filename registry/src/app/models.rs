@@ -10,7 +10,7 @@ use lode_model::index;
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::media_type;
 use lode_model::recognise::{Artifact, FileKind};
-use lode_model::reference::{Name, Reference, ReferenceError, Repository, Tag};
+use lode_model::reference::{Reference, Repository, Tag};
 use lode_model::tensor::TensorInfo;
 use serde::Serialize;
 
@@ -109,14 +109,6 @@ impl Registry {
         allow(caller, Action::Infer, Target::Repository(repository))?;
         Ok(none_if_unknown(self.manifest_get(caller, repository, reference).await)?
             .map(|manifest| manifest.digest))
-    }
-
-    /// Resolves a name from this server's settings.
-    pub(super) async fn model_resolve_setting(&self, name: &str) -> Result<Option<Digest>, Error> {
-        let name: Name = name
-            .parse()
-            .map_err(|error: ReferenceError| Error::Config { setting: "model", reason: error.to_string() })?;
-        self.model_resolve(&Caller::Internal, &name.repository, &name.reference).await
     }
 
     /// Tags whose manifest is a model or not indexed yet, in name order: at most `n`, after `after`. It

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lode_client::{BodyBudget, Egress};
 use lode_model::digest::Digest;
+use lode_model::reference::{Name, ReferenceError};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
@@ -22,7 +23,7 @@ use crate::retention::Retention;
 use crate::store::{PostgresOptions, Store};
 use crate::time::millis;
 use crate::upstream::Upstream;
-use crate::{Config, Error, metrics};
+use crate::{Config, Error, OpenError, metrics};
 
 /// How many listed blobs are checked before the storage is considered to belong to another registry.
 const SAMPLE_BLOBS: i64 = 4;
@@ -83,6 +84,8 @@ pub struct Inner {
     pub(super) upstreams: Vec<Arc<Upstream>>,
     /// Fetches from them in progress.
     pub(super) fetches: Coalescer,
+    /// The model without which this server is not ready.
+    pub(super) awaited_model: Option<Name>,
     /// When this process opened the registry, by the database's clock.
     pub(super) opened_at: i64,
     /// The key of signed links, loaded on first use.
@@ -100,12 +103,17 @@ impl Deref for Registry {
 }
 
 /// Opens the registry without starting background tasks.
-pub(crate) async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
+pub(crate) async fn open_idle(config: Config, limits: Limits) -> Result<Registry, OpenError> {
     let egress = Egress::new(config.allow_egress.clone())
-        .map_err(|error| Error::Config { setting: "allow_egress", reason: chain(&error) })?;
+        .map_err(|error| OpenError::Config { setting: "allow_egress", reason: chain(&error) })?;
     let upstreams = config.mirror.iter().map(|mirror| Upstream::open(mirror, &egress).map(Arc::new));
-    let upstreams = upstreams.collect::<Result<_, Error>>()?;
+    let upstreams = upstreams.collect::<Result<_, OpenError>>()?;
     let retention = Retention::new(&config.retention)?;
+    let awaited_model = config.wait_for_model.as_deref().map(str::parse).transpose();
+    let awaited_model = awaited_model.map_err(|error: ReferenceError| OpenError::Config {
+        setting: "wait_for_model",
+        reason: error.to_string(),
+    })?;
     let settings = config.clone();
     let blobs = tokio::task::spawn_blocking(move || Blobs::open(&settings, limits.write))
         .await
@@ -133,6 +141,7 @@ pub(crate) async fn open_idle(config: Config, limits: Limits) -> Result<Registry
         egress,
         upstreams,
         fetches: Coalescer::default(),
+        awaited_model,
         opened_at,
         link_key: tokio::sync::OnceCell::new(),
         stopping: CancellationToken::new(),

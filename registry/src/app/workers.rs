@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lode_model::reference::Name;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -130,10 +131,10 @@ impl Registry {
         {
             missing.push("no worker is attached yet".to_owned());
         }
-        if let Some(model) = &self.config().wait_for_model
-            && !matches!(self.model_resolve_setting(model).await, Ok(Some(_)))
+        if let Some(Name { repository, reference, .. }) = &self.awaited_model
+            && !matches!(self.model_resolve(&Caller::Internal, repository, reference).await, Ok(Some(_)))
         {
-            missing.push(format!("model {model} is not imported yet"));
+            missing.push(format!("model {repository}:{reference} is not imported yet"));
         }
         missing
     }

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use tokio::task::spawn_blocking;
 use url::Url;
 
-use crate::Error;
+use crate::{Error, OpenError};
 
 /// The folder of a `file:///PATH` URL.
-pub(super) fn folder_of(url: &Url) -> Result<PathBuf, Error> {
+pub(super) fn folder_of(url: &Url) -> Result<PathBuf, OpenError> {
     let reason = "expected file:///PATH".to_owned();
-    url.to_file_path().map_err(|()| Error::Config { setting: "storage", reason })
+    url.to_file_path().map_err(|()| OpenError::Config { setting: "storage", reason })
 }
 
 /// Runs file work on a blocking thread.
@@ -25,15 +25,15 @@ pub(super) async fn blocking<T: Send + 'static>(
 }
 
 /// Locks a folder against other servers for as long as the file is open. Read-only servers share the lock.
-pub(super) fn lock_folder(folder: &Path, read_only: bool) -> Result<File, Error> {
+pub(super) fn lock_folder(folder: &Path, read_only: bool) -> Result<File, OpenError> {
     let failed = |e| Error::io(format!("failed to lock {}", folder.display()), e);
     create_private(folder).map_err(failed)?;
     let file = File::create(folder.join("lode.lock")).map_err(failed)?;
     let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
     match locked {
         Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::FolderInUse { path: folder.to_owned() }),
-        Err(std::fs::TryLockError::Error(error)) => Err(failed(error)),
+        Err(std::fs::TryLockError::WouldBlock) => Err(OpenError::FolderInUse { path: folder.to_owned() }),
+        Err(std::fs::TryLockError::Error(error)) => Err(failed(error).into()),
     }
 }
 

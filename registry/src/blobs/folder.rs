@@ -21,7 +21,7 @@ use super::files::{blocking, create_private, lock_folder, sync_folder};
 use super::testing_folder as testing;
 use super::writer::{self, AppendFile, WriteLimit};
 use super::{BlobStream, KeyGuard, ListedObject, key};
-use crate::{Config, Error};
+use crate::{Config, Error, OpenError};
 
 /// Read-ahead of a download: large enough to be fast, small enough for hundreds at once.
 const READ_BYTES: usize = 256 * 1024;
@@ -39,7 +39,7 @@ struct Inner {
 
 impl Folder {
     /// Opens the folder and locks it against other servers. (The data folder is already locked.)
-    pub(super) fn open(root: PathBuf, config: &Config, write_limit: WriteLimit) -> Result<Folder, Error> {
+    pub(super) fn open(root: PathBuf, config: &Config, write_limit: WriteLimit) -> Result<Folder, OpenError> {
         let opened = || -> io::Result<PathBuf> {
             create_private(&root)?;
             for algorithm in key::ALGORITHMS {

@@ -22,7 +22,7 @@ use super::upload::StoredUpload;
 use super::upload_writer::UploadWriter;
 use super::writer::WriteLimit;
 use crate::metrics::measure_storage;
-use crate::{Config, Error};
+use crate::{Config, Error, OpenError};
 
 #[derive(Clone)]
 pub(crate) struct Blobs {
@@ -40,7 +40,7 @@ enum Backend {
 impl Blobs {
     /// Opens the configured storage (default: the data folder), and locks the data folder against other
     /// servers.
-    pub(crate) fn open(config: &Config, write_limit: WriteLimit) -> Result<Blobs, Error> {
+    pub(crate) fn open(config: &Config, write_limit: WriteLimit) -> Result<Blobs, OpenError> {
         let lock = || lock_folder(&config.data, config.read_only).map(Arc::new);
         let lock = is_data_used(config).then(lock).transpose()?;
         if lock.is_some() {
@@ -62,7 +62,7 @@ impl Blobs {
 
     /// Fails if the storage is misconfigured, for example if the bucket does not exist. One that is only
     /// unreachable is accepted.
-    pub(crate) async fn check(&self) -> Result<(), Error> {
+    pub(crate) async fn check(&self) -> Result<(), OpenError> {
         match &self.backend {
             Backend::Folder(_) => Ok(()),
             Backend::Remote(remote) => remote.check().await,
@@ -160,13 +160,13 @@ impl Blobs {
         guard: KeyGuard,
     ) -> Result<String, Error> {
         match (&self.backend, upload) {
-            (Backend::Folder(folder), _) => {
+            (Backend::Folder(folder), UploadWriter::File(_)) => {
                 measure_storage("place", folder.place(row_key, digest, guard)).await
             }
-            (Backend::Remote(_), UploadWriter::Parts(parts)) => {
-                parts.key().map(str::to_owned).ok_or(Error::Interrupted)
+            (Backend::Remote(_), UploadWriter::Parts(parts)) => parts.key(),
+            (Backend::Folder(_), UploadWriter::Parts(_)) | (Backend::Remote(_), UploadWriter::File(_)) => {
+                unreachable!("`append` returns the writer of its backend")
             }
-            (Backend::Remote(_), UploadWriter::File(_)) => Err(Error::Interrupted),
         }
     }
 

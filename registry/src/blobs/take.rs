@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::files::{folder_of, lock_folder};
 use super::object::BlobLocation;
-use crate::{Config, Error};
+use crate::{Config, OpenError};
 
 /// How a backup transfers blobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,19 +20,19 @@ pub enum BackupMode {
 }
 
 /// The folder of a server's blobs.
-pub(crate) fn blob_root(config: &Config) -> Result<PathBuf, Error> {
+pub(crate) fn blob_root(config: &Config) -> Result<PathBuf, OpenError> {
     match &config.storage {
         None => Ok(config.data.clone()),
         Some(url) if url.scheme() == "file" => folder_of(url),
         Some(_) => {
             let reason = "only blobs in a folder can be backed up".to_owned();
-            Err(Error::Config { setting: "storage", reason })
+            Err(OpenError::Config { setting: "storage", reason })
         }
     }
 }
 
 /// Creates the folder `to`, and locks it against servers and other backups.
-pub(crate) fn lock_target(to: &Path) -> Result<File, Error> {
+pub(crate) fn lock_target(to: &Path) -> Result<File, OpenError> {
     lock_folder(to, false)
 }
 

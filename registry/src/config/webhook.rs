@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::Url;
 
 use super::text::address;
-use crate::Error;
+use crate::OpenError;
 
 /// One `[[webhook]]` table of the settings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -99,7 +99,7 @@ impl<'de> Deserialize<'de> for Patterns {
 }
 
 /// Checks the settings. Pending events are stored by URL, so each URL may occur once.
-pub(crate) fn check_webhooks(webhooks: &[Webhook]) -> Result<(), Error> {
+pub(crate) fn check_webhooks(webhooks: &[Webhook]) -> Result<(), OpenError> {
     for (at, webhook) in webhooks.iter().enumerate() {
         let url = &webhook.url;
         let reason = if !matches!(url.scheme(), "http" | "https") {
@@ -111,7 +111,7 @@ pub(crate) fn check_webhooks(webhooks: &[Webhook]) -> Result<(), Error> {
         } else {
             continue;
         };
-        return Err(Error::Config { setting: "webhook", reason });
+        return Err(OpenError::Config { setting: "webhook", reason });
     }
     Ok(())
 }

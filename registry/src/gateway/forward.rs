@@ -27,7 +27,7 @@ use super::error::GatewayError;
 use super::unread::{CancelUnread, ReadTimeout};
 use crate::app::{Worker, WorkerTable};
 use crate::error::chain;
-use crate::{Config, Error, traces};
+use crate::{Config, OpenError, traces};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -63,7 +63,7 @@ impl Drop for CountedRequest {
 }
 
 impl Gateway {
-    pub(crate) fn new(config: &Config) -> Result<Gateway, Error> {
+    pub(crate) fn new(config: &Config) -> Result<Gateway, OpenError> {
         // A response has no timeout as long as the client reads it; it ends when the client disconnects.
         let configure = || {
             reqwest::Client::builder()
@@ -72,7 +72,7 @@ impl Gateway {
                 .connect_timeout(CONNECT_TIMEOUT)
         };
         let client = lode_client::http_client(configure)
-            .map_err(|error| Error::Config { setting: "gateway", reason: error.to_string() })?;
+            .map_err(|error| OpenError::Config { setting: "gateway", reason: error.to_string() })?;
         Ok(Gateway {
             client,
             requests: Arc::default(),

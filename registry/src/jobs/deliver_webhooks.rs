@@ -10,7 +10,7 @@ use super::webhook_signature::sign;
 use crate::config::Webhook;
 use crate::store::Delivery;
 use crate::time::{millis, now_ms};
-use crate::{Error, Registry, metrics};
+use crate::{Error, OpenError, Registry, metrics};
 
 /// Interval of checks for due events.
 const DUE_EVENT_INTERVAL: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ enum DeliveryError {
 }
 
 /// Starts the delivery of the registry's events.
-pub(super) fn start(registry: &Registry) -> Result<(), Error> {
+pub(super) fn start(registry: &Registry) -> Result<(), OpenError> {
     // Also without any webhook in the settings: events of a removed one would wait forever.
     let this = registry.clone();
     registry.start(async move {
@@ -63,7 +63,7 @@ pub(super) fn start(registry: &Registry) -> Result<(), Error> {
         let egress = registry.egress().with_permitted(&webhook.url);
         let client = egress
             .http(&webhook.url)
-            .map_err(|error| Error::Config { setting: "webhook", reason: error.to_string() })?;
+            .map_err(|error| OpenError::Config { setting: "webhook", reason: error.to_string() })?;
         let (this, client) = (registry.clone(), client.clone());
         registry.start(async move {
             loop {

@@ -8,10 +8,10 @@ use sqlx::{ConnectOptions, Connection};
 
 use super::database::{BUSY_TIMEOUT, create_private_file, size};
 use super::{Store, on};
-use crate::{Config, Error};
+use crate::{Config, Error, OpenError};
 
 /// The path of an existing SQLite database file.
-pub(crate) fn database_file(config: &Config) -> Result<PathBuf, Error> {
+pub(crate) fn database_file(config: &Config) -> Result<PathBuf, OpenError> {
     let file: PathBuf = match &config.database {
         None => config.data.join("lode.db"),
         Some(url) if url.scheme() == "sqlite" => {
@@ -20,12 +20,12 @@ pub(crate) fn database_file(config: &Config) -> Result<PathBuf, Error> {
         }
         Some(_) => {
             let reason = "this command supports only SQLite databases".to_owned();
-            return Err(Error::Config { setting: "database", reason });
+            return Err(OpenError::Config { setting: "database", reason });
         }
     };
     match file.is_file() {
         true => Ok(file),
-        false => Err(Error::io(format!("opening {}", file.display()), io::ErrorKind::NotFound.into())),
+        false => Err(Error::io(format!("opening {}", file.display()), io::ErrorKind::NotFound.into()).into()),
     }
 }
 

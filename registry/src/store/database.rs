@@ -19,7 +19,7 @@ use url::Url;
 
 use super::postgres::{self, PostgresOptions};
 use super::read_cache::{CacheLookup, CachedValue, ReadCache};
-use crate::{Error, metrics};
+use crate::{Error, OpenError, metrics};
 
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const READERS: u32 = 8;
@@ -98,7 +98,7 @@ pub(crate) struct Tx(pub(super) Engine<Transaction<'static, Sqlite>, Transaction
 
 impl Store {
     #[cfg(test)]
-    pub(crate) async fn open(url: Option<&Url>, data: &Path) -> Result<Store, Error> {
+    pub(crate) async fn open(url: Option<&Url>, data: &Path) -> Result<Store, OpenError> {
         Store::open_with(url, data, PostgresOptions::default()).await
     }
 
@@ -107,7 +107,7 @@ impl Store {
         url: Option<&Url>,
         data: &Path,
         reach: PostgresOptions,
-    ) -> Result<Store, Error> {
+    ) -> Result<Store, OpenError> {
         let store = match url {
             None => Store::open_sqlite(&data.join("lode.db"), Some(Arc::default())).await?,
             Some(url) => match url.scheme() {
@@ -120,7 +120,7 @@ impl Store {
                 }
                 "postgres" | "postgresql" => Store(Engine::Postgres(postgres::connect(url, reach).await?)),
                 other => {
-                    return Err(Error::Config {
+                    return Err(OpenError::Config {
                         setting: "database",
                         reason: format!("expected sqlite: or postgres:, got {other}:"),
                     });
@@ -134,8 +134,8 @@ impl Store {
             }
         }
         .map_err(|error| match error {
-            MigrateError::VersionMissing(version) => Error::SchemaNewer { version },
-            error => Error::Migrate(error),
+            MigrateError::VersionMissing(version) => OpenError::SchemaNewer { version },
+            error => OpenError::Migrate(error),
         })?;
         store.build_indexes().await?;
         Ok(store)
@@ -409,7 +409,7 @@ mod tests {
         .unwrap();
         store.close().await;
         let refused = Store::open(None, folder.path()).await.map(drop).unwrap_err();
-        assert!(matches!(refused, Error::SchemaNewer { .. }), "{refused}");
+        assert!(matches!(refused, OpenError::SchemaNewer { .. }), "{refused}");
     }
 
     #[tokio::test]
@@ -420,7 +420,7 @@ mod tests {
         let store = open(&format!("sqlite:{}", path.display()).replace(' ', "%20")).await.unwrap();
         store.ping().await.unwrap();
         assert!(path.exists());
-        assert!(matches!(open("mysql://x/y").await, Err(Error::Config { setting: "database", .. })));
+        assert!(matches!(open("mysql://x/y").await, Err(OpenError::Config { setting: "database", .. })));
         // Opening again changes nothing.
         store.close().await;
         open(&format!("sqlite:{}", path.display()).replace(' ', "%20")).await.unwrap();

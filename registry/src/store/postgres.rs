@@ -11,8 +11,8 @@ use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Postgres, Transaction};
 use url::Url;
 
-use crate::Error;
 use crate::time::now_ms;
+use crate::{Error, OpenError};
 
 /// How long a request waits for a connection before it fails with a retryable error.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(5);
@@ -63,9 +63,9 @@ impl Default for PostgresOptions {
     }
 }
 
-pub(super) async fn connect(url: &Url, reach: PostgresOptions) -> Result<PgPool, Error> {
+pub(super) async fn connect(url: &Url, reach: PostgresOptions) -> Result<PgPool, OpenError> {
     let options = PgConnectOptions::from_str(url.as_str())
-        .map_err(|error| Error::Config { setting: "database", reason: error.to_string() })?
+        .map_err(|error| OpenError::Config { setting: "database", reason: error.to_string() })?
         .application_name("lode");
     wait_for_database(url, &options, reach.wait).await?;
     Ok(PgPoolOptions::new()

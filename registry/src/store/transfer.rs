@@ -4,8 +4,8 @@
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{Engine, Store, Tx, on, size};
-use crate::Error;
 use crate::time::now_ms;
+use crate::{Error, OpenError};
 
 /// The tables to copy, each after those that it references. Blobs are copied with their bytes.
 pub(crate) const MOVED: &[&str] = &[
@@ -120,17 +120,17 @@ impl Store {
         Ok(is_empty)
     }
 
-    async fn columns(&self, table: &str) -> Result<Vec<Column>, Error> {
+    async fn columns(&self, table: &str) -> Result<Vec<Column>, OpenError> {
         let Engine::Sqlite(read) = self.read() else {
             let reason = "only a SQLite database can be moved".to_owned();
-            return Err(Error::Config { setting: "database", reason });
+            return Err(OpenError::Config { setting: "database", reason });
         };
         let rows: Vec<TableInfo> =
             sqlx::query_as("select name, type, pk from pragma_table_info($1) order by cid")
                 .bind(table)
                 .fetch_all(read)
                 .await?;
-        rows.into_iter().map(Column::try_from).collect()
+        Ok(rows.into_iter().map(Column::try_from).collect::<Result<_, Error>>()?)
     }
 
     /// The next rows of a table after those whose key is `after`.
@@ -174,7 +174,10 @@ fn names<'a>(columns: impl Iterator<Item = &'a Column>) -> String {
 
 impl Tx {
     /// Replaces the tables of this database with those of `source`, and returns the number of rows of each.
-    pub(crate) async fn tables_replace(&mut self, source: &Store) -> Result<Vec<(&'static str, u64)>, Error> {
+    pub(crate) async fn tables_replace(
+        &mut self,
+        source: &Store,
+    ) -> Result<Vec<(&'static str, u64)>, OpenError> {
         for table in MOVED.iter().rev() {
             let text = match *table {
                 // Keeps the marks of this move.
@@ -196,7 +199,7 @@ impl Tx {
         Ok(counts)
     }
 
-    async fn table_fill(&mut self, source: &Store, table: &str) -> Result<u64, Error> {
+    async fn table_fill(&mut self, source: &Store, table: &str) -> Result<u64, OpenError> {
         let columns = source.columns(table).await?;
         let (mut after, mut count) = (Vec::new(), 0);
         loop {

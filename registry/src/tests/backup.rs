@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::App;
 use crate::auth::Caller;
-use crate::{BackupMode, BackupReport, Config, Error, backup, open, router};
+use crate::{BackupMode, BackupReport, Config, OpenError, backup, open, router};
 
 fn no_progress(_bytes: u64) -> Arc<dyn Progress> {
     Arc::new(NoProgress)
@@ -116,10 +116,10 @@ async fn removed_blobs_are_pruned_and_damage_fails_the_backup() {
 
     // Never into a folder that is being served, and only from a SQLite file.
     let own = backup(app.registry.config(), app._data.path(), BackupMode::Copy, no_progress).await;
-    assert!(matches!(own, Err(Error::FolderInUse { .. })), "{own:?}");
+    assert!(matches!(own, Err(OpenError::FolderInUse { .. })), "{own:?}");
     let elsewhere = Config { database: Some("postgres://db/lode".parse().unwrap()), ..Config::default() };
     let refused = backup(&elsewhere, to.path(), BackupMode::Copy, no_progress).await;
-    assert!(matches!(refused, Err(Error::Config { setting: "database", .. })), "{refused:?}");
+    assert!(matches!(refused, Err(OpenError::Config { setting: "database", .. })), "{refused:?}");
 }
 
 #[tokio::test]
@@ -137,11 +137,11 @@ async fn it_never_overwrites_a_registry() {
     drop((registry, routes));
     let refused = loop {
         match backup(app.registry.config(), data.path(), BackupMode::Copy, no_progress).await {
-            Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
+            Err(OpenError::FolderInUse { .. }) => tokio::task::yield_now().await,
             refused => break refused,
         }
     };
-    assert!(matches!(refused, Err(Error::Config { setting: "--to", .. })), "{refused:?}");
+    assert!(matches!(refused, Err(OpenError::Config { setting: "--to", .. })), "{refused:?}");
     let other = restore(data.path()).await;
     assert_eq!(other.get("/v2/b/manifests/latest").await.status, 200);
     // A folder with a backup is still accepted.

@@ -14,7 +14,7 @@ use url::Url;
 use super::{App, failure};
 use crate::auth::Caller;
 use crate::blobs::testing::bucket_for_test;
-use crate::{Config, Error, MigrateReport, migrate, open, router};
+use crate::{Config, Error, MigrateReport, OpenError, migrate, open, router};
 
 fn quiet(_bytes: u64) -> Arc<dyn Progress> {
     Arc::new(NoProgress)
@@ -56,10 +56,10 @@ async fn stop(app: App) -> (TempDir, Config) {
 }
 
 /// Like `migrate`, but waits until the folder's lock is released.
-async fn move_registry(from: &Config, to: &Config) -> Result<MigrateReport, Error> {
+async fn move_registry(from: &Config, to: &Config) -> Result<MigrateReport, OpenError> {
     loop {
         match migrate(from.clone(), to.clone(), quiet).await {
-            Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
+            Err(OpenError::FolderInUse { .. }) => tokio::task::yield_now().await,
             other => return other,
         }
     }
@@ -133,7 +133,7 @@ async fn a_migration_copies_everything() {
         assert!(again.done_before && again.blobs_copied == 0, "{again:?}");
         let (_stranger, stranger) = stop(App::new().await).await;
         let refused = move_registry(&stranger, &to).await;
-        assert!(matches!(refused, Err(Error::Config { setting: "to-database", .. })), "{refused:?}");
+        assert!(matches!(refused, Err(OpenError::Config { setting: "to-database", .. })), "{refused:?}");
         let moved = serve(to).await;
         assert_eq!(
             moved.get("/v2/team/mini/manifests/v3").await.header("docker-content-digest"),
@@ -152,13 +152,13 @@ async fn only_read_only_servers_share_the_folder() {
     let to = targets(&elsewhere).await.remove(0);
     // A server with write access blocks the migration.
     let refused = migrate(app.registry.config().clone(), to.clone(), quiet).await;
-    assert!(matches!(refused, Err(Error::FolderInUse { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(OpenError::FolderInUse { .. })), "{refused:?}");
     let (folder, config) = stop(app).await;
 
     // A read-only one keeps running, and refuses all changes.
     let reading = loop {
         match open(Config { read_only: true, ..config.clone() }).await {
-            Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
+            Err(OpenError::FolderInUse { .. }) => tokio::task::yield_now().await,
             registry => break registry.unwrap(),
         }
     };
@@ -182,7 +182,7 @@ async fn only_read_only_servers_share_the_folder() {
     assert_eq!(app.post_json("/lode/v1/gc", json!({})).await.status, 405);
     // No server with write access can start while it reads.
     let writer = open(Config { read_only: false, ..config }).await;
-    assert!(matches!(writer.map(drop), Err(Error::FolderInUse { .. })));
+    assert!(matches!(writer.map(drop), Err(OpenError::FolderInUse { .. })));
 }
 
 #[tokio::test]
@@ -195,11 +195,11 @@ async fn a_folder_without_a_registry_does_not_take_the_new_place() {
         // A misspelt name, and a server that has its database elsewhere.
         let misspelt = Config { data: from.data.join("misspelt"), ..from.clone() };
         let refused = move_registry(&misspelt, &to).await;
-        assert!(matches!(refused, Err(Error::Storage { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(OpenError::Registry(Error::Storage { .. }))), "{refused:?}");
         assert!(!misspelt.data.exists());
         let apart = Config { database: "postgres://db/lode".parse().ok(), ..from.clone() };
         let refused = move_registry(&apart, &to).await;
-        assert!(matches!(refused, Err(Error::Config { setting: "database", .. })), "{refused:?}");
+        assert!(matches!(refused, Err(OpenError::Config { setting: "database", .. })), "{refused:?}");
         // The right one can be migrated.
         assert_eq!(move_registry(&from, &to).await.unwrap().tags, 1);
     }

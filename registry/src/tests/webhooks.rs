@@ -16,7 +16,7 @@ use sha2::Sha256;
 
 use super::App;
 use super::wire::within;
-use crate::{Config, Error, open, router};
+use crate::{Config, OpenError, open, router};
 
 const SECRET: &str = "a secret of the test";
 
@@ -259,7 +259,7 @@ async fn events_of_a_removed_webhook_are_abandoned() {
     let config = Config { data: _data.path().to_owned(), ..Config::default() };
     let registry = loop {
         match open(config.clone()).await {
-            Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
+            Err(OpenError::FolderInUse { .. }) => tokio::task::yield_now().await,
             registry => break registry.unwrap(),
         }
     };

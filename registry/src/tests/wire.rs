@@ -11,12 +11,12 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::App;
-use crate::{Error, Listeners, Tls, serve};
+use crate::{Listeners, OpenError, Tls, serve};
 
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
-    end: JoinHandle<Result<(), Error>>,
+    end: JoinHandle<Result<(), OpenError>>,
 }
 
 impl Server {

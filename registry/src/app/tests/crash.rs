@@ -10,7 +10,7 @@ use crate::time::now_ms;
 async fn a_folder_has_one_server() {
     each_folder(async |f: Fixture| {
         let second = crate::open(f.config.clone()).await;
-        assert!(matches!(second, Err(Error::FolderInUse { .. })));
+        assert!(matches!(second, Err(OpenError::FolderInUse { .. })));
         assert!(f.registry.ready().await.is_ok());
     })
     .await;

@@ -36,7 +36,7 @@ use crate::auth::Caller;
 use crate::blobs::testing::{self, Storage, bucket_for_test};
 use crate::blobs::{WriteLimit, key};
 use crate::open::{open, open_limited};
-use crate::{BodyError, Config, Error};
+use crate::{BodyError, Config, Error, OpenError};
 
 const CALLER: Caller = Caller::Anonymous;
 
@@ -79,7 +79,7 @@ impl Fixture {
         loop {
             match open(config.clone()).await {
                 // A task that is about to end may still hold the folder.
-                Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
+                Err(OpenError::FolderInUse { .. }) => tokio::task::yield_now().await,
                 registry => return Fixture { registry: registry.unwrap(), config, _folder },
             }
         }

@@ -29,7 +29,7 @@ use crate::blobs::object::{BlobStream, ListedObject};
 use crate::blobs::upload::StoredUpload;
 use crate::config::Switch;
 use crate::metrics::measure_storage;
-use crate::{Config, Error};
+use crate::{Config, Error, OpenError};
 
 /// Memory for parts being sent, over all uploads, beyond one part for each.
 const POOL_BYTES: usize = 64 * 1024 * 1024;
@@ -61,7 +61,7 @@ struct Inner {
 }
 
 impl Remote {
-    pub(super) fn open(url: &Url, config: &Config) -> Result<Remote, Error> {
+    pub(super) fn open(url: &Url, config: &Config) -> Result<Remote, OpenError> {
         let doors = open::open(url, config)?;
         let redirect = match config.redirect {
             Switch::Auto => doors.is_s3,
@@ -73,7 +73,7 @@ impl Remote {
             multipart: doors.multipart,
             signer: doors.signer.filter(|_| redirect),
             prefix: Path::from_url_path(url.path())
-                .map_err(|error| Error::Config { setting: "storage", reason: error.to_string() })?,
+                .map_err(|error| OpenError::Config { setting: "storage", reason: error.to_string() })?,
             pool: Arc::new(Semaphore::new(POOL_BYTES >> 20)),
         })))
     }
@@ -82,12 +82,12 @@ impl Remote {
         Path::from_iter(self.0.prefix.parts().chain(Path::from(key).parts()))
     }
 
-    pub(super) async fn check(&self) -> Result<(), Error> {
+    pub(super) async fn check(&self) -> Result<(), OpenError> {
         let mut listed = self.0.store.list(Some(&self.path(key::UPLOADS)));
         match tokio::time::timeout(PING_TIMEOUT, listed.next()).await {
             Ok(None | Some(Ok(_))) => {}
             Ok(Some(Err(error))) if is_refusal(&error) => {
-                return Err(Error::Config { setting: "storage", reason: crate::error::chain(&error) });
+                return Err(OpenError::Config { setting: "storage", reason: crate::error::chain(&error) });
             }
             Ok(Some(Err(error))) => {
                 tracing::warn!(error = crate::error::chain(&error), "object storage is not reachable yet");

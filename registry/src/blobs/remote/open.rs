@@ -14,7 +14,7 @@ use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use url::Url;
 
 use crate::config::Switch;
-use crate::{Config, Error};
+use crate::{Config, OpenError};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Read timeout of all requests, except those that send parts.
@@ -34,7 +34,7 @@ pub(super) struct StorageClients {
     pub(super) is_s3: bool,
 }
 
-pub(super) fn open(url: &Url, config: &Config) -> Result<StorageClients, Error> {
+pub(super) fn open(url: &Url, config: &Config) -> Result<StorageClients, OpenError> {
     let bucket = url.host_str().unwrap_or_default();
     if bucket.is_empty() {
         return Err(refused(format!("expected {}://BUCKET/PREFIX", url.scheme())));
@@ -67,7 +67,7 @@ fn storage_clients<S: ObjectStore + MultipartStore + Signer>(
     StorageClients { store: store.clone(), multipart: parts, signer: Some(store), is_s3 }
 }
 
-fn s3(bucket: &str, config: &Config, timeout: Duration) -> Result<object_store::aws::AmazonS3, Error> {
+fn s3(bucket: &str, config: &Config, timeout: Duration) -> Result<object_store::aws::AmazonS3, OpenError> {
     // Path style by default: every S3 storage supports it, and many self-hosted ones support nothing else.
     let virtual_hosted = config.storage_path_style == Switch::Off;
     let mut builder = AmazonS3Builder::from_env()
@@ -94,7 +94,7 @@ fn google(
     bucket: &str,
     config: &Config,
     timeout: Duration,
-) -> Result<object_store::gcp::GoogleCloudStorage, Error> {
+) -> Result<object_store::gcp::GoogleCloudStorage, OpenError> {
     let mut builder = GoogleCloudStorageBuilder::from_env()
         .with_bucket_name(bucket)
         .with_retry(retry())
@@ -109,7 +109,7 @@ fn azure(
     container: &str,
     config: &Config,
     timeout: Duration,
-) -> Result<object_store::azure::MicrosoftAzure, Error> {
+) -> Result<object_store::azure::MicrosoftAzure, OpenError> {
     let mut builder = MicrosoftAzureBuilder::from_env()
         .with_container_name(container)
         .with_retry(retry())
@@ -149,10 +149,10 @@ fn retry() -> RetryConfig {
     }
 }
 
-fn unusable(error: object_store::Error) -> Error {
+fn unusable(error: object_store::Error) -> OpenError {
     refused(crate::error::chain(&error))
 }
 
-fn refused(reason: String) -> Error {
-    Error::Config { setting: "storage", reason }
+fn refused(reason: String) -> OpenError {
+    OpenError::Config { setting: "storage", reason }
 }

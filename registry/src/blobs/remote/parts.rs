@@ -163,7 +163,7 @@ impl PartWriter {
     /// Sends the collected bytes as a part, as soon as a permit is available.
     pub(crate) async fn send(&mut self) -> Result<(), Error> {
         let permit = self.permit().await?;
-        let Multipart { key, id } = self.multipart.clone().ok_or(Error::Interrupted)?;
+        let Multipart { key, id } = self.multipart.clone().ok_or(Error::UploadLost { id: self.upload })?;
         let (remote, number) = (self.remote.clone(), self.parts.len());
         let payload = PutPayload::from_iter(std::mem::take(&mut self.buffered_pieces));
         self.buffered_bytes = 0;
@@ -307,8 +307,8 @@ impl PartWriter {
     }
 
     /// The key of the blob's bytes, once they are complete.
-    pub(crate) fn key(&self) -> Option<&str> {
-        self.stored_key.as_deref()
+    pub(crate) fn key(&self) -> Result<String, Error> {
+        self.stored_key.clone().ok_or(Error::UploadLost { id: self.upload })
     }
 
     /// The key that the row has for the bytes after the last part.
