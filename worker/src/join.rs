@@ -30,7 +30,7 @@ pub(crate) struct Membership {
     advertise: Url,
     scheduler: Scheduler,
     models: Arc<Models>,
-    secret: Arc<RwLock<Option<String>>>,
+    secret: Arc<RwLock<Option<Secret>>>,
     device: Device,
     registered: watch::Sender<bool>,
 }
@@ -46,7 +46,7 @@ struct Device {
 #[derive(Deserialize)]
 struct Registration {
     id: String,
-    secret: String,
+    secret: Secret,
     heartbeat_ms: u64,
 }
 
@@ -65,7 +65,7 @@ impl Membership {
         advertise: Url,
         scheduler: Scheduler,
         models: Arc<Models>,
-        secret: Arc<RwLock<Option<String>>>,
+        secret: Arc<RwLock<Option<Secret>>>,
     ) -> Result<Membership, Error> {
         let configure = || {
             let http = Client::builder().timeout(TIMEOUT).connect_timeout(TIMEOUT);

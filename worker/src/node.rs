@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use lode_client::{Client, ClientOptions};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -15,6 +14,7 @@ use url::Url;
 use crate::cache::{Cache, Models};
 use crate::config::Config;
 use crate::error::Error;
+use crate::http::serve::{MAX_CONNECTIONS, serve};
 use crate::http::{Api, Bodies, router};
 use crate::join::Membership;
 use crate::runner::TextLimits;
@@ -94,13 +94,7 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
         let stop = async move {
             let _ = until.wait_for(|stop| *stop).await;
         };
-        // Send small records of a response without delay.
-        let listener = listener.tap_io(|stream| {
-            let _ = stream.set_nodelay(true);
-        });
-        if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(stop).await {
-            tracing::error!(%error, "the worker's API server failed");
-        }
+        serve(listener, app, MAX_CONNECTIONS, stop).await;
     });
     let (leave, left) = watch::channel(false);
     let membership = tokio::spawn(membership.run(left));

@@ -10,6 +10,7 @@ mod ps;
 mod request;
 mod response;
 mod score;
+pub(crate) mod serve;
 mod stream;
 mod traced;
 
@@ -17,7 +18,7 @@ use std::sync::{Arc, RwLock};
 
 use axum::Router;
 use axum::routing::{get, post};
-use lode_client::BodyBudget;
+use lode_client::{BodyBudget, Secret};
 
 use crate::config::Config;
 use crate::scheduler::Scheduler;
@@ -30,7 +31,7 @@ const TRANSLATION_BYTES: usize = 64 << 10;
 pub struct Api {
     pub scheduler: Scheduler,
     /// The secret that the gateway has to send; absent until this worker is registered.
-    pub secret: Arc<RwLock<Option<String>>>,
+    pub secret: Arc<RwLock<Option<Secret>>>,
     pub bodies: Bodies,
 }
 
