@@ -17,8 +17,12 @@ use crate::{
     auth::Scope,
     manifests::length_header,
     response::{response_error, transport_error},
+    retry::failures_after,
     transport::Request,
 };
+
+/// A download of fewer bytes in the idle timeout counts as stalled.
+const MIN_PROGRESS_BYTES: usize = 16 << 10;
 
 /// The digest and size of a blob.
 #[derive(Debug, Clone)]
@@ -171,6 +175,7 @@ impl Registry {
             at: 0,
             hasher: Some(Hasher::new(digest.algorithm())),
             stream: None,
+            has_progressed: false,
             failed: 0,
         };
         futures::stream::unfold(reading, |mut reading| async move {
@@ -198,7 +203,7 @@ impl Registry {
             match self.blob_range_once(repository, digest, &range, &mut body).await {
                 Ok(()) => {}
                 Err(error) if error.is_transient() => {
-                    failed = if body.len() > before { 1 } else { failed + 1 };
+                    failed = failures_after(failed, body.len() > before, &error);
                     if failed >= self.inner().options.retry.attempts {
                         return Err(error);
                     }
@@ -236,20 +241,21 @@ impl Registry {
         Err(self.protocol("the response ended before the end of the range"))
     }
 
-    /// Streams the body with the idle timeout. Fails if the body has more than `length` bytes.
+    /// Streams the body with the idle timeout. Fails if the body has more than `length` bytes. The time that the
+    /// stream's reader takes does not count.
     fn body_stream(
         &self,
         response: reqwest::Response,
         length: u64,
     ) -> BoxStream<'static, Result<Bytes, Error>> {
-        let idle = self.inner().options.idle_timeout;
         let server = self.server();
-        let state = (response, length, server, false);
-        futures::stream::unfold(state, move |(mut response, left, server, ended)| async move {
+        let pace = Pace::new(self.inner().options.idle_timeout);
+        let state = (response, length, server, pace, false);
+        futures::stream::unfold(state, move |(mut response, left, server, mut pace, ended)| async move {
             if ended {
                 return None;
             }
-            let next = read_chunk(&mut response, idle, &server).await;
+            let next = pace.read_chunk(&mut response, &server).await;
             let (item, left) = match next {
                 Ok(Some(chunk)) if chunk.len() as u64 <= left => {
                     let left = left - chunk.len() as u64;
@@ -266,7 +272,7 @@ impl Registry {
                 Err(error) => (Err(error), left),
             };
             let ended = item.is_err();
-            Some((item, (response, left, server, ended)))
+            Some((item, (response, left, server, pace, ended)))
         })
         .boxed()
     }
@@ -282,6 +288,8 @@ struct ResumingRead {
     /// `None` after the end of the blob or an error.
     hasher: Option<Hasher>,
     stream: Option<(u64, BoxStream<'static, Result<Bytes, Error>>)>,
+    /// Whether bytes were received since the last failure.
+    has_progressed: bool,
     failed: u32,
 }
 
@@ -298,7 +306,7 @@ impl ResumingRead {
             }
             match self.chunk().await {
                 Ok(Some(chunk)) => {
-                    self.failed = 0;
+                    self.has_progressed = true;
                     self.at += chunk.len() as u64;
                     hasher.update(&chunk);
                     self.hasher = Some(hasher);
@@ -306,7 +314,8 @@ impl ResumingRead {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    self.failed += 1;
+                    let progressed = std::mem::take(&mut self.has_progressed);
+                    self.failed = failures_after(self.failed, progressed, &error);
                     let policy = &self.registry.inner().options.retry;
                     if !error.is_transient() || self.failed >= policy.attempts {
                         return Err(error);
@@ -357,14 +366,36 @@ impl ResumingRead {
     }
 }
 
-async fn read_chunk(
-    response: &mut reqwest::Response,
+/// The pace of a download. A server that sends single bytes now and then counts as idle.
+struct Pace {
     idle: Duration,
-    server: &str,
-) -> Result<Option<Bytes>, Error> {
-    match tokio::time::timeout(idle, response.chunk()).await {
-        Ok(chunk) => chunk.map_err(|source| transport_error(server.to_owned(), source)),
-        Err(_) => Err(Error::Stalled { server: server.to_owned(), seconds: idle.as_secs() }),
+    /// The time spent waiting, and the bytes received, since [`MIN_PROGRESS_BYTES`] were last complete.
+    waited: Duration,
+    received: usize,
+}
+
+impl Pace {
+    fn new(idle: Duration) -> Pace {
+        Pace { idle, waited: Duration::ZERO, received: 0 }
+    }
+
+    async fn read_chunk(
+        &mut self,
+        response: &mut reqwest::Response,
+        server: &str,
+    ) -> Result<Option<Bytes>, Error> {
+        let begin = tokio::time::Instant::now();
+        let left = self.idle.saturating_sub(self.waited);
+        let Ok(chunk) = tokio::time::timeout(left, response.chunk()).await else {
+            return Err(Error::Stalled { server: server.to_owned(), seconds: self.idle.as_secs() });
+        };
+        let chunk = chunk.map_err(|source| transport_error(server.to_owned(), source))?;
+        self.waited += begin.elapsed();
+        self.received += chunk.as_ref().map_or(0, Bytes::len);
+        if self.received >= MIN_PROGRESS_BYTES {
+            *self = Pace::new(self.idle);
+        }
+        Ok(chunk)
     }
 }
 

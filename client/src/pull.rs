@@ -20,6 +20,7 @@ use lode_model::{
 use crate::{
     BlobInfo, Destination, Error, Progress, Registry,
     part::{ByteRanges, Part},
+    retry::failures_after,
 };
 
 /// Buffered bytes before a write to the file.
@@ -175,7 +176,7 @@ impl Pull<'_> {
                 }
                 Ok(()) => {}
                 Err(RangeError::Failed(error)) if error.is_transient() => {
-                    failed = if at > before { 1 } else { failed + 1 };
+                    failed = failures_after(failed, at > before, &error);
                     let policy = &self.registry.inner().options.retry;
                     if failed >= policy.attempts {
                         self.progress.retracted(at - range.start);
@@ -240,7 +241,7 @@ impl Pull<'_> {
                     });
                 }
                 Err(error) if error.is_transient() => {
-                    failed = if at > before { 1 } else { failed + 1 };
+                    failed = failures_after(failed, at > before, &error);
                     let policy = &self.registry.inner().options.retry;
                     if failed >= policy.attempts {
                         self.progress.retracted(at);

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use http::HeaderMap;
 
+use crate::Error;
+
 /// The number of attempts of a request and the delays between them.
 #[derive(Debug, Clone, Copy)]
 pub struct RetryPolicy {
@@ -34,6 +36,12 @@ impl RetryPolicy {
         let spread = doubled.mul_f64(rand::random_range(0.5..=1.0));
         spread.max(retry_after.unwrap_or_default()).min(self.cap.max(spread))
     }
+}
+
+/// The number of consecutive failures of a transfer after `error`. Progress starts a new count, unless it was
+/// too slow.
+pub(crate) fn failures_after(failed: u32, has_progressed: bool, error: &Error) -> u32 {
+    if has_progressed && !matches!(error, Error::Stalled { .. }) { 1 } else { failed + 1 }
 }
 
 /// Parses `Retry-After` in seconds. The date form is rare in registries and is ignored.

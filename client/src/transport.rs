@@ -27,8 +27,8 @@ pub struct ClientOptions {
     pub credentials: Credentials,
     pub plain_http: PlainHttp,
     pub retry: RetryPolicy,
-    /// A transfer without progress for this long is aborted and then retried. There is no limit on its total
-    /// duration.
+    /// A transfer without progress for this long is aborted and then retried; so is a download of less than
+    /// 16 KiB in this time. There is no limit on the total duration.
     pub idle_timeout: Duration,
     /// Number of ranges of a blob that are fetched in parallel.
     pub parallel_ranges: usize,

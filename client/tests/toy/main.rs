@@ -211,6 +211,28 @@ async fn retries_end_if_a_server_stays_broken() {
     assert!(matches!(outcome, Err(Error::Connect { .. })), "{outcome:?}");
 }
 
+/// Each byte is progress, but a client must not wait for days.
+#[tokio::test]
+async fn a_server_that_sends_single_bytes_has_stalled() {
+    let serving = serve(Faults { trickle: Some(Duration::from_millis(20)), ..Faults::default() }).await;
+    let size = 100_000;
+    let digest = serving.put(&noise(size));
+    let options = ClientOptions { idle_timeout: Duration::from_millis(200), ..ClientOptions::default() };
+    let registry = serving.registry_with(options);
+    let stream = registry.blob_read(&repository(), &digest, size as u64);
+    let reading = stream.filter_map(async |chunk| chunk.err()).collect::<Vec<_>>();
+    let failed = tokio::time::timeout(Duration::from_secs(60), reading).await.expect("in time");
+    assert!(matches!(failed[..], [Error::Stalled { .. }]), "{failed:?}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let blob = BlobInfo { digest, size_bytes: size as u64 };
+    let repository = repository();
+    let path = folder.path().join("blob");
+    let pulling = registry.blob_pull_to_file(&repository, &blob, &path, Arc::new(NoProgress));
+    let outcome = tokio::time::timeout(Duration::from_secs(60), pulling).await.expect("in time");
+    assert!(matches!(outcome, Err(Error::Stalled { .. })), "{outcome:?}");
+}
+
 #[tokio::test]
 async fn pushes_arrive_whole_whatever_happens_on_the_way() {
     let cases = [

@@ -40,6 +40,8 @@ pub(crate) struct Faults {
     pub(crate) refuse_reads: u32,
     /// Number of blob reads that end half way.
     pub(crate) cut_reads: u32,
+    /// Send blobs byte by byte, with this pause before each.
+    pub(crate) trickle: Option<Duration>,
     /// Number of chunks that fail after half of their bytes were stored.
     pub(crate) cut_writes: u32,
     pub(crate) ignore_ranges: bool,
@@ -350,6 +352,15 @@ fn read(
         let half = bytes.slice(..length / 2);
         let cut = futures::stream::iter([Ok(half), Err(std::io::Error::other("cut"))]);
         Body::from_stream(cut)
+    } else if let Some(pause) = faults.trickle {
+        let single = move |at| {
+            let byte = bytes.slice(at..at + 1);
+            async move {
+                tokio::time::sleep(pause).await;
+                Ok::<_, std::io::Error>(byte)
+            }
+        };
+        Body::from_stream(futures::stream::iter(0..length).then(single))
     } else {
         Body::from(bytes)
     };
