@@ -12,10 +12,8 @@ use lode_client::Content;
 use lode_model::{
     convert::ConvertError,
     digest::{Algorithm, Digest},
-    import::{self, FinishedImport, ImportError, Options, Plan, PlannedLayer, Quantize, Source},
-    manifest::Manifest,
-    media_type,
-    modelfile::{Base, DerivedModel, Edits, derive},
+    import::{self, FinishError, ImportError, Options, Plan, PlannedLayer, Quantize, Source},
+    modelfile::Edits,
 };
 
 use crate::{
@@ -50,43 +48,14 @@ pub(crate) async fn model(
         .await
         .map_err(|error| import_error(&error))?;
 
-    // Check first that the manifest can be written, before anything is uploaded.
-    let nothing = Digest::sha256(b"");
-    let unknown = plan.files_to_hash().map(|path| (path.to_owned(), nothing.clone())).collect();
-    build_manifests(&plan, &vec![nothing.clone(); plan.layers.len()], &unknown, edits)?;
-
+    let cannot = |error: FinishError| Failure::with_source("cannot import this", &error);
+    plan.check(edits).map_err(cannot)?;
     let sending = send_layers(target, &plan, &source);
-    let ((digests, mut sent), whole) = tokio::try_join!(sending, hash_split_files(&plan, &source))?;
-    let (finished, derived) = build_manifests(&plan, &digests, &whole, edits)?;
-    let small = [&finished.config, &finished.files].into_iter().chain(&derived.blobs).map(derived::blob);
-    sent.add(send_blobs(target, small.collect()).await?);
-    let digest = derived::publish(target, derived).await?;
+    let ((digests, mut sent), split) = tokio::try_join!(sending, hash_split_files(&plan, &source))?;
+    let model = plan.model(&digests, &split, edits).map_err(cannot)?;
+    sent.add(send_blobs(target, model.blobs.iter().map(derived::blob).collect()).await?);
+    let digest = derived::publish(target, model).await?;
     Ok(Imported { digest, sent, notices: plan.notices, tensors: plan.tensors, parameters: plan.parameters })
-}
-
-/// Builds the manifest of the import, and the manifest with the Modelfile's edits applied.
-fn build_manifests(
-    plan: &Plan,
-    layers: &[Digest],
-    whole: &BTreeMap<String, Digest>,
-    edits: &Edits,
-) -> Outcome<(FinishedImport, DerivedModel)> {
-    let finished =
-        plan.finish(layers, whole).map_err(|error| Failure::with_source("cannot import this", &error))?;
-    if edits.is_empty() {
-        let derived = DerivedModel {
-            blobs: Vec::new(),
-            media_type: media_type::DOCKER_MANIFEST.to_owned(),
-            manifest: finished.manifest.clone(),
-            digest: finished.manifest_digest.clone(),
-        };
-        return Ok((finished, derived));
-    }
-    let cannot = |error: &dyn std::error::Error| Failure::with_source("cannot apply the Modelfile", error);
-    let manifest = Manifest::parse(None, &finished.manifest).map_err(|error| cannot(&error))?;
-    let base = Base { manifest: &manifest, config: &finished.config.bytes, params: None, origin_name: None };
-    let derived = derive(&base, edits).map_err(|error| cannot(&error))?;
-    Ok((finished, derived))
 }
 
 /// Uploads the layers that the repository lacks, and uploads the first ones while later ones are still read.

@@ -6,23 +6,23 @@ use super::plan::{Plan, PlannedLayer};
 use super::recipe::{FileOrigin, FileRecipe, RecipeSegment};
 use crate::digest::Digest;
 use crate::files_view::{self, FileEntry, FileView, Segment};
-use crate::manifest::{Descriptor, MAX_MANIFEST_BYTES};
+use crate::manifest::{Descriptor, MAX_MANIFEST_BYTES, Manifest, ManifestError};
 use crate::media_type;
+use crate::modelfile::{Base, DeriveError, DerivedModel, Edits, derive};
 use crate::oci::new_manifest::{NewManifest, SmallBlob};
 
-/// The blobs to push after the layers: config, file view, manifest, in this order.
-#[derive(Clone, Debug, PartialEq)]
-pub struct FinishedImport {
-    pub config: SmallBlob,
+/// The blobs of a plan that are not its layers, before a Modelfile's edits.
+#[derive(Debug)]
+pub(super) struct FinishedImport {
+    pub(super) config: SmallBlob,
     /// The file view, itself the last layer of the manifest.
-    pub files: SmallBlob,
+    pub(super) files: SmallBlob,
     /// Of type [`media_type::DOCKER_MANIFEST`], as ollama writes it.
-    pub manifest: Vec<u8>,
-    pub manifest_digest: Digest,
+    pub(super) manifest: Vec<u8>,
 }
 
-/// Why a plan cannot be finished.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Why the model of a plan cannot be made.
+#[derive(Debug, thiserror::Error)]
 pub enum FinishError {
     #[error("{found} layer digests were given, expected {expected}")]
     Layers { found: usize, expected: usize },
@@ -30,18 +30,46 @@ pub enum FinishError {
     File { path: String },
     #[error("manifest has {len} bytes, expected at most {MAX_MANIFEST_BYTES}: there are too many layers")]
     ManifestTooLarge { len: usize },
+    #[error("the manifest would be invalid")]
+    Manifest(#[from] ManifestError),
+    #[error("cannot apply the Modelfile")]
+    Derive(#[from] DeriveError),
 }
 
 impl Plan {
-    /// The files whose digests must be passed to [`Plan::finish`], because no layer has them: those of split
+    /// Checks that [`Plan::model`] will succeed, before a layer is read. Digests do not change a manifest's
+    /// length.
+    pub fn check(&self, edits: &Edits) -> Result<(), FinishError> {
+        let any = Digest::sha256(b"");
+        let files = self.files_to_hash().map(|path| (path.to_owned(), any.clone())).collect();
+        self.model(&vec![any; self.layers.len()], &files, edits).map(drop)
+    }
+
+    /// Makes the blobs to push after the layers, and the manifest, with the edits of a Modelfile applied.
+    /// `layers` are the digests of [`Plan::layers`] in their order, `files` those of [`Plan::files_to_hash`] by
+    /// path. The same folder and edits always give the same manifest.
+    pub fn model(
+        &self,
+        layers: &[Digest],
+        files: &BTreeMap<String, Digest>,
+        edits: &Edits,
+    ) -> Result<DerivedModel, FinishError> {
+        let FinishedImport { config, files, manifest } = self.finish(layers, files)?;
+        let manifest = Manifest::parse(None, &manifest)?;
+        let base = Base { manifest: &manifest, config: &config.bytes, params: None, origin_name: None };
+        let mut derived = derive(&base, edits)?;
+        derived.blobs.splice(..0, [config, files]);
+        Ok(derived)
+    }
+
+    /// The files whose digests must be passed to [`Plan::model`], because no layer has them: those of split
     /// checkpoints. [`super::hash_file`] computes them.
     pub fn files_to_hash(&self) -> impl Iterator<Item = &str> {
         self.files.iter().filter(|file| file.origin == FileOrigin::Pieces).map(|file| file.path.as_str())
     }
 
-    /// Makes config, file view and manifest. `layers` are the digests of [`Plan::layers`] in their order,
-    /// `files` those of [`Plan::files_to_hash`] by path. The same folder always gives the same manifest.
-    pub fn finish(
+    /// Makes config, file view and manifest, without edits.
+    pub(super) fn finish(
         &self,
         layers: &[Digest],
         files: &BTreeMap<String, Digest>,
@@ -75,7 +103,7 @@ impl Plan {
         if manifest.len() > MAX_MANIFEST_BYTES {
             return Err(FinishError::ManifestTooLarge { len: manifest.len() });
         }
-        Ok(FinishedImport { config, files: view, manifest_digest: Digest::sha256(&manifest), manifest })
+        Ok(FinishedImport { config, files: view, manifest })
     }
 }
 

@@ -3,7 +3,7 @@
 //! create`, the demo model and `/api/create`.
 //!
 //! ```text
-//! plan(source) -> Plan -> read each layer (digest and push it) -> Plan::finish(digests) -> config, file view, manifest
+//! plan(source) -> Plan -> read each layer (digest and push it) -> Plan::model(digests, edits) -> config, file view, manifest
 //! ```
 
 mod check;
@@ -31,7 +31,7 @@ mod whole_file;
 pub use checked_reader::CheckedReader;
 pub use error::ImportError;
 pub use files::{MAX_JSON_BYTES, hash_file};
-pub use finish::{FinishError, FinishedImport};
+pub use finish::FinishError;
 pub use layer::{Content, LayerReader};
 pub use plan::{Options, Plan, PlannedLayer};
 pub use quantize::{Quantize, UnknownQuantize};

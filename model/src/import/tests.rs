@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::finish::FinishedImport;
 use super::*;
 use crate::convert::FileType;
 use crate::digest::Digest;
 use crate::files_view::{FileView, Segment};
 use crate::manifest::Manifest;
 use crate::media_type;
+use crate::modelfile::Edits;
 use crate::quant::{Kind, Quantisation};
 use crate::safetensors::{Dtype, Header, write_header};
 use crate::tensor;
@@ -111,6 +113,10 @@ pub(super) fn import(folder: &Folder, quantize: Option<Quantize>) -> Imported {
     let finished = plan.finish(&digests, &files).expect("every digest is there");
     let manifest =
         Manifest::parse(Some(media_type::DOCKER_MANIFEST), &finished.manifest).expect("a manifest");
+    // Without edits, the model is the import.
+    let model = plan.model(&digests, &files, &Edits::default()).expect("every digest is there");
+    assert!(model.manifest == finished.manifest);
+    assert_eq!(model.blobs, [finished.config.clone(), finished.files.clone()]);
     Imported { plan, blobs, manifest, finished }
 }
 
@@ -197,7 +203,7 @@ fn one_blob_a_tensor() {
 fn the_same_folder_gives_the_same_manifest() {
     let once = import(&small(), Some(Quantize::Blobs(Kind::Int4)));
     let twice = import(&small(), Some(Quantize::Blobs(Kind::Int4)));
-    assert_eq!(once.finished, twice.finished);
+    assert_eq!(once.finished.manifest, twice.finished.manifest);
 }
 
 #[test]

@@ -19,7 +19,7 @@ use lode_model::import::{
     self, FinishError, ImportError, Options, Plan, PlannedLayer, Quantize, ReadAt, SmallBlob, Source,
     SourceFile,
 };
-use lode_model::manifest::{Descriptor, Manifest};
+use lode_model::manifest::Descriptor;
 use lode_model::media_type;
 use lode_model::modelfile::{Base, DeriveError, DerivedModel, Edits, derive};
 use lode_model::reference::{Reference, Repository};
@@ -256,6 +256,7 @@ impl Registry {
         let planning = source.clone();
         let plan =
             blocking(move || import::plan(&*planning, &options)).await?.map_err(CreateError::Import)?;
+        plan.check(&new.edits)?;
         plan.notices.iter().for_each(|notice| tell(CreateStep::Notice(notice.clone())));
         // 2. Create the layers that are not stored yet.
         let made = Arc::new(AtomicU64::new(0));
@@ -278,26 +279,8 @@ impl Registry {
         if let Some(to) = new.quantize.filter(|_| total > 0) {
             tell(CreateStep::Quantising { to, total, completed: total });
         }
-        // 3. Write the metadata.
-        self.create_finish(caller, new, &plan, &digests, files).await
-    }
-
-    async fn create_finish(
-        &self,
-        caller: &Caller,
-        new: &NewModel,
-        plan: &Plan,
-        digests: &[Digest],
-        files: &BTreeMap<String, Digest>,
-    ) -> Result<DerivedModel, CreateError> {
-        let finished = plan.finish(digests, files)?;
-        for blob in [&finished.config, &finished.files] {
-            self.small_put(caller, &new.repository, blob).await?;
-        }
-        let manifest = Manifest::parse(None, &finished.manifest).map_err(Error::ManifestInvalid)?;
-        let base =
-            Base { manifest: &manifest, config: &finished.config.bytes, params: None, origin_name: None };
-        Ok(derive(&base, &new.edits)?)
+        // 3. Make the metadata.
+        Ok(plan.model(&digests, files, &new.edits)?)
     }
 
     /// Stores one layer. Returns its digest and whether the layer is new.
