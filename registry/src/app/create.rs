@@ -253,10 +253,13 @@ impl Registry {
         }
         let source: Arc<dyn Source> = Arc::new(self.staged(caller, staged));
         let options = Options { quantize: new.quantize, architectures: &[] };
-        let planning = source.clone();
-        let plan =
-            blocking(move || import::plan(&*planning, &options)).await?.map_err(CreateError::Import)?;
-        plan.check(&new.edits)?;
+        let (planning, edits) = (source.clone(), new.edits.clone());
+        let plan = blocking(move || {
+            let plan = import::plan(&*planning, &options).map_err(CreateError::Import)?;
+            plan.check(&edits)?;
+            Ok::<_, CreateError>(plan)
+        });
+        let plan = plan.await??;
         plan.notices.iter().for_each(|notice| tell(CreateStep::Notice(notice.clone())));
         // 2. Create the layers that are not stored yet.
         let made = Arc::new(AtomicU64::new(0));
