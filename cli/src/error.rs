@@ -72,10 +72,10 @@ pub(crate) fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {
-        let said = source.to_string();
-        if !text.contains(&said) {
+        let message = source.to_string();
+        if !text.contains(&message) {
             text.push_str(": ");
-            text.push_str(&said);
+            text.push_str(&message);
         }
         next = source.source();
     }

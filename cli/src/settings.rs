@@ -161,8 +161,8 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
     }
     C::deserialize(Value::Table(table)).map_err(|error| {
         // The message consists of the problem and, on a separate line, the key.
-        let said = error.to_string().trim_end().replace('\n', " ");
-        Failure::new(format!("invalid settings: {said}")).code(CANNOT_RUN)
+        let message = error.to_string().trim_end().replace('\n', " ");
+        Failure::new(format!("invalid settings: {message}")).code(CANNOT_RUN)
     })
 }
 
@@ -362,31 +362,32 @@ mod tests {
 
     #[test]
     fn bad_flags_are_named_as_they_are_written() {
-        let said = |words: &[&str]| {
+        let message_of = |words: &[&str]| {
             settings(words, &[], "").err().map(|failure| failure.to_string()).unwrap_or_default()
         };
-        assert!(said(&["--listen", ":5000"]).starts_with("error: --listen is `:5000`: "));
+        assert!(message_of(&["--listen", ":5000"]).starts_with("error: --listen is `:5000`: "));
         assert!(
-            said(&["--trusted-proxy", "nonsense"]).starts_with("error: --trusted-proxy: `nonsense` is not")
+            message_of(&["--trusted-proxy", "nonsense"])
+                .starts_with("error: --trusted-proxy: `nonsense` is not")
         );
-        assert!(said(&["--storage", "/srv/lode"]).contains("file:///"));
-        assert!(!said(&["--database", "postgres://lode:hu/sh@db/lode"]).contains("hu/sh"));
+        assert!(message_of(&["--storage", "/srv/lode"]).contains("file:///"));
+        assert!(!message_of(&["--database", "postgres://lode:hu/sh@db/lode"]).contains("hu/sh"));
     }
 
     #[test]
     fn settings_errors_do_not_reveal_secrets() {
-        let said = |variables: &[(&str, &str)], file: &str| {
+        let message_of = |variables: &[(&str, &str)], file: &str| {
             settings(&[], variables, file).err().map(|failure| failure.to_string()).unwrap_or_default()
         };
         let address = "postgres://lode:hu/sh@db/lode";
-        for said in [
-            said(&[("LODE_DATABASE", address)], ""),
-            said(&[], &format!("database = \"{address}\"")),
-            said(&[], &format!("[[webhook]]\nurl = \"{address}\"\nsecret = \"hush\"")),
-            said(&[], "[[mirror]]\npassword = \"hush"),
+        for message in [
+            message_of(&[("LODE_DATABASE", address)], ""),
+            message_of(&[], &format!("database = \"{address}\"")),
+            message_of(&[], &format!("[[webhook]]\nurl = \"{address}\"\nsecret = \"hush\"")),
+            message_of(&[], "[[mirror]]\npassword = \"hush"),
         ] {
-            assert!(said.starts_with("error: "), "{said}");
-            assert!(!said.contains("hu/sh") && !said.contains("hush"), "{said}");
+            assert!(message.starts_with("error: "), "{message}");
+            assert!(!message.contains("hu/sh") && !message.contains("hush"), "{message}");
         }
     }
 

@@ -108,9 +108,9 @@ mod tests {
                     head.push(stream.read_u8().await.unwrap());
                 }
                 let _test_is_over = sender.send(String::from_utf8(head).unwrap());
-                let answer =
+                let response =
                     b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/x-ndjson\r\n\r\n{\"done\":true}\n";
-                stream.write_all(answer).await.unwrap();
+                stream.write_all(response).await.unwrap();
             }
         });
         (address, receiver)
@@ -142,10 +142,10 @@ mod tests {
         tokio::spawn(lode_registry::serve(registry, listener, std::future::pending()));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let trace_id = "4bf92f3577b34da6a3ce929d0e0e4736";
-        let asked = client
+        let request = client
             .get(format!("{base}/v2/team/mini/manifests/none"))
             .header("traceparent", format!("00-{trace_id}-00f067aa0ba902b7-01"));
-        assert_eq!(asked.send().await.unwrap().status(), 404);
+        assert_eq!(request.send().await.unwrap().status(), 404);
 
         // The worker receives the trace id of the request, with a new parent span.
         let (worker, mut heard) = worker().await;
@@ -161,11 +161,11 @@ mod tests {
             "config": { "mediaType": "application/json", "digest": config, "size": 2 } });
         let put = client.put(format!("{base}/v2/team/mini/manifests/v1")).header("content-type", kind);
         assert_eq!(put.body(manifest.to_string()).send().await.unwrap().status(), 201);
-        let asked = client
+        let request = client
             .post(format!("{base}/lode/v1/generate"))
             .header("traceparent", format!("00-{trace_id}-00f067aa0ba902b7-01"))
             .body(r#"{"model":"team/mini:v1","prompt":"hello"}"#);
-        assert_eq!(asked.send().await.unwrap().status(), 200);
+        assert_eq!(request.send().await.unwrap().status(), 200);
         let head = heard.recv().await.unwrap();
         assert!(head.contains(&format!("traceparent: 00-{trace_id}-")), "{head}");
         assert!(!head.contains("00f067aa0ba902b7"), "{head}");

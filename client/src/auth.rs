@@ -201,10 +201,10 @@ pub(crate) async fn fetch_token(http: &reqwest::Client, request: TokenRequest<'_
         if let Some(service) = &challenge.service {
             query.append_pair("service", service);
         }
-        let asked = scope.0.iter().map(String::as_str);
+        let requested = scope.0.iter().map(String::as_str);
         let challenged = challenge.scope.as_deref().unwrap_or_default();
         let named = challenged.split(' ').filter(|s| !s.is_empty() && !includes(scope, s));
-        for scope in asked.chain(named) {
+        for scope in requested.chain(named) {
             query.append_pair("scope", scope);
         }
         if let Some(login) = login {
@@ -215,7 +215,7 @@ pub(crate) async fn fetch_token(http: &reqwest::Client, request: TokenRequest<'_
     if let Some(login) = login {
         request = request.header(header::AUTHORIZATION, basic(login));
     }
-    let asked_at = Instant::now();
+    let requested_at = Instant::now();
     let server = error::server(&url);
     let response = request.send().await.map_err(|source| transport_error(server.clone(), source))?;
     let status = response.status();
@@ -228,18 +228,18 @@ pub(crate) async fn fetch_token(http: &reqwest::Client, request: TokenRequest<'_
             _ => Error::Refused { server, status, entries },
         });
     }
-    let answer: TokenResponse = serde_json::from_slice(&body)
+    let token_response: TokenResponse = serde_json::from_slice(&body)
         .map_err(|_| protocol("the response of the token endpoint is not valid JSON".into()))?;
-    let token = answer
+    let token = token_response
         .token
-        .or(answer.access_token)
+        .or(token_response.access_token)
         .filter(|token| !token.is_empty())
         .ok_or_else(|| protocol("the response of the token endpoint has no token".into()))?;
-    let life = answer.expires_in.unwrap_or(DEFAULT_LIFE_S).clamp(DEFAULT_LIFE_S, MAX_LIFE_S);
+    let life = token_response.expires_in.unwrap_or(DEFAULT_LIFE_S).clamp(DEFAULT_LIFE_S, MAX_LIFE_S);
     // Expire early, so that the token is still valid when a request arrives.
     Ok(Ticket {
         header: secret(&format!("Bearer {token}")),
-        expires: asked_at + Duration::from_secs(life).mul_f64(0.9),
+        expires: requested_at + Duration::from_secs(life).mul_f64(0.9),
     })
 }
 

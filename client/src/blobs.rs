@@ -71,8 +71,8 @@ impl Registry {
         struct BlobSizeResponse {
             known: bool,
         }
-        let answer: BlobSizeResponse = self.json_get(&format!("lode/v1/blobs?size={size_bytes}")).await?;
-        Ok(answer.known)
+        let response: BlobSizeResponse = self.json_get(&format!("lode/v1/blobs?size={size_bytes}")).await?;
+        Ok(response.known)
     }
 
     /// Streams a blob, or `range` of it (end exclusive, not empty), over one connection. The caller handles

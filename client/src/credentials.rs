@@ -40,7 +40,7 @@ impl Credentials {
     /// Credentials for one `host[:port]`.
     pub fn fixed(host: impl Into<String>, login: Login) -> Self {
         let host = host.into();
-        Credentials::from_fn(move |asked| (asked == host).then(|| login.clone()))
+        Credentials::from_fn(move |requested| (requested == host).then(|| login.clone()))
     }
 
     /// Calls `look_up` with `host[:port]` for each challenge that no cached token satisfies.

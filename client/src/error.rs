@@ -183,10 +183,10 @@ pub(crate) fn is_transient_status(status: StatusCode) -> bool {
 fn detail(entries: &[ErrorEntry]) -> String {
     let mut text = String::new();
     for entry in entries {
-        let said = if entry.message.is_empty() { &entry.code } else { &entry.message };
-        if !said.is_empty() {
+        let message = if entry.message.is_empty() { &entry.code } else { &entry.message };
+        if !message.is_empty() {
             text.push_str(if text.is_empty() { ": " } else { "; " });
-            text.push_str(said);
+            text.push_str(message);
         }
     }
     text

@@ -73,7 +73,7 @@ impl Registry {
     /// Returns the tags after `after` in the server's order, as many as fit in one response.
     pub async fn tag_page(&self, repository: &Repository, after: Option<&Tag>) -> Result<TagPage, Error> {
         #[derive(Deserialize)]
-        struct Answer {
+        struct TagListResponse {
             tags: Option<Vec<String>>,
         }
         let mut url = self.v2(repository, "tags/list");
@@ -91,10 +91,10 @@ impl Registry {
         }
         let more = response.headers().contains_key(header::LINK);
         let body = read_limited(response, MAX_JSON, &self.server()).await?;
-        let answer: Answer = self.decode(&body)?;
+        let list: TagListResponse = self.decode(&body)?;
         // Skip invalid tags: they cannot be requested.
         let tags: Vec<Tag> =
-            answer.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse().ok()).collect();
+            list.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse().ok()).collect();
         let next = if more { tags.last().cloned() } else { None };
         Ok(TagPage { tags, next })
     }

@@ -101,8 +101,8 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
 /// The "not found" error of the model that does not exist, if one of them does not.
 async fn find_missing_model(here: &Target, there: &Target) -> Option<Failure> {
     for target in [here, there] {
-        let asked = target.registry.json_get::<IgnoredAny>(&target.api_path("models")).await;
-        if let Err(error) = asked
+        let result = target.registry.json_get::<IgnoredAny>(&target.api_path("models")).await;
+        if let Err(error) = result
             && error.is_not_found()
         {
             return Some(target.not_found(error));

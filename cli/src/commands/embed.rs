@@ -24,9 +24,9 @@ struct EmbedResponse {
 pub(crate) async fn run(connection: &Connection, args: Embed) -> Outcome {
     let target = connection.target(&args.name)?;
     let (mut all, mut tokens) = (Vec::new(), 0);
-    let mut show = |answer: EmbedResponse| {
-        tokens += answer.prompt_eval_count;
-        for vector in answer.embeddings {
+    let mut show = |response: EmbedResponse| {
+        tokens += response.prompt_eval_count;
+        for vector in response.embeddings {
             match args.json {
                 true => all.push(vector),
                 false => ui::print_line(vector.to_string())?,
@@ -61,14 +61,14 @@ async fn request_embeddings(target: &Target, args: &Embed, texts: &[String]) -> 
     if let Some(keep_alive) = &args.keep_alive {
         request["keep_alive"] = keep_alive.as_str().into();
     }
-    let answer: EmbedResponse = target
+    let response: EmbedResponse = target
         .registry
         .json_post("lode/v1/embed", &request)
         .await
         .map_err(|error| target.not_found(error))?;
-    if answer.embeddings.len() != texts.len() {
-        let got = answer.embeddings.len();
+    if response.embeddings.len() != texts.len() {
+        let got = response.embeddings.len();
         return Err(Failure::new(format!("requested {} embeddings, got {got}", texts.len())));
     }
-    Ok(answer)
+    Ok(response)
 }

@@ -26,30 +26,30 @@ pub(crate) async fn run(connection: &Connection, args: List) -> Outcome {
         }
         None => (connection.default_registry()?, None),
     };
-    let (mut answer, mut next): (ListResponse, _) = registry.json_page("lode/v1/models").await?;
+    let (mut response, mut next): (ListResponse, _) = registry.json_page("lode/v1/models").await?;
     while let Some(path) = next {
         let (page, after): (ListResponse, _) = registry.json_page(&path).await?;
-        answer.models.extend(page.models);
+        response.models.extend(page.models);
         next = after;
     }
     if let Some(below) = &below {
-        answer.models.retain(|model| {
+        response.models.retain(|model| {
             let repository = text(model, "repository");
             repository == below.as_str()
                 || repository.strip_prefix(below.as_str()).is_some_and(|rest| rest.starts_with('/'))
         });
     }
     if args.json {
-        return ui::json(&answer);
+        return ui::json(&response);
     }
-    if answer.models.is_empty() {
+    if response.models.is_empty() {
         match &below {
             Some(below) => ui::print_message(format!("no models in {below} or below it")),
             None => ui::print_message("no models yet: `lode create NAME FOLDER` imports one"),
         }
         return Ok(());
     }
-    let rows: Vec<Vec<String>> = answer.models.iter().map(row).collect();
+    let rows: Vec<Vec<String>> = response.models.iter().map(row).collect();
     ui::table(
         &[
             "NAME",

@@ -16,7 +16,7 @@ pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
     let registry = connection.registry(args.server.as_deref())?;
     let username = match args.username {
         Some(username) => username,
-        None if ui::stdin_is_terminal() && !args.password_stdin => read_answer_line("Username: ")?,
+        None if ui::stdin_is_terminal() && !args.password_stdin => prompt_line("Username: ")?,
         None => return Err(Failure::new("no user name").hint("--username NAME --password-stdin")),
     };
     let password = if args.password_stdin || !ui::stdin_is_terminal() {
@@ -66,7 +66,7 @@ fn file() -> Outcome<CredentialFile> {
         .ok_or_else(|| Failure::new("no folder for saved credentials").hint("set HOME or XDG_CONFIG_HOME"))
 }
 
-fn read_answer_line(question: &str) -> Outcome<String> {
+fn prompt_line(question: &str) -> Outcome<String> {
     let mut err = std::io::stderr().lock();
     err.write_all(question.as_bytes())?;
     err.flush()?;

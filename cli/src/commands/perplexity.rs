@@ -47,17 +47,17 @@ pub(crate) async fn run(connection: &Connection, args: Perplexity) -> Outcome {
     let (mut nll, mut tokens) = (0.0, 0);
     for batch in windows.chunks(per_request) {
         let request = json!({ "model": target.model(), "windows": batch, "logprobs": false });
-        let answer: ScoreResponse = target
+        let response: ScoreResponse = target
             .registry
             .json_post("lode/v1/score", &request)
             .await
             .map_err(|error| target.not_found(error))?;
         let expected: u64 = batch.iter().map(|window| window.len() as u64 - 1).sum();
-        let got: u64 = answer.windows.iter().map(|score| score.tokens).sum();
-        if answer.windows.len() != batch.len() || got != expected {
+        let got: u64 = response.windows.iter().map(|score| score.tokens).sum();
+        if response.windows.len() != batch.len() || got != expected {
             return Err(Failure::new(format!("requested the scores of {expected} tokens, got {got}")));
         }
-        nll += answer.windows.iter().map(|score| score.nll).sum::<f64>();
+        nll += response.windows.iter().map(|score| score.nll).sum::<f64>();
         tokens += got;
         lode_client::Progress::transferred(&*meter, got);
     }

@@ -12,16 +12,16 @@ struct PsResponse {
 
 pub(crate) async fn run(connection: &Connection, args: Ps) -> Outcome {
     let registry = connection.default_registry()?;
-    let (mut answer, mut next): (PsResponse, _) = registry.json_page("lode/v1/ps").await?;
+    let (mut response, mut next): (PsResponse, _) = registry.json_page("lode/v1/ps").await?;
     while let Some(path) = next {
         let (page, after): (PsResponse, _) = registry.json_page(&path).await?;
-        answer.models.extend(page.models);
+        response.models.extend(page.models);
         next = after;
     }
     if args.json {
-        return ui::json(&answer);
+        return ui::json(&response);
     }
-    let loaded = answer.models;
+    let loaded = response.models;
     if loaded.is_empty() {
         ui::print_message("no model is loaded");
         return Ok(());

@@ -99,17 +99,17 @@ async fn conversation(target: &Target, args: &Run) -> Outcome {
         if std::io::stdin().lock().read_line(&mut line)? == 0 {
             return ui::print_bytes(b"\n");
         }
-        let said = line.trim();
-        match said {
+        let input = line.trim();
+        match input {
             "" => continue,
             "/bye" | "/exit" | "/quit" => return Ok(()),
-            _ => messages.push(json!({ "role": "user", "content": said })),
+            _ => messages.push(json!({ "role": "user", "content": input })),
         }
         let mut request = request(target, args)?;
         request.insert("messages".into(), messages.clone().into());
-        let mut answer = String::new();
+        let mut output = String::new();
         let outcome = stream(&target.registry, "lode/v1/chat", &request, |record| {
-            answer.push_str(&record.message.content);
+            output.push_str(&record.message.content);
             ui::print_bytes(record.message.content.as_bytes())
         })
         .await;
@@ -117,7 +117,7 @@ async fn conversation(target: &Target, args: &Run) -> Outcome {
         match outcome {
             Ok(record) => {
                 finish(&record, args.verbose);
-                messages.push(json!({ "role": "assistant", "content": answer }));
+                messages.push(json!({ "role": "assistant", "content": output }));
             }
             // The chat continues without the failed turn, except if the first turn fails.
             Err(error) if messages.len() > 2 => {
@@ -130,14 +130,14 @@ async fn conversation(target: &Target, args: &Run) -> Outcome {
 }
 
 /// The `format` field of a request.
-fn format(said: &str) -> Outcome<Value> {
+fn format(value: &str) -> Outcome<Value> {
     const HINT: &str = "--format must be `json` or a file with a JSON schema";
-    if said == "json" {
-        return Ok(said.into());
+    if value == "json" {
+        return Ok(value.into());
     }
-    let text = std::fs::read(said).map_err(|error| Failure::new(format!("{said}: {error}")).hint(HINT))?;
+    let text = std::fs::read(value).map_err(|error| Failure::new(format!("{value}: {error}")).hint(HINT))?;
     serde_json::from_slice(&text)
-        .map_err(|error| Failure::new(format!("{said} is not valid JSON: {error}")).hint(HINT))
+        .map_err(|error| Failure::new(format!("{value} is not valid JSON: {error}")).hint(HINT))
 }
 
 fn request(target: &Target, args: &Run) -> Outcome<Map<String, Value>> {
@@ -160,8 +160,8 @@ fn request(target: &Target, args: &Run) -> Outcome<Map<String, Value>> {
     if let Some(keep_alive) = &args.keep_alive {
         request.insert("keep_alive".into(), keep_alive.as_str().into());
     }
-    if let Some(said) = &args.format {
-        request.insert("format".into(), format(said)?);
+    if let Some(value) = &args.format {
+        request.insert("format".into(), format(value)?);
     }
     Ok(request)
 }

@@ -243,15 +243,15 @@ pub(crate) fn stop_signal() -> Outcome<watch::Receiver<bool>> {
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let (sender, receiver) = watch::channel(false);
     tokio::spawn(async move {
-        let mut asked: Option<Instant> = None;
+        let mut first_signal: Option<Instant> = None;
         loop {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
-            match asked {
+            match first_signal {
                 None => {
-                    asked = Some(Instant::now());
+                    first_signal = Some(Instant::now());
                     let _nobody_waits = sender.send(true);
                 }
                 Some(first) if first.elapsed() < SIGNAL_COALESCE_TIME => {}
@@ -298,15 +298,15 @@ mod tests {
 
     #[test]
     fn a_certificate_needs_its_key() {
-        let said = |cert: Option<&str>, key: Option<&str>| {
+        let message_of = |cert: Option<&str>, key: Option<&str>| {
             let (tls_cert, tls_key) = (cert.map(PathBuf::from), key.map(PathBuf::from));
             let config = lode_registry::Config { tls_cert, tls_key, ..lode_registry::Config::default() };
             tls(&config).err().map(|failure| failure.to_string()).unwrap_or_default()
         };
-        assert_eq!(said(None, None), "");
-        assert!(said(Some("/nowhere/c.pem"), None).contains("--tls-cert is set without --tls-key"));
-        assert!(said(None, Some("/nowhere/k.pem")).contains("--tls-key is set without --tls-cert"));
-        assert!(said(Some("/nowhere/c.pem"), Some("/nowhere/k.pem")).contains("/nowhere/c.pem"));
+        assert_eq!(message_of(None, None), "");
+        assert!(message_of(Some("/nowhere/c.pem"), None).contains("--tls-cert is set without --tls-key"));
+        assert!(message_of(None, Some("/nowhere/k.pem")).contains("--tls-key is set without --tls-cert"));
+        assert!(message_of(Some("/nowhere/c.pem"), Some("/nowhere/k.pem")).contains("/nowhere/c.pem"));
     }
 
     #[test]

@@ -17,13 +17,13 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
     if let Some(part) = part(&args) {
         return print_part(&target, part).await;
     }
-    let answer: Value = target
+    let response: Value = target
         .registry
         .json_get(&target.api_path("models"))
         .await
         .map_err(|error| target.not_found(error))?;
     if args.json {
-        return ui::json(&answer);
+        return ui::json(&response);
     }
     ui::print_line(target.to_string())?;
     for key in [
@@ -39,7 +39,7 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
         "modified_at",
         "problem",
     ] {
-        let Some(value) = answer.get(key) else { continue };
+        let Some(value) = response.get(key) else { continue };
         let shown = match (key, value) {
             (_, Value::Null) => continue,
             ("size_bytes", Value::Number(number)) => number.as_u64().map(ui::format_size).unwrap_or_default(),
@@ -59,7 +59,7 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
         };
         ui::print_line(format!("  {label:<14}{shown}"))?;
     }
-    if let Some(Value::Object(config)) = answer.get("config") {
+    if let Some(Value::Object(config)) = response.get("config") {
         ui::print_line("  config")?;
         for (key, value) in config {
             let shown = match value {
@@ -74,7 +74,7 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
             ui::print_line(format!("    {key:<28}{shown}"))?;
         }
     }
-    if let Some(Value::Array(layers)) = answer.get("layers") {
+    if let Some(Value::Array(layers)) = response.get("layers") {
         ui::print_line(format!("  {:<14}{}", "layers", layers.len()))?;
     }
     // Older servers do not have this endpoint.
@@ -129,16 +129,16 @@ fn part(args: &Show) -> Option<&'static str> {
         ("license", args.license),
     ]
     .into_iter()
-    .find_map(|(part, asked)| asked.then_some(part))
+    .find_map(|(part, is_selected)| is_selected.then_some(part))
 }
 
 async fn print_part(target: &Target, part: &str) -> Outcome {
-    let answer: Value = target
+    let response: Value = target
         .registry
         .json_post("lode/v1/show", &json!({ "model": target.model() }))
         .await
         .map_err(|error| target.not_found(error))?;
-    let text = answer.get(part).and_then(Value::as_str).unwrap_or_default();
+    let text = response.get(part).and_then(Value::as_str).unwrap_or_default();
     ui::print_bytes(text.as_bytes())?;
     if !text.is_empty() && !text.ends_with('\n') {
         ui::print_bytes(b"\n")?;

@@ -47,11 +47,11 @@ async fn fetch_list(target: &Target) -> Outcome<Tensors> {
 }
 
 pub(crate) async fn list(connection: &Connection, args: TensorLs) -> Outcome {
-    let answer = fetch_list(&connection.target(&args.name)?).await?;
+    let all = fetch_list(&connection.target(&args.name)?).await?;
     if args.json {
-        return ui::json(&answer);
+        return ui::json(&all);
     }
-    let rows: Vec<Vec<String>> = answer
+    let rows: Vec<Vec<String>> = all
         .tensors
         .iter()
         .map(|tensor| {

@@ -112,7 +112,7 @@ impl TestServer {
     }
 }
 
-fn answer(status: u16) -> http::response::Builder {
+fn response(status: u16) -> http::response::Builder {
     Response::builder().status(status)
 }
 
@@ -151,12 +151,12 @@ async fn handle(State(toy): State<Arc<FakeRegistry>>, request: Request) -> Respo
         return refusal;
     }
     if path == "/v2/" {
-        return empty(answer(200));
+        return empty(response(200));
     }
     if path == "/lode/v1/blobs" {
         return match faults.size_known {
-            Some(known) => answer(200).body(Body::from(format!("{{\"known\":{known}}}"))).unwrap(),
-            None => empty(answer(404)),
+            Some(known) => response(200).body(Body::from(format!("{{\"known\":{known}}}"))).unwrap(),
+            None => empty(response(404)),
         };
     }
     if let Some((_, reference)) = path.split_once("/manifests/") {
@@ -173,19 +173,19 @@ async fn handle(State(toy): State<Arc<FakeRegistry>>, request: Request) -> Respo
         Some((before, digest)) if before.ends_with("/blobs") || before == "/storage" => {
             read(&toy, &faults, &parts.method, before, digest, &header(header::RANGE))
         }
-        _ => empty(answer(404)),
+        _ => empty(response(404)),
     }
 }
 
 fn authorize(faults: &Faults, path: &str, authorization: &str) -> Option<Response> {
-    let challenge = |text: String| Some(empty(answer(401).header(header::WWW_AUTHENTICATE, text)));
+    let challenge = |text: String| Some(empty(response(401).header(header::WWW_AUTHENTICATE, text)));
     match faults.password.as_ref()? {
         Auth::Basic(expected) if authorization != *expected => challenge("Basic realm=\"toy\"".into()),
         Auth::Basic(_) => None,
         Auth::Bearer { token, login } if path == "/token" => {
             let body = format!("{{\"access_token\":\"{token}\",\"expires_in\":300}}");
             let allowed = login.is_none_or(|login| login == authorization);
-            Some(if allowed { answer(200).body(Body::from(body)).unwrap() } else { empty(answer(401)) })
+            Some(if allowed { response(200).body(Body::from(body)).unwrap() } else { empty(response(401)) })
         }
         Auth::Bearer { token, .. } if authorization != format!("Bearer {token}") => {
             challenge("Bearer realm=\"/token\",service=\"toy\",scope=\"repository:team/x:pull\"".into())
@@ -207,15 +207,17 @@ async fn manifests(
         for key in [reference.to_owned(), digest.clone()] {
             toy.manifests.lock().unwrap().insert(key, (content_type.clone(), bytes.clone()));
         }
-        return empty(answer(201).header("Docker-Content-Digest", digest).header("OCI-Subject", "nonsense"));
+        return empty(
+            response(201).header("Docker-Content-Digest", digest).header("OCI-Subject", "nonsense"),
+        );
     }
     let found = toy.manifests.lock().unwrap().get(reference).cloned();
-    let Some((content_type, mut bytes)) = found else { return empty(answer(404)) };
+    let Some((content_type, mut bytes)) = found else { return empty(response(404)) };
     let digest = Digest::of(Algorithm::Sha256, &bytes).to_string();
     if toy.faults.lock().unwrap().corrupt {
         bytes = spoilt(&bytes);
     }
-    answer(200)
+    response(200)
         .header(header::CONTENT_TYPE, format!("{content_type}; charset=utf-8"))
         .header("Docker-Content-Digest", digest)
         .body(Body::from(bytes))
@@ -236,15 +238,15 @@ fn open_upload(toy: &FakeRegistry, faults: &Faults, query: &HashMap<String, Stri
         let elsewhere = toy.elsewhere.lock().unwrap().get(digest).cloned();
         if let Some(bytes) = elsewhere {
             toy.blobs.lock().unwrap().insert(digest.clone(), bytes);
-            return empty(answer(201));
+            return empty(response(201));
         }
         if there {
-            return empty(answer(201));
+            return empty(response(201));
         }
     }
     let id = toy.next_upload.fetch_add(1, Ordering::Relaxed);
     toy.uploads.lock().unwrap().insert(id, Vec::new());
-    empty(answer(202).header(header::LOCATION, format!("/v2/team/x/blobs/uploads/{id}?state=abc")))
+    empty(response(202).header(header::LOCATION, format!("/v2/team/x/blobs/uploads/{id}?state=abc")))
 }
 
 async fn upload(
@@ -258,7 +260,7 @@ async fn upload(
 ) -> Response {
     let status = |code: u16, stored: usize| {
         empty(
-            answer(code)
+            response(code)
                 .header(header::LOCATION, format!("/v2/team/x/blobs/uploads/{id}?state=abc"))
                 .header(header::RANGE, format!("0-{}", stored.saturating_sub(1))),
         )
@@ -267,12 +269,14 @@ async fn upload(
     if faults.forget_sessions && *method == Method::GET {
         toy.uploads.lock().unwrap().remove(&id);
     }
-    let Some(stored) = toy.uploads.lock().unwrap().get(&id).map(Vec::len) else { return empty(answer(404)) };
+    let Some(stored) = toy.uploads.lock().unwrap().get(&id).map(Vec::len) else {
+        return empty(response(404));
+    };
     match *method {
         Method::GET => return status(204, stored),
         Method::DELETE => {
             toy.uploads.lock().unwrap().remove(&id);
-            return empty(answer(204));
+            return empty(response(204));
         }
         _ => {}
     }
@@ -293,12 +297,12 @@ async fn upload(
     }
     let stored = {
         let mut uploads = toy.uploads.lock().unwrap();
-        let Some(upload) = uploads.get_mut(&id) else { return empty(answer(404)) };
+        let Some(upload) = uploads.get_mut(&id) else { return empty(response(404)) };
         upload.extend_from_slice(&received);
         upload.len()
     };
     if cut {
-        return empty(answer(500));
+        return empty(response(500));
     }
     if *method == Method::PATCH {
         return status(202, stored);
@@ -306,15 +310,15 @@ async fn upload(
     let bytes = Bytes::from(toy.uploads.lock().unwrap().remove(&id).unwrap());
     let digest = query.get("digest").unwrap();
     if Digest::of(Algorithm::Sha256, &bytes).to_string() != *digest {
-        return answer(400)
+        return response(400)
             .body(Body::from(r#"{"errors":[{"code":"DIGEST_INVALID","message":"not that"}]}"#))
             .unwrap();
     }
     toy.blobs.lock().unwrap().insert(digest.clone(), bytes);
     if take(|faults| &mut faults.lose_commits, toy) {
-        return empty(answer(502));
+        return empty(response(502));
     }
-    empty(answer(201).header("Docker-Content-Digest", digest.as_str()))
+    empty(response(201).header("Docker-Content-Digest", digest.as_str()))
 }
 
 fn read(
@@ -326,26 +330,26 @@ fn read(
     range: &str,
 ) -> Response {
     let found = toy.blobs.lock().unwrap().get(digest).cloned();
-    let Some(mut bytes) = found else { return empty(answer(404)) };
+    let Some(mut bytes) = found else { return empty(response(404)) };
     if *method == Method::HEAD {
-        return empty(answer(200).header(header::CONTENT_LENGTH, bytes.len()));
+        return empty(response(200).header(header::CONTENT_LENGTH, bytes.len()));
     }
     if let Some(base) = faults.redirect.as_ref().filter(|_| before != "/storage") {
-        return empty(answer(307).header(header::LOCATION, format!("{base}/storage/{digest}")));
+        return empty(response(307).header(header::LOCATION, format!("{base}/storage/{digest}")));
     }
     if take(|faults| &mut faults.refuse_reads, toy) {
-        return empty(answer(503).header(header::RETRY_AFTER, "0"));
+        return empty(response(503).header(header::RETRY_AFTER, "0"));
     }
     if faults.corrupt {
         bytes = spoilt(&bytes);
     }
     let total = bytes.len();
-    let mut builder = answer(200);
+    let mut builder = response(200);
     if let Some(range) = range.strip_prefix("bytes=").filter(|_| !faults.ignore_ranges) {
         let (first, last) = range.split_once('-').unwrap();
         let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
         bytes = bytes.slice(first..=last);
-        builder = answer(206).header(header::CONTENT_RANGE, format!("bytes {first}-{last}/{total}"));
+        builder = response(206).header(header::CONTENT_RANGE, format!("bytes {first}-{last}/{total}"));
     }
     let length = bytes.len();
     let body = if take(|faults| &mut faults.cut_reads, toy) {

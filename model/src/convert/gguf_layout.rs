@@ -53,12 +53,13 @@ pub(super) fn lay_out(
             Values::Floats { .. } => mix::choose(file_type, &model, &weight.name, &weight.shape),
             Values::Verbatim { .. } | Values::Computed(_) => Choice::Keep,
         };
-        if let Choice::Fallback { asked, given } = choice {
-            raised.entry((asked, given)).or_default().push(&weight.name);
+        if let Choice::Fallback { requested, given } = choice {
+            raised.entry((requested, given)).or_default().push(&weight.name);
         }
         types.push(choice.chosen_type().unwrap_or(weight.kept));
     }
-    let notices = raised.iter().map(|((asked, given), names)| type_notice(*asked, *given, names)).collect();
+    let notices =
+        raised.iter().map(|((requested, given), names)| type_notice(*requested, *given, names)).collect();
 
     let tensors = weights.iter().zip(&types).map(|(weight, ty)| NewTensor {
         name: weight.name.clone(),
@@ -96,13 +97,13 @@ fn model_of(metadata: &Metadata, weights: &[Weight]) -> mix::Model {
     }
 }
 
-fn type_notice(asked: Type, given: Type, names: &[&str]) -> String {
+fn type_notice(requested: Type, given: Type, names: &[&str]) -> String {
     format!(
         "{}: {} instead of {}, whose blocks of {} do not divide the rows",
         format_names(names),
         given.as_str(),
-        asked.as_str(),
-        asked.block_elements()
+        requested.as_str(),
+        requested.block_elements()
     )
 }
 

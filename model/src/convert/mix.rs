@@ -44,7 +44,7 @@ pub enum Choice {
     As(Type),
     /// The blocks of the requested type do not divide the tensor's rows, so it gets a type with more bits.
     Fallback {
-        asked: Type,
+        requested: Type,
         given: Type,
     },
 }
@@ -67,10 +67,10 @@ pub fn choose(file_type: FileType, model: &Model, name: &str, shape: &[u64]) -> 
     if !file_type.is_quantised() {
         return Choice::As(file_type.base_type());
     }
-    let asked = requested_type(file_type, model, name, columns);
-    match fit_type(asked, columns) {
-        given if given == asked => Choice::As(given),
-        given => Choice::Fallback { asked, given },
+    let requested = requested_type(file_type, model, name, columns);
+    match fit_type(requested, columns) {
+        given if given == requested => Choice::As(given),
+        given => Choice::Fallback { requested, given },
     }
 }
 
@@ -167,13 +167,13 @@ fn layer(name: &str) -> u64 {
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// Returns `asked` if its blocks divide the rows, else a type with smaller blocks and more bits.
-fn fit_type(asked: Type, columns: u64) -> Type {
+/// Returns `requested` if its blocks divide the rows, else a type with smaller blocks and more bits.
+fn fit_type(requested: Type, columns: u64) -> Type {
     let divides = |ty: Type| columns.is_multiple_of(u64::from(ty.block_elements()));
-    if divides(asked) {
-        return asked;
+    if divides(requested) {
+        return requested;
     }
-    let smaller = match asked {
+    let smaller = match requested {
         Type::Q2_K | Type::Q3_K => Type::Q4_0,
         Type::Q4_K => Type::Q5_0,
         Type::Q5_K => Type::Q5_1,
@@ -284,7 +284,7 @@ mod tests {
         }
         assert_eq!(
             choose(FileType::Q4_K_M, &MODEL, "blk.9.attn_q.weight", &[64, 96]),
-            Choice::Fallback { asked: Type::Q4_K, given: Type::Q5_0 }
+            Choice::Fallback { requested: Type::Q4_K, given: Type::Q5_0 }
         );
     }
 }

@@ -188,8 +188,8 @@ fn in_fp8(folder: &Folder, block: [usize; 2]) -> (Folder, Folder) {
         folder.0.insert("model.safetensors".to_owned(), file(arrays));
         folder
     };
-    let said = serde_json::json!({"quant_method": "fp8", "weight_block_size": block});
-    (with(&codes).with_config("quantization_config", said), with(&floats))
+    let quantization = serde_json::json!({"quant_method": "fp8", "weight_block_size": block});
+    (with(&codes).with_config("quantization_config", quantization), with(&floats))
 }
 
 #[test]

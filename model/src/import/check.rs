@@ -31,7 +31,7 @@ impl CheckedRun {
     /// Checks whole blocks or numbers. `first` is the position of the first of them in its run.
     pub(super) fn check_values(&self, first: usize, bytes: &[u8]) -> io::Result<()> {
         let name = &self.name;
-        let told = match self.what {
+        let problem = match self.what {
             CheckedValues::Blocks(ty) => match validate(ty, bytes) {
                 Err(InvalidBlocks::Scale { block, value }) => {
                     format!("block {} of {ty} has a scale of {value}", first + block)
@@ -45,7 +45,7 @@ impl CheckedRun {
         };
         Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("tensor `{name}`: {told}, expected a finite number"),
+            format!("tensor `{name}`: {problem}, expected a finite number"),
         ))
     }
 }
@@ -226,11 +226,11 @@ mod tests {
         keys.extend(
             names.iter().zip(companions).map(|(name, (_, dtype, shape, _))| (name.as_str(), *dtype, *shape)),
         );
-        let said = BTreeMap::from([
+        let metadata = BTreeMap::from([
             ("quant_type".to_owned(), kind.to_string()),
             ("group_size".to_owned(), quantisation.group_size.to_string()),
         ]);
-        let mut bytes = write_header(&keys, &said);
+        let mut bytes = write_header(&keys, &metadata);
         bytes.extend(vec![code; (4 * words * 4) as usize]);
         companions.iter().for_each(|(.., data)| bytes.extend_from_slice(data));
         Arc::new(Folder(BTreeMap::from([("model.safetensors".to_owned(), bytes)])))

@@ -205,7 +205,7 @@ fn unsupported_fp8_weights_are_named() {
     let scales = |name: &str, shape: &[u64]| {
         array(name, Dtype::F32, shape, &scales(shape.iter().product::<u64>() as usize))
     };
-    let said = |text: &str| format!("{{\"quantization_config\":{text}}}");
+    let config = |text: &str| format!("{{\"quantization_config\":{text}}}");
     let fitting = || Some(scales("a.weight_scale_inv", &[2, 3]));
     let e4m3 = Dtype::F8_E4M3;
     let words = ("a.weight_scale".to_owned(), Dtype::I32, vec![2, 3], vec![0; 24]);
@@ -220,21 +220,21 @@ fn unsupported_fp8_weights_are_named() {
             "shape [256, 300] does not go with scales `a.weight_scale_inv` of [3, 2]: expected one, one a row, or one for each \
              block of 128 by 128",
         ),
-        (one(weight(e4m3), fitting(), &said(r#"{"weight_block_size":[64,64]}"#)), "block of 64 by 64"),
-        (one(weight(e4m3), fitting(), &said(r#"{"weight_block_size":[0,128]}"#)), "FP8 weights as [0,128]"),
-        (one(weight(e4m3), fitting(), &said(r#"{"weight_block_size":"all"}"#)), "FP8 weights as \"all\""),
+        (one(weight(e4m3), fitting(), &config(r#"{"weight_block_size":[64,64]}"#)), "block of 64 by 64"),
+        (one(weight(e4m3), fitting(), &config(r#"{"weight_block_size":[0,128]}"#)), "FP8 weights as [0,128]"),
+        (one(weight(e4m3), fitting(), &config(r#"{"weight_block_size":"all"}"#)), "FP8 weights as \"all\""),
         (
             one(
                 weight(e4m3),
                 fitting(),
-                &said(
+                &config(
                     r#"{"config_groups":{"a":{"weights":{"block_structure":[128,128]}},"b":{"weights":{"block_structure":"64x128"}}}}"#,
                 ),
             ),
             "FP8 weights as \"64x128\"",
         ),
         (
-            one(weight(e4m3), fitting(), &said(r#"{"transform_config":{"config_groups":{"R1":{}}}}"#)),
+            one(weight(e4m3), fitting(), &config(r#"{"transform_config":{"config_groups":{"R1":{}}}}"#)),
             "`transform_config`",
         ),
         (one(weight(e4m3), Some(words), "{}"), "whose scales `a.weight_scale` are I32"),
@@ -248,7 +248,7 @@ fn unsupported_fp8_weights_are_named() {
         assert_eq!(import(&folder, None).files(), folder.0);
     }
     // Any block size works if config.json gives it.
-    let small = said(r#"{"config_groups":{"a":{"weights":{"block_structure":"64x100"}}}}"#);
+    let small = config(r#"{"config_groups":{"a":{"weights":{"block_structure":"64x100"}}}}"#);
     import(
         &one(weight(e4m3), Some(scales("a.weight_scale", &[4, 3])), &small),
         Some(Quantize::Blobs(Kind::Int8)),

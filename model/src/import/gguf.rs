@@ -70,8 +70,8 @@ pub(super) fn plan(
             push_whole(&mut layers, &mut recipes, media_type::OLLAMA_MODEL, &part.file);
             watch_last_layer(&mut layers, &part.header);
         }),
-        Some((content, said)) => {
-            notices.extend(said);
+        Some((content, conversion_notices)) => {
+            notices.extend(conversion_notices);
             let path = &model[0].file.path;
             push_assembled(&mut layers, &mut recipes, media_type::OLLAMA_MODEL, path, content);
         }

@@ -103,10 +103,10 @@ fn stem(path: &str) -> &str {
         Some(part) => part.prefix,
         None => path.rsplit_once('.').map_or(path, |(stem, _)| stem),
     };
-    let said = stem.rsplit_once(['-', '.', '_']).filter(|(_, last)| {
+    let without_type = stem.rsplit_once(['-', '.', '_']).filter(|(_, last)| {
         ["F32", "F16", "BF16", "FP16", "FP32"].iter().any(|name| name.eq_ignore_ascii_case(last))
     });
-    said.map_or(stem, |(stem, _)| stem)
+    without_type.map_or(stem, |(stem, _)| stem)
 }
 
 #[cfg(test)]

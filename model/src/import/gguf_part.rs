@@ -54,9 +54,9 @@ pub(super) fn annotations(header: &Header) -> BTreeMap<String, String> {
         ("general.license", media_type::LICENSES_ANNOTATION),
         ("general.version", media_type::VERSION_ANNOTATION),
     ];
-    let said = keys.into_iter().filter_map(|(key, annotation)| {
+    let annotations = keys.into_iter().filter_map(|(key, annotation)| {
         let text = header.metadata.str(key).filter(|text| !text.is_empty() && text.len() <= 1024)?;
         Some((annotation.to_owned(), text.to_owned()))
     });
-    said.collect()
+    annotations.collect()
 }

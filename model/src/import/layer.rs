@@ -279,8 +279,11 @@ impl Quantiser {
             }),
         };
         made.map_err(|error| {
-            let told = error.message_at(self.done);
-            io::Error::new(io::ErrorKind::InvalidData, format!("tensor `{name}` of `{}`: {told}", array.path))
+            let message = error.message_at(self.done);
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("tensor `{name}` of `{}`: {message}", array.path),
+            )
         })?;
         self.done += count;
         self.at = 0;

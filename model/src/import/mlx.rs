@@ -34,12 +34,12 @@ impl MlxQuantisation {
 
     /// Returns the quantisation of a module. Its own entry takes precedence over the model's.
     fn quantisation(&self, module: &str) -> Option<Quantisation> {
-        let said = match self.0.get(module) {
+        let config = match self.0.get(module) {
             None => &self.0,
             Some(own) => own.as_object()?,
         };
-        let number = |key: &str| said.get(key).and_then(Value::as_u64);
-        let mode = said.get("mode").and_then(Value::as_str).unwrap_or("affine");
+        let number = |key: &str| config.get(key).and_then(Value::as_u64);
+        let mode = config.get("mode").and_then(Value::as_str).unwrap_or("affine");
         let kind = match (mode, number("bits")?) {
             ("affine", 4) => Kind::Int4,
             ("affine", 8) => Kind::Int8,

@@ -257,10 +257,10 @@ fn original_shard(shard: &Shard, placed: &[PlacedTensor]) -> FileRecipe {
 fn assembled_shard(shard: &Shard, placed: &[PlacedTensor]) -> FileRecipe {
     let mut metadata = shard.metadata.clone();
     for (tensor, placed) in shard.tensors.iter().zip(placed) {
-        let said = placed
+        let entries = placed
             .quantisation
             .map(|quantisation| quantisation_metadata(&format!("{}.", tensor.name), quantisation));
-        metadata.extend(said.into_iter().flatten());
+        metadata.extend(entries.into_iter().flatten());
     }
     let keys: Vec<&Key> = placed.iter().flat_map(|placed| &placed.arrays).map(|array| &array.key).collect();
     let mut segments = vec![RecipeSegment::Inline(header(&keys, &metadata))];

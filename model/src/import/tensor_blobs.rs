@@ -39,8 +39,9 @@ pub(super) fn plan(
     notices.extend(fp8::notice(&checkpoint).filter(|_| options.quantize.is_none()));
     let tensor_layers = policy::plan_tensor_layers(&checkpoint, options.quantize)?;
     let quantised = options.quantize.filter(|_| tensor_layers.is_quantised());
-    if let (Some(asked), None) = (options.quantize, quantised) {
-        notices.push(format!("nothing was quantised: no tensor is of a kind that is quantised to {asked}"));
+    if let (Some(requested), None) = (options.quantize, quantised) {
+        notices
+            .push(format!("nothing was quantised: no tensor is of a kind that is quantised to {requested}"));
     }
     if quantised.is_some() || !checkpoint.scales.is_empty() {
         notices.push(

@@ -181,15 +181,15 @@ pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<DerivedModel, DeriveErro
     // 3. The config, rewritten only if a value changes.
     let facts = [("renderer", &edits.renderer), ("parser", &edits.parser), ("requires", &edits.requires)];
     let mut config_descriptor = base_config.clone();
-    if facts.iter().any(|(_, said)| said.is_some()) {
+    if facts.iter().any(|(_, value)| value.is_some()) {
         if base_config.media_type != media_type::DOCKER_CONFIG {
             return Err(DeriveError::ForeignConfig { media_type: base_config.media_type.clone() });
         }
         let mut config: Map<String, Value> =
             serde_json::from_slice(base.config).map_err(|_| DeriveError::Config)?;
-        for (key, said) in facts {
-            if let Some(said) = said {
-                config.insert(key.to_owned(), Value::String(said.clone()));
+        for (key, value) in facts {
+            if let Some(value) = value {
+                config.insert(key.to_owned(), Value::String(value.clone()));
             }
         }
         // The list of layers that older clients stored here would now be wrong.

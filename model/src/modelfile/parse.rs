@@ -197,11 +197,11 @@ impl<'a> Cursor<'a> {
         let mut end = 0;
         for line in self.rest.split_inclusive(NEWLINES) {
             end += line.len();
-            let said = &self.rest[..end - line.len() + line.trim_end().len()];
+            let quoted = &self.rest[..end - line.len() + line.trim_end().len()];
             // A blank line cannot end a value that the previous line did not end.
-            if !line.trim_end().is_empty() && said.len() >= 2 * quotes.len() && said.ends_with(quotes) {
-                let value = said[quotes.len()..said.len() - quotes.len()].to_owned();
-                self.skip(said.len());
+            if !line.trim_end().is_empty() && quoted.len() >= 2 * quotes.len() && quoted.ends_with(quotes) {
+                let value = quoted[quotes.len()..quoted.len() - quotes.len()].to_owned();
+                self.skip(quoted.len());
                 return Ok(Text(value));
             }
         }

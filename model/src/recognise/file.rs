@@ -265,15 +265,15 @@ fn modelpack_file(layer: &Descriptor, format: &str) -> ModelFile {
     let rest = kind.strip_prefix(mt::MODELPACK_PREFIX).or_else(|| kind.strip_prefix(mt::CNAI_PREFIX));
     let is_weight = rest.is_some_and(|rest| rest.starts_with("weight.v"));
     let by_name = path.as_deref().map_or(Role::File, Role::of_path);
-    let said = if kind.ends_with(".gguf") || kind.ends_with(".safetensors") {
+    let format_name = if kind.ends_with(".gguf") || kind.ends_with(".safetensors") {
         kind.rsplit_once('.').map_or("", |(_, format)| format)
     } else {
         format
     };
-    let role = match said {
+    let role = match format_name {
         _ if rest.is_some() && !is_weight => Role::File,
         _ if by_name != Role::File || (path.is_some() && has_extension(path.as_deref())) => by_name,
-        said => WeightFormat::of_name(said).map_or(by_name, Role::of_weights),
+        format_name => WeightFormat::of_name(format_name).map_or(by_name, Role::of_weights),
     };
     ModelFile::new(layer, path, role, packing(kind))
 }

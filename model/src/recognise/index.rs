@@ -236,9 +236,10 @@ pub fn summarise(
     config_json: Option<&[u8]>,
     files: &[FileIndex],
 ) -> Option<ModelSummary> {
-    let said = manifest.config.as_ref().map(|c| read_config_facts(manifest, c, config.unwrap_or_default()));
-    let said = said.unwrap_or_default();
-    let format = artifact.format().map(str::to_owned).or(said.format)?;
+    let config_facts =
+        manifest.config.as_ref().map(|c| read_config_facts(manifest, c, config.unwrap_or_default()));
+    let config_facts = config_facts.unwrap_or_default();
+    let format = artifact.format().map(str::to_owned).or(config_facts.format)?;
     let checkpoint: Checkpoint =
         config_json.and_then(|json| serde_json::from_slice(json).ok()).unwrap_or_default();
     let class = checkpoint.architectures.into_iter().flatten().next();
@@ -259,16 +260,16 @@ pub fn summarise(
         architecture: of_file(|facts| &facts.architecture)
             .or(checkpoint.model_type)
             .or(checkpoint.class_name)
-            .or(said.architecture)
+            .or(config_facts.architecture)
             .or(class),
         parameters: match tensors.is_empty() {
-            true => main.iter().find_map(|file| file.facts.parameters).or(said.parameters),
+            true => main.iter().find_map(|file| file.facts.parameters).or(config_facts.parameters),
             false => Some(counted),
         },
         quantization: of_file(|facts| &facts.quantization)
             .or(method)
             .or_else(|| main_dtype(&tensors))
-            .or(said.quantization),
+            .or(config_facts.quantization),
     })
 }
 
@@ -503,9 +504,9 @@ mod tests {
         ];
         for (config, kind, key, value, expect) in cases {
             let manifest = manifest(config, &[(kind, key, value)]);
-            let said = br#"{"config":{"format":"said","paramSize":"8b"}}"#;
-            let artifact = Artifact::read(&manifest, Some(said));
-            let summary = summarise(&manifest, &artifact, Some(said), None, &[]);
+            let config_json = br#"{"config":{"format":"said","paramSize":"8b"}}"#;
+            let artifact = Artifact::read(&manifest, Some(config_json));
+            let summary = summarise(&manifest, &artifact, Some(config_json), None, &[]);
             assert_eq!(summary.map(|summary| summary.format).as_deref(), expect, "{kind} {value}");
         }
     }

@@ -64,9 +64,9 @@ pub(super) fn files(manifest: &Manifest, config: Option<&[u8]>) -> Vec<ModelFile
             seen[at] += 1;
             by_digest.get(&(at, layer.digest.as_str())).copied().or_else(|| lists[at].1.get(nth))
         });
-        let said =
+        let kitfile_path =
             entry.map(|entry| entry.path.clone()).filter(|path| !matches!(path.as_str(), "" | "." | "./"));
-        let path = annotated_path(layer).or(said);
+        let path = annotated_path(layer).or(kitfile_path);
         let role = path.as_deref().map_or(Role::File, Role::of_path);
         ModelFile::new(layer, path, role, packing(&layer.media_type))
     };

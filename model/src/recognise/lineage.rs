@@ -128,9 +128,9 @@ pub fn gguf_origins(metadata: &Metadata) -> Vec<Origin> {
     let relation = if metadata.is_adapter() { Relation::Adapter } else { Relation::Base };
     let count = metadata.u64("general.base_model.count").unwrap_or(0).min(MAX_BASES);
     let bases = (0..count).filter_map(|nth| {
-        let said = |key: &str| metadata.str(&format!("general.base_model.{nth}.{key}"));
+        let value = |key: &str| metadata.str(&format!("general.base_model.{nth}.{key}"));
         let name =
-            ["repo_url", "url", "name"].into_iter().find_map(|key| said(key).filter(|it| !it.is_empty()));
+            ["repo_url", "url", "name"].into_iter().find_map(|key| value(key).filter(|it| !it.is_empty()));
         Origin::new(relation, name?, "GGUF")
     });
     let source =
@@ -219,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    fn told(manifest: Value, config: Value) -> Vec<(Relation, String, &'static str)> {
+    fn origins_of(manifest: Value, config: Value) -> Vec<(Relation, String, &'static str)> {
         let mut whole = json!({"schemaVersion": 2, "layers": [],
             "config": {"mediaType": mt::OCI_EMPTY, "digest": Digest::sha256(b"c"), "size": 2}});
         for (key, value) in manifest.as_object().into_iter().flatten() {
@@ -238,64 +238,67 @@ mod tests {
         let annotations = json!({"annotations": {mt::BASE_NAME_ANNOTATION: "hub.local/team/base:1",
             mt::BASE_DIGEST_ANNOTATION: Digest::sha256(b"b")}});
         assert_eq!(
-            told(annotations, json!({})),
+            origins_of(annotations, json!({})),
             [(Relation::Base, "hub.local/team/base:1".to_owned(), mt::BASE_NAME_ANNOTATION)]
         );
         let layers = json!({"layers": [layer(mt::OLLAMA_MODEL, "llama3.2"), layer(mt::OLLAMA_ADAPTER, "/tmp/lora.gguf")]});
-        assert_eq!(told(layers, json!({})), [(Relation::Base, "llama3.2".to_owned(), "layer")]);
+        assert_eq!(origins_of(layers, json!({})), [(Relation::Base, "llama3.2".to_owned(), "layer")]);
         let alone = json!({"annotations": {mt::BASE_NAME_ANNOTATION: "team/base:1"},
             "layers": [layer(mt::OLLAMA_ADAPTER, "")]});
         assert_eq!(
-            told(alone, json!({})),
+            origins_of(alone, json!({})),
             [(Relation::Adapter, "team/base:1".to_owned(), mt::BASE_NAME_ANNOTATION)]
         );
         let pack = json!({"artifactType": mt::MODELPACK_MANIFEST});
         let config = json!({"descriptor": {"sourceURL": "https://example.com/m"}});
-        assert_eq!(told(pack, config), [(Relation::Source, "https://example.com/m".to_owned(), "config")]);
+        assert_eq!(
+            origins_of(pack, config),
+            [(Relation::Source, "https://example.com/m".to_owned(), "config")]
+        );
         let kit = json!({"artifactType": mt::KITOPS_MANIFEST});
         let config = json!({"model": {"path": "jozu.ml/team/base:2"}});
         assert_eq!(
-            told(kit.clone(), config),
+            origins_of(kit.clone(), config),
             [(Relation::Base, "jozu.ml/team/base:2".to_owned(), "Kitfile")]
         );
-        assert!(told(kit, json!({"model": {"path": "./weights/model.gguf"}})).is_empty());
+        assert!(origins_of(kit, json!({"model": {"path": "./weights/model.gguf"}})).is_empty());
     }
 
     #[test]
     fn file_origins_are_read() {
-        let told = |name: &str, text: &str| -> Vec<(Relation, String)> {
+        let origins_of = |name: &str, text: &str| -> Vec<(Relation, String)> {
             file_origins(name, text.as_bytes())
                 .into_iter()
                 .map(|origin| (origin.relation, origin.name))
                 .collect()
         };
         assert_eq!(
-            told("adapter_config.json", r#"{"base_model_name_or_path":"org/Base"}"#),
+            origins_of("adapter_config.json", r#"{"base_model_name_or_path":"org/Base"}"#),
             [(Relation::Adapter, "org/Base".to_owned())]
         );
         assert_eq!(
-            told(
+            origins_of(
                 "README.md",
                 "---\nlicense: mit\nbase_model: org/Base\nbase_model_relation: quantized\n---\n# x"
             ),
             [(Relation::Quantized, "org/Base".to_owned())]
         );
         assert_eq!(
-            told(
+            origins_of(
                 "README.md",
                 "---\nbase_model:\n- org/a\n  - \"org/b\"\ntags:\n- org/c\n---\nbase_model: no"
             ),
             [(Relation::Base, "org/a".to_owned()), (Relation::Base, "org/b".to_owned())]
         );
-        assert_eq!(told("README.md", "---\nbase_model: [org/a, org/b]\n").len(), 2);
-        assert!(told("README.md", "# base_model: x").is_empty());
-        assert!(told("adapter_config.json", r#"{"base_model_name_or_path":"/data/base"}"#).is_empty());
-        assert!(told("config.json", "{}").is_empty());
+        assert_eq!(origins_of("README.md", "---\nbase_model: [org/a, org/b]\n").len(), 2);
+        assert!(origins_of("README.md", "# base_model: x").is_empty());
+        assert!(origins_of("adapter_config.json", r#"{"base_model_name_or_path":"/data/base"}"#).is_empty());
+        assert!(origins_of("config.json", "{}").is_empty());
     }
 
     #[test]
     fn gguf_origins_are_read() {
-        let told = |keys: &[(&str, &str)], count: u32| -> Vec<(Relation, String)> {
+        let origins_of = |keys: &[(&str, &str)], count: u32| -> Vec<(Relation, String)> {
             let mut metadata = Metadata::new();
             metadata.set("general.base_model.count", count);
             keys.iter().for_each(|(key, value)| metadata.set(*key, *value));
@@ -310,12 +313,12 @@ mod tests {
         let url = "https://huggingface.co/org/base".to_owned();
         let source = (Relation::Source, "https://example.com/m".to_owned());
         assert_eq!(
-            told(&keys, 2),
+            origins_of(&keys, 2),
             [(Relation::Base, url.clone()), (Relation::Base, "Other".to_owned()), source]
         );
         let adapter = [keys[1], ("general.type", "adapter")];
-        assert_eq!(told(&adapter, u32::MAX), [(Relation::Adapter, url)]);
-        assert!(told(&[], 0).is_empty());
+        assert_eq!(origins_of(&adapter, u32::MAX), [(Relation::Adapter, url)]);
+        assert!(origins_of(&[], 0).is_empty());
     }
 
     #[test]

@@ -80,9 +80,9 @@ pub fn list_members(file: &dyn ReadAt, most: usize) -> Result<Vec<Member>, TarEr
             match kind {
                 b'L' => path = Some(text(&record)),
                 b'x' => {
-                    let (said_path, said_size) = pax(&record);
-                    path = said_path.or(path);
-                    size = said_size.or(size);
+                    let (record_path, record_size) = pax(&record);
+                    path = record_path.or(path);
+                    size = record_size.or(size);
                 }
                 // Names of links, and records for all members, which no writer uses for paths.
                 _ => {}

@@ -95,8 +95,8 @@ proptest! {
         let found = Header::parse(&bytes[..at], at as u64);
         let is_padding = header.tensors.is_empty() && bytes[at..].iter().all(|byte| *byte == 0);
         prop_assert!(is_padding || found.is_err());
-        let asks_for_more = matches!(found, Err(HeaderError::Incomplete { .. }));
-        prop_assert!(!asks_for_more);
+        let is_incomplete = matches!(found, Err(HeaderError::Incomplete { .. }));
+        prop_assert!(!is_incomplete);
     }
 
     #[test]

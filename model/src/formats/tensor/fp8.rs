@@ -49,7 +49,8 @@ pub(crate) fn block(config: Option<&Map<String, Value>>) -> Result<[u64; 2], Blo
         config.into_iter().chain(text).flat_map(|map| SECTIONS.iter().filter_map(|key| map.get(*key)));
     let mut found: Option<[u64; 2]> = None;
     for section in sections {
-        let rotated = section.get("transform_config").and_then(|said| said.get("config_groups")?.as_object());
+        let rotated =
+            section.get("transform_config").and_then(|transform| transform.get("config_groups")?.as_object());
         if rotated.is_some_and(|groups| !groups.is_empty()) {
             return Err(BlockError::Rotated);
         }
@@ -58,10 +59,10 @@ pub(crate) fn block(config: Option<&Map<String, Value>>) -> Result<[u64; 2], Blo
             .into_iter()
             .flat_map(Map::values)
             .filter_map(|group| group.get("weights")?.get("block_structure"));
-        let said = section.get("weight_block_size").into_iter().chain(structures);
-        for said in said.filter(|said| !said.is_null()) {
-            let wrong = || BlockError::Size { found: said.to_string().chars().take(40).collect() };
-            let size = size(said).ok_or_else(wrong)?;
+        let sizes = section.get("weight_block_size").into_iter().chain(structures);
+        for value in sizes.filter(|value| !value.is_null()) {
+            let wrong = || BlockError::Size { found: value.to_string().chars().take(40).collect() };
+            let size = size(value).ok_or_else(wrong)?;
             if *found.get_or_insert(size) != size {
                 return Err(wrong());
             }
@@ -71,8 +72,8 @@ pub(crate) fn block(config: Option<&Map<String, Value>>) -> Result<[u64; 2], Blo
 }
 
 /// Parses `[128, 128]`, or `"128x128"` of older files.
-fn size(said: &Value) -> Option<[u64; 2]> {
-    let size = match said {
+fn size(value: &Value) -> Option<[u64; 2]> {
+    let size = match value {
         Value::String(text) => {
             let (rows, columns) = text.split_once('x')?;
             [rows.parse().ok()?, columns.parse().ok()?]

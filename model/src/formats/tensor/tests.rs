@@ -157,12 +157,12 @@ fn any_blob() -> impl Strategy<Value = Header> {
         let list: Vec<_> =
             tensors.iter().map(|(name, (dtype, shape))| (*name, *dtype, shape.as_slice())).collect();
         let len = list.iter().try_fold(0, |sum, (_, dtype, shape)| Some(sum + byte_size(*dtype, shape)?))?;
-        let mut said = BTreeMap::new();
+        let mut entries = BTreeMap::new();
         if let Some((kind, group_size)) = metadata {
-            said.insert("quant_type".to_owned(), kind.to_owned());
-            said.extend(group_size.map(|group_size| ("group_size".to_owned(), group_size.to_owned())));
+            entries.insert("quant_type".to_owned(), kind.to_owned());
+            entries.extend(group_size.map(|group_size| ("group_size".to_owned(), group_size.to_owned())));
         }
-        Some(Header::parse(&write_header(&list, &said)[8..], len).expect("a header that was written"))
+        Some(Header::parse(&write_header(&list, &entries)[8..], len).expect("a header that was written"))
     })
 }
 
