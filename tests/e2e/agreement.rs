@@ -63,8 +63,8 @@ fn llama_cpp(python: &Path, files: &[PathBuf], windows: &[Vec<u32>]) -> Vec<Like
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap().unwrap();
     assert!(output.status.success());
-    let answers = String::from_utf8(output.stdout).unwrap();
-    answers.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[tokio::test]
@@ -87,9 +87,9 @@ async fn every_type_agrees_with_llama_cpp() {
     for (ty, _) in TYPES {
         files.push(import_as_gguf(&server, &demo(), ty).await);
         let model = format!("team/lode-demo-{}", ty.to_lowercase());
-        let ask = json!({"model": model, "windows": windows, "logprobs": false, "top_logprobs": TOP, "keep_alive": 0});
-        let answer = server.registry().post_json("/lode/v1/score", &ask).await.expect(200).json();
-        let likeliest: Likeliest = serde_json::from_value(answer["top_logprobs"].clone()).unwrap();
+        let body = json!({"model": model, "windows": windows, "logprobs": false, "top_logprobs": TOP, "keep_alive": 0});
+        let response = server.registry().post_json("/lode/v1/score", &body).await.expect(200).json();
+        let likeliest: Likeliest = serde_json::from_value(response["top_logprobs"].clone()).unwrap();
         ours.push(likeliest);
     }
     let theirs = llama_cpp(&python, &files, &windows);

@@ -84,8 +84,8 @@ async fn a_worker_joins_pulls_responds_and_deregisters() {
     .await;
     assert!(worker.0.wait().unwrap().success());
     assert_eq!(workers(&server).await, 0);
-    let answer = server.registry().post_json("/api/generate", &body).await;
-    assert_eq!(answer.status, 503, "{}", answer.text());
+    let response = server.registry().post_json("/api/generate", &body).await;
+    assert_eq!(response.status, 503, "{}", response.text());
 
     // The worker with the wrong token never joined.
     let ended = refused.0.try_wait().unwrap();

@@ -62,13 +62,18 @@ async fn names_digests_and_references() {
     ];
     for (method, target, statuses, code) in table {
         let length = if *method == "GET" { "" } else { "content-length: 0\r\n" };
-        let answer = raw::ask(server.address, method, target, length);
-        assert!(statuses.contains(&answer.status), "{method} {target}: {} {}", answer.status, answer.text());
-        if answer.status >= 400 && answer.status != 405 {
-            let body: serde_json::Value = serde_json::from_slice(&answer.body)
-                .unwrap_or_else(|e| panic!("{target}: {e}: {}", answer.text()));
+        let response = raw::send(server.address, method, target, length);
+        assert!(
+            statuses.contains(&response.status),
+            "{method} {target}: {} {}",
+            response.status,
+            response.text()
+        );
+        if response.status >= 400 && response.status != 405 {
+            let body: serde_json::Value = serde_json::from_slice(&response.body)
+                .unwrap_or_else(|e| panic!("{target}: {e}: {}", response.text()));
             let got =
-                body["errors"][0]["code"].as_str().unwrap_or_else(|| panic!("{target}: {}", answer.text()));
+                body["errors"][0]["code"].as_str().unwrap_or_else(|| panic!("{target}: {}", response.text()));
             assert!(code.is_empty() || got == *code, "{method} {target}: {got}");
         }
     }
@@ -110,9 +115,9 @@ async fn malformed_manifests_are_refused() {
         ),
     ];
     for (what, bytes, code) in &table {
-        let answer = registry.manifest_put("bad/manifests", "v1", IMAGE_MANIFEST, bytes).await;
-        assert!([400, 404].contains(&answer.status), "{what}: {}", answer.status);
-        assert_eq!(answer.code().as_deref(), Some(*code), "{what}: {}", answer.text());
+        let response = registry.manifest_put("bad/manifests", "v1", IMAGE_MANIFEST, bytes).await;
+        assert!([400, 404].contains(&response.status), "{what}: {}", response.status);
+        assert_eq!(response.code().as_deref(), Some(*code), "{what}: {}", response.text());
         registry.manifest_get("bad/manifests", "v1").await.expect(404);
     }
     // Over the limit, with and without a Content-Length.
@@ -162,16 +167,16 @@ async fn a_body_with_a_wrong_length_or_digest_is_refused() {
         separator(&path),
         server.address
     );
-    let answer = raw::exchange_truncated(server.address, &[head.as_bytes(), &bytes].concat());
-    assert!(answer.is_none_or(|a| (400..500).contains(&a.status)), "a short body was acknowledged");
+    let response = raw::exchange_truncated(server.address, &[head.as_bytes(), &bytes].concat());
+    assert!(response.is_none_or(|a| (400..500).contains(&a.status)), "a short body was acknowledged");
     registry.blob_head("bad/length", &digest).await.expect(404);
     // A single POST cut in the middle.
     let head = format!(
         "POST /v2/bad/length/blobs/uploads/?digest={digest} HTTP/1.1\r\nhost: {}\r\ncontent-length: 300000\r\n\r\n",
         server.address
     );
-    let answer = raw::exchange_truncated(server.address, &[head.as_bytes(), &bytes[..100_000]].concat());
-    assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
+    let response = raw::exchange_truncated(server.address, &[head.as_bytes(), &bytes[..100_000]].concat());
+    assert!(response.is_none_or(|a| (400..500).contains(&a.status)));
     registry.blob_head("bad/length", &digest).await.expect(404);
     // A chunked body without its last chunk.
     let location = registry.upload_open("bad/length").await;
@@ -182,9 +187,9 @@ async fn a_body_with_a_wrong_length_or_digest_is_refused() {
         server.address
     );
     let part = [format!("{:x}\r\n", bytes.len()).as_bytes(), &bytes, b"\r\n"].concat();
-    let answer = raw::exchange_truncated(server.address, &[head.as_bytes(), &part].concat());
+    let response = raw::exchange_truncated(server.address, &[head.as_bytes(), &part].concat());
     assert!(
-        answer.is_none_or(|a| (400..500).contains(&a.status)),
+        response.is_none_or(|a| (400..500).contains(&a.status)),
         "a body without a last chunk was acknowledged"
     );
     registry.blob_head("bad/length", &digest).await.expect(404);
@@ -195,8 +200,8 @@ async fn a_body_with_a_wrong_length_or_digest_is_refused() {
         server.address,
         index.len() + 10
     );
-    let answer = raw::exchange_truncated(server.address, head.as_bytes());
-    assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
+    let response = raw::exchange_truncated(server.address, head.as_bytes());
+    assert!(response.is_none_or(|a| (400..500).contains(&a.status)));
     registry.manifest_get("bad/length", "v1").await.expect(404);
     // A wrong digest, then no digest.
     let location = registry.upload_open("bad/length").await;
@@ -226,8 +231,8 @@ async fn malformed_http_is_refused() {
         b"GET /v2/ HTTP/1.1\r\nbad header\r\n\r\n",
     ];
     for bytes in table {
-        let answer = raw::exchange_truncated(server.address, bytes);
-        assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
+        let response = raw::exchange_truncated(server.address, bytes);
+        assert!(response.is_none_or(|a| (400..500).contains(&a.status)));
     }
     // A client that sends nothing, or only half a head, does not block others.
     let mut slow = raw::connect(server.address);
@@ -253,14 +258,14 @@ async fn model_apis_return_json_errors() {
         for body in
             ["", "hello", "[]", "{\"model\": 5}", "{\"model\": \"\"}", "{\"model\": \"no such model\"}", "{}"]
         {
-            let answer = registry.send(registry.request("POST", path).body(body)).await;
+            let response = registry.send(registry.request("POST", path).body(body)).await;
             assert!(
-                (400..500).contains(&answer.status),
+                (400..500).contains(&response.status),
                 "{path} {body}: {} {}",
-                answer.status,
-                answer.text()
+                response.status,
+                response.text()
             );
-            assert!(answer.json()["error"].is_string(), "{path} {body}: {}", answer.text());
+            assert!(response.json()["error"].is_string(), "{path} {body}: {}", response.text());
         }
     }
     let base = json!({"architectures": ["LlamaForCausalLM"]}).to_string();
@@ -271,7 +276,7 @@ async fn model_apis_return_json_errors() {
     let made =
         registry.post_json("/api/create", &json!({"model": "x", "files": files, "stream": false})).await;
     assert_eq!(made.status, 200, "{}", made.text());
-    for (said, naming) in [
+    for (fields, naming) in [
         (json!({"quantize": "q9", "files": files}), "`q9` is not a supported quantisation"),
         (json!({"license": 5, "from": "x"}), "expected a string or a list of strings"),
         (json!({"requires": "new", "from": "x"}), "'requires' is not a version"),
@@ -279,17 +284,17 @@ async fn model_apis_return_json_errors() {
         (json!({"draft_files": {"d.safetensors": digest}, "from": "x"}), "`d.safetensors` is malformed"),
         (json!({"files": {"cat.jpg": digest}, "stream": false}), "there is no model in the folder"),
     ] {
-        let mut body = said.clone();
+        let mut body = fields.clone();
         body["model"] = json!("bad/made");
-        let answer = registry.post_json("/api/create", &body).await;
-        assert_eq!(answer.status, 400, "{said}: {}", answer.text());
-        assert!(answer.text().contains(naming), "{said}: {}", answer.text());
+        let response = registry.post_json("/api/create", &body).await;
+        assert_eq!(response.status, 400, "{fields}: {}", response.text());
+        assert!(response.text().contains(naming), "{fields}: {}", response.text());
     }
     let listed = registry.get("/api/tags").await.text();
     assert!(listed.contains("\"x:latest\"") && !listed.contains("bad/made"), "{listed}");
     for path in ["/hf/api/models", "/nothing"] {
-        let answer = registry.post_json(path, &json!({})).await;
-        assert!([404, 405].contains(&answer.status), "{path} is not a route: {}", answer.status);
+        let response = registry.post_json(path, &json!({})).await;
+        assert!([404, 405].contains(&response.status), "{path} is not a route: {}", response.status);
     }
     check_healthy(&server).await;
 }

@@ -209,19 +209,19 @@ async fn an_unknown_architecture_is_stored_with_a_notice_and_refused_at_load() {
     config["model_type"] = json!("zork");
     fs::write(path.join("config.json"), config.to_string()).unwrap();
     let created = lode.create("team/zork", &path, &[]).await.expect_success();
-    let said = format!("{}{}", created.stdout, created.stderr).to_lowercase();
-    assert!(said.contains("zork"), "no notice with the architecture: {said}");
+    let output = format!("{}{}", created.stdout, created.stderr).to_lowercase();
+    assert!(output.contains("zork"), "no notice with the architecture: {output}");
     let list = lode.run(&["list"]).await.expect_success().stdout;
     assert!(list.contains("team/zork"), "{list}");
-    let answer = server
+    let response = server
         .registry()
         .post_json("/api/generate", &json!({"model": "team/zork", "prompt": "hi", "stream": false}))
         .await;
     assert!(
-        answer.status >= 400 && answer.text().to_lowercase().contains("zork"),
+        response.status >= 400 && response.text().to_lowercase().contains("zork"),
         "{} {}",
-        answer.status,
-        answer.text()
+        response.status,
+        response.text()
     );
     lode.run(&["run", "team/zork", "hi"]).await.expect_failure(&["zork"]);
     // A model without tensors is stored too, but cannot generate.
@@ -233,16 +233,16 @@ async fn an_unknown_architecture_is_stored_with_a_notice_and_refused_at_load() {
     let ids =
         lode.run_with_input(&["tokenize", "team/bare", "--json"], b"What").await.expect_success().json();
     assert!(!ids["ids"].as_array().unwrap().is_empty());
-    let answer = server
+    let response = server
         .registry()
         .post_json("/api/generate", &json!({"model": "team/bare", "prompt": "hi", "stream": false}))
         .await;
-    assert!(answer.status >= 400, "{}", answer.text());
+    assert!(response.status >= 400, "{}", response.text());
     // The worker still runs other models.
     lode.create("team/demo", &demo(), &[]).await.expect_success();
-    let answer = server
+    let response = server
         .registry()
         .post_json("/api/generate", &json!({"model": "team/demo", "prompt": "hi", "stream": false}))
         .await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(response.status, 200, "{}", response.text());
 }

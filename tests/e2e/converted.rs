@@ -11,8 +11,8 @@ async fn a_checkpoint_and_its_gguf_give_the_same_q4_k_m() {
     let server = Folder::new().start(Options::new()).await;
     let lode = server.lode();
     let folder = server.folder().path().to_owned();
-    let said = lode.create("team/q4", &demo(), &["--quantize", "q4_K_M"]).await.expect_success();
-    assert!(said.stderr.contains("model-Q4_K_M.gguf"), "{}", said.stderr);
+    let created = lode.create("team/q4", &demo(), &["--quantize", "q4_K_M"]).await.expect_success();
+    assert!(created.stderr.contains("model-Q4_K_M.gguf"), "{}", created.stderr);
 
     let shown = lode.run(&["show", "team/q4", "--json"]).await.expect_success().json();
     assert_eq!(

@@ -19,8 +19,8 @@ async fn the_demo_model_is_there_and_answers() {
     // last line.
     let output = server.wait_output("lode push").await;
     assert!(output.contains("lode run lode-demo") && output.contains("/api/generate"), "{output}");
-    let answer = server.lode().run(&["run", "lode-demo", "What is 40 plus 41?"]).await.expect_success();
-    assert!(!answer.stdout.trim().is_empty());
+    let generated = server.lode().run(&["run", "lode-demo", "What is 40 plus 41?"]).await.expect_success();
+    assert!(!generated.stdout.trim().is_empty());
     let case = &demo_expected()["cases"][0];
     let body =
         json!({"model": "lode-demo", "prompt": case["user"], "stream": false, "options": {"temperature": 0}});

@@ -32,11 +32,11 @@ async fn there_and_back(docker: &Docker, scratch: &Path, registry: &Registry) {
     let name = format!("{}/team/image:v1", registry.host());
     let id = build(docker, scratch, &name, 2_000_000);
     let pushed = run_successfully(&mut docker.command(&["push", &name]));
-    let answer = registry.manifest_get("team/image", "v1").await.expect(200);
-    let digest = answer.header("docker-content-digest").unwrap().to_owned();
+    let response = registry.manifest_get("team/image", "v1").await.expect(200);
+    let digest = response.header("docker-content-digest").unwrap().to_owned();
     assert!(pushed.contains(&digest), "docker computed another digest: {pushed}");
-    assert_eq!(answer.json()["config"]["digest"], id, "an image's id is its config's digest");
-    assert_eq!(answer.json()["layers"].as_array().unwrap().len(), 2);
+    assert_eq!(response.json()["config"]["digest"], id, "an image's id is its config's digest");
+    assert_eq!(response.json()["layers"].as_array().unwrap().len(), 2);
 
     // Removed locally and pulled by tag and by digest, the image has the same id, so its layers are
     // identical.

@@ -52,10 +52,10 @@ async fn every_family_answers_as_known() {
             let got = registry.post_json("/api/generate", &body).await.expect(200).json();
             let found = ids(&got["context"]);
             assert!(found.starts_with(&prompt), "{family}: {found:?} does not begin with {prompt:?}");
-            let answer = &found[prompt.len()..];
+            let generated = &found[prompt.len()..];
             assert!(
-                answer.len() >= end && answer[..end] == known[..end],
-                "{family}: got {answer:?}, expected {known:?}"
+                generated.len() >= end && generated[..end] == known[..end],
+                "{family}: got {generated:?}, expected {known:?}"
             );
         }
     }

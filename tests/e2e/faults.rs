@@ -66,7 +66,7 @@ impl FaultSetup {
             statuses.push(format!(
                 "{:?} {}",
                 case.endpoint,
-                reply.as_ref().map_or(0, |answer| answer.status)
+                reply.as_ref().map_or(0, |response| response.status)
             ));
         }
         assert!(met > 0, "{name}: the fault affected no connection");
@@ -92,7 +92,7 @@ impl FaultSetup {
             case.check_reply(name, &reply);
             case.check_recovery(&self.registry, &reply).await;
             if hits > 0 {
-                met.push(format!("{endpoint:?} {}", reply.as_ref().map_or(0, |answer| answer.status)));
+                met.push(format!("{endpoint:?} {}", reply.as_ref().map_or(0, |response| response.status)));
             }
         }
         assert!(!met.is_empty(), "{name}: the fault affected no connection");
@@ -106,8 +106,8 @@ impl FaultSetup {
 
     async fn well_again(&self) {
         wait_until("the server is ready again", || async {
-            let answer = self.registry.try_send(self.registry.request("GET", "/readyz")).await;
-            answer.is_ok_and(|answer| answer.status == 200)
+            let response = self.registry.try_send(self.registry.request("GET", "/readyz")).await;
+            response.is_ok_and(|response| response.status == 200)
         })
         .await;
     }

@@ -12,19 +12,19 @@ use lode_tests::server::{Folder, Server};
 
 async fn refused_push(registry: &Registry, repository: &str, bytes: &[u8]) {
     let digest = sha256(bytes);
-    let answer = registry.send(registry.request("POST", &format!("/v2/{repository}/blobs/uploads/"))).await;
-    if answer.status == 202 {
-        let location = registry.at(answer.header("location").unwrap());
+    let response = registry.send(registry.request("POST", &format!("/v2/{repository}/blobs/uploads/"))).await;
+    if response.status == 202 {
+        let location = registry.at(response.header("location").unwrap());
         let request = registry
             .request("PUT", &lode_tests::oci::with_query(&location, "digest", &digest))
             .body(bytes.to_vec());
         // An error response or a closed connection: neither acknowledges the blob.
-        if let Ok(answer) = registry.try_send(request).await {
-            assert!(answer.status >= 500, "{} {}", answer.status, answer.text());
-            assert!(answer.code().is_some(), "{}", answer.text());
+        if let Ok(response) = registry.try_send(request).await {
+            assert!(response.status >= 500, "{} {}", response.status, response.text());
+            assert!(response.code().is_some(), "{}", response.text());
         }
     } else {
-        assert!(answer.status >= 500, "{} {}", answer.status, answer.text());
+        assert!(response.status >= 500, "{} {}", response.status, response.text());
     }
     assert_ne!(registry.blob_head(repository, &digest).await.status, 200);
 }
@@ -60,8 +60,8 @@ async fn a_full_disk_acknowledges_nothing_and_keeps_serving() {
     for i in 0..5 {
         refused_push(&registry, "full", &random_bytes(i, 200_000)).await;
         let other = Image::random(i, 0, 0);
-        let answer = registry.manifest_put("full", &format!("x{i}"), IMAGE_MANIFEST, &other.manifest).await;
-        assert!(answer.status >= 400, "{}", answer.status);
+        let response = registry.manifest_put("full", &format!("x{i}"), IMAGE_MANIFEST, &other.manifest).await;
+        assert!(response.status >= 400, "{}", response.status);
     }
     image.check(&registry, "full", "v1").await;
     image.check(&registry, "full", &digest).await;

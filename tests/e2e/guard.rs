@@ -4,7 +4,7 @@
 use lode_tests::raw::exchange;
 use lode_tests::server::{Folder, Options, Server};
 
-fn ask(server: &Server, target: &str, host: &str, origin: Option<&str>) -> u16 {
+fn get_status(server: &Server, target: &str, host: &str, origin: Option<&str>) -> u16 {
     let origin = origin.map(|o| format!("origin: {o}\r\n")).unwrap_or_default();
     let request = format!("GET {target} HTTP/1.1\r\nhost: {host}\r\n{origin}connection: close\r\n\r\n");
     exchange(server.address, request.as_bytes()).unwrap().status
@@ -22,7 +22,7 @@ async fn requests_from_other_sites_are_refused() {
             format!("[::1]:{port}"),
             "models.example.com".into(),
         ] {
-            assert_eq!(ask(&server, target, &host, None), 200, "{target} host {host}");
+            assert_eq!(get_status(&server, target, &host, None), 200, "{target} host {host}");
         }
         for host in [
             "evil.example",
@@ -32,7 +32,7 @@ async fn requests_from_other_sites_are_refused() {
             "10.0.0.1",
             "",
         ] {
-            let status = ask(&server, target, host, None);
+            let status = get_status(&server, target, host, None);
             assert!(
                 [400, 403].contains(&status) && (host.is_empty() || status == 403),
                 "{target} host `{host}`: {status}"
@@ -42,10 +42,10 @@ async fn requests_from_other_sites_are_refused() {
         for origin in
             ["https://evil.example", "null", "http://127.0.0.1.evil.example", "http://evil.example:80"]
         {
-            assert_eq!(ask(&server, target, &own, Some(origin)), 403, "{target} origin {origin}");
+            assert_eq!(get_status(&server, target, &own, Some(origin)), 403, "{target} origin {origin}");
         }
         for origin in [format!("http://127.0.0.1:{port}"), format!("http://localhost:{port}")] {
-            assert_eq!(ask(&server, target, &own, Some(&origin)), 200, "{target} origin {origin}");
+            assert_eq!(get_status(&server, target, &own, Some(&origin)), 200, "{target} origin {origin}");
         }
     }
 }

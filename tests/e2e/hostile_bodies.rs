@@ -44,9 +44,9 @@ fn mib(bytes: u64) -> u64 {
 
 async fn post(server: &Server, path: &str, body: String) -> (u16, Value) {
     let registry = server.registry();
-    let answer = registry.http.post(registry.at(path)).body(body).send().await.unwrap();
-    let status = answer.status().as_u16();
-    (status, serde_json::from_str(&answer.text().await.unwrap()).unwrap_or_default())
+    let response = registry.http.post(registry.at(path)).body(body).send().await.unwrap();
+    let status = response.status().as_u16();
+    (status, serde_json::from_str(&response.text().await.unwrap()).unwrap_or_default())
 }
 
 async fn generate(server: &Server) -> u16 {
@@ -85,10 +85,10 @@ async fn large_bodies_cost_little_more_than_themselves() {
         ("/api/embed", one(15 << 20), 200),
     ] {
         let len = body.len() as u64;
-        let (status, answer) = post(&server, path, body).await;
+        let (status, response) = post(&server, path, body).await;
         // A decoder may not support embeddings; a 400 from the model is fine.
         let is_expected = status == expect || path == "/api/embed" && status == 400;
-        assert!(is_expected, "{path}: {status} {answer}");
+        assert!(is_expected, "{path}: {status} {response}");
         let peak = memory(&server, "VmHWM:");
         figure(
             &format!("memory above idle after {path} of {} MiB", mib(len)),
@@ -105,8 +105,8 @@ async fn large_bodies_cost_little_more_than_themselves() {
         }
     };
     let (hostile, ()) = tokio::join!(futures::future::join_all(hostile), honest);
-    for (status, answer) in hostile {
-        assert!(status == 400 || status == 503, "{status} {answer}");
+    for (status, response) in hostile {
+        assert!(status == 400 || status == 503, "{status} {response}");
     }
     let peak = memory(&server, "VmHWM:");
     figure(
@@ -154,14 +154,14 @@ async fn a_server_short_of_descriptors_keeps_serving() {
     for n in 0..192 {
         silent.push(TcpStream::connect(server.address).unwrap());
         if n % 16 == 0 {
-            let answer = registry.http.get(registry.at("/healthz")).send().await.unwrap();
-            assert_eq!(answer.status(), 200, "after {n} connections");
+            let response = registry.http.get(registry.at("/healthz")).send().await.unwrap();
+            assert_eq!(response.status(), 200, "after {n} connections");
         }
     }
     for n in 0..8 {
         registry.blob_push("during", format!("bytes {n}").as_bytes()).await;
-        let answer = registry.request("GET", &format!("/v2/before/blobs/{digest}")).send().await.unwrap();
-        assert_eq!(answer.bytes().await.unwrap().as_ref(), b"bytes");
+        let response = registry.request("GET", &format!("/v2/before/blobs/{digest}")).send().await.unwrap();
+        assert_eq!(response.bytes().await.unwrap().as_ref(), b"bytes");
     }
     let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count() as u64;
     figure("descriptors in use with 192 silent connections and 64 descriptors left", &open.to_string());

@@ -92,24 +92,24 @@ async fn tokenizers_over_the_limits_are_refused() {
 #[tokio::test]
 async fn an_endless_schema_fails_only_its_own_request() {
     let server = server().await;
-    let ask = |schema: Value| {
+    let chat_with_format = |schema: Value| {
         let mut body = chat("team/demo");
         body["format"] = schema;
         body["options"]["num_predict"] = json!(200);
         body
     };
-    let endless = ask(json!({"type": "integer", "multipleOf": 999_983}));
+    let endless = chat_with_format(json!({"type": "integer", "multipleOf": 999_983}));
     let object = json!({"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["n"]});
-    let honest = ask(object);
+    let honest = chat_with_format(object);
     let registry = server.registry();
     let (hostile, honest) =
         tokio::join!(registry.post_json("/api/chat", &endless), registry.post_json("/api/chat", &honest),);
     let text = hostile.text();
     assert!(hostile.status == 400 && text.contains("LODE_TEXT_"), "{} {text}", hostile.status);
     // Only properties in the schema are generated, so the generated text ends.
-    let answer = honest.expect(200).json();
-    assert_eq!(answer["done_reason"], "stop", "{answer}");
-    let content: Value = serde_json::from_str(answer["message"]["content"].as_str().unwrap()).unwrap();
+    let response = honest.expect(200).json();
+    assert_eq!(response["done_reason"], "stop", "{response}");
+    let content: Value = serde_json::from_str(response["message"]["content"].as_str().unwrap()).unwrap();
     assert_eq!(content.as_object().unwrap().keys().collect::<Vec<_>>(), ["n"]);
 }
 
@@ -127,6 +127,6 @@ async fn a_model_without_a_template_chats_with_the_plain_prompt() {
     let rendered = server.registry().post_json("/api/chat", &body).await.expect(200).json();
     assert!(rendered.to_string().contains("Define water."), "{rendered}");
     body["_debug_render_only"] = json!(false);
-    let answer = server.registry().post_json("/api/chat", &body).await.expect(200).json();
-    assert!(answer["prompt_eval_count"].as_u64() > Some(0), "{answer}");
+    let response = server.registry().post_json("/api/chat", &body).await.expect(200).json();
+    assert!(response["prompt_eval_count"].as_u64() > Some(0), "{response}");
 }

@@ -117,16 +117,16 @@ async fn a_fine_tune_stores_only_changed_tensors() {
     let grown = stored_blob_bytes(&server) - before;
     let tensor_bytes = 768 * 256 * 2;
     assert!(grown < tensor_bytes + 100_000, "{grown} bytes added for one tensor of {tensor_bytes} bytes");
-    let said = format!("{}{}", created.stdout, created.stderr);
+    let output = format!("{}{}", created.stdout, created.stderr);
     assert!(
-        said.contains("saved") || said.contains("shared") || said.contains("already"),
-        "the output does not mention the saved bytes: {said}"
+        output.contains("saved") || output.contains("shared") || output.contains("already"),
+        "the output does not mention the saved bytes: {output}"
     );
     figure(
         "a fine-tune that differs in one tensor",
         &format!(
             "{before} bytes stored for the first checkpoint, {grown} more for the second; output of create: {}",
-            said.trim().replace('\n', " / ")
+            output.trim().replace('\n', " / ")
         ),
     );
     let back = server.folder().path().join("back");

@@ -33,11 +33,11 @@ async fn greedy_responses_match_the_reference() {
     let registry = server.registry();
     let expected = demo_expected();
     for case in expected["cases"].as_array().unwrap() {
-        let (question, answer) = (case["user"].as_str().unwrap(), case["answer"].as_str().unwrap());
+        let (question, expected_text) = (case["user"].as_str().unwrap(), case["answer"].as_str().unwrap());
         let options = json!({"temperature": 0, "num_predict": 100});
         let chat = json!({"model": "team/demo", "messages": [{"role": "user", "content": question}], "stream": false, "options": options});
         let got = registry.post_json("/api/chat", &chat).await.expect(200).json();
-        assert_eq!(got["message"]["content"], answer, "{question}");
+        assert_eq!(got["message"]["content"], expected_text, "{question}");
         assert_eq!(
             (got["message"]["role"].as_str(), got["done"].as_bool(), got["done_reason"].as_str()),
             (Some("assistant"), Some(true), Some("stop"))
@@ -45,7 +45,7 @@ async fn greedy_responses_match_the_reference() {
         assert_eq!(got["prompt_eval_count"], case["prompt_ids"].as_array().unwrap().len(), "{got}");
         let generate = json!({"model": "team/demo", "prompt": question, "stream": false, "options": options});
         let got = registry.post_json("/api/generate", &generate).await.expect(200).json();
-        assert_eq!(got["response"], answer, "{question}");
+        assert_eq!(got["response"], expected_text, "{question}");
         let known: Vec<u64> = [ids(&case["prompt_ids"]), ids(&case["answer_ids"])].concat();
         assert!(
             ids(&got["context"]).starts_with(&known),
@@ -65,10 +65,10 @@ async fn a_stream_is_the_same_answer_in_pieces() {
     let server = with_model().await;
     let registry = server.registry();
     let body = json!({"model": "team/demo", "prompt": "Define water.", "options": {"temperature": 0, "num_predict": 40}});
-    let answer = registry.post_json("/api/generate", &body).await.expect(200);
-    assert_eq!(answer.header("content-type"), Some("application/x-ndjson"));
-    let pieces = records(&answer.text());
-    assert!(pieces.len() > 3, "{}", answer.text());
+    let response = registry.post_json("/api/generate", &body).await.expect(200);
+    assert_eq!(response.header("content-type"), Some("application/x-ndjson"));
+    let pieces = records(&response.text());
+    assert!(pieces.len() > 3, "{}", response.text());
     let (last, before) = pieces.split_last().unwrap();
     assert!(
         before.iter().all(|piece| piece["done"] == false && piece["model"] == "team/demo")
@@ -91,16 +91,16 @@ async fn a_stream_is_the_same_answer_in_pieces() {
 async fn the_context_continues_a_conversation() {
     let server = with_model().await;
     let registry = server.registry();
-    let ask = async |prompt: &str, context: &Value| {
+    let generate = async |prompt: &str, context: &Value| {
         let options = json!({"temperature": 0, "num_predict": 30});
         let body = json!({"model": "team/demo", "prompt": prompt, "context": context, "stream": false, "options": options});
         registry.post_json("/api/generate", &body).await.expect(200).json()
     };
-    let first = ask("What is 40 plus 41?", &json!([])).await;
-    let second = ask("Define water.", &first["context"]).await;
+    let first = generate("What is 40 plus 41?", &json!([])).await;
+    let second = generate("Define water.", &first["context"]).await;
     let (before, after) = (ids(&first["context"]), ids(&second["context"]));
     assert!(after.starts_with(&before) && after.len() > before.len() + 10, "{before:?} {after:?}");
-    let alone = ask("Define water.", &json!([])).await;
+    let alone = generate("Define water.", &json!([])).await;
     assert!(
         after.len() > ids(&alone["context"]).len(),
         "the context of the second response does not contain the first exchange"
@@ -122,30 +122,30 @@ async fn the_context_continues_a_conversation() {
 async fn sampling_options_are_applied() {
     let server = with_model().await;
     let registry = server.registry();
-    let ask = async |options: Value| {
+    let generate = async |options: Value| {
         let body = json!({"model": "team/demo", "prompt": "In the beginning", "raw": true, "stream": false, "options": options});
         registry.post_json("/api/generate", &body).await.expect(200).json()
     };
     let seeded = json!({"temperature": 1.0, "seed": 7, "num_predict": 24});
-    let (a, b) = (ask(seeded.clone()).await, ask(seeded).await);
+    let (a, b) = (generate(seeded.clone()).await, generate(seeded).await);
     assert_eq!(a["context"], b["context"], "the same seed gave different texts");
-    let other = ask(json!({"temperature": 1.0, "seed": 8, "num_predict": 24})).await;
+    let other = generate(json!({"temperature": 1.0, "seed": 8, "num_predict": 24})).await;
     assert_ne!(a["context"], other["context"]);
     let (greedy, one) = (
-        ask(json!({"temperature": 0, "num_predict": 24})).await,
-        ask(json!({"temperature": 2.0, "top_k": 1, "num_predict": 24})).await,
+        generate(json!({"temperature": 0, "num_predict": 24})).await,
+        generate(json!({"temperature": 2.0, "top_k": 1, "num_predict": 24})).await,
     );
     assert_eq!(greedy["response"], one["response"], "top_k 1 differs from greedy sampling");
     let text = greedy["response"].as_str().unwrap();
     let stop: String = text.chars().skip(10).take(5).collect();
-    let stopped = ask(json!({"temperature": 0, "num_predict": 24, "stop": [stop]})).await;
+    let stopped = generate(json!({"temperature": 0, "num_predict": 24, "stop": [stop]})).await;
     assert_eq!(
         stopped["response"].as_str().unwrap(),
         &text[..text.find(&stop).unwrap()],
         "the response does not end before the stop sequence"
     );
     assert_eq!(stopped["done_reason"], "stop");
-    assert_eq!(ask(json!({"num_predict": 1})).await["eval_count"], 1);
+    assert_eq!(generate(json!({"num_predict": 1})).await["eval_count"], 1);
 }
 
 #[tokio::test]
@@ -154,7 +154,7 @@ async fn concurrent_requests_get_the_same_responses() {
     let registry = server.registry();
     let expected = demo_expected();
     let cases = expected["cases"].as_array().unwrap();
-    let asked = (0..16).map(|i| {
+    let requests = (0..16).map(|i| {
         let (registry, case) = (registry.clone(), cases[i % cases.len()].clone());
         async move {
             let body = json!({"model": "team/demo", "prompt": case["user"], "stream": false, "options": {"temperature": 0, "num_predict": 100}});
@@ -162,7 +162,7 @@ async fn concurrent_requests_get_the_same_responses() {
             assert_eq!(got["response"], case["answer"]);
         }
     });
-    futures::future::join_all(asked).await;
+    futures::future::join_all(requests).await;
 }
 
 #[tokio::test]
@@ -241,13 +241,13 @@ async fn text_is_tokenized_and_decoded() {
 async fn a_killed_runner_affects_nothing_else() {
     let server = with_model().await;
     let registry = server.registry();
-    let ask = json!({"model": "team/demo", "prompt": "What is 5 plus 5?", "stream": false, "options": {"temperature": 0, "num_predict": 20}});
-    registry.post_json("/api/generate", &ask).await.expect(200);
+    let body = json!({"model": "team/demo", "prompt": "What is 5 plus 5?", "stream": false, "options": {"temperature": 0, "num_predict": 20}});
+    registry.post_json("/api/generate", &body).await.expect(200);
     let runners = runners_of(server.pid());
     assert_eq!(runners.len(), 1, "expected one process per model");
     lode_tests::server::signal(runners[0], libc::SIGKILL);
     wait_until("the model responds again", || async {
-        registry.post_json("/api/generate", &ask).await.status == 200
+        registry.post_json("/api/generate", &body).await.status == 200
     })
     .await;
     assert_ne!(runners_of(server.pid()), runners);

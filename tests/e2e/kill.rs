@@ -134,9 +134,9 @@ async fn delete_tag(
     let tag = format!("t{}", random.random_range(0..8));
     let key = (repository.to_owned(), tag.clone());
     ledger.lock().unwrap().moving.insert(key.clone(), None);
-    let answer =
+    let response =
         registry.try_send(registry.request("DELETE", &format!("/v2/{repository}/manifests/{tag}"))).await?;
-    assert!([202, 404].contains(&answer.status), "{}", answer.status);
+    assert!([202, 404].contains(&response.status), "{}", response.status);
     let mut ledger = ledger.lock().unwrap();
     ledger.moving.remove(&key);
     ledger.tags.insert(key, None);
@@ -153,11 +153,11 @@ async fn upload_in_chunks(
     let (seed, len) = (random.random(), 1_500_000);
     let bytes = random_bytes(seed, len);
     let digest = sha256(&bytes);
-    let answer = registry
+    let response = registry
         .try_send(registry.request("POST", &format!("/v2/{repository}/blobs/uploads/")))
         .await?
         .expect(202);
-    let path = answer.header("location").unwrap().trim_start_matches(&registry.url).to_owned();
+    let path = response.header("location").unwrap().trim_start_matches(&registry.url).to_owned();
     for (i, chunk) in bytes.chunks(300_000).enumerate() {
         let first = i * 300_000;
         let request = registry
@@ -183,31 +183,34 @@ async fn check(registry: &Registry, ledger: &Shared, whole: bool) {
     let mut book = std::mem::take(&mut *ledger.lock().unwrap());
     for ((repository, digest), (seed, len)) in &book.blobs {
         if whole || book.fresh.contains(&(repository.clone(), digest.clone())) {
-            let answer = registry.blob_get(repository, digest).await.expect(200);
+            let response = registry.blob_get(repository, digest).await.expect(200);
             assert!(
-                answer.body == random_bytes(*seed, *len),
+                response.body == random_bytes(*seed, *len),
                 "the acknowledged blob {digest} of {repository} has changed"
             );
         }
     }
     for ((repository, digest), bytes) in &book.manifests {
         if whole || book.fresh.contains(&(repository.clone(), digest.clone())) {
-            let answer = registry.manifest_get(repository, digest).await.expect(200);
-            assert!(answer.body == *bytes, "the acknowledged manifest {digest} of {repository} has changed");
+            let response = registry.manifest_get(repository, digest).await.expect(200);
+            assert!(
+                response.body == *bytes,
+                "the acknowledged manifest {digest} of {repository} has changed"
+            );
         }
     }
     let keys: BTreeSet<_> = book.tags.keys().chain(book.moving.keys()).cloned().collect();
     for key in keys {
         let (repository, tag) = &key;
-        let answer = registry.manifest_get(repository, tag).await;
-        let found = match answer.status {
-            200 => Some(answer.header("docker-content-digest").unwrap().to_owned()),
+        let response = registry.manifest_get(repository, tag).await;
+        let found = match response.status {
+            200 => Some(response.header("docker-content-digest").unwrap().to_owned()),
             404 => None,
             other => panic!("{repository}:{tag} returns {other}"),
         };
         if let Some(digest) = &found {
-            assert_eq!(*digest, sha256(&answer.body));
-            book.manifests.insert((repository.clone(), digest.clone()), answer.body.to_vec());
+            assert_eq!(*digest, sha256(&response.body));
+            book.manifests.insert((repository.clone(), digest.clone()), response.body.to_vec());
         }
         let acknowledged = book.tags.get(&key).cloned().flatten();
         let allowed = found == acknowledged || book.moving.get(&key) == Some(&found);

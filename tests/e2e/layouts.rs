@@ -60,7 +60,7 @@ async fn push_all(server: &Server) -> Vec<&'static str> {
     let registry = server.registry();
     let scratch = server.folder().path();
     let kind = |name: &str| if name == "model.safetensors" { "weight" } else { "weight.config" };
-    let said = json!({"descriptor": {}, "config": {"format": "safetensors", "architecture": "transformer"},
+    let config = json!({"descriptor": {}, "config": {"format": "safetensors", "architecture": "transformer"},
         "modelfs": {"type": "layers", "diffIds": []}});
 
     let layers = FILES.map(|name| {
@@ -80,11 +80,11 @@ async fn push_all(server: &Server) -> Vec<&'static str> {
 
     let pack = "application/vnd.cncf.model";
     let layers = FILES.map(|name| (format!("{pack}.{}.v1.raw", kind(name)), Some(name), file(name)));
-    push(&registry, "layouts/modelpack", &format!("{pack}.config.v1+json"), &said, layers.into()).await;
+    push(&registry, "layouts/modelpack", &format!("{pack}.config.v1+json"), &config, layers.into()).await;
     // The default of modctl: each file in a tar.
     let layers =
         FILES.map(|name| (format!("{pack}.{}.v1.tar", kind(name)), Some(name), tar(scratch, &[name])));
-    push(&registry, "layouts/modctl", &format!("{pack}.config.v1+json"), &said, layers.into()).await;
+    push(&registry, "layouts/modctl", &format!("{pack}.config.v1+json"), &config, layers.into()).await;
 
     let kit = "application/vnd.kitops.modelkit";
     let layers = vec![(format!("{kit}.model.v1.tar"), None, tar(scratch, &FILES))];
@@ -127,8 +127,8 @@ async fn every_layout_is_the_same_model() {
         assert!(diff.contains(&format!("{} same, 0 changed", listed.len())), "{name}: {diff}");
         let body = json!({"model": name, "prompt": case["user"], "stream": false,
             "options": {"temperature": 0, "num_predict": 100}});
-        let answer = registry.post_json("/api/generate", &body).await.expect(200).json();
-        assert_eq!(answer["response"], case["answer"], "{name}");
+        let response = registry.post_json("/api/generate", &body).await.expect(200).json();
+        assert_eq!(response["response"], case["answer"], "{name}");
     }
 }
 

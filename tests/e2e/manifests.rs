@@ -18,12 +18,12 @@ async fn odd_but_valid_bytes_come_back_as_they_were() {
         "{{ \"layers\":[ ],\n\t\"x-unknown\": {{\"n\": 1.0e+2, \"big\": 123456789012345678901234567890, \"\\u00e4\": \"\\u0041\"}},\r\n\
          \"schemaVersion\":2 , \"config\":{{\"size\":2,\"digest\":\"{config}\",\"mediaType\":\"application/x-anything\",\"data\":\"{data}\",\"later\":true}}}}\n\n"
     );
-    let answer = registry.manifest_put("odd", "v1", IMAGE_MANIFEST, text.as_bytes()).await.expect(201);
-    assert_eq!(answer.header("docker-content-digest"), Some(sha256(text.as_bytes()).as_str()));
-    let answer = registry.manifest_get("odd", "v1").await.expect(200);
-    assert_eq!(answer.text(), text);
-    assert_eq!(answer.header("content-type"), Some(IMAGE_MANIFEST));
-    assert_eq!(answer.header("docker-content-digest"), Some(sha256(text.as_bytes()).as_str()));
+    let response = registry.manifest_put("odd", "v1", IMAGE_MANIFEST, text.as_bytes()).await.expect(201);
+    assert_eq!(response.header("docker-content-digest"), Some(sha256(text.as_bytes()).as_str()));
+    let response = registry.manifest_get("odd", "v1").await.expect(200);
+    assert_eq!(response.text(), text);
+    assert_eq!(response.header("content-type"), Some(IMAGE_MANIFEST));
+    assert_eq!(response.header("docker-content-digest"), Some(sha256(text.as_bytes()).as_str()));
     // The server returns the stored manifest whatever the Accept header.
     let request = registry.request("GET", "/v2/odd/manifests/v1").header("accept", DOCKER_MANIFEST);
     assert_eq!(registry.send(request).await.expect(200).text(), text);
@@ -57,20 +57,20 @@ async fn sha512_manifests_and_tags_on_a_push_by_digest() {
     let digest = sha512(&image.manifest);
     let tags: Vec<String> = (0..10).map(|i| format!("t{i}")).collect();
     let query = tags.iter().map(|t| format!("tag={t}")).collect::<Vec<_>>().join("&");
-    let answer = registry
+    let response = registry
         .manifest_put("tagged", &format!("{digest}?{query}"), IMAGE_MANIFEST, &image.manifest)
         .await
         .expect(201);
-    assert_eq!(answer.header("docker-content-digest"), Some(digest.as_str()));
+    assert_eq!(response.header("docker-content-digest"), Some(digest.as_str()));
     let accepted: Vec<&str> =
-        answer.headers.get_all("oci-tag").iter().flat_map(|v| v.to_str().unwrap().split(", ")).collect();
+        response.headers.get_all("oci-tag").iter().flat_map(|v| v.to_str().unwrap().split(", ")).collect();
     let accepted: Vec<&str> = accepted.iter().flat_map(|v| v.split(',')).collect();
     assert_eq!(accepted, tags);
     assert_eq!(registry.tags("tagged").await, tags);
     for reference in ["t3", digest.as_str()] {
-        let answer = registry.manifest_get("tagged", reference).await.expect(200);
+        let response = registry.manifest_get("tagged", reference).await.expect(200);
         assert_eq!(
-            (answer.body.as_ref(), answer.header("docker-content-digest")),
+            (response.body.as_ref(), response.header("docker-content-digest")),
             (image.manifest.as_slice(), Some(digest.as_str()))
         );
     }
@@ -116,11 +116,11 @@ async fn a_tag_moves_at_once() {
         let (registry, digests) = (registry.clone(), digests.clone());
         tokio::spawn(async move {
             for _ in 0..200 {
-                let answer = registry.manifest_get("move", "now").await.expect(200);
-                let digest = answer.header("docker-content-digest").unwrap();
+                let response = registry.manifest_get("move", "now").await.expect(200);
+                let digest = response.header("docker-content-digest").unwrap();
                 assert!(digests.iter().any(|d| d == digest), "{digest}");
                 assert_eq!(
-                    sha256(&answer.body),
+                    sha256(&response.body),
                     digest,
                     "body and digest header belong to different manifests"
                 );
@@ -155,18 +155,18 @@ async fn referenced_blobs_must_exist_except_foreign_layers() {
         .await
         .expect(201);
     let absent = descriptor("application/vnd.oci.image.layer.v1.tar", b"absent");
-    let answer =
+    let response =
         registry.manifest_put("needs", "absent", IMAGE_MANIFEST, manifest(json!([absent])).as_bytes()).await;
-    assert_eq!(answer.code().as_deref(), Some("MANIFEST_BLOB_UNKNOWN"));
+    assert_eq!(response.code().as_deref(), Some("MANIFEST_BLOB_UNKNOWN"));
     assert!(
-        answer.text().contains(&sha256(b"absent")),
+        response.text().contains(&sha256(b"absent")),
         "the error does not name the digest: {}",
-        answer.text()
+        response.text()
     );
     let child = json!({"mediaType": IMAGE_MANIFEST, "digest": sha256(b"no child"), "size": 8});
     let index = json!({"schemaVersion": 2, "mediaType": IMAGE_INDEX, "manifests": [child]}).to_string();
-    let answer = registry.manifest_put("needs", "index", IMAGE_INDEX, index.as_bytes()).await;
-    assert_eq!(answer.code().as_deref(), Some("MANIFEST_BLOB_UNKNOWN"));
+    let response = registry.manifest_put("needs", "index", IMAGE_INDEX, index.as_bytes()).await;
+    assert_eq!(response.code().as_deref(), Some("MANIFEST_BLOB_UNKNOWN"));
     assert_eq!(registry.tags("needs").await, ["foreign"]);
 }
 

@@ -41,18 +41,18 @@ async fn a_large_blob_goes_through_a_few_buffers() {
         move |i| Ok::<_, std::io::Error>(piece(&block, i))
     });
     let started = std::time::Instant::now();
-    let answer = registry
+    let response = registry
         .blob_push_stream("large", &digest, size_bytes, reqwest::Body::wrap_stream(body))
         .await
         .expect(201);
-    assert_eq!(answer.header("docker-content-digest"), Some(digest.as_str()));
+    assert_eq!(response.header("docker-content-digest"), Some(digest.as_str()));
     let (pushed, push_seconds) = (server.peak_memory_bytes(), started.elapsed().as_secs_f64());
 
     let started = std::time::Instant::now();
-    let answer = registry.request("GET", &format!("/v2/large/blobs/{digest}")).send().await.unwrap();
-    assert_eq!(answer.content_length(), Some(size_bytes));
+    let response = registry.request("GET", &format!("/v2/large/blobs/{digest}")).send().await.unwrap();
+    assert_eq!(response.content_length(), Some(size_bytes));
     let mut hasher = Sha256::new();
-    let mut body = answer.bytes_stream();
+    let mut body = response.bytes_stream();
     while let Some(part) = body.next().await {
         hasher.update(part.unwrap());
     }

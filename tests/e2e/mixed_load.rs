@@ -18,7 +18,7 @@ use futures::future::{BoxFuture, join_all};
 use lode_tests::artifact::{Image, fresh_seed};
 use lode_tests::checkpoint::{copy_folder, demo};
 use lode_tests::command::wait_until;
-use lode_tests::oci::{Answer, Registry};
+use lode_tests::oci::{Registry, Response};
 use lode_tests::report::{env_number, figure};
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ struct MixedLoad {
     attacker: Registry,
     image: Image,
     /// The model's response to the honest client's prompt.
-    answer: Value,
+    response: Value,
     many_messages: Bytes,
     /// A registry that redirects its clients to an internal address.
     redirecting_registry: SocketAddr,
@@ -180,7 +180,7 @@ impl MixedLoad {
         let (honest, attacker) = (client(&server, None), client(&server, Some(ATTACKER.into())));
         let image = Image::random(fresh_seed(), 2, 300_000);
         image.push(&honest, "honest/image", "v1").await;
-        let answer = honest.post_json("/api/generate", &prompt("demo")).await.expect(200).json();
+        let response = honest.post_json("/api/generate", &prompt("demo")).await.expect(200).json();
         attacker.post_json("/api/generate", &prompt("busy")).await.expect(200);
 
         let reached = Arc::new(AtomicU64::new(0));
@@ -208,14 +208,14 @@ impl MixedLoad {
             &br#"{"role":"user","content":""},"#.repeat(500_000),
             br#"{"role":"user","content":"x"}]}"#,
         ];
-        let (many_messages, answer) = (many_messages.concat().into(), answer["response"].clone());
+        let (many_messages, response) = (many_messages.concat().into(), response["response"].clone());
         MixedLoad {
             server,
             worker,
             honest,
             attacker,
             image,
-            answer,
+            response,
             many_messages,
             redirecting_registry: lure,
             internal_connections: reached,
@@ -306,10 +306,14 @@ async fn honest_clients(bench: &MixedLoad, length: Duration) -> BTreeMap<&'stati
     .collect()
 }
 
-async fn send(registry: &Registry, request: reqwest::RequestBuilder, status: u16) -> Result<Answer, String> {
+async fn send(
+    registry: &Registry,
+    request: reqwest::RequestBuilder,
+    status: u16,
+) -> Result<Response, String> {
     match registry.try_send(request).await {
-        Ok(answer) if answer.status == status => Ok(answer),
-        Ok(answer) => Err(format!("{}: {}", answer.status, answer.text())),
+        Ok(response) if response.status == status => Ok(response),
+        Ok(response) => Err(format!("{}: {}", response.status, response.text())),
         Err(error) => Err(format!("{error:?}")),
     }
 }
@@ -347,10 +351,10 @@ async fn push(bench: &MixedLoad) -> Result<(), String> {
 
 async fn generate(bench: &MixedLoad) -> Result<(), String> {
     let request = bench.honest.request("POST", "/api/generate").body(prompt("demo").to_string());
-    let answer = send(&bench.honest, request, 200).await?;
-    match answer.json()["response"] == bench.answer {
+    let response = send(&bench.honest, request, 200).await?;
+    match response.json()["response"] == bench.response {
         true => Ok(()),
-        false => Err(format!("a different response: {}", answer.text())),
+        false => Err(format!("a different response: {}", response.text())),
     }
 }
 
@@ -385,18 +389,18 @@ async fn attack_with(
     bench: &MixedLoad,
     path: &str,
     body: impl Into<reqwest::Body>,
-) -> Result<Option<Answer>, String> {
+) -> Result<Option<Response>, String> {
     let request = bench.attacker.request("POST", path).body(body);
     match tokio::time::timeout(ATTACKER_PATIENCE, bench.attacker.try_send(request)).await {
-        Ok(Ok(answer)) if answer.status == 500 => Err(format!("{path}: {}", answer.text())),
-        Ok(Ok(answer)) => Ok(Some(answer)),
+        Ok(Ok(response)) if response.status == 500 => Err(format!("{path}: {}", response.text())),
+        Ok(Ok(response)) => Ok(Some(response)),
         Ok(Err(_)) | Err(_) => Ok(None),
     }
 }
 
 async fn many_messages(bench: &MixedLoad) -> Result<(), String> {
     match attack_with(bench, "/api/chat", bench.many_messages.clone()).await? {
-        Some(answer) if answer.status == 200 => Err("500,000 messages were accepted".to_owned()),
+        Some(response) if response.status == 200 => Err("500,000 messages were accepted".to_owned()),
         _ => Ok(()),
     }
 }
@@ -404,8 +408,8 @@ async fn many_messages(bench: &MixedLoad) -> Result<(), String> {
 async fn templates(bench: &MixedLoad) -> Result<(), String> {
     for (model, _) in TEMPLATES {
         let body = json!({"model": model, "messages": [{"role": "user", "content": "x"}], "stream": false});
-        if let Some(answer) = attack_with(bench, "/api/chat", body.to_string()).await?
-            && answer.status == 200
+        if let Some(response) = attack_with(bench, "/api/chat", body.to_string()).await?
+            && response.status == 200
         {
             return Err(format!("{model} was rendered"));
         }
@@ -460,8 +464,8 @@ async fn redirected_pulls(bench: &MixedLoad) -> Result<(), String> {
     let name = format!("http://{}/team/lure", bench.redirecting_registry);
     let body = json!({"model": name, "insecure": true, "stream": false});
     match attack_with(bench, "/api/pull", body.to_string()).await? {
-        Some(answer) if answer.status == 200 || answer.text().contains("INTERNAL") => {
-            Err(format!("{}: {}", answer.status, answer.text()))
+        Some(response) if response.status == 200 || response.text().contains("INTERNAL") => {
+            Err(format!("{}: {}", response.status, response.text()))
         }
         _ => Ok(()),
     }
@@ -485,12 +489,12 @@ async fn connect(bench: &MixedLoad, receive_buffer: Option<u32>) -> Option<TcpSt
 }
 
 /// Listens on a loopback port and responds to connections until the test ends.
-async fn listen(answer: impl Fn(TcpStream) -> BoxFuture<'static, ()> + Send + 'static) -> SocketAddr {
+async fn listen(handler: impl Fn(TcpStream) -> BoxFuture<'static, ()> + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(answer(stream));
+            tokio::spawn(handler(stream));
         }
     });
     address
@@ -549,7 +553,7 @@ impl Memory {
 /// grammars.
 fn role_of(pid: u32) -> &'static str {
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let says = |word: &str| command.split(|byte| *byte == 0).any(|said| said == word.as_bytes());
+    let says = |word: &str| command.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes());
     match (says("runner"), says("--text")) {
         (true, true) => "helpers",
         (true, false) => "runners",

@@ -121,9 +121,13 @@ async fn the_worker_applies_modelfile_parameters() {
     let path = server.folder().path().join("Modelfile");
     fs::write(&path, "FROM mini\nPARAMETER num_predict 3\nPARAMETER temperature 0\n").unwrap();
     lode.run(&["create", "short", "-f", path.to_str().unwrap()]).await.expect_success();
-    let ask = json!({"model": "short", "prompt": "Define water.", "stream": false});
-    let answer = server.registry().post_json("/api/generate", &ask).await.expect(200).json();
-    assert_eq!((&answer["eval_count"], &answer["done_reason"]), (&json!(3), &json!("length")), "{answer}");
+    let body = json!({"model": "short", "prompt": "Define water.", "stream": false});
+    let response = server.registry().post_json("/api/generate", &body).await.expect(200).json();
+    assert_eq!(
+        (&response["eval_count"], &response["done_reason"]),
+        (&json!(3), &json!("length")),
+        "{response}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

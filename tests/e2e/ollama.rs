@@ -114,8 +114,8 @@ async fn there_and_back(test: &str, front: &Deployment) {
     fs::write(folder.join("v1"), &manifest).unwrap();
     let name = format!("{}/team/tensors:v1", registry.host());
     run_successfully(&mut ollama.command(&["push", "--insecure", &name]));
-    let answer = registry.manifest_get("team/tensors", "v1").await.expect(200);
-    assert_eq!(answer.text(), manifest, "the manifest's bytes have changed");
+    let response = registry.manifest_get("team/tensors", "v1").await.expect(200);
+    assert_eq!(response.text(), manifest, "the manifest's bytes have changed");
     run_successfully(&mut ollama.command(&["rm", &name]));
     run_successfully(&mut ollama.command(&["pull", "--insecure", &name]));
     for bytes in &tensors {

@@ -59,10 +59,10 @@ async fn there_and_back(program: &Path, front: &Deployment) {
             "empty.txt:text/plain",
         ],
     ));
-    let answer = registry.manifest_get("oras/files", "v1").await.expect(200);
-    let digest = answer.header("docker-content-digest").unwrap().to_owned();
+    let response = registry.manifest_get("oras/files", "v1").await.expect(200);
+    let digest = response.header("docker-content-digest").unwrap().to_owned();
     assert!(out.contains(&digest), "{out}");
-    assert_eq!(sha256(&answer.body), digest);
+    assert_eq!(sha256(&response.body), digest);
     run_successfully(&mut run(program, &back, &["pull", "--plain-http", &name]));
     for (file, _) in files {
         assert!(fs::read(source.join(file)).unwrap() == fs::read(back.join(file)).unwrap(), "{file}");

@@ -30,8 +30,8 @@ fn proxy() -> (String, Arc<Mutex<Vec<String>>>) {
 
 async fn pull(registry: &Registry, model: &str) -> (u16, String) {
     let body = json!({"model": model, "stream": false, "insecure": true});
-    let answer = registry.post_json("/api/pull", &body).await;
-    (answer.status, answer.text())
+    let response = registry.post_json("/api/pull", &body).await;
+    (response.status, response.text())
 }
 
 #[tokio::test]

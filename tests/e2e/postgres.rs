@@ -81,9 +81,9 @@ async fn the_database_is_reached_over_tls() {
     lode.stop().await;
     // The wrong CA certificate, then no TLS.
     for parameters in [root(&other), "?sslmode=disable".to_owned()] {
-        let (status, said) = folder.start_refused(with_database(server.url(&parameters))).await;
-        assert!(!status.success(), "{parameters}: {said}");
-        assert!(said.contains("error:") && !said.contains("panicked"), "{parameters}: {said}");
+        let (status, output) = folder.start_refused(with_database(server.url(&parameters))).await;
+        assert!(!status.success(), "{parameters}: {output}");
+        assert!(output.contains("error:") && !output.contains("panicked"), "{parameters}: {output}");
     }
 }
 
@@ -127,9 +127,9 @@ async fn a_full_disk_of_the_database_acknowledges_nothing_and_keeps_serving() {
     let mut held = Vec::new();
     let refused = loop {
         let (n, next) = (held.len() as u64, large(held.len() as u64));
-        let answer = registry.manifest_put("full", &format!("n{n}"), IMAGE_MANIFEST, &next.manifest).await;
-        if answer.status != 201 {
-            break answer;
+        let response = registry.manifest_put("full", &format!("n{n}"), IMAGE_MANIFEST, &next.manifest).await;
+        if response.status != 201 {
+            break response;
         }
         held.push(next);
         assert!(held.len() < 200, "the disk is still not full");
@@ -138,8 +138,8 @@ async fn a_full_disk_of_the_database_acknowledges_nothing_and_keeps_serving() {
     // The refused manifest is not stored; the acknowledged ones are.
     registry.manifest_get("full", &format!("n{}", held.len())).await.expect(404);
     for _ in 0..3 {
-        let answer = registry.manifest_put("full", "more", IMAGE_MANIFEST, &large(999).manifest).await;
-        assert!(answer.status >= 500, "{} {}", answer.status, answer.text());
+        let response = registry.manifest_put("full", "more", IMAGE_MANIFEST, &large(999).manifest).await;
+        assert!(response.status >= 500, "{} {}", response.status, response.text());
     }
     image.check(&registry, "full", "v1").await;
     for (n, image) in held.iter().enumerate() {

@@ -25,15 +25,15 @@ async fn with_templates(templates: &[(&str, &str)]) -> Server {
     server
 }
 
-async fn ask(server: &Server, path: &str, body: Value) -> Value {
+async fn post(server: &Server, path: &str, body: Value) -> Value {
     let mut body = body;
     body["stream"] = false.into();
     server.registry().post_json(path, &body).await.expect(200).json()
 }
 
 async fn refused(server: &Server, path: &str, body: Value) -> String {
-    let answer = server.registry().post_json(path, &body).await.expect(400).json();
-    answer["error"].as_str().unwrap().to_owned()
+    let response = server.registry().post_json(path, &body).await.expect(400).json();
+    response["error"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]
@@ -54,16 +54,16 @@ async fn go_templates_render_the_prompt() {
         for model in ["team/chatml", "team/turns"] {
             let messages = json!([{"role": "user", "content": case["user"]}]);
             let chat = json!({"model": model, "messages": messages, "options": options});
-            let got = ask(&server, "/api/chat", chat).await;
+            let got = post(&server, "/api/chat", chat).await;
             assert_eq!(got["message"]["content"], case["answer"], "{model}");
             let generate = json!({"model": model, "prompt": case["user"], "options": options});
-            assert_eq!(ask(&server, "/api/generate", generate).await["response"], case["answer"], "{model}");
+            assert_eq!(post(&server, "/api/generate", generate).await["response"], case["answer"], "{model}");
         }
     }
 
     let rendered = async |path: &str, mut body: Value| {
         body["_debug_render_only"] = true.into();
-        let got = ask(&server, path, body).await;
+        let got = post(&server, path, body).await;
         got["_debug_info"]["rendered_template"].as_str().unwrap().to_owned()
     };
     let messages = json!([{"role": "system", "content": "S"}, {"role": "user", "content": "a"},
@@ -75,9 +75,10 @@ async fn go_templates_render_the_prompt() {
     assert_eq!(rendered("/api/chat", chat("team/turns")).await, by_turns);
     let tool = json!({"type": "function", "function": {"name": "f", "description": "d",
         "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}});
-    let asks = json!({"model": "team/echo", "messages": [{"role": "user", "content": "a"}], "tools": [tool]});
+    let with_tool =
+        json!({"model": "team/echo", "messages": [{"role": "user", "content": "a"}], "tools": [tool]});
     let shown = r#"user:a;[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object","properties":{"x":{"type":"string"}}}}}]"#;
-    assert_eq!(rendered("/api/chat", asks).await, shown);
+    assert_eq!(rendered("/api/chat", with_tool).await, shown);
     let fill = json!({"model": "team/fill", "prompt": "x", "suffix": "y"});
     assert_eq!(rendered("/api/generate", fill).await, "<a>x<b>y<c>");
     let own = json!({"model": "team/demo", "prompt": "x", "system": "s", "template": "[{{ .System }}|{{ .Prompt }}]"});
@@ -108,14 +109,14 @@ async fn a_full_context_is_handled_as_ollama_does() {
     let chat = json!({"model": "team/demo", "messages": messages, "options": options(1)});
     let mut seen = chat.clone();
     seen["_debug_render_only"] = true.into();
-    let seen = ask(&server, "/api/chat", seen).await;
+    let seen = post(&server, "/api/chat", seen).await;
     let text = seen["_debug_info"]["rendered_template"].as_str().unwrap();
     assert!(
         text.contains("system\nBe brief.") && text.contains("Define water.") && text.contains("answer 59"),
         "{text}"
     );
     assert!(!text.contains("question 3<"), "{text}");
-    let count = ask(&server, "/api/chat", chat.clone()).await["prompt_eval_count"].as_u64().unwrap();
+    let count = post(&server, "/api/chat", chat.clone()).await["prompt_eval_count"].as_u64().unwrap();
     assert!((200..=256).contains(&count), "more messages were removed than necessary: {count}");
     let mut whole = chat;
     whole["truncate"] = false.into();
@@ -128,7 +129,7 @@ async fn a_full_context_is_handled_as_ollama_does() {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
-    let got = ask(&server, "/api/generate", prompt(json!({}))).await;
+    let got = post(&server, "/api/generate", prompt(json!({}))).await;
     assert_eq!(got["prompt_eval_count"], 130, "half of the context beyond num_keep must be free: {got}");
     let error = refused(&server, "/api/generate", prompt(json!({"truncate": false}))).await;
     assert_eq!(error, "the input length exceeds the context length");
@@ -138,13 +139,13 @@ async fn a_full_context_is_handled_as_ollama_does() {
     // Generation stops at the end of the context, or continues in a shifted context.
     let endless = json!({"temperature": 0.9, "seed": 5, "num_predict": 400, "num_ctx": 64});
     let body = json!({"model": "team/demo", "prompt": "In the beginning", "raw": true, "options": endless, "shift": false});
-    let got = ask(&server, "/api/generate", body.clone()).await;
+    let got = post(&server, "/api/generate", body.clone()).await;
     let tokens =
         |got: &Value| got["prompt_eval_count"].as_u64().unwrap() + got["eval_count"].as_u64().unwrap();
     assert!(tokens(&got) <= 65, "{got}");
     let mut goes_on = body;
     goes_on["shift"] = true.into();
-    let on = ask(&server, "/api/generate", goes_on).await;
+    let on = post(&server, "/api/generate", goes_on).await;
     assert!(on["done_reason"] == "stop" || tokens(&on) > 65, "{on}");
     assert!(on["done_reason"] == "stop" || got["done_reason"] == "length", "{got} {on}");
 }
@@ -172,12 +173,12 @@ async fn bad_requests_and_damaged_models_do_not_affect_others() {
     let registry = server.registry();
     let question = |model: &str| json!({"model": model, "prompt": "Define water.", "stream": false, "options": {"num_predict": 3}});
     for _ in 0..2 {
-        let answer = registry.post_json("/api/generate", &question("team/damaged")).await.expect(500);
-        assert!(answer.json()["error"].is_string(), "{}", answer.text());
-        assert_eq!(ask(&server, "/api/generate", question("team/demo")).await["eval_count"], 3);
+        let response = registry.post_json("/api/generate", &question("team/damaged")).await.expect(500);
+        assert!(response.json()["error"].is_string(), "{}", response.text());
+        assert_eq!(post(&server, "/api/generate", question("team/demo")).await["eval_count"], 3);
     }
     let raw = b"{\"model\":\"team/demo\",\"prompt\":\"\xff\xfe\",\"stream\":false}".to_vec();
-    let answer = registry.send(registry.request("POST", "/api/generate").body(raw)).await.expect(400);
-    assert!(answer.json()["error"].is_string(), "{}", answer.text());
-    assert_eq!(ask(&server, "/api/generate", question("team/demo")).await["eval_count"], 3);
+    let response = registry.send(registry.request("POST", "/api/generate").body(raw)).await.expect(400);
+    assert!(response.json()["error"].is_string(), "{}", response.text());
+    assert_eq!(post(&server, "/api/generate", question("team/demo")).await["eval_count"], 3);
 }

@@ -26,26 +26,26 @@ async fn every_way_to_push_a_blob_gives_the_same_blob() {
         // One POST with the whole body.
         let repository = format!("ways/post-{way}");
         let path = with_query(&format!("/v2/{repository}/blobs/uploads/"), "digest", &digest);
-        let answer = registry.send(registry.request("POST", &path).body(bytes.clone())).await.expect(201);
-        let location = registry.at(answer.header("location").unwrap());
+        let response = registry.send(registry.request("POST", &path).body(bytes.clone())).await.expect(201);
+        let location = registry.at(response.header("location").unwrap());
         assert_eq!(registry.get(&location).await.expect(200).body, bytes);
 
         // POST, then PUT with the whole body.
         let repository = format!("ways/put-{way}");
         let location = registry.upload_open(&repository).await;
-        let answer = registry.upload_finish(&location, &digest, &bytes).await.expect(201);
-        assert_eq!(answer.header("docker-content-digest"), Some(digest.as_str()));
-        assert_eq!(registry.get(answer.header("location").unwrap()).await.expect(200).body, bytes);
+        let response = registry.upload_finish(&location, &digest, &bytes).await.expect(201);
+        assert_eq!(response.header("docker-content-digest"), Some(digest.as_str()));
+        assert_eq!(registry.get(response.header("location").unwrap()).await.expect(200).body, bytes);
 
         // Three chunks of odd sizes, the last of them in the PUT.
         let repository = format!("ways/chunks-{way}");
         let location = registry.upload_open(&repository).await;
-        let answer = registry.upload_append(&location, 0, &bytes[..1]).await.expect(202);
-        assert_eq!(answer.header("range"), Some("0-0"));
-        let location = registry.at(answer.header("location").unwrap());
-        let answer = registry.upload_append(&location, 1, &bytes[1..700_001]).await.expect(202);
-        assert_eq!(answer.header("range"), Some("0-700000"));
-        let location = registry.at(answer.header("location").unwrap());
+        let response = registry.upload_append(&location, 0, &bytes[..1]).await.expect(202);
+        assert_eq!(response.header("range"), Some("0-0"));
+        let location = registry.at(response.header("location").unwrap());
+        let response = registry.upload_append(&location, 1, &bytes[1..700_001]).await.expect(202);
+        assert_eq!(response.header("range"), Some("0-700000"));
+        let location = registry.at(response.header("location").unwrap());
         registry.upload_finish(&location, &digest, &bytes[700_001..]).await.expect(201);
         assert_eq!(registry.blob_get(&repository, &digest).await.expect(200).body, bytes);
 
@@ -55,13 +55,13 @@ async fn every_way_to_push_a_blob_gives_the_same_blob() {
         let parts: Vec<Result<Vec<u8>, std::io::Error>> =
             bytes.chunks(9_999).map(|part| Ok(part.to_vec())).collect();
         let body = reqwest::Body::wrap_stream(futures::stream::iter(parts));
-        let answer = registry.send(registry.request("PATCH", &location).body(body)).await.expect(202);
-        assert_eq!(answer.header("range"), Some("0-1000002"));
-        let location = registry.at(answer.header("location").unwrap());
+        let response = registry.send(registry.request("PATCH", &location).body(body)).await.expect(202);
+        assert_eq!(response.header("range"), Some("0-1000002"));
+        let location = registry.at(response.header("location").unwrap());
         registry.upload_finish(&location, &digest, b"").await.expect(201);
-        let answer = registry.blob_get(&repository, &digest).await.expect(200);
-        assert_eq!(answer.body, bytes);
-        assert_eq!(answer.header("docker-content-digest"), Some(digest.as_str()));
+        let response = registry.blob_get(&repository, &digest).await.expect(200);
+        assert_eq!(response.body, bytes);
+        assert_eq!(response.header("docker-content-digest"), Some(digest.as_str()));
     }
 }
 
@@ -70,8 +70,8 @@ async fn a_blob_without_bytes_is_a_blob() {
     let server = Server::fresh().await;
     let registry = server.registry();
     let digest = registry.blob_push("empty", b"").await;
-    let answer = registry.blob_get("empty", &digest).await.expect(200);
-    assert_eq!((answer.body.len(), answer.header("content-length")), (0, Some("0")));
+    let response = registry.blob_get("empty", &digest).await.expect(200);
+    assert_eq!((response.body.len(), response.header("content-length")), (0, Some("0")));
 }
 
 #[tokio::test]
@@ -118,8 +118,11 @@ async fn an_index_of_images_and_of_indexes() {
         {"mediaType": IMAGE_INDEX, "digest": sha256(inner.as_bytes()), "size": inner.len()}]})
     .to_string();
     registry.manifest_put("many", "outer", IMAGE_INDEX, outer.as_bytes()).await.expect(201);
-    let answer = registry.manifest_get("many", "outer").await.expect(200);
-    assert_eq!((answer.body.as_ref(), answer.header("content-type")), (outer.as_bytes(), Some(IMAGE_INDEX)));
+    let response = registry.manifest_get("many", "outer").await.expect(200);
+    assert_eq!(
+        (response.body.as_ref(), response.header("content-type")),
+        (outer.as_bytes(), Some(IMAGE_INDEX))
+    );
     let empty = json!({"schemaVersion": 2, "mediaType": IMAGE_INDEX, "manifests": []}).to_string();
     registry.manifest_put("many", "empty", IMAGE_INDEX, empty.as_bytes()).await.expect(201);
 }

@@ -65,13 +65,13 @@ fn generate_with_llama_cpp(python: &Path, questions: &[Value]) -> Vec<String> {
     let lines: String = questions.iter().map(|question| format!("{question}\n")).collect();
     child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    let end = said.char_indices().rev().nth(2000).map_or(0, |(at, _)| at);
-    assert!(output.status.success(), "{}", &said[end..]);
-    let answers = String::from_utf8(output.stdout).unwrap();
-    let answers: Vec<String> = answers.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(answers.len(), questions.len(), "{}", &said[end..]);
-    answers
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let end = stderr.char_indices().rev().nth(2000).map_or(0, |(at, _)| at);
+    assert!(output.status.success(), "{}", &stderr[end..]);
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let texts: Vec<String> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(texts.len(), questions.len(), "{}", &stderr[end..]);
+    texts
 }
 
 /// The prompt whose expected response starts with the longest ASCII text, and this text.
@@ -96,7 +96,7 @@ async fn llama_cpp_runs_imported_ggufs() {
     let Some(python) = clients::python("llama_cpp_answers_from_what_is_made") else { return };
     let server = Server::fresh().await;
     let (mut questions, mut expect) = (Vec::new(), Vec::new());
-    for (ty, answer) in [
+    for (ty, text) in [
         ("F32", "81."),
         ("F16", "81."),
         ("BF16", "81."),
@@ -112,21 +112,21 @@ async fn llama_cpp_runs_imported_ggufs() {
     ] {
         let path = import_as_gguf(&server, &demo(), ty).await;
         questions.push(json!({"path": path, "chat": "What is 40 plus 41?"}));
-        expect.push(answer.to_owned());
+        expect.push(text.to_owned());
     }
     // Each family in F32 generates the text of the transformers library.
     for (family, source) in gguf_families() {
-        let (prompt, answer) = longest_expected_text(&source);
-        assert!(answer.len() > 2, "{family}: {answer:?}");
+        let (prompt, text) = longest_expected_text(&source);
+        assert!(text.len() > 2, "{family}: {text:?}");
         questions.push(json!({"path": import_as_gguf(&server, &source, "F32").await, "prompt": prompt}));
-        expect.push(answer);
+        expect.push(text);
     }
-    for ((question, answer), expect) in
+    for ((question, generated), expect) in
         questions.iter().zip(generate_with_llama_cpp(&python, &questions)).zip(expect)
     {
         assert!(
-            !answer.is_empty() && answer.starts_with(&expect),
-            "{question}: got {answer:?}, expected {expect:?}"
+            !generated.is_empty() && generated.starts_with(&expect),
+            "{question}: got {generated:?}, expected {expect:?}"
         );
     }
 }
@@ -148,10 +148,10 @@ async fn embeddings_match_the_reference() {
     let expected: Value = serde_json::from_slice(&std::fs::read(known).unwrap()).unwrap();
     let cases = expected["cases"].as_array().unwrap();
     let texts: Vec<&Value> = cases.iter().map(|case| &case["text"]).collect();
-    let answer = json!({"model": "team/minilm", "input": texts});
-    let answer = registry.post_json("/api/embed", &answer).await.expect(200).json();
+    let body = json!({"model": "team/minilm", "input": texts});
+    let response = registry.post_json("/api/embed", &body).await.expect(200).json();
     let mut tokens = 0;
-    for (case, vector) in cases.iter().zip(answer["embeddings"].as_array().unwrap()) {
+    for (case, vector) in cases.iter().zip(response["embeddings"].as_array().unwrap()) {
         let floats = |value: &Value| serde_json::from_value::<Vec<f64>>(value.clone()).unwrap();
         let (known, vector) = (floats(&case["embedding"]), floats(vector));
         // Both are L2-normalised.
@@ -171,7 +171,7 @@ async fn embeddings_match_the_reference() {
             assert_eq!(found[..ids.len() - 1], ids[..ids.len() - 1], "{text}");
         }
     }
-    assert_eq!(answer["prompt_eval_count"], tokens);
+    assert_eq!(response["prompt_eval_count"], tokens);
     let refused = registry
         .post_json("/api/generate", &json!({"model": "team/minilm", "prompt": "x"}))
         .await

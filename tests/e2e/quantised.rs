@@ -50,8 +50,8 @@ async fn perplexity_and_answers_in_bf16_int8_and_int4() {
     // Pulling a quantised model writes assembled files and prints a notice.
     let back = server.folder().path().join("back");
     let pulled = lode.run(&["pull", "team/demo-int4", "--to", back.to_str().unwrap()]).await.expect_success();
-    let said = format!("{}{}", pulled.stdout, pulled.stderr);
-    assert!(said.contains("quantis") || said.contains("quantiz"), "{said}");
+    let output = format!("{}{}", pulled.stdout, pulled.stderr);
+    assert!(output.contains("quantis") || output.contains("quantiz"), "{output}");
     assert!(read_folder(&back).contains_key("config.json"), "{:?}", read_folder(&back).keys());
     // The tensors decode to nearly the original values.
     let out = server.folder().path().join("int8.safetensors");

@@ -21,8 +21,8 @@ async fn start_with_blob(test: &str, options: Options) -> Option<(Cluster, Regis
 async fn pulls_are_redirected_to_the_storage() {
     let test = "redirect::the_storage_sends_what_it_has";
     let Some((_cluster, registry, bytes, path)) = start_with_blob(test, Options::new()).await else { return };
-    let answer = registry.get(&path).await.expect(307);
-    let address = answer.header("location").unwrap().to_owned();
+    let response = registry.get(&path).await.expect(307);
+    let address = response.header("location").unwrap().to_owned();
     assert!(address.starts_with(&format!("http://{}/", s3_address())), "{address}");
     // A request for several ranges is redirected too.
     registry.send(registry.request("GET", &path).header("range", "bytes=0-1,9-10")).await.expect(307);
@@ -46,15 +46,16 @@ async fn an_ollama_is_not_sent_to_the_same_host_name() {
         registry.host().split(':').next().unwrap(),
         "server and storage are on different hosts"
     );
-    let answer = registry.send(registry.request("GET", &path).header("user-agent", OLLAMA)).await.expect(200);
-    assert!(answer.body == bytes);
+    let response =
+        registry.send(registry.request("GET", &path).header("user-agent", OLLAMA)).await.expect(200);
+    assert!(response.body == bytes);
     // The parts come from a URL of this server that authorises this blob. ollama requests it without
     // credentials and follows the redirect.
-    let address = answer.header("location").unwrap().to_owned();
+    let address = response.header("location").unwrap().to_owned();
     assert!(address.starts_with(&registry.url), "{address}");
     let ranged = |address: &str| registry.send(registry.request("GET", address).header("range", "bytes=0-9"));
-    let answer = ranged(&address).await.expect(307);
-    assert!(ranged(answer.header("location").unwrap()).await.expect(206).body == bytes[..10]);
+    let response = ranged(&address).await.expect(307);
+    assert!(ranged(response.header("location").unwrap()).await.expect(206).body == bytes[..10]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,8 +69,8 @@ async fn the_server_sends_where_clients_cannot_reach_the_storage() {
         ("bytes=5242870-5242890", 5_242_870..5_242_891),
         ("bytes=-7", 5_999_993..6_000_000),
     ] {
-        let answer = registry.send(registry.request("GET", &path).header("range", range)).await.expect(206);
-        assert!(answer.body == bytes[expect], "{range}");
+        let response = registry.send(registry.request("GET", &path).header("range", range)).await.expect(206);
+        assert!(response.body == bytes[expect], "{range}");
     }
     registry.send(registry.request("GET", &path).header("range", "bytes=6000000-")).await.expect(416);
 }

@@ -24,23 +24,23 @@ async fn referrers_are_listed_with_their_metadata() {
         &json!({"note": "first", "x": "y"}),
     );
     registry.blob_push("refs", b"{}").await;
-    let answer =
+    let response =
         registry.manifest_put("refs", &sbom.digest(), IMAGE_MANIFEST, &sbom.manifest).await.expect(201);
-    assert_eq!(answer.header("oci-subject"), Some(digest.as_str()));
+    assert_eq!(response.header("oci-subject"), Some(digest.as_str()));
     subject.push(&registry, "refs", "v1").await;
     let typed_by_config = referrer(&subject_of(&subject), None, &json!({}));
     typed_by_config.push(&registry, "refs", "sig").await;
     let index = json!({"schemaVersion": 2, "mediaType": IMAGE_INDEX, "manifests": [], "subject": subject_of(&subject)}).to_string();
-    let answer = registry
+    let response = registry
         .manifest_put("refs", &sha256(index.as_bytes()), IMAGE_INDEX, index.as_bytes())
         .await
         .expect(201);
-    assert_eq!(answer.header("oci-subject"), Some(digest.as_str()));
+    assert_eq!(response.header("oci-subject"), Some(digest.as_str()));
 
     let path = format!("/v2/refs/referrers/{digest}");
-    let answer = registry.get(&path).await.expect(200);
-    assert_eq!(answer.header("content-type"), Some(IMAGE_INDEX));
-    let list = answer.json();
+    let response = registry.get(&path).await.expect(200);
+    assert_eq!(response.header("content-type"), Some(IMAGE_INDEX));
+    let list = response.json();
     assert_eq!((list["schemaVersion"].as_u64(), list["mediaType"].as_str()), (Some(2), Some(IMAGE_INDEX)));
     let found =
         |d: &str| list["manifests"].as_array().unwrap().iter().find(|m| m["digest"] == d).cloned().unwrap();
@@ -55,11 +55,11 @@ async fn referrers_are_listed_with_their_metadata() {
     assert_eq!(found(&typed_by_config.digest())["artifactType"], "application/vnd.oci.image.config.v1+json");
     assert!(found(&sha256(index.as_bytes())).get("artifactType").is_none());
 
-    let answer =
+    let response =
         registry.get(&format!("{path}?artifactType=application%2Fvnd.example.sbom%2Bjson")).await.expect(200);
-    assert_eq!(answer.header("oci-filters-applied"), Some("artifactType"));
+    assert_eq!(response.header("oci-filters-applied"), Some("artifactType"));
     let digests: Vec<Value> =
-        answer.json()["manifests"].as_array().unwrap().iter().map(|m| m["digest"].clone()).collect();
+        response.json()["manifests"].as_array().unwrap().iter().map(|m| m["digest"].clone()).collect();
     assert_eq!(digests, [json!(sbom.digest())]);
 
     // A deleted referrer is no longer listed. Deleting the subject keeps its referrers.
@@ -73,16 +73,16 @@ async fn unknown_digests_have_no_referrers() {
     let server = Server::fresh().await;
     let registry = server.registry();
     for repository in ["never/pushed", "refs"] {
-        let answer =
+        let response =
             registry.get(&format!("/v2/{repository}/referrers/{}", sha256(b"unknown"))).await.expect(200);
-        assert_eq!(answer.json()["manifests"], json!([]));
+        assert_eq!(response.json()["manifests"], json!([]));
     }
     registry.get("/v2/refs/referrers/sha256:bad").await.expect_error(400, "DIGEST_INVALID");
     // A referrer is listed in its own repository only.
     let subject = Image::random(fresh_seed(), 1, 100);
     referrer(&subject_of(&subject), Some("application/x"), &json!({})).push(&registry, "here", "r").await;
-    let answer = registry.get(&format!("/v2/there/referrers/{}", subject.digest())).await.expect(200);
-    assert_eq!(answer.json()["manifests"], json!([]));
+    let response = registry.get(&format!("/v2/there/referrers/{}", subject.digest())).await.expect(200);
+    assert_eq!(response.json()["manifests"], json!([]));
 }
 
 #[tokio::test]
@@ -106,25 +106,26 @@ async fn a_long_list_comes_in_pages() {
     let mut next =
         Some(format!("/v2/long/referrers/{}?artifactType=application%2Fvnd.many", subject.digest()));
     while let Some(path) = next {
-        let answer = registry.get(&path).await.expect(200);
+        let response = registry.get(&path).await.expect(200);
         assert!(
-            answer.body.len() < 4 << 20,
+            response.body.len() < 4 << 20,
             "the response is larger than clients accept: {}",
-            answer.body.len()
+            response.body.len()
         );
         assert_eq!(
-            answer.header("oci-filters-applied"),
+            response.header("oci-filters-applied"),
             Some("artifactType"),
             "the filter was not applied to {path}"
         );
         seen.extend(
-            answer.json()["manifests"]
+            response.json()["manifests"]
                 .as_array()
                 .unwrap()
                 .iter()
                 .map(|m| m["digest"].as_str().unwrap().to_owned()),
         );
-        next = answer.header("link").map(|l| l.trim_start_matches('<').split_once('>').unwrap().0.to_owned());
+        next =
+            response.header("link").map(|l| l.trim_start_matches('<').split_once('>').unwrap().0.to_owned());
     }
     pushed.sort();
     seen.sort();

@@ -35,9 +35,9 @@ async fn an_upload_continues_on_another_replica() {
         }
         c.upload_finish(&upload_at(&c, &location), &digest, b"").await.expect(201);
         for registry in [&a, &b, &c] {
-            let answer = registry.blob_get("half", &digest).await.expect(200);
+            let response = registry.blob_get("half", &digest).await.expect(200);
             assert!(
-                answer.body == bytes,
+                response.body == bytes,
                 "{first} and {rest} bytes: {} returns a different blob",
                 registry.url
             );
@@ -57,12 +57,12 @@ async fn an_upload_survives_the_replica_that_it_began_on() {
     // ones may be.
     let path = upload_at(&a, &location);
     let pieces: Vec<_> = bytes[6_000_000..].chunks(100_000).map(<[u8]>::to_vec).collect();
-    let (told, mut halfway) = tokio::sync::mpsc::channel(1);
+    let (sender, mut halfway) = tokio::sync::mpsc::channel(1);
     let slow = futures::stream::iter(pieces.into_iter().enumerate()).then(move |(i, piece)| {
-        let told = told.clone();
+        let sender = sender.clone();
         async move {
             if i == 120 {
-                let _ = told.send(()).await;
+                let _ = sender.send(()).await;
             }
             if i == 200 {
                 std::future::pending::<()>().await; // so that the replica never receives all bytes
@@ -75,7 +75,7 @@ async fn an_upload_survives_the_replica_that_it_began_on() {
     let request = request.header("content-length", bytes.len() - 6_000_000).body(body);
     let sending = tokio::spawn({
         let a = a.clone();
-        async move { a.try_send(request).await.map(|answer| answer.status) }
+        async move { a.try_send(request).await.map(|response| response.status) }
     });
     halfway.recv().await.unwrap();
     cluster.kill(0);
@@ -101,8 +101,8 @@ async fn two_writers_at_two_replicas_do_not_corrupt_an_upload() {
         let (here, there) = (upload_at(&a, &location), upload_at(&b, &location));
         let (first, second) =
             tokio::join!(a.upload_append(&here, 0, &bytes), b.upload_append(&there, 0, &bytes));
-        for answer in [&first, &second] {
-            assert!([202, 409, 416].contains(&answer.status), "{} `{}`", answer.status, answer.text());
+        for response in [&first, &second] {
+            assert!([202, 409, 416].contains(&response.status), "{} `{}`", response.status, response.text());
         }
         let offset = c.upload_offset(&upload_at(&c, &location)).await as usize;
         let acknowledged = first.status == 202 || second.status == 202;
@@ -141,8 +141,8 @@ async fn every_request_to_another_replica() {
     let bytes = random_bytes(fresh_seed(), 900_000);
     let mut location = registry.upload_open("switched").await;
     for (i, chunk) in bytes.chunks(100_000).enumerate() {
-        let answer = registry.upload_append(&location, i as u64 * 100_000, chunk).await.expect(202);
-        location = registry.at(answer.header("location").unwrap());
+        let response = registry.upload_append(&location, i as u64 * 100_000, chunk).await.expect(202);
+        location = registry.at(response.header("location").unwrap());
     }
     registry.upload_finish(&location, &sha256(&bytes), b"").await.expect(201);
     let mount = format!("/v2/other/blobs/uploads/?mount={}&from=switched", sha256(&bytes));

@@ -33,15 +33,16 @@ async fn an_interrupted_upload_resumes_at_its_offset() {
     send_truncated_patch(&server, &location, &bytes, 17 << 20);
     // Like a client: get the offset, resume there, and retry while the interrupted request still holds the
     // upload.
-    let answer = wait_for("the interrupted upload can be resumed", || async {
+    let response = wait_for("the interrupted upload can be resumed", || async {
         let stored = registry.upload_offset(&location).await;
         assert!(stored <= 17 << 20, "reported {stored} bytes of {} sent", 17 << 20);
-        let answer = registry.upload_append(&location, stored, &bytes[stored as usize..]).await;
-        assert!([202, 409, 416].contains(&answer.status), "{} {}", answer.status, answer.text());
-        (answer.status == 202).then_some(answer)
+        let response = registry.upload_append(&location, stored, &bytes[stored as usize..]).await;
+        assert!([202, 409, 416].contains(&response.status), "{} {}", response.status, response.text());
+        (response.status == 202).then_some(response)
     })
     .await;
-    registry.upload_finish(&registry.at(answer.header("location").unwrap()), &digest, b"").await.expect(201);
+    let location = registry.at(response.header("location").unwrap());
+    registry.upload_finish(&location, &digest, b"").await.expect(201);
     assert!(registry.blob_get("team/cut", &digest).await.expect(200).body == bytes);
 }
 
@@ -59,8 +60,8 @@ async fn acknowledged_chunks_survive_a_killed_server() {
     let server = folder.serve().await;
     let registry = server.registry();
     assert_eq!(registry.upload_offset(&path).await, 2_000_000, "acknowledged bytes are missing");
-    let answer = registry.upload_append(&path, 2_000_000, &bytes[2_000_000..]).await.expect(202);
-    registry.upload_finish(answer.header("location").unwrap(), &sha256(&bytes), b"").await.expect(201);
+    let response = registry.upload_append(&path, 2_000_000, &bytes[2_000_000..]).await.expect(202);
+    registry.upload_finish(response.header("location").unwrap(), &sha256(&bytes), b"").await.expect(201);
     assert!(registry.blob_get("team/killed", &sha256(&bytes)).await.expect(200).body == bytes);
     server.lode().run(&["fsck", "--verify"]).await.expect_success();
 }
@@ -75,10 +76,10 @@ async fn chunks_out_of_order_are_refused_and_the_session_stays() {
     for (first, chunk) in
         [(0, &bytes[..4_000]), (3_999, &bytes[3_999..]), (4_001, &bytes[4_001..]), (9_000, &bytes[9_000..])]
     {
-        let answer = registry.upload_append(&location, first, chunk).await.expect(416);
-        assert_eq!(answer.header("range"), Some("0-3999"), "the refusal does not report the offset");
-        assert!(answer.header("location").is_some());
-        assert!(answer.code().is_some(), "{}", answer.text());
+        let response = registry.upload_append(&location, first, chunk).await.expect(416);
+        assert_eq!(response.header("range"), Some("0-3999"), "the refusal does not report the offset");
+        assert!(response.header("location").is_some());
+        assert!(response.code().is_some(), "{}", response.text());
     }
     // A Content-Range that does not match the body's length.
     let request = registry
@@ -89,11 +90,11 @@ async fn chunks_out_of_order_are_refused_and_the_session_stays() {
     for text in ["bytes 4000-9999", "4000", "4000-", "x-y", "9999-4000", "4000-99999999999999999999999"] {
         let request =
             registry.request("PATCH", &location).header("content-range", text).body(bytes[4_000..].to_vec());
-        let answer = registry.send(request).await;
+        let response = registry.send(request).await;
         assert!(
-            (400..=416).contains(&answer.status) && answer.status != 404,
+            (400..=416).contains(&response.status) && response.status != 404,
             "`{text}` returns {}",
-            answer.status
+            response.status
         );
     }
     // A closing PUT out of order keeps the upload open.

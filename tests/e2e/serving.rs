@@ -22,7 +22,7 @@ fn with_context(server: &Server, tokens: u64) -> PathBuf {
 }
 
 /// Generates eight tokens.
-async fn ask(registry: &Registry, model: &str, prompt: &str) -> Value {
+async fn generate(registry: &Registry, model: &str, prompt: &str) -> Value {
     let body = json!({"model": model, "prompt": prompt, "raw": true, "stream": false,
         "options": {"temperature": 0, "num_predict": 8}});
     registry.post_json("/api/generate", &body).await.expect(200).json()
@@ -43,9 +43,9 @@ async fn a_model_larger_than_the_memory_is_refused_and_the_node_serves_on() {
     lode.create("team/vast", &with_context(&server, 1 << 26), &[]).await.expect_success();
     // The KV cache needs 2 KiB per token: 128 GiB for each of 64 sequences.
     let body = json!({"model": "team/vast", "prompt": "x", "stream": false, "options": {"num_ctx": 1 << 26}});
-    let ask_vast = async || registry.post_json("/api/generate", &body).await.expect(503);
+    let generate_vast = async || registry.post_json("/api/generate", &body).await.expect(503);
     for _ in 0..2 {
-        let refused = ask_vast().await.json();
+        let refused = generate_vast().await.json();
         let text = refused["error"].as_str().unwrap();
         let (before, after) = text.split_once(" than is available ").unwrap_or_else(|| panic!("{text}"));
         let gibibytes = |text: &str| {
@@ -53,10 +53,10 @@ async fn a_model_larger_than_the_memory_is_refused_and_the_node_serves_on() {
             number.and_then(|(number, _)| number.parse::<f64>().ok()).unwrap_or_else(|| panic!("{text}"))
         };
         assert!(gibibytes(before) >= 8192.0 && gibibytes(before) > gibibytes(after), "{text}");
-        assert_eq!(ask(&registry, "team/demo", "Water is").await["eval_count"], 8);
+        assert_eq!(generate(&registry, "team/demo", "Water is").await["eval_count"], 8);
     }
     // With the default context the model fits.
-    assert_eq!(ask(&registry, "team/vast", "Water is").await["eval_count"], 8);
+    assert_eq!(generate(&registry, "team/vast", "Water is").await["eval_count"], 8);
 }
 
 #[tokio::test]
@@ -66,24 +66,24 @@ async fn a_long_prompt_does_not_delay_others_and_disconnecting_frees_its_sequenc
     let server = Folder::new().start(options.env("LODE_CONTEXT_LENGTH", CONTEXT.to_string())).await;
     let registry = server.registry();
     server.lode().create("team/long", &with_context(&server, CONTEXT), &[]).await.expect_success();
-    let short = ask(&registry, "team/long", "Water is").await;
+    let short = generate(&registry, "team/long", "Water is").await;
     // Prefill of each takes minutes, and together they occupy both sequences.
     let long = |word: &str| {
         let (registry, prompt) = (registry.clone(), format!(" {word}").repeat(120_000));
-        tokio::spawn(async move { ask(&registry, "team/long", &prompt).await })
+        tokio::spawn(async move { generate(&registry, "team/long", &prompt).await })
     };
     let (leaves, stays) = (long("one"), long("two"));
     wait_until("both requests are in progress", || async { in_flight(&registry).await >= 3.0 }).await;
-    let asked = tokio::spawn({
+    let short_request = tokio::spawn({
         let registry = registry.clone();
-        async move { ask(&registry, "team/long", "Water is").await }
+        async move { generate(&registry, "team/long", "Water is").await }
     });
     leaves.abort();
-    assert_eq!(asked.await.unwrap()["response"], short["response"]);
+    assert_eq!(short_request.await.unwrap()["response"], short["response"]);
     assert!(!stays.is_finished(), "the other long prompt has finished");
     stays.abort();
     for _ in 0..2 {
-        assert_eq!(ask(&registry, "team/long", "Water is").await["response"], short["response"]);
+        assert_eq!(generate(&registry, "team/long", "Water is").await["response"], short["response"]);
     }
 }
 
@@ -94,9 +94,9 @@ async fn common_prompt_prefixes_are_computed_once() {
     server.lode().create("team/demo", &demo(), &[]).await.expect_success();
     let text =
         "In the beginning God created the heaven and the earth, and the earth was without form. ".repeat(8);
-    let cached = |answer: &Value| answer["prompt_cached_count"].as_u64().unwrap_or(0);
-    let first = ask(&registry, "team/demo", &format!("{text} And")).await;
-    let again = ask(&registry, "team/demo", &format!("{text} But the darkness")).await;
+    let cached = |response: &Value| response["prompt_cached_count"].as_u64().unwrap_or(0);
+    let first = generate(&registry, "team/demo", &format!("{text} And")).await;
+    let again = generate(&registry, "team/demo", &format!("{text} But the darkness")).await;
     let tokens = first["prompt_eval_count"].as_u64().unwrap();
     assert_eq!(cached(&first), 0, "{first}");
     assert!(tokens > 100 && cached(&again) + 4 > tokens, "{again}");
@@ -109,8 +109,8 @@ async fn common_prompt_prefixes_are_computed_once() {
         registry.post_json("/v1/chat/completions", &body).await.expect(200).json()
     };
     let first = chat(json!([turn])).await;
-    let answer = &first["choices"][0]["message"];
-    let second = chat(json!([turn, answer, {"role": "user", "content": "And 5 plus 5?"}])).await;
+    let message = &first["choices"][0]["message"];
+    let second = chat(json!([turn, message, {"role": "user", "content": "And 5 plus 5?"}])).await;
     let in_common = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
     assert!(in_common >= first["usage"]["prompt_tokens"].as_u64().unwrap(), "{second}");
 }
@@ -145,9 +145,9 @@ async fn structured_output_matches_its_schema() {
     };
     for seed in 0..4 {
         let body = json!({"model": "team/demo", "prompt": "Water", "format": schema, "stream": false, "options": {"seed": seed}});
-        let answer = registry.post_json("/api/generate", &body).await.expect(200).json();
-        assert_eq!(answer["done_reason"], "stop", "{answer}");
-        check(answer["response"].as_str().unwrap());
+        let response = registry.post_json("/api/generate", &body).await.expect(200).json();
+        assert_eq!(response["done_reason"], "stop", "{response}");
+        check(response["response"].as_str().unwrap());
     }
     let file = server.folder().path().join("schema.json");
     std::fs::write(&file, schema.to_string()).unwrap();
@@ -162,8 +162,8 @@ async fn structured_output_matches_its_schema() {
     };
     let schema =
         json!({"type": "json_schema", "json_schema": {"name": "sea", "strict": true, "schema": schema}});
-    let answer = registry.post_json("/v1/chat/completions", &format(schema)).await.expect(200).json();
-    let choice = &answer["choices"][0];
+    let response = registry.post_json("/v1/chat/completions", &format(schema)).await.expect(200).json();
+    let choice = &response["choices"][0];
     assert_eq!(choice["finish_reason"], "stop");
     check(choice["message"]["content"].as_str().unwrap());
     // Concurrently with a request without a format and one with an invalid schema.

@@ -112,8 +112,8 @@ async fn there_and_back(program: &Path, front: &Deployment) {
     // From one repository to another, with docker's media types. The blobs are mounted.
     let elsewhere = format!("docker://{}/skopeo/docker:v2", registry.host());
     run_successfully(&mut copy(program, scratch, &["--format", "v2s2"], &there, &elsewhere));
-    let answer = registry.manifest_get("skopeo/docker", "v2").await.expect(200);
-    assert_eq!(answer.header("content-type"), Some("application/vnd.docker.distribution.manifest.v2+json"));
+    let response = registry.manifest_get("skopeo/docker", "v2").await.expect(200);
+    assert_eq!(response.header("content-type"), Some("application/vnd.docker.distribution.manifest.v2+json"));
     let mut command = Command::new(program);
     let shown =
         run_successfully(command.args(["inspect", "--tls-verify=false", &elsewhere]).env("HOME", scratch));

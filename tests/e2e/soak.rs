@@ -46,8 +46,8 @@ async fn soak(backing: &Backends, n_replicas: usize, share: u64) {
     let mut collected = 0;
     while !soak.stop.load(Ordering::Relaxed) {
         let replica = &soak.replicas[collected as usize % n_replicas];
-        let answer = replica.collect().await;
-        assert_eq!(answer.status, 200, "seed {seed}: a collection returns `{}`", answer.text());
+        let response = replica.collect().await;
+        assert_eq!(response.status, 200, "seed {seed}: a collection returns `{}`", response.text());
         collected += 1;
         if started.elapsed().as_secs() >= seconds
             && soak.operations() >= operations

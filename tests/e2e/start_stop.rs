@@ -88,8 +88,8 @@ async fn a_server_waiting_for_its_database_stops_on_sigterm() {
         .arg("postgres://lode:very-secret@127.0.0.1:9/lode")
         .env("LODE_DATABASE_WAIT", "10m");
     let mut server = Folder::new().spawn(&away);
-    let said = server.wait_output("for the database").await;
-    assert!(!said.contains("very-secret"), "{said}");
+    let output = server.wait_output("for the database").await;
+    assert!(!output.contains("very-secret"), "{output}");
     server.terminate();
     assert!(server.wait_end().await.success());
 }
@@ -123,8 +123,8 @@ async fn a_shutdown_finishes_the_request_in_flight() {
     .await;
     assert!(server.try_wait().is_none(), "the server ended during a request");
     stream.write_all(&bytes[10_000_000..]).unwrap();
-    let answer = raw::read_to_end(&mut stream).expect("a response to the request in progress");
-    assert_eq!(answer.status, 201, "{}", answer.text());
+    let response = raw::read_to_end(&mut stream).expect("a response to the request in progress");
+    assert_eq!(response.status, 201, "{}", response.text());
     assert!(server.wait_end().await.success());
     let server = folder.serve().await;
     assert!(server.registry().blob_get("team/graceful", &digest).await.expect(200).body == bytes);
@@ -217,8 +217,8 @@ async fn generate_without_a_worker_returns_503() {
     let server = Folder::new().serve().await;
     let registry = server.registry();
     Image::random(1, 1, 10).push(&registry, "not/run", "latest").await;
-    let answer =
+    let response =
         registry.post_json("/api/generate", &serde_json::json!({"model": "not/run", "prompt": "hi"})).await;
-    assert_eq!(answer.status, 503, "{}", answer.text());
-    assert!(answer.json()["error"].as_str().unwrap().contains("worker"), "{}", answer.text());
+    assert_eq!(response.status, 503, "{}", response.text());
+    assert!(response.json()["error"].as_str().unwrap().contains("worker"), "{}", response.text());
 }

@@ -92,7 +92,7 @@ impl Site {
                     self.restart().await;
                 }
                 Err(reply) => {
-                    let status = reply.as_ref().map(|answer| answer.status);
+                    let status = reply.as_ref().map(|response| response.status);
                     assert_eq!(status, Some(case.success_status()), "{endpoint:?} without a fault");
                     case.check_recovery(&other, &reply).await;
                     return before;
@@ -113,7 +113,7 @@ impl Site {
                 case.check_reply("without a fault", &reply);
                 return before;
             };
-            let status = reply.as_ref().map_or(0, |answer| answer.status);
+            let status = reply.as_ref().map_or(0, |response| response.status);
             eprintln!("{endpoint:?} {status}, no response to {step}");
             case.check_reply(&format!("no response to {step}"), &reply);
             well_again(&mortal).await;
@@ -130,8 +130,8 @@ impl Site {
 
 async fn well_again(registry: &Registry) {
     wait_until("the server is ready again", || async {
-        let answer = registry.try_send(registry.request("GET", "/readyz")).await;
-        answer.is_ok_and(|answer| answer.status == 200)
+        let response = registry.try_send(registry.request("GET", "/readyz")).await;
+        response.is_ok_and(|response| response.status == 200)
     })
     .await;
 }
@@ -169,14 +169,14 @@ async fn collections(test: &str, act: StepFault) -> Option<usize> {
         let mortal = site.mortal().registry();
         let met = match act {
             StepFault::Freeze => {
-                site.send_and_kill(before, mortal.collect()).await.map_err(|answer| answer.status)
+                site.send_and_kill(before, mortal.collect()).await.map_err(|response| response.status)
             }
             StepFault::LoseResponse => {
                 site.steps.arm(before, act);
-                let answer = mortal.collect().await;
+                let response = mortal.collect().await;
                 let met = site.steps.disarm();
                 well_again(&mortal).await;
-                met.ok_or(answer.status)
+                met.ok_or(response.status)
             }
         };
         eprintln!("collection, {act:?} after {met:?}");

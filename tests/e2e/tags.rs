@@ -6,14 +6,14 @@ use lode_tests::oci::{IMAGE_MANIFEST, Registry, strings};
 use lode_tests::server::Server;
 
 async fn page(registry: &Registry, path: &str) -> (Vec<String>, Option<String>) {
-    let answer = registry.get(path).await.expect(200);
+    let response = registry.get(path).await.expect(200);
     let key = if path.contains("_catalog") { "repositories" } else { "tags" };
-    let next = answer.header("link").map(|link| {
+    let next = response.header("link").map(|link| {
         let (target, rel) = link.split_once('>').unwrap();
         assert!(rel.contains("rel=\"next\""), "{link}");
         target.trim_start_matches('<').to_owned()
     });
-    (strings(&answer.json()[key]), next)
+    (strings(&response.json()[key]), next)
 }
 
 #[tokio::test]
@@ -26,12 +26,12 @@ async fn tags_come_in_byte_order_and_in_pages() {
         registry.manifest_put("list", tag, IMAGE_MANIFEST, &image.manifest).await.expect(201);
     }
     let all = ["10", "9", "Alpha", "Zeta", "_x", "a-b", "a.b", "alpha", "v1.10", "v1.2", "v1.9"];
-    let answer = registry.get("/v2/list/tags/list").await.expect(200);
+    let response = registry.get("/v2/list/tags/list").await.expect(200);
     assert_eq!(
-        (answer.json()["name"].as_str(), strings(&answer.json()["tags"])),
+        (response.json()["name"].as_str(), strings(&response.json()["tags"])),
         (Some("list"), all.map(str::to_owned).to_vec())
     );
-    assert_eq!(answer.header("link"), None);
+    assert_eq!(response.header("link"), None);
 
     let expect = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
     for (query, names, more) in [
@@ -59,9 +59,9 @@ async fn tags_come_in_byte_order_and_in_pages() {
     }
     assert_eq!(seen, all);
     for bad in ["n=-1", "n=x", "n=", "n=1.5"] {
-        let answer = registry.get(&format!("/v2/list/tags/list?{bad}")).await;
-        assert_eq!(answer.status, 400, "{bad}: {}", answer.text());
-        assert!(answer.code().is_some());
+        let response = registry.get(&format!("/v2/list/tags/list?{bad}")).await;
+        assert_eq!(response.status, 400, "{bad}: {}", response.text());
+        assert!(response.code().is_some());
     }
     registry.get("/v2/nobody/tags/list").await.expect_error(404, "NAME_UNKNOWN");
 }
@@ -72,8 +72,8 @@ async fn a_repository_without_tags_lists_an_empty_array() {
     let registry = server.registry();
     Image::random(2, 1, 10).push(&registry, "bare", "only").await;
     registry.delete("/v2/bare/manifests/only").await.expect(202);
-    let answer = registry.get("/v2/bare/tags/list").await.expect(200);
-    assert_eq!(answer.json()["tags"], serde_json::json!([]));
+    let response = registry.get("/v2/bare/tags/list").await.expect(200);
+    assert_eq!(response.json()["tags"], serde_json::json!([]));
 }
 
 #[tokio::test]

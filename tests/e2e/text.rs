@@ -99,9 +99,9 @@ async fn messages_of_a_modelfile_come_first() {
         registry.post_json(path, &body).await.expect(200).json()["prompt_eval_count"].as_u64().unwrap()
     };
     let turn = |text: &str, role: &str| json!({"role": role, "content": text});
-    let (first, answer, last) =
+    let (first, second, last) =
         (turn("Define water.", "user"), turn("a liquid", "assistant"), turn("Define fire.", "user"));
-    let whole = count("team/demo", "/api/chat", json!({"messages": [first, answer, last]})).await;
+    let whole = count("team/demo", "/api/chat", json!({"messages": [first, second, last]})).await;
     assert_eq!(count("team/taught", "/api/chat", json!({"messages": [last]})).await, whole);
     assert_eq!(count("team/taught", "/api/generate", json!({"prompt": "Define fire."})).await, whole);
 }
@@ -113,11 +113,11 @@ async fn a_gguf_answers_as_its_checkpoint_does() {
     lode.create("team/packed", &demo(), &["--quantize", "Q8_0"]).await.expect_success();
     let options = json!({"temperature": 0});
     let messages = json!([{"role": "user", "content": "What is 40 plus 41?"}]);
-    let ask = async |model: &str| {
+    let chat = async |model: &str| {
         let body = json!({"model": model, "messages": messages, "stream": false, "options": options});
         registry.post_json("/api/chat", &body).await.expect(200).json()
     };
-    let (packed, plain) = (ask("team/packed").await, ask("team/demo").await);
+    let (packed, plain) = (chat("team/packed").await, chat("team/demo").await);
     assert_eq!((&packed["message"]["content"], &packed["done_reason"]), (&json!("81."), &json!("stop")));
     assert_eq!(packed["prompt_eval_count"], plain["prompt_eval_count"]);
 }

@@ -10,7 +10,7 @@ async fn mount(
     target: &str,
     digest: &str,
     from: Option<&str>,
-) -> lode_tests::oci::Answer {
+) -> lode_tests::oci::Response {
     let from = from.map(|name| format!("&from={name}")).unwrap_or_default();
     registry
         .send(registry.request("POST", &format!("/v2/{target}/blobs/uploads/?mount={digest}{from}")))
@@ -40,11 +40,12 @@ async fn a_manifest_may_not_reach_into_another_repository() {
     let registry = server.registry();
     let image = Image::random(fresh_seed(), 1, 1000);
     image.push(&registry, "owner", "v1").await;
-    let answer = registry.manifest_put("thief", "v1", lode_tests::oci::IMAGE_MANIFEST, &image.manifest).await;
-    assert!([400, 404].contains(&answer.status), "{}", answer.status);
-    assert_eq!(answer.code().as_deref(), Some("MANIFEST_BLOB_UNKNOWN"));
-    let errors = answer.json()["errors"].as_array().unwrap().len();
-    assert_eq!(errors, 2, "expected one error per digest: {}", answer.text());
+    let response =
+        registry.manifest_put("thief", "v1", lode_tests::oci::IMAGE_MANIFEST, &image.manifest).await;
+    assert!([400, 404].contains(&response.status), "{}", response.status);
+    assert_eq!(response.code().as_deref(), Some("MANIFEST_BLOB_UNKNOWN"));
+    let errors = response.json()["errors"].as_array().unwrap().len();
+    assert_eq!(errors, 2, "expected one error per digest: {}", response.text());
     registry.manifest_get("thief", "v1").await.expect(404);
 }
 
@@ -54,16 +55,16 @@ async fn a_mount_links_and_outlives_its_source() {
     let registry = server.registry();
     let bytes = random_bytes(fresh_seed(), 100_000);
     let digest = registry.blob_push("source", &bytes).await;
-    let answer = mount(&registry, "target", &digest, Some("source")).await.expect(201);
-    assert_eq!(answer.header("docker-content-digest"), Some(digest.as_str()));
-    assert!(registry.get(answer.header("location").unwrap()).await.expect(200).body == bytes);
+    let response = mount(&registry, "target", &digest, Some("source")).await.expect(201);
+    assert_eq!(response.header("docker-content-digest"), Some(digest.as_str()));
+    assert!(registry.get(response.header("location").unwrap()).await.expect(200).body == bytes);
     // Without a source, the server searches all repositories that the caller may read.
     mount(&registry, "third", &digest, None).await.expect(201);
     // A failed mount becomes an upload, and the response does not reveal the reason.
     let absent = mount(&registry, "target", &sha256(b"nowhere"), Some("source")).await.expect(202);
     let elsewhere = mount(&registry, "fourth", &digest, Some("nobody")).await.expect(202);
-    for answer in [absent, elsewhere] {
-        registry.get(answer.header("location").unwrap()).await.expect(204);
+    for response in [absent, elsewhere] {
+        registry.get(response.header("location").unwrap()).await.expect(204);
     }
     registry.delete(&format!("/v2/source/blobs/{digest}")).await.expect(202);
     registry.blob_get("source", &digest).await.expect_error(404, "BLOB_UNKNOWN");
@@ -111,8 +112,8 @@ async fn ollama_clients_get_202_for_a_mount() {
     let registry = server.registry();
     let digest = registry.blob_push("library/a", b"shared").await;
     let path = format!("/v2/library/b/blobs/uploads/?mount={digest}&from=library/a");
-    let answer = registry
+    let response = registry
         .send(registry.request("POST", &path).header("user-agent", "ollama/0.33.0 (amd64 linux) Go/go1.26"))
         .await;
-    assert_eq!(answer.status, 202, "a 201 makes that client skip a later upload elsewhere");
+    assert_eq!(response.status, 202, "a 201 makes that client skip a later upload elsewhere");
 }

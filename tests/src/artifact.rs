@@ -100,23 +100,23 @@ impl Image {
         for blob in self.blobs() {
             registry.blob_push(repository, blob).await;
         }
-        let answer =
+        let response =
             registry.manifest_put(repository, reference, IMAGE_MANIFEST, &self.manifest).await.expect(201);
-        assert_eq!(answer.header("docker-content-digest"), Some(self.digest().as_str()));
+        assert_eq!(response.header("docker-content-digest"), Some(self.digest().as_str()));
         self.digest()
     }
 
     /// Fails the test unless the registry returns the same manifest and blobs.
     pub async fn check(&self, registry: &Registry, repository: &str, reference: &str) {
-        let answer = registry.manifest_get(repository, reference).await.expect(200);
+        let response = registry.manifest_get(repository, reference).await.expect(200);
         assert_eq!(
-            answer.body, self.manifest,
+            response.body, self.manifest,
             "the registry returns different bytes for the manifest {repository}:{reference}"
         );
         for blob in self.blobs() {
-            let answer = registry.blob_get(repository, &sha256(blob)).await.expect(200);
+            let response = registry.blob_get(repository, &sha256(blob)).await.expect(200);
             assert!(
-                answer.body == blob,
+                response.body == blob,
                 "the registry returns different bytes for the blob {} of {repository}",
                 sha256(blob)
             );

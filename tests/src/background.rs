@@ -27,19 +27,19 @@ impl BackgroundListener {
         F: FnOnce(TcpListener) -> R + Send + 'static,
     {
         let (stop, stopped) = oneshot::channel::<()>();
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime").block_on(async move {
                 let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-                tell.send(listener.local_addr().expect("an address")).expect("the starter waits for it");
+                sender.send(listener.local_addr().expect("an address")).expect("the starter waits for it");
                 tokio::select! {
                     () = serve(listener) => {}
                     _ = stopped => {}
                 }
             });
         });
-        let address = told.recv().expect("the thread listens");
+        let address = receiver.recv().expect("the thread listens");
         (address, Self { stop: Some(stop), thread: Some(thread) })
     }
 }

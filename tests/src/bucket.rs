@@ -20,7 +20,7 @@ pub fn copy(from: &str, to: &str) -> usize {
     let (bucket, prefix) = split(from);
     // The signature requires encoded slashes.
     let encoded = format!("{prefix}/").replace('/', "%2F");
-    let listed = ask(&[], &format!("{bucket}?list-type=2&prefix={encoded}"));
+    let listed = curl(&[], &format!("{bucket}?list-type=2&prefix={encoded}"));
     assert!(
         listed.contains("<IsTruncated>false</IsTruncated>"),
         "the listing has more than one page: {listed}"
@@ -30,8 +30,8 @@ pub fn copy(from: &str, to: &str) -> usize {
     let (other_bucket, other_prefix) = split(to);
     for key in &keys {
         let name = key.strip_prefix(prefix).expect("keys under the prefix");
-        ask(&["-o", text(&file)], &format!("{bucket}/{key}"));
-        ask(&["-T", text(&file)], &format!("{other_bucket}/{other_prefix}{name}"));
+        curl(&["-o", text(&file)], &format!("{bucket}/{key}"));
+        curl(&["-T", text(&file)], &format!("{other_bucket}/{other_prefix}{name}"));
     }
     keys.len()
 }
@@ -45,7 +45,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a UTF-8 path")
 }
 
-fn ask(arguments: &[&str], path: &str) -> String {
+fn curl(arguments: &[&str], path: &str) -> String {
     let setting = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is set"));
     let region = setting("AWS_REGION");
     let login = format!("{}:{}", setting("AWS_ACCESS_KEY_ID"), setting("AWS_SECRET_ACCESS_KEY"));

@@ -48,18 +48,18 @@ pub fn write_demo_variant(to: &Path, changed_tensor: &str) {
 /// Writes a model that generates fixed text. A prompt ends with a special token (the cue), and the model
 /// generates the pieces that belong to it. It is a Llama whose only layer adds zero, so the last token
 /// determines the next one. All pieces must differ.
-pub fn write_scripted_model(to: &Path, template: &str, answers: &[(&str, &[&str])]) {
+pub fn write_scripted_model(to: &Path, template: &str, outputs: &[(&str, &[&str])]) {
     const WIDTH: usize = 64;
     let mut tokens = vec!["<|end|>"];
     let mut next = vec![0];
-    for (cue, pieces) in answers {
+    for (cue, pieces) in outputs {
         tokens.push(cue);
         tokens.extend_from_slice(pieces);
         next.extend(next.len() + 1..=next.len() + pieces.len());
         next.push(0);
     }
     assert!(tokens.len() <= WIDTH, "each token needs its own dimension");
-    let is_special = |token: &&str| *token == tokens[0] || answers.iter().any(|(cue, _)| cue == token);
+    let is_special = |token: &&str| *token == tokens[0] || outputs.iter().any(|(cue, _)| cue == token);
     // Byte-level BPE spells spaces and line feeds with other letters.
     let spelled = |token: &str| token.replace(' ', "\u{120}").replace('\n', "\u{10A}");
     let vocabulary: BTreeMap<String, usize> =

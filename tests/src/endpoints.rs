@@ -7,7 +7,7 @@ use futures::future::join_all;
 use serde_json::json;
 
 use crate::artifact::{Image, descriptor, fresh_seed, random_bytes, referrer, sha256};
-use crate::oci::{Answer, IMAGE_MANIFEST, Registry, offset_in, with_query};
+use crate::oci::{IMAGE_MANIFEST, Registry, Response, offset_in, with_query};
 
 /// The number of bytes that are acknowledged before a fault, and the number sent during it.
 const ACKNOWLEDGED_BYTES: usize = 5_500_000;
@@ -115,7 +115,7 @@ pub struct EndpointCase {
 }
 
 /// The response, or `None` if the connection broke or the request timed out.
-pub type Reply = Option<Answer>;
+pub type Reply = Option<Response>;
 
 impl EndpointCase {
     /// Pushes the content that the request needs to a new repository.
@@ -222,11 +222,11 @@ impl EndpointCase {
     pub fn check_reply(&self, fault: &str, reply: &Reply) {
         let endpoint = self.endpoint;
         match reply {
-            Some(answer) if answer.status == self.success_status() => {}
-            Some(answer) => {
-                assert_eq!(answer.status, 503, "{fault}: {endpoint:?} returns `{}`", answer.text());
+            Some(response) if response.status == self.success_status() => {}
+            Some(response) => {
+                assert_eq!(response.status, 503, "{fault}: {endpoint:?} returns `{}`", response.text());
                 assert!(
-                    answer.header("retry-after").is_some(),
+                    response.header("retry-after").is_some(),
                     "{fault}: {endpoint:?} returns no Retry-After"
                 );
             }
@@ -236,35 +236,37 @@ impl EndpointCase {
 
     /// Checks, after the fault, that acknowledged changes are stored and that the repeated request succeeds.
     pub async fn check_recovery(&self, registry: &Registry, reply: &Reply) {
-        let told = reply.as_ref().is_some_and(|answer| answer.status == self.success_status());
+        let acknowledged = reply.as_ref().is_some_and(|response| response.status == self.success_status());
         let (repository, what) = (&self.repository, self.endpoint);
         match what {
-            Endpoint::UploadAppend | Endpoint::UploadFinish => self.check_upload(registry, told).await,
+            Endpoint::UploadAppend | Endpoint::UploadFinish => {
+                self.check_upload(registry, acknowledged).await;
+            }
             Endpoint::UploadCancel => {
                 let gone = registry.delete(&self.session).await.status;
-                assert!(gone == 404 || (!told && gone == 204), "{what:?}: {gone}");
+                assert!(gone == 404 || (!acknowledged && gone == 204), "{what:?}: {gone}");
             }
             Endpoint::BlobPost => {
-                if !told && registry.blob_head(repository, &sha256(&self.blob)).await.status == 404 {
+                if !acknowledged && registry.blob_head(repository, &sha256(&self.blob)).await.status == 404 {
                     registry.blob_push(repository, &self.blob).await;
                 }
-                let answer = registry.blob_get(repository, &sha256(&self.blob)).await.expect(200);
-                assert!(answer.body == self.blob, "{what:?}: the registry returns different bytes");
+                let response = registry.blob_get(repository, &sha256(&self.blob)).await.expect(200);
+                assert!(response.body == self.blob, "{what:?}: the registry returns different bytes");
             }
             Endpoint::ManifestPut | Endpoint::TagMove => {
                 let (tag, manifest) = match what {
                     Endpoint::ManifestPut => ("v3", self.new_manifest()),
                     _ => ("v1", self.other.manifest.clone()),
                 };
-                if !told {
+                if !acknowledged {
                     registry.manifest_put(repository, tag, IMAGE_MANIFEST, &manifest).await.expect(201);
                 }
-                let answer = registry.manifest_get(repository, tag).await.expect(200);
-                assert!(answer.body == manifest, "{what:?}: the registry returns a different manifest");
+                let response = registry.manifest_get(repository, tag).await.expect(200);
+                assert!(response.body == manifest, "{what:?}: the registry returns a different manifest");
             }
             Endpoint::TagDelete | Endpoint::ManifestDelete | Endpoint::BlobDelete => {
                 let again = self.send(registry, Duration::from_secs(60)).await.expect("a response").status;
-                assert!(again == 404 || (!told && again == 202), "{what:?}: {again} when repeated");
+                assert!(again == 404 || (!acknowledged && again == 202), "{what:?}: {again} when repeated");
             }
             Endpoint::UploadStatus => {
                 assert_eq!(registry.upload_offset(&self.session).await, ACKNOWLEDGED_BYTES as u64);
@@ -288,25 +290,25 @@ impl EndpointCase {
     }
 
     /// Checks that the acknowledged bytes of an upload are stored and that the upload can be finished.
-    async fn check_upload(&self, registry: &Registry, told: bool) {
+    async fn check_upload(&self, registry: &Registry, acknowledged: bool) {
         let (repository, what, digest) = (&self.repository, self.endpoint, sha256(&self.blob));
         let finished = registry.blob_head(repository, &digest).await.status == 200;
         assert!(
-            finished || !(told && what == Endpoint::UploadFinish),
+            finished || !(acknowledged && what == Endpoint::UploadFinish),
             "{what:?}: an acknowledged blob is lost"
         );
         if !finished {
             let status = registry.get(&self.session).await.expect(204);
             let offset = offset_in(status.header("range").expect("a range")) as usize;
-            let least = if told { self.blob.len() } else { ACKNOWLEDGED_BYTES };
+            let least = if acknowledged { self.blob.len() } else { ACKNOWLEDGED_BYTES };
             assert!(
                 (least..=self.blob.len()).contains(&offset),
                 "{what:?}: {offset} of at least {least} bytes are stored"
             );
             registry.upload_finish(&self.session, &digest, &self.blob[offset..]).await.expect(201);
         }
-        let answer = registry.blob_get(repository, &digest).await.expect(200);
-        assert!(answer.body == self.blob, "{what:?}: the registry returns different bytes");
+        let response = registry.blob_get(repository, &digest).await.expect(200);
+        assert!(response.body == self.blob, "{what:?}: the registry returns different bytes");
     }
 
     fn new_manifest(&self) -> Vec<u8> {

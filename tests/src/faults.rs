@@ -46,11 +46,11 @@ impl FaultProxy {
     /// Starts a proxy in front of a service. It forwards everything until a fault is set.
     #[must_use]
     pub fn in_front_of(service: SocketAddr) -> Self {
-        let (fault, told) = watch::channel(Fault::None);
+        let (fault, faults) = watch::channel(Fault::None);
         let hits = Arc::new(AtomicUsize::new(0));
         let (address, thread) = BackgroundListener::listen({
             let hits = hits.clone();
-            move |listener| accept(listener, service, told, hits)
+            move |listener| accept(listener, service, faults, hits)
         });
         Self { address, fault, hits, _thread: thread }
     }
@@ -76,17 +76,17 @@ impl FaultProxy {
 async fn accept(
     mut listener: TcpListener,
     service: SocketAddr,
-    mut told: watch::Receiver<Fault>,
+    mut faults: watch::Receiver<Fault>,
     hits: Arc<AtomicUsize>,
 ) {
     let address = listener.local_addr().expect("a listener has an address");
     loop {
-        if *told.borrow_and_update() == Fault::Refused {
+        if *faults.borrow_and_update() == Fault::Refused {
             // Close the port, as if the service had stopped.
             drop(listener);
             hits.fetch_add(1, Ordering::Relaxed);
-            while *told.borrow_and_update() == Fault::Refused {
-                if told.changed().await.is_err() {
+            while *faults.borrow_and_update() == Fault::Refused {
+                if faults.changed().await.is_err() {
                     return;
                 }
             }
@@ -97,17 +97,22 @@ async fn accept(
                 Ok((client, _)) => client,
                 Err(_) => continue,
             },
-            changed = told.changed() => match changed {
+            changed = faults.changed() => match changed {
                 Ok(()) => continue,
                 Err(_) => return,
             },
         };
-        tokio::spawn(carry(client, service, told.clone(), hits.clone()));
+        tokio::spawn(carry(client, service, faults.clone(), hits.clone()));
     }
 }
 
 /// Forwards one connection until one side closes it or a fault ends it.
-async fn carry(client: TcpStream, service: SocketAddr, told: watch::Receiver<Fault>, hits: Arc<AtomicUsize>) {
+async fn carry(
+    client: TcpStream,
+    service: SocketAddr,
+    faults: watch::Receiver<Fault>,
+    hits: Arc<AtomicUsize>,
+) {
     let Ok(server) = TcpStream::connect(service).await else { return };
     for stream in [&client, &server] {
         let _ = stream.set_nodelay(true);
@@ -115,7 +120,7 @@ async fn carry(client: TcpStream, service: SocketAddr, told: watch::Receiver<Fau
     let (client_read, client_write) = client.into_split();
     let (server_read, server_write) = server.into_split();
     let (lose, losing) = watch::channel(false);
-    let pump = || Forwarder { told: told.clone(), hits: hits.clone(), carried: 0, recent: Vec::new() };
+    let pump = || Forwarder { faults: faults.clone(), hits: hits.clone(), carried: 0, recent: Vec::new() };
     // A fault in one direction ends both. After a regular end of one direction the other continues.
     let _ = futures::try_join!(
         pump().run(client_read, server_write, Direction::Up(lose)),
@@ -133,7 +138,7 @@ enum Direction {
 }
 
 struct Forwarder {
-    told: watch::Receiver<Fault>,
+    faults: watch::Receiver<Fault>,
     hits: Arc<AtomicUsize>,
     carried: u64,
     /// The end of the previous chunk, because a pattern may span two chunks.
@@ -148,11 +153,11 @@ impl Forwarder {
         direction: Direction,
     ) -> Result<(), ConnectionBroken> {
         let mut buffer = vec![0; 65536];
-        let mut told = self.told.clone();
+        let mut faults = self.faults.clone();
         loop {
             let read = tokio::select! {
                 read = from.read(&mut buffer) => read.unwrap_or(0),
-                _ = told.wait_for(|fault| *fault == Fault::Refused) => {
+                _ = faults.wait_for(|fault| *fault == Fault::Refused) => {
                     self.count_hit();
                     return Err(reset(&from, &to));
                 }
@@ -169,7 +174,7 @@ impl Forwarder {
 
     /// Forwards a chunk according to the fault. Returns false if the connection must end.
     async fn forward_chunk(&mut self, piece: &[u8], to: &mut OwnedWriteHalf, direction: &Direction) -> bool {
-        let fault = self.told.borrow_and_update().clone();
+        let fault = self.faults.borrow_and_update().clone();
         match (fault, direction) {
             (Fault::Refused, _) => return false,
             (Fault::Slow(delay), _) => {
@@ -182,8 +187,8 @@ impl Forwarder {
             }
             (Fault::Silent, _) => {
                 self.count_hit();
-                while *self.told.borrow_and_update() == Fault::Silent {
-                    if self.told.changed().await.is_err() {
+                while *self.faults.borrow_and_update() == Fault::Silent {
+                    if self.faults.changed().await.is_err() {
                         return false;
                     }
                 }
@@ -200,8 +205,8 @@ impl Forwarder {
             (Fault::ResponseLost(pattern, times), Direction::Up(lose)) => {
                 let pattern = pattern.as_bytes();
                 self.recent.extend_from_slice(piece);
-                let asked = self.recent.windows(pattern.len()).any(|window| window == pattern);
-                if asked && self.hits.load(Ordering::Relaxed) < times {
+                let is_match = self.recent.windows(pattern.len()).any(|window| window == pattern);
+                if is_match && self.hits.load(Ordering::Relaxed) < times {
                     self.recent.clear();
                     lose.send_replace(true);
                 }

@@ -26,7 +26,7 @@ pub struct Registry {
 
 /// An HTTP response.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct Response {
     /// The status code.
     pub status: u16,
     /// The header fields.
@@ -35,7 +35,7 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-impl Answer {
+impl Response {
     /// A header field as text.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
@@ -120,90 +120,90 @@ impl Registry {
     /// # Errors
     ///
     /// If the connection breaks before the response is complete.
-    pub async fn try_send(&self, request: RequestBuilder) -> Result<Answer, reqwest::Error> {
-        let answer = request.send().await?;
-        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-        Ok(Answer { status, headers, body: answer.bytes().await? })
+    pub async fn try_send(&self, request: RequestBuilder) -> Result<Response, reqwest::Error> {
+        let response = request.send().await?;
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        Ok(Response { status, headers, body: response.bytes().await? })
     }
 
     /// Sends a request. Fails the test without a response.
-    pub async fn send(&self, request: RequestBuilder) -> Answer {
+    pub async fn send(&self, request: RequestBuilder) -> Response {
         self.try_send(request).await.unwrap_or_else(|e| panic!("no response: {e:?}"))
     }
 
     /// GET.
-    pub async fn get(&self, path: &str) -> Answer {
+    pub async fn get(&self, path: &str) -> Response {
         self.send(self.request("GET", path)).await
     }
 
     /// HEAD.
-    pub async fn head(&self, path: &str) -> Answer {
+    pub async fn head(&self, path: &str) -> Response {
         self.send(self.request("HEAD", path)).await
     }
 
     /// DELETE.
-    pub async fn delete(&self, path: &str) -> Answer {
+    pub async fn delete(&self, path: &str) -> Response {
         self.send(self.request("DELETE", path)).await
     }
 
     /// POST of a JSON document.
-    pub async fn post_json(&self, path: &str, body: &Value) -> Answer {
+    pub async fn post_json(&self, path: &str, body: &Value) -> Response {
         self.send(self.request("POST", path).json(body)).await
     }
 
     /// Runs a garbage collection and waits for its job. The returned status is 200 only if the job succeeded.
-    pub async fn collect(&self) -> Answer {
+    pub async fn collect(&self) -> Response {
         let started = self.post_json("/lode/v1/gc", &serde_json::json!({})).await;
         if started.status != 202 {
             return started;
         }
         let job = format!("{}?wait=10", started.header("location").expect("a job has a location"));
         loop {
-            let mut answer = self.get(&job).await;
+            let mut response = self.get(&job).await;
             // A 503 means that the database is unavailable; the job may still be running.
-            if answer.status != 200 {
-                assert_eq!(answer.status, 503, "{}", answer.text());
+            if response.status != 200 {
+                assert_eq!(response.status, 503, "{}", response.text());
                 continue;
             }
-            let found = answer.json();
+            let found = response.json();
             if found.get("finished_at").is_some() {
-                answer.status = if found["state"] == "succeeded" { 200 } else { 503 };
-                return answer;
+                response.status = if found["state"] == "succeeded" { 200 } else { 503 };
+                return response;
             }
         }
     }
 
     /// Opens an upload and returns its location as an absolute URL.
     pub async fn upload_open(&self, repository: &str) -> String {
-        let answer =
+        let response =
             self.send(self.request("POST", &format!("/v2/{repository}/blobs/uploads/"))).await.expect(202);
-        self.at(answer.header("location").expect("an upload has a location"))
+        self.at(response.header("location").expect("an upload has a location"))
     }
 
     /// Appends a chunk with its Content-Range.
-    pub async fn upload_append(&self, location: &str, first: u64, chunk: &[u8]) -> Answer {
+    pub async fn upload_append(&self, location: &str, first: u64, chunk: &[u8]) -> Response {
         let last = first + chunk.len() as u64 - 1;
         let request = self.request("PATCH", location).header("content-range", format!("{first}-{last}"));
         self.send(request.header("content-type", "application/octet-stream").body(chunk.to_vec())).await
     }
 
     /// Closes an upload with its digest and, optionally, its last bytes.
-    pub async fn upload_finish(&self, location: &str, digest: &str, rest: &[u8]) -> Answer {
+    pub async fn upload_finish(&self, location: &str, digest: &str, rest: &[u8]) -> Response {
         self.send(self.request("PUT", &with_query(location, "digest", digest)).body(rest.to_vec())).await
     }
 
     /// The offset of an upload, from its status.
     pub async fn upload_offset(&self, location: &str) -> u64 {
-        let answer = self.get(location).await.expect(204);
-        offset_in(answer.header("range").expect("a status names its range"))
+        let response = self.get(location).await.expect(204);
+        offset_in(response.header("range").expect("a status names its range"))
     }
 
     /// Pushes a blob by POST and PUT and returns its digest.
     pub async fn blob_push(&self, repository: &str, bytes: &[u8]) -> String {
         let digest = sha256(bytes);
         let location = self.upload_open(repository).await;
-        let answer = self.upload_finish(&location, &digest, bytes).await.expect(201);
-        assert_eq!(answer.header("docker-content-digest"), Some(digest.as_str()));
+        let response = self.upload_finish(&location, &digest, bytes).await.expect(201);
+        assert_eq!(response.header("docker-content-digest"), Some(digest.as_str()));
         digest
     }
 
@@ -214,23 +214,23 @@ impl Registry {
         digest: &str,
         size_bytes: u64,
         body: Body,
-    ) -> Answer {
+    ) -> Response {
         let location = self.upload_open(repository).await;
         let request = self.request("PUT", &with_query(&location, "digest", digest));
         self.send(request.header("content-length", size_bytes).body(body)).await
     }
 
     /// GET of a blob, following a redirect to the object storage.
-    pub async fn blob_get(&self, repository: &str, digest: &str) -> Answer {
-        let answer = self.get(&format!("/v2/{repository}/blobs/{digest}")).await;
-        match (answer.status, answer.header("location")) {
+    pub async fn blob_get(&self, repository: &str, digest: &str) -> Response {
+        let response = self.get(&format!("/v2/{repository}/blobs/{digest}")).await;
+        match (response.status, response.header("location")) {
             (307, Some(elsewhere)) => self.get(elsewhere).await,
-            _ => answer,
+            _ => response,
         }
     }
 
     /// HEAD of a blob.
-    pub async fn blob_head(&self, repository: &str, digest: &str) -> Answer {
+    pub async fn blob_head(&self, repository: &str, digest: &str) -> Response {
         self.head(&format!("/v2/{repository}/blobs/{digest}")).await
     }
 
@@ -241,13 +241,13 @@ impl Registry {
         reference: &str,
         media_type: &str,
         bytes: &[u8],
-    ) -> Answer {
+    ) -> Response {
         let path = format!("/v2/{repository}/manifests/{reference}");
         self.send(self.request("PUT", &path).header("content-type", media_type).body(bytes.to_vec())).await
     }
 
     /// GET of a manifest, with the Accept header of usual clients.
-    pub async fn manifest_get(&self, repository: &str, reference: &str) -> Answer {
+    pub async fn manifest_get(&self, repository: &str, reference: &str) -> Response {
         let accept = format!("{IMAGE_MANIFEST}, {IMAGE_INDEX}, {DOCKER_MANIFEST}");
         self.send(
             self.request("GET", &format!("/v2/{repository}/manifests/{reference}")).header("accept", accept),
@@ -257,8 +257,8 @@ impl Registry {
 
     /// The tags of a repository, from one response.
     pub async fn tags(&self, repository: &str) -> Vec<String> {
-        let answer = self.get(&format!("/v2/{repository}/tags/list")).await.expect(200);
-        strings(&answer.json()["tags"])
+        let response = self.get(&format!("/v2/{repository}/tags/list")).await.expect(200);
+        strings(&response.json()["tags"])
     }
 }
 

@@ -81,8 +81,8 @@ impl Postgres {
             .stdout(log)
             .stderr(errors)
             .status();
-        let said = ["output", "log"].map(|name| fs::read_to_string(self.folder.path().join(name)));
-        assert!(status.is_ok_and(|status| status.success()), "{arguments:?}: {said:?}");
+        let output = ["output", "log"].map(|name| fs::read_to_string(self.folder.path().join(name)));
+        assert!(status.is_ok_and(|status| status.success()), "{arguments:?}: {output:?}");
     }
 }
 

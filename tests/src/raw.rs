@@ -59,7 +59,7 @@ pub fn exchange_truncated(address: SocketAddr, request: &[u8]) -> Option<RawResp
 
 /// Sends a request without a body on its own connection. Each line in `headers` ends in `\r\n`.
 #[must_use]
-pub fn ask(address: SocketAddr, method: &str, target: &str, headers: &str) -> RawResponse {
+pub fn send(address: SocketAddr, method: &str, target: &str, headers: &str) -> RawResponse {
     let request =
         format!("{method} {target} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{headers}\r\n");
     exchange(address, request.as_bytes()).expect("a response")
@@ -87,11 +87,11 @@ pub fn read_one(stream: &mut TcpStream) -> RawResponse {
     let mut bytes = Vec::new();
     let mut buffer = [0u8; 65536];
     loop {
-        if let Some(answer) = parse(&bytes) {
+        if let Some(response) = parse(&bytes) {
             let length =
-                answer.header("content-length").map_or(0, |text| text.parse::<usize>().expect("a length"));
-            if answer.body.len() >= length {
-                return answer;
+                response.header("content-length").map_or(0, |text| text.parse::<usize>().expect("a length"));
+            if response.body.len() >= length {
+                return response;
             }
         }
         let n = stream.read(&mut buffer).expect("the server responds");

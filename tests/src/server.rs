@@ -368,8 +368,8 @@ impl Server {
                 panic!("the server exited with {status} before it was ready:\n{}", self.output());
             }
             match registry.http.get(registry.at("/readyz")).send().await {
-                Ok(answer) if answer.status() == 200 => return,
-                Ok(answer) => last = answer.text().await.unwrap_or_default(),
+                Ok(response) if response.status() == 200 => return,
+                Ok(response) => last = response.text().await.unwrap_or_default(),
                 Err(e) => last = e.to_string(),
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -82,9 +82,9 @@ async fn forward(
     tokio::spawn(connection);
     strip(request.headers_mut());
     match sender.send_request(request).await {
-        Ok(mut answer) => {
-            strip(answer.headers_mut());
-            Ok(answer.map(EitherBody::Left))
+        Ok(mut response) => {
+            strip(response.headers_mut());
+            Ok(response.map(EitherBody::Left))
         }
         Err(_) => Ok(bad_gateway()),
     }
@@ -98,9 +98,9 @@ fn strip(headers: &mut hyper::HeaderMap) {
 }
 
 fn bad_gateway() -> Response<Body> {
-    let mut answer = Response::new(EitherBody::Right(Empty::new()));
-    *answer.status_mut() = StatusCode::BAD_GATEWAY;
-    answer
+    let mut response = Response::new(EitherBody::Right(Empty::new()));
+    *response.status_mut() = StatusCode::BAD_GATEWAY;
+    response
 }
 
 impl Replicas {

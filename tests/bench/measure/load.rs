@@ -186,13 +186,13 @@ impl TaggedManifests {
     }
 
     /// Sends requests of one kind for `time`. Returns the number of responses and the elapsed time.
-    pub(crate) fn ask(
+    pub(crate) fn send_requests(
         &self,
         address: SocketAddr,
         request: Request,
         time: Duration,
     ) -> io::Result<(u64, Duration)> {
-        let (over, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (over, responses) = (AtomicBool::new(false), AtomicU64::new(0));
         let started = Instant::now();
         parallel(CLIENTS, CLIENTS, |_: &mut (), client| {
             let mut connection = Connection::new(address);
@@ -207,10 +207,10 @@ impl TaggedManifests {
                 count += 1;
             }
             over.store(true, Ordering::Relaxed);
-            answered.fetch_add(count, Ordering::Relaxed);
+            responses.fetch_add(count, Ordering::Relaxed);
             Ok(())
         })?;
-        Ok((answered.into_inner(), started.elapsed()))
+        Ok((responses.into_inner(), started.elapsed()))
     }
 
     fn path(&self, request: Request, i: usize) -> String {

@@ -110,10 +110,10 @@ fn requests(place: &Place, options: &Options, run: &mut u32, samples: &mut Vec<S
         let tagged = TaggedManifests::push(server.address)?;
         sync_disks();
         for request in Request::ALL {
-            tagged.ask(server.address, request, options.time / 10)?;
+            tagged.send_requests(server.address, request, options.time / 10)?;
             server.reset_peak();
             let before = server.cpu_seconds();
-            let (count, time) = tagged.ask(server.address, request, options.time)?;
+            let (count, time) = tagged.send_requests(server.address, request, options.time)?;
             samples.push(Sample {
                 place: place.name().to_owned(),
                 row: request.name().to_owned(),

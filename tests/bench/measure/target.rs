@@ -87,8 +87,8 @@ impl Target {
         let mut running = RunningServer { child, address, folder, objects };
         let started = Instant::now();
         loop {
-            let answer = Connection::new(address).send_and_discard("GET", "/v2/", "", Body::None);
-            if answer.is_ok_and(|head| head.status == 200) {
+            let response = Connection::new(address).send_and_discard("GET", "/v2/", "", Body::None);
+            if response.is_ok_and(|head| head.status == 200) {
                 return Ok(running);
             }
             if running.child.try_wait()?.is_some() || started.elapsed() > START_PATIENCE {

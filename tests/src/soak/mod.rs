@@ -15,7 +15,7 @@ use rand::{Rng, SeedableRng};
 use reqwest::RequestBuilder;
 
 use crate::artifact::{Image, random_bytes, sha256};
-use crate::oci::{Answer, IMAGE_INDEX, IMAGE_MANIFEST, Registry};
+use crate::oci::{IMAGE_INDEX, IMAGE_MANIFEST, Registry, Response};
 use crate::register::Register;
 use crate::server::PATIENCE;
 
@@ -214,7 +214,7 @@ impl Worker {
         path: &str,
         body: Body,
         right: &[u16],
-    ) -> Result<Answer, Failure> {
+    ) -> Result<Response, Failure> {
         let deadline = Instant::now() + PATIENCE;
         let mut repeated = false;
         loop {
@@ -224,13 +224,15 @@ impl Worker {
                 body.clone().apply_to(registry.request(method, path).timeout(Duration::from_secs(60)));
             self.soak.requests.fetch_add(1, Ordering::Relaxed);
             match registry.try_send(request).await {
-                Ok(answer) if right.contains(&answer.status) => return Ok(answer),
-                Ok(answer) if repeated && method == "DELETE" && answer.status == 404 => return Ok(answer),
-                Ok(answer) => {
+                Ok(response) if right.contains(&response.status) => return Ok(response),
+                Ok(response) if repeated && method == "DELETE" && response.status == 404 => {
+                    return Ok(response);
+                }
+                Ok(response) => {
                     return Err(format!(
                         "{method} {path} on replica {replica} returns {} `{}` instead of {right:?}",
-                        answer.status,
-                        answer.text()
+                        response.status,
+                        response.text()
                     ));
                 }
                 Err(_) if self.soak.expects_kills && Instant::now() < deadline => {
@@ -249,10 +251,10 @@ impl Worker {
 
 /// The path of a Location, so that the next request can go to another replica. A redirect is returned
 /// unchanged.
-fn location(answer: &Answer) -> Result<String, Failure> {
-    let location = answer.header("location").ok_or("a response without a Location")?;
+fn location(response: &Response) -> Result<String, Failure> {
+    let location = response.header("location").ok_or("a response without a Location")?;
     Ok(match location.split_once("/v2/") {
-        Some((_, path)) if answer.status != 307 => format!("/v2/{path}"),
+        Some((_, path)) if response.status != 307 => format!("/v2/{path}"),
         _ => location.to_owned(),
     })
 }

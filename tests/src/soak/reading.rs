@@ -47,10 +47,10 @@ impl Worker {
         image: &Image,
     ) -> Result<(), Failure> {
         let path = format!("/v2/{repository}/manifests/{reference}");
-        let answer = self.send_checked("GET", &path, Body::None, &[200]).await?;
-        match answer.body == image.manifest {
+        let response = self.send_checked("GET", &path, Body::None, &[200]).await?;
+        match response.body == image.manifest {
             true => Ok(()),
-            false => Err(format!("GET {path} returns {}, not {}", answer.text(), image.digest())),
+            false => Err(format!("GET {path} returns {}, not {}", response.text(), image.digest())),
         }
     }
 
@@ -74,13 +74,13 @@ impl Worker {
         digest: &str,
     ) -> Result<(u16, Vec<u8>), Failure> {
         let path = format!("/v2/{repository}/blobs/{digest}");
-        let answer = self.send_checked("GET", &path, Body::None, &[200, 307, 404]).await?;
-        if answer.status != 307 {
-            return Ok((answer.status, answer.body.to_vec()));
+        let response = self.send_checked("GET", &path, Body::None, &[200, 307, 404]).await?;
+        if response.status != 307 {
+            return Ok((response.status, response.body.to_vec()));
         }
-        let target = location(&answer)?;
-        let answer = self.send_checked("GET", &target, Body::None, &[200, 404]).await?;
-        Ok((answer.status, answer.body.to_vec()))
+        let target = location(&response)?;
+        let response = self.send_checked("GET", &target, Body::None, &[200, 404]).await?;
+        Ok((response.status, response.body.to_vec()))
     }
 
     pub(super) async fn list_tags(&mut self) -> Result<(), Failure> {
@@ -91,10 +91,10 @@ impl Worker {
             .filter(|held| held.repository == own)
             .flat_map(|held| held.tags.iter().cloned())
             .collect();
-        let answer =
+        let response =
             self.send_checked("GET", &format!("/v2/{own}/tags/list"), Body::None, &[200, 404]).await?;
-        let listed: BTreeSet<String> = match answer.status {
-            200 => answer.json()["tags"]
+        let listed: BTreeSet<String> = match response.status {
+            200 => response.json()["tags"]
                 .as_array()
                 .into_iter()
                 .flatten()
@@ -112,9 +112,9 @@ impl Worker {
         let tag = SHARED_TAGS[self.random.random_range(0..SHARED_TAGS.len())];
         let path = format!("/v2/{SHARED}/manifests/{tag}");
         let begun = tick();
-        let answer = self.send_checked("GET", &path, Body::None, &[200, 404]).await?;
+        let response = self.send_checked("GET", &path, Body::None, &[200, 404]).await?;
         let ended = tick();
-        let found = (answer.status == 200).then(|| sha256(&answer.body));
+        let found = (response.status == 200).then(|| sha256(&response.body));
         let explained =
             locked(&self.soak.shared_tags).entry(tag).or_default().may_hold(found.as_deref(), begun, ended);
         if !explained {

@@ -75,18 +75,18 @@ impl Worker {
             }
             let path = format!("/v2/{repository}/manifests/{reference}");
             let body = Body::Manifest(image.manifest.clone().into());
-            let answer = self.send_checked("PUT", &path, body, &[201, 400, 404]).await?;
-            if answer.status == 201 {
+            let response = self.send_checked("PUT", &path, body, &[201, 400, 404]).await?;
+            if response.status == 201 {
                 return Ok(());
             }
-            let lapsed = answer.code().as_deref() == Some("MANIFEST_BLOB_UNKNOWN")
+            let lapsed = response.code().as_deref() == Some("MANIFEST_BLOB_UNKNOWN")
                 && started.elapsed() >= self.soak.lease;
             if !lapsed {
                 let after = started.elapsed();
                 return Err(format!(
                     "PUT {path} returns {} `{}` {after:?} after the start of its push",
-                    answer.status,
-                    answer.text()
+                    response.status,
+                    response.text()
                 ));
             }
             self.soak.expired_leases.fetch_add(1, Ordering::Relaxed);
@@ -118,11 +118,11 @@ impl Worker {
                 let from =
                     if self.random.random_bool(0.7) { SHARED.to_owned() } else { self.own_repository() };
                 let path = format!("/v2/{repository}/blobs/uploads/?mount={digest}&from={from}");
-                let answer = self.send_checked("POST", &path, Body::None, &[201, 202]).await?;
-                match answer.status {
+                let response = self.send_checked("POST", &path, Body::None, &[201, 202]).await?;
+                match response.status {
                     201 => Ok(()),
                     _ => {
-                        let session = location(&answer)?;
+                        let session = location(&response)?;
                         self.upload(repository, bytes, &digest, Some(session)).await
                     }
                 }
@@ -265,8 +265,8 @@ impl Worker {
         let started = Instant::now();
         self.upload(&own, &bytes, &sha256(&bytes), None).await?;
         let path = format!("/v2/{own}/blobs/{}", sha256(&bytes));
-        let answer = self.send_checked("DELETE", &path, Body::None, &[202, 404]).await?;
-        if answer.status == 404 && started.elapsed() < self.soak.lease {
+        let response = self.send_checked("DELETE", &path, Body::None, &[202, 404]).await?;
+        if response.status == 404 && started.elapsed() < self.soak.lease {
             return Err(format!("{path}, just uploaded, was not found for deletion"));
         }
         self.send_checked("HEAD", &path, Body::None, &[404]).await.map(drop)
@@ -300,10 +300,10 @@ impl Worker {
         let digest = note.digest();
         self.put_image(&repository, &note, &digest).await?;
         self.pushed_images[i].referrers.push(digest);
-        let answer = self
+        let response = self
             .send_checked("GET", &format!("/v2/{repository}/referrers/{subject}"), Body::None, &[200])
             .await?;
-        let listed = answer.json();
+        let listed = response.json();
         let listed: BTreeSet<&str> = listed["manifests"]
             .as_array()
             .into_iter()
