@@ -154,20 +154,20 @@ impl Membership {
             "devices": [self.device()],
             "version": env!("CARGO_PKG_VERSION"),
         });
-        let answer = self
+        let response = self
             .request(Method::POST, "lode/v1/workers")?
             .json(&body)
             .send()
             .await
             .map_err(format_error_chain)?;
-        let status = answer.status();
+        let status = response.status();
         if !status.is_success() {
-            let text = answer.text().await.unwrap_or_default();
+            let text = response.text().await.unwrap_or_default();
             let problem: Option<Value> = serde_json::from_str(&text).ok();
             let detail = problem.as_ref().and_then(|problem| problem["detail"].as_str()).unwrap_or(&text);
             return Err(format!("{status}: {}", detail.chars().take(300).collect::<String>()));
         }
-        answer.json().await.map_err(format_error_chain)
+        response.json().await.map_err(format_error_chain)
     }
 
     async fn heartbeat(&self, id: &str) -> Result<(), HeartbeatError> {
@@ -194,12 +194,12 @@ impl Membership {
         let request = self
             .request(Method::PUT, &format!("lode/v1/workers/{id}"))
             .map_err(HeartbeatError::Unreachable)?;
-        let answer = request
+        let response = request
             .json(&body)
             .send()
             .await
             .map_err(|error| HeartbeatError::Unreachable(format_error_chain(error)))?;
-        match answer.status() {
+        match response.status() {
             status if status.is_success() => Ok(()),
             StatusCode::NOT_FOUND => Err(HeartbeatError::UnknownWorker),
             status => Err(HeartbeatError::Unreachable(status.to_string())),
@@ -208,11 +208,11 @@ impl Membership {
 
     async fn deregister(&self, registration: &Registration) {
         let request = self.request(Method::DELETE, &format!("lode/v1/workers/{}", registration.id));
-        let answer = match request {
+        let result = match request {
             Ok(request) => request.timeout(Duration::from_secs(2)).send().await.map_err(format_error_chain),
             Err(error) => Err(error),
         };
-        match answer {
+        match result {
             Ok(_) => tracing::info!(worker = registration.id, "left"),
             // The registry notices missing heartbeats anyway.
             Err(error) => tracing::debug!(worker = registration.id, error, "deregistration failed"),

@@ -47,7 +47,7 @@ impl TinyRegistry {
     pub(crate) async fn start(&self) -> SocketAddr {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let app = axum::Router::new().fallback(answer).with_state(self.shared.clone());
+        let app = axum::Router::new().fallback(respond).with_state(self.shared.clone());
         tokio::spawn(async move { axum::serve(listener, app).await });
         addr
     }
@@ -133,7 +133,7 @@ impl TinyRegistry {
     }
 }
 
-async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+async fn respond(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let path = request.uri().path().to_owned();
     if let Some(id) = path.strip_prefix("/lode/v1/workers") {
         return worker(&shared, request.method().clone(), id.trim_start_matches('/').to_owned(), request)
@@ -170,8 +170,8 @@ async fn worker(shared: &Shared, method: Method, id: String, request: Request) -
         Method::POST => {
             let joins = shared.joins.fetch_add(1, Ordering::SeqCst) as u64 + 1;
             shared.known.store(joins, Ordering::SeqCst);
-            let answer = json!({"id": joins.to_string(), "secret": SECRET, "heartbeat_ms": 50});
-            answer.to_string().into_response()
+            let registration = json!({"id": joins.to_string(), "secret": SECRET, "heartbeat_ms": 50});
+            registration.to_string().into_response()
         }
         Method::PUT if id == known => {
             *shared.heartbeat.lock().unwrap() = serde_json::from_slice(&body).unwrap();
@@ -215,9 +215,9 @@ impl InProcess {
         InProcess::scripted("")
     }
 
-    /// With the fake engine, which returns `answer` to every request unless it is empty.
-    pub(crate) fn scripted(answer: &str) -> InProcess {
-        let script = demo_tokenizer().encode(answer, false).unwrap_or_default();
+    /// With the fake engine, which returns `output` to every request unless it is empty.
+    pub(crate) fn scripted(output: &str) -> InProcess {
+        let script = demo_tokenizer().encode(output, false).unwrap_or_default();
         InProcess::new(Arc::new(move |request| {
             let mut engine = FakeEngine::new(request.context_length.min(2048), request.num_parallel);
             engine.script.clone_from(&script);

@@ -37,19 +37,19 @@ pub(super) struct Body {
     debug_render_only: Option<bool>,
 }
 
-pub(super) async fn chat(State(api): State<Api>, mut asked: ModelRequest<Body>) -> Result<Response, Error> {
+pub(super) async fn chat(State(api): State<Api>, mut request: ModelRequest<Body>) -> Result<Response, Error> {
     let started = Instant::now();
-    let messages = asked.body.messages.take().unwrap_or_default();
-    let tools = asked.body.tools.take().unwrap_or_default();
-    let body = &asked.body;
+    let messages = request.body.messages.take().unwrap_or_default();
+    let tools = request.body.tools.take().unwrap_or_default();
+    let body = &request.body;
     let mut options = Options::default();
-    let asked_options = body.options.as_ref();
-    asked_options.map(|asked| options.apply(asked)).transpose()?;
-    let records = Records { shape: Shape::Chat, model: asked.name.clone(), started, load: Duration::ZERO };
+    let request_options = body.options.as_ref();
+    request_options.map(|given| options.apply(given)).transpose()?;
+    let records = Records { shape: Shape::Chat, model: request.name.clone(), started, load: Duration::ZERO };
     if messages.is_empty() {
-        return load_or_unload(&api, &asked, options.context(), body.keep_alive, records).await;
+        return load_or_unload(&api, &request, options.context(), body.keep_alive, records).await;
     }
-    let name = asked.name.clone();
+    let name = request.name.clone();
     let (messages, tools) = prepare(messages, tools, name).await?;
 
     let common = SharedFields {
@@ -61,23 +61,23 @@ pub(super) async fn chat(State(api): State<Api>, mut asked: ModelRequest<Body>) 
         format: format(&body.format)?,
     };
     let (common, records, messages, tools) = (&common, &records, &messages, &tools);
-    run_with_model(&api, asked.wanted(options.context(), body.keep_alive), move |ticket| {
+    run_with_model(&api, request.wanted(options.context(), body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
             // The model's own messages come first, after its system prompt unless the request has one.
-            let asks_itself = messages.first().is_some_and(|message| message.is_system);
-            let system = model.system.as_ref().filter(|_| !asks_itself);
+            let has_system = messages.first().is_some_and(|message| message.is_system);
+            let system = model.system.as_ref().filter(|_| !has_system);
             let system = system.map(|system| json!({"role": "system", "content": system}));
             let mut all = model_messages(system.as_slice())?;
             all.extend(model_messages(&model.messages)?);
             all.extend(messages.iter().map(|message| message.json.clone()));
             let input = Input::Chat { messages: all, tools: tools.clone() };
-            let request = merge_options(&model.params, asked_options)?.request(input, common)?;
+            let outgoing = merge_options(&model.params, request_options)?.request(input, common)?;
             let records = Records { load: ticket.load_duration(), ..records.clone() };
             if body.debug_render_only == Some(true) {
-                return stream::render_prompt(ticket, &request, &records).await;
+                return stream::render_prompt(ticket, &outgoing, &records).await;
             }
-            stream::run_generation(ticket, request, records, body.stream.unwrap_or(true)).await
+            stream::run_generation(ticket, outgoing, records, body.stream.unwrap_or(true)).await
         })
     })
     .await
@@ -202,9 +202,9 @@ mod tests {
         let calls = json!({"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}], "images": []});
         let expect = json!({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]});
         assert_eq!(check(calls), Ok(expect));
-        let unsaid =
+        let empty =
             json!({"role": "assistant", "content": "x", "tool_calls": [], "thinking": null, "images": []});
-        assert_eq!(check(unsaid), Ok(json!({"role": "assistant", "content": "x"})));
+        assert_eq!(check(empty), Ok(json!({"role": "assistant", "content": "x"})));
         let plain = json!({"role": "system", "content": "x", "more": {"a": [null]}});
         assert_eq!(check(plain.clone()), Ok(plain));
         for bad in [json!({}), json!(7), json!({"role": "root"}), json!({"role": "user", "images": ["x"]})] {

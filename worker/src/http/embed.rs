@@ -28,35 +28,38 @@ pub(super) struct Body {
     options: Option<Map<String, Value>>,
 }
 
-pub(super) async fn embed(State(api): State<Api>, mut asked: ModelRequest<Body>) -> Result<Response, Error> {
+pub(super) async fn embed(
+    State(api): State<Api>,
+    mut request: ModelRequest<Body>,
+) -> Result<Response, Error> {
     let started = Instant::now();
-    let inputs = inputs(asked.body.input.take())?;
-    let body = &asked.body;
+    let inputs = inputs(request.body.input.take())?;
+    let body = &request.body;
     let mut options = Options::default();
-    body.options.as_ref().map(|asked| options.apply(asked)).transpose()?;
+    body.options.as_ref().map(|given| options.apply(given)).transpose()?;
     let dimensions = match body.dimensions {
         Some(dimensions) if dimensions < 0 => {
             return Err(Error::Invalid("dimensions must not be negative".into()));
         }
         dimensions => dimensions.and_then(|dimensions| usize::try_from(dimensions).ok()),
     };
-    let request =
+    let embed_request =
         &EmbedRequest { inputs, truncate: body.truncate.unwrap_or(true), dimensions, num_ctx: None };
-    let wanted = asked.wanted(options.context(), body.keep_alive);
-    if request.inputs.is_empty() {
+    let wanted = request.wanted(options.context(), body.keep_alive);
+    if embed_request.inputs.is_empty() {
         let load = api.scheduler.preload(wanted).await.map(|_| started.elapsed())?;
-        return Ok(embed_response(&asked.name, EmbedResponse::default(), started, load));
+        return Ok(embed_response(&request.name, EmbedResponse::default(), started, load));
     }
     let (embedded, load) = run_with_model(&api, wanted, move |ticket| {
         Box::pin(async move {
             let load = ticket.load_duration();
             let num_ctx = merge_options(&ticket.model().model().params, body.options.as_ref())?.num_ctx;
-            let request = EmbedRequest { num_ctx, ..request.clone() };
-            Ok((ticket.model().client().embed(&request).await?, load))
+            let embed_request = EmbedRequest { num_ctx, ..embed_request.clone() };
+            Ok((ticket.model().client().embed(&embed_request).await?, load))
         })
     })
     .await?;
-    Ok(embed_response(&asked.name, embedded, started, load))
+    Ok(embed_response(&request.name, embedded, started, load))
 }
 
 /// One text or a list of texts. A single empty text means no inputs, as in ollama.
@@ -83,14 +86,14 @@ fn embed_response(model: &str, embedded: EmbedResponse, started: Instant, load: 
         prompt_eval_count: usize,
     }
     let nanoseconds = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-    let answer = EmbedBody {
+    let body = EmbedBody {
         model,
         embeddings: embedded.vectors,
         total_duration: nanoseconds(started.elapsed()),
         load_duration: nanoseconds(load),
         prompt_eval_count: embedded.prompt_tokens,
     };
-    json_response(StatusCode::OK, &answer)
+    json_response(StatusCode::OK, &body)
 }
 
 #[cfg(test)]

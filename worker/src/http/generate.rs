@@ -42,13 +42,13 @@ pub(super) struct Body {
 
 pub(super) async fn generate(
     State(api): State<Api>,
-    mut asked: ModelRequest<Body>,
+    mut request: ModelRequest<Body>,
 ) -> Result<Response, Error> {
     let started = Instant::now();
-    let prompt = SharedText::from(asked.body.prompt.take().unwrap_or_default());
+    let prompt = SharedText::from(request.body.prompt.take().unwrap_or_default());
     let is_load = prompt.is_empty();
-    let body = &asked.body;
-    let name = &asked.name;
+    let body = &request.body;
+    let name = &request.name;
     let is_set = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
     let raw = body.raw.unwrap_or(false);
     let context = body.context.as_deref().unwrap_or_default();
@@ -60,11 +60,11 @@ pub(super) async fn generate(
     }
 
     let mut options = Options::default();
-    let asked_options = body.options.as_ref();
-    asked_options.map(|asked| options.apply(asked)).transpose()?;
+    let request_options = body.options.as_ref();
+    request_options.map(|given| options.apply(given)).transpose()?;
     let records = Records { shape: Shape::Generate, model: name.clone(), started, load: Duration::ZERO };
     if is_load {
-        return load_or_unload(&api, &asked, options.context(), body.keep_alive, records).await;
+        return load_or_unload(&api, &request, options.context(), body.keep_alive, records).await;
     }
 
     let common = SharedFields {
@@ -76,7 +76,7 @@ pub(super) async fn generate(
         format: format(&body.format)?,
     };
     let (common, records, prompt) = (&common, &records, &prompt);
-    run_with_model(&api, asked.wanted(options.context(), body.keep_alive), move |ticket| {
+    run_with_model(&api, request.wanted(options.context(), body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
             let prompt = prompt.clone();
@@ -91,12 +91,12 @@ pub(super) async fn generate(
                     suffix: body.suffix.clone().unwrap_or_default(),
                 },
             };
-            let request = merge_options(&model.params, asked_options)?.request(input, common)?;
+            let outgoing = merge_options(&model.params, request_options)?.request(input, common)?;
             let records = Records { load: ticket.load_duration(), ..records.clone() };
             if body.debug_render_only == Some(true) {
-                return stream::render_prompt(ticket, &request, &records).await;
+                return stream::render_prompt(ticket, &outgoing, &records).await;
             }
-            stream::run_generation(ticket, request, records, body.stream.unwrap_or(true)).await
+            stream::run_generation(ticket, outgoing, records, body.stream.unwrap_or(true)).await
         })
     })
     .await
@@ -111,17 +111,17 @@ pub(super) fn model_messages(messages: &[Value]) -> Result<Vec<SharedJson>, Erro
 /// The model's options, overridden by the request's.
 pub(super) fn merge_options(
     params: &Map<String, Value>,
-    asked: Option<&Map<String, Value>>,
+    given: Option<&Map<String, Value>>,
 ) -> Result<Options, Error> {
     let mut options = Options::default();
     options.apply(params)?;
-    asked.map(|asked| options.apply(asked)).transpose()?;
+    given.map(|given| options.apply(given)).transpose()?;
     Ok(options)
 }
 
 /// The JSON schema for structured output, if any: `"json"` means any object.
-pub(super) fn format(said: &Option<Value>) -> Result<Option<Map<String, Value>>, Error> {
-    match said {
+pub(super) fn format(value: &Option<Value>) -> Result<Option<Map<String, Value>>, Error> {
+    match value {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.is_empty() => Ok(None),
         Some(Value::String(text)) if text == "json" => {
@@ -135,12 +135,12 @@ pub(super) fn format(said: &Option<Value>) -> Result<Option<Map<String, Value>>,
 }
 
 /// The request's `think` setting, if any.
-pub(super) fn think(said: &Option<Value>) -> Result<Option<Think>, Error> {
-    match said {
+pub(super) fn think(value: &Option<Value>) -> Result<Option<Think>, Error> {
+    match value {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.is_empty() => Ok(None),
-        Some(said) => {
-            Think::try_from(said.clone()).map(Some).map_err(|error| Error::Invalid(error.to_string()))
+        Some(value) => {
+            Think::try_from(value.clone()).map(Some).map_err(|error| Error::Invalid(error.to_string()))
         }
     }
 }
@@ -148,15 +148,15 @@ pub(super) fn think(said: &Option<Value>) -> Result<Option<Think>, Error> {
 /// An empty prompt loads the model; with a keep_alive of zero it unloads it.
 pub(super) async fn load_or_unload<T>(
     api: &Api,
-    asked: &ModelRequest<T>,
+    request: &ModelRequest<T>,
     num_ctx: Option<usize>,
     keep_alive: Option<KeepAlive>,
     records: Records,
 ) -> Result<Response, Error> {
     if keep_alive == Some(KeepAlive::For(Duration::ZERO)) {
-        api.scheduler.unload(&asked.digest);
+        api.scheduler.unload(&request.digest);
         return Ok(records.empty("unload"));
     }
-    api.scheduler.preload(asked.wanted(num_ctx, keep_alive)).await?;
+    api.scheduler.preload(request.wanted(num_ctx, keep_alive)).await?;
     Ok(records.empty("load"))
 }

@@ -76,7 +76,7 @@ impl Options {
 
     /// The requested context length, if any: 0 and negative values mean the default.
     pub(super) fn context(&self) -> Option<usize> {
-        self.num_ctx.filter(|asked| *asked > 0)
+        self.num_ctx.filter(|length| *length > 0)
     }
 
     /// Builds the request for the runner.

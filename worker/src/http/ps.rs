@@ -19,11 +19,11 @@ pub(super) async fn ps(State(api): State<Api>, _: Authorized) -> Response {
 
 /// The name as in lists of models, so that clients can compare the two. The request that loaded the model may
 /// have left out the tag or written `library/`.
-fn listed_name(repository: &Repository, asked: &str) -> String {
-    if let Some((_, digest)) = asked.rsplit_once('@') {
+fn listed_name(repository: &Repository, requested: &str) -> String {
+    if let Some((_, digest)) = requested.rsplit_once('@') {
         return format!("{repository}@{digest}");
     }
-    let last = asked.rsplit('/').next().unwrap_or(asked);
+    let last = requested.rsplit('/').next().unwrap_or(requested);
     let tag = last.split_once(':').map_or("latest", |(_, tag)| tag);
     format!("{repository}:{tag}")
 }
@@ -55,13 +55,13 @@ mod tests {
 
     #[test]
     fn names() {
-        for (repository, asked, expect) in [
+        for (repository, requested, expect) in [
             ("mini", "mini", "mini:latest"),
             ("mini", "registry.ollama.ai/library/Mini:8B", "mini:8B"),
             ("team/sub/mini", "team/sub/mini", "team/sub/mini:latest"),
             ("team/mini", "team/mini@sha256:00", "team/mini@sha256:00"),
         ] {
-            assert_eq!(listed_name(&repository.parse().unwrap(), asked), expect);
+            assert_eq!(listed_name(&repository.parse().unwrap(), requested), expect);
         }
     }
 }

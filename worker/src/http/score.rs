@@ -28,17 +28,18 @@ pub(super) struct Body {
 
 /// A window of n ids has n - 1 scores: one for each id after the first, given the ids before it in the
 /// window.
-pub(super) async fn score(State(api): State<Api>, asked: ModelRequest<Body>) -> Result<Response, Error> {
-    let longest = asked.body.windows.iter().map(|window| window.len().saturating_sub(1)).max();
-    let wanted = ModelRequirements { sequence_length: longest, ..asked.wanted(None, asked.body.keep_alive) };
-    let with_logprobs = asked.body.logprobs.unwrap_or(true);
-    let top = asked.body.top_logprobs.unwrap_or(0);
+pub(super) async fn score(State(api): State<Api>, request: ModelRequest<Body>) -> Result<Response, Error> {
+    let longest = request.body.windows.iter().map(|window| window.len().saturating_sub(1)).max();
+    let wanted =
+        ModelRequirements { sequence_length: longest, ..request.wanted(None, request.body.keep_alive) };
+    let with_logprobs = request.body.logprobs.unwrap_or(true);
+    let top = request.body.top_logprobs.unwrap_or(0);
     if top > MAX_TOP {
         return Err(Error::Invalid(format!("top_logprobs must be between 0 and {MAX_TOP}")));
     }
-    let request = &ScoreRequest { windows: asked.body.windows, top };
+    let score_request = &ScoreRequest { windows: request.body.windows, top };
     let scores = run_with_model(&api, wanted, move |ticket| {
-        Box::pin(async move { Ok(ticket.model().client().score(request).await?) })
+        Box::pin(async move { Ok(ticket.model().client().score(score_request).await?) })
     })
     .await?;
     let sum = |window: &WindowScores| {
@@ -46,12 +47,12 @@ pub(super) async fn score(State(api): State<Api>, asked: ModelRequest<Body>) -> 
         json!({"nll": nll, "tokens": window.logprobs.len()})
     };
     let windows: Vec<_> = scores.windows.iter().map(sum).collect();
-    let mut answer = json!({"model": asked.name, "windows": windows});
+    let mut response = json!({"model": request.name, "windows": windows});
     if with_logprobs {
-        answer["logprobs"] = scores.windows.iter().map(|window| json!(window.logprobs)).collect();
+        response["logprobs"] = scores.windows.iter().map(|window| json!(window.logprobs)).collect();
     }
     if top > 0 {
-        answer["top_logprobs"] = scores.windows.iter().map(|window| json!(window.top)).collect();
+        response["top_logprobs"] = scores.windows.iter().map(|window| json!(window.top)).collect();
     }
-    Ok(json_response(StatusCode::OK, &answer))
+    Ok(json_response(StatusCode::OK, &response))
 }

@@ -166,7 +166,7 @@ mod tests {
     }
 
     /// Sends a request and reads the start of the response; nothing if the connection was closed.
-    async fn ask(stream: &mut TcpStream, path: &str) -> String {
+    async fn status_line(stream: &mut TcpStream, path: &str) -> String {
         let head = format!("GET {path} HTTP/1.1\r\nhost: worker\r\n\r\n");
         let mut response = [0; 512];
         let read = match stream.write_all(head.as_bytes()).await {
@@ -182,26 +182,26 @@ mod tests {
     async fn unknown_peers_make_room() {
         let address = start().await;
         let mut known = TcpStream::connect(address).await.unwrap();
-        assert_eq!(ask(&mut known, "/known").await, OK);
+        assert_eq!(status_line(&mut known, "/known").await, OK);
         let mut unknown = Vec::new();
         for _ in 0..3 {
             unknown.push(TcpStream::connect(address).await.unwrap());
-            assert_eq!(ask(unknown.last_mut().unwrap(), "/").await, OK);
+            assert_eq!(status_line(unknown.last_mut().unwrap(), "/").await, OK);
         }
         // 1. Each took the place of the one before.
-        assert_eq!(ask(&mut unknown[0], "/").await, "");
-        assert_eq!(ask(&mut unknown[1], "/").await, "");
-        assert_eq!(ask(&mut unknown[2], "/known").await, OK);
+        assert_eq!(status_line(&mut unknown[0], "/").await, "");
+        assert_eq!(status_line(&mut unknown[1], "/").await, "");
+        assert_eq!(status_line(&mut unknown[2], "/known").await, OK);
         // 2. There is none left to make room, and the known peers keep their connections.
         let mut refused = TcpStream::connect(address).await.unwrap();
-        assert_eq!(ask(&mut refused, "/").await, "");
-        assert_eq!(ask(&mut known, "/").await, OK);
-        assert_eq!(ask(&mut unknown[2], "/").await, OK);
+        assert_eq!(status_line(&mut refused, "/").await, "");
+        assert_eq!(status_line(&mut known, "/").await, OK);
+        assert_eq!(status_line(&mut unknown[2], "/").await, OK);
         // 3. A place is free again after its connection has ended.
         drop(known);
         for _ in 0..1000 {
             let mut next = TcpStream::connect(address).await.unwrap();
-            if ask(&mut next, "/").await == OK {
+            if status_line(&mut next, "/").await == OK {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -121,18 +121,18 @@ async fn collect_response(
     mut events: EventStream,
     records: &Records,
 ) -> Result<Response, Error> {
-    let mut said = OutputParts::default();
+    let mut output = OutputParts::default();
     let mut logprobs = Vec::new();
     let mut next = Some(first);
     while let Some(event) = next {
         match event {
             Event::Token { text, thinking, calls, logprob } => {
-                said.extend(OutputParts { thinking, text, calls });
+                output.extend(OutputParts { thinking, text, calls });
                 logprobs.extend(logprob);
             }
             Event::Done(mut done) => {
-                said.extend(take_output(&mut done));
-                return Ok(json_response(StatusCode::OK, &records.final_record(&done, said, logprobs)));
+                output.extend(take_output(&mut done));
+                return Ok(json_response(StatusCode::OK, &records.final_record(&done, output, logprobs)));
             }
             Event::Error(error) => return Err(Error::Runner(error)),
         }
@@ -183,17 +183,17 @@ impl Records {
         };
         match event {
             Event::Token { text, thinking, calls, logprob } => {
-                let said = OutputParts { thinking, text, calls };
-                if !said.is_empty() || logprob.is_some() {
+                let output = OutputParts { thinking, text, calls };
+                if !output.is_empty() || logprob.is_some() {
                     let first = *calls_before;
-                    *calls_before += said.calls.len();
-                    push(&self.partial_record(said, first, logprob.into_iter().collect()));
+                    *calls_before += output.calls.len();
+                    push(&self.partial_record(output, first, logprob.into_iter().collect()));
                 }
             }
             Event::Done(mut done) => {
-                let said = take_output(&mut done);
-                if !said.is_empty() {
-                    push(&self.partial_record(said, *calls_before, Vec::new()));
+                let output = take_output(&mut done);
+                if !output.is_empty() {
+                    push(&self.partial_record(output, *calls_before, Vec::new()));
                 }
                 push(&self.final_record(&done, OutputParts::default(), Vec::new()));
             }
@@ -204,11 +204,11 @@ impl Records {
 
     fn partial_record(
         &self,
-        said: OutputParts,
+        output: OutputParts,
         calls_before: usize,
         logprobs: Vec<TokenLogprob>,
     ) -> Map<String, Value> {
-        let mut record = self.record(said, calls_before, logprobs);
+        let mut record = self.record(output, calls_before, logprobs);
         record.insert("done".into(), json!(false));
         record
     }
@@ -216,10 +216,10 @@ impl Records {
     fn final_record(
         &self,
         done: &Done,
-        said: OutputParts,
+        output: OutputParts,
         logprobs: Vec<TokenLogprob>,
     ) -> Map<String, Value> {
-        let mut record = self.record(said, 0, logprobs);
+        let mut record = self.record(output, 0, logprobs);
         let reason = match done.reason {
             DoneReason::Stop => "stop",
             DoneReason::Length => "length",
@@ -245,11 +245,11 @@ impl Records {
 
     fn record(
         &self,
-        said: OutputParts,
+        output: OutputParts,
         calls_before: usize,
         logprobs: Vec<TokenLogprob>,
     ) -> Map<String, Value> {
-        let OutputParts { thinking, text, calls } = said;
+        let OutputParts { thinking, text, calls } = output;
         let mut parts = Map::new();
         if !thinking.is_empty() {
             parts.insert("thinking".into(), json!(thinking));

@@ -70,8 +70,8 @@ impl Bench {
     async fn refused_as(&self, name: &str, path: &str, body: Value) -> (StatusCode, String) {
         let response = self.send_as(name, path, &body).await;
         let status = response.status();
-        let answer: Value = response.json().await.unwrap();
-        (status, answer["error"].as_str().unwrap().to_owned())
+        let error: Value = response.json().await.unwrap();
+        (status, error["error"].as_str().unwrap().to_owned())
     }
 
     pub(super) async fn stream(&self, path: &str, body: Value) -> Vec<Value> {
@@ -95,18 +95,18 @@ async fn the_demo_model_answers_as_expected() {
             .collect();
         let options = json!({"temperature": 0});
         let body = json!({"prompt": case["user"], "stream": false, "options": options});
-        let answer = bench.post("/api/generate", body).await;
+        let response = bench.post("/api/generate", body).await;
         assert_eq!(
-            (&answer["response"], &answer["context"]),
+            (&response["response"], &response["context"]),
             (&case["answer"], &json!(both)),
             "{}",
             case["user"]
         );
         assert_eq!(
-            (&answer["done"], &answer["done_reason"], &answer["model"]),
+            (&response["done"], &response["done_reason"], &response["model"]),
             (&json!(true), &json!("stop"), &json!("team/demo:latest"))
         );
-        let count = |key: &str| answer[key].as_u64().unwrap() as usize;
+        let count = |key: &str| response[key].as_u64().unwrap() as usize;
         assert_eq!(count("prompt_eval_count") + count("eval_count"), both.len());
         for key in ["total_duration", "load_duration", "prompt_eval_duration", "eval_duration"] {
             assert!(count(key) > 0, "{key}");
@@ -131,9 +131,9 @@ async fn the_demo_model_answers_as_expected() {
 
     let body = json!({"prompt": "Define water.", "stream": false, "logprobs": true, "top_logprobs": 2,
         "options": {"temperature": 0, "num_predict": 3}});
-    let answer = bench.post("/api/generate", body).await;
-    let logprobs = answer["logprobs"].as_array().unwrap();
-    assert_eq!((logprobs.len(), &answer["done_reason"]), (3, &json!("length")));
+    let response = bench.post("/api/generate", body).await;
+    let logprobs = response["logprobs"].as_array().unwrap();
+    assert_eq!((logprobs.len(), &response["done_reason"]), (3, &json!("length")));
     assert!(logprobs.iter().all(|entry| entry["top_logprobs"][0]["logprob"] == entry["logprob"]
         && entry["logprob"].as_f64() < Some(0.0)));
 
@@ -155,9 +155,9 @@ async fn the_demo_model_answers_as_expected() {
 #[tokio::test]
 async fn errors_use_the_name_of_the_request() {
     let mut bench = bench(InProcess::native(), true).await;
-    let ask = json!({"prompt": "x", "think": true});
+    let body = json!({"prompt": "x", "think": true});
     for name in ["secret/one", "pub/two:latest"] {
-        let (status, error) = bench.refused_as(name, "/api/generate", ask.clone()).await;
+        let (status, error) = bench.refused_as(name, "/api/generate", body.clone()).await;
         assert_eq!(status, StatusCode::BAD_REQUEST);
         assert_eq!(error, format!("\"{name}\" does not support thinking"));
     }
@@ -207,14 +207,14 @@ async fn go_templates_make_the_prompt() {
         let body = json!({"prompt": case["user"], "stream": false, "options": options});
         assert_eq!(bench.post("/api/generate", body).await["response"], case["answer"]);
         let body = json!({"prompt": "x", "system": "s", "_debug_render_only": true});
-        let answer = bench.post("/api/generate", body).await;
+        let response = bench.post("/api/generate", body).await;
         let prompt =
             "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n";
-        assert_eq!(answer["_debug_info"]["rendered_template"], prompt);
+        assert_eq!(response["_debug_info"]["rendered_template"], prompt);
     }
     let own = json!({"prompt": "x", "system": "s", "template": "[{{ .System }}|{{ .Prompt }}]", "_debug_render_only": true});
-    let answer = bench.post("/api/generate", own).await;
-    assert_eq!(answer["_debug_info"]["rendered_template"], "[s|x]");
+    let response = bench.post("/api/generate", own).await;
+    assert_eq!(response["_debug_info"]["rendered_template"], "[s|x]");
     let (status, error) =
         bench.refused("/api/generate", json!({"prompt": "x", "template": "{{ nothing }}"})).await;
     assert!(
@@ -223,8 +223,8 @@ async fn go_templates_make_the_prompt() {
     );
     bench.digest = fill;
     let body = json!({"prompt": "x", "suffix": "y", "_debug_render_only": true});
-    let answer = bench.post("/api/generate", body).await;
-    assert_eq!(answer["_debug_info"]["rendered_template"], "<a>x<b>y<c>");
+    let response = bench.post("/api/generate", body).await;
+    assert_eq!(response["_debug_info"]["rendered_template"], "<a>x<b>y<c>");
     bench.digest = bad;
     let (status, error) = bench.refused("/api/generate", json!({"prompt": "x"})).await;
     assert!(
@@ -238,9 +238,9 @@ async fn go_templates_make_the_prompt() {
 async fn embeddings_are_normalised() {
     let bench = bench(InProcess::native(), true).await;
     let vectors = async |body: Value| {
-        let answer = bench.post("/api/embed", body).await;
-        let vectors: Vec<Vec<f32>> = serde_json::from_value(answer["embeddings"].clone()).unwrap();
-        (vectors, answer["prompt_eval_count"].as_u64().unwrap())
+        let response = bench.post("/api/embed", body).await;
+        let vectors: Vec<Vec<f32>> = serde_json::from_value(response["embeddings"].clone()).unwrap();
+        (vectors, response["prompt_eval_count"].as_u64().unwrap())
     };
     let length = |vector: &[f32]| vector.iter().map(|value| value * value).sum::<f32>().sqrt();
     let texts = ["Define water.", "What is 40 plus 41?", "Define water."];
@@ -273,8 +273,9 @@ async fn load_list_unload() {
         };
         tokio::time::timeout(Duration::from_secs(120), wait).await.unwrap_or_else(|_| panic!("{what}"));
     };
-    let answer = bench.post("/api/generate", json!({"keep_alive": "10m", "options": {"num_ctx": 100}})).await;
-    assert_eq!((&answer["done_reason"], &answer["response"]), (&json!("load"), &json!("")));
+    let response =
+        bench.post("/api/generate", json!({"keep_alive": "10m", "options": {"num_ctx": 100}})).await;
+    assert_eq!((&response["done_reason"], &response["response"]), (&json!("load"), &json!("")));
     let ps: Value = bench
         .http
         .get(format!("http://{}/api/ps", bench.worker.addr()))
@@ -294,8 +295,8 @@ async fn load_list_unload() {
     until("a heartbeat reports the cached model", &|| bench.tiny.heartbeat()["cached"] == json!([digest]))
         .await;
     assert!(bench.tiny.heartbeat()["devices"][0]["memory_bytes"].as_u64() > Some(0));
-    let answer = bench.post("/api/chat", json!({"messages": [], "keep_alive": 0})).await;
-    assert_eq!((&answer["done_reason"], &answer["message"]["content"]), (&json!("unload"), &json!("")));
+    let response = bench.post("/api/chat", json!({"messages": [], "keep_alive": 0})).await;
+    assert_eq!((&response["done_reason"], &response["message"]["content"]), (&json!("unload"), &json!("")));
     until("it is unloaded", &|| running.load(Ordering::SeqCst) == 0).await;
     until("heartbeats no longer report it", &|| bench.tiny.heartbeat()["loaded"] == json!([])).await;
 
@@ -324,8 +325,8 @@ async fn invalid_requests_are_refused() {
     for path in ["/api/embeddings", "/v1/chat/completions", "/"] {
         let response = bench.http.post(url(path)).send().await.unwrap();
         assert_eq!(response.status(), StatusCode::NOT_FOUND);
-        let answer: Value = response.json().await.unwrap();
-        assert_eq!(answer["error"], format!("{path} is not served by this version of the worker"));
+        let error: Value = response.json().await.unwrap();
+        assert_eq!(error["error"], format!("{path} is not served by this version of the worker"));
     }
 
     let check = async |path: &str, body: Value, expect: &str| {
@@ -392,10 +393,10 @@ async fn invalid_requests_are_refused() {
     )
     .await;
     assert_eq!(bench.post("/api/embed", json!({"input": long})).await["prompt_eval_count"], 512);
-    let answer = bench
+    let generated = bench
         .post("/api/generate", json!({"prompt": long, "stream": false, "options": {"num_predict": 1}}))
         .await;
-    assert_eq!(answer["prompt_eval_count"], 512 - (512 - 4) / 2);
+    assert_eq!(generated["prompt_eval_count"], 512 - (512 - 4) / 2);
 
     let response = bench.http.post(url("/api/generate")).bearer_auth(SECRET).body("{}").send().await.unwrap();
     assert_eq!(response.json::<Value>().await.unwrap(), json!({"error": "model is required"}));
@@ -412,13 +413,13 @@ async fn invalid_requests_are_refused() {
     // A crash fails the requests in flight, and the next request starts another runner.
     let (status, _) = bench.refused("/api/generate", json!({"prompt": "x", "context": [PANIC]})).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
-    let answer = bench
+    let generated = bench
         .post(
             "/api/generate",
             json!({"prompt": "x", "stream": false, "options": {"num_predict": 1, "temperature": 0}}),
         )
         .await;
-    assert_eq!(answer["eval_count"], 1);
+    assert_eq!(generated["eval_count"], 1);
 }
 
 #[tokio::test]

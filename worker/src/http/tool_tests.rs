@@ -31,8 +31,8 @@ const LLAMA: &str = r#"{%- for message in messages %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"#;
 
 /// A model with this template and a fixed response.
-async fn model(template: &str, answer: &str) -> Bench {
-    let mut bench = bench(InProcess::scripted(answer), false).await;
+async fn model(template: &str, output: &str) -> Bench {
+    let mut bench = bench(InProcess::scripted(output), false).await;
     let layer = match template.starts_with("{%") {
         true => (mt::OLLAMA_JSON, "chat_template.jinja", template.as_bytes().to_vec()),
         false => (mt::OLLAMA_TEMPLATE, "", template.as_bytes().to_vec()),
@@ -41,7 +41,7 @@ async fn model(template: &str, answer: &str) -> Bench {
     bench
 }
 
-fn asked(more: Value) -> Value {
+fn request(more: Value) -> Value {
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}});
     let tool = json!({"type": "function", "function": {"name": "look", "description": "looks", "parameters": parameters}});
     let mut body = json!({"messages": [{"role": "user", "content": "?"}], "tools": [tool], "options": {"temperature": 0}});
@@ -64,7 +64,7 @@ fn without_ids(calls: &Value) -> Vec<Value> {
     calls
 }
 
-const ANSWER: &str = "<think>Where?</think>\n\nI look.\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"Paris\", \"a\": [1]}}\n\
+const OUTPUT: &str = "<think>Where?</think>\n\nI look.\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"Paris\", \"a\": [1]}}\n\
     </tool_call>\n<tool_call>{\"name\": \"look\", \"arguments\": {}}</tool_call>";
 
 fn expected() -> [Value; 2] {
@@ -76,16 +76,16 @@ fn expected() -> [Value; 2] {
 
 #[tokio::test]
 async fn chat_returns_tool_calls_and_reasoning() {
-    let bench = model(QWEN, ANSWER).await;
-    let answer = bench.post("/api/chat", asked(json!({"stream": false}))).await;
-    let message = &answer["message"];
+    let bench = model(QWEN, OUTPUT).await;
+    let response = bench.post("/api/chat", request(json!({"stream": false}))).await;
+    let message = &response["message"];
     assert_eq!((&message["thinking"], &message["content"]), (&json!("Where?"), &json!("I look.")));
     assert_eq!(without_ids(&message["tool_calls"]), expected());
     assert_eq!(message["tool_calls"][0]["function"]["arguments"].to_string(), r#"{"city":"Paris","a":[1]}"#);
-    assert_eq!(answer["done_reason"], "stop");
+    assert_eq!(response["done_reason"], "stop");
 
     for more in [json!({}), json!({"logprobs": true}), json!({"think": "low"})] {
-        let records = bench.stream("/api/chat", asked(more)).await;
+        let records = bench.stream("/api/chat", request(more)).await;
         let text = |key: &str| {
             records.iter().filter_map(|record| record["message"][key].as_str()).collect::<String>()
         };
@@ -101,12 +101,12 @@ async fn chat_returns_tool_calls_and_reasoning() {
     }
 
     // Without tools a tool call is text. A stop text inside a tool call ends it.
-    let answer = bench.post("/api/chat", asked(json!({"stream": false, "tools": []}))).await;
-    let content = answer["message"]["content"].as_str().unwrap();
+    let response = bench.post("/api/chat", request(json!({"stream": false, "tools": []}))).await;
+    let content = response["message"]["content"].as_str().unwrap();
     assert!(content.starts_with("I look.\n<tool_call>\n{") && content.ends_with("</tool_call>"), "{content}");
-    let stopped = asked(json!({"stream": false, "options": {"temperature": 0, "stop": ["Paris"]}}));
-    let answer = bench.post("/api/chat", stopped).await;
-    let message = &answer["message"];
+    let stopped = request(json!({"stream": false, "options": {"temperature": 0, "stop": ["Paris"]}}));
+    let response = bench.post("/api/chat", stopped).await;
+    let message = &response["message"];
     let broken = "I look.\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"";
     assert_eq!((message["content"].as_str(), message.get("tool_calls")), (Some(broken), None));
     bench.worker.stop().await;
@@ -116,17 +116,17 @@ async fn chat_returns_tool_calls_and_reasoning() {
 async fn generate_returns_reasoning() {
     let bench = model(QWEN, "<think>\nHm.\n</think>\n\nYes.").await;
     let options = json!({"temperature": 0});
-    let answer =
+    let response =
         bench.post("/api/generate", json!({"prompt": "?", "stream": false, "options": options})).await;
-    assert_eq!((&answer["thinking"], &answer["response"]), (&json!("Hm."), &json!("Yes.")));
+    assert_eq!((&response["thinking"], &response["response"]), (&json!("Hm."), &json!("Yes.")));
     let records =
         bench.stream("/api/generate", json!({"prompt": "?", "think": true, "options": options})).await;
     let text = |key: &str| records.iter().filter_map(|record| record[key].as_str()).collect::<String>();
     assert_eq!((text("thinking").as_str(), text("response").as_str()), ("Hm.", "Yes."));
     let raw = json!({"prompt": "?", "raw": true, "stream": false, "options": options});
-    let answer = bench.post("/api/generate", raw).await;
+    let response = bench.post("/api/generate", raw).await;
     assert_eq!(
-        (answer.get("thinking"), &answer["response"]),
+        (response.get("thinking"), &response["response"]),
         (None, &json!("<think>\nHm.\n</think>\n\nYes."))
     );
     // With `think: false` the template tells the model not to think, but this model does so anyway.
@@ -150,12 +150,13 @@ async fn generate_returns_reasoning() {
 #[tokio::test]
 async fn tool_calls_without_markers() {
     let bench = model(LLAMA, "{\"name\": \"look\", \"parameters\": {\"city\": \"Paris\"}}").await;
-    let answer = bench.post("/api/chat", asked(json!({"stream": false}))).await;
-    assert_eq!(answer["message"]["content"], "");
+    let response = bench.post("/api/chat", request(json!({"stream": false}))).await;
+    assert_eq!(response["message"]["content"], "");
     let call = json!({"function": {"index": 0, "name": "look", "arguments": {"city": "Paris"}}});
-    assert_eq!(without_ids(&answer["message"]["tool_calls"]), std::slice::from_ref(&call));
+    assert_eq!(without_ids(&response["message"]["tool_calls"]), std::slice::from_ref(&call));
     // With an unknown tool name it is text.
-    let other = asked(json!({"stream": false, "tools": [{"type": "function", "function": {"name": "see"}}]}));
+    let other =
+        request(json!({"stream": false, "tools": [{"type": "function", "function": {"name": "see"}}]}));
     let message = &bench.post("/api/chat", other).await["message"];
     assert!(
         message["content"].as_str().unwrap().starts_with("{\"name\": \"look\"")
@@ -163,12 +164,12 @@ async fn tool_calls_without_markers() {
     );
     // Previous tool calls are in the next prompt.
     let messages = json!([{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "Sun."}]);
-    let answer = bench
-        .post("/api/chat", asked(json!({"messages": messages, "tools": [], "_debug_render_only": true})))
+    let response = bench
+        .post("/api/chat", request(json!({"messages": messages, "tools": [], "_debug_render_only": true})))
         .await;
-    let prompt = answer["_debug_info"]["rendered_template"].as_str().unwrap();
+    let prompt = response["_debug_info"]["rendered_template"].as_str().unwrap();
     assert!(prompt.contains("assistant\n{\"name\": \"look\", \"parameters\": {\"city\": \"Paris\"}}<|im_end|>\n<|im_start|>tool\nSun."), "{prompt}");
-    let (status, error) = bench.refused("/api/chat", asked(json!({"think": true}))).await;
+    let (status, error) = bench.refused("/api/chat", request(json!({"think": true}))).await;
     assert!(status == StatusCode::BAD_REQUEST && error.contains("does not support thinking"), "{error}");
     bench.worker.stop().await;
 }
@@ -178,13 +179,13 @@ async fn structured_output() {
     let city = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": false});
     let bench = model(QWEN, "<think>\n{Hm}.\n</think>\n\n{\"city\": \"Paris\"} and so on").await;
     let chat = json!({"messages": [{"role": "user", "content": "?"}], "format": city, "stream": false, "options": {"temperature": 0}});
-    let answer = bench.post("/api/chat", chat.clone()).await;
-    let message = &answer["message"];
+    let response = bench.post("/api/chat", chat.clone()).await;
+    let message = &response["message"];
     assert_eq!(
         (&message["thinking"], &message["content"]),
         (&json!("{Hm}."), &json!("{\"city\": \"Paris\"}"))
     );
-    assert_eq!(answer["done_reason"], "stop");
+    assert_eq!(response["done_reason"], "stop");
     let generate = |more: Value| {
         let mut body = json!({"prompt": "?", "format": city, "stream": false, "options": {"temperature": 0}});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -195,17 +196,17 @@ async fn structured_output() {
     assert_eq!((text("thinking").as_str(), text("response").as_str()), ("{Hm}.", "{\"city\": \"Paris\"}"));
     // Without thinking, the output starts with the response. At the length limit it is cut in the middle.
     let options = json!({"temperature": 0, "num_predict": 3});
-    let answer = bench.post("/api/generate", generate(json!({"think": false, "options": options}))).await;
-    assert_eq!((&answer["done_reason"], &answer["thinking"]), (&json!("length"), &Value::Null));
-    assert!(answer["response"].as_str().unwrap().starts_with('{'), "{answer}");
+    let response = bench.post("/api/generate", generate(json!({"think": false, "options": options}))).await;
+    assert_eq!((&response["done_reason"], &response["thinking"]), (&json!("length"), &Value::Null));
+    assert!(response["response"].as_str().unwrap().starts_with('{'), "{response}");
     bench.worker.stop().await;
 
     let bench = model(LLAMA, "{\"a\": [1, 2]} Done.").await;
     let any = generate(json!({"format": "json"}));
     assert_eq!(bench.post("/api/generate", any).await["response"], "{\"a\": [1, 2]}");
     for none in [Value::Null, json!("")] {
-        let answer = bench.post("/api/generate", generate(json!({"format": none}))).await;
-        assert_eq!(answer["response"], "{\"a\": [1, 2]} Done.");
+        let response = bench.post("/api/generate", generate(json!({"format": none}))).await;
+        assert_eq!(response["response"], "{\"a\": [1, 2]} Done.");
     }
     bench.worker.stop().await;
 }

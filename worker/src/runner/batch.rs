@@ -355,7 +355,7 @@ impl BatchLoop {
         }
         if let Work::Score(scoring) = std::mem::replace(&mut slot.work, Work::Idle) {
             // Ignore that the reader has disconnected.
-            let _ = scoring.job.answer.send(Ok(scoring.done));
+            let _ = scoring.job.sender.send(Ok(scoring.done));
         }
         slot.end_work();
     }

@@ -13,7 +13,7 @@ use super::generate::{EVENT_QUEUE, Job};
 use super::jobs::{EmbedJob, ScoreJob};
 use super::protocol::{Done, DoneReason, ErrorKind, Event, RunnerError};
 use super::testing::{
-    BREAK, ENDLESS, EOS, FakeEngine, NAN, PANIC, POISON, StepLog, answer, demo_tokenizer, hidden, row,
+    BREAK, ENDLESS, EOS, FakeEngine, NAN, PANIC, POISON, StepLog, demo_tokenizer, greedy_output, hidden, row,
 };
 use crate::text::sampler::{LogSoftmax, argmax};
 use crate::text::{Reader, Sampler, SamplerOptions, StopMatcher, Tokenizer};
@@ -96,7 +96,7 @@ async fn one_generation() {
     let bench = bench(2, 64);
     for seed in 0..8 {
         let ids = prompt(seed, 10);
-        let expected = answer(&ids, 24);
+        let expected = greedy_output(&ids, 24);
         let (text, tokens, done) = read(bench.job(&ids, |_| {})).await;
         let done = done.unwrap();
         assert_eq!(done.context, [ids.clone(), expected.clone()].concat());
@@ -133,7 +133,7 @@ async fn results_do_not_depend_on_other_requests() {
     for (ids, receiver) in prompts.iter().zip(receivers) {
         let (_, _, done) = read(receiver).await;
         let done = done.unwrap();
-        assert_eq!(done.context[ids.len()..], answer(ids, 24), "prompt of {}", ids.len());
+        assert_eq!(done.context[ids.len()..], greedy_output(ids, 24), "prompt of {}", ids.len());
         cached += done.cached_tokens;
     }
     assert!(cached > 0, "a shared prefix is computed once");
@@ -153,31 +153,31 @@ async fn a_conversation_reuses_its_cache() {
     // The last id of a response was not appended, so it is computed now.
     assert_eq!(done.cached_tokens, context.len() - 1);
     assert_eq!(*bench.log.lock().unwrap(), [[4]]);
-    assert_eq!(done.context[second.len()..], answer(&second, 1));
+    assert_eq!(done.context[second.len()..], greedy_output(&second, 1));
 }
 
 #[tokio::test]
 async fn cached_sequences_are_evicted_for_new_prompts() {
     let bench = bench(2, 512);
     let system = prompt(7, 100);
-    let ask = async |ids: Vec<u32>| {
+    let cached_tokens = async |ids: Vec<u32>| {
         let (_, _, done) = read(bench.job(&ids, |job| job.num_predict = 4)).await;
         let done = done.unwrap();
-        assert_eq!(done.context[ids.len()..], answer(&ids, 4));
+        assert_eq!(done.context[ids.len()..], greedy_output(&ids, 4));
         done.cached_tokens
     };
     let chat = |seed: u32, len: usize| [system.clone(), prompt(seed, len)].concat();
-    assert_eq!(ask(chat(1, 200)).await, 0);
+    assert_eq!(cached_tokens(chat(1, 200)).await, 0);
     // Another chat reuses the system prompt, and the first one stays cached.
-    assert_eq!(ask(chat(2, 20)).await, 100);
-    assert_eq!(ask(chat(1, 230)).await, 300);
+    assert_eq!(cached_tokens(chat(2, 20)).await, 100);
+    assert_eq!(cached_tokens(chat(1, 230)).await, 300);
     // Prompts that fill the context evict the least recently used sequences.
     let full = |seed: u32| prompt(seed, CONTEXT - 10);
-    assert_eq!(ask(full(20)).await, 0);
-    assert_eq!(ask(chat(1, 231)).await, 330);
-    assert_eq!(ask(full(21)).await, 0);
-    assert_eq!(ask(full(22)).await, 0);
-    assert_eq!(ask(chat(1, 10)).await, 0);
+    assert_eq!(cached_tokens(full(20)).await, 0);
+    assert_eq!(cached_tokens(chat(1, 231)).await, 330);
+    assert_eq!(cached_tokens(full(21)).await, 0);
+    assert_eq!(cached_tokens(full(22)).await, 0);
+    assert_eq!(cached_tokens(chat(1, 10)).await, 0);
 }
 
 #[tokio::test]
@@ -191,7 +191,7 @@ async fn a_long_prompt_does_not_hold_up_the_others() {
     };
     let (long, short) = tokio::join!(read(long), read(short));
     let steps = short.2.unwrap().eval_tokens;
-    assert_eq!(long.2.unwrap().context[400..], answer(&prompt(1, 400), 24));
+    assert_eq!(long.2.unwrap().context[400..], greedy_output(&prompt(1, 400), 24));
     let log = bench.log.lock().unwrap();
     let shared = log.iter().position(|step| step.len() == 2).unwrap();
     assert!(shared <= 1 && log[shared..shared + steps].iter().all(|step| step.len() == 2), "{log:?}");
@@ -258,7 +258,7 @@ async fn the_end_of_the_context() {
 async fn stop_texts_and_log_probabilities() {
     let bench = bench(1, 64);
     let ids = prompt(3, 12);
-    let expected = answer(&ids, 24);
+    let expected = greedy_output(&ids, 24);
     assert!(expected.len() > 6);
     let whole = bench.text(&expected);
     // From the middle of the fourth token into the fifth.
@@ -297,7 +297,7 @@ async fn errors_stay_with_their_sequence() {
     let error = read(poisoned).await.2.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Failed);
     assert!(read(nan).await.2.unwrap_err().message.contains("infinite or NaN"));
-    assert_eq!(read(good).await.2.unwrap().context[8..], answer(&prompt(1, 8), 24));
+    assert_eq!(read(good).await.2.unwrap().context[8..], greedy_output(&prompt(1, 8), 24));
     // The sequences are free again.
     for seed in 0..4 {
         assert!(read(bench.job(&prompt(seed, 8), |_| {})).await.2.is_ok());
@@ -331,7 +331,7 @@ async fn scores() {
     let company = bench.job(&prompt(9, 30), |_| {});
     let windows = vec![prompt(1, 60), vec![], vec![300], prompt(1, 2), prompt(2, 33)];
     let (sender, receiver) = oneshot::channel();
-    bench.batch.score(ScoreJob { windows: windows.clone(), top: 2, answer: sender }).unwrap();
+    bench.batch.score(ScoreJob { windows: windows.clone(), top: 2, sender }).unwrap();
     let scores = receiver.await.unwrap().unwrap();
     for (window, scores) in windows.iter().zip(&scores) {
         let expected: Vec<f32> =
@@ -344,7 +344,7 @@ async fn scores() {
     assert_eq!(scores.len(), windows.len());
     assert!(read(company).await.2.is_ok());
     let (sender, receiver) = oneshot::channel();
-    bench.batch.score(ScoreJob { windows: vec![vec![300, POISON, 301]], top: 0, answer: sender }).unwrap();
+    bench.batch.score(ScoreJob { windows: vec![vec![300, POISON, 301]], top: 0, sender }).unwrap();
     assert!(receiver.await.unwrap().is_err());
 }
 
@@ -353,17 +353,17 @@ async fn embeds() {
     let bench = bench(2, 16);
     let company = bench.job(&prompt(1, 30), |_| {});
     let embed = |ids: &[u32], pooling| {
-        let (answer, receiver) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let request = bench.batch.new_request();
-        bench.batch.embed(EmbedJob { request, ids: ids.to_vec(), pooling, answer }).unwrap();
+        bench.batch.embed(EmbedJob { request, ids: ids.to_vec(), pooling, sender }).unwrap();
         receiver
     };
     // Longer than a step, and with a common prefix: the cache of another text is not reused.
     let texts = [prompt(1, 60), prompt(1, 61), prompt(1, 1), prompt(2, 33)];
-    let asked = texts.iter().flat_map(|ids| {
+    let embeddings = texts.iter().flat_map(|ids| {
         [Pooling::First, Pooling::Last, Pooling::Mean].map(|pooling| (ids, pooling, embed(ids, pooling)))
     });
-    for (ids, pooling, vector) in asked.collect::<Vec<_>>() {
+    for (ids, pooling, vector) in embeddings.collect::<Vec<_>>() {
         let found = vector.await.unwrap().unwrap();
         let rows: Vec<Vec<f32>> = (1..=ids.len()).map(|len| hidden(&ids[..len])).collect();
         let mean =
@@ -385,9 +385,9 @@ async fn a_request_with_many_texts_leaves_room_for_others() {
     let bench = bench(4, 16);
     let request = bench.batch.new_request();
     let embed = |seed: u32| {
-        let (answer, receiver) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let ids = prompt(seed, 200);
-        bench.batch.embed(EmbedJob { request, ids, pooling: Pooling::Mean, answer }).unwrap();
+        bench.batch.embed(EmbedJob { request, ids, pooling: Pooling::Mean, sender }).unwrap();
         receiver
     };
     let (texts, short) = {
@@ -397,7 +397,7 @@ async fn a_request_with_many_texts_leaves_room_for_others() {
         (texts, bench.job(&prompt(500, 3), |job| job.num_predict = 8))
     };
     let done = read(short).await.2.unwrap();
-    assert_eq!(done.context[3..], answer(&prompt(500, 3), 8));
+    assert_eq!(done.context[3..], greedy_output(&prompt(500, 3), 8));
     // Its prompt was computed at once, not after the queued texts, each of which takes dozens of steps.
     let step = bench.log.lock().unwrap().iter().position(|step| step.contains(&3));
     assert!(step.is_some_and(|step| step < 5), "{step:?}");
@@ -414,9 +414,9 @@ async fn scores_leave_room_for_others() {
     let bench = bench(2, 16);
     let (scores, short) = {
         let _held = bench.log.lock().unwrap();
-        let (answer, scores) = oneshot::channel();
+        let (sender, scores) = oneshot::channel();
         let windows = (0..100).map(|seed| prompt(seed, 200)).collect();
-        bench.batch.score(ScoreJob { windows, top: 0, answer }).unwrap();
+        bench.batch.score(ScoreJob { windows, top: 0, sender }).unwrap();
         (scores, bench.job(&prompt(500, 3), |job| job.num_predict = 8))
     };
     read(short).await.2.unwrap();
@@ -432,12 +432,12 @@ async fn a_step_without_waiting_clients_is_cancelled() {
     let mut generation = bench.job(&[400, ENDLESS], |_| {});
     assert!(generation.try_recv().is_err());
     drop(generation);
-    let (answer, scores) = oneshot::channel();
-    bench.batch.score(ScoreJob { windows: vec![vec![300, ENDLESS, 301]], top: 0, answer }).unwrap();
+    let (sender, scores) = oneshot::channel();
+    bench.batch.score(ScoreJob { windows: vec![vec![300, ENDLESS, 301]], top: 0, sender }).unwrap();
     drop(scores);
-    let (answer, vector) = oneshot::channel();
+    let (sender, vector) = oneshot::channel();
     let request = bench.batch.new_request();
-    let job = EmbedJob { request, ids: vec![ENDLESS], pooling: Pooling::Mean, answer };
+    let job = EmbedJob { request, ids: vec![ENDLESS], pooling: Pooling::Mean, sender };
     bench.batch.embed(job).unwrap();
     drop(vector);
     assert!(read(bench.job(&prompt(1, 8), |_| {})).await.2.is_ok());

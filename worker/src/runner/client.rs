@@ -21,7 +21,7 @@ use super::protocol::{
 };
 
 /// Size limit of a response that is not a stream.
-const MAX_ANSWER_BYTES: usize = 1 << 30;
+const MAX_RESPONSE_BYTES: usize = 1 << 30;
 /// Size limit of one line of a stream; the last line has the ids of a whole context.
 const MAX_LINE_BYTES: usize = 64 << 20;
 
@@ -90,14 +90,8 @@ impl Client {
         &self,
         request: &GenerateRequest<impl Serialize, impl Serialize>,
     ) -> Result<EventStream, CallError> {
-        let (answer, connection) = self.send(Method::POST, "/generate", request).await?;
-        Ok(EventStream {
-            body: answer,
-            buffer: BytesMut::new(),
-            scanned: 0,
-            ended: false,
-            _connection: connection,
-        })
+        let (body, connection) = self.send(Method::POST, "/generate", request).await?;
+        Ok(EventStream { body, buffer: BytesMut::new(), scanned: 0, ended: false, _connection: connection })
     }
 
     async fn call<T: DeserializeOwned>(
@@ -106,9 +100,12 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, CallError> {
-        let (answer, _connection) = self.send(method, path, body).await?;
-        let bytes =
-            Limited::new(answer, MAX_ANSWER_BYTES).collect().await.map_err(disconnected_error)?.to_bytes();
+        let (incoming, _connection) = self.send(method, path, body).await?;
+        let bytes = Limited::new(incoming, MAX_RESPONSE_BYTES)
+            .collect()
+            .await
+            .map_err(disconnected_error)?
+            .to_bytes();
         serde_json::from_slice(&bytes).map_err(disconnected_error)
     }
 
@@ -135,16 +132,19 @@ impl Client {
             .body(Full::new(Bytes::from(body)))
             .map_err(disconnected_error)?;
         // It closed the connection before it responded, so it was already stopping.
-        let answer = sender.send_request(request).await.map_err(|error| {
+        let response = sender.send_request(request).await.map_err(|error| {
             RunnerError::stopped(format!("the model's runner closed the connection: {error}"))
         })?;
-        let status = answer.status();
-        let answer = answer.into_body();
+        let status = response.status();
+        let incoming = response.into_body();
         if status == StatusCode::OK {
-            return Ok((answer, connection));
+            return Ok((incoming, connection));
         }
-        let bytes =
-            Limited::new(answer, MAX_ANSWER_BYTES).collect().await.map_err(disconnected_error)?.to_bytes();
+        let bytes = Limited::new(incoming, MAX_RESPONSE_BYTES)
+            .collect()
+            .await
+            .map_err(disconnected_error)?
+            .to_bytes();
         let error = serde_json::from_slice::<RunnerError>(&bytes).unwrap_or_else(|_| {
             RunnerError::failed(format!("the runner returned {status}: {}", String::from_utf8_lossy(&bytes)))
         });

@@ -24,8 +24,8 @@ impl Command {
     pub(super) fn is_cancelled(&self) -> bool {
         match self {
             Command::Generate(job) => job.events.is_closed(),
-            Command::Score(job) => job.answer.is_closed(),
-            Command::Embed(job) => job.answer.is_closed(),
+            Command::Score(job) => job.sender.is_closed(),
+            Command::Embed(job) => job.sender.is_closed(),
             // No client waits for it.
             Command::Wake => true,
         }
@@ -37,7 +37,7 @@ impl Command {
                 Generation::new(*job, 0).fail(error);
             }
             Command::Score(job) => {
-                let _ = job.answer.send(Err(error));
+                let _ = job.sender.send(Err(error));
             }
             Command::Embed(job) => PooledText::new(job).fail(error),
             Command::Wake => {}

@@ -33,11 +33,11 @@ impl PooledText {
         let rows = if self.job.pooling == Pooling::Mean { self.rows.max(1) as f64 } else { 1.0 };
         let vector = self.sum.iter().map(|sum| (sum / rows) as f32).collect();
         // Ignore that the reader has disconnected.
-        let _ = self.job.answer.send(Ok(vector));
+        let _ = self.job.sender.send(Ok(vector));
     }
 
     pub(super) fn fail(self, error: RunnerError) {
-        let _ = self.job.answer.send(Err(error));
+        let _ = self.job.sender.send(Err(error));
     }
 }
 
@@ -60,9 +60,9 @@ mod tests {
     use super::*;
 
     fn pooled(pooling: Pooling, pieces: &[&[[f32; 2]]]) -> Vec<f32> {
-        let (answer, mut receiver) = oneshot::channel();
+        let (sender, mut receiver) = oneshot::channel();
         let mut pool =
-            PooledText::new(EmbedJob { request: RequestId::default(), ids: vec![1], pooling, answer });
+            PooledText::new(EmbedJob { request: RequestId::default(), ids: vec![1], pooling, sender });
         for piece in pieces {
             pool.add(piece.iter().map(<[f32; 2]>::as_slice));
         }

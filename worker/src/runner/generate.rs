@@ -54,7 +54,7 @@ impl Format {
 
     fn sample(&mut self, sampler: &mut Sampler, logits: &[f32]) -> Result<u32, RunnerError> {
         let picked = self.constraint.sample(sampler, logits).map_err(RunnerError::failed)?;
-        if picked.is_answer {
+        if picked.is_content {
             self.session.take(picked.id);
             self.taken = Some(picked.id);
         }
@@ -66,9 +66,9 @@ impl Format {
 pub(crate) struct Generation {
     pub(crate) job: Job,
     detokenizer: Detokenizer,
-    answer: Vec<GeneratedId>,
+    generated: Vec<GeneratedId>,
     /// The output that is held back until the end.
-    said: OutputParts,
+    held_back: OutputParts,
     /// Length of the text so far in bytes, including held back text.
     text_len: usize,
     cached_tokens: usize,
@@ -101,8 +101,8 @@ impl Generation {
         Generation {
             detokenizer: Detokenizer::new(job.vocabulary.clone(), job.reader.shown()),
             job,
-            answer: Vec::new(),
-            said: OutputParts::default(),
+            generated: Vec::new(),
+            held_back: OutputParts::default(),
             text_len: 0,
             cached_tokens,
             started: Instant::now(),
@@ -139,22 +139,22 @@ impl Generation {
             return self.finish(DoneReason::Stop);
         }
         self.job.sampler.accept(id);
-        self.answer.push(GeneratedId { id, at: self.text_len });
+        self.generated.push(GeneratedId { id, at: self.text_len });
         let piece = self.detokenizer.push(id);
         self.text_len += piece.len();
         let released = self.job.stop.push(&piece);
-        let said = self.job.reader.push(released.text);
+        let output = self.job.reader.push(released.text);
         let logprob = self.job.top_logprobs.map(|top| self.logprob(logits, id, top));
         if self.job.whole && logprob.is_none() {
-            self.said.extend(said);
+            self.held_back.extend(output);
         } else {
-            let OutputParts { text, thinking, calls } = said;
+            let OutputParts { text, thinking, calls } = output;
             if !self.send(Event::Token { text, thinking, calls, logprob }) {
                 return NextAction::Finished;
             }
         }
         if let Some(at) = released.stopped_at {
-            self.answer.retain(|generated| generated.at < at);
+            self.generated.retain(|generated| generated.at < at);
             return self.finish_after_stop_text();
         }
         if self.is_waiting() { NextAction::Wait } else { self.next_action(id) }
@@ -164,7 +164,7 @@ impl Generation {
         if self.job.format.as_ref().is_some_and(|format| format.constraint.is_complete()) {
             return self.finish(DoneReason::Stop);
         }
-        if self.answer.len() >= self.job.num_predict {
+        if self.generated.len() >= self.job.num_predict {
             return self.finish(DoneReason::Length);
         }
         NextAction::Feed(id)
@@ -217,15 +217,15 @@ impl Generation {
     }
 
     fn done(&mut self, rest: String, reason: DoneReason) -> NextAction {
-        let mut said = std::mem::take(&mut self.said);
-        said.extend(self.job.reader.push(rest));
-        said.extend(self.job.reader.finish());
-        let OutputParts { text, thinking, calls } = said;
+        let mut output = std::mem::take(&mut self.held_back);
+        output.extend(self.job.reader.push(rest));
+        output.extend(self.job.reader.finish());
+        let OutputParts { text, thinking, calls } = output;
         let now = Instant::now();
         let prompt_done = self.prompt_done.unwrap_or(now);
         let mut context = std::mem::take(&mut self.job.prompt);
         let prompt_tokens = context.len();
-        context.extend(self.answer.iter().map(|generated| generated.id));
+        context.extend(self.generated.iter().map(|generated| generated.id));
         self.send(Event::Done(Done {
             text,
             thinking,
@@ -234,7 +234,7 @@ impl Generation {
             prompt_tokens,
             cached_tokens: self.cached_tokens,
             prompt_ns: nanoseconds(prompt_done - self.started),
-            eval_tokens: self.answer.len(),
+            eval_tokens: self.generated.len(),
             eval_ns: nanoseconds(now - prompt_done),
             context,
         }));

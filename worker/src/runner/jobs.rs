@@ -15,7 +15,7 @@ pub(crate) struct ScoreJob {
     pub(crate) windows: Vec<Vec<u32>>,
     /// How many of the likeliest ids to return at each position.
     pub(crate) top: usize,
-    pub(crate) answer: oneshot::Sender<Result<Vec<WindowScores>, RunnerError>>,
+    pub(crate) sender: oneshot::Sender<Result<Vec<WindowScores>, RunnerError>>,
 }
 
 /// One text to embed.
@@ -25,5 +25,5 @@ pub(crate) struct EmbedJob {
     /// At least one.
     pub(crate) ids: Vec<u32>,
     pub(crate) pooling: Pooling,
-    pub(crate) answer: oneshot::Sender<Result<Vec<f32>, RunnerError>>,
+    pub(crate) sender: oneshot::Sender<Result<Vec<f32>, RunnerError>>,
 }

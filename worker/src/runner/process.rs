@@ -258,8 +258,8 @@ fn remove_stale_folders(base: &Path) {
         };
         if is_ours && is_old() {
             let socket = std::os::unix::net::UnixStream::connect(entry.path().join(SOCKET));
-            let unanswered = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
-            if socket.is_err_and(|error| unanswered.contains(&error.kind())) {
+            let stale_kinds = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
+            if socket.is_err_and(|error| stale_kinds.contains(&error.kind())) {
                 let _ = std::fs::remove_dir_all(entry.path());
             }
         }

@@ -28,8 +28,8 @@ struct Prompt {
 
 /// Maximum length of the sequence in tokens.
 fn limit(request: &GenerateRequest, facts: EngineFacts) -> usize {
-    let asked = request.num_ctx.unwrap_or(usize::MAX).max(MIN_CONTEXT);
-    asked.min(facts.context_length).max(1)
+    let requested = request.num_ctx.unwrap_or(usize::MAX).max(MIN_CONTEXT);
+    requested.min(facts.context_length).max(1)
 }
 
 impl TextProcessor {

@@ -153,11 +153,11 @@ async fn load(
     let lost = loading.take();
     let batch =
         Batch::start(engine, num_parallel, batch_tokens, move || drop(lost)).map_err(RunnerError::failed)?;
-    let answer = json(StatusCode::OK, &model.loaded());
+    let response = json(StatusCode::OK, &model.loaded());
     if runner.model.set(ServedModel { model, batch }).is_err() {
         return Err(RunnerError::invalid("a model is already loaded"));
     }
-    Ok(answer)
+    Ok(response)
 }
 
 async fn generate(State(runner): State<Arc<Runner>>, body: ReceivedBody) -> Result<Response, RunnerError> {
@@ -214,8 +214,8 @@ async fn score(
             request.top
         )));
     }
-    let (answer, scores) = oneshot::channel();
-    served.batch.score(ScoreJob { windows: request.windows, top: request.top, answer })?;
+    let (sender, scores) = oneshot::channel();
+    served.batch.score(ScoreJob { windows: request.windows, top: request.top, sender })?;
     let windows =
         scores.await.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while scoring")))?;
     Ok(json(StatusCode::OK, &ScoreResponse { windows }))
@@ -232,8 +232,8 @@ async fn embed(
     let pooling = served.model.embedding().pooling;
     let request = served.batch.new_request();
     let vectors = texts.into_iter().map(async |ids| {
-        let (answer, vector) = oneshot::channel();
-        served.batch.embed(EmbedJob { request, ids, pooling, answer })?;
+        let (sender, vector) = oneshot::channel();
+        served.batch.embed(EmbedJob { request, ids, pooling, sender })?;
         let vector = vector.await;
         vector.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while embedding")))
     });

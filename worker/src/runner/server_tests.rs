@@ -13,7 +13,7 @@ use super::protocol::{
     ScoreRequest,
 };
 use super::server::{Loader, serve};
-use super::testing::{FakeEngine, PANIC, answer, demo_file, demo_tokenizer};
+use super::testing::{FakeEngine, PANIC, demo_file, demo_tokenizer, greedy_output};
 use crate::engine::{Engine, ModelInfo};
 use crate::text::SamplerOptions;
 
@@ -117,7 +117,7 @@ async fn load_then_generate() {
     let tokenizer = demo_tokenizer();
     let raw = tokenizer.encode("Define water.", true).unwrap();
     let got = context(&client, &request(Input::Raw { prompt: "Define water.".into() })).await.unwrap();
-    assert_eq!(got, [raw.clone(), answer(&raw, 12)].concat());
+    assert_eq!(got, [raw.clone(), greedy_output(&raw, 12)].concat());
 
     let turn =
         |system: &str| format!("{system}<|im_start|>user\nDefine water.<|im_end|>\n<|im_start|>assistant\n");
@@ -131,7 +131,7 @@ async fn load_then_generate() {
     };
     let ids = tokenizer.encode(&turn(""), true).unwrap();
     let first = context(&client, &request(prompt(None, &[]))).await.unwrap();
-    assert_eq!(first, [ids.clone(), answer(&ids, 12)].concat());
+    assert_eq!(first, [ids.clone(), greedy_output(&ids, 12)].concat());
     let messages = vec![json!({"role": "user", "content": "Define water."})];
     let chat = request(Input::Chat { messages, tools: Vec::new() });
     assert_eq!(context(&client, &chat).await.unwrap(), first);
@@ -206,16 +206,16 @@ async fn prompts_are_fitted_to_the_context() {
 }
 
 #[tokio::test]
-async fn more_vectors_than_an_answer_can_hold_are_refused() {
+async fn more_vectors_than_a_response_can_hold_are_refused() {
     let info = ModelInfo { embedding_length: 1 << 24, ..FakeEngine::new(CONTEXT, 1).info().clone() };
     let read = move || Model::read(&load_request("demo"), &json!({}), info).unwrap();
     let model = tokio::task::spawn_blocking(read).await.unwrap();
-    let ask = async |n: usize| {
+    let prepare = async |n: usize| {
         let inputs = vec!["a".to_owned(); n];
         model.prepare_embed(EmbedRequest { inputs, truncate: true, dimensions: None, num_ctx: None }).await
     };
-    assert_eq!(ask(2).await.unwrap().len(), 2);
-    assert_eq!(ask(3).await.unwrap_err().message, "3 texts are too many for one request (at most 2)");
+    assert_eq!(prepare(2).await.unwrap().len(), 2);
+    assert_eq!(prepare(3).await.unwrap_err().message, "3 texts are too many for one request (at most 2)");
 }
 
 #[tokio::test]

@@ -50,8 +50,8 @@ impl Slot {
         match &self.work {
             Work::Idle => false,
             Work::Generate(generation) => generation.is_cancelled(),
-            Work::Score(scoring) => scoring.job.answer.is_closed(),
-            Work::Embed(pool) => pool.job.answer.is_closed(),
+            Work::Score(scoring) => scoring.job.sender.is_closed(),
+            Work::Embed(pool) => pool.job.sender.is_closed(),
         }
     }
 
@@ -89,7 +89,7 @@ impl Slot {
                 generation.fail(error);
             }
             Work::Score(scoring) => {
-                let _ = scoring.job.answer.send(Err(error));
+                let _ = scoring.job.sender.send(Err(error));
             }
             Work::Embed(pool) => pool.fail(error),
         }

@@ -58,8 +58,8 @@ impl FakeEngine {
         if self.script.is_empty() {
             return row(ids);
         }
-        let said = (0..=self.script.len()).rev().find(|&said| ids.ends_with(&self.script[..said]));
-        let next = self.script.get(said.unwrap_or(0)).copied().unwrap_or(EOS);
+        let sent = (0..=self.script.len()).rev().find(|&len| ids.ends_with(&self.script[..len]));
+        let next = self.script.get(sent.unwrap_or(0)).copied().unwrap_or(EOS);
         let mut row = vec![0.0; VOCAB];
         row[next as usize] = 30.0;
         row
@@ -90,7 +90,7 @@ pub(crate) fn hidden(ids: &[u32]) -> Vec<f32> {
 }
 
 /// The greedy output for a prompt, without the end-of-sequence id.
-pub(crate) fn answer(prompt: &[u32], num_predict: usize) -> Vec<u32> {
+pub(crate) fn greedy_output(prompt: &[u32], num_predict: usize) -> Vec<u32> {
     let mut ids = prompt.to_vec();
     while ids.len() < prompt.len() + num_predict {
         let id = crate::text::sampler::argmax(&row(&ids)).unwrap();

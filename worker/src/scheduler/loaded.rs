@@ -29,7 +29,7 @@ pub struct LoadedModel {
     places: Arc<Places>,
     num_parallel: usize,
     /// The context length requested at load; the loaded one is shorter if the model supports no more.
-    asked_context: usize,
+    requested_context: usize,
     usage: Mutex<Usage>,
     /// Wakes the scheduler when a request has ended.
     changed: Arc<Notify>,
@@ -94,7 +94,7 @@ impl LoadedModel {
             loaded_at: Instant::now(),
             places: Places::new(num_parallel),
             num_parallel,
-            asked_context: request.context_length,
+            requested_context: request.context_length,
             usage: Mutex::new(Usage {
                 users: 0,
                 keep_alive,
@@ -146,9 +146,9 @@ impl LoadedModel {
 
     /// Whether the loaded context is long enough for a request, or as long as the model supports.
     pub(super) fn has_context_for(&self, wanted: &ModelRequirements) -> bool {
-        let is_longest = self.loaded.context_length < self.asked_context;
-        let asked = wanted.context(&self.model.params);
-        is_longest || asked.is_none_or(|asked| asked <= self.loaded.context_length)
+        let is_longest = self.loaded.context_length < self.requested_context;
+        let requested = wanted.context(&self.model.params);
+        is_longest || requested.is_none_or(|requested| requested <= self.loaded.context_length)
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -289,11 +289,11 @@ impl Ticket {
     pub(super) fn new(place: Place, wanted: &ModelRequirements, load: Duration) -> Ticket {
         let ticket = Ticket { place, load };
         let model = ticket.model();
-        let asked = wanted.num_ctx.or_else(|| model_context(&model.model.params));
+        let requested = wanted.num_ctx.or_else(|| model_context(&model.model.params));
         let mut usage = model.usage();
         usage.keep_alive = wanted.keep_alive.unwrap_or(usage.keep_alive);
-        usage.context_length = asked.map_or(model.loaded.context_length, |asked| {
-            asked.max(MIN_CONTEXT).min(model.loaded.context_length)
+        usage.context_length = requested.map_or(model.loaded.context_length, |requested| {
+            requested.max(MIN_CONTEXT).min(model.loaded.context_length)
         });
         drop(usage);
         ticket

@@ -230,16 +230,17 @@ impl Inner {
             pending.retain(|pending| pending.load.upgrade().is_some());
             !pending.is_empty()
         });
-        let asked = wanted.num_ctx.max(wanted.sequence_length);
+        let needed = wanted.num_ctx.max(wanted.sequence_length);
         let pending = loads.entry(wanted.digest.clone()).or_default();
-        let joined = pending.iter().find(|pending| asked <= pending.num_ctx).and_then(|it| it.load.upgrade());
+        let joined =
+            pending.iter().find(|pending| needed <= pending.num_ctx).and_then(|it| it.load.upgrade());
         if let Some(load) = joined {
             return Ok(Entry::Loading(load));
         }
         let (inner, load) = (self.clone(), wanted.clone());
         let load = async move { inner.load(load).await.map(Arc::new).map_err(Arc::new) };
         let load: Shared<LoadFuture> = load.boxed().shared();
-        pending.extend(load.downgrade().map(|load| PendingLoad { num_ctx: asked, load }));
+        pending.extend(load.downgrade().map(|load| PendingLoad { num_ctx: needed, load }));
         Ok(Entry::Loading(load))
     }
 
@@ -255,7 +256,7 @@ impl Inner {
         let total = (self.options.memory)().total_bytes;
         let model = self.models.fetch(&wanted.repository, &wanted.digest, total).await?;
         let default = self.options.context_length;
-        let context = wanted.context(&model.params).map_or(default, |asked| asked.max(default));
+        let context = wanted.context(&model.params).map_or(default, |requested| requested.max(default));
         let estimate = Estimate::of(&model, context, self.options.num_parallel, &self.options.kv_cache_type);
         if estimate.needed() > total {
             return Err(Error::TooLarge { needed: estimate.needed(), total });

@@ -34,6 +34,6 @@ impl ModelRequirements {
 
 /// `num_ctx` from a model's parameters.
 pub(super) fn model_context(params: &Map<String, Value>) -> Option<usize> {
-    let asked = params.get("num_ctx").and_then(Value::as_u64).filter(|asked| *asked > 0);
-    asked.map(|asked| usize::try_from(asked).unwrap_or(usize::MAX))
+    let num_ctx = params.get("num_ctx").and_then(Value::as_u64).filter(|num_ctx| *num_ctx > 0);
+    num_ctx.map(|num_ctx| usize::try_from(num_ctx).unwrap_or(usize::MAX))
 }

@@ -322,7 +322,7 @@ async fn clients_take_turns() {
     let model = bench.model(1);
     let first = bench.acquire(&model).await.unwrap();
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let ask = |client: &str| {
+    let spawn_request = |client: &str| {
         let (scheduler, order) = (bench.scheduler.clone(), order.clone());
         let wanted = ModelRequirements { client: client.into(), ..model.clone() };
         tokio::spawn(async move {
@@ -334,9 +334,9 @@ async fn clients_take_turns() {
     let users = async |count: usize| {
         bench.until("they wait", || bench.scheduler.loaded()[0].users == count).await;
     };
-    let many: Vec<_> = (0..20).map(|_| ask("many")).collect();
+    let many: Vec<_> = (0..20).map(|_| spawn_request("many")).collect();
     users(21).await;
-    let few: Vec<_> = (0..2).map(|_| ask("few")).collect();
+    let few: Vec<_> = (0..2).map(|_| spawn_request("few")).collect();
     users(23).await;
     drop(first);
     for request in many.into_iter().chain(few) {

@@ -26,7 +26,7 @@ pub struct Constraint {
 pub struct SampledId {
     pub id: u32,
     /// Whether it is part of the content: the grammar has to accept it before the next id is sampled.
-    pub is_answer: bool,
+    pub is_content: bool,
 }
 
 #[derive(Clone)]
@@ -77,7 +77,7 @@ impl Constraint {
         let mut row = logits.to_vec();
         let Some(thoughts) = &self.thoughts else {
             apply_mask(&mut row, &self.allowed.mask);
-            return Ok(self.answer(sampler.sample(&row)?));
+            return Ok(self.content(sampler.sample(&row)?));
         };
         match thoughts.thinking.phase() {
             Phase::Before { open, begun } => {
@@ -91,10 +91,10 @@ impl Constraint {
                 apply_mask(&mut row, &mask);
                 let id = sampler.sample(&row)?;
                 if continues_tag(open, begun, token(id)) && self.think(id) {
-                    return Ok(SampledId { id, is_answer: false });
+                    return Ok(SampledId { id, is_content: false });
                 }
                 self.thoughts = None;
-                Ok(self.answer(id))
+                Ok(self.content(id))
             }
             Phase::Inside => {
                 // The response cannot end before its content.
@@ -102,7 +102,7 @@ impl Constraint {
                 loop {
                     let id = sampler.sample(&row)?;
                     if self.think(id) {
-                        return Ok(SampledId { id, is_answer: false });
+                        return Ok(SampledId { id, is_content: false });
                     }
                     exclude_id(&mut row, id);
                 }
@@ -120,11 +120,11 @@ impl Constraint {
                 match &mut self.thoughts {
                     Some(thoughts) if is_blank(id) => {
                         thoughts.blanks += 1;
-                        Ok(SampledId { id, is_answer: false })
+                        Ok(SampledId { id, is_content: false })
                     }
                     _ => {
                         self.thoughts = None;
-                        Ok(self.answer(id))
+                        Ok(self.content(id))
                     }
                 }
             }
@@ -136,8 +136,8 @@ impl Constraint {
     }
 
     /// An id of the content, unless it ends the response.
-    fn answer(&self, id: u32) -> SampledId {
-        SampledId { id, is_answer: !self.eos.contains(&id) }
+    fn content(&self, id: u32) -> SampledId {
+        SampledId { id, is_content: !self.eos.contains(&id) }
     }
 
     /// Adds an id to the reasoning, unless its text includes content.

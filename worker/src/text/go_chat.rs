@@ -33,8 +33,8 @@ impl GoChat {
         if !mentions.contains("messages") && !mentions.contains("response") {
             template = template.append_field("Response");
         }
-        let unanswered = template.truncate_after("Response");
-        Ok(GoChat { template, up_to_response: unanswered, mentions, abilities })
+        let up_to_response = template.truncate_after("Response");
+        Ok(GoChat { template, up_to_response, mentions, abilities })
     }
 
     /// The features that it supports.
@@ -263,9 +263,9 @@ fn tool(tool: &Json) -> Value {
     }))
 }
 
-/// A tool's parameters are ordered by name. With `as_said`, nested properties are printed as JSON in the
-/// order of the request.
-fn properties(json: &Json, as_said: bool) -> Value {
+/// A tool's parameters are ordered by name. With `in_request_order`, nested properties are printed as JSON in
+/// the order of the request.
+fn properties(json: &Json, in_request_order: bool) -> Value {
     let Some(entries) = json.as_object() else {
         return Value::Map(Arc::new(Map { printed: PrintStyle::Json, is_nil: true, ..Map::default() }));
     };
@@ -274,7 +274,7 @@ fn properties(json: &Json, as_said: bool) -> Value {
         printed: PrintStyle::Json,
         is_nil: false,
         missing: property(&Json::Null),
-        json_order: if as_said { entries.keys().cloned().collect() } else { Vec::new() },
+        json_order: if in_request_order { entries.keys().cloned().collect() } else { Vec::new() },
     }))
 }
 

@@ -45,8 +45,8 @@ fn a_conversation_at_once_or_turn_by_turn() {
     let by_turns = "{{ if .System }}S:{{ .System }} {{ end }}{{ if .Prompt }}U:{{ .Prompt }} {{ end }}A:{{ .Response }}.";
     check(by_turns, &turns(), None, None, "S:Be brief. U:a\n\nb A:c.U:d A:");
     // The response is at the end if a template does not place it.
-    let unsaid = "{{ if .System }}[{{ .System }}]{{ end }}<{{ .Prompt }}>";
-    check(unsaid, &turns(), None, None, "[Be brief.]<a\n\nb>c<d>");
+    let without_response = "{{ if .System }}[{{ .System }}]{{ end }}<{{ .Prompt }}>";
+    check(without_response, &turns(), None, None, "[Be brief.]<a\n\nb>c<d>");
     let thinking = "{{ range .Messages }}{{ end }}{{ .Think }} {{ .IsThinkSet }}";
     check(thinking, &turns(), None, None, "false false");
     check(thinking, &turns(), None, Some(Think::Off), "false true");

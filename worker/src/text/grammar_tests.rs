@@ -53,7 +53,7 @@ impl Grammar {
             .constraint
             .sample(sampler, logits)
             .map_err(|error| GrammarError::GrammarFailed(error.to_string()))?;
-        if picked.is_answer {
+        if picked.is_content {
             self.constraint.set_allowed(self.matching.take(picked.id)?);
         }
         Ok(picked.id)

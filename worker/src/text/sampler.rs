@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn one_seed_one_answer() {
+    fn one_seed_one_result() {
         let draw = |seed: i64| -> Vec<u32> {
             let mut sampler = Sampler::new(options(|o| o.seed = seed), 128);
             (0..32).map(|_| sampler.sample(&LOGITS).unwrap()).collect()

@@ -190,18 +190,18 @@ impl FourRows {
     pub(super) fn prefetch(&self, b: usize, bytes: usize) {
         let (codes, all, done) = (self.whole.codes, FOUR * self.row_bytes, b * bytes);
         // Prefetching invalid addresses is harmless.
-        let ask = |at: *const u8, lines: usize| {
+        let prefetch = |at: *const u8, lines: usize| {
             (0..lines).for_each(|line| _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast()));
         };
         if all <= MAX_NEAR_BYTES {
-            return ask(codes.first.wrapping_add(all + FOUR * done), (FOUR * bytes).div_ceil(64));
+            return prefetch(codes.first.wrapping_add(all + FOUR * done), (FOUR * bytes).div_ceil(64));
         }
         let ahead = if done + PREFETCH_BYTES < self.row_bytes {
             PREFETCH_BYTES
         } else {
             PREFETCH_BYTES + all - self.row_bytes
         };
-        (0..FOUR).for_each(|row| ask(codes.row(row).wrapping_add(done + ahead), bytes.div_ceil(64)));
+        (0..FOUR).for_each(|row| prefetch(codes.row(row).wrapping_add(done + ahead), bytes.div_ceil(64)));
     }
 
     /// Iterates over blocks of 256 values.

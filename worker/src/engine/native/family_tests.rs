@@ -39,10 +39,10 @@ fn logits_and_greedy_ids_of_every_family() {
                     rows[0].iter().zip(expect).map(|(a, b)| (f64::from(*a) - b.as_f64().unwrap()).abs());
                 let error = errors.fold(0.0, f64::max);
                 assert!(error <= bound, "{family} scalar {scalar} {prompt:?}: {error}");
-                let answer = ids(&case["greedy"]);
+                let greedy_ids = ids(&case["greedy"]);
                 // The scalar kernels are slow; a few tokens beyond the window are enough.
-                let n = if scalar { 3 } else { answer.len() };
-                assert_eq!(greedy(engine.as_mut(), &prompt, n, &[]), answer[..n], "{family} {prompt:?}");
+                let n = if scalar { 3 } else { greedy_ids.len() };
+                assert_eq!(greedy(engine.as_mut(), &prompt, n, &[]), greedy_ids[..n], "{family} {prompt:?}");
             }
         }
     }

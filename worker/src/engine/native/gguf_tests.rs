@@ -68,10 +68,10 @@ fn check(name: &str, files: &ModelFiles, options: LoadOptions, activations: Acti
         Activations::EightBits if has_experts => 3e-2,
         Activations::EightBits => 1e-2,
     };
-    let answers = std::fs::read(fixture(name).with_extension("expected.json")).unwrap();
-    let answers: Json = serde_json::from_slice(&answers).unwrap();
+    let reference = std::fs::read(fixture(name).with_extension("expected.json")).unwrap();
+    let reference: Json = serde_json::from_slice(&reference).unwrap();
     let mut engine = load(files, options).unwrap();
-    for case in answers["cases"].as_array().unwrap() {
+    for case in reference["cases"].as_array().unwrap() {
         let (prompt, greedy) = (ids(&case["token_ids"]), ids(&case["greedy"]));
         let margins = floats(&case["greedy_margin"]);
         let sequence = engine.open(prompt.len() + greedy.len()).unwrap();

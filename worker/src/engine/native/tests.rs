@@ -58,17 +58,17 @@ fn argmax(row: &[f32]) -> u32 {
 pub(super) fn greedy(engine: &mut dyn Engine, prompt: &[u32], n: usize, stop: &[u32]) -> Vec<u32> {
     let sequence = engine.open(prompt.len() + n).unwrap();
     let mut rows = step(engine, sequence, prompt, RowSelection::Last);
-    let mut answer = Vec::new();
-    while answer.len() < n {
+    let mut output = Vec::new();
+    while output.len() < n {
         let next = argmax(&rows[0]);
         if stop.contains(&next) {
             break;
         }
-        answer.push(next);
+        output.push(next);
         rows = step(engine, sequence, &[next], RowSelection::Last);
     }
     engine.close(sequence);
-    answer
+    output
 }
 
 #[test]
@@ -87,10 +87,10 @@ fn logits_and_greedy_ids_of_the_reference() {
                     let error = (f64::from(*found) - expect.as_f64().unwrap()).abs();
                     assert!(error <= 1e-4, "{folder} scalar {scalar} {prompt:?}: {error}");
                 }
-                let answer = ids(&case["greedy"]);
+                let greedy_ids = ids(&case["greedy"]);
                 assert_eq!(
-                    greedy(engine.as_mut(), &prompt, answer.len(), &[]),
-                    answer,
+                    greedy(engine.as_mut(), &prompt, greedy_ids.len(), &[]),
+                    greedy_ids,
                     "{folder} {prompt:?}"
                 );
             }
@@ -118,13 +118,13 @@ fn smaller_caches_stay_close() {
 }
 
 #[test]
-fn the_demo_model_gives_its_answers() {
+fn the_demo_model_gives_its_outputs() {
     let folder = "tests/models/lode-demo";
     let mut engine = load(&checkpoint(folder), f32_cache()).unwrap();
     for case in expected(folder)["cases"].as_array().unwrap() {
-        let answer = ids(&case["answer_ids"]);
-        let found = greedy(engine.as_mut(), &ids(&case["prompt_ids"]), answer.len() + 1, &[0, 2]);
-        assert_eq!(found, answer, "{}", case["user"]);
+        let output = ids(&case["answer_ids"]);
+        let found = greedy(engine.as_mut(), &ids(&case["prompt_ids"]), output.len() + 1, &[0, 2]);
+        assert_eq!(found, output, "{}", case["user"]);
     }
 }
 

@@ -125,7 +125,7 @@ impl Helper {
         let allowed = match timeout(self.limits.timeout, evaluator.call::<AllowedNext>(&call, &[])).await {
             Err(_) => return Err(self.limits.timeout_error(what)),
             Ok(Err(_)) => return Err(self.limits.memory_error(what)),
-            Ok(Ok((answer, mask))) => allowed(answer.result?, &mask),
+            Ok(Ok((reply, mask))) => allowed(reply.result?, &mask),
         };
         Ok((Session::start(evaluator, self.limits, wake), allowed))
     }
@@ -149,11 +149,11 @@ impl Helper {
                 // A reused evaluator may have ended, or has less memory left than a fresh one: retry.
                 Ok(Err(_)) if !is_fresh => {}
                 Ok(Err(_)) => return Err(self.limits.memory_error(what)),
-                Ok(Ok((answer, bytes))) => {
-                    if !answer.is_last && self.idle().len() < MAX_IDLE {
+                Ok(Ok((reply, bytes))) => {
+                    if !reply.is_last && self.idle().len() < MAX_IDLE {
                         self.idle().push(evaluator);
                     }
-                    return Ok((answer.result?, bytes));
+                    return Ok((reply.result?, bytes));
                 }
             }
         }

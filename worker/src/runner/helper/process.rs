@@ -78,8 +78,8 @@ impl Helper {
             embedding: text.embedding.clone(),
         };
         let vocabulary = text.tokenizer.as_ref().map(|tokenizer| tokenizer.vocabulary().to_wire());
-        let answer = Ok::<_, RunnerError>(read);
-        if frame::write(control, &answer, &vocabulary.unwrap_or_default()).is_err() {
+        let reply = Ok::<_, RunnerError>(read);
+        if frame::write(control, &reply, &vocabulary.unwrap_or_default()).is_err() {
             let error = RunnerError::unsupported("the vocabulary is too large");
             frame::write(control, &Err::<TokenizerReply, _>(error), &[])?;
             return Ok(None);

@@ -39,16 +39,16 @@ impl Session {
             // The task and the evaluator end with the session.
             while let Some(id) = taken.recv().await {
                 let call = Call::Take { id };
-                let answer = timeout(limits.timeout, evaluator.call::<AllowedNext>(&call, &[]));
-                let answer = tokio::select! {
-                    answer = answer => answer,
+                let reply = timeout(limits.timeout, evaluator.call::<AllowedNext>(&call, &[]));
+                let reply = tokio::select! {
+                    reply = reply => reply,
                     // The response has ended meanwhile.
                     _ = taken.recv() => return,
                 };
-                let result = match answer {
+                let result = match reply {
                     Err(_) => Err(limits.timeout_error(what)),
                     Ok(Err(_)) => Err(limits.memory_error(what)),
-                    Ok(Ok((answer, mask))) => answer.result.map(|next| allowed(next, &mask)),
+                    Ok(Ok((reply, mask))) => reply.result.map(|next| allowed(next, &mask)),
                 };
                 *lock(&news) = Some(result);
                 wake();

@@ -72,12 +72,12 @@ fn reader(calls: CallFormat, prompt: &str) -> Reader {
 }
 
 fn read(mut reader: Reader, pieces: impl IntoIterator<Item = String>) -> OutputParts {
-    let mut said = OutputParts::default();
+    let mut output = OutputParts::default();
     for piece in pieces {
-        said.extend(reader.push(piece));
+        output.extend(reader.push(piece));
     }
-    said.extend(reader.finish());
-    said
+    output.extend(reader.finish());
+    output
 }
 
 fn call(name: &str, arguments: Value) -> Call {
@@ -85,23 +85,23 @@ fn call(name: &str, arguments: Value) -> Call {
 }
 
 /// Checks the text as a whole, character by character, and in pieces of three.
-fn check(format: &CallFormat, answer: &str, thinking: &str, text: &str, calls: &[Call]) {
+fn check(format: &CallFormat, response: &str, thinking: &str, text: &str, calls: &[Call]) {
     let expect = OutputParts { thinking: thinking.into(), text: text.into(), calls: calls.into() };
-    let characters: Vec<char> = answer.chars().collect();
+    let characters: Vec<char> = response.chars().collect();
     for size in [characters.len().max(1), 1, 3] {
         let pieces = characters.chunks(size).map(|piece| piece.iter().collect());
-        assert_eq!(read(reader(format.clone(), ""), pieces), expect, "in pieces of {size}: {answer}");
+        assert_eq!(read(reader(format.clone(), ""), pieces), expect, "in pieces of {size}: {response}");
     }
 }
 
 #[test]
 fn qwen() {
     let check =
-        |answer: &str, thinking, text, calls: &[Call]| check(&hermes(), answer, thinking, text, calls);
+        |response: &str, thinking, text, calls: &[Call]| check(&hermes(), response, thinking, text, calls);
     let paris = call("look", json!({"city": "Paris", "at": {"x": [1, "}"]}}));
-    let answer = "<think>\nA city.\n</think>\n\nI will look.\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"Paris\", \
+    let response = "<think>\nA city.\n</think>\n\nI will look.\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"city\": \"Paris\", \
         \"at\": {\"x\": [1, \"}\"]}}}\n</tool_call>";
-    check(answer, "A city.", "I will look.", std::slice::from_ref(&paris));
+    check(response, "A city.", "I will look.", std::slice::from_ref(&paris));
     let both = "<tool_call>{\"name\": \"add\", \"arguments\": {\"b\": 1, \"a\": 2}}</tool_call>\n<tool_call>\n{\"name\": \"nobody\"}\n</tool_call>\nDone.";
     let calls = [call("add", json!({"b": 1, "a": 2})), call("nobody", json!({}))];
     assert_eq!(calls[0].arguments.keys().collect::<Vec<_>>(), ["b", "a"]);
@@ -140,7 +140,8 @@ fn qwen() {
 
 #[test]
 fn llama() {
-    let check = |answer: &str, text, calls: &[Call]| check(&CallFormat::default(), answer, "", text, calls);
+    let check =
+        |response: &str, text, calls: &[Call]| check(&CallFormat::default(), response, "", text, calls);
     let look = call("look", json!({"city": "Paris"}));
     check("{\"name\": \"look\", \"parameters\": {\"city\": \"Paris\"}}", "", std::slice::from_ref(&look));
     check(
@@ -182,9 +183,9 @@ fn mistral_and_deepseek() {
     let named = "Wait.[TOOL_CALLS]add[CALL_ID]abc123def[ARGS]{\"a\": [1]}[TOOL_CALLS]look[CALL_ID]x[ARGS]{}";
     check(&mistral_named(), named, "", "Wait.", &calls);
     check(&mistral_named(), list, "", "", &calls);
-    let answer = "<think>Hm.</think>\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{\"a\": [1]}\n```\
+    let response = "<think>Hm.</think>\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{\"a\": [1]}\n```\
         <｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
-    check(&deepseek(), answer, "Hm.", "", &calls);
+    check(&deepseek(), response, "Hm.", "", &calls);
     let broken =
         "<｜tool▁calls▁begin｜> and <｜tool▁call▁begin｜>function<｜tool▁sep｜>two words\n```json\n{}";
     check(&deepseek(), broken, "", broken, &[]);
@@ -195,15 +196,15 @@ fn mistral_and_deepseek() {
 #[test]
 fn arguments_between_tags() {
     let calls = [call("look", json!({"city": "12\n<b>\"", "other": "3", "a": 4})), call("nobody", json!({}))];
-    let answer = "I look.\n\n<tool_call>\n<function=look>\n<parameter=city>\n12\n<b>\"\n</parameter>\n<parameter=other>3</parameter>\n\
+    let response = "I look.\n\n<tool_call>\n<function=look>\n<parameter=city>\n12\n<b>\"\n</parameter>\n<parameter=other>3</parameter>\n\
         <parameter=a>\n4\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=nobody>\n</function>\n</tool_call>";
-    check(&coder(), answer, "", "I look.", &calls);
+    check(&coder(), response, "", "I look.", &calls);
     // Models often omit the first marker.
-    check(&coder(), &answer.replace("<tool_call>\n", ""), "", "I look.", &calls);
-    let answer = "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>-1</arg_value>\n<arg_key>b</arg_key><arg_value>null</arg_value>\n</tool_call>\
+    check(&coder(), &response.replace("<tool_call>\n", ""), "", "I look.", &calls);
+    let response = "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>-1</arg_value>\n<arg_key>b</arg_key><arg_value>null</arg_value>\n</tool_call>\
         <tool_call>look<arg_key>a</arg_key><arg_value>one</arg_value></tool_call>Done.";
     let calls = [call("add", json!({"a": -1, "b": null})), call("look", json!({"a": "one"}))];
-    check(&glm(), answer, "", "Done.", &calls);
+    check(&glm(), response, "", "Done.", &calls);
     check(&glm(), "<tool_call>{\"name\": \"add\"}", "", "", &[call("add", json!({}))]);
     for broken in [
         "<tool_call>\n<function=look>\n<parameter=city>\n1",
@@ -225,17 +226,17 @@ fn arguments_between_tags() {
 #[test]
 fn text_comes_as_soon_as_it_is_known() {
     let mut reader = reader(hermes(), "...<think>\n");
-    let mut said = |piece: &str| reader.push(piece.to_owned());
-    assert_eq!(said("Hm").thinking, "Hm");
-    assert_eq!(said(".\n</think>\n\nOne").text, "One");
-    assert_eq!(said(" <b").text, " <b");
-    assert!(said(" <tool_").is_empty());
-    assert_eq!(said("x").text, " <tool_x");
-    assert!(said("<tool_call>{\"name\": ").is_empty());
-    assert_eq!(said("\"add\"}").calls, [call("add", json!({}))]);
-    assert!(said("\n</tool_call>\n").is_empty());
-    assert_eq!(said("two\n").text, "two");
-    assert_eq!(said("three").text, "\nthree");
+    let mut push = |piece: &str| reader.push(piece.to_owned());
+    assert_eq!(push("Hm").thinking, "Hm");
+    assert_eq!(push(".\n</think>\n\nOne").text, "One");
+    assert_eq!(push(" <b").text, " <b");
+    assert!(push(" <tool_").is_empty());
+    assert_eq!(push("x").text, " <tool_x");
+    assert!(push("<tool_call>{\"name\": ").is_empty());
+    assert_eq!(push("\"add\"}").calls, [call("add", json!({}))]);
+    assert!(push("\n</tool_call>\n").is_empty());
+    assert_eq!(push("two\n").text, "two");
+    assert_eq!(push("three").text, "\nthree");
 }
 
 #[test]
@@ -317,28 +318,29 @@ proptest! {
     fn calls_between_texts_are_found_and_nothing_else_is_lost(
         turns in proptest::collection::vec((0usize..4, "[a-z{}\\[\\]\"<>;, ]{0,12}"), 0..6),
     ) {
-        let (mut answer, mut text, mut calls) = (String::new(), String::new(), Vec::new());
+        let (mut response, mut text, mut calls) = (String::new(), String::new(), Vec::new());
         for (kind, value) in turns {
             match kind {
                 0 => {
                     let arguments = json!({"value": value, "list": [{"nested": value}]});
-                    answer.push_str(&format!("<tool_call>{}</tool_call>", json!({"name": "add", "arguments": arguments})));
+                    let json = json!({"name": "add", "arguments": arguments});
+                    response.push_str(&format!("<tool_call>{json}</tool_call>"));
                     calls.push(call("add", arguments));
                 }
                 1 => {
-                    answer.push_str("<tool_call>{]");
+                    response.push_str("<tool_call>{]");
                     text.push_str("<tool_call>{]");
                 }
                 _ => {
                     // JSON after a call would be another call.
-                    let said = format!("x{value}x");
-                    answer.push_str(&said);
-                    text.push_str(&said);
+                    let content = format!("x{value}x");
+                    response.push_str(&content);
+                    text.push_str(&content);
                 }
             }
         }
-        let said = read(reader(hermes(), ""), [answer]);
-        prop_assert_eq!(said.calls, calls);
-        prop_assert_eq!(said.text.replace(' ', ""), text.replace(' ', ""));
+        let output = read(reader(hermes(), ""), [response]);
+        prop_assert_eq!(output.calls, calls);
+        prop_assert_eq!(output.text.replace(' ', ""), text.replace(' ', ""));
     }
 }
