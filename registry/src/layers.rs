@@ -35,7 +35,7 @@ impl Layers {
         Layers { registry, routes: routes.layer(MapRequestLayer::new(note_route)) }
     }
 
-    pub(crate) fn answer(&self, mut request: Request) -> BoxFuture<'static, Response> {
+    pub(crate) fn respond(&self, mut request: Request) -> BoxFuture<'static, Response> {
         let this = self.clone();
         Box::pin(async move {
             let observed = RequestObserver::begin(&this.registry, &mut request);
@@ -49,9 +49,9 @@ impl Layers {
     async fn format_response(self, request: Request, id: HeaderValue) -> Response {
         let surface = Surface::of(request.uri().path());
         let accepted = AcceptEncoding::of(request.method(), request.headers());
-        let answered = AssertUnwindSafe(self.check_and_route(request)).catch_unwind().await;
+        let result = AssertUnwindSafe(self.check_and_route(request)).catch_unwind().await;
         let id = id.to_str().unwrap_or_default();
-        let response = format_failure(surface, id, answered.unwrap_or_else(|panic| panic_response(&*panic)));
+        let response = format_failure(surface, id, result.unwrap_or_else(|panic| panic_response(&*panic)));
         let mut response = accepted.compress(response).await;
         if surface == Surface::Distribution {
             response
@@ -68,8 +68,8 @@ impl Layers {
             return failure.into_response();
         }
         let request = fold_name(Request::from_parts(parts, body));
-        let answered = body::guard(request, |request| self.routes.oneshot(request)).await;
-        answered.unwrap_or_else(|never| match never {})
+        let result = body::guard(request, |request| self.routes.oneshot(request)).await;
+        result.unwrap_or_else(|never| match never {})
     }
 }
 
@@ -83,7 +83,7 @@ impl Service<Request> for Layers {
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        self.answer(request).map(Ok).boxed()
+        self.respond(request).map(Ok).boxed()
     }
 }
 

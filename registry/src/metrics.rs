@@ -162,27 +162,27 @@ struct ResponseMetrics {
 pub(crate) fn record_request(route: &str, method: &'static str, status: StatusCode, took: Duration) {
     /// Metrics by route. A look-up by labels in the recorder would cost as much as serving a small response.
     static KEPT: LazyLock<RwLock<HashMap<String, Vec<ResponseMetrics>>>> = LazyLock::new(RwLock::default);
-    let record = |answers: &ResponseMetrics| {
-        answers.count.increment(1);
-        answers.seconds.record(took);
+    let record = |metrics: &ResponseMetrics| {
+        metrics.count.increment(1);
+        metrics.seconds.record(took);
     };
     {
         let kept = KEPT.read().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |answers: &&ResponseMetrics| answers.method == method && answers.status == status;
-        if let Some(answers) = kept.get(route).and_then(|all| all.iter().find(is_it)) {
-            return record(answers);
+        let is_it = |metrics: &&ResponseMetrics| metrics.method == method && metrics.status == status;
+        if let Some(metrics) = kept.get(route).and_then(|all| all.iter().find(is_it)) {
+            return record(metrics);
         }
     }
     install();
     let labelled = status.as_str().to_owned();
-    let answers = ResponseMetrics {
+    let metrics = ResponseMetrics {
         method,
         status,
         count: counter!(REQUESTS, "route" => route.to_owned(), "method" => method, "status" => labelled),
         seconds: histogram!(REQUEST_SECONDS, "route" => route.to_owned(), "method" => method),
     };
-    record(&answers);
-    KEPT.write().unwrap_or_else(PoisonError::into_inner).entry(route.to_owned()).or_default().push(answers);
+    record(&metrics);
+    KEPT.write().unwrap_or_else(PoisonError::into_inner).entry(route.to_owned()).or_default().push(metrics);
 }
 
 pub(crate) fn bytes_received() -> &'static Counter {

@@ -168,11 +168,11 @@ fn handle_request(
 ) -> impl Future<Output = Response<ResponseBody>> + use<> {
     let in_flight = connection.begin_request();
     let is_admitted = !connection.is_refused && !in_flight.is_beyond_limit;
-    let answered = match is_admitted || is_vital(request.uri().path()) {
-        true => Either::Left(service.answer(request.map(Body::new))),
+    let response_future = match is_admitted || is_vital(request.uri().path()) {
+        true => Either::Left(service.respond(request.map(Body::new))),
         false => Either::Right(std::future::ready(refuse(&request))),
     };
-    answered.map(|response| response.map(|body| ResponseBody::new(body, in_flight)))
+    response_future.map(|response| response.map(|body| ResponseBody::new(body, in_flight)))
 }
 
 /// Probes and worker heartbeats are served whatever the load.

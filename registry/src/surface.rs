@@ -77,9 +77,9 @@ mod tests {
         assert!(Failure::Registry(away()).message().contains("mirrored"));
         for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models", "/lode/v1/models"] {
             for failure in [error(), away()].map(Failure::Registry) {
-                let answer = format_failure(Surface::of(path), "id", failure.into_response());
-                assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
-                assert_eq!(answer.headers()[header::RETRY_AFTER], "5", "{path}");
+                let response = format_failure(Surface::of(path), "id", failure.into_response());
+                assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+                assert_eq!(response.headers()[header::RETRY_AFTER], "5", "{path}");
             }
         }
     }

@@ -226,17 +226,17 @@ mod tests {
     #[test]
     fn bad_certificate_files_are_reported_by_name() {
         let files = Files::new();
-        let said = |files: &Files| files.load().err().map(|error| chain(&error)).unwrap_or_default();
-        assert!(said(&files).contains("cert.pem: No such file"), "{}", said(&files));
+        let error_text = |files: &Files| files.load().err().map(|error| chain(&error)).unwrap_or_default();
+        assert!(error_text(&files).contains("cert.pem: No such file"), "{}", error_text(&files));
         files.write();
-        assert_eq!(said(&files), "");
+        assert_eq!(error_text(&files), "");
         std::fs::write(files.key(), "").unwrap();
-        assert!(said(&files).contains("key.pem contains no private key"), "{}", said(&files));
+        assert!(error_text(&files).contains("key.pem contains no private key"), "{}", error_text(&files));
         let other = rcgen::KeyPair::generate().unwrap().serialize_pem();
         std::fs::write(files.key(), other).unwrap();
-        assert!(said(&files).contains("do not match"), "{}", said(&files));
+        assert!(error_text(&files).contains("do not match"), "{}", error_text(&files));
         std::fs::write(files.cert(), "nothing").unwrap();
-        assert!(said(&files).contains("cert.pem contains no certificate"), "{}", said(&files));
+        assert!(error_text(&files).contains("cert.pem contains no certificate"), "{}", error_text(&files));
     }
 
     #[test]

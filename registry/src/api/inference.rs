@@ -26,7 +26,7 @@ use crate::http::{Failure, Json, OwnHosts};
 const NDJSON: &str = "application/x-ndjson";
 
 /// The largest response that is read completely before it is passed on.
-const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
+const MAX_RESPONSE_BYTES: usize = 256 * 1024 * 1024;
 
 /// A route that passes its body to `path` on a worker.
 pub(crate) fn passthrough_route(path: &'static str, read_name: ReadName) -> MethodRouter<ServerState> {
@@ -60,15 +60,15 @@ pub(super) async fn forward(
     let ForwardedBody { name, client: ClientAddress(client), path, body } = request;
     let table = server.registry.workers_attached().await?;
     let InferenceBody { bytes, charge, .. } = body;
-    let ask = InferenceRequest { repository, digest, name, client, path, body: bytes, _charge: charge };
-    Ok(server.gateway.forward(&table, ask).await?)
+    let inference = InferenceRequest { repository, digest, name, client, path, body: bytes, _charge: charge };
+    Ok(server.gateway.forward(&table, inference).await?)
 }
 
-/// Resolves a model name for this caller; `asked` is the name as in the request.
+/// Resolves a model name for this caller; `requested_name` is the name as in the request.
 pub(crate) async fn resolve(
     registry: &Registry,
     caller: &Caller,
-    asked: &str,
+    requested_name: &str,
     name: ModelName,
 ) -> Result<(Repository, Digest), Failure> {
     for repository in name.repositories.iter() {
@@ -76,7 +76,7 @@ pub(crate) async fn resolve(
             return Ok((repository.clone(), digest));
         }
     }
-    Err(Failure::ModelUnknown { name: asked.to_owned() })
+    Err(Failure::ModelUnknown { name: requested_name.to_owned() })
 }
 
 /// `POST /api/embeddings`, the older form of `/api/embed`: one prompt, one embedding.
@@ -91,12 +91,12 @@ pub(crate) async fn embeddings(
     let model = resolve(&server.registry, &caller, &name, model_name::parse(&name, &own)?).await?;
     // Without a prompt there is no embedding, but the model is loaded.
     let (body, is_empty) = body.translate(translate_embed_request).await?;
-    let answer = forward(&server, model, ForwardedBody { name, client, path: "/api/embed", body }).await?;
-    if !answer.status.is_success() {
-        return Ok(answer.into_response());
+    let response = forward(&server, model, ForwardedBody { name, client, path: "/api/embed", body }).await?;
+    if !response.status.is_success() {
+        return Ok(response.into_response());
     }
-    let answer: Value = read_json(answer).await?;
-    let vector = if is_empty { json!([]) } else { answer["embeddings"][0].clone() };
+    let response: Value = read_json(response).await?;
+    let vector = if is_empty { json!([]) } else { response["embeddings"][0].clone() };
     Ok(Json(json!({ "embedding": vector })).into_response())
 }
 
@@ -137,12 +137,12 @@ impl IntoResponse for WorkerResponse {
 
 /// Reads a response that is one JSON value.
 pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(
-    mut answer: WorkerResponse,
+    mut response: WorkerResponse,
 ) -> Result<T, Failure> {
     let mut all = Vec::new();
-    while let Some(bytes) = answer.bytes.try_next().await? {
-        if all.len() + bytes.len() > MAX_ANSWER_BYTES {
-            return Err(GatewayError::LineTooLong { limit_bytes: MAX_ANSWER_BYTES }.into());
+    while let Some(bytes) = response.bytes.try_next().await? {
+        if all.len() + bytes.len() > MAX_RESPONSE_BYTES {
+            return Err(GatewayError::LineTooLong { limit_bytes: MAX_RESPONSE_BYTES }.into());
         }
         all.extend_from_slice(&bytes);
     }

@@ -51,8 +51,8 @@ pub(crate) async fn page(
 /// The loaded models of all workers, sorted by expiry, the latest first.
 async fn loaded(server: &ServerState, caller: &Caller) -> Result<Vec<Value>, Failure> {
     let workers = server.registry.worker_list(caller).await?;
-    let answers = join_all(workers.iter().map(|worker| server.gateway.loaded_models(worker))).await;
-    let mut models: Vec<Value> = answers.into_iter().flatten().flatten().collect();
+    let listings = join_all(workers.iter().map(|worker| server.gateway.loaded_models(worker))).await;
+    let mut models: Vec<Value> = listings.into_iter().flatten().flatten().collect();
     // Sorts as text, because RFC 3339 times in one zone sort like times.
     models.sort_by(|a, b| b["expires_at"].as_str().cmp(&a["expires_at"].as_str()));
     Ok(models)

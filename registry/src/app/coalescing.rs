@@ -78,7 +78,7 @@ mod tests {
     async fn concurrent_callers_share_one_run() {
         let (flights, runs, go) =
             (Coalescer::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
-        let ask = || {
+        let start_call = || {
             let (flights, runs, go) = (flights.clone(), runs.clone(), go.clone());
             tokio::spawn(async move {
                 let work = async move {
@@ -89,19 +89,19 @@ mod tests {
                 flights.join("x".into(), work).await
             })
         };
-        let mut asked: Vec<_> = (0..10).map(|_| ask()).collect();
+        let mut calls: Vec<_> = (0..10).map(|_| start_call()).collect();
         while runs.load(Ordering::SeqCst) == 0 {
             tokio::task::yield_now().await;
         }
         // The caller that started the work disconnects, which does not affect the others.
-        asked.remove(0).abort();
+        calls.remove(0).abort();
         go.add_permits(1);
-        for one in asked {
-            assert!(matches!(one.await.unwrap(), Err(Error::StorageFull)));
+        for call in calls {
+            assert!(matches!(call.await.unwrap(), Err(Error::StorageFull)));
         }
         assert_eq!(runs.load(Ordering::SeqCst), 1);
         // The next call starts new work.
-        assert!(ask().await.unwrap().is_err());
+        assert!(start_call().await.unwrap().is_err());
         assert_eq!(runs.load(Ordering::SeqCst), 2);
     }
 
@@ -109,7 +109,7 @@ mod tests {
     async fn a_transient_error_stays_transient() {
         let work =
             async { Err(Error::Unavailable { what: "the database".into(), source: "refused".into() }) };
-        let told = Coalescer::default().join("x".into(), work).await;
-        assert!(matches!(told, Err(Error::Unavailable { .. })), "{told:?}");
+        let result = Coalescer::default().join("x".into(), work).await;
+        assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
     }
 }

@@ -397,11 +397,11 @@ async fn report_quantising(
 ) -> Infallible {
     let total = encoded_bytes(plan);
     let Some(to) = to.filter(|_| total > 0) else { return std::future::pending().await };
-    let (mut ticks, mut told) = (tokio::time::interval(QUANTISE_REPORT_INTERVAL), None);
+    let (mut ticks, mut last_reported) = (tokio::time::interval(QUANTISE_REPORT_INTERVAL), None);
     loop {
         ticks.tick().await;
         let completed = made.load(Ordering::Relaxed).min(total);
-        if told.replace(completed) != Some(completed) {
+        if last_reported.replace(completed) != Some(completed) {
             tell(CreateStep::Quantising { to, total, completed });
         }
     }

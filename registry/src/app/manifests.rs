@@ -13,7 +13,7 @@ use super::{ManifestPut, Registry, StoredManifest, detached, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::PlacedBlob;
-use crate::store::{ManifestReferences, NewManifest, ReferrerRow, UploadRow};
+use crate::store::{ManifestReferences, NewManifest, ReferrerRow, UnreferencedContent, UploadRow};
 
 impl Registry {
     pub async fn manifest_get(
@@ -257,7 +257,11 @@ impl Registry {
         let why = self.deletion_cause();
         let found = match reference {
             Reference::Digest(digest) => {
-                let manifest = (repository.clone(), digest.clone(), why.at);
+                let manifest = UnreferencedContent {
+                    repository: repository.clone(),
+                    digest: digest.clone(),
+                    unreferenced_at: why.at,
+                };
                 self.manifests_remove(&mut tx, &[manifest], &why).await? > 0
             }
             Reference::Tag(tag) => match tx.tag_delete(repository, tag, &why).await? {

@@ -196,15 +196,15 @@ impl Registry {
             tokio::time::sleep(POLL).await;
         }
         // 2. Fetch, unless another fetch has just ended.
-        let asked_at = now_ms();
+        let checked_at = now_ms();
         let fetched = match self.fetch_is_done(wanted).await? {
             true => None,
             false => Some(self.fetch_with_lease(wanted, &key, &holder).await),
         };
         // 3. Record when the upstream resolved the tag.
-        let told =
+        let has_resolved_tag =
             matches!((&wanted.what, &fetched), (FetchTarget::Manifest(Reference::Tag(_)), Some(Ok(()))));
-        self.store.mirror_release(repository, &key, &holder, told.then_some(asked_at)).await?;
+        self.store.mirror_release(repository, &key, &holder, has_resolved_tag.then_some(checked_at)).await?;
         fetched.unwrap_or(Ok(()))
     }
 
@@ -264,12 +264,12 @@ impl Registry {
         let held = self.store.manifest_read(ours, reference).await?;
         // 1. A HEAD resolves the tag without fetching its target.
         if let Some(held) = &held {
-            let asked =
+            let head =
                 tokio::time::timeout(RESOLVE_TIMEOUT, upstream.registry.manifest_head(theirs, reference))
                     .await;
             let late =
                 || Error::UpstreamUnavailable(Arc::new(std::io::Error::from(std::io::ErrorKind::TimedOut)));
-            match asked.map_err(|_| late())?.map_err(|error| upstream.note_failure(error))? {
+            match head.map_err(|_| late())?.map_err(|error| upstream.note_failure(error))? {
                 Some(info) if info.digest.as_ref() == Some(&held.digest) => return Ok(()),
                 Some(_) => {}
                 None => return self.manifest_delete_mirrored(ours, reference, true).await,

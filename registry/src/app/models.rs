@@ -337,8 +337,8 @@ impl Registry {
 }
 
 /// Turns an unknown manifest or repository into `None`.
-fn none_if_unknown<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
-    match answer {
+fn none_if_unknown<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
+    match result {
         Ok(found) => Ok(Some(found)),
         Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => Ok(None),
         Err(error) => Err(error),

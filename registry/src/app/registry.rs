@@ -205,7 +205,7 @@ impl Registry {
             tokio::join!(self.store.ping(), metrics::measure_storage("ping", self.blobs.ping()));
         let mut missing: Vec<String> = [("database", database), ("storage", storage)]
             .into_iter()
-            .filter_map(|(name, answer)| answer.err().map(|error| (name, error)))
+            .filter_map(|(name, result)| result.err().map(|error| (name, error)))
             .map(|(name, error)| {
                 tracing::warn!(%error, "the {name} does not respond");
                 format!("the {name} does not respond")

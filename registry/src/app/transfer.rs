@@ -168,8 +168,8 @@ impl Registry {
         tell: &TransferSink,
     ) -> Result<(), TransferError> {
         let Descriptor { digest, size, .. } = blob;
-        let told = |completed| tell(TransferEvent::Blob { digest: digest.clone(), total: size, completed });
-        told(0);
+        let report = |completed| tell(TransferEvent::Blob { digest: digest.clone(), total: size, completed });
+        report(0);
         // 1. The blob may be stored, in this repository or in another one that the caller may read.
         let is_here = match self.blob_stat(caller, repository, &digest).await {
             Ok(_) => true,
@@ -179,7 +179,7 @@ impl Registry {
             Err(error) => return Err(error.into()),
         };
         if is_here {
-            told(size);
+            report(size);
             return Ok(());
         }
         // 2. Otherwise it is fetched as an upload, which checks its length and digest.

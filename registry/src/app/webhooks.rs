@@ -89,14 +89,14 @@ impl Registry {
     ) -> Result<u64, Error> {
         let mut tags = Vec::new();
         if !self.config.webhook.is_empty() {
-            for (repository, digest, _) in manifests {
+            for UnreferencedContent { repository, digest, .. } in manifests {
                 tags.push((repository, digest, tx.tags_of_manifest(repository, digest).await?));
             }
         }
         let gone = tx.manifests_delete(manifests, why).await?;
         let reason = why.reason.as_str();
         for (repository, digest, tags) in &tags {
-            if gone.iter().any(|(r, d, _)| (r, d) == (*repository, *digest)) {
+            if gone.iter().any(|removed| (&removed.repository, &removed.digest) == (*repository, *digest)) {
                 self.announce(tx, Event::Delete { repository, digest, tags, reason }).await?;
             }
         }

@@ -56,7 +56,9 @@ pub fn allow_some(caller: &Caller, action: Action) -> Result<(), Error> {
 pub fn allow(caller: &Caller, action: Action, target: Target<'_>) -> Result<(), Error> {
     match (caller, action, target) {
         (Caller::Internal | Caller::Anonymous, _, _) => Ok(()),
-        (Caller::Link { repository }, Action::Pull, Target::Repository(asked)) if asked == repository => {
+        (Caller::Link { repository }, Action::Pull, Target::Repository(requested))
+            if requested == repository =>
+        {
             Ok(())
         }
         (Caller::Link { .. }, _, _) => Err(Error::Denied),

@@ -198,8 +198,8 @@ mod tests {
         for setting in ["database", "storage", "storage_endpoint"] {
             let text = serde_json::json!({ setting: "postgres://lode:hu/sh@db/lode" }).to_string();
             let error = serde_json::from_str::<Config>(&text).map(drop).expect_err("an invalid port");
-            let said = error.to_string();
-            assert!(said.contains("%2F") && !said.contains("hu/sh"), "{said}");
+            let message = error.to_string();
+            assert!(message.contains("%2F") && !message.contains("hu/sh"), "{message}");
         }
         let path = serde_json::from_str::<Config>(r#"{"storage": "/srv/lode"}"#).map(drop);
         assert!(path.expect_err("a path").to_string().contains("file:///"));

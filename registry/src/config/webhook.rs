@@ -150,15 +150,16 @@ mod tests {
     fn settings_that_cannot_work_are_refused() {
         let hook =
             |url: &str, secret: &str| webhook(serde_json::json!({"url": url, "secret": secret})).unwrap();
-        let said = |hooks: &[Webhook]| {
+        let error_text = |hooks: &[Webhook]| {
             check_webhooks(hooks).err().map(|error| error.to_string()).unwrap_or_default()
         };
-        assert_eq!(said(&[hook("https://a/", "s"), hook("https://b/", "s")]), "");
+        assert_eq!(error_text(&[hook("https://a/", "s"), hook("https://b/", "s")]), "");
         assert!(
-            said(&[hook("https://a/x", "s"), hook("https://a/x", "t")]).contains("a/x is configured twice")
+            error_text(&[hook("https://a/x", "s"), hook("https://a/x", "t")])
+                .contains("a/x is configured twice")
         );
-        assert!(said(&[hook("ftp://a/", "s")]).contains("ftp"));
-        assert!(said(&[hook("https://a/", "")]).contains("secret"));
+        assert!(error_text(&[hook("ftp://a/", "s")]).contains("ftp"));
+        assert!(error_text(&[hook("https://a/", "")]).contains("secret"));
         let shown = serde_json::to_string(&hook("https://u:hush@a/?token=hush", "hush")).unwrap();
         assert!(!shown.contains("hush"), "{shown}");
     }

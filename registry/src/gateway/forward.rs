@@ -95,12 +95,12 @@ impl Gateway {
     pub(crate) async fn forward(
         &self,
         table: &WorkerTable,
-        ask: InferenceRequest,
+        request: InferenceRequest,
     ) -> Result<WorkerResponse, GatewayError> {
-        let in_progress = self.clients.admit(ask.client)?;
+        let in_progress = self.clients.admit(request.client)?;
         let classes = [
-            Candidates::Places(table.loaded(&ask.digest)),
-            Candidates::Places(table.cached(&ask.digest)),
+            Candidates::Places(table.loaded(&request.digest)),
+            Candidates::Places(table.cached(&request.digest)),
             Candidates::All(table.len()),
         ];
         let load = |at: usize| {
@@ -111,45 +111,49 @@ impl Gateway {
         let workers: Vec<_> =
             rank_workers(&classes, random, load).into_iter().map(|at| table.worker(at).clone()).collect();
         if workers.is_empty() {
-            return Err(GatewayError::NoWorker { model: ask.name });
+            return Err(GatewayError::NoWorker { model: request.name });
         }
         let tried = workers.len();
         let mut busy = None;
         for worker in workers {
-            match self.send(&worker, &ask).await {
-                Ok(answer) if answer.status == StatusCode::SERVICE_UNAVAILABLE => {
-                    busy = Some(answer.cancel_if_unread(self.stall_timeout, None));
+            match self.send(&worker, &request).await {
+                Ok(response) if response.status == StatusCode::SERVICE_UNAVAILABLE => {
+                    busy = Some(response.cancel_if_unread(self.stall_timeout, None));
                 }
-                Ok(answer) if is_auth_refusal(answer.status) => {
-                    tracing::warn!(worker = %worker.id, status = answer.status.as_u16(), "worker refused this registry's secret");
+                Ok(response) if is_auth_refusal(response.status) => {
+                    tracing::warn!(worker = %worker.id, status = response.status.as_u16(), "worker refused this registry's secret");
                 }
-                Ok(answer) => return Ok(answer.cancel_if_unread(self.stall_timeout, in_progress)),
+                Ok(response) => return Ok(response.cancel_if_unread(self.stall_timeout, in_progress)),
                 Err(error) => {
                     tracing::warn!(worker = %worker.id, error = chain(&error), "worker request failed")
                 }
             }
         }
-        busy.ok_or(GatewayError::NoWorkerResponded { model: ask.name, tried })
+        busy.ok_or(GatewayError::NoWorkerResponded { model: request.name, tried })
     }
 
-    async fn send(&self, worker: &Worker, ask: &InferenceRequest) -> Result<WorkerResponse, reqwest::Error> {
+    async fn send(
+        &self,
+        worker: &Worker,
+        request: &InferenceRequest,
+    ) -> Result<WorkerResponse, reqwest::Error> {
         // Counted until the response has been passed on, or dropped.
         let counted = self.count_request(worker.id);
-        let client = ask.client.map(|client| network(client).to_string()).unwrap_or_default();
+        let client = request.client.map(|client| network(client).to_string()).unwrap_or_default();
         let response = self
             .client
-            .post(address(&worker.advertise, ask.path))
+            .post(address(&worker.advertise, request.path))
             .headers(traces::trace_headers())
             .bearer_auth(&worker.secret)
             .header(header::CONTENT_TYPE, "application/json")
-            .header("lode-model", format!("{}@{}", ask.repository, ask.digest))
+            .header("lode-model", format!("{}@{}", request.repository, request.digest))
             .header(
                 "lode-model-name",
-                HeaderValue::from_str(&ask.name).unwrap_or(HeaderValue::from_static("")),
+                HeaderValue::from_str(&request.name).unwrap_or(HeaderValue::from_static("")),
             )
             // Workers serve clients in turn when requests wait for a model.
             .header("lode-client", client)
-            .body(ask.body.clone())
+            .body(request.body.clone())
             .send()
             .await?;
         let status = response.status();
@@ -170,8 +174,8 @@ impl Gateway {
     /// The models that a worker has loaded, as it reports them; `None` if it does not respond in time.
     pub(crate) async fn loaded_models(&self, worker: &Worker) -> Option<Vec<Value>> {
         let request = self.client.get(address(&worker.advertise, "/api/ps")).bearer_auth(&worker.secret);
-        let answer = request.timeout(LISTING_TIMEOUT).send().await.ok()?.error_for_status().ok()?;
-        let listed: LoadedModels = serde_json::from_slice(&answer.bytes().await.ok()?).ok()?;
+        let response = request.timeout(LISTING_TIMEOUT).send().await.ok()?.error_for_status().ok()?;
+        let listed: LoadedModels = serde_json::from_slice(&response.bytes().await.ok()?).ok()?;
         Some(listed.models)
     }
 }

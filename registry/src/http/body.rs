@@ -27,18 +27,18 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 #[error("no data received for {} s", BODY_STALL_TIMEOUT.as_secs())]
 pub(crate) struct BodyStalled;
 
-/// Guards the body of a request while `answer` handles it.
-pub(crate) async fn guard<T>(request: Request, answer: impl AsyncFnOnce(Request) -> T) -> T {
+/// Guards the body of a request while `handler` runs.
+pub(crate) async fn guard<T>(request: Request, handler: impl AsyncFnOnce(Request) -> T) -> T {
     if request.body().is_end_stream() {
-        return answer(request).await;
+        return handler(request).await;
     }
     let unread = Arc::new(Mutex::new(None));
     // A client that sent `Expect` waits for permission, so do not ask it for bytes that would be discarded.
-    let asked_first = request.headers().contains_key(header::EXPECT);
+    let expects_continue = request.headers().contains_key(header::EXPECT);
     let request = request.map(|body| Body::new(GuardedBody::new(body, unread.clone())));
-    let response = answer(request).await;
+    let response = handler(request).await;
     let unread = unread.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(body) = unread.filter(|_| !asked_first) {
+    if let Some(body) = unread.filter(|_| !expects_continue) {
         tokio::spawn(tokio::time::timeout(DRAIN_TIMEOUT, drain(body)));
     }
     response

@@ -27,9 +27,9 @@ pub(crate) fn not_modified(headers: &HeaderMap, digest: &Digest) -> Option<Respo
     if !headers.get_all(header::IF_NONE_MATCH).iter().any(names) {
         return None;
     }
-    let answer =
+    let response_headers =
         [(header::ETAG, header_value(&etag)), (DOCKER_CONTENT_DIGEST, header_value(digest.as_str()))];
-    Some((StatusCode::NOT_MODIFIED, answer).into_response())
+    Some((StatusCode::NOT_MODIFIED, response_headers).into_response())
 }
 
 /// Whether `etag` is in the list. A weak tag matches too, because equal digests mean equal bytes. Our tags

@@ -63,7 +63,7 @@ pub(crate) struct Connection {
     idle_since: AtomicU64,
     /// Whether written bytes wait for the peer to read them.
     is_writing: AtomicBool,
-    has_asked: AtomicBool,
+    has_received_request: AtomicBool,
     closed: Notify,
     /// Whether it was accepted beyond the limit.
     pub(crate) is_refused: bool,
@@ -108,7 +108,7 @@ impl Connections {
             requests: AtomicUsize::new(0),
             idle_since: AtomicU64::new(shared.now()),
             is_writing: AtomicBool::new(false),
-            has_asked: AtomicBool::new(false),
+            has_received_request: AtomicBool::new(false),
             closed: Notify::new(),
             is_refused,
         });
@@ -182,7 +182,7 @@ fn descriptor_limit() -> u64 {
 impl Connection {
     /// Counts a request until the guard is dropped. A connection that was just chosen for closing stays open.
     pub(crate) fn begin_request(self: &Arc<Connection>) -> InFlight {
-        self.has_asked.store(true, Ordering::Relaxed);
+        self.has_received_request.store(true, Ordering::Relaxed);
         let before = self.requests.fetch_add(1, Ordering::SeqCst);
         if before >= CLOSED {
             self.requests.fetch_sub(CLOSED, Ordering::SeqCst);
@@ -203,7 +203,7 @@ impl Connection {
 
     /// Whether it has ever received a whole request head.
     pub(crate) fn has_received_request(&self) -> bool {
-        self.has_asked.load(Ordering::Relaxed)
+        self.has_received_request.load(Ordering::Relaxed)
     }
 
     /// Returns when it was chosen for closing and no request has begun on it since.

@@ -175,9 +175,9 @@ fn can_follow_redirect(request: &Parts, address: &Url) -> bool {
         return true;
     }
     let named = headers.get(header::HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
-    let asked = uri.authority().cloned().or(named);
-    let (Some(asked), Some(storage)) = (asked, address.host_str()) else { return false };
-    !storage.eq_ignore_ascii_case(asked.host())
+    let authority = uri.authority().cloned().or(named);
+    let (Some(authority), Some(storage)) = (authority, address.host_str()) else { return false };
+    !storage.eq_ignore_ascii_case(authority.host())
 }
 
 /// The caller and the repository of a signed URL; None for a URL without a signature.

@@ -35,11 +35,11 @@ pub(crate) async fn get(
     if let Some(same) = not_modified(&headers, &manifest.digest) {
         return Ok(same);
     }
-    let mut answer_headers = headers_of(&manifest);
+    let mut response_headers = headers_of(&manifest);
     if let Reference::Digest(_) = reference {
-        answer_headers.insert(header::CACHE_CONTROL, IMMUTABLE);
+        response_headers.insert(header::CACHE_CONTROL, IMMUTABLE);
     }
-    Ok((answer_headers, manifest.bytes).into_response())
+    Ok((response_headers, manifest.bytes).into_response())
 }
 
 pub(crate) async fn put(
@@ -71,17 +71,17 @@ pub(crate) async fn put(
     };
 
     let location = links.manifest(&repository, &Reference::Digest(put.digest.clone()));
-    let mut answer = HeaderMap::from_iter([
+    let mut response_headers = HeaderMap::from_iter([
         (header::LOCATION, header_value(&location)),
         (DOCKER_CONTENT_DIGEST, header_value(put.digest.as_str())),
     ]);
     if let Some(subject) = put.subject {
-        answer.insert(OCI_SUBJECT, header_value(subject.as_str()));
+        response_headers.insert(OCI_SUBJECT, header_value(subject.as_str()));
     }
     for tag in tags {
-        answer.append(OCI_TAG, header_value(tag.as_str()));
+        response_headers.append(OCI_TAG, header_value(tag.as_str()));
     }
-    Ok((StatusCode::CREATED, answer).into_response())
+    Ok((StatusCode::CREATED, response_headers).into_response())
 }
 
 pub(crate) async fn delete(

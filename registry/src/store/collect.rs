@@ -33,8 +33,14 @@ impl TryFrom<BlobLocationColumns> for BlobLocation {
     }
 }
 
-/// Content of a repository, and the time since which nothing references it.
-pub(crate) type UnreferencedContent = (Repository, Digest, i64);
+/// Content of a repository that nothing references.
+#[derive(Clone, Debug)]
+pub(crate) struct UnreferencedContent {
+    pub(crate) repository: Repository,
+    pub(crate) digest: Digest,
+    /// The time since which nothing references it.
+    pub(crate) unreferenced_at: i64,
+}
 
 #[derive(sqlx_macros::FromRow)]
 struct UnreferencedColumns {
@@ -45,8 +51,11 @@ struct UnreferencedColumns {
 
 impl UnreferencedColumns {
     fn decode(self) -> Result<UnreferencedContent, Error> {
-        let repository = parse_stored("repository", &self.repository)?;
-        Ok((repository, parse_stored("digest", &self.digest)?, self.unreferenced_at))
+        Ok(UnreferencedContent {
+            repository: parse_stored("repository", &self.repository)?,
+            digest: parse_stored("digest", &self.digest)?,
+            unreferenced_at: self.unreferenced_at,
+        })
     }
 
     /// The position after this row.
@@ -215,7 +224,7 @@ impl Tx {
         );
         let rows: Vec<RecheckedColumns> = on!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text)).bind(cutoff).bind(now_ms());
-            for (repository, digest, _) in candidates {
+            for UnreferencedContent { repository, digest, .. } in candidates {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
             }
             query.fetch_all(c).await
@@ -236,7 +245,7 @@ impl Tx {
             );
             on!(self.conn(), c => {
                 let mut query = sqlx::query(AssertSqlSafe(text));
-                for (repository, digest, _) in &named {
+                for UnreferencedContent { repository, digest, .. } in &named {
                     query = query.bind(repository.as_str()).bind(digest.as_str());
                 }
                 query.execute(c).await.map(drop)
@@ -268,7 +277,7 @@ impl Tx {
         );
         on!(self.conn(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text));
-            for (repository, digest, _) in candidates {
+            for UnreferencedContent { repository, digest, .. } in candidates {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
             }
             query.execute(c).await.map(drop)
@@ -282,7 +291,7 @@ impl Tx {
         );
         let gone: Vec<UnreferencedColumns> = on!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text)).bind(cutoff).bind(now_ms());
-            for (repository, digest, _) in candidates {
+            for UnreferencedContent { repository, digest, .. } in candidates {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
             }
             query.fetch_all(c).await
@@ -292,7 +301,7 @@ impl Tx {
         let mut released: BTreeMap<Digest, i64> = BTreeMap::new();
         let count = gone.len() as u64;
         for link in gone {
-            let (_, digest, at) = link.decode()?;
+            let UnreferencedContent { digest, unreferenced_at: at, .. } = link.decode()?;
             let since = released.entry(digest).or_insert(at);
             *since = at.max(*since);
         }

@@ -195,20 +195,20 @@ impl Store {
     pub(super) async fn read_cached<T>(
         &self,
         key: String,
-        ask: impl Future<Output = Result<Option<T>, Error>>,
+        query: impl Future<Output = Result<Option<T>, Error>>,
         to: fn(T) -> CachedValue,
         from: fn(CachedValue) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let Engine::Sqlite(SqlitePools { recent: Some(recent), write, .. }) = &self.0 else {
-            return ask.await;
+            return query.await;
         };
-        let asked_at = match recent.look(write, &key) {
+        let queried_at = match recent.look(write, &key) {
             CacheLookup::Known(known) => return Ok(from(known)),
             CacheLookup::Unknown(at) => at,
         };
-        let Some(answer) = ask.await? else { return Ok(None) };
-        let known = to(answer);
-        recent.keep(asked_at, key, &known);
+        let Some(found) = query.await? else { return Ok(None) };
+        let known = to(found);
+        recent.keep(queried_at, key, &known);
         Ok(from(known))
     }
 

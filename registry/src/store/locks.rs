@@ -29,10 +29,10 @@ impl Store {
         // A session lock, not a transaction lock: Postgres ends idle transactions, and the lock may be held
         // for hours. The pool releases session locks of a returned connection.
         let mut connection = postgres::with_timeout(pool.acquire()).await?;
-        let asked = sqlx::query_as("select pg_try_advisory_lock(hashtext($1), hashtext(current_schema()))")
+        let query = sqlx::query_as("select pg_try_advisory_lock(hashtext($1), hashtext(current_schema()))")
             .bind(name)
             .fetch_one(&mut *connection);
-        let (ours,): (bool,) = measured!(postgres::with_timeout(asked).await)?;
+        let (ours,): (bool,) = measured!(postgres::with_timeout(query).await)?;
         Ok(ours.then_some(ReplicaLock(Some(connection))))
     }
 

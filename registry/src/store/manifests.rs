@@ -320,7 +320,7 @@ impl Tx {
         );
         let found: Vec<DeletedManifest> = on!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text));
-            for (repository, digest, _) in manifests {
+            for UnreferencedContent { repository, digest, .. } in manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
             }
             query.fetch_all(c).await
@@ -330,16 +330,16 @@ impl Tx {
         }
         let found: BTreeMap<(&str, &str), &DeletedManifest> =
             found.iter().map(|row| ((&row.repository[..], &row.digest[..]), row)).collect();
-        let key = |(repository, digest, _): &UnreferencedContent| {
-            (repository.as_str().to_owned(), digest.as_str().to_owned())
+        let key = |manifest: &UnreferencedContent| {
+            (manifest.repository.as_str().to_owned(), manifest.digest.as_str().to_owned())
         };
         let manifests: Vec<UnreferencedContent> = manifests
             .iter()
-            .filter(|manifest| found.contains_key(&(manifest.0.as_str(), manifest.1.as_str())))
+            .filter(|manifest| found.contains_key(&(manifest.repository.as_str(), manifest.digest.as_str())))
             .cloned()
             .collect();
         let since: BTreeMap<(String, String), i64> =
-            manifests.iter().map(|manifest| (key(manifest), manifest.2)).collect();
+            manifests.iter().map(|manifest| (key(manifest), manifest.unreferenced_at)).collect();
         let pairs = |rows: usize, first: usize| placeholders(rows, "(?, ?)", first);
         // 2. Read their references before the cascade deletes them.
         let text = format!(
@@ -348,7 +348,7 @@ impl Tx {
         );
         let named: Vec<DeletedReference> = on!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text));
-            for (repository, digest, _) in &manifests {
+            for UnreferencedContent { repository, digest, .. } in &manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
             }
             query.fetch_all(c).await
@@ -360,7 +360,7 @@ impl Tx {
         );
         let tags: Vec<DeletedTag> = on!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text));
-            for (repository, digest, _) in &manifests {
+            for UnreferencedContent { repository, digest, .. } in &manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
             }
             query.fetch_all(c).await
@@ -371,7 +371,7 @@ impl Tx {
             let digest = parse_stored("digest", &tag.digest)?;
             records.push(RemovalRow::of_tag(&repository, &tag.name, &digest, why));
         }
-        for (repository, digest, _) in &manifests {
+        for UnreferencedContent { repository, digest, .. } in &manifests {
             let row = found[&(repository.as_str(), digest.as_str())];
             records.push(RemovalRow {
                 repository: Some(row.repository.clone()),
@@ -391,7 +391,7 @@ impl Tx {
         );
         on!(self.conn(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text));
-            for (repository, digest, _) in &manifests {
+            for UnreferencedContent { repository, digest, .. } in &manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
             }
             query.execute(c).await.map(drop)
@@ -403,7 +403,7 @@ impl Tx {
         );
         on!(self.conn(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text));
-            for (repository, digest, _) in &manifests {
+            for UnreferencedContent { repository, digest, .. } in &manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
             }
             query.execute(c).await.map(drop)
@@ -455,12 +455,12 @@ impl Tx {
         on!(self.conn(), c => sqlx::query(
             "delete from models where digest in (select value from json_each($1))
                and not exists (select 1 from manifests m where m.digest = models.digest)")
-            .bind(digest_list(manifests.iter().map(|(_, digest, _)| digest)))
+            .bind(digest_list(manifests.iter().map(|content| &content.digest)))
             .execute(c).await.map(drop))?;
         on!(self.conn(), c => sqlx::query(
             "delete from index_queue where digest in (select value from json_each($1))
                and not exists (select 1 from manifests m where m.digest = index_queue.digest)")
-            .bind(digest_list(manifests.iter().map(|(_, digest, _)| digest)))
+            .bind(digest_list(manifests.iter().map(|content| &content.digest)))
             .execute(c).await.map(drop))?;
         Ok(manifests)
     }

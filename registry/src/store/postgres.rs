@@ -99,7 +99,7 @@ fn is_suspect() -> bool {
 
 async fn ping(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     match tokio::time::timeout(PING_LIMIT, connection.ping()).await {
-        Ok(answer) => answer.map(|()| true),
+        Ok(result) => result.map(|()| true),
         Err(_) => Err(timed_out()),
     }
 }
@@ -107,7 +107,7 @@ async fn ping(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
 async fn unlock(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     let unlocked = sqlx::raw_sql("select pg_advisory_unlock_all()").execute(connection);
     match tokio::time::timeout(PING_LIMIT, unlocked).await {
-        Ok(answer) => answer.map(|_| true),
+        Ok(result) => result.map(|_| true),
         Err(_) => Err(timed_out()),
     }
 }
@@ -200,7 +200,7 @@ pub(super) async fn build_index(pool: &PgPool, name: &str, table: &str, on: &str
 /// Returns once the database accepts a connection. A database that rejects the connection is not waited for.
 async fn wait_for_database(url: &Url, options: &PgConnectOptions, limit: Duration) -> Result<(), Error> {
     let started = Instant::now();
-    let mut told = false;
+    let mut has_warned = false;
     loop {
         let error = match tokio::time::timeout(ACQUIRE_LIMIT, options.connect()).await {
             Ok(Ok(connection)) => {
@@ -214,11 +214,11 @@ async fn wait_for_database(url: &Url, options: &PgConnectOptions, limit: Duratio
         if !matches!(error, Error::Unavailable { .. }) || started.elapsed() >= limit {
             return Err(error);
         }
-        if !told {
+        if !has_warned {
             let host = url.host_str().unwrap_or("its socket");
             let error = crate::error::chain(&error);
             tracing::warn!(host, error, "waiting up to {} s for the database", limit.as_secs());
-            told = true;
+            has_warned = true;
         }
         tokio::time::sleep(RETRY_INTERVAL).await;
     }

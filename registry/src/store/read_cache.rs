@@ -90,9 +90,9 @@ impl ReadCache {
     }
 
     /// Keeps a value, if nothing changed while the database was queried: then it includes every change up to
-    /// `asked_at` and no other.
-    pub(super) fn keep(&self, asked_at: Option<u64>, key: String, known: &CachedValue) {
-        let Some(at) = asked_at.filter(|_| self.now() == asked_at) else { return };
+    /// `queried_at` and no other.
+    pub(super) fn keep(&self, queried_at: Option<u64>, key: String, known: &CachedValue) {
+        let Some(at) = queried_at.filter(|_| self.now() == queried_at) else { return };
         self.entries.insert(key, Arc::new(CacheEntry { at, value: known.clone() }));
     }
 

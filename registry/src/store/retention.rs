@@ -168,7 +168,7 @@ mod tests {
     /// Manifests of the repository whose grace period has started.
     async fn untagged(store: &Store) -> Vec<Digest> {
         let page = store.manifests_unreferenced(i64::MAX, &TimeCursor::default(), 10).await.unwrap();
-        page.found.into_iter().map(|(_, digest, _)| digest).collect()
+        page.found.into_iter().map(|content| content.digest).collect()
     }
 
     #[tokio::test]

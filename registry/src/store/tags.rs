@@ -19,9 +19,9 @@ impl Store {
     ) -> Result<Vec<Tag>, Error> {
         // No repository or tag has a `?` in its name.
         let key = format!("{repository}?{limit}?{after}");
-        let ask = async { self.tag_list(repository, after, limit).await.map(Some) };
+        let query = async { self.tag_list(repository, after, limit).await.map(Some) };
         let from = |known| if let CachedValue::Tags(tags) = known { Some(tags) } else { None };
-        Ok(self.read_cached(key, ask, CachedValue::Tags, from).await?.unwrap_or_default())
+        Ok(self.read_cached(key, query, CachedValue::Tags, from).await?.unwrap_or_default())
     }
 
     async fn tag_list(&self, repository: &Repository, after: &str, limit: i64) -> Result<Vec<Tag>, Error> {

@@ -290,7 +290,7 @@ mod tests {
         .await
         .unwrap();
         let tables: BTreeSet<String> = rows.into_iter().map(|(name,)| name).collect();
-        let told: BTreeSet<String> = MOVED.iter().chain(NOT_MOVED).map(|name| (*name).to_owned()).collect();
-        assert_eq!(tables, told, "every table is listed in MOVED or LEFT");
+        let listed: BTreeSet<String> = MOVED.iter().chain(NOT_MOVED).map(|name| (*name).to_owned()).collect();
+        assert_eq!(tables, listed, "every table is listed in MOVED or LEFT");
     }
 }

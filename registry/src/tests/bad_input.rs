@@ -47,10 +47,10 @@ async fn distribution() {
     ];
     for (method, path, status, code) in cases {
         let request = Request::builder().method(Method::from_bytes(method.as_bytes()).unwrap()).uri(&path);
-        let answer = app.send(request, "").await;
-        assert_eq!(answer.failure(), failure(status, code), "{method} {path}");
-        assert_eq!(answer.header("content-type"), "application/json", "{path}");
-        assert!(!answer.json()["errors"][0]["message"].as_str().unwrap().is_empty());
+        let response = app.send(request, "").await;
+        assert_eq!(response.failure(), failure(status, code), "{method} {path}");
+        assert_eq!(response.header("content-type"), "application/json", "{path}");
+        assert!(!response.json()["errors"][0]["message"].as_str().unwrap().is_empty());
     }
 }
 
@@ -70,9 +70,9 @@ async fn ambiguous_hosts_are_refused() {
     ];
     for (uri, hosts, status) in cases {
         let request = hosts.iter().fold(Request::get(uri), |request, host| request.header("host", *host));
-        let answer = app.send(request, "").await;
-        assert_eq!(answer.status, status, "{uri} {hosts:?}");
-        assert!(status == 200 || answer.text().contains("invalid Host header"), "{}", answer.text());
+        let response = app.send(request, "").await;
+        assert_eq!(response.status, status, "{uri} {hosts:?}");
+        assert!(status == 200 || response.text().contains("invalid Host header"), "{}", response.text());
     }
 }
 
@@ -96,8 +96,8 @@ async fn manifests() {
     for (reference, kind, body, status, code) in cases {
         let path = format!("/v2/a/manifests/{}", reference.replace(' ', "%20"));
         let shown: String = body.chars().take(40).collect();
-        let answer = app.send(Request::put(path).header("content-type", kind), body).await;
-        assert_eq!(answer.failure(), failure(status, code), "{shown}");
+        let response = app.send(Request::put(path).header("content-type", kind), body).await;
+        assert_eq!(response.failure(), failure(status, code), "{shown}");
     }
     let config = app.push_blob("a", "{}").await;
     let mismatched = app.push_manifest("a", ZERO, &super::image(&config, 2, &[])).await;
@@ -126,9 +126,9 @@ async fn our_own_apis() {
         ("/lode/v1/gc", r#"{"dry":true}"#, 400, ""),
     ];
     for (path, body, status, text) in cases {
-        let answer = app.send(Request::post(path), body).await;
-        assert_eq!(answer.status, status, "{path} {body}: {}", answer.text());
-        let error = answer.json()["error"].as_str().unwrap().to_owned();
+        let response = app.send(Request::post(path), body).await;
+        assert_eq!(response.status, status, "{path} {body}: {}", response.text());
+        let error = response.json()["error"].as_str().unwrap().to_owned();
         assert!(error == text || text.is_empty() && !error.is_empty(), "{path} {body}: {error}");
     }
     let openai = app.get("/v1/models/nobody").await;
@@ -143,8 +143,8 @@ async fn pages_of_other_sites() {
         [("host", "evil.example:5000"), ("origin", "https://evil.example"), ("origin", "null")]
     {
         for path in ["/v2/", "/api/tags", "/", "/healthz"] {
-            let answer = app.send(Request::get(path).header(header, value), "").await;
-            assert_eq!(answer.status, 403, "{header} {value} {path}");
+            let response = app.send(Request::get(path).header(header, value), "").await;
+            assert_eq!(response.status, 403, "{header} {value} {path}");
         }
     }
     let refused = app.send(Request::get("/v2/").header("host", "evil.example"), "").await;

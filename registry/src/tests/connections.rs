@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::wire::{Server, request, within};
-use super::{Answer, App};
+use super::{App, TestResponse};
 use crate::Config;
 
 async fn server(max_connections: usize) -> (App, Server) {
@@ -29,24 +29,24 @@ async fn idle_connections_make_room_for_new_ones() {
         let mut stream = server.connect().await;
         stream.write_all(start.as_bytes()).await.unwrap();
         if start.ends_with("\r\n\r\n") {
-            let mut answer = [0; 12];
-            within(stream.read_exact(&mut answer)).await.unwrap();
-            assert_eq!(&answer, b"HTTP/1.1 200");
+            let mut response = [0; 12];
+            within(stream.read_exact(&mut response)).await.unwrap();
+            assert_eq!(&response, b"HTTP/1.1 200");
         }
         idle.push(stream);
     }
     for _ in 0..8 {
-        let answer = server.exchange(&request("GET /v2/", "")).await;
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        let response = server.exchange(&request("GET /v2/", "")).await;
+        assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
     }
     // At most four are open, so the earlier ones have been closed, in any order.
     let mut late = Vec::new();
     for _ in 0..4 {
         let mut stream = server.connect().await;
         stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
-        let mut answer = [0; 12];
-        within(stream.read_exact(&mut answer)).await.unwrap();
-        assert_eq!(&answer, b"HTTP/1.1 200");
+        let mut response = [0; 12];
+        within(stream.read_exact(&mut response)).await.unwrap();
+        assert_eq!(&response, b"HTTP/1.1 200");
         late.push(stream);
     }
     for stream in &mut idle[1..] {
@@ -65,9 +65,9 @@ async fn busy_connections_stay_and_others_are_refused() {
         // The server sends 100 Continue once it reads the body.
         let head = head.replace("content-length", "expect: 100-continue\r\ncontent-length");
         stream.write_all(head.as_bytes()).await.unwrap();
-        let mut answer = [0; 12];
-        within(stream.read_exact(&mut answer)).await.unwrap();
-        assert_eq!(&answer, b"HTTP/1.1 100");
+        let mut response = [0; 12];
+        within(stream.read_exact(&mut response)).await.unwrap();
+        assert_eq!(&response, b"HTTP/1.1 100");
         busy.push(stream);
     }
     for (path, body) in [
@@ -76,26 +76,26 @@ async fn busy_connections_stay_and_others_are_refused() {
         ("/v1/models", "\"type\":\"api_error\""),
     ] {
         let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
-        let answer = server.exchange(&head).await;
-        assert!(answer.starts_with("HTTP/1.1 503 "), "{path}: {answer}");
+        let response = server.exchange(&head).await;
+        assert!(response.starts_with("HTTP/1.1 503 "), "{path}: {response}");
         assert!(
-            answer.contains("connection: close\r\n") && answer.contains("retry-after: 5\r\n"),
-            "{answer}"
+            response.contains("connection: close\r\n") && response.contains("retry-after: 5\r\n"),
+            "{response}"
         );
-        assert!(answer.contains(body), "{path}: {answer}");
+        assert!(response.contains(body), "{path}: {response}");
     }
     for path in ["/healthz", "/readyz"] {
-        let answer = server.exchange(&request(&format!("GET {path}"), "")).await;
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+        let response = server.exchange(&request(&format!("GET {path}"), "")).await;
+        assert!(response.starts_with("HTTP/1.1 200 "), "{path}: {response}");
     }
     for stream in &mut busy {
         stream.write_all(b"slowly").await.unwrap();
-        let mut answer = String::new();
-        within(stream.read_to_string(&mut answer)).await.unwrap();
-        assert!(answer.contains("HTTP/1.1 201 "), "{answer}");
+        let mut response = String::new();
+        within(stream.read_to_string(&mut response)).await.unwrap();
+        assert!(response.contains("HTTP/1.1 201 "), "{response}");
     }
-    let answer = server.exchange(&request("GET /v2/", "")).await;
-    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let response = server.exchange(&request("GET /v2/", "")).await;
+    assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
     drop(app);
 }
 
@@ -104,15 +104,15 @@ async fn methods_caches_and_compression() {
     let app = App::new().await;
     let digest = app.push_image("a", "latest", "x").await;
     for (path, allow) in [("/v2/", "GET,HEAD"), ("/api/chat", "POST"), ("/v1/models", "GET,HEAD")] {
-        let answer = app.send(http::Request::patch(path), "").await;
-        assert_eq!((answer.status.as_u16(), answer.header("allow")), (405, allow), "{path}");
+        let response = app.send(http::Request::patch(path), "").await;
+        assert_eq!((response.status.as_u16(), response.header("allow")), (405, allow), "{path}");
     }
     let blob = app.push_blob("a", "0123456789").await;
     let immutable = "private, max-age=31536000, immutable";
     for path in [format!("/v2/a/blobs/{blob}"), format!("/v2/a/manifests/{digest}")] {
         for method in ["GET", "HEAD"] {
-            let answer = app.send(http::Request::builder().method(method).uri(&path), "").await;
-            assert_eq!(answer.header("cache-control"), immutable, "{method} {path}");
+            let response = app.send(http::Request::builder().method(method).uri(&path), "").await;
+            assert_eq!(response.header("cache-control"), immutable, "{method} {path}");
         }
     }
     assert!(!app.get("/v2/a/manifests/latest").await.headers.contains_key("cache-control"));
@@ -123,7 +123,7 @@ async fn methods_caches_and_compression() {
         app.push_manifest("a", &format!("tag-{n}-with-a-long-name"), &bytes).await;
     }
     let large = app.push_blob("a", vec![b'x'; 5000]).await;
-    let get = async |path: &str, accept: &str| -> Answer {
+    let get = async |path: &str, accept: &str| -> TestResponse {
         app.send(http::Request::get(path).header("accept-encoding", accept), "").await
     };
     let plain = app.get("/v2/a/tags/list").await;

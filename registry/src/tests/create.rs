@@ -13,10 +13,10 @@ use super::models::push_model;
 
 /// The records of a stream.
 async fn records(app: &App, path: &str, body: Value) -> Vec<Value> {
-    let answer = app.post_json(path, body).await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    assert_eq!(answer.header("content-type"), "application/x-ndjson");
-    answer.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    let response = app.post_json(path, body).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    assert_eq!(response.header("content-type"), "application/x-ndjson");
+    response.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 async fn stage(app: &App, bytes: &[u8]) -> Digest {
@@ -71,10 +71,14 @@ async fn an_unreadable_blob_does_not_reveal_its_path() {
     let digest = stage(&app, &safetensors("a", 2)).await;
     std::fs::remove_file(app._data.path().join("blobs/sha256").join(digest.hex())).unwrap();
     let body = json!({"model": "a/b", "files": {"model.safetensors": digest}, "stream": false});
-    let answer = app.post_json("/api/create", body).await;
-    assert!(!answer.status.is_success(), "{}", answer.text());
-    assert!(answer.text().contains("model.safetensors"), "{}", answer.text());
-    assert!(!answer.text().contains("blobs/") && !answer.text().contains("os error"), "{}", answer.text());
+    let response = app.post_json("/api/create", body).await;
+    assert!(!response.status.is_success(), "{}", response.text());
+    assert!(response.text().contains("model.safetensors"), "{}", response.text());
+    assert!(
+        !response.text().contains("blobs/") && !response.text().contains("os error"),
+        "{}",
+        response.text()
+    );
 }
 
 #[tokio::test]
@@ -141,8 +145,8 @@ async fn a_model_is_made_from_files() {
         "files": {"model.safetensors": weights, "config.json": config},
         "adapters": {"adapter.safetensors": adapter},
     });
-    let answer = app.post_json("/api/create", body.clone()).await;
-    assert_eq!((answer.status.as_u16(), answer.json()), (200, json!({"status": "success"})));
+    let response = app.post_json("/api/create", body.clone()).await;
+    assert_eq!((response.status.as_u16(), response.json()), (200, json!({"status": "success"})));
     let made = app.get("/v2/made/manifests/latest").await;
     let manifest = made.json();
     assert_eq!(layer(&manifest, media_type::OLLAMA_TENSOR)[0]["name"], "model.embed_tokens.weight");
@@ -172,10 +176,10 @@ fn gguf(ty: Type, byte: u8) -> Vec<u8> {
 
 /// A checkpoint with one mxfp8 matrix whose bytes, including the scales, are all 255.
 fn packed() -> Vec<u8> {
-    let said = [("quant_type", "mxfp8"), ("group_size", "32")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+    let metadata = [("quant_type", "mxfp8"), ("group_size", "32")].map(|(k, v)| (k.to_owned(), v.to_owned()));
     let keys: [(&str, Dtype, &[u64]); 2] =
         [("model.up_proj.weight", Dtype::U32, &[4, 16]), ("model.up_proj.weight.scale", Dtype::U8, &[4, 2])];
-    let mut bytes = write_header(&keys, &said.into());
+    let mut bytes = write_header(&keys, &metadata.into());
     bytes.extend([0x38; 4 * 16 * 4]);
     bytes.extend([0xff; 4 * 2]);
     bytes
@@ -187,8 +191,8 @@ async fn a_model_is_quantised_here() {
     let floats = stage(&app, &gguf(Type::F32, 0x3d)).await;
     let body = |quantize: &str| json!({"model": "made", "stream": false, "files": {"m.gguf": floats}, "quantize": quantize});
     for quantize in ["q8_0", "Q4_0"] {
-        let answer = app.post_json("/api/create", body(quantize)).await;
-        assert_eq!((answer.status.as_u16(), answer.json()), (200, json!({"status": "success"})));
+        let response = app.post_json("/api/create", body(quantize)).await;
+        assert_eq!((response.status.as_u16(), response.json()), (200, json!({"status": "success"})));
         let shown = app.post_json("/api/show", json!({"model": "made", "verbose": true})).await.json();
         assert_eq!(shown["tensors"][0]["type"], quantize.to_uppercase(), "{shown}");
     }
@@ -212,10 +216,10 @@ async fn a_model_is_quantised_here() {
         ("model.safetensors", packed(), Value::Null, "`model.up_proj.weight`: scale 0 is NaN"),
     ] {
         let file = stage(&app, &file).await;
-        let answer = app
+        let response = app
             .post_json("/api/create", json!({"model": "m", "files": {name: file}, "quantize": quantize}))
             .await;
-        let last: Value = serde_json::from_str(answer.text().lines().last().unwrap()).unwrap();
+        let last: Value = serde_json::from_str(response.text().lines().last().unwrap()).unwrap();
         assert!(last["error"].as_str().unwrap().contains(part), "{last}");
         assert_eq!(app.get("/v2/m/manifests/latest").await.status, 404);
     }
@@ -254,15 +258,15 @@ async fn invalid_create_requests_are_refused() {
         (json!({"model": "m", "from": "base", "quantize": "q9"}), 400, "`q9`"),
         (json!({"model": "m", "from": "base", "remote_host": "https://x"}), 400, "remote models"),
     ] {
-        let answer = app.post_json("/api/create", body.clone()).await;
-        assert_eq!(answer.status, status, "{body}: {}", answer.text());
-        let error = answer.json()["error"].as_str().unwrap().to_owned();
+        let response = app.post_json("/api/create", body.clone()).await;
+        assert_eq!(response.status, status, "{body}: {}", response.text());
+        let error = response.json()["error"].as_str().unwrap().to_owned();
         assert!(error.contains(part), "{body}: {error}");
     }
     // Errors that only the files reveal come as the last record, and no model is created.
     let body = json!({"model": "m", "files": {"model.safetensors": broken}});
-    let answer = app.post_json("/api/create", body).await;
-    let last: Value = serde_json::from_str(answer.text().lines().last().unwrap()).unwrap();
+    let response = app.post_json("/api/create", body).await;
+    let last: Value = serde_json::from_str(response.text().lines().last().unwrap()).unwrap();
     assert!(last["error"].as_str().unwrap().contains("model.safetensors"), "{last}");
     assert_eq!(app.get("/v2/m/manifests/latest").await.status, 404);
 }

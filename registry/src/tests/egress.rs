@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
 use super::models::push_model;
-use super::{Answer, App, image};
+use super::{App, TestResponse, image};
 use crate::{Config, MirrorConfig};
 
 /// A server on its own port that records every request: method, path and `Authorization`.
@@ -54,7 +54,7 @@ fn redirect(target: String) -> Response {
     (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, target)]).into_response()
 }
 
-async fn pull(app: &App, model: String) -> Answer {
+async fn pull(app: &App, model: String) -> TestResponse {
     app.post_json("/api/pull", json!({"model": model, "stream": false, "insecure": true})).await
 }
 
@@ -84,10 +84,10 @@ async fn a_registry_on_this_machine_cannot_name_another_port() {
     // The default: bound to loopback, without accounts.
     let app = App::new().await;
     for model in ["realm", "name", "redirect"] {
-        let answer = pull(&app, format!("{}/x/{model}", evil.address)).await;
-        assert_eq!(answer.status, 403, "{model}: {}", answer.text());
-        assert!(answer.text().contains("--allow-egress"), "{}", answer.text());
-        assert!(answer.text().contains(&format!(":{port}")), "{}", answer.text());
+        let response = pull(&app, format!("{}/x/{model}", evil.address)).await;
+        assert_eq!(response.status, 403, "{model}: {}", response.text());
+        assert!(response.text().contains("--allow-egress"), "{}", response.text());
+        assert!(response.text().contains(&format!(":{port}")), "{}", response.text());
     }
     assert_eq!(evil.heard().len(), 3, "{:?}", evil.heard());
     assert_eq!(inner.heard(), [""; 0]);
@@ -113,12 +113,12 @@ async fn a_server_for_others_connects_to_public_and_listed_addresses_only() {
     let port = inner.address.port();
     let app = App::with(for_others(&[])).await;
     for host in ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "0.0.0.0"] {
-        let answer = pull(&app, format!("{host}:{port}/team/mini:8b")).await;
-        assert_eq!(answer.status, 403, "{host}: {}", answer.text());
+        let response = pull(&app, format!("{host}:{port}/team/mini:8b")).await;
+        assert_eq!(response.status, 403, "{host}: {}", response.text());
     }
     for host in ["169.254.169.254", "10.0.0.1", "192.168.1.1:8080", "100.100.100.200", "192.0.0.192"] {
-        let answer = pull(&app, format!("{host}/team/mini:8b")).await;
-        assert_eq!(answer.status, 403, "{host}: {}", answer.text());
+        let response = pull(&app, format!("{host}/team/mini:8b")).await;
+        assert_eq!(response.status, 403, "{host}: {}", response.text());
     }
     push_model(&app, "team/mini", "8b").await;
     let push = json!({"model": format!("{}/team/mini:8b", inner.address), "stream": false, "insecure": true});
@@ -127,8 +127,8 @@ async fn a_server_for_others_connects_to_public_and_listed_addresses_only() {
 
     for rule in [address.to_string(), "127.0.0.0/8".to_owned()] {
         let app = App::with(for_others(std::slice::from_ref(&rule))).await;
-        let answer = pull(&app, format!("{address}/team/mini:8b")).await;
-        assert_eq!(answer.status, 200, "{rule}: {}", answer.text());
+        let response = pull(&app, format!("{address}/team/mini:8b")).await;
+        assert_eq!(response.status, 200, "{rule}: {}", response.text());
     }
 }
 
@@ -157,10 +157,14 @@ async fn errors_of_other_servers_are_not_repeated() {
         ("type", "sent a manifest that cannot be used"),
         ("page", "sent a manifest that cannot be used"),
     ] {
-        let answer = pull(&app, format!("{at}/x/{model}")).await;
-        assert_eq!(answer.status, 502, "{model}: {}", answer.text());
-        assert!(answer.text().contains(&format!("the registry at http://{at} {part}")), "{}", answer.text());
-        assert!(!answer.text().to_lowercase().contains("internal"), "{}", answer.text());
+        let response = pull(&app, format!("{at}/x/{model}")).await;
+        assert_eq!(response.status, 502, "{model}: {}", response.text());
+        assert!(
+            response.text().contains(&format!("the registry at http://{at} {part}")),
+            "{}",
+            response.text()
+        );
+        assert!(!response.text().to_lowercase().contains("internal"), "{}", response.text());
     }
 
     // A closed port and a server with another protocol look the same.
@@ -174,13 +178,13 @@ async fn errors_of_other_servers_are_not_repeated() {
             let _ = peer.write_all(b"SSH-2.0-INTERNAL\r\n").await;
         }
     });
-    let mut told = Vec::new();
+    let mut failures = Vec::new();
     for at in [closed_at, banner_at] {
-        let answer = pull(&app, format!("{at}/x/y")).await;
-        told.push((answer.status, answer.text().replace(&at.to_string(), "HOST")));
+        let response = pull(&app, format!("{at}/x/y")).await;
+        failures.push((response.status, response.text().replace(&at.to_string(), "HOST")));
     }
-    assert_eq!(told[0], told[1]);
-    assert!(told[0].1.contains("the registry at http://HOST gave no usable response"), "{told:?}");
+    assert_eq!(failures[0], failures[1]);
+    assert!(failures[0].1.contains("the registry at http://HOST gave no usable response"), "{failures:?}");
 }
 
 #[tokio::test]
@@ -215,6 +219,6 @@ async fn a_mirror_follows_its_upstream_to_permitted_addresses_only() {
     assert_eq!(elsewhere.heard(), [""; 0]);
 
     let app = App::with(config(&[elsewhere.address.to_string()])).await;
-    let answer = app.get(&path).await;
-    assert_eq!((answer.status.as_u16(), answer.text()), (200, "layer"));
+    let response = app.get(&path).await;
+    assert_eq!((response.status.as_u16(), response.text()), (200, "layer"));
 }

@@ -76,7 +76,7 @@ async fn parts_in_a_pipeline_come_whole_and_in_order() {
         (large, text, 0..text.len()),
         (small, small_text, 0..5),
     ];
-    let asked: String = parts.iter().map(|(digest, _, range)| part(digest, range)).collect();
+    let requests: String = parts.iter().map(|(digest, _, range)| part(digest, range)).collect();
     for pause in [false, true] {
         let mut stream = f.server.connect().await;
         let (mut reader, mut writer) = stream.split();
@@ -85,13 +85,13 @@ async fn parts_in_a_pipeline_come_whole_and_in_order() {
                 expect(&mut reader, 206, &text[range.clone()], pause).await;
             }
         };
-        let (sent, ()) = tokio::join!(writer.write_all(asked.as_bytes()), read);
+        let (sent, ()) = tokio::join!(writer.write_all(requests.as_bytes()), read);
         sent.unwrap();
     }
     // A pipeline of many small responses, some of them from files.
     let mut stream = f.server.connect().await;
     let ping = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
-    let asked = format!("{}{ping}", part(small, &(0..5))).repeat(60);
+    let requests = format!("{}{ping}", part(small, &(0..5))).repeat(60);
     let (mut reader, mut writer) = stream.split();
     let read = async {
         for _ in 0..60 {
@@ -99,7 +99,7 @@ async fn parts_in_a_pipeline_come_whole_and_in_order() {
             expect(&mut reader, 200, "ok\n", false).await;
         }
     };
-    let (sent, ()) = tokio::join!(writer.write_all(asked.as_bytes()), read);
+    let (sent, ()) = tokio::join!(writer.write_all(requests.as_bytes()), read);
     sent.unwrap();
 }
 
@@ -125,8 +125,8 @@ async fn a_head_has_no_body_and_the_connection_goes_on() {
         within(stream.read_exact(&mut vec![0; length.parse().unwrap()])).await.unwrap();
     }
     let empty = f.app.push_blob("a", "").await;
-    let answer = f.server.exchange(&request(&format!("GET /v2/a/blobs/{empty}"), "")).await;
-    assert!(answer.contains("content-length: 0\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+    let response = f.server.exchange(&request(&format!("GET /v2/a/blobs/{empty}"), "")).await;
+    assert!(response.contains("content-length: 0\r\n") && response.ends_with("\r\n\r\n"), "{response}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -163,10 +163,10 @@ async fn other_versions_get_the_same_bytes() {
     assert!(f.server.exchange(&old).await.split_once("\r\n\r\n").is_some_and(|(_, body)| body == text));
     let client = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
     let url = format!("http://{}/v2/a/blobs/{digest}", f.server.address);
-    let answers = (0..4).map(async |i: usize| {
-        let answer = client.get(&url).header("range", format!("bytes={i}-")).send().await.unwrap();
-        assert_eq!((answer.status().as_u16(), answer.version()), (206, http::Version::HTTP_2));
-        assert!(within(answer.bytes()).await.unwrap() == text.as_bytes()[i..]);
+    let downloads = (0..4).map(async |i: usize| {
+        let response = client.get(&url).header("range", format!("bytes={i}-")).send().await.unwrap();
+        assert_eq!((response.status().as_u16(), response.version()), (206, http::Version::HTTP_2));
+        assert!(within(response.bytes()).await.unwrap() == text.as_bytes()[i..]);
     });
-    futures::future::join_all(answers).await;
+    futures::future::join_all(downloads).await;
 }

@@ -18,7 +18,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
 use super::wire::{Server, request, within};
-use super::{Answer, App};
+use super::{App, TestResponse};
 use crate::Config;
 
 /// The requests of a worker: path, some headers, body.
@@ -26,12 +26,12 @@ pub(super) type ReceivedRequests = Arc<Mutex<Vec<Value>>>;
 
 /// A worker that records its requests and always sends the same response.
 pub(super) async fn worker(
-    answer: impl Fn() -> Response + Clone + Send + Sync + 'static,
+    respond: impl Fn() -> Response + Clone + Send + Sync + 'static,
 ) -> (SocketAddr, ReceivedRequests) {
     let heard = ReceivedRequests::default();
     let notes = heard.clone();
     let routes = Router::new().fallback(move |request: Request| {
-        let (answer, notes) = (answer.clone(), notes.clone());
+        let (respond, notes) = (respond.clone(), notes.clone());
         async move {
             let (parts, body) = request.into_parts();
             let body = body.collect().await.unwrap().to_bytes();
@@ -40,7 +40,7 @@ pub(super) async fn worker(
                 "path": parts.uri.path(), "model": header("lode-model"), "name": header("lode-model-name"),
                 "authorization": header("authorization"), "client": header("lode-client"), "body": String::from_utf8_lossy(&body),
             }));
-            answer()
+            respond()
         }
     });
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -53,20 +53,26 @@ pub(super) async fn worker(
 pub(super) async fn join(app: &App, address: SocketAddr) -> (String, String) {
     let body =
         json!({"advertise": format!("http://{address}"), "devices": [{"kind": "cpu", "free_bytes": 1}]});
-    let answer = local(app, "POST", "/lode/v1/workers", None, body).await;
-    assert_eq!(answer.status, 201, "{}", answer.text());
-    let (id, secret) = (answer.json()["id"].clone(), answer.json()["secret"].clone());
+    let response = local(app, "POST", "/lode/v1/workers", None, body).await;
+    assert_eq!(response.status, 201, "{}", response.text());
+    let (id, secret) = (response.json()["id"].clone(), response.json()["secret"].clone());
     (id.as_str().unwrap().to_owned(), secret.as_str().unwrap().to_owned())
 }
 
-pub(super) async fn local(app: &App, method: &str, path: &str, token: Option<&str>, body: Value) -> Answer {
+pub(super) async fn local(
+    app: &App,
+    method: &str,
+    path: &str,
+    token: Option<&str>,
+    body: Value,
+) -> TestResponse {
     let mut request = Request::builder().method(method).uri(path);
     if let Some(token) = token {
         request = request.header("authorization", format!("Bearer {token}"));
     }
     let mut request = request.body(Body::from(body.to_string())).unwrap();
     request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 9))));
-    Answer::read(app.raw(request).await).await
+    TestResponse::read(app.raw(request).await).await
 }
 
 pub(super) fn records(text: &'static str) -> Response {
@@ -81,15 +87,18 @@ async fn a_worker_receives_the_request_and_its_context() {
     let (_, secret) = join(&app, address).await;
 
     let body = json!({"model": "Team/Mini:8b", "prompt": "hello", "unknown": [1]});
-    let answer = app.post_json("/api/generate", body.clone()).await;
-    assert_eq!((answer.status.as_u16(), answer.text()), (200, "{\"response\":\"hi\"}\n{\"done\":true}\n"));
-    assert_eq!(answer.header("content-type"), "application/x-ndjson");
-    let asked = heard.lock().unwrap().pop().unwrap();
-    assert_eq!(asked["path"], "/api/generate");
-    assert_eq!(asked["model"], format!("team/mini@{digest}"));
-    assert_eq!(asked["name"], "Team/Mini:8b");
-    assert_eq!(asked["authorization"], format!("Bearer {secret}"));
-    assert_eq!(asked["body"], body.to_string());
+    let response = app.post_json("/api/generate", body.clone()).await;
+    assert_eq!(
+        (response.status.as_u16(), response.text()),
+        (200, "{\"response\":\"hi\"}\n{\"done\":true}\n")
+    );
+    assert_eq!(response.header("content-type"), "application/x-ndjson");
+    let received = heard.lock().unwrap().pop().unwrap();
+    assert_eq!(received["path"], "/api/generate");
+    assert_eq!(received["model"], format!("team/mini@{digest}"));
+    assert_eq!(received["name"], "Team/Mini:8b");
+    assert_eq!(received["authorization"], format!("Bearer {secret}"));
+    assert_eq!(received["body"], body.to_string());
 
     let mut from = Request::post("/api/chat").body(Body::from(body.to_string())).unwrap();
     from.extensions_mut().insert(ConnectInfo(SocketAddr::from(([192, 0, 2, 7], 9))));
@@ -109,16 +118,16 @@ async fn the_older_embeddings_are_translated() {
     app.push_image("mini", "latest", "x").await;
     let (address, heard) = worker(|| r#"{"model":"mini","embeddings":[[0.5,0.25]]}"#.into_response()).await;
     join(&app, address).await;
-    let answer = app.post_json("/api/embeddings", json!({"model": "mini", "prompt": "text"})).await;
-    assert_eq!(answer.json(), json!({"embedding": [0.5, 0.25]}));
-    let asked = heard.lock().unwrap().pop().unwrap();
-    assert_eq!(asked["path"], "/api/embed");
-    assert_eq!(asked["body"], json!({"model": "mini", "input": "text"}).to_string());
+    let response = app.post_json("/api/embeddings", json!({"model": "mini", "prompt": "text"})).await;
+    assert_eq!(response.json(), json!({"embedding": [0.5, 0.25]}));
+    let received = heard.lock().unwrap().pop().unwrap();
+    assert_eq!(received["path"], "/api/embed");
+    assert_eq!(received["body"], json!({"model": "mini", "input": "text"}).to_string());
     // Without a prompt the model is only loaded, and a prompt that is not a string is refused.
     let empty = app.post_json("/api/embeddings", json!({"model": "mini", "keep_alive": -1})).await;
     assert_eq!(empty.json(), json!({"embedding": []}));
-    let asked = heard.lock().unwrap().pop().unwrap();
-    assert_eq!(asked["body"], json!({"model": "mini", "keep_alive": -1, "input": ""}).to_string());
+    let received = heard.lock().unwrap().pop().unwrap();
+    assert_eq!(received["body"], json!({"model": "mini", "keep_alive": -1, "input": ""}).to_string());
     let refused = app.post_json("/api/embeddings", json!({"model": "mini", "prompt": 7})).await;
     assert_eq!((refused.status.as_u16(), &refused.json()["error"]), (400, &json!("prompt must be a string")));
 }
@@ -127,24 +136,24 @@ async fn the_older_embeddings_are_translated() {
 async fn workers_are_tried_until_one_responds() {
     let app = App::new().await;
     app.push_image("mini", "latest", "x").await;
-    let ask = || app.post_json("/api/generate", json!({"model": "mini"}));
-    let none = ask().await;
+    let generate = || app.post_json("/api/generate", json!({"model": "mini"}));
+    let none = generate().await;
     assert_eq!(none.status, 503);
     assert!(none.json()["error"].as_str().unwrap().contains("lode worker"));
 
     let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     join(&app, unused.local_addr().unwrap()).await;
     drop(unused);
-    let dead = ask().await;
+    let dead = generate().await;
     assert_eq!(dead.status, 503);
     assert!(dead.json()["error"].as_str().unwrap().contains("no worker responded"));
 
     let busy = || (http::StatusCode::SERVICE_UNAVAILABLE, r#"{"error":"server busy"}"#).into_response();
     join(&app, worker(busy).await.0).await;
-    assert_eq!(ask().await.json()["error"], "server busy");
+    assert_eq!(generate().await.json()["error"], "server busy");
 
     join(&app, worker(|| records("{\"done\":true}\n")).await.0).await;
-    assert_eq!(ask().await.text(), "{\"done\":true}\n");
+    assert_eq!(generate().await.text(), "{\"done\":true}\n");
 }
 
 #[tokio::test]
@@ -240,7 +249,7 @@ async fn requests_per_client_are_limited() {
     let app = App::with(config).await;
     app.push_image("mini", "latest", "x").await;
     let mut responses = endless_worker(&app, b"{\"response\":\"x\"}\n").await;
-    let ask = async |client: &str, path: &str| {
+    let send_request = async |client: &str, path: &str| {
         let mut request = Request::post(path)
             .header("x-forwarded-for", client)
             .body(Body::from(r#"{"model":"mini","stream":true,"prompt":"x"}"#))
@@ -248,24 +257,24 @@ async fn requests_per_client_are_limited() {
         request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 9))));
         app.raw(request).await
     };
-    let first = ask("192.0.2.1", "/api/generate").await;
-    let _second = ask("192.0.2.1", "/v1/completions").await;
-    let _other = ask("192.0.2.2", "/api/generate").await;
+    let first = send_request("192.0.2.1", "/api/generate").await;
+    let _second = send_request("192.0.2.1", "/v1/completions").await;
+    let _other = send_request("192.0.2.2", "/api/generate").await;
     assert_eq!(first.status(), 200);
-    let refused = Answer::read(ask("192.0.2.1", "/api/generate").await).await;
+    let refused = TestResponse::read(send_request("192.0.2.1", "/api/generate").await).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, "5"));
     let error = refused.json()["error"].as_str().unwrap().to_owned();
     assert!(
         error.starts_with("client 192.0.2.1 has 2 inference requests")
             && error.contains("LODE_MAX_PER_CLIENT")
     );
-    let refused = Answer::read(ask("192.0.2.1", "/v1/completions").await).await;
+    let refused = TestResponse::read(send_request("192.0.2.1", "/v1/completions").await).await;
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
     // A request that has finished allows another one.
     let ended = within(responses.recv()).await.unwrap();
     drop(first);
     within(ended.closed()).await;
-    assert_eq!(ask("192.0.2.1", "/api/generate").await.status(), 200);
+    assert_eq!(send_request("192.0.2.1", "/api/generate").await.status(), 200);
 }
 
 #[tokio::test]
@@ -314,8 +323,8 @@ async fn an_interrupted_stream_ends_with_an_error_record() {
     })
     .await;
     join(&app, address).await;
-    let answer = app.post_json("/api/generate", json!({"model": "mini"})).await;
-    assert_eq!(answer.text(), "{\"n\":1}\n{\"error\":\"the worker's response ended early\"}\n");
+    let response = app.post_json("/api/generate", json!({"model": "mini"})).await;
+    assert_eq!(response.text(), "{\"n\":1}\n{\"error\":\"the worker's response ended early\"}\n");
 }
 
 #[tokio::test]

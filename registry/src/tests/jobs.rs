@@ -92,8 +92,8 @@ async fn jobs_wait_for_their_turn_and_are_cancelled() {
         started.push(app.post_json("/lode/v1/gc", json!({})).await.header("location").to_owned());
     }
     for location in &started {
-        let asked = app.delete(location).await;
-        assert!(matches!(asked.status.as_u16(), 200 | 202), "{}", asked.text());
+        let cancelled = app.delete(location).await;
+        assert!(matches!(cancelled.status.as_u16(), 200 | 202), "{}", cancelled.text());
         assert_eq!(app.until_finished(location).await["state"], "cancelled");
     }
     // Cancelling it again changes nothing.

@@ -75,8 +75,8 @@ async fn push(
     for (key, value) in more.as_object().into_iter().flatten() {
         manifest[key] = value.clone();
     }
-    let answer = app.push_manifest(name, "latest", &manifest).await;
-    assert_eq!(answer.status, 201, "{name}: {}", answer.text());
+    let response = app.push_manifest(name, "latest", &manifest).await;
+    assert_eq!(response.status, 201, "{name}: {}", response.text());
 }
 
 fn at(key: &str, path: &str) -> Value {
@@ -103,14 +103,15 @@ async fn every_layout_gives_the_same_model() {
         (mt::DOCKER_MODEL_SAFETENSORS, filepath("model.safetensors"), weights(1)),
         (mt::DOCKER_MODEL_FILE, filepath("config.json"), CONFIG.to_vec()),
     ];
-    let said = json!({"config": {"format": "safetensors", "architecture": "llama", "parameters": "136"}});
-    push(&app, "docker", mt::DOCKER_MODEL_CONFIG_V02, &said, &layers, &none).await;
+    let config = json!({"config": {"format": "safetensors", "architecture": "llama", "parameters": "136"}});
+    push(&app, "docker", mt::DOCKER_MODEL_CONFIG_V02, &config, &layers, &none).await;
     let layers = [
         (raw, filepath("m/model.safetensors"), weights(1)),
         (raw_config, filepath("m/config.json"), CONFIG.to_vec()),
     ];
-    let said = json!({"config": {"format": "safetensors", "architecture": "transformer", "paramSize": "8b"}});
-    push(&app, "modelpack", mt::MODELPACK_CONFIG, &said, &layers, &none).await;
+    let config =
+        json!({"config": {"format": "safetensors", "architecture": "transformer", "paramSize": "8b"}});
+    push(&app, "modelpack", mt::MODELPACK_CONFIG, &config, &layers, &none).await;
     let layers = [
         (
             "application/vnd.cncf.model.weight.v1.tar",
@@ -119,7 +120,7 @@ async fn every_layout_gives_the_same_model() {
         ),
         ("application/vnd.cncf.model.weight.config.v1.tar", none.clone(), tar(&[("config.json", CONFIG)])),
     ];
-    push(&app, "modctl", mt::MODELPACK_CONFIG, &said, &layers, &none).await;
+    push(&app, "modctl", mt::MODELPACK_CONFIG, &config, &layers, &none).await;
     let kit = tar(&[("kit/config.json", CONFIG), ("kit/model.safetensors", &weights(1))]);
     let layers = [("application/vnd.kitops.modelkit.model.v1.tar", none.clone(), kit)];
     push(&app, "kitops", mt::KITOPS_CONFIG, &json!({"model": {"path": "kit"}}), &layers, &none).await;
@@ -176,8 +177,8 @@ async fn every_layout_gives_the_same_model() {
 async fn packed_weights_are_named() {
     let app = App::new().await;
     let layers = [("application/vnd.cncf.model.weight.v1.tar+gzip", json!({}), vec![0x1f, 0x8b, 8, 0])];
-    let said = json!({"config": {"format": "safetensors", "architecture": "llama", "paramSize": "8b"}});
-    push(&app, "packed", mt::MODELPACK_CONFIG, &said, &layers, &json!({})).await;
+    let config = json!({"config": {"format": "safetensors", "architecture": "llama", "paramSize": "8b"}});
+    push(&app, "packed", mt::MODELPACK_CONFIG, &config, &layers, &json!({})).await;
     let shown = app.get("/lode/v1/models/packed/latest").await.json();
     assert_eq!((&shown["format"], &shown["parameters"]), (&json!("safetensors"), &json!(8_000_000_000u64)));
     assert!(shown["problem"].as_str().unwrap().contains("compressed"), "{shown}");
@@ -194,9 +195,9 @@ async fn two_models_are_compared() {
         json!({"annotations": {mt::BASE_NAME_ANNOTATION: "team/base:latest"}}),
     )
     .await;
-    let answer = app.get("/lode/v1/diff/team/base/latest?with=team/tuned:latest").await;
-    assert_eq!((answer.status.as_u16(), answer.header("content-type")), (200, "application/x-ndjson"));
-    let lines: Vec<Value> = answer.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let response = app.get("/lode/v1/diff/team/base/latest?with=team/tuned:latest").await;
+    assert_eq!((response.status.as_u16(), response.header("content-type")), (200, "application/x-ndjson"));
+    let lines: Vec<Value> = response.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines[0]["tensor"]["status"], "same");
     let changed = &lines[1]["tensor"];
     assert_eq!(changed["status"], "changed");

@@ -9,12 +9,12 @@ use tokio::sync::mpsc;
 
 use super::gateway::{join, records, worker};
 use super::wire::within;
-use super::{Answer, App};
+use super::{App, TestResponse};
 use crate::Config;
 
 /// The text of an error in the format of its API.
-fn message(path: &str, answer: &Answer) -> String {
-    let json = answer.json();
+fn message(path: &str, response: &TestResponse) -> String {
+    let json = response.json();
     let text = if path.starts_with("/v2/") {
         &json["errors"][0]["message"]
     } else if path.starts_with("/v1/") {
@@ -24,7 +24,7 @@ fn message(path: &str, answer: &Answer) -> String {
     } else {
         &json["error"]
     };
-    text.as_str().unwrap_or_else(|| panic!("{path}: {}", answer.text())).to_owned()
+    text.as_str().unwrap_or_else(|| panic!("{path}: {}", response.text())).to_owned()
 }
 
 #[tokio::test]
@@ -49,17 +49,17 @@ async fn bodies_are_limited_by_route() {
         "/lode/v1/score",
     ];
     for path in inference {
-        let answer = app.send(Request::post(path), body(2 << 20)).await;
-        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        let response = app.send(Request::post(path), body(2 << 20)).await;
+        assert_eq!(response.status, 200, "{path}: {}", response.text());
         assert!(heard.lock().unwrap().pop().is_some(), "{path}");
-        let answer = app.send(Request::post(path), body((2 << 20) + 1)).await;
-        assert_eq!(answer.status, 413, "{path}");
-        assert_eq!(message(path, &answer), "the request body has more than 2097152 bytes", "{path}");
+        let response = app.send(Request::post(path), body((2 << 20) + 1)).await;
+        assert_eq!(response.status, 413, "{path}");
+        assert_eq!(message(path, &response), "the request body has more than 2097152 bytes", "{path}");
     }
     for path in ["/api/show", "/api/copy", "/api/create", "/api/pull", "/lode/v1/gc", "/lode/v1/gc/undo"] {
-        let answer = app.send(Request::post(path), body((1 << 20) + 1)).await;
-        assert_eq!(answer.status, 413, "{path}");
-        assert_eq!(message(path, &answer), "the request body has more than 1048576 bytes", "{path}");
+        let response = app.send(Request::post(path), body((1 << 20) + 1)).await;
+        assert_eq!(response.status, 413, "{path}");
+        assert_eq!(message(path, &response), "the request body has more than 1048576 bytes", "{path}");
     }
     assert_eq!(app.send(Request::post("/api/show"), body(1 << 20)).await.status, 404);
     let manifest = app.send(Request::put("/v2/a/manifests/b"), vec![b' '; (4 << 20) + 1]).await;
@@ -86,9 +86,9 @@ async fn lists_are_limited() {
         ("/v1/embeddings", "input", "\"\""),
         ("/lode/v1/score", "windows", "[]"),
     ] {
-        let answer = app.send(Request::post(path), body(field, entry, 10_001)).await;
-        assert_eq!(answer.status, 400, "{path} {field}");
-        assert_eq!(message(path, &answer), format!("`{field}` has more than 10000 entries"), "{path}");
+        let response = app.send(Request::post(path), body(field, entry, 10_001)).await;
+        assert_eq!(response.status, 400, "{path} {field}");
+        assert_eq!(message(path, &response), format!("`{field}` has more than 10000 entries"), "{path}");
     }
     assert!(heard.lock().unwrap().is_empty(), "no worker got a request");
     let most = app.send(Request::post("/api/chat"), body("messages", message_entry, 10_000)).await;
@@ -96,22 +96,22 @@ async fn lists_are_limited() {
 
     let files: Vec<String> = (0..10_001).map(|n| format!("\"{n}\":\"x\"")).collect();
     let create = format!("{{\"model\":\"m\",\"files\":{{{}}}}}", files.join(","));
-    let answer = app.send(Request::post("/api/create"), create).await;
+    let response = app.send(Request::post("/api/create"), create).await;
     assert_eq!(
-        (answer.status.as_u16(), message("", &answer)),
+        (response.status.as_u16(), message("", &response)),
         (400, "`files` has more than 10000 entries".to_owned())
     );
     let nested = format!("{{\"model\":\"mini\",\"x\":{}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
     for path in ["/api/show", "/api/chat", "/v1/embeddings"] {
-        let answer = app.send(Request::post(path), nested.clone()).await;
-        assert_eq!(answer.status, 400, "{path}");
-        assert!(message(path, &answer).contains("recursion limit"), "{path}: {}", answer.text());
+        let response = app.send(Request::post(path), nested.clone()).await;
+        assert_eq!(response.status, 400, "{path}");
+        assert!(message(path, &response).contains("recursion limit"), "{path}: {}", response.text());
     }
     // A megabyte of small values would take more memory than the budget of all bodies.
     let values = format!("{{\"model\":\"mini\",\"x\":[{}1]}}", "1,".repeat(500_000));
-    let answer = app.send(Request::post("/api/show"), values).await;
-    assert_eq!(answer.status, 413);
-    assert!(message("", &answer).contains("once parsed"), "{}", answer.text());
+    let response = app.send(Request::post("/api/show"), values).await;
+    assert_eq!(response.status, 413);
+    assert!(message("", &response).contains("once parsed"), "{}", response.text());
 }
 
 #[tokio::test]
@@ -119,13 +119,13 @@ async fn bodies_in_flight_share_a_budget() {
     let app = App::with(Config { body_budget: ByteSize::mib(1), ..Config::default() }).await;
     app.push_image("mini", "latest", "x").await;
     // A worker that responds on demand.
-    let (asked, mut begun) = mpsc::channel::<mpsc::Sender<()>>(1);
+    let (started, mut begun) = mpsc::channel::<mpsc::Sender<()>>(1);
     let routes = axum::Router::new().fallback(move || {
-        let asked = asked.clone();
+        let started = started.clone();
         async move {
-            let (go_on, mut told) = mpsc::channel(1);
-            asked.send(go_on).await.unwrap();
-            told.recv().await;
+            let (go_on, mut released) = mpsc::channel(1);
+            started.send(go_on).await.unwrap();
+            released.recv().await;
             records("{\"done\":true}\n")
         }
     });
@@ -142,13 +142,13 @@ async fn bodies_in_flight_share_a_budget() {
     let first = send(request("/api/generate", 600 << 10));
     let first_goes_on = within(begun.recv()).await.unwrap();
     for path in ["/api/generate", "/v1/completions", "/lode/v1/generate"] {
-        let answer = Answer::read(app.raw(request(path, 600 << 10)).await).await;
-        assert_eq!(answer.status, 503, "{path}");
-        assert_eq!(answer.header("retry-after"), "5", "{path}");
+        let response = TestResponse::read(app.raw(request(path, 600 << 10)).await).await;
+        assert_eq!(response.status, 503, "{path}");
+        assert_eq!(response.header("retry-after"), "5", "{path}");
         assert!(
-            message(path, &answer).contains("memory budget for request bodies"),
+            message(path, &response).contains("memory budget for request bodies"),
             "{path}: {}",
-            answer.text()
+            response.text()
         );
     }
     let refused = app.send(Request::put("/v2/a/manifests/b"), vec![b' '; 600 << 10]).await;
@@ -159,8 +159,8 @@ async fn bodies_in_flight_share_a_budget() {
     assert_eq!(within(small).await.unwrap().status(), 200);
 
     first_goes_on.send(()).await.unwrap();
-    let answered: Response = within(first).await.unwrap();
-    assert_eq!(answered.status(), 200);
+    let response: Response = within(first).await.unwrap();
+    assert_eq!(response.status(), 200);
     // The body was released when the worker began its response.
     let next = send(request("/api/generate", 600 << 10));
     within(begun.recv()).await.unwrap().send(()).await.unwrap();

@@ -53,19 +53,22 @@ async fn lists_come_in_pages() {
 async fn failures_are_problem_details() {
     let app = App::new().await;
     let request = Request::get("/lode/v1/models/team/absent/latest").header("x-request-id", "check-7");
-    let answer = app.send(request, "").await;
-    assert_eq!((answer.status.as_u16(), answer.header("content-type")), (404, "application/problem+json"));
+    let response = app.send(request, "").await;
+    assert_eq!(
+        (response.status.as_u16(), response.header("content-type")),
+        (404, "application/problem+json")
+    );
     let detail = "model 'team/absent:latest' not found";
     let expect = json!({"type": "about:blank", "title": "Not Found", "status": 404, "detail": detail,
         "instance": "check-7", "error": detail});
-    assert_eq!(answer.json(), expect);
+    assert_eq!(response.json(), expect);
     // The instance is the id of the response and of the log.
-    let answer = app.get("/lode/v1/nothing/here").await;
-    assert_eq!(answer.json()["instance"], answer.header("x-request-id"));
+    let response = app.get("/lode/v1/nothing/here").await;
+    assert_eq!(response.json()["instance"], response.header("x-request-id"));
     // Other APIs keep their own format.
-    let answer = app.get("/api/nothing").await;
+    let response = app.get("/api/nothing").await;
     assert_eq!(
-        (answer.header("content-type"), answer.json().as_object().unwrap().len()),
+        (response.header("content-type"), response.json().as_object().unwrap().len()),
         ("application/json", 1)
     );
 }

@@ -175,9 +175,9 @@ async fn only_read_only_servers_share_the_folder() {
         ("DELETE", tagged),
         ("DELETE", format!("/v2/team/mini/blobs/{layer}")),
     ] {
-        let answer = app.send(Request::builder().method(method).uri(&path), "").await;
-        assert_eq!(answer.failure(), failure(405, "UNSUPPORTED"), "{method} {path}");
-        assert!(answer.text().contains("read-only"), "{}", answer.text());
+        let response = app.send(Request::builder().method(method).uri(&path), "").await;
+        assert_eq!(response.failure(), failure(405, "UNSUPPORTED"), "{method} {path}");
+        assert!(response.text().contains("read-only"), "{}", response.text());
     }
     assert_eq!(app.post_json("/lode/v1/gc", json!({})).await.status, 405);
     // No server with write access can start while it reads.

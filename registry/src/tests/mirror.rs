@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::wire::within;
-use super::{Answer, App, failure, image};
+use super::{App, TestResponse, failure, image};
 use crate::{Config, MirrorConfig};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Upstream {
             let (inner, notes, mode) = (inner.clone(), notes.clone(), *state.lock().unwrap());
             async move {
                 notes.lock().unwrap().push(format!("{} {}", request.method(), request.uri().path()));
-                answer(inner, mode, request).await
+                respond(inner, mode, request).await
             }
         }));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -84,7 +84,7 @@ impl Upstream {
     }
 }
 
-async fn answer(inner: Router, mode: Mode, request: Request) -> Response {
+async fn respond(inner: Router, mode: Mode, request: Request) -> Response {
     match mode {
         Mode::Up => {}
         Mode::Slow => tokio::time::sleep(Duration::from_millis(300)).await,
@@ -94,8 +94,8 @@ async fn answer(inner: Router, mode: Mode, request: Request) -> Response {
             // ann:secret
             let login = request.headers().get(header::AUTHORIZATION);
             if login.is_none_or(|login| login != "Basic YW5uOnNlY3JldA==") {
-                let asks = [(header::WWW_AUTHENTICATE, "Basic realm=\"x\"")];
-                return (StatusCode::UNAUTHORIZED, asks).into_response();
+                let challenge = [(header::WWW_AUTHENTICATE, "Basic realm=\"x\"")];
+                return (StatusCode::UNAUTHORIZED, challenge).into_response();
             }
         }
         Mode::Wrong => {
@@ -121,7 +121,7 @@ async fn mirrors(upstream: &Upstream, check_after: Duration) -> Vec<App> {
 const LONG: Duration = Duration::from_secs(3600);
 const MANIFEST: &str = "/v2/hub/team/mini/manifests/latest";
 
-fn layer_of(manifest: &Answer) -> String {
+fn layer_of(manifest: &TestResponse) -> String {
     let digest = manifest.json()["layers"][0]["digest"].as_str().unwrap().to_owned();
     format!("/v2/hub/team/mini/blobs/{digest}")
 }
@@ -170,10 +170,10 @@ async fn fifty_concurrent_pulls_are_one_fetch() {
         upstream.set(Mode::Slow);
         upstream.heard.lock().unwrap().clear();
         let all = futures::future::join_all((0..50).map(|_| app.get(MANIFEST))).await;
-        assert!(all.iter().all(|answer| answer.status == 200));
+        assert!(all.iter().all(|response| response.status == 200));
         let layer = layer_of(&all[0]);
         let all = futures::future::join_all((0..50).map(|_| app.get(&layer))).await;
-        assert!(all.iter().all(|answer| answer.status == 200 && answer.text() == "layer"));
+        assert!(all.iter().all(|response| response.status == 200 && response.text() == "layer"));
         assert_eq!(upstream.count("GET /v2/team/mini/manifests/"), 1);
         assert_eq!(upstream.count("GET /v2/team/mini/blobs/"), 1);
         upstream.set(Mode::Up);
@@ -194,7 +194,7 @@ async fn replicas_take_turns() {
     let (one, two) = (App::with(config()).await, App::with(config()).await);
     upstream.set(Mode::Slow);
     let all = futures::future::join_all((0..20).map(|n| if n % 2 == 0 { &one } else { &two }.get(MANIFEST)));
-    assert!(all.await.iter().all(|answer| answer.status == 200));
+    assert!(all.await.iter().all(|response| response.status == 200));
     assert_eq!(upstream.count("GET /v2/team/mini/manifests/"), 1);
 }
 
@@ -221,8 +221,8 @@ async fn a_tag_follows_its_upstream() {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
             last = match app.get(MANIFEST).await {
-                answer if answer.status == 200 => (200, String::new()),
-                answer => answer.failure(),
+                response if response.status == 200 => (200, String::new()),
+                response => response.failure(),
             };
         }
         assert_eq!(last, failure(404, "MANIFEST_UNKNOWN"));
@@ -249,15 +249,15 @@ async fn absent_content_is_404_and_an_unavailable_upstream_503() {
 
         upstream.set(Mode::Down);
         for path in [MANIFEST, &blob, "/v2/hub/team/mini/tags/list"] {
-            let answer = app.get(path).await;
-            assert_eq!(answer.failure(), failure(503, "UNAVAILABLE"), "{path}");
-            assert_eq!(answer.header("retry-after"), "5");
-            assert!(answer.text().contains("does not respond"), "{}", answer.text());
+            let response = app.get(path).await;
+            assert_eq!(response.failure(), failure(503, "UNAVAILABLE"), "{path}");
+            assert_eq!(response.header("retry-after"), "5");
+            assert!(response.text().contains("does not respond"), "{}", response.text());
         }
         upstream.set(Mode::Forbidden);
-        let answer = app.get(MANIFEST).await;
-        assert_eq!(answer.failure(), failure(502, "UNAVAILABLE"));
-        assert!(!answer.text().contains(&upstream.address.to_string()), "{}", answer.text());
+        let response = app.get(MANIFEST).await;
+        assert_eq!(response.failure(), failure(502, "UNAVAILABLE"));
+        assert!(!response.text().contains(&upstream.address.to_string()), "{}", response.text());
         upstream.set(Mode::Up);
         assert_eq!(app.get(MANIFEST).await.status, 200);
     }
@@ -308,8 +308,8 @@ async fn pushes_below_a_mirrored_prefix_are_refused() {
     assert!(put.text().contains("mirrors another registry"), "{}", put.text());
     for query in [String::new(), format!("?mount={layer}&from=own"), format!("?digest={layer}")] {
         let path = format!("/v2/hub/team/mini/blobs/uploads/{query}");
-        let answer = app.send(http::Request::post(&path), "x").await;
-        assert_eq!(answer.failure(), failure(405, "DENIED"), "{path}");
+        let response = app.send(http::Request::post(&path), "x").await;
+        assert_eq!(response.failure(), failure(405, "DENIED"), "{path}");
     }
     assert_eq!(upstream.heard.lock().unwrap().len(), 0);
     // Outside the prefix everything works as usual.
@@ -388,8 +388,8 @@ async fn a_copy_out_of_a_mirror_fetches_what_is_not_held() {
         let copy = |from: &str, to: &str| json!({ "source": from, "destination": to });
         for (path, to) in [("/api/copy", "own/kept"), ("/lode/v1/copy", "own/kept/deep")] {
             upstream.heard.lock().unwrap().clear();
-            let answer = app.post_json(path, copy("hub/mini:latest", &format!("{to}:v1"))).await;
-            assert_eq!(answer.status, 200, "{}", answer.text());
+            let response = app.post_json(path, copy("hub/mini:latest", &format!("{to}:v1"))).await;
+            assert_eq!(response.status, 200, "{}", response.text());
             upstream.set(Mode::Down);
             let manifest = app.get(&format!("/v2/{to}/manifests/v1")).await;
             assert_eq!(manifest.header("docker-content-digest"), digest.as_str());
@@ -403,8 +403,8 @@ async fn a_copy_out_of_a_mirror_fetches_what_is_not_held() {
         upstream.app.push_image("mini", "other", "another layer").await;
         assert_eq!(app.get("/v2/hub/mini/manifests/other").await.status, 200);
         upstream.set(Mode::Down);
-        let answer = app.post_json("/api/copy", copy("hub/mini:other", "own/other")).await;
-        assert_eq!(answer.status, 503, "{}", answer.text());
+        let response = app.post_json("/api/copy", copy("hub/mini:other", "own/other")).await;
+        assert_eq!(response.status, 503, "{}", response.text());
         assert_eq!(app.get("/v2/own/other/manifests/latest").await.status, 404);
         upstream.set(Mode::Up);
     }

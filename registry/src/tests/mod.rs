@@ -54,7 +54,7 @@ struct App {
 }
 
 /// A response, read to its end.
-struct Answer {
+struct TestResponse {
     status: StatusCode,
     headers: HeaderMap,
     body: Bytes,
@@ -78,39 +78,39 @@ impl App {
         self.router.clone().oneshot(request).await.unwrap()
     }
 
-    async fn send(&self, request: Builder, body: impl Into<Body>) -> Answer {
-        Answer::read(self.raw(request.body(body.into()).unwrap()).await).await
+    async fn send(&self, request: Builder, body: impl Into<Body>) -> TestResponse {
+        TestResponse::read(self.raw(request.body(body.into()).unwrap()).await).await
     }
 
-    async fn get(&self, path: &str) -> Answer {
+    async fn get(&self, path: &str) -> TestResponse {
         self.send(Request::get(path), "").await
     }
 
-    async fn delete(&self, path: &str) -> Answer {
+    async fn delete(&self, path: &str) -> TestResponse {
         self.send(Request::delete(path), "").await
     }
 
-    async fn post_json(&self, path: &str, body: Value) -> Answer {
+    async fn post_json(&self, path: &str, body: Value) -> TestResponse {
         self.send(Request::post(path), body.to_string()).await
     }
 
     /// The URL of a new upload.
     async fn upload(&self, repository: &str) -> String {
-        let answer = self.send(Request::post(format!("/v2/{repository}/blobs/uploads/")), "").await;
-        assert_eq!(answer.status, 202, "{}", answer.text());
-        answer.header("location").to_owned()
+        let response = self.send(Request::post(format!("/v2/{repository}/blobs/uploads/")), "").await;
+        assert_eq!(response.status, 202, "{}", response.text());
+        response.header("location").to_owned()
     }
 
     async fn push_blob(&self, repository: &str, bytes: impl Into<Bytes>) -> Digest {
         let bytes = bytes.into();
         let digest = Digest::sha256(&bytes);
         let path = format!("/v2/{repository}/blobs/uploads/?digest={digest}");
-        let answer = self.send(Request::post(path), bytes).await;
-        assert_eq!(answer.status, 201, "{}", answer.text());
+        let response = self.send(Request::post(path), bytes).await;
+        assert_eq!(response.status, 201, "{}", response.text());
         digest
     }
 
-    async fn push_manifest(&self, repository: &str, reference: &str, manifest: &Value) -> Answer {
+    async fn push_manifest(&self, repository: &str, reference: &str, manifest: &Value) -> TestResponse {
         let kind = manifest["mediaType"].as_str().unwrap();
         let path = format!("/v2/{repository}/manifests/{reference}");
         self.send(Request::put(path).header("content-type", kind), manifest.to_string()).await
@@ -127,17 +127,17 @@ impl App {
                 "mediaType": media_type::OCI_LAYER_TAR, "digest": layer, "size": content.len(),
             })],
         );
-        let answer = self.push_manifest(repository, tag, &manifest).await;
-        assert_eq!(answer.status, 201, "{}", answer.text());
-        answer.header("docker-content-digest").parse().unwrap()
+        let response = self.push_manifest(repository, tag, &manifest).await;
+        assert_eq!(response.status, 201, "{}", response.text());
+        response.header("docker-content-digest").parse().unwrap()
     }
 }
 
-impl Answer {
-    async fn read(response: Response) -> Answer {
+impl TestResponse {
+    async fn read(response: Response) -> TestResponse {
         let (parts, body) = response.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
-        Answer { status: parts.status, headers: parts.headers, body }
+        TestResponse { status: parts.status, headers: parts.headers, body }
     }
 
     fn header(&self, name: &str) -> &str {

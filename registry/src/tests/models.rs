@@ -51,8 +51,8 @@ async fn push_model_with(app: &App, repository: &str, tag: &str, more: Layers<'_
         "config": {"mediaType": media_type::DOCKER_CONFIG, "digest": digest, "size": config.len()},
         "layers": layers,
     });
-    let answer = app.push_manifest(repository, tag, &manifest).await;
-    assert_eq!(answer.status, 201, "{}", answer.text());
+    let response = app.push_manifest(repository, tag, &manifest).await;
+    assert_eq!(response.status, 201, "{}", response.text());
 }
 
 fn names(list: &Value) -> Vec<&str> {

@@ -10,7 +10,7 @@ use lode_model::media_type;
 use serde_json::{Value, json};
 
 use super::models::push_model;
-use super::{Answer, App, failure, gateway, image};
+use super::{App, TestResponse, failure, gateway, image};
 
 const CLASSIC: &str = "ollama/0.33.0 (amd64 linux) Go/go1.26";
 const TRANSFER: &str = "ollama-transfer/1.0";
@@ -19,7 +19,7 @@ fn by(agent: &str, request: Builder) -> Builder {
     request.header("user-agent", agent).header("host", "localhost:5000")
 }
 
-async fn classic(app: &App, request: Builder, body: &'static str) -> Answer {
+async fn classic(app: &App, request: Builder, body: &'static str) -> TestResponse {
     app.send(by(CLASSIC, request), body).await
 }
 
@@ -164,8 +164,8 @@ async fn ollama_reads_the_spelling_that_has_the_content() {
             Some(agent) => by(agent, request),
             None => request,
         };
-        let answer = app.send(request, "").await;
-        (answer.status == 200).then(|| answer.header("docker-content-digest").to_owned())
+        let response = app.send(request, "").await;
+        (response.status == 200).then(|| response.header("docker-content-digest").to_owned())
     };
     // For names without a namespace the client sends `library`.
     for (sent, stored) in [

@@ -9,10 +9,10 @@ use super::gateway::{join, records, worker};
 async fn a_chat_streams_events() {
     let app = App::new().await;
     app.push_image("mini", "latest", "x").await;
-    let answer = "{\"message\":{\"role\":\"assistant\",\"content\":\"4\"},\"done\":false}\n\
+    let worker_records = "{\"message\":{\"role\":\"assistant\",\"content\":\"4\"},\"done\":false}\n\
         {\"message\":{\"role\":\"assistant\",\"content\":\"2\"},\"done\":false}\n\
         {\"message\":{\"content\":\"\"},\"done\":true,\"done_reason\":\"stop\",\"prompt_eval_count\":3,\"eval_count\":2}\n";
-    let (address, heard) = worker(move || records(answer)).await;
+    let (address, heard) = worker(move || records(worker_records)).await;
     join(&app, address).await;
     let request = json!({
         "model": "mini", "messages": [{"role": "user", "content": "?"}], "stream": true,
@@ -58,8 +58,8 @@ async fn responses_without_streaming() {
         .json();
     assert_eq!((&text["object"], &text["choices"][0]["text"]), (&json!("text_completion"), &json!("42")));
     assert_eq!(text["choices"][0]["finish_reason"], "length");
-    let asked = heard.lock().unwrap().pop().unwrap();
-    assert!(asked["body"].as_str().unwrap().contains("\"num_predict\":1"));
+    let received = heard.lock().unwrap().pop().unwrap();
+    assert!(received["body"].as_str().unwrap().contains("\"num_predict\":1"));
 
     for (format, expect) in [("float", json!([0.5])), ("base64", json!("AAAAPw=="))] {
         let request = json!({"model": "mini", "input": ["x"], "encoding_format": format});
@@ -85,7 +85,7 @@ async fn null_fields_are_treated_as_absent() {
     let (address, heard) =
         worker(|| records("{\"message\":{\"content\":\"\"},\"embeddings\":[[0.5]],\"done\":true}\n")).await;
     join(&app, address).await;
-    let asked = || -> Value {
+    let received_body = || -> Value {
         let body = heard.lock().unwrap().pop().unwrap()["body"].clone();
         serde_json::from_str(body.as_str().unwrap()).unwrap()
     };
@@ -122,8 +122,8 @@ async fn null_fields_are_treated_as_absent() {
     ] {
         chat[key] = Value::Null;
     }
-    let answer = app.post_json("/v1/chat/completions", chat).await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
+    let response = app.post_json("/v1/chat/completions", chat).await;
+    assert_eq!(response.status, 200, "{}", response.text());
     let called = json!({"role": "assistant", "content": "", "tool_calls": [
         {"id": "c1", "function": {"name": "look", "arguments": {}}}]});
     let expect = json!({
@@ -134,7 +134,7 @@ async fn null_fields_are_treated_as_absent() {
         ],
         "stream": false, "options": {"temperature": 1.0, "top_p": 1.0},
     });
-    assert_eq!(asked(), expect);
+    assert_eq!(received_body(), expect);
 
     let streamed = json!({"model": "mini", "messages": [{"role": "user", "content": "?"}], "stream": true,
         "stream_options": {"include_usage": null}});
@@ -142,7 +142,7 @@ async fn null_fields_are_treated_as_absent() {
     let completion = json!({"model": "mini", "prompt": ["6 x 7 ="], "suffix": "", "echo": null, "best_of": null,
         "logprobs": null, "stream": null});
     assert_eq!(app.post_json("/v1/completions", completion).await.status, 200);
-    let body = asked();
+    let body = received_body();
     assert_eq!((&body["prompt"], &body["raw"], body.get("suffix")), (&json!("6 x 7 ="), &json!(true), None));
     let embed =
         json!({"model": "mini", "input": "x", "dimensions": null, "encoding_format": null, "user": null});
@@ -185,9 +185,13 @@ async fn unsupported_fields_are_refused_by_name() {
             body["messages"] = json!([{"role": "user", "content": "?"}]);
         }
         body[key] = value;
-        let answer = app.post_json(path, body).await;
-        let error = answer.json()["error"].clone();
-        assert_eq!((answer.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")), "{key}");
+        let response = app.post_json(path, body).await;
+        let error = response.json()["error"].clone();
+        assert_eq!(
+            (response.status.as_u16(), &error["type"]),
+            (400, &json!("invalid_request_error")),
+            "{key}"
+        );
         assert!(error["message"].as_str().unwrap().contains(expect), "{key}: {error}");
     }
     assert!(heard.lock().unwrap().is_empty(), "no worker got a request");

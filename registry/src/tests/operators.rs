@@ -85,11 +85,12 @@ async fn if_none_match_returns_304() {
         (format!("/v2/a/blobs/{blob}"), format!("\"sha256:00\", \"{blob}\"")),
     ] {
         for method in ["GET", "HEAD"] {
-            let ask = |etag: &str| Request::builder().method(method).uri(&path).header("if-none-match", etag);
-            let same = app.send(ask(&etag), "").await;
+            let conditional =
+                |etag: &str| Request::builder().method(method).uri(&path).header("if-none-match", etag);
+            let same = app.send(conditional(&etag), "").await;
             assert_eq!((same.status.as_u16(), same.body.len()), (304, 0), "{method} {path}");
             assert!(same.header("etag").contains("sha256:"));
-            assert_eq!(app.send(ask("\"sha256:00\""), "").await.status, 200, "{method} {path}");
+            assert_eq!(app.send(conditional("\"sha256:00\""), "").await.status, 200, "{method} {path}");
         }
     }
     let absent = Request::get("/v2/a/manifests/none").header("if-none-match", "*");

@@ -22,18 +22,18 @@ async fn blobs_in_parts() {
         ("nonsense", 200, "0123456789", ""),
     ];
     for (range, status, body, described) in cases {
-        let answer = app.send(Request::get(&path).header("range", range), "").await;
-        assert_eq!(answer.status, status, "{range}");
+        let response = app.send(Request::get(&path).header("range", range), "").await;
+        assert_eq!(response.status, status, "{range}");
         assert_eq!(
-            answer.headers.get("content-range").map_or("", |value| value.to_str().unwrap()),
+            response.headers.get("content-range").map_or("", |value| value.to_str().unwrap()),
             described,
             "{range}"
         );
         if status != 416 {
-            assert_eq!(answer.body, body, "{range}");
-            assert_eq!(answer.header("content-length"), body.len().to_string(), "{range}");
-            assert_eq!(answer.header("docker-content-digest"), digest.as_str());
-            assert_eq!(answer.header("accept-ranges"), "bytes");
+            assert_eq!(response.body, body, "{range}");
+            assert_eq!(response.header("content-length"), body.len().to_string(), "{range}");
+            assert_eq!(response.header("docker-content-digest"), digest.as_str());
+            assert_eq!(response.header("accept-ranges"), "bytes");
         }
     }
     let other = Request::get(&path).header("range", "bytes=2-4").header("if-range", "\"sha256:other\"");
@@ -93,6 +93,6 @@ async fn accept_changes_nothing() {
     let app = App::new().await;
     app.push_image("a", "latest", "x").await;
     let picky = Request::get("/v2/a/manifests/latest").header("accept", media_type::DOCKER_MANIFEST);
-    let answer = app.send(picky, "").await;
-    assert_eq!((answer.status.as_u16(), answer.header("content-type")), (200, media_type::OCI_MANIFEST));
+    let response = app.send(picky, "").await;
+    assert_eq!((response.status.as_u16(), response.header("content-type")), (200, media_type::OCI_MANIFEST));
 }

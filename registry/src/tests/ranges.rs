@@ -4,7 +4,7 @@ use http::Request;
 use lode_model::digest::Digest;
 use uuid::Uuid;
 
-use super::{Answer, App, failure};
+use super::{App, TestResponse, failure};
 use crate::{Config, Switch};
 
 /// An app on a folder and one on object storage, each with one blob.
@@ -21,16 +21,16 @@ async fn each_storage() -> Vec<(App, Digest, Vec<u8>)> {
     all
 }
 
-async fn read(app: &App, digest: &Digest, headers: &[(&str, &str)]) -> Answer {
+async fn read(app: &App, digest: &Digest, headers: &[(&str, &str)]) -> TestResponse {
     let request = Request::get(format!("/v2/a/blobs/{digest}"));
     app.send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)), "").await
 }
 
 /// The parts of a `multipart/byteranges` body: the header lines and bytes of each.
-fn parts(answer: &Answer) -> Vec<(String, Vec<u8>)> {
-    let boundary = answer.header("content-type").strip_prefix("multipart/byteranges; boundary=").unwrap();
+fn parts(response: &TestResponse) -> Vec<(String, Vec<u8>)> {
+    let boundary = response.header("content-type").strip_prefix("multipart/byteranges; boundary=").unwrap();
     let find = |bytes: &[u8], text: &str| bytes.windows(text.len()).position(|at| at == text.as_bytes());
-    let mut rest = answer.body.strip_prefix(format!("--{boundary}\r\n").as_bytes()).unwrap();
+    let mut rest = response.body.strip_prefix(format!("--{boundary}\r\n").as_bytes()).unwrap();
     let mut parts = Vec::new();
     loop {
         let lines = find(rest, "\r\n\r\n").unwrap();
@@ -56,11 +56,11 @@ async fn several_ranges_come_in_one_body() {
         let total = content.len();
         // The first two are adjacent, the third overlaps the fourth, the last is outside the blob.
         let list = "bytes=10-19,20-29, 2000000-2300000,2200000-2400000 ,-5,9000000-";
-        let answer = read(&app, &digest, &[("range", list)]).await;
-        assert_eq!(answer.status, 206, "{}", answer.status);
-        assert_eq!(answer.header("content-length"), answer.body.len().to_string());
-        assert_eq!(answer.header("docker-content-digest"), digest.as_str());
-        assert!(!answer.headers.contains_key("content-range"));
+        let response = read(&app, &digest, &[("range", list)]).await;
+        assert_eq!(response.status, 206, "{}", response.status);
+        assert_eq!(response.header("content-length"), response.body.len().to_string());
+        assert_eq!(response.header("docker-content-digest"), digest.as_str());
+        assert!(!response.headers.contains_key("content-range"));
         let expected = [10..30, 2_000_000..2_400_001, total - 5..total].map(|range| {
             let (first, last) = (range.start, range.end - 1);
             let head = format!(
@@ -68,7 +68,7 @@ async fn several_ranges_come_in_one_body() {
             );
             (head, content[range].to_vec())
         });
-        assert_eq!(parts(&answer), expected);
+        assert_eq!(parts(&response), expected);
 
         // Ranges that merge into one give an ordinary partial response.
         let one = read(&app, &digest, &[("range", "bytes=0-9,5-19,9000000-")]).await;

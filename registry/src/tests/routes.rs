@@ -10,7 +10,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use http::Request;
 
-use super::{Answer, App};
+use super::{App, TestResponse};
 use crate::auth::Caller;
 
 const ZERO: &str = "sha256:0000000000000000000000000000000000000000000000000000000000000000";
@@ -123,8 +123,8 @@ async fn every_route_checks_the_policy() {
         request.extensions_mut().insert(Caller::Link { repository: "somewhere/else".parse().unwrap() });
         let response = app.raw(request).await;
         let was_read = is_read.load(Ordering::SeqCst);
-        let answer = Answer::read(response).await;
-        assert_eq!(answer.status, 403, "{method} {route}: {}", answer.text());
+        let response = TestResponse::read(response).await;
+        assert_eq!(response.status, 403, "{method} {route}: {}", response.text());
         // Every caller may pull something, so these routes have to read the body to know the model.
         let may_be_read = ["show", "push"].iter().any(|name| route.ends_with(name));
         assert!(!was_read || may_be_read, "{method} {route} reads the body of a caller without any rights");

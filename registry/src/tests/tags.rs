@@ -11,11 +11,11 @@ async fn tags_are_in_byte_order_and_in_pages() {
         app.push_image("team/mini", tag, "same").await;
     }
     let list = async |query: &str| {
-        let answer = app.get(&format!("/v2/team/mini/tags/list{query}")).await;
-        assert_eq!(answer.status, 200, "{query}");
+        let response = app.get(&format!("/v2/team/mini/tags/list{query}")).await;
+        assert_eq!(response.status, 200, "{query}");
         (
-            answer.json()["tags"].clone(),
-            answer.headers.get("link").map(|link| link.to_str().unwrap().to_owned()),
+            response.json()["tags"].clone(),
+            response.headers.get("link").map(|link| link.to_str().unwrap().to_owned()),
         )
     };
     let link = |query: &str| Some(format!("</v2/team/mini/tags/list?{query}>; rel=\"next\""));

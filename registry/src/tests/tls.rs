@@ -55,19 +55,19 @@ async fn both_versions_of_http_over_tls() {
     let server = Server::start_with(&app, Some(pair.tls())).await;
     let url = format!("https://models.example:{}/v2/a/blobs/{digest}", server.address.port());
     for (http1, version) in [(true, http::Version::HTTP_11), (false, http::Version::HTTP_2)] {
-        let answer = pair.client(&server, http1).get(&url).send().await.unwrap();
-        assert_eq!((answer.status().as_u16(), answer.version()), (200, version));
-        assert!(answer.bytes().await.unwrap() == vec![7; 300_000]);
+        let response = pair.client(&server, http1).get(&url).send().await.unwrap();
+        assert_eq!((response.status().as_u16(), response.version()), (200, version));
+        assert!(response.bytes().await.unwrap() == vec![7; 300_000]);
     }
     // Another certificate is rejected by the client, and plain http is not supported.
     assert!(Pair::new().client(&server, true).get(&url).send().await.is_err());
     let mut plain = server.connect().await;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     plain.write_all(request("GET /healthz", "").as_bytes()).await.unwrap();
-    let mut answer = Vec::new();
+    let mut received = Vec::new();
     // An alert or a reset, but never a response.
-    let _reset = within(plain.read_to_end(&mut answer)).await;
-    assert!(!answer.starts_with(b"HTTP/"), "{answer:?}");
+    let _reset = within(plain.read_to_end(&mut received)).await;
+    assert!(!received.starts_with(b"HTTP/"), "{received:?}");
 }
 
 #[tokio::test]
@@ -82,9 +82,9 @@ async fn locations_follow_the_connections_scheme() {
         .build()
         .unwrap();
     let url = format!("https://models.localhost:{}/v2/a/blobs/uploads/", server.address.port());
-    let answer = configured.post(&url).header("user-agent", "ollama/0.9.0").send().await.unwrap();
-    assert_eq!(answer.status(), 202);
-    let location = answer.headers()["location"].to_str().unwrap().to_owned();
+    let response = configured.post(&url).header("user-agent", "ollama/0.9.0").send().await.unwrap();
+    assert_eq!(response.status(), 202);
+    let location = response.headers()["location"].to_str().unwrap().to_owned();
     assert!(location.starts_with("https://models.localhost:"), "{location}");
 }
 
@@ -97,24 +97,25 @@ async fn a_renewed_certificate_is_served_without_a_restart() {
     let server = Server::start_with(&app, Some(old.tls())).await;
     let url = format!("https://models.example:{}/healthz", server.address.port());
     let (trusts_old, trusts_new) = (old.client(&server, true), new.client(&server, true));
-    let asked = async |client: &Client| client.get(&url).send().await.map(|answer| answer.status().as_u16());
-    assert_eq!(asked(&trusts_old).await.unwrap(), 200);
-    assert!(asked(&trusts_new).await.is_err());
+    let get_status =
+        async |client: &Client| client.get(&url).send().await.map(|response| response.status().as_u16());
+    assert_eq!(get_status(&trusts_old).await.unwrap(), 200);
+    assert!(get_status(&trusts_new).await.is_err());
 
     // An invalid certificate changes nothing.
     let cert = old.folder.path().join("cert.pem");
     std::fs::write(&cert, "half of a").unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;
-    assert_eq!(asked(&old.client(&server, true)).await.unwrap(), 200);
+    assert_eq!(get_status(&old.client(&server, true)).await.unwrap(), 200);
 
     old.replace_with(&new);
     within(async {
-        while asked(&trusts_new).await.is_err() {
+        while get_status(&trusts_new).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
     // Open connections continue; new ones get the new certificate.
-    assert_eq!(asked(&trusts_old).await.unwrap(), 200);
-    assert!(asked(&old.client(&server, true)).await.is_err());
+    assert_eq!(get_status(&trusts_old).await.unwrap(), 200);
+    assert!(get_status(&old.client(&server, true)).await.is_err());
 }

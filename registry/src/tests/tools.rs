@@ -6,10 +6,10 @@ use super::App;
 use super::gateway::{join, records, worker};
 
 /// The response to a chat for the given worker records, and the request that the worker got.
-async fn chat_with_worker_records(answer: &'static str, request: Value) -> (String, Value) {
+async fn chat_with_worker_records(worker_records: &'static str, request: Value) -> (String, Value) {
     let app = App::new().await;
     app.push_image("mini", "latest", "x").await;
-    let (address, heard) = worker(move || records(answer)).await;
+    let (address, heard) = worker(move || records(worker_records)).await;
     join(&app, address).await;
     let mut body = json!({"model": "mini", "messages": [{"role": "user", "content": "?"}]});
     body.as_object_mut().unwrap().extend(request.as_object().unwrap().clone());
@@ -37,11 +37,11 @@ async fn tool_calls_in_one_response() {
 
 #[tokio::test]
 async fn tool_calls_as_events() {
-    let answer = "{\"message\":{\"role\":\"assistant\",\"content\":\"\",\"thinking\":\"Where?\"},\"done\":false}\n\
+    let worker_records = "{\"message\":{\"role\":\"assistant\",\"content\":\"\",\"thinking\":\"Where?\"},\"done\":false}\n\
         {\"message\":{\"content\":\"\",\"tool_calls\":[{\"id\":\"call_a\",\"function\":{\"index\":0,\"name\":\"look\",\"arguments\":{\"at\":1}}}]},\"done\":false}\n\
         {\"message\":{\"content\":\"\",\"tool_calls\":[{\"id\":\"call_b\",\"function\":{\"index\":1,\"name\":\"add\",\"arguments\":{}}}]},\"done\":false}\n\
         {\"message\":{\"content\":\"\"},\"done\":true,\"done_reason\":\"stop\"}\n";
-    let (text, _) = chat_with_worker_records(answer, json!({"stream": true})).await;
+    let (text, _) = chat_with_worker_records(worker_records, json!({"stream": true})).await;
     let data: Vec<&str> = text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
     assert_eq!((data.len(), data[4]), (5, "[DONE]"));
     let choices: Vec<Value> = data[..4]

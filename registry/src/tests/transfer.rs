@@ -19,9 +19,9 @@ async fn other() -> (App, SocketAddr) {
 }
 
 async fn records(app: &App, path: &str, body: Value) -> Vec<Value> {
-    let answer = app.post_json(path, body).await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    answer.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    let response = app.post_json(path, body).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    response.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 fn statuses(records: &[Value]) -> Vec<&str> {
@@ -34,11 +34,11 @@ async fn a_model_is_fetched_from_another_registry() {
     push_model(&there, "team/mini", "8b").await;
     let here = App::new().await;
     let name = format!("{address}/team/mini:8b");
-    let told = records(&here, "/api/pull", json!({"model": name, "insecure": true})).await;
-    let statuses = statuses(&told);
+    let progress = records(&here, "/api/pull", json!({"model": name, "insecure": true})).await;
+    let statuses = statuses(&progress);
     assert_eq!(statuses[0], "pulling manifest");
     assert_eq!(statuses[statuses.len() - 3..], ["verifying sha256 digest", "writing manifest", "success"]);
-    let blob = told.iter().find(|record| record["completed"].is_u64()).unwrap();
+    let blob = progress.iter().find(|record| record["completed"].is_u64()).unwrap();
     assert_eq!(blob["completed"], blob["total"]);
     let hex = blob["digest"].as_str().unwrap().trim_start_matches("sha256:");
     assert_eq!(blob["status"], format!("pulling {}", &hex[..12]));
@@ -61,8 +61,8 @@ async fn a_model_is_sent_to_another_registry() {
     let here = App::new().await;
     push_model(&here, "team/mini", "8b").await;
     let name = format!("{address}/team/mini:8b");
-    let told = records(&here, "/api/push", json!({"model": name})).await;
-    let statuses = statuses(&told);
+    let progress = records(&here, "/api/push", json!({"model": name})).await;
+    let statuses = statuses(&progress);
     assert_eq!(statuses[0], "retrieving manifest");
     assert!(statuses.iter().any(|status| status.starts_with("pushing ") && *status != "pushing manifest"));
     assert_eq!(statuses[statuses.len() - 2..], ["pushing manifest", "success"]);
@@ -92,17 +92,17 @@ async fn failed_transfers_report_errors() {
             "model 'team/gone:latest' not found",
         ),
     ] {
-        let answer = here.post_json(path, body.clone()).await;
-        assert_eq!(answer.status, status, "{path} {body}: {}", answer.text());
-        assert!(answer.json()["error"].as_str().unwrap().contains(part), "{}", answer.text());
+        let response = here.post_json(path, body.clone()).await;
+        assert_eq!(response.status, status, "{path} {body}: {}", response.text());
+        assert!(response.json()["error"].as_str().unwrap().contains(part), "{}", response.text());
     }
-    let told = records(&here, "/api/pull", json!({"model": format!("{address}/team/gone:1")})).await;
-    let error = told.last().unwrap()["error"].as_str().unwrap();
+    let progress = records(&here, "/api/pull", json!({"model": format!("{address}/team/gone:1")})).await;
+    let error = progress.last().unwrap()["error"].as_str().unwrap();
     assert!(error.contains("file does not exist") && error.contains("team/gone:1"), "{error}");
     assert_eq!(here.get("/v2/team/gone/manifests/1").await.status, 404);
     // A port without a listener.
     let silent = json!({"model": "127.0.0.1:1/team/mini", "stream": false});
-    let answer = here.post_json("/api/pull", silent).await;
-    assert_eq!(answer.status, 502, "{}", answer.text());
-    assert!(answer.text().contains("127.0.0.1:1"), "{}", answer.text());
+    let response = here.post_json("/api/pull", silent).await;
+    assert_eq!(response.status, 502, "{}", response.text());
+    assert!(response.text().contains("127.0.0.1:1"), "{}", response.text());
 }

@@ -160,18 +160,18 @@ async fn collections_and_restores_send_events() {
     let build = app.push_image("ci/build", "latest", "three").await;
     tokio::time::sleep(Duration::from_millis(5)).await;
     app.push_image("ci/build", "latest", "four").await;
-    let said = receiver.events(8).await.len();
+    let event_count = receiver.events(8).await.len();
 
     let job = app.job("/lode/v1/gc", json!({})).await;
     assert_eq!(job["state"], "succeeded", "{job}");
-    let told = receiver.events(said + 3).await.split_off(said);
-    assert_eq!(told.len(), 3, "{told:#?}");
-    let untag = of_type(&told, "untag")[0];
+    let events = receiver.events(event_count + 3).await.split_off(event_count);
+    assert_eq!(events.len(), 3, "{events:#?}");
+    let untag = of_type(&events, "untag")[0];
     assert_eq!(
         (&untag["repository"], &untag["tag"], &untag["digest"], &untag["reason"]),
         (&json!("team/mini"), &json!("v1"), &json!(old), &json!("keep_last"))
     );
-    let mut deleted: Vec<_> = of_type(&told, "delete")
+    let mut deleted: Vec<_> = of_type(&events, "delete")
         .iter()
         .map(|gone| (gone["digest"].clone(), gone["reason"].clone(), gone["tags"].clone()))
         .collect();
@@ -183,17 +183,17 @@ async fn collections_and_restores_send_events() {
     // A collection that removes nothing sends no events.
     assert_eq!(app.job("/lode/v1/gc", json!({})).await["state"], "succeeded");
     wait_until_delivered(&app).await;
-    assert_eq!(receiver.0.lock().unwrap().taken.len(), said + 3);
+    assert_eq!(receiver.0.lock().unwrap().taken.len(), event_count + 3);
 
     let undo = json!({ "repository": "team/mini", "reference": "v1" });
     let restored = app.post_json("/lode/v1/gc/undo", undo).await;
     assert_eq!(restored.status, 200, "{}", restored.text());
-    let told = receiver.events(said + 5).await.split_off(said + 3);
-    let (push, tag) = (of_type(&told, "push")[0], of_type(&told, "tag")[0]);
+    let events = receiver.events(event_count + 5).await.split_off(event_count + 3);
+    let (push, tag) = (of_type(&events, "push")[0], of_type(&events, "tag")[0]);
     assert_eq!((&push["digest"], &push["repository"]), (&json!(old), &json!("team/mini")));
     assert_eq!((&tag["tag"], &tag["digest"], &tag["previous"]), (&json!("v1"), &json!(old), &Value::Null));
     wait_until_delivered(&app).await;
-    assert_eq!(receiver.0.lock().unwrap().taken.len(), said + 5);
+    assert_eq!(receiver.0.lock().unwrap().taken.len(), event_count + 5);
 }
 
 #[tokio::test]

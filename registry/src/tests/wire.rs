@@ -42,9 +42,9 @@ impl Server {
     pub(super) async fn exchange(&self, text: &str) -> String {
         let mut stream = self.connect().await;
         stream.write_all(text.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        within(stream.read_to_string(&mut answer)).await.unwrap();
-        answer
+        let mut response = String::new();
+        within(stream.read_to_string(&mut response)).await.unwrap();
+        response
     }
 }
 
@@ -109,11 +109,11 @@ async fn an_early_response_arrives() {
     stream.write_all(request(&format!("PATCH {location}"), &headers).as_bytes()).await.unwrap();
     let (mut reader, mut writer) = stream.split();
     let sent = async { writer.write_all(&vec![1; size]).await };
-    let mut answer = String::new();
-    let (sent, read) = within(async { tokio::join!(sent, reader.read_to_string(&mut answer)) }).await;
+    let mut response = String::new();
+    let (sent, read) = within(async { tokio::join!(sent, reader.read_to_string(&mut response)) }).await;
     sent.expect("the connection is not reset while the client sends");
     read.unwrap();
-    assert!(answer.starts_with("HTTP/1.1 416 ") && answer.contains("range: 0-0\r\n"), "{answer}");
+    assert!(response.starts_with("HTTP/1.1 416 ") && response.contains("range: 0-0\r\n"), "{response}");
 }
 
 #[tokio::test]
@@ -136,9 +136,9 @@ async fn an_interrupted_body_stores_only_valid_bytes() {
             let next = http::Request::patch(&location)
                 .header("content-length", 4)
                 .header("content-range", format!("{before}-{}", before + 3));
-            let answer = app.send(next, "more").await;
-            if answer.status == 202 {
-                break (before, answer.header("range").to_owned());
+            let response = app.send(next, "more").await;
+            if response.status == 202 {
+                break (before, response.header("range").to_owned());
             }
             tokio::task::yield_now().await;
         }

@@ -76,8 +76,8 @@ pub(crate) async fn post(
     let is_stream = create.stream.unwrap_or(true);
     let new = create.read(&registry, &caller, &own).await?;
     registry.model_create_check(&caller, &new).await?;
-    records::answer(is_stream, move |records| async move {
-        let told = |step| match step {
+    records::respond(is_stream, move |records| async move {
+        let report = |step| match step {
             CreateStep::Reading => records.status("reading files"),
             CreateStep::Notice(notice) => records.status(format!("notice: {notice}")),
             CreateStep::Quantising { to, total, completed } => {
@@ -87,7 +87,7 @@ pub(crate) async fn post(
             CreateStep::Created(digest) => records.status(format!("creating new layer {digest}")),
             CreateStep::WritingManifest => records.status("writing manifest"),
         };
-        registry.model_create(&caller, new, &told).await?;
+        registry.model_create(&caller, new, &report).await?;
         drop(charge);
         Ok(())
     })

@@ -71,7 +71,7 @@ pub(crate) async fn post(
         (!host_given || remote.is_none()) && registry.model_show(&caller, &here, &reference).await?.is_some();
     let repository = registry.spelling_to_write(&repositories).await?;
     let unknown = Failure::ModelUnknown { name: transfer.named.name().to_owned() };
-    records::answer(transfer.is_stream(), move |records| async move {
+    records::respond(transfer.is_stream(), move |records| async move {
         drop(charge);
         if is_local_model {
             records.status("pulling manifest");

@@ -30,7 +30,7 @@ pub(crate) async fn post(
     if !host_given {
         return Err(Failure::PushNeedsHost { name: transfer.named.name().to_owned() });
     }
-    records::answer(transfer.is_stream(), move |records| async move {
+    records::respond(transfer.is_stream(), move |records| async move {
         records.status("retrieving manifest");
         // This server already has it.
         let Some(remote) = remote else { return Ok(()) };

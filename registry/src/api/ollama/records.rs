@@ -40,12 +40,12 @@ impl Records {
     /// Reports the progress of one blob, throttled except at its start and its end.
     pub(crate) fn progress(&self, status: &str, digest: &str, total: u64, completed: u64) {
         let is_edge = completed == 0 || completed >= total;
-        let mut told = self.last_progress.lock().unwrap_or_else(PoisonError::into_inner);
-        if !is_edge && told.is_some_and(|told| told.elapsed() < RECORD_INTERVAL) {
+        let mut last_reported = self.last_progress.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_edge && last_reported.is_some_and(|time| time.elapsed() < RECORD_INTERVAL) {
             return;
         }
-        *told = Some(Instant::now());
-        drop(told);
+        *last_reported = Some(Instant::now());
+        drop(last_reported);
         let mut record = json!({ "status": status, "digest": digest, "total": total });
         if completed > 0 {
             record["completed"] = completed.into();
@@ -60,7 +60,7 @@ impl Records {
 }
 
 /// Runs `work` and responds with its records. The work ends when the client disconnects.
-pub(crate) async fn answer<F>(is_stream: bool, work: impl FnOnce(Records) -> F) -> Result<Response, Failure>
+pub(crate) async fn respond<F>(is_stream: bool, work: impl FnOnce(Records) -> F) -> Result<Response, Failure>
 where
     F: Future<Output = Result<(), Failure>> + Send + 'static,
 {

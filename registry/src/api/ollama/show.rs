@@ -138,17 +138,21 @@ async fn shown(
     let messages: Vec<Message> =
         serde_json::from_str(&text(media_type::OLLAMA_MESSAGES).await?).unwrap_or_default();
     let params: Map<String, Value> = serde_json::from_str(&params).unwrap_or_default();
-    let said = model.config.clone().unwrap_or_default();
+    let model_config = model.config.clone().unwrap_or_default();
     let mut details = Details::new(&summary, model.config.as_ref());
     details.parent_model = parent(&model).to_owned();
     let mut commands = ModelfileWriter::of(name);
     commands.texts(&[("TEMPLATE", &template, Command::Template), ("SYSTEM", &system, Command::System)]);
-    commands
-        .texts(&[("RENDERER", &said.renderer, Command::Renderer), ("PARSER", &said.parser, Command::Parser)]);
+    commands.texts(&[
+        ("RENDERER", &model_config.renderer, Command::Renderer),
+        ("PARSER", &model_config.parser, Command::Parser),
+    ]);
     commands.parameters(&params);
     commands.messages(&messages);
-    commands
-        .texts(&[("LICENSE", &license, Command::License), ("REQUIRES", &said.requires, Command::Requires)]);
+    commands.texts(&[
+        ("LICENSE", &license, Command::License),
+        ("REQUIRES", &model_config.requires, Command::Requires),
+    ]);
     Ok(ShowResponse {
         modelfile: commands.text,
         parameters: parameters(&params),
@@ -163,12 +167,12 @@ async fn shown(
             &model,
             &config,
             &able,
-            template_abilities(&template, jinja, &said.renderer),
+            template_abilities(&template, jinja, &model_config.renderer),
         ),
         modified_at: rfc3339(model.modified_at),
-        renderer: said.renderer,
-        parser: said.parser,
-        requires: said.requires,
+        renderer: model_config.renderer,
+        parser: model_config.parser,
+        requires: model_config.requires,
         license,
         template,
         system,
@@ -300,12 +304,12 @@ fn capabilities(model: &Model, config: &Value, keys: &[&'static str], can: Templ
         [] => vec![if is_generator { "completion" } else { "embedding" }.to_owned()],
         keys => keys.iter().copied().map(str::to_owned).collect(),
     };
-    let answers = all.iter().any(|capability| capability == "completion");
+    let can_complete = all.iter().any(|capability| capability == "completion");
     for (capability, has) in [
         ("vision", has_projector),
-        ("tools", answers && can.tools),
-        ("insert", answers && can.insert),
-        ("thinking", answers && can.thinking),
+        ("tools", can_complete && can.tools),
+        ("insert", can_complete && can.insert),
+        ("thinking", can_complete && can.thinking),
     ] {
         if has && all.iter().all(|other| other != capability) {
             all.push(capability.to_owned());

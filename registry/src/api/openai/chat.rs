@@ -200,8 +200,8 @@ pub(crate) async fn post(
     body: InferenceBody,
 ) -> Result<Response, Failure> {
     let (body, form) = body.translate(translate).await?;
-    let answer = request_worker(&server, (&caller, client), &form.model, "/api/chat", body).await?;
-    Reply::new(Shape::Chat, form.model, form.include_usage).into_http_response(answer, form.stream).await
+    let response = request_worker(&server, (&caller, client), &form.model, "/api/chat", body).await?;
+    Reply::new(Shape::Chat, form.model, form.include_usage).into_http_response(response, form.stream).await
 }
 
 /// Translates the request to ollama's format.

@@ -65,9 +65,9 @@ pub(crate) async fn post(
     body: InferenceBody,
 ) -> Result<Response, Failure> {
     let (body, form) = body.translate(translate).await?;
-    let answer = request_worker(&server, (&caller, client), &form.model, "/api/generate", body).await?;
+    let response = request_worker(&server, (&caller, client), &form.model, "/api/generate", body).await?;
     Reply::new(Shape::Completion, form.model, form.include_usage)
-        .into_http_response(answer, form.stream)
+        .into_http_response(response, form.stream)
         .await
 }
 

@@ -57,8 +57,8 @@ pub(crate) async fn post(
     body: InferenceBody,
 ) -> Result<Json<Value>, Failure> {
     let (body, (model, encoding_format)) = body.translate(translate).await?;
-    let answer = request_worker(&server, (&caller, client), &model, "/api/embed", body).await?;
-    let EmbedResponse { embeddings, prompt_eval_count } = read_json(answer).await?;
+    let response = request_worker(&server, (&caller, client), &model, "/api/embed", body).await?;
+    let EmbedResponse { embeddings, prompt_eval_count } = read_json(response).await?;
     let vector = |(index, values): (usize, Vec<f32>)| json!({ "object": "embedding", "index": index, "embedding": encoded(values, encoding_format) });
     let data: Vec<Value> = embeddings.into_iter().enumerate().map(vector).collect();
     let usage = json!({ "prompt_tokens": prompt_eval_count, "total_tokens": prompt_eval_count });

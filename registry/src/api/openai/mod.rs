@@ -58,7 +58,7 @@ impl Sampling {
     /// Converts to ollama's `options`, with OpenAI's defaults. Unsupported settings that would change the
     /// response are refused.
     fn options(&self) -> Result<Value, Failure> {
-        if [self.n, self.best_of].into_iter().flatten().any(|answers| answers != 1) {
+        if [self.n, self.best_of].into_iter().flatten().any(|choices| choices != 1) {
             return Err(Failure::Unsupported("n and best_of must be 1: a request gets one choice"));
         }
         if self.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty()) {
@@ -116,12 +116,12 @@ async fn request_worker(
 ) -> Result<WorkerResponse, Failure> {
     let resolved = resolve(&server.registry, caller, model, model_name::parse_exact(model)?).await?;
     let request = ForwardedBody { name: model.to_owned(), client, path, body };
-    let answer = forward(server, resolved, request).await?;
-    if answer.status.is_success() {
-        return Ok(answer);
+    let response = forward(server, resolved, request).await?;
+    if response.status.is_success() {
+        return Ok(response);
     }
-    let status = answer.status;
-    let said: Value = read_json(answer).await?;
-    let message = said["error"].as_str().unwrap_or("the worker refused the request").to_owned();
+    let status = response.status;
+    let refusal: Value = read_json(response).await?;
+    let message = refusal["error"].as_str().unwrap_or("the worker refused the request").to_owned();
     Err(Failure::Worker { status, message })
 }

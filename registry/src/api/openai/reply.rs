@@ -51,13 +51,13 @@ impl Reply {
 
     pub(super) async fn into_http_response(
         mut self,
-        answer: WorkerResponse,
+        response: WorkerResponse,
         stream: bool,
     ) -> Result<Response, Failure> {
         if stream {
-            return Ok(self.events(answer));
+            return Ok(self.events(response));
         }
-        let record: Value = read_json(answer).await?;
+        let record: Value = read_json(response).await?;
         Ok(Json(self.single_response(&record)).into_response())
     }
 
@@ -70,8 +70,8 @@ impl Reply {
         object
     }
 
-    fn events(mut self, answer: WorkerResponse) -> Response {
-        let chunks = records(answer.bytes).flat_map(move |record| {
+    fn events(mut self, response: WorkerResponse) -> Response {
+        let chunks = records(response.bytes).flat_map(move |record| {
             let events: Vec<String> = match record {
                 Ok(record) if record["error"].is_string() => vec![event(&failed(&record["error"]))],
                 Ok(record) => self.chunks(&record).iter().map(event).collect(),
@@ -130,17 +130,17 @@ impl Reply {
             }
             return choice;
         }
-        let said = &record["message"];
+        let worker_message = &record["message"];
         let mut message = Map::new();
         // A stream has the role only once.
         if !std::mem::replace(&mut self.has_begun, true) {
             message.insert("role".to_owned(), json!("assistant"));
         }
-        message.insert("content".to_owned(), said["content"].clone());
-        if said["thinking"].as_str().is_some_and(|text| !text.is_empty()) {
-            message.insert("reasoning".to_owned(), said["thinking"].clone());
+        message.insert("content".to_owned(), worker_message["content"].clone());
+        if worker_message["thinking"].as_str().is_some_and(|text| !text.is_empty()) {
+            message.insert("reasoning".to_owned(), worker_message["thinking"].clone());
         }
-        if let Some(calls) = said["tool_calls"].as_array().filter(|calls| !calls.is_empty()) {
+        if let Some(calls) = worker_message["tool_calls"].as_array().filter(|calls| !calls.is_empty()) {
             self.has_called = true;
             message.insert("tool_calls".to_owned(), calls.iter().enumerate().map(tool_call).collect());
         }

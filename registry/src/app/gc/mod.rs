@@ -285,7 +285,7 @@ impl Registry {
             return Ok(0);
         }
         let mut tx = self.store.begin().await?;
-        tx.repositories_lock(candidates.iter().map(|(repository, ..)| repository)).await?;
+        tx.repositories_lock(candidates.iter().map(|content| &content.repository)).await?;
         let free = tx.manifests_recheck(candidates, run.cutoff).await?;
         let gone =
             self.manifests_remove(&mut tx, &free, &run.removal_cause(RemovalReason::Unreferenced)).await?;
@@ -300,10 +300,10 @@ impl Registry {
         }
         let mut tx = self.store.begin().await?;
         // Lock the blobs' rows first, then the repositories, in the same order as a push.
-        let free = tx.blobs_lock_free(candidates.iter().map(|(_, digest, _)| digest)).await?;
+        let free = tx.blobs_lock_free(candidates.iter().map(|content| &content.digest)).await?;
         let candidates: Vec<UnreferencedContent> =
-            candidates.iter().filter(|(_, digest, _)| free.contains(digest.as_str())).cloned().collect();
-        tx.repositories_lock(candidates.iter().map(|(repository, ..)| repository)).await?;
+            candidates.iter().filter(|content| free.contains(content.digest.as_str())).cloned().collect();
+        tx.repositories_lock(candidates.iter().map(|content| &content.repository)).await?;
         let gone = tx.links_collect(&candidates, run.cutoff).await?;
         tx.commit().await?;
         Ok(gone)

@@ -10,7 +10,7 @@ use super::{BATCH, GcReport, Removal, RunTimes};
 use crate::Error;
 use crate::app::Registry;
 use crate::retention::Rule;
-use crate::store::{RemovalReason, TimeCursor};
+use crate::store::{RemovalReason, TimeCursor, UnreferencedContent};
 use crate::time::millis;
 
 /// The most removals that a report lists.
@@ -40,6 +40,10 @@ impl Registry {
 }
 
 type ManifestKey = (Repository, Digest);
+
+fn key_and_time(content: UnreferencedContent) -> (ManifestKey, i64) {
+    ((content.repository, content.digest), content.unreferenced_at)
+}
 
 struct Plan<'a> {
     registry: &'a Registry,
@@ -117,8 +121,7 @@ impl Plan<'_> {
         while let Some(after) = place.take() {
             let some = self.registry.store.manifests_unreferenced(self.run.cutoff, &after, BATCH).await?;
             place = some.next;
-            self.candidate_manifests
-                .extend(some.found.into_iter().map(|(repository, digest, at)| ((repository, digest), at)));
+            self.candidate_manifests.extend(some.found.into_iter().map(key_and_time));
         }
         // A removed manifest releases others, which may release further ones.
         loop {
@@ -185,7 +188,7 @@ impl Plan<'_> {
         while let Some(after) = place.take() {
             let some = self.registry.store.links_unreferenced(self.run.cutoff, &after, BATCH).await?;
             place = some.next;
-            let_go.extend(some.found.into_iter().map(|(repository, digest, at)| ((repository, digest), at)));
+            let_go.extend(some.found.into_iter().map(key_and_time));
         }
         for (here, at) in let_go {
             if at > self.run.cutoff {

@@ -113,8 +113,14 @@ impl Registry {
         let mut tx = self.store.begin().await?;
         tx.repository_lock(repository).await?;
         let still = tx.manifests_recheck_untagged(repository, untagged, cutoff).await?;
-        let still: Vec<UnreferencedContent> =
-            still.into_iter().map(|digest| (repository.clone(), digest, why.at)).collect();
+        let still: Vec<UnreferencedContent> = still
+            .into_iter()
+            .map(|digest| UnreferencedContent {
+                repository: repository.clone(),
+                digest,
+                unreferenced_at: why.at,
+            })
+            .collect();
         let gone = self.manifests_remove(&mut tx, &still, why).await?;
         tx.commit().await?;
         Ok(gone)

@@ -35,8 +35,8 @@ async fn unreferenced_content_is_deleted() {
         f.registry.blob_delete(&CALLER, &repo("emptied"), &emptied).await.unwrap();
         gc(&f).await;
         for repository in ["loose", "emptied"] {
-            let answer = f.registry.tag_list(&CALLER, &repo(repository), None, None).await;
-            assert!(matches!(answer, Err(Error::NameUnknown { .. })));
+            let result = f.registry.tag_list(&CALLER, &repo(repository), None, None).await;
+            assert!(matches!(result, Err(Error::NameUnknown { .. })));
         }
         assert_eq!(gc(&f).await, GcReport::default());
         f.assert_sound().await;

@@ -61,12 +61,12 @@ async fn pass(client: TcpStream, server: TcpStream, modes: watch::Sender<Mode>) 
     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
         (client.into_split(), server.into_split());
     let mut cut = modes.subscribe();
-    let (asking, mut answering) = (modes.clone(), modes.subscribe());
+    let (up_mode, mut down_mode) = (modes.clone(), modes.subscribe());
     let up = async {
         let mut buffer = [0; 8192];
         while let Ok(n @ 1..) = from_client.read(&mut buffer).await {
-            if *asking.borrow() == Mode::LoseCommit && buffer[..n].windows(6).any(|word| word == b"COMMIT") {
-                asking.send_replace(Mode::Silent);
+            if *up_mode.borrow() == Mode::LoseCommit && buffer[..n].windows(6).any(|word| word == b"COMMIT") {
+                up_mode.send_replace(Mode::Silent);
             }
             to_server.write_all(&buffer[..n]).await.unwrap();
         }
@@ -74,11 +74,11 @@ async fn pass(client: TcpStream, server: TcpStream, modes: watch::Sender<Mode>) 
     let down = async {
         let mut buffer = [0; 8192];
         while let Ok(n @ 1..) = from_server.read(&mut buffer).await {
-            if *answering.borrow() == Mode::Silent {
+            if *down_mode.borrow() == Mode::Silent {
                 // The response of this connection is lost.
                 std::future::pending::<()>().await;
             }
-            answering.mark_unchanged();
+            down_mode.mark_unchanged();
             to_client.write_all(&buffer[..n]).await.unwrap();
         }
     };
@@ -107,9 +107,9 @@ async fn the_registry_recovers_after_a_database_outage() {
     let (manifest, blobs) = f.image("r", "t", "1").await;
     for mode in [Mode::Cut, Mode::Silent] {
         proxy.set(mode);
-        let asked = Instant::now();
+        let started = Instant::now();
         unavailable(&f.get("r", "t").await);
-        assert!(asked.elapsed() < SOON);
+        assert!(started.elapsed() < SOON);
         let (other, repository) = (image(&blobs[0], &[]), repo("r"));
         let (put, upload, deletion, collection) = tokio::join!(
             f.put("r", "other", &other),
@@ -181,7 +181,7 @@ async fn a_start_waits_for_the_database() {
     // A database that rejects the connection is not waited for.
     let mut url = proxy.url.clone();
     url.set_path("/no_such_database");
-    let asked = Instant::now();
+    let started = Instant::now();
     let refused = Store::open_with(
         Some(&url),
         folder.path(),
@@ -189,5 +189,5 @@ async fn a_start_waits_for_the_database() {
     )
     .await;
     assert!(matches!(refused.map(drop), Err(OpenError::Registry(Error::Database(_)))));
-    assert!(asked.elapsed() < SOON);
+    assert!(started.elapsed() < SOON);
 }

@@ -24,8 +24,8 @@ async fn tags_in_byte_order_and_pages() {
         check(list(Some(0), None).await, "", false);
         let page = f.registry.tag_list(&CALLER, &repo("empty"), None, None).await.unwrap();
         assert!(page.items.is_empty());
-        let answer = f.registry.tag_list(&CALLER, &repo("never"), None, None).await;
-        assert!(matches!(answer, Err(Error::NameUnknown { .. })));
+        let result = f.registry.tag_list(&CALLER, &repo("never"), None, None).await;
+        assert!(matches!(result, Err(Error::NameUnknown { .. })));
         let page = f.registry.repository_list(&CALLER, Some(1), None).await.unwrap();
         assert_eq!((page.items, page.more), (vec![repo("empty")], true));
         let page = f.registry.repository_list(&CALLER, None, Some("empty")).await.unwrap();

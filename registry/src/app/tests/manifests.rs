@@ -92,8 +92,8 @@ async fn a_manifest_with_missing_references_is_rejected() {
             Err(Error::ManifestInvalid(_))
         ));
         let huge = Bytes::from(vec![b' '; lode_model::manifest::MAX_MANIFEST_BYTES + 1]);
-        let answer = f.registry.manifest_put(&CALLER, &repo("r"), &reference_of("t"), None, huge, &[]).await;
-        assert!(matches!(answer, Err(Error::ManifestTooLarge { .. })));
+        let result = f.registry.manifest_put(&CALLER, &repo("r"), &reference_of("t"), None, huge, &[]).await;
+        assert!(matches!(result, Err(Error::ManifestTooLarge { .. })));
         // A refused manifest leaves no bytes.
         f.assert_sound().await;
     })
@@ -153,10 +153,10 @@ async fn deleting_in_one_repository_keeps_the_others() {
         assert_eq!(manifest, same);
         // The blobs of a manifest stay as long as the manifest.
         for digest in blobs.iter().chain([&manifest]) {
-            let answer = f.registry.blob_delete(&CALLER, &repo("here"), digest).await;
-            assert!(matches!(answer, Err(Error::BlobReferenced { .. })), "{answer:?}");
-            let answer = f.registry.blob_delete(&CALLER, &repo("nowhere"), digest).await;
-            assert!(matches!(answer, Err(Error::BlobUnknown { .. })), "{answer:?}");
+            let result = f.registry.blob_delete(&CALLER, &repo("here"), digest).await;
+            assert!(matches!(result, Err(Error::BlobReferenced { .. })), "{result:?}");
+            let result = f.registry.blob_delete(&CALLER, &repo("nowhere"), digest).await;
+            assert!(matches!(result, Err(Error::BlobUnknown { .. })), "{result:?}");
         }
         f.delete("here", manifest.as_str()).await.unwrap();
         for digest in &blobs {

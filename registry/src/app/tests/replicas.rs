@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::blobs::BlobLocation;
-use crate::store::{NewManifest, RemovalCause, RemovalReason, Store, Tx, on};
+use crate::store::{NewManifest, RemovalCause, RemovalReason, Store, Tx, UnreferencedContent, on};
 use crate::time::{millis, now_ms};
 
 /// Long enough for an operation that does not wait for a lock.
@@ -86,10 +86,10 @@ async fn one_replica_collects_at_a_time() {
         let turn = store.replica_lock("collection").await.unwrap();
         // A scheduled collection leaves it to the other replica; a requested one waits.
         f.registry.gc_scheduled().await.unwrap();
-        let mut asked = Box::pin(f.registry.gc_run(&CALLER, false));
-        assert_blocked(&mut asked).await;
+        let mut collection = Box::pin(f.registry.gc_run(&CALLER, false));
+        assert_blocked(&mut collection).await;
         drop(turn);
-        asked.await.unwrap();
+        collection.await.unwrap();
         // A dropped lock is released a moment later.
         store.replica_lock("collection").await.unwrap();
     })
@@ -232,7 +232,8 @@ async fn the_last_manifest_of_a_layer_goes_while_another_arrives() {
         let config = f.push("r", b"config of the new one").await;
         let mut tx = store.begin().await.unwrap();
         tx.repository_lock(&repo("r")).await.unwrap();
-        let manifest = (repo("r"), old.clone(), now_ms());
+        let manifest =
+            UnreferencedContent { repository: repo("r"), digest: old.clone(), unreferenced_at: now_ms() };
         assert_eq!(tx.manifests_delete(&[manifest], &test_cause()).await.unwrap().len(), 1);
         let manifest = image(&config, &[&layer]);
         let mut putting = Box::pin(f.put("r", "new", &manifest));

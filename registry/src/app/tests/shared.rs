@@ -200,8 +200,8 @@ async fn the_registry_recovers_after_a_storage_outage() {
         assert!(away(&a.append("r", id, None, body(b"x")).await.unwrap_err()));
         assert!(away(&a.finish("r", id, body(b""), &Digest::sha256(&bytes[..6 * MIB])).await.unwrap_err()));
         let (digest, chunk) = (Digest::sha256(b"new"), ChunkRange::default());
-        let answer = a.registry.blob_put(&CALLER, &repo("r"), &digest, chunk, body(b"new")).await;
-        assert!(away(&answer.unwrap_err()));
+        let result = a.registry.blob_put(&CALLER, &repo("r"), &digest, chunk, body(b"new")).await;
+        assert!(away(&result.unwrap_err()));
         assert!(away(&a.put("r", "t", &image(&held, &[])).await.unwrap_err()));
         assert!(away(&a.registry.fsck(&CALLER, false).await.unwrap_err()));
         // The offset of an upload is still available.
@@ -337,8 +337,8 @@ async fn abandoned_uploads_leave_nothing() {
         for wrong in [Digest::sha256(b"wrong"), sha512(b"wrong")] {
             let id = a.upload("r").await;
             a.append("r", id, None, body(&bytes[..6 * MIB])).await.unwrap();
-            let answer = b.finish("r", id, body(&bytes[6 * MIB..]), &wrong).await;
-            assert!(matches!(answer, Err(Error::DigestMismatch { .. })), "{answer:?}");
+            let result = b.finish("r", id, body(&bytes[6 * MIB..]), &wrong).await;
+            assert!(matches!(result, Err(Error::DigestMismatch { .. })), "{result:?}");
         }
         assert_eq!((a.leftovers().await, storage.unfinished()), (Vec::new(), 0));
         let digest = a.push("r", &bytes).await;

@@ -27,8 +27,8 @@ async fn parts_of_a_blob() {
         let bytes = noise(700_000);
         let digest = f.push("r", &bytes).await;
         for range in [0..1, 0..700_000, 262_143..262_145, 699_999..700_000, 5..500_000] {
-            let asked = Some(range.start as u64..range.end as u64);
-            let (info, part) = f.registry.blob_open(&CALLER, &repo("r"), &digest, asked).await.unwrap();
+            let requested = Some(range.start as u64..range.end as u64);
+            let (info, part) = f.registry.blob_open(&CALLER, &repo("r"), &digest, requested).await.unwrap();
             assert_eq!(info.size_bytes, 700_000);
             assert_eq!(collect_bytes(part).await, &bytes[range]);
         }
@@ -36,8 +36,8 @@ async fn parts_of_a_blob() {
             f.registry.blob_open(&CALLER, &repo("r"), &digest, Some(600_000..u64::MAX)).await.unwrap();
         assert_eq!(collect_bytes(rest).await, &bytes[600_000..]);
         for outside in [700_000..700_001, 9..9] {
-            let answer = f.registry.blob_open(&CALLER, &repo("r"), &digest, Some(outside)).await;
-            assert!(matches!(answer, Err(Error::RangeUnsatisfiable { size_bytes: 700_000 })));
+            let result = f.registry.blob_open(&CALLER, &repo("r"), &digest, Some(outside)).await;
+            assert!(matches!(result, Err(Error::RangeUnsatisfiable { size_bytes: 700_000 })));
         }
     })
     .await;
@@ -51,34 +51,34 @@ async fn chunks_in_order_only() {
         assert_eq!(f.append("r", id, Some((0, 4)), body(b"hello")).await.unwrap(), 5);
         // A repetition, a gap, an overlap: the error has the offset, and nothing changes.
         for range in [(0, 4), (6, 7), (3, 6), (u64::MAX, u64::MAX), (0, u64::MAX)] {
-            let answer = f.append("r", id, Some(range), body(b"xxxxx")).await;
-            assert!(matches!(answer, Err(Error::UploadConflict { offset: 5, .. })), "{range:?} {answer:?}");
+            let result = f.append("r", id, Some(range), body(b"xxxxx")).await;
+            assert!(matches!(result, Err(Error::UploadConflict { offset: 5, .. })), "{range:?} {result:?}");
         }
         // A range with more or fewer bytes than the body.
         for (range, bytes) in [((5, 9), &b"abc"[..]), ((5, 6), b"abc"), ((5, 4), b"a"), ((5, 4), b"")] {
-            let answer = f.append("r", id, Some(range), body(bytes)).await;
+            let result = f.append("r", id, Some(range), body(bytes)).await;
             let fine = range == (5, 4) && bytes.is_empty();
             assert!(
-                fine || matches!(answer, Err(Error::RangeMismatch { offset: 5, .. })),
-                "{range:?} {answer:?}"
+                fine || matches!(result, Err(Error::RangeMismatch { offset: 5, .. })),
+                "{range:?} {result:?}"
             );
             assert_eq!(f.offset("r", id).await.unwrap(), 5);
         }
         // A length that differs from the body's.
         for length in [2, 4] {
             let chunk = ChunkRange { range: None, length: Some(length) };
-            let answer = f.registry.upload_append(&CALLER, &repo("r"), id, chunk, body(b"abc")).await;
-            assert!(matches!(answer, Err(Error::SizeMismatch { .. })), "{answer:?}");
+            let result = f.registry.upload_append(&CALLER, &repo("r"), id, chunk, body(b"abc")).await;
+            assert!(matches!(result, Err(Error::SizeMismatch { .. })), "{result:?}");
             let chunk = ChunkRange { range: Some((5, 7)), length: Some(length) };
-            let answer = f.registry.upload_append(&CALLER, &repo("r"), id, chunk, body(b"abc")).await;
-            assert!(matches!(answer, Err(Error::RangeMismatch { .. })), "{answer:?}");
+            let result = f.registry.upload_append(&CALLER, &repo("r"), id, chunk, body(b"abc")).await;
+            assert!(matches!(result, Err(Error::RangeMismatch { .. })), "{result:?}");
         }
         assert_eq!(f.append("r", id, None, body(b" world")).await.unwrap(), 11);
         // The last chunk may be out of order too; the upload stays.
         let digest = Digest::sha256(b"hello world!");
         let chunk = ChunkRange { range: Some((12, 12)), length: Some(1) };
-        let answer = f.registry.upload_finish(&CALLER, &repo("r"), id, chunk, body(b"!"), &digest).await;
-        assert!(matches!(answer, Err(Error::UploadConflict { offset: 11, .. })));
+        let result = f.registry.upload_finish(&CALLER, &repo("r"), id, chunk, body(b"!"), &digest).await;
+        assert!(matches!(result, Err(Error::UploadConflict { offset: 11, .. })));
         assert_eq!(f.finish("r", id, body(b"!"), &digest).await.unwrap(), 12);
         assert_eq!(f.pull("r", &digest).await.unwrap(), b"hello world!");
         // The upload no longer exists, and other repositories do not see uploads of this one.
@@ -95,14 +95,14 @@ async fn content_under_a_wrong_name_is_refused() {
         let id = f.upload("r").await;
         f.append("r", id, None, body(b"abc")).await.unwrap();
         let wrong = Digest::sha256(b"abd");
-        let answer = f.finish("r", id, body(b""), &wrong).await;
-        assert!(matches!(answer, Err(Error::DigestMismatch { .. })));
+        let result = f.finish("r", id, body(b""), &wrong).await;
+        assert!(matches!(result, Err(Error::DigestMismatch { .. })));
         assert!(matches!(f.pull("r", &wrong).await, Err(Error::BlobUnknown { .. })));
         assert!(matches!(f.pull("r", &Digest::sha256(b"abc")).await, Err(Error::BlobUnknown { .. })));
         assert!(matches!(f.offset("r", id).await, Err(Error::UploadUnknown { .. })));
         let chunk = ChunkRange { range: None, length: Some(4) };
-        let answer = f.registry.blob_put(&CALLER, &repo("r"), &wrong, chunk, body(b"abd")).await;
-        assert!(matches!(answer, Err(Error::SizeMismatch { expected: 4, got: 3 })));
+        let result = f.registry.blob_put(&CALLER, &repo("r"), &wrong, chunk, body(b"abd")).await;
+        assert!(matches!(result, Err(Error::SizeMismatch { expected: 4, got: 3 })));
         f.assert_sound().await;
         assert_eq!(f.leftovers().await, Vec::<String>::new());
     })
@@ -133,12 +133,12 @@ async fn an_interrupted_body_keeps_its_received_bytes() {
         let bytes = noise(3_000_000);
         let digest = Digest::sha256(&bytes);
         let id = f.upload("r").await;
-        let answer = f.append("r", id, None, cut(&bytes[..1_234_567])).await;
-        assert!(matches!(answer, Err(Error::BodyInterrupted(_))));
+        let result = f.append("r", id, None, cut(&bytes[..1_234_567])).await;
+        assert!(matches!(result, Err(Error::BodyInterrupted(_))));
         assert_eq!(f.offset("r", id).await.unwrap(), 1_234_567);
         // An interrupted final PUT leaves the upload open too.
-        let answer = f.finish("r", id, cut(&bytes[1_234_567..2_000_000]), &digest).await;
-        assert!(matches!(answer, Err(Error::BodyInterrupted(_))));
+        let result = f.finish("r", id, cut(&bytes[1_234_567..2_000_000]), &digest).await;
+        assert!(matches!(result, Err(Error::BodyInterrupted(_))));
         let f = f.restart().await;
         assert_eq!(f.offset("r", id).await.unwrap(), 2_000_000);
         let range = Some((2_000_000, 2_999_999));
@@ -164,8 +164,8 @@ async fn a_returning_client_takes_over_its_upload() {
             tokio::task::yield_now().await;
         }
         // A request with a wrong offset does not disturb it.
-        let answer = f.append("r", id, Some((7, 8)), body(b"xx")).await;
-        assert!(matches!(answer, Err(Error::UploadConflict { offset: 0, .. })));
+        let result = f.append("r", id, Some((7, 8)), body(b"xx")).await;
+        assert!(matches!(result, Err(Error::UploadConflict { offset: 0, .. })));
         // One with the right offset wins, and the old one fails.
         assert_eq!(f.append("r", id, Some((0, 99_999)), body(&bytes)).await.unwrap(), 100_000);
         let lost = hung.await;
@@ -183,11 +183,11 @@ async fn concurrent_writers_never_mix() {
         let digest = Digest::sha256(&bytes);
         let id = f.upload("r").await;
         let writers = (0..8).map(|_| f.append("r", id, Some((0, 499_999)), body(&bytes)));
-        let answers = futures::future::join_all(writers).await;
-        assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 1, "{answers:?}");
+        let results = futures::future::join_all(writers).await;
+        assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "{results:?}");
         assert!(
-            answers.iter().all(|a| matches!(a, Ok(500_000) | Err(Error::UploadConflict { .. }))),
-            "{answers:?}"
+            results.iter().all(|a| matches!(a, Ok(500_000) | Err(Error::UploadConflict { .. }))),
+            "{results:?}"
         );
         f.finish("r", id, body(b""), &digest).await.unwrap();
         assert_eq!(f.pull("r", &digest).await.unwrap(), bytes);
@@ -233,11 +233,11 @@ async fn cancelling_stops_the_writer_and_frees_the_bytes() {
         }
         f.registry.upload_cancel(&CALLER, &repo("r"), id).await.unwrap();
         assert!(hung.await.is_err());
-        for answer in [f.offset("r", id).await, f.append("r", id, None, body(b"x")).await] {
-            assert!(matches!(answer, Err(Error::UploadUnknown { .. })));
+        for result in [f.offset("r", id).await, f.append("r", id, None, body(b"x")).await] {
+            assert!(matches!(result, Err(Error::UploadUnknown { .. })));
         }
-        let answer = f.registry.upload_cancel(&CALLER, &repo("r"), id).await;
-        assert!(matches!(answer, Err(Error::UploadUnknown { .. })));
+        let result = f.registry.upload_cancel(&CALLER, &repo("r"), id).await;
+        assert!(matches!(result, Err(Error::UploadUnknown { .. })));
         assert_eq!(f.leftovers().await, Vec::<String>::new());
     })
     .await;
@@ -251,15 +251,15 @@ async fn a_full_disk_acknowledges_nothing_and_serves_reads() {
         let bytes = noise(4_000_000);
         let id = f.upload("r").await;
         assert_eq!(f.append("r", id, None, body(&bytes[..2_000_000])).await.unwrap(), 2_000_000);
-        let answer = f.append("r", id, None, body(&bytes[2_000_000..])).await;
-        assert!(matches!(answer, Err(Error::StorageFull)), "{answer:?}");
+        let result = f.append("r", id, None, body(&bytes[2_000_000..])).await;
+        assert!(matches!(result, Err(Error::StorageFull)), "{result:?}");
         // Acknowledged bytes are kept, the others are freed.
         assert_eq!(f.offset("r", id).await.unwrap(), 2_000_000);
         assert_eq!(std::fs::metadata(f.path(&format!("uploads/{id}"))).unwrap().len(), 2_000_000);
         let digest = Digest::sha256(&bytes);
-        let answer =
+        let result =
             f.registry.blob_put(&CALLER, &repo("r"), &digest, ChunkRange::default(), body(&bytes)).await;
-        assert!(matches!(answer, Err(Error::StorageFull)));
+        assert!(matches!(result, Err(Error::StorageFull)));
         assert!(matches!(f.pull("r", &digest).await, Err(Error::BlobUnknown { .. })));
         assert_eq!(f.pull("r", &small).await.unwrap(), b"fits");
         // It continues at its offset as soon as space is available.

@@ -100,7 +100,7 @@ impl Remote {
     pub(super) async fn ping(&self) -> Result<(), Error> {
         let listed = async { self.list(key::UPLOADS).next().await.transpose() };
         match tokio::time::timeout(PING_TIMEOUT, listed).await {
-            Ok(answer) => answer.map(drop),
+            Ok(result) => result.map(drop),
             Err(elapsed) => Err(Error::Unavailable {
                 what: "object storage did not respond".to_owned(),
                 source: elapsed.into(),
@@ -154,8 +154,8 @@ impl Remote {
     pub(super) async fn remove(&self, keys: Vec<String>) -> Result<(), Error> {
         let paths: Vec<_> = keys.iter().map(|key| Ok(self.path(key))).collect();
         let mut removed = self.0.store.delete_stream(stream::iter(paths).boxed());
-        while let Some(answer) = removed.next().await {
-            match answer {
+        while let Some(result) = removed.next().await {
+            match result {
                 Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
                 Err(error) => return Err(storage_error("failed to remove objects".to_owned(), error)),
             }

@@ -225,9 +225,9 @@ impl ObjectStore for TestStore {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         let (storage, listed) = (self.0.clone(), self.0.memory.list(prefix));
-        let asked = async move { storage.run("list", async { Ok(()) }).await };
-        stream::once(asked)
-            .flat_map(|asked| match asked {
+        let outcome = async move { storage.run("list", async { Ok(()) }).await };
+        stream::once(outcome)
+            .flat_map(|outcome| match outcome {
                 Ok(()) => stream::empty().boxed(),
                 Err(error) => stream::iter([Err(error)]).boxed(),
             })
