@@ -140,8 +140,9 @@ pub async fn serve(
                 }
             };
             let ended = tokio::select! {
+                biased;
                 ended = serving => ended,
-                () = connection.closed() => Err("closed while idle: connection limit reached".into()),
+                () = wait_until_closed(&connection) => Err("closed while idle: connection limit reached".into()),
                 () = wait_until_overdue(&connection) => Err("closed: no request before the timeout".into()),
             };
             drop(place);
@@ -190,6 +191,19 @@ fn refuse(request: &Request<Incoming>) -> Response<Body> {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
+}
+
+/// Returns when a connection was chosen for closing and no request has arrived on it.
+async fn wait_until_closed(connection: &Connection) {
+    loop {
+        connection.closed().await;
+        // A request may have arrived that is not read yet. The runtime looks at its sockets before it goes on
+        // here, and then lets the connection read first.
+        tokio::task::yield_now().await;
+        if connection.is_closing() {
+            return;
+        }
+    }
 }
 
 /// Returns when a connection exceeds its time to send a first request, or to read its refusal.

@@ -210,10 +210,15 @@ impl Connection {
     pub(crate) async fn closed(&self) {
         loop {
             self.closed.notified().await;
-            if self.requests.load(Ordering::SeqCst) >= CLOSED {
+            if self.is_closing() {
                 return;
             }
         }
+    }
+
+    /// Whether it was chosen for closing and no request has begun on it since.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.requests.load(Ordering::SeqCst) >= CLOSED
     }
 
     fn is_idle(&self) -> bool {

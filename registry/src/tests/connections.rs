@@ -54,6 +54,24 @@ async fn idle_connections_make_room_for_new_ones() {
     }
 }
 
+/// A busy server may accept many connections before it reads from the first of them.
+#[tokio::test]
+async fn a_request_that_has_arrived_is_served_on_a_connection_chosen_for_closing() {
+    let (_app, server) = server(1).await;
+    for _ in 0..20 {
+        // The server runs on this thread, so it accepts neither connection before both wait for it.
+        let mut first = std::net::TcpStream::connect(server.address).unwrap();
+        std::io::Write::write_all(&mut first, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+        let second = std::net::TcpStream::connect(server.address).unwrap();
+        first.set_nonblocking(true).unwrap();
+        let mut first = TcpStream::from_std(first).unwrap();
+        let mut response = [0; 12];
+        within(first.read_exact(&mut response)).await.unwrap();
+        assert_eq!(&response, b"HTTP/1.1 200");
+        drop(second);
+    }
+}
+
 #[tokio::test]
 async fn busy_connections_stay_and_others_are_refused() {
     let (app, server) = server(3).await;
