@@ -17,12 +17,9 @@ use crate::{
     auth::Scope,
     manifests::length_header,
     response::{response_error, transport_error},
-    retry::failures_after,
+    retry::{MIN_PROGRESS_BYTES, failures_after},
     transport::Request,
 };
-
-/// A download of fewer bytes in the idle timeout counts as stalled.
-const MIN_PROGRESS_BYTES: usize = 16 << 10;
 
 /// The digest and size of a blob.
 #[derive(Debug, Clone)]
@@ -175,7 +172,7 @@ impl Registry {
             at: 0,
             hasher: Some(Hasher::new(digest.algorithm())),
             stream: None,
-            has_progressed: false,
+            received: 0,
             failed: 0,
         };
         futures::stream::unfold(reading, |mut reading| async move {
@@ -199,11 +196,12 @@ impl Registry {
         let mut body = Vec::with_capacity(range.end.saturating_sub(range.start).min(64 << 20) as usize);
         let mut failed = 0;
         while (body.len() as u64) < range.end.saturating_sub(range.start) {
-            let before = body.len();
+            let before = body.len() as u64;
             match self.blob_range_once(repository, digest, &range, &mut body).await {
                 Ok(()) => {}
                 Err(error) if error.is_transient() => {
-                    failed = failures_after(failed, body.len() > before, &error);
+                    let missing = range.end - range.start - before;
+                    failed = failures_after(failed, body.len() as u64 - before, missing, &error);
                     if failed >= self.inner().options.retry.attempts {
                         return Err(error);
                     }
@@ -288,8 +286,8 @@ struct ResumingRead {
     /// `None` after the end of the blob or an error.
     hasher: Option<Hasher>,
     stream: Option<(u64, BoxStream<'static, Result<Bytes, Error>>)>,
-    /// Whether bytes were received since the last failure.
-    has_progressed: bool,
+    /// Bytes received since the last failure.
+    received: u64,
     failed: u32,
 }
 
@@ -306,7 +304,7 @@ impl ResumingRead {
             }
             match self.chunk().await {
                 Ok(Some(chunk)) => {
-                    self.has_progressed = true;
+                    self.received += chunk.len() as u64;
                     self.at += chunk.len() as u64;
                     hasher.update(&chunk);
                     self.hasher = Some(hasher);
@@ -314,8 +312,9 @@ impl ResumingRead {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    let progressed = std::mem::take(&mut self.has_progressed);
-                    self.failed = failures_after(self.failed, progressed, &error);
+                    let received = std::mem::take(&mut self.received);
+                    let missing = self.size.saturating_sub(self.at) + received;
+                    self.failed = failures_after(self.failed, received, missing, &error);
                     let policy = &self.registry.inner().options.retry;
                     if !error.is_transient() || self.failed >= policy.attempts {
                         return Err(error);
@@ -371,7 +370,7 @@ struct Pace {
     idle: Duration,
     /// The time spent waiting, and the bytes received, since [`MIN_PROGRESS_BYTES`] were last complete.
     waited: Duration,
-    received: usize,
+    received: u64,
 }
 
 impl Pace {
@@ -391,7 +390,7 @@ impl Pace {
         };
         let chunk = chunk.map_err(|source| transport_error(server.to_owned(), source))?;
         self.waited += begin.elapsed();
-        self.received += chunk.as_ref().map_or(0, Bytes::len);
+        self.received += chunk.as_ref().map_or(0, |chunk| chunk.len() as u64);
         if self.received >= MIN_PROGRESS_BYTES {
             *self = Pace::new(self.idle);
         }

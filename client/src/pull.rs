@@ -176,7 +176,7 @@ impl Pull<'_> {
                 }
                 Ok(()) => {}
                 Err(RangeError::Failed(error)) if error.is_transient() => {
-                    failed = failures_after(failed, at > before, &error);
+                    failed = failures_after(failed, at - before, range.end - before, &error);
                     let policy = &self.registry.inner().options.retry;
                     if failed >= policy.attempts {
                         self.progress.retracted(at - range.start);
@@ -241,7 +241,7 @@ impl Pull<'_> {
                     });
                 }
                 Err(error) if error.is_transient() => {
-                    failed = failures_after(failed, at > before, &error);
+                    failed = failures_after(failed, at.saturating_sub(before), self.size - before, &error);
                     let policy = &self.registry.inner().options.retry;
                     if failed >= policy.attempts {
                         self.progress.retracted(at);

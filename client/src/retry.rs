@@ -6,6 +6,13 @@ use http::HeaderMap;
 
 use crate::Error;
 
+/// A download of fewer bytes is no progress: it counts as stalled after the idle timeout, and as failed if the
+/// connection breaks.
+pub(crate) const MIN_PROGRESS_BYTES: u64 = 16 << 10;
+
+/// Of a short transfer, this share of the missing bytes is progress.
+const PROGRESS_SHARE: u64 = 16;
+
 /// The number of attempts of a request and the delays between them.
 #[derive(Debug, Clone, Copy)]
 pub struct RetryPolicy {
@@ -39,9 +46,11 @@ impl RetryPolicy {
 }
 
 /// The number of consecutive failures of a transfer after `error`. Progress starts a new count, unless it was
-/// too slow.
-pub(crate) fn failures_after(failed: u32, has_progressed: bool, error: &Error) -> u32 {
-    if has_progressed && !matches!(error, Error::Stalled { .. }) { 1 } else { failed + 1 }
+/// too slow: since the previous failure, `received` of the `missing` bytes arrived. A server that closes the
+/// connection after each byte makes no progress.
+pub(crate) fn failures_after(failed: u32, received: u64, missing: u64, error: &Error) -> u32 {
+    let progress = (missing / PROGRESS_SHARE).clamp(1, MIN_PROGRESS_BYTES);
+    if received >= progress && !matches!(error, Error::Stalled { .. }) { 1 } else { failed + 1 }
 }
 
 /// Parses `Retry-After` in seconds. The date form is rare in registries and is ignored.

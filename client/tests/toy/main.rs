@@ -234,6 +234,27 @@ async fn a_server_that_sends_single_bytes_has_stalled() {
 }
 
 #[tokio::test]
+async fn a_server_that_closes_after_single_bytes_is_not_retried_without_end() {
+    let serving = serve(Faults { single_bytes: true, ..Faults::default() }).await;
+    let size = 100_000;
+    let digest = serving.put(&noise(size));
+    let registry = serving.registry();
+    let stream = registry.blob_read(&repository(), &digest, size as u64);
+    let failed: Vec<Error> = stream.filter_map(async |chunk| chunk.err()).collect().await;
+    assert!(matches!(failed[..], [Error::Transport { .. }]), "{failed:?}");
+    assert_eq!(serving.count_requests("GET", "/blobs/"), 5, "one request for each attempt");
+
+    let part = registry.blob_range(&repository(), &digest, 0..size as u64).await;
+    assert!(matches!(part, Err(Error::Transport { .. })), "{part:?}");
+    let (outcome, written, _) = pull(&serving, &digest, size).await;
+    assert!(matches!(outcome, Err(Error::Transport { .. })), "{outcome:?}");
+    assert_eq!(written, None);
+    serving.set(|faults| faults.ignore_ranges = true);
+    let (outcome, ..) = pull(&serving, &digest, size).await;
+    assert!(matches!(outcome, Err(Error::Transport { .. })), "{outcome:?}");
+}
+
+#[tokio::test]
 async fn pushes_arrive_whole_whatever_happens_on_the_way() {
     let cases = [
         ("nothing", Faults::default()),

@@ -40,6 +40,8 @@ pub(crate) struct Faults {
     pub(crate) refuse_reads: u32,
     /// Number of blob reads that end half way.
     pub(crate) cut_reads: u32,
+    /// End each blob read after its first byte.
+    pub(crate) single_bytes: bool,
     /// Send blobs byte by byte, with this pause before each.
     pub(crate) trickle: Option<Duration>,
     /// Number of chunks that fail after half of their bytes were stored.
@@ -356,6 +358,14 @@ fn read(
         let half = bytes.slice(..length / 2);
         let cut = futures::stream::iter([Ok(half), Err(std::io::Error::other("cut"))]);
         Body::from_stream(cut)
+    } else if faults.single_bytes {
+        let first = bytes.slice(..1.min(length));
+        // Without the pause, hyper closes the connection before it sends the byte.
+        let cut = futures::stream::once(async {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            Err(std::io::Error::other("cut"))
+        });
+        Body::from_stream(futures::stream::iter([Ok(first)]).chain(cut))
     } else if let Some(pause) = faults.trickle {
         let single = move |at| {
             let byte = bytes.slice(at..at + 1);
