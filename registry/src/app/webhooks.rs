@@ -13,7 +13,7 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::config::Webhook;
 use crate::config::redact_url;
-use crate::store::{NewDelivery, RemovalCause, Tx, UnreferencedContent};
+use crate::store::{NewDelivery, RemovalCause, RemovedManifest, Tx, UnreferencedContent};
 use crate::time::now_ms;
 
 /// An event that a target has not accepted.
@@ -87,20 +87,19 @@ impl Registry {
         manifests: &[UnreferencedContent],
         why: &RemovalCause,
     ) -> Result<u64, Error> {
-        let mut tags = Vec::new();
-        if !self.config.webhook.is_empty() {
-            for UnreferencedContent { repository, digest, .. } in manifests {
-                tags.push((repository, digest, tx.tags_of_manifest(repository, digest).await?));
-            }
-        }
-        let gone = tx.manifests_delete(manifests, why).await?;
+        let removed = tx.manifests_delete(manifests, why).await?;
         let reason = why.reason.as_str();
-        for (repository, digest, tags) in &tags {
-            if gone.iter().any(|removed| (&removed.repository, &removed.digest) == (*repository, *digest)) {
-                self.announce(tx, Event::Delete { repository, digest, tags, reason }).await?;
-            }
-        }
-        Ok(gone.len() as u64)
+        let events: Vec<Event<'_>> = removed
+            .iter()
+            .map(|RemovedManifest { repository, digest, tags }| Event::Delete {
+                repository,
+                digest,
+                tags,
+                reason,
+            })
+            .collect();
+        self.announce_all(tx, &events).await?;
+        Ok(removed.len() as u64)
     }
 
     /// Pending and abandoned deliveries, newest first: at most `n`, after the delivery `after`.

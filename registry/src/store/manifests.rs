@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use lode_model::digest::Digest;
-use lode_model::reference::{Reference, Repository};
+use lode_model::reference::{Reference, Repository, Tag};
 use sqlx::AssertSqlSafe;
 
 use super::collect::UnreferencedContent;
@@ -71,6 +71,14 @@ struct DeletedManifest {
     digest: String,
     media_type: String,
     size_bytes: i64,
+}
+
+/// A manifest that was removed, and the tags that were deleted with it, in order.
+#[derive(Debug)]
+pub(crate) struct RemovedManifest {
+    pub(crate) repository: Repository,
+    pub(crate) digest: Digest,
+    pub(crate) tags: Vec<Tag>,
 }
 
 /// A tag that was deleted with its manifest.
@@ -299,7 +307,7 @@ impl Tx {
         &mut self,
         manifests: &[UnreferencedContent],
         why: &RemovalCause,
-    ) -> Result<Vec<UnreferencedContent>, Error> {
+    ) -> Result<Vec<RemovedManifest>, Error> {
         let mut gone = Vec::new();
         for batch in manifests.chunks(ROWS) {
             gone.extend(self.manifests_delete_batch(batch, why).await?);
@@ -311,7 +319,7 @@ impl Tx {
         &mut self,
         manifests: &[UnreferencedContent],
         why: &RemovalCause,
-    ) -> Result<Vec<UnreferencedContent>, Error> {
+    ) -> Result<Vec<RemovedManifest>, Error> {
         // 1. Find those that exist.
         let text = format!(
             "select repository, digest, media_type, cast(length(bytes) as bigint) as size_bytes from manifests
@@ -366,10 +374,13 @@ impl Tx {
             query.fetch_all(c).await
         })?;
         let mut records = Vec::with_capacity(tags.len() + manifests.len());
+        let mut names: BTreeMap<(String, String), Vec<Tag>> = BTreeMap::new();
         for tag in &tags {
             let repository = parse_stored("repository", &tag.repository)?;
             let digest = parse_stored("digest", &tag.digest)?;
             records.push(RemovalRow::of_tag(&repository, &tag.name, &digest, why));
+            let key = (tag.repository.clone(), tag.digest.clone());
+            names.entry(key).or_default().push(parse_stored("tag", &tag.name)?);
         }
         for UnreferencedContent { repository, digest, .. } in &manifests {
             let row = found[&(repository.as_str(), digest.as_str())];
@@ -421,16 +432,16 @@ impl Tx {
                 latest(&mut children);
             }
         }
-        const CHILDREN: &str = "update manifests set unreferenced_at = let_go.at from let_go
-             where manifests.repository = let_go.repository and manifests.digest = let_go.digest
+        const CHILDREN: &str = "update manifests set unreferenced_at = released.at from released
+             where manifests.repository = released.repository and manifests.digest = released.digest
                and manifests.unreferenced_at is null
                and not exists (select 1 from manifest_blobs n
                    where n.repository = manifests.repository and n.digest = manifests.digest and n.kind = 'child')
                and not exists (select 1 from tags t
                    where t.repository = manifests.repository and t.digest = manifests.digest)";
-        const LINKS: &str = "update links set unreferenced_at = let_go.at from let_go
-             where links.repository = let_go.repository and links.digest = let_go.digest
-               and (links.unreferenced_at is null or links.unreferenced_at < let_go.at)
+        const LINKS: &str = "update links set unreferenced_at = released.at from released
+             where links.repository = released.repository and links.digest = released.digest
+               and (links.unreferenced_at is null or links.unreferenced_at < released.at)
                and not exists (select 1 from manifest_blobs n
                    where n.repository = links.repository and n.digest = links.digest)
                and not exists (select 1 from manifests m
@@ -439,7 +450,7 @@ impl Tx {
             let times: Vec<((String, String), i64)> = times.into_iter().collect();
             for times in times.chunks(ROWS) {
                 let text = format!(
-                    "with let_go (repository, digest, at) as (values {}) {update}",
+                    "with released (repository, digest, at) as (values {}) {update}",
                     placeholders(times.len(), "(?, ?, cast(? as bigint))", 1)
                 );
                 on!(self.conn(), c => {
@@ -462,7 +473,12 @@ impl Tx {
                and not exists (select 1 from manifests m where m.digest = index_queue.digest)")
             .bind(digest_list(manifests.iter().map(|content| &content.digest)))
             .execute(c).await.map(drop))?;
-        Ok(manifests)
+        let removed = manifests.into_iter().map(|manifest| {
+            let mut tags = names.remove(&key(&manifest)).unwrap_or_default();
+            tags.sort_unstable();
+            RemovedManifest { repository: manifest.repository, digest: manifest.digest, tags }
+        });
+        Ok(removed.collect())
     }
 
     /// Starts the grace period of a manifest that lost a tag, if no other tag names it.

@@ -38,7 +38,7 @@ use database::{bigint, digest_list, placeholders, size};
 pub(crate) use index_queue::IndexClaim;
 pub(crate) use jobs::{JobEnd, JobRow, JobRun, NewJob};
 pub(crate) use locks::ReplicaLock;
-pub(crate) use manifests::{ManifestReferences, NewManifest, ReferrerQuery, ReferrerRow};
+pub(crate) use manifests::{ManifestReferences, NewManifest, ReferrerQuery, ReferrerRow, RemovedManifest};
 pub use models::Relative;
 pub(crate) use models::{IndexState, ModelRow, TaggedRow, TensorRow};
 pub(crate) use postgres::PostgresOptions;

@@ -1,11 +1,9 @@
 //! Pending webhook deliveries, one row for each event and target. A replica that attempts a delivery first
 //! moves its due time ahead, so that several replicas share the work.
 
-use lode_model::digest::Digest;
-use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 
-use super::{Engine, Store, Tx, on, parse_stored, placeholders};
+use super::{Engine, Store, Tx, on, placeholders};
 use crate::{Error, metrics};
 
 /// How many deliveries one statement inserts; seven parameters each stay below the engines' limits.
@@ -162,18 +160,6 @@ impl Store {
 }
 
 impl Tx {
-    /// The tags that name a manifest.
-    pub(crate) async fn tags_of_manifest(
-        &mut self,
-        repository: &Repository,
-        digest: &Digest,
-    ) -> Result<Vec<Tag>, Error> {
-        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
-            "select name from tags where repository = $1 and digest = $2 order by name")
-            .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
-        rows.iter().map(|(name,)| parse_stored("tag", name)).collect()
-    }
-
     /// Stores events, due at once.
     pub(crate) async fn deliveries_insert(&mut self, deliveries: &[NewDelivery<'_>]) -> Result<(), Error> {
         for rows in deliveries.chunks(INSERT_ROWS) {
