@@ -55,16 +55,16 @@ pub(crate) async fn write(
         files::join_below(folder, &entry.path)?;
     }
     let mut destinations = Destinations::create(folder)?;
-    let wanted: Vec<PendingFile> = entries
+    let pending: Vec<PendingFile> = entries
         .into_iter()
         .map(|entry| Ok(PendingFile { file: destinations.file(&entry.path)?, entry }))
         .collect::<Outcome<_>>()?;
     let mut written = PullStats {
-        files: wanted.len(),
-        bytes: wanted.iter().map(|wanted| wanted.entry.size).sum(),
+        files: pending.len(),
+        bytes: pending.iter().map(|pending| pending.entry.size).sum(),
         kept: 0,
     };
-    for round in group_by_round(wanted) {
+    for round in group_by_round(pending) {
         let count = round.len();
         let missing = remove_complete_files(round).await?;
         written.kept += count - missing.len();
@@ -78,8 +78,8 @@ const UNFINISHED: [&str; 3] = [".part", ".part.state", ".part.state.tmp"];
 
 /// Groups the files into rounds. A file whose name equals the temporary name of another is written in a later
 /// round.
-fn group_by_round(wanted: Vec<PendingFile>) -> Vec<Vec<PendingFile>> {
-    let names: BTreeSet<String> = wanted.iter().map(|wanted| wanted.entry.path.clone()).collect();
+fn group_by_round(pending: Vec<PendingFile>) -> Vec<Vec<PendingFile>> {
+    let names: BTreeSet<String> = pending.iter().map(|pending| pending.entry.path.clone()).collect();
     let round_of = |name: &str| {
         let (mut name, mut round) = (name, 0);
         while let Some(whole) =
@@ -90,8 +90,8 @@ fn group_by_round(wanted: Vec<PendingFile>) -> Vec<Vec<PendingFile>> {
         if name == JOURNAL { usize::MAX } else { round }
     };
     let mut rounds: BTreeMap<usize, Vec<PendingFile>> = BTreeMap::new();
-    for wanted in wanted {
-        rounds.entry(round_of(&wanted.entry.path)).or_default().push(wanted);
+    for pending in pending {
+        rounds.entry(round_of(&pending.entry.path)).or_default().push(pending);
     }
     rounds.into_values().collect()
 }
@@ -103,15 +103,15 @@ async fn download_round(
     sizes: &HashMap<Digest, u64>,
 ) -> Outcome {
     let (whole, scattered): (Vec<PendingFile>, Vec<PendingFile>) =
-        missing.into_iter().partition(|wanted| wanted.whole_blob(sizes).is_some());
-    let total = whole.iter().map(|wanted| wanted.entry.size).sum::<u64>() + blob_bytes(&scattered, sizes);
+        missing.into_iter().partition(|pending| pending.whole_blob(sizes).is_some());
+    let total = whole.iter().map(|pending| pending.entry.size).sum::<u64>() + blob_bytes(&scattered, sizes);
     let meter = ui::Meter::bytes("pulling", total);
     futures::stream::iter(&whole)
-        .map(|wanted| async {
-            let Some(digest) = wanted.whole_blob(sizes) else { return Ok(()) };
-            let blob = BlobInfo { digest: digest.clone(), size_bytes: wanted.entry.size };
+        .map(|pending| async {
+            let Some(digest) = pending.whole_blob(sizes) else { return Ok(()) };
+            let blob = BlobInfo { digest: digest.clone(), size_bytes: pending.entry.size };
             let progress: Arc<dyn Progress> = meter.clone();
-            target.registry.blob_pull_into(&target.repository, &blob, wanted.file.clone(), progress).await
+            target.registry.blob_pull_into(&target.repository, &blob, pending.file.clone(), progress).await
         })
         .buffer_unordered(AT_ONCE)
         .try_collect::<Vec<()>>()
@@ -143,8 +143,8 @@ impl PendingFile {
     }
 }
 
-fn blob_bytes(wanted: &[PendingFile], sizes: &HashMap<Digest, u64>) -> u64 {
-    let digests: BTreeSet<&Digest> = wanted.iter().flat_map(|wanted| blobs_of(&wanted.entry)).collect();
+fn blob_bytes(pending: &[PendingFile], sizes: &HashMap<Digest, u64>) -> u64 {
+    let digests: BTreeSet<&Digest> = pending.iter().flat_map(|pending| blobs_of(&pending.entry)).collect();
     digests.into_iter().filter_map(|digest| sizes.get(digest)).sum()
 }
 
@@ -156,35 +156,36 @@ fn blobs_of(entry: &FileEntry) -> impl Iterator<Item = &Digest> {
 }
 
 /// Filters out the files that exist already with the right content.
-async fn remove_complete_files(wanted: Vec<PendingFile>) -> Outcome<Vec<PendingFile>> {
-    let there = wanted.iter().filter(|wanted| is_candidate(wanted)).map(|wanted| wanted.entry.size).sum();
-    let meter = ui::Meter::bytes("checking", there);
+async fn remove_complete_files(pending: Vec<PendingFile>) -> Outcome<Vec<PendingFile>> {
+    let bytes =
+        pending.iter().filter(|pending| is_candidate(pending)).map(|pending| pending.entry.size).sum();
+    let meter = ui::Meter::bytes("checking", bytes);
     let progress = meter.clone();
-    let checked = files::run_on_all_cores(wanted, move |wanted| {
-        let right = is_candidate(&wanted)
-            && wanted.entry.digest.as_ref().is_some_and(|digest| {
-                let read = wanted
+    let checked = files::run_on_all_cores(pending, move |pending| {
+        let is_complete = is_candidate(&pending)
+            && pending.entry.digest.as_ref().is_some_and(|digest| {
+                let read = pending
                     .file
                     .open_to_read()
                     .and_then(|mut file| hash_reader(&mut file, digest.algorithm(), &*progress));
-                read.is_ok_and(|(got, size)| got == *digest && size == wanted.entry.size)
+                read.is_ok_and(|(got, size)| got == *digest && size == pending.entry.size)
             });
-        Ok((!right).then_some(wanted))
+        Ok((!is_complete).then_some(pending))
     })
     .await?;
     meter.end();
     Ok(checked.into_iter().flatten().collect())
 }
 
-fn is_candidate(wanted: &PendingFile) -> bool {
-    wanted.entry.digest.is_some() && wanted.file.file_size() == Some(wanted.entry.size)
+fn is_candidate(pending: &PendingFile) -> bool {
+    pending.entry.digest.is_some() && pending.file.file_size() == Some(pending.entry.size)
 }
 
 /// A file that is being assembled.
 struct PartFile {
     file: File,
     part: Destination,
-    wanted: PendingFile,
+    pending: PendingFile,
 }
 
 impl PartFile {
@@ -211,14 +212,14 @@ struct BlobSource<'a> {
 
 impl BlobSource<'_> {
     /// Assembles files that consist of several blobs or pieces of them.
-    async fn assemble(&self, folder: &OpenFolder, wanted: Vec<PendingFile>) -> Outcome {
+    async fn assemble(&self, folder: &OpenFolder, pending: Vec<PendingFile>) -> Outcome {
         let journal_file = folder.file(JOURNAL);
         let (parts, mut journal) = files::blocking({
             let journal_file = journal_file.clone();
             move || {
-                let (parts, all_there) = open_parts(wanted)?;
+                let (parts, parts_exist) = open_parts(pending)?;
                 let key = journal_key(&parts);
-                Ok::<_, Failure>((parts, Journal::open(journal_file, &key, all_there)?))
+                Ok::<_, Failure>((parts, Journal::open(journal_file, &key, parts_exist)?))
             }
         })
         .await?;
@@ -227,7 +228,7 @@ impl BlobSource<'_> {
         let mut pieces: BTreeMap<Digest, Vec<Piece>> = BTreeMap::new();
         for (file, part) in parts.iter().enumerate() {
             let mut in_file = 0;
-            for segment in &part.wanted.entry.segments {
+            for segment in &part.pending.entry.segments {
                 match segment {
                     Segment::Inline { inline } => {
                         part.file.write_all_at(inline, in_file).map_err(|error| part.failed(&error))?;
@@ -240,9 +241,9 @@ impl BlobSource<'_> {
                 in_file += segment.len();
             }
         }
-        for landed in &journal.durable_blobs {
-            if pieces.remove(landed).is_some() {
-                self.meter.transferred(self.size(landed));
+        for digest in &journal.durable_blobs {
+            if pieces.remove(digest).is_some() {
+                self.meter.transferred(self.size(digest));
             }
         }
         journal.parts = parts.clone();
@@ -261,7 +262,7 @@ impl BlobSource<'_> {
             .await?;
 
         let count = parts.len();
-        let verifying = ui::Meter::bytes("verifying", parts.iter().map(|part| part.wanted.entry.size).sum());
+        let verifying = ui::Meter::bytes("verifying", parts.iter().map(|part| part.pending.entry.size).sum());
         let (progress, finishing) = (verifying.clone(), parts.clone());
         let finished =
             files::run_on_all_cores((0..count).collect(), move |at| finish(&finishing[at], &*progress)).await;
@@ -308,31 +309,31 @@ impl BlobSource<'_> {
 }
 
 /// Opens a `.part` file for each file and returns whether all of them existed with the right length.
-fn open_parts(wanted: Vec<PendingFile>) -> Outcome<(Vec<PartFile>, bool)> {
-    let mut all_there = true;
-    let parts = wanted
+fn open_parts(pending: Vec<PendingFile>) -> Outcome<(Vec<PartFile>, bool)> {
+    let mut parts_exist = true;
+    let parts = pending
         .into_iter()
-        .map(|wanted| {
-            let part = wanted.file.with_suffix(".part");
+        .map(|pending| {
+            let part = pending.file.with_suffix(".part");
             let failed = |error: io::Error| {
                 Failure::with_source(format!("cannot write {}", part.path().display()), &error)
             };
-            all_there &= part.file_size() == Some(wanted.entry.size);
+            parts_exist &= part.file_size() == Some(pending.entry.size);
             let file = part.open_or_create().map_err(failed)?;
             file.try_lock().map_err(|_| {
                 Failure::new(format!("{} is being written by another process", part.path().display()))
                     .hint("wait for it to end, or write to another folder")
             })?;
-            file.set_len(wanted.entry.size).map_err(failed)?;
-            Ok(PartFile { file, part, wanted })
+            file.set_len(pending.entry.size).map_err(failed)?;
+            Ok(PartFile { file, part, pending })
         })
         .collect::<Outcome<Vec<PartFile>>>()?;
-    Ok((parts, all_there))
+    Ok((parts, parts_exist))
 }
 
 /// A key that identifies this set of files and their contents.
 fn journal_key(parts: &[PartFile]) -> String {
-    let entries: Vec<&FileEntry> = parts.iter().map(|part| &part.wanted.entry).collect();
+    let entries: Vec<&FileEntry> = parts.iter().map(|part| &part.pending.entry).collect();
     let text = serde_json::to_vec(&entries).unwrap_or_default();
     Digest::of(Algorithm::Sha256, &text).to_string()
 }
@@ -358,7 +359,7 @@ fn write_pieces(mut bytes: Vec<u8>, start: u64, pieces: &[Piece], parts: &[PartF
 
 /// Verifies a complete file, syncs it and gives it its final name.
 fn finish(part: &PartFile, progress: &dyn Progress) -> Outcome {
-    if let Some(expected) = &part.wanted.entry.digest {
+    if let Some(expected) = &part.pending.entry.digest {
         let read = part
             .part
             .open_to_read()
@@ -368,13 +369,13 @@ fn finish(part: &PartFile, progress: &dyn Progress) -> Outcome {
             let _gone = part.part.remove();
             return Err(Failure::new(format!(
                 "{} has the digest {got}, expected {expected}",
-                part.wanted.file.path().display()
+                part.pending.file.path().display()
             ))
             .hint("repeat the command: it restarts this file"));
         }
     }
     part.file.sync_all().map_err(|error| part.failed(&error))?;
-    part.part.rename_to(&part.wanted.file).map_err(|error| part.failed(&error))?;
+    part.part.rename_to(&part.pending.file).map_err(|error| part.failed(&error))?;
     part.part.folder().sync().map_err(|error| part.failed(&error))
 }
 
@@ -390,25 +391,25 @@ struct Journal {
 }
 
 impl Journal {
-    fn open(destination: Destination, key: &str, parts_are_there: bool) -> Outcome<Journal> {
+    fn open(destination: Destination, key: &str, parts_exist: bool) -> Outcome<Journal> {
         let failed = |error: io::Error| {
             Failure::with_source(format!("cannot write {}", destination.path().display()), &error)
         };
         let text = String::from_utf8(destination.read().unwrap_or_default()).unwrap_or_default();
         let mut lines = text.lines();
-        let goes_on = parts_are_there && lines.next() == Some(key);
+        let resumes = parts_exist && lines.next() == Some(key);
         // A line that a crash truncated does not parse as a digest.
-        let landed =
-            if goes_on { lines.filter_map(|line| line.parse().ok()).collect() } else { BTreeSet::new() };
+        let durable_blobs =
+            if resumes { lines.filter_map(|line| line.parse().ok()).collect() } else { BTreeSet::new() };
         let mut file = destination.open_to_append().map_err(failed)?;
-        if !goes_on {
+        if !resumes {
             file.set_len(0).map_err(failed)?;
             writeln!(file, "{key}").map_err(failed)?;
         } else if !text.ends_with('\n') {
             writeln!(file).map_err(failed)?;
         }
         let parts = Arc::new(Vec::new());
-        Ok(Journal { file, destination, durable_blobs: landed, pending: Vec::new(), pending_bytes: 0, parts })
+        Ok(Journal { file, destination, durable_blobs, pending: Vec::new(), pending_bytes: 0, parts })
     }
 
     async fn add(&mut self, digest: Digest, size: u64) -> Outcome {
@@ -438,16 +439,16 @@ mod tests {
 
     #[test]
     fn a_file_called_as_an_unfinished_one_comes_after_it() {
-        let wanted = |path: &str| {
+        let pending = |path: &str| {
             let entry =
                 FileEntry { path: path.into(), size: 0, digest: None, assembled: false, segments: vec![] };
             PendingFile { file: Destination::at(Path::new(path)).unwrap(), entry }
         };
         let names = [".lode-pull", "a.part", "a.part.part", "a", "b.part", "d.a.part.state", "d.a"];
-        let rounds = group_by_round(names.map(wanted).into());
+        let rounds = group_by_round(names.map(pending).into());
         let rounds: Vec<Vec<&str>> = rounds
             .iter()
-            .map(|round| round.iter().map(|wanted| wanted.entry.path.as_str()).collect())
+            .map(|round| round.iter().map(|pending| pending.entry.path.as_str()).collect())
             .collect();
         assert_eq!(
             rounds,
@@ -465,9 +466,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let entry =
             FileEntry { path: "f".into(), size: 10, digest: None, assembled: false, segments: vec![] };
-        let wanted = PendingFile { file: Destination::at(&folder.path().join("f")).unwrap(), entry };
-        let (parts, all_there) = open_parts(vec![wanted]).unwrap();
-        assert!(!all_there);
+        let pending = PendingFile { file: Destination::at(&folder.path().join("f")).unwrap(), entry };
+        let (parts, parts_exist) = open_parts(vec![pending]).unwrap();
+        assert!(!parts_exist);
         // Blob 0..10 is "abcdefghij"; the file wants ghij then abcdef.
         let pieces = [
             Piece { in_blob: 0, length: 6, file: 0, in_file: 4 },

@@ -197,8 +197,8 @@ fn refuse(request: &Request<Incoming>) -> Response<Body> {
 async fn wait_until_closed(connection: &Connection) {
     loop {
         connection.closed().await;
-        // A request may have arrived that is not read yet. The runtime looks at its sockets before it goes on
-        // here, and then lets the connection read first.
+        // A request may have arrived that is not read yet. After a yield, the runtime has polled its sockets
+        // and the connection reads first.
         tokio::task::yield_now().await;
         if connection.is_closing() {
             return;

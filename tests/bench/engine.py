@@ -34,8 +34,8 @@ def post(url, body):
 def streamed(url, body, prefix=b""):
     """Returns the last record of a stream, and the seconds to its first record."""
     begin, first, last = time.perf_counter(), None, b""
-    with post(url, body) as answer:
-        for line in answer:
+    with post(url, body) as response:
+        for line in response:
             if line.startswith(prefix) and line.strip():
                 first = first or time.perf_counter() - begin
                 last = line
@@ -65,7 +65,7 @@ def memory(process):
     return own, all_of_it
 
 
-class Answer:
+class Generation:
     def __init__(self, prompt, prompt_seconds, tokens, seconds, first):
         self.prompt, self.prompt_seconds, self.tokens, self.seconds, self.first = prompt, prompt_seconds, tokens, seconds, first
 
@@ -87,7 +87,7 @@ class Lode:
         body = {"model": "bench/model", "prompt": prompt, "raw": True, "options": options}
         last, first = streamed(self.address + "/api/generate", body)
         seconds = lambda key: last[key] / 1e9
-        return Answer(last["prompt_eval_count"], seconds("prompt_eval_duration"), last["eval_count"], seconds("eval_duration"), first)
+        return Generation(last["prompt_eval_count"], seconds("prompt_eval_duration"), last["eval_count"], seconds("eval_duration"), first)
 
     def process(self):
         return self.server.process.pid
@@ -115,7 +115,7 @@ class Llama:
         body = {"prompt": prompt, "n_predict": count, "temperature": 0, "cache_prompt": False, "stream": True}
         last, first = streamed(self.address + "/completion", body, b"data: ")
         timings = last["timings"]
-        return Answer(timings["prompt_n"], timings["prompt_ms"] / 1e3, timings["predicted_n"], timings["predicted_ms"] / 1e3, first)
+        return Generation(timings["prompt_n"], timings["prompt_ms"] / 1e3, timings["predicted_n"], timings["predicted_ms"] / 1e3, first)
 
     def process(self):
         return self.child.pid
@@ -128,20 +128,20 @@ class Llama:
 def together(engine, clients, salt, words, count):
     """Sends one request per client concurrently, all different. Returns the responses and the elapsed time."""
     text = (DEMO / "heldout.txt").read_text().split()
-    answers = [None] * clients
+    generations = [None] * clients
 
     def ask(at):
         start = (salt * clients + at) * 61 % (len(text) - words)
-        answers[at] = engine.generate(" ".join(text[start : start + words]), count)
+        generations[at] = engine.generate(" ".join(text[start : start + words]), count)
 
     threads = [threading.Thread(target=ask, args=(at,)) for at in range(clients)]
     begin = time.perf_counter()
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     took = time.perf_counter() - begin
-    if None in answers:
+    if None in generations:
         raise SystemExit(f"{engine.name} did not respond")
-    return answers, took
+    return generations, took
 
 
 def measure(engines, label, file, rounds, clients, memory_rate):
@@ -160,12 +160,12 @@ def measure(engines, label, file, rounds, clients, memory_rate):
             take("warm", statistics.median(engine.generate(f"A word, number {n}", 1).first for n in range(5)))
             for count, time_of_it in ((count, n) for count in clients for n in range(times)):
                 lengths = alone if count == 1 else several
-                answers, took = together(engine, count, turn * times + time_of_it, *lengths)
-                total = lambda key: sum(getattr(answer, key) for answer in answers)
+                generations, took = together(engine, count, turn * times + time_of_it, *lengths)
+                total = lambda key: sum(getattr(generation, key) for generation in generations)
                 take(f"prompt {count}", total("prompt") / total("prompt_seconds"))
-                take(f"answer {count}", (total("tokens") - count) / max(total("seconds"), 1e-9))
+                take(f"generation {count}", (total("tokens") - count) / max(total("seconds"), 1e-9))
                 take(f"whole {count}", total("tokens") / took)
-                take(f"first {count}", statistics.median(answer.first for answer in answers))
+                take(f"first {count}", statistics.median(generation.first for generation in generations))
             own, all_of_it = memory(engine.process())
             take("own", own)
             take("all", all_of_it)
@@ -180,9 +180,9 @@ def measure(engines, label, file, rounds, clients, memory_rate):
     for count in clients:
         if count == 1:
             row("prompt, tokens/s", "prompt 1", "{:.1f}".format)
-            row("generation, tokens/s", "answer 1", "{:.1f}".format)
+            row("generation, tokens/s", "generation 1", "{:.1f}".format)
             if size > 256e6:  # smaller files fit into the processor's caches
-                row("share of memory bandwidth in generation", "answer 1", lambda v: f"{v * size / memory_rate:.0%}")
+                row("share of memory bandwidth in generation", "generation 1", lambda v: f"{v * size / memory_rate:.0%}")
         else:
             row(f"{count} clients, generated tokens/s of all", f"whole {count}", "{:.1f}".format)
             row(f"{count} clients, time to the first token, ms", f"first {count}", lambda v: f"{v * 1e3:.0f}", min)

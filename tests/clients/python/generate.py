@@ -26,8 +26,8 @@ for line in sys.stdin:
     how = {"max_tokens": COUNT, "temperature": 0}
     if "chat" in asked:
         messages = [{"role": "user", "content": asked["chat"]}]
-        answer = server.handle_chat_completions(how | {"messages": messages})
-        text = answer["choices"][0]["message"]["content"]
+        response = server.handle_chat_completions(how | {"messages": messages})
+        text = response["choices"][0]["message"]["content"]
     else:
         text = server.handle_completions(how | {"prompt": asked["prompt"]})["choices"][0]["text"]
     print(json.dumps(text), file=out, flush=True)

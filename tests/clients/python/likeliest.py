@@ -29,8 +29,8 @@ for line in sys.stdin:
     for ids in asked["windows"]:
         places = []
         for end in range(1, len(ids)):
-            answer = server.handle_completions(how | {"prompt": ids[:end]})
-            top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            response = server.handle_completions(how | {"prompt": ids[:end]})
+            top = response["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
             places.append([[chance["id"], chance["logprob"]] for chance in top])
         windows.append(places)
     print(json.dumps(windows), file=out, flush=True)

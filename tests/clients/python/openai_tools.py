@@ -23,14 +23,14 @@ assert first.finish_reason == "tool_calls" and first.message.content == "", firs
 assert call.type == "function" and call.function.name == "look", call
 assert json.loads(call.function.arguments) == {"city": "Paris"}, call
 result = {"role": "tool", "tool_call_id": call.id, "content": "20 degrees"}
-for said in [first.message, first.message.model_dump()]:
-    second = client.chat.completions.create(messages=[question, said, result], **asked)
+for message in [first.message, first.message.model_dump()]:
+    second = client.chat.completions.create(messages=[question, message, result], **asked)
     assert second.choices[0].message.content == "Sunny and warm.", second
     assert second.choices[0].finish_reason == "stop", second
 
-told = second.choices[0].message.model_dump()
-assert told["tool_calls"] is None, told
-client.chat.completions.create(messages=[question, told, question], **asked)
+message = second.choices[0].message.model_dump()
+assert message["tool_calls"] is None, message
+client.chat.completions.create(messages=[question, message, question], **asked)
 
 # The same, streamed.
 calls, reasons, usage = {}, [], None
@@ -40,8 +40,8 @@ for chunk in client.chat.completions.create(messages=[question], stream=True, st
     for choice in chunk.choices:
         reasons.append(choice.finish_reason)
         for piece in choice.delta.tool_calls or []:
-            told = calls.setdefault(piece.index, {"id": piece.id, "name": piece.function.name, "arguments": ""})
-            told["arguments"] += piece.function.arguments
+            call = calls.setdefault(piece.index, {"id": piece.id, "name": piece.function.name, "arguments": ""})
+            call["arguments"] += piece.function.arguments
 assert [call["name"] for call in calls.values()] == ["look"] and calls[0]["id"], calls
 assert json.loads(calls[0]["arguments"]) == {"city": "Paris"}, calls
 assert reasons[-1] == "tool_calls" and set(reasons[:-1]) <= {None}, reasons

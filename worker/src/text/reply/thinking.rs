@@ -123,8 +123,8 @@ impl ReasoningParser {
             }
             State::Inside => match self.pending_text.find(&self.tags.close) {
                 Some(at) => {
-                    let thought = &self.pending_text[..at];
-                    split.thinking.push_str(&thought[..at - trailing_blanks(thought)]);
+                    let reasoning = &self.pending_text[..at];
+                    split.thinking.push_str(&reasoning[..at - trailing_blanks(reasoning)]);
                     self.pending_text.drain(..at + self.tags.close.len());
                     self.state = State::Closed;
                 }
@@ -156,15 +156,15 @@ mod tests {
         let mut thinking = ReasoningParser::new(tags, is_open);
         let mut splits: Vec<SplitText> = pieces.iter().map(|piece| thinking.push(piece)).collect();
         splits.push(thinking.finish());
-        splits.into_iter().fold(Default::default(), |(thoughts, text), split| {
-            (thoughts + &split.thinking, text + &split.text)
+        splits.into_iter().fold(Default::default(), |(reasoning, text), split| {
+            (reasoning + &split.thinking, text + &split.text)
         })
     }
 
     #[test]
     fn table() {
-        let check = |is_open: bool, text: &str, thoughts: &str, rest: &str| {
-            assert_eq!(read(is_open, &[text]), (thoughts.to_owned(), rest.to_owned()), "{text}");
+        let check = |is_open: bool, text: &str, reasoning: &str, rest: &str| {
+            assert_eq!(read(is_open, &[text]), (reasoning.to_owned(), rest.to_owned()), "{text}");
         };
         check(false, "", "", "");
         check(false, " plain <think>no</think>", "", " plain <think>no</think>");
@@ -186,9 +186,9 @@ mod tests {
     #[test]
     fn reasoning_is_streamed() {
         let mut thinking = ReasoningParser::new(Tags { open: "<t>".into(), close: "</t>".into() }, false);
-        let thoughts: Vec<String> =
+        let reasoning: Vec<String> =
             ["<t>a", "b ", "c<", "/", "d</t>e"].map(|piece| thinking.push(piece).thinking).into();
-        assert_eq!(thoughts, ["a", "b", " c", "", "</d"]);
+        assert_eq!(reasoning, ["a", "b", " c", "", "</d"]);
     }
 
     proptest! {
@@ -202,11 +202,11 @@ mod tests {
             let characters: Vec<char> = text.chars().collect();
             let pieces: Vec<String> = characters.chunks(cut).map(|piece| piece.iter().collect()).collect();
             let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
-            let (thoughts, rest) = read(is_open, &[&text]);
-            prop_assert_eq!(read(is_open, &pieces), (thoughts.clone(), rest.clone()));
+            let (reasoning, rest) = read(is_open, &[&text]);
+            prop_assert_eq!(read(is_open, &pieces), (reasoning.clone(), rest.clone()));
             // Only tags and the whitespace around them are removed.
             let solid = |text: &str| text.replace("<think>", "").replace("</think>", "").replace(char::is_whitespace, "").len();
-            prop_assert_eq!(solid(&text), solid(&thoughts) + solid(&rest));
+            prop_assert_eq!(solid(&text), solid(&reasoning) + solid(&rest));
         }
     }
 }
