@@ -46,6 +46,9 @@ struct Device {
 #[derive(Deserialize)]
 struct Registration {
     id: String,
+    /// What this worker sends with its heartbeats.
+    credential: Secret,
+    /// What the gateway sends to this worker.
     secret: Secret,
     heartbeat_ms: u64,
 }
@@ -125,7 +128,7 @@ impl Membership {
     async fn send_heartbeats(&self, registration: &Registration, stop: &mut watch::Receiver<bool>) {
         let period = Duration::from_millis(registration.heartbeat_ms.clamp(50, 60_000));
         loop {
-            match self.heartbeat(&registration.id).await {
+            match self.heartbeat(registration).await {
                 Ok(()) => {}
                 Err(HeartbeatError::UnknownWorker) => {
                     tracing::info!(
@@ -155,7 +158,7 @@ impl Membership {
             "version": env!("CARGO_PKG_VERSION"),
         });
         let response = self
-            .request(Method::POST, "lode/v1/workers")?
+            .request(Method::POST, "lode/v1/workers", self.token.as_ref())?
             .json(&body)
             .send()
             .await
@@ -170,7 +173,7 @@ impl Membership {
         response.json().await.map_err(format_error_chain)
     }
 
-    async fn heartbeat(&self, id: &str) -> Result<(), HeartbeatError> {
+    async fn heartbeat(&self, registration: &Registration) -> Result<(), HeartbeatError> {
         let models = self.models.clone();
         let cached = tokio::task::spawn_blocking(move || models.cached()).await.unwrap_or_default();
         let loaded: Vec<_> = self
@@ -192,7 +195,11 @@ impl Membership {
             .collect();
         let body = json!({"devices": [self.device()], "loaded": loaded, "cached": cached});
         let request = self
-            .request(Method::PUT, &format!("lode/v1/workers/{id}"))
+            .request(
+                Method::PUT,
+                &format!("lode/v1/workers/{}", registration.id),
+                Some(&registration.credential),
+            )
             .map_err(HeartbeatError::Unreachable)?;
         let response = request
             .json(&body)
@@ -207,7 +214,8 @@ impl Membership {
     }
 
     async fn deregister(&self, registration: &Registration) {
-        let request = self.request(Method::DELETE, &format!("lode/v1/workers/{}", registration.id));
+        let path = format!("lode/v1/workers/{}", registration.id);
+        let request = self.request(Method::DELETE, &path, Some(&registration.credential));
         let result = match request {
             Ok(request) => request.timeout(Duration::from_secs(2)).send().await.map_err(format_error_chain),
             Err(error) => Err(error),
@@ -219,15 +227,20 @@ impl Membership {
         }
     }
 
-    fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, String> {
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        credential: Option<&Secret>,
+    ) -> Result<RequestBuilder, String> {
         let mut base = self.registry.clone();
         if !base.path().ends_with('/') {
             base.set_path(&format!("{}/", base.path()));
         }
         let url = base.join(path).map_err(|error| error.to_string())?;
         let request = self.http.request(method, url);
-        Ok(match &self.token {
-            Some(token) => request.bearer_auth(token.expose()),
+        Ok(match credential {
+            Some(credential) => request.bearer_auth(credential.expose()),
             None => request,
         })
     }

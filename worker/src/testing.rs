@@ -42,6 +42,8 @@ struct Shared {
 }
 
 pub(crate) const SECRET: &str = "the secret of this registration";
+/// What the registry expects with heartbeats.
+const CREDENTIAL: &str = "the credential of this registration";
 
 impl TinyRegistry {
     pub(crate) async fn start(&self) -> SocketAddr {
@@ -164,20 +166,27 @@ async fn respond(State(shared): State<Arc<Shared>>, request: Request) -> Respons
 }
 
 async fn worker(shared: &Shared, method: Method, id: String, request: Request) -> Response {
+    let bearer = format!("Bearer {CREDENTIAL}");
+    let shows_credential = request
+        .headers()
+        .get(header::AUTHORIZATION)
+        .is_some_and(|value| value.as_bytes() == bearer.as_bytes());
     let body = axum::body::to_bytes(request.into_body(), 1 << 20).await.unwrap();
     let known = shared.known.load(Ordering::SeqCst).to_string();
     match method {
         Method::POST => {
             let joins = shared.joins.fetch_add(1, Ordering::SeqCst) as u64 + 1;
             shared.known.store(joins, Ordering::SeqCst);
-            let registration = json!({"id": joins.to_string(), "secret": SECRET, "heartbeat_ms": 50});
+            let registration = json!({
+                "id": joins.to_string(), "credential": CREDENTIAL, "secret": SECRET, "heartbeat_ms": 50,
+            });
             registration.to_string().into_response()
         }
-        Method::PUT if id == known => {
+        Method::PUT if id == known && shows_credential => {
             *shared.heartbeat.lock().unwrap() = serde_json::from_slice(&body).unwrap();
             StatusCode::NO_CONTENT.into_response()
         }
-        Method::DELETE if id == known => {
+        Method::DELETE if id == known && shows_credential => {
             shared.left.fetch_add(1, Ordering::SeqCst);
             StatusCode::NO_CONTENT.into_response()
         }

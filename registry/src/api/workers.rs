@@ -72,22 +72,34 @@ pub(crate) async fn register(
 pub(crate) async fn heartbeat(
     State(registry): State<Registry>,
     caller: Caller,
-    shown: JoinEvidence,
+    BearerToken(credential): BearerToken,
     Path(id): Path<Uuid>,
     heartbeat: JsonBody<Heartbeat>,
 ) -> Result<StatusCode, Failure> {
-    let known = registry.worker_heartbeat(&caller, shown.proof(), id, &heartbeat).await?;
+    let known = registry.worker_heartbeat(&caller, id, &credential.unwrap_or_default(), &heartbeat).await?;
     if known { Ok(StatusCode::NO_CONTENT) } else { Err(Failure::WorkerUnknown) }
 }
 
 pub(crate) async fn leave(
     State(registry): State<Registry>,
     caller: Caller,
-    shown: JoinEvidence,
+    BearerToken(credential): BearerToken,
     Path(id): Path<Uuid>,
 ) -> Result<StatusCode, Failure> {
-    let known = registry.worker_leave(&caller, shown.proof(), id).await?;
+    let known = registry.worker_leave(&caller, id, &credential.unwrap_or_default()).await?;
     if known { Ok(StatusCode::NO_CONTENT) } else { Err(Failure::WorkerUnknown) }
+}
+
+/// The token of an `Authorization: Bearer` header, if there is one.
+pub(crate) struct BearerToken(Option<String>);
+
+impl<S: Send + Sync> FromRequestParts<S> for BearerToken {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        Ok(BearerToken(authorization.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned)))
+    }
 }
 
 /// A request's evidence for the right to join: the bearer token, and whether it comes from this machine.
@@ -105,9 +117,8 @@ impl JoinEvidence {
 impl<S: Send + Sync> FromRequestParts<S> for JoinEvidence {
     type Rejection = Failure;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
-        let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let token = authorization.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned);
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let BearerToken(token) = BearerToken::from_request_parts(parts, state).await?;
         // A proxy on this machine may pass on requests from anywhere.
         let is_direct =
             !parts.headers.contains_key("x-forwarded-for") && !parts.headers.contains_key("forwarded");

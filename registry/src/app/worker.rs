@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use lode_client::Secret;
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 use url::Url;
 use uuid::Uuid;
@@ -64,12 +65,21 @@ pub struct Heartbeat {
     pub cached: Vec<Digest>,
 }
 
-/// The response to a registration. The gateway sends `secret` with every request to that worker.
+/// The response to a registration.
 #[derive(Clone, Debug, Serialize)]
 pub struct Registration {
     pub id: Uuid,
-    pub secret: String,
+    /// What the worker sends with its heartbeats and when it leaves. Only its digest is stored.
+    #[serde(serialize_with = "expose")]
+    pub credential: Secret,
+    /// What the gateway sends with every request to that worker.
+    #[serde(serialize_with = "expose")]
+    pub secret: Secret,
     pub heartbeat_ms: u64,
+}
+
+fn expose<S: Serializer>(secret: &Secret, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(secret.expose())
 }
 
 /// The evidence that a worker may join.
@@ -94,7 +104,10 @@ pub struct Worker {
     pub registered_at: i64,
     pub seen_at: i64,
     #[serde(skip)]
-    pub(crate) secret: String,
+    pub(crate) secret: Secret,
+    /// The digest of its credential.
+    #[serde(skip)]
+    pub(crate) credential: Option<Digest>,
 }
 
 fn from_json<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, Error> {
@@ -118,6 +131,7 @@ impl TryFrom<WorkerRow> for Worker {
             registered_at: row.registered_at,
             seen_at: 0,
             secret: row.secret,
+            credential: row.credential,
         })
     }
 }

@@ -235,6 +235,7 @@ pub(super) fn is_changed(worker: &Worker, heartbeat: &Heartbeat) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use lode_client::Secret;
     use serde_json::json;
 
     use super::*;
@@ -260,7 +261,8 @@ mod tests {
             cached,
             registered_at: 0,
             seen_at: 0,
-            secret: String::new(),
+            secret: Secret::new(""),
+            credential: None,
         };
         assert!(!is_changed(&worker, &beat(600, 7, true)));
         assert!(is_changed(&worker, &beat(601, 0, true)));

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lode_client::Secret;
+use lode_model::digest::Digest;
 use lode_model::reference::Name;
 use serde::Serialize;
 use uuid::Uuid;
@@ -58,12 +60,12 @@ impl Registry {
         allow(caller, Action::Join, Target::Workers)?;
         self.worker_may_join(proof)?;
         let id = Uuid::new_v4();
-        // Two random UUIDs make a secret of 244 bits.
-        let secret = format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
+        let (credential, secret) = (random_secret(), random_secret());
         self.store()
             .worker_insert(&WorkerRow {
                 id,
                 secret: secret.clone(),
+                credential: Some(digest_of(credential.expose())),
                 advertise: announcement.advertise.into(),
                 version: announcement.version,
                 devices: to_json(&announcement.devices),
@@ -74,22 +76,24 @@ impl Registry {
             })
             .await?;
         self.workers.changed();
-        Ok(Registration { id, secret, heartbeat_ms: HEARTBEAT.as_millis() as u64 })
+        Ok(Registration { id, credential, secret, heartbeat_ms: HEARTBEAT.as_millis() as u64 })
     }
 
-    /// Returns false if the worker is unknown and has to register again.
+    /// Returns false if no worker has this id and credential: it has to register again.
     pub async fn worker_heartbeat(
         &self,
         caller: &Caller,
-        proof: JoinProof<'_>,
         id: Uuid,
+        credential: &str,
         heartbeat: &Heartbeat,
     ) -> Result<bool, Error> {
         allow(caller, Action::Join, Target::Workers)?;
-        self.worker_may_join(proof)?;
+        let credential = digest_of(credential);
         // 1. Without changes, the heartbeat is written with those of other workers.
         let table = self.workers_attached().await?;
-        if table.find(id).is_some_and(|worker| !worker_table::is_changed(worker, heartbeat)) {
+        if table.find(id).is_some_and(|worker| {
+            worker.credential.as_ref() == Some(&credential) && !worker_table::is_changed(worker, heartbeat)
+        }) {
             self.workers.beat(id);
             return Ok(true);
         }
@@ -97,15 +101,15 @@ impl Registry {
         let (devices, loaded, cached) =
             (to_json(&heartbeat.devices), to_json(&heartbeat.loaded), to_json(&heartbeat.cached));
         let inventory = WorkerInventory { devices: &devices, loaded: &loaded, cached: &cached };
-        let known = self.store().worker_update(id, inventory).await?;
+        let known = self.store().worker_update(id, &credential, inventory).await?;
         self.workers.changed();
         Ok(known)
     }
 
-    pub async fn worker_leave(&self, caller: &Caller, proof: JoinProof<'_>, id: Uuid) -> Result<bool, Error> {
+    /// Returns false if no worker has this id and credential.
+    pub async fn worker_leave(&self, caller: &Caller, id: Uuid, credential: &str) -> Result<bool, Error> {
         allow(caller, Action::Join, Target::Workers)?;
-        self.worker_may_join(proof)?;
-        let known = self.store().worker_delete(id).await?;
+        let known = self.store().worker_delete(id, &digest_of(credential)).await?;
         self.workers.changed();
         Ok(known)
     }
@@ -148,6 +152,16 @@ impl Registry {
             None => Err(Error::Denied),
         }
     }
+}
+
+/// Two random UUIDs make a secret of 244 bits.
+fn random_secret() -> Secret {
+    Secret::new(format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple()))
+}
+
+/// What is stored of a credential. It is random, so a fast hash is enough.
+fn digest_of(credential: &str) -> Digest {
+    Digest::sha256(credential.as_bytes())
 }
 
 fn to_json<T: Serialize>(value: &T) -> String {

@@ -144,7 +144,7 @@ impl Gateway {
             .client
             .post(address(&worker.advertise, request.path))
             .headers(traces::trace_headers())
-            .bearer_auth(&worker.secret)
+            .bearer_auth(worker.secret.expose())
             .header(header::CONTENT_TYPE, "application/json")
             .header("lode-model", format!("{}@{}", request.repository, request.digest))
             .header(
@@ -173,7 +173,8 @@ impl Gateway {
 
     /// The models that a worker has loaded, as it reports them; `None` if it does not respond in time.
     pub(crate) async fn loaded_models(&self, worker: &Worker) -> Option<Vec<Value>> {
-        let request = self.client.get(address(&worker.advertise, "/api/ps")).bearer_auth(&worker.secret);
+        let request =
+            self.client.get(address(&worker.advertise, "/api/ps")).bearer_auth(worker.secret.expose());
         let response = request.timeout(LISTING_TIMEOUT).send().await.ok()?.error_for_status().ok()?;
         let listed: LoadedModels = serde_json::from_slice(&response.bytes().await.ok()?).ok()?;
         Some(listed.models)

@@ -95,7 +95,7 @@ pub(crate) enum Failure {
     Worker { status: StatusCode, message: String },
     #[error("{0}")]
     Unsupported(&'static str),
-    #[error("no worker has this id; register again")]
+    #[error("no worker has this id and credential; register again")]
     WorkerUnknown,
 
     #[error("no route matches this path")]

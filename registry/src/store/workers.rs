@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use lode_client::Secret;
+use lode_model::digest::Digest;
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
@@ -14,7 +16,10 @@ use crate::time::millis;
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerRow {
     pub(crate) id: Uuid,
-    pub(crate) secret: String,
+    /// What the gateway sends to it.
+    pub(crate) secret: Secret,
+    /// The digest of its credential.
+    pub(crate) credential: Option<Digest>,
     pub(crate) advertise: String,
     pub(crate) version: String,
     pub(crate) devices: String,
@@ -44,6 +49,7 @@ pub(crate) struct WorkerState {
 struct WorkerColumns {
     id: String,
     secret: String,
+    credential: Option<String>,
     advertise: String,
     version: String,
     devices: String,
@@ -59,7 +65,8 @@ impl TryFrom<WorkerColumns> for WorkerRow {
     fn try_from(row: WorkerColumns) -> Result<WorkerRow, Error> {
         Ok(WorkerRow {
             id: parse_stored("worker", &row.id)?,
-            secret: row.secret,
+            secret: Secret::new(row.secret),
+            credential: row.credential.map(|text| parse_stored("worker credential", &text)).transpose()?,
             advertise: row.advertise,
             version: row.version,
             devices: row.devices,
@@ -95,34 +102,36 @@ impl Store {
     /// Adds a worker, seen now. It replaces workers at the same address, which were restarted.
     pub(crate) async fn worker_insert(&self, row: &WorkerRow) -> Result<(), Error> {
         let text = AssertSqlSafe(format!(
-            "insert into workers (id, secret, advertise, version, devices, loaded, cached, registered_at, seen_at)
-             values ($1, $2, $3, $4, $5, $6, $7, {now}, {now})",
+            "insert into workers (id, secret, advertise, version, devices, loaded, cached, credential, registered_at, seen_at)
+             values ($1, $2, $3, $4, $5, $6, $7, $8, {now}, {now})",
             now = self.clock()
         ));
         let mut tx = self.begin().await?;
         on!(tx.conn(), c => sqlx::query("delete from workers where advertise = $1")
             .bind(&row.advertise).execute(c).await.map(drop))?;
         on!(tx.conn(), c => sqlx::query(text)
-            .bind(row.id.to_string()).bind(&row.secret).bind(&row.advertise).bind(&row.version)
+            .bind(row.id.to_string()).bind(row.secret.expose()).bind(&row.advertise).bind(&row.version)
             .bind(&row.devices).bind(&row.loaded).bind(&row.cached)
+            .bind(row.credential.as_ref().map(Digest::as_str))
             .execute(c).await.map(drop))?;
         tx.commit().await
     }
 
-    /// Records the inventory of a worker. Returns false if the worker is unknown and has to register again.
+    /// Records the inventory of a worker. Returns false if no worker has this id and credential.
     pub(crate) async fn worker_update(
         &self,
         id: Uuid,
+        credential: &Digest,
         inventory: WorkerInventory<'_>,
     ) -> Result<bool, Error> {
         let WorkerInventory { devices, loaded, cached } = inventory;
         let text = AssertSqlSafe(format!(
             "update workers set devices = $2, loaded = $3, cached = $4, inventory = inventory + 1, seen_at = {}
-             where id = $1",
+             where id = $1 and credential = $5",
             self.clock()
         ));
         let rows = on!(self.write(), c => sqlx::query(text)
-            .bind(id.to_string()).bind(devices).bind(loaded).bind(cached)
+            .bind(id.to_string()).bind(devices).bind(loaded).bind(cached).bind(credential.as_str())
             .execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }
@@ -137,9 +146,10 @@ impl Store {
             .execute(c).await.map(|r| r.rows_affected()))?)
     }
 
-    pub(crate) async fn worker_delete(&self, id: Uuid) -> Result<bool, Error> {
-        let rows = on!(self.write(), c => sqlx::query("delete from workers where id = $1")
-            .bind(id.to_string()).execute(c).await.map(|r| r.rows_affected()))?;
+    /// Returns false if no worker has this id and credential.
+    pub(crate) async fn worker_delete(&self, id: Uuid, credential: &Digest) -> Result<bool, Error> {
+        let rows = on!(self.write(), c => sqlx::query("delete from workers where id = $1 and credential = $2")
+            .bind(id.to_string()).bind(credential.as_str()).execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }
 
@@ -168,7 +178,7 @@ impl Store {
     /// The rows of those of these workers that exist, in any order.
     pub(crate) async fn worker_rows(&self, ids: &[Uuid]) -> Result<Vec<WorkerRow>, Error> {
         let rows: Vec<WorkerColumns> = on!(self.read(), c => sqlx::query_as(
-            "select id, secret, advertise, version, devices, loaded, cached, registered_at, inventory
+            "select id, secret, credential, advertise, version, devices, loaded, cached, registered_at, inventory
              from workers where id in (select value from json_each($1))")
             .bind(id_list(ids)).fetch_all(c).await)?;
         rows.into_iter().map(WorkerRow::try_from).collect()

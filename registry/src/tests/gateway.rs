@@ -13,6 +13,7 @@ use bytes::Bytes;
 use futures::{StreamExt, stream};
 use http_body_util::BodyExt;
 use lode_client::Secret;
+use lode_model::digest::Digest;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
@@ -49,14 +50,28 @@ pub(super) async fn worker(
     (address, heard)
 }
 
-/// Registers a worker, as from this machine; returns its id and its secret.
-pub(super) async fn join(app: &App, address: SocketAddr) -> (String, String) {
+/// A worker's registration.
+pub(super) struct Joined {
+    pub(super) id: String,
+    pub(super) credential: String,
+    pub(super) secret: String,
+}
+
+impl Joined {
+    pub(super) fn path(&self) -> String {
+        format!("/lode/v1/workers/{}", self.id)
+    }
+}
+
+/// Registers a worker, as from this machine.
+pub(super) async fn join(app: &App, address: SocketAddr) -> Joined {
     let body =
         json!({"advertise": format!("http://{address}"), "devices": [{"kind": "cpu", "free_bytes": 1}]});
     let response = local(app, "POST", "/lode/v1/workers", None, body).await;
     assert_eq!(response.status, 201, "{}", response.text());
-    let (id, secret) = (response.json()["id"].clone(), response.json()["secret"].clone());
-    (id.as_str().unwrap().to_owned(), secret.as_str().unwrap().to_owned())
+    let registration = response.json();
+    let text = |name: &str| registration[name].as_str().unwrap().to_owned();
+    Joined { id: text("id"), credential: text("credential"), secret: text("secret") }
 }
 
 pub(super) async fn local(
@@ -84,7 +99,7 @@ async fn a_worker_receives_the_request_and_its_context() {
     let app = App::new().await;
     let digest = app.push_image("team/mini", "8b", "x").await;
     let (address, heard) = worker(|| records("{\"response\":\"hi\"}\n{\"done\":true}\n")).await;
-    let (_, secret) = join(&app, address).await;
+    let Joined { secret, .. } = join(&app, address).await;
 
     let body = json!({"model": "Team/Mini:8b", "prompt": "hello", "unknown": [1]});
     let response = app.post_json("/api/generate", body.clone()).await;
@@ -334,20 +349,23 @@ async fn workers_come_and_go() {
         r#"{"models":[{"name":"mini:latest","expires_at":"2026-01-01T00:00:00Z"}]}"#.into_response()
     })
     .await;
-    let (first, _) = join(&app, address).await;
-    let (id, secret) = join(&app, address).await;
-    assert_ne!(first, id);
-    let path = format!("/lode/v1/workers/{id}");
+    let first = join(&app, address).await;
+    let joined = join(&app, address).await;
+    assert_ne!(first.id, joined.id);
+    let (path, credential) = (joined.path(), Some(&joined.credential[..]));
     let digest = app.push_image("mini", "latest", "x").await;
     let beat = json!({
         "devices": [{"kind": "cpu", "free_bytes": 7, "more": true}],
         "loaded": [{"repository": "mini", "digest": digest, "size_bytes": 3, "expires_at": "soon"}], "cached": [digest],
     });
-    assert_eq!(local(&app, "PUT", &path, None, beat).await.status, 204);
-    assert_eq!(local(&app, "PUT", &format!("/lode/v1/workers/{first}"), None, json!({})).await.status, 404);
+    assert_eq!(local(&app, "PUT", &path, credential, beat).await.status, 204);
+    let replaced = local(&app, "PUT", &first.path(), Some(&first.credential), json!({})).await;
+    assert_eq!(replaced.status, 404);
 
     let list = app.get("/lode/v1/workers").await;
-    assert!(!list.text().contains(&secret));
+    for hidden in [&joined.secret, &joined.credential] {
+        assert!(!list.text().contains(hidden));
+    }
     let workers = list.json()["workers"].clone();
     assert_eq!(workers.as_array().unwrap().len(), 1, "a restarted worker replaces its previous registration");
     assert_eq!(
@@ -356,7 +374,7 @@ async fn workers_come_and_go() {
     );
     assert_eq!(app.get("/api/ps").await.json()["models"][0]["name"], "mini:latest");
 
-    assert_eq!(local(&app, "DELETE", &path, None, json!(null)).await.status, 204);
+    assert_eq!(local(&app, "DELETE", &path, credential, json!(null)).await.status, 204);
     assert_eq!(app.get("/lode/v1/workers").await.json(), json!({"workers": []}));
 }
 
@@ -375,6 +393,33 @@ async fn joining_needs_a_token_or_this_machine() {
             "{token:?}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_worker_may_only_report_for_itself() {
+    let app = App::with(Config { worker_token: Some(Secret::new("hush")), ..Config::default() }).await;
+    let register = async |port: u16| {
+        let body = json!({"advertise": format!("http://127.0.0.1:{port}")});
+        local(&app, "POST", "/lode/v1/workers", Some("hush"), body).await.json()
+    };
+    let (mine, other) = (register(1).await, register(2).await);
+    let path = format!("/lode/v1/workers/{}", other["id"].as_str().unwrap());
+    let digest = Digest::sha256(b"x");
+    let credential = |registration: &Value| registration["credential"].as_str().map(str::to_owned);
+    let secret = other["secret"].as_str().map(str::to_owned);
+    // The first heartbeat changes the inventory, the second does not.
+    for beat in [json!({"cached": [digest]}), json!({})] {
+        for wrong in [None, Some(String::new()), Some("hush".to_owned()), secret.clone(), credential(&mine)] {
+            let response = local(&app, "PUT", &path, wrong.as_deref(), beat.clone()).await;
+            assert_eq!(response.status, 404, "{wrong:?}");
+            assert_eq!(local(&app, "DELETE", &path, wrong.as_deref(), json!(null)).await.status, 404);
+        }
+    }
+    let listed = app.get("/lode/v1/workers").await.json();
+    assert_eq!(listed["workers"][1]["cached"], json!([]), "{listed}");
+    let own = credential(&other);
+    assert_eq!(local(&app, "PUT", &path, own.as_deref(), json!({"cached": [digest]})).await.status, 204);
+    assert_eq!(local(&app, "DELETE", &path, own.as_deref(), json!(null)).await.status, 204);
 }
 
 #[tokio::test]

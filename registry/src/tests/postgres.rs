@@ -31,10 +31,10 @@ async fn the_same_rows() {
     let link = app.send(probe.header("host", "localhost"), "").await.header("location").to_owned();
     assert_eq!(app.get(&link).await.text(), "content");
 
-    let (id, _) = join(&app, ([127, 0, 0, 1], 9).into()).await;
-    let path = format!("/lode/v1/workers/{id}");
+    let joined = join(&app, ([127, 0, 0, 1], 9).into()).await;
+    let (path, credential) = (joined.path(), Some(&joined.credential[..]));
     let beat = json!({"loaded": [{"repository": "mini", "digest": digest}], "cached": [digest]});
-    assert_eq!(local(&app, "PUT", &path, None, beat).await.status, 204);
+    assert_eq!(local(&app, "PUT", &path, credential, beat).await.status, 204);
     assert_eq!(app.get("/lode/v1/workers").await.json()["workers"][0]["cached"], json!([digest]));
-    assert_eq!(local(&app, "DELETE", &path, None, json!(null)).await.status, 204);
+    assert_eq!(local(&app, "DELETE", &path, credential, json!(null)).await.status, 204);
 }

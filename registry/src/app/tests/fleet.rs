@@ -30,14 +30,16 @@ fn heartbeat(number: usize, requests: u64) -> Heartbeat {
     .unwrap()
 }
 
-async fn join(f: &Fixture, number: usize) -> Uuid {
+/// Registers a worker; returns its id and credential.
+async fn join(f: &Fixture, number: usize) -> (Uuid, String) {
     let advertise = format!("http://10.{}.{}.{}:7000", number >> 16, (number >> 8) & 255, number & 255);
     let announcement = WorkerAnnouncement {
         advertise: advertise.parse().unwrap(),
         devices: Vec::new(),
         version: "1".to_owned(),
     };
-    f.registry.worker_register(&CALLER, PROOF, announcement).await.unwrap().id
+    let registration = f.registry.worker_register(&CALLER, PROOF, announcement).await.unwrap();
+    (registration.id, registration.credential.expose().to_owned())
 }
 
 async fn inventories(f: &Fixture) -> i64 {
@@ -53,16 +55,17 @@ async fn heartbeats_are_written_in_one_statement_and_routing_needs_no_query() {
         let (count, store) = (workers(), f.registry.store());
         let engine = if f.config.database.is_some() { "PostgreSQL" } else { "SQLite" };
         let started = Instant::now();
-        let ids: Vec<Uuid> =
+        let joined_workers: Vec<(Uuid, String)> =
             stream::iter(0..count).map(|number| join(&f, number)).buffered(8).collect().await;
+        let ids: Vec<Uuid> = joined_workers.iter().map(|(id, _)| *id).collect();
         let joined = started.elapsed();
         // The first report of each worker is written separately.
         let beat = async |requests: u64| {
-            stream::iter(ids.iter().enumerate())
-                .map(|(number, id)| {
+            stream::iter(joined_workers.iter().enumerate())
+                .map(|(number, (id, credential))| {
                     let report = heartbeat(number, requests);
                     let registry = &f.registry;
-                    async move { registry.worker_heartbeat(&CALLER, PROOF, *id, &report).await }
+                    async move { registry.worker_heartbeat(&CALLER, *id, credential, &report).await }
                 })
                 .buffer_unordered(8)
                 .try_for_each(async |known| {
@@ -72,14 +75,14 @@ async fn heartbeats_are_written_in_one_statement_and_routing_needs_no_query() {
                 .await
                 .unwrap();
         };
-        for (number, id) in ids.iter().enumerate() {
+        for (number, (id, credential)) in joined_workers.iter().enumerate() {
             let report = heartbeat(number, 0);
             let inventory = WorkerInventory {
                 devices: &serde_json::to_string(&report.devices).unwrap(),
                 loaded: &serde_json::to_string(&report.loaded).unwrap(),
                 cached: &serde_json::to_string(&report.cached).unwrap(),
             };
-            assert!(store.worker_update(*id, inventory).await.unwrap());
+            assert!(store.worker_update(*id, &Digest::sha256(credential.as_bytes()), inventory).await.unwrap());
         }
         // Registering all workers may take longer than the limit for heartbeats.
         assert_eq!(store.workers_seen(&ids).await.unwrap(), count as u64);
@@ -154,7 +157,7 @@ async fn liveness_is_decided_by_the_clock_of_the_database() {
     .await
     .unwrap();
     let f = Fixture::start(Some(database), None, &|_| {}, WriteLimit::default()).await;
-    let ids = [join(&f, 1).await, join(&f, 2).await];
+    let ids = [join(&f, 1).await.0, join(&f, 2).await.0];
     // Last seen, by the database's clock, by another replica: just now, and too long ago.
     for (id, ago) in ids.iter().zip([1_000_i64, 11_000]) {
         sqlx::query(
