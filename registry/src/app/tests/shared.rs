@@ -118,6 +118,38 @@ async fn an_upload_alternates_between_two_servers() {
 }
 
 #[tokio::test]
+async fn two_servers_finish_an_upload_while_the_storage_assembles_it() {
+    each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
+        let bytes = noise(11 * MIB);
+        let digest = Digest::sha256(&bytes);
+        let id = a.upload("r").await;
+        a.append("r", id, None, body(&bytes)).await.unwrap();
+        storage.fail("assemble", Fault::BlockedBefore, 1);
+        let (first, second, ()) = tokio::join!(
+            a.finish("r", id, body(b""), &digest),
+            async {
+                // It begins while the storage has neither the upload nor the object.
+                while storage.held() == 0 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                b.finish("r", id, body(b""), &digest).await
+            },
+            async {
+                while storage.held() == 0 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                storage.release();
+            }
+        );
+        assert!(first.is_ok() || second.is_ok(), "{first:?} {second:?}");
+        assert_eq!(b.pull("r", &digest).await.unwrap(), bytes);
+        assert_tidy(&storage, &b).await;
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_server_may_die_at_any_step() {
     each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
         let bytes = noise(11 * MIB);

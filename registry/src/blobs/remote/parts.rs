@@ -7,6 +7,7 @@
 //! are not in the list.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt, Shared};
@@ -16,6 +17,7 @@ use object_store::PutPayload;
 use object_store::multipart::PartId;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::spawn_blocking;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::notes::{PartNotes, corrupt, notes_of, progress};
@@ -27,6 +29,11 @@ use crate::metrics::measure_storage;
 
 /// How many parts of one upload are sent at a time.
 const PARTS_AT_ONCE: usize = 4;
+
+/// How long to wait for the object of a multipart upload that another writer is completing, and how often to
+/// look. Some storages report the upload as gone while they assemble its parts.
+const ASSEMBLY_TIMEOUT: Duration = Duration::from_secs(8);
+const ASSEMBLY_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Clone)]
 struct Multipart {
@@ -289,16 +296,22 @@ impl PartWriter {
         let Err(error) = measure_storage("complete", retry_on_conflict(complete)).await else {
             return Ok(());
         };
-        // The response to an earlier attempt may have been lost, so check whether the object exists.
-        if self.remote.size(&multipart.key).await? == Some(len) {
-            return Ok(());
+        // An earlier attempt, whose response was lost, or another writer may have completed it or be doing so.
+        // With `InvalidPart`, a replaced writer may also have sent another part in place of one in the list.
+        let is_gone = matches!(error, object_store::Error::NotFound { .. })
+            || crate::error::chain(&error).contains("InvalidPart");
+        let deadline = Instant::now() + if is_gone { ASSEMBLY_TIMEOUT } else { Duration::ZERO };
+        loop {
+            if self.remote.size(&multipart.key).await? == Some(len) {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+            tokio::time::sleep(ASSEMBLY_INTERVAL).await;
         }
         match error {
-            object_store::Error::NotFound { .. } => Err(Error::UploadLost { id: self.upload }),
-            // A replaced writer sent another part in place of one in the list.
-            error if crate::error::chain(&error).contains("InvalidPart") => {
-                Err(Error::UploadLost { id: self.upload })
-            }
+            _ if is_gone => Err(Error::UploadLost { id: self.upload }),
             error => Err(storage_error(
                 format!("failed to complete the multipart upload of {}", multipart.key),
                 error,

@@ -92,7 +92,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Storage {
     /// The next `times` operations of this kind fail: put, get, head, list, delete, create, part, complete,
-    /// abort; `any`.
+    /// abort; `any`; `assemble`, which is held between the end of an upload and the appearance of its object.
     pub(crate) fn fail(&self, kind: &'static str, fault: Fault, times: usize) {
         lock(&self.plan).by_kind.push((kind, fault, times));
     }
@@ -147,6 +147,20 @@ impl Storage {
         };
         plan.held += usize::from(matches!(fault, Some(Fault::BlockedBefore | Fault::BlockedAfter)));
         fault
+    }
+
+    /// Holds the completion of a multipart upload that no longer exists, whose object does not exist yet.
+    async fn assemble(&self) {
+        let is_held = {
+            let mut plan = lock(&self.plan);
+            let due = plan.by_kind.iter_mut().find(|(of, _, left)| *of == "assemble" && *left > 0);
+            let is_held = due.map(|(_, _, left)| *left -= 1).is_some();
+            plan.held += usize::from(is_held);
+            is_held
+        };
+        if is_held {
+            self.released.notified().await;
+        }
     }
 
     async fn run<T>(&self, kind: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
@@ -278,6 +292,7 @@ impl MultipartStore for TestStore {
                 }
             }
             lock(&self.0.uploads).remove(id);
+            self.0.assemble().await;
             self.0.memory.put(path, PutPayload::from_iter(whole)).await
         };
         self.0.run("complete", complete).await
