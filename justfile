@@ -47,8 +47,8 @@ test *parts:
 test-long *parts:
     tests/run --long {{ parts }}
 
-# Runs the end-to-end tests whose names contain NAME, against the release build
+# Runs the end-to-end tests whose names contain NAME, against the debug build
 [group('test')]
 e2e name:
-    cargo build --release
-    cargo test -p lode-tests --test e2e -- {{ name }}
+    cargo build --workspace --bins
+    cargo test --workspace --test e2e -- {{ name }}

@@ -1,6 +1,6 @@
 //! The end-to-end tests: real processes and sockets, one file per topic. `tests/run e2e` runs them against
-//! the release build or the program in LODE_BIN. As with any `cargo test`, a word after `--` selects tests by
-//! name.
+//! the debug build, with `--long` the release build, or the program in LODE_BIN. As with any `cargo test`, a
+//! word after `--` selects tests by name.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test and reports its line")]
 

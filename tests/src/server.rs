@@ -16,12 +16,12 @@ use crate::oci::Registry;
 /// The deadline for a process to do one thing, after which the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The program under test: LODE_BIN, or the release build.
+/// The program under test: LODE_BIN, or the debug build.
 #[must_use]
 pub fn lode_bin() -> PathBuf {
     let path = std::env::var_os("LODE_BIN")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release/lode"), PathBuf::from);
-    assert!(path.is_file(), "no program at {}; run `cargo build --release` or set LODE_BIN", path.display());
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/debug/lode"), PathBuf::from);
+    assert!(path.is_file(), "no program at {}; run `cargo build` or set LODE_BIN", path.display());
     path
 }
 
