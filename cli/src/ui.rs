@@ -72,6 +72,11 @@ pub(crate) fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
+/// Asks for a password on the terminal, which does not show it.
+pub(crate) fn ask_password(question: &str) -> Outcome<String> {
+    Ok(rpassword::prompt_password(question)?)
+}
+
 pub(crate) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
 }

@@ -43,4 +43,4 @@ pub use push::{Offer, PushOutcome, Upload};
 pub use registry::{Registry, TagPage};
 pub use retry::RetryPolicy;
 pub use secret::Secret;
-pub use transport::{Client, ClientOptions};
+pub use transport::{Client, ClientOptions, host_and_port};

@@ -118,14 +118,13 @@ impl Registry {
 
     /// Requests `path` (relative to the base URL, with query) outside `/v2` and parses the JSON response.
     pub async fn json_get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
-        let request = Request::new(Method::GET, self.join(path), Scope::none());
-        self.send_for_json(&request).await
+        self.send_for_json(&self.api_request(Method::GET, path)).await
     }
 
     /// Requests a page of a listing outside `/v2`. Also returns the path of the next page, if the server
     /// links to one.
     pub async fn json_page<T: DeserializeOwned>(&self, path: &str) -> Result<(T, Option<String>), Error> {
-        let request = Request::new(Method::GET, self.join(path), Scope::none());
+        let request = self.api_request(Method::GET, path);
         let response = self.inner().send_ok(&request).await?;
         let next = next_page(response.headers(), &request.url);
         if next.as_deref() == Some(path.trim_start_matches('/')) {
@@ -147,6 +146,25 @@ impl Registry {
         self.send_for_json(&request).await
     }
 
+    /// Posts a form to `path` outside `/v2`, and parses the JSON response whatever its status. Sends no
+    /// credentials.
+    pub async fn form_post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        fields: &[(&str, &str)],
+    ) -> Result<(StatusCode, T), Error> {
+        let body = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        let form = HeaderValue::from_static("application/x-www-form-urlencoded");
+        let mut request =
+            Request::new(Method::POST, self.join(path), Scope::none()).header(header::CONTENT_TYPE, form);
+        request.body = Body::Bytes(Bytes::from(body));
+        request.retry = Retry::IfUnsent;
+        let response = self.inner().send(&request).await?;
+        let status = response.status();
+        let body = read_limited(response, MAX_JSON, &self.server()).await?;
+        Ok((status, self.decode(&body)?))
+    }
+
     /// Sends a JSON `body` to `path` outside `/v2` and returns the response as a stream. A status other than
     /// success is an error.
     pub async fn json_stream(
@@ -163,9 +181,16 @@ impl Registry {
     /// Requests `path` (relative to the base URL, with query) outside `/v2` and returns the response as a
     /// stream.
     pub async fn stream_get(&self, path: &str) -> Result<reqwest::Response, Error> {
-        let mut request = Request::new(Method::GET, self.join(path), Scope::none());
+        let mut request = self.api_request(Method::GET, path);
         request.first_byte_timeout = None;
         self.inner().send_ok(&request).await
+    }
+
+    /// A request outside `/v2`, with saved credentials.
+    fn api_request(&self, method: Method, path: &str) -> Request<'static> {
+        let mut request = Request::new(method, self.join(path), Scope::none());
+        request.credentials_first = true;
+        request
     }
 
     fn json_request(
@@ -176,7 +201,8 @@ impl Registry {
     ) -> Result<Request<'static>, Error> {
         let bytes = serde_json::to_vec(body)
             .map_err(|error| self.protocol(format!("cannot serialise the request: {error}")))?;
-        let mut request = Request::new(method, self.join(path), Scope::none())
+        let mut request = self
+            .api_request(method, path)
             .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         request.body = Body::Bytes(Bytes::from(bytes));
         request.retry = Retry::IfUnsent;

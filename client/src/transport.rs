@@ -144,6 +144,8 @@ pub(crate) struct Request<'a> {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Body<'a>,
     pub(crate) scope: Scope,
+    /// Send saved credentials at once. For APIs that respond to clients without credentials, too, with less.
+    pub(crate) credentials_first: bool,
     pub(crate) retry: Retry,
     /// Timeout for the first byte of the response. `None` if the response may take any time, or if the caller
     /// watches the request.
@@ -158,6 +160,7 @@ impl<'a> Request<'a> {
             headers: HeaderMap::new(),
             body: Body::Empty,
             scope,
+            credentials_first: false,
             retry: Retry::Always,
             first_byte_timeout: Some(Duration::from_secs(120)),
         }
@@ -265,7 +268,12 @@ impl Inner {
                 };
             }
             // Authorization is sent only to the registry itself, never to a redirect target.
-            let ticket = if at_home { self.ticket(&request.url, &request.scope) } else { None };
+            let ticket = match at_home {
+                true => {
+                    self.ticket(&request.url, &request.scope).or_else(|| self.ticket_of_credentials(request))
+                }
+                false => None,
+            };
             if let Some(ticket) = &ticket {
                 builder = builder.header(header::AUTHORIZATION, ticket.header.clone());
             }
@@ -314,6 +322,12 @@ impl Inner {
         }
     }
 
+    /// The saved credentials, for a request that sends them without a challenge.
+    fn ticket_of_credentials(&self, request: &Request<'_>) -> Option<Ticket> {
+        let login = || self.options.credentials.get(&host_and_port(&request.url));
+        request.credentials_first.then(login)?.map(|login| auth::basic_ticket(&login))
+    }
+
     fn ticket(&self, registry: &Url, scope: &Scope) -> Option<Ticket> {
         let tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         tickets.get(&(error::server(registry), scope.clone())).filter(|ticket| ticket.is_fresh()).cloned()
@@ -350,7 +364,7 @@ impl Inner {
 }
 
 /// `host[:port]`, the key of credentials. The port is included only if the URL has one.
-pub(crate) fn host_and_port(url: &Url) -> String {
+pub fn host_and_port(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     match url.port() {
         Some(port) => format!("{host}:{port}"),

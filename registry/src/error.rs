@@ -67,6 +67,14 @@ pub enum Error {
     #[error("blob {digest} is referenced by a manifest of this repository; delete the manifest first")]
     BlobReferenced { digest: Digest },
 
+    /// The first part of the name is a path of this server.
+    #[error("repository names cannot begin with `{}`: it is reserved", .repository.as_str().split('/').next().unwrap_or_default())]
+    NameReserved { repository: Repository },
+    /// The tag matches a pattern that protects it.
+    #[error("tag {tag} is protected by the pattern `{pattern}`: it cannot be moved or deleted")]
+    TagProtected { tag: Tag, pattern: String },
+    #[error("the quota of namespace {namespace} is exceeded: {used_bytes} of {limit_bytes} bytes are used")]
+    QuotaExceeded { namespace: String, used_bytes: u64, limit_bytes: u64 },
     /// Content below a mirrored prefix comes only from its upstream.
     #[error("repository {repository} mirrors another registry: push there, or use another repository name")]
     Mirrored { repository: Repository },
@@ -84,6 +92,20 @@ pub enum Error {
     Denied,
     #[error("authentication is required")]
     Unauthorized,
+    /// The server has no account yet, and everything but the setup page is closed.
+    #[error(
+        "this server is not set up yet; its administrator has to open the setup link in the server's log"
+    )]
+    SetupPending,
+    /// A wrong password, or a token that is invalid, expired or revoked.
+    #[error("{}", if *.is_token { "the token is invalid, expired or revoked" } else { "wrong user name or password" })]
+    CredentialsInvalid { is_token: bool },
+    /// Too many failed sign-ins.
+    #[error("too many failed sign-ins; try again in {seconds} seconds")]
+    Throttled { seconds: u64 },
+    /// The account may do this, but its access token was not requested for it.
+    #[error("the access token does not cover this; request one with this scope")]
+    InsufficientScope,
 
     /// The disk or the database is full. Nothing was acknowledged, and reads still work.
     #[error("the storage is full")]
@@ -111,12 +133,26 @@ pub enum Error {
     },
     #[error("database")]
     Database(#[source] sqlx::Error),
+    /// A key in the database is encrypted with a key that this server does not have.
+    #[error(transparent)]
+    Vault(#[from] VaultError),
     /// A row that this version cannot decode.
     #[error("the database has an unreadable {what}: {value}")]
     Corrupt { what: &'static str, value: String },
     /// A background task ended without a result: it panicked, or the server is shutting down.
     #[error("the task did not finish")]
     Interrupted,
+}
+
+/// Why a stored value cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VaultError {
+    #[error(
+        "keys in the database are encrypted: set secret_key (LODE_SECRET_KEY) to the value that was used"
+    )]
+    NoKey,
+    #[error("keys in the database were encrypted with another secret_key (LODE_SECRET_KEY)")]
+    WrongKey,
 }
 
 /// Why a registry cannot be opened, served, backed up or moved.
@@ -173,6 +209,14 @@ impl From<sqlx::Error> for Error {
 }
 
 impl Error {
+    /// The policy refused the caller.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Error::Unauthorized | Error::InsufficientScope | Error::Denied | Error::NameUnknown { .. }
+        )
+    }
+
     /// The database aborted a transaction to resolve a deadlock. (SQLite has one writer and no deadlocks.)
     pub(crate) fn is_deadlock(&self) -> bool {
         let code = match self {

@@ -11,17 +11,23 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use http::HeaderValue;
+use http::request::Parts;
+use http::{HeaderValue, StatusCode, header};
 use tower::util::MapRequestLayer;
 use tower::{Service, ServiceExt};
 use tracing::Instrument;
 
-use crate::Registry;
+use crate::api::ollama;
+use crate::auth::Caller;
+use crate::http::authenticate::authenticate;
+use crate::http::challenge::Challenge;
 use crate::http::compress::AcceptEncoding;
+use crate::http::error::FailureExtension;
 use crate::http::fold_name::fold_name;
 use crate::http::observe::{RequestObserver, note_route};
 use crate::http::{Failure, body, origin};
 use crate::surface::{Surface, format_failure};
+use crate::{Error, Registry};
 
 /// The server as one service.
 #[derive(Clone)]
@@ -48,11 +54,20 @@ impl Layers {
     /// Formats failures for the API of the request's path. Docker's clients expect the header on `/v2/`.
     async fn format_response(self, request: Request, id: HeaderValue) -> Response {
         let surface = Surface::of(request.uri().path());
+        let (parts, body) = request.into_parts();
+        let challenge = match surface {
+            Surface::Distribution | Surface::Ollama => Challenge::of(&self.registry, &parts),
+            _ => None,
+        };
+        let request = Request::from_parts(parts, body);
         let accepted = AcceptEncoding::of(request.method(), request.headers());
         let result = AssertUnwindSafe(self.check_and_route(request)).catch_unwind().await;
         let id = id.to_str().unwrap_or_default();
         let response = format_failure(surface, id, result.unwrap_or_else(|panic| panic_response(&*panic)));
         let mut response = accepted.compress(response).await;
+        if response.status() == StatusCode::UNAUTHORIZED {
+            response = challenge_response(surface, challenge.as_ref(), response);
+        }
         if surface == Surface::Distribution {
             response
                 .headers_mut()
@@ -61,11 +76,26 @@ impl Layers {
         response
     }
 
-    /// Refuses requests from other sites' pages, and guards the body of all others.
+    /// Refuses requests from other sites' pages and those with wrong credentials, and guards the body of all
+    /// others.
     async fn check_and_route(self, request: Request) -> Response {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         if let Err(failure) = origin::check(&self.registry, &parts) {
             return failure.into_response();
+        }
+        // A router that nests this one may have authenticated the request already.
+        if parts.extensions.get::<Caller>().is_none() {
+            match authenticate(&self.registry, &mut parts).await {
+                Ok(caller) => parts.extensions.insert(caller),
+                Err(failure) => return failure.into_response(),
+            };
+        }
+        match self.registry.is_in_setup().await {
+            Ok(true) if !is_open_in_setup(&self.registry, &parts) => {
+                return Failure::from(Error::SetupPending).into_response();
+            }
+            Ok(_) => {}
+            Err(error) => return Failure::from(error).into_response(),
         }
         let request = fold_name(Request::from_parts(parts, body));
         let result = body::guard(request, |request| self.routes.oneshot(request)).await;
@@ -85,6 +115,41 @@ impl Service<Request> for Layers {
     fn call(&mut self, request: Request) -> Self::Future {
         self.respond(request).map(Ok).boxed()
     }
+}
+
+/// Whether a server that is not set up yet serves this: its probes, its setup page, and its own worker.
+fn is_open_in_setup(registry: &Registry, parts: &Parts) -> bool {
+    let own = |value: &HeaderValue| {
+        let token = value.to_str().ok().and_then(|text| text.strip_prefix("Bearer "));
+        token.is_some_and(|token| registry.internal_token().matches(token))
+    };
+    ["/healthz", "/readyz", "/setup", "/static/lode.css"].contains(&parts.uri.path())
+        || parts.headers.get(header::AUTHORIZATION).is_some_and(own)
+}
+
+/// Adds to a 401 how the client gets credentials.
+fn challenge_response(surface: Surface, challenge: Option<&Challenge>, mut response: Response) -> Response {
+    match (surface, challenge, refusal(&response)) {
+        (Surface::Distribution, Some(challenge), Some(error)) => {
+            if let Some(header) = challenge.header(error) {
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, header);
+            }
+            response
+        }
+        (Surface::Ollama, Some(challenge), _) => ollama::unauthorized(&challenge.sign_in_url(), response),
+        (Surface::Lode, ..) => {
+            // The CLI answers it with saved credentials.
+            let basic = HeaderValue::from_static("Basic realm=\"lode\"");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, basic);
+            response
+        }
+        _ => response,
+    }
+}
+
+/// The registry's error of a failed response.
+fn refusal(response: &Response) -> Option<&Error> {
+    response.extensions().get::<FailureExtension>()?.0.error()
 }
 
 fn panic_response(panic: &(dyn Any + Send)) -> Response {

@@ -12,11 +12,13 @@ mod blobs;
 mod config;
 mod error;
 mod gateway;
+mod hf;
 mod http;
 mod hub;
 mod jobs;
 mod layers;
 mod metrics;
+mod network;
 mod oci;
 mod open;
 #[cfg(test)]
@@ -36,13 +38,14 @@ mod traces;
 mod upstream;
 
 pub use app::{
-    Ancestor, BlobInfo, BlobLink, BlobStream, Body, ChunkRange, CreateError, CreateStep, Damage, Descendant,
-    Device, DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile, FindingKind,
-    FsckSummary, GcReport, Heartbeat, Job, JobKind, JoinProof, Lineage, LoadedModel, ManifestPut,
-    MigrateReport, Model, ModelPage, ModelSource, ModelState, ModelSummary, NewModel, Page, Referrer,
+    AccountChange, AccountError, AccountInfo, Ancestor, AuditFilter, AuditRecord, BlobInfo, BlobStream, Body,
+    ChunkRange, CreateError, CreateStep, Damage, Descendant, Device, DiffOutcome, DiffRecord, DiffSide,
+    DiffStatus, DiffStream, DiffTotal, ExtraFile, FindingKind, FsckSummary, GcReport, Grant, Heartbeat, Job,
+    JobKind, JoinProof, KeyInfo, Lineage, LoadedModel, ManifestPut, MigrateReport, Model, ModelPage,
+    ModelSource, ModelState, ModelSummary, NewAccount, NewModel, NewToken, Page, Quota, Referrer,
     Registration, Registry, Relative, RemoteModel, Removal, RemovalPage, RestoredContent, Spellings,
-    StoredManifest, TaggedModel, TensorDiff, TransferError, TransferEvent, TransferSink, UploadStatus,
-    WebhookDelivery, Worker, WorkerAnnouncement, migrate,
+    StoredManifest, TaggedModel, TensorDiff, TokenInfo, TransferError, TransferEvent, TransferSink,
+    UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement, migrate,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::BackupMode;

@@ -2,19 +2,20 @@
 //! The middleware around them is in `layers.rs`.
 
 use axum::Router;
-use axum::routing::{delete, get, post, put};
+use axum::routing::{delete, get, patch, post, put};
 
 use crate::api::copy::copy;
 use crate::api::inference::passthrough_route;
 use crate::api::{
-    blobs, diff, health, inference, jobs, maintenance, models, ollama, openai, ps, webhooks, workers,
+    access, audit, blobs, diff, health, inference, jobs, maintenance, models, ollama, openai, ps, rules,
+    webhooks, workers,
 };
 use crate::gateway::Gateway;
 use crate::http::Failure;
 use crate::http::model_name;
 use crate::http::state::ServerState;
 use crate::layers::Layers;
-use crate::{OpenError, Registry, hub, oci};
+use crate::{OpenError, Registry, hf, hub, oci};
 
 /// The server as a router, to nest in another or to call without a socket.
 pub fn router(registry: Registry) -> Result<Router, OpenError> {
@@ -30,7 +31,8 @@ pub(crate) fn service(registry: Registry) -> Result<Layers, OpenError> {
         .merge(openai_api())
         .merge(lode_api())
         .merge(operators())
-        .route("/", get(hub::home::get))
+        .merge(hugging_face_api())
+        .merge(pages())
         .fallback(async || Failure::RouteUnknown)
         .method_not_allowed_fallback(async || Failure::MethodNotAllowed)
         .with_state(ServerState { registry: registry.clone(), gateway });
@@ -39,12 +41,13 @@ pub(crate) fn service(registry: Registry) -> Result<Layers, OpenError> {
 
 /// docker, oras, skopeo, crane, ollama and workers.
 fn distribution() -> Router<ServerState> {
-    use oci::{blobs, catalog, manifests, referrers, support, tags, uploads};
+    use oci::{blobs, catalog, manifests, referrers, support, tags, token, uploads};
     let manifest = get(manifests::get).put(manifests::put).delete(manifests::delete);
     let upload = get(uploads::get).patch(uploads::patch).put(uploads::put).delete(uploads::delete);
     Router::new()
         .route("/v2", get(support::get))
         .route("/v2/", get(support::get))
+        .route("/token", get(token::get).post(token::post))
         .route("/v2/_oci/ext/discover", get(support::extensions))
         .route("/v2/_catalog", get(catalog::list))
         .route("/v2/{name}/blobs/{digest}", get(blobs::get).head(blobs::head).delete(blobs::delete))
@@ -70,6 +73,7 @@ fn ollama_api() -> Router<ServerState> {
         .route("/api/push", post(ollama::push::post))
         .route("/api/ps", get(ps::list))
         .route("/api/me", post(ollama::me))
+        .route("/api/signout", post(ollama::sign_out))
         .route("/api/generate", passthrough_route("/api/generate", model_name::parse))
         .route("/api/chat", passthrough_route("/api/chat", model_name::parse))
         .route("/api/embed", passthrough_route("/api/embed", model_name::parse))
@@ -88,6 +92,7 @@ fn openai_api() -> Router<ServerState> {
 
 /// The CLI, workers and scripts. Names here have any number of parts, and may end in a digest.
 fn lode_api() -> Router<ServerState> {
+    let member = put(access::add_member).delete(access::remove_member);
     Router::new()
         .route("/lode/v1/models", get(models::list))
         .route("/lode/v1/models/{name}/{reference}", get(models::show))
@@ -110,9 +115,52 @@ fn lode_api() -> Router<ServerState> {
         .route("/lode/v1/gc/removals", get(maintenance::removals))
         .route("/lode/v1/gc/undo", post(maintenance::undo))
         .route("/lode/v1/fsck", post(maintenance::fsck))
+        .route("/lode/v1/me", get(access::me))
+        .route("/lode/v1/accounts", get(access::accounts).post(access::create_account))
+        .route("/lode/v1/accounts/{name}", patch(access::change_account).delete(access::delete_account))
+        .route("/lode/v1/groups", get(access::groups).post(access::create_group))
+        .route("/lode/v1/groups/{name}", delete(access::delete_group))
+        .route("/lode/v1/groups/{name}/members/{account}", member)
+        .route("/lode/v1/tokens", get(access::tokens).post(access::create_token))
+        .route("/lode/v1/tokens/{id}", delete(access::revoke_token))
+        .route("/lode/v1/grants", get(access::grants).put(access::put_grant))
+        .route("/lode/v1/visibility", put(access::put_visibility))
+        .route("/lode/v1/keys", get(access::keys).post(access::add_key))
+        .route("/lode/v1/keys/{id}", delete(access::remove_key))
+        .route("/lode/v1/quotas", get(rules::quotas).put(rules::put_quota))
+        .route("/lode/v1/protected-tags", get(rules::protected_tags).put(rules::put_protected_tags))
+        .route("/lode/v1/audit", get(audit::list))
         .route("/lode/v1/jobs", get(jobs::list))
         .route("/lode/v1/jobs/{id}", get(jobs::show).delete(jobs::cancel))
         .route("/lode/v1/jobs/{id}/findings", get(jobs::findings))
+}
+
+/// Hugging Face's libraries.
+fn hugging_face_api() -> Router<ServerState> {
+    Router::new()
+        .route("/hf/oauth/device", post(hf::oauth::device))
+        .route("/hf/oauth/token", post(hf::oauth::token))
+        .route("/hf/api/whoami-v2", get(hf::whoami::get))
+}
+
+/// Browsers.
+fn pages() -> Router<ServerState> {
+    use hub::{account, assets, connect, device, home, setup, sign_in};
+    Router::new()
+        .route("/", get(home::get))
+        .route("/static/lode.css", get(assets::style))
+        .route("/login", get(sign_in::get).post(sign_in::post))
+        .route("/logout", post(sign_in::logout))
+        .route("/setup", get(setup::get).post(setup::post))
+        .route("/device", get(device::get).post(device::post))
+        .route("/connect", get(connect::get).post(connect::post))
+        .route("/-/account", get(account::get))
+        .route("/-/account/tokens", post(account::create_token))
+        .route("/-/account/tokens/revoke", post(account::revoke_token))
+        .route("/-/account/keys", post(account::add_key))
+        .route("/-/account/keys/remove", post(account::remove_key))
+        .route("/-/account/password", post(account::change_password))
+        .route("/-/account/sessions/end", post(account::end_sessions))
 }
 
 fn operators() -> Router<ServerState> {

@@ -4,7 +4,8 @@ use axum::response::Response;
 use http::{HeaderValue, header};
 
 use crate::http::error::FailureExtension;
-use crate::{api, oci};
+use crate::http::session_cookie::is_page;
+use crate::{Error, api, hub, oci};
 
 /// Seconds after which a client may retry.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
@@ -12,24 +13,36 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
 /// The API that a path belongs to, which determines the format of its errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Surface {
-    /// `/v2`.
+    /// `/v2`, and `/token`.
     Distribution,
     /// `/v1`.
     OpenAi,
     /// `/lode/v1`.
     Lode,
+    /// `/api`, ollama's.
+    Ollama,
+    /// `/hf`, Hugging Face's.
+    Hub,
+    /// Pages for people.
+    Page,
     /// Everything else.
     Fallback,
 }
 
 impl Surface {
     pub(crate) fn of(path: &str) -> Surface {
-        if path == "/v2" || path.starts_with("/v2/") {
+        if path == "/v2" || path.starts_with("/v2/") || path == "/token" {
             Surface::Distribution
         } else if path.starts_with("/v1/") {
             Surface::OpenAi
         } else if path == "/lode/v1" || path.starts_with("/lode/v1/") {
             Surface::Lode
+        } else if path.starts_with("/api/") {
+            Surface::Ollama
+        } else if path.starts_with("/hf/") {
+            Surface::Hub
+        } else if is_page(path) && path != "/" {
+            Surface::Page
         } else {
             Surface::Fallback
         }
@@ -43,9 +56,13 @@ pub(crate) fn format_failure(surface: Surface, id: &str, response: Response) -> 
         Surface::Distribution => oci::error::respond(&failed.0),
         Surface::OpenAi => api::openai::error::respond(&failed.0),
         Surface::Lode => api::error::problem(&failed.0, id),
-        Surface::Fallback => api::error::respond(&failed.0),
+        Surface::Hub => api::error::respond_hub(&failed.0),
+        Surface::Page => hub::failure_page(&failed.0),
+        Surface::Ollama | Surface::Fallback => api::error::respond(&failed.0),
     };
-    if failed.0.is_retryable() {
+    if let Some(Error::Throttled { seconds }) = failed.0.error() {
+        worded.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(*seconds));
+    } else if failed.0.is_retryable() {
         worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
     }
     // The router has set the methods that a route supports.
@@ -65,7 +82,6 @@ mod tests {
     use http::StatusCode;
 
     use super::*;
-    use crate::Error;
     use crate::http::Failure;
 
     #[test]

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::time::OffsetDateTime;
 use ::time::format_description::well_known::Rfc3339;
+use serde::{Serialize, Serializer};
 
 /// Milliseconds since 1970, by this machine's clock.
 pub(crate) fn now_ms() -> i64 {
@@ -21,6 +22,19 @@ pub(crate) fn millis(duration: Duration) -> i64 {
 pub(crate) fn rfc3339(millis: i64) -> String {
     let time = OffsetDateTime::from_unix_timestamp_nanos(i128::from(millis) * 1_000_000);
     time.ok().and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default()
+}
+
+/// A time in JSON.
+pub(crate) fn as_rfc3339<S: Serializer>(millis: &i64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&rfc3339(*millis))
+}
+
+/// A time in JSON, or null.
+pub(crate) fn as_rfc3339_option<S: Serializer>(
+    millis: &Option<i64>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    millis.map(rfc3339).serialize(serializer)
 }
 
 #[cfg(test)]

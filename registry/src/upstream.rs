@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use lode_client::{Client, ClientOptions, Credentials, Egress, Login, PlainHttp, RetryPolicy};
+use lode_client::{Client, ClientOptions, Credentials, Egress, Login, PlainHttp, RetryPolicy, host_and_port};
 use lode_model::reference::Repository;
-use url::Url;
 
 use crate::config::MirrorConfig;
 use crate::time::{millis, now_ms};
@@ -117,12 +116,6 @@ impl Upstream {
         }
         Error::UpstreamInvalid(Arc::new(error))
     }
-}
-
-/// The key under which the client looks up credentials.
-pub(crate) fn host_and_port(url: &Url) -> String {
-    let host = url.host_str().unwrap_or_default();
-    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
 }
 
 /// The upstream with the longest prefix that matches a name.

@@ -22,6 +22,24 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LONGEST_RETRY: Duration = Duration::from_secs(5);
 
+/// What the current registration returned, for other parts of the worker.
+pub(crate) struct Received {
+    /// What the gateway sends.
+    pub(crate) secret: Arc<RwLock<Option<Secret>>>,
+    /// What the worker sends to the registry.
+    pub(crate) credential: Arc<RwLock<Option<Secret>>>,
+}
+
+impl Received {
+    fn set(&self, registration: &Registration) {
+        for (shared, value) in
+            [(&self.secret, &registration.secret), (&self.credential, &registration.credential)]
+        {
+            *shared.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(value.clone());
+        }
+    }
+}
+
 /// The state that registration and heartbeats need.
 pub(crate) struct Membership {
     http: Client,
@@ -30,7 +48,7 @@ pub(crate) struct Membership {
     advertise: Url,
     scheduler: Scheduler,
     models: Arc<Models>,
-    secret: Arc<RwLock<Option<Secret>>>,
+    received: Received,
     device: Device,
     registered: watch::Sender<bool>,
 }
@@ -68,7 +86,7 @@ impl Membership {
         advertise: Url,
         scheduler: Scheduler,
         models: Arc<Models>,
-        secret: Arc<RwLock<Option<Secret>>>,
+        received: Received,
     ) -> Result<Membership, Error> {
         let configure = || {
             let http = Client::builder().timeout(TIMEOUT).connect_timeout(TIMEOUT);
@@ -83,7 +101,7 @@ impl Membership {
             advertise,
             scheduler,
             models,
-            secret,
+            received,
             device: Device { kind: "cpu", name: processor_name(), memory_bytes: 0, free_bytes: 0 },
             registered: watch::Sender::new(false),
         })
@@ -102,8 +120,7 @@ impl Membership {
                 Ok(registration) => {
                     retry = FIRST_RETRY;
                     tracing::info!(worker = registration.id, registry = %self.registry, "joined");
-                    *self.secret.write().unwrap_or_else(|poisoned| poisoned.into_inner()) =
-                        Some(registration.secret.clone());
+                    self.received.set(&registration);
                     // Before the first heartbeat, which follows at once and reports the cached models.
                     self.registered.send_replace(true);
                     self.send_heartbeats(&registration, &mut stop).await;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use lode_client::{Client, ClientOptions};
+use lode_client::{Client, ClientOptions, Credentials, Login, Secret};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::http::serve::{MAX_CONNECTIONS, serve};
 use crate::http::{Api, Bodies, router};
-use crate::join::Membership;
+use crate::join::{Membership, Received};
 use crate::runner::TextLimits;
 use crate::runner::process::{Launch, Program};
 use crate::scheduler::memory::Memory;
@@ -57,7 +57,12 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
         .kv_cache_type
         .parse::<crate::engine::KvType>()
         .map_err(|error| Error::Invalid(error.to_string()))?;
-    let registry = Client::new(ClientOptions::default())?.registry(config.registry.as_str())?;
+    let credential: Arc<RwLock<Option<Secret>>> = Arc::default();
+    let registry = Client::new(ClientOptions {
+        credentials: pull_credentials(&config.registry, credential.clone()),
+        ..ClientOptions::default()
+    })?
+    .registry(config.registry.as_str())?;
     let (cache, sources, limit) = (config.cache.clone(), config.sources.clone(), config.cache_size);
     let open = move || {
         let cache = Cache::open(&cache, sources, (limit > 0).then_some(limit))?;
@@ -85,7 +90,7 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
         advertise,
         scheduler.clone(),
         models,
-        secret.clone(),
+        Received { secret: secret.clone(), credential },
     )?;
     let registered = membership.registered();
     let app = router(Api { scheduler: scheduler.clone(), secret, bodies: Bodies::new(&config) });
@@ -100,6 +105,16 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
     let membership = tokio::spawn(membership.run(left));
     tracing::info!(%addr, registry = %config.registry, "worker started");
     Ok(Worker { addr, scheduler, leave, stop, registered, membership, serving })
+}
+
+/// The credentials of pulls from the registry: those of the current registration.
+fn pull_credentials(registry: &Url, credential: Arc<RwLock<Option<Secret>>>) -> Credentials {
+    let host = lode_client::host_and_port(registry);
+    Credentials::from_fn(move |requested| {
+        let credential = credential.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        let password = credential.filter(|_| requested == host)?.expose().to_owned();
+        Some(Login { username: "worker".to_owned(), password })
+    })
 }
 
 impl Worker {

@@ -4,11 +4,14 @@ use clap::{ArgAction, Args};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Checks the credentials with the registry, then saves them in credentials.json in the lode folder of
-XDG_CONFIG_HOME or ~/.config.
+Without a user name, it prints the address of a page on which you allow the sign-in. Otherwise it asks for
+the password, or for a token in its place, and checks it with the registry. The credentials are saved in
+credentials.json in the lode folder of XDG_CONFIG_HOME or ~/.config.
 
-Example:
-  echo $TOKEN | lode login hub.local --username ci --password-stdin")]
+Examples:
+  lode login hub.local
+  lode login hub.local --username alice
+  lode login hub.local --password-stdin < token.txt")]
 pub(crate) struct Login {
     /// Registry host [default: the server that LODE_HOST names]
     #[arg(value_name = "HOST")]
@@ -16,7 +19,7 @@ pub(crate) struct Login {
     /// User name
     #[arg(long, short)]
     pub(crate) username: Option<String>,
-    /// Read the password or token from standard input
+    /// Read the password or token from standard input; a token needs no user name
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) password_stdin: bool,
 }

@@ -4,6 +4,7 @@
 // Help texts are written for a terminal, not for rustdoc.
 #![allow(rustdoc::broken_intra_doc_links, rustdoc::invalid_html_tags)]
 
+mod access;
 mod backup;
 mod completions;
 mod cp;
@@ -36,6 +37,10 @@ use clap::{Args, Parser, Subcommand};
 /// The default address of `lode serve`.
 pub(crate) const DEFAULT_HOST: &str = "http://127.0.0.1:5000";
 
+pub(crate) use access::{
+    Audit, Grant, Group, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate, User,
+    UserAdd, UserSet,
+};
 pub(crate) use backup::Backup;
 pub(crate) use completions::Completions;
 pub(crate) use cp::Cp;
@@ -147,6 +152,26 @@ pub(crate) enum Command {
     Login(Login),
     /// Remove the saved credentials for a registry
     Logout(Logout),
+    #[command(subcommand)]
+    User(User),
+    #[command(subcommand)]
+    Robot(Robot),
+    #[command(subcommand)]
+    Group(Group),
+    #[command(subcommand)]
+    Token(Token),
+    #[command(subcommand)]
+    Key(Key),
+    #[command(subcommand)]
+    Grant(Grant),
+    /// Set who may read a repository or a namespace without a role
+    Visibility(SetVisibility),
+    /// Protect tags from being moved or deleted, by pattern
+    Protect(Protect),
+    #[command(subcommand)]
+    Quota(Quota),
+    /// Show who did what, newest first
+    Audit(Audit),
     /// Collect garbage now, list removals, or undo one
     Gc(Gc),
     /// Check the database against the blob store

@@ -2,7 +2,7 @@
 
 use std::{future::Future, io, sync::Arc};
 
-use lode_client::{Client, ClientOptions};
+use lode_client::{Client, ClientOptions, Credentials, Login, Secret};
 use lode_model::{
     import::{ReadAt, Source, SourceFile},
     modelfile::Edits,
@@ -35,10 +35,16 @@ const FILES: &[(&str, &[u8])] = carried![
 ];
 
 /// Imports the demo model and prints commands to try. Errors are reported and do not stop the server. `base`
-/// is the address at which this process reaches itself, `shown` the address for users.
-pub(crate) async fn install(base: String, shown: String, can_run: bool, stopped: impl Future<Output = ()>) {
+/// is the address at which this process reaches itself, with `token`; `shown` is the address for users.
+pub(crate) async fn install(
+    base: String,
+    token: Secret,
+    shown: String,
+    can_run: bool,
+    stopped: impl Future<Output = ()>,
+) {
     tokio::select! {
-        outcome = import_if_absent(&base) => match outcome {
+        outcome = import_if_absent(&base, &token) => match outcome {
             Ok(found) => {
                 let how = if found { "found" } else { "imported" };
                 if let Err(failure) = print_examples(&shown, how, can_run) {
@@ -52,12 +58,15 @@ pub(crate) async fn install(base: String, shown: String, can_run: bool, stopped:
 }
 
 /// Returns whether the model existed already.
-async fn import_if_absent(base: &str) -> Outcome<bool> {
+async fn import_if_absent(base: &str, token: &Secret) -> Outcome<bool> {
     let invalid = |error: lode_model::reference::ReferenceError| Failure::with_source(NAME, &error);
     let repository: Repository = NAME.parse().map_err(invalid)?;
     let tag: Tag = "latest".parse().map_err(invalid)?;
     let reference = Reference::Tag(tag.clone());
-    let registry = Client::new(ClientOptions::default())?.registry(base)?;
+    let host = base.split_once("://").map_or(base, |(_, host)| host);
+    let login = Login { username: "token".to_owned(), password: token.expose().to_owned() };
+    let credentials = Credentials::fixed(host, login);
+    let registry = Client::new(ClientOptions { credentials, ..ClientOptions::default() })?.registry(base)?;
     if registry.manifest_head(&repository, &reference).await?.is_some() {
         return Ok(true);
     }

@@ -1,5 +1,7 @@
 //! The commands, one file each. [`run`](fn@run) dispatches to them.
 
+mod access;
+mod audit;
 mod backup;
 mod completions;
 pub(crate) mod cp;
@@ -58,6 +60,16 @@ pub(crate) async fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Perplexity(args) => perplexity::run(&connect()?, args).await?,
         Command::Login(args) => login::login(&connect()?, args).await?,
         Command::Logout(args) => login::logout(&connect()?, args)?,
+        Command::User(command) => access::user(&connect()?, command).await?,
+        Command::Robot(command) => access::robot(&connect()?, command).await?,
+        Command::Group(command) => access::group(&connect()?, command).await?,
+        Command::Token(command) => access::token(&connect()?, command).await?,
+        Command::Grant(command) => access::grant(&connect()?, command).await?,
+        Command::Visibility(args) => access::visibility(&connect()?, args).await?,
+        Command::Key(command) => access::key(&connect()?, command).await?,
+        Command::Protect(args) => access::protect(&connect()?, args).await?,
+        Command::Quota(command) => access::quota(&connect()?, command).await?,
+        Command::Audit(args) => audit::run(&connect()?, args).await?,
         Command::Gc(args) => gc::run(&connect()?, args).await?,
         Command::Fsck(args) => return fsck::run(&connect()?, args).await,
         Command::Backup(args) => backup::run(args).await?,

@@ -26,7 +26,6 @@ pub(crate) async fn run(args: Serve) -> Outcome {
             settings => settings,
         };
     worker.runner_env = logging::inherited_env(args.log_format);
-    refuse_unsafe(&config)?;
     let tls = tls(&config)?;
     // Register first, so that a signal during the start stops it.
     let stop = stop_signal()?;
@@ -56,6 +55,13 @@ pub(crate) async fn run(args: Serve) -> Outcome {
         () = wait_for_stop(stop.clone()) => return Ok(()),
     };
     let registry = opened.map_err(|error| cannot_open(&error, &data))?;
+    let is_open = registry.is_open().await.map_err(|error| Failure::with_source("cannot start", &error))?;
+    let setup = match needs_setup(registry.config(), is_open) {
+        true => Some(registry.setup_begin().map_err(|error| Failure::with_source("cannot start", &error))?),
+        false => None,
+    };
+    let public_url = registry.config().public_url.clone();
+    let token = registry.internal_token().clone();
     let (stop_server, server_stopped) = watch::channel(false);
     let listeners = lode_registry::Listeners { public, tls, internal };
     // Boxed, so that the types of this function's callers do not contain the whole server.
@@ -63,13 +69,22 @@ pub(crate) async fn run(args: Serve) -> Outcome {
         Box::pin(lode_registry::serve(registry, listeners, wait_for_stop(server_stopped)));
     let mut serving = tokio::spawn(serving);
     ui::print_line(format!("listening on {scheme}://{address}"))?;
+    if let Some(path) = setup {
+        let base = public_url.as_ref().map_or(shown.as_str(), |url| url.as_str().trim_end_matches('/'));
+        ui::print_line(format!(
+            "this server has no account yet: create the administrator within an hour at\n{base}{path}"
+        ))?;
+    }
 
     let mut worker = match worker {
-        Some(config) => start_worker(config?, stop.clone()).await,
+        Some(config) => {
+            start_worker(lode_worker::Config { token: Some(token.clone()), ..config? }, stop.clone()).await
+        }
         None => None,
     };
-    let demo =
-        demo.then(|| tokio::spawn(demo::install(base, shown, worker.is_some(), wait_for_stop(stop.clone()))));
+    let demo = demo.then(|| {
+        tokio::spawn(demo::install(base, token, shown, worker.is_some(), wait_for_stop(stop.clone())))
+    });
 
     let ended = tokio::select! {
         ended = &mut serving => Some(ended),
@@ -122,17 +137,10 @@ fn local_addr(listener: &TcpListener) -> Outcome<SocketAddr> {
     listener.local_addr().map_err(|error| Failure::with_source("cannot listen", &error))
 }
 
-/// Refuses to listen on other addresses than loopback without `allow_anonymous`: everyone could read, write
-/// and delete.
-fn refuse_unsafe(config: &lode_registry::Config) -> Outcome {
-    if config.listen.ip().to_canonical().is_loopback() || config.allow_anonymous {
-        return Ok(());
-    }
-    Err(Failure::new(format!(
-        "{} is reachable from other machines and authentication is not set up: anyone could read, write and delete",
-        config.listen
-    ))
-    .hint("listen on 127.0.0.1, or allow this with --allow-anonymous"))
+/// Whether the server has to wait for its first account: other machines reach it, and everyone could read,
+/// write and delete.
+fn needs_setup(config: &lode_registry::Config, is_open: bool) -> bool {
+    is_open && !config.allow_anonymous && !config.listen.ip().to_canonical().is_loopback()
 }
 
 async fn bind(address: SocketAddr) -> Outcome<TcpListener> {
@@ -201,7 +209,7 @@ fn local_worker(
             .map_err(|error| Failure::with_source(format!("`{base}` is not a URL"), &error))?,
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         advertise: None,
-        token: config.worker_token.clone(),
+        token: None,
         cache: absolute(config.data.join("worker")),
         sources: blobs.into_iter().map(absolute).collect(),
         max_body: config.max_body,
@@ -285,7 +293,7 @@ mod tests {
                 allow_anonymous,
                 ..lode_registry::Config::default()
             };
-            refuse_unsafe(&config).is_ok()
+            !needs_setup(&config, true)
         };
         assert!(check("127.0.0.1:5000", false));
         assert!(check("[::1]:5000", false));

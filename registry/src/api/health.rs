@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde_json::json;
 
-use crate::auth::Caller;
-use crate::http::Json;
+use crate::auth::{Action, Caller, Target};
+use crate::http::{Failure, Json};
 use crate::metrics::{self, DatabaseGauges};
 use crate::{Error, Registry};
 
@@ -20,28 +20,34 @@ pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// 200 once all required parts are available; otherwise 503 with the list of missing ones.
+/// 200 once all required parts are available; otherwise 503 with the list of missing ones, unless it is private.
 pub(crate) async fn readyz(State(registry): State<Registry>) -> Response {
     match registry.ready().await {
         Ok(()) => Json(json!({ "ready": true })).into_response(),
         Err(missing) => {
-            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "ready": false, "missing": missing })))
-                .into_response()
+            let mut body = json!({ "ready": false });
+            if !registry.config().private_metrics {
+                body["missing"] = missing.into();
+            }
+            (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
         }
     }
 }
 
 /// Metrics in Prometheus' text format. They cover only the whole server, so they need no more rights than the
-/// probes.
-pub(crate) async fn metrics(State(registry): State<Registry>) -> Response {
+/// probes, unless they are private.
+pub(crate) async fn metrics(State(registry): State<Registry>, caller: Caller) -> Result<Response, Failure> {
+    if registry.config().private_metrics {
+        registry.authorize(&caller, Action::Inspect, Target::Server).await?;
+    }
     let gauges = tokio::time::timeout(COUNT_TIMEOUT, database_gauges(&registry)).await;
     let gauges = gauges.ok().and_then(Result::ok);
     let page = metrics::render(&registry.store().connections(), gauges);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response())
 }
 
 async fn database_gauges(registry: &Registry) -> Result<DatabaseGauges, Error> {
-    let workers = registry.worker_list(&Caller::Internal).await?.len();
+    let workers = registry.worker_list(&Caller::INTERNAL).await?.len();
     let counts = registry.store().counts().await?;
     Ok(DatabaseGauges {
         uploads: counts.uploads,

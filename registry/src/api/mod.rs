@@ -1,6 +1,8 @@
 //! JSON APIs: our own under `/lode/v1`, model management for ollama's and OpenAI's clients, and the
 //! operators' probes. Inference requests go through `gateway`.
 
+pub(crate) mod access;
+pub(crate) mod audit;
 pub(crate) mod blobs;
 pub(crate) mod copy;
 pub(crate) mod diff;
@@ -13,6 +15,7 @@ pub(crate) mod models;
 pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod ps;
+pub(crate) mod rules;
 pub(crate) mod webhooks;
 pub(crate) mod workers;
 

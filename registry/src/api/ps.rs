@@ -4,9 +4,10 @@
 use axum::extract::State;
 use axum::response::Response;
 use futures::future::join_all;
+use lode_model::reference::Name;
 use serde_json::{Value, json};
 
-use crate::auth::Caller;
+use crate::auth::{Action, Caller, Target};
 use crate::http::model_name;
 use crate::http::state::ServerState;
 use crate::http::{self, Failure, Json, Links, Query};
@@ -48,11 +49,22 @@ pub(crate) async fn page(
     Ok(http::page(Json(json!({ "models": models })), next))
 }
 
-/// The loaded models of all workers, sorted by expiry, the latest first.
+/// The loaded models of all workers that the caller may run, sorted by expiry, the latest first.
 async fn loaded(server: &ServerState, caller: &Caller) -> Result<Vec<Value>, Failure> {
-    let workers = server.registry.worker_list(caller).await?;
+    server.registry.authorize(caller, Action::List, Target::Catalog).await?;
+    let workers = server.registry.worker_list(&Caller::INTERNAL).await?;
     let listings = join_all(workers.iter().map(|worker| server.gateway.loaded_models(worker))).await;
-    let mut models: Vec<Value> = listings.into_iter().flatten().flatten().collect();
+    let mut models: Vec<Value> = Vec::new();
+    for model in listings.into_iter().flatten().flatten() {
+        let name = model["name"].as_str().and_then(|name| name.parse::<Name>().ok());
+        let may_run = match name {
+            Some(name) => server.registry.may(caller, Action::Infer, &name.repository).await?,
+            None => false,
+        };
+        if may_run {
+            models.push(model);
+        }
+    }
     // Sorts as text, because RFC 3339 times in one zone sort like times.
     models.sort_by(|a, b| b["expires_at"].as_str().cmp(&a["expires_at"].as_str()));
     Ok(models)

@@ -6,16 +6,15 @@ use std::ops::Range;
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
+use serde_json::Value;
 use url::Url;
 
 use super::{BlobInfo, BlobStream, Registry, retry_on_deadlock};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::store::StoredBlob;
 use crate::time::now_ms;
 
-/// How many repositories a mount without a source checks.
-const MOUNT_SOURCES: u32 = 100;
 /// A lease is extended by an additional eighth, so that not every HEAD writes.
 const LEASE_SLACK: i64 = 8;
 
@@ -125,14 +124,19 @@ impl Registry {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<(), Error> {
-        allow(caller, Action::Delete, Target::Repository(repository))?;
+        self.authorize(caller, Action::Delete, Target::Repository(repository)).await?;
         self.check_writable()?;
-        retry_on_deadlock!(self.blob_unlink(repository, digest).await)?;
+        retry_on_deadlock!(self.blob_unlink(caller, repository, digest).await)?;
         tracing::info!(%repository, %digest, "blob deleted");
         Ok(())
     }
 
-    async fn blob_unlink(&self, repository: &Repository, digest: &Digest) -> Result<(), Error> {
+    async fn blob_unlink(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<(), Error> {
         let unknown = || Error::BlobUnknown { digest: digest.clone() };
         let mut tx = self.store.begin().await?;
         let (size_bytes, _) = tx.blob_lock(digest).await?.ok_or_else(unknown)?;
@@ -143,7 +147,8 @@ impl Registry {
         if !tx.unlink(repository, digest).await? {
             return Err(unknown());
         }
-        tx.removal_put_blob(repository, digest, size_bytes, &self.blob_deletion_cause()).await?;
+        tx.removal_put_blob(repository, digest, size_bytes, &self.blob_deletion_cause(caller)).await?;
+        self.audit(&mut tx, caller, "blob.delete", format!("{repository}@{digest}"), Value::Null).await?;
         tx.commit().await
     }
 
@@ -155,15 +160,16 @@ impl Registry {
         digest: &Digest,
         from: Option<&Repository>,
     ) -> Result<Option<BlobInfo>, Error> {
-        self.check_push(caller, target)?;
+        self.check_push(caller, target).await?;
         // 1. Find a source that the caller may read. The response does not reveal why there is none.
-        let sources = match from {
-            Some(from) if self.store.blob_find(from, digest).await?.is_some() => vec![from.clone()],
-            Some(_) => Vec::new(),
-            None => self.store.link_repositories(digest, MOUNT_SOURCES).await?,
+        let has_source = match from {
+            Some(from) => {
+                self.store.blob_find(from, digest).await?.is_some()
+                    && self.may(caller, Action::Pull, from).await?
+            }
+            None => self.store.is_linked(digest, &self.list_filter(caller).await?).await?,
         };
-        let readable = |source: &Repository| allow(caller, Action::Pull, Target::Repository(source)).is_ok();
-        if !sources.iter().any(readable) {
+        if !has_source {
             return Ok(None);
         }
         // 2. Link the blob. If a collection came first, the client uploads the blob.
@@ -176,9 +182,9 @@ impl Registry {
 
     /// Whether the caller could mount any blob of this size.
     pub async fn blob_size_known(&self, caller: &Caller, size_bytes: u64) -> Result<bool, Error> {
-        allow(caller, Action::List, Target::Catalog)?;
-        let sources = self.store.size_repositories(size_bytes, MOUNT_SOURCES).await?;
-        Ok(sources.iter().any(|source| allow(caller, Action::Pull, Target::Repository(source)).is_ok()))
+        self.authorize(caller, Action::List, Target::Catalog).await?;
+        let filter = self.list_filter(caller).await?;
+        self.store.has_linked_size(size_bytes, &filter).await
     }
 
     pub(super) async fn blob_link_live(
@@ -189,6 +195,7 @@ impl Registry {
         let mut tx = self.store.begin().await?;
         let Some((size_bytes, _)) = tx.blob_lock(digest).await? else { return Ok(None) };
         tx.link(target, digest, self.lease_ms()).await?;
+        self.check_quota(&mut tx, target).await?;
         tx.commit().await?;
         Ok(Some(size_bytes))
     }
@@ -200,7 +207,7 @@ impl Registry {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<StoredBlob, Error> {
-        allow(caller, Action::Pull, Target::Repository(repository))?;
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
         let mut found = self.store.blob_find(repository, digest).await?;
         if found.is_none() && Box::pin(self.mirror_blob(caller, repository, digest)).await? {
             found = self.store.blob_find(repository, digest).await?;

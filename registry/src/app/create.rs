@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 
 use super::staging::staging;
 use super::{Body, ChunkRange, Registry};
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::error::chain;
 use crate::{BodyError, Error};
 
@@ -119,7 +119,7 @@ impl Registry {
     /// Checks that a model can be created, as far as that is known at once.
     pub async fn model_create_check(&self, caller: &Caller, new: &NewModel) -> Result<(), CreateError> {
         // 1. Check the permission and the source.
-        self.check_push(caller, &new.repository)?;
+        self.check_push(caller, &new.repository).await?;
         match &new.from {
             ModelSource::Model { repository, reference, name } => {
                 let base = self.model_show(caller, repository, reference).await?;
@@ -150,10 +150,10 @@ impl Registry {
         mut new: NewModel,
         tell: &(dyn Fn(CreateStep) + Send + Sync),
     ) -> Result<Digest, CreateError> {
-        self.check_push(caller, &new.repository)?;
+        self.check_push(caller, &new.repository).await?;
         for file in &new.extra {
             let size = self.staged_size(caller, &file.path, &file.digest).await?;
-            self.blob_mount(caller, &new.repository, &file.digest, Some(&staging())).await?;
+            self.blob_mount(caller, &new.repository, &file.digest, Some(&staging(caller))).await?;
             let mut layer = Descriptor::new(file.media_type, file.digest.clone(), size);
             layer.name = Some(file.path.clone());
             new.edits.layers.push(layer);
@@ -305,7 +305,7 @@ impl Registry {
             looked.map_err(|error| unreadable(&layer, error))?;
         }
         if let Some(digest) = whole
-            && let Some(info) = self.blob_mount(caller, repository, digest, Some(&staging())).await?
+            && let Some(info) = self.blob_mount(caller, repository, digest, Some(&staging(caller))).await?
             && info.size_bytes == layer.size
         {
             return Ok((digest.clone(), false));
@@ -376,9 +376,9 @@ impl Registry {
 
     /// The size of a file that was uploaded, or that is stored where this caller may use it.
     async fn staged_size(&self, caller: &Caller, path: &str, digest: &Digest) -> Result<u64, CreateError> {
-        allow(caller, Action::Push, Target::Repository(&staging()))?;
+        self.authorize(caller, Action::Push, Target::Repository(&staging(caller))).await?;
         match self.staged_stat(caller, digest).await? {
-            true => Ok(self.blob_find(caller, &staging(), digest).await?.size_bytes),
+            true => Ok(self.blob_find(caller, &staging(caller), digest).await?.size_bytes),
             false => Err(CreateError::FileUnknown { path: path.to_owned(), digest: digest.clone() }),
         }
     }
@@ -429,7 +429,7 @@ impl Source for StagedFiles {
     fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>> {
         let file = self.files.iter().find(|file| file.path == path).ok_or(io::ErrorKind::NotFound)?;
         let found = self.runtime.block_on(async {
-            let blob = self.registry.blob_visible(&self.caller, &staging(), &file.digest).await?;
+            let blob = self.registry.blob_visible(&self.caller, &staging(&self.caller), &file.digest).await?;
             self.registry.blob_file(&blob).await
         });
         // A file in the blob folder is read in place; from object storage, each part is fetched.
@@ -482,7 +482,7 @@ impl ReadAt for StagedBlobReader {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let range = offset..offset.saturating_add(buf.len() as u64);
-        let staging = staging();
+        let staging = staging(&self.caller);
         let part = self.registry.blob_part(&self.caller, &staging, &self.digest, range);
         let bytes = self.runtime.block_on(part).map_err(|error| log_and_hide_cause(error, &self.digest))?;
         if bytes.len() != buf.len() {

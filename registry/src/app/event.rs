@@ -58,9 +58,11 @@ impl Event<'_> {
         }
     }
 
-    /// The request body for an event at `now_ms`.
-    pub(crate) fn payload(&self, now_ms: i64) -> String {
-        json!({ "type": self.kind().as_str(), "timestamp": rfc3339(now_ms), "data": self.data() }).to_string()
+    /// The request body for an event at `now_ms`. `actor`: see [`crate::auth::Caller::actor`].
+    pub(crate) fn payload(&self, now_ms: i64, actor: &str) -> String {
+        let mut data = self.data();
+        data["actor"] = actor.into();
+        json!({ "type": self.kind().as_str(), "timestamp": rfc3339(now_ms), "data": data }).to_string()
     }
 
     fn data(&self) -> Value {
@@ -92,13 +94,13 @@ mod tests {
         let (digest, tags) = (Digest::sha256(b""), ["8b".parse().unwrap()]);
         let event = Event::Tag { repository: &repository, tag: &tags[0], digest: &digest, previous: None };
         assert_eq!(
-            event.payload(1_795_000_000_250),
+            event.payload(1_795_000_000_250, "user:alice"),
             format!(
-                r#"{{"type":"tag","timestamp":"2026-11-18T11:06:40.25Z","data":{{"repository":"team/mini","tag":"8b","digest":"{digest}","previous":null}}}}"#
+                r#"{{"type":"tag","timestamp":"2026-11-18T11:06:40.25Z","data":{{"repository":"team/mini","tag":"8b","digest":"{digest}","previous":null,"actor":"user:alice"}}}}"#
             )
         );
         let delete =
             Event::Delete { repository: &repository, digest: &digest, tags: &tags, reason: "request" };
-        assert!(delete.payload(0).contains(r#""tags":["8b"],"reason":"request""#));
+        assert!(delete.payload(0, "server").contains(r#""tags":["8b"],"reason":"request","actor":"server""#));
     }
 }

@@ -281,8 +281,8 @@ impl FindingSink for FsckReport {
 #[cfg(test)]
 impl Registry {
     pub(crate) async fn fsck(&self, caller: &crate::auth::Caller, verify: bool) -> Result<FsckReport, Error> {
-        use crate::auth::{Action, Target, allow};
-        allow(caller, Action::Administer, Target::Server)?;
+        use crate::auth::{Action, Target};
+        self.authorize(caller, Action::Administer, Target::Server).await?;
         let mut report = FsckReport::default();
         report.blobs = self.fsck_controlled(verify, &JobControl::default(), &mut report).await?.blobs;
         Ok(report)

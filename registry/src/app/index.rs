@@ -94,7 +94,7 @@ impl Registry {
                 return Ok(());
             }
             let reference = Reference::Digest(digest.clone());
-            let stored = this.manifest_get(&Caller::Internal, repository, &reference).await?;
+            let stored = this.manifest_get(&Caller::INTERNAL, repository, &reference).await?;
             let manifest = stored.parse()?;
             let reading = tokio::time::timeout(READ_LIMIT, this.model_read(repository, &manifest));
             let (row, tensors) =
@@ -163,7 +163,7 @@ impl Registry {
             Some(file) if file.size <= MAX_CONFIG_BYTES => {
                 let range = file.offset..file.offset + file.size;
                 none_if_absent(
-                    self.blob_part(&Caller::Internal, repository, &file.layer.digest, range).await,
+                    self.blob_part(&Caller::INTERNAL, repository, &file.layer.digest, range).await,
                 )?
             }
             _ => None,
@@ -228,7 +228,7 @@ impl Registry {
         file: &ModelFile,
         look: impl FnOnce(&dyn ReadAt) -> Result<T, String> + Send + 'static,
     ) -> Result<Result<T, String>, Error> {
-        let Some(blob) = self.blob_reader(&Caller::Internal, repository, &file.layer.digest).await? else {
+        let Some(blob) = self.blob_reader(&Caller::INTERNAL, repository, &file.layer.digest).await? else {
             return Ok(Err("its blob is not stored here".to_owned()));
         };
         // The blob's real length is used rather than the manifest's.
@@ -250,7 +250,7 @@ impl Registry {
         blob: Option<&Descriptor>,
     ) -> Result<Option<Vec<u8>>, Error> {
         match blob {
-            Some(blob) => self.blob_text(&Caller::Internal, repository, blob).await,
+            Some(blob) => self.blob_text(&Caller::INTERNAL, repository, blob).await,
             None => Ok(None),
         }
     }

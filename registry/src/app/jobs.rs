@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::{Page, Registry};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::store::{JobRow, NewJob};
 use crate::time::rfc3339;
 
@@ -94,7 +94,7 @@ pub struct Job {
 impl Registry {
     /// Adds a job, which this replica or another one runs.
     pub async fn job_start(&self, caller: &Caller, kind: JobKind) -> Result<Job, Error> {
-        allow(caller, Action::Administer, Target::Server)?;
+        self.authorize(caller, Action::Administer, Target::Server).await?;
         if kind.writes() {
             self.check_writable()?;
         }
@@ -112,7 +112,7 @@ impl Registry {
     /// Returns a job. With `wait`, waits until it has finished or the time is over. `None` if there is no
     /// such job.
     pub async fn job_show(&self, caller: &Caller, id: Uuid, wait: Duration) -> Result<Option<Job>, Error> {
-        allow(caller, Action::Administer, Target::Server)?;
+        self.authorize(caller, Action::Inspect, Target::Server).await?;
         let (id, deadline) = (id.to_string(), Instant::now() + wait);
         loop {
             let changed = self.jobs.changed.notified();
@@ -131,7 +131,7 @@ impl Registry {
 
     /// Jobs, newest first: at most `n`, after the job `after`.
     pub async fn job_list(&self, caller: &Caller, after: Option<Uuid>, n: u32) -> Result<Page<Job>, Error> {
-        allow(caller, Action::Administer, Target::Server)?;
+        self.authorize(caller, Action::Inspect, Target::Server).await?;
         let after = after.map(|id| id.to_string());
         let mut rows = self.store.job_list(after.as_deref(), n.saturating_add(1)).await?;
         let more = rows.len() > n as usize;
@@ -142,7 +142,7 @@ impl Registry {
     /// Requests the cancellation of a job. A collection ends between two of its steps, and finished steps are
     /// kept. `None` if there is no such job.
     pub async fn job_cancel(&self, caller: &Caller, id: Uuid) -> Result<Option<Job>, Error> {
-        allow(caller, Action::Administer, Target::Server)?;
+        self.authorize(caller, Action::Administer, Target::Server).await?;
         let id = id.to_string();
         self.store.job_cancel(&id).await?;
         match self.jobs.find(&id) {
@@ -162,7 +162,7 @@ impl Registry {
         after: Option<u64>,
         n: u32,
     ) -> Result<Option<Page<(u64, Value)>>, Error> {
-        allow(caller, Action::Administer, Target::Server)?;
+        self.authorize(caller, Action::Inspect, Target::Server).await?;
         let Some(job) = self.store.job_find(&id.to_string()).await? else { return Ok(None) };
         let after = after.map_or(-1, |after| i64::try_from(after).unwrap_or(i64::MAX));
         let mut rows = self.store.findings_list(&job, kind.name(), after, n.saturating_add(1)).await?;

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{Model, Registry};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::Caller;
 pub use crate::store::Relative;
 
 /// The most relatives, and the most referrers, in a response.
@@ -70,15 +70,16 @@ impl Registry {
         }
         let referrers = self.referrers(caller, repository, &model.digest, None, None, MAX_RELATIVES).await?;
         let referrers = referrers.items.into_iter();
-        let rows = self.store().relatives(repository, &model.digest, MIN_SHARED_BYTES, MAX_RELATIVES).await?;
-        let visible =
-            |repository: &Repository| allow(caller, Action::Pull, Target::Repository(repository)).is_ok();
+        let filter = self.list_filter(caller).await?;
+        let rows =
+            self.store().relatives(repository, &model.digest, &filter, MIN_SHARED_BYTES, MAX_RELATIVES);
+        let relatives = rows.await?;
         Ok(Some(Lineage {
             from,
             referrers: referrers
                 .map(|row| Descendant { digest: row.digest, artifact_type: row.artifact_type })
                 .collect(),
-            relatives: rows.into_iter().filter(|relative| visible(&relative.repository)).collect(),
+            relatives,
             digest: model.digest,
         }))
     }

@@ -2,16 +2,18 @@
 //! content.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use lode_model::digest::{Algorithm, Digest};
 use lode_model::manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError};
 use lode_model::reference::{Reference, Repository, Tag};
+use serde_json::{Value, json};
 
 use super::event::Event;
 use super::{ManifestPut, Registry, StoredManifest, detached, retry_on_deadlock};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, ProtectedTags, Target};
 use crate::blobs::PlacedBlob;
 use crate::store::{ManifestReferences, NewManifest, ReferrerRow, UnreferencedContent, UploadRow};
 
@@ -22,7 +24,18 @@ impl Registry {
         repository: &Repository,
         reference: &Reference,
     ) -> Result<StoredManifest, Error> {
-        allow(caller, Action::Pull, Target::Repository(repository))?;
+        self.manifest_get_to(Action::Pull, caller, repository, reference).await
+    }
+
+    /// Like `manifest_get`, for a caller that wants to do `action` with the manifest.
+    pub(super) async fn manifest_get_to(
+        &self,
+        action: Action,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<StoredManifest, Error> {
+        self.authorize(caller, action, Target::Repository(repository)).await?;
         let mut found = self.store.manifest_read(repository, reference).await?;
         if self.is_mirrored(caller, repository)
             && Box::pin(self.mirror_manifest(caller, repository, reference, found.is_some())).await?
@@ -47,28 +60,21 @@ impl Registry {
         bytes: Bytes,
         tags: &[Tag],
     ) -> Result<ManifestPut, Error> {
-        self.check_push(caller, repository)?;
-        Box::pin(self.manifest_store(
-            repository,
-            reference,
-            content_type,
-            bytes,
-            tags,
-            Checks { sparse: self.config.allow_sparse, sizes: true },
-        ))
-        .await
+        self.check_push(caller, repository).await?;
+        let checks = Checks { sparse: self.config.allow_sparse, sizes: true };
+        let pushed = PushedManifest { reference, content_type, bytes, tags };
+        Box::pin(self.manifest_store(caller, repository, pushed, checks)).await
     }
 
     /// Like `manifest_put`, without checking the policy.
     pub(super) async fn manifest_store(
         &self,
+        caller: &Caller,
         repository: &Repository,
-        reference: &Reference,
-        content_type: Option<&str>,
-        bytes: Bytes,
-        tags: &[Tag],
+        pushed: PushedManifest<'_>,
         checks: Checks,
     ) -> Result<ManifestPut, Error> {
+        let PushedManifest { reference, content_type, bytes, tags } = pushed;
         // 1. Parse it.
         let manifest = Manifest::parse(content_type, &bytes).map_err(|error| match error {
             ManifestError::TooLarge { .. } => {
@@ -107,7 +113,9 @@ impl Registry {
         }
         // 4. Write its bytes as an ordinary blob, and all its rows in one transaction. Once begun this runs
         //    to its end, even if the client disconnects.
-        let put = CheckedManifest { digest, manifest, named, bytes, tags, sparse: checks.sparse };
+        let protected = self.protected_tags(repository).await?;
+        let (sparse, caller) = (checks.sparse, caller.clone());
+        let put = CheckedManifest { digest, manifest, named, bytes, tags, sparse, caller, protected };
         let (this, target) = (self.clone(), repository.clone());
         let put = detached(async move {
             this.manifest_write(&target, &put).await?;
@@ -183,7 +191,8 @@ impl Registry {
         put: &CheckedManifest,
         stored: &ManifestBytes,
     ) -> Result<RecordOutcome, Error> {
-        let CheckedManifest { digest, manifest, named, bytes, tags, sparse } = put;
+        let CheckedManifest { digest, manifest, named, bytes, tags, sparse, caller, protected } = put;
+        let actor = caller.actor();
         let size_bytes = bytes.len() as u64;
         let mut tx = self.store.begin().await?;
         let mut recorded = RecordOutcome::Done;
@@ -208,6 +217,7 @@ impl Registry {
         // The repository is locked before any row of it.
         tx.repository_lock_or_create(repository).await?;
         tx.link(repository, digest, self.lease_ms()).await?;
+        self.check_quota(&mut tx, repository).await?;
         // Its references are marked first, which protects them from the collection, and then checked.
         let missing_blobs = tx.links_reference(repository, &named.blobs).await?;
         let missing_children = tx.manifests_reference(repository, &named.children).await?;
@@ -226,10 +236,16 @@ impl Registry {
         tx.referrer_replace(repository, digest, row.as_ref().map(|(subject, row)| (*subject, row))).await?;
         let mut moved = Vec::new();
         for tag in tags {
-            moved.push((tag.clone(), tx.tag_put(repository, tag, digest).await?));
+            let previous = tx.tag_put(repository, tag, digest, &actor).await?;
+            if previous.as_ref().is_some_and(|previous| previous != digest) {
+                protected.check(tag)?;
+            }
+            moved.push((tag.clone(), previous));
         }
         let push = Event::Push { repository, digest, media_type, size_bytes, tags };
-        self.announce_push(&mut tx, push, &moved).await?;
+        self.announce_push(&mut tx, &actor, push, &moved).await?;
+        let target = format!("{repository}@{digest}");
+        self.audit(&mut tx, caller, "manifest.push", target, json!({ "tags": tags })).await?;
         tx.commit().await?;
         Ok(recorded)
     }
@@ -242,19 +258,26 @@ impl Registry {
         repository: &Repository,
         reference: &Reference,
     ) -> Result<(), Error> {
-        allow(caller, Action::Delete, Target::Repository(repository))?;
+        self.authorize(caller, Action::Delete, Target::Repository(repository)).await?;
         self.check_writable()?;
-        if !retry_on_deadlock!(self.manifest_remove(repository, reference).await)? {
+        let protected = self.protected_tags(repository).await?;
+        if !retry_on_deadlock!(self.manifest_remove(caller, repository, reference, &protected).await)? {
             return Err(self.manifest_unknown(repository, reference).await?);
         }
         tracing::info!(%repository, %reference, "manifest deleted");
         Ok(())
     }
 
-    async fn manifest_remove(&self, repository: &Repository, reference: &Reference) -> Result<bool, Error> {
+    async fn manifest_remove(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+        protected: &ProtectedTags,
+    ) -> Result<bool, Error> {
         let mut tx = self.store.begin().await?;
         tx.repository_lock(repository).await?;
-        let why = self.deletion_cause();
+        let why = self.deletion_cause(caller);
         let found = match reference {
             Reference::Digest(digest) => {
                 let manifest = UnreferencedContent {
@@ -262,19 +285,31 @@ impl Registry {
                     digest: digest.clone(),
                     unreferenced_at: why.at,
                 };
-                self.manifests_remove(&mut tx, &[manifest], &why).await? > 0
+                let removed = self.manifests_remove(&mut tx, &[manifest], &why).await?;
+                for tag in removed.iter().flat_map(|removed| &removed.tags) {
+                    protected.check(tag)?;
+                }
+                !removed.is_empty()
             }
             Reference::Tag(tag) => match tx.tag_delete(repository, tag, &why).await? {
                 Some(digest) => {
+                    protected.check(tag)?;
                     tx.manifest_mark_untagged(repository, &digest, why.at).await?;
                     let event =
                         Event::Untag { repository, tag, digest: &digest, reason: why.reason.as_str() };
-                    self.announce(&mut tx, event).await?;
+                    self.announce(&mut tx, &why.actor, event).await?;
                     true
                 }
                 None => false,
             },
         };
+        if found {
+            let (action, target) = match reference {
+                Reference::Digest(digest) => ("manifest.delete", format!("{repository}@{digest}")),
+                Reference::Tag(tag) => ("tag.delete", format!("{repository}:{tag}")),
+            };
+            self.audit(&mut tx, caller, action, target, Value::Null).await?;
+        }
         tx.commit().await?;
         Ok(found)
     }
@@ -328,6 +363,14 @@ impl Checks {
     pub(super) const NONE: Checks = Checks { sparse: true, sizes: false };
 }
 
+/// A manifest to store, and the tags to set besides that of the reference.
+pub(super) struct PushedManifest<'a> {
+    pub(super) reference: &'a Reference,
+    pub(super) content_type: Option<&'a str>,
+    pub(super) bytes: Bytes,
+    pub(super) tags: &'a [Tag],
+}
+
 /// A manifest that passed the checks.
 struct CheckedManifest {
     digest: Digest,
@@ -337,6 +380,8 @@ struct CheckedManifest {
     tags: Vec<Tag>,
     /// Its references may be absent.
     sparse: bool,
+    caller: Caller,
+    protected: Arc<ProtectedTags>,
 }
 
 /// The location of a manifest's bytes before its rows are written.

@@ -146,7 +146,7 @@ impl Registry {
         let body: Body = bytes.map_err(BodyError::from).boxed();
         let chunk = ChunkRange { range: None, length: Some(blob.size_bytes) };
         let way: Repository = COPY_REPOSITORY.parse().expect("the constant is a repository name");
-        match to.blob_put(&Caller::Internal, &way, &blob.digest, chunk, body).await {
+        match to.blob_put(&Caller::INTERNAL, &way, &blob.digest, chunk, body).await {
             Ok(_) => Ok(true),
             // The blob is damaged in the old registry and must not be copied.
             Err(Error::BodyInterrupted(reason)) => {

@@ -10,9 +10,11 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository, Tag};
 use uuid::Uuid;
 
-use super::manifests::Checks;
+use super::accounts::is_reserved;
+use super::manifests::{Checks, PushedManifest};
+use super::staging::staging;
 use super::{BlobInfo, Body, ChunkRange, Page, Registry, retry_on_deadlock};
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::error::chain;
 use crate::time::{millis, now_ms};
 use crate::upstream::{Upstream, find_upstream};
@@ -51,12 +53,20 @@ impl FetchRequest {
 }
 
 impl Registry {
-    /// Checks that the caller may push there. Below a mirrored prefix only this server itself may.
-    pub(super) fn check_push(&self, caller: &Caller, repository: &Repository) -> Result<(), Error> {
-        allow(caller, Action::Push, Target::Repository(repository))?;
+    /// Checks that the caller may push there. Below a mirrored prefix only this server itself may, and no
+    /// repository is created in a reserved namespace.
+    pub(super) async fn check_push(&self, caller: &Caller, repository: &Repository) -> Result<(), Error> {
+        self.authorize(caller, Action::Push, Target::Repository(repository)).await?;
         self.check_writable()?;
+        if is_reserved(repository)
+            && !caller.is_internal()
+            && *repository != staging(caller)
+            && !self.store.repository_exists(repository).await?
+        {
+            return Err(Error::NameReserved { repository: repository.clone() });
+        }
         match find_upstream(&self.upstreams, repository) {
-            Some(_) if *caller != Caller::Internal => Err(Error::Mirrored { repository: repository.clone() }),
+            Some(_) if !caller.is_internal() => Err(Error::Mirrored { repository: repository.clone() }),
             _ => Ok(()),
         }
     }
@@ -68,7 +78,7 @@ impl Registry {
         caller: &Caller,
         repository: &Repository,
     ) -> Option<(Arc<Upstream>, Repository)> {
-        if self.upstreams.is_empty() || self.config.read_only || *caller == Caller::Internal {
+        if self.upstreams.is_empty() || self.config.read_only || caller.is_internal() {
             return None;
         }
         let upstream = find_upstream(&self.upstreams, repository)?;
@@ -126,7 +136,7 @@ impl Registry {
         digest: &Digest,
     ) -> Result<Option<BlobInfo>, Error> {
         let Some((upstream, theirs)) = self.mirror_upstream(caller, repository) else { return Ok(None) };
-        allow(caller, Action::Pull, Target::Repository(repository))?;
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
         if self.store.blob_find(repository, digest).await?.is_some() {
             return Ok(None);
         }
@@ -285,7 +295,8 @@ impl Registry {
         };
         // 3. Store the manifest. Its blobs are fetched on request.
         let kind = Some(fetched.media_type.as_str()).filter(|kind| !kind.is_empty());
-        match self.manifest_store(ours, reference, kind, fetched.bytes, &[], Checks::NONE).await {
+        let pushed = PushedManifest { reference, content_type: kind, bytes: fetched.bytes, tags: &[] };
+        match self.manifest_store(&Caller::INTERNAL, ours, pushed, Checks::NONE).await {
             Ok(put) => {
                 tracing::info!(repository = %ours, %reference, digest = %put.digest, "manifest fetched");
                 Ok(())
@@ -306,7 +317,7 @@ impl Registry {
         held: bool,
     ) -> Result<(), Error> {
         if held && let Reference::Tag(_) = reference {
-            match self.manifest_delete(&Caller::Internal, repository, reference).await {
+            match self.manifest_delete(&Caller::INTERNAL, repository, reference).await {
                 Ok(()) | Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -342,7 +353,7 @@ impl Registry {
         let bytes = upstream.registry.blob_read(theirs, digest, size_bytes);
         let body: Body = bytes.map_err(|error| BodyError::from(Box::new(error))).boxed();
         let chunk = ChunkRange { range: None, length: Some(size_bytes) };
-        match self.blob_put(&Caller::Internal, ours, digest, chunk, body).await {
+        match self.blob_put(&Caller::INTERNAL, ours, digest, chunk, body).await {
             Ok(_) => {
                 tracing::info!(repository = %ours, %digest, size_bytes, "blob fetched");
                 Ok(())

@@ -18,7 +18,7 @@ use super::index::MAX_TENSORS;
 use super::walk::blobs_of;
 use super::{Page, Registry, StoredManifest};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::error::chain;
 use crate::store::{IndexState, ModelRow, TaggedRow};
 use crate::time::now_ms;
@@ -106,9 +106,8 @@ impl Registry {
         repository: &Repository,
         reference: &Reference,
     ) -> Result<Option<Digest>, Error> {
-        allow(caller, Action::Infer, Target::Repository(repository))?;
-        Ok(none_if_unknown(self.manifest_get(caller, repository, reference).await)?
-            .map(|manifest| manifest.digest))
+        let found = self.manifest_get_to(Action::Infer, caller, repository, reference).await;
+        Ok(none_if_unknown(found)?.map(|manifest| manifest.digest))
     }
 
     /// Tags whose manifest is a model or not indexed yet, in name order: at most `n`, after `after`. It
@@ -119,18 +118,15 @@ impl Registry {
         after: Option<(&Repository, &Tag)>,
         n: u32,
     ) -> Result<ModelPage, Error> {
-        allow(caller, Action::List, Target::Catalog)?;
+        self.authorize(caller, Action::List, Target::Catalog).await?;
         let n = n.clamp(1, MAX_PAGE);
-        let mut rows = self.tagged_list_waiting(after, n.saturating_add(1)).await?;
+        let mut rows = self.tagged_list_waiting(caller, after, n.saturating_add(1)).await?;
         let more = rows.len() > n as usize;
         rows.truncate(n as usize);
         let next = rows.last().filter(|_| more).map(|row| (row.repository.clone(), row.tag.clone()));
         let mut models = Vec::with_capacity(rows.len());
         for row in rows {
             let TaggedRow { repository, tag, digest, updated_at, state } = row;
-            if allow(caller, Action::Pull, Target::Repository(&repository)).is_err() {
-                continue;
-            }
             let state = match state {
                 IndexState::Indexed(row) => match summary_of(row) {
                     Some(summary) => ModelState::Indexed(summary),
@@ -167,15 +163,17 @@ impl Registry {
     /// summary: the listing waits shortly for a few manifests without an attempt, and never for a backlog.
     async fn tagged_list_waiting(
         &self,
+        caller: &Caller,
         after: Option<(&Repository, &Tag)>,
         limit: u32,
     ) -> Result<Vec<TaggedRow>, Error> {
+        let filter = self.list_filter(caller).await?;
         let deadline = tokio::time::Instant::now() + self.index_limits.list_wait;
         loop {
             let attempted = self.indexing.attempted.notified();
             let mut attempted = std::pin::pin!(attempted);
             attempted.as_mut().enable();
-            let rows = self.store().tagged_list(after, limit).await?;
+            let rows = self.store().tagged_list(&filter, after, limit).await?;
             let fresh_since = now_ms().saturating_sub(FRESH_MS);
             let fresh = rows.iter().filter(|row| {
                 matches!(row.state, IndexState::Queued { queued_at, attempts: 0 | 1, problem: None }

@@ -8,7 +8,7 @@ use lode_model::reference::Repository;
 
 use super::{Page, Registry};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::store::{ReferrerQuery, ReferrerRow, parse_stored};
 
 /// The most bytes of annotations in one page. Clients reject an index beyond 4 MiB, and a single manifest may
@@ -35,7 +35,7 @@ impl Registry {
         after: Option<&Digest>,
         limit: u32,
     ) -> Result<Page<Referrer>, Error> {
-        allow(caller, Action::Pull, Target::Repository(repository))?;
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
         let query = ReferrerQuery { subject, artifact_type, after, limit: limit.saturating_add(1) };
         let rows = self.store.referrer_list(repository, query).await?;
         let fits = page_len(rows.iter().map(|row| row.annotations.as_ref().map_or(0, String::len)));

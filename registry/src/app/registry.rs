@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lode_client::{BodyBudget, Egress};
+use lode_client::{BodyBudget, Egress, Secret};
 use lode_model::digest::Digest;
 use lode_model::reference::{Name, ReferenceError};
 use tokio_util::sync::CancellationToken;
@@ -12,22 +12,31 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 use uuid::Uuid;
 
+use super::access_cache::AccessCache;
+use super::audit_queue::AuditQueue;
 use super::coalescing::Coalescer;
 use super::indexing::Indexing;
 use super::job_control::Jobs;
 use super::limits::{IndexLimits, Limits, UploadTimeouts};
+use super::setup_link::SetupLink;
+use super::sign_in_cache::SignIns;
 use super::worker_table::Workers;
+use crate::auth::token::new_token;
+use crate::auth::vault::Vault;
 use crate::blobs::{Blobs, Locks};
 use crate::error::chain;
 use crate::retention::Retention;
 use crate::store::{PostgresOptions, Store};
 use crate::time::millis;
 use crate::upstream::Upstream;
-use crate::{Config, Error, OpenError, metrics};
+use crate::{Config, Error, OpenError, config, metrics};
 
 /// How many listed blobs are checked before the storage is considered to belong to another registry.
 const SAMPLE_BLOBS: i64 = 4;
 const SAMPLE_LIMIT: Duration = Duration::from_secs(5);
+
+/// A shorter `secret_key` could be guessed.
+const MIN_SECRET_LEN: usize = 16;
 
 /// How many pairs of tensors are decoded and compared at a time.
 const COMPARING_AT_ONCE: usize = 2;
@@ -76,6 +85,13 @@ pub struct Inner {
     pub(super) comparing: Arc<tokio::sync::Semaphore>,
     /// The attached workers, and their heartbeats.
     pub(super) workers: Workers,
+    /// What is remembered of accounts and their rights.
+    pub(super) access: AccessCache,
+    pub(super) sign_ins: SignIns,
+    pub(super) audit_queue: AuditQueue,
+    pub(super) setup: SetupLink,
+    /// What other parts of this process, such as its worker, send as a token.
+    pub(super) internal_token: Secret,
     /// The memory budget for request bodies.
     pub(super) body_budget: BodyBudget,
     /// The addresses that this server may connect to on behalf of its callers.
@@ -88,8 +104,8 @@ pub struct Inner {
     pub(super) awaited_model: Option<Name>,
     /// When this process opened the registry, by the database's clock.
     pub(super) opened_at: i64,
-    /// The key of signed links, loaded on first use.
-    pub(super) link_key: tokio::sync::OnceCell<Vec<u8>>,
+    /// Encrypts the keys in the database.
+    pub(super) vault: Vault,
     pub(super) stopping: CancellationToken,
     pub(super) tasks: TaskTracker,
 }
@@ -123,6 +139,7 @@ pub(crate) async fn open_idle(config: Config, limits: Limits) -> Result<Registry
     let store = Store::open_with(config.database.as_ref(), &config.data, reach).await?;
     let opened_at = store.database_now_ms().await?;
     let body_budget = BodyBudget::new(config.body_budget.0);
+    let vault = Vault::new(read_secret(&config)?.as_ref());
     let registry = Registry(Arc::new(Inner {
         config,
         store,
@@ -137,13 +154,18 @@ pub(crate) async fn open_idle(config: Config, limits: Limits) -> Result<Registry
         jobs: Jobs::default(),
         comparing: Arc::new(tokio::sync::Semaphore::new(COMPARING_AT_ONCE)),
         workers: Workers::default(),
+        access: AccessCache::default(),
+        sign_ins: SignIns::default(),
+        audit_queue: AuditQueue::default(),
+        setup: SetupLink::default(),
+        internal_token: new_token()?,
         body_budget,
         egress,
         upstreams,
         fetches: Coalescer::default(),
         awaited_model,
         opened_at,
-        link_key: tokio::sync::OnceCell::new(),
+        vault,
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
     }));
@@ -153,6 +175,12 @@ pub(crate) async fn open_idle(config: Config, limits: Limits) -> Result<Registry
 impl Registry {
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The token with which other parts of this process call it. It may do everything, and is valid while this
+    /// process runs.
+    pub fn internal_token(&self) -> &Secret {
+        &self.internal_token
     }
 
     pub(crate) fn store(&self) -> &Store {
@@ -239,6 +267,29 @@ impl Registry {
         Ok(listed.is_empty())
     }
 
+    /// A key that all replicas share. The first one that needs it creates it.
+    pub(super) async fn server_key(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let mut fresh = [0; 32];
+        getrandom::fill(&mut fresh)
+            .map_err(|error| Error::io("random bytes", std::io::Error::other(error)))?;
+        let stored = self.store.server_key(name, &self.vault.seal(name, &fresh)?).await?;
+        let (key, is_plain) = self.vault.open(name, &stored)?;
+        if is_plain && !self.config.read_only {
+            self.store.server_key_replace(name, &stored, &self.vault.seal(name, &key)?).await?;
+        }
+        Ok(key)
+    }
+
+    /// Checks that the keys in the database can be read, and warns if others could read them there.
+    pub(crate) async fn check_keys(&self) -> Result<(), Error> {
+        if !self.vault.has_key() && self.store.is_shared() {
+            tracing::warn!(
+                "keys of this server are stored unencrypted in the database; set LODE_SECRET_KEY to encrypt them"
+            );
+        }
+        self.access_token_key().await.map(drop)
+    }
+
     /// Returns an error on a read-only server.
     pub(crate) fn check_writable(&self) -> Result<(), Error> {
         if self.config.read_only { Err(Error::ReadOnly) } else { Ok(()) }
@@ -247,6 +298,20 @@ impl Registry {
     /// How long an upload, a mount or a HEAD keeps a blob, in milliseconds.
     pub(super) fn lease_ms(&self) -> i64 {
         millis(self.config.upload_lease)
+    }
+}
+
+/// The key that encrypts keys in the database.
+fn read_secret(config: &Config) -> Result<Option<Secret>, OpenError> {
+    let found = config::secret("secret_key", &config.secret_key, &config.secret_key_file)?;
+    match &found {
+        Some(secret) if secret.expose().len() < MIN_SECRET_LEN => Err(OpenError::Config {
+            setting: "secret_key",
+            reason: format!(
+                "expected at least {MIN_SECRET_LEN} characters, such as `openssl rand -hex 32` prints"
+            ),
+        }),
+        _ => Ok(found),
     }
 }
 

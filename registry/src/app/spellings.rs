@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::Registry;
 use crate::Error;
-use crate::auth::Caller;
+use crate::auth::{Action, Caller};
 use crate::upstream::find_upstream;
 
 /// The repositories that a name can mean, in the order in which they are tried.
@@ -45,7 +45,7 @@ impl From<Repository> for Spellings {
 }
 
 impl Registry {
-    /// The spelling that has the manifest, if the caller may read it; otherwise the first.
+    /// The spelling that has the manifest, if the caller may run or read it; otherwise the first.
     pub async fn spelling_of_manifest(
         &self,
         caller: &Caller,
@@ -54,14 +54,10 @@ impl Registry {
     ) -> Result<Repository, Error> {
         if let Some(second) = &names.second {
             for repository in [&names.first, second] {
-                match self.manifest_get(caller, repository, reference).await {
+                match self.manifest_get_to(Action::Infer, caller, repository, reference).await {
                     Ok(_) => return Ok(repository.clone()),
-                    Err(
-                        Error::ManifestUnknown { .. }
-                        | Error::NameUnknown { .. }
-                        | Error::Denied
-                        | Error::Unauthorized,
-                    ) => {}
+                    Err(Error::ManifestUnknown { .. }) => {}
+                    Err(error) if error.is_refusal() => {}
                     Err(error) => return Err(error),
                 }
             }

@@ -7,22 +7,23 @@ use lode_model::reference::Repository;
 
 use super::{Body, ChunkRange, Registry};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, STAGING, Target};
 
-/// The name of that repository.
-const STAGING: &str = "lode-staging";
-
-/// The repository of staged blobs. Once callers can be distinguished, each needs a separate one.
-pub(super) fn staging() -> Repository {
-    STAGING.parse().expect("the constant is a valid repository name")
+/// The repository of staged blobs: each account has its own, and uses no other's.
+pub(super) fn staging(caller: &Caller) -> Repository {
+    let name = match caller.account() {
+        Some(account) => format!("{STAGING}/{}", account.id),
+        None => STAGING.to_owned(),
+    };
+    name.parse().expect("ids are lower-case letters, digits and dashes")
 }
 
 impl Registry {
     /// Whether the blob is stored already, so that the caller need not upload it. If so, it is leased for the
     /// upload lease.
     pub async fn staged_stat(&self, caller: &Caller, digest: &Digest) -> Result<bool, Error> {
-        let staging = staging();
-        allow(caller, Action::Push, Target::Repository(&staging))?;
+        let staging = staging(caller);
+        self.authorize(caller, Action::Push, Target::Repository(&staging)).await?;
         match self.blob_stat(caller, &staging, digest).await {
             Ok(_) => Ok(true),
             Err(Error::BlobUnknown { .. }) => {
@@ -44,7 +45,7 @@ impl Registry {
             return Ok(false);
         }
         let chunk = ChunkRange { range: None, length };
-        self.blob_put(caller, &staging(), digest, chunk, body).await?;
+        self.blob_put(caller, &staging(caller), digest, chunk, body).await?;
         Ok(true)
     }
 }

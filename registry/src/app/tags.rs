@@ -4,7 +4,7 @@ use lode_model::reference::{Repository, Tag};
 
 use super::{Page, Registry};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 
 /// The longest page of a listing, and the default.
 const PAGE: u32 = 10_000;
@@ -18,7 +18,7 @@ impl Registry {
         n: Option<u32>,
         last: Option<&str>,
     ) -> Result<Page<Tag>, Error> {
-        allow(caller, Action::Pull, Target::Repository(repository))?;
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
         if self.is_mirrored(caller, repository)
             && let Some(page) = Box::pin(self.mirror_tags(caller, repository, limit(n), last)).await?
         {
@@ -44,12 +44,13 @@ impl Registry {
         n: Option<u32>,
         last: Option<&str>,
     ) -> Result<Page<Repository>, Error> {
-        allow(caller, Action::List, Target::Catalog)?;
+        self.authorize(caller, Action::List, Target::Catalog).await?;
         let limit = limit(n);
         let items = if limit == 0 {
             Vec::new()
         } else {
-            self.store.repository_list(last.unwrap_or_default(), i64::from(limit) + 1).await?
+            let filter = self.list_filter(caller).await?;
+            self.store.repository_list(&filter, last.unwrap_or_default(), i64::from(limit) + 1).await?
         };
         Ok(Page::cut(items, limit))
     }

@@ -11,6 +11,7 @@ use bytes::{Buf, Bytes};
 use futures::{StreamExt, TryStreamExt, stream};
 use lode_client::{
     Client, ClientOptions, Content, Credentials, Login, Offer, PlainHttp, Progress, RawManifest, RetryPolicy,
+    host_and_port,
 };
 use lode_model::digest::Digest;
 use lode_model::manifest::{Descriptor, Manifest};
@@ -20,7 +21,6 @@ use tokio::runtime::Handle;
 use super::walk::{Walk, blobs_of};
 use super::{BlobStream, Body, ChunkRange, Registry};
 use crate::auth::Caller;
-use crate::upstream::host_and_port;
 use crate::{BodyError, Error};
 
 /// How long another registry may take to begin a response.
@@ -87,7 +87,7 @@ impl Registry {
         // If all callers are on this machine, they may name a registry on it. That registry may not name
         // another.
         let is_local = url.host_str().is_some_and(lode_client::is_loopback_host);
-        let egress = match is_local && self.config().is_open_to_this_machine_only() {
+        let egress = match is_local && !self.is_known_closed() && self.config().is_on_loopback() {
             true => self.egress().with_permitted(&url),
             false => self.egress().clone(),
         };
@@ -116,7 +116,7 @@ impl Registry {
         (repository, reference): (&Repository, &Reference),
         tell: &TransferSink,
     ) -> Result<Digest, TransferError> {
-        self.check_push(caller, repository)?;
+        self.check_push(caller, repository).await?;
         // 1. Fetch its manifest, and the manifests of an index.
         tell(TransferEvent::Manifest);
         let manifests = self.gather_remote(remote).await?;

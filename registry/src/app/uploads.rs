@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::receive::UploadSession;
 use super::{BlobInfo, Body, ChunkRange, Registry, UploadStatus, detached, retry_on_deadlock};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::blobs::{KeyLock, PlacedBlob, UploadWriter, key};
 use crate::store::{NewUpload, Tx, UploadRow};
 
@@ -24,8 +24,9 @@ impl Registry {
         repository: &Repository,
         algorithm: Option<Algorithm>,
     ) -> Result<UploadStatus, Error> {
-        self.check_push(caller, repository)?;
-        let row = self.upload_insert(repository, algorithm, false).await?;
+        self.check_push(caller, repository).await?;
+        self.check_space(repository, 0).await?;
+        let row = self.upload_insert(repository, algorithm, owner(caller), false).await?;
         Ok(UploadStatus { id: row.id, offset: 0 })
     }
 
@@ -33,13 +34,21 @@ impl Registry {
         &self,
         repository: &Repository,
         algorithm: Option<Algorithm>,
+        account: Option<Uuid>,
         in_one: bool,
     ) -> Result<UploadRow, Error> {
         let id = Uuid::new_v4();
         let store_key = &self.blobs.upload_key(id);
         let algorithm = algorithm.unwrap_or(Algorithm::Sha256);
         self.store
-            .upload_insert(NewUpload { id, repository, store_key, algorithm, commits_at_once: in_one })
+            .upload_insert(NewUpload {
+                id,
+                repository,
+                store_key,
+                algorithm,
+                account,
+                commits_at_once: in_one,
+            })
             .await
     }
 
@@ -50,7 +59,7 @@ impl Registry {
         repository: &Repository,
         id: Uuid,
     ) -> Result<UploadStatus, Error> {
-        allow(caller, Action::Push, Target::Repository(repository))?;
+        self.authorize(caller, Action::Push, Target::Repository(repository)).await?;
         let row = self.upload_row(repository, id).await?;
         Ok(UploadStatus { id, offset: row.offset })
     }
@@ -62,7 +71,7 @@ impl Registry {
         repository: &Repository,
         id: Uuid,
     ) -> Result<(), Error> {
-        self.check_push(caller, repository)?;
+        self.check_push(caller, repository).await?;
         self.upload_row_to_remove(repository, id).await?;
         let this = self.clone();
         let repository = repository.clone();
@@ -85,10 +94,11 @@ impl Registry {
         chunk: ChunkRange,
         body: Body,
     ) -> Result<UploadStatus, Error> {
-        self.check_push(caller, repository)?;
+        self.check_push(caller, repository).await?;
         let (this, repository) = (self.clone(), repository.clone());
         detached(async move {
             let mut writing = this.upload_open(&repository, id, chunk, false).await?;
+            this.check_space(&repository, writing.offset + chunk.length.unwrap_or_default()).await?;
             let outcome = async {
                 this.upload_receive(&mut writing, chunk, body).await?;
                 this.upload_save(&mut writing).await?;
@@ -110,10 +120,11 @@ impl Registry {
         body: Body,
         digest: &Digest,
     ) -> Result<BlobInfo, Error> {
-        self.check_push(caller, repository)?;
+        self.check_push(caller, repository).await?;
         let (this, repository, digest) = (self.clone(), repository.clone(), digest.clone());
         detached(async move {
             let mut writing = this.upload_open(&repository, id, chunk, true).await?;
+            this.check_space(&repository, writing.offset + chunk.length.unwrap_or_default()).await?;
             let outcome =
                 this.upload_receive_and_commit(&repository, &mut writing, chunk, body, Some(digest)).await;
             this.upload_map_outcome(&repository, outcome).await
@@ -184,9 +195,10 @@ impl Registry {
         chunk: ChunkRange,
         body: Body,
     ) -> Result<BlobInfo, Error> {
-        self.check_push(caller, repository)?;
+        self.check_push(caller, repository).await?;
         let algorithm = digest.as_ref().map(Digest::algorithm);
-        let row = self.upload_insert(repository, algorithm, true).await?;
+        self.check_space(repository, chunk.length.unwrap_or_default()).await?;
+        let row = self.upload_insert(repository, algorithm, owner(caller), true).await?;
         let (this, repository) = (self.clone(), repository.clone());
         detached(async move {
             let id = row.id;
@@ -222,7 +234,7 @@ impl Registry {
         if !self.blobs.is_shared() {
             return Ok((self.blobs.put(Uuid::new_v4(), digest, bytes, lock.guard()).await?, None));
         }
-        let row = self.upload_insert(repository, Some(digest.algorithm()), true).await?;
+        let row = self.upload_insert(repository, Some(digest.algorithm()), None, true).await?;
         match self.blobs.put(row.id, digest, bytes, lock.guard()).await {
             Ok(placed) => Ok((placed, Some(row))),
             Err(error) => {
@@ -506,12 +518,18 @@ impl Registry {
         finish: bool,
     ) -> Result<(), Error> {
         tx.link(repository, digest, self.lease_ms()).await?;
+        self.check_quota(&mut tx, repository).await?;
         let id = writing.id();
         if finish && !tx.upload_delete_committed(id, writing.saved.generation).await? {
             return Err(Error::UploadUnknown { id });
         }
         tx.commit().await
     }
+}
+
+/// The account of an upload, which may continue it.
+fn owner(caller: &Caller) -> Option<Uuid> {
+    caller.account().map(|account| account.id)
 }
 
 fn storage_timeout(elapsed: tokio::time::error::Elapsed) -> Error {

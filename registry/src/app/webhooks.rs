@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::event::Event;
 use super::{Page, Registry};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::config::Webhook;
 use crate::config::redact_url;
 use crate::store::{NewDelivery, RemovalCause, RemovedManifest, Tx, UnreferencedContent};
@@ -34,21 +34,26 @@ pub struct WebhookDelivery {
 
 impl Registry {
     /// Stores `event` for every target that subscribes to it, in the transaction of the change.
-    pub(super) async fn announce(&self, tx: &mut Tx, event: Event<'_>) -> Result<(), Error> {
-        self.announce_all(tx, &[event]).await
+    pub(super) async fn announce(&self, tx: &mut Tx, actor: &str, event: Event<'_>) -> Result<(), Error> {
+        self.announce_all(tx, actor, &[event]).await
     }
 
     /// Like `announce`, for several events.
-    pub(super) async fn announce_all(&self, tx: &mut Tx, events: &[Event<'_>]) -> Result<(), Error> {
+    pub(super) async fn announce_all(
+        &self,
+        tx: &mut Tx,
+        actor: &str,
+        events: &[Event<'_>],
+    ) -> Result<(), Error> {
         let created_at = now_ms();
         let mut deliveries = Vec::new();
         for event in events {
-            let accepts = |webhook: &&Webhook| webhook.accepts(event.kind(), event.repository());
+            let accepts = |webhook: &&Webhook| webhook.accepts(event.kind(), Some(event.repository()));
             let wanting: Vec<&Webhook> = self.config.webhook.iter().filter(accepts).collect();
             if wanting.is_empty() {
                 continue;
             }
-            let (id, payload) = (Uuid::now_v7().to_string(), event.payload(created_at));
+            let (id, payload) = (Uuid::now_v7().to_string(), event.payload(created_at, actor));
             deliveries.extend(wanting.into_iter().map(|webhook| NewDelivery {
                 id: Uuid::now_v7().to_string(),
                 event: id.clone(),
@@ -65,28 +70,29 @@ impl Registry {
     pub(super) async fn announce_push(
         &self,
         tx: &mut Tx,
+        actor: &str,
         push: Event<'_>,
         moved: &[(Tag, Option<Digest>)],
     ) -> Result<(), Error> {
         let Event::Push { repository, digest, .. } = push else { return Ok(()) };
-        self.announce(tx, push).await?;
+        self.announce(tx, actor, push).await?;
         for (tag, previous) in moved {
             if previous.as_ref() != Some(digest) {
                 let previous = previous.as_ref();
-                self.announce(tx, Event::Tag { repository, tag, digest, previous }).await?;
+                self.announce(tx, actor, Event::Tag { repository, tag, digest, previous }).await?;
             }
         }
         Ok(())
     }
 
     /// Removes manifests with their tags, and announces it. The time with each manifest starts the grace
-    /// period of its content. Returns how many existed. The repositories are locked.
+    /// period of its content. Returns those that existed. The repositories are locked.
     pub(super) async fn manifests_remove(
         &self,
         tx: &mut Tx,
         manifests: &[UnreferencedContent],
         why: &RemovalCause,
-    ) -> Result<u64, Error> {
+    ) -> Result<Vec<RemovedManifest>, Error> {
         let removed = tx.manifests_delete(manifests, why).await?;
         let reason = why.reason.as_str();
         let events: Vec<Event<'_>> = removed
@@ -98,8 +104,8 @@ impl Registry {
                 reason,
             })
             .collect();
-        self.announce_all(tx, &events).await?;
-        Ok(removed.len() as u64)
+        self.announce_all(tx, &why.actor, &events).await?;
+        Ok(removed)
     }
 
     /// Pending and abandoned deliveries, newest first: at most `n`, after the delivery `after`.
@@ -109,7 +115,7 @@ impl Registry {
         after: Option<&str>,
         n: u32,
     ) -> Result<Page<WebhookDelivery>, Error> {
-        allow(caller, Action::Administer, Target::Server)?;
+        self.authorize(caller, Action::Inspect, Target::Server).await?;
         let mut rows = self.store.delivery_list(after, n.saturating_add(1)).await?;
         let more = rows.len() > n as usize;
         rows.truncate(n as usize);
@@ -131,7 +137,7 @@ impl Registry {
 
     /// Delivers an event at once, even an abandoned one. Returns false if there is none.
     pub async fn webhook_retry(&self, caller: &Caller, id: Uuid) -> Result<bool, Error> {
-        allow(caller, Action::Administer, Target::Server)?;
+        self.authorize(caller, Action::Administer, Target::Server).await?;
         self.store.delivery_redeliver(&id.to_string(), now_ms()).await
     }
 }

@@ -20,6 +20,12 @@ pub(super) const ABSENT_AFTER: Duration = Duration::from_secs(10);
 /// After this long a worker is deleted; its next heartbeat makes it register again.
 pub(super) const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
+/// The name under which the secrets of workers are encrypted.
+pub(super) const WORKER_SECRET: &str = "worker-secret";
+
+/// Distinguishes the credentials of workers from the tokens of accounts.
+pub(super) const WORKER_CREDENTIAL_PREFIX: &str = "lode-worker-";
+
 /// A device, as its worker reports it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

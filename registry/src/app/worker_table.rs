@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use lode_model::digest::Digest;
 use uuid::Uuid;
 
-use super::worker::{ABSENT_AFTER, Device, Heartbeat, LoadedModel, Worker};
+use super::worker::{ABSENT_AFTER, Device, Heartbeat, LoadedModel, WORKER_SECRET, Worker};
 use crate::Error;
+use crate::auth::vault::Vault;
 use crate::error::chain;
 use crate::store::{Store, WorkerRow};
 
@@ -30,6 +31,7 @@ const ROWS: usize = 1000;
 pub(crate) struct WorkerTable {
     entries: Vec<Entry>,
     places: HashMap<Uuid, usize>,
+    credentials: HashMap<Digest, usize>,
     loaded: HashMap<Digest, Vec<usize>>,
     cached: HashMap<Digest, Vec<usize>>,
 }
@@ -45,6 +47,9 @@ impl WorkerTable {
         let mut table = WorkerTable::default();
         for (at, entry) in entries.iter().enumerate() {
             table.places.insert(entry.worker.id, at);
+            if let Some(credential) = &entry.worker.credential {
+                table.credentials.insert(credential.clone(), at);
+            }
             let loaded: BTreeSet<&Digest> = entry.worker.loaded.iter().map(|model| &model.digest).collect();
             for digest in loaded {
                 table.loaded.entry(digest.clone()).or_default().push(at);
@@ -78,6 +83,10 @@ impl WorkerTable {
     pub(super) fn all(&self) -> Vec<Worker> {
         let worker = |entry: &Entry| Worker { seen_at: entry.seen_at, ..Worker::clone(&entry.worker) };
         self.entries.iter().map(worker).collect()
+    }
+
+    pub(super) fn find_credential(&self, credential: &Digest) -> Option<Uuid> {
+        self.credentials.get(credential).map(|at| self.worker(*at).id)
     }
 
     pub(super) fn find(&self, id: Uuid) -> Option<&Arc<Worker>> {
@@ -118,7 +127,7 @@ impl Workers {
 
     /// The table, read again if it is older than a second or this replica changed something. While the
     /// database is unavailable the last table is used, as long as its workers would count as attached.
-    pub(super) async fn table(&self, store: &Store) -> Result<Arc<WorkerTable>, Error> {
+    pub(super) async fn table(&self, store: &Store, vault: &Vault) -> Result<Arc<WorkerTable>, Error> {
         if let Some(table) = self.fresh() {
             return Ok(table);
         }
@@ -128,7 +137,7 @@ impl Workers {
         }
         let last = self.last();
         let changes = self.changes.load(Ordering::SeqCst);
-        match self.read(store, &last).await {
+        match self.read(store, vault, &last).await {
             Ok((table, full)) => {
                 let table = Arc::new(table);
                 let read = Some((Instant::now(), changes));
@@ -146,7 +155,12 @@ impl Workers {
         }
     }
 
-    async fn read(&self, store: &Store, last: &LastRead) -> Result<(WorkerTable, Option<Instant>), Error> {
+    async fn read(
+        &self,
+        store: &Store,
+        vault: &Vault,
+        last: &LastRead,
+    ) -> Result<(WorkerTable, Option<Instant>), Error> {
         let is_full = last.full.is_none_or(|at| at.elapsed() >= FULL_INTERVAL);
         let full = if is_full { Some(Instant::now()) } else { last.full };
         let states = store.worker_states(ABSENT_AFTER).await?;
@@ -167,7 +181,8 @@ impl Workers {
             let (worker, inventory) = match (rows.remove(&state.id), known(&state.id)) {
                 (Some(row), _) => {
                     let inventory = row.inventory;
-                    (Arc::new(Worker::try_from(row)?), inventory)
+                    let secret = vault.open_text(WORKER_SECRET, &row.secret)?;
+                    (Arc::new(Worker { secret, ..Worker::try_from(row)? }), inventory)
                 }
                 (None, Some(entry)) if !is_full => (entry.worker.clone(), entry.inventory),
                 // It was deleted meanwhile.

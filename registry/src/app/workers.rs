@@ -11,10 +11,13 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::Registry;
-use super::worker::{FORGOTTEN_AFTER, Heartbeat, JoinProof, Registration, Worker, WorkerAnnouncement};
+use super::worker::{
+    FORGOTTEN_AFTER, Heartbeat, JoinProof, Registration, WORKER_CREDENTIAL_PREFIX, WORKER_SECRET, Worker,
+    WorkerAnnouncement,
+};
 use super::worker_table::{self, WorkerTable};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::error::chain;
 use crate::store::{WorkerInventory, WorkerRow};
 
@@ -57,14 +60,14 @@ impl Registry {
         proof: JoinProof<'_>,
         announcement: WorkerAnnouncement,
     ) -> Result<Registration, Error> {
-        allow(caller, Action::Join, Target::Workers)?;
-        self.worker_may_join(proof)?;
+        self.authorize(caller, Action::Join, Target::Workers).await?;
+        self.worker_may_join(proof).await?;
         let id = Uuid::new_v4();
-        let (credential, secret) = (random_secret(), random_secret());
+        let (credential, secret) = (random_secret(WORKER_CREDENTIAL_PREFIX), random_secret(""));
         self.store()
             .worker_insert(&WorkerRow {
                 id,
-                secret: secret.clone(),
+                secret: self.vault.seal_text(WORKER_SECRET, &secret)?,
                 credential: Some(digest_of(credential.expose())),
                 advertise: announcement.advertise.into(),
                 version: announcement.version,
@@ -87,7 +90,7 @@ impl Registry {
         credential: &str,
         heartbeat: &Heartbeat,
     ) -> Result<bool, Error> {
-        allow(caller, Action::Join, Target::Workers)?;
+        self.authorize(caller, Action::Join, Target::Workers).await?;
         let credential = digest_of(credential);
         // 1. Without changes, the heartbeat is written with those of other workers.
         let table = self.workers_attached().await?;
@@ -108,7 +111,7 @@ impl Registry {
 
     /// Returns false if no worker has this id and credential.
     pub async fn worker_leave(&self, caller: &Caller, id: Uuid, credential: &str) -> Result<bool, Error> {
-        allow(caller, Action::Join, Target::Workers)?;
+        self.authorize(caller, Action::Join, Target::Workers).await?;
         let known = self.store().worker_delete(id, &digest_of(credential)).await?;
         self.workers.changed();
         Ok(known)
@@ -116,13 +119,13 @@ impl Registry {
 
     /// The attached workers.
     pub async fn worker_list(&self, caller: &Caller) -> Result<Vec<Worker>, Error> {
-        allow(caller, Action::List, Target::Workers)?;
+        self.authorize(caller, Action::List, Target::Workers).await?;
         Ok(self.workers_attached().await?.all())
     }
 
     /// The attached workers, at most a second old.
     pub(crate) async fn workers_attached(&self) -> Result<Arc<WorkerTable>, Error> {
-        self.workers.table(self.store()).await
+        self.workers.table(self.store(), &self.vault).await
     }
 
     /// Which of the worker and the model that this process waits for are still missing.
@@ -131,32 +134,53 @@ impl Registry {
         // A worker of an earlier run may still be listed; it does not count.
         let is_new = |worker: &Worker| worker.registered_at >= self.opened_at;
         if self.config().wait_for_worker
-            && !matches!(self.worker_list(&Caller::Internal).await, Ok(list) if list.iter().any(is_new))
+            && !matches!(self.worker_list(&Caller::INTERNAL).await, Ok(list) if list.iter().any(is_new))
         {
             missing.push("no worker is attached yet".to_owned());
         }
         if let Some(Name { repository, reference, .. }) = &self.awaited_model
-            && !matches!(self.model_resolve(&Caller::Internal, repository, reference).await, Ok(Some(_)))
+            && !matches!(self.model_resolve(&Caller::INTERNAL, repository, reference).await, Ok(Some(_)))
         {
             missing.push(format!("model {repository}:{reference} is not imported yet"));
         }
         missing
     }
 
-    /// With a shared secret, every worker that has it may join; without one, only workers on this machine.
-    fn worker_may_join(&self, proof: JoinProof<'_>) -> Result<(), Error> {
+    /// With a shared secret, every worker that has it may join. Without one, and without accounts, workers on
+    /// this machine may. The worker of this process always may.
+    async fn worker_may_join(&self, proof: JoinProof<'_>) -> Result<(), Error> {
+        let shows = |expected: &Secret| proof.token.is_some_and(|token| expected.matches(token));
+        if shows(&self.internal_token) {
+            return Ok(());
+        }
         match &self.config().worker_token {
-            Some(expected) if proof.token.is_some_and(|token| expected.matches(token)) => Ok(()),
+            Some(expected) if shows(expected) => Ok(()),
             Some(_) => Err(Error::Unauthorized),
-            None if proof.is_local => Ok(()),
+            None if proof.is_local && self.is_open().await? => Ok(()),
             None => Err(Error::Denied),
+        }
+    }
+
+    /// The worker with this credential. One that joined another replica may not be in this one's table yet.
+    pub(super) async fn worker_of_credential(&self, credential: &Digest) -> Result<Option<Uuid>, Error> {
+        match self.workers_attached().await?.find_credential(credential) {
+            Some(id) => Ok(Some(id)),
+            None => self.store().worker_find_by_credential(credential).await,
+        }
+    }
+
+    /// Whether a worker is registered, seen recently or not.
+    pub(super) async fn worker_exists(&self, id: Uuid) -> Result<bool, Error> {
+        match self.workers_attached().await?.find(id) {
+            Some(_) => Ok(true),
+            None => Ok(!self.store().worker_rows(&[id]).await?.is_empty()),
         }
     }
 }
 
 /// Two random UUIDs make a secret of 244 bits.
-fn random_secret() -> Secret {
-    Secret::new(format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple()))
+fn random_secret(prefix: &str) -> Secret {
+    Secret::new(format!("{prefix}{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple()))
 }
 
 /// What is stored of a credential. It is random, so a fast hash is enough.

@@ -1,22 +1,150 @@
-//! The caller of a request, and the policy function that every route checks. A server is open to every client
-//! that can reach it, so the policy allows everything today. Callers of the policy stay the same once it does
-//! not.
+//! The caller of a request, and the policy: whether a caller may do something. The policy is a pure function of
+//! the caller's identity and of the rights that the database has at that moment.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use lode_model::reference::Repository;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
+use super::role::{AccessTarget, Role, ServerRole, Visibility};
+use super::scope::{Access, RepositoryScope, Scope};
 use crate::Error;
 
-/// The identity behind a request, built at the edge from its credentials.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// The repository of blobs that clients upload before they name a model. Below it, each account has its own.
+pub(crate) const STAGING: &str = "lode-staging";
+
+/// Who sends a request, and from where. Built at the edge from the request's credentials.
+#[derive(Clone, Debug, Default)]
+pub struct Caller {
+    pub identity: Identity,
+    /// Absent for work that no request started.
+    pub origin: Option<Arc<Origin>>,
+}
+
+/// Who sends a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Caller {
+pub enum Identity {
     /// A client without credentials.
+    #[default]
     Anonymous,
+    /// A client with an access token that it got without credentials.
+    Guest {
+        scopes: Arc<[RepositoryScope]>,
+    },
+    Account(Arc<Account>),
+    /// A worker of this registry. It may read every model.
+    Worker {
+        id: Uuid,
+    },
     /// A part of this server, such as the model index job.
     Internal,
-    /// The holder of a signed URL of a blob. The blob's own route issues it; it allows pulls from that
-    /// repository.
-    Link { repository: Repository },
+}
+
+/// Where a request came from, for the audit log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    pub address: Option<IpAddr>,
+    /// The client's `User-Agent`.
+    pub agent: Option<String>,
+    /// The id of the request, as in the log.
+    pub request: String,
+}
+
+impl Caller {
+    pub const ANONYMOUS: Caller = Caller { identity: Identity::Anonymous, origin: None };
+    /// A part of this server.
+    pub const INTERNAL: Caller = Caller { identity: Identity::Internal, origin: None };
+
+    pub fn is_internal(&self) -> bool {
+        self.identity == Identity::Internal
+    }
+
+    pub fn account(&self) -> Option<&Arc<Account>> {
+        match &self.identity {
+            Identity::Account(account) => Some(account),
+            _ => None,
+        }
+    }
+
+    /// Its name in records: `user:alice`, `robot:team+ci`, `worker:ID`, `anonymous` or `server`.
+    pub fn actor(&self) -> String {
+        match &self.identity {
+            Identity::Anonymous | Identity::Guest { .. } => "anonymous".to_owned(),
+            Identity::Account(account) => format!("{}:{}", account.kind.as_str(), account.name),
+            Identity::Worker { id } => format!("worker:{id}"),
+            Identity::Internal => "server".to_owned(),
+        }
+    }
+
+    /// The same origin with another identity.
+    pub(crate) fn with_identity(&self, identity: Identity) -> Caller {
+        Caller { identity, origin: self.origin.clone() }
+    }
+}
+
+impl From<Identity> for Caller {
+    fn from(identity: Identity) -> Caller {
+        Caller { identity, origin: None }
+    }
+}
+
+/// A signed-in account and the limits of the credential that it used.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Account {
+    pub id: Uuid,
+    pub kind: AccountKind,
+    pub name: String,
+    pub server_role: Option<ServerRole>,
+    /// The groups that it is a member of.
+    pub groups: Vec<Uuid>,
+    /// Raised in the database to invalidate its sessions and access tokens.
+    pub epoch: i64,
+    pub credential: Credential,
+    pub scope: Scope,
+}
+
+/// How an account has signed in, with the id of the credential in the database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Credential {
+    Password,
+    Token(Uuid),
+    /// A browser's cookie.
+    Session(Uuid),
+    /// A key of ollama.
+    Key(Uuid),
+}
+
+impl fmt::Display for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Credential::Password => f.write_str("password"),
+            Credential::Token(id) => write!(f, "token {id}"),
+            Credential::Session(id) => write!(f, "session {id}"),
+            Credential::Key(id) => write!(f, "key {id}"),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AccountKind {
+    User,
+    /// A machine account of a namespace.
+    Robot,
+}
+
+impl AccountKind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            AccountKind::User => "user",
+            AccountKind::Robot => "robot",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,14 +152,41 @@ pub enum Action {
     Pull,
     Push,
     Delete,
-    /// See names in a listing across repositories.
+    /// Protect tags.
+    Maintain,
+    /// Grant roles, and set the visibility.
+    Own,
+    /// See names in a listing across repositories. The listing itself has only what the caller may read.
     List,
-    /// Operate the server: run a garbage collection or fsck, list and remove workers.
+    /// See how the server is doing: workers, jobs, removals, webhook deliveries.
+    Inspect,
+    /// Operate the server: run a garbage collection or fsck, cancel jobs, manage accounts.
     Administer,
     /// Run inference on a model.
     Infer,
-    /// Register a worker.
+    /// Register a worker, and report its state. The worker proves that it may with a credential of its own.
     Join,
+    /// Use an API that requires a login, whatever the caller may do there.
+    SignIn,
+}
+
+impl Action {
+    /// Its name in the audit log.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Action::Pull => "pull",
+            Action::Push => "push",
+            Action::Delete => "delete",
+            Action::Maintain => "maintain",
+            Action::Own => "own",
+            Action::List => "list",
+            Action::Inspect => "inspect",
+            Action::Administer => "administer",
+            Action::Infer => "infer",
+            Action::Join => "join",
+            Action::SignIn => "sign_in",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,26 +196,344 @@ pub enum Target<'a> {
     Catalog,
     Workers,
     Server,
+    /// The settings of a namespace or a repository: grants, visibility, protected tags.
+    Settings(&'a AccessTarget),
 }
 
-/// Returns an error if `caller` may do this to no target. Checked before the body that names the target is
-/// read.
-pub fn allow_some(caller: &Caller, action: Action) -> Result<(), Error> {
-    match (caller, action) {
-        (Caller::Internal | Caller::Anonymous, _) | (Caller::Link { .. }, Action::Pull) => Ok(()),
-        (Caller::Link { .. }, _) => Err(Error::Denied),
+impl fmt::Display for Target<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Repository(repository) => repository.fmt(f),
+            Target::Catalog => f.write_str("catalog"),
+            Target::Workers => f.write_str("workers"),
+            Target::Server => f.write_str("server"),
+            Target::Settings(target) => target.fmt(f),
+        }
     }
 }
 
-/// Returns an error if `caller` may not do this. `Unauthorized` asks for credentials, `Denied` is final.
-pub fn allow(caller: &Caller, action: Action, target: Target<'_>) -> Result<(), Error> {
-    match (caller, action, target) {
-        (Caller::Internal | Caller::Anonymous, _, _) => Ok(()),
-        (Caller::Link { repository }, Action::Pull, Target::Repository(requested))
-            if requested == repository =>
-        {
-            Ok(())
+/// What the database knows of a caller's rights on a target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rights {
+    /// The highest role that was granted to the account or to one of its groups.
+    pub(crate) role: Option<Role>,
+    pub(crate) visibility: Visibility,
+}
+
+/// The policy's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    Allow,
+    /// Credentials, or others, may help.
+    Authenticate,
+    /// The account may, and its access token does not cover this: another token may help.
+    Rescope,
+    /// The caller must not learn whether the target exists.
+    Hide,
+    /// The caller sees the target and may not do this.
+    Deny,
+}
+
+impl Decision {
+    /// The error of a refusal.
+    pub(crate) fn into_result(self, target: Target<'_>) -> Result<(), Error> {
+        match (self, target) {
+            (Decision::Allow, _) => Ok(()),
+            (Decision::Authenticate, _) => Err(Error::Unauthorized),
+            (Decision::Rescope, _) => Err(Error::InsufficientScope),
+            (Decision::Hide, Target::Repository(repository)) => {
+                Err(Error::NameUnknown { repository: repository.clone() })
+            }
+            (Decision::Hide | Decision::Deny, _) => Err(Error::Denied),
         }
-        (Caller::Link { .. }, _, _) => Err(Error::Denied),
+    }
+}
+
+/// Whether the policy needs no rights from the database to decide.
+pub(crate) fn decide_at_once(caller: &Identity, action: Action) -> Option<Decision> {
+    // A worker proves separately that it may join.
+    let is_allowed = *caller == Identity::Internal || action == Action::Join;
+    is_allowed.then_some(Decision::Allow)
+}
+
+/// Whether a caller may do something to any target at all.
+pub(crate) fn decide_some(caller: &Identity, action: Action) -> Decision {
+    let is_reading = matches!(action, Action::Pull | Action::Infer | Action::List | Action::Join);
+    match caller {
+        Identity::Internal => Decision::Allow,
+        Identity::Anonymous | Identity::Guest { .. } if !is_reading => Decision::Authenticate,
+        Identity::Worker { .. } if !is_reading => Decision::Deny,
+        Identity::Account(account) if account.scope.access < access_for(action) => Decision::Deny,
+        Identity::Anonymous | Identity::Guest { .. } | Identity::Account(_) | Identity::Worker { .. } => {
+            Decision::Allow
+        }
+    }
+}
+
+/// Whether a caller may do something on a server with accounts.
+pub(crate) fn decide(caller: &Identity, action: Action, target: Target<'_>, rights: Rights) -> Decision {
+    if let Some(decision) = decide_at_once(caller, action) {
+        return decision;
+    }
+    match (action, target) {
+        // A listing has only what the caller may read.
+        (Action::List, Target::Catalog) | (Action::Pull, Target::Server) => Decision::Allow,
+        (Action::SignIn, _) => match caller {
+            Identity::Anonymous => Decision::Authenticate,
+            _ => Decision::Allow,
+        },
+        (_, Target::Repository(repository)) => decide_repository(caller, action, repository, rights),
+        (_, Target::Settings(target)) => decide_settings(caller, action, target, rights),
+        (Action::Inspect | Action::List, _) => {
+            decide_server(caller, &[ServerRole::Auditor, ServerRole::Admin])
+        }
+        _ => decide_server(caller, &[ServerRole::Admin]),
+    }
+}
+
+fn decide_repository(caller: &Identity, action: Action, repository: &Repository, rights: Rights) -> Decision {
+    let needed = match action {
+        Action::Pull | Action::Infer | Action::List => Role::Read,
+        Action::Push => Role::Write,
+        Action::Delete | Action::Maintain => Role::Maintain,
+        Action::Own => Role::Own,
+        Action::Inspect | Action::Administer | Action::Join | Action::SignIn => return Decision::Deny,
+    };
+    let account = match caller {
+        Identity::Anonymous | Identity::Guest { .. } => {
+            let is_allowed = needed == Role::Read && rights.visibility == Visibility::Public;
+            return if is_allowed { Decision::Allow } else { Decision::Authenticate };
+        }
+        Identity::Worker { .. } if needed == Role::Read => return Decision::Allow,
+        Identity::Worker { .. } => return Decision::Deny,
+        Identity::Internal => return Decision::Deny,
+        Identity::Account(account) => account,
+    };
+    let own_staging = repository.as_str().strip_prefix(STAGING).and_then(|rest| rest.strip_prefix('/'));
+    if own_staging.is_some_and(|id| id == account.id.to_string()) {
+        let may_write = account.scope.access >= Access::Write;
+        return if may_write { Decision::Allow } else { Decision::Deny };
+    }
+    let as_reader = (rights.visibility >= Visibility::Internal).then_some(Role::Read);
+    let on_server = account.server_role.map(ServerRole::on_repositories);
+    let Some(role) = rights.role.max(as_reader).max(on_server) else { return Decision::Hide };
+    let scope = &account.scope;
+    if role < needed || !scope.covers(repository) || scope.access < access_for(action) {
+        return Decision::Deny;
+    }
+    match &scope.requested {
+        Some(requested) if !requested.iter().any(|scope| allows(scope, action, repository)) => {
+            Decision::Rescope
+        }
+        _ => Decision::Allow,
+    }
+}
+
+/// Whether a caller may change the settings of a target: its owner, some of them its maintainer.
+fn decide_settings(caller: &Identity, action: Action, target: &AccessTarget, rights: Rights) -> Decision {
+    let account = match caller {
+        Identity::Anonymous | Identity::Guest { .. } => return Decision::Authenticate,
+        Identity::Account(account) => account,
+        _ => return Decision::Deny,
+    };
+    let needed = if action == Action::Maintain { Role::Maintain } else { Role::Own };
+    let Scope { access, targets, requested } = &account.scope;
+    let has_role = rights.role >= Some(needed) || account.server_role == Some(ServerRole::Admin);
+    let is_covered = *access >= access_for(action)
+        && requested.is_none()
+        && (targets.is_empty()
+            || targets.iter().any(|covered| match target {
+                AccessTarget::Namespace(_) => covered == target,
+                AccessTarget::Repository(repository) => covered.contains(repository),
+            }));
+    if has_role && is_covered { Decision::Allow } else { Decision::Deny }
+}
+
+fn allows(scope: &RepositoryScope, action: Action, repository: &Repository) -> bool {
+    let is_named = match action {
+        Action::Pull | Action::Infer | Action::List => scope.pull,
+        Action::Push => scope.push,
+        Action::Delete => scope.delete,
+        _ => false,
+    };
+    is_named && scope.repository == *repository
+}
+
+fn access_for(action: Action) -> Access {
+    match action {
+        Action::Infer | Action::List => Access::Infer,
+        Action::Pull | Action::SignIn | Action::Join => Access::Read,
+        Action::Push => Access::Write,
+        Action::Delete | Action::Maintain => Access::Maintain,
+        Action::Own => Access::Own,
+        Action::Inspect | Action::Administer => Access::Full,
+    }
+}
+
+fn decide_server(caller: &Identity, roles: &[ServerRole]) -> Decision {
+    match caller {
+        Identity::Anonymous | Identity::Guest { .. } => Decision::Authenticate,
+        Identity::Account(account)
+            if account.scope == Scope::default()
+                && account.server_role.is_some_and(|role| roles.contains(&role)) =>
+        {
+            Decision::Allow
+        }
+        _ => Decision::Deny,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn account(server_role: Option<ServerRole>, scope: Scope) -> Identity {
+        let (id, kind, name) = (Uuid::nil(), AccountKind::User, "alice".to_owned());
+        let (groups, epoch, credential) = (Vec::new(), 0, Credential::Password);
+        Identity::Account(Arc::new(Account { id, kind, name, server_role, groups, epoch, credential, scope }))
+    }
+
+    fn limited(access: Access, targets: &[&str]) -> Scope {
+        let targets = targets.iter().map(|text| text.parse().unwrap()).collect();
+        Scope { access, targets, requested: None }
+    }
+
+    fn token(scopes: &[&str]) -> Scope {
+        let requested = scopes.iter().filter_map(|text| RepositoryScope::parse(text)).collect();
+        Scope { requested: Some(requested), ..Scope::default() }
+    }
+
+    /// The decisions for Pull, Infer, Push, Delete and Own on `team/app`: (A)llow, (4)01, (S)cope, (H)ide, (D)eny.
+    fn decisions(caller: &Identity, role: Option<Role>, visibility: Visibility) -> String {
+        let repository: Repository = "team/app".parse().unwrap();
+        [Action::Pull, Action::Infer, Action::Push, Action::Delete, Action::Own]
+            .map(|action| {
+                match decide(caller, action, Target::Repository(&repository), Rights { role, visibility }) {
+                    Decision::Allow => 'A',
+                    Decision::Authenticate => '4',
+                    Decision::Rescope => 'S',
+                    Decision::Hide => 'H',
+                    Decision::Deny => 'D',
+                }
+            })
+            .into_iter()
+            .collect()
+    }
+
+    #[test]
+    fn repositories_by_role_and_visibility() {
+        use Visibility::{Internal, Private, Public};
+        let guest = Identity::Guest { scopes: Arc::new([]) };
+        let user = account(None, Scope::default());
+        for (caller, role, visibility, expect) in [
+            (&Identity::Anonymous, None, Private, "44444"),
+            (&Identity::Anonymous, None, Internal, "44444"),
+            (&Identity::Anonymous, None, Public, "AA444"),
+            (&guest, None, Private, "44444"),
+            (&guest, None, Public, "AA444"),
+            (&user, None, Private, "HHHHH"),
+            (&user, None, Internal, "AADDD"),
+            (&user, None, Public, "AADDD"),
+            (&user, Some(Role::Read), Private, "AADDD"),
+            (&user, Some(Role::Write), Private, "AAADD"),
+            (&user, Some(Role::Maintain), Private, "AAAAD"),
+            (&user, Some(Role::Own), Private, "AAAAA"),
+            (&account(Some(ServerRole::Auditor), Scope::default()), None, Private, "AADDD"),
+            (&account(Some(ServerRole::Admin), Scope::default()), None, Private, "AAAAA"),
+            (&Identity::Worker { id: Uuid::nil() }, None, Private, "AADDD"),
+            (&Identity::Internal, None, Private, "AAAAA"),
+        ] {
+            assert_eq!(decisions(caller, role, visibility), expect, "{caller:?} {role:?} {visibility:?}");
+        }
+    }
+
+    #[test]
+    fn scopes_narrow_and_never_add() {
+        for (scope, role, expect) in [
+            (limited(Access::Infer, &[]), Some(Role::Own), "DADDD"),
+            (limited(Access::Read, &[]), Some(Role::Own), "AADDD"),
+            (limited(Access::Write, &[]), Some(Role::Own), "AAADD"),
+            (limited(Access::Own, &[]), Some(Role::Own), "AAAAA"),
+            (limited(Access::Own, &[]), Some(Role::Read), "AADDD"),
+            (limited(Access::Own, &[]), None, "HHHHH"),
+            (limited(Access::Full, &["team/*"]), Some(Role::Own), "AAAAA"),
+            (limited(Access::Full, &["team/app"]), Some(Role::Own), "AAAAA"),
+            (limited(Access::Full, &["other/*", "team/app/x"]), Some(Role::Own), "DDDDD"),
+            (limited(Access::Full, &["other/*"]), None, "HHHHH"),
+            (token(&[]), Some(Role::Own), "SSSSS"),
+            (token(&["repository:team/app:pull"]), Some(Role::Own), "AASSS"),
+            (token(&["repository:team/app:pull,push"]), Some(Role::Own), "AAASS"),
+            (token(&["repository:team/app:*"]), Some(Role::Write), "AAADD"),
+            (token(&["repository:team/other:*"]), Some(Role::Write), "SSSDD"),
+            (token(&["repository:team/app:*"]), None, "HHHHH"),
+        ] {
+            let caller = account(None, scope);
+            assert_eq!(decisions(&caller, role, Visibility::Private), expect, "{caller:?} {role:?}");
+        }
+    }
+
+    #[test]
+    fn owners_grant() {
+        let owner = Rights { role: Some(Role::Own), visibility: Visibility::Private };
+        let maintainer = Rights { role: Some(Role::Maintain), visibility: Visibility::Public };
+        for (caller, target, rights, expect) in [
+            (Identity::Anonymous, "team/*", owner, Decision::Authenticate),
+            (account(None, Scope::default()), "team/*", owner, Decision::Allow),
+            (account(None, Scope::default()), "team/*", maintainer, Decision::Deny),
+            (
+                account(Some(ServerRole::Admin), Scope::default()),
+                "team/*",
+                Rights::default(),
+                Decision::Allow,
+            ),
+            (
+                account(Some(ServerRole::Auditor), Scope::default()),
+                "team/*",
+                Rights::default(),
+                Decision::Deny,
+            ),
+            (account(None, limited(Access::Maintain, &[])), "team/*", owner, Decision::Deny),
+            (account(None, limited(Access::Own, &["team/*"])), "team/*", owner, Decision::Allow),
+            (account(None, limited(Access::Own, &["team/*"])), "team/app", owner, Decision::Allow),
+            (account(None, limited(Access::Own, &["team"])), "team/*", owner, Decision::Deny),
+            (account(None, limited(Access::Own, &["other/*"])), "team/*", owner, Decision::Deny),
+            (account(None, token(&["repository:team/app:*"])), "team/app", owner, Decision::Deny),
+            (Identity::Worker { id: Uuid::nil() }, "team/*", owner, Decision::Deny),
+        ] {
+            let parsed: AccessTarget = target.parse().unwrap();
+            let decision = decide(&caller, Action::Own, Target::Settings(&parsed), rights);
+            assert_eq!(decision, expect, "{caller:?} {target}");
+        }
+    }
+
+    #[test]
+    fn the_server_is_for_administrators() {
+        let on_server = |caller: &Identity, action: Action| {
+            decide(
+                caller,
+                action,
+                Target::Server,
+                Rights { role: Some(Role::Own), visibility: Visibility::Public },
+            )
+        };
+        let admin = |scope: Scope| account(Some(ServerRole::Admin), scope);
+        for (caller, inspect, administer) in [
+            (Identity::Anonymous, Decision::Authenticate, Decision::Authenticate),
+            (account(None, Scope::default()), Decision::Deny, Decision::Deny),
+            (account(Some(ServerRole::Auditor), Scope::default()), Decision::Allow, Decision::Deny),
+            (admin(Scope::default()), Decision::Allow, Decision::Allow),
+            (admin(limited(Access::Own, &[])), Decision::Deny, Decision::Deny),
+            (admin(token(&["repository:team/app:*"])), Decision::Deny, Decision::Deny),
+            (Identity::Worker { id: Uuid::nil() }, Decision::Deny, Decision::Deny),
+            (Identity::Internal, Decision::Allow, Decision::Allow),
+        ] {
+            assert_eq!(on_server(&caller, Action::Inspect), inspect, "{caller:?}");
+            assert_eq!(on_server(&caller, Action::Administer), administer, "{caller:?}");
+        }
+        // The ping asks clients without credentials for a login, and accepts every token.
+        assert_eq!(on_server(&Identity::Anonymous, Action::SignIn), Decision::Authenticate);
+        let guest = Identity::Guest { scopes: Arc::new([]) };
+        assert_eq!(on_server(&guest, Action::SignIn), Decision::Allow);
+        assert_eq!(on_server(&account(None, token(&[])), Action::SignIn), Decision::Allow);
     }
 }

@@ -1,6 +1,19 @@
-//! The caller of a request and its permissions. Every method of `app` calls `allow` first; nothing here knows
-//! HTTP.
+//! The caller of a request, its credentials, and what it may do. Every method of `app` asks for permission
+//! first; nothing here knows HTTP or SQL.
 
 mod caller;
+mod ollama_key;
+pub(crate) mod password;
+mod protected_tags;
+mod role;
+mod scope;
+pub(crate) mod throttle;
+pub(crate) mod token;
+pub(crate) mod vault;
 
-pub use caller::{Action, Caller, Target, allow, allow_some};
+pub use caller::{Account, AccountKind, Action, Caller, Credential, Identity, Origin, Target};
+pub(crate) use caller::{Rights, STAGING, decide, decide_at_once, decide_some};
+pub use ollama_key::{OllamaKey, OllamaKeyError};
+pub(crate) use protected_tags::{ProtectedTags, tag_pattern};
+pub use role::{AccessTarget, Role, ServerRole, UnknownName, Visibility};
+pub use scope::{Access, RepositoryScope, Scope};

@@ -22,6 +22,8 @@ use text::{address_option, duration, duration_option};
 pub(crate) use webhook::check_webhooks;
 pub use webhook::{EventKind, Patterns, Webhook};
 
+use crate::OpenError;
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -69,6 +71,17 @@ pub struct Config {
     pub tls_key: Option<PathBuf>,
     /// Serve beyond loopback without authentication. Anyone who can reach the address can then delete.
     pub allow_anonymous: bool,
+    /// Password of the administrator `admin`, which is created at start if there is no account yet.
+    pub admin_password: Option<Secret>,
+    /// A file with that password. A line break at its end does not count.
+    pub admin_password_file: Option<PathBuf>,
+    /// Encrypts the keys that this server stores in its database. Keep it: without it these keys are lost.
+    /// Default: they are stored as they are.
+    pub secret_key: Option<Secret>,
+    /// A file with that key. A line break at its end does not count.
+    pub secret_key_file: Option<PathBuf>,
+    /// Show metrics, and the missing parts of an unready server, only to auditors and administrators.
+    pub private_metrics: bool,
     /// Accept manifests that name absent layers or children.
     pub allow_sparse: bool,
     /// How long an upload, a mount or a HEAD request keeps a blob in its repository, whatever the grace
@@ -87,6 +100,9 @@ pub struct Config {
     /// How long removal records are kept.
     #[serde(with = "duration")]
     pub gc_history: Duration,
+    /// How long records of the audit log are kept.
+    #[serde(with = "duration")]
+    pub audit_history: Duration,
     /// How long an upload may be idle before its session and its bytes are deleted.
     #[serde(with = "duration")]
     pub upload_expiry: Duration,
@@ -151,12 +167,18 @@ impl Default for Config {
             tls_cert: None,
             tls_key: None,
             allow_anonymous: false,
+            admin_password: None,
+            admin_password_file: None,
+            secret_key: None,
+            secret_key_file: None,
+            private_metrics: false,
             allow_sparse: false,
             upload_lease: 24 * HOUR,
             gc_grace: 24 * HOUR,
             gc_interval: HOUR,
             gc_undo: None,
             gc_history: 30 * 24 * HOUR,
+            audit_history: 400 * 24 * HOUR,
             upload_expiry: 72 * HOUR,
             max_connections: 10_000,
             max_body: ByteSize::mib(16),
@@ -178,15 +200,24 @@ impl Default for Config {
 }
 
 impl Config {
-    /// No authentication is set up: anyone who can reach the server may do everything.
-    pub fn is_open(&self) -> bool {
-        true
+    /// Only users of this machine can reach the server.
+    pub(crate) fn is_on_loopback(&self) -> bool {
+        self.listen.ip().to_canonical().is_loopback()
     }
+}
 
-    /// Only users of this machine can reach the server, and they may do everything on it.
-    pub(crate) fn is_open_to_this_machine_only(&self) -> bool {
-        self.is_open() && self.listen.ip().to_canonical().is_loopback()
-    }
+/// A secret of the settings, or of a file that they name.
+pub(crate) fn secret(
+    setting: &'static str,
+    value: &Option<Secret>,
+    file: &Option<PathBuf>,
+) -> Result<Option<Secret>, OpenError> {
+    let (None, Some(path)) = (value, file) else { return Ok(value.clone()) };
+    let text = std::fs::read_to_string(path).map_err(|error| OpenError::Config {
+        setting,
+        reason: format!("failed to read {}: {error}", path.display()),
+    })?;
+    Ok(Some(Secret::new(text.trim_end_matches(['\r', '\n']))))
 }
 
 #[cfg(test)]

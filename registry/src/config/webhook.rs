@@ -20,7 +20,7 @@ pub struct Webhook {
     pub url: Url,
     /// The signing secret: `whsec_` and base64, or any text.
     pub secret: Secret,
-    /// The kinds of events; empty means all.
+    /// The kinds of events; empty means all but `audit`.
     #[serde(default)]
     pub events: Vec<EventKind>,
     /// Patterns of repositories, such as `team/*`; empty means all.
@@ -29,8 +29,13 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    pub(crate) fn accepts(&self, kind: EventKind, repository: &Repository) -> bool {
-        (self.events.is_empty() || self.events.contains(&kind)) && self.repositories.matches(repository)
+    /// `repository`: of the event, if it is about one.
+    pub(crate) fn accepts(&self, kind: EventKind, repository: Option<&Repository>) -> bool {
+        let is_wanted = match self.events.is_empty() {
+            true => kind != EventKind::Audit,
+            false => self.events.contains(&kind),
+        };
+        is_wanted && repository.is_none_or(|repository| self.repositories.matches(repository))
     }
 }
 
@@ -45,6 +50,8 @@ pub enum EventKind {
     Untag,
     /// A manifest was removed.
     Delete,
+    /// A record was added to the audit log.
+    Audit,
 }
 
 impl EventKind {
@@ -54,6 +61,7 @@ impl EventKind {
             EventKind::Tag => "tag",
             EventKind::Untag => "untag",
             EventKind::Delete => "delete",
+            EventKind::Audit => "audit",
         }
     }
 }

@@ -2,10 +2,11 @@
 //! The count is per process. A client is an address as trusted proxies report it.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::GatewayError;
+use crate::network::network;
 
 /// Requests in progress by client. Cheap to clone.
 #[derive(Clone, Default)]
@@ -50,15 +51,6 @@ impl Drop for InProgress {
                 in_progress.remove(&self.client);
             }
         }
-    }
-}
-
-/// The network that counts as one client: an IPv4 address, or the /64 of an IPv6 address, within which a
-/// client can choose addresses freely.
-pub(super) fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-        address => address,
     }
 }
 

@@ -22,11 +22,12 @@ use url::Url;
 use uuid::Uuid;
 
 use super::choose::{Candidates, rank_workers};
-use super::clients::{Clients, InProgress, network};
+use super::clients::{Clients, InProgress};
 use super::error::GatewayError;
 use super::unread::{CancelUnread, ReadTimeout};
 use crate::app::{Worker, WorkerTable};
 use crate::error::chain;
+use crate::network::network;
 use crate::{Config, OpenError, traces};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -15,7 +15,8 @@ use lode_model::reference::ReferenceError;
 use uuid::Uuid;
 
 use crate::Error;
-use crate::app::{CreateError, TransferError};
+use crate::app::{AccountError, CreateError, TransferError};
+use crate::auth::UnknownName;
 use crate::error::chain;
 use crate::gateway::GatewayError;
 
@@ -52,6 +53,12 @@ pub(crate) enum Failure {
     TooManyRanges { limit: usize, size_bytes: u64, can_merge: bool },
     #[error("the link has expired or is invalid")]
     Link,
+    /// A key of ollama that no account has. The text must not contain `unauthorized` or `access denied`: ollama
+    /// would replace it by a hint to its own server.
+    #[error("this key is not enrolled here; open {url} to add it to your account")]
+    KeyUnknown { url: String },
+    #[error("the form has expired; go back, reload the page and send it again")]
+    Csrf,
     #[error(transparent)]
     Body(#[from] BodyError),
     #[error("the server has reached its limit of connections or requests; try again later")]
@@ -80,6 +87,10 @@ pub(crate) enum Failure {
     Create(CreateError),
     #[error(transparent)]
     Transfer(TransferError),
+    #[error(transparent)]
+    Account(AccountError),
+    #[error(transparent)]
+    UnknownName(UnknownName),
 
     #[error("model is required")]
     ModelMissing,
@@ -149,7 +160,23 @@ impl Failure {
             | Failure::Parameter(_)
             | Failure::Role(_)
             | Failure::Create(_)
+            | Failure::UnknownName(_)
             | Failure::Unsupported(_) => StatusCode::BAD_REQUEST,
+            Failure::Account(error) => match error {
+                AccountError::Registry(error) => status_of(error),
+                AccountError::Unknown { .. }
+                | AccountError::TokenUnknown { .. }
+                | AccountError::KeyUnknown { .. }
+                | AccountError::DeviceUnknown
+                | AccountError::GrantUnknown { .. } => StatusCode::NOT_FOUND,
+                AccountError::NotAUser => StatusCode::UNAUTHORIZED,
+                AccountError::SetupLink => StatusCode::FORBIDDEN,
+                AccountError::NameTaken { .. }
+                | AccountError::KeyTaken
+                | AccountError::FirstAccount
+                | AccountError::LastAdmin => StatusCode::CONFLICT,
+                _ => StatusCode::BAD_REQUEST,
+            },
             Failure::Transfer(error) => match error {
                 TransferError::RemoteUnknown { .. } => StatusCode::NOT_FOUND,
                 TransferError::Remote(lode_client::Error::InvalidAddress { .. }) => StatusCode::BAD_REQUEST,
@@ -164,7 +191,11 @@ impl Failure {
                 BodyError::BudgetExhausted => StatusCode::SERVICE_UNAVAILABLE,
                 BodyError::Interrupted(_) => StatusCode::BAD_REQUEST,
             },
-            Failure::Link | Failure::Host { .. } | Failure::Origin { .. } => StatusCode::FORBIDDEN,
+            Failure::Link
+            | Failure::KeyUnknown { .. }
+            | Failure::Csrf
+            | Failure::Host { .. }
+            | Failure::Origin { .. } => StatusCode::FORBIDDEN,
             Failure::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Failure::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Failure::Panic(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -172,7 +203,7 @@ impl Failure {
     }
 
     /// The registry's own error, if it is one.
-    fn error(&self) -> Option<&Error> {
+    pub(crate) fn error(&self) -> Option<&Error> {
         match self {
             Failure::Registry(error) | Failure::Upload { source: error, .. } => Some(error),
             _ => None,
@@ -193,9 +224,12 @@ impl Failure {
     pub(crate) fn message(&self) -> String {
         match self.error() {
             Some(Error::Unavailable { .. }) => "the server is temporarily unavailable; try again".to_owned(),
-            Some(Error::StorageFull | Error::UpstreamUnavailable(_) | Error::UpstreamInvalid(_)) => {
-                self.to_string()
-            }
+            Some(
+                Error::StorageFull
+                | Error::SetupPending
+                | Error::UpstreamUnavailable(_)
+                | Error::UpstreamInvalid(_),
+            ) => self.to_string(),
             None if matches!(
                 self,
                 Failure::Body(_)
@@ -238,11 +272,15 @@ fn status_of(error: &Error) -> StatusCode {
         }
         Error::UpstreamUnavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         Error::UpstreamInvalid(_) => StatusCode::BAD_GATEWAY,
-        Error::Denied => StatusCode::FORBIDDEN,
-        Error::Unauthorized => StatusCode::UNAUTHORIZED,
+        Error::Denied | Error::TagProtected { .. } | Error::QuotaExceeded { .. } => StatusCode::FORBIDDEN,
+        Error::NameReserved { .. } => StatusCode::BAD_REQUEST,
+        Error::Unauthorized | Error::InsufficientScope | Error::CredentialsInvalid { .. } => {
+            StatusCode::UNAUTHORIZED
+        }
+        Error::Throttled { .. } => StatusCode::TOO_MANY_REQUESTS,
         Error::StorageFull => StatusCode::INSUFFICIENT_STORAGE,
         Error::TooManyJobs { .. } => StatusCode::TOO_MANY_REQUESTS,
-        Error::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        Error::Unavailable { .. } | Error::SetupPending => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
@@ -253,6 +291,15 @@ fn locate_json_error(part: &str, error: &serde_path_to_error::Error<serde_json::
     match error.path().to_string() {
         path if path == "." => format!("{part}: {inner}"),
         path => format!("{part}.{path}: {inner}"),
+    }
+}
+
+impl From<AccountError> for Failure {
+    fn from(error: AccountError) -> Failure {
+        match error {
+            AccountError::Registry(error) => Failure::Registry(error),
+            error => Failure::Account(error),
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use uuid::Uuid;
 use super::state::ServerState;
 use super::{Failure, agent, model_name};
 use crate::app::Spellings;
-use crate::auth::{Action, Caller, allow_some};
+use crate::auth::{Action, Caller};
 
 /// The largest JSON body of routes other than inference.
 const MAX_JSON_BYTES: usize = 1024 * 1024;
@@ -249,7 +249,7 @@ async fn read_allowed(
 ) -> Result<(Bytes, Charge), Failure> {
     let (mut parts, body) = request.into_parts();
     let Ok(caller) = Caller::from_request_parts(&mut parts, state).await;
-    allow_some(&caller, action)?;
+    state.registry.authorize_some(&caller, action).await?;
     let mut charge = state.registry.body_budget().charge();
     let bytes = read_body(body, limit_bytes, &mut charge).await?;
     if bytes.is_empty() { Err(Failure::BodyMissing) } else { Ok((bytes, charge)) }
@@ -347,12 +347,11 @@ impl<T: Serialize> IntoResponse for Json<T> {
     }
 }
 
-/// The caller that authentication found and stored in the request's extensions. There is no authentication
-/// yet, so it is anonymous.
+/// The caller that authentication found and stored in the request's extensions.
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(parts.extensions.get().cloned().unwrap_or(Caller::Anonymous))
+        Ok(parts.extensions.get().cloned().unwrap_or_default())
     }
 }

@@ -8,6 +8,7 @@ use axum::extract::{ConnectInfo, FromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderValue, header};
+use lode_client::Secret;
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -19,7 +20,6 @@ use super::host::{host, is_loopback};
 use super::state::ServerState;
 use super::{agent, forwarded};
 use crate::Config;
-use crate::app::BlobLink;
 
 /// Characters that a query value may contain unescaped.
 const QUERY_VALUE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -34,10 +34,9 @@ impl Links {
         format!("{}/v2/{repository}/blobs/{digest}", self.base)
     }
 
-    /// The signed URL of a blob, which opens it without credentials for a while.
-    pub(crate) fn blob_signed(&self, repository: &Repository, digest: &Digest, link: &BlobLink) -> String {
-        let BlobLink { expires, signature } = link;
-        format!("{}?expires={expires}&signature={signature}", self.blob(repository, digest))
+    /// The URL of a blob with a token that opens it without other credentials for a while.
+    pub(crate) fn blob_with_token(&self, repository: &Repository, digest: &Digest, token: &Secret) -> String {
+        format!("{}?link={}", self.blob(repository, digest), token.expose())
     }
 
     pub(crate) fn manifest(&self, repository: &Repository, reference: &Reference) -> String {
@@ -128,6 +127,18 @@ impl FromRequestParts<ServerState> for OwnHosts {
 
 fn port(host: &str) -> Option<&str> {
     host.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'))
+}
+
+/// `scheme://host` of this server for the client of a request, if known: the public URL, or as the client
+/// wrote it.
+pub(crate) fn own_base_url(parts: &Parts, config: &Config) -> Option<String> {
+    match &config.public_url {
+        Some(url) => Some(url.as_str().trim_end_matches('/').to_owned()),
+        None => {
+            let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
+            client_base_url(parts, config, peer)
+        }
+    }
 }
 
 /// `scheme://host` as the client wrote it, if known. Forwarded headers count only from a trusted proxy.

@@ -3,7 +3,9 @@
 
 pub(crate) mod agent;
 pub(crate) mod arrival;
+pub(crate) mod authenticate;
 pub(crate) mod body;
+pub(crate) mod challenge;
 pub(crate) mod compress;
 pub(crate) mod conditional;
 pub(crate) mod connections;
@@ -17,7 +19,9 @@ pub(crate) mod links;
 pub(crate) mod model_name;
 pub(crate) mod observe;
 pub(crate) mod origin;
+pub(crate) mod pages;
 pub(crate) mod range;
+pub(crate) mod session_cookie;
 pub(crate) mod stall;
 pub(crate) mod state;
 

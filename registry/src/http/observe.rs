@@ -17,16 +17,21 @@ use hyper::body::{Frame, SizeHint};
 use tracing::Span;
 use uuid::Uuid;
 
+use super::Failure;
 use super::error::FailureExtension;
 use super::forwarded;
 use crate::error::chain;
-use crate::{Registry, metrics, traces};
+use crate::{Error, Registry, metrics, traces};
 
 const REQUEST_ID: &str = "x-request-id";
 const MAX_ID_LEN: usize = 128;
 
 /// A response up to this size is counted as sent when it is passed to the connection.
 const SMALL_BYTES: u64 = 64 * 1024;
+
+/// The id of a request, in its extensions.
+#[derive(Clone)]
+pub(crate) struct RequestId(pub(crate) HeaderValue);
 
 /// The template of the route that a request matches.
 #[derive(Clone, Default)]
@@ -75,6 +80,7 @@ impl RequestObserver {
         traces::continue_trace(&span, request.headers());
         let reached = MatchedRoute::default();
         request.extensions_mut().insert(reached.clone());
+        request.extensions_mut().insert(RequestId(id.clone()));
         RequestObserver { started, id, method, reached, span, _in_flight }
     }
 
@@ -118,8 +124,9 @@ fn log(response: &Response, status: StatusCode, started: Instant) {
     let duration_ms = started.elapsed().as_millis() as u64;
     let failed = response.extensions().get::<FailureExtension>();
     let status = status.as_u16();
+    let is_error = |failure: &Failure| status >= 500 && !matches!(failure.error(), Some(Error::SetupPending));
     match failed {
-        Some(failed) if status >= 500 => {
+        Some(failed) if is_error(&failed.0) => {
             tracing::error!(status, duration_ms, error = chain(&*failed.0), "request failed")
         }
         Some(failed) => tracing::debug!(status, duration_ms, reason = chain(&*failed.0), "request refused"),

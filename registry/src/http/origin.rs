@@ -16,6 +16,9 @@ pub(crate) fn check(registry: &Registry, parts: &Parts) -> Result<(), Failure> {
     refuse_ambiguous_host(parts)?;
     let origin = parts.headers.get(header::ORIGIN).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let internal = parts.extensions.get::<RequestArrival>().is_some_and(|arrival| arrival.internal);
+    if registry.is_known_closed() {
+        return Ok(());
+    }
     check_host_and_origin(registry.config(), internal, host(parts), origin.as_deref())
 }
 
@@ -53,7 +56,7 @@ fn check_host_and_origin(
     origin: Option<&str>,
 ) -> Result<(), Failure> {
     let on_loopback = internal || config.listen.ip().to_canonical().is_loopback();
-    if !on_loopback || !config.is_open() {
+    if !on_loopback {
         return Ok(());
     }
     // Every browser sends Host, so a request without one does not come from a web page.

@@ -1,40 +1,36 @@
 //! `GET /`: ollama's greeting for programs that check for it, and a short page for people.
 
+use askama::Template;
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-use crate::auth::{Action, Caller, Target, allow};
+use super::page::{Shell, render};
+use crate::Registry;
+use crate::auth::Caller;
 use crate::http::Failure;
 
 const GREETING: &str = "Ollama is running";
 
-const PAGE: &str = r#"<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Lode</title>
-<style>body { font: 1rem/1.6 system-ui, sans-serif; max-width: 42rem; margin: 3rem auto; padding: 0 1rem }</style>
-<h1>Lode</h1>
-<p>Lode, an OCI model registry and inference server. At this address:</p>
-<ul>
-<li><code>/v2/</code>: OCI distribution, for docker, oras, skopeo, crane and ollama
-<li><code>/api/</code>: the Ollama API, for example <a href="/api/tags">/api/tags</a>
-<li><code>/v1/</code>: the OpenAI API, for example <a href="/v1/models">/v1/models</a>
-<li><code>/lode/v1/</code>: Lode's own API, for example <a href="/lode/v1/models">/lode/v1/models</a>
-<li><a href="/healthz">/healthz</a> and <a href="/readyz">/readyz</a>, for operators
-</ul>
-</html>
-"#;
+#[derive(Template)]
+#[template(path = "home.html")]
+struct HomePage {
+    shell: Shell,
+}
 
-pub(crate) async fn get(caller: Caller, headers: HeaderMap) -> Result<Response, Failure> {
-    allow(&caller, Action::Pull, Target::Server)?;
+pub(crate) async fn get(
+    State(registry): State<Registry>,
+    caller: Caller,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let (kind, text) = if prefers_html(accept) {
-        ("text/html; charset=utf-8", PAGE)
+    let mut response = if prefers_html(accept) {
+        render(StatusCode::OK, &HomePage { shell: Shell::of(&registry, &caller).await? })
     } else {
-        ("text/plain; charset=utf-8", GREETING)
+        ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], GREETING).into_response()
     };
-    Ok(([(header::CONTENT_TYPE, kind), (header::VARY, "accept")], text).into_response())
+    response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
+    Ok(response)
 }
 
 /// Whether HTML is accepted explicitly, and not with a lower weight than plain text.

@@ -34,8 +34,13 @@ pub(crate) async fn get(
     Path((names, digest)): Path<(Spellings, Digest)>,
     query: Query,
 ) -> Result<Response, Failure> {
-    let (caller, repository) = match signed_caller(&registry, &names, &digest, &query).await? {
-        Some(signed) => signed,
+    let (caller, repository) = match query.get("link") {
+        Some(link) => {
+            let opened = registry.blob_link_open(link, &digest).await?;
+            let (identity, repository) =
+                opened.filter(|(_, own)| names.iter().any(|name| name == own)).ok_or(Failure::Link)?;
+            (caller.with_identity(identity), repository)
+        }
         None => (caller, registry.spelling_of_blob(&names, &digest).await?),
     };
     let blob = registry.blob_visible(&caller, &repository, &digest).await?;
@@ -84,9 +89,11 @@ pub(crate) async fn get(
         }
     };
     if agent::is_ollama(&request.headers) {
-        let link = registry.blob_link(&caller, &repository, &digest).await?;
-        let location = header_value(&links.blob_signed(&repository, &digest, &link));
-        response.headers_mut().insert(header::LOCATION, location);
+        let location = match registry.blob_link(&caller, &repository, &digest, info.size_bytes).await? {
+            Some(token) => links.blob_with_token(&repository, &digest, &token),
+            None => links.blob(&repository, &digest),
+        };
+        response.headers_mut().insert(header::LOCATION, header_value(&location));
     }
     Ok(response)
 }
@@ -178,24 +185,6 @@ fn can_follow_redirect(request: &Parts, address: &Url) -> bool {
     let authority = uri.authority().cloned().or(named);
     let (Some(authority), Some(storage)) = (authority, address.host_str()) else { return false };
     !storage.eq_ignore_ascii_case(authority.host())
-}
-
-/// The caller and the repository of a signed URL; None for a URL without a signature.
-async fn signed_caller(
-    registry: &Registry,
-    names: &Spellings,
-    digest: &Digest,
-    query: &Query,
-) -> Result<Option<(Caller, Repository)>, Failure> {
-    let (Some(expires), Some(signature)) = (query.get("expires"), query.get("signature")) else {
-        return Ok(None);
-    };
-    for repository in names.iter() {
-        if let Some(caller) = registry.blob_link_verify(repository, digest, expires, signature).await? {
-            return Ok(Some((caller, repository.clone())));
-        }
-    }
-    Err(Failure::Link)
 }
 
 fn headers_of(info: &BlobInfo, etag: &str) -> HeaderMap {

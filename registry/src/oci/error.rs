@@ -2,7 +2,7 @@
 //! The status is the failure's own. A 5xx does not reveal its cause.
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, header};
+use http::header;
 use lode_client::BodyError;
 use lode_model::digest::Digest;
 use lode_model::reference::ReferenceError;
@@ -46,9 +46,6 @@ pub(crate) fn respond(failure: &Failure) -> Response {
         | Failure::TooManyRanges { size_bytes, can_merge: false, .. } => {
             headers.insert(header::CONTENT_RANGE, header_value(&format!("bytes */{size_bytes}")));
         }
-        Failure::Registry(Error::Unauthorized) => {
-            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"lode\""));
-        }
         _ => {}
     }
     response
@@ -79,7 +76,9 @@ fn code(failure: &Failure) -> Code {
         Failure::ContentRange { .. } => ErrorCode::BlobUploadInvalid,
         Failure::Body(BodyError::BudgetExhausted) | Failure::Overloaded => return Code::Other("UNAVAILABLE"),
         Failure::Body(_) | Failure::TooManyRanges { .. } => ErrorCode::SizeInvalid,
-        Failure::Link | Failure::Host { .. } | Failure::Origin { .. } => ErrorCode::Denied,
+        Failure::Link | Failure::KeyUnknown { .. } | Failure::Host { .. } | Failure::Origin { .. } => {
+            ErrorCode::Denied
+        }
         Failure::Gateway(_) | Failure::Panic(_) => return Code::Other("UNKNOWN"),
         _ => ErrorCode::Unsupported,
     })
@@ -99,11 +98,20 @@ fn code_of(error: &Error) -> Code {
         | Error::ManifestTooLarge { .. } => ErrorCode::SizeInvalid,
         Error::ManifestInvalid(_) | Error::DescriptorSize { .. } => ErrorCode::ManifestInvalid,
         Error::ManifestBlobsUnknown(_) => ErrorCode::ManifestBlobUnknown,
-        Error::BlobReferenced { .. } | Error::Mirrored { .. } | Error::Denied => ErrorCode::Denied,
-        Error::Unauthorized => ErrorCode::Unauthorized,
+        Error::BlobReferenced { .. }
+        | Error::Mirrored { .. }
+        | Error::TagProtected { .. }
+        | Error::QuotaExceeded { .. }
+        | Error::Denied => ErrorCode::Denied,
+        Error::NameReserved { .. } => ErrorCode::NameInvalid,
+        Error::Unauthorized | Error::InsufficientScope | Error::CredentialsInvalid { .. } => {
+            ErrorCode::Unauthorized
+        }
+        Error::Throttled { .. } => ErrorCode::TooManyRequests,
         Error::ReadOnly => ErrorCode::Unsupported,
         Error::StorageFull
         | Error::Unavailable { .. }
+        | Error::SetupPending
         | Error::UpstreamUnavailable(_)
         | Error::UpstreamInvalid(_) => return Code::Other("UNAVAILABLE"),
         _ => return Code::Other("UNKNOWN"),
@@ -130,6 +138,9 @@ fn detail(failure: &Failure) -> Value {
         }
         Error::BlobUnknown { digest } | Error::BlobReferenced { digest } => json!({ "digest": digest }),
         Error::ManifestUnknown { reference } => json!({ "reference": reference }),
+        Error::QuotaExceeded { namespace, used_bytes, limit_bytes } => {
+            json!({ "namespace": namespace, "used_bytes": used_bytes, "limit_bytes": limit_bytes })
+        }
         Error::NameUnknown { repository } | Error::Mirrored { repository } => json!({ "name": repository }),
         _ => Value::Null,
     }

@@ -4,14 +4,14 @@
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, Method, StatusCode, header};
 use lode_client::read_body;
 use lode_model::manifest::MAX_MANIFEST_BYTES;
 use lode_model::reference::{Reference, Tag};
 
 use super::{OCI_SUBJECT, OCI_TAG};
 use crate::app::{Spellings, StoredManifest};
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::http::conditional::{DOCKER_CONTENT_DIGEST, IMMUTABLE, etag, not_modified};
 use crate::http::links::header_value;
 use crate::http::{Failure, Links, Path, Query};
@@ -27,11 +27,15 @@ const PARSED_FACTOR: usize = 4;
 pub(crate) async fn get(
     State(registry): State<Registry>,
     caller: Caller,
+    method: Method,
     headers: HeaderMap,
     Path((names, reference)): Path<(Spellings, Reference)>,
 ) -> Result<Response, Failure> {
     let repository = registry.spelling_of_manifest(&caller, &names, &reference).await?;
     let manifest = registry.manifest_get(&caller, &repository, &reference).await?;
+    if method == Method::GET {
+        registry.audit_pull(&caller, &repository, &manifest.digest);
+    }
     if let Some(same) = not_modified(&headers, &manifest.digest) {
         return Ok(same);
     }
@@ -53,7 +57,7 @@ pub(crate) async fn put(
 ) -> Result<Response, Failure> {
     let tags = tags_of(&query, &reference)?;
     let repository = registry.spelling_to_write(&names).await?;
-    allow(&caller, Action::Push, Target::Repository(&repository))?;
+    registry.authorize(&caller, Action::Push, Target::Repository(&repository)).await?;
     let mut charge = registry.body_budget().charge();
     let bytes = read_body(body, MAX_MANIFEST_BYTES, &mut charge).await?;
     charge.set(bytes.len() * PARSED_FACTOR)?;

@@ -8,6 +8,7 @@ pub(crate) mod manifests;
 pub(crate) mod referrers;
 pub(crate) mod support;
 pub(crate) mod tags;
+pub(crate) mod token;
 pub(crate) mod uploads;
 
 use http::HeaderName;

@@ -3,8 +3,9 @@
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
+use sqlx::AssertSqlSafe;
 
-use super::{Store, Tx, bigint, digest_list, on, parse_stored, size};
+use super::{ListFilter, Store, Tx, bigint, digest_list, on, size};
 use crate::Error;
 use crate::blobs::BlobLocation;
 use crate::time::now_ms;
@@ -107,30 +108,31 @@ impl Store {
         Ok(rows > 0)
     }
 
-    /// Repositories that link a blob, at most `limit`.
-    pub(crate) async fn link_repositories(
-        &self,
-        digest: &Digest,
-        limit: u32,
-    ) -> Result<Vec<Repository>, Error> {
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
-            "select repository from links where digest = $1 order by repository limit $2")
-            .bind(digest.as_str()).bind(i64::from(limit)).fetch_all(c).await)?;
-        rows.iter().map(|(name,)| parse_stored("repository", name)).collect()
+    /// Whether a repository that the filter shows links a blob.
+    pub(crate) async fn is_linked(&self, digest: &Digest, filter: &ListFilter) -> Result<bool, Error> {
+        let text = AssertSqlSafe(format!(
+            "select exists (select 1 from links where digest = $1 and {})",
+            self.is_listed("repository", 2)
+        ));
+        let (all, visibility, subjects, targets) = filter.parameters();
+        let (found,): (bool,) = on!(self.read(), c => sqlx::query_as(text)
+            .bind(digest.as_str()).bind(all).bind(visibility).bind(subjects).bind(targets)
+            .fetch_one(c).await)?;
+        Ok(found)
     }
 
-    /// Repositories that link a blob of this size: the first `limit` that are found, unordered, so that a
-    /// very common size, such as that of `{}`, costs no more than another.
-    pub(crate) async fn size_repositories(
-        &self,
-        size_bytes: u64,
-        limit: u32,
-    ) -> Result<Vec<Repository>, Error> {
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
-            "select l.repository from blobs b join links l on l.digest = b.digest
-             where b.size_bytes = $1 and b.state = 'live' limit $2")
-            .bind(bigint(size_bytes)).bind(i64::from(limit)).fetch_all(c).await)?;
-        rows.iter().map(|(name,)| parse_stored("repository", name)).collect()
+    /// Whether a repository that the filter shows links a blob of this size.
+    pub(crate) async fn has_linked_size(&self, size_bytes: u64, filter: &ListFilter) -> Result<bool, Error> {
+        let text = AssertSqlSafe(format!(
+            "select exists (select 1 from blobs b join links l on l.digest = b.digest
+                 where b.size_bytes = $1 and b.state = 'live' and {})",
+            self.is_listed("l.repository", 2)
+        ));
+        let (all, visibility, subjects, targets) = filter.parameters();
+        let (found,): (bool,) = on!(self.read(), c => sqlx::query_as(text)
+            .bind(bigint(size_bytes)).bind(all).bind(visibility).bind(subjects).bind(targets)
+            .fetch_one(c).await)?;
+        Ok(found)
     }
 }
 

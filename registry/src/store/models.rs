@@ -6,7 +6,7 @@ use lode_model::reference::{Reference, Repository, Tag};
 use serde::Serialize;
 use sqlx::AssertSqlSafe;
 
-use super::{Store, bigint, on, parse_stored, size};
+use super::{ListFilter, Store, bigint, on, parse_stored, size};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -235,20 +235,26 @@ impl Store {
         &self,
         repository: &Repository,
         digest: &Digest,
+        filter: &ListFilter,
         least: u64,
         limit: u32,
     ) -> Result<Vec<Relative>, Error> {
-        let rows: Vec<RelativeColumns> = on!(self.read(), c => sqlx::query_as(
+        let text = AssertSqlSafe(format!(
             "select t.repository, t.name, t.digest, cast(sum(b.size_bytes) as bigint) as shared
              from manifest_blobs ours
              join blobs b on b.digest = ours.digest and b.size_bytes >= cast($3 as bigint)
              join links l on l.digest = ours.digest
              join manifest_blobs theirs on theirs.repository = l.repository and theirs.digest = ours.digest
              join tags t on t.repository = theirs.repository and t.digest = theirs.manifest
-             where ours.repository = $1 and ours.manifest = $2 and t.digest <> $2
+             where ours.repository = $1 and ours.manifest = $2 and t.digest <> $2 and {}
              group by t.repository, t.name, t.digest
-             order by shared desc, t.repository, t.name limit cast($4 as bigint)")
+             order by shared desc, t.repository, t.name limit cast($4 as bigint)",
+            self.is_listed("t.repository", 5)
+        ));
+        let (all, visibility, subjects, targets) = filter.parameters();
+        let rows: Vec<RelativeColumns> = on!(self.read(), c => sqlx::query_as(text)
             .bind(repository.as_str()).bind(digest.as_str()).bind(bigint(least)).bind(i64::from(limit))
+            .bind(all).bind(visibility).bind(subjects).bind(targets)
             .fetch_all(c).await)?;
         rows.into_iter().map(Relative::try_from).collect()
     }
@@ -256,19 +262,25 @@ impl Store {
     /// Tags whose manifest is a model, or is not indexed yet, in name order after `after`.
     pub(crate) async fn tagged_list(
         &self,
+        filter: &ListFilter,
         after: Option<(&Repository, &Tag)>,
         limit: u32,
     ) -> Result<Vec<TaggedRow>, Error> {
         let (repository, tag) =
             after.map_or(("", ""), |(repository, tag)| (repository.as_str(), tag.as_str()));
-        let rows: Vec<TaggedColumns> = on!(self.read(), c => sqlx::query_as(
+        let text = AssertSqlSafe(format!(
             "select t.repository, t.name, t.digest, t.updated_at,
                     m.format, m.architecture, m.parameters, m.quantization, m.size_bytes, m.tensor_count, m.problem,
                     q.queued_at, q.attempts, q.problem as queue_problem
              from tags t left join models m on m.digest = t.digest left join index_queue q on q.digest = t.digest
-             where (m.format is null or m.format <> '') and (t.repository, t.name) > ($1, $2)
-             order by t.repository, t.name limit cast($3 as bigint)")
-            .bind(repository).bind(tag).bind(i64::from(limit)).fetch_all(c).await)?;
+             where (m.format is null or m.format <> '') and (t.repository, t.name) > ($1, $2) and {}
+             order by t.repository, t.name limit cast($3 as bigint)",
+            self.is_listed("t.repository", 4)
+        ));
+        let (all, visibility, subjects, targets) = filter.parameters();
+        let rows: Vec<TaggedColumns> = on!(self.read(), c => sqlx::query_as(text)
+            .bind(repository).bind(tag).bind(i64::from(limit))
+            .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_all(c).await)?;
         rows.into_iter().map(TaggedRow::try_from).collect()
     }
 

@@ -12,7 +12,7 @@ use crate::time::now_ms;
 
 /// How many old records one statement deletes, few enough not to delay pushes.
 pub(super) const EXPIRE_BATCH: i64 = 1000;
-/// How many records one statement inserts: eleven parameters each stay below the engines' limits.
+/// How many records one statement inserts: twelve parameters each stay below the engines' limits.
 const INSERT_ROWS: usize = 500;
 
 /// Why something is removed.
@@ -46,10 +46,12 @@ impl RemovalReason {
     }
 }
 
-/// Why and when something is removed, and until when it can be restored.
-#[derive(Clone, Copy, Debug)]
+/// Why, when and by whom something is removed, and until when it can be restored.
+#[derive(Clone, Debug)]
 pub(crate) struct RemovalCause {
     pub(crate) reason: RemovalReason,
+    /// See [`crate::auth::Caller::actor`].
+    pub(crate) actor: String,
     pub(crate) at: i64,
     pub(crate) undo_until: i64,
 }
@@ -68,6 +70,7 @@ pub(crate) struct RemovalRow {
     pub(crate) removed_at: i64,
     pub(crate) undo_until: i64,
     pub(crate) restored_at: Option<i64>,
+    pub(crate) actor: Option<String>,
 }
 
 /// A record that may be deleted once it can no longer be undone.
@@ -78,7 +81,7 @@ struct AgedRemoval {
     undo_until: i64,
 }
 
-const COLUMNS: &str = "id, kind, repository, tag, digest, media_type, size_bytes, reason, rule, removed_at, undo_until, restored_at";
+const COLUMNS: &str = "id, kind, repository, tag, digest, media_type, size_bytes, reason, rule, removed_at, undo_until, restored_at, actor";
 
 impl RemovalRow {
     pub(super) fn new(kind: &str, digest: &Digest, why: &RemovalCause) -> RemovalRow {
@@ -95,6 +98,7 @@ impl RemovalRow {
             removed_at: why.at,
             undo_until: why.undo_until,
             restored_at: None,
+            actor: Some(why.actor.clone()),
         }
     }
 }
@@ -132,9 +136,9 @@ impl Tx {
     pub(super) async fn removals_put(&mut self, rows: &[RemovalRow]) -> Result<(), Error> {
         for rows in rows.chunks(INSERT_ROWS) {
             let text = format!(
-                "insert into removals (id, kind, repository, tag, digest, media_type, size_bytes, reason, rule, removed_at, undo_until)
+                "insert into removals (id, kind, repository, tag, digest, media_type, size_bytes, reason, rule, removed_at, undo_until, actor)
                  values {}",
-                placeholders(rows.len(), "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", 1)
+                placeholders(rows.len(), "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", 1)
             );
             on!(self.conn(), c => {
                 let mut query = sqlx::query(AssertSqlSafe(text));
@@ -142,7 +146,7 @@ impl Tx {
                     query = query.bind(&row.id[..]).bind(&row.kind[..]).bind(row.repository.as_deref())
                         .bind(row.tag.as_deref()).bind(&row.digest[..]).bind(row.media_type.as_deref())
                         .bind(row.size_bytes).bind(&row.reason[..]).bind(row.rule).bind(row.removed_at)
-                        .bind(row.undo_until);
+                        .bind(row.undo_until).bind(row.actor.as_deref());
                 }
                 query.execute(c).await.map(drop)
             })?;

@@ -183,16 +183,17 @@ mod tests {
             let new = manifest(&mut tx, &repository, b"new").await;
             tx.repository_lock(&repository).await.unwrap();
             for nth in 0..TAGS {
-                tx.tag_put(&repository, &format!("t{nth}").parse().unwrap(), &old).await.unwrap();
+                tx.tag_put(&repository, &format!("t{nth}").parse().unwrap(), &old, "server").await.unwrap();
             }
             tx.commit().await.unwrap();
             let tags = store.tags_by_age(&repository).await.unwrap();
             // One tag is moved after it was read.
             let mut tx = store.begin().await.unwrap();
-            tx.tag_put(&repository, &tags[7].name, &new).await.unwrap();
+            tx.tag_put(&repository, &tags[7].name, &new, "server").await.unwrap();
             tx.commit().await.unwrap();
             let reason = RemovalReason::KeepLast { rule: 1 };
-            let why = RemovalCause { reason, at: now_ms(), undo_until: i64::MAX };
+            let actor = "server".to_owned();
+            let why = RemovalCause { reason, actor, at: now_ms(), undo_until: i64::MAX };
             let records =
                 async || store.removal_list(Some(&repository), None, 2 * TAGS as i64).await.unwrap();
 

@@ -2,10 +2,11 @@
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
+use sqlx::AssertSqlSafe;
 
 use super::read_cache::CachedValue;
 use super::removals::RemovalCause;
-use super::{Store, Tx, on, parse_stored};
+use super::{ListFilter, Store, Tx, on, parse_stored};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -32,10 +33,20 @@ impl Store {
     }
 
     /// Repositories after `after` (exclusive), at most `limit`.
-    pub(crate) async fn repository_list(&self, after: &str, limit: i64) -> Result<Vec<Repository>, Error> {
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
-            "select name from repositories where name > $1 order by name limit $2")
-            .bind(after).bind(limit).fetch_all(c).await)?;
+    pub(crate) async fn repository_list(
+        &self,
+        filter: &ListFilter,
+        after: &str,
+        limit: i64,
+    ) -> Result<Vec<Repository>, Error> {
+        let text = AssertSqlSafe(format!(
+            "select name from repositories where name > $1 and {} order by name limit $2",
+            self.is_listed("name", 3)
+        ));
+        let (all, visibility, subjects, targets) = filter.parameters();
+        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(text)
+            .bind(after).bind(limit).bind(all).bind(visibility).bind(subjects).bind(targets)
+            .fetch_all(c).await)?;
         rows.iter().map(|(name,)| parse_stored("repository", name)).collect()
     }
 }
@@ -48,15 +59,17 @@ impl Tx {
         repository: &Repository,
         tag: &Tag,
         digest: &Digest,
+        actor: &str,
     ) -> Result<Option<Digest>, Error> {
         let now = now_ms();
         let before: Option<(String,)> = on!(self.conn(), c => sqlx::query_as(
             "select digest from tags where repository = $1 and name = $2")
             .bind(repository.as_str()).bind(tag.as_str()).fetch_optional(c).await)?;
         on!(self.conn(), c => sqlx::query(
-            "insert into tags (repository, name, digest, updated_at) values ($1, $2, $3, $4)
-             on conflict (repository, name) do update set digest = excluded.digest, updated_at = excluded.updated_at")
-            .bind(repository.as_str()).bind(tag.as_str()).bind(digest.as_str()).bind(now)
+            "insert into tags (repository, name, digest, updated_at, actor) values ($1, $2, $3, $4, $5)
+             on conflict (repository, name) do update set
+                 digest = excluded.digest, updated_at = excluded.updated_at, actor = excluded.actor")
+            .bind(repository.as_str()).bind(tag.as_str()).bind(digest.as_str()).bind(now).bind(actor)
             .execute(c).await.map(drop))?;
         let before: Option<Digest> = before.map(|(text,)| parse_stored("digest", &text)).transpose()?;
         if let Some(left) = before.as_ref().filter(|before| *before != digest) {

@@ -23,11 +23,33 @@ pub(crate) const MOVED: &[&str] = &[
     "removals",
     "removal_blobs",
     "webhook_deliveries",
+    "accounts",
+    "groups",
+    "group_members",
+    "grants",
+    "visibilities",
+    "access_tokens",
+    "ollama_keys",
+    "tag_rules",
+    "quotas",
+    "audit",
 ];
 /// Tables that belong to the old server alone, or are filled during the move.
 #[cfg(test)]
-const NOT_MOVED: &[&str] =
-    &["blobs", "tombstones", "uploads", "workers", "jobs", "job_findings", "_sqlx_migrations"];
+const NOT_MOVED: &[&str] = &[
+    "blobs",
+    "tombstones",
+    "uploads",
+    "workers",
+    "jobs",
+    "job_findings",
+    "access_state",
+    "sessions",
+    "device_logins",
+    "used_values",
+    "sign_in_failures",
+    "_sqlx_migrations",
+];
 
 /// Rows read and written at a time. A manifest has 4 MiB at most.
 const PAGE: usize = 100;

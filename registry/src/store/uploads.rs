@@ -69,6 +69,8 @@ pub(crate) struct NewUpload<'a> {
     pub(crate) repository: &'a Repository,
     pub(crate) store_key: &'a str,
     pub(crate) algorithm: Algorithm,
+    /// The account that opened it.
+    pub(crate) account: Option<Uuid>,
     /// The request that opens it also commits it.
     pub(crate) commits_at_once: bool,
 }
@@ -97,10 +99,11 @@ impl Store {
         let (state, now) = (Hasher::new(upload.algorithm).save(), now_ms());
         let attempts = i64::from(upload.commits_at_once);
         on!(self.write(), c => sqlx::query(
-            "insert into uploads (id, repository, store_key, next_byte, generation, algorithm, hash_state, attempts, created_at, updated_at)
-             values ($1, $2, $3, 0, 0, $4, $5, $6, $7, $7)")
+            "insert into uploads (id, repository, store_key, next_byte, generation, algorithm, hash_state, attempts, created_at, updated_at, account)
+             values ($1, $2, $3, 0, 0, $4, $5, $6, $7, $7, $8)")
             .bind(upload.id.to_string()).bind(upload.repository.as_str()).bind(upload.store_key)
             .bind(upload.algorithm.as_str()).bind(&state[..]).bind(attempts).bind(now)
+            .bind(upload.account.map(|id| id.to_string()))
             .execute(c).await.map(drop))?;
         Ok(UploadRow {
             id: upload.id,
@@ -123,6 +126,14 @@ impl Store {
     ) -> Result<Option<UploadRow>, Error> {
         let row = self.upload_find_any(id).await?;
         Ok(row.filter(|row| row.repository == *repository && !row.is_ending))
+    }
+
+    /// The account that opened an upload.
+    pub(crate) async fn upload_account(&self, id: Uuid) -> Result<Option<Uuid>, Error> {
+        let row: Option<(Option<String>,)> = on!(self.read(), c => sqlx::query_as(
+            "select account from uploads where id = $1")
+            .bind(id.to_string()).fetch_optional(c).await)?;
+        row.and_then(|(account,)| account).map(|text| parse_stored("account", &text)).transpose()
     }
 
     /// The upload, in any repository, even while it is being deleted.

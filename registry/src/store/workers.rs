@@ -175,6 +175,12 @@ impl Store {
         rows.into_iter().map(WorkerState::try_from).collect()
     }
 
+    pub(crate) async fn worker_find_by_credential(&self, credential: &Digest) -> Result<Option<Uuid>, Error> {
+        let row: Option<(String,)> = on!(self.read(), c => sqlx::query_as("select id from workers where credential = $1")
+            .bind(credential.as_str()).fetch_optional(c).await)?;
+        row.map(|(id,)| parse_stored("worker", &id)).transpose()
+    }
+
     /// The rows of those of these workers that exist, in any order.
     pub(crate) async fn worker_rows(&self, ids: &[Uuid]) -> Result<Vec<WorkerRow>, Error> {
         let rows: Vec<WorkerColumns> = on!(self.read(), c => sqlx::query_as(

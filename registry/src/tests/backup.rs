@@ -60,7 +60,7 @@ async fn backup_during_pushes_and_collections() {
                 app.push_blob("comes", format!("blob {n}")).await;
                 app.push_image("goes", "latest", "one and the same").await;
                 app.delete("/v2/goes/manifests/latest").await;
-                app.registry.gc_run(&Caller::Internal, false).await.unwrap();
+                app.registry.gc_run(&Caller::INTERNAL, false).await.unwrap();
                 n += 1;
             }
             n
@@ -74,7 +74,7 @@ async fn backup_during_pushes_and_collections() {
         let again = take(&app, &to, BackupMode::Link).await;
         assert!(again.blobs_copied < 40, "{again:?}");
         let restored = restore(to.path()).await;
-        let report = restored.registry.fsck(&Caller::Internal, true).await.unwrap();
+        let report = restored.registry.fsck(&Caller::INTERNAL, true).await.unwrap();
         assert!(report.is_sound() && report.orphans.is_empty(), "{report:?}");
         assert_eq!(report.blobs, again.blobs);
         for n in 0..20 {
@@ -99,7 +99,7 @@ async fn removed_blobs_are_pruned_and_damage_fails_the_backup() {
     app.upload("a").await;
     let to = tempfile::tempdir().unwrap();
     assert_eq!(take(&app, &to, BackupMode::Copy).await.blobs, 4);
-    app.registry.gc_run(&Caller::Internal, false).await.unwrap();
+    app.registry.gc_run(&Caller::INTERNAL, false).await.unwrap();
     let report = take(&app, &to, BackupMode::Copy).await;
     assert_eq!((report.blobs, report.blobs_copied, report.blobs_removed), (3, 0, 1));
 
@@ -112,7 +112,7 @@ async fn removed_blobs_are_pruned_and_damage_fails_the_backup() {
     assert!(failed.to_string().contains(digest.as_str()), "{failed}");
     assert!(!fresh.path().join("lode.db").exists());
     let restored = restore(to.path()).await;
-    assert!(restored.registry.fsck(&Caller::Internal, true).await.unwrap().is_sound());
+    assert!(restored.registry.fsck(&Caller::INTERNAL, true).await.unwrap().is_sound());
 
     // Never into a folder that is being served, and only from a SQLite file.
     let own = backup(app.registry.config(), app._data.path(), BackupMode::Copy, no_progress).await;
@@ -158,13 +158,13 @@ async fn an_interrupted_backup_leaves_a_complete_one() {
     }
     let to = tempfile::tempdir().unwrap();
     take(&app, &to, BackupMode::Copy).await;
-    app.registry.gc_run(&Caller::Internal, false).await.unwrap();
+    app.registry.gc_run(&Caller::INTERNAL, false).await.unwrap();
     // An entry that cannot be removed makes the next backup fail while it prunes unlisted blobs.
     let stuck = Digest::sha256(b"stuck");
     std::fs::create_dir(to.path().join("blobs/sha256").join(stuck.hex())).unwrap();
     backup(app.registry.config(), to.path(), BackupMode::Copy, no_progress).await.unwrap_err();
     std::fs::remove_dir(to.path().join("blobs/sha256").join(stuck.hex())).unwrap();
     let restored = restore(to.path()).await;
-    let report = restored.registry.fsck(&Caller::Internal, true).await.unwrap();
+    let report = restored.registry.fsck(&Caller::INTERNAL, true).await.unwrap();
     assert!(report.is_sound() && report.blobs == 3, "{report:?}");
 }

@@ -142,7 +142,7 @@ async fn another_replica_takes_over_what_a_dead_one_ran() {
         assert_eq!(store.job_renew(&run("b", 2), lease, None).await.unwrap(), Some(true));
         assert!(store.job_finish(&run("b", 2), &end).await.unwrap());
         assert!(app.findings(&id, "orphan", 10).await.is_empty());
-        let shown = app.registry.job_show(&Caller::Anonymous, id.parse().unwrap(), Duration::ZERO).await;
+        let shown = app.registry.job_show(&Caller::ANONYMOUS, id.parse().unwrap(), Duration::ZERO).await;
         assert_eq!(shown.unwrap().unwrap().state, "succeeded");
         // It expires in the end, with its findings.
         store.jobs_expire(i64::MAX, 100).await.unwrap();

@@ -119,11 +119,11 @@ async fn a_migration_copies_everything() {
         assert_eq!(referrers["manifests"].as_array().unwrap().len(), 1);
         assert_eq!(moved.get("/v2/_catalog").await.json()["repositories"], json!(["other", "team/mini"]));
         assert_eq!(moved.get("/v2/team/mini/manifests/v2").await.status, 404);
-        let sound = moved.registry.fsck(&Caller::Internal, true).await.unwrap();
+        let sound = moved.registry.fsck(&Caller::INTERNAL, true).await.unwrap();
         assert!(sound.is_sound() && sound.orphans.is_empty(), "{sound:?}");
         assert_eq!(sound.blobs, report.blobs);
         // It accepts pushes, and collections run.
-        moved.registry.gc_run(&Caller::Internal, false).await.unwrap();
+        moved.registry.gc_run(&Caller::INTERNAL, false).await.unwrap();
         let third = moved.push_image("team/mini", "v3", "three").await;
         stop(moved).await;
 

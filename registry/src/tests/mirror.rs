@@ -157,7 +157,7 @@ async fn fetched_once_and_served_while_the_upstream_is_down() {
         upstream.set(Mode::Up);
         assert_eq!(upstream.count("GET /v2/team/mini/manifests/"), 1);
         assert_eq!(upstream.count("GET /v2/team/mini/blobs/"), 1);
-        let report = app.registry.fsck(&crate::auth::Caller::Internal, true).await.unwrap();
+        let report = app.registry.fsck(&crate::auth::Caller::INTERNAL, true).await.unwrap();
         assert!(report.is_sound(), "{report:?}");
     }
 }

@@ -1,6 +1,8 @@
 //! Tests of the router without a socket: requests in, responses out, on a temporary folder with SQLite.
 //! Tests that need a socket are in `wire`.
 
+mod access;
+mod access_matrix;
 mod backup;
 mod bad_input;
 mod connections;
@@ -24,6 +26,8 @@ mod pull;
 mod push;
 mod ranges;
 mod routes;
+mod rules;
+mod sign_in;
 mod tags;
 mod tls;
 mod tools;

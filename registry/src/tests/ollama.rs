@@ -9,6 +9,7 @@ use lode_model::digest::Digest;
 use lode_model::media_type;
 use serde_json::{Value, json};
 
+use super::access::closed;
 use super::models::push_model;
 use super::{App, TestResponse, failure, gateway, image};
 
@@ -63,23 +64,37 @@ async fn push_and_pull_as_the_classic_client_does() {
 
 #[tokio::test]
 async fn links_open_one_blob_for_a_while() {
-    let app = App::new().await;
-    let (digest, other) = (app.push_blob("mini", "content").await, app.push_blob("mini", "other").await);
-    let probe = classic(&app, Request::get(format!("/v2/library/mini/blobs/{digest}")), "").await;
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    let mut digests = Vec::new();
+    for content in ["content", "other"] {
+        let digest = Digest::sha256(content.as_bytes());
+        let path = format!("/v2/alice/mini/blobs/uploads/?digest={digest}");
+        assert_eq!(app.send_as(&alice, Request::post(path), content).await.status, 201);
+        digests.push(digest);
+    }
+    let (digest, other) = (&digests[0], &digests[1]);
+    let path = format!("/v2/alice/mini/blobs/{digest}");
+    let request = by(CLASSIC, Request::get(&path)).header("authorization", &alice);
+    let probe = app.send(request, "").await;
     let link = probe.header("location").replace("http://localhost:5000", "");
-    assert_eq!(app.get(&link).await.status, 200);
-    let (path, query) = link.split_once('?').unwrap();
-    let expires = query.split('&').next().unwrap();
+    assert_eq!(app.get_as("", &link).await.text(), "content");
+    assert_eq!(app.get_as("", &path).await.status, 401);
+    let (_, token) = link.split_once("?link=").unwrap();
     for forged in [
         link.replace(digest.hex(), other.hex()),
         link.replace("/mini/", "/maxi/"),
-        link.replace(expires, "expires=99999999999"),
-        format!("{path}?{expires}&signature=00"),
-        format!("{path}?{expires}&signature=nonsense"),
-        format!("{path}?expires=never&signature=00"),
+        link[..link.len() - 1].to_owned(),
+        format!("{path}?link="),
+        format!("{path}?link=nonsense"),
     ] {
-        assert_eq!(app.get(&forged).await.failure(), failure(403, "DENIED"), "{forged}");
+        assert_eq!(app.get_as("", &forged).await.failure(), failure(403, "DENIED"), "{forged}");
     }
+    // A link is no credential for anything else.
+    assert_eq!(app.get_as(&format!("Bearer {token}"), "/v2/").await.status, 401);
+    // It ends with the rights of its account.
+    app.admin("PATCH", "/lode/v1/accounts/alice", json!({"disabled": true})).await;
+    assert_eq!(app.get_as("", &link).await.status, 403);
 }
 
 #[tokio::test]

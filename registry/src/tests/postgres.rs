@@ -1,12 +1,15 @@
 //! API tests on Postgres: models, tensors, workers, keys. They run if LODE_TEST_POSTGRES names a server; all
 //! other tests use SQLite.
 
+use std::time::Duration;
+
+use futures::future::join_all;
 use http::Request;
 use serde_json::json;
 
-use super::App;
 use super::gateway::{join, local};
 use super::models::push_model;
+use super::{App, image};
 use crate::Config;
 
 #[tokio::test]
@@ -37,4 +40,22 @@ async fn the_same_rows() {
     assert_eq!(local(&app, "PUT", &path, credential, beat).await.status, 204);
     assert_eq!(app.get("/lode/v1/workers").await.json()["workers"][0]["cached"], json!([digest]));
     assert_eq!(local(&app, "DELETE", &path, credential, json!(null)).await.status, 204);
+}
+
+/// A transaction that needed a second connection would wait for the others, and they for it.
+#[tokio::test]
+async fn many_pushes_share_few_connections() {
+    let Some(database) = crate::store::postgres_for_test().await else { return };
+    let app =
+        App::with(Config { database: Some(database), database_connections: 1, ..Config::default() }).await;
+    let config = app.push_blob("team/app", "{}").await;
+    // What is remembered of access control is no longer fresh.
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    let pushes = (0..40).map(async |at| {
+        let tag = format!("v{at}");
+        app.push_manifest("team/app", &tag, &image(&config, 2, &[json!({
+            "mediaType": "application/x-test", "digest": config, "size": 2, "annotations": {"at": tag},
+        })])).await.status
+    });
+    assert!(join_all(pushes).await.iter().all(|status| *status == 201));
 }

@@ -10,6 +10,7 @@ pub(crate) mod show;
 pub(crate) mod tags;
 
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use lode_model::config::{ModelConfig, format_parameter_count};
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,7 @@ use uuid::Uuid;
 
 use crate::Registry;
 use crate::app::ModelSummary;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::http::model_name::{self, ModelName};
 use crate::http::{Failure, Json, JsonBody, OwnHosts, RequestBody};
 
@@ -71,16 +72,36 @@ impl Details {
     }
 }
 
-pub(crate) async fn version(caller: Caller) -> Result<Json<Value>, Failure> {
-    allow(&caller, Action::Pull, Target::Server)?;
-    Ok(Json(json!({ "version": API_VERSION, "lode": env!("CARGO_PKG_VERSION") })))
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({ "version": API_VERSION, "lode": env!("CARGO_PKG_VERSION") }))
 }
 
 /// The signed-in user, which a server without accounts does not require. If this route failed, `ollama push
 /// NAME` would end before it asks this server to push.
-pub(crate) async fn me(caller: Caller) -> Result<Json<Value>, Failure> {
-    allow(&caller, Action::Pull, Target::Server)?;
-    Ok(Json(json!({ "id": Uuid::nil(), "email": "", "name": "anonymous" })))
+pub(crate) async fn me(State(registry): State<Registry>, caller: Caller) -> Result<Json<Value>, Failure> {
+    registry.authorize(&caller, Action::SignIn, Target::Server).await?;
+    let account = caller.account();
+    let (id, name) = account.map_or((Uuid::nil(), "anonymous"), |account| (account.id, &account.name[..]));
+    Ok(Json(json!({ "id": id, "email": "", "name": name })))
+}
+
+/// Adds to a 401 the page on which a person signs in, which ollama opens. ollama expects this text.
+pub(crate) fn unauthorized(sign_in_url: &str, response: Response) -> Response {
+    let body = json!({ "error": "unauthorized", "signin_url": sign_in_url });
+    let mut worded = (StatusCode::UNAUTHORIZED, Json(body)).into_response();
+    // Keep the extensions: the log needs the failure.
+    *worded.extensions_mut() = response.into_parts().0.extensions;
+    worded
+}
+
+/// `ollama signout`: removes the key that has signed the request.
+pub(crate) async fn sign_out(
+    State(registry): State<Registry>,
+    caller: Caller,
+) -> Result<StatusCode, Failure> {
+    registry.authorize(&caller, Action::SignIn, Target::Server).await?;
+    registry.key_forget(&caller).await?;
+    Ok(StatusCode::OK)
 }
 
 pub(crate) async fn delete(

@@ -1,6 +1,7 @@
 //! Error responses under `/v1`, in OpenAI's format.
 
 use axum::response::{IntoResponse, Response};
+use http::StatusCode;
 use serde_json::json;
 
 use crate::http::{Failure, Json};
@@ -13,6 +14,7 @@ pub(crate) fn respond(failure: &Failure) -> Response {
         400..500 => "invalid_request_error",
         _ => "api_error",
     };
-    let error = json!({ "message": failure.message(), "type": kind, "param": null, "code": null });
+    let code = (status == StatusCode::UNAUTHORIZED).then_some("invalid_api_key");
+    let error = json!({ "message": failure.message(), "type": kind, "param": null, "code": code });
     (status, Json(json!({ "error": error }))).into_response()
 }

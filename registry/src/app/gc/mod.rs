@@ -16,7 +16,7 @@ use tokio::sync::MutexGuard;
 use super::job_control::JobControl;
 use super::{Registry, detached, retry_on_deadlock};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::blobs::BlobLocation;
 use crate::error::chain;
 use crate::metrics;
@@ -43,7 +43,7 @@ const COLLECTION_LOCK: &str = "collection";
 impl Registry {
     /// Runs one collection, after any that is running on this or another replica.
     pub async fn gc_run(&self, caller: &Caller, dry_run: bool) -> Result<GcReport, Error> {
-        allow(caller, Action::Administer, Target::Server)?;
+        self.authorize(caller, Action::Administer, Target::Server).await?;
         if !dry_run {
             self.check_writable()?;
         }
@@ -131,18 +131,19 @@ impl Registry {
     }
 
     /// The cause of a removal that a client requests now.
-    pub(super) fn deletion_cause(&self) -> RemovalCause {
+    pub(super) fn deletion_cause(&self, caller: &Caller) -> RemovalCause {
         let now = now_ms();
         RemovalCause {
             reason: RemovalReason::Deleted,
+            actor: caller.actor(),
             at: now,
             undo_until: now.saturating_add(self.undo_ms()),
         }
     }
 
     /// Like `deletion_cause`, for a blob. It cannot be restored, because it can be pushed again.
-    pub(super) fn blob_deletion_cause(&self) -> RemovalCause {
-        let why = self.deletion_cause();
+    pub(super) fn blob_deletion_cause(&self, caller: &Caller) -> RemovalCause {
+        let why = self.deletion_cause(caller);
         RemovalCause { undo_until: why.at, ..why }
     }
 
@@ -287,8 +288,8 @@ impl Registry {
         let mut tx = self.store.begin().await?;
         tx.repositories_lock(candidates.iter().map(|content| &content.repository)).await?;
         let free = tx.manifests_recheck(candidates, run.cutoff).await?;
-        let gone =
-            self.manifests_remove(&mut tx, &free, &run.removal_cause(RemovalReason::Unreferenced)).await?;
+        let why = run.removal_cause(RemovalReason::Unreferenced);
+        let gone = self.manifests_remove(&mut tx, &free, &why).await?.len() as u64;
         tx.commit().await?;
         Ok(gone)
     }

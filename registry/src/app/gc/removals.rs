@@ -1,12 +1,13 @@
 //! The records of removals: what was removed, when and why, and until when it can be restored.
 
 use lode_model::reference::Repository;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::Error;
 use crate::app::Registry;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::store::{RemovalReason, RemovalRow};
+use crate::time::as_rfc3339_option;
 
 /// The longest page of records.
 const PAGE: u32 = 1000;
@@ -30,14 +31,17 @@ pub struct Removal {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<u32>,
     /// Milliseconds since 1970, like all times here; RFC 3339 in JSON.
-    #[serde(serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "as_rfc3339_option", skip_serializing_if = "Option::is_none")]
     pub removed_at: Option<i64>,
     /// Until when it can be restored.
-    #[serde(serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "as_rfc3339_option", skip_serializing_if = "Option::is_none")]
     pub undo_until: Option<i64>,
     /// When it was restored.
-    #[serde(serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "as_rfc3339_option", skip_serializing_if = "Option::is_none")]
     pub restored_at: Option<i64>,
+    /// Who removed it: `user:alice`, `anonymous`, or `server` for the garbage collection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub actor: Option<String>,
 }
 
 /// A page of records, newest first, and the cursor of the next page.
@@ -57,7 +61,7 @@ impl Registry {
         after: Option<&str>,
         n: Option<u32>,
     ) -> Result<RemovalPage, Error> {
-        allow(caller, Action::Administer, Target::Server)?;
+        self.authorize(caller, Action::Inspect, Target::Server).await?;
         let n = n.map_or(PAGE, |n| n.clamp(1, PAGE));
         let mut rows = self.store.removal_list(repository, after, i64::from(n) + 1).await?;
         let more = rows.len() > n as usize;
@@ -86,12 +90,9 @@ impl Removal {
             removed_at: None,
             undo_until: None,
             restored_at: None,
+            actor: None,
         }
     }
-}
-
-fn rfc3339<S: Serializer>(millis: &Option<i64>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&crate::time::rfc3339(millis.unwrap_or_default()))
 }
 
 impl From<RemovalRow> for Removal {
@@ -107,6 +108,7 @@ impl From<RemovalRow> for Removal {
             rule: row.rule.and_then(|rule| u32::try_from(rule).ok()),
             removed_at: Some(row.removed_at),
             restored_at: row.restored_at,
+            actor: row.actor,
         }
     }
 }

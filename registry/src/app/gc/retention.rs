@@ -10,7 +10,7 @@ use crate::app::event::Event;
 use crate::app::job_control::JobControl;
 use crate::app::{Registry, retry_on_deadlock};
 use crate::retention::Rule;
-use crate::store::{AgedTag, RemovalCause, RemovalReason, UnreferencedContent};
+use crate::store::{AgedTag, ListFilter, RemovalCause, RemovalReason, UnreferencedContent};
 use crate::time::millis;
 
 impl Registry {
@@ -43,7 +43,7 @@ impl Registry {
         if self.retention.is_empty() {
             return Ok(None);
         }
-        let page = self.store.repository_list(after, BATCH).await?;
+        let page = self.store.repository_list(&ListFilter::All, after, BATCH).await?;
         let Some(last) = page.last() else { return Ok(None) };
         *after = last.as_str().to_owned();
         let ruled = page.into_iter().filter_map(|repository| {
@@ -53,15 +53,17 @@ impl Registry {
         Ok(Some(ruled.collect()))
     }
 
-    /// The tags that a rule does not keep.
+    /// The tags that a rule does not keep. Protected tags stay.
     pub(super) async fn tags_to_remove(
         &self,
         repository: &Repository,
         rule: &Rule,
     ) -> Result<Vec<AgedTag>, Error> {
         let Some(keep_last) = rule.keep_last else { return Ok(Vec::new()) };
+        let protected = self.protected_tags(repository).await?;
         let tags = self.store.tags_by_age(repository).await?.into_iter();
-        Ok(tags.filter(|tag| !rule.is_kept_tag(&tag.name)).skip(keep_last as usize).collect())
+        let is_kept = |tag: &AgedTag| rule.is_kept_tag(&tag.name) || protected.has(tag.name.as_str());
+        Ok(tags.filter(|tag| !is_kept(tag)).skip(keep_last as usize).collect())
     }
 
     async fn tags_remove(
@@ -78,7 +80,7 @@ impl Registry {
             .iter()
             .map(|tag| Event::Untag { repository, tag: &tag.name, digest: &tag.digest, reason })
             .collect();
-        self.announce_all(&mut tx, &events).await?;
+        self.announce_all(&mut tx, &why.actor, &events).await?;
         tx.commit().await?;
         Ok(removed.len() as u64)
     }
@@ -121,7 +123,7 @@ impl Registry {
                 unreferenced_at: why.at,
             })
             .collect();
-        let gone = self.manifests_remove(&mut tx, &still, why).await?;
+        let gone = self.manifests_remove(&mut tx, &still, why).await?.len() as u64;
         tx.commit().await?;
         Ok(gone)
     }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::removals::Removal;
+use crate::auth::Caller;
 use crate::metrics::RemovedObjects;
 use crate::store::{RemovalCause, RemovalReason};
 
@@ -53,7 +54,7 @@ pub(super) struct RunTimes {
 
 impl RunTimes {
     pub(super) fn removal_cause(&self, reason: RemovalReason) -> RemovalCause {
-        RemovalCause { reason, at: self.now, undo_until: self.undo_until }
+        RemovalCause { reason, actor: Caller::INTERNAL.actor(), at: self.now, undo_until: self.undo_until }
     }
 }
 

@@ -8,12 +8,13 @@ use lode_model::digest::Digest;
 use lode_model::manifest::Manifest;
 use lode_model::reference::{Reference, Repository, Tag};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::Error;
 use crate::app::event::Event;
-use crate::app::manifests::Checks;
+use crate::app::manifests::{Checks, PushedManifest};
 use crate::app::{Registry, TRIES, detached, retry_on_deadlock};
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::{Action, Caller, Target};
 use crate::store::{RemovalRow, parse_stored};
 use crate::time::millis;
 
@@ -37,13 +38,19 @@ impl Registry {
         repository: &Repository,
         reference: &Reference,
     ) -> Result<RestoredContent, Error> {
-        allow(caller, Action::Administer, Target::Server)?;
+        self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
         let (this, repository, reference) = (self.clone(), repository.clone(), reference.clone());
-        detached(async move { this.undo(&repository, &reference).await }).await
+        let caller = caller.clone();
+        detached(async move { this.undo(&caller, &repository, &reference).await }).await
     }
 
-    async fn undo(&self, repository: &Repository, reference: &Reference) -> Result<RestoredContent, Error> {
+    async fn undo(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<RestoredContent, Error> {
         let unknown = || Error::RemovalUnknown { reference: reference.clone() };
         // 1. Find the manifest and the tags.
         let (digest, tags) = match reference {
@@ -62,12 +69,14 @@ impl Registry {
         for _ in 0..TRIES {
             // 2. Restore the manifest, unless it still exists.
             if self.store.manifest_find(repository, &by_digest).await?.is_none() {
-                self.manifest_restore(repository, &digest, &mut restored, 0).await?;
+                self.manifest_restore(caller, repository, &digest, &mut restored, 0).await?;
             } else if tags.is_empty() {
                 break;
             }
             // 3. Restore its tags, unless a collection removed the manifest meanwhile.
-            if let Some(tags) = retry_on_deadlock!(self.tags_restore(repository, &digest, &tags).await)? {
+            if let Some(tags) =
+                retry_on_deadlock!(self.tags_restore(caller, repository, &digest, &tags).await)?
+            {
                 tracing::info!(%repository, %reference, tags = tags.len(), "removal undone");
                 restored.tags = tags;
                 return Ok(restored);
@@ -78,6 +87,7 @@ impl Registry {
 
     async fn manifest_restore(
         &self,
+        caller: &Caller,
         repository: &Repository,
         digest: &Digest,
         restored: &mut RestoredContent,
@@ -97,7 +107,7 @@ impl Registry {
         // 1. The manifests of an index that were removed too.
         for child in self.store.manifests_missing(repository, &children).await? {
             if depth < DEPTH && self.store.removal_of_manifest(repository, &child).await?.is_some() {
-                Box::pin(self.manifest_restore(repository, &child, restored, depth + 1)).await?;
+                Box::pin(self.manifest_restore(caller, repository, &child, restored, depth + 1)).await?;
             }
         }
         // 2. All of the blobs that it had.
@@ -108,7 +118,13 @@ impl Registry {
         })?;
         // 3. The manifest itself, like a push. References that were absent before may be absent again.
         let (reference, media_type) = (Reference::Digest(digest.clone()), row.media_type.as_deref());
-        self.manifest_store(repository, &reference, media_type, bytes.into(), &[], Checks::NONE).await?;
+        let new = PushedManifest {
+            reference: &reference,
+            content_type: media_type,
+            bytes: bytes.into(),
+            tags: &[],
+        };
+        self.manifest_store(caller, repository, new, Checks::NONE).await?;
         let mut tx = self.store.begin().await?;
         tx.removals_mark_restored(&[row.id]).await?;
         tx.commit().await?;
@@ -133,6 +149,7 @@ impl Registry {
 
     async fn tags_restore(
         &self,
+        caller: &Caller,
         repository: &Repository,
         digest: &Digest,
         removals: &[RemovalRow],
@@ -142,20 +159,29 @@ impl Registry {
         if !tx.manifests_reference(repository, std::slice::from_ref(digest)).await?.is_empty() {
             return Ok(None);
         }
-        let mut tags: Vec<Tag> = Vec::new();
+        let (actor, mut tags) = (caller.actor(), Vec::<Tag>::new());
         for row in removals {
             let tag: Tag = parse_stored("tag", row.tag.as_deref().unwrap_or_default())?;
             if !tags.contains(&tag) {
-                let previous = tx.tag_put(repository, &tag, digest).await?;
+                let previous = tx.tag_put(repository, &tag, digest, &actor).await?;
                 if previous.as_ref() != Some(digest) {
                     let previous = previous.as_ref();
-                    self.announce(&mut tx, Event::Tag { repository, tag: &tag, digest, previous }).await?;
+                    let event = Event::Tag { repository, tag: &tag, digest, previous };
+                    self.announce(&mut tx, &actor, event).await?;
                 }
                 tags.push(tag);
             }
         }
         let ids: Vec<String> = removals.iter().map(|row| row.id.clone()).collect();
         tx.removals_mark_restored(&ids).await?;
+        self.audit(
+            &mut tx,
+            caller,
+            "removal.undo",
+            format!("{repository}@{digest}"),
+            json!({ "tags": tags }),
+        )
+        .await?;
         tx.commit().await?;
         Ok(Some(tags))
     }

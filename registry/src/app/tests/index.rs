@@ -10,7 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::app::{IndexLimits, ModelState};
 use crate::blobs::testing::Fault;
-use crate::store::{IndexState, Store};
+use crate::store::{IndexState, ListFilter, Store};
 
 /// Manifests are indexed only when a request needs them, and listings do not wait.
 const NONE: IndexLimits = IndexLimits { at_once: 0, list_wait: Duration::ZERO };
@@ -40,7 +40,7 @@ async fn listed(f: &Fixture) -> Vec<(String, ModelState)> {
 }
 
 async fn is_queued(store: &Store, digest: &Digest) -> bool {
-    let rows = store.tagged_list(None, 100).await.unwrap();
+    let rows = store.tagged_list(&ListFilter::All, None, 100).await.unwrap();
     let row = rows.into_iter().find(|row| row.digest == *digest).unwrap();
     matches!(row.state, IndexState::Queued { .. })
 }
@@ -160,7 +160,7 @@ async fn a_backlog_is_read_a_few_at_a_time() {
         pushed.push(push_model(&f, &format!("m{n}"), n).await);
     }
     let begun = async || {
-        let rows = f.registry.store().tagged_list(None, 100).await.unwrap();
+        let rows = f.registry.store().tagged_list(&ListFilter::All, None, 100).await.unwrap();
         rows.iter().filter(|row| matches!(row.state, IndexState::Queued { attempts: 1.., .. })).count()
     };
     while begun().await < 2 {

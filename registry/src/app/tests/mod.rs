@@ -15,6 +15,7 @@ mod records;
 mod removals;
 mod replicas;
 mod shared;
+mod sign_in;
 mod uploads;
 
 use std::sync::Arc;
@@ -38,7 +39,7 @@ use crate::blobs::{WriteLimit, key};
 use crate::open::{open, open_limited};
 use crate::{BodyError, Config, Error, OpenError};
 
-const CALLER: Caller = Caller::Anonymous;
+const CALLER: Caller = Caller::ANONYMOUS;
 
 /// A registry in a temporary folder, which can be stopped abruptly and restarted.
 struct Fixture {

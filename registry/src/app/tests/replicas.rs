@@ -12,7 +12,8 @@ use crate::time::{millis, now_ms};
 const GRACE_TIME: Duration = Duration::from_millis(300);
 
 pub(super) fn test_cause() -> RemovalCause {
-    RemovalCause { reason: RemovalReason::Unreferenced, at: now_ms(), undo_until: 0 }
+    let actor = Caller::INTERNAL.actor();
+    RemovalCause { reason: RemovalReason::Unreferenced, actor, at: now_ms(), undo_until: 0 }
 }
 
 /// The store of another replica.
@@ -269,7 +270,7 @@ async fn a_manifest_arrives_while_the_last_one_of_its_layer_goes() {
         let new = NewManifest { digest: &digest, media_type, artifact_type, bytes: &bytes };
         tx.manifest_insert(&repo("r"), new).await.unwrap();
         tx.references_replace(&repo("r"), &digest, &named).await.unwrap();
-        tx.tag_put(&repo("r"), &"new".parse().unwrap(), &digest).await.unwrap();
+        tx.tag_put(&repo("r"), &"new".parse().unwrap(), &digest, "server").await.unwrap();
 
         let mut deleting = Box::pin(f.delete("r", old.as_str()));
         assert_blocked(&mut deleting).await;

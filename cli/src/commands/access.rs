@@ -1,0 +1,439 @@
+//! `lode user`, `robot`, `group`, `token`, `key`, `grant`, `visibility`, `protect` and `quota`: who may do what on
+//! a server.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use clap::ValueEnum;
+use http::Method;
+use lode_client::Registry;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    args::{
+        Grant, Group, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate, User, UserAdd,
+        UserSet,
+    },
+    connect::Connection,
+    error::{Failure, Outcome},
+    ui,
+};
+
+/// The longest password that is read.
+const MAX_PASSWORD_BYTES: u64 = 64 << 10;
+
+pub(crate) async fn user(connection: &Connection, command: User) -> Outcome {
+    let registry = connection.default_registry()?;
+    match command {
+        User::Add(UserAdd { name, password_stdin, server_role }) => {
+            let mut body = json!({ "name": name });
+            if password_stdin || ui::stdin_is_terminal() {
+                body["password"] = read_password()?.into();
+            }
+            if let Some(role) = server_role {
+                body["server_role"] = value_name(role).into();
+            }
+            let _created: Value = registry.json_post("lode/v1/accounts", &body).await?;
+            ui::print_message(format!("created user {name}"));
+            Ok(())
+        }
+        User::List(args) => {
+            let accounts = list_accounts(&registry).await?;
+            if args.json {
+                return ui::json(&json!({ "accounts": accounts }));
+            }
+            let rows: Vec<Vec<String>> = accounts
+                .iter()
+                .map(|account| {
+                    let state = if account["is_disabled"] == true { "disabled" } else { "" };
+                    vec![
+                        text(account, "name"),
+                        text(account, "kind"),
+                        text(account, "server_role"),
+                        state.to_owned(),
+                    ]
+                })
+                .collect();
+            ui::table(&["NAME", "KIND", "SERVER ROLE", "STATE"], &rows)
+        }
+        User::Set(UserSet { name, password_stdin, server_role, disable, enable }) => {
+            let mut body = Map::new();
+            if password_stdin {
+                body.insert("password".to_owned(), read_password()?.into());
+            }
+            if let Some(role) = server_role {
+                body.insert("server_role".to_owned(), value_name(role).into());
+            }
+            if disable || enable {
+                body.insert("disabled".to_owned(), disable.into());
+            }
+            if body.is_empty() {
+                return Err(Failure::new("nothing to change")
+                    .hint("--password-stdin, --server-role, --disable or --enable"));
+            }
+            send(&registry, Method::PATCH, &account_path(&name), &body.into()).await?;
+            ui::print_message(format!("changed user {name}"));
+            Ok(())
+        }
+        User::Rm { name } => delete_account(&registry, "user", &name).await,
+    }
+}
+
+pub(crate) async fn robot(connection: &Connection, command: Robot) -> Outcome {
+    let registry = connection.default_registry()?;
+    match command {
+        Robot::Add { name } => {
+            let body = json!({ "name": name, "kind": "robot" });
+            let _created: Value = registry.json_post("lode/v1/accounts", &body).await?;
+            ui::print_message(format!(
+                "created robot {name}; grant it a role with `lode grant add`, and create its token with `lode token create NAME --account {name}`"
+            ));
+            Ok(())
+        }
+        Robot::Rm { name } => delete_account(&registry, "robot", &name).await,
+    }
+}
+
+pub(crate) async fn group(connection: &Connection, command: Group) -> Outcome {
+    let registry = connection.default_registry()?;
+    let nothing = Value::Null;
+    match command {
+        Group::Add { name } => {
+            send(&registry, Method::POST, "lode/v1/groups", &json!({ "name": name })).await?;
+            ui::print_message(format!("created group {name}"));
+        }
+        Group::List { json } => {
+            let listed: Value = registry.json_get("lode/v1/groups").await?;
+            if json {
+                return ui::json(&listed);
+            }
+            let rows: Vec<Vec<String>> = items(&listed, "groups")
+                .map(|group| {
+                    let members: Vec<&str> =
+                        group["members"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+                    vec![text(group, "name"), members.join(", ")]
+                })
+                .collect();
+            return ui::table(&["GROUP", "MEMBERS"], &rows);
+        }
+        Group::Rm { name } => {
+            send(&registry, Method::DELETE, &format!("lode/v1/groups/{}", segment(&name)), &nothing).await?;
+            ui::print_message(format!("deleted group {name}"));
+        }
+        Group::Join { group, account } => {
+            send(&registry, Method::PUT, &member_path(&group, &account), &nothing).await?;
+            ui::print_message(format!("{account} is a member of {group}"));
+        }
+        Group::Leave { group, account } => {
+            send(&registry, Method::DELETE, &member_path(&group, &account), &nothing).await?;
+            ui::print_message(format!("{account} is not a member of {group}"));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) async fn token(connection: &Connection, command: Token) -> Outcome {
+    let registry = connection.default_registry()?;
+    match command {
+        Token::Create(args) => create_token(&registry, args).await,
+        Token::List(args) => {
+            let listed: Value =
+                registry.json_get(&of_account("lode/v1/tokens", args.account.as_deref())).await?;
+            if args.json {
+                return ui::json(&listed);
+            }
+            let rows: Vec<Vec<String>> = items(&listed, "tokens")
+                .map(|token| {
+                    let expires = match token["revoked_at"].is_null() {
+                        true => day(token, "expires_at"),
+                        false => "revoked".to_owned(),
+                    };
+                    vec![
+                        text(token, "id"),
+                        text(token, "name"),
+                        text(&token["scope"], "access"),
+                        format!("…{}", text(token, "last_four")),
+                        expires,
+                        day(token, "used_at"),
+                    ]
+                })
+                .collect();
+            ui::table(&["ID", "NAME", "ACCESS", "SECRET", "EXPIRES", "LAST USED"], &rows)
+        }
+        Token::Revoke(args) => {
+            let path = of_account(&format!("lode/v1/tokens/{}", segment(&args.id)), args.account.as_deref());
+            send(&registry, Method::DELETE, &path, &Value::Null).await?;
+            ui::print_message(format!("revoked token {}", args.id));
+            Ok(())
+        }
+    }
+}
+
+async fn create_token(registry: &Registry, args: TokenCreate) -> Outcome {
+    let expires = humantime::parse_duration(&args.expires)
+        .map_err(|error| Failure::with_source(format!("`{}` is not a duration", args.expires), &error))?;
+    let mut body = json!({
+        "name": args.name, "access": value_name(args.access), "targets": args.targets,
+        "expires_in_seconds": expires.as_secs(),
+    });
+    if let Some(account) = args.account {
+        body["account"] = account.into();
+    }
+    let created: Value = registry.json_post("lode/v1/tokens", &body).await?;
+    if args.json {
+        return ui::json(&created);
+    }
+    // Standard output has only the secret, so that a script can save it.
+    ui::print_message(format!("created token {}; its secret is shown only now:", text(&created, "id")));
+    ui::print_line(text(&created, "secret"))
+}
+
+pub(crate) async fn grant(connection: &Connection, command: Grant) -> Outcome {
+    let registry = connection.default_registry()?;
+    match command {
+        Grant::Add(args) => {
+            let role = value_name(args.role);
+            let body = json!({ "target": args.target, "subject": args.subject, "role": role });
+            send(&registry, Method::PUT, "lode/v1/grants", &body).await?;
+            ui::print_message(format!("{} may {role} {}", args.subject, args.target));
+        }
+        Grant::List(args) => {
+            let path = match &args.target {
+                Some(target) => format!("lode/v1/grants?target={}", segment(target)),
+                None => "lode/v1/grants".to_owned(),
+            };
+            let listed: Value = registry.json_get(&path).await?;
+            if args.json {
+                return ui::json(&listed);
+            }
+            let rows: Vec<Vec<String>> = items(&listed, "grants")
+                .map(|grant| {
+                    let kind = if grant["is_group"] == true { " (group)" } else { "" };
+                    vec![
+                        text(grant, "target"),
+                        format!("{}{kind}", text(grant, "subject")),
+                        text(grant, "role"),
+                    ]
+                })
+                .collect();
+            return ui::table(&["TARGET", "SUBJECT", "ROLE"], &rows);
+        }
+        Grant::Rm { subject, target } => {
+            let body = json!({ "target": target, "subject": subject });
+            send(&registry, Method::PUT, "lode/v1/grants", &body).await?;
+            ui::print_message(format!("{subject} has no role on {target}"));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) async fn visibility(connection: &Connection, args: SetVisibility) -> Outcome {
+    let registry = connection.default_registry()?;
+    let visibility = value_name(args.visibility);
+    let body = json!({ "target": args.target, "visibility": visibility });
+    send(&registry, Method::PUT, "lode/v1/visibility", &body).await?;
+    ui::print_message(format!("{} is {visibility}", args.target));
+    Ok(())
+}
+
+pub(crate) async fn key(connection: &Connection, command: Key) -> Outcome {
+    let registry = connection.default_registry()?;
+    match command {
+        Key::Add(KeyAdd { file, name, account }) => {
+            let line = read_key(&file)?;
+            let mut body = json!({ "key": line.trim() });
+            if let Some(name) = name {
+                body["name"] = name.into();
+            }
+            if let Some(account) = account {
+                body["account"] = account.into();
+            }
+            let added: Value = registry.json_post("lode/v1/keys", &body).await?;
+            ui::print_message(format!(
+                "added key {} as {}",
+                text(&added, "fingerprint"),
+                text(&added, "name")
+            ));
+            Ok(())
+        }
+        Key::List(args) => {
+            let listed: Value =
+                registry.json_get(&of_account("lode/v1/keys", args.account.as_deref())).await?;
+            if args.json {
+                return ui::json(&listed);
+            }
+            let rows: Vec<Vec<String>> = items(&listed, "keys")
+                .map(|key| {
+                    vec![text(key, "id"), text(key, "name"), text(key, "fingerprint"), day(key, "used_at")]
+                })
+                .collect();
+            ui::table(&["ID", "NAME", "FINGERPRINT", "LAST USED"], &rows)
+        }
+        Key::Rm { id, account } => {
+            let path = of_account(&format!("lode/v1/keys/{}", segment(&id)), account.as_deref());
+            send(&registry, Method::DELETE, &path, &Value::Null).await?;
+            ui::print_message(format!("removed key {id}"));
+            Ok(())
+        }
+    }
+}
+
+pub(crate) async fn protect(connection: &Connection, args: Protect) -> Outcome {
+    let registry = connection.default_registry()?;
+    let Protect { target, patterns, none, json } = args;
+    if !patterns.is_empty() || none {
+        let body = json!({ "target": target, "patterns": patterns });
+        send(&registry, Method::PUT, "lode/v1/protected-tags", &body).await?;
+        ui::print_message(match none {
+            true => format!("{target} has no protected tags"),
+            false => format!("{target} protects the tags {}", patterns.join(", ")),
+        });
+        return Ok(());
+    }
+    let listed: Value =
+        registry.json_get(&format!("lode/v1/protected-tags?target={}", segment(&target))).await?;
+    if json {
+        return ui::json(&listed);
+    }
+    let rows: Vec<Vec<String>> = items(&listed, "protected_tags")
+        .map(|rule| vec![text(rule, "target"), text(rule, "pattern")])
+        .collect();
+    ui::table(&["TARGET", "PATTERN"], &rows)
+}
+
+pub(crate) async fn quota(connection: &Connection, command: Quota) -> Outcome {
+    let registry = connection.default_registry()?;
+    match command {
+        Quota::Set { namespace, limit } => {
+            let body = json!({ "namespace": namespace, "limit_bytes": limit.0 });
+            send(&registry, Method::PUT, "lode/v1/quotas", &body).await?;
+            ui::print_message(format!("the blobs of {namespace} may have {limit}"));
+            Ok(())
+        }
+        Quota::Rm { namespace } => {
+            let body = json!({ "namespace": namespace, "limit_bytes": null });
+            send(&registry, Method::PUT, "lode/v1/quotas", &body).await?;
+            ui::print_message(format!("{namespace} has no quota"));
+            Ok(())
+        }
+        Quota::List { namespace, json } => {
+            let path = match &namespace {
+                Some(namespace) => format!("lode/v1/quotas?namespace={}", segment(namespace)),
+                None => "lode/v1/quotas".to_owned(),
+            };
+            let listed: Value = registry.json_get(&path).await?;
+            if json {
+                return ui::json(&listed);
+            }
+            let size = |quota: &Value, key: &str| {
+                quota[key].as_u64().map_or_else(|| "none".to_owned(), ui::format_size)
+            };
+            let rows: Vec<Vec<String>> = items(&listed, "quotas")
+                .map(|quota| {
+                    vec![
+                        text(quota, "namespace"),
+                        size(quota, "limit_bytes"),
+                        size(quota, "used_bytes"),
+                        size(quota, "own_bytes"),
+                        size(quota, "logical_bytes"),
+                    ]
+                })
+                .collect();
+            ui::table(&["NAMESPACE", "LIMIT", "USED", "OWN", "LOGICAL"], &rows)
+        }
+    }
+}
+
+fn read_key(file: &Path) -> Outcome<String> {
+    let mut line = String::new();
+    let read = match file == Path::new("-") {
+        true => std::io::stdin().lock().take(MAX_PASSWORD_BYTES).read_to_string(&mut line),
+        false => File::open(file).and_then(|open| open.take(MAX_PASSWORD_BYTES).read_to_string(&mut line)),
+    };
+    match read {
+        Ok(_) if line.contains("PRIVATE KEY") => {
+            Err(Failure::new(format!("{} is the private key, which stays secret", file.display()))
+                .hint("name the file that ends in .pub"))
+        }
+        Ok(_) => Ok(line),
+        Err(error) => Err(Failure::with_source(format!("failed to read {}", file.display()), &error)),
+    }
+}
+
+/// The date of a time.
+fn day(value: &Value, key: &str) -> String {
+    value[key].as_str().and_then(|time| time.get(..10)).unwrap_or("never").to_owned()
+}
+
+async fn list_accounts(registry: &Registry) -> Outcome<Vec<Value>> {
+    let (mut all, mut next) = (Vec::new(), Some("lode/v1/accounts".to_owned()));
+    while let Some(path) = next {
+        let (mut page, after): (Value, _) = registry.json_page(&path).await?;
+        if let Some(Value::Array(accounts)) = page.get_mut("accounts").map(Value::take) {
+            all.extend(accounts);
+        }
+        next = after;
+    }
+    Ok(all)
+}
+
+async fn delete_account(registry: &Registry, kind: &str, name: &str) -> Outcome {
+    send(registry, Method::DELETE, &account_path(name), &Value::Null).await?;
+    ui::print_message(format!("deleted {kind} {name}"));
+    Ok(())
+}
+
+/// Sends a request whose response has no content.
+async fn send(registry: &Registry, method: Method, path: &str, body: &Value) -> Outcome {
+    registry.json_stream(method, path, body).await?;
+    Ok(())
+}
+
+fn account_path(name: &str) -> String {
+    format!("lode/v1/accounts/{}", segment(name))
+}
+
+fn member_path(group: &str, account: &str) -> String {
+    format!("lode/v1/groups/{}/members/{}", segment(group), segment(account))
+}
+
+fn of_account(path: &str, account: Option<&str>) -> String {
+    match account {
+        Some(account) => format!("{path}?account={}", segment(account)),
+        None => path.to_owned(),
+    }
+}
+
+/// A name as a part of a path or a query.
+fn segment(name: &str) -> String {
+    utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
+}
+
+/// The name of an argument's value, which the API uses, too.
+fn value_name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+fn items<'a>(listed: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
+    listed[key].as_array().into_iter().flatten()
+}
+
+fn text(value: &Value, key: &str) -> String {
+    value[key].as_str().unwrap_or_default().to_owned()
+}
+
+/// Reads a password from standard input; on a terminal it asks for it.
+pub(super) fn read_password() -> Outcome<String> {
+    if ui::stdin_is_terminal() {
+        return ui::ask_password("Password: ");
+    }
+    let mut text = String::new();
+    std::io::stdin().lock().take(MAX_PASSWORD_BYTES).read_to_string(&mut text)?;
+    let password = text.trim_end_matches(['\r', '\n']);
+    match password.is_empty() {
+        true => Err(Failure::new("standard input has no password")),
+        false => Ok(password.to_owned()),
+    }
+}

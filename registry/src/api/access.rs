@@ -1,0 +1,341 @@
+//! `/lode/v1/accounts`, `/groups`, `/tokens`, `/keys`, `/grants`, `/visibility` and `/me`: who may do what.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use lode_client::Secret;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::MAX_PAGE;
+use crate::Registry;
+use crate::app::{AccountChange, AccountError, AccountInfo, Grant, KeyInfo, NewAccount, NewToken, TokenInfo};
+use crate::auth::{
+    Access, AccessTarget, AccountKind, Action, Caller, OllamaKey, Role, Scope, ServerRole, Target, Visibility,
+};
+use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
+
+/// A request to create an account.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AccountRequest {
+    name: String,
+    #[serde(default = "user")]
+    kind: AccountKind,
+    password: Option<Secret>,
+    server_role: Option<ServerRole>,
+}
+
+fn user() -> AccountKind {
+    AccountKind::User
+}
+
+/// A request to change an account. `server_role` may be `none`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChangeRequest {
+    password: Option<Secret>,
+    server_role: Option<String>,
+    disabled: Option<bool>,
+}
+
+/// A request to create a token.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TokenRequest {
+    name: String,
+    /// The account; by default that of the caller.
+    account: Option<String>,
+    #[serde(default)]
+    access: Access,
+    #[serde(default)]
+    targets: Vec<AccessTarget>,
+    expires_in_seconds: Option<u64>,
+}
+
+/// A request to grant or remove a role.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct GrantRequest {
+    target: AccessTarget,
+    subject: String,
+    /// Absent: remove the role.
+    role: Option<Role>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VisibilityRequest {
+    target: AccessTarget,
+    visibility: Visibility,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct GroupRequest {
+    name: String,
+}
+
+impl RequestBody for AccountRequest {
+    const ACTION: Action = Action::Own;
+}
+
+impl RequestBody for ChangeRequest {
+    const ACTION: Action = Action::Own;
+}
+
+impl RequestBody for TokenRequest {
+    const ACTION: Action = Action::Own;
+}
+
+impl RequestBody for GrantRequest {
+    const ACTION: Action = Action::Own;
+}
+
+impl RequestBody for VisibilityRequest {
+    const ACTION: Action = Action::Own;
+}
+
+impl RequestBody for GroupRequest {
+    const ACTION: Action = Action::Administer;
+}
+
+#[derive(Serialize)]
+pub(crate) struct AccountList {
+    accounts: Vec<AccountInfo>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct TokenList {
+    tokens: Vec<TokenInfo>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct CreatedToken {
+    #[serde(flatten)]
+    info: TokenInfo,
+    /// Shown only here.
+    secret: String,
+}
+
+#[derive(Serialize)]
+pub(crate) struct GrantList {
+    grants: Vec<Grant>,
+}
+
+pub(crate) async fn accounts(
+    State(registry): State<Registry>,
+    caller: Caller,
+    links: Links,
+    query: Query,
+) -> Result<Response, Failure> {
+    let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
+    let found = registry.account_list(&caller, query.get("last"), n).await?;
+    let last = found.items.last().filter(|_| found.more).map(|account| account.name.clone());
+    let next = last.map(|last| links.next("/lode/v1/accounts", &[("n", &n.to_string()), ("last", &last)]));
+    Ok(page(Json(AccountList { accounts: found.items }), next))
+}
+
+pub(crate) async fn create_account(
+    State(registry): State<Registry>,
+    caller: Caller,
+    body: JsonBody<AccountRequest>,
+) -> Result<(StatusCode, Json<AccountInfo>), Failure> {
+    let (AccountRequest { name, kind, password, server_role }, _charge) = body.into_parts();
+    let created = registry.account_create(&caller, NewAccount { kind, name, password, server_role }).await?;
+    Ok((StatusCode::CREATED, Json(created)))
+}
+
+pub(crate) async fn change_account(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(name): Path<String>,
+    body: JsonBody<ChangeRequest>,
+) -> Result<Json<AccountInfo>, Failure> {
+    let (ChangeRequest { password, server_role, disabled }, _charge) = body.into_parts();
+    let server_role = match server_role.as_deref() {
+        None => None,
+        Some("none") => Some(None),
+        Some(text) => Some(Some(text.parse().map_err(Failure::UnknownName)?)),
+    };
+    let change = AccountChange { password, server_role, is_disabled: disabled };
+    Ok(Json(registry.account_update(&caller, &name, change).await?))
+}
+
+pub(crate) async fn delete_account(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Failure> {
+    registry.account_delete(&caller, &name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn tokens(
+    State(registry): State<Registry>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<TokenList>, Failure> {
+    Ok(Json(TokenList { tokens: registry.token_list(&caller, query.get("account")).await? }))
+}
+
+pub(crate) async fn create_token(
+    State(registry): State<Registry>,
+    caller: Caller,
+    body: JsonBody<TokenRequest>,
+) -> Result<(StatusCode, Json<CreatedToken>), Failure> {
+    let (TokenRequest { name, account, access, targets, expires_in_seconds }, _charge) = body.into_parts();
+    let new = NewToken {
+        name,
+        scope: Scope { access, targets, requested: None },
+        valid: expires_in_seconds.map(Duration::from_secs),
+    };
+    let (info, secret) = registry.token_create(&caller, account.as_deref(), new).await?;
+    Ok((StatusCode::CREATED, Json(CreatedToken { info, secret: secret.expose().to_owned() })))
+}
+
+pub(crate) async fn revoke_token(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(id): Path<Uuid>,
+    query: Query,
+) -> Result<StatusCode, Failure> {
+    registry.token_revoke(&caller, query.get("account"), id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn grants(
+    State(registry): State<Registry>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<GrantList>, Failure> {
+    let target = query.get("target").map(str::parse).transpose().map_err(Failure::UnknownName)?;
+    Ok(Json(GrantList { grants: registry.grant_list(&caller, target.as_ref()).await? }))
+}
+
+pub(crate) async fn put_grant(
+    State(registry): State<Registry>,
+    caller: Caller,
+    body: JsonBody<GrantRequest>,
+) -> Result<StatusCode, Failure> {
+    let GrantRequest { target, subject, role } = &*body;
+    match role {
+        Some(role) => registry.grant_put(&caller, target, subject, *role).await?,
+        None => registry.grant_delete(&caller, target, subject).await?,
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn put_visibility(
+    State(registry): State<Registry>,
+    caller: Caller,
+    body: JsonBody<VisibilityRequest>,
+) -> Result<StatusCode, Failure> {
+    registry.visibility_put(&caller, &body.target, body.visibility).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn groups(State(registry): State<Registry>, caller: Caller) -> Result<Json<Value>, Failure> {
+    let groups = registry.group_list(&caller).await?;
+    let groups: Vec<Value> =
+        groups.into_iter().map(|(name, members)| json!({ "name": name, "members": members })).collect();
+    Ok(Json(json!({ "groups": groups })))
+}
+
+pub(crate) async fn create_group(
+    State(registry): State<Registry>,
+    caller: Caller,
+    body: JsonBody<GroupRequest>,
+) -> Result<StatusCode, Failure> {
+    registry.group_create(&caller, &body.name).await?;
+    Ok(StatusCode::CREATED)
+}
+
+pub(crate) async fn delete_group(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Failure> {
+    registry.group_delete(&caller, &name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn add_member(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((group, account)): Path<(String, String)>,
+) -> Result<StatusCode, Failure> {
+    registry.group_member_put(&caller, &group, &account, true).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn remove_member(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((group, account)): Path<(String, String)>,
+) -> Result<StatusCode, Failure> {
+    registry.group_member_put(&caller, &group, &account, false).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// A request to add a key.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KeyRequest {
+    /// The line of the public key file.
+    key: String,
+    /// By default the comment of the line.
+    name: Option<String>,
+    /// The account; by default that of the caller.
+    account: Option<String>,
+}
+
+impl RequestBody for KeyRequest {
+    const ACTION: Action = Action::Own;
+}
+
+pub(crate) async fn keys(
+    State(registry): State<Registry>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<Value>, Failure> {
+    Ok(Json(json!({ "keys": registry.key_list(&caller, query.get("account")).await? })))
+}
+
+pub(crate) async fn add_key(
+    State(registry): State<Registry>,
+    caller: Caller,
+    body: JsonBody<KeyRequest>,
+) -> Result<(StatusCode, Json<KeyInfo>), Failure> {
+    let KeyRequest { key, name, account } = &*body;
+    let (key, comment) = OllamaKey::parse_line(key).map_err(AccountError::from)?;
+    let name = name.as_deref().or(comment).unwrap_or("ollama");
+    let added = registry.key_add(&caller, account.as_deref(), key, name).await?;
+    Ok((StatusCode::CREATED, Json(added)))
+}
+
+pub(crate) async fn remove_key(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(id): Path<Uuid>,
+    query: Query,
+) -> Result<StatusCode, Failure> {
+    registry.key_remove(&caller, query.get("account"), id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The account behind the request's credentials. `csrf` is the token that scripts of this server's pages send
+/// with changes.
+pub(crate) async fn me(State(registry): State<Registry>, caller: Caller) -> Result<Json<Value>, Failure> {
+    registry.authorize(&caller, Action::SignIn, Target::Server).await?;
+    let Some(account) = caller.account() else { return Ok(Json(json!({ "name": null }))) };
+    let csrf = registry.csrf_token(&caller).await?;
+    Ok(Json(json!({
+        "id": account.id, "name": account.name, "kind": account.kind, "server_role": account.server_role,
+        "access": account.scope.access, "targets": account.scope.targets,
+        "csrf": csrf.as_ref().map(Secret::expose),
+    })))
+}

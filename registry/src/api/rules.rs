@@ -1,0 +1,90 @@
+//! `/lode/v1/quotas` and `/lode/v1/protected-tags`.
+
+use axum::extract::State;
+use http::StatusCode;
+use lode_model::reference::Repository;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::Registry;
+use crate::auth::{AccessTarget, Action, Caller};
+use crate::http::{Failure, Json, JsonBody, Query, RequestBody};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct QuotaRequest {
+    namespace: Repository,
+    /// Null: no limit.
+    limit_bytes: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ProtectedTagsRequest {
+    target: AccessTarget,
+    /// Replace those that the target has.
+    patterns: Vec<String>,
+}
+
+impl RequestBody for QuotaRequest {
+    const ACTION: Action = Action::Administer;
+}
+
+impl RequestBody for ProtectedTagsRequest {
+    const ACTION: Action = Action::Maintain;
+}
+
+pub(crate) async fn quotas(
+    State(registry): State<Registry>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<Value>, Failure> {
+    let namespace: Option<Repository> = query.get("namespace").map(str::parse).transpose()?;
+    namespace.as_ref().map_or(Ok(()), check_namespace)?;
+    Ok(Json(json!({ "quotas": registry.quota_list(&caller, namespace.as_ref()).await? })))
+}
+
+pub(crate) async fn put_quota(
+    State(registry): State<Registry>,
+    caller: Caller,
+    body: JsonBody<QuotaRequest>,
+) -> Result<StatusCode, Failure> {
+    check_namespace(&body.namespace)?;
+    registry.quota_put(&caller, &body.namespace, body.limit_bytes).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn check_namespace(name: &Repository) -> Result<(), Failure> {
+    match name.as_str().contains('/') {
+        true => Err(Failure::Unsupported("a namespace is the first part of its repositories' names")),
+        false => Ok(()),
+    }
+}
+
+pub(crate) async fn protected_tags(
+    State(registry): State<Registry>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<Value>, Failure> {
+    let target: Option<AccessTarget> =
+        query.get("target").map(str::parse).transpose().map_err(Failure::UnknownName)?;
+    let rules: Vec<(AccessTarget, String)> = match target {
+        Some(target) => {
+            let patterns = registry.tag_rules(&caller, &target).await?;
+            patterns.into_iter().map(|pattern| (target.clone(), pattern)).collect()
+        }
+        None => registry.tag_rules_list(&caller).await?,
+    };
+    let rules: Vec<Value> =
+        rules.into_iter().map(|(target, pattern)| json!({ "target": target, "pattern": pattern })).collect();
+    Ok(Json(json!({ "protected_tags": rules })))
+}
+
+pub(crate) async fn put_protected_tags(
+    State(registry): State<Registry>,
+    caller: Caller,
+    body: JsonBody<ProtectedTagsRequest>,
+) -> Result<StatusCode, Failure> {
+    registry.tag_rules_put(&caller, &body.target, &body.patterns).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,163 @@
+//! Authorisation: reads the rights of a caller and applies the policy. What was read is remembered for as long
+//! as the database's version of access control stays the same. The version is read again every half second, so
+//! a revocation takes effect on every replica within that time.
+
+use std::sync::Arc;
+
+use lode_model::reference::Repository;
+use uuid::Uuid;
+
+use super::Registry;
+use crate::Error;
+use crate::auth::{
+    AccessTarget, Account, Action, Caller, Identity, Rights, Role, Target, Visibility, decide,
+    decide_at_once, decide_some,
+};
+use crate::store::{AccessState, ListFilter};
+
+/// How many namespaces are listed for an account.
+const MAX_NAMESPACES: i64 = 1000;
+
+impl Registry {
+    /// Returns an error if `caller` may not do this. `Unauthorized` asks for credentials; `NameUnknown` is also
+    /// the error of a repository that does not exist; `Denied` is final.
+    pub(crate) async fn authorize(
+        &self,
+        caller: &Caller,
+        action: Action,
+        target: Target<'_>,
+    ) -> Result<(), Error> {
+        let decided = self.check(caller, action, target).await;
+        if decided.as_ref().is_err_and(Error::is_refusal) {
+            self.audit_refusal(caller, action, target);
+        }
+        decided
+    }
+
+    /// Like `authorize`, without a record in the audit log.
+    async fn check(&self, caller: &Caller, action: Action, target: Target<'_>) -> Result<(), Error> {
+        if let Some(decision) = decide_at_once(&caller.identity, action) {
+            return decision.into_result(target);
+        }
+        let state = self.access_state().await?;
+        if !state.has_accounts {
+            return Ok(());
+        }
+        let rights = match target {
+            Target::Repository(repository) => {
+                self.rights(state, caller, AccessTarget::Repository(repository.clone())).await?
+            }
+            Target::Settings(target) => self.rights(state, caller, target.clone()).await?,
+            _ => Rights::default(),
+        };
+        decide(&caller.identity, action, target, rights).into_result(target)
+    }
+
+    /// Returns an error if `caller` may do this to no target. Checked before the body that names the target is
+    /// read.
+    pub(crate) async fn authorize_some(&self, caller: &Caller, action: Action) -> Result<(), Error> {
+        if !self.access_state().await?.has_accounts {
+            return Ok(());
+        }
+        decide_some(&caller.identity, action).into_result(Target::Server)
+    }
+
+    /// Whether the caller may do this to a repository.
+    pub(crate) async fn may(
+        &self,
+        caller: &Caller,
+        action: Action,
+        repository: &Repository,
+    ) -> Result<bool, Error> {
+        match self.check(caller, action, Target::Repository(repository)).await {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_refusal() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether anyone who reaches this server may do everything: it has no accounts.
+    pub async fn is_open(&self) -> Result<bool, Error> {
+        Ok(!self.access_state().await?.has_accounts)
+    }
+
+    /// Whether the server may have accounts, as far as is known without a query.
+    pub(crate) fn may_have_accounts(&self) -> bool {
+        self.access.fresh().is_none_or(|state| state.has_accounts)
+    }
+
+    /// Whether the server had accounts when that was last read. Needs no query.
+    pub(crate) fn is_known_closed(&self) -> bool {
+        self.access.last_state().is_some_and(|state| state.has_accounts)
+    }
+
+    /// The repositories that a listing may show to the caller.
+    pub(super) async fn list_filter(&self, caller: &Caller) -> Result<ListFilter, Error> {
+        if !self.access_state().await?.has_accounts {
+            return Ok(ListFilter::All);
+        }
+        Ok(match &caller.identity {
+            Identity::Internal | Identity::Worker { .. } => ListFilter::All,
+            Identity::Account(account)
+                if account.server_role.is_some() && account.scope.targets.is_empty() =>
+            {
+                ListFilter::All
+            }
+            Identity::Account(account) => ListFilter::Readable {
+                visibility: match account.server_role {
+                    Some(_) => Visibility::Private,
+                    None => Visibility::Internal,
+                },
+                subjects: subjects(caller),
+                targets: account.scope.targets.clone(),
+            },
+            Identity::Anonymous | Identity::Guest { .. } => ListFilter::Readable {
+                visibility: Visibility::Public,
+                subjects: Vec::new(),
+                targets: Vec::new(),
+            },
+        })
+    }
+
+    /// The names of the namespaces in which the caller has a role.
+    pub(crate) async fn namespaces_of(&self, caller: &Caller) -> Result<Vec<(String, Role)>, Error> {
+        let found = self.store().namespaces_granted(&subjects(caller), MAX_NAMESPACES).await?;
+        let name = |target: AccessTarget| target.to_string().trim_end_matches("/*").to_owned();
+        Ok(found.into_iter().map(|(target, role)| (name(target), role)).collect())
+    }
+
+    /// The state of access control, at most half a second old.
+    pub(super) async fn access_state(&self) -> Result<AccessState, Error> {
+        if let Some(state) = self.access.fresh() {
+            return Ok(state);
+        }
+        let _reading = self.access.reading.lock().await;
+        if let Some(state) = self.access.fresh() {
+            return Ok(state);
+        }
+        self.access.read(self.store()).await
+    }
+
+    async fn rights(
+        &self,
+        state: AccessState,
+        caller: &Caller,
+        target: AccessTarget,
+    ) -> Result<Rights, Error> {
+        let account = caller.account().map_or(Uuid::nil(), |account| account.id);
+        let key = (state.version, account, target);
+        if let Some(known) = self.access.rights.get(&key) {
+            return Ok(known);
+        }
+        let rights = self.store().rights_find(&key.2, &subjects(caller)).await?;
+        self.access.rights.insert(key, rights);
+        Ok(rights)
+    }
+}
+
+/// The ids to which grants of the caller are made: its own and those of its groups.
+fn subjects(caller: &Caller) -> Vec<Uuid> {
+    let of_account =
+        |account: &Arc<Account>| std::iter::once(account.id).chain(account.groups.iter().copied()).collect();
+    caller.account().map(of_account).unwrap_or_default()
+}

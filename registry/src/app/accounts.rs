@@ -1,0 +1,412 @@
+//! Accounts and groups: creating, changing and deleting them.
+
+use lode_client::Secret;
+use lode_model::reference::Repository;
+use serde::Serialize;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::{Page, Registry};
+use crate::Error;
+use crate::auth::password::{MAX_LEN, MIN_LEN};
+use crate::auth::{
+    AccessTarget, Account, AccountKind, Action, Caller, Credential, Identity, OllamaKeyError, Role, STAGING,
+    Scope, ServerRole, Target,
+};
+use crate::store::AccountRow;
+use crate::time::{as_rfc3339, now_ms};
+
+/// First parts of repository names that are paths of this server, or have a meaning for it.
+const RESERVED: [&str; 19] = [
+    "v2", "api", "v1", "hf", "lode", "healthz", "readyz", "metrics", "static", "login", "logout", "setup",
+    "device", "connect", "oauth", "models", "token", STAGING, "-",
+];
+const MAX_NAME_LEN: usize = 63;
+/// The longest name of a token or a key.
+pub(super) const MAX_LABEL_LEN: usize = 100;
+
+/// The description of an account to create.
+#[derive(Clone, Debug)]
+pub struct NewAccount {
+    pub kind: AccountKind,
+    /// Of a robot: `NAMESPACE+NAME`.
+    pub name: String,
+    pub password: Option<Secret>,
+    pub server_role: Option<ServerRole>,
+}
+
+/// A change of an account; `None` leaves a value unchanged.
+#[derive(Clone, Debug, Default)]
+pub struct AccountChange {
+    pub password: Option<Secret>,
+    pub server_role: Option<Option<ServerRole>>,
+    pub is_disabled: Option<bool>,
+}
+
+/// An account as listings show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AccountInfo {
+    pub id: Uuid,
+    pub kind: AccountKind,
+    pub name: String,
+    pub server_role: Option<ServerRole>,
+    pub is_disabled: bool,
+    /// Milliseconds since 1970; RFC 3339 in JSON.
+    #[serde(serialize_with = "as_rfc3339")]
+    pub created_at: i64,
+}
+
+/// Why accounts or grants cannot be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AccountError {
+    #[error(transparent)]
+    Registry(#[from] Error),
+    #[error("invalid name `{name}`: {reason}")]
+    Name { name: String, reason: &'static str },
+    #[error("the name `{name}` is taken")]
+    NameTaken { name: String },
+    #[error("no account or group is called `{name}`")]
+    Unknown { name: String },
+    #[error("no valid token has the id {id}")]
+    TokenUnknown { id: Uuid },
+    #[error("`{subject}` has no role on `{target}`")]
+    GrantUnknown { subject: String, target: String },
+    #[error("a password has {MIN_LEN} to {MAX_LEN} bytes")]
+    Password,
+    #[error("a robot has no password and no server role; create a token for it")]
+    Robot,
+    #[error("the first account must be a user with the server role `admin` and a password")]
+    FirstAccount,
+    #[error("this is the last administrator that can sign in")]
+    LastAdmin,
+    #[error("a token or a key has a name of 1 to {MAX_LABEL_LEN} characters")]
+    Label,
+    #[error("a token is valid for at least a minute and at most ten years")]
+    TokenTime,
+    #[error(transparent)]
+    Key(#[from] OllamaKeyError),
+    #[error("an account has this key already")]
+    KeyTaken,
+    #[error("no key has the id {id}")]
+    KeyUnknown { id: Uuid },
+    #[error("a repository or a namespace has at most {limit} patterns")]
+    TooManyPatterns { limit: usize },
+    #[error("`{text}` is not a pattern of tags, such as `v*`")]
+    Pattern { text: String },
+    #[error("the code is wrong or has expired; start the sign-in again")]
+    DeviceUnknown,
+    #[error("`{subject}` may only get the role read")]
+    OnlyRead { subject: String },
+    #[error("sign in with the password of a user")]
+    NotAUser,
+    #[error("the setup link is wrong or has expired; restart the server for a new one")]
+    SetupLink,
+}
+
+impl Registry {
+    /// Creates an account. A user owns the namespace of its name. The first account ends open access: it must
+    /// be an administrator, and the repositories that exist become internal.
+    pub async fn account_create(
+        &self,
+        caller: &Caller,
+        new: NewAccount,
+    ) -> Result<AccountInfo, AccountError> {
+        // 1. Check the permission and the name.
+        let NewAccount { kind, name, password, server_role } = new;
+        let namespace = match kind {
+            AccountKind::User => {
+                self.authorize(caller, Action::Administer, Target::Server).await?;
+                check_name(&name, &name)?;
+                namespace(&name)
+            }
+            AccountKind::Robot => {
+                let (owner, own) = name.split_once('+').ok_or_else(|| AccountError::Name {
+                    name: name.clone(),
+                    reason: "a robot is called NAMESPACE+NAME",
+                })?;
+                check_name(&name, owner)?;
+                check_name(&name, own)?;
+                let namespace = namespace(owner);
+                if let Some(namespace) = &namespace {
+                    self.authorize(caller, Action::Own, Target::Settings(namespace)).await?;
+                }
+                if password.is_some() || server_role.is_some() {
+                    return Err(AccountError::Robot);
+                }
+                None
+            }
+        };
+        self.check_writable()?;
+        let is_admin = server_role == Some(ServerRole::Admin) && password.is_some();
+        let password = match password {
+            Some(password) => Some(self.password_hash(password).await?),
+            None => None,
+        };
+        // 2. Store it, and its namespace's grant.
+        let row = AccountRow {
+            id: Uuid::now_v7(),
+            kind,
+            name,
+            password,
+            server_role,
+            epoch: 0,
+            created_at: now_ms(),
+            disabled_at: None,
+            groups: Vec::new(),
+        };
+        let mut tx = self.store().begin().await?;
+        if !tx.has_accounts().await? {
+            if !is_admin {
+                return Err(AccountError::FirstAccount);
+            }
+            tx.repositories_make_internal().await?;
+        }
+        if !tx.account_insert(&row).await? {
+            return Err(AccountError::NameTaken { name: row.name });
+        }
+        if let Some(namespace) = namespace {
+            tx.grant_put(&namespace, row.id, Role::Own).await?;
+        }
+        let detail = json!({ "server_role": row.server_role });
+        self.audit(&mut tx, caller, "account.create", subject(&row), detail).await?;
+        tx.commit().await?;
+        self.access.changed();
+        tracing::info!(account = row.name, "account created");
+        Ok(AccountInfo::from(row))
+    }
+
+    /// Accounts by name, after `after`, at most `n`.
+    pub async fn account_list(
+        &self,
+        caller: &Caller,
+        after: Option<&str>,
+        n: u32,
+    ) -> Result<Page<AccountInfo>, Error> {
+        self.authorize(caller, Action::Inspect, Target::Server).await?;
+        let rows = self.store().account_list(after.unwrap_or_default(), i64::from(n) + 1).await?;
+        Ok(Page::cut(rows.into_iter().map(AccountInfo::from).collect(), n))
+    }
+
+    /// Changes an account. Sessions and access tokens end; tokens end if it is disabled. A user may change its
+    /// own password.
+    pub async fn account_update(
+        &self,
+        caller: &Caller,
+        name: &str,
+        change: AccountChange,
+    ) -> Result<AccountInfo, AccountError> {
+        let is_own = caller.account().is_some_and(|account| account.name == name && is_full(account));
+        if !is_own || change.server_role.is_some() || change.is_disabled.is_some() {
+            self.authorize(caller, Action::Administer, Target::Server).await?;
+        }
+        self.check_writable()?;
+        let mut row = self.account_row(name).await?;
+        if row.kind == AccountKind::Robot && (change.password.is_some() || change.server_role.is_some()) {
+            return Err(AccountError::Robot);
+        }
+        let detail = json!({
+            "password": change.password.is_some(), "server_role": change.server_role,
+            "disabled": change.is_disabled,
+        });
+        if let Some(password) = change.password {
+            row.password = Some(self.password_hash(password).await?);
+        }
+        if let Some(role) = change.server_role {
+            row.server_role = role;
+        }
+        match change.is_disabled {
+            Some(true) => row.disabled_at = row.disabled_at.or_else(|| Some(now_ms())),
+            Some(false) => row.disabled_at = None,
+            None => {}
+        }
+        let mut tx = self.store().begin().await?;
+        tx.access_changed().await?;
+        tx.account_update(&row).await?;
+        tx.sessions_delete(row.id, None).await?;
+        if !tx.has_admin().await? {
+            return Err(AccountError::LastAdmin);
+        }
+        self.audit(&mut tx, caller, "account.change", subject(&row), detail).await?;
+        tx.commit().await?;
+        self.access.changed();
+        tracing::info!(account = name, "account changed");
+        Ok(AccountInfo::from(row))
+    }
+
+    /// Changes the caller's own password.
+    pub(crate) async fn password_change(
+        &self,
+        caller: &Caller,
+        current: &Secret,
+        new: Secret,
+    ) -> Result<(), AccountError> {
+        let account = caller.account().ok_or(Error::Unauthorized)?;
+        let checked = self.sign_in_basic(caller, &account.name, current, None).await?;
+        if !matches!(checked, Identity::Account(checked) if checked.credential == Credential::Password) {
+            return Err(AccountError::NotAUser);
+        }
+        let change = AccountChange { password: Some(new), ..AccountChange::default() };
+        self.account_update(caller, &account.name, change).await.map(drop)
+    }
+
+    /// Deletes an account with its tokens and grants. Its repositories stay.
+    pub async fn account_delete(&self, caller: &Caller, name: &str) -> Result<(), AccountError> {
+        let row = match name.split_once('+') {
+            Some((owner, _)) => match namespace(owner) {
+                Some(namespace) => {
+                    self.authorize(caller, Action::Own, Target::Settings(&namespace)).await?;
+                    self.account_row(name).await?
+                }
+                None => return Err(AccountError::Unknown { name: name.to_owned() }),
+            },
+            None => {
+                self.authorize(caller, Action::Administer, Target::Server).await?;
+                self.account_row(name).await?
+            }
+        };
+        self.check_writable()?;
+        let mut tx = self.store().begin().await?;
+        tx.access_changed().await?;
+        tx.account_delete(row.id).await?;
+        if !tx.has_admin().await? {
+            return Err(AccountError::LastAdmin);
+        }
+        self.audit(&mut tx, caller, "account.delete", subject(&row), Value::Null).await?;
+        tx.commit().await?;
+        self.access.changed();
+        tracing::info!(account = name, "account deleted");
+        Ok(())
+    }
+
+    /// Creates a group.
+    pub async fn group_create(&self, caller: &Caller, name: &str) -> Result<(), AccountError> {
+        self.authorize(caller, Action::Administer, Target::Server).await?;
+        self.check_writable()?;
+        check_name(name, name)?;
+        let is_account = self.store().account_find_by_name(name).await?.is_some();
+        let mut tx = self.store().begin().await?;
+        if !tx.has_accounts().await? {
+            return Err(AccountError::FirstAccount);
+        }
+        if is_account || !tx.group_insert(Uuid::now_v7(), name).await? {
+            return Err(AccountError::NameTaken { name: name.to_owned() });
+        }
+        self.audit(&mut tx, caller, "group.create", format!("group:{name}"), Value::Null).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Deletes a group with its grants.
+    pub async fn group_delete(&self, caller: &Caller, name: &str) -> Result<(), AccountError> {
+        self.authorize(caller, Action::Administer, Target::Server).await?;
+        self.check_writable()?;
+        let id = self.group_id(name).await?;
+        let mut tx = self.store().begin().await?;
+        tx.access_changed().await?;
+        tx.group_delete(id).await?;
+        self.audit(&mut tx, caller, "group.delete", format!("group:{name}"), Value::Null).await?;
+        tx.commit().await?;
+        self.access.changed();
+        Ok(())
+    }
+
+    /// Adds an account to a group, or removes it.
+    pub async fn group_member_put(
+        &self,
+        caller: &Caller,
+        group: &str,
+        account: &str,
+        is_member: bool,
+    ) -> Result<(), AccountError> {
+        self.authorize(caller, Action::Administer, Target::Server).await?;
+        self.check_writable()?;
+        let (id, member) = (self.group_id(group).await?, self.account_row(account).await?.id);
+        let mut tx = self.store().begin().await?;
+        tx.access_changed().await?;
+        tx.group_member_put(id, member, is_member).await?;
+        let action = if is_member { "group.join" } else { "group.leave" };
+        self.audit(&mut tx, caller, action, format!("group:{group}"), json!({ "account": account })).await?;
+        tx.commit().await?;
+        self.access.changed();
+        Ok(())
+    }
+
+    /// Groups with the names of their members.
+    pub async fn group_list(&self, caller: &Caller) -> Result<Vec<(String, Vec<String>)>, Error> {
+        self.authorize(caller, Action::Inspect, Target::Server).await?;
+        self.store().group_list().await
+    }
+
+    pub(super) async fn password_hash(&self, password: Secret) -> Result<String, AccountError> {
+        if !(MIN_LEN..=MAX_LEN).contains(&password.expose().len()) {
+            return Err(AccountError::Password);
+        }
+        Ok(self.sign_ins.hashing.hash(password).await?)
+    }
+
+    pub(super) async fn account_row(&self, name: &str) -> Result<AccountRow, AccountError> {
+        let row = self.store().account_find_by_name(name).await?;
+        row.ok_or_else(|| AccountError::Unknown { name: name.to_owned() })
+    }
+
+    pub(super) async fn group_id(&self, name: &str) -> Result<Uuid, AccountError> {
+        let id = self.store().group_find(name).await?;
+        id.ok_or_else(|| AccountError::Unknown { name: name.to_owned() })
+    }
+
+    /// The id of an account, or of a group.
+    pub(super) async fn subject_id(&self, name: &str) -> Result<Uuid, AccountError> {
+        match self.store().account_find_by_name(name).await? {
+            Some(row) => Ok(row.id),
+            None => self.group_id(name).await,
+        }
+    }
+}
+
+/// Whether the account's credential is not limited.
+pub(super) fn is_full(account: &Account) -> bool {
+    account.scope == Scope::default()
+}
+
+/// The subject of a record about an account.
+pub(super) fn subject(row: &AccountRow) -> String {
+    format!("{}:{}", row.kind.as_str(), row.name)
+}
+
+/// Whether new repositories of this name are refused.
+pub(super) fn is_reserved(repository: &Repository) -> bool {
+    let first = repository.as_str().split('/').next().unwrap_or_default();
+    RESERVED.contains(&first)
+}
+
+pub(super) fn namespace(name: &str) -> Option<AccessTarget> {
+    name.parse().ok().map(AccessTarget::Namespace)
+}
+
+/// Checks a part of an account's name. It is also a namespace, so it has the same characters.
+fn check_name(name: &str, part: &str) -> Result<(), AccountError> {
+    let wrong = |reason| Err(AccountError::Name { name: name.to_owned(), reason });
+    if part.is_empty() || part.len() > MAX_NAME_LEN {
+        return wrong("expected 1 to 63 characters");
+    }
+    if part.contains('/') || namespace(part).is_none() {
+        return wrong("expected lower-case letters and digits, with `.`, `_` or `-` in between");
+    }
+    if RESERVED.contains(&part) || ["everyone", "anyone"].contains(&part) {
+        return wrong("it is reserved");
+    }
+    Ok(())
+}
+
+impl From<AccountRow> for AccountInfo {
+    fn from(row: AccountRow) -> AccountInfo {
+        AccountInfo {
+            id: row.id,
+            kind: row.kind,
+            name: row.name,
+            server_role: row.server_role,
+            is_disabled: row.disabled_at.is_some(),
+            created_at: row.created_at,
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! The audit log. A change writes its record in its own transaction. Refusals, sign-ins and pulls are
+//! recorded by a task of this process: each kind once in a while for the same caller and target, so that
+//! repeated requests cannot fill the database.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
+use serde::Serialize;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::{Page, Registry};
+use crate::Error;
+use crate::auth::{Action, Caller, Identity, Target};
+use crate::config::{EventKind, Webhook};
+use crate::error::chain;
+use crate::store::{AuditQuery, AuditRow, NewDelivery, Tx};
+use crate::time::{millis, now_ms, rfc3339};
+
+/// How many records one transaction writes.
+const BATCH: usize = 100;
+/// Longer texts of clients are cut.
+const MAX_TEXT_BYTES: usize = 512;
+const EXPIRE_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// A record of the audit log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AuditRecord {
+    pub id: String,
+    /// RFC 3339.
+    pub at: String,
+    /// `user:alice`, `robot:team+ci`, `worker:ID`, `anonymous` or `server`.
+    pub actor: String,
+    /// The id of its account.
+    pub account: Option<String>,
+    /// The credential: `password`, `token ID`, `session ID` or `key ID`.
+    pub via: Option<String>,
+    /// Such as `manifest.push`.
+    pub action: String,
+    pub target: String,
+    /// `ok` or `refused`.
+    pub outcome: String,
+    pub address: Option<String>,
+    /// The client's `User-Agent`.
+    pub agent: Option<String>,
+    /// The id of the request, as in the server's log.
+    pub request: Option<String>,
+    pub detail: Option<Value>,
+}
+
+/// Which records are listed; `None` lists all.
+#[derive(Clone, Debug, Default)]
+pub struct AuditFilter {
+    pub actor: Option<String>,
+    pub action: Option<String>,
+    pub target: Option<String>,
+    pub outcome: Option<String>,
+    /// Milliseconds since 1970.
+    pub since: Option<i64>,
+    /// Before the record with this id.
+    pub before: Option<String>,
+}
+
+impl Registry {
+    /// Records a change in its transaction, and announces it to webhooks.
+    pub(super) async fn audit(
+        &self,
+        tx: &mut Tx,
+        caller: &Caller,
+        action: &'static str,
+        target: impl Into<String>,
+        detail: Value,
+    ) -> Result<(), Error> {
+        self.audit_write(tx, &audit_row(caller, action, target.into(), "ok", &detail)).await
+    }
+
+    async fn audit_write(&self, tx: &mut Tx, row: &AuditRow) -> Result<(), Error> {
+        tx.audit_insert(row).await?;
+        let wants = |webhook: &&Webhook| webhook.accepts(EventKind::Audit, None);
+        let wanting: Vec<&Webhook> = self.config.webhook.iter().filter(wants).collect();
+        if wanting.is_empty() {
+            return Ok(());
+        }
+        let record = AuditRecord::from(row.clone());
+        let payload = json!({ "type": "audit", "timestamp": record.at, "data": record }).to_string();
+        let deliveries: Vec<NewDelivery<'_>> = wanting
+            .into_iter()
+            .map(|webhook| NewDelivery {
+                id: Uuid::now_v7().to_string(),
+                event: row.id.clone(),
+                kind: EventKind::Audit.as_str(),
+                target: webhook.url.as_str(),
+                payload: payload.clone(),
+                created_at: row.at,
+            })
+            .collect();
+        tx.deliveries_insert(&deliveries).await
+    }
+
+    /// Records that an account or a worker was refused. Clients without credentials are refused all the time:
+    /// they try before they sign in.
+    pub(super) fn audit_refusal(&self, caller: &Caller, action: Action, target: Target<'_>) {
+        if matches!(caller.identity, Identity::Anonymous | Identity::Guest { .. } | Identity::Internal) {
+            return;
+        }
+        let detail = json!({ "action": action.as_str() });
+        self.audit_soon(caller, "access.refuse", target.to_string(), "refused", &detail);
+    }
+
+    /// Records a sign-in with a password, or a failed one. `name`: of the account, as the client wrote it.
+    pub(super) fn audit_sign_in(&self, caller: &Caller, name: &str, is_allowed: bool) {
+        let outcome = if is_allowed { "ok" } else { "refused" };
+        self.audit_soon(caller, "account.sign_in", format!("user:{}", cut(name)), outcome, &Value::Null);
+    }
+
+    /// Records that a client has sent a token or a signature that is not valid.
+    pub(crate) fn audit_invalid_token(&self, client: &Caller) {
+        self.audit_soon(client, "account.sign_in", "token".to_owned(), "refused", &Value::Null);
+    }
+
+    /// Records that a manifest was pulled, on a server with accounts.
+    pub(crate) fn audit_pull(&self, caller: &Caller, repository: &Repository, digest: &Digest) {
+        if caller.is_internal() || !self.is_known_closed() {
+            return;
+        }
+        let key = (format!("{} {repository}", caller.actor()), digest.clone());
+        if self.audit_queue.pulls.contains_key(&key) {
+            return;
+        }
+        self.audit_queue.pulls.insert(key, ());
+        let target = format!("{repository}@{digest}");
+        self.audit_send(audit_row(caller, "manifest.pull", target, "ok", &Value::Null));
+    }
+
+    fn audit_soon(
+        &self,
+        caller: &Caller,
+        action: &'static str,
+        target: String,
+        outcome: &'static str,
+        detail: &Value,
+    ) {
+        let row = audit_row(caller, action, target, outcome, detail);
+        let key = format!(
+            "{} {} {} {} {} {}",
+            row.actor,
+            row.address.as_deref().unwrap_or_default(),
+            row.action,
+            row.target,
+            row.outcome,
+            row.detail.as_deref().unwrap_or_default()
+        );
+        if self.audit_queue.refusals.contains_key(&key) {
+            return;
+        }
+        self.audit_queue.refusals.insert(key, ());
+        self.audit_send(row);
+    }
+
+    fn audit_send(&self, row: AuditRow) {
+        if self.config.read_only {
+            return;
+        }
+        if let Err(error) = self.audit_queue.sender.try_send(row) {
+            let row = error.into_inner();
+            tracing::warn!(
+                actor = row.actor,
+                action = row.action,
+                "audit record dropped: too many are waiting"
+            );
+        }
+    }
+
+    /// Writes the records that wait, and deletes old ones.
+    pub(crate) fn start_audit_log(&self) {
+        let receiver = self.audit_queue.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut receiver) = receiver {
+            let this = self.clone();
+            self.start(async move {
+                let mut rows = Vec::with_capacity(BATCH);
+                while receiver.recv_many(&mut rows, BATCH).await > 0 {
+                    if let Err(error) = this.audit_write_all(&rows).await {
+                        tracing::warn!(
+                            records = rows.len(),
+                            error = chain(&error),
+                            "failed to write audit records; they are lost"
+                        );
+                    }
+                    rows.clear();
+                }
+            });
+        }
+        let this = self.clone();
+        self.start(async move {
+            loop {
+                let cutoff = now_ms().saturating_sub(millis(this.config.audit_history));
+                if let Err(error) = this.store().audit_expire(cutoff).await {
+                    tracing::warn!(error = chain(&error), "failed to delete old audit records; will retry");
+                }
+                tokio::time::sleep(EXPIRE_INTERVAL).await;
+            }
+        });
+    }
+
+    async fn audit_write_all(&self, rows: &[AuditRow]) -> Result<(), Error> {
+        let mut tx = self.store().begin().await?;
+        for row in rows {
+            self.audit_write(&mut tx, row).await?;
+        }
+        tx.commit().await
+    }
+
+    /// Records of the audit log, newest first, at most `n`.
+    pub async fn audit_list(
+        &self,
+        caller: &Caller,
+        filter: &AuditFilter,
+        n: u32,
+    ) -> Result<Page<AuditRecord>, Error> {
+        self.authorize(caller, Action::Inspect, Target::Server).await?;
+        let AuditFilter { actor, action, target, outcome, since, before } = filter;
+        let query = AuditQuery {
+            actor: actor.as_deref(),
+            action: action.as_deref(),
+            target: target.as_deref(),
+            outcome: outcome.as_deref(),
+            since: *since,
+            before: before.as_deref(),
+        };
+        let rows = self.store().audit_list(query, i64::from(n) + 1).await?;
+        Ok(Page::cut(rows.into_iter().map(AuditRecord::from).collect(), n))
+    }
+}
+
+fn audit_row(
+    caller: &Caller,
+    action: &'static str,
+    target: String,
+    outcome: &'static str,
+    detail: &Value,
+) -> AuditRow {
+    let (account, origin) = (caller.account(), caller.origin.as_deref());
+    AuditRow {
+        id: Uuid::now_v7().to_string(),
+        at: now_ms(),
+        actor: caller.actor(),
+        account: account.map(|account| account.id.to_string()),
+        via: account.map(|account| account.credential.to_string()),
+        action: action.to_owned(),
+        target,
+        outcome: outcome.to_owned(),
+        address: origin.and_then(|origin| origin.address).map(|address| address.to_string()),
+        agent: origin.and_then(|origin| origin.agent.as_deref()).map(|agent| cut(agent).to_owned()),
+        request: origin.map(|origin| origin.request.clone()),
+        detail: Some(detail).filter(|detail| !detail.is_null()).map(Value::to_string),
+    }
+}
+
+/// The first part of a text.
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
+}
+
+impl From<AuditRow> for AuditRecord {
+    fn from(row: AuditRow) -> AuditRecord {
+        AuditRecord {
+            id: row.id,
+            at: rfc3339(row.at),
+            actor: row.actor,
+            account: row.account,
+            via: row.via,
+            action: row.action,
+            target: row.target,
+            outcome: row.outcome,
+            address: row.address,
+            agent: row.agent,
+            request: row.request,
+            detail: row.detail.and_then(|text| serde_json::from_str(&text).ok()),
+        }
+    }
+}

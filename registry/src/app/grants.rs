@@ -1,0 +1,124 @@
+//! Grants of roles, and visibility.
+
+use serde::Serialize;
+use serde_json::json;
+
+use super::Registry;
+use super::accounts::AccountError;
+use crate::Error;
+use crate::auth::{AccessTarget, Action, Caller, Role, Target, Visibility};
+use crate::store::GrantRow;
+
+/// A role of an account or a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Grant {
+    pub target: AccessTarget,
+    /// The name of the account or group.
+    pub subject: String,
+    pub is_group: bool,
+    pub role: Role,
+}
+
+impl Registry {
+    /// Grants a role to an account or a group. `everyone` and `anyone` may get the role read, which is a
+    /// visibility.
+    pub async fn grant_put(
+        &self,
+        caller: &Caller,
+        target: &AccessTarget,
+        subject: &str,
+        role: Role,
+    ) -> Result<(), AccountError> {
+        if let Some(visibility) = visibility_of(subject) {
+            return match role {
+                Role::Read => Ok(self.visibility_put(caller, target, visibility).await?),
+                _ => Err(AccountError::OnlyRead { subject: subject.to_owned() }),
+            };
+        }
+        self.authorize(caller, Action::Own, Target::Settings(target)).await?;
+        self.check_writable()?;
+        let subject_id = self.subject_id(subject).await?;
+        let mut tx = self.store().begin().await?;
+        tx.access_changed().await?;
+        tx.grant_put(target, subject_id, role).await?;
+        let detail = json!({ "subject": subject, "role": role });
+        self.audit(&mut tx, caller, "grant.set", target.to_string(), detail).await?;
+        tx.commit().await?;
+        self.access.changed();
+        tracing::info!(%target, subject, role = role.as_str(), "role granted");
+        Ok(())
+    }
+
+    /// Removes the role of an account or a group.
+    pub async fn grant_delete(
+        &self,
+        caller: &Caller,
+        target: &AccessTarget,
+        subject: &str,
+    ) -> Result<(), AccountError> {
+        if visibility_of(subject).is_some() {
+            return Ok(self.visibility_put(caller, target, Visibility::Private).await?);
+        }
+        self.authorize(caller, Action::Own, Target::Settings(target)).await?;
+        self.check_writable()?;
+        let subject_id = self.subject_id(subject).await?;
+        let mut tx = self.store().begin().await?;
+        tx.access_changed().await?;
+        if !tx.grant_delete(target, subject_id).await? {
+            let (subject, target) = (subject.to_owned(), target.to_string());
+            return Err(AccountError::GrantUnknown { subject, target });
+        }
+        self.audit(&mut tx, caller, "grant.remove", target.to_string(), json!({ "subject": subject }))
+            .await?;
+        tx.commit().await?;
+        self.access.changed();
+        tracing::info!(%target, subject, "role removed");
+        Ok(())
+    }
+
+    /// The grants on one target, for its owners, or all of them.
+    pub async fn grant_list(
+        &self,
+        caller: &Caller,
+        target: Option<&AccessTarget>,
+    ) -> Result<Vec<Grant>, Error> {
+        match target {
+            Some(target) if self.authorize(caller, Action::Own, Target::Settings(target)).await.is_ok() => {}
+            _ => self.authorize(caller, Action::Inspect, Target::Server).await?,
+        }
+        let rows = self.store().grant_list(target).await?;
+        Ok(rows
+            .into_iter()
+            .map(|GrantRow { target, subject, is_group, role }| Grant { target, subject, is_group, role })
+            .collect())
+    }
+
+    /// Sets who may read a namespace or a repository without a role.
+    pub async fn visibility_put(
+        &self,
+        caller: &Caller,
+        target: &AccessTarget,
+        visibility: Visibility,
+    ) -> Result<(), Error> {
+        self.authorize(caller, Action::Own, Target::Settings(target)).await?;
+        self.check_writable()?;
+        let mut tx = self.store().begin().await?;
+        tx.access_changed().await?;
+        tx.visibility_put(target, visibility).await?;
+        let detail = json!({ "visibility": visibility });
+        self.audit(&mut tx, caller, "visibility.set", target.to_string(), detail).await?;
+        tx.commit().await?;
+        self.access.changed();
+        tracing::info!(%target, visibility = visibility.as_str(), "visibility set");
+        Ok(())
+    }
+}
+
+/// The visibility that is a grant to this subject.
+fn visibility_of(subject: &str) -> Option<Visibility> {
+    match subject {
+        "everyone" => Some(Visibility::Internal),
+        "anyone" => Some(Visibility::Public),
+        _ => None,
+    }
+}

@@ -1,0 +1,73 @@
+//! The patterns of protected tags: reading and changing them.
+
+use std::sync::Arc;
+
+use lode_model::reference::Repository;
+
+use super::Registry;
+use super::accounts::AccountError;
+use crate::Error;
+use crate::auth::{AccessTarget, Action, Caller, ProtectedTags, Target, tag_pattern};
+
+/// How many patterns a target may have.
+const MAX_PATTERNS: usize = 32;
+const MAX_PATTERN_LEN: usize = 128;
+
+impl Registry {
+    /// The patterns of a repository and its namespace.
+    pub(super) async fn protected_tags(&self, repository: &Repository) -> Result<Arc<ProtectedTags>, Error> {
+        let state = self.access_state().await?;
+        if !state.has_tag_rules {
+            return Ok(Arc::default());
+        }
+        let key = (state.version, repository.clone());
+        if let Some(known) = self.access.protected_tags.get(&key) {
+            return Ok(known);
+        }
+        let (own, namespace) =
+            (AccessTarget::Repository(repository.clone()), AccessTarget::namespace_of(repository));
+        let patterns = self.store().tag_rules_find(&[&own, &namespace]).await?;
+        let rules = Arc::new(ProtectedTags::new(&patterns));
+        self.access.protected_tags.insert(key, rules.clone());
+        Ok(rules)
+    }
+
+    /// The patterns of a target.
+    pub async fn tag_rules(&self, caller: &Caller, target: &AccessTarget) -> Result<Vec<String>, Error> {
+        self.authorize(caller, Action::Maintain, Target::Settings(target)).await?;
+        self.store().tag_rules_find(&[target]).await
+    }
+
+    /// All patterns with their targets.
+    pub async fn tag_rules_list(&self, caller: &Caller) -> Result<Vec<(AccessTarget, String)>, Error> {
+        self.authorize(caller, Action::Inspect, Target::Server).await?;
+        self.store().tag_rules_list().await
+    }
+
+    /// Replaces the patterns of a target: `v*` protects every tag that begins with `v`.
+    pub async fn tag_rules_put(
+        &self,
+        caller: &Caller,
+        target: &AccessTarget,
+        patterns: &[String],
+    ) -> Result<(), AccountError> {
+        self.authorize(caller, Action::Maintain, Target::Settings(target)).await?;
+        self.check_writable()?;
+        if patterns.len() > MAX_PATTERNS {
+            return Err(AccountError::TooManyPatterns { limit: MAX_PATTERNS });
+        }
+        for text in patterns {
+            if text.is_empty() || text.len() > MAX_PATTERN_LEN || tag_pattern(text).is_err() {
+                return Err(AccountError::Pattern { text: text.clone() });
+            }
+        }
+        let mut tx = self.store().begin().await?;
+        tx.access_changed().await?;
+        tx.tag_rules_put(target, patterns).await?;
+        let detail = serde_json::json!({ "patterns": patterns });
+        self.audit(&mut tx, caller, "tags.protect", target.to_string(), detail).await?;
+        tx.commit().await?;
+        self.access.changed();
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! What a replica remembers of credentials, by the version of access control.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lode_model::digest::Digest;
+use moka::sync::Cache;
+use uuid::Uuid;
+
+use crate::auth::password::Passwords;
+use crate::auth::{Account, OllamaKey};
+use crate::blobs::Locks;
+use crate::store::AccountRow;
+
+/// How many accounts of credentials are remembered.
+const MAX_KNOWN: u64 = 100_000;
+/// How long the right password of an account is remembered, because Basic sends it with each request.
+const PASSWORD_TIME: Duration = Duration::from_secs(60);
+/// The use of a credential is recorded at most this often. A session is read again as often.
+pub(super) const USE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// What this replica remembers of credentials.
+pub(super) struct SignIns {
+    /// By version and credential.
+    pub(super) holders: Cache<(i64, CredentialKey), Arc<Holder>>,
+    /// By version and id.
+    pub(super) accounts: Cache<(i64, Uuid), Arc<AccountRow>>,
+    /// Accounts by the MAC of their version, name and password.
+    pub(super) passwords: Cache<Digest, Arc<Account>>,
+    /// Credentials whose use was recorded recently.
+    pub(super) used: Cache<Uuid, ()>,
+    pub(super) hashing: Passwords,
+    /// One attempt at a time for an account and an address.
+    pub(super) attempts: Locks<String>,
+    /// The key of signed access tokens, loaded on first use.
+    pub(super) key: tokio::sync::OnceCell<Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) enum CredentialKey {
+    Token(Digest),
+    TokenId(Uuid),
+    Key(OllamaKey),
+    KeyId(Uuid),
+    Session(Digest),
+}
+
+/// The account of a valid credential.
+pub(super) struct Holder {
+    pub(super) account: Arc<Account>,
+    pub(super) expires_at: Option<i64>,
+    /// When it is read again, whatever the version.
+    pub(super) known_until: Option<i64>,
+}
+
+impl Default for SignIns {
+    fn default() -> SignIns {
+        SignIns {
+            holders: Cache::new(MAX_KNOWN),
+            accounts: Cache::new(MAX_KNOWN),
+            passwords: Cache::builder().max_capacity(MAX_KNOWN).time_to_live(PASSWORD_TIME).build(),
+            used: Cache::builder().max_capacity(MAX_KNOWN).time_to_live(USE_INTERVAL).build(),
+            hashing: Passwords::default(),
+            attempts: Locks::default(),
+            key: tokio::sync::OnceCell::new(),
+        }
+    }
+}

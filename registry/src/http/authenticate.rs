@@ -1,0 +1,309 @@
+//! Authentication: the caller of a request, from its `Authorization` header or its session cookie. A server
+//! without accounts ignores both.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::extract::ConnectInfo;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::request::Parts;
+use http::{HeaderMap, Method, header};
+use lode_client::Secret;
+use uuid::Uuid;
+
+use super::Failure;
+use super::forwarded::forwarded_info;
+use super::links::own_base_url;
+use super::observe::RequestId;
+use super::session_cookie::session_cookie;
+use crate::auth::{Access, Account, Caller, Identity, OllamaKey, Origin, Scope};
+use crate::time::now_ms;
+use crate::{Error, Registry};
+
+/// Longer names belong to no account.
+const MAX_NAME_LEN: usize = 128;
+/// How far the clock of a client that signs requests may be off.
+const MAX_SKEW_SECONDS: i64 = 300;
+/// base64(hex(sha256(""))): what ollama signs in the place of a body.
+const EMPTY_BODY: &str =
+    "ZTNiMGM0NDI5OGZjMWMxNDlhZmJmNGM4OTk2ZmI5MjQyN2FlNDFlNDY0OWI5MzRjYTQ5NTk5MWI3ODUyYjg1NQ==";
+/// The routes of ollama's API that accept a signature. It covers neither the body nor the server's name, so
+/// that another server could send it here: these routes change nothing, and send nothing elsewhere.
+const SIGNED_ROUTES: [&str; 9] = [
+    "/api/me",
+    "/api/tags",
+    "/api/ps",
+    "/api/show",
+    "/api/generate",
+    "/api/chat",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/signout",
+];
+/// The exchange of credentials for an access token.
+const TOKEN_ROUTE: &str = "/token";
+/// The header in which scripts of this server's pages repeat their session's form token.
+const CSRF_HEADER: &str = "x-csrf-token";
+
+/// Credentials of an `Authorization` header.
+enum Shown {
+    Basic {
+        name: String,
+        password: Secret,
+    },
+    Bearer(Secret),
+    /// A signature of ollama.
+    Signature {
+        key: OllamaKey,
+        signature: Vec<u8>,
+    },
+}
+
+/// A key that has signed the request, and that no account has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnknownKey(pub(crate) OllamaKey);
+
+/// The caller of a request. Stores an [`UnknownKey`] in the request's extensions.
+pub(crate) async fn authenticate(registry: &Registry, parts: &mut Parts) -> Result<Caller, Failure> {
+    let origin = origin_of(registry, parts);
+    let client = Caller { identity: Identity::Anonymous, origin: Some(Arc::new(origin)) };
+    if has_own_proof(&parts.method, parts.uri.path()) || registry.is_open().await? {
+        return Ok(client);
+    }
+    let identity = match shown(&parts.headers) {
+        Some(shown) => identify(registry, parts, &client, shown).await?,
+        None => match session_cookie(registry, parts) {
+            Some(cookie) => sign_in_session(registry, parts, &cookie).await?,
+            None => Identity::Anonymous,
+        },
+    };
+    Ok(client.with_identity(identity))
+}
+
+async fn identify(
+    registry: &Registry,
+    parts: &mut Parts,
+    client: &Caller,
+    shown: Shown,
+) -> Result<Identity, Failure> {
+    let upload = upload_of(parts.uri.path());
+    match shown {
+        Shown::Bearer(token) => match registry.sign_in_token(token.expose(), upload).await? {
+            Some(identity) => Ok(identity),
+            None => Err(invalid_token(registry, client)),
+        },
+        Shown::Basic { name, .. } if name.len() > MAX_NAME_LEN => {
+            Err(Error::CredentialsInvalid { is_token: false }.into())
+        }
+        Shown::Basic { name, password } => {
+            // A browser that remembers a password sends it with requests of other sites' pages, too.
+            refuse_other_sites(registry, parts)?;
+            Ok(registry.sign_in_basic(client, &name, &password, upload).await?)
+        }
+        // Where a signature does not count, the client has sent no credentials.
+        Shown::Signature { .. } if !accepts_signatures(parts.uri.path()) => Ok(Identity::Anonymous),
+        Shown::Signature { key, signature } => {
+            if !is_signed(registry, parts, key, &signature).await? {
+                return Err(invalid_token(registry, client));
+            }
+            let identity = registry.sign_in_key(key).await?;
+            if identity.is_none() {
+                parts.extensions.insert(UnknownKey(key));
+            }
+            Ok(match identity {
+                Some(Identity::Account(account)) if parts.uri.path().starts_with("/api/") => {
+                    let scope = Scope { access: Access::Read, ..Scope::default() };
+                    Identity::Account(Arc::new(Account { scope, ..Account::clone(&account) }))
+                }
+                identity => identity.unwrap_or_default(),
+            })
+        }
+    }
+}
+
+fn invalid_token(registry: &Registry, client: &Caller) -> Failure {
+    registry.audit_invalid_token(client);
+    Error::CredentialsInvalid { is_token: true }.into()
+}
+
+fn accepts_signatures(path: &str) -> bool {
+    path == TOKEN_ROUTE || SIGNED_ROUTES.contains(&path)
+}
+
+/// Whether a key has signed this request recently. At the token endpoint a signature counts once.
+async fn is_signed(
+    registry: &Registry,
+    parts: &Parts,
+    key: OllamaKey,
+    signature: &[u8],
+) -> Result<bool, Error> {
+    let query = parts.uri.query().unwrap_or_default();
+    let value = |name: &str| {
+        url::form_urlencoded::parse(query.as_bytes())
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.into_owned())
+    };
+    let Some(at) = value("ts").and_then(|text| text.parse::<i64>().ok()) else { return Ok(false) };
+    let now = now_ms() / 1000;
+    if (now - at).abs() > MAX_SKEW_SECONDS {
+        return Ok(false);
+    }
+    let (method, path) = (&parts.method, parts.uri.path());
+    if path != TOKEN_ROUTE {
+        let message = format!("{method},{path}?ts={at}");
+        return Ok(key.verifies(message.as_bytes(), signature));
+    }
+    let (Some(base), Some(nonce)) = (own_base_url(parts, registry.config()), value("nonce")) else {
+        return Ok(false);
+    };
+    let message = format!("{method},{base}{path}?{query},{EMPTY_BODY}");
+    if nonce.is_empty() || nonce.len() > MAX_NAME_LEN || !key.verifies(message.as_bytes(), signature) {
+        return Ok(false);
+    }
+    let expires_at = (at + 2 * MAX_SKEW_SECONDS) * 1000;
+    registry.value_use(&format!("ollama {} {nonce}", key.fingerprint()), expires_at).await
+}
+
+/// The identity of a session. A request that changes something must come from a page of this server.
+async fn sign_in_session(registry: &Registry, parts: &Parts, cookie: &str) -> Result<Identity, Failure> {
+    // A cookie that is no longer valid is none: the page asks for a sign-in.
+    let Some(identity) = registry.sign_in_session(cookie).await? else { return Ok(Identity::Anonymous) };
+    if parts.method.is_safe() {
+        return Ok(identity);
+    }
+    check_same_origin(registry, parts)?;
+    if parts.uri.path().starts_with("/lode/v1") {
+        let expected = registry.csrf_token(&Caller::from(identity.clone())).await?;
+        let shown = parts.headers.get(CSRF_HEADER).and_then(|value| value.to_str().ok());
+        if !expected.zip(shown).is_some_and(|(expected, shown)| expected.matches(shown)) {
+            return Err(Failure::Csrf);
+        }
+    }
+    Ok(identity)
+}
+
+/// Returns an error for a request that changes something, if a browser says that another site's page has sent
+/// it. Programs say nothing.
+fn refuse_other_sites(registry: &Registry, parts: &Parts) -> Result<(), Failure> {
+    let from_browser = ["sec-fetch-site", "origin"].iter().any(|name| parts.headers.contains_key(*name));
+    if parts.method.is_safe() || !from_browser {
+        return Ok(());
+    }
+    check_same_origin(registry, parts)
+}
+
+/// Returns an error unless the browser says that a page of this server has sent the request.
+pub(crate) fn check_same_origin(registry: &Registry, parts: &Parts) -> Result<(), Failure> {
+    let text = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let origin = text("origin");
+    let is_ours = match text("sec-fetch-site") {
+        Some(site) => site == "same-origin" || site == "none",
+        None => origin.is_some() && origin == own_base_url(parts, registry.config()).as_deref(),
+    };
+    match is_ours {
+        true => Ok(()),
+        false => Err(Failure::Origin { origin: origin.unwrap_or("another site").to_owned() }),
+    }
+}
+
+/// Where a request came from.
+fn origin_of(registry: &Registry, parts: &Parts) -> Origin {
+    let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
+    let agent = parts.headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok());
+    let request = parts.extensions.get::<RequestId>().and_then(|id| id.0.to_str().ok());
+    Origin {
+        address: forwarded_info(&parts.headers, &registry.config().trusted_proxies, peer).client,
+        agent: agent.map(str::to_owned),
+        request: request.unwrap_or_default().to_owned(),
+    }
+}
+
+/// Probes, and workers, whose credentials belong to no account.
+fn has_own_proof(method: &Method, path: &str) -> bool {
+    ["/healthz", "/readyz"].contains(&path)
+        || (*method != Method::GET && path.starts_with("/lode/v1/workers"))
+}
+
+/// The upload that a request continues.
+fn upload_of(path: &str) -> Option<Uuid> {
+    let (_, id) = path.strip_prefix("/v2/")?.rsplit_once("/blobs/uploads/")?;
+    id.parse().ok()
+}
+
+/// The credentials of the header. Other schemes are none.
+fn shown(headers: &HeaderMap) -> Option<Shown> {
+    let text = headers.get(header::AUTHORIZATION)?.to_str().ok()?.trim();
+    let Some((scheme, value)) = text.split_once(' ') else { return shown_signature(text) };
+    let value = value.trim();
+    if scheme.eq_ignore_ascii_case("bearer") {
+        return Some(Shown::Bearer(Secret::new(value)));
+    }
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let decoded = STANDARD.decode(value).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    // A value that cannot be decoded is a wrong password, not a missing one.
+    let (name, password) = decoded.as_deref().and_then(|text| text.split_once(':')).unwrap_or_default();
+    Some(Shown::Basic { name: name.to_owned(), password: Secret::new(password) })
+}
+
+/// The key of a signature of ollama, valid or not.
+pub(crate) fn shown_key(headers: &HeaderMap) -> Option<OllamaKey> {
+    match shown(headers) {
+        Some(Shown::Signature { key, .. }) => Some(key),
+        _ => None,
+    }
+}
+
+/// `KEY:SIGNATURE`, without a scheme, as ollama sends it.
+fn shown_signature(text: &str) -> Option<Shown> {
+    let (key, signature) = text.split_once(':')?;
+    let (key, signature) = (OllamaKey::parse(key).ok()?, STANDARD.decode(signature).ok()?);
+    Some(Shown::Signature { key, signature })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_parsed() {
+        let read = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, text.parse().unwrap());
+            shown(&headers).map(|shown| match shown {
+                Shown::Basic { name, password } => format!("{name}|{}", password.expose()),
+                Shown::Bearer(token) => token.expose().to_owned(),
+                Shown::Signature { key, signature } => format!("{key:?} {}", signature.len()),
+            })
+        };
+        let basic = |text: &str| format!("Basic {}", STANDARD.encode(text));
+        assert_eq!(read("Bearer abc").as_deref(), Some("abc"));
+        assert_eq!(read("bearer  abc ").as_deref(), Some("abc"));
+        assert_eq!(read(&basic("alice:secret")).as_deref(), Some("alice|secret"));
+        assert_eq!(read(&basic("alice:a:b")).as_deref(), Some("alice|a:b"));
+        assert_eq!(read(&basic(":")).as_deref(), Some("|"));
+        for wrong in ["Basic %%%", "basic QUJD", "Basic //8="] {
+            assert_eq!(read(wrong).as_deref(), Some("|"), "{wrong}");
+        }
+        for none in ["", "Bearer", "Negotiate abc", "ssh-ed25519AAAA:sig", "Digest a b", "a:b", ":"] {
+            assert_eq!(read(none), None, "{none}");
+        }
+        let key = OllamaKey::parse_line(
+            "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAID+J+sdSDaSdFp8SzO/s//NDYG1US57bEJgqMS0SLHRO",
+        );
+        let line = key.unwrap().0.line();
+        let signed = format!("{}:{}", line.split(' ').nth(1).unwrap(), STANDARD.encode([1; 64]));
+        assert!(read(&signed).is_some_and(|text| text.starts_with("SHA256:") && text.ends_with(" 64")));
+    }
+
+    #[test]
+    fn uploads_are_recognised() {
+        let id = "0190a4c4-2f3e-7abc-8def-0123456789ab";
+        assert_eq!(upload_of(&format!("/v2/team/app/blobs/uploads/{id}")), id.parse().ok());
+        for path in ["/v2/team/app/blobs/uploads/", "/v2/blobs/uploads/x", "/lode/v1/blobs/uploads/1", "/"] {
+            assert_eq!(upload_of(path), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What pages for people need: their paths, their forms, and the redirect to the sign-in.
+
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::response::{IntoResponse, Response};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, StatusCode, header};
+use lode_client::read_body;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::Failure;
+use super::authenticate::check_same_origin;
+use super::links::header_value;
+use super::session_cookie::is_page;
+use super::state::ServerState;
+use crate::auth::{Caller, Credential};
+
+/// The largest form.
+const MAX_FORM_BYTES: usize = 64 << 10;
+
+/// The headers of every page. Nothing runs or loads but the server's own files, and no other site frames it.
+pub(crate) const PAGE_HEADERS: [(HeaderName, HeaderValue); 7] = [
+    (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
+    (
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static(
+            "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+        ),
+    ),
+    (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+    (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
+    (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
+    (header::CACHE_CONTROL, HeaderValue::from_static("private, no-store")),
+];
+
+/// The fields of a form that a page of this server has sent, with the token of the caller's session.
+pub(crate) struct Form(Vec<(String, String)>);
+
+impl Form {
+    pub(crate) fn get(&self, name: &str) -> &str {
+        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).unwrap_or_default()
+    }
+}
+
+impl FromRequest<ServerState> for Form {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &ServerState) -> Result<Form, Failure> {
+        let (parts, body) = request.into_parts();
+        let registry = &state.registry;
+        check_same_origin(registry, &parts)?;
+        let mut charge = registry.body_budget().charge();
+        let bytes = read_body(body, MAX_FORM_BYTES, &mut charge).await?;
+        let form = Form(url::form_urlencoded::parse(&bytes).into_owned().collect());
+        let caller: Caller = parts.extensions.get().cloned().unwrap_or_default();
+        match registry.csrf_token(&caller).await? {
+            Some(expected) if !expected.matches(form.get("csrf")) => Err(Failure::Csrf),
+            _ => Ok(form),
+        }
+    }
+}
+
+/// A caller with a session. Others are sent to the sign-in.
+pub(crate) struct SignedIn(pub(crate) Caller);
+
+impl FromRequestParts<ServerState> for SignedIn {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, _: &ServerState) -> Result<SignedIn, Response> {
+        let caller: Caller = parts.extensions.get().cloned().unwrap_or_default();
+        let has_session =
+            caller.account().is_some_and(|account| matches!(account.credential, Credential::Session(_)));
+        if has_session {
+            return Ok(SignedIn(caller));
+        }
+        let next = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+        let next = utf8_percent_encode(next, NON_ALPHANUMERIC);
+        Err(redirect(&format!("/login?next={next}")))
+    }
+}
+
+/// A redirect to another page of this server.
+pub(crate) fn redirect(path: &str) -> Response {
+    (StatusCode::SEE_OTHER, [(header::LOCATION, header_value(path))]).into_response()
+}
+
+/// The page to show after the sign-in: one of this server, else the account's.
+pub(crate) fn next_page(next: &str) -> &str {
+    let is_plain = next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
+    let path = next.split(['?', '#']).next().unwrap_or_default();
+    let is_own =
+        is_plain && !next.starts_with("//") && is_page(path) && path != "/login" && path != "/logout";
+    if is_own && path != "/" { next } else { "/-/account" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sign_in_leads_to_pages_of_this_server_only() {
+        for own in ["/device?user_code=BCDF-GHJK", "/connect?name=a&key=b", "/-/account"] {
+            assert_eq!(next_page(own), own);
+        }
+        for other in [
+            "",
+            "/",
+            "//evil.example/-/account",
+            "https://evil.example",
+            "/\\evil.example",
+            "/login",
+            "/logout",
+            "/v2/",
+            "/-/a b",
+            "/-/\r\nset-cookie: a=b",
+            "-/account",
+        ] {
+            assert_eq!(next_page(other), "/-/account", "{other}");
+        }
+    }
+}

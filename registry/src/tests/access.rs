@@ -1,0 +1,543 @@
+//! Accounts, tokens, roles and visibility over HTTP.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::Request;
+use http::request::Builder;
+use lode_client::Secret;
+use lode_model::digest::Digest;
+use serde_json::{Value, json};
+
+use super::{App, TestResponse, failure};
+use crate::Config;
+
+/// A loopback name, which an open server accepts, too.
+const HOST: &str = "localhost:5000";
+pub(super) const PASSWORD: &str = "a long password";
+
+pub(super) fn basic(name: &str, password: &str) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{name}:{password}")))
+}
+
+fn bearer(token: &str) -> String {
+    format!("Bearer {token}")
+}
+
+/// A server with the administrator `admin`.
+pub(super) async fn closed() -> App {
+    App::with(Config { admin_password: Some(Secret::new(PASSWORD)), ..Config::default() }).await
+}
+
+impl App {
+    pub(super) async fn send_as(
+        &self,
+        credentials: &str,
+        request: Builder,
+        body: impl Into<String>,
+    ) -> TestResponse {
+        let request =
+            if credentials.is_empty() { request } else { request.header("authorization", credentials) };
+        self.send(request.header("host", HOST), body.into()).await
+    }
+
+    pub(super) async fn get_as(&self, credentials: &str, path: &str) -> TestResponse {
+        self.send_as(credentials, Request::get(path), "").await
+    }
+
+    /// Sends a request of the administrator, which has to succeed.
+    pub(super) async fn admin(&self, method: &str, path: &str, body: Value) -> TestResponse {
+        let request = Request::builder().method(method).uri(path);
+        let response = self.send_as(&basic("admin", PASSWORD), request, body.to_string()).await;
+        assert!(response.status.is_success(), "{method} {path}: {} {}", response.status, response.text());
+        response
+    }
+
+    /// Creates a user; returns its credentials.
+    pub(super) async fn user(&self, name: &str) -> String {
+        self.admin("POST", "/lode/v1/accounts", json!({"name": name, "password": PASSWORD})).await;
+        basic(name, PASSWORD)
+    }
+
+    /// Creates a token of the account with these credentials; returns its credentials and its id.
+    pub(super) async fn token(&self, credentials: &str, request: Value) -> (String, String) {
+        let response = self.send_as(credentials, Request::post("/lode/v1/tokens"), request.to_string()).await;
+        assert_eq!(response.status, 201, "{}", response.text());
+        let token = response.json();
+        (bearer(token["secret"].as_str().unwrap()), token["id"].as_str().unwrap().to_owned())
+    }
+
+    pub(super) async fn grant(&self, target: &str, subject: &str, role: &str) {
+        self.admin("PUT", "/lode/v1/grants", json!({"target": target, "subject": subject, "role": role}))
+            .await;
+    }
+
+    pub(super) async fn show(&self, target: &str, visibility: &str) {
+        self.admin("PUT", "/lode/v1/visibility", json!({"target": target, "visibility": visibility})).await;
+    }
+
+    /// Pushes a small image.
+    pub(super) async fn push_as(&self, credentials: &str, repository: &str) -> TestResponse {
+        let digest = Digest::sha256(b"{}");
+        let path = format!("/v2/{repository}/blobs/uploads/?digest={digest}");
+        let blob = self.send_as(credentials, Request::post(path), "{}").await;
+        if blob.status != 201 {
+            return blob;
+        }
+        let manifest = super::image(&digest, 2, &[]);
+        let kind = manifest["mediaType"].as_str().unwrap();
+        let request = Request::put(format!("/v2/{repository}/manifests/latest")).header("content-type", kind);
+        self.send_as(credentials, request, manifest.to_string()).await
+    }
+
+    /// The status of a pull.
+    pub(super) async fn pull_as(&self, credentials: &str, repository: &str) -> u16 {
+        self.get_as(credentials, &format!("/v2/{repository}/manifests/latest")).await.status.as_u16()
+    }
+}
+
+#[tokio::test]
+async fn the_first_account_ends_open_access() {
+    let app = App::new().await;
+    app.push_image("team/app", "latest", "x").await;
+    assert_eq!(app.get_as("Bearer anything", "/v2/").await.status, 200, "credentials are ignored");
+    let refused = async |body: Value| app.post_json("/lode/v1/accounts", body).await;
+    for body in [
+        json!({"name": "admin"}),
+        json!({"name": "admin", "server_role": "admin"}),
+        json!({"name": "admin", "password": PASSWORD}),
+        json!({"name": "admin", "password": PASSWORD, "server_role": "auditor"}),
+    ] {
+        assert_eq!(refused(body).await.status, 409, "the first account must be able to administer");
+    }
+    assert_eq!(
+        refused(json!({"name": "admin", "password": "short", "server_role": "admin"})).await.status,
+        400
+    );
+    assert_eq!(app.get("/v2/").await.status, 200, "still open");
+
+    let body = json!({"name": "admin", "password": PASSWORD, "server_role": "admin"});
+    assert_eq!(app.post_json("/lode/v1/accounts", body).await.status, 201);
+    for path in ["/v2/", "/v2/team/app/manifests/latest", "/v2/no/such/manifests/latest"] {
+        let response = app.get_as("", path).await;
+        assert_eq!(response.failure(), failure(401, "UNAUTHORIZED"), "{path}");
+    }
+    assert_eq!(app.pull_as(&basic("admin", PASSWORD), "team/app").await, 200);
+    // What existed before is internal: signed-in users read it, and others do not.
+    let user = app.user("alice").await;
+    assert_eq!(app.pull_as(&user, "team/app").await, 200);
+    assert_eq!(app.push_as(&user, "team/app").await.failure(), failure(403, "DENIED"));
+    assert_eq!(app.pull_as("", "team/app").await, 401);
+}
+
+#[tokio::test]
+async fn the_setting_creates_the_administrator_once() {
+    let app = closed().await;
+    assert_eq!(app.get_as(&basic("admin", PASSWORD), "/v2/").await.status, 200);
+    let listed = app.admin("GET", "/lode/v1/accounts", json!(null)).await.json();
+    assert_eq!(listed["accounts"].as_array().unwrap().len(), 1, "{listed}");
+    assert_eq!(
+        (&listed["accounts"][0]["name"], &listed["accounts"][0]["server_role"]),
+        (&json!("admin"), &json!("admin"))
+    );
+    assert!(!listed.to_string().contains("argon2"));
+}
+
+#[tokio::test]
+async fn challenges_name_the_token_endpoint() {
+    let app = closed().await;
+    let header = async |request: Builder, credentials: &str| {
+        let uri = request.uri_ref().map(ToString::to_string);
+        let response = app.send_as(credentials, request, "").await;
+        assert_eq!(response.status, 401, "{uri:?}");
+        let count = response.headers.get_all("www-authenticate").iter().count();
+        assert_eq!(count, 1, "{uri:?} {credentials}: one challenge");
+        response.header("www-authenticate").to_owned()
+    };
+    let base = "Bearer realm=\"http://localhost:5000/token\",service=\"localhost:5000\"";
+    assert_eq!(header(Request::get("/v2/"), "").await, base);
+    assert_eq!(
+        header(Request::get("/v2/team/app/manifests/latest"), "").await,
+        format!("{base},scope=\"repository:team/app:pull\"")
+    );
+    assert_eq!(
+        header(Request::post("/v2/team/app/blobs/uploads/"), "").await,
+        format!("{base},scope=\"repository:team/app:pull,push\"")
+    );
+    assert_eq!(
+        header(Request::get("/v2/"), "Bearer nonsense").await,
+        format!("{base},error=\"invalid_token\"")
+    );
+    assert_eq!(header(Request::get("/v2/"), &basic("admin", "wrong")).await, base);
+    assert_eq!(header(Request::get("/lode/v1/me"), "").await, "Basic realm=\"lode\"");
+}
+
+#[tokio::test]
+async fn the_token_protocol_of_docker() {
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    assert_eq!(app.push_as(&alice, "alice/app").await.status, 201, "a user owns the namespace of its name");
+    let fetch = async |credentials: &str, query: &str| {
+        let response = app.get_as(credentials, &format!("/token?service={HOST}{query}")).await;
+        assert_eq!(response.status, 200, "{}", response.text());
+        assert_eq!(response.header("cache-control"), "no-store");
+        let body = response.json();
+        assert_eq!((&body["token"], &body["expires_in"]), (&body["access_token"], &json!(3600)));
+        bearer(body["token"].as_str().unwrap())
+    };
+    let pull = fetch(&alice, "&account=alice&scope=repository:alice/app:pull").await;
+    assert_eq!(app.pull_as(&pull, "alice/app").await, 200);
+    assert_eq!(app.get_as(&pull, "/v2/").await.status, 200);
+    // The account may push, but not with this token.
+    let response = app.push_as(&pull, "alice/app").await;
+    assert_eq!(response.failure(), failure(401, "UNAUTHORIZED"));
+    assert!(response.header("www-authenticate").ends_with(",error=\"insufficient_scope\""));
+    let push =
+        fetch(&alice, "&scope=repository:alice/app:pull,push%20repository:alice/other:pull,push").await;
+    for repository in ["alice/app", "alice/other"] {
+        assert_eq!(app.push_as(&push, repository).await.status, 201, "{repository}");
+    }
+    // A token for the distribution API does not administer, and grants nothing beyond its account.
+    assert_eq!(app.get_as(&push, "/lode/v1/tokens").await.status, 403);
+    let greedy = fetch(&alice, "&scope=repository:admin/app:*").await;
+    assert_eq!(app.pull_as(&greedy, "admin/app").await, 404);
+    // Anonymous clients get a token for what is public.
+    let guest = fetch("", "&scope=repository:alice/app:pull").await;
+    assert_eq!(
+        (app.get_as(&guest, "/v2/").await.status.as_u16(), app.pull_as(&guest, "alice/app").await),
+        (200, 401)
+    );
+    app.show("alice/app", "public").await;
+    assert_eq!((app.pull_as(&guest, "alice/app").await, app.pull_as("", "alice/app").await), (200, 200));
+    assert_eq!(app.get_as("", "/v2/").await.status, 401, "clients that log in must be asked to");
+    // containerd sends the password in a form.
+    let form =
+        "grant_type=password&username=alice&password=a+long+password&scope=repository:alice/app:pull,push";
+    let response = app.send_as("", Request::post("/token"), form).await;
+    assert_eq!(response.status, 200);
+    let token = bearer(response.json()["token"].as_str().unwrap());
+    assert_eq!(app.push_as(&token, "alice/app").await.status, 201);
+    for form in
+        ["grant_type=password&username=alice&password=wrong", "grant_type=refresh_token&refresh_token=x", ""]
+    {
+        assert_eq!(
+            app.send_as("", Request::post("/token"), form).await.failure(),
+            failure(401, "UNAUTHORIZED")
+        );
+    }
+    assert_eq!(app.get_as(&basic("alice", "wrong"), "/token").await.failure(), failure(401, "UNAUTHORIZED"));
+}
+
+#[tokio::test]
+async fn access_tokens_cannot_be_forged() {
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    app.push_as(&alice, "alice/app").await;
+    let response = app.get_as(&alice, "/token?scope=repository:alice/app:pull").await.json();
+    let token = response["token"].as_str().unwrap();
+    assert_eq!(app.pull_as(&bearer(token), "alice/app").await, 200);
+    let (content, mac) = token.rsplit_once('.').unwrap();
+    let forged = STANDARD.encode(r#"{"account":null,"epoch":0,"scopes":[],"expires":9999999999}"#);
+    for wrong in [
+        content.to_owned(),
+        format!("{content}."),
+        format!("{content}.{}", &mac[..mac.len() - 1]),
+        format!("{content}A.{mac}"),
+        format!("lode.{}.{mac}", forged.trim_end_matches('=')),
+        format!("{token}{token}"),
+        "lode..".to_owned(),
+        "lode.".to_owned(),
+    ] {
+        assert_eq!(app.pull_as(&bearer(&wrong), "alice/app").await, 401, "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn roles_and_visibility_decide() {
+    let app = closed().await;
+    let admin = basic("admin", PASSWORD);
+    let user = app.user("alice").await;
+    assert_eq!(app.push_as(&admin, "team/app").await.status, 201);
+    assert_eq!(app.push_as(&admin, "team/other").await.status, 201);
+    // 1. Without a role, a private repository looks like a missing one.
+    let hidden = app.get_as(&user, "/v2/team/app/manifests/latest").await;
+    let missing = app.get_as(&user, "/v2/team/none/manifests/latest").await;
+    assert_eq!(hidden.failure(), failure(404, "NAME_UNKNOWN"));
+    assert_eq!(hidden.text().replace("team/app", "team/none"), missing.text());
+    let anonymous = app.get_as("", "/v2/team/app/manifests/latest").await;
+    assert_eq!(anonymous.text(), app.get_as("", "/v2/team/none/manifests/latest").await.text());
+    assert_eq!(app.push_as(&user, "team/app").await.failure(), failure(404, "NAME_UNKNOWN"));
+    assert_eq!(app.push_as(&user, "fresh/app").await.failure(), failure(404, "NAME_UNKNOWN"));
+    // 2. Roles on a repository, then on its namespace.
+    app.grant("team/app", "alice", "read").await;
+    assert_eq!((app.pull_as(&user, "team/app").await, app.pull_as(&user, "team/other").await), (200, 404));
+    assert_eq!(app.push_as(&user, "team/app").await.failure(), failure(403, "DENIED"));
+    app.grant("team/*", "alice", "write").await;
+    assert_eq!(app.push_as(&user, "team/app").await.status, 201, "the highest role counts");
+    assert_eq!(app.push_as(&user, "team/new").await.status, 201);
+    let delete = async || {
+        app.send_as(&user, Request::delete("/v2/team/new/manifests/latest"), "").await.status.as_u16()
+    };
+    assert_eq!(delete().await, 403);
+    app.grant("team/*", "alice", "maintain").await;
+    assert_eq!(delete().await, 202);
+    let visibility = json!({"target": "team/app", "visibility": "public"}).to_string();
+    let set = async || {
+        app.send_as(&user, Request::put("/lode/v1/visibility"), visibility.clone()).await.status.as_u16()
+    };
+    assert_eq!(set().await, 403);
+    app.grant("team/*", "alice", "own").await;
+    assert_eq!(set().await, 204);
+    assert_eq!((app.pull_as("", "team/app").await, app.pull_as("", "team/other").await), (200, 401));
+    // 3. A repository's visibility overrides that of its namespace.
+    app.show("team/*", "public").await;
+    app.show("team/app", "private").await;
+    assert_eq!((app.pull_as("", "team/app").await, app.pull_as("", "team/other").await), (401, 200));
+    // 4. Groups.
+    let bob = app.user("bob").await;
+    assert_eq!(app.pull_as(&bob, "team/app").await, 404);
+    app.admin("POST", "/lode/v1/groups", json!({"name": "staff"})).await;
+    app.grant("team/app", "staff", "write").await;
+    assert_eq!(app.pull_as(&bob, "team/app").await, 404);
+    app.admin("PUT", "/lode/v1/groups/staff/members/bob", json!(null)).await;
+    assert_eq!(app.push_as(&bob, "team/app").await.status, 201);
+    app.admin("DELETE", "/lode/v1/groups/staff/members/bob", json!(null)).await;
+    assert_eq!(app.pull_as(&bob, "team/app").await, 404);
+    // 5. A removed role.
+    app.admin("PUT", "/lode/v1/grants", json!({"target": "team/*", "subject": "alice"})).await;
+    assert_eq!(
+        (app.pull_as(&user, "team/app").await, app.push_as(&user, "team/app").await.status.as_u16()),
+        (200, 403)
+    );
+}
+
+#[tokio::test]
+async fn listings_have_only_what_the_caller_may_read() {
+    let app = closed().await;
+    let admin = basic("admin", PASSWORD);
+    let (alice, auditor) = (app.user("alice").await, app.user("audit").await);
+    app.admin("PATCH", "/lode/v1/accounts/audit", json!({"server_role": "auditor"})).await;
+    for repository in ["open/a", "open/b", "single", "team/a", "team/b"] {
+        assert_eq!(app.push_as(&admin, repository).await.status, 201);
+    }
+    app.show("open/*", "public").await;
+    app.show("open/b", "private").await;
+    app.show("single", "internal").await;
+    app.grant("team/b", "alice", "read").await;
+    let (limited, _) = app.token(&admin, json!({"name": "x", "targets": ["team/*", "single"]})).await;
+    for (credentials, expect) in [
+        ("", vec!["open/a"]),
+        (&alice[..], vec!["open/a", "single", "team/b"]),
+        (&auditor[..], vec!["open/a", "open/b", "single", "team/a", "team/b"]),
+        (&admin[..], vec!["open/a", "open/b", "single", "team/a", "team/b"]),
+        (&limited[..], vec!["single", "team/a", "team/b"]),
+    ] {
+        let listed = app.get_as(credentials, "/v2/_catalog").await.json();
+        assert_eq!(listed["repositories"], json!(expect), "{credentials}");
+        // A page is full although repositories before it are hidden.
+        let page = app.get_as(credentials, "/v2/_catalog?n=1").await.json();
+        assert_eq!(page["repositories"], json!(expect[..1]), "{credentials}");
+    }
+    let found = app.get_as(&alice, "/lode/v1/blobs?size=2").await.json();
+    assert_eq!(found["known"], json!(true));
+    let stranger = app.user("carol").await;
+    app.show("open/a", "private").await;
+    app.show("single", "private").await;
+    assert_eq!(app.get_as(&stranger, "/lode/v1/blobs?size=2").await.json()["known"], json!(false));
+    // A mount finds only what the caller may read, and does not reveal the rest.
+    let digest = Digest::sha256(b"{}");
+    for (from, status) in [("&from=team/b", 202), ("&from=no/such", 202), ("", 202)] {
+        let path = format!("/v2/carol/x/blobs/uploads/?mount={digest}{from}");
+        assert_eq!(app.send_as(&stranger, Request::post(path), "").await.status, status, "{from}");
+    }
+    let path = format!("/v2/alice/x/blobs/uploads/?mount={digest}&from=team/b");
+    assert_eq!(app.send_as(&alice, Request::post(path), "").await.status, 201);
+}
+
+#[tokio::test]
+async fn tokens_are_limited_and_revoked() {
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    app.push_as(&alice, "alice/app").await;
+    app.push_as(&alice, "alice/other").await;
+    let (full, id) = app.token(&alice, json!({"name": "laptop"})).await;
+    assert_eq!(app.push_as(&full, "alice/app").await.status, 201);
+    // As a password, too, with the account's name or `token`.
+    let secret = full.strip_prefix("Bearer ").unwrap();
+    for (name, status) in [("alice", 200), ("token", 200), ("admin", 401)] {
+        assert_eq!(app.pull_as(&basic(name, secret), "alice/app").await, status, "{name}");
+    }
+    let (read, _) = app.token(&full, json!({"name": "ci", "access": "read", "targets": ["alice/app"]})).await;
+    assert_eq!((app.pull_as(&read, "alice/app").await, app.pull_as(&read, "alice/other").await), (200, 403));
+    assert_eq!(app.push_as(&read, "alice/app").await.failure(), failure(403, "DENIED"));
+    let (infer, _) = app.token(&full, json!({"name": "app", "access": "infer"})).await;
+    assert_eq!(app.pull_as(&infer, "alice/app").await, 403, "an inference token does not pull");
+    assert_ne!(
+        app.send_as(&infer, Request::post("/lode/v1/generate"), r#"{"model":"alice/app"}"#).await.status,
+        403
+    );
+    for limited in [&read, &infer] {
+        let request = Request::post("/lode/v1/tokens");
+        assert_eq!(app.send_as(limited, request, r#"{"name":"more"}"#).await.status, 403);
+        assert_eq!(app.get_as(limited, "/lode/v1/tokens").await.status, 403);
+    }
+    // The listing has no secret.
+    let listed = app.get_as(&alice, "/lode/v1/tokens").await;
+    assert_eq!(listed.json()["tokens"].as_array().unwrap().len(), 3);
+    assert!(!listed.text().contains(secret) && listed.text().contains(&secret[secret.len() - 4..]));
+    // A revoked token is refused at once, with the access tokens that were made with it.
+    let exchanged = app.get_as(&full, "/token?scope=repository:alice/app:pull").await.json();
+    let exchanged = bearer(exchanged["token"].as_str().unwrap());
+    assert_eq!(app.pull_as(&exchanged, "alice/app").await, 200);
+    let revoked = app.send_as(&alice, Request::delete(format!("/lode/v1/tokens/{id}")), "").await;
+    assert_eq!(revoked.status, 204);
+    for credentials in [&full, &exchanged, &basic("alice", secret)] {
+        assert_eq!(app.pull_as(credentials, "alice/app").await, 401);
+    }
+    assert_eq!(app.pull_as(&read, "alice/app").await, 200, "others stay valid");
+    // Another user's tokens.
+    let bob = app.user("bob").await;
+    for request in [
+        Request::get("/lode/v1/tokens?account=alice"),
+        Request::delete(format!("/lode/v1/tokens/{id}?account=alice")),
+    ] {
+        assert_eq!(app.send_as(&bob, request, "").await.status, 403);
+    }
+}
+
+#[tokio::test]
+async fn disabled_and_changed_accounts_lose_their_credentials() {
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    app.push_as(&alice, "alice/app").await;
+    let (token, _) = app.token(&alice, json!({"name": "ci"})).await;
+    let exchanged = app.get_as(&alice, "/token?scope=repository:alice/app:pull").await.json();
+    let exchanged = bearer(exchanged["token"].as_str().unwrap());
+    let change = async |credentials: &str, body: Value| {
+        let request = Request::patch("/lode/v1/accounts/alice");
+        app.send_as(credentials, request, body.to_string()).await.status.as_u16()
+    };
+    // A new password ends access tokens, and keeps the tokens of the account.
+    assert_eq!(change(&token, json!({"password": "another password"})).await, 200);
+    assert_eq!(
+        (app.pull_as(&alice, "alice/app").await, app.pull_as(&exchanged, "alice/app").await),
+        (401, 401)
+    );
+    assert_eq!(app.pull_as(&token, "alice/app").await, 200);
+    let alice = basic("alice", "another password");
+    assert_eq!(app.pull_as(&alice, "alice/app").await, 200);
+    assert_eq!(change(&alice, json!({"server_role": "admin"})).await, 403);
+    let admin = basic("admin", PASSWORD);
+    assert_eq!(change(&admin, json!({"disabled": true})).await, 200);
+    assert_eq!((app.pull_as(&alice, "alice/app").await, app.pull_as(&token, "alice/app").await), (401, 401));
+    assert_eq!(change(&admin, json!({"disabled": false})).await, 200);
+    assert_eq!((app.pull_as(&alice, "alice/app").await, app.pull_as(&token, "alice/app").await), (200, 200));
+    app.admin("DELETE", "/lode/v1/accounts/alice", json!(null)).await;
+    assert_eq!((app.pull_as(&alice, "alice/app").await, app.pull_as(&token, "alice/app").await), (401, 401));
+    // The last administrator stays.
+    for (method, body) in
+        [("DELETE", "null"), ("PATCH", r#"{"disabled":true}"#), ("PATCH", r#"{"server_role":"none"}"#)]
+    {
+        let request = Request::builder().method(method).uri("/lode/v1/accounts/admin");
+        assert_eq!(app.send_as(&admin, request, body).await.status, 409, "{method} {body}");
+    }
+    assert_eq!(app.get_as(&admin, "/v2/").await.status, 200);
+}
+
+#[tokio::test]
+async fn robots_belong_to_a_namespace() {
+    let app = closed().await;
+    let (alice, bob) = (app.user("alice").await, app.user("bob").await);
+    let create = async |credentials: &str, name: &str| {
+        let body = json!({"name": name, "kind": "robot"}).to_string();
+        app.send_as(credentials, Request::post("/lode/v1/accounts"), body).await.status.as_u16()
+    };
+    assert_eq!(create(&alice, "alice+ci").await, 201);
+    assert_eq!((create(&bob, "alice+more").await, create(&alice, "alice+ci").await), (403, 409));
+    assert_eq!((create(&alice, "ci").await, create(&alice, "alice+A").await), (400, 400));
+    let (robot, _) = app.token(&alice, json!({"name": "ci", "account": "alice+ci"})).await;
+    assert_eq!(app.push_as(&robot, "alice/app").await.status, 404, "it has no role yet");
+    let body = json!({"target": "alice/*", "subject": "alice+ci", "role": "write"}).to_string();
+    assert_eq!(app.send_as(&alice, Request::put("/lode/v1/grants"), body).await.status, 204);
+    assert_eq!(app.push_as(&robot, "alice/app").await.status, 201);
+    let secret = robot.strip_prefix("Bearer ").unwrap();
+    assert_eq!(app.pull_as(&basic("alice+ci", secret), "alice/app").await, 200);
+    let password = json!({"name": "alice+x", "kind": "robot", "password": PASSWORD}).to_string();
+    assert_eq!(app.send_as(&alice, Request::post("/lode/v1/accounts"), password).await.status, 400);
+    let request = Request::delete("/lode/v1/accounts/alice+ci");
+    assert_eq!(app.send_as(&alice, request, "").await.status, 204);
+    assert_eq!(app.pull_as(&robot, "alice/app").await, 401);
+}
+
+#[tokio::test]
+async fn names_are_checked() {
+    let app = closed().await;
+    for name in
+        ["", "A", "a/b", "a b", "-", "v2", "lode-staging", "everyone", "a+b+c", "\u{e9}", &"a".repeat(64)]
+    {
+        let body = json!({"name": name, "password": PASSWORD}).to_string();
+        let response = app.send_as(&basic("admin", PASSWORD), Request::post("/lode/v1/accounts"), body).await;
+        assert_eq!(response.status, 400, "{name}: {}", response.text());
+    }
+    app.user("alice").await;
+    let body = json!({"name": "alice", "password": PASSWORD}).to_string();
+    let response = app.send_as(&basic("admin", PASSWORD), Request::post("/lode/v1/accounts"), body).await;
+    assert_eq!(response.status, 409);
+}
+
+#[tokio::test]
+async fn guessing_a_password_is_slowed_down() {
+    let app = closed().await;
+    app.user("alice").await;
+    let mut statuses = Vec::new();
+    for _ in 0..7 {
+        statuses.push(app.get_as(&basic("alice", "wrong"), "/v2/").await.status.as_u16());
+    }
+    assert_eq!(statuses, [401, 401, 401, 401, 401, 401, 429]);
+    let limited = app.get_as(&basic("alice", PASSWORD), "/v2/").await;
+    assert_eq!(limited.status, 429, "the right password has to wait, too");
+    assert!(limited.headers.contains_key("retry-after"));
+    assert_eq!(app.get_as(&basic("admin", PASSWORD), "/v2/").await.status, 200, "others do not");
+}
+
+#[tokio::test]
+async fn staged_blobs_belong_to_their_account() {
+    let app = closed().await;
+    let (alice, bob) = (app.user("alice").await, app.user("bob").await);
+    let digest = Digest::sha256(b"staged");
+    let path = format!("/api/blobs/{digest}");
+    assert_eq!(app.send_as("", Request::post(&path), "staged").await.status, 401);
+    assert_eq!(app.send_as(&alice, Request::post(&path), "staged").await.status, 201);
+    assert_eq!(app.send_as(&alice, Request::head(&path), "").await.status, 200);
+    assert_eq!(app.send_as(&bob, Request::head(&path), "").await.status, 404);
+}
+
+#[tokio::test]
+async fn the_server_is_for_administrators() {
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    let auditor = app.user("audit").await;
+    app.admin("PATCH", "/lode/v1/accounts/audit", json!({"server_role": "auditor"})).await;
+    for (method, path, body, for_auditors) in [
+        ("GET", "/lode/v1/jobs", "", true),
+        ("GET", "/lode/v1/gc/removals", "", true),
+        ("GET", "/lode/v1/webhooks", "", true),
+        ("GET", "/lode/v1/workers", "", true),
+        ("GET", "/lode/v1/accounts", "", true),
+        ("GET", "/lode/v1/grants", "", true),
+        ("GET", "/lode/v1/groups", "", true),
+        ("POST", "/lode/v1/gc", "{}", false),
+        ("POST", "/lode/v1/fsck", "{}", false),
+        ("POST", "/lode/v1/groups", r#"{"name":"staff"}"#, false),
+    ] {
+        let status = async |credentials: &str| {
+            let request = Request::builder().method(method).uri(path);
+            app.send_as(credentials, request, body).await.status.as_u16()
+        };
+        assert_eq!((status("").await, status(&alice).await), (401, 403), "{method} {path}");
+        assert_eq!(status(&auditor).await < 400, for_auditors, "{method} {path}");
+        assert!(status(&basic("admin", PASSWORD)).await < 400, "{method} {path}");
+    }
+    for path in ["/healthz", "/api/version", "/"] {
+        assert_eq!(app.get_as("", path).await.status, 200, "{path}");
+    }
+}
