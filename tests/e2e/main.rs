@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test and reports its line")]
 
+mod accounts;
 mod agreement;
 mod attached_worker;
 mod bad_input;
@@ -34,7 +35,9 @@ mod moving;
 mod ollama;
 mod oras;
 mod outgoing;
+mod pages;
 mod postgres;
+mod private_clients;
 mod prompts;
 mod push_pull;
 mod python;

@@ -10,7 +10,7 @@ use lode_tests::command::run_successfully;
 use serde_json::json;
 
 /// A minimal valid GGUF with one tensor.
-fn tiny_gguf() -> Vec<u8> {
+pub(crate) fn tiny_gguf() -> Vec<u8> {
     fn text(out: &mut Vec<u8>, text: &str) {
         out.extend((text.len() as u64).to_le_bytes());
         out.extend(text.as_bytes());

@@ -14,7 +14,7 @@ use lode_tests::server::{Folder, Options};
 use serde_json::json;
 
 /// Writes an OCI layout with one image of gzipped layers, tagged `v1`, and returns the manifest's digest.
-fn layout(to: &Path, n_layers: usize, layer_bytes: usize) -> String {
+pub(crate) fn layout(to: &Path, n_layers: usize, layer_bytes: usize) -> String {
     let blobs = to.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
     let store = |bytes: &[u8]| {

@@ -1,8 +1,10 @@
 //! Fixtures of the end-to-end tests: the server as a process, clients, and test content. Only `tests/e2e`
 //! uses them. They do not link the crates under test, so they hash, parse and compare independently.
 
+pub mod access;
 pub mod artifact;
 mod background;
+pub mod browser;
 pub mod bucket;
 pub mod checkpoint;
 pub mod clients;

@@ -1,0 +1,210 @@
+//! Accounts, roles and tokens as a team uses them: the first minute of a new server, the command line, a sign-in
+//! with a browser, a worker, and two replicas.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::Instant;
+
+use lode_tests::access::{PASSWORD, add_user, create_token, log_in, start_closed};
+use lode_tests::browser::{Browser, between, form_from_page};
+use lode_tests::checkpoint::demo;
+use lode_tests::cluster::Cluster;
+use lode_tests::command::wait_for;
+use lode_tests::report;
+use lode_tests::server::{Folder, Options};
+use lode_tests::services::Backends;
+use serde_json::json;
+
+#[tokio::test]
+async fn a_new_server_prints_a_setup_link() {
+    let server = Folder::new().start(Options::new().listen("0.0.0.0:0")).await;
+    let output = server.wait_output("/setup?token=").await;
+    assert!(output.contains("create the administrator within an hour"), "{output}");
+    let token = between(&output, "/setup?token=", "\n").to_owned();
+    let registry = server.registry();
+    for path in ["/v2/", "/api/tags", "/lode/v1/models"] {
+        let refused = registry.get(path).await.expect(503);
+        assert!(refused.text().contains("not set up yet"), "{}", refused.text());
+    }
+    registry.get(&format!("/setup?token={token}")).await.expect(200);
+    let form = [("token", token.as_str()), ("name", "admin"), ("password", PASSWORD)];
+    let done = registry.send(form_from_page(registry.request("POST", "/setup"), &form)).await.expect(303);
+    Browser::with_cookie(server.registry(), &done).await;
+    registry.get("/v2/").await.expect(401);
+    let lode = server.lode();
+    lode.run(&["user", "list"]).await.expect_failure(&["authentication is required"]);
+    log_in(&lode, "admin").await;
+    let listed = lode.run(&["user", "list", "--json"]).await.expect_success().json();
+    assert_eq!(listed["accounts"][0]["server_role"], "admin");
+    // A restart needs no link.
+    let folder = server.folder().clone();
+    server.stop().await;
+    let server = folder.start(Options::new().listen("0.0.0.0:0")).await;
+    assert!(!server.output().contains("setup"), "{}", server.output());
+}
+
+#[tokio::test]
+async fn a_team_works_with_the_command_line() {
+    let server = start_closed(Options::new()).await;
+    let admin = server.lode();
+    let home = |name: &str| {
+        let home = server.folder().path().join(name);
+        std::fs::create_dir_all(&home).unwrap();
+        server.lode().env("HOME", home.to_str().unwrap()).env("XDG_CONFIG_HOME", home.to_str().unwrap())
+    };
+    let (alice, bob) = (home("alice"), home("bob"));
+    for (name, lode) in [("alice", &alice), ("bob", &bob)] {
+        add_user(&admin, name).await;
+        log_in(lode, name).await;
+    }
+    // 1. A user owns the namespace of its name, and shares it.
+    let file = server.folder().path().join("weights.bin");
+    std::fs::write(&file, b"weights").unwrap();
+    let file = file.to_str().unwrap();
+    alice.run(&["push", file, "alice/data:v1"]).await.expect_success();
+    bob.run(&["show", "alice/data:v1"]).await.expect_failure(&["not found"]);
+    bob.run(&["push", file, "alice/data:v2"]).await.expect_failure(&["does not exist"]);
+    alice.run(&["grant", "add", "bob", "read", "alice/*"]).await.expect_success();
+    bob.run(&["pull", "alice/data:v1", "--to", "pulled"]).await.expect_success();
+    bob.run(&["push", file, "alice/data:v2"]).await.expect_failure(&["not allowed"]);
+    alice.run(&["visibility", "alice/data", "public"]).await.expect_success();
+    server.registry().manifest_get("alice/data", "v1").await.expect(200);
+    alice.run(&["grant", "rm", "anyone", "alice/data"]).await.expect_success();
+    server.registry().manifest_get("alice/data", "v1").await.expect(401);
+    // 2. A robot with a token for one repository.
+    alice.run(&["robot", "add", "alice+ci"]).await.expect_success();
+    alice.run(&["grant", "add", "alice+ci", "write", "alice/data"]).await.expect_success();
+    let secret = create_token(&alice, &["ci", "--account", "alice+ci", "--expires", "1d"]).await;
+    let ci = home("ci");
+    ci.run_with_input(&["login", "--password-stdin"], secret.as_bytes()).await.expect_success();
+    ci.run(&["push", file, "alice/data:v3"]).await.expect_success();
+    ci.run(&["push", file, "alice/other:v1"]).await.expect_failure(&["does not exist"]);
+    let tokens =
+        alice.run(&["token", "list", "--account", "alice+ci", "--json"]).await.expect_success().json();
+    let id = tokens["tokens"][0]["id"].as_str().unwrap();
+    assert_eq!(tokens["tokens"][0]["last_four"], secret[secret.len() - 4..]);
+    alice.run(&["token", "revoke", id, "--account", "alice+ci"]).await.expect_success();
+    ci.run(&["push", file, "alice/data:v4"]).await.expect_failure(&["wrong user name or password"]);
+    // 3. Protected tags and a quota.
+    alice.run(&["protect", "alice/*", "v*"]).await.expect_success();
+    std::fs::write(file, b"other weights").unwrap();
+    alice.run(&["push", file, "alice/data:v1"]).await.expect_failure(&["protected by the pattern `v*`"]);
+    alice.run(&["rm", "alice/data:v1", "--yes"]).await;
+    server.lode().run(&["show", "alice/data:v1"]).await.expect_success();
+    admin.run(&["quota", "set", "alice", "1KiB"]).await.expect_success();
+    std::fs::write(file, [7; 2000]).unwrap();
+    alice.run(&["push", file, "alice/big"]).await.expect_failure(&["quota of namespace alice"]);
+    let listed = alice.run(&["quota", "list", "alice", "--json"]).await.expect_success().json();
+    assert_eq!(listed["quotas"][0]["limit_bytes"], 1024, "{listed}");
+    alice.run(&["quota", "set", "alice", "1TiB"]).await.expect_failure(&["not allowed"]);
+    // 4. A disabled account is out at once, and the log tells who did what.
+    admin.run(&["user", "set", "bob", "--disable"]).await.expect_success();
+    bob.run(&["list"]).await.expect_failure(&["wrong user name or password"]);
+    let audit =
+        admin.run(&["audit", "--actor", "user:alice", "--json", "--limit", "0"]).await.expect_success();
+    for action in ["grant.set", "robot:alice+ci", "token.revoke", "tags.protect", "manifest.push"] {
+        assert!(audit.stdout.contains(action), "{action}: {}", audit.stdout);
+    }
+    alice.run(&["audit"]).await.expect_failure(&["not allowed"]);
+    for command in [["user", "list"], ["group", "list"], ["grant", "list"], ["quota", "list"]] {
+        admin.run(&command).await.expect_success();
+    }
+}
+
+#[tokio::test]
+async fn a_person_logs_in_with_a_browser() {
+    let server = start_closed(Options::new()).await;
+    add_user(&server.lode(), "alice").await;
+    let browser = Browser::sign_in(server.registry(), "alice", PASSWORD).await;
+    let home = server.folder().path().join("alice");
+    std::fs::create_dir_all(&home).unwrap();
+    let lode =
+        server.lode().env("HOME", home.to_str().unwrap()).env("XDG_CONFIG_HOME", home.to_str().unwrap());
+    let mut login = lode.command(&["login"]).stdin(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(login.stderr.take().unwrap()).lines();
+    let url =
+        lines.find_map(|line| line.unwrap().trim().strip_prefix(&server.url()).map(str::to_owned)).unwrap();
+    let page = browser.get(&url).await.expect(200).text();
+    assert!(page.contains("lode on ") && page.contains("everything that you may do"), "{page}");
+    let code = between(&url, "user_code=", "&").to_owned();
+    browser.post("/device", &[("user_code", &code), ("decision", "allow")]).await.expect(200);
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    assert!(login.wait().unwrap().success(), "{rest:?}");
+    let tokens = lode.run(&["token", "list", "--json"]).await.expect_success().json();
+    assert!(tokens["tokens"][0]["name"].as_str().unwrap().starts_with("lode on "), "{tokens}");
+    lode.run(&["logout"]).await.expect_success();
+    lode.run(&["token", "list"]).await.expect_failure(&["authentication is required"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_run_for_those_who_may_run_them() {
+    let server = start_closed(Options::new().worker()).await;
+    let admin = server.lode();
+    admin.create("team/demo", &demo(), &[]).await.expect_success();
+    add_user(&admin, "alice").await;
+    admin.run(&["grant", "add", "alice", "read", "team/*"]).await.expect_success();
+    let home = server.folder().path().join("alice");
+    std::fs::create_dir_all(&home).unwrap();
+    let alice =
+        server.lode().env("HOME", home.to_str().unwrap()).env("XDG_CONFIG_HOME", home.to_str().unwrap());
+    log_in(&alice, "alice").await;
+    let token = create_token(&alice, &["chat", "--access", "infer"]).await;
+    let registry = server.registry();
+    let ask = async |token: Option<&str>| {
+        let body = json!({"model": "team/demo", "max_tokens": 4, "temperature": 0,
+            "messages": [{"role": "user", "content": "What is 40 plus 41?"}]});
+        let request = registry.request("POST", "/v1/chat/completions").json(&body);
+        let request = match token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        };
+        registry.send(request).await
+    };
+    let response = ask(Some(&token)).await.expect(200).json();
+    assert!(!response["choices"][0]["message"]["content"].as_str().unwrap().is_empty(), "{response}");
+    let refused = ask(None).await.expect(401).json();
+    assert_eq!(refused["error"]["code"], "invalid_api_key");
+    ask(Some("hf_wrong")).await.expect(401);
+    // The token runs the model, and does not download it.
+    let manifest = registry.request("GET", "/v2/team/demo/manifests/latest").bearer_auth(&token);
+    registry.send(manifest).await.expect(403);
+    admin.run(&["grant", "rm", "alice", "team/*"]).await.expect_success();
+    let gone = ask(Some(&token)).await.expect(404);
+    assert!(gone.text().contains("team/demo"), "{}", gone.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revocation_counts_on_every_replica() {
+    let Some(backing) = Backends::shared("accounts::a_revocation_counts_on_every_replica") else { return };
+    let options =
+        Options::new().env("LODE_ADMIN_PASSWORD", PASSWORD).env("LODE_SECRET_KEY", "0123456789abcdef0123");
+    let cluster = Cluster::start(2, &backing, options).await;
+    let (here, there) = (cluster.lode(0), cluster.registry(1));
+    log_in(&here, "admin").await;
+    add_user(&here, "alice").await;
+    // 1. A session that began at one replica continues at the other.
+    let browser = Browser::sign_in(cluster.registry(0), "alice", PASSWORD).await;
+    let elsewhere = browser.at(cluster.registry(1));
+    elsewhere.get("/-/account").await.expect(200);
+    // 2. What is revoked at one replica is refused at the other.
+    let status =
+        async |secret: &str| there.send(there.request("GET", "/v2/").bearer_auth(secret)).await.status;
+    let mut slowest = 0.0_f64;
+    for round in 0..5 {
+        let secret = create_token(&here, &[&format!("t{round}")]).await;
+        assert_eq!(status(&secret).await, 200);
+        let listed = here.run(&["token", "list", "--json"]).await.expect_success().json();
+        let id = listed["tokens"][0]["id"].as_str().unwrap();
+        here.run(&["token", "revoke", id]).await.expect_success();
+        let revoked = Instant::now();
+        wait_for("the other replica refuses the token", async || {
+            (status(&secret).await == 401).then_some(())
+        })
+        .await;
+        slowest = slowest.max(revoked.elapsed().as_secs_f64());
+    }
+    report::figure("revocation until the other replica refuses", &format!("{slowest:.2} s (limit 1 s)"));
+    here.run(&["user", "set", "alice", "--disable"]).await.expect_success();
+    let is_out = async || (elsewhere.get("/-/account").await.status == 303).then_some(());
+    wait_for("the other replica ends the session", is_out).await;
+}
