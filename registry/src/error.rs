@@ -103,6 +103,9 @@ pub enum Error {
     /// Too many failed sign-ins.
     #[error("too many failed sign-ins; try again in {seconds} seconds")]
     Throttled { seconds: u64 },
+    /// More requests than the settings allow.
+    #[error("too many requests; try again in {seconds} seconds")]
+    TooManyRequests { seconds: u64 },
     /// The account may do this, but its access token was not requested for it.
     #[error("the access token does not cover this; request one with this scope")]
     InsufficientScope,

@@ -90,6 +90,9 @@ impl Layers {
                 Err(failure) => return failure.into_response(),
             };
         }
+        if let Err(error) = check_rate(&self.registry, &parts) {
+            return Failure::from(error).into_response();
+        }
         match self.registry.is_in_setup().await {
             Ok(true) if !is_open_in_setup(&self.registry, &parts) => {
                 return Failure::from(Error::SetupPending).into_response();
@@ -114,6 +117,15 @@ impl Service<Request> for Layers {
 
     fn call(&mut self, request: Request) -> Self::Future {
         self.respond(request).map(Ok).boxed()
+    }
+}
+
+/// Returns an error if the caller sends too many requests. Probes are not limited.
+fn check_rate(registry: &Registry, parts: &Parts) -> Result<(), Error> {
+    let is_probe = ["/healthz", "/readyz"].contains(&parts.uri.path());
+    match parts.extensions.get::<Caller>() {
+        Some(caller) if !is_probe => registry.check_rate(caller),
+        _ => Ok(()),
     }
 }
 

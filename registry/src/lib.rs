@@ -15,6 +15,7 @@ mod gateway;
 mod hf;
 mod http;
 mod hub;
+mod issuer;
 mod jobs;
 mod layers;
 mod metrics;
@@ -40,17 +41,19 @@ mod upstream;
 pub use app::{
     AccountChange, AccountError, AccountInfo, Ancestor, AuditFilter, AuditRecord, BlobInfo, BlobStream, Body,
     ChunkRange, CreateError, CreateStep, Damage, Descendant, Device, DiffOutcome, DiffRecord, DiffSide,
-    DiffStatus, DiffStream, DiffTotal, ExtraFile, FindingKind, FsckSummary, GcReport, Grant, Heartbeat, Job,
-    JobKind, JoinProof, KeyInfo, Lineage, LoadedModel, ManifestPut, MigrateReport, Model, ModelPage,
-    ModelSource, ModelState, ModelSummary, NewAccount, NewModel, NewToken, Page, Quota, Referrer,
-    Registration, Registry, Relative, RemoteModel, Removal, RemovalPage, RestoredContent, Spellings,
-    StoredManifest, TaggedModel, TensorDiff, TokenInfo, TransferError, TransferEvent, TransferSink,
-    UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement, migrate,
+    DiffStatus, DiffStream, DiffTotal, ExtraFile, FindingKind, FsckSummary, GcReport, Grant, Group,
+    Heartbeat, Job, JobKind, JoinProof, KeyInfo, Lineage, LoadedModel, ManifestPut, MigrateReport, Model,
+    ModelPage, ModelSource, ModelState, ModelSummary, NewAccount, NewModel, NewPublisher, NewToken, Page,
+    Publisher, PublisherError, PublisherKind, Quota, Referrer, Registration, Registry, Relative, RemoteModel,
+    Removal, RemovalPage, RestoredContent, SignOnError, Spellings, StoredManifest, TaggedModel, TensorDiff,
+    TokenInfo, TransferError, TransferEvent, TransferSink, UploadStatus, WebhookDelivery, Worker,
+    WorkerAnnouncement, migrate,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::BackupMode;
 pub use config::{
-    Cidr, Config, ConfigError, EventKind, MirrorConfig, Patterns, RetentionRule, Switch, Webhook,
+    Cidr, Config, ConfigError, EventKind, MirrorConfig, OidcProvider, Patterns, RetentionRule, Switch,
+    Webhook,
 };
 pub use error::{BodyError, Error, OpenError};
 pub use open::open;

@@ -18,6 +18,7 @@ pub(crate) async fn open_limited(config: Config, limits: Limits) -> Result<Regis
     registry.start(metrics::upkeep());
     registry.start_worker_upkeep();
     registry.start_audit_log();
+    registry.start_rate_upkeep();
     check_keys(&registry).await?;
     create_admin(&registry).await?;
     registry.store().jobs_recover().await?;
@@ -25,6 +26,7 @@ pub(crate) async fn open_limited(config: Config, limits: Limits) -> Result<Regis
     if !registry.config().read_only {
         registry.store().index_recover().await?;
         registry.start_sign_in_upkeep();
+        registry.start_providers();
         remove_backup_marker(&registry.config().data)?;
         jobs::start(&registry)?;
     }

@@ -7,8 +7,8 @@ use axum::routing::{delete, get, patch, post, put};
 use crate::api::copy::copy;
 use crate::api::inference::passthrough_route;
 use crate::api::{
-    access, audit, blobs, diff, health, inference, jobs, maintenance, models, ollama, openai, ps, rules,
-    webhooks, workers,
+    access, audit, blobs, diff, health, inference, jobs, maintenance, models, ollama, openai, ps, publishers,
+    rules, webhooks, workers,
 };
 use crate::gateway::Gateway;
 use crate::http::Failure;
@@ -123,10 +123,13 @@ fn lode_api() -> Router<ServerState> {
         .route("/lode/v1/groups/{name}/members/{account}", member)
         .route("/lode/v1/tokens", get(access::tokens).post(access::create_token))
         .route("/lode/v1/tokens/{id}", delete(access::revoke_token))
+        .route("/lode/v1/tokens/{id}/rotate", post(access::rotate_token))
         .route("/lode/v1/grants", get(access::grants).put(access::put_grant))
         .route("/lode/v1/visibility", put(access::put_visibility))
         .route("/lode/v1/keys", get(access::keys).post(access::add_key))
         .route("/lode/v1/keys/{id}", delete(access::remove_key))
+        .route("/lode/v1/publishers", get(publishers::list).post(publishers::create))
+        .route("/lode/v1/publishers/{id}", delete(publishers::remove))
         .route("/lode/v1/quotas", get(rules::quotas).put(rules::put_quota))
         .route("/lode/v1/protected-tags", get(rules::protected_tags).put(rules::put_protected_tags))
         .route("/lode/v1/audit", get(audit::list))
@@ -145,12 +148,14 @@ fn hugging_face_api() -> Router<ServerState> {
 
 /// Browsers.
 fn pages() -> Router<ServerState> {
-    use hub::{account, assets, connect, device, home, setup, sign_in};
+    use hub::{account, assets, connect, device, home, setup, sign_in, single_sign_on};
     Router::new()
         .route("/", get(home::get))
         .route("/static/lode.css", get(assets::style))
         .route("/login", get(sign_in::get).post(sign_in::post))
         .route("/logout", post(sign_in::logout))
+        .route("/login/{provider}", get(single_sign_on::begin))
+        .route("/login/{provider}/callback", get(single_sign_on::callback))
         .route("/setup", get(setup::get).post(setup::post))
         .route("/device", get(device::get).post(device::post))
         .route("/connect", get(connect::get).post(connect::post))
@@ -159,6 +164,8 @@ fn pages() -> Router<ServerState> {
         .route("/-/account/tokens/revoke", post(account::revoke_token))
         .route("/-/account/keys", post(account::add_key))
         .route("/-/account/keys/remove", post(account::remove_key))
+        .route("/-/account/identities", post(single_sign_on::connect))
+        .route("/-/account/identities/remove", post(single_sign_on::disconnect))
         .route("/-/account/password", post(account::change_password))
         .route("/-/account/sessions/end", post(account::end_sessions))
 }

@@ -60,7 +60,7 @@ pub(crate) fn format_failure(surface: Surface, id: &str, response: Response) -> 
         Surface::Page => hub::failure_page(&failed.0),
         Surface::Ollama | Surface::Fallback => api::error::respond(&failed.0),
     };
-    if let Some(Error::Throttled { seconds }) = failed.0.error() {
+    if let Some(Error::Throttled { seconds } | Error::TooManyRequests { seconds }) = failed.0.error() {
         worded.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(*seconds));
     } else if failed.0.is_retryable() {
         worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);

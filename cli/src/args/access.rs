@@ -99,10 +99,7 @@ pub(crate) enum Robot {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Group {
     /// Create a group
-    Add {
-        /// The group's name
-        name: String,
-    },
+    Add(GroupAdd),
     /// List groups with their members
     List {
         /// Print the result as a JSON object
@@ -130,6 +127,23 @@ pub(crate) enum Group {
     },
 }
 
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  lode group add research
+  lode group add ml --provider corp
+  lode group add ml --provider corp --claim /engineering/ml")]
+pub(crate) struct GroupAdd {
+    /// The group's name
+    pub(crate) name: String,
+    /// The sign-in provider that decides who is a member, as named in the server's settings
+    #[arg(long, value_name = "NAME")]
+    pub(crate) provider: Option<String>,
+    /// The provider's name for the group [default: the same name]
+    #[arg(long, value_name = "VALUE", requires = "provider")]
+    pub(crate) claim: Option<String>,
+}
+
 /// Manage tokens, which take the place of a password
 #[derive(Debug, Subcommand)]
 pub(crate) enum Token {
@@ -139,6 +153,25 @@ pub(crate) enum Token {
     List(TokenList),
     /// Revoke a token, at once and on every replica
     Revoke(TokenRevoke),
+    /// Replace a token by a new one with the same limits, and print its secret once
+    Rotate(TokenRevoke),
+    /// Exchange the token of this CI job for one of the server, and print it
+    Exchange(TokenExchange),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The server must know the job as a publisher: see `lode publisher add`. On GitHub Actions the job needs
+`permissions: id-token: write`; elsewhere LODE_ID_TOKEN has the job's token, whose audience is the
+server's URL.
+
+Examples:
+  lode token exchange | lode login hub.example --password-stdin
+  lode token exchange | docker login hub.example --username token --password-stdin")]
+pub(crate) struct TokenExchange {
+    /// The robot, or the namespace or repository to which the token is limited
+    #[arg(long, value_name = "NAME")]
+    pub(crate) resource: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -18,6 +18,7 @@ mod login;
 mod migrate;
 mod perplexity;
 mod ps;
+mod publisher;
 mod pull;
 mod push;
 mod rm;
@@ -38,8 +39,8 @@ use clap::{Args, Parser, Subcommand};
 pub(crate) const DEFAULT_HOST: &str = "http://127.0.0.1:5000";
 
 pub(crate) use access::{
-    Audit, Grant, Group, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate, User,
-    UserAdd, UserSet,
+    Audit, Grant, Group, GroupAdd, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate,
+    TokenExchange, User, UserAdd, UserSet,
 };
 pub(crate) use backup::Backup;
 pub(crate) use completions::Completions;
@@ -54,6 +55,7 @@ pub(crate) use login::{Login, Logout};
 pub(crate) use migrate::Migrate;
 pub(crate) use perplexity::Perplexity;
 pub(crate) use ps::Ps;
+pub(crate) use publisher::{Publisher, PublisherAdd};
 pub(crate) use pull::Pull;
 pub(crate) use push::Push;
 pub(crate) use rm::Rm;
@@ -164,6 +166,8 @@ pub(crate) enum Command {
     Key(Key),
     #[command(subcommand)]
     Grant(Grant),
+    #[command(subcommand)]
+    Publisher(Publisher),
     /// Set who may read a repository or a namespace without a role
     Visibility(SetVisibility),
     /// Protect tags from being moved or deleted, by pattern

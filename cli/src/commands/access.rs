@@ -11,10 +11,11 @@ use lode_client::Registry;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
 
+use super::exchange::exchange;
 use crate::{
     args::{
-        Grant, Group, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate, User, UserAdd,
-        UserSet,
+        Grant, Group, GroupAdd, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate, User,
+        UserAdd, UserSet,
     },
     connect::Connection,
     error::{Failure, Outcome},
@@ -100,8 +101,9 @@ pub(crate) async fn group(connection: &Connection, command: Group) -> Outcome {
     let registry = connection.default_registry()?;
     let nothing = Value::Null;
     match command {
-        Group::Add { name } => {
-            send(&registry, Method::POST, "lode/v1/groups", &json!({ "name": name })).await?;
+        Group::Add(GroupAdd { name, provider, claim }) => {
+            let body = json!({ "name": name, "provider": provider, "claim": claim });
+            send(&registry, Method::POST, "lode/v1/groups", &body).await?;
             ui::print_message(format!("created group {name}"));
         }
         Group::List { json } => {
@@ -113,10 +115,10 @@ pub(crate) async fn group(connection: &Connection, command: Group) -> Outcome {
                 .map(|group| {
                     let members: Vec<&str> =
                         group["members"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-                    vec![text(group, "name"), members.join(", ")]
+                    vec![text(group, "name"), text(group, "provider"), members.join(", ")]
                 })
                 .collect();
-            return ui::table(&["GROUP", "MEMBERS"], &rows);
+            return ui::table(&["GROUP", "PROVIDER", "MEMBERS"], &rows);
         }
         Group::Rm { name } => {
             send(&registry, Method::DELETE, &format!("lode/v1/groups/{}", segment(&name)), &nothing).await?;
@@ -168,6 +170,18 @@ pub(crate) async fn token(connection: &Connection, command: Token) -> Outcome {
             ui::print_message(format!("revoked token {}", args.id));
             Ok(())
         }
+        Token::Rotate(args) => {
+            let path = format!("lode/v1/tokens/{}/rotate", segment(&args.id));
+            let path = of_account(&path, args.account.as_deref());
+            let created: Value = registry.json_post(&path, &Value::Null).await?;
+            ui::print_message(format!(
+                "revoked token {}, and created {}; its secret is shown only now:",
+                args.id,
+                text(&created, "id")
+            ));
+            ui::print_line(text(&created, "secret"))
+        }
+        Token::Exchange(args) => exchange(&registry, args).await,
     }
 }
 
@@ -363,7 +377,7 @@ fn read_key(file: &Path) -> Outcome<String> {
 }
 
 /// The date of a time.
-fn day(value: &Value, key: &str) -> String {
+pub(super) fn day(value: &Value, key: &str) -> String {
     value[key].as_str().and_then(|time| time.get(..10)).unwrap_or("never").to_owned()
 }
 
@@ -383,6 +397,11 @@ async fn delete_account(registry: &Registry, kind: &str, name: &str) -> Outcome 
     send(registry, Method::DELETE, &account_path(name), &Value::Null).await?;
     ui::print_message(format!("deleted {kind} {name}"));
     Ok(())
+}
+
+/// Deletes what a path names.
+pub(super) async fn delete(registry: &Registry, path: &str) -> Outcome {
+    send(registry, Method::DELETE, path, &Value::Null).await
 }
 
 /// Sends a request whose response has no content.
@@ -407,7 +426,7 @@ fn of_account(path: &str, account: Option<&str>) -> String {
 }
 
 /// A name as a part of a path or a query.
-fn segment(name: &str) -> String {
+pub(super) fn segment(name: &str) -> String {
     utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
 }
 
@@ -416,11 +435,11 @@ fn value_name(value: impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-fn items<'a>(listed: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
+pub(super) fn items<'a>(listed: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     listed[key].as_array().into_iter().flatten()
 }
 
-fn text(value: &Value, key: &str) -> String {
+pub(super) fn text(value: &Value, key: &str) -> String {
     value[key].as_str().unwrap_or_default().to_owned()
 }
 

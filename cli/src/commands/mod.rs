@@ -9,6 +9,7 @@ mod create;
 mod demo;
 mod diff;
 mod embed;
+mod exchange;
 mod fsck;
 mod gc;
 mod list;
@@ -16,6 +17,7 @@ mod login;
 mod migrate;
 mod perplexity;
 mod ps;
+mod publisher;
 mod pull;
 mod push;
 mod rm;
@@ -64,6 +66,7 @@ pub(crate) async fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Robot(command) => access::robot(&connect()?, command).await?,
         Command::Group(command) => access::group(&connect()?, command).await?,
         Command::Token(command) => access::token(&connect()?, command).await?,
+        Command::Publisher(command) => publisher::publisher(&connect()?, command).await?,
         Command::Grant(command) => access::grant(&connect()?, command).await?,
         Command::Visibility(args) => access::visibility(&connect()?, args).await?,
         Command::Key(command) => access::key(&connect()?, command).await?,

@@ -77,6 +77,10 @@ pub(crate) struct VisibilityRequest {
 #[serde(deny_unknown_fields)]
 pub(crate) struct GroupRequest {
     name: String,
+    /// The sign-in provider that decides its members.
+    provider: Option<String>,
+    /// The provider's name for the group; by default `name`.
+    claim: Option<String>,
 }
 
 impl RequestBody for AccountRequest {
@@ -197,6 +201,16 @@ pub(crate) async fn create_token(
     Ok((StatusCode::CREATED, Json(CreatedToken { info, secret: secret.expose().to_owned() })))
 }
 
+pub(crate) async fn rotate_token(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(id): Path<Uuid>,
+    query: Query,
+) -> Result<(StatusCode, Json<CreatedToken>), Failure> {
+    let (info, secret) = registry.token_rotate(&caller, query.get("account"), id).await?;
+    Ok((StatusCode::CREATED, Json(CreatedToken { info, secret: secret.expose().to_owned() })))
+}
+
 pub(crate) async fn revoke_token(
     State(registry): State<Registry>,
     caller: Caller,
@@ -239,10 +253,7 @@ pub(crate) async fn put_visibility(
 }
 
 pub(crate) async fn groups(State(registry): State<Registry>, caller: Caller) -> Result<Json<Value>, Failure> {
-    let groups = registry.group_list(&caller).await?;
-    let groups: Vec<Value> =
-        groups.into_iter().map(|(name, members)| json!({ "name": name, "members": members })).collect();
-    Ok(Json(json!({ "groups": groups })))
+    Ok(Json(json!({ "groups": registry.group_list(&caller).await? })))
 }
 
 pub(crate) async fn create_group(
@@ -250,7 +261,8 @@ pub(crate) async fn create_group(
     caller: Caller,
     body: JsonBody<GroupRequest>,
 ) -> Result<StatusCode, Failure> {
-    registry.group_create(&caller, &body.name).await?;
+    let GroupRequest { name, provider, claim } = &*body;
+    registry.group_create(&caller, name, provider.as_deref(), claim.as_deref()).await?;
     Ok(StatusCode::CREATED)
 }
 

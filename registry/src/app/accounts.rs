@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::sign_in_errors::{PublisherError, SignOnError};
 use super::{Page, Registry};
 use crate::Error;
 use crate::auth::password::{MAX_LEN, MIN_LEN};
@@ -13,7 +14,7 @@ use crate::auth::{
     AccessTarget, Account, AccountKind, Action, Caller, Credential, Identity, OllamaKeyError, Role, STAGING,
     Scope, ServerRole, Target,
 };
-use crate::store::AccountRow;
+use crate::store::{AccountRow, GroupRow, Tx};
 use crate::time::{as_rfc3339, now_ms};
 
 /// First parts of repository names that are paths of this server, or have a meaning for it.
@@ -54,6 +55,18 @@ pub struct AccountInfo {
     /// Milliseconds since 1970; RFC 3339 in JSON.
     #[serde(serialize_with = "as_rfc3339")]
     pub created_at: i64,
+}
+
+/// A group of accounts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Group {
+    pub name: String,
+    /// The sign-in provider that decides its members.
+    pub provider: Option<String>,
+    /// The provider's name for the group; absent: `name`.
+    pub claim: Option<String>,
+    /// Names of accounts.
+    pub members: Vec<String>,
 }
 
 /// Why accounts or grants cannot be changed.
@@ -101,6 +114,15 @@ pub enum AccountError {
     NotAUser,
     #[error("the setup link is wrong or has expired; restart the server for a new one")]
     SetupLink,
+    /// A browser's session that began too long ago for a change of credentials or rights.
+    #[error("this needs a recent sign-in; sign in again")]
+    SignInAgain,
+    #[error("the sign-in provider decides who is a member of `{group}`")]
+    ProviderGroup { group: String },
+    #[error(transparent)]
+    SignOn(#[from] SignOnError),
+    #[error(transparent)]
+    Publisher(#[from] PublisherError),
 }
 
 impl Registry {
@@ -111,6 +133,7 @@ impl Registry {
         caller: &Caller,
         new: NewAccount,
     ) -> Result<AccountInfo, AccountError> {
+        self.check_recent(caller)?;
         // 1. Check the permission and the name.
         let NewAccount { kind, name, password, server_role } = new;
         let namespace = match kind {
@@ -161,18 +184,31 @@ impl Registry {
             }
             tx.repositories_make_internal().await?;
         }
-        if !tx.account_insert(&row).await? {
-            return Err(AccountError::NameTaken { name: row.name });
+        let detail = json!({ "server_role": row.server_role });
+        self.account_store(&mut tx, caller, &row, namespace, detail).await?;
+        tx.commit().await?;
+        self.access.changed();
+        Ok(AccountInfo::from(row))
+    }
+
+    /// Stores a new account, and its role on the namespace of its name.
+    pub(super) async fn account_store(
+        &self,
+        tx: &mut Tx,
+        caller: &Caller,
+        row: &AccountRow,
+        namespace: Option<AccessTarget>,
+        detail: Value,
+    ) -> Result<(), AccountError> {
+        if !tx.account_insert(row).await? {
+            return Err(AccountError::NameTaken { name: row.name.clone() });
         }
         if let Some(namespace) = namespace {
             tx.grant_put(&namespace, row.id, Role::Own).await?;
         }
-        let detail = json!({ "server_role": row.server_role });
-        self.audit(&mut tx, caller, "account.create", subject(&row), detail).await?;
-        tx.commit().await?;
-        self.access.changed();
+        self.audit(tx, caller, "account.create", subject(row), detail).await?;
         tracing::info!(account = row.name, "account created");
-        Ok(AccountInfo::from(row))
+        Ok(())
     }
 
     /// Accounts by name, after `after`, at most `n`.
@@ -195,6 +231,7 @@ impl Registry {
         name: &str,
         change: AccountChange,
     ) -> Result<AccountInfo, AccountError> {
+        self.check_recent(caller)?;
         let is_own = caller.account().is_some_and(|account| account.name == name && is_full(account));
         if !is_own || change.server_role.is_some() || change.is_disabled.is_some() {
             self.authorize(caller, Action::Administer, Target::Server).await?;
@@ -231,6 +268,12 @@ impl Registry {
         self.access.changed();
         tracing::info!(account = name, "account changed");
         Ok(AccountInfo::from(row))
+    }
+
+    /// Whether the caller's account can sign in with a password.
+    pub(crate) async fn has_password(&self, caller: &Caller) -> Result<bool, Error> {
+        let account = caller.account().ok_or(Error::Unauthorized)?;
+        Ok(self.account_live(account.id).await?.is_some_and(|row| row.password.is_some()))
     }
 
     /// Changes the caller's own password.
@@ -278,20 +321,33 @@ impl Registry {
         Ok(())
     }
 
-    /// Creates a group.
-    pub async fn group_create(&self, caller: &Caller, name: &str) -> Result<(), AccountError> {
+    /// Creates a group. The sign-in `provider` decides its members, if there is one; `claim` is its name for
+    /// the group, by default `name`.
+    pub async fn group_create(
+        &self,
+        caller: &Caller,
+        name: &str,
+        provider: Option<&str>,
+        claim: Option<&str>,
+    ) -> Result<(), AccountError> {
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
         check_name(name, name)?;
+        if let Some(provider) = provider
+            && !self.config.oidc.iter().any(|known| known.name == provider)
+        {
+            return Err(SignOnError::ProviderUnknown { name: provider.to_owned() }.into());
+        }
         let is_account = self.store().account_find_by_name(name).await?.is_some();
         let mut tx = self.store().begin().await?;
         if !tx.has_accounts().await? {
             return Err(AccountError::FirstAccount);
         }
-        if is_account || !tx.group_insert(Uuid::now_v7(), name).await? {
+        if is_account || !tx.group_insert(Uuid::now_v7(), name, provider, claim).await? {
             return Err(AccountError::NameTaken { name: name.to_owned() });
         }
-        self.audit(&mut tx, caller, "group.create", format!("group:{name}"), Value::Null).await?;
+        let detail = json!({ "provider": provider, "claim": claim });
+        self.audit(&mut tx, caller, "group.create", format!("group:{name}"), detail).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -318,9 +374,13 @@ impl Registry {
         account: &str,
         is_member: bool,
     ) -> Result<(), AccountError> {
+        self.check_recent(caller)?;
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
         let (id, member) = (self.group_id(group).await?, self.account_row(account).await?.id);
+        if self.store().group_list().await?.iter().any(|row| row.name == group && row.provider.is_some()) {
+            return Err(AccountError::ProviderGroup { group: group.to_owned() });
+        }
         let mut tx = self.store().begin().await?;
         tx.access_changed().await?;
         tx.group_member_put(id, member, is_member).await?;
@@ -331,10 +391,12 @@ impl Registry {
         Ok(())
     }
 
-    /// Groups with the names of their members.
-    pub async fn group_list(&self, caller: &Caller) -> Result<Vec<(String, Vec<String>)>, Error> {
+    /// Groups by name.
+    pub async fn group_list(&self, caller: &Caller) -> Result<Vec<Group>, Error> {
         self.authorize(caller, Action::Inspect, Target::Server).await?;
-        self.store().group_list().await
+        let rows = self.store().group_list().await?;
+        let group = |GroupRow { name, provider, claim, members }| Group { name, provider, claim, members };
+        Ok(rows.into_iter().map(group).collect())
     }
 
     pub(super) async fn password_hash(&self, password: Secret) -> Result<String, AccountError> {
@@ -384,7 +446,7 @@ pub(super) fn namespace(name: &str) -> Option<AccessTarget> {
 }
 
 /// Checks a part of an account's name. It is also a namespace, so it has the same characters.
-fn check_name(name: &str, part: &str) -> Result<(), AccountError> {
+pub(super) fn check_name(name: &str, part: &str) -> Result<(), AccountError> {
     let wrong = |reason| Err(AccountError::Name { name: name.to_owned(), reason });
     if part.is_empty() || part.len() > MAX_NAME_LEN {
         return wrong("expected 1 to 63 characters");

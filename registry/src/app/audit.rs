@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::sign_in_errors::{PublisherError, SignOnError};
 use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Identity, Target};
@@ -113,6 +114,18 @@ impl Registry {
     pub(super) fn audit_sign_in(&self, caller: &Caller, name: &str, is_allowed: bool) {
         let outcome = if is_allowed { "ok" } else { "refused" };
         self.audit_soon(caller, "account.sign_in", format!("user:{}", cut(name)), outcome, &Value::Null);
+    }
+
+    /// Records that a sign-in at a provider has failed.
+    pub(super) fn audit_sign_on_refused(&self, client: &Caller, provider: &str, error: &SignOnError) {
+        let detail = json!({ "reason": error.to_string() });
+        self.audit_soon(client, "account.sign_in", format!("provider:{provider}"), "refused", &detail);
+    }
+
+    /// Records that a CI job has got no token.
+    pub(super) fn audit_publish_refused(&self, client: &Caller, issuer: &str, error: &PublisherError) {
+        let detail = json!({ "reason": error.to_string() });
+        self.audit_soon(client, "publisher.sign_in", format!("issuer:{}", cut(issuer)), "refused", &detail);
     }
 
     /// Records that a client has sent a token or a signature that is not valid.

@@ -116,6 +116,9 @@ impl Registry {
         user_code: &str,
         is_allowed: bool,
     ) -> Result<(), AccountError> {
+        if is_allowed {
+            self.check_recent(caller)?;
+        }
         let row = self.device_row(caller, user_code).await?;
         self.check_writable()?;
         let account = caller.account().ok_or(Error::Unauthorized)?;

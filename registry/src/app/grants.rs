@@ -29,6 +29,7 @@ impl Registry {
         subject: &str,
         role: Role,
     ) -> Result<(), AccountError> {
+        self.check_recent(caller)?;
         if let Some(visibility) = visibility_of(subject) {
             return match role {
                 Role::Read => Ok(self.visibility_put(caller, target, visibility).await?),

@@ -18,13 +18,16 @@ use super::coalescing::Coalescer;
 use super::indexing::Indexing;
 use super::job_control::Jobs;
 use super::limits::{IndexLimits, Limits, UploadTimeouts};
+use super::rate_limits::RateLimits;
 use super::setup_link::SetupLink;
 use super::sign_in_cache::SignIns;
 use super::worker_table::Workers;
 use crate::auth::token::new_token;
 use crate::auth::vault::Vault;
 use crate::blobs::{Blobs, Locks};
+use crate::config::check_providers;
 use crate::error::chain;
+use crate::issuer::Issuers;
 use crate::retention::Retention;
 use crate::store::{PostgresOptions, Store};
 use crate::time::millis;
@@ -106,6 +109,9 @@ pub struct Inner {
     pub(super) opened_at: i64,
     /// Encrypts the keys in the database.
     pub(super) vault: Vault,
+    /// The issuers of tokens with which people and CI jobs sign in.
+    pub(super) issuers: Issuers,
+    pub(super) rate_limits: RateLimits,
     pub(super) stopping: CancellationToken,
     pub(super) tasks: TaskTracker,
 }
@@ -119,9 +125,12 @@ impl Deref for Registry {
 }
 
 /// Opens the registry without starting background tasks.
-pub(crate) async fn open_idle(config: Config, limits: Limits) -> Result<Registry, OpenError> {
+pub(crate) async fn open_idle(mut config: Config, limits: Limits) -> Result<Registry, OpenError> {
+    check_providers(&mut config.oidc)?;
     let egress = Egress::new(config.allow_egress.clone())
         .map_err(|error| OpenError::Config { setting: "allow_egress", reason: chain(&error) })?;
+    let rate_limits = RateLimits::new(&config);
+    let issuers = Issuers::new(&egress, &config.oidc);
     let upstreams = config.mirror.iter().map(|mirror| Upstream::open(mirror, &egress).map(Arc::new));
     let upstreams = upstreams.collect::<Result<_, OpenError>>()?;
     let retention = Retention::new(&config.retention)?;
@@ -166,6 +175,8 @@ pub(crate) async fn open_idle(config: Config, limits: Limits) -> Result<Registry
         awaited_model,
         opened_at,
         vault,
+        issuers,
+        rate_limits,
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
     }));

@@ -1,5 +1,7 @@
 //! Sessions of browsers: a sign-in creates one, and its cookie is the only secret.
 
+use std::time::Duration;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::Mac;
@@ -16,6 +18,8 @@ use crate::auth::{Account, AccountKind, Caller, Credential, Identity, Scope};
 use crate::store::{AccountRow, SessionRow};
 use crate::time::now_ms;
 
+/// How long after a sign-in a session may change credentials and rights.
+const RECENT: Duration = Duration::from_secs(15 * 60);
 /// The random bytes of a cookie.
 const COOKIE_BYTES: usize = 32;
 
@@ -50,11 +54,16 @@ impl Registry {
             _ => return Err(AccountError::NotAUser),
         };
         let row = self.account_live(account.id).await?.ok_or(AccountError::NotAUser)?;
-        self.session_create(client, &row).await
+        self.session_create(client, &row, None).await
     }
 
-    /// Creates a session; returns the value of its cookie.
-    async fn session_create(&self, client: &Caller, row: &AccountRow) -> Result<Secret, AccountError> {
+    /// Creates a session; returns the value of its cookie. `provider`: where the person has signed in.
+    pub(super) async fn session_create(
+        &self,
+        client: &Caller,
+        row: &AccountRow,
+        provider: Option<&str>,
+    ) -> Result<Secret, AccountError> {
         self.check_writable()?;
         let cookie = Secret::new(random_text::<COOKIE_BYTES>()?);
         let (now, origin) = (now_ms(), client.origin.as_deref());
@@ -66,6 +75,7 @@ impl Registry {
                 .map(|address| address.to_string())
                 .unwrap_or_default(),
             agent: origin.and_then(|origin| origin.agent.clone()).unwrap_or_default(),
+            provider: provider.map(str::to_owned),
             created_at: now,
             used_at: now,
         };
@@ -73,16 +83,32 @@ impl Registry {
         let caller = client.with_identity(Identity::Account(account.into()));
         let mut tx = self.store().begin().await?;
         tx.session_insert(&session, &digest_of(cookie.expose())).await?;
-        let detail = json!({ "id": session.id });
+        let detail = json!({ "id": session.id, "provider": provider });
         self.audit(&mut tx, &caller, "session.create", subject(row), detail).await?;
         tx.commit().await?;
         Ok(cookie)
     }
 
-    /// Ends the caller's session.
-    pub(crate) async fn session_end(&self, caller: &Caller) -> Result<(), Error> {
-        let Some((account, id)) = session_of(caller) else { return Ok(()) };
-        self.sessions_end(caller, account, Some(id)).await
+    /// Returns an error for a session that began too long ago to change credentials or rights: whoever gets
+    /// hold of a browser or its cookie should not get more than that session.
+    pub(super) fn check_recent(&self, caller: &Caller) -> Result<(), AccountError> {
+        // The id has the time of the sign-in.
+        let began = session_of(caller).and_then(|(_, id)| id.get_timestamp());
+        let began = began.map(|began| began.to_unix().0.cast_signed());
+        match began {
+            Some(began) if now_ms() / 1000 - began > RECENT.as_secs().cast_signed() => {
+                Err(AccountError::SignInAgain)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the caller's session; returns the provider at which the person has signed in.
+    pub(crate) async fn session_end(&self, caller: &Caller) -> Result<Option<String>, Error> {
+        let Some((account, id)) = session_of(caller) else { return Ok(None) };
+        let rows = self.store().session_list(account.id).await?;
+        self.sessions_end(caller, account, Some(id)).await?;
+        Ok(rows.into_iter().find(|row| row.id == id).and_then(|row| row.provider))
     }
 
     /// Ends all sessions of the caller's account, and its access tokens. Its tokens and keys stay.

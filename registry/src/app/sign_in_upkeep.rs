@@ -13,6 +13,9 @@ use crate::time::{millis, now_ms};
 /// How often expired sessions and the like are deleted.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(600);
 
+/// How long listings show the expired tokens of publishers. Each run of a CI job creates one.
+const PUBLISHED_TOKEN_HISTORY: Duration = Duration::from_secs(24 * 3600);
+
 impl Registry {
     /// Deletes expired sessions, devices, failures and used values while the registry runs.
     pub(crate) fn start_sign_in_upkeep(&self) {
@@ -31,6 +34,7 @@ impl Registry {
         let (store, now) = (self.store(), now_ms());
         store.sessions_expire(now - millis(SESSION_IDLE_TIME), now - millis(SESSION_TIME)).await?;
         store.devices_expire(now - millis(DEVICE_TIME)).await?;
+        store.published_tokens_expire(now - millis(PUBLISHED_TOKEN_HISTORY)).await?;
         store.sign_ins_expire(now - millis(throttle::MEMORY), now).await
     }
 }

@@ -72,6 +72,7 @@ impl Registry {
         owner: Option<&str>,
         new: NewToken,
     ) -> Result<(TokenInfo, Secret), AccountError> {
+        self.check_recent(caller)?;
         let owner = self.credential_owner(caller, owner).await?;
         self.check_writable()?;
         if new.name.is_empty() || new.name.chars().count() > MAX_LABEL_LEN {
@@ -123,6 +124,42 @@ impl Registry {
         Ok(())
     }
 
+    /// Replaces a token by a new one with the same name and limits, which is valid as long as the old one was at
+    /// first. The old one ends at once. A limited token may replace itself.
+    pub async fn token_rotate(
+        &self,
+        caller: &Caller,
+        owner: Option<&str>,
+        id: Uuid,
+    ) -> Result<(TokenInfo, Secret), AccountError> {
+        self.check_recent(caller)?;
+        let owner = match caller.account() {
+            Some(account) if account.credential == Credential::Token(id) => {
+                self.account_row(&account.name).await?
+            }
+            _ => self.credential_owner(caller, owner).await?,
+        };
+        self.check_writable()?;
+        let is_it = |row: &TokenRow| row.account == owner.id && row.publisher.is_none();
+        let old = self.store().token_find_by_id(id).await?.filter(is_it);
+        let old = old.ok_or(AccountError::TokenUnknown { id })?;
+        let scope = scope_of(&old)?;
+        let valid = old.expires_at.map(|at| Duration::from_millis((at - old.created_at).unsigned_abs()));
+        let (row, secret) = token_row(&owner, NewToken { name: old.name, scope, valid })?;
+        let mut tx = self.store().begin().await?;
+        tx.access_changed().await?;
+        if !tx.token_revoke(owner.id, id).await? {
+            return Err(AccountError::TokenUnknown { id });
+        }
+        tx.token_insert(&row, &digest_of(secret.expose())).await?;
+        let detail = json!({ "id": row.id, "replaces": id, "name": row.name });
+        self.audit(&mut tx, caller, "token.rotate", subject(&owner), detail).await?;
+        tx.commit().await?;
+        self.access.changed();
+        tracing::info!(account = owner.name, token = %row.id, replaces = %id, "token rotated");
+        Ok((TokenInfo::try_from(row)?, secret))
+    }
+
     /// Adds a key of ollama to the caller's account, or to that of `owner`.
     pub async fn key_add(
         &self,
@@ -131,6 +168,7 @@ impl Registry {
         key: OllamaKey,
         name: &str,
     ) -> Result<KeyInfo, AccountError> {
+        self.check_recent(caller)?;
         let owner = self.credential_owner(caller, owner).await?;
         self.check_writable()?;
         if name.is_empty() || name.chars().count() > MAX_LABEL_LEN {
@@ -238,6 +276,7 @@ pub(super) fn token_row(owner: &AccountRow, new: NewToken) -> Result<(TokenRow, 
         expires_at: Some(now + millis(new.valid.unwrap_or(TOKEN_TIME))),
         used_at: None,
         revoked_at: None,
+        publisher: None,
     };
     Ok((row, secret))
 }

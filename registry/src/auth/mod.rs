@@ -2,6 +2,7 @@
 //! first; nothing here knows HTTP or SQL.
 
 mod caller;
+pub(crate) mod jwt;
 mod ollama_key;
 pub(crate) mod password;
 mod protected_tags;

@@ -2,6 +2,7 @@
 //! file. A `Config` redacts its secrets when it is printed or serialised.
 
 mod mirror;
+mod oidc;
 mod retention;
 mod text;
 mod webhook;
@@ -15,14 +16,14 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 pub use mirror::MirrorConfig;
+pub use oidc::OidcProvider;
+pub(crate) use oidc::{check_issuer, check_providers};
 pub use retention::RetentionRule;
-pub(crate) use text::redact_url;
 pub use text::{Cidr, ConfigError, Switch};
 use text::{address_option, duration, duration_option};
+pub(crate) use text::{redact_url, secret};
 pub(crate) use webhook::check_webhooks;
 pub use webhook::{EventKind, Patterns, Webhook};
-
-use crate::OpenError;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -80,6 +81,8 @@ pub struct Config {
     pub secret_key: Option<Secret>,
     /// A file with that key. A line break at its end does not count.
     pub secret_key_file: Option<PathBuf>,
+    /// `[[oidc]]`: OpenID Connect providers with which people may sign in.
+    pub oidc: Vec<OidcProvider>,
     /// Show metrics, and the missing parts of an unready server, only to auditors and administrators.
     pub private_metrics: bool,
     /// Accept manifests that name absent layers or children.
@@ -120,6 +123,11 @@ pub struct Config {
     /// Inference requests that one client may have in progress, including queued ones; more get 429. A client
     /// is an address (for IPv6 a /64), as reported by `trusted_proxies`. 0 means no limit.
     pub max_per_client: usize,
+    /// Requests that a client without credentials may send in a minute, all at once or spread out; more get 429.
+    /// A client is an address, as for `max_per_client`. Each replica counts for itself. 0 means no limit.
+    pub requests_per_minute: u32,
+    /// The same for an account, whatever its addresses.
+    pub account_requests_per_minute: u32,
     /// Cancel an inference response that the client has not read for this long. `0s`: never.
     #[serde(with = "duration")]
     pub stall_timeout: Duration,
@@ -171,6 +179,7 @@ impl Default for Config {
             admin_password_file: None,
             secret_key: None,
             secret_key_file: None,
+            oidc: Vec::new(),
             private_metrics: false,
             allow_sparse: false,
             upload_lease: 24 * HOUR,
@@ -185,6 +194,8 @@ impl Default for Config {
             body_budget: ByteSize::mib(64),
             shutdown_grace: Duration::from_secs(30),
             max_per_client: 0,
+            requests_per_minute: 0,
+            account_requests_per_minute: 0,
             stall_timeout: Duration::from_secs(30),
             wait_for_worker: false,
             wait_for_model: None,
@@ -204,20 +215,6 @@ impl Config {
     pub(crate) fn is_on_loopback(&self) -> bool {
         self.listen.ip().to_canonical().is_loopback()
     }
-}
-
-/// A secret of the settings, or of a file that they name.
-pub(crate) fn secret(
-    setting: &'static str,
-    value: &Option<Secret>,
-    file: &Option<PathBuf>,
-) -> Result<Option<Secret>, OpenError> {
-    let (None, Some(path)) = (value, file) else { return Ok(value.clone()) };
-    let text = std::fs::read_to_string(path).map_err(|error| OpenError::Config {
-        setting,
-        reason: format!("failed to read {}: {error}", path.display()),
-    })?;
-    Ok(Some(Secret::new(text.trim_end_matches(['\r', '\n']))))
 }
 
 #[cfg(test)]

@@ -1,12 +1,17 @@
-//! How settings are written: switches, address blocks, URLs whose secrets are redacted, durations.
+//! How settings are written: switches, address blocks, URLs whose secrets are redacted, durations, secrets in
+//! files.
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use ipnet::IpNet;
+use lode_client::Secret;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::Url;
+
+use crate::OpenError;
 
 /// A setting that is on, off, or decided by the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -185,6 +190,20 @@ pub(crate) mod duration_option {
         let text = String::deserialize(deserializer)?;
         humantime::parse_duration(&text).map(Some).map_err(serde::de::Error::custom)
     }
+}
+
+/// A secret of the settings, or of a file that they name.
+pub(crate) fn secret(
+    setting: &'static str,
+    value: &Option<Secret>,
+    file: &Option<PathBuf>,
+) -> Result<Option<Secret>, OpenError> {
+    let (None, Some(path)) = (value, file) else { return Ok(value.clone()) };
+    let text = std::fs::read_to_string(path).map_err(|error| OpenError::Config {
+        setting,
+        reason: format!("failed to read {}: {error}", path.display()),
+    })?;
+    Ok(Some(Secret::new(text.trim_end_matches(['\r', '\n']))))
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
 //! `/hf/oauth/device` and `/hf/oauth/token`: signing in on a device without a browser (RFC 8628), for
-//! `hf auth login` and `lode login`.
+//! `hf auth login` and `lode login`, and as a job of a CI service (RFC 8693), for huggingface_hub and scripts.
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use lode_client::read_body;
 use serde_json::{Value, json};
 
 use crate::app::devices::{DEVICE_TIME, POLL_INTERVAL};
-use crate::app::{DevicePoll, DeviceStart};
+use crate::app::{AccountError, DevicePoll, DeviceStart, PublisherError};
 use crate::auth::{Access, Caller};
 use crate::http::links::own_base_url;
 use crate::http::{Failure, Json};
@@ -21,17 +21,33 @@ use crate::{Error, Registry};
 const MAX_FORM_BYTES: usize = 64 << 10;
 
 const DEVICE_GRANT: &str = "urn:ietf:params:oauth:grant-type:device_code";
+const EXCHANGE_GRANT: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
+/// The kinds of token that are exchanged, and the kind that is given for them.
+const SUBJECT_TOKENS: [&str; 2] =
+    ["urn:ietf:params:oauth:token-type:id_token", "urn:ietf:params:oauth:token-type:jwt"];
+const ACCESS_TOKEN: &str = "urn:ietf:params:oauth:token-type:access_token";
 /// The client id of Lode's command line. All others are clients of Hugging Face.
 const LODE_CLIENT: &str = "lode";
 
-/// The fields of a form.
+/// The fields of a form, or of a JSON object of texts, which huggingface_hub sends for a job.
 struct Fields(Vec<(String, String)>);
 
 impl Fields {
-    async fn read(registry: &Registry, body: Body) -> Result<Fields, Failure> {
+    async fn read(registry: &Registry, headers: &HeaderMap, body: Body) -> Result<Fields, Failure> {
         let mut charge = registry.body_budget().charge();
         let bytes = read_body(body, MAX_FORM_BYTES, &mut charge).await?;
-        Ok(Fields(url::form_urlencoded::parse(&bytes).into_owned().collect()))
+        let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let is_json = kind.is_some_and(|kind| kind.trim_start().starts_with("application/json"));
+        if !is_json {
+            return Ok(Fields(url::form_urlencoded::parse(&bytes).into_owned().collect()));
+        }
+        // Anything else has no fields, and is refused for that.
+        let object: serde_json::Map<String, Value> = serde_json::from_slice(&bytes).unwrap_or_default();
+        let text = |(name, value)| match value {
+            Value::String(text) => Some((name, text)),
+            _ => None,
+        };
+        Ok(Fields(object.into_iter().filter_map(text).collect()))
     }
 
     fn get(&self, name: &str) -> &str {
@@ -49,7 +65,7 @@ pub(crate) async fn device(
     if registry.is_open().await? {
         return Ok(refused("access_denied", "this server has no accounts: no sign-in is needed"));
     }
-    let form = Fields::read(&registry, body).await?;
+    let form = Fields::read(&registry, &request.headers, body).await?;
     let access = match form.get("scope") {
         "" => Access::Write,
         text => match text.parse() {
@@ -74,15 +90,17 @@ pub(crate) async fn device(
     })))
 }
 
-/// The token of a sign-in, once a person has allowed it.
+/// The token of a sign-in, once a person has allowed it, or of a CI job.
 pub(crate) async fn token(
     State(registry): State<Registry>,
     caller: Caller,
+    headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Failure> {
-    let form = Fields::read(&registry, body).await?;
+    let form = Fields::read(&registry, &headers, body).await?;
     match form.get("grant_type") {
         DEVICE_GRANT => {}
+        EXCHANGE_GRANT => return exchange(&registry, &caller, &form).await,
         // None are issued: the token itself is valid for long.
         "refresh_token" => return Ok(refused("invalid_grant", "sign in again")),
         _ => return Ok(refused("unsupported_grant_type", &format!("expected {DEVICE_GRANT}"))),
@@ -104,6 +122,42 @@ pub(crate) async fn token(
         Err(Error::Throttled { .. }) => refused("slow_down", "wait longer between requests"),
         Err(error) => return Err(error.into()),
     })
+}
+
+/// Exchanges the token of a CI job.
+async fn exchange(registry: &Registry, client: &Caller, form: &Fields) -> Result<Response, Failure> {
+    if registry.is_open().await? {
+        return Ok(refused("invalid_request", "this server has no accounts: no sign-in is needed"));
+    }
+    if !SUBJECT_TOKENS.contains(&form.get("subject_token_type")) {
+        return Ok(refused(
+            "invalid_request",
+            &format!("subject_token_type: expected {}", SUBJECT_TOKENS[0]),
+        ));
+    }
+    let resource = Some(form.get("resource")).filter(|resource| !resource.is_empty());
+    match registry.publisher_sign_in(client, form.get("subject_token"), resource).await {
+        Ok((token, secret)) => Ok(fresh(json!({
+            "access_token": secret.expose(),
+            "issued_token_type": ACCESS_TOKEN,
+            "token_type": "bearer",
+            "expires_in": token.expires_at.map(|at| (at - now_ms()) / 1000),
+            "scope": token.scope.access,
+        }))),
+        Err(AccountError::Publisher(error @ PublisherError::Unavailable { .. })) => {
+            let mut response = refused("temporarily_unavailable", &error.to_string());
+            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            Ok(response)
+        }
+        Err(AccountError::Publisher(error)) => {
+            let code = match error {
+                PublisherError::NoPublicUrl | PublisherError::Resource { .. } => "invalid_request",
+                _ => "invalid_grant",
+            };
+            Ok(refused(code, &error.to_string()))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// An error in the format of OAuth (RFC 6749, 5.2).

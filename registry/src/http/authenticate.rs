@@ -124,6 +124,9 @@ async fn identify(
 
 fn invalid_token(registry: &Registry, client: &Caller) -> Failure {
     registry.audit_invalid_token(client);
+    if let Err(error) = registry.check_wrong_tokens(client) {
+        return error.into();
+    }
     Error::CredentialsInvalid { is_token: true }.into()
 }
 

@@ -15,7 +15,7 @@ use lode_model::reference::ReferenceError;
 use uuid::Uuid;
 
 use crate::Error;
-use crate::app::{AccountError, CreateError, TransferError};
+use crate::app::{AccountError, CreateError, PublisherError, SignOnError, TransferError};
 use crate::auth::UnknownName;
 use crate::error::chain;
 use crate::gateway::GatewayError;
@@ -169,8 +169,20 @@ impl Failure {
                 | AccountError::KeyUnknown { .. }
                 | AccountError::DeviceUnknown
                 | AccountError::GrantUnknown { .. } => StatusCode::NOT_FOUND,
+                AccountError::SignOn(error) => match error {
+                    SignOnError::ProviderUnknown { .. } => StatusCode::NOT_FOUND,
+                    SignOnError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+                    SignOnError::Expired | SignOnError::LastIdentity => StatusCode::BAD_REQUEST,
+                    SignOnError::NameTaken { .. } | SignOnError::IdentityTaken { .. } => StatusCode::CONFLICT,
+                    _ => StatusCode::FORBIDDEN,
+                },
+                AccountError::Publisher(error) => match error {
+                    PublisherError::Unknown { .. } => StatusCode::NOT_FOUND,
+                    PublisherError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+                    _ => StatusCode::BAD_REQUEST,
+                },
                 AccountError::NotAUser => StatusCode::UNAUTHORIZED,
-                AccountError::SetupLink => StatusCode::FORBIDDEN,
+                AccountError::SetupLink | AccountError::SignInAgain => StatusCode::FORBIDDEN,
                 AccountError::NameTaken { .. }
                 | AccountError::KeyTaken
                 | AccountError::FirstAccount
@@ -232,7 +244,8 @@ impl Failure {
             ) => self.to_string(),
             None if matches!(
                 self,
-                Failure::Body(_)
+                Failure::Account(AccountError::SignOn(_) | AccountError::Publisher(_))
+                    | Failure::Body(_)
                     | Failure::Overloaded
                     | Failure::Gateway(_)
                     | Failure::Worker { .. }
@@ -277,7 +290,7 @@ fn status_of(error: &Error) -> StatusCode {
         Error::Unauthorized | Error::InsufficientScope | Error::CredentialsInvalid { .. } => {
             StatusCode::UNAUTHORIZED
         }
-        Error::Throttled { .. } => StatusCode::TOO_MANY_REQUESTS,
+        Error::Throttled { .. } | Error::TooManyRequests { .. } => StatusCode::TOO_MANY_REQUESTS,
         Error::StorageFull => StatusCode::INSUFFICIENT_STORAGE,
         Error::TooManyJobs { .. } => StatusCode::TOO_MANY_REQUESTS,
         Error::Unavailable { .. } | Error::SetupPending => StatusCode::SERVICE_UNAVAILABLE,

@@ -88,8 +88,10 @@ pub(crate) fn redirect(path: &str) -> Response {
 pub(crate) fn next_page(next: &str) -> &str {
     let is_plain = next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
     let path = next.split(['?', '#']).next().unwrap_or_default();
-    let is_own =
-        is_plain && !next.starts_with("//") && is_page(path) && path != "/login" && path != "/logout";
+    let is_own = is_plain
+        && !next.starts_with("//")
+        && is_page(path)
+        && !["/login", "/logout"].iter().any(|begin| path.starts_with(begin));
     if is_own && path != "/" { next } else { "/-/account" }
 }
 
@@ -110,6 +112,7 @@ mod tests {
             "/\\evil.example",
             "/login",
             "/logout",
+            "/login/corp",
             "/v2/",
             "/-/a b",
             "/-/\r\nset-cookie: a=b",

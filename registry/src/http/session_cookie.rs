@@ -1,4 +1,6 @@
-//! The cookie of a browser's session, and the paths on which it counts.
+//! The cookies of a browser: of its session, with the paths on which it counts, and of a sign-in at a provider.
+
+use std::time::Duration;
 
 use http::request::Parts;
 use http::{HeaderValue, header};
@@ -6,11 +8,13 @@ use lode_client::Secret;
 
 use super::links::{header_value, own_base_url};
 use crate::Registry;
-use crate::app::SESSION_TIME;
+use crate::app::{SESSION_TIME, SIGN_ON_TIME};
 
-/// The cookie of a session over https, and over http.
-const SECURE_COOKIE: &str = "__Host-lode";
-const PLAIN_COOKIE: &str = "lode";
+/// The cookie of a session. Over https it has a prefix with which browsers accept it from this host alone.
+const SESSION: &str = "lode";
+/// The cookie of a sign-in at a provider, until the browser comes back.
+const SIGN_IN: &str = "lode-sign-in";
+const SECURE_PREFIX: &str = "__Host-";
 
 /// First parts of the paths of pages.
 const PAGES: [&str; 7] = ["", "login", "logout", "setup", "device", "connect", "-"];
@@ -27,7 +31,16 @@ pub(crate) fn session_cookie(registry: &Registry, parts: &Parts) -> Option<Strin
     if !path.starts_with("/lode/v1") && !is_page(path) {
         return None;
     }
-    let name = cookie_name(is_https(registry, parts));
+    cookie(registry, parts, SESSION)
+}
+
+/// The cookie of a sign-in at a provider.
+pub(crate) fn sign_in_cookie(registry: &Registry, parts: &Parts) -> Option<String> {
+    cookie(registry, parts, SIGN_IN)
+}
+
+fn cookie(registry: &Registry, parts: &Parts, name: &str) -> Option<String> {
+    let name = cookie_name(name, is_https(registry, parts));
     let lines = parts.headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
     pairs.find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
@@ -38,16 +51,32 @@ fn is_https(registry: &Registry, parts: &Parts) -> bool {
     own_base_url(parts, registry.config()).is_some_and(|base| base.starts_with("https://"))
 }
 
-fn cookie_name(is_https: bool) -> &'static str {
-    if is_https { SECURE_COOKIE } else { PLAIN_COOKIE }
+fn cookie_name(name: &str, is_https: bool) -> String {
+    let prefix = if is_https { SECURE_PREFIX } else { "" };
+    format!("{prefix}{name}")
 }
 
 /// The `Set-Cookie` header that starts a session; with `None` the one that ends it.
 pub(crate) fn set_session_cookie(registry: &Registry, parts: &Parts, value: Option<&Secret>) -> HeaderValue {
+    set_cookie(registry, parts, SESSION, value.map(|value| (value, SESSION_TIME)))
+}
+
+/// The same for a sign-in at a provider.
+pub(crate) fn set_sign_in_cookie(registry: &Registry, parts: &Parts, value: Option<&Secret>) -> HeaderValue {
+    set_cookie(registry, parts, SIGN_IN, value.map(|value| (value, SIGN_ON_TIME)))
+}
+
+/// `SameSite=Lax`: the browser sends it when a provider sends the person back, and not with other sites' forms.
+fn set_cookie(
+    registry: &Registry,
+    parts: &Parts,
+    name: &str,
+    value: Option<(&Secret, Duration)>,
+) -> HeaderValue {
     let is_https = is_https(registry, parts);
-    let (value, age) = value.map_or(("", 0), |value| (value.expose(), SESSION_TIME.as_secs()));
+    let (value, age) = value.map_or(("", 0), |(value, time)| (value.expose(), time.as_secs()));
     let secure = if is_https { "; Secure" } else { "" };
-    let name = cookie_name(is_https);
+    let name = cookie_name(name, is_https);
     let text = format!("{name}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Lax{secure}");
     let mut cookie = header_value(&text);
     cookie.set_sensitive(true);

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::device::rights_text;
 use super::page::{Shell, render};
 use crate::Registry;
-use crate::app::{AccountError, NewToken};
+use crate::app::{AccountError, IdentityInfo, NewToken, ProviderInfo};
 use crate::auth::{Access, AccessTarget, Caller, OllamaKey, Scope};
 use crate::http::Failure;
 use crate::http::pages::{Form, SignedIn, redirect};
@@ -31,6 +31,9 @@ struct AccountPage {
     tokens: Vec<TokenLine>,
     keys: Vec<KeyLine>,
     sessions: Vec<SessionLine>,
+    identities: Vec<IdentityInfo>,
+    providers: Vec<ProviderInfo>,
+    has_password: bool,
 }
 
 struct TokenLine {
@@ -164,6 +167,9 @@ async fn show(registry: &Registry, caller: &Caller, secret: Option<Secret>) -> R
         tokens: tokens.collect(),
         keys: keys.collect(),
         sessions: sessions.collect(),
+        identities: registry.identity_list(caller).await?,
+        providers: registry.providers(),
+        has_password: registry.has_password(caller).await?,
     };
     Ok(render(StatusCode::OK, &page))
 }

@@ -9,5 +9,6 @@ pub(crate) mod home;
 mod page;
 pub(crate) mod setup;
 pub(crate) mod sign_in;
+pub(crate) mod single_sign_on;
 
 pub(crate) use page::failure_page;

@@ -4,10 +4,14 @@ use askama::Template;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 
+use crate::app::AccountError;
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::pages::PAGE_HEADERS;
 use crate::{Error, Registry};
+
+/// The sign-in of a person who has a session.
+const SIGN_IN_AGAIN: &str = "/login?again=1";
 
 /// The values of the frame around each page.
 #[derive(Default)]
@@ -37,6 +41,8 @@ struct MessagePage {
     shell: Shell,
     title: &'static str,
     text: String,
+    /// The address and the text of a link.
+    link: Option<(String, String)>,
 }
 
 /// A page of a template.
@@ -52,12 +58,24 @@ pub(super) fn render(status: StatusCode, template: &impl Template) -> Response {
 
 /// A page with one message.
 pub(super) fn message(shell: Shell, title: &'static str, text: impl Into<String>) -> Response {
-    render(StatusCode::OK, &MessagePage { shell, title, text: text.into() })
+    render(StatusCode::OK, &MessagePage { shell, title, text: text.into(), link: None })
+}
+
+/// A page with one message, and a link: its address and its text.
+pub(super) fn message_with_link(
+    shell: Shell,
+    title: &'static str,
+    text: String,
+    link: (String, String),
+) -> Response {
+    render(StatusCode::OK, &MessagePage { shell, title, text, link: Some(link) })
 }
 
 /// The page of a failed request.
 pub(crate) fn failure_page(failure: &Failure) -> Response {
     let status = failure.status();
     let title = status.canonical_reason().unwrap_or("Error");
-    render(status, &MessagePage { shell: Shell::default(), title, text: failure.message() })
+    let link = matches!(failure, Failure::Account(AccountError::SignInAgain))
+        .then(|| (SIGN_IN_AGAIN.to_owned(), "Sign in again".to_owned()));
+    render(status, &MessagePage { shell: Shell::default(), title, text: failure.message(), link })
 }

@@ -6,9 +6,12 @@ use axum::response::Response;
 use http::request::Parts;
 use http::{StatusCode, header};
 use lode_client::Secret;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::page::{Shell, message, render};
+use super::page::{Shell, message, message_with_link, render};
+use super::single_sign_on::own_base;
 use crate::Registry;
+use crate::app::ProviderInfo;
 use crate::auth::Caller;
 use crate::http::pages::{Form, next_page, redirect};
 use crate::http::session_cookie::set_session_cookie;
@@ -20,7 +23,23 @@ struct LoginPage {
     shell: Shell,
     name: String,
     next: String,
+    /// `next` in the query of a link.
+    next_query: String,
+    providers: Vec<ProviderInfo>,
     problem: Option<String>,
+}
+
+impl LoginPage {
+    fn new(registry: &Registry, shell: Shell, name: &str, next: &str, problem: Option<String>) -> LoginPage {
+        LoginPage {
+            shell,
+            name: name.to_owned(),
+            next: next.to_owned(),
+            next_query: utf8_percent_encode(next, NON_ALPHANUMERIC).to_string(),
+            providers: registry.providers(),
+            problem,
+        }
+    }
 }
 
 pub(crate) async fn get(
@@ -37,10 +56,10 @@ pub(crate) async fn get(
         ));
     }
     let next = next_page(query.get("next").unwrap_or_default()).to_owned();
-    if shell.account.is_some() {
+    if shell.account.is_some() && query.get("again").is_none() {
         return Ok(redirect(&next));
     }
-    Ok(render(StatusCode::OK, &LoginPage { shell, name: String::new(), next, problem: None }))
+    Ok(render(StatusCode::OK, &LoginPage::new(&registry, shell, "", &next, None)))
 }
 
 pub(crate) async fn post(
@@ -66,8 +85,8 @@ pub(crate) async fn post(
                 return Err(failure);
             }
             let shell = Shell::of(&registry, &caller).await?;
-            let (name, next, problem) = (name.to_owned(), next.to_owned(), Some(failure.message()));
-            Ok(render(failure.status(), &LoginPage { shell, name, next, problem }))
+            let page = LoginPage::new(&registry, shell, name, next, Some(failure.message()));
+            Ok(render(failure.status(), &page))
         }
     }
 }
@@ -78,8 +97,21 @@ pub(crate) async fn logout(
     request: Parts,
     _form: Form,
 ) -> Result<Response, Failure> {
-    registry.session_end(&caller).await?;
-    let mut response = redirect("/login");
+    let provider = registry.session_end(&caller).await?;
+    let base = own_base(&registry, &request)?;
+    let there = match provider {
+        Some(provider) => registry.sign_out_page(&provider, &base).await,
+        None => None,
+    };
+    let mut response = match there {
+        // A form must not lead to another site.
+        Some((title, url)) => {
+            let shell = Shell { has_accounts: true, ..Shell::default() };
+            let text = format!("You are signed out here, and still signed in at {title}.");
+            message_with_link(shell, "Signed out", text, (url.into(), format!("Sign out of {title}, too")))
+        }
+        None => redirect("/login"),
+    };
     response.headers_mut().insert(header::SET_COOKIE, set_session_cookie(&registry, &request, None));
     Ok(response)
 }

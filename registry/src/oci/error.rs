@@ -107,7 +107,7 @@ fn code_of(error: &Error) -> Code {
         Error::Unauthorized | Error::InsufficientScope | Error::CredentialsInvalid { .. } => {
             ErrorCode::Unauthorized
         }
-        Error::Throttled { .. } => ErrorCode::TooManyRequests,
+        Error::Throttled { .. } | Error::TooManyRequests { .. } => ErrorCode::TooManyRequests,
         Error::ReadOnly => ErrorCode::Unsupported,
         Error::StorageFull
         | Error::Unavailable { .. }

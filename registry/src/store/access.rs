@@ -90,6 +90,8 @@ pub(crate) struct TokenRow {
     pub(crate) expires_at: Option<i64>,
     pub(crate) used_at: Option<i64>,
     pub(crate) revoked_at: Option<i64>,
+    /// The publisher that has created it.
+    pub(crate) publisher: Option<Uuid>,
 }
 
 #[derive(sqlx_macros::FromRow)]
@@ -103,6 +105,7 @@ struct TokenColumns {
     expires_at: Option<i64>,
     used_at: Option<i64>,
     revoked_at: Option<i64>,
+    publisher: Option<String>,
 }
 
 impl TryFrom<TokenColumns> for TokenRow {
@@ -119,8 +122,30 @@ impl TryFrom<TokenColumns> for TokenRow {
             expires_at: row.expires_at,
             used_at: row.used_at,
             revoked_at: row.revoked_at,
+            publisher: row.publisher.map(|id| parse_stored("publisher", &id)).transpose()?,
         })
     }
+}
+
+/// A group of accounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GroupRow {
+    pub(crate) name: String,
+    /// The sign-in provider that decides its members.
+    pub(crate) provider: Option<String>,
+    /// The provider's name for the group; absent: `name`.
+    pub(crate) claim: Option<String>,
+    /// Names of accounts.
+    pub(crate) members: Vec<String>,
+}
+
+/// A group with one of its members.
+#[derive(sqlx_macros::FromRow)]
+struct GroupColumns {
+    name: String,
+    provider: Option<String>,
+    claim: Option<String>,
+    member: Option<String>,
 }
 
 /// A role of a subject on a target.
@@ -273,7 +298,7 @@ impl Store {
     /// The token with this digest, whether or not it is still valid.
     pub(crate) async fn token_find(&self, secret: &Digest) -> Result<Option<TokenRow>, Error> {
         let row: Option<TokenColumns> = on!(self.read(), c => sqlx::query_as(
-            "select id, account, name, last_four, scope, created_at, expires_at, used_at, revoked_at
+            "select id, account, name, last_four, scope, created_at, expires_at, used_at, revoked_at, publisher
              from access_tokens where secret = $1")
             .bind(secret.as_str()).fetch_optional(c).await)?;
         row.map(TokenRow::try_from).transpose()
@@ -281,7 +306,7 @@ impl Store {
 
     pub(crate) async fn token_find_by_id(&self, id: Uuid) -> Result<Option<TokenRow>, Error> {
         let row: Option<TokenColumns> = on!(self.read(), c => sqlx::query_as(
-            "select id, account, name, last_four, scope, created_at, expires_at, used_at, revoked_at
+            "select id, account, name, last_four, scope, created_at, expires_at, used_at, revoked_at, publisher
              from access_tokens where id = $1")
             .bind(id.to_string()).fetch_optional(c).await)?;
         row.map(TokenRow::try_from).transpose()
@@ -290,7 +315,7 @@ impl Store {
     /// The tokens of an account, newest first.
     pub(crate) async fn token_list(&self, account: Uuid) -> Result<Vec<TokenRow>, Error> {
         let rows: Vec<TokenColumns> = on!(self.read(), c => sqlx::query_as(
-            "select id, account, name, last_four, scope, created_at, expires_at, used_at, revoked_at
+            "select id, account, name, last_four, scope, created_at, expires_at, used_at, revoked_at, publisher
              from access_tokens where account = $1 order by id desc")
             .bind(account.to_string()).fetch_all(c).await)?;
         rows.into_iter().map(TokenRow::try_from).collect()
@@ -348,19 +373,19 @@ impl Store {
     }
 
     /// Groups with the names of their members, both in order.
-    pub(crate) async fn group_list(&self) -> Result<Vec<(String, Vec<String>)>, Error> {
-        let rows: Vec<(String, Option<String>)> = on!(self.read(), c => sqlx::query_as(
-            "select g.name, a.name as member from groups g left join group_members m on m.group_id = g.id
+    pub(crate) async fn group_list(&self) -> Result<Vec<GroupRow>, Error> {
+        let rows: Vec<GroupColumns> = on!(self.read(), c => sqlx::query_as(
+            "select g.name, g.provider, g.claim, a.name as member from groups g left join group_members m on m.group_id = g.id
                  left join accounts a on a.id = m.account
              order by g.name, a.name")
             .fetch_all(c).await)?;
-        let mut groups: Vec<(String, Vec<String>)> = Vec::new();
-        for (name, member) in rows {
-            if groups.last().is_none_or(|(last, _)| *last != name) {
-                groups.push((name, Vec::new()));
+        let mut groups: Vec<GroupRow> = Vec::new();
+        for GroupColumns { name, provider, claim, member } in rows {
+            if groups.last().is_none_or(|last| last.name != name) {
+                groups.push(GroupRow { name, provider, claim, members: Vec::new() });
             }
-            if let Some((_, members)) = groups.last_mut() {
-                members.extend(member);
+            if let Some(last) = groups.last_mut() {
+                last.members.extend(member);
             }
         }
         Ok(groups)
@@ -378,10 +403,18 @@ impl Tx {
     }
 
     /// Returns false if the name is taken.
-    pub(crate) async fn group_insert(&mut self, id: Uuid, name: &str) -> Result<bool, Error> {
+    pub(crate) async fn group_insert(
+        &mut self,
+        id: Uuid,
+        name: &str,
+        provider: Option<&str>,
+        claim: Option<&str>,
+    ) -> Result<bool, Error> {
         let rows = on!(self.conn(), c => sqlx::query(
-            "insert into groups (id, name, created_at) values ($1, $2, $3) on conflict (name) do nothing")
-            .bind(id.to_string()).bind(name).bind(now_ms()).execute(c).await.map(|r| r.rows_affected()))?;
+            "insert into groups (id, name, created_at, provider, claim) values ($1, $2, $3, $4, $5)
+             on conflict (name) do nothing")
+            .bind(id.to_string()).bind(name).bind(now_ms()).bind(provider).bind(claim)
+            .execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }
 
@@ -476,10 +509,11 @@ impl Tx {
 
     pub(crate) async fn token_insert(&mut self, token: &TokenRow, secret: &Digest) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query(
-            "insert into access_tokens (id, account, name, secret, last_four, scope, created_at, expires_at)
-             values ($1, $2, $3, $4, $5, $6, $7, $8)")
+            "insert into access_tokens (id, account, name, secret, last_four, scope, created_at, expires_at, publisher)
+             values ($1, $2, $3, $4, $5, $6, $7, $8, $9)")
             .bind(token.id.to_string()).bind(token.account.to_string()).bind(&token.name).bind(secret.as_str())
             .bind(&token.last_four).bind(&token.scope).bind(token.created_at).bind(token.expires_at)
+            .bind(token.publisher.map(|id| id.to_string()))
             .execute(c).await.map(drop))?;
         Ok(())
     }

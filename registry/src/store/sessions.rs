@@ -13,6 +13,8 @@ pub(crate) struct SessionRow {
     pub(crate) account: Uuid,
     pub(crate) address: String,
     pub(crate) agent: String,
+    /// The provider at which the person has signed in.
+    pub(crate) provider: Option<String>,
     pub(crate) created_at: i64,
     pub(crate) used_at: i64,
 }
@@ -23,6 +25,7 @@ struct SessionColumns {
     account: String,
     address: String,
     agent: String,
+    provider: Option<String>,
     created_at: i64,
     used_at: i64,
 }
@@ -36,6 +39,7 @@ impl TryFrom<SessionColumns> for SessionRow {
             account: parse_stored("account", &row.account)?,
             address: row.address,
             agent: row.agent,
+            provider: row.provider,
             created_at: row.created_at,
             used_at: row.used_at,
         })
@@ -46,7 +50,7 @@ impl Store {
     /// The session of a cookie, whether or not it is still valid.
     pub(crate) async fn session_find(&self, secret: &Digest) -> Result<Option<SessionRow>, Error> {
         let row: Option<SessionColumns> = on!(self.read(), c => sqlx::query_as(
-            "select id, account, address, agent, created_at, used_at from sessions where secret = $1")
+            "select id, account, address, agent, provider, created_at, used_at from sessions where secret = $1")
             .bind(secret.as_str()).fetch_optional(c).await)?;
         row.map(SessionRow::try_from).transpose()
     }
@@ -54,7 +58,7 @@ impl Store {
     /// The sessions of an account, newest first.
     pub(crate) async fn session_list(&self, account: Uuid) -> Result<Vec<SessionRow>, Error> {
         let rows: Vec<SessionColumns> = on!(self.read(), c => sqlx::query_as(
-            "select id, account, address, agent, created_at, used_at from sessions
+            "select id, account, address, agent, provider, created_at, used_at from sessions
              where account = $1 order by id desc")
             .bind(account.to_string()).fetch_all(c).await)?;
         rows.into_iter().map(SessionRow::try_from).collect()
@@ -78,10 +82,10 @@ impl Store {
 impl Tx {
     pub(crate) async fn session_insert(&mut self, row: &SessionRow, secret: &Digest) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query(
-            "insert into sessions (id, account, secret, address, agent, created_at, used_at)
-             values ($1, $2, $3, $4, $5, $6, $7)")
+            "insert into sessions (id, account, secret, address, agent, created_at, used_at, provider)
+             values ($1, $2, $3, $4, $5, $6, $7, $8)")
             .bind(row.id.to_string()).bind(row.account.to_string()).bind(secret.as_str())
-            .bind(&row.address).bind(&row.agent).bind(row.created_at).bind(row.used_at)
+            .bind(&row.address).bind(&row.agent).bind(row.created_at).bind(row.used_at).bind(&row.provider)
             .execute(c).await.map(drop))?;
         Ok(())
     }

@@ -30,6 +30,8 @@ pub(crate) const MOVED: &[&str] = &[
     "visibilities",
     "access_tokens",
     "ollama_keys",
+    "identities",
+    "publishers",
     "tag_rules",
     "quotas",
     "audit",

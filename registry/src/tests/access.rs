@@ -394,8 +394,29 @@ async fn tokens_are_limited_and_revoked() {
         assert_eq!(app.pull_as(credentials, "alice/app").await, 401);
     }
     assert_eq!(app.pull_as(&read, "alice/app").await, 200, "others stay valid");
+    // A token is replaced by one with the same limits; a limited one may replace itself, and no other.
+    let rotate = async |credentials: &str, id: &str| {
+        let request = Request::post(format!("/lode/v1/tokens/{id}/rotate"));
+        app.send_as(credentials, request, "null").await
+    };
+    let listed = app.get_as(&alice, "/lode/v1/tokens").await.json();
+    let id_of = |name: &str| {
+        let found = listed["tokens"].as_array().unwrap().iter().find(|token| token["name"] == name);
+        found.unwrap()["id"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(rotate(&infer, &id_of("ci")).await.status, 403);
+    let response = rotate(&read, &id_of("ci")).await;
+    assert_eq!(response.status, 201, "{}", response.text());
+    let newer = response.json();
+    assert_eq!((&newer["name"], &newer["scope"]["targets"]), (&json!("ci"), &json!(["alice/app"])));
+    let newer = bearer(newer["secret"].as_str().unwrap());
+    assert_eq!((app.pull_as(&read, "alice/app").await, app.pull_as(&newer, "alice/app").await), (401, 200));
+    assert_eq!(app.pull_as(&newer, "alice/other").await, 403);
+    assert_eq!(rotate(&alice, &id_of("ci")).await.status, 404, "it is revoked already");
+    assert_eq!(rotate(&alice, &id_of("app")).await.status, 201);
     // Another user's tokens.
     let bob = app.user("bob").await;
+    assert_eq!(rotate(&bob, &id_of("laptop")).await.status, 404);
     for request in [
         Request::get("/lode/v1/tokens?account=alice"),
         Request::delete(format!("/lode/v1/tokens/{id}?account=alice")),

@@ -7,9 +7,12 @@ use base64::engine::general_purpose::STANDARD;
 use http::Request;
 use http::request::Builder;
 use serde_json::{Value, json};
+use uuid::{NoContext, Timestamp, Uuid};
 
 use super::access::{PASSWORD, basic, closed};
 use super::{App, TestResponse, failure};
+use crate::auth::token::digest_of;
+use crate::store::SessionRow;
 use crate::time::now_ms;
 
 const HOST: &str = "localhost:5000";
@@ -443,4 +446,46 @@ async fn a_new_server_waits_for_its_administrator() {
     assert_eq!(app.get_as(&basic("root", PASSWORD), "/v2/").await.status, 200);
     assert_eq!(post(token, "name=second&password=a+long+password").await.status, 403, "the link works once");
     assert_eq!(app.pull_as("", "team/app").await, 401);
+}
+
+#[tokio::test]
+async fn an_old_session_changes_no_credentials() {
+    let app = closed().await;
+    app.user("alice").await;
+    let mut browser = Browser::signed_in(&app, "alice").await;
+    // The same session, as if it had begun an hour ago.
+    let account = app.registry.store().account_find_by_name("alice").await.unwrap().unwrap();
+    let began = now_ms() - 3_600_000;
+    let seconds = began.cast_unsigned() / 1000;
+    let row = SessionRow {
+        id: Uuid::new_v7(Timestamp::from_unix(NoContext, seconds, 0)),
+        account: account.id,
+        address: String::new(),
+        agent: String::new(),
+        provider: None,
+        created_at: began,
+        used_at: now_ms(),
+    };
+    let mut tx = app.registry.store().begin().await.unwrap();
+    tx.session_insert(&row, &digest_of("old")).await.unwrap();
+    tx.commit().await.unwrap();
+    browser.cookie = "lode=old".to_owned();
+    let page = browser.get("/-/account").await;
+    let (_, rest) = page.text().split_once("name=\"csrf\" value=\"").unwrap();
+    browser.csrf = rest.split('"').next().unwrap().to_owned();
+    for (path, form) in [
+        ("/-/account/tokens", "name=ci&access=write&days=30"),
+        (
+            "/-/account/keys",
+            "key=ssh-ed25519+AAAAC3NzaC1lZDI1NTE5AAAAID%2BJ%2BsdSDaSdFp8SzO/s//NDYG1US57bEJgqMS0SLHRO",
+        ),
+    ] {
+        let refused = browser.post(path, form).await;
+        assert_eq!(refused.status, 403, "{path}: {}", refused.text());
+        assert!(refused.text().contains("href=\"/login?again=1\""), "{}", refused.text());
+    }
+    // It still shows what there is, and can sign in again, or out.
+    assert!(browser.get("/login?again=1").await.text().contains("Password"));
+    assert_eq!(browser.get("/login").await.status, 303);
+    assert_eq!(browser.post("/logout", "").await.status, 303);
 }

@@ -1,0 +1,539 @@
+//! Trusted publishers: a CI job signs in as a robot with the token that its CI service has signed for it, and
+//! gets a token that is valid for a few minutes. No secret is stored at the service.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use lode_client::Secret;
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::accounts::{AccountError, namespace, subject};
+use super::sign_in::account_of;
+use super::sign_in_errors::{
+    MAX_CONDITIONS, MAX_PUBLISHERS, MAX_VALUE_LEN, Mismatch, Mismatches, PublisherError,
+};
+use super::tokens::{NewToken, token_row};
+use super::{Registry, TokenInfo};
+use crate::Error;
+use crate::auth::jwt::{Claims, JwtError, LEEWAY_SECONDS, unverified_issuer};
+use crate::auth::token::digest_of;
+use crate::auth::{Access, AccessTarget, AccountKind, Action, Caller, Credential, Identity, Scope, Target};
+use crate::config::check_issuer;
+use crate::error::chain;
+use crate::issuer::IssuerError;
+use crate::store::{AccountRow, PublisherRow};
+use crate::time::{as_rfc3339, as_rfc3339_option, now_ms};
+
+/// How long a job's token is valid here.
+const TOKEN_TIME: Duration = Duration::from_secs(15 * 60);
+/// How long the value of a used token is kept after its expiry, beyond the leeway.
+const REPLAY_SECONDS: i64 = 5;
+/// Where GitHub's workflows are.
+const WORKFLOW_FOLDER: &str = ".github/workflows/";
+/// The claims that are recorded.
+const RECORDED: [&str; 14] = [
+    "iss",
+    "sub",
+    "repository",
+    "project_path",
+    "ref",
+    "sha",
+    "workflow_ref",
+    "job_workflow_ref",
+    "ci_config_ref_uri",
+    "environment",
+    "event_name",
+    "run_id",
+    "job_id",
+    "actor",
+];
+
+/// The services whose tokens have a meaning that this server knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PublisherKind {
+    /// GitHub Actions.
+    Github,
+    /// GitLab CI.
+    Gitlab,
+    /// Any issuer: every condition is a claim and its exact value.
+    Oidc,
+}
+
+impl PublisherKind {
+    fn as_str(self) -> &'static str {
+        match self {
+            PublisherKind::Github => "github",
+            PublisherKind::Gitlab => "gitlab",
+            PublisherKind::Oidc => "oidc",
+        }
+    }
+
+    fn parse(text: &str) -> Result<PublisherKind, Error> {
+        match text {
+            "github" => Ok(PublisherKind::Github),
+            "gitlab" => Ok(PublisherKind::Gitlab),
+            "oidc" => Ok(PublisherKind::Oidc),
+            _ => Err(Error::Corrupt { what: "kind of publisher", value: text.to_owned() }),
+        }
+    }
+
+    fn default_issuer(self) -> Option<&'static str> {
+        match self {
+            PublisherKind::Github => Some("https://token.actions.githubusercontent.com"),
+            PublisherKind::Gitlab => Some("https://gitlab.com"),
+            PublisherKind::Oidc => None,
+        }
+    }
+
+    /// Conditions that a publisher of this kind has to have.
+    fn required(self) -> &'static [&'static str] {
+        match self {
+            PublisherKind::Github => &["repository", "workflow"],
+            PublisherKind::Gitlab => &["project_path", "config_file"],
+            PublisherKind::Oidc => &[],
+        }
+    }
+
+    /// Claims that never change for one project. Names can be given to somebody else after a deletion.
+    fn pinned(self) -> &'static [&'static str] {
+        match self {
+            PublisherKind::Github => &["repository_id", "repository_owner_id"],
+            PublisherKind::Gitlab => &["project_id", "namespace_id"],
+            PublisherKind::Oidc => &[],
+        }
+    }
+}
+
+/// The description of a publisher to create.
+#[derive(Clone, Debug)]
+pub struct NewPublisher {
+    /// The robot as which the job signs in.
+    pub robot: String,
+    pub kind: PublisherKind,
+    /// The issuer of the tokens, exactly as they name it. Default: the service's public one.
+    pub issuer: Option<String>,
+    /// Claims and their values. GitHub: `repository` and `workflow` (the name of its file); GitLab:
+    /// `project_path` and `config_file`; all others are exact.
+    pub conditions: BTreeMap<String, String>,
+}
+
+/// A publisher as listings show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Publisher {
+    pub id: Uuid,
+    pub kind: PublisherKind,
+    pub issuer: String,
+    pub conditions: BTreeMap<String, String>,
+    /// Claims that have to stay what they were at the first use.
+    pub pins: BTreeMap<String, String>,
+    /// Milliseconds since 1970, like all times here; RFC 3339 in JSON.
+    #[serde(serialize_with = "as_rfc3339")]
+    pub created_at: i64,
+    #[serde(serialize_with = "as_rfc3339_option")]
+    pub used_at: Option<i64>,
+    /// Some claims of the last use.
+    pub last_claims: Option<Value>,
+}
+
+impl Registry {
+    /// Registers a publisher of a robot, for the owners of its namespace.
+    pub async fn publisher_create(
+        &self,
+        caller: &Caller,
+        new: NewPublisher,
+    ) -> Result<Publisher, AccountError> {
+        self.check_recent(caller)?;
+        let robot = self.robot_of(caller, Some(&new.robot)).await?;
+        self.check_writable()?;
+        let NewPublisher { kind, issuer, mut conditions, .. } = new;
+        if kind == PublisherKind::Gitlab {
+            conditions.entry("config_file".to_owned()).or_insert_with(|| ".gitlab-ci.yml".to_owned());
+        }
+        if kind == PublisherKind::Github
+            && let Some(file) = conditions.get_mut("workflow")
+            && let Some(name) = file.strip_prefix(WORKFLOW_FOLDER)
+        {
+            *file = name.to_owned();
+        }
+        if let Some(name) = kind.required().iter().find(|name| !conditions.contains_key(**name)) {
+            return Err(PublisherError::ConditionMissing { name }.into());
+        }
+        let has_length = |text: &String| (1..=MAX_VALUE_LEN).contains(&text.len());
+        if !(1..=MAX_CONDITIONS).contains(&conditions.len())
+            || !conditions.iter().all(|(name, value)| has_length(name) && has_length(value))
+        {
+            return Err(PublisherError::Conditions.into());
+        }
+        let issuer = match issuer {
+            Some(issuer) => issuer,
+            None => kind.default_issuer().ok_or(PublisherError::IssuerMissing)?.to_owned(),
+        };
+        check_issuer(&issuer).map_err(|reason| PublisherError::Issuer { issuer: issuer.clone(), reason })?;
+        if self.store().publisher_list(robot.id).await?.len() >= MAX_PUBLISHERS {
+            return Err(PublisherError::TooMany.into());
+        }
+        // Ids that are known now need no first use.
+        let pins = kind
+            .pinned()
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), conditions.get(*name)?.clone())))
+            .collect();
+        let row = PublisherRow {
+            id: Uuid::now_v7(),
+            account: robot.id,
+            kind: kind.as_str().to_owned(),
+            issuer,
+            conditions,
+            pins,
+            created_at: now_ms(),
+            used_at: None,
+            claims: None,
+        };
+        let mut tx = self.store().begin().await?;
+        tx.publisher_insert(&row).await?;
+        let detail = json!({ "id": row.id, "issuer": row.issuer, "conditions": row.conditions });
+        self.audit(&mut tx, caller, "publisher.create", subject(&robot), detail).await?;
+        tx.commit().await?;
+        tracing::info!(account = robot.name, publisher = %row.id, "publisher created");
+        Publisher::try_from(row).map_err(AccountError::from)
+    }
+
+    /// The publishers of a robot, oldest first.
+    pub async fn publisher_list(
+        &self,
+        caller: &Caller,
+        robot: Option<&str>,
+    ) -> Result<Vec<Publisher>, AccountError> {
+        let robot = self.robot_of(caller, robot).await?;
+        let rows = self.store().publisher_list(robot.id).await?;
+        Ok(rows.into_iter().map(Publisher::try_from).collect::<Result<_, _>>()?)
+    }
+
+    /// Deletes a publisher of a robot, and revokes its tokens.
+    pub async fn publisher_delete(
+        &self,
+        caller: &Caller,
+        robot: Option<&str>,
+        id: Uuid,
+    ) -> Result<(), AccountError> {
+        let robot = self.robot_of(caller, robot).await?;
+        self.check_writable()?;
+        let mut tx = self.store().begin().await?;
+        tx.access_changed().await?;
+        if !tx.publisher_delete(robot.id, id, now_ms()).await? {
+            return Err(PublisherError::Unknown { id }.into());
+        }
+        self.audit(&mut tx, caller, "publisher.delete", subject(&robot), json!({ "id": id })).await?;
+        tx.commit().await?;
+        self.access.changed();
+        tracing::info!(account = robot.name, publisher = %id, "publisher deleted");
+        Ok(())
+    }
+
+    async fn robot_of(&self, caller: &Caller, robot: Option<&str>) -> Result<AccountRow, AccountError> {
+        if let Some(space) = robot.and_then(|name| namespace(name.split_once('+')?.0)) {
+            self.authorize(caller, Action::Own, Target::Settings(&space)).await?;
+        }
+        let row = self.credential_owner(caller, robot).await?;
+        match row.kind {
+            AccountKind::Robot => Ok(row),
+            AccountKind::User => Err(PublisherError::NotARobot { name: row.name }.into()),
+        }
+    }
+
+    /// Exchanges the token of a CI job for one of a robot. `resource`: the robot, or the namespace or repository to
+    /// which the token is limited.
+    pub(crate) async fn publisher_sign_in(
+        &self,
+        client: &Caller,
+        token: &str,
+        resource: Option<&str>,
+    ) -> Result<(TokenInfo, Secret), AccountError> {
+        self.check_writable()?;
+        let refused = |error: JwtError| PublisherError::Token { reason: error.to_string() };
+        let issuer = unverified_issuer(token).map_err(refused)?;
+        let signed_in = self.publisher_exchange(client, &issuer, token, resource).await;
+        if let Err(AccountError::Publisher(error)) = &signed_in {
+            tracing::info!(issuer, error = chain(error), "a CI job was refused");
+            self.audit_publish_refused(client, &issuer, error);
+        }
+        signed_in
+    }
+
+    async fn publisher_exchange(
+        &self,
+        client: &Caller,
+        issuer: &str,
+        token: &str,
+        resource: Option<&str>,
+    ) -> Result<(TokenInfo, Secret), AccountError> {
+        // 1. Only issuers of publishers are asked for their keys.
+        let publishers = self.store().publishers_of_issuer(issuer).await?;
+        if publishers.is_empty() {
+            return Err(PublisherError::NoPublisher { issuer: issuer.to_owned() }.into());
+        }
+        let claims = self.publisher_claims(issuer, token).await?;
+        // 2. The publisher.
+        let resource = resource.map(parse_resource).transpose()?;
+        let (publisher, robot) = self.publisher_find(publishers, &claims, resource.as_ref()).await?;
+        let pins = publisher.pins_after(&claims)?;
+        // 3. Each token counts once.
+        let id = match claims.text("jti") {
+            Some(id) => id.to_owned(),
+            None => Digest::sha256(token.as_bytes()).to_string(),
+        };
+        let id = Digest::sha256(format!("{issuer}\n{id}").as_bytes());
+        let expires = claims.seconds("exp").unwrap_or_default();
+        let forget_at = expires.saturating_add(LEEWAY_SECONDS + REPLAY_SECONDS).saturating_mul(1000);
+        if !self.value_use(&format!("publisher {id}"), forget_at).await? {
+            return Err(PublisherError::Replayed.into());
+        }
+        // 4. The robot's token.
+        let targets = match resource {
+            Some(Resource::Target(target)) => vec![target],
+            _ => Vec::new(),
+        };
+        let scope = Scope { access: Access::Write, targets, requested: None };
+        let project = ["repository", "project_path", "sub"].iter().find_map(|name| claims.text(name));
+        let name: String =
+            format!("{} {}", publisher.kind, project.unwrap_or_default()).chars().take(100).collect();
+        let (mut row, secret) = token_row(&robot, NewToken { name, scope, valid: Some(TOKEN_TIME) })?;
+        row.publisher = Some(publisher.id);
+        let recorded = recorded(&claims);
+        let caller = account_of(&robot, Credential::Token(row.id), Scope::default());
+        let caller = client.with_identity(Identity::Account(caller.into()));
+        let mut tx = self.store().begin().await?;
+        if !tx.publisher_used(&publisher, &pins, &recorded.to_string(), now_ms()).await? {
+            return Err(PublisherError::Replayed.into());
+        }
+        tx.token_insert(&row, &digest_of(secret.expose())).await?;
+        let detail = json!({ "publisher": publisher.id, "token": row.id, "claims": recorded });
+        self.audit(&mut tx, &caller, "publisher.sign_in", subject(&robot), detail).await?;
+        tx.commit().await?;
+        tracing::info!(account = robot.name, publisher = %publisher.id, token = %row.id, "a CI job has signed in");
+        Ok((row.try_into()?, secret))
+    }
+
+    /// The claims of a job's token that is for this server, and for no other.
+    async fn publisher_claims(&self, issuer: &str, token: &str) -> Result<Claims, PublisherError> {
+        let base = self.config.public_url.as_ref().ok_or(PublisherError::NoPublicUrl)?;
+        let base = base.as_str().trim_end_matches('/');
+        let audiences = [base.to_owned(), format!("{base}/"), format!("{base}/hf")];
+        let verified = self.issuers.get(issuer).verify(token, &audiences).await;
+        let claims = match verified {
+            Ok(verified) => verified.claims,
+            Err(IssuerError::Token(error)) => {
+                return Err(PublisherError::Token { reason: error.to_string() });
+            }
+            Err(error) => {
+                tracing::warn!(issuer, error = chain(&error), "an issuer of a publisher cannot be used");
+                return Err(PublisherError::Unavailable { source: Box::new(error) });
+            }
+        };
+        match claims.audiences().len() {
+            1 => Ok(claims),
+            _ => {
+                Err(PublisherError::Token { reason: "it is for several audiences, expected one".to_owned() })
+            }
+        }
+    }
+
+    /// The publisher that matches a job, and its robot.
+    async fn publisher_find(
+        &self,
+        publishers: Vec<PublisherRow>,
+        claims: &Claims,
+        resource: Option<&Resource>,
+    ) -> Result<(PublisherRow, AccountRow), AccountError> {
+        let (mut matching, mut mismatches) = (Vec::new(), Mismatches::default());
+        for publisher in publishers {
+            if let Err(mismatch) = publisher.matches(claims)? {
+                mismatches.0.extend(mismatch);
+                continue;
+            }
+            let Some(robot) = self.account_live(publisher.account).await? else { continue };
+            if resource.is_none_or(|resource| resource.is_of(&robot.name)) {
+                matching.push((publisher, AccountRow::clone(&robot)));
+            }
+        }
+        let robots: std::collections::BTreeSet<&str> =
+            matching.iter().map(|(_, robot)| &robot.name[..]).collect();
+        if robots.len() > 1 {
+            let robots = robots.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(PublisherError::Ambiguous { robots }.into());
+        }
+        matching.into_iter().next().ok_or_else(|| PublisherError::NoMatch(mismatches).into())
+    }
+}
+
+/// What a job asks for.
+enum Resource {
+    Robot(String),
+    Target(AccessTarget),
+}
+
+impl Resource {
+    fn is_of(&self, robot: &str) -> bool {
+        let own = robot.split('+').next();
+        match self {
+            Resource::Robot(name) => name == robot,
+            Resource::Target(AccessTarget::Namespace(name)) => Some(name.as_str()) == own,
+            Resource::Target(AccessTarget::Repository(name)) => name.as_str().split('/').next() == own,
+        }
+    }
+}
+
+fn parse_resource(text: &str) -> Result<Resource, PublisherError> {
+    let wrong = || PublisherError::Resource { resource: text.chars().take(100).collect() };
+    if text.contains('+') {
+        return Ok(Resource::Robot(text.to_owned()));
+    }
+    let repository: Repository = text.parse().map_err(|_| wrong())?;
+    Ok(Resource::Target(match text.contains('/') {
+        true => AccessTarget::Repository(repository),
+        false => namespace(text).ok_or_else(wrong)?,
+    }))
+}
+
+impl PublisherRow {
+    /// Whether a token's claims are what the publisher expects. The error says what is not, unless the token is of
+    /// another project: those who are not concerned learn nothing about publishers.
+    fn matches(&self, claims: &Claims) -> Result<Result<(), Option<Mismatch>>, Error> {
+        let kind = PublisherKind::parse(&self.kind)?;
+        let mismatch = |name: &str, expected: &str, got: Option<String>| {
+            Some(Mismatch { name: name.to_owned(), expected: expected.to_owned(), got })
+        };
+        // 1. The project.
+        let project = kind.required().first().copied();
+        if let Some(name) = project
+            && !self.has(kind, name, claims)
+        {
+            return Ok(Err(None));
+        }
+        // 2. Jobs that run the code of strangers.
+        let event = claims.text("event_name").unwrap_or_default();
+        if kind == PublisherKind::Github && ["pull_request_target", "workflow_run"].contains(&event) {
+            let got = Some(event.to_owned());
+            return Ok(Err(mismatch("event_name", "neither pull_request_target nor workflow_run", got)));
+        }
+        // In a merge request of a fork, these say where the job runs.
+        for (name, own) in [("job_project_id", "project_id"), ("job_namespace_id", "namespace_id")] {
+            if kind == PublisherKind::Gitlab
+                && let Some(got) = claim_text(claims, name)
+                && claim_text(claims, own) != Some(got.clone())
+            {
+                let expected = claim_text(claims, own).unwrap_or_default();
+                return Ok(Err(mismatch(name, &expected, Some(got))));
+            }
+        }
+        // 3. All other conditions.
+        for (name, expected) in &self.conditions {
+            if !self.has(kind, name, claims) {
+                let got = claim_text(claims, claim_of(kind, name));
+                // Of an issuer without projects, nothing says who is concerned.
+                return Ok(Err(project.and_then(|_| mismatch(name, expected, got))));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn has(&self, kind: PublisherKind, name: &str, claims: &Claims) -> bool {
+        let (Some(expected), Some(got)) =
+            (self.conditions.get(name), claim_text(claims, claim_of(kind, name)))
+        else {
+            return false;
+        };
+        match (kind, name) {
+            // Names of repositories and environments are the same in upper and lower case there.
+            (PublisherKind::Github, "repository" | "environment")
+            | (PublisherKind::Gitlab, "project_path") => got.eq_ignore_ascii_case(expected),
+            (PublisherKind::Github, "workflow") => workflow_file(claims, &got).as_deref() == Some(expected),
+            (PublisherKind::Gitlab, "config_file") => config_file(claims, &got).as_deref() == Some(expected),
+            _ => got == *expected,
+        }
+    }
+
+    /// The pins after this use: at the first one, those of the token.
+    fn pins_after(&self, claims: &Claims) -> Result<BTreeMap<String, String>, AccountError> {
+        let mut pins = self.pins.clone();
+        for name in PublisherKind::parse(&self.kind)?.pinned() {
+            let got = claim_text(claims, name)
+                .ok_or_else(|| PublisherError::Token { reason: JwtError::Missing { name }.to_string() })?;
+            let expected = pins.entry((*name).to_owned()).or_insert_with(|| got.clone());
+            if *expected != got {
+                let (name, expected) = ((*name).to_owned(), expected.clone());
+                let mismatch = Mismatch { name, expected, got: Some(got) };
+                return Err(PublisherError::NoMatch(Mismatches(vec![mismatch])).into());
+            }
+        }
+        Ok(pins)
+    }
+}
+
+/// The claim behind a condition.
+fn claim_of(kind: PublisherKind, name: &str) -> &str {
+    match (kind, name) {
+        (PublisherKind::Github, "workflow") => "workflow_ref",
+        (PublisherKind::Gitlab, "config_file") => "ci_config_ref_uri",
+        _ => name,
+    }
+}
+
+/// The file of `OWNER/REPOSITORY/.github/workflows/FILE@REF`, if it is of the token's own repository.
+fn workflow_file(claims: &Claims, workflow_ref: &str) -> Option<String> {
+    let (path, _) = workflow_ref.split_once('@')?;
+    let repository = claims.text("repository")?;
+    let (owner, rest) = path.split_at_checked(repository.len())?;
+    let file = rest.strip_prefix('/')?.strip_prefix(WORKFLOW_FOLDER)?;
+    owner.eq_ignore_ascii_case(repository).then(|| file.to_owned())
+}
+
+/// The file of `HOST/PROJECT//FILE@REF`, if it is of the token's own project.
+fn config_file(claims: &Claims, ci_config_ref_uri: &str) -> Option<String> {
+    let (project, rest) = ci_config_ref_uri.split_once("//")?;
+    let (file, _) = rest.split_once('@')?;
+    let (_, project) = project.split_once('/')?;
+    claims.text("project_path")?.eq_ignore_ascii_case(project).then(|| file.to_owned())
+}
+
+/// A claim as text.
+fn claim_text(claims: &Claims, name: &str) -> Option<String> {
+    match claims.0.get(name)? {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(flag) => Some(flag.to_string()),
+        _ => None,
+    }
+}
+
+/// The claims that say which job it was.
+fn recorded(claims: &Claims) -> Value {
+    let cut = |text: String| text.chars().take(MAX_VALUE_LEN).collect::<String>();
+    let kept: Map<String, Value> = RECORDED
+        .iter()
+        .filter_map(|name| Some(((*name).to_owned(), cut(claim_text(claims, name)?).into())))
+        .collect();
+    Value::Object(kept)
+}
+
+impl TryFrom<PublisherRow> for Publisher {
+    type Error = Error;
+
+    fn try_from(row: PublisherRow) -> Result<Publisher, Error> {
+        Ok(Publisher {
+            id: row.id,
+            kind: PublisherKind::parse(&row.kind)?,
+            issuer: row.issuer,
+            conditions: row.conditions,
+            pins: row.pins,
+            created_at: row.created_at,
+            used_at: row.used_at,
+            last_claims: row.claims.and_then(|text| serde_json::from_str(&text).ok()),
+        })
+    }
+}

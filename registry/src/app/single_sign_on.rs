@@ -1,0 +1,679 @@
+//! Signing in at an OpenID Connect provider (authorization code with PKCE). What has to be known until the
+//! person comes back is in a signed cookie, so that any replica can finish a sign-in and none keeps a record
+//! of those that nobody finishes.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hmac::Mac;
+use jsonwebtoken::Algorithm;
+use lode_client::Secret;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256, Sha384, Sha512};
+use url::Url;
+use uuid::Uuid;
+
+use super::Registry;
+use super::accounts::{AccountError, namespace, subject};
+use super::sessions::random_text;
+use super::sign_in_errors::SignOnError;
+use crate::Error;
+use crate::auth::jwt::{Claims, JwtError, LEEWAY_SECONDS};
+use crate::auth::{AccountKind, Caller, Credential, Identity, ServerRole};
+use crate::config::OidcProvider;
+use crate::error::chain;
+use crate::issuer::{IdToken, Issuer, IssuerError};
+use crate::store::{AccountRow, IdentityRow, Tx};
+use crate::time::{millis, now_ms};
+
+/// How long a person may take at the provider.
+pub(crate) const SIGN_ON_TIME: Duration = Duration::from_secs(10 * 60);
+/// Separates the MAC of these cookies from others.
+const PURPOSE: &str = "single sign-on\n";
+const MAX_SUBJECT_LEN: usize = 255;
+/// Of how many groups a person may be a member.
+const MAX_GROUPS: usize = 1000;
+/// How many groups a record of the audit log has.
+const MAX_RECORDED_GROUPS: usize = 20;
+
+/// The providers that a person can choose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ProviderInfo {
+    pub(crate) name: String,
+    pub(crate) title: String,
+}
+
+/// An identity as its owner sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct IdentityInfo {
+    pub(crate) issuer: String,
+    pub(crate) subject: String,
+    /// The provider's name for people.
+    pub(crate) title: String,
+    /// Milliseconds since 1970.
+    pub(crate) used_at: i64,
+}
+
+/// What the provider's redirect says.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SignOnAnswer<'a> {
+    pub(crate) code: &'a str,
+    pub(crate) state: &'a str,
+    pub(crate) issuer: Option<&'a str>,
+    pub(crate) error: Option<&'a str>,
+}
+
+/// A sign-in that has begun: where the browser goes, and the value of its cookie until it comes back.
+pub(crate) struct SignOnStart {
+    pub(crate) url: Url,
+    pub(crate) cookie: Secret,
+}
+
+/// A finished sign-in: the cookie of the new session, if there is one, and the next page.
+pub(crate) struct SignedOn {
+    pub(crate) session: Option<Secret>,
+    pub(crate) next: String,
+}
+
+/// What is remembered in the browser's cookie.
+#[derive(Serialize, Deserialize)]
+struct Pending {
+    provider: String,
+    state: String,
+    nonce: String,
+    verifier: String,
+    next: String,
+    /// The account that gets this identity. Absent: the account of the identity is signed in.
+    account: Option<Uuid>,
+    /// Milliseconds since 1970.
+    expires: i64,
+}
+
+impl Registry {
+    pub(crate) fn providers(&self) -> Vec<ProviderInfo> {
+        let info = |provider: &OidcProvider| ProviderInfo {
+            name: provider.name.clone(),
+            title: provider.title().to_owned(),
+        };
+        self.config.oidc.iter().map(info).collect()
+    }
+
+    /// Asks each provider for its metadata, so that the log says at the start which of them cannot be used.
+    pub(crate) fn start_providers(&self) {
+        for provider in self.config.oidc.clone() {
+            let this = self.clone();
+            self.start(async move {
+                if let Err(error) = this.issuers.get(&provider.issuer).metadata().await {
+                    tracing::warn!(
+                        provider = provider.name,
+                        error = chain(&error),
+                        "a sign-in provider cannot be used yet; each sign-in tries it again"
+                    );
+                }
+            });
+        }
+    }
+
+    /// Begins a sign-in. `base`: this server's address for the browser. `next`: the page to show afterwards.
+    /// `is_connecting`: the caller's account gets the identity.
+    pub(crate) async fn sign_on_begin(
+        &self,
+        caller: &Caller,
+        provider: &str,
+        base: &str,
+        next: &str,
+        is_connecting: bool,
+    ) -> Result<SignOnStart, AccountError> {
+        let (provider, issuer) = self.provider(provider)?;
+        self.check_writable()?;
+        if self.is_open().await? {
+            return Err(AccountError::FirstAccount);
+        }
+        if is_connecting {
+            self.check_recent(caller)?;
+        }
+        let account = match is_connecting {
+            true => Some(caller.account().ok_or(Error::Unauthorized)?.id),
+            false => None,
+        };
+        let metadata = issuer.metadata().await.map_err(|error| sign_on_error(provider, error))?;
+        let mut url = metadata.authorization_endpoint.clone().ok_or_else(|| {
+            let reason = "it has no authorization_endpoint".to_owned();
+            SignOnError::Invalid { title: provider.title().to_owned(), reason }
+        })?;
+        let pending = Pending {
+            provider: provider.name.clone(),
+            state: random_text::<24>()?,
+            nonce: random_text::<24>()?,
+            verifier: random_text::<32>()?,
+            next: next.to_owned(),
+            account,
+            expires: now_ms() + millis(SIGN_ON_TIME),
+        };
+        let challenge = URL_SAFE_NO_PAD.encode(Sha256::digest(pending.verifier.as_bytes()));
+        url.query_pairs_mut().extend_pairs([
+            ("response_type", "code"),
+            ("client_id", &provider.client_id),
+            ("redirect_uri", &redirect_uri(base, provider)),
+            ("scope", &provider.scopes.join(" ")),
+            ("state", &pending.state),
+            ("nonce", &pending.nonce),
+            ("code_challenge", &challenge),
+            ("code_challenge_method", "S256"),
+        ]);
+        Ok(SignOnStart { url, cookie: self.pending_seal(&pending).await? })
+    }
+
+    /// Finishes a sign-in when the browser comes back. `cookie`: from the start of the sign-in.
+    pub(crate) async fn sign_on_finish(
+        &self,
+        client: &Caller,
+        provider: &str,
+        base: &str,
+        cookie: &str,
+        answer: SignOnAnswer<'_>,
+    ) -> Result<SignedOn, AccountError> {
+        let (provider, issuer) = self.provider(provider)?;
+        self.check_writable()?;
+        // 1. The redirect belongs to a sign-in of this browser, and counts once.
+        let pending = self.pending_open(cookie).await?.ok_or(SignOnError::Expired)?;
+        let is_ours = pending.provider == provider.name && pending.state == answer.state;
+        if !is_ours
+            || pending.expires <= now_ms()
+            || pending.account.is_some_and(|id| caller_id(client) != Some(id))
+            || !self.value_use(&format!("sign-on {}", pending.state), pending.expires).await?
+        {
+            return Err(SignOnError::Expired.into());
+        }
+        // 2. Who it is.
+        let (claims, identity) = match self.sign_on_identity(provider, &issuer, base, &pending, answer).await
+        {
+            Ok(found) => found,
+            Err(error) => {
+                self.audit_sign_on_refused(client, &provider.name, &error);
+                return Err(error.into());
+            }
+        };
+        // 3. Its account.
+        let signed_in = match pending.account {
+            Some(account) => self.identity_connect(client, provider, account, &identity).await.map(|()| None),
+            None => self.sign_on_account(client, provider, &claims, &identity).await.map(Some),
+        };
+        if let Err(AccountError::SignOn(error)) = &signed_in {
+            self.audit_sign_on_refused(client, &provider.name, error);
+        }
+        let session = match signed_in? {
+            Some(row) => Some(self.session_create(client, &row, Some(&provider.name)).await?),
+            None => None,
+        };
+        Ok(SignedOn { session, next: pending.next })
+    }
+
+    /// The claims and the identity of the person who comes back from the provider.
+    async fn sign_on_identity(
+        &self,
+        provider: &OidcProvider,
+        issuer: &Issuer,
+        base: &str,
+        pending: &Pending,
+        answer: SignOnAnswer<'_>,
+    ) -> Result<(Claims, IdentityRow), SignOnError> {
+        let title = || provider.title().to_owned();
+        let invalid = |error: JwtError| SignOnError::Invalid { title: title(), reason: error.to_string() };
+        let failed = |error: IssuerError| sign_on_error(provider, error);
+        // 1. The redirect. Another provider's redirect could carry its code to this one (RFC 9207).
+        let metadata = issuer.metadata().await.map_err(failed)?;
+        let must_name = metadata.authorization_response_iss_parameter_supported;
+        if answer.issuer.map_or(must_name, |named| named != provider.issuer) {
+            return Err(SignOnError::Invalid {
+                title: title(),
+                reason: "another issuer has responded".into(),
+            });
+        }
+        if let Some(error) = answer.error {
+            let reason = error.chars().filter(|c| !c.is_control()).take(100).collect();
+            return Err(SignOnError::Refused { title: title(), reason });
+        }
+        // 2. The ID token.
+        let verifier = Secret::new(pending.verifier.clone());
+        let tokens = issuer
+            .exchange(provider, answer.code, &verifier, &redirect_uri(base, provider))
+            .await
+            .map_err(failed)?;
+        let audiences = std::slice::from_ref(&provider.client_id);
+        let token = issuer.verify(tokens.id_token.expose(), audiences).await.map_err(failed)?;
+        check_id_token(&token, provider, &pending.nonce, &tokens.access_token).map_err(invalid)?;
+        let mut claims = token.claims;
+        let subject = claims.required("sub").map_err(invalid)?.to_owned();
+        if subject.len() > MAX_SUBJECT_LEN {
+            return Err(invalid(JwtError::Missing { name: "sub" }));
+        }
+        // 3. Claims that only the provider's other address has.
+        let has_groups =
+            provider.groups_claim.as_ref().is_none_or(|claim| find_claim(&claims, claim).is_some());
+        if (!has_groups || claims.text(&provider.name_claim).is_none())
+            && let Some(more) = issuer.userinfo(&tokens.access_token).await.map_err(failed)?
+        {
+            if more.text("sub") != Some(&subject) {
+                let (name, expected) = ("sub", subject);
+                let got = more.text("sub").unwrap_or_default().to_owned();
+                return Err(invalid(JwtError::Claim { name, expected, got }));
+            }
+            for (name, value) in more.0 {
+                claims.0.entry(name).or_insert(value);
+            }
+        }
+        let now = now_ms();
+        let identity = IdentityRow {
+            issuer: provider.issuer.clone(),
+            subject,
+            account: Uuid::nil(),
+            provider: provider.name.clone(),
+            created_at: now,
+            used_at: now,
+        };
+        Ok((claims, identity))
+    }
+
+    /// The account of an identity, with the groups that the provider says. A new one is created if the
+    /// settings allow it.
+    async fn sign_on_account(
+        &self,
+        client: &Caller,
+        provider: &OidcProvider,
+        claims: &Claims,
+        identity: &IdentityRow,
+    ) -> Result<AccountRow, AccountError> {
+        let title = || provider.title().to_owned();
+        let groups = groups_of(provider, claims);
+        let is_member = |group: &String| groups.contains(group);
+        if !provider.required_group.as_ref().is_none_or(is_member) {
+            return Err(SignOnError::NotInGroup { title: title() }.into());
+        }
+        let is_admin = provider.admin_group.as_ref().map(is_member);
+        let server = client.with_identity(Identity::Internal);
+        // 1. What is known, read before the transaction: it must not wait for a second connection.
+        let known = match self.store().identity_find(&identity.issuer, &identity.subject).await? {
+            Some(known) => Some(self.store().account_find(known.account).await?),
+            None => None,
+        };
+        let provider_groups = self.store().provider_groups(&provider.name).await?;
+        // 2. The account.
+        let mut tx = self.store().begin().await?;
+        let mut row = match known {
+            Some(found) => found.filter(|row| row.disabled_at.is_none()).ok_or(SignOnError::Disabled)?,
+            None if !provider.create_accounts || !tx.has_accounts().await? => {
+                return Err(SignOnError::NoAccount { title: title() }.into());
+            }
+            None => self.sign_on_create(&mut tx, &server, provider, claims, identity).await?,
+        };
+        // 3. Its groups and its role on the server, as the provider says today.
+        let changes: Vec<(Uuid, String)> = provider_groups
+            .into_iter()
+            .filter(|(group, claim)| groups.contains(claim) != row.groups.contains(group))
+            .collect();
+        let role = match (is_admin, row.server_role) {
+            (Some(true), _) => Some(ServerRole::Admin),
+            (Some(false), Some(ServerRole::Admin)) => None,
+            (_, role) => role,
+        };
+        if !changes.is_empty() || role != row.server_role {
+            tx.access_changed().await?;
+        }
+        for (group, claim) in &changes {
+            tx.group_member_put(*group, row.id, groups.contains(claim)).await?;
+        }
+        if role != row.server_role {
+            row.server_role = role;
+            tx.account_update(&row).await?;
+            if !tx.has_admin().await? {
+                return Err(AccountError::LastAdmin);
+            }
+        }
+        tx.identity_used(identity, now_ms()).await?;
+        let changes: Vec<&String> = changes.iter().map(|(_, claim)| claim).collect();
+        let shown: Vec<&String> = groups.iter().take(MAX_RECORDED_GROUPS).collect();
+        let detail = json!({
+            "provider": provider.name, "groups": shown, "changed_groups": changes, "server_role": role,
+        });
+        self.audit(&mut tx, &server, "account.sign_in", subject(&row), detail).await?;
+        tx.commit().await?;
+        self.access.changed();
+        self.store().account_find(row.id).await?.ok_or_else(|| SignOnError::Disabled.into())
+    }
+
+    /// Creates the account of a new identity.
+    async fn sign_on_create(
+        &self,
+        tx: &mut Tx,
+        server: &Caller,
+        provider: &OidcProvider,
+        claims: &Claims,
+        identity: &IdentityRow,
+    ) -> Result<AccountRow, AccountError> {
+        let name = account_name(provider, claims)?;
+        let row = AccountRow {
+            id: Uuid::now_v7(),
+            kind: AccountKind::User,
+            name: name.clone(),
+            password: None,
+            server_role: None,
+            epoch: 0,
+            created_at: now_ms(),
+            disabled_at: None,
+            groups: Vec::new(),
+        };
+        let detail = json!({ "provider": provider.name, "subject": identity.subject });
+        match self.account_store(tx, server, &row, namespace(&name), detail).await {
+            Err(AccountError::NameTaken { name }) => {
+                return Err(SignOnError::NameTaken { title: provider.title().to_owned(), name }.into());
+            }
+            stored => stored?,
+        }
+        if !tx.identity_insert(&IdentityRow { account: row.id, ..identity.clone() }).await? {
+            // The same person signs in twice at once.
+            return Err(SignOnError::Expired.into());
+        }
+        Ok(row)
+    }
+
+    /// Adds an identity to the caller's account.
+    async fn identity_connect(
+        &self,
+        caller: &Caller,
+        provider: &OidcProvider,
+        account: Uuid,
+        identity: &IdentityRow,
+    ) -> Result<(), AccountError> {
+        let known = self.store().identity_find(&identity.issuer, &identity.subject).await?;
+        if known.as_ref().is_some_and(|known| known.account == account) {
+            return Ok(());
+        }
+        let mut tx = self.store().begin().await?;
+        if !tx.identity_insert(&IdentityRow { account, ..identity.clone() }).await? {
+            return Err(SignOnError::IdentityTaken { title: provider.title().to_owned() }.into());
+        }
+        let detail = json!({ "provider": provider.name, "subject": identity.subject });
+        self.audit(&mut tx, caller, "identity.add", caller.actor(), detail).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// The identities of the caller's account.
+    pub(crate) async fn identity_list(&self, caller: &Caller) -> Result<Vec<IdentityInfo>, Error> {
+        let account = caller.account().ok_or(Error::Unauthorized)?;
+        let title = |name: String| match self.config.oidc.iter().find(|provider| provider.name == name) {
+            Some(provider) => provider.title().to_owned(),
+            None => name,
+        };
+        let rows = self.store().identity_list(account.id).await?;
+        let info = |IdentityRow { issuer, subject, provider, used_at, .. }| IdentityInfo {
+            issuer,
+            subject,
+            title: title(provider),
+            used_at,
+        };
+        Ok(rows.into_iter().map(info).collect())
+    }
+
+    /// Removes an identity from the caller's account, unless it is the only way to sign in.
+    pub(crate) async fn identity_remove(
+        &self,
+        caller: &Caller,
+        issuer: &str,
+        subject: &str,
+    ) -> Result<(), AccountError> {
+        let account = caller.account().ok_or(Error::Unauthorized)?;
+        self.check_writable()?;
+        let row = self.account_row(&account.name).await?;
+        let others = self.store().identity_list(account.id).await?;
+        if row.password.is_none() && others.len() < 2 {
+            return Err(SignOnError::LastIdentity.into());
+        }
+        let mut tx = self.store().begin().await?;
+        tx.identity_delete(account.id, issuer, subject).await?;
+        let detail = json!({ "issuer": issuer, "subject": subject });
+        self.audit(&mut tx, caller, "identity.remove", caller.actor(), detail).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// The name and the address of a provider's own sign-out (OpenID Connect RP-Initiated Logout 1.0), if it
+    /// has one.
+    pub(crate) async fn sign_out_page(&self, provider: &str, base: &str) -> Option<(String, Url)> {
+        let (provider, issuer) = self.provider(provider).ok()?;
+        let mut url = issuer.metadata().await.ok()?.end_session_endpoint.clone()?;
+        url.query_pairs_mut()
+            .append_pair("client_id", &provider.client_id)
+            .append_pair("post_logout_redirect_uri", &format!("{base}/login"));
+        Some((provider.title().to_owned(), url))
+    }
+
+    fn provider(&self, name: &str) -> Result<(&OidcProvider, std::sync::Arc<Issuer>), SignOnError> {
+        let found = self.config.oidc.iter().find(|provider| provider.name == name);
+        let provider = found.ok_or_else(|| SignOnError::ProviderUnknown { name: name.to_owned() })?;
+        Ok((provider, self.issuers.get(&provider.issuer)))
+    }
+
+    async fn pending_seal(&self, pending: &Pending) -> Result<Secret, Error> {
+        let content = serde_json::to_string(pending).expect("texts and numbers serialise to JSON");
+        let mac = self.access_token_mac(format!("{PURPOSE}{content}").as_bytes()).await?;
+        let (content, mac) =
+            (URL_SAFE_NO_PAD.encode(content), URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()));
+        Ok(Secret::new(format!("{content}.{mac}")))
+    }
+
+    async fn pending_open(&self, cookie: &str) -> Result<Option<Pending>, Error> {
+        let decode = |text: &str| URL_SAFE_NO_PAD.decode(text).ok();
+        let parts = cookie.split_once('.').map(|(content, mac)| (decode(content), decode(mac)));
+        let Some((Some(content), Some(mac))) = parts else { return Ok(None) };
+        let signed = [PURPOSE.as_bytes(), &content].concat();
+        match self.access_token_mac(&signed).await?.verify_slice(&mac) {
+            Ok(()) => Ok(serde_json::from_slice(&content).ok()),
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+fn caller_id(caller: &Caller) -> Option<Uuid> {
+    let account = caller.account()?;
+    matches!(account.credential, Credential::Session(_)).then_some(account.id)
+}
+
+fn redirect_uri(base: &str, provider: &OidcProvider) -> String {
+    format!("{base}/login/{}/callback", provider.name)
+}
+
+fn sign_on_error(provider: &OidcProvider, error: IssuerError) -> SignOnError {
+    let title = provider.title().to_owned();
+    match error {
+        IssuerError::Refused { reason, .. } => SignOnError::Refused { title, reason },
+        IssuerError::Token(error) => SignOnError::Invalid { title, reason: error.to_string() },
+        error => {
+            tracing::warn!(provider = provider.name, error = chain(&error), "a sign-in provider failed");
+            SignOnError::Unavailable { title, source: Box::new(error) }
+        }
+    }
+}
+
+/// Checks what is special about an ID token (OpenID Connect Core 1.0, 3.1.3.7).
+fn check_id_token(
+    token: &IdToken,
+    provider: &OidcProvider,
+    nonce: &str,
+    access_token: &Secret,
+) -> Result<(), JwtError> {
+    let claims = &token.claims;
+    let expect = |name: &'static str, expected: &str| match claims.text(name) {
+        Some(got) if got == expected => Ok(()),
+        got => Err(JwtError::Claim {
+            name,
+            expected: expected.to_owned(),
+            got: got.unwrap_or_default().to_owned(),
+        }),
+    };
+    if claims.required("nonce")? != nonce {
+        return Err(JwtError::Missing { name: "nonce" });
+    }
+    // A token for several clients says to which of them it was given.
+    if claims.audiences().len() > 1 || claims.0.contains_key("azp") {
+        expect("azp", &provider.client_id)?;
+    }
+    if claims.0.contains_key("at_hash") {
+        expect("at_hash", &half_hash(token.algorithm, access_token.expose()))?;
+    }
+    let now = now_ms() / 1000;
+    let is_old = claims
+        .seconds("iat")
+        .is_some_and(|at| now.saturating_sub(at) > SIGN_ON_TIME.as_secs().cast_signed() + LEEWAY_SECONDS);
+    if is_old { Err(JwtError::Time) } else { Ok(()) }
+}
+
+/// The left half of a text's hash, as `at_hash` has it.
+fn half_hash(algorithm: Algorithm, text: &str) -> String {
+    let half = |hash: &[u8]| URL_SAFE_NO_PAD.encode(&hash[..hash.len() / 2]);
+    match algorithm {
+        Algorithm::RS384 | Algorithm::PS384 | Algorithm::ES384 => half(&Sha384::digest(text)),
+        Algorithm::RS512 | Algorithm::PS512 | Algorithm::EdDSA => half(&Sha512::digest(text)),
+        _ => half(&Sha256::digest(text)),
+    }
+}
+
+/// A claim by its name, or by the names of nested claims with `.` in between.
+fn find_claim<'a>(claims: &'a Claims, name: &str) -> Option<&'a Value> {
+    if let Some(value) = claims.0.get(name) {
+        return Some(value);
+    }
+    let (first, rest) = name.split_once('.')?;
+    rest.split('.').try_fold(claims.0.get(first)?, |value, part| value.get(part))
+}
+
+/// The groups of a person. Without the claim there are none.
+fn groups_of(provider: &OidcProvider, claims: &Claims) -> Vec<String> {
+    let Some(name) = &provider.groups_claim else { return Vec::new() };
+    match find_claim(claims, name) {
+        Some(Value::String(group)) => vec![group.clone()],
+        Some(Value::Array(groups)) => {
+            groups.iter().filter_map(Value::as_str).take(MAX_GROUPS).map(str::to_owned).collect()
+        }
+        _ => {
+            tracing::warn!(
+                provider = provider.name,
+                claim = name,
+                claims = ?claims.0.keys().collect::<Vec<_>>(),
+                "the provider says nothing about groups; the person is a member of none"
+            );
+            Vec::new()
+        }
+    }
+}
+
+/// The name of a new account.
+fn account_name(provider: &OidcProvider, claims: &Claims) -> Result<String, SignOnError> {
+    let invalid = |reason: String| SignOnError::Invalid { title: provider.title().to_owned(), reason };
+    let claim = &provider.name_claim;
+    let text = find_claim(claims, claim).and_then(Value::as_str);
+    let text = text.ok_or_else(|| invalid(format!("its claim `{claim}` is missing")))?;
+    if claim == "email" && claims.0.get("email_verified") != Some(&Value::Bool(true)) {
+        return Err(invalid("the email address is not verified".to_owned()));
+    }
+    let name = text.split('@').next().unwrap_or_default().to_lowercase();
+    let name: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect();
+    let name = name.trim_matches(['.', '_', '-']);
+    super::accounts::check_name(name, name)
+        .map_err(|error| invalid(format!("its claim `{claim}` gives no account name: {error}")))?;
+    Ok(name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn provider() -> OidcProvider {
+        serde_json::from_value(json!({"name": "corp", "issuer": "https://id", "client_id": "lode"})).unwrap()
+    }
+
+    fn claims(json: Value) -> Claims {
+        serde_json::from_value(json).map(Claims).unwrap()
+    }
+
+    #[test]
+    fn accounts_are_named_by_a_claim() {
+        let name =
+            |value: Value| account_name(&provider(), &claims(json!({"preferred_username": value}))).ok();
+        for (claim, expected) in [
+            ("alice", Some("alice")),
+            ("Alice.Smith@corp.example", Some("alice.smith")),
+            ("CORP\\alice", Some("corp-alice")),
+            ("-alice-", Some("alice")),
+            ("@corp", None),
+            ("admin/../x", None),
+            ("v2", None),
+            ("", None),
+            ("日本", None),
+        ] {
+            assert_eq!(name(claim.into()).as_deref(), expected, "{claim}");
+        }
+        assert_eq!((name(json!(7)), name(Value::Null)), (None, None));
+        let email = OidcProvider { name_claim: "email".into(), ..provider() };
+        let by_email = |verified: Value| {
+            let claims = claims(json!({"email": "alice@corp", "email_verified": verified}));
+            account_name(&email, &claims).ok()
+        };
+        assert_eq!(by_email(json!(true)).as_deref(), Some("alice"));
+        for wrong in [json!(false), json!("true"), Value::Null] {
+            assert_eq!(by_email(wrong), None);
+        }
+    }
+
+    #[test]
+    fn groups_are_found_in_many_shapes() {
+        let of = |claim: &str, value: Value| {
+            groups_of(&OidcProvider { groups_claim: Some(claim.into()), ..provider() }, &claims(value))
+        };
+        assert_eq!(of("groups", json!({"groups": ["ml", "ops", 7]})), ["ml", "ops"]);
+        assert_eq!(of("groups", json!({"groups": "ml"})), ["ml"]);
+        assert_eq!(of("realm.roles", json!({"realm": {"roles": ["ml"]}})), ["ml"]);
+        assert_eq!(of("https://id/groups", json!({"https://id/groups": ["ml"]})), ["ml"]);
+        for none in [json!({}), json!({"groups": null}), json!({"groups": {"ml": true}})] {
+            assert_eq!(of("groups", none), [""; 0]);
+        }
+        assert_eq!(groups_of(&provider(), &claims(json!({"groups": ["ml"]}))), [""; 0]);
+    }
+
+    #[test]
+    fn id_tokens_are_for_this_sign_in() {
+        let now = now_ms() / 1000;
+        let check = |json: Value| {
+            let mut all = claims(json!({"nonce": "n", "aud": "lode", "iat": now}));
+            all.0.extend(claims(json).0);
+            let token = IdToken { claims: all, algorithm: Algorithm::RS256 };
+            check_id_token(&token, &provider(), "n", &Secret::new("access"))
+        };
+        // The left half of SHA-256("access").
+        let hash = half_hash(Algorithm::RS256, "access");
+        for right in [
+            json!({}),
+            json!({"azp": "lode"}),
+            json!({"aud": ["lode", "other"], "azp": "lode"}),
+            json!({"at_hash": hash}),
+        ] {
+            assert_eq!(check(right.clone()), Ok(()), "{right}");
+        }
+        for wrong in [
+            json!({"nonce": "m"}),
+            json!({"nonce": ""}),
+            json!({"nonce": null}),
+            json!({"azp": "other"}),
+            json!({"aud": ["lode", "other"]}),
+            json!({"at_hash": "x"}),
+            json!({"at_hash": 7}),
+            json!({"iat": now - 3600}),
+        ] {
+            assert!(check(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
+}

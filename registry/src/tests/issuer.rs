@@ -1,0 +1,197 @@
+//! An issuer of tokens on its own port: its metadata, its keys, and the requests of a sign-in.
+
+use std::sync::{Arc, Mutex};
+
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::StatusCode;
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::http::Json;
+pub(super) use crate::issuer::COOLDOWN;
+use crate::time::now_ms;
+
+/// A key pair, and its public half as a JSON Web Key.
+#[derive(Clone)]
+pub(super) struct TestKey {
+    id: String,
+    private: Vec<u8>,
+    public: Vec<u8>,
+}
+
+impl TestKey {
+    pub(super) fn new(id: &str) -> TestKey {
+        let random = SystemRandom::new();
+        let private = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).unwrap();
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, private.as_ref()).unwrap();
+        TestKey {
+            id: id.to_owned(),
+            private: private.as_ref().to_vec(),
+            public: pair.public_key().as_ref().to_vec(),
+        }
+    }
+
+    fn jwk(&self) -> Value {
+        let (x, y) = self.public[1..].split_at(32);
+        let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+        json!({"kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": self.id, "x": encode(x), "y": encode(y)})
+    }
+
+    /// The public key, which a forger knows.
+    pub(super) fn public(&self) -> &[u8] {
+        &self.public
+    }
+
+    pub(super) fn sign(&self, claims: &Value) -> String {
+        let header = Header { kid: Some(self.id.clone()), ..Header::new(Algorithm::ES256) };
+        encode(&header, claims, &EncodingKey::from_ec_der(&self.private)).unwrap()
+    }
+}
+
+/// What the issuer does; tests change it.
+pub(super) struct Behaviour {
+    pub(super) keys: Vec<TestKey>,
+    /// Every request fails.
+    pub(super) is_down: bool,
+    /// Replaces claims of ID tokens; null removes one.
+    pub(super) claims: Value,
+    /// Replaces the whole ID token.
+    pub(super) id_token: Option<String>,
+    /// By default only the subject.
+    pub(super) userinfo: Option<Value>,
+    /// What the last authorization request had: the code challenge and the nonce.
+    pub(super) challenge: String,
+    pub(super) nonce: String,
+    /// Paths of requests.
+    pub(super) heard: Vec<String>,
+}
+
+#[derive(Clone)]
+pub(super) struct TestIssuer {
+    pub(super) url: String,
+    pub(super) behaviour: Arc<Mutex<Behaviour>>,
+}
+
+impl TestIssuer {
+    pub(super) async fn start() -> TestIssuer {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let behaviour = Behaviour {
+            keys: vec![TestKey::new("first")],
+            is_down: false,
+            claims: json!({}),
+            id_token: None,
+            userinfo: None,
+            challenge: String::new(),
+            nonce: String::new(),
+            heard: Vec::new(),
+        };
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let issuer = TestIssuer { url, behaviour: Arc::new(Mutex::new(behaviour)) };
+        let routes = Router::new()
+            .route("/.well-known/openid-configuration", get(metadata))
+            .route("/keys", get(keys))
+            .route("/token", post(token))
+            .route("/userinfo", get(userinfo))
+            .fallback(any(|| async { StatusCode::NOT_FOUND }))
+            .layer(axum::middleware::from_fn_with_state(issuer.clone(), note))
+            .with_state(issuer.clone());
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        issuer
+    }
+
+    pub(super) fn set(&self, change: impl FnOnce(&mut Behaviour)) {
+        change(&mut self.behaviour.lock().unwrap());
+    }
+
+    pub(super) fn key(&self) -> TestKey {
+        self.behaviour.lock().unwrap().keys[0].clone()
+    }
+
+    /// How often a path was requested.
+    pub(super) fn count(&self, path: &str) -> usize {
+        self.behaviour.lock().unwrap().heard.iter().filter(|heard| *heard == path).count()
+    }
+
+    /// A token with the usual times and these claims; null removes one.
+    pub(super) fn claims(&self, changes: &Value) -> Value {
+        let now = now_ms() / 1000;
+        let mut claims = json!({"iss": self.url, "iat": now, "nbf": now, "exp": now + 300});
+        merge(&mut claims, changes);
+        claims
+    }
+}
+
+/// Replaces fields of an object; null removes one.
+pub(super) fn merge(object: &mut Value, changes: &Value) {
+    let object = object.as_object_mut().unwrap();
+    for (name, value) in changes.as_object().unwrap() {
+        match value {
+            Value::Null => object.remove(name),
+            value => object.insert(name.clone(), value.clone()),
+        };
+    }
+}
+
+async fn note(State(issuer): State<TestIssuer>, request: Request, next: axum::middleware::Next) -> Response {
+    let is_down = {
+        let mut behaviour = issuer.behaviour.lock().unwrap();
+        behaviour.heard.push(request.uri().path().to_owned());
+        behaviour.is_down
+    };
+    match is_down {
+        true => StatusCode::BAD_GATEWAY.into_response(),
+        false => next.run(request).await,
+    }
+}
+
+async fn metadata(State(issuer): State<TestIssuer>) -> Json<Value> {
+    let url = &issuer.url;
+    Json(json!({
+        "issuer": url,
+        "jwks_uri": format!("{url}/keys"),
+        "authorization_endpoint": format!("{url}/authorize?tenant=1"),
+        "token_endpoint": format!("{url}/token"),
+        "userinfo_endpoint": format!("{url}/userinfo"),
+        "end_session_endpoint": format!("{url}/sign-out"),
+        "authorization_response_iss_parameter_supported": true,
+    }))
+}
+
+async fn keys(State(issuer): State<TestIssuer>) -> Json<Value> {
+    let behaviour = issuer.behaviour.lock().unwrap();
+    let keys: Vec<Value> = behaviour.keys.iter().map(TestKey::jwk).collect();
+    Json(json!({ "keys": keys }))
+}
+
+async fn token(State(issuer): State<TestIssuer>, body: String) -> Response {
+    let form: Vec<(String, String)> = url::form_urlencoded::parse(body.as_bytes()).into_owned().collect();
+    let field = |name: &str| form.iter().find(|(key, _)| key == name).map(|(_, value)| &value[..]);
+    let behaviour = issuer.behaviour.lock().unwrap();
+    let challenge = URL_SAFE_NO_PAD.encode(Sha256::digest(field("code_verifier").unwrap_or_default()));
+    if field("code") != Some("good") || challenge != behaviour.challenge {
+        let error = json!({"error": "invalid_grant", "error_description": "the code is wrong"});
+        return (StatusCode::BAD_REQUEST, Json(error)).into_response();
+    }
+    let mut claims = issuer.claims(&json!({
+        "aud": "lode", "sub": "person-1", "nonce": behaviour.nonce, "preferred_username": "Alice",
+    }));
+    merge(&mut claims, &behaviour.claims);
+    let id_token = behaviour.id_token.clone().unwrap_or_else(|| behaviour.keys[0].sign(&claims));
+    Json(json!({"access_token": "access", "token_type": "Bearer", "id_token": id_token})).into_response()
+}
+
+async fn userinfo(State(issuer): State<TestIssuer>, request: Request) -> Response {
+    let shown = request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
+    assert_eq!(shown.as_deref(), Some("Bearer access"));
+    let behaviour = issuer.behaviour.lock().unwrap();
+    let subject = behaviour.claims.get("sub").cloned().unwrap_or(json!("person-1"));
+    Json(behaviour.userinfo.clone().unwrap_or(json!({ "sub": subject }))).into_response()
+}

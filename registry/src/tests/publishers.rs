@@ -1,0 +1,394 @@
+//! Trusted publishers: CI jobs that sign in as a robot with a token of their CI service.
+
+use http::Request;
+use lode_client::Secret;
+use serde_json::{Value, json};
+
+use super::access::PASSWORD;
+use super::issuer::{TestIssuer, TestKey, merge};
+use super::{App, TestResponse};
+use crate::Config;
+
+const URL: &str = "https://hub.example";
+const GRANT: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
+const ID_TOKEN: &str = "urn:ietf:params:oauth:token-type:id_token";
+
+/// A server with the robot `team+ci`, which may write in its namespace.
+async fn start() -> App {
+    let config = Config {
+        admin_password: Some(Secret::new(PASSWORD)),
+        public_url: Some(URL.parse().unwrap()),
+        // The issuers of these tests are on this machine.
+        allow_egress: vec!["127.0.0.0/8".parse().unwrap()],
+        ..Config::default()
+    };
+    let app = App::with(config).await;
+    app.admin("POST", "/lode/v1/accounts", json!({"name": "team+ci", "kind": "robot"})).await;
+    app.grant("team/*", "team+ci", "write").await;
+    app
+}
+
+/// Registers a publisher of `team+ci`; returns its id.
+async fn register(app: &App, issuer: &TestIssuer, kind: &str, conditions: Value) -> String {
+    let body = json!({"robot": "team+ci", "kind": kind, "issuer": issuer.url, "conditions": conditions});
+    let created = app.admin("POST", "/lode/v1/publishers", body).await.json();
+    created["id"].as_str().unwrap().to_owned()
+}
+
+/// Sends a token as huggingface_hub does.
+async fn exchange(app: &App, token: &str, resource: &str) -> TestResponse {
+    let body = json!({
+        "grant_type": GRANT, "subject_token_type": ID_TOKEN, "subject_token": token, "resource": resource,
+    });
+    let request = Request::post("/hf/oauth/token").header("content-type", "application/json");
+    app.send(request.header("host", "hub.example"), body.to_string()).await
+}
+
+/// The claims of a job of GitHub Actions.
+fn github(issuer: &TestIssuer, changes: &Value) -> Value {
+    let mut claims = issuer.claims(&json!({
+        "aud": URL,
+        "jti": uuid::Uuid::new_v4(),
+        "sub": "repo:octo-org@123456/octo-repo@456789:environment:release",
+        "repository": "octo-org/octo-repo",
+        "repository_id": "456789",
+        "repository_owner": "octo-org",
+        "repository_owner_id": "123456",
+        "workflow_ref": "octo-org/octo-repo/.github/workflows/publish.yml@refs/heads/main",
+        "job_workflow_ref": "octo-org/shared/.github/workflows/build.yml@refs/heads/main",
+        "environment": "release",
+        "event_name": "push",
+        "ref": "refs/heads/main",
+        "ref_protected": "true",
+        "sha": "0123456789012345678901234567890123456789",
+        "run_id": "42",
+        "actor": "octocat",
+    }));
+    merge(&mut claims, changes);
+    claims
+}
+
+/// The claims of a job of GitLab CI.
+fn gitlab(issuer: &TestIssuer, changes: &Value) -> Value {
+    let mut claims = issuer.claims(&json!({
+        "aud": URL,
+        "jti": uuid::Uuid::new_v4(),
+        "sub": "project_path:my-group/my-project:ref_type:branch:ref:main",
+        "namespace_id": "72",
+        "namespace_path": "my-group",
+        "project_id": "20",
+        "project_path": "my-group/my-project",
+        "job_project_id": "20",
+        "job_namespace_id": "72",
+        "ref": "main",
+        "ref_protected": "true",
+        "environment": "prod",
+        "ci_config_ref_uri": "gitlab.example.com/my-group/my-project//.gitlab-ci.yml@refs/heads/main",
+        "sha": "0123456789012345678901234567890123456789",
+        "job_id": "302",
+    }));
+    merge(&mut claims, changes);
+    claims
+}
+
+/// Whether a token with these claims is exchanged; else the description of the error.
+async fn outcome(app: &App, issuer: &TestIssuer, claims: &Value) -> Result<String, String> {
+    let response = exchange(app, &issuer.key().sign(claims), "").await;
+    let body = response.json();
+    match response.status.as_u16() {
+        200 => Ok(body["access_token"].as_str().unwrap().to_owned()),
+        status => Err(format!("{status} {} {}", body["error"], body["error_description"])),
+    }
+}
+
+#[tokio::test]
+async fn a_job_pushes_without_a_stored_secret() {
+    let (app, issuer) = (start().await, TestIssuer::start().await);
+    let conditions = json!({"repository": "Octo-Org/octo-repo", "workflow": ".github/workflows/publish.yml"});
+    let id = register(&app, &issuer, "github", conditions).await;
+    // 1. The token works at every door, for what the robot may do.
+    let response = exchange(&app, &issuer.key().sign(&github(&issuer, &json!({}))), "team/app").await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    let body = response.json();
+    assert_eq!(
+        (&body["token_type"], &body["issued_token_type"], &body["scope"]),
+        (&json!("bearer"), &json!("urn:ietf:params:oauth:token-type:access_token"), &json!("write"))
+    );
+    assert!((890..=900).contains(&body["expires_in"].as_i64().unwrap()), "{body}");
+    assert_eq!(response.header("cache-control"), "no-store");
+    let token = format!("Bearer {}", body["access_token"].as_str().unwrap());
+    assert_eq!(app.push_as(&token, "team/app").await.status, 201);
+    let me = app.get_as(&token, "/lode/v1/me").await.json();
+    assert_eq!((&me["name"], &me["kind"]), (&json!("team+ci"), &json!("robot")));
+    // 2. It is limited to the resource, and never more than write.
+    assert_eq!(app.push_as(&token, "team/other").await.status, 403);
+    assert_eq!(app.push_as(&token, "bob/app").await.status, 404);
+    let delete = Request::delete("/v2/team/app/manifests/latest");
+    assert_eq!(app.send_as(&token, delete, "").await.status, 403);
+    assert_eq!(app.send_as(&token, Request::post("/lode/v1/tokens"), r#"{"name":"x"}"#).await.status, 403);
+    // 3. The listing shows the last job; the audit log shows each, and the tag names the robot.
+    let listed = app.admin("GET", "/lode/v1/publishers?robot=team%2Bci", json!(null)).await.json();
+    let publisher = &listed["publishers"][0];
+    assert_eq!((&publisher["id"], &publisher["kind"]), (&json!(id), &json!("github")));
+    assert_eq!(
+        (&publisher["conditions"]["workflow"], &publisher["last_claims"]["run_id"]),
+        (&json!("publish.yml"), &json!("42"))
+    );
+    assert_eq!(publisher["pins"], json!({"repository_id": "456789", "repository_owner_id": "123456"}));
+    let log = app.admin("GET", "/lode/v1/audit?action=publisher.sign_in", json!(null)).await;
+    assert!(log.text().contains("robot:team+ci") && log.text().contains("octocat"), "{}", log.text());
+    assert!(!log.text().contains(body["access_token"].as_str().unwrap()));
+    // 4. Deleting the publisher revokes what it has given.
+    app.admin("DELETE", &format!("/lode/v1/publishers/{id}?robot=team%2Bci"), json!(null)).await;
+    assert_eq!(app.push_as(&token, "team/app").await.status, 401);
+    let refused = outcome(&app, &issuer, &github(&issuer, &json!({}))).await.unwrap_err();
+    assert!(refused.contains("no publisher is registered for the issuer"), "{refused}");
+}
+
+#[tokio::test]
+async fn each_claim_of_github_counts() {
+    let (app, issuer) = (start().await, TestIssuer::start().await);
+    let conditions =
+        json!({"repository": "octo-org/octo-repo", "workflow": "publish.yml", "environment": "Release"});
+    register(&app, &issuer, "github", conditions).await;
+    assert!(outcome(&app, &issuer, &github(&issuer, &json!({}))).await.is_ok());
+    let now = crate::time::now_ms() / 1000;
+    let path = "octo-org/octo-repo/.github/workflows";
+    for (changes, expected) in [
+        (json!({"repository": "octo-org/other"}), "none is registered for its project"),
+        (json!({"repository": null}), "none is registered for its project"),
+        (json!({"repository": ["octo-org/octo-repo"]}), "none is registered for its project"),
+        (json!({"workflow_ref": format!("{path}/other.yml@refs/heads/main")}), "expected `publish.yml`"),
+        (
+            json!({"workflow_ref": "octo-org/evil/.github/workflows/publish.yml@main"}),
+            "expected `publish.yml`",
+        ),
+        (json!({"workflow_ref": format!("{path}/publish.yml")}), "expected `publish.yml`"),
+        (json!({"workflow_ref": null}), "expected `publish.yml`"),
+        (json!({"environment": "staging"}), "expected `Release`"),
+        (json!({"environment": null}), "`environment` is missing"),
+        (json!({"event_name": "pull_request_target"}), "neither pull_request_target nor workflow_run"),
+        (json!({"event_name": "workflow_run"}), "neither pull_request_target nor workflow_run"),
+        // Names that were given to somebody else.
+        (json!({"repository_id": "1"}), "expected `456789`"),
+        (json!({"repository_owner_id": "1"}), "expected `123456`"),
+        (json!({"repository_id": null}), "`repository_id` is missing"),
+        (json!({"aud": "https://other.example"}), "`aud`"),
+        (json!({"aud": [URL, "https://other.example"]}), "several audiences"),
+        (json!({"aud": null}), "`aud`"),
+        (json!({"iss": "https://token.actions.githubusercontent.com"}), "no publisher is registered"),
+        (json!({"iss": null}), "`iss`"),
+        (json!({"exp": now - 61}), "expired"),
+        (json!({"exp": null}), "`exp`"),
+        (json!({"iat": now + 3600}), "not valid yet"),
+        (json!({"nbf": now + 3600}), "not valid yet"),
+        (json!({"iat": null}), "`iat`"),
+    ] {
+        let refused =
+            outcome(&app, &issuer, &github(&issuer, &changes)).await.expect_err(&changes.to_string());
+        assert!(
+            refused.starts_with("400 \"invalid_grant\"") && refused.contains(expected),
+            "{changes}: {refused}"
+        );
+    }
+    // What may differ: the form of the subject, upper and lower case, the branch, and who has started it.
+    for changes in [
+        json!({"sub": "repo:octo-org/octo-repo:ref:refs/heads/main"}),
+        json!({"sub": null}),
+        json!({"repository": "Octo-Org/Octo-Repo"}),
+        json!({"workflow_ref": format!("{path}/publish.yml@refs/tags/v1")}),
+        json!({"job_workflow_ref": null}),
+        json!({"ref": "refs/heads/dev"}),
+        json!({"actor": "somebody"}),
+        json!({"aud": format!("{URL}/hf")}),
+        json!({"aud": [URL]}),
+        json!({"exp": now - 30}),
+    ] {
+        let exchanged = outcome(&app, &issuer, &github(&issuer, &changes)).await;
+        assert!(exchanged.is_ok(), "{changes}: {exchanged:?}");
+    }
+}
+
+#[tokio::test]
+async fn each_claim_of_gitlab_counts() {
+    let (app, issuer) = (start().await, TestIssuer::start().await);
+    let conditions = json!({
+        "project_path": "my-group/my-project", "environment": "prod", "ref_protected": "true",
+    });
+    register(&app, &issuer, "gitlab", conditions).await;
+    assert!(outcome(&app, &issuer, &gitlab(&issuer, &json!({}))).await.is_ok());
+    for (changes, expected) in [
+        (json!({"project_path": "my-group/fork"}), "none is registered for its project"),
+        (json!({"project_id": "21", "job_project_id": "21"}), "expected `20`"),
+        (json!({"namespace_id": "73", "job_namespace_id": "73"}), "expected `72`"),
+        // In a merge request of a fork, the job runs elsewhere.
+        (json!({"job_project_id": "99"}), "`job_project_id` is `99`"),
+        (json!({"job_namespace_id": "99"}), "`job_namespace_id` is `99`"),
+        (
+            json!({"ci_config_ref_uri": "gitlab.example.com/my-group/my-project//evil.yml@refs/heads/main"}),
+            "expected `.gitlab-ci.yml`",
+        ),
+        (
+            json!({"ci_config_ref_uri": "gitlab.example.com/other/project//.gitlab-ci.yml@refs/heads/main"}),
+            "expected `.gitlab-ci.yml`",
+        ),
+        (json!({"ci_config_ref_uri": null}), "expected `.gitlab-ci.yml`"),
+        (json!({"environment": "Prod"}), "expected `prod`"),
+        (json!({"ref_protected": "false"}), "expected `true`"),
+        (json!({"ref_protected": null}), "`ref_protected` is missing"),
+        (json!({"aud": URL.replace("hub", "other")}), "`aud`"),
+    ] {
+        let refused =
+            outcome(&app, &issuer, &gitlab(&issuer, &changes)).await.expect_err(&changes.to_string());
+        assert!(refused.contains(expected), "{changes}: {refused}");
+    }
+    for changes in
+        [json!({"project_path": "My-Group/My-Project"}), json!({"sub": "x"}), json!({"job_project_id": null})]
+    {
+        let exchanged = outcome(&app, &issuer, &gitlab(&issuer, &changes)).await;
+        assert!(exchanged.is_ok(), "{changes}: {exchanged:?}");
+    }
+}
+
+#[tokio::test]
+async fn tokens_count_once_and_only_from_their_issuer() {
+    let (app, issuer, other) = (start().await, TestIssuer::start().await, TestIssuer::start().await);
+    let conditions = json!({"repository": "octo-org/octo-repo", "workflow": "publish.yml"});
+    register(&app, &issuer, "github", conditions).await;
+    // 1. Replayed, one after the other and all at once.
+    let token = issuer.key().sign(&github(&issuer, &json!({})));
+    let results = futures::future::join_all((0..8).map(|_| exchange(&app, &token, ""))).await;
+    let allowed = results.iter().filter(|response| response.status == 200).count();
+    assert_eq!(allowed, 1);
+    assert!(exchange(&app, &token, "").await.text().contains("used before"));
+    let signed_again = github(&issuer, &json!({"jti": "fixed"}));
+    assert!(outcome(&app, &issuer, &signed_again).await.is_ok());
+    assert!(outcome(&app, &issuer, &signed_again).await.unwrap_err().contains("used before"));
+    let nameless = github(&issuer, &json!({"jti": null}));
+    let token = issuer.key().sign(&nameless);
+    assert_eq!(exchange(&app, &token, "").await.status, 200);
+    assert_eq!(exchange(&app, &token, "").await.status, 400);
+    // 2. An issuer that is not registered is not asked for its keys, and its keys sign for no other.
+    let theirs = other.key().sign(&github(&other, &json!({})));
+    assert!(exchange(&app, &theirs, "").await.text().contains("no publisher is registered"));
+    assert_eq!(other.count("/keys"), 0);
+    let forged = other.key().sign(&github(&issuer, &json!({})));
+    assert!(exchange(&app, &forged, "").await.text().contains("signature"));
+    let unknown = TestKey::new("unknown").sign(&github(&issuer, &json!({})));
+    assert!(exchange(&app, &unknown, "").await.text().contains("no key"));
+    for text in ["", "x", "a.b.c", &"x".repeat(40_000), &format!("{token}x")] {
+        let response = exchange(&app, text, "").await;
+        assert_eq!(response.json()["error"], "invalid_grant", "{}", response.text());
+    }
+    // 3. Other requests.
+    let send = async |kind: &'static str, body: String| {
+        app.send(Request::post("/hf/oauth/token").header("content-type", kind), body).await
+    };
+    let form = format!("grant_type={GRANT}&subject_token_type={ID_TOKEN}&subject_token=");
+    let fresh = issuer.key().sign(&github(&issuer, &json!({})));
+    let as_form = send("application/x-www-form-urlencoded", format!("{form}{fresh}")).await;
+    assert_eq!(as_form.status, 200, "{}", as_form.text());
+    for (kind, body, error) in [
+        ("application/json", "[]".to_owned(), "unsupported_grant_type"),
+        ("application/json", "{".to_owned(), "unsupported_grant_type"),
+        ("application/json", format!(r#"{{"grant_type":"{GRANT}"}}"#), "invalid_request"),
+        ("application/x-www-form-urlencoded", form.clone(), "invalid_grant"),
+    ] {
+        let response = send(kind, body.clone()).await;
+        assert_eq!((response.status.as_u16(), &response.json()["error"]), (400, &json!(error)), "{body}");
+    }
+    // 4. The issuer fails. Known keys stay in use.
+    issuer.set(|issuer| issuer.is_down = true);
+    assert!(outcome(&app, &issuer, &github(&issuer, &json!({}))).await.is_ok());
+    let fresh = start().await;
+    let conditions = json!({"repository": "octo-org/octo-repo", "workflow": "publish.yml"});
+    register(&fresh, &issuer, "github", conditions).await;
+    let response = exchange(&fresh, &issuer.key().sign(&github(&issuer, &json!({}))), "").await;
+    assert_eq!(
+        (response.status.as_u16(), &response.json()["error"]),
+        (503, &json!("temporarily_unavailable"))
+    );
+}
+
+#[tokio::test]
+async fn the_resource_chooses_among_robots() {
+    let (app, issuer) = (start().await, TestIssuer::start().await);
+    let conditions = json!({"repository": "octo-org/octo-repo", "workflow": "publish.yml"});
+    register(&app, &issuer, "github", conditions.clone()).await;
+    app.admin("POST", "/lode/v1/accounts", json!({"name": "lab+ci", "kind": "robot"})).await;
+    let body = json!({"robot": "lab+ci", "kind": "github", "issuer": issuer.url, "conditions": conditions});
+    app.admin("POST", "/lode/v1/publishers", body).await;
+    let name = async |resource: &str| {
+        let token = issuer.key().sign(&github(&issuer, &json!({})));
+        let response = exchange(&app, &token, resource).await;
+        match response.json()["access_token"].as_str() {
+            Some(token) => {
+                let me = app.get_as(&format!("Bearer {token}"), "/lode/v1/me").await.json();
+                format!("{} {}", me["name"].as_str().unwrap(), me["targets"])
+            }
+            None => response.json()["error_description"].as_str().unwrap().to_owned(),
+        }
+    };
+    assert_eq!(
+        name("").await,
+        "publishers of several robots match; name one as the resource: lab+ci, team+ci"
+    );
+    assert_eq!(name("lab+ci").await, "lab+ci []");
+    assert_eq!(name("team").await, r#"team+ci ["team/*"]"#);
+    assert_eq!(name("team/app").await, r#"team+ci ["team/app"]"#);
+    assert!(name("bob/app").await.contains("none is registered"));
+    assert!(name("Not/Valid").await.contains("is not a robot, a namespace or a repository"));
+    // A disabled robot gets none.
+    app.admin("PATCH", "/lode/v1/accounts/lab%2Bci", json!({"disabled": true})).await;
+    assert_eq!(name("").await, "team+ci []");
+}
+
+#[tokio::test]
+async fn publishers_are_registered_by_owners() {
+    let (app, issuer) = (start().await, TestIssuer::start().await);
+    let (alice, bob) = (app.user("alice").await, app.user("bob").await);
+    app.grant("team/*", "alice", "own").await;
+    let send = async |credentials: &str, body: Value| {
+        app.send_as(credentials, Request::post("/lode/v1/publishers"), body.to_string()).await
+    };
+    let right = json!({
+        "robot": "team+ci", "kind": "oidc", "issuer": issuer.url,
+        "conditions": {"sub": "system:serviceaccount:ml:trainer"},
+    });
+    assert_eq!(send(&alice, right.clone()).await.status, 201);
+    assert_eq!(send(&bob, right.clone()).await.status, 403);
+    assert_eq!(send("", right.clone()).await.status, 401);
+    for (changes, expected) in [
+        (json!({"robot": "alice"}), "is not a robot"),
+        (json!({"robot": "team+none"}), "team+none"),
+        (json!({"issuer": null}), "needs its issuer's address"),
+        (json!({"issuer": "http://issuer.example"}), "https"),
+        (json!({"issuer": "issuer"}), "URL"),
+        (json!({"conditions": {}}), "1 to 16 conditions"),
+        (json!({"conditions": {"sub": ""}}), "1 to 16 conditions"),
+        (json!({"kind": "github"}), "`repository` is missing"),
+        (json!({"kind": "gitlab"}), "`project_path` is missing"),
+        (json!({"kind": "github", "conditions": {"repository": "a/b"}}), "`workflow` is missing"),
+        (json!({"kind": "other"}), "kind"),
+    ] {
+        let mut body = right.clone();
+        merge(&mut body, &changes);
+        let response = send(&alice, body).await;
+        assert!(response.status.is_client_error(), "{changes}");
+        assert!(response.text().contains(expected), "{changes}: {}", response.text());
+    }
+    // Any issuer: a Kubernetes service account.
+    let claims = |sub: &str| issuer.claims(&json!({"aud": URL, "sub": sub, "jti": uuid::Uuid::new_v4()}));
+    assert!(outcome(&app, &issuer, &claims("system:serviceaccount:ml:trainer")).await.is_ok());
+    let refused = outcome(&app, &issuer, &claims("system:serviceaccount:ml:other")).await.unwrap_err();
+    assert!(!refused.contains("trainer"), "strangers learn nothing: {refused}");
+    // Without a public URL, a token for another server could be used here.
+    let nameless =
+        App::with(Config { admin_password: Some(Secret::new(PASSWORD)), ..Config::default() }).await;
+    nameless.admin("POST", "/lode/v1/accounts", json!({"name": "team+ci", "kind": "robot"})).await;
+    nameless.admin("POST", "/lode/v1/publishers", right).await;
+    let token = issuer.key().sign(&claims("system:serviceaccount:ml:trainer"));
+    let response = exchange(&nameless, &token, "").await;
+    assert!(response.status == 400 && response.text().contains("public_url"), "{}", response.text());
+    assert_eq!(app.get_as(&bob, "/lode/v1/publishers?robot=team%2Bci").await.status, 403);
+}
