@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use lode_tests::browser::between;
-use lode_tests::clients::{find_program, python};
+use lode_tests::clients::{find_program, node_packages, python};
 use lode_tests::server::{Folder, Options};
 
 use crate::python::script;
@@ -13,7 +13,8 @@ use crate::python::script;
 async fn people_use_the_pages() {
     let test = "pages::people_use_the_pages";
     let Some(python) = python(test) else { return };
-    let Some(axe) = find_program(test, "LODE_AXE", &["/usr/local/lib/lode-tests/axe.min.js"]) else { return };
+    let Some(packages) = node_packages(test) else { return };
+    let axe = packages.join("node_modules/axe-core/axe.min.js");
     if find_program(test, "LODE_CHROMEDRIVER", &["/usr/bin/chromedriver"]).is_none() {
         return;
     }

@@ -46,6 +46,19 @@ pub fn python(test: &str) -> Option<PathBuf> {
     find_program(test, "LODE_PYTHON", &["/usr/local/lib/lode-tests/bin/python"])
 }
 
+/// The folder of `tests/clients/node`'s programs, with the npm packages that they use.
+#[must_use]
+pub fn node_packages(test: &str) -> Option<PathBuf> {
+    let script = "provider.mjs";
+    let folder = std::env::var_os("LODE_NODE_PACKAGES").map(PathBuf::from);
+    let folder = folder.unwrap_or_else(|| "/usr/local/lib/lode-tests/node".into());
+    let is_there = folder.join(script).is_file() && folder.join("node_modules").is_dir();
+    if !is_there {
+        report::skip(test, "no npm packages (set LODE_NODE_PACKAGES)");
+    }
+    is_there.then_some(folder)
+}
+
 /// An ollama server, which is the registry client, and the `ollama` program that controls it.
 pub struct Ollama {
     server: Child,

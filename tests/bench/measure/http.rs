@@ -11,6 +11,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 pub(crate) struct Connection {
     address: SocketAddr,
+    /// Header lines of every request.
+    headers: String,
     stream: Option<TcpStream>,
     buffer: Vec<u8>,
     /// The received and unused part of the buffer.
@@ -39,7 +41,22 @@ impl Connection {
     }
 
     pub(crate) fn new(address: SocketAddr) -> Connection {
-        Connection { address, stream: None, buffer: vec![0; RECEIVE_BYTES], unread_range: 0..0 }
+        let (headers, buffer) = (String::new(), vec![0; RECEIVE_BYTES]);
+        Connection { address, headers, stream: None, buffer, unread_range: 0..0 }
+    }
+
+    /// A connection whose requests have this `Authorization` header, unless it is empty.
+    pub(crate) fn with_authorization(address: SocketAddr, value: &str) -> Connection {
+        let headers = match value {
+            "" => String::new(),
+            value => format!("Authorization: {value}\r\n"),
+        };
+        Connection { headers, ..Connection::new(address) }
+    }
+
+    /// Names another client, as a proxy does.
+    pub(crate) fn set_forwarded_for(&mut self, client: &str) {
+        self.headers.push_str(&format!("X-Forwarded-For: {client}\r\n"));
     }
 
     /// Sends a request and returns the head of the response. The caller must read the body next.
@@ -52,6 +69,7 @@ impl Connection {
     ) -> io::Result<Head> {
         let path = path_of(target);
         let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nUser-Agent: bench\r\n", self.address);
+        head.push_str(&self.headers);
         if !accept.is_empty() {
             head.push_str(&format!("Accept: {accept}\r\n"));
         }

@@ -15,7 +15,7 @@ use crate::http::{Body, Connection, host_of};
 const PIECE: usize = 1 << 20;
 const STAMP: usize = 16;
 const IMAGE_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const REPOSITORY: &str = "bench/models";
+pub(crate) const REPOSITORY: &str = "bench/models";
 /// The number of tagged manifests.
 const TAGS: usize = 100;
 pub(crate) const CLIENTS: usize = 16;
@@ -132,6 +132,8 @@ pub(crate) enum Request {
     GetByDigest,
     Head,
     Tags,
+    /// A blob of 1,000 bytes.
+    Blob,
 }
 
 impl Request {
@@ -144,6 +146,7 @@ impl Request {
             Request::GetByDigest => "manifest GET by digest",
             Request::Head => "manifest HEAD by tag",
             Request::Tags => "tag list (100 tags)",
+            Request::Blob => "blob GET (1,000 bytes)",
         }
     }
 }
@@ -151,18 +154,21 @@ impl Request {
 /// A repository with many tagged manifests.
 pub(crate) struct TaggedManifests {
     digests: Vec<String>,
+    /// Of a layer.
+    blob: String,
 }
 
 impl TaggedManifests {
-    /// Pushes the manifests.
-    pub(crate) fn push(address: SocketAddr) -> io::Result<TaggedManifests> {
-        let mut connection = Connection::new(address);
+    /// Pushes the manifests with this `Authorization` header, unless it is empty.
+    pub(crate) fn push(address: SocketAddr, authorization: &str) -> io::Result<TaggedManifests> {
+        let mut connection = Connection::with_authorization(address, authorization);
         let config = b"{}";
         let layers: Vec<Vec<u8>> = (0..8u8).map(|i| vec![i; 1000]).collect();
         for blob in layers.iter().map(Vec::as_slice).chain([&config[..]]) {
             let digest = digest_of(Sha256::new_with_prefix(blob));
             push(&mut connection, &digest, blob.len() as u64, &mut |stream| stream.write_all(blob))?;
         }
+        let blob = digest_of(Sha256::new_with_prefix(&layers[0]));
         let described = |media_type: &str, bytes: &[u8]| {
             serde_json::json!({
                 "mediaType": media_type, "digest": digest_of(Sha256::new_with_prefix(bytes)), "size": bytes.len()
@@ -182,20 +188,21 @@ impl TaggedManifests {
             expect(connection.send_and_discard("PUT", &path, "", body)?, 201)?;
             digests.push(digest_of(Sha256::new_with_prefix(&bytes)));
         }
-        Ok(TaggedManifests { digests })
+        Ok(TaggedManifests { digests, blob })
     }
 
-    /// Sends requests of one kind for `time`. Returns the number of responses and the elapsed time.
+    /// Sends requests of one kind for `time`, with this `Authorization` header unless it is empty. Returns the number of responses and the elapsed time.
     pub(crate) fn send_requests(
         &self,
         address: SocketAddr,
+        authorization: &str,
         request: Request,
         time: Duration,
     ) -> io::Result<(u64, Duration)> {
         let (over, responses) = (AtomicBool::new(false), AtomicU64::new(0));
         let started = Instant::now();
         parallel(CLIENTS, CLIENTS, |_: &mut (), client| {
-            let mut connection = Connection::new(address);
+            let mut connection = Connection::with_authorization(address, authorization);
             let paths: Vec<String> = (0..TAGS).map(|i| self.path(request, (client * 7 + i) % TAGS)).collect();
             let method = if request == Request::Head { "HEAD" } else { "GET" };
             let mut count = 0;
@@ -218,6 +225,7 @@ impl TaggedManifests {
             Request::GetByTag | Request::Head => format!("/v2/{REPOSITORY}/manifests/{}", tag(i)),
             Request::GetByDigest => format!("/v2/{REPOSITORY}/manifests/{}", self.digests[i]),
             Request::Tags => format!("/v2/{REPOSITORY}/tags/list"),
+            Request::Blob => format!("/v2/{REPOSITORY}/blobs/{}", self.blob),
         }
     }
 }
@@ -260,7 +268,7 @@ struct PullConnections {
 }
 
 /// Runs `work` for every number below `count` on several threads, each with its own state.
-fn parallel<T: Send, S: Default>(
+pub(crate) fn parallel<T: Send, S: Default>(
     threads: usize,
     count: usize,
     work: impl Fn(&mut S, usize) -> io::Result<T> + Sync,

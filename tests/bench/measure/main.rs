@@ -1,6 +1,7 @@
 //! Compares Lode with other registries: the same load on each in turn, in one run, on the same storage.
 //! `tests/bench/run` builds this program and runs it. docs/reference/performance.md explains the output.
 
+mod access;
 mod http;
 mod load;
 mod table;
@@ -14,7 +15,7 @@ use load::{Blobs, Request, Shape, TaggedManifests};
 use table::{Sample, median, table};
 use target::{Kind, Place, Target};
 
-const USAGE: &str = "usage: measure [--quick] [--rounds N] [--on tmpfs,disk,s3,redirect] [--only push-pull,requests] [--shape COUNTxMIBxCLIENTS]...
+const USAGE: &str = "usage: measure [--quick] [--rounds N] [--on tmpfs,disk,s3,redirect] [--only push-pull,requests,access] [--shape COUNTxMIBxCLIENTS]...
                --lode [NAME=]PROGRAM... [--distribution PROGRAM] [--zot PROGRAM]
                [--disk FOLDER] [--tmpfs FOLDER] [--s3 ENDPOINT --bucket NAME --access-key KEY --secret-key KEY [--objects FOLDER]] [--json FILE]";
 
@@ -48,6 +49,9 @@ fn main() -> io::Result<()> {
                 push_pull(place, *shape, &options, &mut run, &mut samples)?;
             }
         }
+    }
+    for place in options.places.iter().filter(|_| options.only.iter().any(|part| part == "access")) {
+        print(&access::measure(place, &options, &mut run)?);
     }
     if let Some(path) = &options.json {
         let lines: String = samples.iter().map(|sample| format!("{}\n", sample.to_json())).collect();
@@ -107,13 +111,13 @@ fn requests(place: &Place, options: &Options, run: &mut u32, samples: &mut Vec<S
     for_each_target(options, |target| {
         *run += 1;
         let server = target.start(place, *run)?;
-        let tagged = TaggedManifests::push(server.address)?;
+        let tagged = TaggedManifests::push(server.address, "")?;
         sync_disks();
         for request in Request::ALL {
-            tagged.send_requests(server.address, request, options.time / 10)?;
+            tagged.send_requests(server.address, "", request, options.time / 10)?;
             server.reset_peak();
             let before = server.cpu_seconds();
-            let (count, time) = tagged.send_requests(server.address, request, options.time)?;
+            let (count, time) = tagged.send_requests(server.address, "", request, options.time)?;
             samples.push(Sample {
                 place: place.name().to_owned(),
                 row: request.name().to_owned(),
@@ -163,7 +167,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         time: Duration::from_secs(5),
         places: Vec::new(),
         targets: Vec::new(),
-        only: vec!["requests".to_owned(), "push-pull".to_owned()],
+        only: ["requests", "push-pull", "access"].map(str::to_owned).to_vec(),
         json: None,
     };
     let mut on = vec!["tmpfs".to_owned(), "disk".to_owned()];

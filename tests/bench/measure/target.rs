@@ -64,9 +64,29 @@ pub(crate) struct RunningServer {
     objects: Option<PathBuf>,
 }
 
+/// The password of the administrator of a server with accounts.
+pub(crate) const ADMIN_PASSWORD: &str = "a long password";
+
 impl Target {
+    pub(crate) fn is_lode(&self) -> bool {
+        self.kind == Kind::Lode
+    }
+
+    /// Like `start`, with the administrator `admin`. Clients on this machine may name another address.
+    pub(crate) fn start_with_accounts(&self, place: &Place, run: u32) -> io::Result<RunningServer> {
+        self.start_in(
+            place,
+            run,
+            &[("LODE_ADMIN_PASSWORD", ADMIN_PASSWORD), ("LODE_TRUSTED_PROXIES", "127.0.0.0/8")],
+        )
+    }
+
     /// Starts the server on empty storage. `run` makes the names of its folder and prefix unique.
     pub(crate) fn start(&self, place: &Place, run: u32) -> io::Result<RunningServer> {
+        self.start_in(place, run, &[])
+    }
+
+    fn start_in(&self, place: &Place, run: u32, variables: &[(&str, &str)]) -> io::Result<RunningServer> {
         let (root, objects) = match place {
             Place::Folder { root, .. } => (root, None),
             Place::S3 { scratch, objects, .. } => (scratch, objects.as_ref()),
@@ -81,6 +101,7 @@ impl Target {
             Kind::Distribution => distribution(&self.program, place, &folder, address, &prefix)?,
             Kind::Zot => zot(&self.program, place, &folder, address, &prefix)?,
         };
+        command.envs(variables.iter().copied());
         let log = File::create(folder.join("server.log"))?;
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
         let objects = objects.map(|objects| objects.join(&prefix));
@@ -88,7 +109,8 @@ impl Target {
         let started = Instant::now();
         loop {
             let response = Connection::new(address).send_and_discard("GET", "/v2/", "", Body::None);
-            if response.is_ok_and(|head| head.status == 200) {
+            // A server with accounts asks for credentials.
+            if response.is_ok_and(|head| [200, 401].contains(&head.status)) {
                 return Ok(running);
             }
             if running.child.try_wait()?.is_some() || started.elapsed() > START_PATIENCE {
