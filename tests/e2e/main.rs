@@ -34,6 +34,7 @@ mod modelfile;
 mod moving;
 mod ollama;
 mod oras;
+mod other_clients;
 mod outgoing;
 mod pages;
 mod postgres;

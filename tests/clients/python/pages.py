@@ -8,7 +8,7 @@ import sys
 import time
 
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -55,7 +55,7 @@ class Browser:
     def text(self):
         try:
             return self.driver.find_element(By.TAG_NAME, "body").text
-        except StaleElementReferenceException:  # the next page is loading
+        except (NoSuchElementException, StaleElementReferenceException):  # the next page is loading
             return ""
 
     def expect(self, text):
