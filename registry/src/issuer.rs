@@ -12,6 +12,9 @@ use reqwest::RequestBuilder;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use tokio::sync::OwnedMutexGuard;
+use tokio::task::JoinHandle;
+use tracing::Instrument;
 use url::Url;
 
 use crate::auth::jwt::{self, Claims, JwtError, Keys};
@@ -20,7 +23,8 @@ use crate::error::chain;
 
 /// How long metadata and keys are used before they are fetched again.
 const FRESH: Duration = Duration::from_secs(3600);
-/// An issuer is asked at most this often for its metadata and keys, whoever sends tokens with unknown keys.
+/// How long after a request an issuer is not asked again for its metadata and keys, whoever sends tokens with
+/// unknown keys.
 pub(crate) const COOLDOWN: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 10_000 });
 /// Timeout of one request, from the connection to the end of the response.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -78,6 +82,7 @@ pub(crate) struct IdToken {
     pub(crate) algorithm: Algorithm,
 }
 
+#[derive(Clone)]
 struct Known {
     metadata: Arc<Metadata>,
     keys: Arc<Keys>,
@@ -87,17 +92,25 @@ struct Known {
 #[derive(Default)]
 struct State {
     known: Option<Known>,
-    attempted_at: Option<Instant>,
+    /// When the last fetch ended.
+    ended_at: Option<Instant>,
 }
 
-/// One issuer.
+impl State {
+    fn is_cooling(&self) -> bool {
+        self.ended_at.is_some_and(|at| at.elapsed() < COOLDOWN)
+    }
+}
+
+/// One issuer. Clones share what is known.
+#[derive(Clone)]
 pub(crate) struct Issuer {
     /// Exactly as in its tokens.
     url: String,
     egress: Egress,
-    state: Mutex<State>,
-    /// One request at a time fetches for all that wait.
-    fetching: tokio::sync::Mutex<()>,
+    state: Arc<Mutex<State>>,
+    /// One task at a time fetches for all that wait.
+    fetching: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The issuers that this process has used.
@@ -131,26 +144,21 @@ impl Issuers {
 
 impl Issuer {
     fn new(url: &str, egress: Egress) -> Issuer {
-        Issuer {
-            url: url.to_owned(),
-            egress,
-            state: Mutex::default(),
-            fetching: tokio::sync::Mutex::default(),
-        }
+        Issuer { url: url.to_owned(), egress, state: Arc::default(), fetching: Arc::default() }
     }
 
     /// Its metadata. When it does not respond, older metadata stays in use.
     pub(crate) async fn metadata(&self) -> Result<Arc<Metadata>, IssuerError> {
-        self.known(|known| known.at.elapsed() < FRESH).await.map(|(metadata, _)| metadata)
+        self.known().await.map(|known| known.metadata)
     }
 
     /// Verifies a token of this issuer that has to be for one of `audiences`.
     pub(crate) async fn verify(&self, token: &str, audiences: &[String]) -> Result<IdToken, IssuerError> {
-        let (_, keys) = self.known(|known| known.at.elapsed() < FRESH).await?;
+        let keys = self.known().await?.keys;
         let mut verified = jwt::verify(token, &keys, &self.url, audiences);
         if verified.as_ref().err() == Some(&JwtError::KeyUnknown) {
             // The issuer may have new keys.
-            let (_, newer) = self.known(|known| !Arc::ptr_eq(&known.keys, &keys)).await?;
+            let newer = self.newer(Some(&keys)).await?.keys;
             verified = jwt::verify(token, &newer, &self.url, audiences);
         }
         let (claims, algorithm) = verified?;
@@ -202,47 +210,65 @@ impl Issuer {
         Ok(Some(Claims(claims)))
     }
 
-    /// What is known and `is_enough`, after a request if need be and if the last one was not just now.
-    async fn known(
-        &self,
-        is_enough: impl Fn(&Known) -> bool,
-    ) -> Result<(Arc<Metadata>, Arc<Keys>), IssuerError> {
-        let remembered = |state: &State| {
-            state.known.as_ref().map(|known| (is_enough(known), known.metadata.clone(), known.keys.clone()))
-        };
-        if let Some((true, metadata, keys)) = remembered(&self.lock()) {
-            return Ok((metadata, keys));
-        }
-        let _fetching = self.fetching.lock().await;
+    /// What is known, at once. When it is old, it is updated in the background.
+    async fn known(&self) -> Result<Known, IssuerError> {
+        let known = self.lock().known.clone();
+        let Some(known) = known else { return self.newer(None).await };
+        if known.at.elapsed() >= FRESH
+            && let Ok(turn) = self.fetching.clone().try_lock_owned()
+            && !self.lock().is_cooling()
         {
-            let mut state = self.lock();
-            let is_early = state.attempted_at.is_some_and(|at| at.elapsed() < COOLDOWN);
-            match remembered(&state) {
-                Some((is_enough, metadata, keys)) if is_enough || is_early => return Ok((metadata, keys)),
-                None if is_early => {
-                    let source = "the last request failed; trying again soon".into();
-                    return Err(IssuerError::Unavailable { issuer: self.url.clone(), source });
+            drop(self.start_update(turn));
+        }
+        Ok(known)
+    }
+
+    /// What is known with other keys than these: after a fetch if need be, unless the last one was just now.
+    async fn newer(&self, than: Option<&Arc<Keys>>) -> Result<Known, IssuerError> {
+        let turn = self.fetching.clone().lock_owned().await;
+        {
+            let state = self.lock();
+            let is_newer = |known: &Known| than.is_none_or(|keys| !Arc::ptr_eq(&known.keys, keys));
+            match &state.known {
+                Some(known) if is_newer(known) || state.is_cooling() => return Ok(known.clone()),
+                None if state.is_cooling() => {
+                    return Err(self.unavailable("the last request failed; trying again soon"));
                 }
-                _ => state.attempted_at = Some(Instant::now()),
+                _ => {}
             }
         }
-        let fetched = self.fetch().await;
-        let mut state = self.lock();
-        match (fetched, &mut state.known) {
-            (Ok((metadata, keys)), known) => {
-                *known = Some(Known { metadata: metadata.clone(), keys: keys.clone(), at: Instant::now() });
-                Ok((metadata, keys))
-            }
-            (Err(error), Some(known)) => {
-                tracing::warn!(
-                    issuer = self.url,
-                    error = chain(&error),
-                    "failed to update the keys of an issuer; older ones stay in use"
-                );
-                Ok((known.metadata.clone(), known.keys.clone()))
-            }
-            (Err(error), None) => Err(error),
+        match self.start_update(turn).await {
+            Ok(updated) => updated,
+            Err(error) => Err(self.unavailable(error)),
         }
+    }
+
+    /// Fetches in a task of its own: a client that disconnects does not end it.
+    fn start_update(&self, turn: OwnedMutexGuard<()>) -> JoinHandle<Result<Known, IssuerError>> {
+        let this = self.clone();
+        let update = async move {
+            let _turn = turn;
+            let fetched = this.fetch().await;
+            let mut state = this.lock();
+            state.ended_at = Some(Instant::now());
+            match (fetched, &state.known) {
+                (Ok((metadata, keys)), _) => {
+                    let known = Known { metadata, keys, at: Instant::now() };
+                    state.known = Some(known.clone());
+                    Ok(known)
+                }
+                (Err(error), Some(known)) => {
+                    tracing::warn!(
+                        issuer = this.url,
+                        error = chain(&error),
+                        "failed to update the keys of an issuer; older ones stay in use"
+                    );
+                    Ok(known.clone())
+                }
+                (Err(error), None) => Err(error),
+            }
+        };
+        tokio::spawn(update.in_current_span())
     }
 
     async fn fetch(&self) -> Result<(Arc<Metadata>, Arc<Keys>), IssuerError> {
@@ -319,6 +345,14 @@ impl Issuer {
 
     fn invalid(&self, reason: &str) -> IssuerError {
         IssuerError::Invalid { issuer: self.url.clone(), reason: reason.to_owned() }
+    }
+
+    /// Makes what is known old.
+    #[cfg(test)]
+    pub(crate) fn age(&self) {
+        if let Some(known) = &mut self.lock().known {
+            known.at -= FRESH;
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {

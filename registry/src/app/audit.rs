@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
+use moka::sync::Cache;
 use serde::Serialize;
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::sign_in_errors::{PublisherError, SignOnError};
@@ -25,6 +27,8 @@ const BATCH: usize = 100;
 /// Longer texts of clients are cut.
 const MAX_TEXT_BYTES: usize = 512;
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(3600);
+/// How long a stopping server writes the records that wait.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// A record of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -107,30 +111,40 @@ impl Registry {
             return;
         }
         let detail = json!({ "action": action.as_str() });
-        self.audit_soon(caller, "access.refuse", target.to_string(), "refused", &detail);
+        let row = audit_row(caller, "access.refuse", target.to_string(), "refused", &detail);
+        self.audit_soon(row, action.as_str());
     }
 
     /// Records a sign-in with a password, or a failed one. `name`: of the account, as the client wrote it.
     pub(super) fn audit_sign_in(&self, caller: &Caller, name: &str, is_allowed: bool) {
-        let outcome = if is_allowed { "ok" } else { "refused" };
-        self.audit_soon(caller, "account.sign_in", format!("user:{}", cut(name)), outcome, &Value::Null);
+        let (outcome, target) = (if is_allowed { "ok" } else { "refused" }, format!("user:{}", cut(name)));
+        self.audit_soon(audit_row(caller, "account.sign_in", target, outcome, &Value::Null), "");
     }
 
     /// Records that a sign-in at a provider has failed.
     pub(super) fn audit_sign_on_refused(&self, client: &Caller, provider: &str, error: &SignOnError) {
-        let detail = json!({ "reason": error.to_string() });
-        self.audit_soon(client, "account.sign_in", format!("provider:{provider}"), "refused", &detail);
+        let detail = json!({ "reason": cut(&error.to_string()) });
+        let target = format!("provider:{provider}");
+        self.audit_soon(audit_row(client, "account.sign_in", target, "refused", &detail), "");
     }
 
     /// Records that a CI job has got no token.
     pub(super) fn audit_publish_refused(&self, client: &Caller, issuer: &str, error: &PublisherError) {
-        let detail = json!({ "reason": error.to_string() });
-        self.audit_soon(client, "publisher.sign_in", format!("issuer:{}", cut(issuer)), "refused", &detail);
+        let (target, reason) = match error {
+            // Any client can name any issuer in a token.
+            PublisherError::NoPublisher { .. } => {
+                ("issuer:unknown".to_owned(), "no publisher is registered for the issuer".to_owned())
+            }
+            _ => (format!("issuer:{}", cut(issuer)), error.to_string()),
+        };
+        let detail = json!({ "reason": cut(&reason) });
+        self.audit_soon(audit_row(client, "publisher.sign_in", target, "refused", &detail), "");
     }
 
     /// Records that a client has sent a token or a signature that is not valid.
     pub(crate) fn audit_invalid_token(&self, client: &Caller) {
-        self.audit_soon(client, "account.sign_in", "token".to_owned(), "refused", &Value::Null);
+        let row = audit_row(client, "account.sign_in", "token".to_owned(), "refused", &Value::Null);
+        self.audit_soon(row, "");
     }
 
     /// Records that a manifest was pulled, on a server with accounts.
@@ -138,72 +152,47 @@ impl Registry {
         if caller.is_internal() || !self.is_known_closed() {
             return;
         }
-        let key = (format!("{} {repository}", caller.actor()), digest.clone());
-        if self.audit_queue.pulls.contains_key(&key) {
-            return;
-        }
-        self.audit_queue.pulls.insert(key, ());
-        let target = format!("{repository}@{digest}");
-        self.audit_send(audit_row(caller, "manifest.pull", target, "ok", &Value::Null));
+        let row = audit_row(caller, "manifest.pull", format!("{repository}@{digest}"), "ok", &Value::Null);
+        let key = repeat_key([&row.actor, &row.target]);
+        self.audit_send(row, key, &self.audit_queue.pulls);
     }
 
-    fn audit_soon(
-        &self,
-        caller: &Caller,
-        action: &'static str,
-        target: String,
-        outcome: &'static str,
-        detail: &Value,
-    ) {
-        let row = audit_row(caller, action, target, outcome, detail);
-        let key = format!(
-            "{} {} {} {} {} {}",
-            row.actor,
-            row.address.as_deref().unwrap_or_default(),
-            row.action,
-            row.target,
-            row.outcome,
-            row.detail.as_deref().unwrap_or_default()
-        );
-        if self.audit_queue.refusals.contains_key(&key) {
-            return;
-        }
-        self.audit_queue.refusals.insert(key, ());
-        self.audit_send(row);
+    /// Records a refusal or a sign-in, unless one of the same actor, address, action, outcome, `kind` and
+    /// target was recorded just now. The detail does not count: clients choose its text.
+    fn audit_soon(&self, row: AuditRow, kind: &str) {
+        let address = row.address.as_deref().unwrap_or_default();
+        let key = repeat_key([&row.actor, address, &row.action, &row.outcome, kind, &row.target]);
+        self.audit_send(row, key, &self.audit_queue.refusals);
     }
 
-    fn audit_send(&self, row: AuditRow) {
-        if self.config.read_only {
+    /// Queues a record, unless its key is remembered.
+    fn audit_send(&self, row: AuditRow, key: Digest, remembered: &Cache<Digest, ()>) {
+        if self.config.read_only || remembered.contains_key(&key) {
             return;
         }
-        if let Err(error) = self.audit_queue.sender.try_send(row) {
-            let row = error.into_inner();
-            tracing::warn!(
-                actor = row.actor,
-                action = row.action,
-                "audit record dropped: too many are waiting"
-            );
+        match self.audit_queue.sender.try_send(row) {
+            Ok(()) => remembered.insert(key, ()),
+            Err(error) => {
+                let row = error.into_inner();
+                tracing::warn!(
+                    actor = row.actor,
+                    action = row.action,
+                    "audit record dropped: too many are waiting"
+                );
+            }
         }
     }
 
     /// Writes the records that wait, and deletes old ones.
     pub(crate) fn start_audit_log(&self) {
+        if self.config.read_only {
+            tracing::warn!("a read-only server keeps no audit records of refusals, sign-ins and pulls");
+            return;
+        }
         let receiver = self.audit_queue.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(mut receiver) = receiver {
-            let this = self.clone();
-            self.start(async move {
-                let mut rows = Vec::with_capacity(BATCH);
-                while receiver.recv_many(&mut rows, BATCH).await > 0 {
-                    if let Err(error) = this.audit_write_all(&rows).await {
-                        tracing::warn!(
-                            records = rows.len(),
-                            error = chain(&error),
-                            "failed to write audit records; they are lost"
-                        );
-                    }
-                    rows.clear();
-                }
-            });
+        if let Some(receiver) = receiver {
+            // It ends on its own when the registry stops, once it has written the records that wait.
+            self.start_draining(self.clone().audit_write_queue(receiver));
         }
         let this = self.clone();
         self.start(async move {
@@ -215,6 +204,37 @@ impl Registry {
                 tokio::time::sleep(EXPIRE_INTERVAL).await;
             }
         });
+    }
+
+    async fn audit_write_queue(self, mut receiver: mpsc::Receiver<AuditRow>) {
+        let mut rows = Vec::with_capacity(BATCH);
+        loop {
+            tokio::select! {
+                _ = receiver.recv_many(&mut rows, BATCH) => {}
+                () = self.stopping().cancelled() => break,
+            }
+            self.audit_write_batch(&mut rows).await;
+        }
+        receiver.close();
+        let rest = async {
+            while receiver.recv_many(&mut rows, BATCH).await > 0 {
+                self.audit_write_batch(&mut rows).await;
+            }
+        };
+        if tokio::time::timeout(STOP_LIMIT, rest).await.is_err() {
+            tracing::warn!("the server stopped before all audit records were written; the others are lost");
+        }
+    }
+
+    async fn audit_write_batch(&self, rows: &mut Vec<AuditRow>) {
+        if let Err(error) = self.audit_write_all(rows).await {
+            tracing::warn!(
+                records = rows.len(),
+                error = chain(&error),
+                "failed to write audit records; they are lost"
+            );
+        }
+        rows.clear();
     }
 
     async fn audit_write_all(&self, rows: &[AuditRow]) -> Result<(), Error> {
@@ -272,8 +292,13 @@ fn audit_row(
 }
 
 /// The first part of a text.
-fn cut(text: &str) -> &str {
+pub(super) fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
+}
+
+/// Under which key a record is remembered. Only the last part may have line breaks.
+fn repeat_key<const N: usize>(parts: [&str; N]) -> Digest {
+    Digest::sha256(parts.join("\n").as_bytes())
 }
 
 impl From<AuditRow> for AuditRecord {
@@ -292,5 +317,50 @@ impl From<AuditRow> for AuditRecord {
             request: row.request,
             detail: row.detail.and_then(|text| serde_json::from_str(&text).ok()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::audit_queue::QUEUE;
+    use super::*;
+    use crate::{Config, open};
+
+    fn fail(registry: &Registry, count: usize) {
+        for at in 0..count {
+            registry.audit_sign_in(&Caller::ANONYMOUS, &format!("user-{at}"), false);
+        }
+    }
+
+    async fn count(registry: &Registry) -> usize {
+        registry.store().audit_list(AuditQuery::default(), i64::MAX).await.unwrap().len()
+    }
+
+    /// The records after a stop.
+    async fn count_after_stop(registry: Registry, config: Config) -> usize {
+        registry.close().await;
+        drop(registry);
+        count(&open(config).await.unwrap()).await
+    }
+
+    #[tokio::test]
+    async fn records_that_wait_are_written_when_the_server_stops() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config { data: folder.path().to_owned(), ..Config::default() };
+        let registry = open(config.clone()).await.unwrap();
+        fail(&registry, 3 * BATCH);
+        assert_eq!(count_after_stop(registry, config).await, 3 * BATCH);
+    }
+
+    #[tokio::test]
+    async fn a_record_that_was_dropped_is_written_the_next_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config { data: folder.path().to_owned(), ..Config::default() };
+        let registry = open(config.clone()).await.unwrap();
+        // The last one finds the queue full.
+        fail(&registry, QUEUE + 1);
+        while count(&registry).await < QUEUE {}
+        fail(&registry, QUEUE + 1);
+        assert_eq!(count_after_stop(registry, config).await, QUEUE + 1, "and the others only once");
     }
 }

@@ -15,13 +15,14 @@ const REPEAT_TIME: Duration = Duration::from_secs(60);
 const PULL_TIME: Duration = Duration::from_secs(3600);
 /// How many repetitions are remembered.
 const MAX_REPEATS: u64 = 100_000;
-/// How many records wait for the database. More are dropped, and counted in the server's log.
-const QUEUE: usize = 1000;
+/// How many records wait for the database. More are dropped, each with a line in the server's log.
+pub(super) const QUEUE: usize = 1000;
 
 /// What this process remembers for the audit log.
 pub(super) struct AuditQueue {
-    pub(super) refusals: Cache<String, ()>,
-    pub(super) pulls: Cache<(String, Digest), ()>,
+    /// By the digest of what makes them the same, because clients choose parts of it.
+    pub(super) refusals: Cache<Digest, ()>,
+    pub(super) pulls: Cache<Digest, ()>,
     pub(super) sender: mpsc::Sender<AuditRow>,
     /// Until the task that writes them starts.
     pub(super) receiver: Mutex<Option<mpsc::Receiver<AuditRow>>>,

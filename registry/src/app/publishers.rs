@@ -1,7 +1,8 @@
 //! Trusted publishers: a CI job signs in as a robot with the token that its CI service has signed for it, and
-//! gets a token that is valid for a few minutes. No secret is stored at the service.
+//! gets a token that is valid for an hour. No secret is stored at the service.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lode_client::Secret;
@@ -12,6 +13,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::accounts::{AccountError, namespace, subject};
+use super::audit::cut;
 use super::sign_in::account_of;
 use super::sign_in_errors::{
     MAX_CONDITIONS, MAX_PUBLISHERS, MAX_VALUE_LEN, Mismatch, Mismatches, PublisherError,
@@ -19,7 +21,7 @@ use super::sign_in_errors::{
 use super::tokens::{NewToken, token_row};
 use super::{Registry, TokenInfo};
 use crate::Error;
-use crate::auth::jwt::{Claims, JwtError, LEEWAY_SECONDS, unverified_issuer};
+use crate::auth::jwt::{Claims, LEEWAY_SECONDS, unverified_issuer};
 use crate::auth::token::digest_of;
 use crate::auth::{Access, AccessTarget, AccountKind, Action, Caller, Credential, Identity, Scope, Target};
 use crate::config::check_issuer;
@@ -28,8 +30,8 @@ use crate::issuer::IssuerError;
 use crate::store::{AccountRow, PublisherRow};
 use crate::time::{as_rfc3339, as_rfc3339_option, now_ms};
 
-/// How long a job's token is valid here.
-const TOKEN_TIME: Duration = Duration::from_secs(15 * 60);
+/// How long a job's token is valid here: long enough to push a large model, as at Hugging Face.
+const TOKEN_TIME: Duration = Duration::from_secs(60 * 60);
 /// How long the value of a used token is kept after its expiry, beyond the leeway.
 const REPLAY_SECONDS: i64 = 5;
 /// Where GitHub's workflows are.
@@ -51,6 +53,9 @@ const RECORDED: [&str; 14] = [
     "job_id",
     "actor",
 ];
+
+/// Claims with the values of the first use, which have to stay the same.
+type Pins = BTreeMap<String, String>;
 
 /// The services whose tokens have a meaning that this server knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -221,6 +226,7 @@ impl Registry {
         robot: Option<&str>,
         id: Uuid,
     ) -> Result<(), AccountError> {
+        self.check_recent(caller)?;
         let robot = self.robot_of(caller, robot).await?;
         self.check_writable()?;
         let mut tx = self.store().begin().await?;
@@ -246,8 +252,8 @@ impl Registry {
         }
     }
 
-    /// Exchanges the token of a CI job for one of a robot. `resource`: the robot, or the namespace or repository to
-    /// which the token is limited.
+    /// Exchanges the token of a CI job for one of a robot. `resource`: the robot, or the namespace or the
+    /// repository to which the token is limited.
     pub(crate) async fn publisher_sign_in(
         &self,
         client: &Caller,
@@ -255,11 +261,17 @@ impl Registry {
         resource: Option<&str>,
     ) -> Result<(TokenInfo, Secret), AccountError> {
         self.check_writable()?;
-        let refused = |error: JwtError| PublisherError::Token { reason: error.to_string() };
-        let issuer = unverified_issuer(token).map_err(refused)?;
+        let issuer = match unverified_issuer(token) {
+            Ok(issuer) => issuer,
+            Err(error) => {
+                self.check_wrong_tokens(client)?;
+                return Err(PublisherError::Token { reason: error.to_string() }.into());
+            }
+        };
         let signed_in = self.publisher_exchange(client, &issuer, token, resource).await;
         if let Err(AccountError::Publisher(error)) = &signed_in {
-            tracing::info!(issuer, error = chain(error), "a CI job was refused");
+            self.check_wrong_tokens(client)?;
+            tracing::info!(issuer = cut(&issuer), error = cut(&chain(error)), "a CI job was refused");
             self.audit_publish_refused(client, &issuer, error);
         }
         signed_in
@@ -273,19 +285,18 @@ impl Registry {
         resource: Option<&str>,
     ) -> Result<(TokenInfo, Secret), AccountError> {
         // 1. Only issuers of publishers are asked for their keys.
-        let publishers = self.store().publishers_of_issuer(issuer).await?;
-        if publishers.is_empty() {
-            return Err(PublisherError::NoPublisher { issuer: issuer.to_owned() }.into());
+        if !self.store().issuer_has_publisher(issuer).await? {
+            return Err(PublisherError::NoPublisher { issuer: cut(issuer).to_owned() }.into());
         }
         let claims = self.publisher_claims(issuer, token).await?;
         // 2. The publisher.
         let resource = resource.map(parse_resource).transpose()?;
-        let (publisher, robot) = self.publisher_find(publishers, &claims, resource.as_ref()).await?;
-        let pins = publisher.pins_after(&claims)?;
-        // 3. Each token counts once.
+        let found = self.publisher_find(issuer, &claims, resource.as_ref()).await?;
+        // 3. Each token counts once. Its signature is left out: one of ECDSA has other valid forms.
+        let signed = token.rsplit_once('.').map_or(token, |(signed, _)| signed);
         let id = match claims.text("jti") {
             Some(id) => id.to_owned(),
-            None => Digest::sha256(token.as_bytes()).to_string(),
+            None => Digest::sha256(signed.as_bytes()).to_string(),
         };
         let id = Digest::sha256(format!("{issuer}\n{id}").as_bytes());
         let expires = claims.seconds("exp").unwrap_or_default();
@@ -293,9 +304,26 @@ impl Registry {
         if !self.value_use(&format!("publisher {id}"), forget_at).await? {
             return Err(PublisherError::Replayed.into());
         }
-        // 4. The robot's token.
+        // 4. The robot's token. At the first use, another job may have stored the ids meanwhile.
+        if let Some(created) = self.publisher_token(client, found, &claims, resource.as_ref()).await? {
+            return Ok(created);
+        }
+        let found = self.publisher_find(issuer, &claims, resource.as_ref()).await?;
+        let created = self.publisher_token(client, found, &claims, resource.as_ref()).await?;
+        created.ok_or_else(|| PublisherError::NoMatch(Mismatches::default()).into())
+    }
+
+    /// Creates the token of a job. Returns `None` if the publisher has changed meanwhile.
+    async fn publisher_token(
+        &self,
+        client: &Caller,
+        found: FoundPublisher,
+        claims: &Claims,
+        resource: Option<&Resource>,
+    ) -> Result<Option<(TokenInfo, Secret)>, AccountError> {
+        let FoundPublisher { publisher, pins, robot } = found;
         let targets = match resource {
-            Some(Resource::Target(target)) => vec![target],
+            Some(Resource::Target(target)) => vec![target.clone()],
             _ => Vec::new(),
         };
         let scope = Scope { access: Access::Write, targets, requested: None };
@@ -304,19 +332,19 @@ impl Registry {
             format!("{} {}", publisher.kind, project.unwrap_or_default()).chars().take(100).collect();
         let (mut row, secret) = token_row(&robot, NewToken { name, scope, valid: Some(TOKEN_TIME) })?;
         row.publisher = Some(publisher.id);
-        let recorded = recorded(&claims);
+        let recorded = recorded(claims);
         let caller = account_of(&robot, Credential::Token(row.id), Scope::default());
         let caller = client.with_identity(Identity::Account(caller.into()));
         let mut tx = self.store().begin().await?;
         if !tx.publisher_used(&publisher, &pins, &recorded.to_string(), now_ms()).await? {
-            return Err(PublisherError::Replayed.into());
+            return Ok(None);
         }
         tx.token_insert(&row, &digest_of(secret.expose())).await?;
         let detail = json!({ "publisher": publisher.id, "token": row.id, "claims": recorded });
         self.audit(&mut tx, &caller, "publisher.sign_in", subject(&robot), detail).await?;
         tx.commit().await?;
         tracing::info!(account = robot.name, publisher = %publisher.id, token = %row.id, "a CI job has signed in");
-        Ok((row.try_into()?, secret))
+        Ok(Some((row.try_into()?, secret)))
     }
 
     /// The claims of a job's token that is for this server, and for no other.
@@ -343,32 +371,51 @@ impl Registry {
         }
     }
 
-    /// The publisher that matches a job, and its robot.
+    /// The publisher that matches a job.
     async fn publisher_find(
         &self,
-        publishers: Vec<PublisherRow>,
+        issuer: &str,
         claims: &Claims,
         resource: Option<&Resource>,
-    ) -> Result<(PublisherRow, AccountRow), AccountError> {
-        let (mut matching, mut mismatches) = (Vec::new(), Mismatches::default());
-        for publisher in publishers {
-            if let Err(mismatch) = publisher.matches(claims)? {
-                mismatches.0.extend(mismatch);
+    ) -> Result<FoundPublisher, AccountError> {
+        let (mut matching, mut mismatches, mut is_elsewhere) = (Vec::new(), Mismatches::default(), false);
+        for publisher in self.store().publishers_of_issuer(issuer).await? {
+            let matched = publisher.matches(claims)?;
+            if matched == Err(None) {
                 continue;
             }
             let Some(robot) = self.account_live(publisher.account).await? else { continue };
-            if resource.is_none_or(|resource| resource.is_of(&robot.name)) {
-                matching.push((publisher, AccountRow::clone(&robot)));
+            if !resource.is_none_or(|resource| resource.is_of(&robot.name)) {
+                is_elsewhere = true;
+                continue;
+            }
+            match matched {
+                Ok(pins) => matching.push(FoundPublisher { publisher, pins, robot }),
+                Err(mismatch) => mismatches.0.extend(mismatch),
             }
         }
-        let robots: std::collections::BTreeSet<&str> =
-            matching.iter().map(|(_, robot)| &robot.name[..]).collect();
+        let robots: BTreeSet<&str> = matching.iter().map(|found| &found.robot.name[..]).collect();
         if robots.len() > 1 {
             let robots = robots.into_iter().collect::<Vec<_>>().join(", ");
             return Err(PublisherError::Ambiguous { robots }.into());
         }
-        matching.into_iter().next().ok_or_else(|| PublisherError::NoMatch(mismatches).into())
+        match (matching.into_iter().next(), resource) {
+            (Some(found), _) => Ok(found),
+            (None, Some(resource)) if is_elsewhere && mismatches.0.is_empty() => {
+                let resource = cut(resource.as_str()).to_owned();
+                Err(PublisherError::ResourceMismatch { resource }.into())
+            }
+            (None, _) => Err(PublisherError::NoMatch(mismatches).into()),
+        }
     }
+}
+
+/// A publisher that matches a job.
+struct FoundPublisher {
+    publisher: PublisherRow,
+    /// Its pins after this use.
+    pins: Pins,
+    robot: Arc<AccountRow>,
 }
 
 /// What a job asks for.
@@ -378,6 +425,13 @@ enum Resource {
 }
 
 impl Resource {
+    fn as_str(&self) -> &str {
+        match self {
+            Resource::Robot(name) => name,
+            Resource::Target(AccessTarget::Namespace(name) | AccessTarget::Repository(name)) => name.as_str(),
+        }
+    }
+
     fn is_of(&self, robot: &str) -> bool {
         let own = robot.split('+').next();
         match self {
@@ -401,20 +455,24 @@ fn parse_resource(text: &str) -> Result<Resource, PublisherError> {
 }
 
 impl PublisherRow {
-    /// Whether a token's claims are what the publisher expects. The error says what is not, unless the token is of
-    /// another project: those who are not concerned learn nothing about publishers.
-    fn matches(&self, claims: &Claims) -> Result<Result<(), Option<Mismatch>>, Error> {
+    /// The pins after this use, if a token's claims are what the publisher expects. The error says which is
+    /// not, unless the token is of another project: strangers learn nothing about publishers.
+    fn matches(&self, claims: &Claims) -> Result<Result<Pins, Option<Mismatch>>, Error> {
         let kind = PublisherKind::parse(&self.kind)?;
         let mismatch = |name: &str, expected: &str, got: Option<String>| {
             Some(Mismatch { name: name.to_owned(), expected: expected.to_owned(), got })
         };
-        // 1. The project.
+        // 1. The project, and its ids.
         let project = kind.required().first().copied();
         if let Some(name) = project
             && !self.has(kind, name, claims)
         {
             return Ok(Err(None));
         }
+        let pins = match self.pins_after(kind, claims) {
+            Ok(pins) => pins,
+            Err(mismatch) => return Ok(Err(Some(mismatch))),
+        };
         // 2. Jobs that run the code of strangers.
         let event = claims.text("event_name").unwrap_or_default();
         if kind == PublisherKind::Github && ["pull_request_target", "workflow_run"].contains(&event) {
@@ -439,7 +497,7 @@ impl PublisherRow {
                 return Ok(Err(project.and_then(|_| mismatch(name, expected, got))));
             }
         }
-        Ok(Ok(()))
+        Ok(Ok(pins))
     }
 
     fn has(&self, kind: PublisherKind, name: &str, claims: &Claims) -> bool {
@@ -459,16 +517,17 @@ impl PublisherRow {
     }
 
     /// The pins after this use: at the first one, those of the token.
-    fn pins_after(&self, claims: &Claims) -> Result<BTreeMap<String, String>, AccountError> {
+    fn pins_after(&self, kind: PublisherKind, claims: &Claims) -> Result<Pins, Mismatch> {
         let mut pins = self.pins.clone();
-        for name in PublisherKind::parse(&self.kind)?.pinned() {
-            let got = claim_text(claims, name)
-                .ok_or_else(|| PublisherError::Token { reason: JwtError::Missing { name }.to_string() })?;
-            let expected = pins.entry((*name).to_owned()).or_insert_with(|| got.clone());
-            if *expected != got {
-                let (name, expected) = ((*name).to_owned(), expected.clone());
-                let mismatch = Mismatch { name, expected, got: Some(got) };
-                return Err(PublisherError::NoMatch(Mismatches(vec![mismatch])).into());
+        for name in kind.pinned() {
+            let (name, got) = ((*name).to_owned(), claim_text(claims, name));
+            match (got, pins.get(&name)) {
+                (Some(got), Some(expected)) if got == *expected => {}
+                (Some(got), None) => drop(pins.insert(name, got)),
+                (got, expected) => {
+                    let expected = expected.map_or("an id", String::as_str).to_owned();
+                    return Err(Mismatch { name, expected, got });
+                }
             }
         }
         Ok(pins)
@@ -484,19 +543,20 @@ fn claim_of(kind: PublisherKind, name: &str) -> &str {
     }
 }
 
-/// The file of `OWNER/REPOSITORY/.github/workflows/FILE@REF`, if it is of the token's own repository.
+/// The file of `OWNER/REPOSITORY/.github/workflows/FILE@refs/REF`, if it is of the token's own repository.
 fn workflow_file(claims: &Claims, workflow_ref: &str) -> Option<String> {
-    let (path, _) = workflow_ref.split_once('@')?;
+    let (path, _) = workflow_ref.split_once("@refs/")?;
     let repository = claims.text("repository")?;
     let (owner, rest) = path.split_at_checked(repository.len())?;
     let file = rest.strip_prefix('/')?.strip_prefix(WORKFLOW_FOLDER)?;
     owner.eq_ignore_ascii_case(repository).then(|| file.to_owned())
 }
 
-/// The file of `HOST/PROJECT//FILE@REF`, if it is of the token's own project.
+/// The file of `HOST/PROJECT//FILE@refs/REF`, if it is of the token's own project.
 fn config_file(claims: &Claims, ci_config_ref_uri: &str) -> Option<String> {
     let (project, rest) = ci_config_ref_uri.split_once("//")?;
-    let (file, _) = rest.split_once('@')?;
+    // The last one: FILE may be in a folder whose name ends in `@refs`, and must not pass as a shorter name.
+    let (file, _) = rest.rsplit_once("@refs/")?;
     let (_, project) = project.split_once('/')?;
     claims.text("project_path")?.eq_ignore_ascii_case(project).then(|| file.to_owned())
 }

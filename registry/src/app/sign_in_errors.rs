@@ -75,6 +75,11 @@ pub enum PublisherError {
     NoMatch(Mismatches),
     #[error("the resource `{resource}` is not a robot, a namespace or a repository")]
     Resource { resource: String },
+    /// All publishers of the job's project have robots of other namespaces.
+    #[error(
+        "no publisher for this job has a robot that belongs to the resource `{resource}`; expected the robot's name (NAMESPACE+NAME), its namespace, or a repository in its namespace"
+    )]
+    ResourceMismatch { resource: String },
     #[error("publishers of several robots match; name one as the resource: {robots}")]
     Ambiguous { robots: String },
     #[error("this token was used before; request a new one for each sign-in")]

@@ -74,6 +74,14 @@ impl Store {
         rows.into_iter().map(PublisherRow::try_from).collect()
     }
 
+    /// Whether an issuer has a publisher.
+    pub(crate) async fn issuer_has_publisher(&self, issuer: &str) -> Result<bool, Error> {
+        let found: Option<(i64,)> = on!(self.read(), c => sqlx::query_as(
+            "select cast(1 as bigint) from publishers where issuer = $1 limit 1")
+            .bind(issuer).fetch_optional(c).await)?;
+        Ok(found.is_some())
+    }
+
     /// The publishers of an issuer, oldest first.
     pub(crate) async fn publishers_of_issuer(&self, issuer: &str) -> Result<Vec<PublisherRow>, Error> {
         let rows: Vec<PublisherColumns> = on!(self.read(), c => sqlx::query_as(
@@ -103,7 +111,7 @@ impl Tx {
         Ok(())
     }
 
-    /// Records a use. Returns false if the publisher is gone, or another use has set its pins meanwhile.
+    /// Records a use. Returns false if the publisher was deleted, or another use has set its pins meanwhile.
     pub(crate) async fn publisher_used(
         &mut self,
         row: &PublisherRow,

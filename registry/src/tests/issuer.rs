@@ -1,6 +1,8 @@
-//! An issuer of tokens on its own port: its metadata, its keys, and the requests of a sign-in.
+//! An issuer of tokens on its own port: its metadata, its keys, and the requests of a sign-in. The tests here
+//! are of a server's client for it.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
@@ -12,12 +14,17 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::StatusCode;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use lode_client::Egress;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
 
 use crate::http::Json;
 pub(super) use crate::issuer::COOLDOWN;
+use crate::issuer::{Issuer, Issuers};
 use crate::time::now_ms;
+
+const METADATA: &str = "/.well-known/openid-configuration";
 
 /// A key pair, and its public half as a JSON Web Key.
 #[derive(Clone)]
@@ -51,7 +58,16 @@ impl TestKey {
     }
 
     pub(super) fn sign(&self, claims: &Value) -> String {
-        let header = Header { kid: Some(self.id.clone()), ..Header::new(Algorithm::ES256) };
+        self.sign_with(Some(self.id.clone()), claims)
+    }
+
+    /// A token that does not say which key has signed it.
+    fn sign_without_id(&self, claims: &Value) -> String {
+        self.sign_with(None, claims)
+    }
+
+    fn sign_with(&self, kid: Option<String>, claims: &Value) -> String {
+        let header = Header { kid, ..Header::new(Algorithm::ES256) };
         encode(&header, claims, &EncodingKey::from_ec_der(&self.private)).unwrap()
     }
 }
@@ -78,6 +94,8 @@ pub(super) struct Behaviour {
 pub(super) struct TestIssuer {
     pub(super) url: String,
     pub(super) behaviour: Arc<Mutex<Behaviour>>,
+    /// While it is true, requests get no response.
+    is_hanging: Arc<watch::Sender<bool>>,
 }
 
 impl TestIssuer {
@@ -94,9 +112,13 @@ impl TestIssuer {
             heard: Vec::new(),
         };
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let issuer = TestIssuer { url, behaviour: Arc::new(Mutex::new(behaviour)) };
+        let issuer = TestIssuer {
+            url,
+            behaviour: Arc::new(Mutex::new(behaviour)),
+            is_hanging: Arc::new(watch::Sender::new(false)),
+        };
         let routes = Router::new()
-            .route("/.well-known/openid-configuration", get(metadata))
+            .route(METADATA, get(metadata))
             .route("/keys", get(keys))
             .route("/token", post(token))
             .route("/userinfo", get(userinfo))
@@ -120,6 +142,13 @@ impl TestIssuer {
         self.behaviour.lock().unwrap().heard.iter().filter(|heard| *heard == path).count()
     }
 
+    /// Waits until a path was requested so often.
+    async fn wait_for_requests(&self, path: &str, count: usize) {
+        while self.count(path) < count {
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// A token with the usual times and these claims; null removes one.
     pub(super) fn claims(&self, changes: &Value) -> Value {
         let now = now_ms() / 1000;
@@ -141,11 +170,9 @@ pub(super) fn merge(object: &mut Value, changes: &Value) {
 }
 
 async fn note(State(issuer): State<TestIssuer>, request: Request, next: axum::middleware::Next) -> Response {
-    let is_down = {
-        let mut behaviour = issuer.behaviour.lock().unwrap();
-        behaviour.heard.push(request.uri().path().to_owned());
-        behaviour.is_down
-    };
+    issuer.set(|issuer| issuer.heard.push(request.uri().path().to_owned()));
+    issuer.is_hanging.subscribe().wait_for(|is_hanging| !is_hanging).await.unwrap();
+    let is_down = issuer.behaviour.lock().unwrap().is_down;
     match is_down {
         true => StatusCode::BAD_GATEWAY.into_response(),
         false => next.run(request).await,
@@ -194,4 +221,79 @@ async fn userinfo(State(issuer): State<TestIssuer>, request: Request) -> Respons
     let behaviour = issuer.behaviour.lock().unwrap();
     let subject = behaviour.claims.get("sub").cloned().unwrap_or(json!("person-1"));
     Json(behaviour.userinfo.clone().unwrap_or(json!({ "sub": subject }))).into_response()
+}
+
+/// An issuer, and a server's client for it.
+async fn start() -> (TestIssuer, Arc<Issuer>) {
+    let issuer = TestIssuer::start().await;
+    let egress = Egress::new(vec!["127.0.0.0/8".parse().unwrap()]).unwrap();
+    let client = Issuers::new(&egress, &[]).get(&issuer.url);
+    (issuer, client)
+}
+
+#[tokio::test]
+async fn known_keys_are_used_at_once() {
+    let (issuer, client) = start().await;
+    let audiences = ["here".to_owned()];
+    let token = || issuer.key().sign(&issuer.claims(&json!({"aud": "here"})));
+    client.verify(&token(), &audiences).await.unwrap();
+    // 1. Old keys are in use while the issuer hangs.
+    client.age();
+    tokio::time::sleep(COOLDOWN).await;
+    issuer.is_hanging.send_replace(true);
+    for _ in 0..3 {
+        let token = token();
+        let verified = client.verify(&token, &audiences);
+        tokio::time::timeout(Duration::from_secs(5), verified).await.expect("no wait").unwrap();
+    }
+    // 2. They are updated in the background, once.
+    issuer.wait_for_requests(METADATA, 2).await;
+    issuer.set(|issuer| issuer.keys = vec![TestKey::new("second")]);
+    issuer.is_hanging.send_replace(false);
+    client.verify(&token(), &audiences).await.unwrap();
+    assert_eq!((issuer.count(METADATA), issuer.count("/keys")), (2, 2));
+}
+
+#[tokio::test]
+async fn a_client_that_disconnects_does_not_stop_a_fetch() {
+    let (issuer, client) = start().await;
+    issuer.is_hanging.send_replace(true);
+    let request = tokio::spawn({
+        let client = client.clone();
+        async move { client.metadata().await.map(drop) }
+    });
+    issuer.wait_for_requests(METADATA, 1).await;
+    request.abort();
+    assert!(request.await.unwrap_err().is_cancelled());
+    issuer.is_hanging.send_replace(false);
+    client.metadata().await.unwrap();
+    assert_eq!(issuer.count(METADATA), 1);
+}
+
+#[tokio::test]
+async fn those_that_wait_for_a_failed_fetch_do_not_repeat_it() {
+    let (issuer, client) = start().await;
+    issuer.is_hanging.send_replace(true);
+    let requests = futures::future::join_all((0..4).map(|_| client.metadata()));
+    let fail_late = async {
+        issuer.wait_for_requests(METADATA, 1).await;
+        tokio::time::sleep(COOLDOWN).await;
+        issuer.set(|issuer| issuer.is_down = true);
+        issuer.is_hanging.send_replace(false);
+    };
+    let (results, ()) = tokio::join!(requests, fail_late);
+    assert!(results.iter().all(Result::is_err));
+    assert_eq!(issuer.count(METADATA), 1);
+}
+
+#[tokio::test]
+async fn tokens_without_a_key_id_find_a_new_key() {
+    let (issuer, client) = start().await;
+    let audiences = ["here".to_owned()];
+    let token = || issuer.key().sign_without_id(&issuer.claims(&json!({"aud": "here"})));
+    client.verify(&token(), &audiences).await.unwrap();
+    issuer.set(|issuer| issuer.keys = vec![TestKey::new("second")]);
+    tokio::time::sleep(COOLDOWN).await;
+    client.verify(&token(), &audiences).await.unwrap();
+    assert_eq!(issuer.count("/keys"), 2);
 }

@@ -1,13 +1,19 @@
 //! Trusted publishers: CI jobs that sign in as a robot with a token of their CI service.
 
+use std::net::SocketAddr;
+
+use axum::extract::ConnectInfo;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::Request;
 use lode_client::Secret;
 use serde_json::{Value, json};
 
-use super::access::PASSWORD;
+use super::access::{PASSWORD, basic};
 use super::issuer::{TestIssuer, TestKey, merge};
 use super::{App, TestResponse};
 use crate::Config;
+use crate::store::on;
 
 const URL: &str = "https://hub.example";
 const GRANT: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
@@ -37,11 +43,16 @@ async fn register(app: &App, issuer: &TestIssuer, kind: &str, conditions: Value)
 
 /// Sends a token as huggingface_hub does.
 async fn exchange(app: &App, token: &str, resource: &str) -> TestResponse {
+    exchange_from(app, "192.0.2.1", token, resource).await
+}
+
+async fn exchange_from(app: &App, address: &str, token: &str, resource: &str) -> TestResponse {
     let body = json!({
         "grant_type": GRANT, "subject_token_type": ID_TOKEN, "subject_token": token, "resource": resource,
     });
+    let peer: SocketAddr = format!("{address}:1234").parse().unwrap();
     let request = Request::post("/hf/oauth/token").header("content-type", "application/json");
-    app.send(request.header("host", "hub.example"), body.to_string()).await
+    app.send(request.header("host", "hub.example").extension(ConnectInfo(peer)), body.to_string()).await
 }
 
 /// The claims of a job of GitHub Actions.
@@ -91,6 +102,31 @@ fn gitlab(issuer: &TestIssuer, changes: &Value) -> Value {
     claims
 }
 
+/// The same token with the other ECDSA signature that is valid for it: (r, n - s).
+fn with_other_signature(token: &str) -> String {
+    const ORDER: [u8; 32] = *b"\xff\xff\xff\xff\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\
+        \xbc\xe6\xfa\xad\xa7\x17\x9e\x84\xf3\xb9\xca\xc2\xfc\x63\x25\x51";
+    let (signed, signature) = token.rsplit_once('.').unwrap();
+    let mut signature = URL_SAFE_NO_PAD.decode(signature).unwrap();
+    let mut borrow = 0;
+    for (digit, order) in signature[32..].iter_mut().zip(ORDER).rev() {
+        let difference = i16::from(order) - i16::from(*digit) - borrow;
+        borrow = i16::from(difference < 0);
+        *digit = difference.rem_euclid(256) as u8;
+    }
+    format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+}
+
+/// The newest records of refused jobs, once the log has the refusals until now.
+async fn refusals(app: &App) -> Vec<Value> {
+    let last = format!("last-{}", uuid::Uuid::new_v4());
+    app.get_as(&basic(&last, "wrong"), "/v2/").await;
+    let target = format!("/lode/v1/audit?target=user:{last}");
+    while app.admin("GET", &target, json!(null)).await.json()["records"] == json!([]) {}
+    let path = "/lode/v1/audit?action=publisher.sign_in&outcome=refused";
+    app.admin("GET", path, json!(null)).await.json()["records"].as_array().unwrap().clone()
+}
+
 /// Whether a token with these claims is exchanged; else the description of the error.
 async fn outcome(app: &App, issuer: &TestIssuer, claims: &Value) -> Result<String, String> {
     let response = exchange(app, &issuer.key().sign(claims), "").await;
@@ -114,7 +150,7 @@ async fn a_job_pushes_without_a_stored_secret() {
         (&body["token_type"], &body["issued_token_type"], &body["scope"]),
         (&json!("bearer"), &json!("urn:ietf:params:oauth:token-type:access_token"), &json!("write"))
     );
-    assert!((890..=900).contains(&body["expires_in"].as_i64().unwrap()), "{body}");
+    assert!((3590..=3600).contains(&body["expires_in"].as_i64().unwrap()), "{body}");
     assert_eq!(response.header("cache-control"), "no-store");
     let token = format!("Bearer {}", body["access_token"].as_str().unwrap());
     assert_eq!(app.push_as(&token, "team/app").await.status, 201);
@@ -160,7 +196,11 @@ async fn each_claim_of_github_counts() {
         (json!({"repository": ["octo-org/octo-repo"]}), "none is registered for its project"),
         (json!({"workflow_ref": format!("{path}/other.yml@refs/heads/main")}), "expected `publish.yml`"),
         (
-            json!({"workflow_ref": "octo-org/evil/.github/workflows/publish.yml@main"}),
+            json!({"workflow_ref": "octo-org/evil/.github/workflows/publish.yml@refs/heads/main"}),
+            "expected `publish.yml`",
+        ),
+        (
+            json!({"workflow_ref": format!("{path}/publish.yml@x.yml@refs/heads/main")}),
             "expected `publish.yml`",
         ),
         (json!({"workflow_ref": format!("{path}/publish.yml")}), "expected `publish.yml`"),
@@ -217,6 +257,7 @@ async fn each_claim_of_gitlab_counts() {
     });
     register(&app, &issuer, "gitlab", conditions).await;
     assert!(outcome(&app, &issuer, &gitlab(&issuer, &json!({}))).await.is_ok());
+    let project = "gitlab.example.com/my-group/my-project";
     for (changes, expected) in [
         (json!({"project_path": "my-group/fork"}), "none is registered for its project"),
         (json!({"project_id": "21", "job_project_id": "21"}), "expected `20`"),
@@ -230,6 +271,14 @@ async fn each_claim_of_gitlab_counts() {
         ),
         (
             json!({"ci_config_ref_uri": "gitlab.example.com/other/project//.gitlab-ci.yml@refs/heads/main"}),
+            "expected `.gitlab-ci.yml`",
+        ),
+        (
+            json!({"ci_config_ref_uri": format!("{project}//.gitlab-ci.yml@x.yml@refs/heads/main")}),
+            "expected `.gitlab-ci.yml`",
+        ),
+        (
+            json!({"ci_config_ref_uri": format!("{project}//.gitlab-ci.yml@refs/x.yml@refs/heads/main")}),
             "expected `.gitlab-ci.yml`",
         ),
         (json!({"ci_config_ref_uri": null}), "expected `.gitlab-ci.yml`"),
@@ -267,7 +316,9 @@ async fn tokens_count_once_and_only_from_their_issuer() {
     let nameless = github(&issuer, &json!({"jti": null}));
     let token = issuer.key().sign(&nameless);
     assert_eq!(exchange(&app, &token, "").await.status, 200);
-    assert_eq!(exchange(&app, &token, "").await.status, 400);
+    assert!(exchange(&app, &token, "").await.text().contains("used before"));
+    let other_signature = exchange(&app, &with_other_signature(&token), "").await;
+    assert!(other_signature.text().contains("used before"), "{}", other_signature.text());
     // 2. An issuer that is not registered is not asked for its keys, and its keys sign for no other.
     let theirs = other.key().sign(&github(&other, &json!({})));
     assert!(exchange(&app, &theirs, "").await.text().contains("no publisher is registered"));
@@ -317,7 +368,7 @@ async fn the_resource_chooses_among_robots() {
     register(&app, &issuer, "github", conditions.clone()).await;
     app.admin("POST", "/lode/v1/accounts", json!({"name": "lab+ci", "kind": "robot"})).await;
     let body = json!({"robot": "lab+ci", "kind": "github", "issuer": issuer.url, "conditions": conditions});
-    app.admin("POST", "/lode/v1/publishers", body).await;
+    app.admin("POST", "/lode/v1/publishers", body.clone()).await;
     let name = async |resource: &str| {
         let token = issuer.key().sign(&github(&issuer, &json!({})));
         let response = exchange(&app, &token, resource).await;
@@ -336,8 +387,24 @@ async fn the_resource_chooses_among_robots() {
     assert_eq!(name("lab+ci").await, "lab+ci []");
     assert_eq!(name("team").await, r#"team+ci ["team/*"]"#);
     assert_eq!(name("team/app").await, r#"team+ci ["team/app"]"#);
-    assert!(name("bob/app").await.contains("none is registered"));
+    for resource in ["bob/app", "taem", "team+other"] {
+        let refused = name(resource).await;
+        assert!(
+            refused.contains(&format!("belongs to the resource `{resource}`; expected the robot's name"))
+                && !refused.contains("team+ci")
+                && !refused.contains("lab"),
+            "{refused}"
+        );
+    }
     assert!(name("Not/Valid").await.contains("is not a robot, a namespace or a repository"));
+    // What differs is of the robots of the resource.
+    app.admin("POST", "/lode/v1/accounts", json!({"name": "shop+ci", "kind": "robot"})).await;
+    let mut strict = body.clone();
+    merge(&mut strict, &json!({"robot": "shop+ci"}));
+    merge(&mut strict["conditions"], &json!({"environment": "shop"}));
+    app.admin("POST", "/lode/v1/publishers", strict).await;
+    let refused = name("shop").await;
+    assert!(refused.contains("`environment` is `release`, expected `shop`"), "{refused}");
     // A disabled robot gets none.
     app.admin("PATCH", "/lode/v1/accounts/lab%2Bci", json!({"disabled": true})).await;
     assert_eq!(name("").await, "team+ci []");
@@ -391,4 +458,90 @@ async fn publishers_are_registered_by_owners() {
     let response = exchange(&nameless, &token, "").await;
     assert!(response.status == 400 && response.text().contains("public_url"), "{}", response.text());
     assert_eq!(app.get_as(&bob, "/lode/v1/publishers?robot=team%2Bci").await.status, 403);
+}
+
+#[tokio::test]
+async fn ids_tell_projects_of_the_same_name_apart() {
+    let (app, issuer) = (start().await, TestIssuer::start().await);
+    let conditions = json!({"repository": "octo-org/octo-repo", "workflow": "publish.yml"});
+    register(&app, &issuer, "github", conditions.clone()).await;
+    assert!(outcome(&app, &issuer, &github(&issuer, &json!({}))).await.is_ok());
+    // 1. After a move to another owner, the publisher is registered again. The old one does not count.
+    let moved = || github(&issuer, &json!({"repository_owner_id": "777"}));
+    let refused = outcome(&app, &issuer, &moved()).await.unwrap_err();
+    assert!(refused.contains("`repository_owner_id` is `777`, expected `123456`"), "{refused}");
+    app.admin("POST", "/lode/v1/accounts", json!({"name": "lab+ci", "kind": "robot"})).await;
+    let body = json!({"robot": "lab+ci", "kind": "github", "issuer": issuer.url, "conditions": conditions});
+    app.admin("POST", "/lode/v1/publishers", body).await;
+    let exchanged = outcome(&app, &issuer, &moved()).await;
+    assert!(exchanged.is_ok(), "only one robot's publisher matches: {exchanged:?}");
+    register(&app, &issuer, "github", conditions).await;
+    assert_eq!(exchange(&app, &issuer.key().sign(&moved()), "team").await.status, 200);
+    // 2. Ids are needed for the first use.
+    let conditions = json!({"repository": "octo-org/new", "workflow": "publish.yml"});
+    register(&app, &issuer, "github", conditions).await;
+    let nameless = json!({
+        "repository": "octo-org/new", "repository_id": null,
+        "workflow_ref": "octo-org/new/.github/workflows/publish.yml@refs/heads/main",
+    });
+    let refused = outcome(&app, &issuer, &github(&issuer, &nameless)).await.unwrap_err();
+    assert!(refused.contains("`repository_id` is missing"), "{refused}");
+}
+
+#[tokio::test]
+async fn jobs_share_the_first_use() {
+    let (app, issuer) = (start().await, TestIssuer::start().await);
+    let conditions = json!({"repository": "octo-org/octo-repo", "workflow": "publish.yml"});
+    register(&app, &issuer, "github", conditions).await;
+    let jobs = (0..8).map(async |_| outcome(&app, &issuer, &github(&issuer, &json!({}))).await);
+    for exchanged in futures::future::join_all(jobs).await {
+        assert!(exchanged.is_ok(), "{exchanged:?}");
+    }
+}
+
+#[tokio::test]
+async fn refused_jobs_are_recorded_once_and_slowed_down() {
+    let (app, issuer) = (start().await, TestIssuer::start().await);
+    let conditions = json!({"repository": "octo-org/octo-repo", "workflow": "publish.yml"});
+    register(&app, &issuer, "github", conditions).await;
+    // 1. An issuer that nobody has registered, with names that the client chooses.
+    let (key, mut statuses) = (issuer.key(), Vec::new());
+    for at in 0..130 {
+        let token = key.sign(&json!({"iss": format!("https://{at}.example/{}", "x".repeat(9000))}));
+        statuses.push(exchange_from(&app, "192.0.2.7", &token, "").await.status.as_u16());
+    }
+    assert!(statuses[..100].iter().all(|status| *status == 400), "{statuses:?}");
+    assert_eq!(statuses.last(), Some(&429));
+    assert_eq!(exchange_from(&app, "192.0.2.7", "x", "").await.status, 429);
+    let right = key.sign(&github(&issuer, &json!({})));
+    assert_eq!(exchange_from(&app, "192.0.2.7", &right, "").await.status, 200, "right tokens are not");
+    let records = refusals(&app).await;
+    let reason = json!({"reason": "no publisher is registered for the issuer"});
+    assert_eq!((records.len(), &records[0]["target"]), (1, &json!("issuer:unknown")), "{records:?}");
+    assert_eq!(records[0]["detail"], reason);
+    // 2. A registered issuer, with claims that the job chooses.
+    for at in 0..3 {
+        let claims = github(&issuer, &json!({"aud": format!("https://{at}.example/{}", "x".repeat(5000))}));
+        assert!(outcome(&app, &issuer, &claims).await.unwrap_err().contains("`aud`"));
+    }
+    let records = refusals(&app).await;
+    assert_eq!(records.len(), 2, "{records:?}");
+    assert_eq!(records[0]["target"], json!(format!("issuer:{}", issuer.url)));
+    assert!(records[0]["detail"]["reason"].as_str().unwrap().len() <= 512);
+}
+
+#[tokio::test]
+async fn publishers_are_read_after_the_signature_was_verified() {
+    let (app, issuer) = (start().await, TestIssuer::start().await);
+    let conditions = json!({"repository": "octo-org/octo-repo", "workflow": "publish.yml"});
+    register(&app, &issuer, "github", conditions).await;
+    // Reading this one fails.
+    on!(app.registry.store().write(), c => sqlx::query("update publishers set conditions = 'x'")
+        .execute(c).await.map(drop))
+    .unwrap();
+    let forged = TestKey::new("forged").sign(&github(&issuer, &json!({})));
+    let response = exchange(&app, &forged, "").await;
+    assert!(response.status == 400 && response.text().contains("no key"), "{}", response.text());
+    let read = exchange(&app, &issuer.key().sign(&github(&issuer, &json!({}))), "").await;
+    assert_eq!(read.status, 500);
 }
