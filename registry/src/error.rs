@@ -236,6 +236,14 @@ impl Error {
             Error::BlobUnknown { digest } => Error::BlobUnknown { digest: digest.clone() },
             Error::ManifestUnknown { reference } => Error::ManifestUnknown { reference: reference.clone() },
             Error::NameUnknown { repository } => Error::NameUnknown { repository: repository.clone() },
+            Error::TagProtected { tag, pattern } => {
+                Error::TagProtected { tag: tag.clone(), pattern: pattern.clone() }
+            }
+            Error::QuotaExceeded { namespace, used_bytes, limit_bytes } => Error::QuotaExceeded {
+                namespace: namespace.clone(),
+                used_bytes: *used_bytes,
+                limit_bytes: *limit_bytes,
+            },
             Error::UpstreamUnavailable(source) => Error::UpstreamUnavailable(source.clone()),
             Error::UpstreamInvalid(source) => Error::UpstreamInvalid(source.clone()),
             Error::StorageFull => Error::StorageFull,

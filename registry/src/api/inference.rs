@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::Registry;
 use crate::auth::Caller;
 use crate::error::chain;
-use crate::gateway::{GatewayError, InferenceRequest, WorkerResponse};
+use crate::gateway::{GatewayError, InferenceRequest, RequestClient, WorkerResponse};
 use crate::http::extract::{InferenceBody, Members, parse};
 use crate::http::forwarded::ClientAddress;
 use crate::http::model_name::{self, ModelName, ReadName};
@@ -38,6 +38,7 @@ pub(crate) fn passthrough_route(path: &'static str, read_name: ReadName) -> Meth
               mut body: InferenceBody| async move {
             let name = body.outline.model.take().unwrap_or_default();
             let model = resolve(&server.registry, &caller, &name, read_name(&name, &own)?).await?;
+            let client = RequestClient::of(&caller, client.0);
             forward(&server, model, ForwardedBody { name, client, path, body }).await
         },
     )
@@ -46,7 +47,7 @@ pub(crate) fn passthrough_route(path: &'static str, read_name: ReadName) -> Meth
 /// A body to forward: the model's name as the caller wrote it, the client, and the worker's path.
 pub(super) struct ForwardedBody {
     pub(super) name: String,
-    pub(super) client: ClientAddress,
+    pub(super) client: Option<RequestClient>,
     pub(super) path: &'static str,
     pub(super) body: InferenceBody,
 }
@@ -57,7 +58,7 @@ pub(super) async fn forward(
     (repository, digest): (Repository, Digest),
     request: ForwardedBody,
 ) -> Result<WorkerResponse, Failure> {
-    let ForwardedBody { name, client: ClientAddress(client), path, body } = request;
+    let ForwardedBody { name, client, path, body } = request;
     let table = server.registry.workers_attached().await?;
     let InferenceBody { bytes, charge, .. } = body;
     let inference = InferenceRequest { repository, digest, name, client, path, body: bytes, _charge: charge };
@@ -71,12 +72,17 @@ pub(crate) async fn resolve(
     requested_name: &str,
     name: ModelName,
 ) -> Result<(Repository, Digest), Failure> {
+    let mut refusal = None;
     for repository in name.repositories.iter() {
-        if let Some(digest) = registry.model_resolve(caller, repository, &name.reference).await? {
-            return Ok((repository.clone(), digest));
+        match registry.model_resolve(caller, repository, &name.reference).await {
+            Ok(Some(digest)) => return Ok((repository.clone(), digest)),
+            Ok(None) => {}
+            // The caller may run the other spelling.
+            Err(error) if error.is_refusal() => refusal = refusal.or(Some(error)),
+            Err(error) => return Err(error.into()),
         }
     }
-    Err(Failure::ModelUnknown { name: requested_name.to_owned() })
+    Err(refusal.map_or_else(|| Failure::ModelUnknown { name: requested_name.to_owned() }, Failure::from))
 }
 
 /// `POST /api/embeddings`, the older form of `/api/embed`: one prompt, one embedding.
@@ -91,6 +97,7 @@ pub(crate) async fn embeddings(
     let model = resolve(&server.registry, &caller, &name, model_name::parse(&name, &own)?).await?;
     // Without a prompt there is no embedding, but the model is loaded.
     let (body, is_empty) = body.translate(translate_embed_request).await?;
+    let client = RequestClient::of(&caller, client.0);
     let response = forward(&server, model, ForwardedBody { name, client, path: "/api/embed", body }).await?;
     if !response.status.is_success() {
         return Ok(response.into_response());

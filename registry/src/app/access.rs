@@ -8,9 +8,10 @@ use lode_model::reference::Repository;
 use uuid::Uuid;
 
 use super::Registry;
+use super::access_cache::RightsKey;
 use crate::Error;
 use crate::auth::{
-    AccessTarget, Account, Action, Caller, Identity, Rights, Role, Target, Visibility, decide,
+    AccessTarget, Account, Action, Caller, Identity, Rights, Role, Scope, Target, Visibility, decide,
     decide_at_once, decide_some,
 };
 use crate::store::{AccessState, ListFilter};
@@ -35,7 +36,12 @@ impl Registry {
     }
 
     /// Like `authorize`, without a record in the audit log.
-    async fn check(&self, caller: &Caller, action: Action, target: Target<'_>) -> Result<(), Error> {
+    pub(super) async fn check(
+        &self,
+        caller: &Caller,
+        action: Action,
+        target: Target<'_>,
+    ) -> Result<(), Error> {
         if let Some(decision) = decide_at_once(&caller.identity, action) {
             return decision.into_result(target);
         }
@@ -74,6 +80,15 @@ impl Registry {
             Err(error) if error.is_refusal() => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether the caller's account may read a repository, whatever the caller's credential is limited to.
+    pub(super) async fn may_see(&self, caller: &Caller, repository: &Repository) -> Result<bool, Error> {
+        let whole = caller.account().map(|account| {
+            let account = Account { scope: Scope::default(), ..Account::clone(account) };
+            caller.with_identity(Identity::Account(Arc::new(account)))
+        });
+        self.may(whole.as_ref().unwrap_or(caller), Action::Pull, repository).await
     }
 
     /// Whether anyone who reaches this server may do everything: it has no accounts.
@@ -119,6 +134,32 @@ impl Registry {
         })
     }
 
+    /// The repositories from which the caller may take a blob that it knows by digest. `None`: from none. The scopes
+    /// of an access token narrow them.
+    pub(super) async fn source_filter(&self, caller: &Caller) -> Result<Option<ListFilter>, Error> {
+        let filter = self.list_filter(caller).await?;
+        let account = caller.account();
+        let Some((account, requested)) =
+            account.and_then(|account| Some((account, account.scope.requested.as_ref()?)))
+        else {
+            return Ok(Some(filter));
+        };
+        let readable = requested.iter().filter(|scope| scope.pull && account.scope.covers(&scope.repository));
+        let targets: Vec<AccessTarget> =
+            readable.map(|scope| AccessTarget::Repository(scope.repository.clone())).collect();
+        if targets.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(match filter {
+            ListFilter::All => {
+                ListFilter::Readable { visibility: Visibility::Private, subjects: Vec::new(), targets }
+            }
+            ListFilter::Readable { visibility, subjects, .. } => {
+                ListFilter::Readable { visibility, subjects, targets }
+            }
+        }))
+    }
+
     /// The names of the namespaces in which the caller has a role.
     pub(crate) async fn namespaces_of(&self, caller: &Caller) -> Result<Vec<(String, Role)>, Error> {
         let found = self.store().namespaces_granted(&subjects(caller), MAX_NAMESPACES).await?;
@@ -144,12 +185,11 @@ impl Registry {
         caller: &Caller,
         target: AccessTarget,
     ) -> Result<Rights, Error> {
-        let account = caller.account().map_or(Uuid::nil(), |account| account.id);
-        let key = (state.version, account, target);
+        let key = RightsKey { version: state.version, subjects: subjects(caller), target };
         if let Some(known) = self.access.rights.get(&key) {
             return Ok(known);
         }
-        let rights = self.store().rights_find(&key.2, &subjects(caller)).await?;
+        let rights = self.store().rights_find(&key.target, &key.subjects).await?;
         self.access.rights.insert(key, rights);
         Ok(rights)
     }

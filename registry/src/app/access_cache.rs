@@ -27,10 +27,18 @@ pub(super) struct AccessCache {
     changes: AtomicU64,
     /// One caller reads the state for all that wait for it.
     pub(super) reading: tokio::sync::Mutex<()>,
-    /// By version, account (nil for clients without one) and target.
-    pub(super) rights: Cache<(i64, Uuid, AccessTarget), Rights>,
+    pub(super) rights: Cache<RightsKey, Rights>,
     /// By version.
     pub(super) protected_tags: Cache<(i64, Repository), Arc<ProtectedTags>>,
+}
+
+/// Which rights are remembered. The groups are part of the key: the caller's may have been read at an earlier version.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RightsKey {
+    pub(super) version: i64,
+    /// The ids of the account and its groups; none for clients without an account.
+    pub(super) subjects: Vec<Uuid>,
+    pub(super) target: AccessTarget,
 }
 
 #[derive(Clone, Copy)]

@@ -167,7 +167,10 @@ impl Registry {
                 self.store.blob_find(from, digest).await?.is_some()
                     && self.may(caller, Action::Pull, from).await?
             }
-            None => self.store.is_linked(digest, &self.list_filter(caller).await?).await?,
+            None => match self.source_filter(caller).await? {
+                Some(filter) => self.store.is_linked(digest, &filter).await?,
+                None => false,
+            },
         };
         if !has_source {
             return Ok(None);
@@ -183,7 +186,7 @@ impl Registry {
     /// Whether the caller could mount any blob of this size.
     pub async fn blob_size_known(&self, caller: &Caller, size_bytes: u64) -> Result<bool, Error> {
         self.authorize(caller, Action::List, Target::Catalog).await?;
-        let filter = self.list_filter(caller).await?;
+        let Some(filter) = self.source_filter(caller).await? else { return Ok(false) };
         self.store.has_linked_size(size_bytes, &filter).await
     }
 
@@ -194,8 +197,7 @@ impl Registry {
     ) -> Result<Option<u64>, Error> {
         let mut tx = self.store.begin().await?;
         let Some((size_bytes, _)) = tx.blob_lock(digest).await? else { return Ok(None) };
-        tx.link(target, digest, self.lease_ms()).await?;
-        self.check_quota(&mut tx, target).await?;
+        self.link_within_quota(&mut tx, target, digest).await?;
         tx.commit().await?;
         Ok(Some(size_bytes))
     }

@@ -119,7 +119,7 @@ impl Registry {
     /// Checks that a model can be created, as far as that is known at once.
     pub async fn model_create_check(&self, caller: &Caller, new: &NewModel) -> Result<(), CreateError> {
         // 1. Check the permission and the source.
-        self.check_push(caller, &new.repository).await?;
+        self.check_push_manifest(caller, &new.repository).await?;
         match &new.from {
             ModelSource::Model { repository, reference, name } => {
                 let base = self.model_show(caller, repository, reference).await?;
@@ -150,7 +150,7 @@ impl Registry {
         mut new: NewModel,
         tell: &(dyn Fn(CreateStep) + Send + Sync),
     ) -> Result<Digest, CreateError> {
-        self.check_push(caller, &new.repository).await?;
+        self.check_push_manifest(caller, &new.repository).await?;
         for file in &new.extra {
             let size = self.staged_size(caller, &file.path, &file.digest).await?;
             self.blob_mount(caller, &new.repository, &file.digest, Some(&staging(caller))).await?;
@@ -190,6 +190,7 @@ impl Registry {
             }
             stored => stored?,
         };
+        self.audit_pull(caller, repository, &stored.digest);
         let manifest = stored.parse()?;
         let params = manifest.layers.iter().find(|layer| layer.media_type == media_type::OLLAMA_PARAMS);
         let params = match params {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -32,6 +32,14 @@ impl JobKind {
         match self {
             JobKind::Gc { .. } => "gc",
             JobKind::Fsck { .. } => "fsck",
+        }
+    }
+
+    /// The action of its start in the audit log.
+    fn start_action(self) -> &'static str {
+        match self {
+            JobKind::Gc { .. } => "gc.start",
+            JobKind::Fsck { .. } => "fsck.start",
         }
     }
 
@@ -101,9 +109,12 @@ impl Registry {
         let id = Uuid::now_v7().to_string();
         let parameters = serde_json::to_string(&kind).expect("a struct of booleans serialises to JSON");
         let job = NewJob { id: &id, kind: kind.name(), parameters: &parameters, writes: kind.writes() };
-        if !self.store.job_insert(&job, MAX_UNFINISHED).await? {
+        let mut tx = self.store.begin().await?;
+        if !tx.job_insert(&job, MAX_UNFINISHED).await? {
             return Err(Error::TooManyJobs { limit: MAX_UNFINISHED });
         }
+        self.audit(&mut tx, caller, kind.start_action(), format!("job:{id}"), json!(kind)).await?;
+        tx.commit().await?;
         self.jobs.added.notify_one();
         tracing::info!(job = id, kind = kind.name(), "job added");
         self.job_find(&id).await?.ok_or(Error::Corrupt { what: "job", value: id })
@@ -144,7 +155,11 @@ impl Registry {
     pub async fn job_cancel(&self, caller: &Caller, id: Uuid) -> Result<Option<Job>, Error> {
         self.authorize(caller, Action::Administer, Target::Server).await?;
         let id = id.to_string();
-        self.store.job_cancel(&id).await?;
+        let mut tx = self.store.begin().await?;
+        if tx.job_cancel(&id).await? {
+            self.audit(&mut tx, caller, "job.cancel", format!("job:{id}"), Value::Null).await?;
+        }
+        tx.commit().await?;
         match self.jobs.find(&id) {
             Some(control) => control.cancel(),
             None => self.jobs.changed.notify_waiters(),

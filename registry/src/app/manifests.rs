@@ -60,7 +60,7 @@ impl Registry {
         bytes: Bytes,
         tags: &[Tag],
     ) -> Result<ManifestPut, Error> {
-        self.check_push(caller, repository).await?;
+        self.check_push_manifest(caller, repository).await?;
         let checks = Checks { sparse: self.config.allow_sparse, sizes: true };
         let pushed = PushedManifest { reference, content_type, bytes, tags };
         Box::pin(self.manifest_store(caller, repository, pushed, checks)).await
@@ -156,10 +156,13 @@ impl Registry {
                 ManifestBytes::Written { placed: PlacedBlob { temporary: Some(temporary), .. }, .. } => {
                     let certain = match &recorded {
                         Ok(_) => true,
-                        // A full database has written nothing.
-                        Err(Error::ManifestBlobsUnknown(_) | Error::StorageFull) => {
-                            self.blob_delete_unlisted(&put.digest, &lock).await.is_ok()
-                        }
+                        // A refusal or a full database has written nothing.
+                        Err(
+                            Error::ManifestBlobsUnknown(_)
+                            | Error::TagProtected { .. }
+                            | Error::QuotaExceeded { .. }
+                            | Error::StorageFull,
+                        ) => self.blob_delete_unlisted(&put.digest, &lock).await.is_ok(),
                         Err(_) => false,
                     };
                     if certain {
@@ -216,8 +219,7 @@ impl Registry {
         tx.blobs_lock_shared(&named.all()).await?;
         // The repository is locked before any row of it.
         tx.repository_lock_or_create(repository).await?;
-        tx.link(repository, digest, self.lease_ms()).await?;
-        self.check_quota(&mut tx, repository).await?;
+        self.link_within_quota(&mut tx, repository, digest).await?;
         // Its references are marked first, which protects them from the collection, and then checked.
         let missing_blobs = tx.links_reference(repository, &named.blobs).await?;
         let missing_children = tx.manifests_reference(repository, &named.children).await?;
@@ -280,16 +282,16 @@ impl Registry {
         let why = self.deletion_cause(caller);
         let found = match reference {
             Reference::Digest(digest) => {
+                // The tag of an index names all its manifests.
+                for tag in tx.tags_above(repository, digest).await? {
+                    protected.check(&tag)?;
+                }
                 let manifest = UnreferencedContent {
                     repository: repository.clone(),
                     digest: digest.clone(),
                     unreferenced_at: why.at,
                 };
-                let removed = self.manifests_remove(&mut tx, &[manifest], &why).await?;
-                for tag in removed.iter().flat_map(|removed| &removed.tags) {
-                    protected.check(tag)?;
-                }
-                !removed.is_empty()
+                !self.manifests_remove(&mut tx, &[manifest], &why).await?.is_empty()
             }
             Reference::Tag(tag) => match tx.tag_delete(repository, tag, &why).await? {
                 Some(digest) => {

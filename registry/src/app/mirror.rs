@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::accounts::is_reserved;
 use super::manifests::{Checks, PushedManifest};
-use super::staging::staging;
+use super::staging::{is_staging, staging};
 use super::{BlobInfo, Body, ChunkRange, Page, Registry, retry_on_deadlock};
 use crate::auth::{Action, Caller, Target};
 use crate::error::chain;
@@ -69,6 +69,17 @@ impl Registry {
             Some(_) if !caller.is_internal() => Err(Error::Mirrored { repository: repository.clone() }),
             _ => Ok(()),
         }
+    }
+
+    /// Like `check_push`, for a manifest. Staged blobs are for models in other repositories: only the server
+    /// itself stores manifests with them.
+    pub(super) async fn check_push_manifest(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Result<(), Error> {
+        self.check_push(caller, repository).await?;
+        if is_staging(repository) && !caller.is_internal() { Err(Error::Denied) } else { Ok(()) }
     }
 
     /// The upstream of a repository and its name there, for callers that trigger fetches. The server's own
@@ -301,6 +312,10 @@ impl Registry {
                 tracing::info!(repository = %ours, %reference, digest = %put.digest, "manifest fetched");
                 Ok(())
             }
+            Err(Error::TagProtected { pattern, .. }) => {
+                tracing::warn!(repository = %ours, %reference, pattern, "upstream moved a protected tag; serving the stored manifest");
+                Ok(())
+            }
             Err(error @ (Error::ManifestInvalid(_) | Error::ManifestTooLarge { .. })) => {
                 Err(Error::UpstreamInvalid(Arc::new(error)))
             }
@@ -308,8 +323,8 @@ impl Registry {
         }
     }
 
-    /// The upstream has no such manifest. A stored tag is deleted here too; its target stays for the
-    /// collection.
+    /// The upstream has no such manifest. A stored tag is deleted here too, unless it is protected; its target
+    /// stays for the collection.
     async fn manifest_delete_mirrored(
         &self,
         repository: &Repository,
@@ -319,6 +334,10 @@ impl Registry {
         if held && let Reference::Tag(_) = reference {
             match self.manifest_delete(&Caller::INTERNAL, repository, reference).await {
                 Ok(()) | Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => {}
+                Err(Error::TagProtected { pattern, .. }) => {
+                    tracing::warn!(%repository, %reference, pattern, "upstream deleted a protected tag; serving the stored manifest");
+                    return Ok(());
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -291,12 +291,16 @@ impl Registry {
         if from == to {
             // All its content is already in the repository.
             let found = none_if_unknown(self.manifest_get(caller, from, reference).await)?;
-            let Some(StoredManifest { media_type, bytes, .. }) = found else { return Ok(false) };
+            let Some(StoredManifest { digest, media_type, bytes }) = found else { return Ok(false) };
+            self.audit_pull(caller, from, &digest);
             self.manifest_put(caller, to, name, Some(&media_type), bytes, &[]).await?;
             return Ok(true);
         }
         let found = none_if_unknown(self.manifests_below(caller, from, reference).await)?;
         let Some(manifests) = found else { return Ok(false) };
+        if let Some((named, _)) = manifests.last() {
+            self.audit_pull(caller, from, &named.digest);
+        }
         for blob in blobs_of(&manifests) {
             // A mirror now fetches missing blobs.
             match self.blob_find(caller, from, &blob.digest).await {

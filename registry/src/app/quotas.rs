@@ -1,12 +1,15 @@
 //! Quotas: how many bytes the distinct blobs of a namespace may have. A blob that several repositories of the
-//! namespace share counts once. Checked before bytes are received, and again in the transaction that links
-//! the blob.
+//! namespace share counts once. Checked before bytes are received, together with those of uploads in progress,
+//! and again in the transaction that links the blob.
 
+use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use serde::Serialize;
 use serde_json::json;
 
 use super::Registry;
+use super::accounts::AccountError;
+use super::staging::staging;
 use crate::Error;
 use crate::auth::{AccessTarget, Action, Caller, Target};
 use crate::store::Tx;
@@ -21,35 +24,73 @@ pub struct Quota {
     pub used_bytes: u64,
     /// Each blob counts once in each of its repositories.
     pub logical_bytes: u64,
-    /// The blobs that no other namespace has.
-    pub own_bytes: u64,
+    /// The blobs that no other namespace has. Only for auditors and administrators of the server: others could
+    /// learn from it which content exists elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub own_bytes: Option<u64>,
+}
+
+/// The quota of a namespace when a request began, and the bytes that counted against it.
+#[derive(Clone, Debug)]
+pub(super) struct QuotaSpace {
+    namespace: String,
+    used_bytes: u64,
+    limit_bytes: u64,
+}
+
+impl QuotaSpace {
+    /// Returns an error if there is no space for `more_bytes`.
+    pub(super) fn check(&self, more_bytes: u64) -> Result<(), Error> {
+        if self.used_bytes.saturating_add(more_bytes) <= self.limit_bytes {
+            return Ok(());
+        }
+        let QuotaSpace { namespace, used_bytes, limit_bytes } = self.clone();
+        Err(Error::QuotaExceeded { namespace, used_bytes, limit_bytes })
+    }
 }
 
 impl Registry {
-    /// Returns an error if a namespace has no space for `more_bytes`. Blobs that it has already count, too,
-    /// until their digest is known.
-    pub(super) async fn check_space(&self, repository: &Repository, more_bytes: u64) -> Result<(), Error> {
+    /// Returns an error if a namespace has no space for `more_bytes` beyond its blobs and its uploads in
+    /// progress. Bytes of blobs that it has already count, too, until their digest is known. `None` without a
+    /// quota.
+    pub(super) async fn check_space(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        more_bytes: u64,
+    ) -> Result<Option<QuotaSpace>, Error> {
         if !self.access_state().await?.has_quotas {
-            return Ok(());
+            return Ok(None);
         }
-        let namespace = namespace_of(repository);
-        let Some(limit_bytes) = self.store().quota_find(namespace).await? else { return Ok(()) };
-        let used_bytes = self.store().namespace_used(namespace).await?;
-        if used_bytes.saturating_add(more_bytes) > limit_bytes || used_bytes >= limit_bytes {
-            return Err(Error::QuotaExceeded { namespace: namespace.to_owned(), used_bytes, limit_bytes });
-        }
-        Ok(())
+        // An account may stage as many bytes as its own namespace may have.
+        let (namespace, counted) = match caller.account().filter(|_| *repository == staging(caller)) {
+            Some(account) => (account.name.split('+').next().unwrap_or_default(), repository.as_str()),
+            None => (namespace_of(repository), namespace_of(repository)),
+        };
+        let found = self.store().quota_use(namespace, counted).await?;
+        let Some((limit_bytes, used_bytes)) = found else { return Ok(None) };
+        let space = QuotaSpace { namespace: counted.to_owned(), used_bytes, limit_bytes };
+        space.check(more_bytes)?;
+        Ok(Some(space))
     }
 
-    /// Returns an error if the blobs of a namespace exceed its quota in this transaction, which has linked
-    /// one.
-    pub(super) async fn check_quota(&self, tx: &mut Tx, repository: &Repository) -> Result<(), Error> {
+    /// Links a blob in the transaction that locks the blob's row. Returns an error if the blob is new to the
+    /// namespace and exceeds its quota.
+    pub(super) async fn link_within_quota(
+        &self,
+        tx: &mut Tx,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<(), Error> {
         // The state is from the request's permission. Reading it again could wait for a connection while this
         // transaction holds one.
-        if self.access.last_state().is_some_and(|state| !state.has_quotas) {
+        let has_quotas = self.access.last_state().is_none_or(|state| state.has_quotas);
+        let namespace = namespace_of(repository);
+        let is_counted = has_quotas && tx.link_uses_quota(namespace, digest).await?;
+        tx.link(repository, digest, self.lease_ms()).await?;
+        if !is_counted {
             return Ok(());
         }
-        let namespace = namespace_of(repository);
         match tx.quota_lock(namespace).await? {
             Some((limit_bytes, used_bytes)) if used_bytes > limit_bytes => {
                 Err(Error::QuotaExceeded { namespace: namespace.to_owned(), used_bytes, limit_bytes })
@@ -64,11 +105,16 @@ impl Registry {
         caller: &Caller,
         namespace: Option<&Repository>,
     ) -> Result<Vec<Quota>, Error> {
+        let is_inspector = match self.check(caller, Action::Inspect, Target::Server).await {
+            Ok(()) => true,
+            Err(error) if error.is_refusal() => false,
+            Err(error) => return Err(error),
+        };
         let quotas = match namespace {
             Some(name) => {
-                let target = AccessTarget::namespace_of(name);
-                if self.authorize(caller, Action::Own, Target::Settings(&target)).await.is_err() {
-                    self.authorize(caller, Action::Inspect, Target::Server).await?;
+                if !is_inspector {
+                    let target = AccessTarget::namespace_of(name);
+                    self.authorize(caller, Action::Own, Target::Settings(&target)).await?;
                 }
                 vec![(name.as_str().to_owned(), self.store().quota_find(name.as_str()).await?)]
             }
@@ -78,18 +124,19 @@ impl Registry {
                 rows.map(|row| (row.namespace, Some(row.limit_bytes))).collect()
             }
         };
-        let mut shown = Vec::with_capacity(quotas.len());
-        for (namespace, limit_bytes) in quotas {
-            let usage = self.store().namespace_usage(&namespace).await?;
-            shown.push(Quota {
+        let names: Vec<&str> = quotas.iter().map(|(namespace, _)| &namespace[..]).collect();
+        let usages = self.store().namespace_usages(&names).await?;
+        let shown = quotas.into_iter().map(|(namespace, limit_bytes)| {
+            let usage = usages.get(&namespace).copied().unwrap_or_default();
+            Quota {
                 namespace,
                 limit_bytes,
                 used_bytes: usage.used_bytes,
                 logical_bytes: usage.logical_bytes,
-                own_bytes: usage.own_bytes,
-            });
-        }
-        Ok(shown)
+                own_bytes: is_inspector.then_some(usage.own_bytes),
+            }
+        });
+        Ok(shown.collect())
     }
 
     /// Sets or removes the quota of a namespace. Content beyond a new one stays.
@@ -98,7 +145,8 @@ impl Registry {
         caller: &Caller,
         namespace: &Repository,
         limit_bytes: Option<u64>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), AccountError> {
+        self.check_recent(caller)?;
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
         let mut tx = self.store().begin().await?;

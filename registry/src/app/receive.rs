@@ -10,6 +10,7 @@ use lode_model::digest::{Algorithm, Digest, Hasher};
 use tokio::task::{JoinHandle, spawn_blocking};
 use uuid::Uuid;
 
+use super::quotas::QuotaSpace;
 use super::{Body, ChunkRange, Registry};
 use crate::blobs::{Checkpoint, KeyLock, UploadWriter};
 use crate::store::{UploadCheckpoint, UploadRow};
@@ -71,6 +72,9 @@ impl Registry {
             }
             if let Some(expected) = chunk.length.filter(|length| !fits(*length)) {
                 return Err(Error::SizeMismatch { expected, got });
+            }
+            if let Some(space) = &writing.space {
+                space.check(got)?;
             }
             if len > 0 && writing.file.is_sealed() {
                 return Err(Error::UploadConflict { id, offset: writing.saved.offset });
@@ -210,6 +214,8 @@ pub(super) struct UploadSession {
     pub(super) offset: u64,
     /// The end of the bytes that are durable, or will be after the current checkpoint.
     synced: u64,
+    /// The space for the body of the request. `None` without a quota.
+    pub(super) space: Option<QuotaSpace>,
     pub(super) file: UploadWriter,
     /// `None` only while a batch is hashed.
     hasher: Option<Hasher>,
@@ -236,6 +242,7 @@ impl UploadSession {
             saved: SavedState { offset: row.offset, generation: row.generation },
             offset: row.offset,
             synced: row.offset,
+            space: None,
             file,
             hasher: Some(hasher),
             checkpoint: None,

@@ -18,6 +18,12 @@ pub(super) fn staging(caller: &Caller) -> Repository {
     name.parse().expect("ids are lower-case letters, digits and dashes")
 }
 
+/// Whether a repository is for staged blobs, of any account.
+pub(super) fn is_staging(repository: &Repository) -> bool {
+    let below = repository.as_str().strip_prefix(STAGING);
+    below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 impl Registry {
     /// Whether the blob is stored already, so that the caller need not upload it. If so, it is leased for the
     /// upload lease.

@@ -116,7 +116,7 @@ impl Registry {
         (repository, reference): (&Repository, &Reference),
         tell: &TransferSink,
     ) -> Result<Digest, TransferError> {
-        self.check_push(caller, repository).await?;
+        self.check_push_manifest(caller, repository).await?;
         // 1. Fetch its manifest, and the manifests of an index.
         tell(TransferEvent::Manifest);
         let manifests = self.gather_remote(remote).await?;
@@ -215,6 +215,8 @@ impl Registry {
             Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => return Err(unknown()),
             manifests => manifests?,
         };
+        let (named, _) = manifests.last().ok_or_else(unknown)?;
+        self.audit_pull(caller, repository, &named.digest);
         // 2. Send the missing blobs.
         stream::iter(blobs_of(&manifests))
             .map(|blob| self.blob_send(caller, repository, remote, blob, tell))

@@ -25,7 +25,7 @@ impl Registry {
         algorithm: Option<Algorithm>,
     ) -> Result<UploadStatus, Error> {
         self.check_push(caller, repository).await?;
-        self.check_space(repository, 0).await?;
+        self.check_space(caller, repository, 1).await?;
         let row = self.upload_insert(repository, algorithm, owner(caller), false).await?;
         Ok(UploadStatus { id: row.id, offset: 0 })
     }
@@ -95,10 +95,11 @@ impl Registry {
         body: Body,
     ) -> Result<UploadStatus, Error> {
         self.check_push(caller, repository).await?;
-        let (this, repository) = (self.clone(), repository.clone());
+        let (this, caller, repository) = (self.clone(), caller.clone(), repository.clone());
         detached(async move {
             let mut writing = this.upload_open(&repository, id, chunk, false).await?;
-            this.check_space(&repository, writing.offset + chunk.length.unwrap_or_default()).await?;
+            let more_bytes = chunk.length.unwrap_or_default();
+            writing.space = this.check_space(&caller, &repository, more_bytes).await?;
             let outcome = async {
                 this.upload_receive(&mut writing, chunk, body).await?;
                 this.upload_save(&mut writing).await?;
@@ -121,10 +122,15 @@ impl Registry {
         digest: &Digest,
     ) -> Result<BlobInfo, Error> {
         self.check_push(caller, repository).await?;
-        let (this, repository, digest) = (self.clone(), repository.clone(), digest.clone());
+        let (this, caller, repository) = (self.clone(), caller.clone(), repository.clone());
+        let digest = digest.clone();
         detached(async move {
             let mut writing = this.upload_open(&repository, id, chunk, true).await?;
-            this.check_space(&repository, writing.offset + chunk.length.unwrap_or_default()).await?;
+            // The commit checks what was received before.
+            if chunk.length != Some(0) {
+                let more_bytes = chunk.length.unwrap_or_default();
+                writing.space = this.check_space(&caller, &repository, more_bytes).await?;
+            }
             let outcome =
                 this.upload_receive_and_commit(&repository, &mut writing, chunk, body, Some(digest)).await;
             this.upload_map_outcome(&repository, outcome).await
@@ -197,7 +203,7 @@ impl Registry {
     ) -> Result<BlobInfo, Error> {
         self.check_push(caller, repository).await?;
         let algorithm = digest.as_ref().map(Digest::algorithm);
-        self.check_space(repository, chunk.length.unwrap_or_default()).await?;
+        let space = self.check_space(caller, repository, chunk.length.unwrap_or(1)).await?;
         let row = self.upload_insert(repository, algorithm, owner(caller), true).await?;
         let (this, repository) = (self.clone(), repository.clone());
         detached(async move {
@@ -207,6 +213,7 @@ impl Registry {
                 // No other request knows this upload, so there is nothing to take over.
                 let turn = this.writers.lock(id).await;
                 let mut writing = this.upload_start(row, turn).await?;
+                writing.space = space;
                 this.upload_receive_and_commit(&repository, &mut writing, chunk, body, digest).await
             };
             let stored = stored.await;
@@ -517,8 +524,7 @@ impl Registry {
         digest: &Digest,
         finish: bool,
     ) -> Result<(), Error> {
-        tx.link(repository, digest, self.lease_ms()).await?;
-        self.check_quota(&mut tx, repository).await?;
+        self.link_within_quota(&mut tx, repository, digest).await?;
         let id = writing.id();
         if finish && !tx.upload_delete_committed(id, writing.saved.generation).await? {
             return Err(Error::UploadUnknown { id });

@@ -4,6 +4,7 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Tag;
 use serde::Serialize;
+use serde_json::Value;
 use url::Url;
 use uuid::Uuid;
 
@@ -138,7 +139,13 @@ impl Registry {
     /// Delivers an event at once, even an abandoned one. Returns false if there is none.
     pub async fn webhook_retry(&self, caller: &Caller, id: Uuid) -> Result<bool, Error> {
         self.authorize(caller, Action::Administer, Target::Server).await?;
-        self.store.delivery_redeliver(&id.to_string(), now_ms()).await
+        let mut tx = self.store.begin().await?;
+        let is_known = tx.delivery_redeliver(&id.to_string(), now_ms()).await?;
+        if is_known {
+            self.audit(&mut tx, caller, "webhook.retry", format!("delivery:{id}"), Value::Null).await?;
+        }
+        tx.commit().await?;
+        Ok(is_known)
     }
 }
 

@@ -8,6 +8,7 @@ use lode_client::Secret;
 use lode_model::digest::Digest;
 use lode_model::reference::Name;
 use serde::Serialize;
+use serde_json::json;
 use uuid::Uuid;
 
 use super::Registry;
@@ -17,7 +18,7 @@ use super::worker::{
 };
 use super::worker_table::{self, WorkerTable};
 use crate::Error;
-use crate::auth::{Action, Caller, Target};
+use crate::auth::{Action, Caller, Identity, Target};
 use crate::error::chain;
 use crate::store::{WorkerInventory, WorkerRow};
 
@@ -61,23 +62,33 @@ impl Registry {
         announcement: WorkerAnnouncement,
     ) -> Result<Registration, Error> {
         self.authorize(caller, Action::Join, Target::Workers).await?;
-        self.worker_may_join(proof).await?;
+        if let Err(error) = self.worker_may_join(proof).await {
+            if proof.token.is_some() {
+                self.audit_invalid_token(caller);
+                self.check_wrong_tokens(caller)?;
+            }
+            return Err(error);
+        }
         let id = Uuid::new_v4();
         let (credential, secret) = (random_secret(WORKER_CREDENTIAL_PREFIX), random_secret(""));
-        self.store()
-            .worker_insert(&WorkerRow {
-                id,
-                secret: self.vault.seal_text(WORKER_SECRET, &secret)?,
-                credential: Some(digest_of(credential.expose())),
-                advertise: announcement.advertise.into(),
-                version: announcement.version,
-                devices: to_json(&announcement.devices),
-                loaded: "[]".to_owned(),
-                cached: "[]".to_owned(),
-                registered_at: 0,
-                inventory: 0,
-            })
-            .await?;
+        let row = WorkerRow {
+            id,
+            secret: self.vault.seal_text(WORKER_SECRET, &secret)?,
+            credential: Some(digest_of(credential.expose())),
+            advertise: announcement.advertise.into(),
+            version: announcement.version,
+            devices: to_json(&announcement.devices),
+            loaded: "[]".to_owned(),
+            cached: "[]".to_owned(),
+            registered_at: 0,
+            inventory: 0,
+        };
+        let mut tx = self.store().begin().await?;
+        tx.worker_insert(&row).await?;
+        let (worker, detail) =
+            (caller.with_identity(Identity::Worker { id }), json!({ "advertise": row.advertise }));
+        self.audit(&mut tx, &worker, "worker.join", worker.actor(), detail).await?;
+        tx.commit().await?;
         self.workers.changed();
         Ok(Registration { id, credential, secret, heartbeat_ms: HEARTBEAT.as_millis() as u64 })
     }

@@ -309,8 +309,10 @@ fn decide_repository(caller: &Identity, action: Action, repository: &Repository,
         Identity::Internal => return Decision::Deny,
         Identity::Account(account) => account,
     };
+    // An account uploads and reads blobs that it stages; a role is needed for anything else.
     let own_staging = repository.as_str().strip_prefix(STAGING).and_then(|rest| rest.strip_prefix('/'));
-    if own_staging.is_some_and(|id| id == account.id.to_string()) {
+    let is_staging = matches!(action, Action::Push | Action::Pull);
+    if is_staging && own_staging.is_some_and(|id| id == account.id.to_string()) {
         let may_write = account.scope.access >= Access::Write;
         return if may_write { Decision::Allow } else { Decision::Deny };
     }

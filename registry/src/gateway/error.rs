@@ -1,6 +1,5 @@
 //! Why a request could not be served by a worker.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -15,7 +14,7 @@ pub(crate) enum GatewayError {
     #[error(
         "client {client} has {limit} inference requests in progress, which is the limit (LODE_MAX_PER_CLIENT); try again when one has finished"
     )]
-    ClientLimitReached { client: IpAddr, limit: usize },
+    ClientLimitReached { client: String, limit: usize },
     #[error("the response was cancelled: it was not read for {} s (LODE_STALL_TIMEOUT)", .limit.as_secs_f32())]
     NotRead { limit: Duration },
     #[error("the worker's response ended early")]

@@ -4,7 +4,6 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -22,12 +21,11 @@ use url::Url;
 use uuid::Uuid;
 
 use super::choose::{Candidates, rank_workers};
-use super::clients::{Clients, InProgress};
+use super::clients::{Clients, InProgress, RequestClient};
 use super::error::GatewayError;
 use super::unread::{CancelUnread, ReadTimeout};
 use crate::app::{Worker, WorkerTable};
 use crate::error::chain;
-use crate::network::network;
 use crate::{Config, OpenError, traces};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -98,7 +96,7 @@ impl Gateway {
         table: &WorkerTable,
         request: InferenceRequest,
     ) -> Result<WorkerResponse, GatewayError> {
-        let in_progress = self.clients.admit(request.client)?;
+        let in_progress = self.clients.admit(request.client.as_ref())?;
         let classes = [
             Candidates::Places(table.loaded(&request.digest)),
             Candidates::Places(table.cached(&request.digest)),
@@ -140,7 +138,7 @@ impl Gateway {
     ) -> Result<WorkerResponse, reqwest::Error> {
         // Counted until the response has been passed on, or dropped.
         let counted = self.count_request(worker.id);
-        let client = request.client.map(|client| network(client).to_string()).unwrap_or_default();
+        let client = request.client.as_ref().map(|client| &client.key[..]).unwrap_or_default();
         let response = self
             .client
             .post(address(&worker.advertise, request.path))
@@ -194,8 +192,8 @@ pub(crate) struct InferenceRequest {
     pub(crate) digest: Digest,
     /// As the caller wrote it; workers repeat it in their responses.
     pub(crate) name: String,
-    /// The client's address; `None` if the request comes from this process.
-    pub(crate) client: Option<IpAddr>,
+    /// `None` if the request comes from this process.
+    pub(crate) client: Option<RequestClient>,
     /// The worker's path.
     pub(crate) path: &'static str,
     pub(crate) body: Bytes,

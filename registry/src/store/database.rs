@@ -30,6 +30,16 @@ pub(crate) enum Engine<S, P> {
     Postgres(P),
 }
 
+impl<S, P> Engine<S, P> {
+    /// The database's clock as an SQL expression: milliseconds since 1970.
+    pub(super) fn clock(&self) -> &'static str {
+        match self {
+            Engine::Sqlite(_) => "cast(unixepoch('subsec') * 1000 as bigint)",
+            Engine::Postgres(_) => "cast(extract(epoch from clock_timestamp()) * 1000 as bigint)",
+        }
+    }
+}
+
 /// Records metrics of a query under the name of the calling function.
 macro_rules! measured {
     ($run:expr) => {{
@@ -230,10 +240,7 @@ impl Store {
 
     /// The database's clock as an SQL expression: milliseconds since 1970.
     pub(super) fn clock(&self) -> &'static str {
-        match self.0 {
-            Engine::Sqlite(_) => "cast(unixepoch('subsec') * 1000 as bigint)",
-            Engine::Postgres(_) => "cast(extract(epoch from clock_timestamp()) * 1000 as bigint)",
-        }
+        self.0.clock()
     }
 
     /// Milliseconds since 1970 by the database's clock. All replicas share it, so they agree when a lease expires.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
 
-use super::{Engine, Store, on};
+use super::{Engine, Store, Tx, on};
 use crate::time::{millis, now_ms};
 use crate::{Error, metrics};
 
@@ -76,17 +76,6 @@ macro_rules! claim {
 }
 
 impl Store {
-    /// Adds a job, unless `limit` jobs are unfinished.
-    pub(crate) async fn job_insert(&self, job: &NewJob<'_>, limit: i64) -> Result<bool, Error> {
-        let rows = on!(self.write(), c => sqlx::query(
-            "insert into jobs (id, kind, parameters, writes, state, created_at)
-             select $1, $2, $3, cast($4 as bigint), 'queued', cast($5 as bigint)
-             where (select count(*) from jobs where finished_at is null) < cast($6 as bigint)")
-            .bind(job.id).bind(job.kind).bind(job.parameters).bind(i64::from(job.writes)).bind(now_ms()).bind(limit)
-            .execute(c).await.map(|r| r.rows_affected()))?;
-        Ok(rows > 0)
-    }
-
     pub(crate) async fn job_find(&self, id: &str) -> Result<Option<JobRow>, Error> {
         Ok(on!(self.read(), c => sqlx::query_as(concat!("select ", columns!(), " from jobs where id = $1"))
             .bind(id).fetch_optional(c).await)?)
@@ -177,16 +166,6 @@ impl Store {
         Ok(())
     }
 
-    /// Requests the cancellation of a job. A queued job ends at once.
-    pub(crate) async fn job_cancel(&self, id: &str) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query(
-            "update jobs set cancelled = 1, finished_at = case when state = 'queued' then cast($2 as bigint) end,
-                    state = case when state = 'queued' then 'cancelled' else state end
-             where id = $1 and finished_at is null")
-            .bind(id).bind(now_ms()).execute(c).await.map(drop))?;
-        Ok(())
-    }
-
     /// Adds findings of one kind, the first one at `position`.
     pub(crate) async fn findings_insert(
         &self,
@@ -266,5 +245,29 @@ impl Store {
                 .execute(c).await.map(drop))?;
         }
         Ok(())
+    }
+}
+
+impl Tx {
+    /// Adds a job, unless `limit` jobs are unfinished.
+    pub(crate) async fn job_insert(&mut self, job: &NewJob<'_>, limit: i64) -> Result<bool, Error> {
+        let rows = on!(self.conn(), c => sqlx::query(
+            "insert into jobs (id, kind, parameters, writes, state, created_at)
+             select $1, $2, $3, cast($4 as bigint), 'queued', cast($5 as bigint)
+             where (select count(*) from jobs where finished_at is null) < cast($6 as bigint)")
+            .bind(job.id).bind(job.kind).bind(job.parameters).bind(i64::from(job.writes)).bind(now_ms()).bind(limit)
+            .execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
+    }
+
+    /// Requests the cancellation of a job. A queued job ends at once. Returns false if no unfinished job has
+    /// this id.
+    pub(crate) async fn job_cancel(&mut self, id: &str) -> Result<bool, Error> {
+        let rows = on!(self.conn(), c => sqlx::query(
+            "update jobs set cancelled = 1, finished_at = case when state = 'queued' then cast($2 as bigint) end,
+                    state = case when state = 'queued' then 'cancelled' else state end
+             where id = $1 and finished_at is null")
+            .bind(id).bind(now_ms()).execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
     }
 }

@@ -300,6 +300,26 @@ impl Tx {
         Ok(())
     }
 
+    /// The tags of a manifest, and of every index that lists it, directly or through others. The repository is
+    /// locked.
+    pub(crate) async fn tags_above(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<Vec<Tag>, Error> {
+        // `union` visits each manifest once. `required` is always 0 or 1: its condition makes SQLite search by
+        // digest, because the primary key alone does not have the column.
+        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+            "with recursive above (digest) as (
+                 select digest from manifests where repository = $1 and digest = $2
+                 union
+                 select n.manifest from above a join manifest_blobs n
+                     on n.repository = $1 and n.digest = a.digest and n.kind = 'child' and n.required >= 0)
+             select name from tags where repository = $1 and digest in (select digest from above)")
+            .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
+        rows.iter().map(|(name,)| parse_stored("tag", name)).collect()
+    }
+
     /// Removes manifests with their tags and records the reason. For content that only they named, the grace
     /// period starts at the time given with each. Returns the manifests that existed. The repositories are
     /// locked.

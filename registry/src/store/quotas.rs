@@ -1,5 +1,8 @@
 //! Quotas of namespaces, and how much their blobs use.
 
+use std::collections::BTreeMap;
+
+use lode_model::digest::Digest;
 use sqlx::AssertSqlSafe;
 
 use super::{Engine, Store, Tx, bigint, on, size};
@@ -25,14 +28,20 @@ pub(crate) struct NamespaceUsage {
 
 #[derive(sqlx_macros::FromRow)]
 struct UsageColumns {
+    namespace: String,
     used: i64,
     logical: i64,
     own: i64,
 }
 
-/// The repositories of the namespace in `$1`. In byte order `0` follows `/`.
-const REPOSITORIES: &str =
-    "select name from repositories where name = $1 or (name > $1 || '/' and name < $1 || '0')";
+/// The bytes of the distinct blobs in the repositories of the namespace in `$1`. In byte order `0` follows
+/// `/`.
+const USED: &str = "select cast(coalesce(sum(size_bytes), 0) as bigint) from blobs
+     where digest in (select digest from links where repository in
+         (select name from repositories where name = $1 or (name > $1 || '/' and name < $1 || '0')))";
+
+/// Whether `repository` is in the namespace in `$1`. For columns that are not in byte order.
+const IS_INSIDE: &str = "(repository = $1 or substr(repository, 1, length($1) + 1) = $1 || '/')";
 
 impl Store {
     pub(crate) async fn quota_find(&self, namespace: &str) -> Result<Option<u64>, Error> {
@@ -50,43 +59,68 @@ impl Store {
             .collect()
     }
 
-    /// How many bytes the distinct blobs of a namespace have.
-    pub(crate) async fn namespace_used(&self, namespace: &str) -> Result<u64, Error> {
-        let (used,): (i64,) = on!(self.read(), c => sqlx::query_as(AssertSqlSafe(used_query()))
-            .bind(namespace).fetch_one(c).await)?;
-        size(used)
-    }
-
-    pub(crate) async fn namespace_usage(&self, namespace: &str) -> Result<NamespaceUsage, Error> {
+    /// The quota of a namespace, and the bytes in the repositories below `counted`: those of their distinct
+    /// blobs, and those that their open uploads have received. `None` without a quota; then nothing is added
+    /// up.
+    pub(crate) async fn quota_use(
+        &self,
+        namespace: &str,
+        counted: &str,
+    ) -> Result<Option<(u64, u64)>, Error> {
         let text = format!(
-            "with own as (select l.repository, l.digest, b.size_bytes from links l
-                          join blobs b on b.digest = l.digest
-                          where l.repository in ({REPOSITORIES})),
-                  each_once as (select distinct digest, size_bytes from own)
-             select cast(coalesce((select sum(size_bytes) from each_once), 0) as bigint) as used,
-                    cast(coalesce((select sum(size_bytes) from own), 0) as bigint) as logical,
-                    cast(coalesce((select sum(size_bytes) from each_once e where not exists (
-                        select 1 from links o where o.digest = e.digest and o.repository not in ({REPOSITORIES}))
-                    ), 0) as bigint) as own"
+            "select limit_bytes, ({USED}) + cast(coalesce(
+                 (select sum(next_byte) from uploads where {IS_INSIDE}), 0) as bigint)
+             from quotas where namespace = $2"
         );
-        let row: UsageColumns = on!(patiently self.read(), c => sqlx::query_as(AssertSqlSafe(text))
-            .bind(namespace).fetch_one(c).await)?;
-        Ok(NamespaceUsage {
-            used_bytes: size(row.used)?,
-            logical_bytes: size(row.logical)?,
-            own_bytes: size(row.own)?,
-        })
+        let row: Option<(i64, i64)> = on!(self.read(), c => sqlx::query_as(AssertSqlSafe(text))
+            .bind(counted).bind(namespace).fetch_optional(c).await)?;
+        row.map(|(limit, used)| Ok((size(limit)?, size(used)?))).transpose()
     }
-}
 
-fn used_query() -> String {
-    format!(
-        "select cast(coalesce(sum(size_bytes), 0) as bigint) from blobs
-         where digest in (select digest from links where repository in ({REPOSITORIES}))"
-    )
+    /// How much the blobs of these namespaces use. One without blobs is absent.
+    pub(crate) async fn namespace_usages(
+        &self,
+        namespaces: &[&str],
+    ) -> Result<BTreeMap<String, NamespaceUsage>, Error> {
+        let rows: Vec<UsageColumns> = on!(patiently self.read(), c => sqlx::query_as(
+            "with wanted as (select value as namespace from json_each($1)),
+                  held as (select w.namespace, l.digest, b.size_bytes, count(*) as times
+                      from wanted w
+                      join repositories r on r.name = w.namespace
+                          or (r.name > w.namespace || '/' and r.name < w.namespace || '0')
+                      join links l on l.repository = r.name
+                      join blobs b on b.digest = l.digest
+                      group by w.namespace, l.digest, b.size_bytes)
+             select namespace, cast(sum(size_bytes) as bigint) as used,
+                    cast(sum(size_bytes * times) as bigint) as logical,
+                    cast(sum(case when times = (select count(*) from links l where l.digest = held.digest)
+                        then size_bytes else 0 end) as bigint) as own
+             from held group by namespace")
+            .bind(serde_json::Value::from(namespaces).to_string()).fetch_all(c).await)?;
+        rows.into_iter()
+            .map(|row| {
+                let usage = NamespaceUsage {
+                    used_bytes: size(row.used)?,
+                    logical_bytes: size(row.logical)?,
+                    own_bytes: size(row.own)?,
+                };
+                Ok((row.namespace, usage))
+            })
+            .collect()
+    }
 }
 
 impl Tx {
+    /// Whether a link of this blob adds to the use of a namespace that has a quota. The blob's row is locked,
+    /// so no other transaction links or unlinks it.
+    pub(crate) async fn link_uses_quota(&mut self, namespace: &str, digest: &Digest) -> Result<bool, Error> {
+        let (is_added,): (bool,) = on!(self.conn(), c => sqlx::query_as(AssertSqlSafe(format!(
+            "select exists (select 1 from quotas where namespace = $1)
+                 and not exists (select 1 from links where digest = $2 and {IS_INSIDE})")))
+            .bind(namespace).bind(digest.as_str()).fetch_one(c).await)?;
+        Ok(is_added)
+    }
+
     /// The quota of a namespace, locked until the end of the transaction, and the bytes that its blobs have,
     /// those of this transaction included. `None` without a quota.
     pub(crate) async fn quota_lock(&mut self, namespace: &str) -> Result<Option<(u64, u64)>, Error> {
@@ -95,8 +129,7 @@ impl Tx {
             "select limit_bytes from quotas where namespace = $1 {lock}")))
             .bind(namespace).fetch_optional(c).await)?;
         let Some((limit,)) = row else { return Ok(None) };
-        let (used,): (i64,) = on!(self.conn(), c => sqlx::query_as(AssertSqlSafe(used_query()))
-            .bind(namespace).fetch_one(c).await)?;
+        let (used,): (i64,) = on!(self.conn(), c => sqlx::query_as(USED).bind(namespace).fetch_one(c).await)?;
         Ok(Some((size(limit)?, size(used)?)))
     }
 

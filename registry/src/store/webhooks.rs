@@ -137,14 +137,6 @@ impl Store {
         Ok(())
     }
 
-    /// Makes an abandoned or pending delivery due now. Returns false if there is none.
-    pub(crate) async fn delivery_redeliver(&self, id: &str, now: i64) -> Result<bool, Error> {
-        let rows = on!(self.write(), c => sqlx::query(
-            "update webhook_deliveries set given_up_at = null, next_at = $2, created_at = $2 where id = $1")
-            .bind(id).bind(now).execute(c).await.map(|r| r.rows_affected()))?;
-        Ok(rows > 0)
-    }
-
     /// Pending and abandoned deliveries, newest first, after `after`.
     pub(crate) async fn delivery_list(
         &self,
@@ -178,5 +170,13 @@ impl Tx {
             })?;
         }
         Ok(())
+    }
+
+    /// Makes an abandoned or pending delivery due now. Returns false if there is none.
+    pub(crate) async fn delivery_redeliver(&mut self, id: &str, now: i64) -> Result<bool, Error> {
+        let rows = on!(self.conn(), c => sqlx::query(
+            "update webhook_deliveries set given_up_at = null, next_at = $2, created_at = $2 where id = $1")
+            .bind(id).bind(now).execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
     }
 }

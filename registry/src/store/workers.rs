@@ -8,7 +8,7 @@ use lode_model::digest::Digest;
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
-use super::{Store, on, parse_stored};
+use super::{Store, Tx, on, parse_stored};
 use crate::Error;
 use crate::time::millis;
 
@@ -99,24 +99,6 @@ fn id_list(ids: &[Uuid]) -> String {
 }
 
 impl Store {
-    /// Adds a worker, seen now. It replaces workers at the same address, which were restarted.
-    pub(crate) async fn worker_insert(&self, row: &WorkerRow) -> Result<(), Error> {
-        let text = AssertSqlSafe(format!(
-            "insert into workers (id, secret, advertise, version, devices, loaded, cached, credential, registered_at, seen_at)
-             values ($1, $2, $3, $4, $5, $6, $7, $8, {now}, {now})",
-            now = self.clock()
-        ));
-        let mut tx = self.begin().await?;
-        on!(tx.conn(), c => sqlx::query("delete from workers where advertise = $1")
-            .bind(&row.advertise).execute(c).await.map(drop))?;
-        on!(tx.conn(), c => sqlx::query(text)
-            .bind(row.id.to_string()).bind(row.secret.expose()).bind(&row.advertise).bind(&row.version)
-            .bind(&row.devices).bind(&row.loaded).bind(&row.cached)
-            .bind(row.credential.as_ref().map(Digest::as_str))
-            .execute(c).await.map(drop))?;
-        tx.commit().await
-    }
-
     /// Records the inventory of a worker. Returns false if no worker has this id and credential.
     pub(crate) async fn worker_update(
         &self,
@@ -188,5 +170,24 @@ impl Store {
              from workers where id in (select value from json_each($1))")
             .bind(id_list(ids)).fetch_all(c).await)?;
         rows.into_iter().map(WorkerRow::try_from).collect()
+    }
+}
+
+impl Tx {
+    /// Adds a worker, seen now. It replaces workers at the same address, which were restarted.
+    pub(crate) async fn worker_insert(&mut self, row: &WorkerRow) -> Result<(), Error> {
+        let text = AssertSqlSafe(format!(
+            "insert into workers (id, secret, advertise, version, devices, loaded, cached, credential, registered_at, seen_at)
+             values ($1, $2, $3, $4, $5, $6, $7, $8, {now}, {now})",
+            now = self.0.clock()
+        ));
+        on!(self.conn(), c => sqlx::query("delete from workers where advertise = $1")
+            .bind(&row.advertise).execute(c).await.map(drop))?;
+        on!(self.conn(), c => sqlx::query(text)
+            .bind(row.id.to_string()).bind(row.secret.expose()).bind(&row.advertise).bind(&row.version)
+            .bind(&row.devices).bind(&row.loaded).bind(&row.cached)
+            .bind(row.credential.as_ref().map(Digest::as_str))
+            .execute(c).await.map(drop))?;
+        Ok(())
     }
 }

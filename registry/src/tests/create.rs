@@ -26,7 +26,7 @@ async fn stage(app: &App, bytes: &[u8]) -> Digest {
     digest
 }
 
-fn safetensors(name: &str, rows: usize) -> Vec<u8> {
+pub(super) fn safetensors(name: &str, rows: usize) -> Vec<u8> {
     let size = rows * 4 * 4;
     let header = json!({ name: {"dtype": "F32", "shape": [rows, 4], "data_offsets": [0, size]} }).to_string();
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![1; size]].concat()

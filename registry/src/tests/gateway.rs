@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
+use super::access::PASSWORD;
 use super::wire::{Server, request, within};
 use super::{App, TestResponse};
 use crate::Config;
@@ -290,6 +291,68 @@ async fn requests_per_client_are_limited() {
     drop(first);
     within(ended.closed()).await;
     assert_eq!(send_request("192.0.2.1", "/api/generate").await.status(), 200);
+}
+
+#[tokio::test]
+async fn requests_per_account_are_limited() {
+    let proxy: crate::config::Cidr = "127.0.0.1".parse().unwrap();
+    let config = Config { max_per_client: 1, trusted_proxies: vec![proxy], ..Config::default() };
+    let app = App::with(config).await;
+    app.push_image("mini", "latest", "x").await;
+    let (address, heard) = worker(|| {
+        let first = Ok::<_, std::io::Error>(Bytes::from_static(b"{\"response\":\"x\"}\n"));
+        let records = stream::iter([first]).chain(stream::pending());
+        ([("content-type", "application/x-ndjson")], Body::from_stream(records)).into_response()
+    })
+    .await;
+    join(&app, address).await;
+    let first = json!({"name": "admin", "password": PASSWORD, "server_role": "admin"});
+    assert_eq!(app.post_json("/lode/v1/accounts", first).await.status, 201);
+    let (alice, bob) = (app.user("alice").await, app.user("bob").await);
+    let send_request = async |credentials: &str, client: &str, path: &str| {
+        let mut request = Request::post(path)
+            .header("host", "localhost:5000")
+            .header("authorization", credentials)
+            .header("x-forwarded-for", client)
+            .body(Body::from(r#"{"model":"mini","stream":true,"prompt":"x"}"#))
+            .unwrap();
+        request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 9))));
+        app.raw(request).await
+    };
+    let first = send_request(&alice, "192.0.2.1", "/api/generate").await;
+    let other = send_request(&bob, "192.0.2.1", "/v1/completions").await;
+    assert_eq!((first.status().as_u16(), other.status().as_u16()), (200, 200), "they share an address");
+    for path in ["/api/generate", "/v1/completions"] {
+        let refused = TestResponse::read(send_request(&alice, "192.0.2.2", path).await).await;
+        assert_eq!(refused.status, 429, "{path}: {}", refused.text());
+        assert!(refused.text().contains("client user:alice has 1 inference requests"), "{}", refused.text());
+    }
+    // Workers get the same key.
+    let received = heard.lock().unwrap().clone();
+    for (credentials, request) in [&alice, &bob].into_iter().zip(received) {
+        let me = app.get_as(credentials, "/lode/v1/me").await.json();
+        assert_eq!(request["client"], me["id"]);
+    }
+}
+
+#[tokio::test]
+async fn the_other_spelling_may_be_public() {
+    let app = App::new().await;
+    app.push_image("library/mini", "latest", "x").await;
+    join(&app, worker(|| records("{\"done\":true}\n")).await.0).await;
+    let first = json!({"name": "admin", "password": PASSWORD, "server_role": "admin"});
+    assert_eq!(app.post_json("/lode/v1/accounts", first).await.status, 201);
+    let generate = async |name: &str| {
+        let body = json!({"model": name}).to_string();
+        app.send_as("", Request::post("/api/generate"), body).await.status.as_u16()
+    };
+    for name in ["mini", "library/mini"] {
+        assert_eq!(generate(name).await, 401, "{name}");
+    }
+    app.show("library/mini", "public").await;
+    for (name, status) in [("mini", 200), ("library/mini", 200), ("maxi", 401)] {
+        assert_eq!(generate(name).await, status, "{name}");
+    }
 }
 
 #[tokio::test]

@@ -123,7 +123,9 @@ async fn another_replica_takes_over_what_a_dead_one_ran() {
         let parameters = r#"{"dry_run":false}"#;
         // This replica is read-only, so it does not claim the job.
         let new = NewJob { id: &id, kind: "gc", parameters, writes: true };
-        assert!(store.job_insert(&new, 100).await.unwrap());
+        let mut tx = store.begin().await.unwrap();
+        assert!(tx.job_insert(&new, 100).await.unwrap());
+        tx.commit().await.unwrap();
         let lease = Duration::from_secs(600);
         assert!(store.job_claim("reader", false, lease).await.unwrap().is_none());
         let first = store.job_claim("a", true, lease).await.unwrap().unwrap();
@@ -138,7 +140,9 @@ async fn another_replica_takes_over_what_a_dead_one_ran() {
         let end = JobEnd { state: "succeeded", progress: None, result: Some("{}"), problem: None };
         assert!(!store.job_finish(&run("a", 1), &end).await.unwrap());
         store.findings_insert(&run("a", 1), "orphan", 0, &["\"stale\"".to_owned()]).await.unwrap();
-        store.job_cancel(&id).await.unwrap();
+        let mut tx = store.begin().await.unwrap();
+        assert!(tx.job_cancel(&id).await.unwrap());
+        tx.commit().await.unwrap();
         assert_eq!(store.job_renew(&run("b", 2), lease, None).await.unwrap(), Some(true));
         assert!(store.job_finish(&run("b", 2), &end).await.unwrap());
         assert!(app.findings(&id, "orphan", 10).await.is_empty());
@@ -158,7 +162,9 @@ async fn a_job_of_a_server_that_was_killed_runs_again() {
     {
         let store = crate::store::Store::open(None, data.path()).await.unwrap();
         let new = NewJob { id: &id, kind: "fsck", parameters: r#"{"verify":false}"#, writes: false };
-        assert!(store.job_insert(&new, 100).await.unwrap());
+        let mut tx = store.begin().await.unwrap();
+        assert!(tx.job_insert(&new, 100).await.unwrap());
+        tx.commit().await.unwrap();
         store.job_claim("dead", true, Duration::from_secs(600)).await.unwrap().unwrap();
         store.close().await;
     }

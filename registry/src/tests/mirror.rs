@@ -409,3 +409,50 @@ async fn a_copy_out_of_a_mirror_fetches_what_is_not_held() {
         upstream.set(Mode::Up);
     }
 }
+
+#[tokio::test]
+async fn a_protected_tag_stays_where_it_is() {
+    let upstream = Upstream::start().await;
+    for app in mirrors(&upstream, Duration::ZERO).await {
+        let first = upstream.app.push_image("team/mini", "latest", "one").await;
+        assert_eq!(app.get(MANIFEST).await.header("docker-content-digest"), first.as_str());
+        let body = json!({"target": "hub/*", "patterns": ["latest"]}).to_string();
+        assert_eq!(app.send(http::Request::put("/lode/v1/protected-tags"), body).await.status, 204);
+        // Whether the upstream moves or deletes it, the stored manifest is served.
+        upstream.app.push_image("team/mini", "latest", "two").await;
+        for _ in 0..2 {
+            let manifest = app.get(MANIFEST).await;
+            assert_eq!(manifest.status, 200, "{}", manifest.text());
+            assert_eq!(manifest.header("docker-content-digest"), first.as_str());
+        }
+        assert_eq!(upstream.app.delete("/v2/team/mini/manifests/latest").await.status, 202);
+        let manifest = app.get(MANIFEST).await;
+        assert_eq!(manifest.status, 200, "{}", manifest.text());
+        assert_eq!(manifest.header("docker-content-digest"), first.as_str());
+    }
+}
+
+#[tokio::test]
+async fn a_full_quota_is_reported() {
+    let upstream = Upstream::start().await;
+    upstream.app.push_image("team/mini", "latest", "layer").await;
+    for app in mirrors(&upstream, LONG).await {
+        let limit = async |limit: Value| {
+            let body = json!({"namespace": "hub", "limit_bytes": limit}).to_string();
+            assert_eq!(app.send(http::Request::put("/lode/v1/quotas"), body).await.status, 204);
+        };
+        let refused = |response: TestResponse| {
+            assert_eq!(response.failure(), failure(403, "DENIED"), "{}", response.text());
+            assert!(response.text().contains("quota of namespace hub is exceeded"), "{}", response.text());
+        };
+        limit(json!(10)).await;
+        refused(app.get(MANIFEST).await);
+        limit(json!(null)).await;
+        let layer = layer_of(&app.get(MANIFEST).await);
+        limit(json!(10)).await;
+        assert_eq!(app.get(MANIFEST).await.status, 200, "it is stored");
+        refused(app.get(&layer).await);
+        limit(json!(null)).await;
+        assert_eq!(app.get(&layer).await.text(), "layer");
+    }
+}

@@ -9,7 +9,7 @@ use super::App;
 use super::models::push_model;
 
 /// Another server, with a socket.
-async fn other() -> (App, SocketAddr) {
+pub(super) async fn other() -> (App, SocketAddr) {
     let app = App::new().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -236,6 +236,9 @@ async fn abandoned_events_stay_visible_and_can_be_retried() {
     assert!(!given_up.to_string().contains("hush"), "{given_up}");
     let again = format!("/lode/v1/webhooks/{}/retry", given_up[0]["id"].as_str().unwrap());
     assert_eq!(app.send(Request::post(&again), "").await.status, 202);
+    let recorded = app.get("/lode/v1/audit?action=webhook.retry").await.json();
+    let target = format!("delivery:{}", given_up[0]["id"].as_str().unwrap());
+    assert_eq!(recorded["records"][0]["target"], target, "{recorded}");
     assert_eq!(receiver.events(1).await.len(), 1);
     wait_until_delivered(&app).await;
     assert_eq!(app.send(Request::post(&again), "").await.status, 404);

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use super::inference::{ForwardedBody, forward, read_json, resolve};
 use crate::auth::Caller;
-use crate::gateway::WorkerResponse;
+use crate::gateway::{RequestClient, WorkerResponse};
 use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse_part};
 use crate::http::forwarded::ClientAddress;
@@ -115,6 +115,7 @@ async fn request_worker(
     body: InferenceBody,
 ) -> Result<WorkerResponse, Failure> {
     let resolved = resolve(&server.registry, caller, model, model_name::parse_exact(model)?).await?;
+    let client = RequestClient::of(caller, client.0);
     let request = ForwardedBody { name: model.to_owned(), client, path, body };
     let response = forward(server, resolved, request).await?;
     if response.status.is_success() {

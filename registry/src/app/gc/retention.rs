@@ -3,14 +3,16 @@
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
+use serde_json::{Value, json};
 
 use super::{BATCH, GcReport, RunTimes};
 use crate::Error;
 use crate::app::event::Event;
 use crate::app::job_control::JobControl;
 use crate::app::{Registry, retry_on_deadlock};
+use crate::auth::Caller;
 use crate::retention::Rule;
-use crate::store::{AgedTag, ListFilter, RemovalCause, RemovalReason, UnreferencedContent};
+use crate::store::{AgedTag, ListFilter, RemovalCause, RemovalReason, RemovedManifest, UnreferencedContent};
 use crate::time::millis;
 
 impl Registry {
@@ -81,6 +83,10 @@ impl Registry {
             .map(|tag| Event::Untag { repository, tag: &tag.name, digest: &tag.digest, reason })
             .collect();
         self.announce_all(&mut tx, &why.actor, &events).await?;
+        for tag in &removed {
+            let target = format!("{repository}:{}", tag.name);
+            self.audit(&mut tx, &Caller::INTERNAL, "tag.delete", target, detail(why)).await?;
+        }
         tx.commit().await?;
         Ok(removed.len() as u64)
     }
@@ -123,8 +129,17 @@ impl Registry {
                 unreferenced_at: why.at,
             })
             .collect();
-        let gone = self.manifests_remove(&mut tx, &still, why).await?.len() as u64;
+        let gone = self.manifests_remove(&mut tx, &still, why).await?;
+        for RemovedManifest { repository, digest, .. } in &gone {
+            let target = format!("{repository}@{digest}");
+            self.audit(&mut tx, &Caller::INTERNAL, "manifest.delete", target, detail(why)).await?;
+        }
         tx.commit().await?;
-        Ok(gone)
+        Ok(gone.len() as u64)
     }
+}
+
+/// The detail of a removal in the audit log.
+fn detail(why: &RemovalCause) -> Value {
+    json!({ "reason": why.reason.as_str(), "rule": why.reason.rule() })
 }
