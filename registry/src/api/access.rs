@@ -14,7 +14,8 @@ use super::MAX_PAGE;
 use crate::Registry;
 use crate::app::{AccountChange, AccountError, AccountInfo, Grant, KeyInfo, NewAccount, NewToken, TokenInfo};
 use crate::auth::{
-    Access, AccessTarget, AccountKind, Action, Caller, OllamaKey, Role, Scope, ServerRole, Target, Visibility,
+    Access, AccessTarget, AccountKind, Action, Caller, Credential, OllamaKey, Role, Scope, ServerRole,
+    Target, Visibility,
 };
 use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
 
@@ -33,11 +34,13 @@ fn user() -> AccountKind {
     AccountKind::User
 }
 
-/// A request to change an account. `server_role` may be `none`.
+/// A request to change an account. `server_role` may be `none`. With `current_password` it changes the caller's own
+/// password, for which it need not be an administrator.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ChangeRequest {
     password: Option<Secret>,
+    current_password: Option<Secret>,
     server_role: Option<String>,
     disabled: Option<bool>,
 }
@@ -159,7 +162,14 @@ pub(crate) async fn change_account(
     Path(name): Path<String>,
     body: JsonBody<ChangeRequest>,
 ) -> Result<Json<AccountInfo>, Failure> {
-    let (ChangeRequest { password, server_role, disabled }, _charge) = body.into_parts();
+    let (ChangeRequest { password, current_password, server_role, disabled }, _charge) = body.into_parts();
+    if let (Some(new), Some(current)) = (&password, current_password)
+        && server_role.is_none()
+        && disabled.is_none()
+        && caller.account().is_some_and(|account| account.name == name)
+    {
+        return Ok(Json(registry.password_change(&caller, &current, new.clone()).await?));
+    }
     let server_role = match server_role.as_deref() {
         None => None,
         Some("none") => Some(None),
@@ -339,15 +349,19 @@ pub(crate) async fn remove_key(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The account behind the request's credentials. `csrf` is the token that scripts of this server's pages send
-/// with changes.
+/// The account behind the request's credentials. `token_id` identifies the token that was used. `csrf` is the
+/// token that scripts of this server's pages send with changes.
 pub(crate) async fn me(State(registry): State<Registry>, caller: Caller) -> Result<Json<Value>, Failure> {
     registry.authorize(&caller, Action::SignIn, Target::Server).await?;
     let Some(account) = caller.account() else { return Ok(Json(json!({ "name": null }))) };
     let csrf = registry.csrf_token(&caller).await?;
+    let token_id = match account.credential {
+        Credential::Token(id) => Some(id),
+        _ => None,
+    };
     Ok(Json(json!({
         "id": account.id, "name": account.name, "kind": account.kind, "server_role": account.server_role,
-        "access": account.scope.access, "targets": account.scope.targets,
+        "access": account.scope.access, "targets": account.scope.targets, "token_id": token_id,
         "csrf": csrf.as_ref().map(Secret::expose),
     })))
 }

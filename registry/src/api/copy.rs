@@ -31,7 +31,7 @@ pub(crate) fn copy(read_name: ReadName) -> MethodRouter<ServerState> {
             let (source, destination) = (read_name(&copy.source, &own)?, read_name(&copy.destination, &own)?);
             let from =
                 registry.spelling_of_manifest(&caller, &source.repositories, &source.reference).await?;
-            let to = registry.spelling_to_write(&destination.repositories).await?;
+            let to = registry.spelling_to_write(&caller, &destination.repositories).await?;
             let (from, to) = ((&from, &source.reference), (&to, &destination.reference));
             let found = registry.model_copy(&caller, from, to).await?;
             if found { Ok(StatusCode::OK) } else { Err(Failure::ModelUnknown { name: copy.source }) }

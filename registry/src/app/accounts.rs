@@ -14,7 +14,7 @@ use crate::auth::{
     AccessTarget, Account, AccountKind, Action, Caller, Credential, Identity, OllamaKeyError, Role, STAGING,
     Scope, ServerRole, Target,
 };
-use crate::store::{AccountRow, GroupRow, Tx};
+use crate::store::{AccountRow, AccountUpdate, GroupRow, Tx};
 use crate::time::{as_rfc3339, now_ms};
 
 /// First parts of repository names that are paths of this server, or have a meaning for it.
@@ -223,8 +223,7 @@ impl Registry {
         Ok(Page::cut(rows.into_iter().map(AccountInfo::from).collect(), n))
     }
 
-    /// Changes an account. Sessions and access tokens end; tokens end if it is disabled. A user may change its
-    /// own password.
+    /// Changes an account. Its sessions and access tokens end; its tokens end if it is disabled.
     pub async fn account_update(
         &self,
         caller: &Caller,
@@ -232,33 +231,36 @@ impl Registry {
         change: AccountChange,
     ) -> Result<AccountInfo, AccountError> {
         self.check_recent(caller)?;
-        let is_own = caller.account().is_some_and(|account| account.name == name && is_full(account));
-        if !is_own || change.server_role.is_some() || change.is_disabled.is_some() {
-            self.authorize(caller, Action::Administer, Target::Server).await?;
-        }
+        self.authorize(caller, Action::Administer, Target::Server).await?;
+        self.account_change(caller, name, change).await
+    }
+
+    async fn account_change(
+        &self,
+        caller: &Caller,
+        name: &str,
+        change: AccountChange,
+    ) -> Result<AccountInfo, AccountError> {
         self.check_writable()?;
-        let mut row = self.account_row(name).await?;
+        let row = self.account_row(name).await?;
         if row.kind == AccountKind::Robot && (change.password.is_some() || change.server_role.is_some()) {
             return Err(AccountError::Robot);
         }
+        let AccountChange { password, server_role, is_disabled } = change;
         let detail = json!({
-            "password": change.password.is_some(), "server_role": change.server_role,
-            "disabled": change.is_disabled,
+            "password": password.is_some(), "server_role": server_role, "disabled": is_disabled,
         });
-        if let Some(password) = change.password {
-            row.password = Some(self.password_hash(password).await?);
-        }
-        if let Some(role) = change.server_role {
-            row.server_role = role;
-        }
-        match change.is_disabled {
-            Some(true) => row.disabled_at = row.disabled_at.or_else(|| Some(now_ms())),
-            Some(false) => row.disabled_at = None,
-            None => {}
-        }
+        let password = match password {
+            Some(password) => Some(self.password_hash(password).await?),
+            None => None,
+        };
+        let update = AccountUpdate { password, server_role, is_disabled };
+        let unknown = || AccountError::Unknown { name: name.to_owned() };
         let mut tx = self.store().begin().await?;
         tx.access_changed().await?;
-        tx.account_update(&row).await?;
+        if !tx.account_update(row.id, &update).await? {
+            return Err(unknown());
+        }
         tx.sessions_delete(row.id, None).await?;
         if !tx.has_admin().await? {
             return Err(AccountError::LastAdmin);
@@ -267,7 +269,7 @@ impl Registry {
         tx.commit().await?;
         self.access.changed();
         tracing::info!(account = name, "account changed");
-        Ok(AccountInfo::from(row))
+        self.store().account_find(row.id).await?.map(AccountInfo::from).ok_or_else(unknown)
     }
 
     /// Whether the caller's account can sign in with a password.
@@ -276,24 +278,29 @@ impl Registry {
         Ok(self.account_live(account.id).await?.is_some_and(|row| row.password.is_some()))
     }
 
-    /// Changes the caller's own password.
-    pub(crate) async fn password_change(
+    /// Changes the caller's own password. The current one is needed: whoever has a token or a session of the
+    /// account must not be able to lock its owner out.
+    pub async fn password_change(
         &self,
         caller: &Caller,
         current: &Secret,
         new: Secret,
-    ) -> Result<(), AccountError> {
+    ) -> Result<AccountInfo, AccountError> {
         let account = caller.account().ok_or(Error::Unauthorized)?;
+        if !is_full(account) {
+            return Err(Error::Denied.into());
+        }
         let checked = self.sign_in_basic(caller, &account.name, current, None).await?;
         if !matches!(checked, Identity::Account(checked) if checked.credential == Credential::Password) {
             return Err(AccountError::NotAUser);
         }
         let change = AccountChange { password: Some(new), ..AccountChange::default() };
-        self.account_update(caller, &account.name, change).await.map(drop)
+        self.account_change(caller, &account.name, change).await
     }
 
-    /// Deletes an account with its tokens and grants. Its repositories stay.
+    /// Deletes an account with its tokens and grants, and the robots of its namespace. Its repositories stay.
     pub async fn account_delete(&self, caller: &Caller, name: &str) -> Result<(), AccountError> {
+        self.check_recent(caller)?;
         let row = match name.split_once('+') {
             Some((owner, _)) => match namespace(owner) {
                 Some(namespace) => {
@@ -310,7 +317,7 @@ impl Registry {
         self.check_writable()?;
         let mut tx = self.store().begin().await?;
         tx.access_changed().await?;
-        tx.account_delete(row.id).await?;
+        tx.account_delete(&row).await?;
         if !tx.has_admin().await? {
             return Err(AccountError::LastAdmin);
         }
@@ -330,6 +337,7 @@ impl Registry {
         provider: Option<&str>,
         claim: Option<&str>,
     ) -> Result<(), AccountError> {
+        self.check_recent(caller)?;
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
         check_name(name, name)?;
@@ -338,12 +346,11 @@ impl Registry {
         {
             return Err(SignOnError::ProviderUnknown { name: provider.to_owned() }.into());
         }
-        let is_account = self.store().account_find_by_name(name).await?.is_some();
         let mut tx = self.store().begin().await?;
         if !tx.has_accounts().await? {
             return Err(AccountError::FirstAccount);
         }
-        if is_account || !tx.group_insert(Uuid::now_v7(), name, provider, claim).await? {
+        if !tx.group_insert(Uuid::now_v7(), name, provider, claim).await? {
             return Err(AccountError::NameTaken { name: name.to_owned() });
         }
         let detail = json!({ "provider": provider, "claim": claim });
@@ -354,6 +361,7 @@ impl Registry {
 
     /// Deletes a group with its grants.
     pub async fn group_delete(&self, caller: &Caller, name: &str) -> Result<(), AccountError> {
+        self.check_recent(caller)?;
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
         let id = self.group_id(name).await?;
@@ -378,7 +386,10 @@ impl Registry {
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
         let (id, member) = (self.group_id(group).await?, self.account_row(account).await?.id);
-        if self.store().group_list().await?.iter().any(|row| row.name == group && row.provider.is_some()) {
+        // The provider adds members; an administrator may remove one until the next sign-in there.
+        if is_member
+            && self.store().group_list().await?.iter().any(|row| row.name == group && row.provider.is_some())
+        {
             return Err(AccountError::ProviderGroup { group: group.to_owned() });
         }
         let mut tx = self.store().begin().await?;
@@ -443,6 +454,12 @@ pub(super) fn is_reserved(repository: &Repository) -> bool {
 
 pub(super) fn namespace(name: &str) -> Option<AccessTarget> {
     name.parse().ok().map(AccessTarget::Namespace)
+}
+
+/// Whether an account may have this name, as far as its characters go.
+pub(super) fn is_account_name(name: &str) -> bool {
+    let is_known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-+".contains(&byte);
+    (1..=2 * MAX_NAME_LEN + 1).contains(&name.len()) && name.bytes().all(is_known)
 }
 
 /// Checks a part of an account's name. It is also a namespace, so it has the same characters.

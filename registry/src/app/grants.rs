@@ -32,7 +32,7 @@ impl Registry {
         self.check_recent(caller)?;
         if let Some(visibility) = visibility_of(subject) {
             return match role {
-                Role::Read => Ok(self.visibility_put(caller, target, visibility).await?),
+                Role::Read => self.visibility_put(caller, target, visibility).await,
                 _ => Err(AccountError::OnlyRead { subject: subject.to_owned() }),
             };
         }
@@ -57,8 +57,9 @@ impl Registry {
         target: &AccessTarget,
         subject: &str,
     ) -> Result<(), AccountError> {
+        self.check_recent(caller)?;
         if visibility_of(subject).is_some() {
-            return Ok(self.visibility_put(caller, target, Visibility::Private).await?);
+            return self.visibility_put(caller, target, Visibility::Private).await;
         }
         self.authorize(caller, Action::Own, Target::Settings(target)).await?;
         self.check_writable()?;
@@ -100,7 +101,8 @@ impl Registry {
         caller: &Caller,
         target: &AccessTarget,
         visibility: Visibility,
-    ) -> Result<(), Error> {
+    ) -> Result<(), AccountError> {
+        self.check_recent(caller)?;
         self.authorize(caller, Action::Own, Target::Settings(target)).await?;
         self.check_writable()?;
         let mut tx = self.store().begin().await?;

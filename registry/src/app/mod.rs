@@ -84,7 +84,7 @@ use registry::{TRIES, detached, retry_on_deadlock};
 pub(crate) use sign_in::SESSION_TIME;
 pub use sign_in_errors::{PublisherError, SignOnError};
 pub(crate) use single_sign_on::{
-    IdentityInfo, ProviderInfo, SIGN_ON_TIME, SignOnAnswer, SignOnStart, SignedOn,
+    IdentityInfo, ProviderInfo, SIGN_ON_TIME, SignOnAnswer, SignOnGoal, SignOnStart, SignedOn,
 };
 pub use spellings::Spellings;
 pub use tokens::{KeyInfo, NewToken, TokenInfo};

@@ -53,7 +53,8 @@ impl Registry {
             }
             _ => return Err(AccountError::NotAUser),
         };
-        let row = self.account_live(account.id).await?.ok_or(AccountError::NotAUser)?;
+        let row = self.account_live(account.id).await?.filter(|row| row.epoch == account.epoch);
+        let row = row.ok_or(Error::CredentialsInvalid { is_token: false })?;
         self.session_create(client, &row, None).await
     }
 
@@ -82,7 +83,9 @@ impl Registry {
         let account = account_of(row, Credential::Session(session.id), Scope::default());
         let caller = client.with_identity(Identity::Account(account.into()));
         let mut tx = self.store().begin().await?;
-        tx.session_insert(&session, &digest_of(cookie.expose())).await?;
+        if !tx.session_insert(&session, &digest_of(cookie.expose()), row.epoch).await? {
+            return Err(Error::CredentialsInvalid { is_token: false }.into());
+        }
         let detail = json!({ "id": session.id, "provider": provider });
         self.audit(&mut tx, &caller, "session.create", subject(row), detail).await?;
         tx.commit().await?;

@@ -15,6 +15,7 @@ use sha2::Sha256;
 use uuid::Uuid;
 
 use super::Registry;
+use super::accounts::is_account_name;
 use super::sign_in_cache::{CredentialKey, Holder, USE_INTERVAL};
 use super::worker::WORKER_CREDENTIAL_PREFIX;
 use crate::Error;
@@ -41,8 +42,15 @@ const MAX_SCOPES: usize = 64;
 const ACCESS_TOKEN_PREFIX: &str = "lode.";
 const KEY_NAME: &str = "access-tokens";
 
+/// Whether the expiry of a credential counts. It does not for the rest of an upload that its account has begun.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Expiry {
+    Checked,
+    Ignored,
+}
+
 /// The content of an access token. Rights are evaluated at each request; the token only says who it is for.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 struct AccessToken {
     /// The account and the credential with which the token was requested. Both are absent for a client without
     /// credentials.
@@ -83,19 +91,20 @@ impl Registry {
         if self.internal_token.matches(text) {
             return Ok(Some(Identity::Internal));
         }
-        let holder = self.credential_holder(CredentialKey::Token(digest_of(text))).await?;
+        let holder = self.credential_holder(CredentialKey::Token(digest_of(text)), Expiry::Checked).await?;
         Ok(holder.map(Identity::Account))
     }
 
     /// The identity of a browser's session.
     pub(crate) async fn sign_in_session(&self, cookie: &str) -> Result<Option<Identity>, Error> {
-        let holder = self.credential_holder(CredentialKey::Session(digest_of(cookie))).await?;
+        let holder =
+            self.credential_holder(CredentialKey::Session(digest_of(cookie)), Expiry::Checked).await?;
         Ok(holder.map(Identity::Account))
     }
 
     /// The identity of a key that has signed a request. `None` if no account has it.
     pub(crate) async fn sign_in_key(&self, key: OllamaKey) -> Result<Option<Identity>, Error> {
-        let holder = self.credential_holder(CredentialKey::Key(key)).await?;
+        let holder = self.credential_holder(CredentialKey::Key(key), Expiry::Checked).await?;
         Ok(holder.map(Identity::Account))
     }
 
@@ -111,25 +120,31 @@ impl Registry {
         let wrong = || Error::CredentialsInvalid { is_token: false };
         let is_secret = |text: &str| is_token(text) || text.starts_with(WORKER_CREDENTIAL_PREFIX);
         if is_secret(password.expose()) {
-            return match self.sign_in_token(password.expose(), upload).await? {
+            match self.sign_in_token(password.expose(), upload).await? {
                 // Clients that have no user name send `token`.
-                Some(Identity::Account(account)) if name != "token" && account.name != name => Err(wrong()),
-                Some(identity) => Ok(identity),
-                None => Err(wrong()),
-            };
+                Some(Identity::Account(account)) if name != "token" && account.name != name => {}
+                Some(identity) => return Ok(identity),
+                None => {}
+            }
+            self.audit_invalid_token(client);
+            self.check_wrong_tokens(client)?;
+            return Err(wrong());
         }
-        let state = self.access_state().await?;
-        let key = self.password_key(state.version, name, password).await?;
-        if let Some(known) = self.sign_ins.passwords.get(&key) {
-            return Ok(Identity::Account(known));
+        // Names that no account can have cost no hash, and are not stored.
+        if !is_account_name(name) {
+            return Err(wrong());
+        }
+        let key = self.password_key(name, password).await?;
+        if let Some(known) = self.password_known(&key).await? {
+            return Ok(known);
         }
         let address = client.origin.as_ref().and_then(|origin| origin.address);
         let address = address.map(|address| network(address).to_string()).unwrap_or_default();
         let subjects = throttle::subjects(name, &address);
         let _turn = self.sign_ins.attempts.lock(subjects[0].0.clone()).await;
         // A parallel request may have been first.
-        if let Some(known) = self.sign_ins.passwords.get(&key) {
-            return Ok(Identity::Account(known));
+        if let Some(known) = self.password_known(&key).await? {
+            return Ok(known);
         }
         let next_at = self.store().failures_next_at(&subjects.clone().map(|(subject, _)| subject)).await?;
         if let wait @ 1.. = next_at - now_ms() {
@@ -151,8 +166,17 @@ impl Registry {
         }
         let account = Arc::new(account_of(&row, Credential::Password, Scope::default()));
         self.audit_sign_in(&client.with_identity(Identity::Account(account.clone())), name, true);
-        self.sign_ins.passwords.insert(key, account.clone());
+        self.sign_ins.passwords.insert(key, (row.id, row.epoch));
         Ok(Identity::Account(account))
+    }
+
+    /// The account of a password that was right a short time ago, unless the account has changed since.
+    async fn password_known(&self, key: &Digest) -> Result<Option<Identity>, Error> {
+        let Some((id, epoch)) = self.sign_ins.passwords.get(key) else { return Ok(None) };
+        let row = self.account_live(id).await?.filter(|row| row.epoch == epoch);
+        let account =
+            |row: Arc<AccountRow>| Arc::new(account_of(&row, Credential::Password, Scope::default()));
+        Ok(row.map(account).map(Identity::Account))
     }
 
     /// Counts a failed attempt.
@@ -171,6 +195,10 @@ impl Registry {
         caller: &Caller,
         requested: &[RepositoryScope],
     ) -> Result<(Secret, Duration), Error> {
+        // An access token gives no other one: it would never end.
+        if caller.account().is_some_and(|account| account.scope.requested.is_some()) {
+            return Err(Error::CredentialsInvalid { is_token: true });
+        }
         // It is as short-lived as this process, and no other replica gets it.
         if caller.is_internal() {
             return Ok((self.internal_token.clone(), ACCESS_TOKEN_TIME));
@@ -252,19 +280,25 @@ impl Registry {
         let Some(token) = self.access_token_open(text).await?.filter(|token| token.blob.is_none()) else {
             return Ok(None);
         };
-        if token.expires <= now_ms() / 1000 {
-            let own = match (upload, token.account) {
-                (Some(upload), Some(account)) => self.store().upload_account(upload).await? == Some(account),
-                _ => false,
-            };
-            if !own {
-                return Ok(None);
-            }
+        let account = token.account;
+        let is_valid = token.expires > now_ms() / 1000;
+        if is_valid && let Some(identity) = self.access_token_identity(token.clone(), Expiry::Checked).await?
+        {
+            return Ok(Some(identity));
         }
-        self.access_token_identity(token).await
+        match (upload, account) {
+            (Some(upload), Some(account)) if self.store().upload_account(upload).await? == Some(account) => {
+                self.access_token_identity(token, Expiry::Ignored).await
+            }
+            _ => Ok(None),
+        }
     }
 
-    async fn access_token_identity(&self, token: AccessToken) -> Result<Option<Identity>, Error> {
+    async fn access_token_identity(
+        &self,
+        token: AccessToken,
+        expiry: Expiry,
+    ) -> Result<Option<Identity>, Error> {
         let AccessToken { account, credential, worker, epoch, scopes, .. } = token;
         if let Some(id) = worker {
             return Ok(self.worker_exists(id).await?.then_some(Identity::Worker { id }));
@@ -277,8 +311,8 @@ impl Registry {
                 let row = self.account_live(id).await?;
                 row.map(|row| Arc::new(account_of(&row, credential, Scope::default())))
             }
-            Credential::Token(token) => self.credential_holder(CredentialKey::TokenId(token)).await?,
-            Credential::Key(key) => self.credential_holder(CredentialKey::KeyId(key)).await?,
+            Credential::Token(token) => self.credential_holder(CredentialKey::TokenId(token), expiry).await?,
+            Credential::Key(key) => self.credential_holder(CredentialKey::KeyId(key), expiry).await?,
             // A session gets no access tokens.
             Credential::Session(_) => None,
         };
@@ -321,7 +355,7 @@ impl Registry {
             return Ok(None);
         };
         let repository = repository.clone();
-        Ok(self.access_token_identity(token).await?.map(|identity| (identity, repository)))
+        Ok(self.access_token_identity(token, Expiry::Checked).await?.map(|identity| (identity, repository)))
     }
 
     /// The account with this id, unless it is disabled.
@@ -339,7 +373,11 @@ impl Registry {
     }
 
     /// The account of a credential, if both are valid.
-    async fn credential_holder(&self, key: CredentialKey) -> Result<Option<Arc<Account>>, Error> {
+    async fn credential_holder(
+        &self,
+        key: CredentialKey,
+        expiry: Expiry,
+    ) -> Result<Option<Arc<Account>>, Error> {
         let key = (self.access_state().await?.version, key);
         let now = now_ms();
         let known = self.sign_ins.holders.get(&key);
@@ -347,7 +385,9 @@ impl Registry {
             Some(known) => Some(known),
             None => self.credential_find(&key.1).await?.map(Arc::new),
         };
-        let is_valid = |holder: &Arc<Holder>| holder.expires_at.is_none_or(|expires_at| expires_at > now);
+        let is_valid = |holder: &Arc<Holder>| {
+            expiry == Expiry::Ignored || holder.expires_at.is_none_or(|expires_at| expires_at > now)
+        };
         let Some(holder) = holder.filter(is_valid) else { return Ok(None) };
         self.sign_ins.holders.insert(key, holder.clone());
         self.note_use(holder.account.credential);
@@ -424,8 +464,8 @@ impl Registry {
     }
 
     /// Under which key the account of a password is remembered: a MAC, so that memory has no password.
-    async fn password_key(&self, version: i64, name: &str, password: &Secret) -> Result<Digest, Error> {
-        let text = format!("password\n{version}\n{name}\n{}", password.expose());
+    async fn password_key(&self, name: &str, password: &Secret) -> Result<Digest, Error> {
+        let text = format!("password\n{name}\n{}", password.expose());
         let mac = self.access_token_mac(text.as_bytes()).await?.finalize().into_bytes();
         Ok(Digest::sha256(&mac))
     }

@@ -25,8 +25,8 @@ pub(super) struct SignIns {
     pub(super) holders: Cache<(i64, CredentialKey), Arc<Holder>>,
     /// By version and id.
     pub(super) accounts: Cache<(i64, Uuid), Arc<AccountRow>>,
-    /// Accounts by the MAC of their version, name and password.
-    pub(super) passwords: Cache<Digest, Arc<Account>>,
+    /// By the MAC of a name and its right password: the account, and its epoch at the time.
+    pub(super) passwords: Cache<Digest, (Uuid, i64)>,
     /// Credentials whose use was recorded recently.
     pub(super) used: Cache<Uuid, ()>,
     pub(super) hashing: Passwords,

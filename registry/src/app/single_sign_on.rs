@@ -25,7 +25,7 @@ use crate::auth::{AccountKind, Caller, Credential, Identity, ServerRole};
 use crate::config::OidcProvider;
 use crate::error::chain;
 use crate::issuer::{IdToken, Issuer, IssuerError};
-use crate::store::{AccountRow, IdentityRow, Tx};
+use crate::store::{AccountRow, AccountUpdate, IdentityRow, Tx};
 use crate::time::{millis, now_ms};
 
 /// How long a person may take at the provider.
@@ -77,10 +77,21 @@ pub(crate) struct SignedOn {
     pub(crate) next: String,
 }
 
+/// Why a person goes to a provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SignOnGoal {
+    SignIn,
+    /// To prove to be the same person still: a session at the provider is not enough.
+    SignInAgain,
+    /// To connect the caller's account with the identity.
+    Connect,
+}
+
 /// What is remembered in the browser's cookie.
 #[derive(Serialize, Deserialize)]
 struct Pending {
     provider: String,
+    goal: SignOnGoal,
     state: String,
     nonce: String,
     verifier: String,
@@ -117,26 +128,25 @@ impl Registry {
     }
 
     /// Begins a sign-in. `base`: this server's address for the browser. `next`: the page to show afterwards.
-    /// `is_connecting`: the caller's account gets the identity.
     pub(crate) async fn sign_on_begin(
         &self,
         caller: &Caller,
         provider: &str,
         base: &str,
         next: &str,
-        is_connecting: bool,
+        goal: SignOnGoal,
     ) -> Result<SignOnStart, AccountError> {
         let (provider, issuer) = self.provider(provider)?;
         self.check_writable()?;
         if self.is_open().await? {
             return Err(AccountError::FirstAccount);
         }
-        if is_connecting {
-            self.check_recent(caller)?;
-        }
-        let account = match is_connecting {
-            true => Some(caller.account().ok_or(Error::Unauthorized)?.id),
-            false => None,
+        let account = match goal {
+            SignOnGoal::Connect => {
+                self.check_recent(caller)?;
+                Some(caller.account().ok_or(Error::Unauthorized)?.id)
+            }
+            SignOnGoal::SignIn | SignOnGoal::SignInAgain => None,
         };
         let metadata = issuer.metadata().await.map_err(|error| sign_on_error(provider, error))?;
         let mut url = metadata.authorization_endpoint.clone().ok_or_else(|| {
@@ -145,6 +155,7 @@ impl Registry {
         })?;
         let pending = Pending {
             provider: provider.name.clone(),
+            goal,
             state: random_text::<24>()?,
             nonce: random_text::<24>()?,
             verifier: random_text::<32>()?,
@@ -163,6 +174,9 @@ impl Registry {
             ("code_challenge", &challenge),
             ("code_challenge_method", "S256"),
         ]);
+        if goal == SignOnGoal::SignInAgain {
+            url.query_pairs_mut().append_pair("max_age", "0");
+        }
         Ok(SignOnStart { url, cookie: self.pending_seal(&pending).await? })
     }
 
@@ -245,6 +259,10 @@ impl Registry {
         let audiences = std::slice::from_ref(&provider.client_id);
         let token = issuer.verify(tokens.id_token.expose(), audiences).await.map_err(failed)?;
         check_id_token(&token, provider, &pending.nonce, &tokens.access_token).map_err(invalid)?;
+        if pending.goal == SignOnGoal::SignInAgain && !is_recent(&token.claims) {
+            let reason = "it did not ask for a new sign-in".to_owned();
+            return Err(SignOnError::Invalid { title: title(), reason });
+        }
         let mut claims = token.claims;
         let subject = claims.required("sub").map_err(invalid)?.to_owned();
         if subject.len() > MAX_SUBJECT_LEN {
@@ -302,14 +320,14 @@ impl Registry {
         let provider_groups = self.store().provider_groups(&provider.name).await?;
         // 2. The account.
         let mut tx = self.store().begin().await?;
-        let mut row = match known {
+        let row = match known {
             Some(found) => found.filter(|row| row.disabled_at.is_none()).ok_or(SignOnError::Disabled)?,
             None if !provider.create_accounts || !tx.has_accounts().await? => {
                 return Err(SignOnError::NoAccount { title: title() }.into());
             }
             None => self.sign_on_create(&mut tx, &server, provider, claims, identity).await?,
         };
-        // 3. Its groups and its role on the server, as the provider says today.
+        // 3. Its groups and its role on the server, from the claims of this sign-in.
         let changes: Vec<(Uuid, String)> = provider_groups
             .into_iter()
             .filter(|(group, claim)| groups.contains(claim) != row.groups.contains(group))
@@ -326,8 +344,8 @@ impl Registry {
             tx.group_member_put(*group, row.id, groups.contains(claim)).await?;
         }
         if role != row.server_role {
-            row.server_role = role;
-            tx.account_update(&row).await?;
+            let update = AccountUpdate { server_role: Some(role), ..AccountUpdate::default() };
+            tx.account_update(row.id, &update).await?;
             if !tx.has_admin().await? {
                 return Err(AccountError::LastAdmin);
             }
@@ -344,7 +362,8 @@ impl Registry {
         self.store().account_find(row.id).await?.ok_or_else(|| SignOnError::Disabled.into())
     }
 
-    /// Creates the account of a new identity.
+    /// Creates the account of a new identity. The person chooses the name at the provider, so it gives no role on
+    /// what is in the namespace of that name already.
     async fn sign_on_create(
         &self,
         tx: &mut Tx,
@@ -365,8 +384,20 @@ impl Registry {
             disabled_at: None,
             groups: Vec::new(),
         };
-        let detail = json!({ "provider": provider.name, "subject": identity.subject });
-        match self.account_store(tx, server, &row, namespace(&name), detail).await {
+        let own = match tx.namespace_is_used(&name).await? {
+            true => None,
+            false => namespace(&name),
+        };
+        if own.is_none() {
+            tracing::warn!(
+                account = name,
+                "the namespace of a new account is in use; an administrator may grant a role on it"
+            );
+        }
+        let detail = json!({
+            "provider": provider.name, "subject": identity.subject, "owns_namespace": own.is_some(),
+        });
+        match self.account_store(tx, server, &row, own, detail).await {
             Err(AccountError::NameTaken { name }) => {
                 return Err(SignOnError::NameTaken { title: provider.title().to_owned(), name }.into());
             }
@@ -418,25 +449,46 @@ impl Registry {
         Ok(rows.into_iter().map(info).collect())
     }
 
-    /// Removes an identity from the caller's account, unless it is the only way to sign in.
+    /// Removes an identity from the caller's account, and what its provider has decided: memberships and the role
+    /// of administrator. Refused if it is the only way to sign in.
     pub(crate) async fn identity_remove(
         &self,
         caller: &Caller,
         issuer: &str,
         subject: &str,
     ) -> Result<(), AccountError> {
+        self.check_recent(caller)?;
         let account = caller.account().ok_or(Error::Unauthorized)?;
         self.check_writable()?;
+        // 1. What the provider has decided. Without the identity, nothing would ever change it.
         let row = self.account_row(&account.name).await?;
-        let others = self.store().identity_list(account.id).await?;
-        if row.password.is_none() && others.len() < 2 {
+        let known = self.store().identity_find(issuer, subject).await?;
+        let provider = known.filter(|known| known.account == account.id).map(|known| known.provider);
+        let Some(provider) = provider else { return Ok(()) };
+        let groups = self.store().provider_groups(&provider).await?;
+        let settings = self.config.oidc.iter().find(|known| known.name == provider);
+        let decides_admins = settings.is_some_and(|settings| settings.admin_group.is_some());
+        // 2. Remove both. The lock of `access_changed` makes two removals follow each other.
+        let mut tx = self.store().begin().await?;
+        tx.access_changed().await?;
+        tx.identity_delete(account.id, issuer, subject).await?;
+        if !tx.can_sign_in(account.id).await? {
             return Err(SignOnError::LastIdentity.into());
         }
-        let mut tx = self.store().begin().await?;
-        tx.identity_delete(account.id, issuer, subject).await?;
+        for (group, _) in groups.iter().filter(|(group, _)| row.groups.contains(group)) {
+            tx.group_member_put(*group, row.id, false).await?;
+        }
+        if decides_admins && row.server_role == Some(ServerRole::Admin) {
+            let update = AccountUpdate { server_role: Some(None), ..AccountUpdate::default() };
+            tx.account_update(row.id, &update).await?;
+            if !tx.has_admin().await? {
+                return Err(AccountError::LastAdmin);
+            }
+        }
         let detail = json!({ "issuer": issuer, "subject": subject });
         self.audit(&mut tx, caller, "identity.remove", caller.actor(), detail).await?;
         tx.commit().await?;
+        self.access.changed();
         Ok(())
     }
 
@@ -529,6 +581,12 @@ fn check_id_token(
         .seconds("iat")
         .is_some_and(|at| now.saturating_sub(at) > SIGN_ON_TIME.as_secs().cast_signed() + LEEWAY_SECONDS);
     if is_old { Err(JwtError::Time) } else { Ok(()) }
+}
+
+/// Whether the person has signed in at the provider for this. Some providers do not say when.
+fn is_recent(claims: &Claims) -> bool {
+    let oldest = now_ms() / 1000 - SIGN_ON_TIME.as_secs().cast_signed() - LEEWAY_SECONDS;
+    claims.seconds("auth_time").is_none_or(|at| at >= oldest)
 }
 
 /// The left half of a text's hash, as `at_hash` has it.

@@ -65,16 +65,24 @@ impl Registry {
         Ok(names.first.clone())
     }
 
-    /// The spelling that has the blob; otherwise the one that exists, because a mirror may fetch the blob.
-    pub async fn spelling_of_blob(&self, names: &Spellings, digest: &Digest) -> Result<Repository, Error> {
+    /// The spelling that has the blob, if the caller may read it; otherwise the one that exists, because a mirror may
+    /// fetch the blob.
+    pub async fn spelling_of_blob(
+        &self,
+        caller: &Caller,
+        names: &Spellings,
+        digest: &Digest,
+    ) -> Result<Repository, Error> {
         if names.second.is_some() {
             for repository in names.iter() {
-                if self.store.blob_find(repository, digest).await?.is_some() {
+                if self.store.blob_find(repository, digest).await?.is_some()
+                    && self.may_see(caller, repository).await?
+                {
                     return Ok(repository.clone());
                 }
             }
         }
-        self.spelling_existing(names).await
+        self.spelling_existing(caller, names).await
     }
 
     /// The spelling under which the upload was opened; the first if there is no such upload.
@@ -88,11 +96,11 @@ impl Registry {
         Ok(names.first.clone())
     }
 
-    /// The spelling that exists; the first if both or neither exist.
-    pub async fn spelling_existing(&self, names: &Spellings) -> Result<Repository, Error> {
+    /// The spelling that exists for the caller; the first if both or neither do.
+    pub async fn spelling_existing(&self, caller: &Caller, names: &Spellings) -> Result<Repository, Error> {
         if let Some(second) = &names.second
-            && !self.store.repository_exists(&names.first).await?
-            && self.store.repository_exists(second).await?
+            && !self.exists_for(caller, &names.first).await?
+            && self.exists_for(caller, second).await?
         {
             return Ok(second.clone());
         }
@@ -101,17 +109,22 @@ impl Registry {
 
     /// The spelling for a write: the one that exists, else the one without a namespace. A mirrored repository
     /// accepts no writes, so an existing mirror is not chosen.
-    pub async fn spelling_to_write(&self, names: &Spellings) -> Result<Repository, Error> {
+    pub async fn spelling_to_write(&self, caller: &Caller, names: &Spellings) -> Result<Repository, Error> {
         let Some(second) = &names.second else { return Ok(names.first.clone()) };
         for repository in [&names.first, second] {
             if find_upstream(&self.upstreams, repository).is_none()
-                && self.store.repository_exists(repository).await?
+                && self.exists_for(caller, repository).await?
             {
                 return Ok(repository.clone());
             }
         }
         let is_bare = |repository: &&Repository| !repository.as_str().contains('/');
         Ok(names.iter().find(is_bare).unwrap_or(&names.first).clone())
+    }
+
+    /// Whether a repository exists, and the caller may know that.
+    async fn exists_for(&self, caller: &Caller, repository: &Repository) -> Result<bool, Error> {
+        Ok(self.store.repository_exists(repository).await? && self.may_see(caller, repository).await?)
     }
 
     /// Links the blobs that only the other spelling of `repository` has: a client that takes both for one

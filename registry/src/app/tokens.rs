@@ -103,14 +103,14 @@ impl Registry {
         Ok(rows.into_iter().map(TokenInfo::try_from).collect::<Result<_, _>>()?)
     }
 
-    /// Revokes a token of the caller's account, or of `owner`.
+    /// Revokes a token of the caller's account, or of `owner`. A limited token may revoke itself.
     pub async fn token_revoke(
         &self,
         caller: &Caller,
         owner: Option<&str>,
         id: Uuid,
     ) -> Result<(), AccountError> {
-        let owner = self.credential_owner(caller, owner).await?;
+        let owner = self.token_owner(caller, owner, id).await?;
         self.check_writable()?;
         let mut tx = self.store().begin().await?;
         tx.access_changed().await?;
@@ -133,12 +133,7 @@ impl Registry {
         id: Uuid,
     ) -> Result<(TokenInfo, Secret), AccountError> {
         self.check_recent(caller)?;
-        let owner = match caller.account() {
-            Some(account) if account.credential == Credential::Token(id) => {
-                self.account_row(&account.name).await?
-            }
-            _ => self.credential_owner(caller, owner).await?,
-        };
+        let owner = self.token_owner(caller, owner, id).await?;
         self.check_writable()?;
         let is_it = |row: &TokenRow| row.account == owner.id && row.publisher.is_none();
         let old = self.store().token_find_by_id(id).await?.filter(is_it);
@@ -236,6 +231,24 @@ impl Registry {
         tx.commit().await?;
         self.access.changed();
         Ok(())
+    }
+
+    /// The account whose token the caller may end: its own token, or one of an account whose credentials it
+    /// manages. An access token is narrower than the token behind it, so it does not count as that one.
+    async fn token_owner(
+        &self,
+        caller: &Caller,
+        owner: Option<&str>,
+        id: Uuid,
+    ) -> Result<AccountRow, AccountError> {
+        match caller.account() {
+            Some(account)
+                if account.credential == Credential::Token(id) && account.scope.requested.is_none() =>
+            {
+                self.account_row(&account.name).await
+            }
+            _ => self.credential_owner(caller, owner).await,
+        }
     }
 
     /// The account whose credentials the caller manages: its own, a robot's of a namespace that it owns, or any as an

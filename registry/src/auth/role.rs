@@ -14,7 +14,7 @@ pub enum Role {
     Read = 1,
     /// Push, create repositories, and move tags.
     Write = 2,
-    /// Delete.
+    /// Delete, and protect tags.
     Maintain = 3,
     /// Grant roles, and set the visibility.
     Own = 4,

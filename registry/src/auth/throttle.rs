@@ -1,6 +1,7 @@
-//! Slows down guessing of passwords. A few failures are free; after that each one doubles the time that has to
-//! pass before the next attempt. Failures are counted per account and address, and per address: an attacker
-//! delays nobody else, and no account is ever locked. The database counts them for all replicas.
+//! Slows down the guessing of passwords. The first failures cause no delay; each further one doubles the
+//! delay before the next attempt. Failures are counted for an account from an address, and for an address with
+//! all accounts: an attacker delays only sign-ins from the same address, and no account is ever locked. The
+//! counters are in the database, so replicas count together.
 
 use std::time::Duration;
 

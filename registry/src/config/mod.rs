@@ -28,7 +28,7 @@ pub use webhook::{EventKind, Patterns, Webhook};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Listen address. Beyond loopback the server refuses to start without authentication, unless
+    /// Listen address. Beyond loopback, a server without accounts starts in setup mode, unless
     /// `allow_anonymous`.
     pub listen: SocketAddr,
     /// Data folder: database, blobs, and the local worker's cache. Only one server may use it at a time.
@@ -70,14 +70,15 @@ pub struct Config {
     pub tls_cert: Option<PathBuf>,
     /// PEM file with the certificate's private key, without a passphrase.
     pub tls_key: Option<PathBuf>,
-    /// Serve beyond loopback without authentication. Anyone who can reach the address can then delete.
+    /// Serve beyond loopback while there are no accounts. Every client that can connect may then read, write
+    /// and delete.
     pub allow_anonymous: bool,
     /// Password of the administrator `admin`, which is created at start if there is no account yet.
     pub admin_password: Option<Secret>,
     /// A file with that password. A line break at its end does not count.
     pub admin_password_file: Option<PathBuf>,
-    /// Encrypts the keys that this server stores in its database. Keep it: without it these keys are lost.
-    /// Default: they are stored as they are.
+    /// Encrypts the keys that this server stores in its database. Back it up: without it the server no longer
+    /// starts. Default: they are stored as they are.
     pub secret_key: Option<Secret>,
     /// A file with that key. A line break at its end does not count.
     pub secret_key_file: Option<PathBuf>,
@@ -121,10 +122,10 @@ pub struct Config {
     #[serde(with = "duration")]
     pub shutdown_grace: Duration,
     /// Inference requests that one client may have in progress, including queued ones; more get 429. A client
-    /// is an address (for IPv6 a /64), as reported by `trusted_proxies`. 0 means no limit.
+    /// is an account, or without one an address (for IPv6 a /64), as reported by `trusted_proxies`. 0 means no limit.
     pub max_per_client: usize,
     /// Requests that a client without credentials may send in a minute, all at once or spread out; more get 429.
-    /// A client is an address, as for `max_per_client`. Each replica counts for itself. 0 means no limit.
+    /// A client is an address (for IPv6 a /64). Each replica counts for itself. 0 means no limit.
     pub requests_per_minute: u32,
     /// The same for an account, whatever its addresses.
     pub account_requests_per_minute: u32,

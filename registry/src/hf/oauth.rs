@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::app::devices::{DEVICE_TIME, POLL_INTERVAL};
 use crate::app::{AccountError, DevicePoll, DeviceStart, PublisherError};
 use crate::auth::{Access, Caller};
+use crate::http::authenticate::refuse_other_sites;
 use crate::http::links::own_base_url;
 use crate::http::{Failure, Json};
 use crate::time::now_ms;
@@ -65,6 +66,8 @@ pub(crate) async fn device(
     if registry.is_open().await? {
         return Ok(refused("access_denied", "this server has no accounts: no sign-in is needed"));
     }
+    // A page of another site must not use up the codes of its visitors' network.
+    refuse_other_sites(&registry, &request)?;
     let form = Fields::read(&registry, &request.headers, body).await?;
     let access = match form.get("scope") {
         "" => Access::Write,
@@ -151,7 +154,9 @@ async fn exchange(registry: &Registry, client: &Caller, form: &Fields) -> Result
         }
         Err(AccountError::Publisher(error)) => {
             let code = match error {
-                PublisherError::NoPublicUrl | PublisherError::Resource { .. } => "invalid_request",
+                PublisherError::NoPublicUrl
+                | PublisherError::Resource { .. }
+                | PublisherError::ResourceMismatch { .. } => "invalid_request",
                 _ => "invalid_grant",
             };
             Ok(refused(code, &error.to_string()))

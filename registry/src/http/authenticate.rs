@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::Failure;
 use super::forwarded::forwarded_info;
+use super::host::{host, is_loopback};
 use super::links::own_base_url;
 use super::observe::RequestId;
 use super::session_cookie::session_cookie;
@@ -21,15 +22,16 @@ use crate::auth::{Access, Account, Caller, Identity, OllamaKey, Origin, Scope};
 use crate::time::now_ms;
 use crate::{Error, Registry};
 
-/// Longer names belong to no account.
-const MAX_NAME_LEN: usize = 128;
+/// Longer nonces of signatures are refused.
+const MAX_NONCE_LEN: usize = 128;
 /// How far the clock of a client that signs requests may be off.
 const MAX_SKEW_SECONDS: i64 = 300;
 /// base64(hex(sha256(""))): what ollama signs in the place of a body.
 const EMPTY_BODY: &str =
     "ZTNiMGM0NDI5OGZjMWMxNDlhZmJmNGM4OTk2ZmI5MjQyN2FlNDFlNDY0OWI5MzRjYTQ5NTk5MWI3ODUyYjg1NQ==";
 /// The routes of ollama's API that accept a signature. It covers neither the body nor the server's name, so
-/// that another server could send it here: these routes change nothing, and send nothing elsewhere.
+/// that another server could send it here: these routes change nothing but the key's own enrolment, and send
+/// nothing elsewhere.
 const SIGNED_ROUTES: [&str; 9] = [
     "/api/me",
     "/api/tags",
@@ -93,9 +95,6 @@ async fn identify(
             Some(identity) => Ok(identity),
             None => Err(invalid_token(registry, client)),
         },
-        Shown::Basic { name, .. } if name.len() > MAX_NAME_LEN => {
-            Err(Error::CredentialsInvalid { is_token: false }.into())
-        }
         Shown::Basic { name, password } => {
             // A browser that remembers a password sends it with requests of other sites' pages, too.
             refuse_other_sites(registry, parts)?;
@@ -104,19 +103,25 @@ async fn identify(
         // Where a signature does not count, the client has sent no credentials.
         Shown::Signature { .. } if !accepts_signatures(parts.uri.path()) => Ok(Identity::Anonymous),
         Shown::Signature { key, signature } => {
-            if !is_signed(registry, parts, key, &signature).await? {
+            let Some(signed) = signed(registry, parts, key, &signature)? else {
                 return Err(invalid_token(registry, client));
-            }
-            let identity = registry.sign_in_key(key).await?;
-            if identity.is_none() {
+            };
+            let Some(identity) = registry.sign_in_key(key).await? else {
                 parts.extensions.insert(UnknownKey(key));
+                return Ok(Identity::Anonymous);
+            };
+            if let Some(nonce) = signed.nonce {
+                let value = format!("ollama {} {nonce}", key.fingerprint());
+                if !registry.value_use(&value, (signed.at + 2 * MAX_SKEW_SECONDS) * 1000).await? {
+                    return Err(invalid_token(registry, client));
+                }
             }
             Ok(match identity {
-                Some(Identity::Account(account)) if parts.uri.path().starts_with("/api/") => {
+                Identity::Account(account) if parts.uri.path().starts_with("/api/") => {
                     let scope = Scope { access: Access::Read, ..Scope::default() };
                     Identity::Account(Arc::new(Account { scope, ..Account::clone(&account) }))
                 }
-                identity => identity.unwrap_or_default(),
+                identity => identity,
             })
         }
     }
@@ -134,38 +139,51 @@ fn accepts_signatures(path: &str) -> bool {
     path == TOKEN_ROUTE || SIGNED_ROUTES.contains(&path)
 }
 
-/// Whether a key has signed this request recently. At the token endpoint a signature counts once.
-async fn is_signed(
+/// What a valid signature of ollama contains.
+struct Signed {
+    /// When, in seconds since 1970.
+    at: i64,
+    /// At the token endpoint: a value that counts once.
+    nonce: Option<String>,
+}
+
+/// `None` unless the key has signed this request recently.
+fn signed(
     registry: &Registry,
     parts: &Parts,
     key: OllamaKey,
     signature: &[u8],
-) -> Result<bool, Error> {
+) -> Result<Option<Signed>, Failure> {
     let query = parts.uri.query().unwrap_or_default();
     let value = |name: &str| {
         url::form_urlencoded::parse(query.as_bytes())
             .find(|(key, _)| key == name)
             .map(|(_, value)| value.into_owned())
     };
-    let Some(at) = value("ts").and_then(|text| text.parse::<i64>().ok()) else { return Ok(false) };
-    let now = now_ms() / 1000;
-    if (now - at).abs() > MAX_SKEW_SECONDS {
-        return Ok(false);
+    let Some(at) = value("ts").and_then(|text| text.parse::<i64>().ok()) else { return Ok(None) };
+    if (now_ms() / 1000).saturating_sub(at).saturating_abs() > MAX_SKEW_SECONDS {
+        return Ok(None);
     }
     let (method, path) = (&parts.method, parts.uri.path());
     if path != TOKEN_ROUTE {
         let message = format!("{method},{path}?ts={at}");
-        return Ok(key.verifies(message.as_bytes(), signature));
+        return Ok(key.verifies(message.as_bytes(), signature).then_some(Signed { at, nonce: None }));
     }
-    let (Some(base), Some(nonce)) = (own_base_url(parts, registry.config()), value("nonce")) else {
-        return Ok(false);
-    };
+    let base = signed_base(registry, parts)?;
+    let nonce = value("nonce").filter(|nonce| (1..=MAX_NONCE_LEN).contains(&nonce.len()));
     let message = format!("{method},{base}{path}?{query},{EMPTY_BODY}");
-    if nonce.is_empty() || nonce.len() > MAX_NAME_LEN || !key.verifies(message.as_bytes(), signature) {
-        return Ok(false);
+    let is_valid = nonce.is_some() && key.verifies(message.as_bytes(), signature);
+    Ok(is_valid.then_some(Signed { at, nonce }))
+}
+
+/// The address of this server that a signature has to cover. A request can name any host: without a public URL,
+/// another server could pass on here what was signed for it, so that only loopback names count.
+fn signed_base(registry: &Registry, parts: &Parts) -> Result<String, Failure> {
+    let is_known = registry.config().public_url.is_some() || host(parts).is_some_and(is_loopback);
+    match own_base_url(parts, registry.config()) {
+        Some(base) if is_known => Ok(base),
+        _ => Err(Failure::PublicUrlMissing),
     }
-    let expires_at = (at + 2 * MAX_SKEW_SECONDS) * 1000;
-    registry.value_use(&format!("ollama {} {nonce}", key.fingerprint()), expires_at).await
 }
 
 /// The identity of a session. A request that changes something must come from a page of this server.
@@ -187,8 +205,8 @@ async fn sign_in_session(registry: &Registry, parts: &Parts, cookie: &str) -> Re
 }
 
 /// Returns an error for a request that changes something, if a browser says that another site's page has sent
-/// it. Programs say nothing.
-fn refuse_other_sites(registry: &Registry, parts: &Parts) -> Result<(), Failure> {
+/// it. Programs do not send these headers.
+pub(crate) fn refuse_other_sites(registry: &Registry, parts: &Parts) -> Result<(), Failure> {
     let from_browser = ["sec-fetch-site", "origin"].iter().any(|name| parts.headers.contains_key(*name));
     if parts.method.is_safe() || !from_browser {
         return Ok(());

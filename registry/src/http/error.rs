@@ -57,6 +57,8 @@ pub(crate) enum Failure {
     /// would replace it by a hint to its own server.
     #[error("this key is not enrolled here; open {url} to add it to your account")]
     KeyUnknown { url: String },
+    #[error("the server does not know its own address; its operator sets --public-url for clients with keys")]
+    PublicUrlMissing,
     #[error("the form has expired; go back, reload the page and send it again")]
     Csrf,
     #[error(transparent)]
@@ -205,6 +207,7 @@ impl Failure {
             },
             Failure::Link
             | Failure::KeyUnknown { .. }
+            | Failure::PublicUrlMissing
             | Failure::Csrf
             | Failure::Host { .. }
             | Failure::Origin { .. } => StatusCode::FORBIDDEN,

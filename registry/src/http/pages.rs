@@ -26,7 +26,9 @@ pub(crate) const PAGE_HEADERS: [(HeaderName, HeaderValue); 7] = [
             "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
         ),
     ),
-    (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+    // With `no-referrer`, browsers send `Origin: null` with forms, and over plain http nothing else says where they
+    // come from.
+    (header::REFERRER_POLICY, HeaderValue::from_static("same-origin")),
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
     (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),

@@ -23,8 +23,8 @@ struct LoginPage {
     shell: Shell,
     name: String,
     next: String,
-    /// `next` in the query of a link.
-    next_query: String,
+    /// The query of links to providers.
+    query: String,
     providers: Vec<ProviderInfo>,
     problem: Option<String>,
 }
@@ -32,12 +32,17 @@ struct LoginPage {
 impl LoginPage {
     fn new(registry: &Registry, shell: Shell, name: &str, next: &str, problem: Option<String>) -> LoginPage {
         LoginPage {
-            shell,
             name: name.to_owned(),
             next: next.to_owned(),
-            next_query: utf8_percent_encode(next, NON_ALPHANUMERIC).to_string(),
+            // Whoever has a session already is here to sign in again.
+            query: format!(
+                "next={}{}",
+                utf8_percent_encode(next, NON_ALPHANUMERIC),
+                if shell.account.is_some() { "&again=1" } else { "" }
+            ),
             providers: registry.providers(),
             problem,
+            shell,
         }
     }
 }

@@ -8,7 +8,7 @@ use http::request::Parts;
 
 use super::page::{Shell, message_with_link};
 use crate::Registry;
-use crate::app::{SignOnAnswer, SignOnStart, SignedOn};
+use crate::app::{SignOnAnswer, SignOnGoal, SignOnStart, SignedOn};
 use crate::auth::Caller;
 use crate::http::links::own_base_url;
 use crate::http::pages::{Form, SignedIn, next_page, redirect};
@@ -27,7 +27,11 @@ pub(crate) async fn begin(
 ) -> Result<Response, Failure> {
     let next = next_page(query.get("next").unwrap_or_default());
     let base = own_base(&registry, &request)?;
-    let SignOnStart { url, cookie } = registry.sign_on_begin(&caller, &provider, &base, next, false).await?;
+    let goal = match query.get("again") {
+        Some(_) => SignOnGoal::SignInAgain,
+        None => SignOnGoal::SignIn,
+    };
+    let SignOnStart { url, cookie } = registry.sign_on_begin(&caller, &provider, &base, next, goal).await?;
     let mut response = redirect(url.as_str());
     response.headers_mut().insert(header::SET_COOKIE, set_sign_in_cookie(&registry, &request, Some(&cookie)));
     Ok(response)
@@ -71,7 +75,7 @@ pub(crate) async fn connect(
     let provider = form.get("provider");
     let base = own_base(&registry, &request)?;
     let SignOnStart { url, cookie } =
-        registry.sign_on_begin(&caller, provider, &base, ACCOUNT_PAGE, true).await?;
+        registry.sign_on_begin(&caller, provider, &base, ACCOUNT_PAGE, SignOnGoal::Connect).await?;
     let shell = Shell::of(&registry, &caller).await?;
     let known = registry.providers().into_iter().find(|known| known.name == provider);
     let title = known.map_or_else(|| provider.to_owned(), |known| known.title);

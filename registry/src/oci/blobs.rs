@@ -34,14 +34,18 @@ pub(crate) async fn get(
     Path((names, digest)): Path<(Spellings, Digest)>,
     query: Query,
 ) -> Result<Response, Failure> {
-    let (caller, repository) = match query.get("link") {
+    let link = query.get("link");
+    let (caller, repository) = match link {
         Some(link) => {
             let opened = registry.blob_link_open(link, &digest).await?;
             let (identity, repository) =
                 opened.filter(|(_, own)| names.iter().any(|name| name == own)).ok_or(Failure::Link)?;
             (caller.with_identity(identity), repository)
         }
-        None => (caller, registry.spelling_of_blob(&names, &digest).await?),
+        None => {
+            let repository = registry.spelling_of_blob(&caller, &names, &digest).await?;
+            (caller, repository)
+        }
     };
     let blob = registry.blob_visible(&caller, &repository, &digest).await?;
     if let Some(same) = not_modified(&request.headers, &digest) {
@@ -88,7 +92,8 @@ pub(crate) async fn get(
             (headers_of(&info, &etag), body).into_response()
         }
     };
-    if agent::is_ollama(&request.headers) {
+    // A link gives no other link: it would never end.
+    if agent::is_ollama(&request.headers) && link.is_none() {
         let location = match registry.blob_link(&caller, &repository, &digest, info.size_bytes).await? {
             Some(token) => links.blob_with_token(&repository, &digest, &token),
             None => links.blob(&repository, &digest),
@@ -104,7 +109,7 @@ pub(crate) async fn head(
     headers: HeaderMap,
     Path((names, digest)): Path<(Spellings, Digest)>,
 ) -> Result<Response, Failure> {
-    let repository = registry.spelling_of_blob(&names, &digest).await?;
+    let repository = registry.spelling_of_blob(&caller, &names, &digest).await?;
     let info = registry.blob_stat(&caller, &repository, &digest).await?;
     if let Some(same) = not_modified(&headers, &digest) {
         return Ok(same);
@@ -117,7 +122,7 @@ pub(crate) async fn delete(
     caller: Caller,
     Path((names, digest)): Path<(Spellings, Digest)>,
 ) -> Result<StatusCode, Failure> {
-    let repository = registry.spelling_of_blob(&names, &digest).await?;
+    let repository = registry.spelling_of_blob(&caller, &names, &digest).await?;
     registry.blob_delete(&caller, &repository, &digest).await?;
     Ok(StatusCode::ACCEPTED)
 }

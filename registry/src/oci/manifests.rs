@@ -56,7 +56,7 @@ pub(crate) async fn put(
     body: Body,
 ) -> Result<Response, Failure> {
     let tags = tags_of(&query, &reference)?;
-    let repository = registry.spelling_to_write(&names).await?;
+    let repository = registry.spelling_to_write(&caller, &names).await?;
     registry.authorize(&caller, Action::Push, Target::Repository(&repository)).await?;
     let mut charge = registry.body_budget().charge();
     let bytes = read_body(body, MAX_MANIFEST_BYTES, &mut charge).await?;

@@ -46,7 +46,7 @@ pub(crate) async fn list(
     Path((names, subject)): Path<(Spellings, Digest)>,
     query: Query,
 ) -> Result<Response, Failure> {
-    let repository = registry.spelling_existing(&names).await?;
+    let repository = registry.spelling_existing(&caller, &names).await?;
     let artifact_type = query.get("artifactType").filter(|wanted| !wanted.is_empty());
     let n = query.limit("n")?.unwrap_or(PAGE).min(PAGE);
     let page = registry

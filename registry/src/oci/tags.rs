@@ -25,7 +25,7 @@ pub(crate) async fn list(
     Path(names): Path<Spellings>,
     query: Query,
 ) -> Result<Response, Failure> {
-    let repository = registry.spelling_existing(&names).await?;
+    let repository = registry.spelling_existing(&caller, &names).await?;
     let n = query.limit("n")?.unwrap_or(MAX_PAGE).min(MAX_PAGE);
     let page = registry.tag_list(&caller, &repository, Some(n), query.get("last")).await?;
     let next = page.items.last().filter(|_| page.more).map(|last| {

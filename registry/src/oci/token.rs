@@ -7,12 +7,14 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderValue, header};
 use lode_client::{Secret, read_body};
+use lode_model::reference::Repository;
 use serde_json::json;
 
 use crate::auth::{Caller, RepositoryScope};
-use crate::http::authenticate::UnknownKey;
+use crate::http::authenticate::{UnknownKey, shown_key};
 use crate::http::challenge::connect_url;
 use crate::http::links::own_base_url;
+use crate::http::model_name::client_spellings;
 use crate::http::{Failure, Json, Query};
 use crate::time::{now_ms, rfc3339};
 use crate::{Error, Registry};
@@ -26,10 +28,14 @@ pub(crate) async fn get(
     query: Query,
     request: Parts,
 ) -> Result<Response, Failure> {
-    let scopes = parse(query.all("scope"));
+    let mut scopes = parse(query.all("scope"));
+    if shown_key(&request.headers).is_some() {
+        scopes = with_other_spellings(scopes);
+    }
     // ollama shows the text of an error, and would repeat the request after a 401.
     if let Some(UnknownKey(key)) = request.extensions.get()
-        && registry.scopes_grant(&caller, &scopes).await? != scopes
+        && registry.scopes_grant(&caller, &scopes).await?.is_empty()
+        && !scopes.is_empty()
     {
         let base = own_base_url(&request, registry.config()).unwrap_or_default();
         return Err(Failure::KeyUnknown { url: connect_url(&base, *key) });
@@ -64,6 +70,19 @@ pub(crate) async fn post(
 /// One parameter may have several scopes, separated by spaces.
 fn parse<'a>(scopes: impl Iterator<Item = &'a str>) -> Vec<RepositoryScope> {
     scopes.flat_map(|text| text.split(' ')).filter_map(RepositoryScope::parse).collect()
+}
+
+/// To ollama, `x` and `library/x` are one name, and the content may be under the other spelling.
+fn with_other_spellings(scopes: Vec<RepositoryScope>) -> Vec<RepositoryScope> {
+    let all_of = |scope: RepositoryScope| {
+        let names = client_spellings(scope.repository.as_str());
+        let names: Vec<Repository> = match names {
+            Ok(names) => names.iter().cloned().collect(),
+            Err(_) => vec![scope.repository.clone()],
+        };
+        names.into_iter().map(move |repository| RepositoryScope { repository, ..scope.clone() })
+    };
+    scopes.into_iter().flat_map(all_of).collect()
 }
 
 async fn respond(

@@ -29,7 +29,7 @@ pub(crate) async fn post(
     query: Query,
     body: Body,
 ) -> Result<Response, Failure> {
-    let repository = registry.spelling_to_write(&names).await?;
+    let repository = registry.spelling_to_write(&caller, &names).await?;
     let algorithm: Option<Algorithm> = query.get("digest-algorithm").map(str::parse).transpose()?;
     let held = match (query.digest("mount")?, query.digest("digest")?) {
         // A 201 to a mount makes that client skip a later upload to another repository.

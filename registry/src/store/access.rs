@@ -75,6 +75,15 @@ impl AccountColumns {
     }
 }
 
+/// A change of an account; `None` leaves a value as it is in the database.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AccountUpdate {
+    /// The hash.
+    pub(crate) password: Option<String>,
+    pub(crate) server_role: Option<Option<ServerRole>>,
+    pub(crate) is_disabled: Option<bool>,
+}
+
 const ACCOUNT_COLUMNS: &str = "id, kind, name, password, server_role, epoch, created_at, disabled_at";
 
 /// A token of an account. Only its digest is stored.
@@ -402,7 +411,7 @@ impl Tx {
         Ok(found)
     }
 
-    /// Returns false if the name is taken.
+    /// Adds a group. Returns false if an account or a group has the name.
     pub(crate) async fn group_insert(
         &mut self,
         id: Uuid,
@@ -411,7 +420,8 @@ impl Tx {
         claim: Option<&str>,
     ) -> Result<bool, Error> {
         let rows = on!(self.conn(), c => sqlx::query(
-            "insert into groups (id, name, created_at, provider, claim) values ($1, $2, $3, $4, $5)
+            "insert into groups (id, name, created_at, provider, claim)
+             select $1, $2, $3, $4, $5 where not exists (select 1 from accounts where name = $2)
              on conflict (name) do nothing")
             .bind(id.to_string()).bind(name).bind(now_ms()).bind(provider).bind(claim)
             .execute(c).await.map(|r| r.rows_affected()))?;
@@ -449,7 +459,7 @@ impl Tx {
         Ok(())
     }
 
-    /// Adds an account. Returns false if the name is taken.
+    /// Adds an account. Returns false if an account or a group has the name.
     pub(crate) async fn account_insert(&mut self, account: &AccountRow) -> Result<bool, Error> {
         let kind = match account.kind {
             AccountKind::User => "user",
@@ -457,7 +467,8 @@ impl Tx {
         };
         let rows = on!(self.conn(), c => sqlx::query(
             "insert into accounts (id, kind, name, password, server_role, epoch, created_at)
-             values ($1, $2, $3, $4, $5, $6, $7) on conflict (name) do nothing")
+             select $1, $2, $3, $4, $5, $6, $7 where not exists (select 1 from groups where name = $3)
+             on conflict (name) do nothing")
             .bind(account.id.to_string()).bind(kind).bind(&account.name).bind(&account.password)
             .bind(account.server_role.map(ServerRole::as_str)).bind(account.epoch).bind(account.created_at)
             .execute(c).await.map(|r| r.rows_affected()))?;
@@ -482,14 +493,22 @@ impl Tx {
         Ok(())
     }
 
-    /// Changes an account, and raises its epoch.
-    pub(crate) async fn account_update(&mut self, account: &AccountRow) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
-            "update accounts set password = $2, server_role = $3, disabled_at = $4, epoch = epoch + 1 where id = $1")
-            .bind(account.id.to_string()).bind(&account.password)
-            .bind(account.server_role.map(ServerRole::as_str)).bind(account.disabled_at)
-            .execute(c).await.map(drop))?;
-        Ok(())
+    /// Changes an account, and raises its epoch. Returns false if the account does not exist.
+    pub(crate) async fn account_update(&mut self, id: Uuid, update: &AccountUpdate) -> Result<bool, Error> {
+        let AccountUpdate { password, server_role, is_disabled } = update;
+        let flag = |set: Option<bool>| set.map(i64::from);
+        let rows = on!(self.conn(), c => sqlx::query(
+            "update accounts set password = coalesce($2, password),
+                 server_role = case cast($3 as bigint) when 1 then $4 else server_role end,
+                 disabled_at = case cast($5 as bigint)
+                     when 1 then coalesce(disabled_at, $6) when 0 then null else disabled_at end,
+                 epoch = epoch + 1
+             where id = $1")
+            .bind(id.to_string()).bind(password)
+            .bind(i64::from(server_role.is_some())).bind(server_role.flatten().map(ServerRole::as_str))
+            .bind(flag(*is_disabled)).bind(now_ms())
+            .execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
     }
 
     /// Invalidates the access tokens of an account.
@@ -499,12 +518,34 @@ impl Tx {
         Ok(())
     }
 
-    /// Deletes an account with its tokens and grants.
-    pub(crate) async fn account_delete(&mut self, id: Uuid) -> Result<(), Error> {
-        for text in ["delete from grants where subject = $1", "delete from accounts where id = $1"] {
-            on!(self.conn(), c => sqlx::query(text).bind(id.to_string()).execute(c).await.map(drop))?;
+    /// Deletes an account with its tokens and grants, and the robots of the namespace with its name.
+    pub(crate) async fn account_delete(&mut self, account: &AccountRow) -> Result<(), Error> {
+        // In byte order `,` follows `+`.
+        for text in [
+            "delete from grants where subject in
+                 (select id from accounts where id = $1 or (name > $2 || '+' and name < $2 || ','))",
+            "delete from accounts where id = $1 or (name > $2 || '+' and name < $2 || ',')",
+        ] {
+            on!(self.conn(), c => sqlx::query(text)
+                .bind(account.id.to_string()).bind(&account.name).execute(c).await.map(drop))?;
         }
         Ok(())
+    }
+
+    /// Whether a namespace has repositories, robots or settings. In byte order `0` follows `/`, and `,` follows
+    /// `+`.
+    pub(crate) async fn namespace_is_used(&mut self, namespace: &str) -> Result<bool, Error> {
+        let (is_used,): (bool,) = on!(self.conn(), c => sqlx::query_as(
+            "select exists (select 1 from repositories where name = $1 or (name > $1 || '/' and name < $1 || '0'))
+                 or exists (select 1 from grants where target = $1 or (target > $1 || '/' and target < $1 || '0'))
+                 or exists (select 1 from visibilities
+                            where target = $1 or (target > $1 || '/' and target < $1 || '0'))
+                 or exists (select 1 from tag_rules
+                            where target = $1 or (target > $1 || '/' and target < $1 || '0'))
+                 or exists (select 1 from quotas where namespace = $1)
+                 or exists (select 1 from accounts where name > $1 || '+' and name < $1 || ',')")
+            .bind(namespace).fetch_one(c).await)?;
+        Ok(is_used)
     }
 
     pub(crate) async fn token_insert(&mut self, token: &TokenRow, secret: &Digest) -> Result<(), Error> {

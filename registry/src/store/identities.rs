@@ -92,6 +92,15 @@ impl Tx {
         Ok(())
     }
 
+    /// Whether an account has a password or an identity.
+    pub(crate) async fn can_sign_in(&mut self, account: Uuid) -> Result<bool, Error> {
+        let (can,): (bool,) = on!(self.conn(), c => sqlx::query_as(
+            "select exists (select 1 from accounts where id = $1 and password is not null)
+                 or exists (select 1 from identities where account = $1)")
+            .bind(account.to_string()).fetch_one(c).await)?;
+        Ok(can)
+    }
+
     /// Returns false if the account has no such identity.
     pub(crate) async fn identity_delete(
         &mut self,

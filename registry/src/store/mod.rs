@@ -37,7 +37,7 @@ mod uploads;
 mod webhooks;
 mod workers;
 
-pub(crate) use access::{AccessState, AccountRow, GrantRow, GroupRow, ListFilter, TokenRow};
+pub(crate) use access::{AccessState, AccountRow, AccountUpdate, GrantRow, GroupRow, ListFilter, TokenRow};
 pub(crate) use audit::{AuditQuery, AuditRow};
 pub(crate) use backup::{database_file, snapshot};
 pub(crate) use blobs::StoredBlob;

@@ -80,14 +80,22 @@ impl Store {
 }
 
 impl Tx {
-    pub(crate) async fn session_insert(&mut self, row: &SessionRow, secret: &Digest) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
+    /// Adds a session. Returns false if the account has changed since `epoch` was read: its password may be
+    /// another one by now.
+    pub(crate) async fn session_insert(
+        &mut self,
+        row: &SessionRow,
+        secret: &Digest,
+        epoch: i64,
+    ) -> Result<bool, Error> {
+        let rows = on!(self.conn(), c => sqlx::query(
             "insert into sessions (id, account, secret, address, agent, created_at, used_at, provider)
-             values ($1, $2, $3, $4, $5, $6, $7, $8)")
+             select $1, $2, $3, $4, $5, $6, $7, $8
+             where exists (select 1 from accounts where id = $2 and epoch = $9 and disabled_at is null)")
             .bind(row.id.to_string()).bind(row.account.to_string()).bind(secret.as_str())
             .bind(&row.address).bind(&row.agent).bind(row.created_at).bind(row.used_at).bind(&row.provider)
-            .execute(c).await.map(drop))?;
-        Ok(())
+            .bind(epoch).execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
     }
 
     /// Deletes one session of an account, or all of them.

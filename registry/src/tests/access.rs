@@ -1,5 +1,8 @@
 //! Accounts, tokens, roles and visibility over HTTP.
 
+use std::net::SocketAddr;
+
+use axum::extract::ConnectInfo;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::Request;
@@ -10,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::{App, TestResponse, failure};
 use crate::Config;
+use crate::auth::{Action, Caller, Target};
 
 /// A loopback name, which an open server accepts, too.
 const HOST: &str = "localhost:5000";
@@ -87,6 +91,14 @@ impl App {
         let kind = manifest["mediaType"].as_str().unwrap();
         let request = Request::put(format!("/v2/{repository}/manifests/latest")).header("content-type", kind);
         self.send_as(credentials, request, manifest.to_string()).await
+    }
+
+    /// Pushes a blob that no other repository has.
+    async fn push_secret(&self, credentials: &str, repository: &str) -> Digest {
+        let digest = Digest::sha256(repository.as_bytes());
+        let path = format!("/v2/{repository}/blobs/uploads/?digest={digest}");
+        assert_eq!(self.send_as(credentials, Request::post(path), repository).await.status, 201);
+        digest
     }
 
     /// The status of a pull.
@@ -366,6 +378,12 @@ async fn tokens_are_limited_and_revoked() {
     for (name, status) in [("alice", 200), ("token", 200), ("admin", 401)] {
         assert_eq!(app.pull_as(&basic(name, secret), "alice/app").await, status, "{name}");
     }
+    // A client learns the id of its token, with which it can revoke it.
+    for (credentials, expected) in
+        [(&full, json!(id)), (&basic("token", secret), json!(id)), (&alice, Value::Null)]
+    {
+        assert_eq!(app.get_as(credentials, "/lode/v1/me").await.json()["token_id"], expected);
+    }
     let (read, _) = app.token(&full, json!({"name": "ci", "access": "read", "targets": ["alice/app"]})).await;
     assert_eq!((app.pull_as(&read, "alice/app").await, app.pull_as(&read, "alice/other").await), (200, 403));
     assert_eq!(app.push_as(&read, "alice/app").await.failure(), failure(403, "DENIED"));
@@ -438,7 +456,12 @@ async fn disabled_and_changed_accounts_lose_their_credentials() {
         app.send_as(credentials, request, body.to_string()).await.status.as_u16()
     };
     // A new password ends access tokens, and keeps the tokens of the account.
-    assert_eq!(change(&token, json!({"password": "another password"})).await, 200);
+    // Whoever has a token cannot lock the owner out: the current password is needed.
+    let own = |current: &str| json!({"password": "another password", "current_password": current});
+    assert_eq!(change(&token, json!({"password": "another password"})).await, 403);
+    assert_eq!(change(&token, own("wrong")).await, 401);
+    assert_eq!(change(&exchanged, own(PASSWORD)).await, 403);
+    assert_eq!(change(&token, own(PASSWORD)).await, 200);
     assert_eq!(
         (app.pull_as(&alice, "alice/app").await, app.pull_as(&exchanged, "alice/app").await),
         (401, 401)
@@ -487,6 +510,105 @@ async fn robots_belong_to_a_namespace() {
     let request = Request::delete("/lode/v1/accounts/alice+ci");
     assert_eq!(app.send_as(&alice, request, "").await.status, 204);
     assert_eq!(app.pull_as(&robot, "alice/app").await, 401);
+    // A user's robots go with it, and no other's.
+    app.user("alic").await;
+    for owner in ["alic", "alice"] {
+        let body = json!({"name": format!("{owner}+ci"), "kind": "robot"});
+        app.admin("POST", "/lode/v1/accounts", body).await;
+    }
+    let (robot, _) = app.token(&alice, json!({"name": "ci", "account": "alice+ci"})).await;
+    assert_eq!(app.get_as(&robot, "/v2/").await.status, 200);
+    app.admin("DELETE", "/lode/v1/accounts/alic", json!(null)).await;
+    assert_eq!(app.get_as(&robot, "/v2/").await.status, 200);
+    app.admin("DELETE", "/lode/v1/accounts/alice", json!(null)).await;
+    assert_eq!(app.get_as(&robot, "/v2/").await.status, 401);
+}
+
+#[tokio::test]
+async fn access_tokens_stay_narrow() {
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    for repository in ["alice/app", "alice/secret"] {
+        assert_eq!(app.push_as(&alice, repository).await.status, 201);
+    }
+    let digest = app.push_secret(&alice, "alice/secret").await;
+    let (token, id) = app.token(&alice, json!({"name": "ci"})).await;
+    let exchanged = app.get_as(&token, "/token?scope=repository:alice/app:pull,push").await.json();
+    let exchanged = bearer(exchanged["token"].as_str().unwrap());
+    // 1. It does not turn into the token behind it, and does not outlive its hour.
+    for path in [format!("/lode/v1/tokens/{id}/rotate"), "/lode/v1/tokens".to_owned()] {
+        let refused = app.send_as(&exchanged, Request::post(&path), r#"{"name":"x"}"#).await;
+        assert_eq!(refused.status, 403, "{path}: {}", refused.text());
+    }
+    let request = Request::delete(format!("/lode/v1/tokens/{id}"));
+    assert_eq!(app.send_as(&exchanged, request, "").await.status, 403);
+    assert_eq!(app.get_as(&exchanged, "/token?scope=repository:alice/app:pull").await.status, 401);
+    // 2. It takes no blob from a repository that it does not name.
+    let mount = format!("/v2/alice/app/blobs/uploads/?mount={digest}");
+    assert_eq!(app.send_as(&exchanged, Request::post(&mount), "").await.status, 202);
+    assert_eq!(app.get_as(&exchanged, &format!("/v2/alice/app/blobs/{digest}")).await.status, 404);
+    assert_eq!(app.send_as(&token, Request::post(&mount), "").await.status, 201);
+    // 3. A limited token may revoke itself.
+    let (limited, id) = app.token(&alice, json!({"name": "x", "access": "read"})).await;
+    let request = Request::delete(format!("/lode/v1/tokens/{id}"));
+    assert_eq!(app.send_as(&limited, request, "").await.status, 204);
+    assert_eq!(app.get_as(&limited, "/v2/").await.status, 401);
+}
+
+#[tokio::test]
+async fn rights_of_a_former_group_are_not_remembered() {
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    app.admin("POST", "/lode/v1/groups", json!({"name": "ml"})).await;
+    app.admin("PUT", "/lode/v1/groups/ml/members/alice", json!(null)).await;
+    app.grant("team/*", "ml", "write").await;
+    let secret = app.token(&alice, json!({"name": "ci"})).await.0;
+    let secret = secret.strip_prefix("Bearer ").unwrap();
+    // A request that has signed in before she leaves the group, and asks for its rights afterwards.
+    let identity = app.registry.sign_in_token(secret, None).await.unwrap().unwrap();
+    app.admin("DELETE", "/lode/v1/groups/ml/members/alice", json!(null)).await;
+    let repository = "team/app".parse().unwrap();
+    let target = Target::Repository(&repository);
+    let _ = app.registry.authorize(&Caller::from(identity), Action::Push, target).await;
+    assert_eq!(app.push_as(&alice, "team/app").await.status, 404);
+}
+
+#[tokio::test]
+async fn accounts_and_groups_share_names() {
+    let app = closed().await;
+    app.user("alice").await;
+    app.admin("POST", "/lode/v1/groups", json!({"name": "ml"})).await;
+    let admin = basic("admin", PASSWORD);
+    for (path, body) in [
+        ("/lode/v1/accounts", json!({"name": "ml", "password": PASSWORD})),
+        ("/lode/v1/groups", json!({"name": "alice"})),
+    ] {
+        assert_eq!(app.send_as(&admin, Request::post(path), body.to_string()).await.status, 409, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn names_that_no_account_can_have_cost_nothing() {
+    let app = closed().await;
+    for name in ["a\u{0}b", "Alice", "a b", &"a".repeat(4000)] {
+        for _ in 0..10 {
+            let refused = app.get_as(&basic(name, "wrong"), "/v2/").await;
+            assert_eq!(refused.failure(), failure(401, "UNAUTHORIZED"), "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn wrong_tokens_are_limited_at_each_door() {
+    let app = closed().await;
+    let credentials = basic("token", crate::auth::token::new_token().unwrap().expose());
+    let address = SocketAddr::from(([192, 0, 2, 1], 9));
+    let mut last = 0;
+    for _ in 0..130 {
+        let request = Request::get("/v2/").extension(ConnectInfo(address));
+        last = app.send_as(&credentials, request, "").await.status.as_u16();
+    }
+    assert_eq!(last, 429);
 }
 
 #[tokio::test]

@@ -6,11 +6,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::Request;
 use http::request::Builder;
+use lode_client::Secret;
+use lode_model::digest::Digest;
 use serde_json::{Value, json};
 use uuid::{NoContext, Timestamp, Uuid};
 
 use super::access::{PASSWORD, basic, closed};
 use super::{App, TestResponse, failure};
+use crate::Config;
 use crate::auth::token::digest_of;
 use crate::store::SessionRow;
 use crate::time::now_ms;
@@ -36,10 +39,7 @@ impl<'a> Browser<'a> {
         assert!(cookie.ends_with("; Path=/; Max-Age=604800; HttpOnly; SameSite=Lax"), "{cookie}");
         let cookie = cookie.split(';').next().unwrap().to_owned();
         let mut browser = Browser { app, cookie, csrf: String::new() };
-        let page = browser.get("/-/account").await;
-        assert_eq!(page.status, 200, "{}", page.text());
-        let (_, rest) = page.text().split_once("name=\"csrf\" value=\"").unwrap();
-        browser.csrf = rest.split('"').next().unwrap().to_owned();
+        browser.csrf = csrf_of(app, &browser.cookie).await;
         browser
     }
 
@@ -52,6 +52,14 @@ impl<'a> Browser<'a> {
         let request = from_page(Request::post(path)).header("cookie", &self.cookie);
         self.app.send(request, format!("csrf={}&{form}", self.csrf)).await
     }
+}
+
+/// The token of a session's forms.
+async fn csrf_of(app: &App, cookie: &str) -> String {
+    let request = Request::get("/-/account").header("host", HOST).header("cookie", cookie);
+    let page = app.send(request, "").await;
+    let (_, rest) = page.text().split_once("name=\"csrf\" value=\"").unwrap();
+    rest.split('"').next().unwrap().to_owned()
 }
 
 fn from_page(request: Builder) -> Builder {
@@ -210,6 +218,10 @@ async fn people_manage_their_own_credentials() {
     assert_eq!(app.pull_as(&basic("alice", "another password"), "alice/app").await, 200);
 }
 
+/// What ollama signs in the place of a body.
+const EMPTY: &str =
+    "ZTNiMGM0NDI5OGZjMWMxNDlhZmJmNGM4OTk2ZmI5MjQyN2FlNDFlNDY0OWI5MzRjYTQ5NTk5MWI3ODUyYjg1NQ==";
+
 /// A client of ollama with a key.
 struct Ollama<'a> {
     app: &'a App,
@@ -233,9 +245,7 @@ impl<'a> Ollama<'a> {
     /// Asks for an access token, as `ollama pull` does after a challenge.
     async fn token(&self, base: &str, scope: &str, at: i64, nonce: &str) -> TestResponse {
         let query = format!("nonce={nonce}&scope={scope}&service=localhost%3A5000&ts={at}");
-        let empty =
-            "ZTNiMGM0NDI5OGZjMWMxNDlhZmJmNGM4OTk2ZmI5MjQyN2FlNDFlNDY0OWI5MzRjYTQ5NTk5MWI3ODUyYjg1NQ==";
-        let signed = self.authorization(&format!("GET,{base}/token?{query},{empty}"));
+        let signed = self.authorization(&format!("GET,{base}/token?{query},{EMPTY}"));
         self.app.send_as(&signed, Request::get(format!("/token?{query}")), "").await
     }
 
@@ -323,6 +333,81 @@ async fn ollama_signs_with_a_key() {
     assert_eq!(app.pull_as(&token, "alice/app").await, 401);
 }
 
+/// Another server cannot pass on here what was signed for it.
+#[tokio::test]
+async fn signatures_need_a_known_address() {
+    let (evil, pull, now) = ("http://evil.example", "repository%3Aalice%2Fapp%3Apull", now_ms() / 1000);
+    for (public_url, base, expect) in [
+        (None, evil, 403),
+        (Some("http://lode.example"), evil, 401),
+        (Some("http://lode.example"), "http://lode.example", 200),
+    ] {
+        let app = App::with(Config {
+            admin_password: Some(Secret::new(PASSWORD)),
+            public_url: public_url.map(|url| url.parse().unwrap()),
+            ..Config::default()
+        })
+        .await;
+        let alice = app.user("alice").await;
+        app.push_as(&alice, "alice/app").await;
+        let ollama = Ollama::new(&app, 7);
+        let line = format!("ssh-ed25519 {} alice@laptop", ollama.public());
+        let added =
+            app.send_as(&alice, Request::post("/lode/v1/keys"), json!({"key": line}).to_string()).await;
+        assert_eq!(added.status, 201, "{}", added.text());
+        let query = format!("nonce=n&scope={pull}&service=x&ts={now}");
+        let signed = ollama.authorization(&format!("GET,{base}/token?{query},{EMPTY}"));
+        let host = base.strip_prefix("http://").unwrap();
+        let request = Request::get(format!("/token?{query}")).header("host", host);
+        let response = app.send(request.header("authorization", signed), "").await;
+        assert_eq!(response.status, expect, "{public_url:?} {base}: {}", response.text());
+    }
+}
+
+/// To ollama, `x` and `library/x` are one name.
+#[tokio::test]
+async fn ollama_pulls_a_private_model_by_either_spelling() {
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    let ollama = Ollama::new(&app, 7);
+    let line = format!("ssh-ed25519 {} alice@laptop", ollama.public());
+    app.send_as(&alice, Request::post("/lode/v1/keys"), json!({"key": line}).to_string()).await;
+    for (n, (stored, visibility, expect)) in
+        [("model", "internal", 200), ("library/other", "internal", 200), ("library/secret", "private", 404)]
+            .into_iter()
+            .enumerate()
+    {
+        app.push_as(&basic("admin", PASSWORD), stored).await;
+        app.show(stored, visibility).await;
+        let name = stored.trim_start_matches("library/");
+        let scope = format!("repository%3Alibrary%2F{name}%3Apull");
+        let token = ollama.token(BASE, &scope, now_ms() / 1000, &format!("n{n}")).await.json();
+        let token = format!("Bearer {}", token["token"].as_str().unwrap());
+        let request = Request::get(format!("/v2/library/{name}/manifests/latest"));
+        let pulled = app.send_as(&token, request.header("user-agent", "ollama/0.9 (amd64 linux)"), "").await;
+        assert_eq!(pulled.status, expect, "{stored}: {}", pulled.text());
+    }
+    // What the response says does not depend on whether a hidden repository exists.
+    let refusal = async |path: &str| {
+        let request = Request::get(path).header("user-agent", "ollama/0.9 (amd64 linux)");
+        let response = app.send_as(&alice, request, "").await;
+        (response.status.as_u16(), response.text().replace("secret", "NAME").replace("absent", "NAME"))
+    };
+    let digest = Digest::sha256(b"{}");
+    for path in ["library/NAME/tags/list", "NAME/tags/list", "library/NAME/manifests/latest"] {
+        let (hidden, absent) = (path.replace("NAME", "secret"), path.replace("NAME", "absent"));
+        assert_eq!(
+            refusal(&format!("/v2/{hidden}")).await,
+            refusal(&format!("/v2/{absent}")).await,
+            "{path}"
+        );
+    }
+    for spelling in ["", "library/"] {
+        let path = |name: &str| format!("/v2/{spelling}{name}/blobs/{digest}");
+        assert_eq!(refusal(&path("secret")).await, refusal(&path("absent")).await, "{spelling}");
+    }
+}
+
 #[tokio::test]
 async fn keys_are_listed_and_removed() {
     let app = closed().await;
@@ -354,6 +439,9 @@ async fn oauth(app: &App, path: &str, form: &str) -> (u16, Value) {
 #[tokio::test]
 async fn a_program_signs_in_through_a_browser() {
     let app = closed().await;
+    let elsewhere =
+        Request::post("/hf/oauth/device").header("host", HOST).header("origin", "https://evil.example");
+    assert_eq!(app.send(elsewhere, "client_id=lode").await.status, 403);
     let alice = app.user("alice").await;
     app.push_as(&alice, "alice/app").await;
     let start = async |form: &str| {
@@ -467,12 +555,12 @@ async fn an_old_session_changes_no_credentials() {
         used_at: now_ms(),
     };
     let mut tx = app.registry.store().begin().await.unwrap();
-    tx.session_insert(&row, &digest_of("old")).await.unwrap();
+    // A session of a password that has changed meanwhile does not begin.
+    assert!(!tx.session_insert(&row, &digest_of("stale"), account.epoch - 1).await.unwrap());
+    assert!(tx.session_insert(&row, &digest_of("old"), account.epoch).await.unwrap());
     tx.commit().await.unwrap();
     browser.cookie = "lode=old".to_owned();
-    let page = browser.get("/-/account").await;
-    let (_, rest) = page.text().split_once("name=\"csrf\" value=\"").unwrap();
-    browser.csrf = rest.split('"').next().unwrap().to_owned();
+    browser.csrf = csrf_of(&app, &browser.cookie).await;
     for (path, form) in [
         ("/-/account/tokens", "name=ci&access=write&days=30"),
         (
@@ -484,8 +572,21 @@ async fn an_old_session_changes_no_credentials() {
         assert_eq!(refused.status, 403, "{path}: {}", refused.text());
         assert!(refused.text().contains("href=\"/login?again=1\""), "{}", refused.text());
     }
-    // It still shows what there is, and can sign in again, or out.
-    assert!(browser.get("/login?again=1").await.text().contains("Password"));
+    let rights = json!({"target": "alice/*", "visibility": "public"}).to_string();
+    let request = from_page(Request::put("/lode/v1/visibility"))
+        .header("cookie", &browser.cookie)
+        .header("x-csrf-token", &browser.csrf);
+    assert_eq!(app.send(request, rights).await.status, 403);
+    // It still shows what there is, and can sign in again.
     assert_eq!(browser.get("/login").await.status, 303);
+    let page = browser.get("/login?again=1").await;
+    assert!(page.text().contains(&format!("name=\"csrf\" value=\"{}\"", browser.csrf)), "{}", page.text());
+    let form = format!("name=alice&password={}", PASSWORD.replace(' ', "+"));
+    let again = browser.post("/login", &form).await;
+    assert_eq!(again.status, 303, "{}", again.text());
+    let fresh = again.header("set-cookie").split(';').next().unwrap().to_owned();
+    let fresh = Browser { app: &app, csrf: csrf_of(&app, &fresh).await, cookie: fresh };
+    assert_eq!(fresh.post("/-/account/tokens", "name=ci&access=write&days=30").await.status, 200);
+    // The old session ends when it signs out.
     assert_eq!(browser.post("/logout", "").await.status, 303);
 }

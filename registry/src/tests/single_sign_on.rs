@@ -196,11 +196,94 @@ async fn groups_follow_the_provider() {
     let request = Request::put("/lode/v1/groups/ml/members/alice");
     let refused = app.send_as(&basic("admin", PASSWORD), request, "").await;
     assert!(refused.status == 400 && refused.text().contains("provider"), "{}", refused.text());
+    let request = Request::delete("/lode/v1/groups/ml/members/alice");
+    assert_eq!(app.send_as(&basic("admin", PASSWORD), request, "").await.status, 204, "removing is allowed");
     // 4. Claims may be at the provider's other address.
     issuer.set(|issuer| issuer.userinfo = Some(json!({"sub": "person-1", "groups": ["staff", "ml"]})));
     assert_eq!(sign_in(Value::Null).await, (303, Some(Value::Null), "ml".to_owned()));
     issuer.set(|issuer| issuer.userinfo = Some(json!({"sub": "person-2", "groups": ["staff", "ops"]})));
     assert_eq!(sign_in(Value::Null).await.0, 403, "what it says of another person");
+}
+
+#[tokio::test]
+async fn a_newcomer_owns_nothing_that_exists() {
+    let issuer = TestIssuer::start().await;
+    let app = start(&issuer, json!({})).await;
+    let admin = basic("admin", PASSWORD);
+    app.push_as(&admin, "team/app").await;
+    app.admin("POST", "/lode/v1/accounts", json!({"name": "robots+ci", "kind": "robot"})).await;
+    app.show("public/*", "public").await;
+    app.admin("POST", "/lode/v1/groups", json!({"name": "ml"})).await;
+    app.user("gone").await;
+    app.push_as(&basic("gone", PASSWORD), "gone/app").await;
+    app.admin("DELETE", "/lode/v1/accounts/gone", json!(null)).await;
+    for (name, status, may_push) in [
+        ("team", 303, false),
+        ("robots", 303, false),
+        ("public", 303, false),
+        ("gone", 303, false),
+        ("tea", 303, true),
+        ("ml", 409, false),
+    ] {
+        issuer.set(|issuer| issuer.claims = json!({"sub": name, "preferred_username": name}));
+        let mut browser = Browser::new(&app, &issuer);
+        let response = browser.sign_in().await;
+        assert_eq!(response.status, status, "{name}: {}", response.text());
+        if status != 303 {
+            continue;
+        }
+        let created = browser.post("/-/account/tokens", "name=ci&access=full&days=30").await;
+        let (_, rest) = created.text().split_once("class=\"secret\">").unwrap();
+        let token = format!("Bearer {}", rest.split('<').next().unwrap());
+        let pushed = app.push_as(&token, &format!("{name}/new")).await;
+        assert_eq!(pushed.status == 201, may_push, "{name}: {}", pushed.text());
+        if name != "public" && !may_push {
+            assert_eq!(app.pull_as(&token, &format!("{name}/app")).await, 404, "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_provider_has_given_ends_with_the_identity() {
+    let issuer = TestIssuer::start().await;
+    let app = start(&issuer, json!({"admin_group": "ops"})).await;
+    app.admin("POST", "/lode/v1/groups", json!({"name": "ml", "provider": "corp"})).await;
+    issuer.set(|issuer| issuer.claims = json!({"groups": ["ops", "ml"]}));
+    let mut browser = Browser::new(&app, &issuer);
+    browser.sign_in().await;
+    app.admin("PATCH", "/lode/v1/accounts/alice", json!({"password": PASSWORD})).await;
+    let mut browser = Browser::new(&app, &issuer);
+    browser.sign_in().await;
+    let alice = basic("alice", PASSWORD);
+    assert_eq!(app.get_as(&alice, "/lode/v1/accounts").await.status, 200);
+    let escaped: String = url::form_urlencoded::byte_serialize(issuer.url.as_bytes()).collect();
+    let remove = format!("issuer={escaped}&subject=person-1");
+    assert_eq!(browser.post("/-/account/identities/remove", &remove).await.status, 303);
+    assert_eq!(app.get_as(&alice, "/lode/v1/accounts").await.status, 403);
+    let groups = app.admin("GET", "/lode/v1/groups", json!(null)).await.json();
+    assert_eq!(groups["groups"][0]["members"], json!([]));
+}
+
+#[tokio::test]
+async fn signing_in_again_needs_a_new_sign_in_there() {
+    let issuer = TestIssuer::start().await;
+    let app = start(&issuer, json!({})).await;
+    let mut browser = Browser::new(&app, &issuer);
+    browser.sign_in().await;
+    let page = browser.get("/login?again=1").await;
+    assert!(
+        page.text().contains("href=\"/login/corp?next=%2F%2D%2Faccount&#38;again=1\""),
+        "{}",
+        page.text()
+    );
+    let now = crate::time::now_ms() / 1000;
+    for (auth_time, status) in [(json!(now - 7200), 403), (json!(now), 303), (Value::Null, 303)] {
+        issuer.set(|issuer| issuer.claims = json!({"auth_time": auth_time}));
+        let response = browser.get("/login/corp?again=1").await;
+        assert!(response.header("location").contains("&max_age=0"), "{}", response.header("location"));
+        let back = browser.agree(response.header("location"));
+        assert_eq!(browser.get(&back).await.status, status, "{auth_time}");
+    }
 }
 
 #[tokio::test]

@@ -98,7 +98,7 @@ impl Create {
     /// Converts the request to a `NewModel`.
     async fn read(self, registry: &Registry, caller: &Caller, own: &OwnHosts) -> Result<NewModel, Failure> {
         let ModelName { repositories, reference } = model_name::parse(self.named.name(), own)?;
-        let repository = registry.spelling_to_write(&repositories).await?;
+        let repository = registry.spelling_to_write(caller, &repositories).await?;
         if non_empty(&self.remote_host).is_some() {
             return Err(Failure::Unsupported("remote models are not supported; pull them instead"));
         }

@@ -69,7 +69,7 @@ pub(crate) async fn post(
     let here = registry.spelling_of_manifest(&caller, &repositories, &reference).await?;
     let is_local_model =
         (!host_given || remote.is_none()) && registry.model_show(&caller, &here, &reference).await?.is_some();
-    let repository = registry.spelling_to_write(&repositories).await?;
+    let repository = registry.spelling_to_write(&caller, &repositories).await?;
     let unknown = Failure::ModelUnknown { name: transfer.named.name().to_owned() };
     records::respond(transfer.is_stream(), move |records| async move {
         drop(charge);
