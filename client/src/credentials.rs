@@ -25,6 +25,22 @@ impl fmt::Debug for Login {
     }
 }
 
+/// Credentials as the file has them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedLogin {
+    #[serde(flatten)]
+    pub login: Login,
+    /// The password is a token that was created for this file: logging out revokes it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub owns_token: bool,
+}
+
+impl From<Login> for SavedLogin {
+    fn from(login: Login) -> Self {
+        SavedLogin { login, owns_token: false }
+    }
+}
+
 type LookUp = dyn Fn(&str) -> Option<Login> + Send + Sync;
 
 /// Looks up the credentials for a host that requires them.
@@ -74,7 +90,7 @@ impl fmt::Debug for Credentials {
 #[derive(Default, Serialize, Deserialize)]
 struct CredentialsByHost {
     #[serde(default)]
-    hosts: BTreeMap<String, Login>,
+    hosts: BTreeMap<String, SavedLogin>,
 }
 
 /// The file for `login` and `logout`. Format: `{"hosts": {"hub.local:5000": {"username": .., "password":
@@ -95,23 +111,23 @@ impl CredentialFile {
 
     /// Returns the credentials for `host[:port]`; none if the file does not exist.
     pub fn get(&self, host: &str) -> Result<Option<Login>, Error> {
-        Ok(self.read()?.hosts.remove(host))
+        Ok(self.read()?.hosts.remove(host).map(|saved| saved.login))
     }
 
-    pub fn set(&self, host: &str, login: Login) -> Result<(), Error> {
+    pub fn set(&self, host: &str, login: impl Into<SavedLogin>) -> Result<(), Error> {
         let mut stored = self.read()?;
-        stored.hosts.insert(host.to_owned(), login);
+        stored.hosts.insert(host.to_owned(), login.into());
         self.write(&stored)
     }
 
-    /// Removes the credentials for `host`. Returns whether there were any.
-    pub fn remove(&self, host: &str) -> Result<bool, Error> {
+    /// Removes the credentials for `host` and returns them.
+    pub fn remove(&self, host: &str) -> Result<Option<SavedLogin>, Error> {
         let mut stored = self.read()?;
-        let known = stored.hosts.remove(host).is_some();
-        if known {
+        let removed = stored.hosts.remove(host);
+        if removed.is_some() {
             self.write(&stored)?;
         }
-        Ok(known)
+        Ok(removed)
     }
 
     fn read(&self) -> Result<CredentialsByHost, Error> {
@@ -173,10 +189,14 @@ mod tests {
             );
             assert_eq!(mode & 0o777, 0o600);
         }
-        assert!(file.remove("a:1").unwrap());
-        assert!(!file.remove("a:1").unwrap());
+        assert!(!std::fs::read_to_string(file.path()).unwrap().contains("owns_token"));
+        assert_eq!(file.remove("a:1").unwrap(), Some(login.clone().into()));
+        assert_eq!(file.remove("a:1").unwrap(), None);
         assert_eq!(file.get("b").unwrap().unwrap().username, "bob");
-        assert!(!format!("{login:?}").contains("secret"));
+        let owned = SavedLogin { login, owns_token: true };
+        file.set("c", owned.clone()).unwrap();
+        assert!(!format!("{owned:?}").contains("secret"));
+        assert_eq!(file.remove("c").unwrap(), Some(owned));
     }
 
     #[test]

@@ -146,13 +146,13 @@ impl Registry {
         self.send_for_json(&request).await
     }
 
-    /// Posts a form to `path` outside `/v2`, and parses the JSON response whatever its status. Sends no
-    /// credentials.
+    /// Posts a form to `path` outside `/v2`. Returns the status and the JSON response, whatever the status;
+    /// `None` if the response is not JSON. Sends no credentials.
     pub async fn form_post<T: DeserializeOwned>(
         &self,
         path: &str,
         fields: &[(&str, &str)],
-    ) -> Result<(StatusCode, T), Error> {
+    ) -> Result<(StatusCode, Option<T>), Error> {
         let body = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
         let form = HeaderValue::from_static("application/x-www-form-urlencoded");
         let mut request =
@@ -162,7 +162,7 @@ impl Registry {
         let response = self.inner().send(&request).await?;
         let status = response.status();
         let body = read_limited(response, MAX_JSON, &self.server()).await?;
-        Ok((status, self.decode(&body)?))
+        Ok((status, serde_json::from_slice(&body).ok()))
     }
 
     /// Sends a JSON `body` to `path` outside `/v2` and returns the response as a stream. A status other than

@@ -2,6 +2,7 @@
 //! with a browser, a worker, and two replicas.
 
 use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Instant;
 
@@ -26,12 +27,13 @@ async fn a_new_server_prints_a_setup_link() {
         let refused = registry.get(path).await.expect(503);
         assert!(refused.text().contains("not set up yet"), "{}", refused.text());
     }
+    let lode = server.lode();
+    lode.run(&["login"]).await.expect_failure(&["refused the sign-in", "not set up yet", "hint: "]);
     registry.get(&format!("/setup?token={token}")).await.expect(200);
     let form = [("token", token.as_str()), ("name", "admin"), ("password", PASSWORD)];
     let done = registry.send(form_from_page(registry.request("POST", "/setup"), &form)).await.expect(303);
     Browser::with_cookie(server.registry(), &done).await;
     registry.get("/v2/").await.expect(401);
-    let lode = server.lode();
     lode.run(&["user", "list"]).await.expect_failure(&["authentication is required"]);
     log_in(&lode, "admin").await;
     let listed = lode.run(&["user", "list", "--json"]).await.expect_success().json();
@@ -41,6 +43,19 @@ async fn a_new_server_prints_a_setup_link() {
     server.stop().await;
     let server = folder.start(Options::new().listen("0.0.0.0:0")).await;
     assert!(!server.output().contains("setup"), "{}", server.output());
+}
+
+#[tokio::test]
+async fn a_server_without_accounts_needs_no_login() {
+    let server = Folder::new().serve().await;
+    let lode = server.lode();
+    let by_password = ["login", "--username", "alice", "--password-stdin"];
+    for output in [lode.run(&["login"]).await, lode.run_with_input(&by_password, b"any password").await] {
+        let output = output.expect_success();
+        assert!(output.stderr.contains("no sign-in is needed"), "{}", output.stderr);
+    }
+    let config = server.folder().path().join(".config");
+    assert!(!credentials_file(&config).exists(), "nothing is saved");
 }
 
 #[tokio::test]
@@ -79,6 +94,10 @@ async fn a_team_works_with_the_command_line() {
     ci.run_with_input(&["login", "--password-stdin"], secret.as_bytes()).await.expect_success();
     ci.run(&["push", file, "alice/data:v3"]).await.expect_success();
     ci.run(&["push", file, "alice/other:v1"]).await.expect_failure(&["does not exist"]);
+    // Logging out leaves a token that the job was given.
+    let output = ci.run(&["logout"]).await.expect_success();
+    assert!(output.stderr.contains("stays valid"), "{}", output.stderr);
+    ci.run_with_input(&["login", "--password-stdin"], secret.as_bytes()).await.expect_success();
     let tokens =
         alice.run(&["token", "list", "--account", "alice+ci", "--json"]).await.expect_success().json();
     let id = tokens["tokens"][0]["id"].as_str().unwrap();
@@ -97,7 +116,17 @@ async fn a_team_works_with_the_command_line() {
     let listed = alice.run(&["quota", "list", "alice", "--json"]).await.expect_success().json();
     assert_eq!(listed["quotas"][0]["limit_bytes"], 1024, "{listed}");
     alice.run(&["quota", "set", "alice", "1TiB"]).await.expect_failure(&["not allowed"]);
-    // 4. A disabled account is out at once, and the log tells who did what.
+    // 4. A person changes the own password, and needs the current one.
+    let change = async |current: &str| {
+        let input = format!("{current}\nanother long password\n");
+        bob.run_with_input(&["user", "password"], input.as_bytes()).await
+    };
+    change("a wrong password").await.expect_failure(&["wrong user name or password"]);
+    change(PASSWORD).await.expect_success();
+    bob.run_with_input(&["login", "--username", "bob", "--password-stdin"], b"another long password")
+        .await
+        .expect_success();
+    // 5. A disabled account is out at once, and the log tells who did what.
     admin.run(&["user", "set", "bob", "--disable"]).await.expect_success();
     bob.run(&["list"]).await.expect_failure(&["wrong user name or password"]);
     let audit =
@@ -132,8 +161,28 @@ async fn a_person_logs_in_with_a_browser() {
     assert!(login.wait().unwrap().success(), "{rest:?}");
     let tokens = lode.run(&["token", "list", "--json"]).await.expect_success().json();
     assert!(tokens["tokens"][0]["name"].as_str().unwrap().starts_with("lode on "), "{tokens}");
-    lode.run(&["logout"]).await.expect_success();
+    // Logging out revokes the token.
+    let saved = std::fs::read_to_string(credentials_file(&home)).unwrap();
+    let token = between(&saved, "\"password\": \"", "\"");
+    let registry = server.registry();
+    let status = async || registry.send(registry.request("GET", "/v2/").bearer_auth(token)).await.status;
+    assert_eq!(status().await, 200);
+    let output = lode.run(&["logout"]).await.expect_success();
+    assert!(!output.stderr.contains("notice"), "{}", output.stderr);
+    assert_eq!(status().await, 401);
     lode.run(&["token", "list"]).await.expect_failure(&["authentication is required"]);
+    // Without the server it is only removed.
+    std::fs::write(credentials_file(&home), &saved).unwrap();
+    let _folder = server.folder().clone();
+    server.kill();
+    let output = lode.run(&["logout"]).await.expect_success();
+    assert!(output.stderr.contains("notice: the token was not revoked"), "{}", output.stderr);
+    assert!(!std::fs::read_to_string(credentials_file(&home)).unwrap().contains(token));
+}
+
+/// The file in which commands save credentials. `config`: their XDG_CONFIG_HOME.
+fn credentials_file(config: &Path) -> PathBuf {
+    config.join("lode/credentials.json")
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,7 +11,9 @@ pub(crate) enum User {
     List(ListAccounts),
     /// Change a user's password or server role, or disable it
     Set(UserSet),
-    /// Delete a user with its tokens and roles; its repositories stay
+    /// Change your own password: asks for the current one, or reads both from two lines of standard input
+    Password,
+    /// Delete a user with its tokens, roles and robots; its repositories stay
     Rm {
         /// The user's name
         name: String,
@@ -166,8 +168,8 @@ The server must know the job as a publisher: see `lode publisher add`. On GitHub
 server's URL.
 
 Examples:
-  lode token exchange | lode login hub.example --password-stdin
-  lode token exchange | docker login hub.example --username token --password-stdin")]
+  lode token exchange --resource team/app | lode login hub.example --password-stdin
+  lode token exchange --resource team+ci | docker login hub.example --username token --password-stdin")]
 pub(crate) struct TokenExchange {
     /// The robot, or the namespace or repository to which the token is limited
     #[arg(long, value_name = "NAME")]
@@ -208,7 +210,7 @@ pub(crate) enum Access {
     Read,
     /// Push, too
     Write,
-    /// Delete, too
+    /// Delete, and protect tags, too
     Maintain,
     /// Grant roles, too
     Own,
@@ -305,7 +307,7 @@ pub(crate) enum Role {
     Read,
     /// Push, create repositories, and move tags
     Write,
-    /// Delete
+    /// Delete, and protect tags
     Maintain,
     /// Grant roles, and set the visibility
     Own,

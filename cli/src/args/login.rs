@@ -6,7 +6,8 @@ use clap::{ArgAction, Args};
 #[command(after_help = "\
 Without a user name, it prints the address of a page on which you allow the sign-in. Otherwise it asks for
 the password, or for a token in its place, and checks it with the registry. The credentials are saved in
-credentials.json in the lode folder of XDG_CONFIG_HOME or ~/.config.
+credentials.json in the lode folder of XDG_CONFIG_HOME or ~/.config. A server without accounts needs no
+sign-in, and nothing is saved.
 
 Examples:
   lode login hub.local
@@ -25,6 +26,8 @@ pub(crate) struct Login {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+A token that `lode login` created in a browser is revoked. Other tokens stay valid until they expire.")]
 pub(crate) struct Logout {
     /// Registry host [default: the server that LODE_HOST names]
     #[arg(value_name = "HOST")]

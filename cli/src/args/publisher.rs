@@ -28,7 +28,7 @@ pub(crate) enum Publisher {
 #[command(
     group = ArgGroup::new("service").required(true).multiple(false).args(["github", "gitlab", "oidc"]),
     after_help = "\
-The job gets a token for 15 minutes with `lode token exchange`. It has the robot's roles, and at most
+The job gets a token for 60 minutes with `lode token exchange`. It has the robot's roles, and at most
 writes.
 
 Examples:

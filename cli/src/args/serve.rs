@@ -11,9 +11,13 @@ use super::shared::LogFormat;
 Flags override LODE_* variables, which override the settings file. Each key of the file is also a
 variable: gc_grace is LODE_GC_GRACE. `lode serve --print-config` prints all settings and their values.
 
+On an address beyond loopback, a server without accounts prints a setup link and serves nothing else until
+its administrator exists. LODE_ADMIN_PASSWORD_FILE names a file with the administrator's password instead.
+LODE_SECRET_KEY_FILE names a file with a key that encrypts the keys in the database.
+
 Examples:
   lode serve --demo
-  lode serve --listen 0.0.0.0:5000 --allow-anonymous --data /srv/lode
+  lode serve --listen 0.0.0.0:5000 --public-url https://lode.example --data /srv/lode
   LODE_GC_GRACE=0s lode serve --config lode.toml --print-config")]
 pub(crate) struct Serve {
     /// Address and port to listen on; port 0 picks a free port [default: 127.0.0.1:5000]
@@ -37,7 +41,7 @@ pub(crate) struct Serve {
     /// Import the built-in demo model and print commands to try
     #[arg(long, env = "LODE_DEMO", value_parser = BoolishValueParser::new(), num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_possible_values = true, hide_env_values = true)]
     pub(crate) demo: Option<bool>,
-    /// Allow remote clients without authentication: anyone who can connect can read, write and delete
+    /// Skip the setup: while the server has no accounts, anyone who can connect can read, write and delete
     #[arg(long, env = "LODE_ALLOW_ANONYMOUS", value_parser = BoolishValueParser::new(), num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_possible_values = true, hide_env_values = true)]
     pub(crate) allow_anonymous: Option<bool>,
     /// Public URL of this server: the scheme and host that clients use

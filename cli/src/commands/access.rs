@@ -78,8 +78,27 @@ pub(crate) async fn user(connection: &Connection, command: User) -> Outcome {
             ui::print_message(format!("changed user {name}"));
             Ok(())
         }
+        User::Password => change_own_password(&registry).await,
         User::Rm { name } => delete_account(&registry, "user", &name).await,
     }
+}
+
+async fn change_own_password(registry: &Registry) -> Outcome {
+    let me: Value = registry.json_get("lode/v1/me").await?;
+    let (current, new) = match ui::stdin_is_terminal() {
+        true => (ui::ask_password("Current password: ")?, ui::ask_password("New password: ")?),
+        false => {
+            let both = read_password()?;
+            let lines = both.split_once('\n').map(|(current, new)| (current.trim_end_matches('\r'), new));
+            let (current, new) =
+                lines.ok_or_else(|| Failure::new("expected two lines: the current and the new password"))?;
+            (current.to_owned(), new.to_owned())
+        }
+    };
+    let body = json!({ "password": new, "current_password": current });
+    send(registry, Method::PATCH, &account_path(&text(&me, "name")), &body).await?;
+    ui::print_message("changed your password; sign in again in browsers");
+    Ok(())
 }
 
 pub(crate) async fn robot(connection: &Connection, command: Robot) -> Outcome {
@@ -341,17 +360,18 @@ pub(crate) async fn quota(connection: &Connection, command: Quota) -> Outcome {
             if json {
                 return ui::json(&listed);
             }
-            let size = |quota: &Value, key: &str| {
-                quota[key].as_u64().map_or_else(|| "none".to_owned(), ui::format_size)
+            let size = |quota: &Value, key: &str, absent: &str| {
+                quota[key].as_u64().map_or_else(|| absent.to_owned(), ui::format_size)
             };
             let rows: Vec<Vec<String>> = items(&listed, "quotas")
                 .map(|quota| {
                     vec![
                         text(quota, "namespace"),
-                        size(quota, "limit_bytes"),
-                        size(quota, "used_bytes"),
-                        size(quota, "own_bytes"),
-                        size(quota, "logical_bytes"),
+                        size(quota, "limit_bytes", "none"),
+                        size(quota, "used_bytes", "none"),
+                        // Only auditors and administrators get it.
+                        size(quota, "own_bytes", "-"),
+                        size(quota, "logical_bytes", "none"),
                     ]
                 })
                 .collect();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use lode_client::{Registry, http_client};
 use serde_json::Value;
 
+use super::browser::reason;
 use crate::{
     args::TokenExchange,
     error::{Failure, Outcome},
@@ -31,12 +32,12 @@ pub(crate) async fn exchange(registry: &Registry, args: TokenExchange) -> Outcom
         ("subject_token", &id_token),
         ("resource", &resource),
     ];
-    let (_, given): (_, Value) = registry.form_post("hf/oauth/token", &fields).await?;
+    let (status, given) = registry.form_post("hf/oauth/token", &fields).await?;
+    let given: Value = given.unwrap_or_default();
     match given["access_token"].as_str() {
         Some(token) => ui::print_line(token),
         None => {
-            let reason = ["error_description", "error"].iter().find_map(|key| given[*key].as_str());
-            let reason = reason.unwrap_or("it sent an invalid response");
+            let reason = reason(status, &given);
             Err(Failure::new(format!("{} gives no token: {reason}", registry.host())))
         }
     }

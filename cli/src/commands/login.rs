@@ -1,36 +1,50 @@
 //! `lode login` and `lode logout`: save and remove a user name with a password or token for a registry. Login
-//! checks them with the registry first. Without a user name a person signs in with a browser.
+//! checks them with the registry first. Without a user name a person signs in with a browser. Logout revokes
+//! the token that this created.
 
 use std::io::{BufRead, Read, Write};
 use std::time::Duration;
 
-use lode_client::{Client, ClientOptions, CredentialFile, Credentials, Login as Credential, Registry};
+use http::Method;
+use lode_client::{
+    Client, ClientOptions, CredentialFile, Credentials, Login as Credential, Registry, RetryPolicy,
+    SavedLogin,
+};
 use serde_json::Value;
 
 use super::access::read_password;
+use super::browser::sign_in_by_browser;
 use crate::{
     args::{Login, Logout},
     connect::{self, Connection},
-    error::{Failure, Outcome},
+    error::{Failure, Outcome, chain},
     ui,
 };
 
 /// The user name of a token whose account the registry knows.
 const TOKEN_USER: &str = "token";
-const DEVICE_GRANT: &str = "urn:ietf:params:oauth:grant-type:device_code";
-/// How long to wait between two requests, if the server does not say; and at most.
-const POLL_INTERVAL: u64 = 5;
-const MAX_POLL_INTERVAL: u64 = 60;
+/// Begins the tokens of Lode.
+const TOKEN_PREFIX: &str = "hf_lode";
+/// Timeout of requests whose failure does not end the command.
+const SHORT_TIMEOUT: Duration = Duration::from_secs(15);
 /// The longest line that is read.
 const MAX_LINE_BYTES: u64 = 4096;
 
 pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
     let registry = connection.registry(args.server.as_deref())?;
+    if needs_no_login(&registry).await {
+        ui::print_message(format!("{} has no accounts: no sign-in is needed", registry.host()));
+        return Ok(());
+    }
+    let mut owns_token = false;
     let login = match (args.username, args.password_stdin) {
         (Some(username), _) => Credential { username, password: read_password()? },
         (None, true) => Credential { username: TOKEN_USER.to_owned(), password: read_password()? },
         (None, false) => match sign_in_by_browser(&registry).await? {
-            Some(login) => login,
+            Some(password) => {
+                owns_token = true;
+                Credential { username: TOKEN_USER.to_owned(), password }
+            }
             None if ui::stdin_is_terminal() => {
                 Credential { username: prompt_line("Username: ")?, password: read_password()? }
             }
@@ -54,61 +68,72 @@ pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
         }
         other => other.into(),
     })?;
-    file()?.set(&registry.host(), login)?;
+    file()?.set(&registry.host(), SavedLogin { login, owns_token })?;
     ui::print_message(format!("logged in to {}", registry.host()));
     Ok(())
 }
 
-/// Signs in with a browser (RFC 8628). `None` if the registry does not offer it.
-async fn sign_in_by_browser(registry: &Registry) -> Outcome<Option<Credential>> {
-    let fields = [("client_id", "lode"), ("client_name", &client_name()), ("scope", "full")];
-    let started: Result<(_, Value), _> = registry.form_post("hf/oauth/device", &fields).await;
-    let started = match started {
-        Ok((status, started)) if status.is_success() => started,
-        // Another registry, or a server without accounts.
-        Ok(_) | Err(lode_client::Error::Protocol { .. }) => return Ok(None),
-        Err(error) => return Err(error.into()),
+/// Whether the registry is a server without accounts, where every client may do everything.
+async fn needs_no_login(registry: &Registry) -> bool {
+    let options = ClientOptions {
+        retry: RetryPolicy::none(),
+        response_timeout: SHORT_TIMEOUT,
+        ..ClientOptions::default()
     };
-    let text = |key: &str| started[key].as_str().unwrap_or_default().to_owned();
-    let (device_code, url) = (text("device_code"), text("verification_uri_complete"));
-    if device_code.is_empty() || url.is_empty() {
-        return Ok(None);
-    }
-    ui::print_message(format!("Open this page, and allow the code {}:\n  {url}", text("user_code")));
-    let mut interval = started["interval"].as_u64().unwrap_or(POLL_INTERVAL).clamp(1, MAX_POLL_INTERVAL);
-    loop {
-        tokio::time::sleep(Duration::from_secs(interval)).await;
-        let fields = [("grant_type", DEVICE_GRANT), ("device_code", &device_code), ("client_id", "lode")];
-        let (_, polled): (_, Value) = registry.form_post("hf/oauth/token", &fields).await?;
-        if let Some(token) = polled["access_token"].as_str() {
-            return Ok(Some(Credential { username: TOKEN_USER.to_owned(), password: token.to_owned() }));
-        }
-        match polled["error"].as_str() {
-            Some("authorization_pending") => {}
-            Some("slow_down") => interval = (interval + POLL_INTERVAL).min(MAX_POLL_INTERVAL),
-            Some("access_denied") => return Err(Failure::new("the sign-in was denied")),
-            Some("expired_token") => {
-                return Err(Failure::new("the code has expired").hint("run `lode login` again"));
-            }
-            _ => return Err(Failure::new(format!("{} sent an invalid response", registry.host()))),
-        }
-    }
+    let me = async {
+        let anonymous = Client::new(options)?.registry(registry.url().as_str())?;
+        anonymous.json_get::<Value>("lode/v1/me").await
+    };
+    // Other registries and unreachable servers: the sign-in reports the error.
+    me.await.is_ok_and(|me| me.get("name") == Some(&Value::Null))
 }
 
-/// The name under which the person finds the token later.
-fn client_name() -> String {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("lode on {host}")
-}
-
-pub(crate) fn logout(connection: &Connection, args: Logout) -> Outcome {
+pub(crate) async fn logout(connection: &Connection, args: Logout) -> Outcome {
     let registry = connection.registry(args.server.as_deref())?;
-    if file()?.remove(&registry.host())? {
-        ui::print_message(format!("logged out of {}", registry.host()));
-    } else {
+    let Some(SavedLogin { login, owns_token }) = file()?.remove(&registry.host())? else {
         ui::print_message(format!("no saved credentials for {}", registry.host()));
+        return Ok(());
+    };
+    ui::print_message(format!("logged out of {}", registry.host()));
+    if !login.password.starts_with(TOKEN_PREFIX) {
+        return Ok(());
+    }
+    if !owns_token {
+        ui::print_message("notice: `lode login` did not create this token; it stays valid until it expires");
+    } else if let Err(failure) = revoke_token(&registry, login).await {
+        ui::print_message(format!(
+            "notice: the token was not revoked ({failure}); it stays valid until it expires. Revoke it on {}-/account, or after a new login with `lode token list` and `lode token revoke ID`",
+            registry.url()
+        ));
     }
     Ok(())
+}
+
+/// Revokes the token of `login`. Returns why it is still valid.
+async fn revoke_token(registry: &Registry, login: Credential) -> Result<(), String> {
+    let revoked = async {
+        let options = ClientOptions {
+            credentials: Credentials::fixed(registry.host(), login),
+            ..ClientOptions::default()
+        };
+        let registry = Client::new(options)?.registry(registry.url().as_str())?;
+        let me: Value = registry.json_get("lode/v1/me").await?;
+        match me["token_id"].as_str() {
+            Some(id) => registry
+                .json_stream(Method::DELETE, &format!("lode/v1/tokens/{id}"), &Value::Null)
+                .await
+                .map(|_| true),
+            // Without accounts, tokens have no effect.
+            None => Ok(me.get("name") == Some(&Value::Null)),
+        }
+    };
+    match tokio::time::timeout(SHORT_TIMEOUT, revoked).await {
+        // The token has expired, or was revoked before.
+        Ok(Ok(true) | Err(lode_client::Error::Unauthorized { .. })) => Ok(()),
+        Ok(Ok(false)) => Err("the server did not report its id".to_owned()),
+        Ok(Err(error)) => Err(chain(&error)),
+        Err(_) => Err(format!("no response within {} seconds", SHORT_TIMEOUT.as_secs())),
+    }
 }
 
 fn file() -> Outcome<CredentialFile> {

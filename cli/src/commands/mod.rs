@@ -3,6 +3,7 @@
 mod access;
 mod audit;
 mod backup;
+mod browser;
 mod completions;
 pub(crate) mod cp;
 mod create;
@@ -61,7 +62,7 @@ pub(crate) async fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Tokenize(args) => tokenize::run(&connect()?, args).await?,
         Command::Perplexity(args) => perplexity::run(&connect()?, args).await?,
         Command::Login(args) => login::login(&connect()?, args).await?,
-        Command::Logout(args) => login::logout(&connect()?, args)?,
+        Command::Logout(args) => login::logout(&connect()?, args).await?,
         Command::User(command) => access::user(&connect()?, command).await?,
         Command::Robot(command) => access::robot(&connect()?, command).await?,
         Command::Group(command) => access::group(&connect()?, command).await?,

@@ -174,6 +174,9 @@ fn cannot_open(error: &OpenError, data: &std::path::Path) -> Failure {
         OpenError::Registry(Error::Database(_) | Error::Unavailable { .. }) => failure.hint(
             "--database (LODE_DATABASE) names the database: is it running, and may this user log in and create tables?",
         ),
+        OpenError::Config { setting: "secret_key", .. } => {
+            failure.hint("docs/guide/backup.md says what to do if the key is lost")
+        }
         OpenError::Config { setting: "storage", .. } => failure.hint(
             "--storage names the bucket; AWS_* variables or storage_* settings have its endpoint and credentials: see docs/guide/replicas.md",
         ),
