@@ -124,7 +124,7 @@ impl Service<Request> for Layers {
 fn check_rate(registry: &Registry, parts: &Parts) -> Result<(), Error> {
     let is_probe = ["/healthz", "/readyz"].contains(&parts.uri.path());
     match parts.extensions.get::<Caller>() {
-        Some(caller) if !is_probe => registry.check_rate(caller),
+        Some(caller) if !is_probe => registry.rate_limits().check(caller),
         _ => Ok(()),
     }
 }

@@ -264,13 +264,13 @@ impl Registry {
         let issuer = match unverified_issuer(token) {
             Ok(issuer) => issuer,
             Err(error) => {
-                self.check_wrong_tokens(client)?;
+                self.rate_limits().check_wrong_tokens(client)?;
                 return Err(PublisherError::Token { reason: error.to_string() }.into());
             }
         };
         let signed_in = self.publisher_exchange(client, &issuer, token, resource).await;
         if let Err(AccountError::Publisher(error)) = &signed_in {
-            self.check_wrong_tokens(client)?;
+            self.rate_limits().check_wrong_tokens(client)?;
             tracing::info!(issuer = cut(&issuer), error = cut(&chain(error)), "a CI job was refused");
             self.audit_publish_refused(client, &issuer, error);
         }

@@ -3,27 +3,23 @@
 
 use std::net::IpAddr;
 use std::num::NonZeroU32;
-use std::time::Duration;
 
 use governor::clock::{Clock, DefaultClock};
 use governor::state::keyed::HashMapStateStore;
 use governor::{Quota, RateLimiter};
 use uuid::Uuid;
 
-use super::Registry;
 use crate::auth::{Caller, Identity};
 use crate::network::network;
 use crate::{Config, Error};
 
 /// Wrong tokens and signatures from one network, in a minute. More get 429 instead of 401.
 const WRONG_TOKENS: u32 = 120;
-/// How often clients that have sent nothing for a while are forgotten.
-const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 
 type Limiter<K> = RateLimiter<K, HashMapStateStore<K>, DefaultClock>;
 
 /// The limits of this replica.
-pub(super) struct RateLimits {
+pub(crate) struct RateLimits {
     networks: Option<Limiter<IpAddr>>,
     accounts: Option<Limiter<Uuid>>,
     wrong_tokens: Limiter<IpAddr>,
@@ -40,17 +36,14 @@ impl RateLimits {
             )),
         }
     }
-}
 
-impl Registry {
     /// Returns an error if the caller sends too many requests. This server's own workers are not limited.
-    pub(crate) fn check_rate(&self, caller: &Caller) -> Result<(), Error> {
-        let RateLimits { networks, accounts, .. } = &self.rate_limits;
+    pub(crate) fn check(&self, caller: &Caller) -> Result<(), Error> {
         match &caller.identity {
             Identity::Internal | Identity::Worker { .. } => Ok(()),
-            Identity::Account(account) => check(accounts.as_ref(), &account.id),
+            Identity::Account(account) => check(self.accounts.as_ref(), &account.id),
             Identity::Anonymous | Identity::Guest { .. } => match network_of(caller) {
-                Some(network) => check(networks.as_ref(), &network),
+                Some(network) => check(self.networks.as_ref(), &network),
                 None => Ok(()),
             },
         }
@@ -59,27 +52,22 @@ impl Registry {
     /// Counts a wrong token. Returns an error if its network has sent too many.
     pub(crate) fn check_wrong_tokens(&self, client: &Caller) -> Result<(), Error> {
         match network_of(client) {
-            Some(network) => check(Some(&self.rate_limits.wrong_tokens), &network),
+            Some(network) => check(Some(&self.wrong_tokens), &network),
             None => Ok(()),
         }
     }
 
-    /// Forgets idle clients while the registry runs.
-    pub(crate) fn start_rate_upkeep(&self) {
-        let this = self.clone();
-        self.start(async move {
-            loop {
-                tokio::time::sleep(FORGET_INTERVAL).await;
-                let RateLimits { networks, accounts, wrong_tokens } = &this.rate_limits;
-                networks.iter().chain([wrong_tokens]).for_each(|limiter| {
-                    limiter.retain_recent();
-                    limiter.shrink_to_fit();
-                });
-                if let Some(accounts) = accounts {
-                    accounts.retain_recent();
-                }
-            }
+    /// Forgets clients that have sent nothing for a while.
+    pub(super) fn forget_idle(&self) {
+        let RateLimits { networks, accounts, wrong_tokens } = self;
+        networks.iter().chain([wrong_tokens]).for_each(|limiter| {
+            limiter.retain_recent();
+            limiter.shrink_to_fit();
         });
+        if let Some(accounts) = accounts {
+            accounts.retain_recent();
+            accounts.shrink_to_fit();
+        }
     }
 }
 

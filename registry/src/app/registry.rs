@@ -111,7 +111,7 @@ pub struct Inner {
     pub(super) vault: Vault,
     /// The issuers of tokens with which people and CI jobs sign in.
     pub(super) issuers: Issuers,
-    pub(super) rate_limits: RateLimits,
+    rate_limits: RateLimits,
     pub(super) stopping: CancellationToken,
     pub(super) tasks: TaskTracker,
 }
@@ -186,6 +186,10 @@ pub(crate) async fn open_idle(mut config: Config, limits: Limits) -> Result<Regi
 impl Registry {
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    pub(crate) fn rate_limits(&self) -> &RateLimits {
+        &self.rate_limits
     }
 
     /// The token with which other parts of this process call it. It may do everything, and is valid while this

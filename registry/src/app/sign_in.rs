@@ -127,7 +127,7 @@ impl Registry {
                 None => {}
             }
             self.audit_invalid_token(client);
-            self.check_wrong_tokens(client)?;
+            self.rate_limits().check_wrong_tokens(client)?;
             return Err(wrong());
         }
         // Names that no account can have cost no hash, and are not stored.

@@ -1,4 +1,5 @@
-//! Deletes what is left of sign-ins: expired sessions, programs that nobody allowed, old failures.
+//! Deletes what is left of sign-ins: expired sessions, programs that nobody allowed, old failures; and forgets
+//! clients whose requests were counted.
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use crate::time::{millis, now_ms};
 
 /// How often expired sessions and the like are deleted.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(600);
-
+/// How often clients that have sent nothing for a while are forgotten.
+const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 /// How long listings show the expired tokens of publishers. Each run of a CI job creates one.
 const PUBLISHED_TOKEN_HISTORY: Duration = Duration::from_secs(24 * 3600);
 
@@ -26,6 +28,17 @@ impl Registry {
                     tracing::warn!(error = chain(&error), "failed to delete expired sessions; will retry");
                 }
                 tokio::time::sleep(EXPIRE_INTERVAL).await;
+            }
+        });
+    }
+
+    /// Forgets idle clients while the registry runs.
+    pub(crate) fn start_rate_upkeep(&self) {
+        let this = self.clone();
+        self.start(async move {
+            loop {
+                tokio::time::sleep(FORGET_INTERVAL).await;
+                this.rate_limits().forget_idle();
             }
         });
     }

@@ -65,7 +65,7 @@ impl Registry {
         if let Err(error) = self.worker_may_join(proof).await {
             if proof.token.is_some() {
                 self.audit_invalid_token(caller);
-                self.check_wrong_tokens(caller)?;
+                self.rate_limits().check_wrong_tokens(caller)?;
             }
             return Err(error);
         }

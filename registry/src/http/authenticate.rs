@@ -129,7 +129,7 @@ async fn identify(
 
 fn invalid_token(registry: &Registry, client: &Caller) -> Failure {
     registry.audit_invalid_token(client);
-    if let Err(error) = registry.check_wrong_tokens(client) {
+    if let Err(error) = registry.rate_limits().check_wrong_tokens(client) {
         return error.into();
     }
     Error::CredentialsInvalid { is_token: true }.into()

@@ -69,6 +69,8 @@ fn from_page(request: Builder) -> Builder {
 #[tokio::test]
 async fn a_browser_signs_in_and_out() {
     let app = closed().await;
+    // With `no-referrer`, forms would have no origin over plain http.
+    assert_eq!(app.get_as("", "/login").await.header("referrer-policy"), "same-origin");
     app.user("alice").await;
     // 1. Without a session, pages send to the sign-in, and come back afterwards.
     let page = app.get_as("", "/device?user_code=BCDF-GHJK").await;
