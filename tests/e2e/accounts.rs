@@ -86,6 +86,8 @@ async fn a_team_works_with_the_command_line() {
     server.registry().manifest_get("alice/data", "v1").await.expect(200);
     alice.run(&["grant", "rm", "anyone", "alice/data"]).await.expect_success();
     server.registry().manifest_get("alice/data", "v1").await.expect(401);
+    let output = home("nobody").run(&["list"]).await.expect_success();
+    assert!(output.stderr.contains("no public models; `lode login"), "{}", output.stderr);
     // 2. A robot with a token for one repository.
     alice.run(&["robot", "add", "alice+ci"]).await.expect_success();
     alice.run(&["grant", "add", "alice+ci", "write", "alice/data"]).await.expect_success();

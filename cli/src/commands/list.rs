@@ -1,5 +1,6 @@
 //! `lode list [REPOSITORY]`: lists the models in a registry, one line per tag.
 
+use lode_client::Registry;
 use lode_model::reference::Name;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -14,6 +15,12 @@ use crate::{
 #[derive(Deserialize, Serialize)]
 struct ListResponse {
     models: Vec<Map<String, Value>>,
+}
+
+/// Whether the server has accounts, and no credentials are saved for it.
+async fn needs_login(registry: &Registry) -> bool {
+    let me = registry.json_get::<Value>("lode/v1/me").await;
+    matches!(me, Err(lode_client::Error::Unauthorized { .. }))
 }
 
 pub(crate) async fn run(connection: &Connection, args: List) -> Outcome {
@@ -44,6 +51,12 @@ pub(crate) async fn run(connection: &Connection, args: List) -> Outcome {
     }
     if response.models.is_empty() {
         match &below {
+            _ if needs_login(&registry).await => {
+                let host = registry.host();
+                ui::print_message(format!(
+                    "no public models; `lode login {host}` shows those that you may see"
+                ));
+            }
             Some(below) => ui::print_message(format!("no models in {below} or below it")),
             None => ui::print_message("no models yet: `lode create NAME FOLDER` imports one"),
         }
