@@ -152,8 +152,12 @@ impl Registry {
         if caller.is_internal() || !self.is_known_closed() {
             return;
         }
+        let key = repeat_key([&caller.actor(), repository.as_str(), digest.as_str()]);
+        // Most pulls are repetitions.
+        if self.audit_queue.pulls.contains_key(&key) {
+            return;
+        }
         let row = audit_row(caller, "manifest.pull", format!("{repository}@{digest}"), "ok", &Value::Null);
-        let key = repeat_key([&row.actor, &row.target]);
         self.audit_send(row, key, &self.audit_queue.pulls);
     }
 

@@ -10,7 +10,6 @@ use hmac::{Hmac, KeyInit, Mac};
 use lode_client::Secret;
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
-use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 use uuid::Uuid;
 
@@ -21,7 +20,9 @@ use super::worker::WORKER_CREDENTIAL_PREFIX;
 use crate::Error;
 use crate::auth::throttle;
 use crate::auth::token::{digest_of, is_token};
-use crate::auth::{Account, Action, Caller, Credential, Identity, OllamaKey, RepositoryScope, Scope, Target};
+use crate::auth::{
+    AccessToken, Account, Action, Caller, Credential, Identity, OllamaKey, RepositoryScope, Scope, Target,
+};
 use crate::error::chain;
 use crate::network::network;
 use crate::store::{AccountRow, TokenRow};
@@ -47,26 +48,6 @@ const KEY_NAME: &str = "access-tokens";
 enum Expiry {
     Checked,
     Ignored,
-}
-
-/// The content of an access token. Rights are evaluated at each request; the token only says who it is for.
-#[derive(Clone, Serialize, Deserialize)]
-struct AccessToken {
-    /// The account and the credential with which the token was requested. Both are absent for a client without
-    /// credentials.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    account: Option<Uuid>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    credential: Option<Credential>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    worker: Option<Uuid>,
-    epoch: i64,
-    scopes: Vec<RepositoryScope>,
-    /// Of a link: the blob that it opens, of the repository of its scope.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    blob: Option<Digest>,
-    /// Seconds since 1970.
-    expires: i64,
 }
 
 impl Registry {
@@ -135,9 +116,21 @@ impl Registry {
             return Err(wrong());
         }
         let key = self.password_key(name, password).await?;
-        if let Some(known) = self.password_known(&key).await? {
-            return Ok(known);
+        match self.password_known(&key).await? {
+            Some(known) => Ok(known),
+            // Boxed: otherwise each request's future would have room for its transaction.
+            None => Box::pin(self.sign_in_password(client, name, password, key)).await,
         }
+    }
+
+    /// Compares a password with the account's hash.
+    async fn sign_in_password(
+        &self,
+        client: &Caller,
+        name: &str,
+        password: &Secret,
+        key: Digest,
+    ) -> Result<Identity, Error> {
         let address = client.origin.as_ref().and_then(|origin| origin.address);
         let address = address.map(|address| network(address).to_string()).unwrap_or_default();
         let subjects = throttle::subjects(name, &address);
@@ -159,7 +152,7 @@ impl Registry {
             }
             tracing::info!(account = name, address, "sign-in failed");
             self.audit_sign_in(client, name, false);
-            return Err(wrong());
+            return Err(Error::CredentialsInvalid { is_token: false });
         };
         if !self.config.read_only {
             self.store().failures_delete(&subjects[0].0).await?;
@@ -258,8 +251,12 @@ impl Registry {
         Ok(Secret::new(text))
     }
 
-    /// The content of an access token that this registry has signed.
-    async fn access_token_open(&self, text: &str) -> Result<Option<AccessToken>, Error> {
+    /// The content of an access token that this registry has signed. It may have expired.
+    async fn access_token_open(&self, text: &str) -> Result<Option<Arc<AccessToken>>, Error> {
+        let key = digest_of(text);
+        if let Some(known) = self.sign_ins.access_tokens.get(&key) {
+            return Ok(Some(known));
+        }
         let decode = |text: &str| URL_SAFE_NO_PAD.decode(text).ok();
         let parts = text.strip_prefix(ACCESS_TOKEN_PREFIX).and_then(|rest| rest.split_once('.'));
         let Some((Some(content), Some(mac))) = parts.map(|(content, mac)| (decode(content), decode(mac)))
@@ -269,7 +266,11 @@ impl Registry {
         if self.access_token_mac(&content).await?.verify_slice(&mac).is_err() {
             return Ok(None);
         }
-        Ok(serde_json::from_slice(&content).ok())
+        let Ok(token) = serde_json::from_slice(&content).map(Arc::<AccessToken>::new) else {
+            return Ok(None);
+        };
+        self.sign_ins.access_tokens.insert(key, token.clone());
+        Ok(Some(token))
     }
 
     async fn sign_in_access_token(
@@ -280,15 +281,13 @@ impl Registry {
         let Some(token) = self.access_token_open(text).await?.filter(|token| token.blob.is_none()) else {
             return Ok(None);
         };
-        let account = token.account;
         let is_valid = token.expires > now_ms() / 1000;
-        if is_valid && let Some(identity) = self.access_token_identity(token.clone(), Expiry::Checked).await?
-        {
+        if is_valid && let Some(identity) = self.access_token_identity(&token, Expiry::Checked).await? {
             return Ok(Some(identity));
         }
-        match (upload, account) {
+        match (upload, token.account) {
             (Some(upload), Some(account)) if self.store().upload_account(upload).await? == Some(account) => {
-                self.access_token_identity(token, Expiry::Ignored).await
+                self.access_token_identity(&token, Expiry::Ignored).await
             }
             _ => Ok(None),
         }
@@ -296,15 +295,14 @@ impl Registry {
 
     async fn access_token_identity(
         &self,
-        token: AccessToken,
+        token: &AccessToken,
         expiry: Expiry,
     ) -> Result<Option<Identity>, Error> {
-        let AccessToken { account, credential, worker, epoch, scopes, .. } = token;
-        if let Some(id) = worker {
+        if let Some(id) = token.worker {
             return Ok(self.worker_exists(id).await?.then_some(Identity::Worker { id }));
         }
-        let (Some(id), Some(credential)) = (account, credential) else {
-            return Ok(Some(Identity::Guest { scopes: scopes.into() }));
+        let (Some(id), Some(credential)) = (token.account, token.credential) else {
+            return Ok(Some(Identity::Guest { scopes: token.scopes[..].into() }));
         };
         let account = match credential {
             Credential::Password => {
@@ -316,8 +314,9 @@ impl Registry {
             // A session gets no access tokens.
             Credential::Session(_) => None,
         };
-        let account = account.filter(|account| account.id == id && account.epoch == epoch).map(|account| {
-            let scope = Scope { requested: Some(scopes), ..account.scope.clone() };
+        let is_same = |account: &Arc<Account>| account.id == id && account.epoch == token.epoch;
+        let account = account.filter(is_same).map(|account| {
+            let scope = Scope { requested: Some(token.scopes.clone()), ..account.scope.clone() };
             Identity::Account(Arc::new(Account { scope, ..Account::clone(&account) }))
         });
         Ok(account)
@@ -355,7 +354,7 @@ impl Registry {
             return Ok(None);
         };
         let repository = repository.clone();
-        Ok(self.access_token_identity(token, Expiry::Checked).await?.map(|identity| (identity, repository)))
+        Ok(self.access_token_identity(&token, Expiry::Checked).await?.map(|identity| (identity, repository)))
     }
 
     /// The account with this id, unless it is disabled.
@@ -382,14 +381,16 @@ impl Registry {
         let now = now_ms();
         let known = self.sign_ins.holders.get(&key);
         let holder = match known.filter(|known| known.known_until.is_none_or(|until| until > now)) {
-            Some(known) => Some(known),
-            None => self.credential_find(&key.1).await?.map(Arc::new),
+            Some(known) => known,
+            None => {
+                let Some(found) = self.credential_find(&key.1).await?.map(Arc::new) else { return Ok(None) };
+                self.sign_ins.holders.insert(key, found.clone());
+                found
+            }
         };
-        let is_valid = |holder: &Arc<Holder>| {
-            expiry == Expiry::Ignored || holder.expires_at.is_none_or(|expires_at| expires_at > now)
-        };
-        let Some(holder) = holder.filter(is_valid) else { return Ok(None) };
-        self.sign_ins.holders.insert(key, holder.clone());
+        if expiry == Expiry::Checked && holder.expires_at.is_some_and(|expires_at| expires_at <= now) {
+            return Ok(None);
+        }
         self.note_use(holder.account.credential);
         Ok(Some(holder.account.clone()))
     }
@@ -470,13 +471,17 @@ impl Registry {
         Ok(Digest::sha256(&mac))
     }
 
-    pub(super) async fn access_token_key(&self) -> Result<&[u8], Error> {
-        self.sign_ins.key.get_or_try_init(|| self.server_key(KEY_NAME)).await.map(Vec::as_slice)
+    /// The MAC of nothing, with the key of signed access tokens.
+    pub(super) async fn access_token_key(&self) -> Result<&Hmac<Sha256>, Error> {
+        let load = || async {
+            let key = self.server_key(KEY_NAME).await?;
+            Ok(Hmac::new_from_slice(&key).expect("HMAC takes keys of any length"))
+        };
+        self.sign_ins.key.get_or_try_init(load).await
     }
 
     pub(super) async fn access_token_mac(&self, content: &[u8]) -> Result<Hmac<Sha256>, Error> {
-        let key = self.access_token_key().await?;
-        let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+        let mut mac = self.access_token_key().await?.clone();
         mac.update(content);
         Ok(mac)
     }

@@ -3,17 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hmac::Hmac;
 use lode_model::digest::Digest;
 use moka::sync::Cache;
+use sha2::Sha256;
 use uuid::Uuid;
 
 use crate::auth::password::Passwords;
-use crate::auth::{Account, OllamaKey};
+use crate::auth::{AccessToken, Account, OllamaKey};
 use crate::blobs::Locks;
 use crate::store::AccountRow;
 
 /// How many accounts of credentials are remembered.
 const MAX_KNOWN: u64 = 100_000;
+/// How many bytes of access tokens are remembered.
+const MAX_ACCESS_TOKEN_BYTES: u64 = 16 << 20;
 /// How long the right password of an account is remembered, because Basic sends it with each request.
 const PASSWORD_TIME: Duration = Duration::from_secs(60);
 /// The use of a credential is recorded at most this often. A session is read again as often.
@@ -25,6 +29,8 @@ pub(super) struct SignIns {
     pub(super) holders: Cache<(i64, CredentialKey), Arc<Holder>>,
     /// By version and id.
     pub(super) accounts: Cache<(i64, Uuid), Arc<AccountRow>>,
+    /// Access tokens with a valid MAC, by digest.
+    pub(super) access_tokens: Cache<Digest, Arc<AccessToken>>,
     /// By the MAC of a name and its right password: the account, and its epoch at the time.
     pub(super) passwords: Cache<Digest, (Uuid, i64)>,
     /// Credentials whose use was recorded recently.
@@ -33,7 +39,7 @@ pub(super) struct SignIns {
     /// One attempt at a time for an account and an address.
     pub(super) attempts: Locks<String>,
     /// The key of signed access tokens, loaded on first use.
-    pub(super) key: tokio::sync::OnceCell<Vec<u8>>,
+    pub(super) key: tokio::sync::OnceCell<Hmac<Sha256>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -58,6 +64,10 @@ impl Default for SignIns {
         SignIns {
             holders: Cache::new(MAX_KNOWN),
             accounts: Cache::new(MAX_KNOWN),
+            access_tokens: Cache::builder()
+                .max_capacity(MAX_ACCESS_TOKEN_BYTES)
+                .weigher(|_, token: &Arc<AccessToken>| u32::try_from(token.size_bytes()).unwrap_or(u32::MAX))
+                .build(),
             passwords: Cache::builder().max_capacity(MAX_KNOWN).time_to_live(PASSWORD_TIME).build(),
             used: Cache::builder().max_capacity(MAX_KNOWN).time_to_live(USE_INTERVAL).build(),
             hashing: Passwords::default(),

@@ -248,8 +248,8 @@ fn has_own_proof(method: &Method, path: &str) -> bool {
 
 /// The upload that a request continues.
 fn upload_of(path: &str) -> Option<Uuid> {
-    let (_, id) = path.strip_prefix("/v2/")?.rsplit_once("/blobs/uploads/")?;
-    id.parse().ok()
+    let (rest, id) = path.strip_prefix("/v2/")?.rsplit_once('/')?;
+    if rest.ends_with("/blobs/uploads") { id.parse().ok() } else { None }
 }
 
 /// The credentials of the header. Other schemes are none.

@@ -27,6 +27,16 @@ fn message(path: &str, response: &TestResponse) -> String {
     text.as_str().unwrap_or_else(|| panic!("{path}: {}", response.text())).to_owned()
 }
 
+/// The middleware's future is allocated and moved for each request, so that rare work in it needs a box of its own.
+#[tokio::test]
+async fn the_middleware_of_a_request_takes_little_memory() {
+    let app = App::new().await;
+    let service = crate::router::service(app.registry.clone()).unwrap();
+    let future = service.respond(Request::get("/v2/").body(Body::empty()).unwrap());
+    let bytes = size_of_val(&*future);
+    assert!(bytes < 6000, "{bytes} bytes");
+}
+
 #[tokio::test]
 async fn bodies_are_limited_by_route() {
     let app = App::with(Config { max_body: ByteSize(2 << 20), ..Config::default() }).await;
