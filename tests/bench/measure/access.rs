@@ -18,6 +18,8 @@ use crate::target::{ADMIN_PASSWORD, Place, RunningServer, Target};
 
 /// Accounts that sign in with a password, one after the other.
 const ACCOUNTS: usize = 20;
+/// Turns of each caller in a round. Short turns, because the speed of a machine changes from second to second.
+const TURNS: u32 = 10;
 
 /// Measures each program of Lode; returns the report.
 pub(crate) fn measure(place: &Place, options: &Options, run: &mut u32) -> io::Result<String> {
@@ -32,6 +34,15 @@ pub(crate) fn measure(place: &Place, options: &Options, run: &mut u32) -> io::Re
         report.push_str(&without_accounts(target, place, options, run)?);
     }
     Ok(report)
+}
+
+/// A caller's requests without a pause.
+#[derive(Clone)]
+struct Turn {
+    /// Requests a second.
+    rate: f64,
+    /// The server's processor time of a request, in microseconds.
+    cpu: f64,
 }
 
 fn requests(server: &RunningServer, options: &Options) -> io::Result<String> {
@@ -51,29 +62,27 @@ fn requests(server: &RunningServer, options: &Options) -> io::Result<String> {
         ("access token", format!("Bearer {}", text(&access, "token"))),
         ("password", basic),
     ];
-    // 2. The callers in turn.
+    // 2. The callers in turn. Each is compared with the first one's turn of the same time.
     let mut table = String::from(
         "| row | caller | requests a second | against no credentials | CPU (us) |\n| --- | --- | ---: | ---: | ---: |\n",
     );
     for request in [Request::GetByTag, Request::Head, Request::Blob] {
-        let mut rates = vec![Vec::new(); callers.len()];
-        let mut cpu = vec![Vec::new(); callers.len()];
-        for round in 0..options.rounds as usize {
+        let mut turns = vec![Vec::new(); callers.len()];
+        for turn in 0..(options.rounds * TURNS) as usize {
             for at in 0..callers.len() {
-                let at = (round + at) % callers.len();
-                let authorization = &callers[at].1;
-                tagged.send_requests(server.address, authorization, request, options.time / 10)?;
+                let at = (turn + at) % callers.len();
                 let before = server.cpu_seconds();
-                let (count, time) =
-                    tagged.send_requests(server.address, authorization, request, options.time)?;
-                rates[at].push(count as f64 / time.as_secs_f64());
-                cpu[at].push((server.cpu_seconds() - before) * 1e6 / count as f64);
+                let time = options.time / TURNS;
+                let (count, time) = tagged.send_requests(server.address, &callers[at].1, request, time)?;
+                let cpu = (server.cpu_seconds() - before) * 1e6 / count as f64;
+                turns[at].push(Turn { rate: count as f64 / time.as_secs_f64(), cpu });
             }
         }
-        let rates: Vec<f64> = rates.into_iter().map(median).collect();
-        for ((at, (caller, _)), cpu) in callers.iter().enumerate().zip(cpu) {
-            let (name, rate, ratio) = (request.name(), rates[at], rates[at] / rates[0]);
-            table.push_str(&format!("| {name} | {caller} | {rate:.0} | {ratio:.2} | {:.0} |\n", median(cpu)));
+        for ((caller, _), own) in callers.iter().zip(&turns) {
+            let of = |value: &dyn Fn(&Turn) -> f64| median(own.iter().map(value).collect());
+            let ratio = median(own.iter().zip(&turns[0]).map(|(own, first)| own.rate / first.rate).collect());
+            let (name, rate, cpu) = (request.name(), of(&|turn| turn.rate), of(&|turn| turn.cpu));
+            table.push_str(&format!("| {name} | {caller} | {rate:.0} | {ratio:.2} | {cpu:.0} |\n"));
         }
     }
     Ok(table)
