@@ -31,6 +31,7 @@ pub(crate) struct ServeSettings {
 /// Worker settings that the local worker of `serve` reads from the file and the environment.
 const LOCAL_WORKER_KEYS: &[&str] = &[
     "device",
+    "cpu",
     "keep_alive",
     "max_queue",
     "num_parallel",

@@ -60,6 +60,41 @@ async fn greedy_responses_match_the_reference() {
     }
 }
 
+/// The levels that this processor should have. `LODE_CPU` accepts exactly these.
+fn instruction_levels() -> Vec<&'static str> {
+    let mut levels = vec!["scalar"];
+    #[cfg(target_arch = "x86_64")]
+    {
+        let has_avx2 = is_x86_feature_detected!("avx2");
+        let has_avx512 = is_x86_feature_detected!("avx512bw");
+        let has_vnni = is_x86_feature_detected!("avx512vnni");
+        let known = [("avx2", has_avx2), ("avx512", has_avx512), ("avx512-vnni", has_vnni)];
+        levels.extend(known.iter().filter(|(_, has)| *has).map(|(level, _)| level));
+    }
+    #[cfg(target_arch = "aarch64")]
+    levels.push("neon");
+    levels
+}
+
+#[tokio::test]
+async fn each_instruction_level_gives_the_reference_response() {
+    let expected = demo_expected();
+    let case = &expected["cases"][0];
+    for level in instruction_levels() {
+        let options = Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32").env("LODE_CPU", level);
+        let server = Folder::new().start(options).await;
+        server.lode().create("team/demo", &demo(), &[]).await.expect_success();
+        let body = json!({"model": "team/demo", "prompt": case["user"], "stream": false, "options": {"temperature": 0, "num_predict": 100}});
+        let got = server.registry().post_json("/api/generate", &body).await.expect(200).json();
+        assert_eq!(got["response"], case["answer"], "{level}");
+        server.wait_output(&format!("cpu ({level}, ")).await;
+    }
+    let options = Options::new().worker().env("LODE_CPU", "sse9");
+    let (_, output) = Folder::new().start_refused(options).await;
+    let mentions_levels = instruction_levels().iter().all(|level| output.contains(level));
+    assert!(output.contains("instruction level `sse9` is not available") && mentions_levels, "{output}");
+}
+
 #[tokio::test]
 async fn a_stream_is_the_same_answer_in_pieces() {
     let server = with_model().await;

@@ -40,6 +40,9 @@ pub struct Config {
     pub sources: Vec<PathBuf>,
     /// `auto` or `cpu`.
     pub device: String,
+    /// The instruction level of the CPU kernels: `auto`, or a level that the processor has, to use no better
+    /// one.
+    pub cpu: String,
     /// How long a model stays loaded after its last request.
     pub keep_alive: KeepAlive,
     /// Requests that may wait for a model to load or for one of its places.
@@ -84,6 +87,7 @@ impl Default for Config {
             cache_size: 0,
             sources: Vec::new(),
             device: "auto".into(),
+            cpu: lode_kernels::BEST_LEVEL.into(),
             keep_alive: KeepAlive::For(Duration::from_secs(300)),
             max_queue: 512,
             num_parallel: 0,

@@ -6,6 +6,7 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use lode_client::{Client, ClientOptions, Credentials, Login, Secret};
+use lode_kernels::Ops;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -57,6 +58,7 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
         .kv_cache_type
         .parse::<crate::engine::KvType>()
         .map_err(|error| Error::Invalid(error.to_string()))?;
+    Ops::of_level(&config.cpu).map_err(|error| Error::Invalid(error.to_string()))?;
     let credential: Arc<RwLock<Option<Secret>>> = Arc::default();
     let registry = Client::new(ClientOptions {
         credentials: pull_credentials(&config.registry, credential.clone()),
@@ -170,6 +172,7 @@ fn options(config: &Config) -> Options {
         context_length: config.context_length(),
         load_timeout: config.load_timeout,
         threads: (config.threads > 0).then_some(config.threads),
+        cpu: config.cpu.clone(),
         text: TextLimits { timeout: config.text_timeout, memory: config.text_memory.0 },
         eviction_delay: EVICTION_DELAY,
         memory: Box::new(Memory::now),

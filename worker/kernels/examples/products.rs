@@ -3,7 +3,8 @@
 //!
 //!     cargo run --release -p lode-kernels --example products -- Q4_K Q6_K Q8_0 int4 BF16
 //!
-//! Prints the best of many repetitions and, in brackets, the median, on one thread.
+//! Prints the best of many repetitions and, in brackets, the median, on one thread. `LODE_CPU` selects the
+//! instruction level.
 
 #![allow(clippy::print_stdout, reason = "prints its results")]
 
@@ -12,7 +13,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use lode_kernels::cpu::Cpu;
-use lode_kernels::{Batch, Dtype, Float, Kernels, Linear, Scaled, Weight};
+use lode_kernels::{BEST_LEVEL, Batch, Dtype, Float, Kernels, Linear, Ops, Scaled, Weight};
 use lode_model::quant::ggml::{self, Type};
 
 const ROWS: usize = 2048;
@@ -20,9 +21,11 @@ const COLS: usize = 8192;
 const COLUMNS: [usize; 6] = [1, 2, 4, 16, 32, 128];
 
 fn main() -> Result<(), Box<dyn Error>> {
+    let level = std::env::var("LODE_CPU").unwrap_or_else(|_| BEST_LEVEL.to_owned());
+    let ops = Ops::of_level(&level)?;
     for name in std::env::args().skip(1) {
         let weight = weight(&name)?;
-        let mut kernels = Cpu::new(Some(1), false)?;
+        let mut kernels = Cpu::new(Some(1), ops)?;
         let row = |kernels: &mut Cpu, numbers: Vec<f32>| {
             let bytes = Bytes::from(bytemuck::pod_collect_to_vec::<f32, u8>(&numbers));
             kernels

@@ -44,7 +44,7 @@ pub use error::DeviceError;
 pub use kernels::{
     Activation, Attention, CacheShape, Expert, Experts, GateUp, Kernels, LayerNorm, Linear, Norm, Qkv, Rope,
 };
-pub use ops::Ops;
+pub use ops::{BEST_LEVEL, Ops, UnavailableLevel};
 pub use rope::Pairing;
 pub use rows::Rows;
 pub use weight::{Weight, WeightError};

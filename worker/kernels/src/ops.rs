@@ -23,6 +23,7 @@ pub(super) struct Input<'a> {
 
 /// One version of each operation. The folder of the same name has the contract.
 pub struct Ops {
+    /// The instruction level, as `LODE_CPU` names it.
     pub name: &'static str,
     decode_row: unsafe fn(&Rows<'_>, usize, &mut [f32]),
     encode_row: unsafe fn(Dtype, &[f32], &mut [u8]),
@@ -37,6 +38,18 @@ pub struct Ops {
     geglu: unsafe fn(&mut [f32], &[f32]),
     gelu: unsafe fn(&mut [f32]),
     soft_cap: unsafe fn(&mut [f32], f32, f32),
+}
+
+/// The value of `LODE_CPU` for the best instruction level of the processor.
+pub const BEST_LEVEL: &str = "auto";
+
+/// This processor or this build has no such instruction level.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("instruction level `{level}` is not available on this processor: use {BEST_LEVEL}, {available}")]
+pub struct UnavailableLevel {
+    level: String,
+    /// The names of all available levels.
+    available: String,
 }
 
 /// The scalar version, which is the specification.
@@ -82,7 +95,7 @@ static AVX512: Ops = Ops { name: "avx512", dot_rows: dot_rows::avx512::dot_rows,
 
 /// The same with VNNI for products of packed codes: all x86-64 servers since 2019 or 2022.
 #[cfg(target_arch = "x86_64")]
-static VNNI: Ops = Ops { name: "avx512 vnni", dot_blocks: dot_blocks::avx512::dot_blocks, ..AVX512 };
+static VNNI: Ops = Ops { name: "avx512-vnni", dot_blocks: dot_blocks::avx512::dot_blocks, ..AVX512 };
 
 /// NEON, which every aarch64 processor has.
 #[cfg(target_arch = "aarch64")]
@@ -105,7 +118,13 @@ static NEON: Ops = Ops {
 
 /// The same with dot-product instructions: all aarch64 servers since 2018.
 #[cfg(target_arch = "aarch64")]
-static DOTPROD: Ops = Ops { name: "neon dotprod", dot_blocks: dot_blocks::neon::dot_blocks_at_once, ..NEON };
+static DOTPROD: Ops = Ops { name: "dotprod", dot_blocks: dot_blocks::neon::dot_blocks_at_once, ..NEON };
+
+impl std::fmt::Debug for Ops {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
 
 impl Ops {
     pub fn scalar() -> &'static Self {
@@ -144,6 +163,18 @@ impl Ops {
     /// The best table for this processor.
     pub fn best() -> &'static Self {
         Self::all().pop().unwrap_or(&SCALAR)
+    }
+
+    /// The table of an instruction level, or the best one for [`BEST_LEVEL`].
+    pub fn of_level(level: &str) -> Result<&'static Self, UnavailableLevel> {
+        if level == BEST_LEVEL {
+            return Ok(Self::best());
+        }
+        let all = Self::all();
+        all.iter().copied().find(|ops| ops.name == level).ok_or_else(|| UnavailableLevel {
+            level: level.to_owned(),
+            available: all.iter().map(|ops| ops.name).collect::<Vec<_>>().join(", "),
+        })
     }
 
     pub fn decode_row(&self, rows: &Rows<'_>, row: usize, to: &mut [f32]) {
@@ -248,6 +279,16 @@ impl Ops {
 mod tests {
     use super::*;
     use crate::report;
+
+    #[test]
+    fn levels_are_selected_by_name() {
+        for ops in Ops::all() {
+            assert_eq!(Ops::of_level(ops.name).map(|found| found.name), Ok(ops.name));
+        }
+        assert_eq!(Ops::of_level(BEST_LEVEL).map(|found| found.name), Ok(Ops::best().name));
+        let error = Ops::of_level("sse9").map(|ops| ops.name).unwrap_err().to_string();
+        assert!(error.contains("`sse9`") && Ops::all().iter().all(|ops| error.contains(ops.name)), "{error}");
+    }
 
     /// Each test of an operation runs every table of `Ops::all`.
     #[test]

@@ -193,13 +193,13 @@ fn check_device<K: Kernels>(make: impl Fn() -> K) {
     for float in [Float::F32, Float::F16, Float::BF16] {
         for (dtype, bound) in [(Dtype::Float(Float::F32), 1e-10), (Dtype::Float(Float::F16), 1e-6)] {
             for pairing in [Pairing::Halves, Pairing::Adjacent] {
-                let expect = run(&mut Cpu::new(Some(1), true).unwrap(), float, dtype, pairing);
+                let expect = run(&mut Cpu::new(Some(1), Ops::scalar()).unwrap(), float, dtype, pairing);
                 let found = run(&mut make(), float, dtype, pairing);
                 let error = error(&found, &expect);
                 assert!(error <= bound, "{float:?} {dtype:?} {pairing:?}: {error:e}");
             }
         }
-        let expect = encode(&mut Cpu::new(Some(1), true).unwrap(), float);
+        let expect = encode(&mut Cpu::new(Some(1), Ops::scalar()).unwrap(), float);
         let error = error(&encode(&mut make(), float), &expect);
         assert!(error <= 1e-10, "encoder {float:?}: {error:e}");
     }
@@ -207,7 +207,9 @@ fn check_device<K: Kernels>(make: impl Fn() -> K) {
 
 #[test]
 fn the_cpu_agrees_with_its_scalar_version() {
-    for threads in [1, 3] {
-        check_device(|| Cpu::new(Some(threads), false).unwrap());
+    for ops in Ops::all() {
+        for threads in [1, 3] {
+            check_device(|| Cpu::new(Some(threads), ops).unwrap());
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod native;
 
+use lode_kernels::Ops;
 pub use lode_kernels::{KvType, UnknownKvType};
 
 pub use crate::arch::LoadError;
@@ -237,8 +238,8 @@ pub struct LoadOptions {
     /// Maximum number of open sequences. The cache is sized for this many at full length; memory is allocated
     /// as it is used.
     pub max_sequences: usize,
-    /// Use the scalar kernels, which are the specification, regardless of the processor.
-    pub scalar: bool,
+    /// The instruction level of the CPU kernels.
+    pub ops: &'static Ops,
 }
 
 impl Default for LoadOptions {
@@ -248,7 +249,7 @@ impl Default for LoadOptions {
             context_length: None,
             threads: None,
             max_sequences: 4,
-            scalar: false,
+            ops: Ops::best(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use lode_kernels::Ops;
 #[cfg(test)]
 use serde_json::Value;
 use tokio::runtime::Handle;
@@ -63,12 +64,13 @@ impl Model {
         };
         let files = ModelFiles { config_json, tensors: spec.tensors.iter().map(blob).collect() };
         let kv_type: KvType = request.kv_cache_type.parse().map_err(RunnerError::invalid)?;
+        let ops = Ops::of_level(&request.cpu).map_err(RunnerError::invalid)?;
         let options = LoadOptions {
             kv_type,
+            ops,
             context_length: Some(request.context_length),
             threads: request.threads,
             max_sequences: request.num_parallel,
-            ..LoadOptions::default()
         };
         let refused = |error: LoadError| {
             let message = format!("{}: {}", spec.name, format_error_chain(&error));

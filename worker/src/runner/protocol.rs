@@ -29,6 +29,8 @@ pub struct LoadRequest {
     /// Maximum number of prompt tokens computed between two steps of the running sequences.
     pub batch_tokens: usize,
     pub threads: Option<usize>,
+    /// The instruction level of the CPU kernels.
+    pub cpu: String,
     /// Limits of evaluating the model's text data and requests.
     #[serde(default)]
     pub text: TextLimits,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures::StreamExt;
+use lode_kernels::BEST_LEVEL;
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -45,6 +46,7 @@ fn load_request(name: &str) -> LoadRequest {
         num_parallel: 2,
         batch_tokens: 64,
         threads: None,
+        cpu: BEST_LEVEL.into(),
         text: super::TextLimits::default(),
     }
 }

@@ -57,6 +57,7 @@ pub struct Options {
     pub context_length: usize,
     pub load_timeout: Duration,
     pub threads: Option<usize>,
+    pub cpu: String,
     pub text: TextLimits,
     /// A model in use is not evicted within this time after it was loaded or after another load was queued.
     pub eviction_delay: Duration,
@@ -273,6 +274,7 @@ impl Inner {
             num_parallel: self.options.num_parallel,
             batch_tokens: BATCH_TOKENS,
             threads: self.options.threads,
+            cpu: self.options.cpu.clone(),
             text: self.options.text,
         };
         let (runner, loaded) = self.start_runner(reservation, &model, &request).await?;

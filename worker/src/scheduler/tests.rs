@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use lode_kernels::BEST_LEVEL;
 use lode_model::digest::Digest;
 use lode_model::media_type as mt;
 
@@ -46,6 +47,7 @@ async fn bench(launcher: InProcess, set: impl FnOnce(&mut Options)) -> Bench {
         context_length: 256,
         load_timeout: TEST_TIMEOUT,
         threads: None,
+        cpu: BEST_LEVEL.into(),
         text: crate::runner::TextLimits::default(),
         eviction_delay: Duration::ZERO,
         memory: Box::new(move || Memory {

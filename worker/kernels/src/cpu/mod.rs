@@ -106,12 +106,10 @@ const MIN_MANY_COLUMNS: usize = 16;
 const MIN_CHUNK_WORK: usize = 1 << 14;
 
 impl Cpu {
-    /// Creates the kernels with `threads` threads (`None`: one per core) and the best instructions of this
-    /// processor, or the scalar operations.
-    pub fn new(threads: Option<usize>, scalar: bool) -> Result<Self, DeviceError> {
+    /// Creates the kernels with `threads` threads (`None`: one per core).
+    pub fn new(threads: Option<usize>, ops: &'static Ops) -> Result<Self, DeviceError> {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = threads.unwrap_or_else(cores).clamp(1, 1024);
-        let ops = if scalar { Ops::scalar() } else { Ops::best() };
         let (normed, keys, values, packed, experts) = Default::default();
         Ok(Self { ops, pool: Pool::new(threads)?, normed, keys, values, packed, experts })
     }

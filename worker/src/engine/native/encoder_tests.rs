@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use lode_kernels::Ops;
 use serde_json::{Value, json};
 
 use super::load_tests::{Checkpoint, Stored};
@@ -159,15 +160,15 @@ fn hidden(engine: &mut dyn Engine, texts: &[Vec<u32>]) -> Vec<Vec<Vec<f32>>> {
 fn hidden_states_of_the_reference() {
     let (folder, checkpoint) = (tempfile::tempdir().unwrap(), bert());
     let files = checkpoint.whole(folder.path());
-    for scalar in [false, true] {
-        let mut engine = load(&files, LoadOptions { scalar, ..f32_cache() }).unwrap();
+    for ops in [Ops::best(), Ops::scalar()] {
+        let mut engine = load(&files, LoadOptions { ops, ..f32_cache() }).unwrap();
         assert!(engine.info().encoder && engine.info().context_length == POSITIONS);
         for n in [1, 5, 45] {
             let rows = hidden(engine.as_mut(), &[text(n)]).remove(0);
             let expect = reference(&checkpoint, &text(n));
             assert_eq!(rows.len(), n);
             for (found, expect) in rows.iter().flatten().zip(expect.iter().flatten()) {
-                assert!((f64::from(*found) - expect).abs() < 1e-4, "{n} scalar {scalar}: {found} {expect}");
+                assert!((f64::from(*found) - expect).abs() < 1e-4, "{n} {ops:?}: {found} {expect}");
             }
         }
     }
@@ -189,8 +190,8 @@ fn encoder_results_do_not_depend_on_the_batch() {
 #[test]
 fn roberta_matches_the_reference() {
     let folder = "tests/fixtures/encoder/roberta";
-    for scalar in [false, true] {
-        let mut engine = load(&checkpoint(folder), LoadOptions { scalar, ..f32_cache() }).unwrap();
+    for ops in [Ops::best(), Ops::scalar()] {
+        let mut engine = load(&checkpoint(folder), LoadOptions { ops, ..f32_cache() }).unwrap();
         assert_eq!((engine.info().context_length, engine.info().embedding_length), (64, 48));
         for case in expected(folder)["cases"].as_array().unwrap() {
             let tokens = ids(&case["token_ids"]);
@@ -200,11 +201,7 @@ fn roberta_matches_the_reference() {
                 let known: Vec<f32> = serde_json::from_value(case[known].clone()).unwrap();
                 assert_eq!(row.len(), known.len());
                 for (found, known) in row.iter().zip(known) {
-                    assert!(
-                        (found - known).abs() < 1e-4,
-                        "{} scalar {scalar}: {found} {known}",
-                        case["text"]
-                    );
+                    assert!((found - known).abs() < 1e-4, "{} {ops:?}: {found} {known}", case["text"]);
                 }
             }
         }

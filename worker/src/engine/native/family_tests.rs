@@ -1,6 +1,7 @@
 //! Compares every family with the results of transformers: alone and batched, whole and in pieces, with each
 //! cache type. The checkpoints are tiny and random; the expected results come from float32 arithmetic.
 
+use lode_kernels::Ops;
 use serde_json::{Value, json};
 
 use super::load_tests::{Checkpoint, Stored};
@@ -26,8 +27,8 @@ fn engine(family: &str, options: LoadOptions) -> Box<dyn Engine> {
 fn logits_and_greedy_ids_of_every_family() {
     for family in FAMILIES {
         let bound = if expected(&folder(family))["weights"] == "F32" { 1e-4 } else { 5e-4 };
-        for scalar in [false, true] {
-            let mut engine = engine(family, LoadOptions { scalar, ..f32_cache() });
+        for ops in [Ops::best(), Ops::scalar()] {
+            let mut engine = engine(family, LoadOptions { ops, ..f32_cache() });
             for case in cases(family) {
                 let prompt = ids(&case["token_ids"]);
                 let sequence = engine.open(prompt.len()).unwrap();
@@ -38,10 +39,10 @@ fn logits_and_greedy_ids_of_every_family() {
                 let errors =
                     rows[0].iter().zip(expect).map(|(a, b)| (f64::from(*a) - b.as_f64().unwrap()).abs());
                 let error = errors.fold(0.0, f64::max);
-                assert!(error <= bound, "{family} scalar {scalar} {prompt:?}: {error}");
+                assert!(error <= bound, "{family} {ops:?} {prompt:?}: {error}");
                 let greedy_ids = ids(&case["greedy"]);
                 // The scalar kernels are slow; a few tokens beyond the window are enough.
-                let n = if scalar { 3 } else { greedy_ids.len() };
+                let n = if ops.name == "scalar" { 3 } else { greedy_ids.len() };
                 assert_eq!(greedy(engine.as_mut(), &prompt, n, &[]), greedy_ids[..n], "{family} {prompt:?}");
             }
         }

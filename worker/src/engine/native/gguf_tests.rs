@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use lode_kernels::Ops;
 use lode_model::gguf::{Header, Metadata, NewTensor, Value};
 use lode_model::quant::ggml::{self, Type};
 use serde_json::Value as Json;
@@ -105,8 +106,8 @@ const MODELS: [&str; 11] = [
 #[test]
 fn logits_are_near_those_of_the_reference() {
     for name in MODELS {
-        for scalar in [false, true] {
-            let options = LoadOptions { scalar, ..f32_cache() };
+        for ops in [Ops::best(), Ops::scalar()] {
+            let options = LoadOptions { ops, ..f32_cache() };
             check(name, &gguf(&[fixture(name)]), options, Activations::EightBits);
         }
     }
@@ -125,8 +126,8 @@ fn logits_and_greedy_ids_of_the_reference() {
         }
         let path = folder.path().join(name);
         write(&path, metadata, &tensors);
-        for scalar in [false, true] {
-            let options = LoadOptions { scalar, ..f32_cache() };
+        for ops in [Ops::best(), Ops::scalar()] {
+            let options = LoadOptions { ops, ..f32_cache() };
             check(name, &gguf(std::slice::from_ref(&path)), options, Activations::Floats);
         }
     }

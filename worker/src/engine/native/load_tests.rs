@@ -340,16 +340,16 @@ fn numbers_that_overflow_stop_their_sequence_alone() {
     table[8 * 64] = f32::NAN;
     checkpoint.tensors.insert(name.into(), Stored::f32s(&[512, 64], &table));
     let files = checkpoint.whole(folder.path());
-    for scalar in [true, false] {
+    for ops in [Ops::scalar(), Ops::best()] {
         for kv_type in [KvType::F32, KvType::F16] {
-            let options = LoadOptions { scalar, kv_type, ..f32_cache() };
+            let options = LoadOptions { ops, kv_type, ..f32_cache() };
             let mut engine = load(&files, options).unwrap();
             let open: Vec<SequenceId> = (0..3).map(|_| engine.open(4).unwrap()).collect();
             let slice = |n: usize, tokens| Slice { sequence: open[n], tokens, want: RowSelection::Last };
             let logits = engine.step(&[slice(0, &[1, 7]), slice(1, &[1, 2]), slice(2, &[8, 1])]).unwrap();
             assert_eq!(logits.last(0), Err(NonFiniteError));
             assert!(logits.last(1).unwrap().is_some());
-            assert_eq!(logits.last(2), Err(NonFiniteError), "scalar {scalar} {kv_type}");
+            assert_eq!(logits.last(2), Err(NonFiniteError), "{ops:?} {kv_type}");
         }
     }
 }

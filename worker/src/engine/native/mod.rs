@@ -75,7 +75,7 @@ impl OpenModel {
 
     /// Loads it onto the CPU.
     pub fn load(self, options: LoadOptions) -> Result<Box<dyn Engine>, LoadError> {
-        let kernels = Cpu::new(options.threads, options.scalar)?;
+        let kernels = Cpu::new(options.threads, options.ops)?;
         Ok(Box::new(Native::load(self, &options, kernels)?))
     }
 }

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use lode_kernels::Ops;
 use serde_json::Value;
 
 use super::*;
@@ -74,8 +75,8 @@ pub(super) fn greedy(engine: &mut dyn Engine, prompt: &[u32], n: usize, stop: &[
 #[test]
 fn logits_and_greedy_ids_of_the_reference() {
     for folder in ["tests/fixtures/arch/llama", "tests/fixtures/arch/llama3-rope"] {
-        for scalar in [false, true] {
-            let mut engine = load(&checkpoint(folder), LoadOptions { scalar, ..f32_cache() }).unwrap();
+        for ops in [Ops::best(), Ops::scalar()] {
+            let mut engine = load(&checkpoint(folder), LoadOptions { ops, ..f32_cache() }).unwrap();
             for case in expected(folder)["cases"].as_array().unwrap() {
                 let prompt = ids(&case["token_ids"]);
                 let sequence = engine.open(prompt.len()).unwrap();
@@ -85,7 +86,7 @@ fn logits_and_greedy_ids_of_the_reference() {
                 assert_eq!(rows[0].len(), expect.len());
                 for (found, expect) in rows[0].iter().zip(expect) {
                     let error = (f64::from(*found) - expect.as_f64().unwrap()).abs();
-                    assert!(error <= 1e-4, "{folder} scalar {scalar} {prompt:?}: {error}");
+                    assert!(error <= 1e-4, "{folder} {ops:?} {prompt:?}: {error}");
                 }
                 let greedy_ids = ids(&case["greedy"]);
                 assert_eq!(
