@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::blocks::{Codes, Terms};
+use super::blocks::{Codes, Terms, values};
 use super::load::{BF16, F16, F32, RowAt};
 
 /// Like `load::Load`, with vectors of sixteen lanes.
@@ -81,7 +81,10 @@ impl<C: Codes> Load for C {
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
     unsafe fn block(self, row: RowAt, group: C::Group, k: usize) -> [__m512; 2] {
         // SAFETY: the same contract.
-        let (codes, terms) = unsafe { (self.codes(row, k), self.terms(group, k)) };
+        let (codes, terms) = unsafe {
+            let codes = if C::TABLE.is_some() { self.codes(row, k) } else { values(self, row, k) };
+            (codes, self.terms(group, k))
+        };
         let sixteens = [_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes)];
         let spread = |v: __m256| _mm512_broadcastss_ps(_mm256_castps256_ps128(v));
         std::array::from_fn(|v| {

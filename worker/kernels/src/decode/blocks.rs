@@ -27,8 +27,10 @@ pub(crate) trait Codes: Copy {
     const HAS_OFFSET: bool = false;
     /// Whether codes k..k + 16 and k + 16..k + 32 have the same scale and offset.
     const ONE_SCALE: bool = true;
-    /// Whether codes may be negative.
-    const HAS_SIGN: bool = true;
+    /// Bits of a code. Codes of eight bits are signed bytes, others are not negative.
+    const BITS: u32;
+    /// How much codes are above their values.
+    const EXCESS: u8 = 0;
     /// Whether all values are multiplied by the factor of the rows.
     const HAS_FACTOR: bool = false;
     /// For 4-bit codes, the value of each code.
@@ -49,6 +51,84 @@ pub(crate) trait Codes: Copy {
     /// # Safety
     /// The processor has AVX2.
     unsafe fn terms(self, group: Self::Group, k: usize) -> [Terms; 2];
+
+    /// The scales and offsets of values k..k + 256, in order.
+    ///
+    /// # Safety
+    /// As for `Load::group`: the row contains these values, and k is a multiple of 256.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(self, row: RowAt, k: usize) -> Scales {
+        // SAFETY: guaranteed by the caller.
+        unsafe { scales_of_groups(self, row, k, 8) }
+    }
+}
+
+/// The scales and offsets of 256 values. With one scale per 32 values they are in the first vector, with one
+/// per sixteen in both.
+#[derive(Clone, Copy)]
+pub(crate) struct Scales {
+    pub(crate) scales: [__m256; 2],
+    pub(crate) offsets: [__m256; 2],
+}
+
+/// The scales and offsets of at most eight groups of 32 values from value k on, followed by zeros.
+///
+/// # Safety
+/// As for `Load::group`: the row contains these groups, and k is a multiple of 256.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn scales_of_groups<C: Codes>(format: C, row: RowAt, k: usize, groups: usize) -> Scales {
+    let (mut scales, mut offsets) = ([0.0f32; 16], [0.0f32; 16]);
+    // SAFETY: a group begins at each multiple of 256.
+    let mut group = unsafe { Codes::group(format, row, k) };
+    for g in 0..groups {
+        if g > 0 && (32 * g).is_multiple_of(C::GROUP) {
+            // SAFETY: a group begins here.
+            group = unsafe { Codes::group(format, row, k + 32 * g) };
+        }
+        // SAFETY: there are 32 values inside that group.
+        let terms = unsafe { format.terms(group, k + 32 * g) };
+        if C::ONE_SCALE {
+            (scales[g], offsets[g]) = (first(terms[0].scale), first(terms[0].offset));
+        } else {
+            for (half, terms) in terms.iter().enumerate() {
+                (scales[2 * g + half], offsets[2 * g + half]) = (first(terms.scale), first(terms.offset));
+            }
+        }
+    }
+    // SAFETY: sixteen values each.
+    let vectors =
+        |of: &[f32; 16]| unsafe { [_mm256_loadu_ps(&raw const of[0]), _mm256_loadu_ps(&raw const of[8])] };
+    Scales { scales: vectors(&scales), offsets: vectors(&offsets) }
+}
+
+/// The first lane.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn first(of: __m256) -> f32 {
+    _mm256_cvtss_f32(of)
+}
+
+/// Scales without offsets.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn without_offsets(scales: [__m256; 2]) -> Scales {
+    Scales { scales, offsets: [_mm256_setzero_ps(); 2] }
+}
+
+/// Reads eight f16 numbers at this distance.
+///
+/// # Safety
+/// The numbers exist.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn eight_halves(at: *const u8, distance: usize) -> __m256 {
+    // SAFETY: guaranteed by the caller.
+    let bits: [u16; 8] =
+        std::array::from_fn(|n| unsafe { at.add(n * distance).cast::<u16>().read_unaligned() });
+    // SAFETY: sixteen bytes.
+    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(bits.as_ptr().cast()) })
 }
 
 impl<C: Codes> Load for C {
@@ -101,7 +181,8 @@ pub(crate) unsafe fn values<C: Codes>(format: C, row: RowAt, k: usize) -> __m256
     // SAFETY: the same contract.
     let codes = unsafe { format.codes(row, k) };
     match C::TABLE {
-        Some(table) => look_up(table, _mm256_and_si256(codes, _mm256_set1_epi8(15))),
+        Some(table) => look_up(table, codes),
+        None if C::EXCESS > 0 => _mm256_sub_epi8(codes, _mm256_set1_epi8(C::EXCESS.cast_signed())),
         None => codes,
     }
 }
@@ -156,12 +237,13 @@ pub(crate) unsafe fn interleave_nibbles(at: *const u8) -> __m256i {
     _mm256_set_m128i(_mm_unpackhi_epi8(bytes, high), _mm_unpacklo_epi8(bytes, high))
 }
 
-/// Looks up each code in a table of sixteen.
+/// Looks up the lowest four bits of each byte in a table of sixteen.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn look_up(table: [i8; 16], codes: __m256i) -> __m256i {
+pub(crate) fn look_up(table: [i8; 16], codes: __m256i) -> __m256i {
     // SAFETY: sixteen bytes.
     let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+    let codes = _mm256_and_si256(codes, _mm256_set1_epi8(15));
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes)
 }
 
@@ -207,10 +289,11 @@ unsafe fn half(at: *const u8) -> __m256 {
     unsafe { broadcast(Float::F16, at, 0) }
 }
 
-/// Formats with one scale per 32 codes: their table, and for value k of a row the scale and the codes of its
-/// 32.
+/// Formats with one scale per 32 codes: the bits of a code, its excess and table, and for value k of a row the
+/// scale and the codes of its 32. Blocks that begin with an f16 scale also have their length.
 macro_rules! one_scale {
-    ($($(#[$doc:meta])* $name:ident: $table:expr, |$row:ident, $k:ident| $scale:expr, $codes:expr;)+) => {$(
+    ($($(#[$doc:meta])* $name:ident: $bits:literal, $excess:literal, $table:expr,
+        |$row:ident, $k:ident| $scale:expr, $codes:expr $(, $block_bytes:literal)?;)+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
@@ -218,7 +301,19 @@ macro_rules! one_scale {
         impl Codes for $name {
             type Group = __m256;
             const GROUP: usize = 32;
+            const BITS: u32 = $bits;
+            const EXCESS: u8 = $excess;
             const TABLE: Option<[i8; 16]> = $table;
+
+            $(
+                #[inline]
+                #[target_feature(enable = "avx2,fma,f16c")]
+                unsafe fn scales(self, row: RowAt, k: usize) -> Scales {
+                    // SAFETY: the blocks of the 256 values belong to the row.
+                    let scales = unsafe { eight_halves(block(row, k, $block_bytes), $block_bytes) };
+                    without_offsets([scales, _mm256_setzero_ps()])
+                }
+            )?
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
@@ -244,23 +339,24 @@ macro_rules! one_scale {
 }
 
 one_scale! {
-    Q8_0: None, |row, k| half(block(row, k, 34)), _mm256_loadu_si256(block(row, k, 34).add(2).cast());
-    Q4_0: Some(AROUND_8), |row, k| half(block(row, k, 18)), nibble_halves(block(row, k, 18).add(2));
-    /// A set fifth bit means that nothing is subtracted.
-    Q5_0: None, |row, k| half(block(row, k, 22)), _mm256_or_si256(
+    Q8_0: 8, 0, None, |row, k| half(block(row, k, 34)), _mm256_loadu_si256(block(row, k, 34).add(2).cast()), 34;
+    Q4_0: 4, 8, Some(AROUND_8), |row, k| half(block(row, k, 18)), nibble_halves(block(row, k, 18).add(2)), 18;
+    Q5_0: 5, 16, None, |row, k| half(block(row, k, 22)), _mm256_or_si256(
         clean_halves(block(row, k, 22).add(6)),
-        _mm256_andnot_si256(bits(block(row, k, 22).add(2)), _mm256_set1_epi8(-16)),
-    );
-    Iq4Nl: Some(NON_LINEAR), |row, k| half(block(row, k, 18)), nibble_halves(block(row, k, 18).add(2));
+        _mm256_and_si256(bits(block(row, k, 22).add(2)), _mm256_set1_epi8(16)),
+    ), 22;
+    Iq4Nl: 4, 0, Some(NON_LINEAR), |row, k| half(block(row, k, 18)), nibble_halves(block(row, k, 18).add(2)), 18;
     /// ggml's MXFP4.
-    Mxfp4Block: Some(E2M1), |row, k| half_of_e8m0(*block(row, k, 17)), nibble_halves(block(row, k, 17).add(1));
+    Mxfp4Block: 4, 0, Some(E2M1),
+        |row, k| half_of_e8m0(*block(row, k, 17)), nibble_halves(block(row, k, 17).add(1));
     /// MXFP4 of tensor blobs.
-    Mxfp4: Some(E2M1), |row, k| half_of_e8m0(*row.scales.add(k / 32)), interleave_nibbles(row.codes.add(k / 2));
+    Mxfp4: 4, 0, Some(E2M1),
+        |row, k| half_of_e8m0(*row.scales.add(k / 32)), interleave_nibbles(row.codes.add(k / 2));
 }
 
 /// Formats with an f16 scale and an f16 minimum per 32 codes, at the start of the block.
 macro_rules! thirty_two_and_minimum {
-    ($($name:ident: $bytes:literal, |$at:ident| $codes:expr;)+) => {$(
+    ($($name:ident: $bits:literal, $bytes:literal, |$at:ident| $codes:expr;)+) => {$(
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
 
@@ -268,7 +364,16 @@ macro_rules! thirty_two_and_minimum {
             type Group = (__m256, __m256);
             const GROUP: usize = 32;
             const HAS_OFFSET: bool = true;
-            const HAS_SIGN: bool = false;
+            const BITS: u32 = $bits;
+
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn scales(self, row: RowAt, k: usize) -> Scales {
+                let (at, none) = (block(row, k, $bytes), _mm256_setzero_ps());
+                // SAFETY: the blocks of the 256 values belong to the row.
+                let (d, m) = unsafe { (eight_halves(at, $bytes), eight_halves(at.add(2), $bytes)) };
+                Scales { scales: [d, none], offsets: [_mm256_sub_ps(_mm256_set1_ps(-0.0), m), none] }
+            }
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
@@ -297,8 +402,8 @@ macro_rules! thirty_two_and_minimum {
 }
 
 thirty_two_and_minimum! {
-    Q4_1: 20, |at| clean_halves(at.add(4));
-    Q5_1: 24, |at| _mm256_or_si256(
+    Q4_1: 4, 20, |at| clean_halves(at.add(4));
+    Q5_1: 5, 24, |at| _mm256_or_si256(
         clean_halves(at.add(8)),
         _mm256_and_si256(bits(at.add(4)), _mm256_set1_epi8(16)),
     );
@@ -318,6 +423,7 @@ pub(crate) struct Nvfp4;
 impl Codes for Nvfp4 {
     type Group = [__m256; 2];
     const GROUP: usize = 32;
+    const BITS: u32 = 4;
     const ONE_SCALE: bool = false;
     const TABLE: Option<[i8; 16]> = Some(E2M1);
 
@@ -397,6 +503,7 @@ pub(crate) struct Nvfp4Block;
 impl Codes for Nvfp4Block {
     type Group = __m256;
     const GROUP: usize = 64;
+    const BITS: u32 = 4;
     const ONE_SCALE: bool = false;
     const TABLE: Option<[i8; 16]> = Some(E2M1);
     const HAS_FACTOR: bool = true;

@@ -4,7 +4,9 @@
 use std::arch::x86_64::*;
 
 use super::super::dtype::Float;
-use super::blocks::{COUNT, Codes, NON_LINEAR, Terms, broadcast_scale, lane, nibble_halves};
+use super::blocks::{
+    COUNT, Codes, NON_LINEAR, Scales, Terms, broadcast_scale, lane, nibble_halves, without_offsets,
+};
 use super::load::{RowAt, broadcast};
 
 /// Values per block.
@@ -65,9 +67,18 @@ pub(crate) struct Q4K;
 impl Codes for Q4K {
     type Group = (__m256, __m256);
     const GROUP: usize = QK;
-    const HAS_SIGN: bool = false;
     const TABLE: Option<[i8; 16]> = Some(COUNT);
     const HAS_OFFSET: bool = true;
+    const BITS: u32 = 4;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(self, row: RowAt, k: usize) -> Scales {
+        // SAFETY: the same contract.
+        let (scales, minima) = unsafe { Codes::group(self, row, k) };
+        let none = _mm256_setzero_ps();
+        Scales { scales: [scales, none], offsets: [minima, none] }
+    }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -98,8 +109,17 @@ pub(crate) struct Q5K;
 impl Codes for Q5K {
     type Group = (__m256, __m256);
     const GROUP: usize = QK;
-    const HAS_SIGN: bool = false;
     const HAS_OFFSET: bool = true;
+    const BITS: u32 = 5;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(self, row: RowAt, k: usize) -> Scales {
+        // SAFETY: the same contract.
+        let (scales, minima) = unsafe { Codes::group(self, row, k) };
+        let none = _mm256_setzero_ps();
+        Scales { scales: [scales, none], offsets: [minima, none] }
+    }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -130,12 +150,12 @@ impl Codes for Q5K {
 }
 
 /// A scale per sixteen values of a block: the first eight and the last eight.
-type Scales = [__m256; 2];
+type Sixteen = [__m256; 2];
 
 /// The scales of the two sixteens from k, from `[first eight, last eight]`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn sixteens(scales: Scales, k: usize) -> [__m256; 2] {
+fn sixteens(scales: Sixteen, k: usize) -> [__m256; 2] {
     let j = k % QK / 16;
     let half = scales[j / 8];
     [lane(half, j % 8), lane(half, j % 8 + 1)]
@@ -145,13 +165,22 @@ fn sixteens(scales: Scales, k: usize) -> [__m256; 2] {
 pub(crate) struct Q6K;
 
 impl Codes for Q6K {
-    type Group = Scales;
+    type Group = Sixteen;
     const GROUP: usize = QK;
     const ONE_SCALE: bool = false;
+    const BITS: u32 = 6;
+    const EXCESS: u8 = 32;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn group(self, row: RowAt, k: usize) -> Scales {
+    unsafe fn scales(self, row: RowAt, k: usize) -> Scales {
+        // SAFETY: the same contract.
+        without_offsets(unsafe { Codes::group(self, row, k) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(self, row: RowAt, k: usize) -> Sixteen {
         let block = row.codes.wrapping_add(k / QK * 210);
         // SAFETY: block k / 256 belongs to the row: sixteen scales and d end it.
         let (d, scales) = unsafe {
@@ -171,12 +200,12 @@ impl Codes for Q6K {
         };
         let low = _mm256_and_si256(low, _mm256_set1_epi8(15));
         let high = _mm256_slli_epi16::<4>(_mm256_and_si256(high, _mm256_set1_epi8(3)));
-        _mm256_sub_epi8(_mm256_or_si256(low, high), _mm256_set1_epi8(32))
+        _mm256_or_si256(low, high)
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn terms(self, scales: Scales, k: usize) -> [Terms; 2] {
+    unsafe fn terms(self, scales: Sixteen, k: usize) -> [Terms; 2] {
         sixteens(scales, k).map(|scale| Terms { scale, offset: _mm256_setzero_ps() })
     }
 }
@@ -186,15 +215,23 @@ pub(crate) struct Q2K;
 
 impl Codes for Q2K {
     /// Scales and minima.
-    type Group = (Scales, Scales);
+    type Group = (Sixteen, Sixteen);
     const GROUP: usize = QK;
     const ONE_SCALE: bool = false;
-    const HAS_SIGN: bool = false;
     const HAS_OFFSET: bool = true;
+    const BITS: u32 = 2;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn group(self, row: RowAt, k: usize) -> (Scales, Scales) {
+    unsafe fn scales(self, row: RowAt, k: usize) -> Scales {
+        // SAFETY: the same contract.
+        let (scales, offsets) = unsafe { Codes::group(self, row, k) };
+        Scales { scales, offsets }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(self, row: RowAt, k: usize) -> (Sixteen, Sixteen) {
         let block = row.codes.wrapping_add(k / QK * 84);
         // SAFETY: block k / 256 belongs to the row: sixteen scales begin it, d and dmin end it.
         let (d, dmin, packed) = unsafe {
@@ -222,7 +259,7 @@ impl Codes for Q2K {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn terms(self, (scales, minima): (Scales, Scales), k: usize) -> [Terms; 2] {
+    unsafe fn terms(self, (scales, minima): (Sixteen, Sixteen), k: usize) -> [Terms; 2] {
         let (scales, minima) = (sixteens(scales, k), sixteens(minima, k));
         std::array::from_fn(|v| Terms { scale: scales[v], offset: minima[v] })
     }
@@ -232,13 +269,22 @@ impl Codes for Q2K {
 pub(crate) struct Q3K;
 
 impl Codes for Q3K {
-    type Group = Scales;
+    type Group = Sixteen;
     const GROUP: usize = QK;
     const ONE_SCALE: bool = false;
+    const BITS: u32 = 3;
+    const EXCESS: u8 = 4;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn group(self, row: RowAt, k: usize) -> Scales {
+    unsafe fn scales(self, row: RowAt, k: usize) -> Scales {
+        // SAFETY: the same contract.
+        without_offsets(unsafe { Codes::group(self, row, k) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(self, row: RowAt, k: usize) -> Sixteen {
         let block = row.codes.wrapping_add(k / QK * 110);
         // SAFETY: block k / 256 belongs to the row: twelve bytes of scales and d end it.
         let (d, [a, b, c]) = unsafe {
@@ -264,14 +310,13 @@ impl Codes for Q3K {
         // SAFETY: 32 of the bytes of block k / 256, twice.
         let (low, mask) = unsafe { (shifted(block.add(32 + 32 * n), 2 * j), shifted(block, 4 * n + j)) };
         let low = _mm256_and_si256(low, _mm256_set1_epi8(3));
-        // A set bit subtracts nothing, a clear bit subtracts four.
-        let kept = _mm256_slli_epi16::<2>(_mm256_and_si256(mask, _mm256_set1_epi8(1)));
-        _mm256_sub_epi8(_mm256_or_si256(low, kept), _mm256_set1_epi8(4))
+        let third = _mm256_slli_epi16::<2>(_mm256_and_si256(mask, _mm256_set1_epi8(1)));
+        _mm256_or_si256(low, third)
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn terms(self, scales: Scales, k: usize) -> [Terms; 2] {
+    unsafe fn terms(self, scales: Sixteen, k: usize) -> [Terms; 2] {
         sixteens(scales, k).map(|scale| Terms { scale, offset: _mm256_setzero_ps() })
     }
 }
@@ -283,6 +328,14 @@ impl Codes for Iq4Xs {
     type Group = __m256;
     const GROUP: usize = QK;
     const TABLE: Option<[i8; 16]> = Some(NON_LINEAR);
+    const BITS: u32 = 4;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(self, row: RowAt, k: usize) -> Scales {
+        // SAFETY: the same contract.
+        without_offsets([unsafe { Codes::group(self, row, k) }, _mm256_setzero_ps()])
+    }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]

@@ -1,13 +1,16 @@
-//! `dot_blocks` with AVX2: 256 values of a row are unpacked once for all columns of a tile. The sums over
-//! groups are scaled as in the AVX-512 version. Weight codes are signed, but the multiplication needs one
-//! unsigned factor, so the sign of the weight's code is transferred to the column's code.
+//! `dot_blocks` with AVX2. With few columns, 256 values of a row are unpacked once for all of them; with many
+//! columns, eight rows are first arranged as a panel. Both ways add in the same order.
+//!
+//! The multiplication needs one unsigned factor. Codes of less than eight bits are made unsigned by an excess;
+//! the sum of the column's codes times the excess is subtracted. For codes of eight bits, the sign of the
+//! weight's code is transferred to the column's code.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
 
 use super::super::decode::blocks::{
-    Codes, Iq4Nl, Mxfp4, Mxfp4Block, Nvfp4, Nvfp4Block, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Terms,
-    interleave_nibbles, values,
+    Codes, Iq4Nl, Mxfp4, Mxfp4Block, Nvfp4, Nvfp4Block, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Scales, Terms,
+    interleave_nibbles, look_up, scales_of_groups,
 };
 use super::super::decode::k_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::super::decode::load::{RowAt, broadcast};
@@ -15,7 +18,11 @@ use super::super::dtype::Float;
 use super::super::formats::integer_formats;
 use super::super::rows::Rows;
 use super::super::window::Window;
+use super::avx2_panel as panel;
 use super::columns::{Block, Columns, QK, TILE};
+
+/// Minimum number of columns for panels.
+const PANELS: usize = 9;
 
 /// `pack_scalar` with vectors.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -26,9 +33,54 @@ pub(crate) fn pack(x: &[f32], cols: usize, tile: &mut [Block]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
     assert!(x.cols() == rows.cols() && out.rows() >= x.len() && out.cols() >= rows.len());
-    integer_formats!(choose[rows.dtype(), format => products(format, rows, x, out), else {
+    integer_formats!(choose[rows.dtype(), format => products(format, rows, x, out, scratch), else {
         super::scalar(rows, x, out, scratch)
     }]);
+}
+
+/// The bytes of a format by which columns are multiplied.
+pub(super) struct Factors {
+    /// Looked up by the lowest four bits of each code.
+    table: Option<[i8; 16]>,
+    /// Whether only the lowest four bits of each code count, without a table.
+    is_masked: bool,
+    /// Whether bytes may be negative.
+    pub(super) is_signed: bool,
+    /// How much bytes are above their values, as a right shift of 128.
+    pub(super) excess_shift: Option<u32>,
+    /// How many products of two bytes, in pairs, have a sum of sixteen bits: 1, 2, 4 or 8.
+    pub(super) pairs: usize,
+}
+
+impl Factors {
+    pub(super) const fn of<C: Codes>() -> Self {
+        let (mut table, mut is_masked, mut bits, mut excess) = (C::TABLE, false, C::BITS, C::EXCESS);
+        if let Some(mut values) = table {
+            let (mut is_count, mut least) = (true, 0);
+            let mut code = 0;
+            while code < 16 {
+                is_count &= values[code] as i32 == code as i32 - excess as i32;
+                least = if values[code] < least { values[code] } else { least };
+                code += 1;
+            }
+            (is_masked, table) = (is_count, if is_count { None } else { table });
+            if !is_count && least >= -16 {
+                code = 0;
+                while code < 16 {
+                    values[code] += 16;
+                    code += 1;
+                }
+                (table, bits, excess) = (Some(values), 5, 16);
+            } else if !is_count {
+                bits = 8;
+            }
+        }
+        let largest = if bits == 8 { 128 } else { (1 << bits) - 1 };
+        let pairs = i16::MAX as u32 / (largest * 127 * 2);
+        let pairs = if pairs >= 8 { 8 } else { 1 << pairs.ilog2() };
+        let excess_shift = if excess == 0 { None } else { Some(7 - excess.ilog2()) };
+        Self { table, is_masked, is_signed: bits == 8, excess_shift, pairs }
+    }
 }
 
 /// Affine codes of tensor blobs, with groups of `1 << shift` codes. 8-bit codes are stored minus 128.
@@ -38,11 +90,64 @@ struct Affine<const BITS: u8> {
     scales: Float,
 }
 
+impl<const BITS: u8> Affine<BITS> {
+    /// The value is `scale * code - offset`.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn offset(scale: __m256, bias: __m256) -> __m256 {
+        let below = if BITS == 4 { 0.0 } else { 128.0 };
+        _mm256_fnmsub_ps(scale, _mm256_set1_ps(below), bias)
+    }
+}
+
+/// Reads `n` packed floats from `first` on, at most eight.
+///
+/// # Safety
+/// The floats exist.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn up_to_eight(float: Float, at: *const u8, first: usize, n: usize) -> __m256 {
+    let mut bits = [0u32; 8];
+    for (n, bits) in bits.iter_mut().enumerate().take(n) {
+        *bits = match float {
+            // SAFETY: guaranteed by the caller; the read is unaligned.
+            Float::F32 => unsafe { at.cast::<u32>().add(first + n).read_unaligned() },
+            // SAFETY: as above.
+            Float::F16 | Float::BF16 => unsafe { at.cast::<u16>().add(first + n).read_unaligned() }.into(),
+        };
+    }
+    // SAFETY: 32 bytes.
+    let bits = unsafe { _mm256_loadu_si256(bits.as_ptr().cast()) };
+    match float {
+        Float::F32 => _mm256_castsi256_ps(bits),
+        Float::BF16 => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)),
+        Float::F16 => {
+            let halves = _mm256_packus_epi32(bits, bits);
+            _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b10_00>(halves)))
+        }
+    }
+}
+
 impl<const BITS: u8> Codes for Affine<BITS> {
     type Group = Terms;
     const GROUP: usize = 32;
     const HAS_OFFSET: bool = true;
-    const HAS_SIGN: bool = BITS == 8;
+    const BITS: u32 = BITS as u32;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(self, row: RowAt, k: usize) -> Scales {
+        let (first, n) = (k >> self.shift, QK >> self.shift);
+        // Lane g has the scale of the group of values 32 g.
+        let groups = _mm256_srl_epi32(
+            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+            _mm_cvtsi32_si128(self.shift.cast_signed() - 5),
+        );
+        // SAFETY: a row has a scale and a bias for each of its groups.
+        let of = |at| _mm256_permutevar8x32_ps(unsafe { up_to_eight(self.scales, at, first, n) }, groups);
+        let (scales, none) = (of(row.scales), _mm256_setzero_ps());
+        Scales { scales: [scales, none], offsets: [Self::offset(scales, of(row.biases)), none] }
+    }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -51,8 +156,7 @@ impl<const BITS: u8> Codes for Affine<BITS> {
         // SAFETY: a row has a scale and a bias for each of its groups.
         let (scale, bias) =
             unsafe { (broadcast(self.scales, row.scales, group), broadcast(self.scales, row.biases, group)) };
-        let below = if BITS == 4 { 0.0 } else { 128.0 };
-        Terms { scale, offset: _mm256_fnmsub_ps(scale, _mm256_set1_ps(below), bias) }
+        Terms { scale, offset: Self::offset(scale, bias) }
     }
 
     #[inline]
@@ -77,27 +181,19 @@ impl<const BITS: u8> Codes for Affine<BITS> {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn products<C: Codes>(format: C, rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>) {
+fn products<C: Codes>(format: C, rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
+    let in_panels = if x.len() < PANELS { 0 } else { rows.len() / panel::R * panel::R };
+    if in_panels > 0 {
+        panel::products(format, &rows.range(0, in_panels), x, out, scratch);
+    }
     let depth = x.depth();
     for (j, tile) in x.tiles() {
         let t = tile.len() / depth;
-        for i in 0..rows.len() {
-            let at = RowAt::new(rows, i);
-            let mut sums = [[_mm256_setzero_ps(); 2]; TILE];
-            for (b, columns) in tile.chunks_exact(t).enumerate() {
-                let (first, left) = (b * QK, (rows.cols() - b * QK) / 32);
-                // SAFETY: the row is of this format and as long as the columns, which have this many groups
-                // left.
-                let block = unsafe {
-                    match left {
-                        0..8 => unpack::<C, false>(format, at, first, left),
-                        _ => unpack::<C, true>(format, at, first, 8),
-                    }
-                };
-                for (x, sums) in columns.iter().zip(&mut sums) {
-                    add::<C>(&block, x, sums);
-                }
-            }
+        for i in in_panels..rows.len() {
+            let sums = match t {
+                1 => multiply_row::<C, true>(format, rows, i, tile, t),
+                _ => multiply_row::<C, false>(format, rows, i, tile, t),
+            };
             for (c, [a, b]) in sums.iter().take(t).enumerate() {
                 out.row(j + c)[i] = total(if C::ONE_SCALE { *a } else { _mm256_add_ps(*a, *b) });
             }
@@ -105,101 +201,130 @@ fn products<C: Codes>(format: C, rows: &Rows<'_>, x: &Columns, out: &mut Window<
     }
 }
 
-/// 256 unpacked values of a row: codes in groups of 32, with scales and offsets in lane order. A scale per
-/// group is in the first of two vectors; scales per sixteen are in both.
-struct Unpacked {
-    codes: [__m256i; 8],
-    scales: [__m256; 2],
-    offsets: [__m256; 2],
+/// The products of a row with a tile of `t` columns.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn multiply_row<C: Codes, const ONE_COLUMN: bool>(
+    format: C,
+    rows: &Rows<'_>,
+    i: usize,
+    tile: &[Block],
+    t: usize,
+) -> [[__m256; 2]; TILE] {
+    let at = RowAt::new(rows, i);
+    let t = if ONE_COLUMN { 1 } else { t };
+    let mut sums = [[_mm256_setzero_ps(); 2]; TILE];
+    for (b, columns) in tile.chunks_exact(t).enumerate() {
+        // SAFETY: the row is of this format and as long as the columns.
+        let block = unsafe { unpack_part(format, at, b * QK, (rows.cols() - b * QK) / 32) };
+        for (x, sums) in columns.iter().zip(&mut sums) {
+            add::<C>(&block, x, sums);
+        }
+    }
+    sums
 }
 
-/// Unpacks this many groups from value `first` on.
+/// 256 unpacked values of a row: factors in groups of 32, with scales and offsets in lane order. A scale per
+/// group is in the first of two vectors; scales per sixteen are in both.
+pub(super) struct Unpacked {
+    pub(super) factors: [__m256i; 8],
+    pub(super) scales: [__m256; 2],
+    pub(super) offsets: [__m256; 2],
+}
+
+/// Unpacks at most this many groups from value `first` on.
 ///
 /// # Safety
-/// The groups exist, and there are at most eight.
+/// The groups exist.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn unpack_part<C: Codes>(format: C, at: RowAt, first: usize, groups: usize) -> Unpacked {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        match groups {
+            0..8 => unpack::<C, false>(format, at, first, groups),
+            _ => unpack::<C, true>(format, at, first, 8),
+        }
+    }
+}
+
+/// # Safety
+/// The groups exist, and there are at most eight; all eight if this is a whole block.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack<C: Codes, const WHOLE: bool>(format: C, at: RowAt, first: usize, groups: usize) -> Unpacked {
-    let groups = if WHOLE { 8 } else { groups };
-    let (none, zeros) = (_mm256_setzero_ps(), _mm256_setzero_si256());
-    let (mut codes, mut scales, mut offsets) = ([zeros; 8], [[none; 8]; 2], [[none; 8]; 2]);
-    // SAFETY: a group begins with each block of the columns.
-    let mut group = unsafe { Codes::group(format, at, first) };
-    for (g, codes) in codes.iter_mut().enumerate().take(groups) {
-        let k = first + 32 * g;
-        if g > 0 && (32 * g).is_multiple_of(C::GROUP) {
-            // SAFETY: a group begins here.
-            group = unsafe { Codes::group(format, at, k) };
-        }
-        // SAFETY: there are 32 values inside that group.
-        let [a, b] = unsafe { format.terms(group, k) };
-        // SAFETY: as above.
-        *codes = unsafe { values(format, at, k) };
-        (scales[0][g], scales[1][g]) = (a.scale, b.scale);
-        (offsets[0][g], offsets[1][g]) = (a.offset, b.offset);
+    let kind = const { Factors::of::<C>() };
+    let mut factors = [_mm256_setzero_si256(); 8];
+    for (g, factors) in factors.iter_mut().enumerate().take(if WHOLE { 8 } else { groups }) {
+        // SAFETY: there are 32 values in this group.
+        let codes = unsafe { format.codes(at, first + 32 * g) };
+        *factors = match kind.table {
+            Some(table) => look_up(table, codes),
+            None if kind.is_masked => _mm256_and_si256(codes, _mm256_set1_epi8(15)),
+            None => codes,
+        };
     }
-    let mut scales = in_lane_order::<C>(&scales);
+    // SAFETY: guaranteed by the caller.
+    let Scales { scales, offsets } =
+        unsafe { if WHOLE { format.scales(at, first) } else { scales_of_groups(format, at, first, groups) } };
+    let mut scales = in_lane_order::<C>(scales);
     if C::HAS_FACTOR {
         let factor = _mm256_set1_ps(at.factor);
-        scales = [_mm256_mul_ps(scales[0], factor), _mm256_mul_ps(scales[1], factor)];
+        scales = scales.map(|scales| _mm256_mul_ps(scales, factor));
     }
-    let offsets = if C::HAS_OFFSET { in_lane_order::<C>(&offsets) } else { scales };
-    Unpacked { codes, scales, offsets }
+    Unpacked { factors, scales, offsets: if C::HAS_OFFSET { in_lane_order::<C>(offsets) } else { scales } }
 }
 
-/// The scale and offset of the first sixteen codes of each group and of the other sixteen, in all lanes, as
-/// [`Unpacked`] stores them.
+/// Orders values per group, or per sixteen, as [`LaneOrder`](super::columns::LaneOrder) does.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn in_lane_order<C: Codes>([a, b]: &[[__m256; 8]; 2]) -> [__m256; 2] {
-    let (even, odd) = (four([a[0], a[2], a[4], a[6]]), four([a[1], a[3], a[5], a[7]]));
+fn in_lane_order<C: Codes>([a, b]: [__m256; 2]) -> [__m256; 2] {
     if C::ONE_SCALE {
-        return [_mm256_blend_ps::<0xf0>(even, odd), _mm256_setzero_ps()];
+        return [_mm256_permutevar8x32_ps(a, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)), b];
     }
-    let others = (four([b[0], b[2], b[4], b[6]]), four([b[1], b[3], b[5], b[7]]));
-    [_mm256_blend_ps::<0xf0>(even, others.0), _mm256_blend_ps::<0xf0>(odd, others.1)]
-}
-
-/// Combines four broadcast vectors: one lane of each.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn four([a, b, c, d]: [__m256; 4]) -> __m256 {
-    let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
-    _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd)
+    let pairs = _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7);
+    let [a, b] = [a, b].map(|of| _mm256_castps_pd(_mm256_permutevar8x32_ps(of, pairs)));
+    [_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b))]
 }
 
 /// Adds the products with 256 values of a column.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add<C: Codes>(block: &Unpacked, x: &Block, sums: &mut [__m256; 2]) {
-    let dot = |g: usize| {
+    let kind = const { Factors::of::<C>() };
+    let pairs = |g: usize| {
         // SAFETY: 32 of the 256 codes of a block.
         let others = unsafe { _mm256_loadu_si256(x.codes.as_ptr().add(32 * g).cast()) };
-        let codes = block.codes[g];
-        // At most 128 * 127 * 2, which fits in sixteen bits.
-        let pairs = if C::HAS_SIGN {
-            _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(others, codes))
-        } else {
-            _mm256_maddubs_epi16(codes, others)
-        };
-        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+        multiply_pairs(block.factors[g], others, kind.is_signed)
     };
     // The halves of a vector belong to groups.
-    let even = fold([dot(0), dot(2), dot(4), dot(6)]);
-    let odd = fold([dot(1), dot(3), dot(5), dot(7)]);
+    let mut even = fold([pairs(0), pairs(2), pairs(4), pairs(6)], kind.pairs);
+    let mut odd = fold([pairs(1), pairs(3), pairs(5), pairs(7)], kind.pairs);
     // SAFETY: eight or sixteen values each.
     let eight = |of: &[f32], n: usize| unsafe { _mm256_loadu_ps(of[8 * n..8 * n + 8].as_ptr()) };
+    // SAFETY: as above.
+    let less = |of: &[i32], n: usize| unsafe { _mm256_loadu_si256(of[8 * n..8 * n + 8].as_ptr().cast()) };
+    let subtract = |dots: &mut __m256i, less: __m256i| {
+        if let Some(shift) = kind.excess_shift {
+            let less = _mm256_sra_epi32(less, _mm_cvtsi32_si128(shift.cast_signed()));
+            *dots = _mm256_add_epi32(*dots, less);
+        }
+    };
     let d = eight(&x.d, 0);
     if C::ONE_SCALE {
         let halves =
             (_mm256_permute2x128_si256::<0x20>(even, odd), _mm256_permute2x128_si256::<0x31>(even, odd));
-        let dots = _mm256_cvtepi32_ps(_mm256_add_epi32(halves.0, halves.1));
+        let mut dots = _mm256_add_epi32(halves.0, halves.1);
+        subtract(&mut dots, less(&x.less, 0));
+        let dots = _mm256_cvtepi32_ps(dots);
         sums[0] = _mm256_fmadd_ps(_mm256_mul_ps(dots, d), block.scales[0], sums[0]);
         if C::HAS_OFFSET {
             sums[0] = _mm256_fnmadd_ps(block.offsets[0], eight(&x.sums, 0), sums[0]);
         }
         return;
     }
+    subtract(&mut even, less(&x.fine_less, 0));
+    subtract(&mut odd, less(&x.fine_less, 1));
     let d = [_mm256_permute2f128_ps::<0x00>(d, d), _mm256_permute2f128_ps::<0x11>(d, d)];
     for (n, dots) in [even, odd].into_iter().enumerate() {
         let dots = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), d[n]);
@@ -210,13 +335,39 @@ fn add<C: Codes>(block: &Unpacked, x: &Block, sums: &mut [__m256; 2]) {
     }
 }
 
-/// Adds groups of four lanes: lane v of each half of the result has the sum of vector v's.
+/// Multiplies bytes by the codes of a column, and adds neighbours: at most 128 * 127 * 2, which fits in sixteen
+/// bits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn fold([a, b, c, d]: [__m256i; 4]) -> __m256i {
-    let ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-    let cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
-    _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd))
+pub(super) fn multiply_pairs(factors: __m256i, x: __m256i, is_signed: bool) -> __m256i {
+    if is_signed {
+        return _mm256_maddubs_epi16(_mm256_abs_epi8(factors), _mm256_sign_epi8(x, factors));
+    }
+    _mm256_maddubs_epi16(factors, x)
+}
+
+/// Adds neighbouring lanes of sixteen bits.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn widen(pairs: __m256i) -> __m256i {
+    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+}
+
+/// Adds groups of eight lanes of sixteen bits: lane v of each half of the result has the sum of vector v's.
+/// `pairs` is the number of lanes whose sum has sixteen bits.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn fold(vectors: [__m256i; 4], pairs: usize) -> __m256i {
+    let add = |a, b, is_narrow| if is_narrow { _mm256_add_epi16(a, b) } else { _mm256_add_epi32(a, b) };
+    let [a, b, c, d] = if pairs < 2 { vectors.map(|pairs| widen(pairs)) } else { vectors };
+    let two = |a, b| add(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b), pairs >= 2);
+    let mut halves = [two(a, b), two(c, d)];
+    if (2..4).contains(&pairs) {
+        halves = halves.map(|pairs| widen(pairs));
+    }
+    let [ab, cd] = halves;
+    let all = add(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd), pairs >= 4);
+    if pairs >= 4 { widen(all) } else { all }
 }
 
 #[inline]

@@ -1,0 +1,207 @@
+//! Products with many columns: eight rows are unpacked once and arranged as a panel with one lane per row. One
+//! instruction then multiplies four codes of a column with those of eight rows. Called only by `avx2`.
+#![allow(unsafe_code)] // Reads codes and scales through pointers.
+
+use std::arch::x86_64::*;
+
+use super::super::decode::blocks::Codes;
+use super::super::decode::load::RowAt;
+use super::super::rows::Rows;
+use super::super::window::Window;
+use super::avx2::{Factors, Unpacked, multiply_pairs, unpack_part, widen};
+use super::columns::{Block, Columns, LaneOrder, QK};
+
+/// Rows per panel: the lanes of a vector.
+pub(super) const R: usize = 8;
+/// Bytes of panels that stay in the L2 cache while all columns are processed.
+const PANELS_BYTES: usize = 1 << 18;
+/// Vectors for the codes of a block in a panel: four codes of each row in each.
+const CODES: usize = QK / 4;
+
+/// Scales per 256 values of a row.
+const fn scale_count<C: Codes>() -> usize {
+    if C::ONE_SCALE { 8 } else { 16 }
+}
+
+/// Vectors per block in a panel: codes in fours, then scales, then offsets.
+const fn block_len<C: Codes>() -> usize {
+    CODES + if C::HAS_OFFSET { 2 * scale_count::<C>() } else { scale_count::<C>() }
+}
+
+/// Multiplies all columns with rows that are whole panels.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn products<C: Codes>(
+    format: C,
+    rows: &Rows<'_>,
+    x: &Columns,
+    out: &mut Window<'_>,
+    scratch: &mut Vec<f32>,
+) {
+    let (n, depth) = (rows.len() / R, x.depth());
+    assert!(rows.len() == n * R);
+    let panel_len = depth * block_len::<C>();
+    let at_once = (PANELS_BYTES / (panel_len * size_of::<__m256i>())).max(1);
+    for first in (0..n).step_by(at_once) {
+        let panels = vectors(scratch, at_once.min(n - first) * panel_len);
+        for (p, panel) in panels.chunks_exact_mut(panel_len).enumerate() {
+            fill_panel(format, rows, (first + p) * R, panel);
+        }
+        for (j, tile) in x.tiles() {
+            let t = tile.len() / depth;
+            let mut c = 0;
+            while c < t {
+                let step = 1 << (t - c).ilog2().min(2);
+                for (p, panel) in panels.chunks_exact(panel_len).enumerate() {
+                    let to = (j + c, (first + p) * R);
+                    match step {
+                        4 => multiply::<C, 4>(panel, (tile, t, c), out, to),
+                        2 => multiply::<C, 2>(panel, (tile, t, c), out, to),
+                        _ => multiply::<C, 1>(panel, (tile, t, c), out, to),
+                    }
+                }
+                c += step;
+            }
+        }
+    }
+}
+
+/// Working space for this many vectors.
+fn vectors(scratch: &mut Vec<f32>, n: usize) -> &mut [__m256i] {
+    if scratch.len() < R * n + R - 1 {
+        scratch.resize(R * n + R - 1, 0.0);
+    }
+    // SAFETY: any bits are a vector of integers.
+    let (_, vectors, _) = unsafe { scratch.align_to_mut::<__m256i>() };
+    &mut vectors[..n]
+}
+
+/// Unpacks eight rows from row `first`.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn fill_panel<C: Codes>(format: C, rows: &Rows<'_>, first: usize, panel: &mut [__m256i]) {
+    for row in 0..R {
+        let at = RowAt::new(rows, first + row);
+        for (b, panel) in panel.chunks_exact_mut(block_len::<C>()).enumerate() {
+            // SAFETY: the row is of this format and has these values.
+            let block = unsafe { unpack_part(format, at, b * QK, (rows.cols() - b * QK) / 32) };
+            let Unpacked { factors, scales, offsets } = block;
+            let (to_codes, to_scales) = panel.split_at_mut(CODES);
+            for (factors, to) in factors.iter().zip(to_codes.chunks_exact_mut(R)) {
+                to[row] = *factors;
+            }
+            let n = scale_count::<C>() / R;
+            for (lanes, to) in scales[..n].iter().chain(&offsets[..n]).zip(to_scales.chunks_exact_mut(R)) {
+                to[row] = _mm256_castps_si256(*lanes);
+            }
+        }
+    }
+    for eight in panel.as_chunks_mut::<R>().0 {
+        *eight = transpose(*eight);
+    }
+}
+
+/// Transposes eight vectors of eight lanes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn transpose(rows: [__m256i; R]) -> [__m256i; R] {
+    let pairs: [__m256i; R] = std::array::from_fn(|n| {
+        let (a, b) = (rows[n / 2 * 2], rows[n / 2 * 2 + 1]);
+        if n.is_multiple_of(2) { _mm256_unpacklo_epi32(a, b) } else { _mm256_unpackhi_epi32(a, b) }
+    });
+    // Lanes n and n + 4 of four rows.
+    let four = |first: usize, n: usize| {
+        let (a, b) = (pairs[first + n / 2], pairs[first + 2 + n / 2]);
+        if n.is_multiple_of(2) { _mm256_unpacklo_epi64(a, b) } else { _mm256_unpackhi_epi64(a, b) }
+    };
+    std::array::from_fn(|lane| {
+        let (a, b) = (four(0, lane % 4), four(4, lane % 4));
+        if lane < 4 {
+            _mm256_permute2x128_si256::<0x20>(a, b)
+        } else {
+            _mm256_permute2x128_si256::<0x31>(a, b)
+        }
+    })
+}
+
+/// Multiplies a panel by CN columns from column `c` of a tile of `t`.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn multiply<C: Codes, const CN: usize>(
+    panel: &[__m256i],
+    (x, t, c): (&[Block], usize, usize),
+    out: &mut Window<'_>,
+    (j, i): (usize, usize),
+) {
+    let (len, n) = (const { block_len::<C>() }, const { scale_count::<C>() });
+    assert!(panel.len().is_multiple_of(len) && x.len() == panel.len() / len * t && c + CN <= t);
+    // Of a format with a scale per 32 values, only half are used.
+    let mut sums = [[_mm256_setzero_ps(); CN]; 16];
+    for (panel, x) in panel.chunks_exact(len).zip(x.chunks_exact(t)) {
+        let Some((x, _)) = x[c..].split_first_chunk::<CN>() else { unreachable!("c + CN <= t") };
+        for (lane, sums) in sums.iter_mut().enumerate().take(n) {
+            let dots = multiply_lane::<C, CN>(panel, x, lane);
+            let scale = _mm256_castsi256_ps(panel[CODES + lane]);
+            let coarse = if C::ONE_SCALE { lane } else { lane / 8 * 4 + lane % 4 };
+            let offset = if C::HAS_OFFSET { _mm256_castsi256_ps(panel[CODES + n + lane]) } else { scale };
+            *sums = std::array::from_fn(|c| {
+                let dots = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[c]), _mm256_set1_ps(x[c].d[coarse]));
+                let sum = _mm256_fmadd_ps(dots, scale, sums[c]);
+                if !C::HAS_OFFSET {
+                    return sum;
+                }
+                let of_x = if C::ONE_SCALE { x[c].sums[lane] } else { x[c].fine_sums[lane] };
+                _mm256_fnmadd_ps(offset, _mm256_set1_ps(of_x), sum)
+            });
+        }
+    }
+    // The same order as in `avx2::total`.
+    let mut left = n;
+    while left > 1 {
+        left /= 2;
+        let (kept, others) = sums.split_at_mut(left);
+        for (kept, others) in kept.iter_mut().zip(others) {
+            for (sum, other) in kept.iter_mut().zip(others) {
+                *sum = _mm256_add_ps(*sum, *other);
+            }
+        }
+    }
+    for (c, sum) in sums[0].into_iter().enumerate() {
+        let mut numbers = [0.0; R];
+        // SAFETY: eight values.
+        unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), sum) };
+        out.row(j + c)[i..i + R].copy_from_slice(&numbers);
+    }
+}
+
+/// The sums of products of the codes that share scale `lane`, row by row.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn multiply_lane<C: Codes, const CN: usize>(
+    panel: &[__m256i],
+    x: &[Block; CN],
+    lane: usize,
+) -> [__m256i; CN] {
+    let kind = const { Factors::of::<C>() };
+    let (group, steps) =
+        if C::ONE_SCALE { (LaneOrder::GROUPS_OF_32[lane], 8) } else { (LaneOrder::GROUPS_OF_16[lane], 4) };
+    let first = usize::from(group) * steps;
+    let narrow_steps = if kind.pairs < steps { kind.pairs } else { steps };
+    let mut dots: [__m256i; CN] = std::array::from_fn(|c| match kind.excess_shift {
+        Some(shift) => {
+            let less = if C::ONE_SCALE { x[c].less[lane] } else { x[c].fine_less[lane] };
+            _mm256_set1_epi32(less >> shift)
+        }
+        None => _mm256_setzero_si256(),
+    });
+    for narrow in (first..first + steps).step_by(narrow_steps) {
+        let mut pairs = [_mm256_setzero_si256(); CN];
+        for (four, &factors) in (narrow..).zip(&panel[narrow..narrow + narrow_steps]) {
+            pairs = std::array::from_fn(|c| {
+                // SAFETY: four of the block's 256 codes.
+                let x = unsafe { x[c].codes.as_ptr().cast::<i32>().add(four).read_unaligned() };
+                let products = multiply_pairs(factors, _mm256_set1_epi32(x), kind.is_signed);
+                _mm256_add_epi16(pairs[c], products)
+            });
+        }
+        dots = std::array::from_fn(|c| _mm256_add_epi32(dots[c], widen(pairs[c])));
+    }
+    dots
+}
