@@ -15,7 +15,7 @@ without a flag:
   LODE_NUM_PARALLEL       requests that one loaded model processes at the same time
   LODE_MAX_LOADED_MODELS  maximum number of loaded models
   LODE_KV_CACHE_TYPE      f32, f16 or q8_0
-  LODE_CPU                instruction level: auto, or scalar, avx2, avx512, avx512-vnni, neon, dotprod
+  LODE_CPU                instruction level: auto, or scalar, avx2, avx512, avx512-vnni, amx, neon, dotprod
   LODE_CONTEXT_LENGTH     context length of requests that set none
   LODE_LOAD_TIMEOUT       maximum time to load a model
   LODE_THREADS            threads per model; 0: one per core

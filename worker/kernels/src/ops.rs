@@ -97,6 +97,10 @@ static AVX512: Ops = Ops { name: "avx512", dot_rows: dot_rows::avx512::dot_rows,
 #[cfg(target_arch = "x86_64")]
 static VNNI: Ops = Ops { name: "avx512-vnni", dot_blocks: dot_blocks::avx512::dot_blocks, ..AVX512 };
 
+/// The same with AMX for products of packed codes with many columns: servers from 2023 on.
+#[cfg(target_arch = "x86_64")]
+static AMX: Ops = Ops { name: "amx", dot_blocks: dot_blocks::amx::dot_blocks, ..VNNI };
+
 /// NEON, which every aarch64 processor has.
 #[cfg(target_arch = "aarch64")]
 static NEON: Ops = Ops {
@@ -147,6 +151,9 @@ impl Ops {
                 all.push(&AVX512);
                 if is_x86_feature_detected!("avx512vnni") {
                     all.push(&VNNI);
+                    if dot_blocks::amx::is_available() {
+                        all.push(&AMX);
+                    }
                 }
             }
         }
@@ -294,7 +301,7 @@ mod tests {
     #[test]
     fn missing_instruction_sets_are_reported() {
         #[cfg(target_arch = "x86_64")]
-        let tables = [&AVX2, &AVX512, &VNNI];
+        let tables = [&AVX2, &AVX512, &VNNI, &AMX];
         #[cfg(target_arch = "aarch64")]
         let tables = [&NEON, &DOTPROD];
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

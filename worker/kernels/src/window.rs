@@ -22,6 +22,17 @@ impl<'a> Window<'a> {
         Shared::new(matrix, stride).window(first, cols)
     }
 
+    /// Returns columns `first..first + cols` of the window.
+    ///
+    /// # Panics
+    /// If there are fewer columns.
+    pub fn columns(&mut self, first: usize, cols: usize) -> Window<'_> {
+        assert!(first + cols <= self.cols);
+        // SAFETY: within the first row, or one past the end of an empty matrix, where `row` never reads.
+        let at = if self.rows == 0 { self.at } else { unsafe { self.at.add(first) } };
+        Window { at, stride: self.stride, rows: self.rows, cols, matrix: PhantomData }
+    }
+
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -115,7 +126,8 @@ mod tests {
         assert_eq!((window.rows(), window.cols()), (3, 2));
         assert_eq!(window.row(2), [9.0, 10.0]);
         window.row(1)[0] = -1.0;
-        assert_eq!(matrix[5], -1.0);
+        window.columns(1, 1).row(0)[0] = -2.0;
+        assert_eq!((matrix[5], matrix[2]), (-1.0, -2.0));
     }
 
     #[test]

@@ -10,6 +10,8 @@ use super::rows::Rows;
 use super::window::Window;
 
 #[cfg(target_arch = "x86_64")]
+pub(super) mod amx;
+#[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_panel;

@@ -1,12 +1,13 @@
 //! Products with many columns: sixteen rows are unpacked once and arranged as a panel with one lane per row.
 //! One instruction then multiplies four codes of a column with those of sixteen rows. Called only by
-//! `avx512`.
+//! `avx512` and `amx`.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
 
 use super::super::rows::Rows;
 use super::super::window::Window;
+use super::amx;
 use super::columns::{Block, Columns, LaneOrder};
 use super::four_rows::{FOUR, FourRows, Lanes, Unpack};
 
@@ -15,16 +16,16 @@ pub(super) const R: usize = 16;
 /// Bytes of panels that stay in the L2 cache while all columns are processed.
 const PANELS_BYTES: usize = 1 << 19;
 /// Vectors for the codes of a block in a panel.
-const CODES: usize = 64;
+pub(super) const CODES: usize = 64;
 
 /// Vectors per block in a panel: codes in fours, then scales, then minima.
-const fn block_len(lanes: usize, has_minima: bool) -> usize {
+pub(super) const fn block_len(lanes: usize, has_minima: bool) -> usize {
     CODES + if has_minima { 2 * lanes } else { lanes }
 }
 
-/// Multiplies all columns with rows that are whole panels.
+/// Multiplies all columns with rows that are whole panels. AMX must be available for `WITH_AMX`.
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn products<U: Unpack>(
+pub(super) fn products<U: Unpack, const WITH_AMX: bool>(
     unpack: U,
     rows: &Rows<'_>,
     x: &Columns,
@@ -42,6 +43,13 @@ pub(super) fn products<U: Unpack>(
         }
         for (j, tile) in x.tiles() {
             let t = tile.len() / depth;
+            if WITH_AMX {
+                for (p, panel) in panels.chunks_exact(panel_len).enumerate() {
+                    let to = (j, (first + p) * R);
+                    multiply_with_amx((U::Lanes::N, U::EXCESS_SHIFT), panel, (tile, t), out, to);
+                }
+                continue;
+            }
             let mut c = 0;
             while c < t {
                 let step = 1 << (t - c).ilog2();
@@ -113,6 +121,23 @@ fn interleave([a, b, c, d]: [__m512i; FOUR]) -> [__m512i; FOUR] {
     ]
 }
 
+/// Multiplies a panel by a tile of `t` columns.
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn multiply_with_amx(
+    (lanes, above): (usize, Option<u32>),
+    panel: &[__m512i],
+    x: (&[Block], usize),
+    out: &mut Window<'_>,
+    to: (usize, usize),
+) {
+    match (lanes, above) {
+        (8, None) => amx::tile::<8, false>(panel, x, 0, out, to),
+        (8, Some(above)) => amx::tile::<8, true>(panel, x, above, out, to),
+        (_, None) => amx::tile::<16, false>(panel, x, 0, out, to),
+        (_, Some(above)) => amx::tile::<16, true>(panel, x, above, out, to),
+    }
+}
+
 /// Multiplies a panel by CN columns from column `c` of a tile of `t`.
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn multiply_panel<const CN: usize>(
@@ -174,7 +199,16 @@ fn tile<const N: usize, const IS_ABOVE: bool, const CN: usize>(
             }
         }
     }
-    // The same order as in `avx512::totals`.
+    add_lanes(&mut sums);
+    for (c, sum) in sums[0].into_iter().enumerate() {
+        store(sum, &mut out.row(j + c)[i..i + R]);
+    }
+}
+
+/// Adds the sums of all lanes to the first one, in the same order as `avx512::totals`.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn add_lanes<const N: usize, const CN: usize>(sums: &mut [[__m512; CN]; N]) {
     let mut left = N;
     while left > 1 {
         left /= 2;
@@ -185,10 +219,14 @@ fn tile<const N: usize, const IS_ABOVE: bool, const CN: usize>(
             }
         }
     }
-    for (c, sum) in sums[0].into_iter().enumerate() {
-        let mut numbers = [0.0; R];
-        // SAFETY: sixteen values.
-        unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), sum) };
-        out.row(j + c)[i..i + R].copy_from_slice(&numbers);
-    }
+}
+
+/// Writes the lanes of a vector.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn store(sum: __m512, to: &mut [f32]) {
+    let mut numbers = [0.0; R];
+    // SAFETY: sixteen values.
+    unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), sum) };
+    to.copy_from_slice(&numbers);
 }
