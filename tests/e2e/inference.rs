@@ -312,6 +312,22 @@ fn runners_of(pid: u32) -> Vec<u32> {
         .collect()
 }
 
+/// A runner reads files of strangers, so it gets none of the server's secrets.
+#[tokio::test]
+async fn runners_do_not_inherit_secrets() {
+    let secret = "do-not-pass-this-on";
+    let options =
+        Options::new().worker().env("LODE_SECRET_KEY", "ab".repeat(32)).env("AWS_SECRET_ACCESS_KEY", secret);
+    let server = Folder::new().start(options).await;
+    server.lode().create("team/demo", &demo(), &[]).await.expect_success();
+    let body = json!({"model": "team/demo", "prompt": "Define water.", "stream": false, "options": {"num_predict": 4}});
+    server.registry().post_json("/api/generate", &body).await.expect(200);
+    let variables = std::fs::read(format!("/proc/{}/environ", child_of(server.pid()))).unwrap();
+    let variables = String::from_utf8_lossy(&variables);
+    assert!(!variables.contains(secret) && !variables.contains("LODE_SECRET_KEY"), "{variables}");
+    assert!(variables.contains("LODE_LOG_FORMAT="), "{variables}");
+}
+
 /// A local worker maps the weights from the registry's data folder.
 #[tokio::test]
 async fn weights_are_mapped_where_the_registry_keeps_them() {

@@ -71,7 +71,7 @@ pub struct Config {
     pub text_memory: ByteSize,
     /// The program that is started as `PROGRAM runner --socket PATH` for each loaded model.
     pub runner_program: PathBuf,
-    /// Environment variables for it, in addition to those of this process.
+    /// Environment variables for it, in addition to those that a runner inherits.
     #[serde(skip)]
     pub runner_env: Vec<(String, String)>,
 }

@@ -24,6 +24,19 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 const FOLDER_PREFIX: &str = "lode-runner-";
 const SOCKET: &str = "s";
 
+/// The variables of this process that a runner gets. Passwords and keys of the server are not among them.
+const INHERITED: &[&str] = &[
+    "HOME",
+    "LANG",
+    "LD_LIBRARY_PATH",
+    "LODE_LOG",
+    "PATH",
+    "RUST_BACKTRACE",
+    "TMPDIR",
+    "TZ",
+    "_RJEM_MALLOC_CONF",
+];
+
 /// Why a runner did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
@@ -48,7 +61,7 @@ pub trait Launch: Send + Sync + 'static {
 #[derive(Debug, Clone)]
 pub struct Program {
     pub path: PathBuf,
-    /// Environment variables for them, in addition to those of this process.
+    /// Environment variables for them, in addition to the inherited ones.
     pub env: Vec<(String, String)>,
 }
 
@@ -185,7 +198,10 @@ fn spawn_and_wait(program: &Program, socket: &Path, spawned: oneshot::Sender<Res
         tracing::error!(program = %program.path.display(), error = %source, "failed to start a runner");
         ProcessError::Spawn(source)
     };
+    let inherited = INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
     let child = Command::new(&program.path)
+        .env_clear()
+        .envs(inherited)
         .envs(program.env.iter().map(|(name, value)| (name, value)))
         .arg("runner")
         .arg("--socket")
