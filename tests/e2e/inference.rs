@@ -60,7 +60,7 @@ async fn greedy_responses_match_the_reference() {
     }
 }
 
-/// The levels that this processor should have. `LODE_CPU` accepts exactly these.
+/// Levels that this processor has, except AMX, whose detection is not stable in Rust.
 fn instruction_levels() -> Vec<&'static str> {
     let mut levels = vec!["scalar"];
     #[cfg(target_arch = "x86_64")]
