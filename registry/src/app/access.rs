@@ -15,6 +15,7 @@ use crate::auth::{
     decide_at_once, decide_some,
 };
 use crate::store::{AccessState, ListFilter};
+use crate::upstream::find_upstream;
 
 /// How many namespaces are listed for an account.
 const MAX_NAMESPACES: i64 = 1000;
@@ -189,7 +190,16 @@ impl Registry {
         if let Some(known) = self.access.rights.get(&key) {
             return Ok(known);
         }
-        let rights = self.store().rights_find(&key.target, &key.subjects).await?;
+        let (rights, is_stored) = self.store().rights_find(&key.target, &key.subjects).await?;
+        // A repository that does not exist looks like a private one, so that the two cannot be told apart. Below a
+        // mirrored prefix, a read may create it. Creating a repository does not raise the version: this is not
+        // remembered.
+        if let AccessTarget::Repository(repository) = &key.target
+            && !is_stored
+            && find_upstream(&self.upstreams, repository).is_none()
+        {
+            return Ok(Rights { visibility: Visibility::Private, ..rights });
+        }
         self.access.rights.insert(key, rights);
         Ok(rights)
     }

@@ -204,6 +204,7 @@ impl ListFilter {
 struct RightsColumns {
     role: Option<i64>,
     visibility: Option<i64>,
+    is_stored: bool,
 }
 
 fn role(number: i64) -> Result<Role, Error> {
@@ -251,12 +252,13 @@ impl Store {
         Ok(AccessState { version, has_accounts, has_tag_rules, has_quotas })
     }
 
-    /// The rights on a target of an account and its groups. An anonymous client has no subjects.
+    /// The rights on a target of an account and its groups, and whether the target is a repository that exists.
+    /// An anonymous client has no subjects.
     pub(crate) async fn rights_find(
         &self,
         target: &AccessTarget,
         subjects: &[Uuid],
-    ) -> Result<Rights, Error> {
+    ) -> Result<(Rights, bool), Error> {
         let namespace = match target {
             AccessTarget::Repository(repository) => AccessTarget::namespace_of(repository).to_string(),
             AccessTarget::Namespace(_) => target.to_string(),
@@ -265,12 +267,14 @@ impl Store {
             "select (select max(role) from grants
                      where target in ($1, $2) and subject in (select value from json_each($3))) as role,
                     coalesce((select visibility from visibilities where target = $1),
-                             (select visibility from visibilities where target = $2)) as visibility")
+                             (select visibility from visibilities where target = $2)) as visibility,
+                    exists (select 1 from repositories where name = $1) as is_stored")
             .bind(target.to_string()).bind(&namespace).bind(id_list(subjects)).fetch_one(c).await)?;
-        Ok(Rights {
+        let rights = Rights {
             role: row.role.map(role).transpose()?,
             visibility: row.visibility.map(visibility).transpose()?.unwrap_or_default(),
-        })
+        };
+        Ok((rights, row.is_stored))
     }
 
     pub(crate) async fn account_find_by_name(&self, name: &str) -> Result<Option<AccountRow>, Error> {

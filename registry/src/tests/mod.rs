@@ -10,6 +10,7 @@ mod create;
 mod egress;
 mod file_sender;
 mod gateway;
+mod hidden;
 mod issuer;
 mod jobs;
 mod layouts;

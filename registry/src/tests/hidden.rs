@@ -1,0 +1,110 @@
+//! A repository that a caller may not see looks as if it did not exist, on every route.
+
+use http::Request;
+use serde_json::json;
+
+use super::access::{PASSWORD, basic, closed};
+use super::models::push_model;
+use super::routes::{Need, ROUTES, address};
+use super::{App, TestResponse};
+
+/// What a client sees of a response, with the names of two repositories made equal.
+fn seen(response: &TestResponse, name: &str) -> (u16, Vec<String>, String) {
+    let plain = |text: &str| text.replace(name, "NAME");
+    let mut headers: Vec<String> = response
+        .headers
+        .iter()
+        .filter(|(header, _)| *header != "x-request-id" && *header != "date")
+        .map(|(header, value)| format!("{header}: {}", plain(value.to_str().unwrap())))
+        .collect();
+    headers.sort();
+    let mut text = plain(response.text());
+    // Problem details have the request's id.
+    if let Some(id) = response.headers.get("x-request-id") {
+        text = text.replace(id.to_str().unwrap(), "ID");
+    }
+    (response.status.as_u16(), headers, text)
+}
+
+/// A server with the private model `team/mini`, and nothing called `team/none`.
+async fn with_private_model() -> App {
+    let app = App::new().await;
+    push_model(&app, "team/mini", "latest").await;
+    push_model(&app, "team/open", "latest").await;
+    let first = json!({"name": "admin", "password": PASSWORD, "server_role": "admin"});
+    assert_eq!(app.post_json("/lode/v1/accounts", first).await.status, 201);
+    app.show("team/mini", "private").await;
+    app
+}
+
+#[tokio::test]
+async fn hidden_and_missing_repositories_look_alike() {
+    let app = with_private_model().await;
+    let user = app.user("alice").await;
+    app.grant("team/open", "alice", "write").await;
+    let (full, _) = app.token(&user, json!({"name": "full"})).await;
+    let (infer, _) = app.token(&user, json!({"name": "infer", "access": "infer"})).await;
+    let (limited, _) = app.token(&user, json!({"name": "limited", "targets": ["team/open"]})).await;
+    let exchanged = async |credentials: &str| {
+        let scopes = "scope=repository:team/mini:*&scope=repository:team/none:*";
+        let response = app.get_as(credentials, &format!("/token?{scopes}")).await.json();
+        format!("Bearer {}", response["token"].as_str().unwrap())
+    };
+    for visibility in ["private", "internal", "public"] {
+        app.show("team/*", visibility).await;
+        let callers = [
+            ("anonymous", String::new()),
+            ("guest", exchanged("").await),
+            ("user", full.clone()),
+            ("infer", infer.clone()),
+            ("limited", limited.clone()),
+            ("access token", exchanged(&full).await),
+        ];
+        for (method, route, body, need) in ROUTES {
+            let has_name = route.contains("{name}") || route.contains("{*model}") || body.contains("team/mini");
+            if !has_name || matches!(need, Need::Own | Need::Administer | Need::Join | Need::Maintain) {
+                continue;
+            }
+            for (caller, credentials) in &callers {
+                let mut found = Vec::new();
+                for name in ["team/mini", "team/none"] {
+                    let path = address(method, route).replace("team/mini", name);
+                    let request = Request::builder().method(*method).uri(path);
+                    let response = app.send_as(credentials, request, body.replace("team/mini", name)).await;
+                    assert!(response.status.is_client_error(), "{caller}: {method} {route}: {}", response.status);
+                    found.push(seen(&response, name));
+                }
+                assert_eq!(found[0], found[1], "{caller}, {visibility}: {method} {route}");
+            }
+        }
+        for (caller, credentials) in callers.iter().filter(|(_, credentials)| !credentials.contains("lode.")) {
+            let mut found = Vec::new();
+            for name in ["team/mini", "team/none"] {
+                let response = app.get_as(credentials, &format!("/token?scope=repository:{name}:*")).await;
+                found.push(response.json()["token"].as_str().map(str::len));
+            }
+            assert_eq!(found[0].is_some(), found[1].is_some(), "{caller}, {visibility}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn roles_create_repositories_and_visibility_follows() {
+    let app = closed().await;
+    let (alice, bob) = (app.user("alice").await, app.user("bob").await);
+    for (namespace, visibility) in [("alice/*", "internal"), ("bob/*", "public")] {
+        app.show(namespace, visibility).await;
+    }
+    // 1. A repository that does not exist is hidden, and its namespace's owner creates it.
+    assert_eq!((app.pull_as(&bob, "alice/app").await, app.push_as(&bob, "alice/app").await.status.as_u16()), (404, 404));
+    assert_eq!(app.pull_as("", "bob/app").await, 401);
+    assert_eq!((app.push_as(&alice, "alice/app").await.status, app.push_as(&bob, "bob/app").await.status),
+        (http::StatusCode::CREATED, http::StatusCode::CREATED));
+    // 2. At once, it has the visibility of its namespace: what was hidden is not remembered.
+    assert_eq!((app.pull_as(&bob, "alice/app").await, app.pull_as("", "bob/app").await), (200, 200));
+    assert_eq!(app.push_as(&bob, "alice/app").await.status, 403);
+    // 3. A grant on a repository that does not exist yet creates it.
+    assert_eq!(app.push_as(&basic("admin", PASSWORD), "team/app").await.status, 201);
+    app.grant("fresh/app", "alice", "write").await;
+    assert_eq!(app.push_as(&alice, "fresh/app").await.status, 201);
+}
