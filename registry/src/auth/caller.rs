@@ -316,11 +316,16 @@ fn decide_repository(caller: &Identity, action: Action, repository: &Repository,
         let may_write = account.scope.access >= Access::Write;
         return if may_write { Decision::Allow } else { Decision::Deny };
     }
+    // What the credential is not for, its holder does not learn about: a token limited to one repository is often
+    // given away.
+    if !account.scope.covers(repository) {
+        return Decision::Hide;
+    }
     let as_reader = (rights.visibility >= Visibility::Internal).then_some(Role::Read);
     let on_server = account.server_role.map(ServerRole::on_repositories);
     let Some(role) = rights.role.max(as_reader).max(on_server) else { return Decision::Hide };
     let scope = &account.scope;
-    if role < needed || !scope.covers(repository) || scope.access < access_for(action) {
+    if role < needed || scope.access < access_for(action) {
         return Decision::Deny;
     }
     match &scope.requested {
@@ -460,7 +465,7 @@ mod tests {
             (limited(Access::Own, &[]), None, "HHHHH"),
             (limited(Access::Full, &["team/*"]), Some(Role::Own), "AAAAA"),
             (limited(Access::Full, &["team/app"]), Some(Role::Own), "AAAAA"),
-            (limited(Access::Full, &["other/*", "team/app/x"]), Some(Role::Own), "DDDDD"),
+            (limited(Access::Full, &["other/*", "team/app/x"]), Some(Role::Own), "HHHHH"),
             (limited(Access::Full, &["other/*"]), None, "HHHHH"),
             (token(&[]), Some(Role::Own), "SSSSS"),
             (token(&["repository:team/app:pull"]), Some(Role::Own), "AASSS"),

@@ -157,7 +157,7 @@ async fn a_job_pushes_without_a_stored_secret() {
     let me = app.get_as(&token, "/lode/v1/me").await.json();
     assert_eq!((&me["name"], &me["kind"]), (&json!("team+ci"), &json!("robot")));
     // 2. It is limited to the resource, and never more than write.
-    assert_eq!(app.push_as(&token, "team/other").await.status, 403);
+    assert_eq!(app.push_as(&token, "team/other").await.status, 404);
     assert_eq!(app.push_as(&token, "bob/app").await.status, 404);
     let delete = Request::delete("/v2/team/app/manifests/latest");
     assert_eq!(app.send_as(&token, delete, "").await.status, 403);
