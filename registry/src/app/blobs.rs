@@ -164,8 +164,8 @@ impl Registry {
         // 1. Find a source that the caller may read. The response does not reveal why there is none.
         let has_source = match from {
             Some(from) => {
-                self.store.blob_find(from, digest).await?.is_some()
-                    && self.may(caller, Action::Pull, from).await?
+                self.may(caller, Action::Pull, from).await?
+                    && self.store.blob_find(from, digest).await?.is_some()
             }
             None => match self.source_filter(caller).await? {
                 Some(filter) => self.store.is_linked(digest, &filter).await?,
