@@ -183,6 +183,8 @@ impl Registry {
                 return Err(AccountError::FirstAccount);
             }
             tx.repositories_make_internal().await?;
+        } else {
+            check_signed_in(caller)?;
         }
         let detail = json!({ "server_role": row.server_role });
         self.account_store(&mut tx, caller, &row, namespace, detail).await?;
@@ -242,7 +244,7 @@ impl Registry {
         change: AccountChange,
     ) -> Result<AccountInfo, AccountError> {
         self.check_writable()?;
-        let row = self.account_row(name).await?;
+        let row = self.account_row(caller, name).await?;
         if row.kind == AccountKind::Robot && (change.password.is_some() || change.server_role.is_some()) {
             return Err(AccountError::Robot);
         }
@@ -305,13 +307,13 @@ impl Registry {
             Some((owner, _)) => match namespace(owner) {
                 Some(namespace) => {
                     self.authorize(caller, Action::Own, Target::Settings(&namespace)).await?;
-                    self.account_row(name).await?
+                    self.account_row(caller, name).await?
                 }
                 None => return Err(AccountError::Unknown { name: name.to_owned() }),
             },
             None => {
                 self.authorize(caller, Action::Administer, Target::Server).await?;
-                self.account_row(name).await?
+                self.account_row(caller, name).await?
             }
         };
         self.check_writable()?;
@@ -350,6 +352,7 @@ impl Registry {
         if !tx.has_accounts().await? {
             return Err(AccountError::FirstAccount);
         }
+        check_signed_in(caller)?;
         if !tx.group_insert(Uuid::now_v7(), name, provider, claim).await? {
             return Err(AccountError::NameTaken { name: name.to_owned() });
         }
@@ -364,7 +367,7 @@ impl Registry {
         self.check_recent(caller)?;
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
-        let id = self.group_id(name).await?;
+        let id = self.group_id(caller, name).await?;
         let mut tx = self.store().begin().await?;
         tx.access_changed().await?;
         tx.group_delete(id).await?;
@@ -385,7 +388,7 @@ impl Registry {
         self.check_recent(caller)?;
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
-        let (id, member) = (self.group_id(group).await?, self.account_row(account).await?.id);
+        let (id, member) = (self.group_id(caller, group).await?, self.account_row(caller, account).await?.id);
         // The provider adds members; an administrator may remove one until the next sign-in there.
         if is_member
             && self.store().group_list().await?.iter().any(|row| row.name == group && row.provider.is_some())
@@ -417,23 +420,35 @@ impl Registry {
         Ok(self.sign_ins.hashing.hash(password).await?)
     }
 
-    pub(super) async fn account_row(&self, name: &str) -> Result<AccountRow, AccountError> {
+    pub(super) async fn account_row(&self, caller: &Caller, name: &str) -> Result<AccountRow, AccountError> {
         let row = self.store().account_find_by_name(name).await?;
+        if row.is_some() {
+            check_signed_in(caller)?;
+        }
         row.ok_or_else(|| AccountError::Unknown { name: name.to_owned() })
     }
 
-    pub(super) async fn group_id(&self, name: &str) -> Result<Uuid, AccountError> {
+    pub(super) async fn group_id(&self, caller: &Caller, name: &str) -> Result<Uuid, AccountError> {
         let id = self.store().group_find(name).await?;
+        if id.is_some() {
+            check_signed_in(caller)?;
+        }
         id.ok_or_else(|| AccountError::Unknown { name: name.to_owned() })
     }
 
     /// The id of an account, or of a group.
-    pub(super) async fn subject_id(&self, name: &str) -> Result<Uuid, AccountError> {
+    pub(super) async fn subject_id(&self, caller: &Caller, name: &str) -> Result<Uuid, AccountError> {
         match self.store().account_find_by_name(name).await? {
-            Some(row) => Ok(row.id),
-            None => self.group_id(name).await,
+            Some(row) => check_signed_in(caller).map(|()| row.id).map_err(AccountError::from),
+            None => self.group_id(caller, name).await,
         }
     }
+}
+
+/// Returns an error for a client without an account. Checked where accounts or groups are found: then the server is
+/// not open, although this replica may have read half a second ago that it is.
+fn check_signed_in(caller: &Caller) -> Result<(), Error> {
+    if caller.is_internal() || caller.account().is_some() { Ok(()) } else { Err(Error::Unauthorized) }
 }
 
 /// Whether the account's credential is not limited.

@@ -38,7 +38,7 @@ impl Registry {
         }
         self.authorize(caller, Action::Own, Target::Settings(target)).await?;
         self.check_writable()?;
-        let subject_id = self.subject_id(subject).await?;
+        let subject_id = self.subject_id(caller, subject).await?;
         let mut tx = self.store().begin().await?;
         tx.access_changed().await?;
         tx.grant_put(target, subject_id, role).await?;
@@ -63,7 +63,7 @@ impl Registry {
         }
         self.authorize(caller, Action::Own, Target::Settings(target)).await?;
         self.check_writable()?;
-        let subject_id = self.subject_id(subject).await?;
+        let subject_id = self.subject_id(caller, subject).await?;
         let mut tx = self.store().begin().await?;
         tx.access_changed().await?;
         if !tx.grant_delete(target, subject_id).await? {

@@ -461,7 +461,7 @@ impl Registry {
         let account = caller.account().ok_or(Error::Unauthorized)?;
         self.check_writable()?;
         // 1. What the provider has decided. Without the identity, nothing would ever change it.
-        let row = self.account_row(&account.name).await?;
+        let row = self.account_row(caller, &account.name).await?;
         let known = self.store().identity_find(issuer, subject).await?;
         let provider = known.filter(|known| known.account == account.id).map(|known| known.provider);
         let Some(provider) = provider else { return Ok(()) };

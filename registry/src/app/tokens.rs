@@ -245,7 +245,7 @@ impl Registry {
             Some(account)
                 if account.credential == Credential::Token(id) && account.scope.requested.is_none() =>
             {
-                self.account_row(&account.name).await
+                self.account_row(caller, &account.name).await
             }
             _ => self.credential_owner(caller, owner).await,
         }
@@ -271,7 +271,7 @@ impl Registry {
                 None => self.authorize(caller, Action::Administer, Target::Server).await?,
             }
         }
-        self.account_row(name).await
+        self.account_row(caller, name).await
     }
 }
 

@@ -9,6 +9,7 @@ mod connections;
 mod create;
 mod egress;
 mod file_sender;
+mod first_account;
 mod gateway;
 mod hidden;
 mod issuer;
