@@ -24,6 +24,8 @@ async fn pulls_are_redirected_to_the_storage() {
     let response = registry.get(&path).await.expect(307);
     let address = response.header("location").unwrap().to_owned();
     assert!(address.starts_with(&format!("http://{}/", s3_address())), "{address}");
+    // It lasts as long as a slow download of 6 MB needs.
+    assert!(address.contains("X-Amz-Expires=905"), "{address}");
     // A request for several ranges is redirected too.
     registry.send(registry.request("GET", &path).header("range", "bytes=0-1,9-10")).await.expect(307);
     // The URL needs no other credentials and supports ranges.

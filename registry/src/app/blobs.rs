@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::time::Duration;
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
@@ -14,6 +15,11 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target};
 use crate::store::StoredBlob;
 use crate::time::now_ms;
+
+/// How long a link to a blob is valid, here or in the storage: long enough to download it at this rate.
+const MIN_LINK_TIME: Duration = Duration::from_secs(15 * 60);
+const MAX_LINK_TIME: Duration = Duration::from_secs(24 * 3600);
+const LINK_BYTES_PER_SECOND: u64 = 1 << 20;
 
 /// A lease is extended by an additional eighth, so that not every HEAD writes.
 const LEASE_SLACK: i64 = 8;
@@ -103,9 +109,10 @@ impl Registry {
         Ok(bytes)
     }
 
-    /// A signed URL of the blob's bytes in the storage, where redirects to the storage are configured.
+    /// A signed URL of the blob's bytes in the storage, where redirects to the storage are configured. The storage
+    /// knows nothing of revoked rights, so it is as short-lived as the download allows.
     pub(crate) async fn blob_signed_url(&self, blob: &StoredBlob) -> Result<Option<Url>, Error> {
-        self.blobs.signed_url(&blob.store_key).await
+        self.blobs.signed_url(&blob.store_key, link_time(blob.size_bytes)).await
     }
 
     /// The file of the blob's bytes, where the storage has files. `None` also for a file that was just
@@ -215,5 +222,22 @@ impl Registry {
             found = self.store.blob_find(repository, digest).await?;
         }
         found.ok_or_else(|| Error::BlobUnknown { digest: digest.clone() })
+    }
+}
+
+/// How long a link to a blob of this size is valid.
+pub(super) fn link_time(size_bytes: u64) -> Duration {
+    let download = Duration::from_secs(size_bytes / LINK_BYTES_PER_SECOND);
+    MIN_LINK_TIME.saturating_add(download).min(MAX_LINK_TIME)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_last_as_long_as_a_slow_download() {
+        let minutes = |size_bytes: u64| link_time(size_bytes).as_secs() / 60;
+        assert_eq!([0, 60 << 20, 6 << 30, 1 << 40, u64::MAX].map(minutes), [15, 16, 117, 1440, 1440]);
     }
 }

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::Registry;
 use super::accounts::is_account_name;
+use super::blobs::link_time;
 use super::sign_in_cache::{CredentialKey, Holder, USE_INTERVAL};
 use super::worker::WORKER_CREDENTIAL_PREFIX;
 use crate::Error;
@@ -33,10 +34,6 @@ pub(crate) const ACCESS_TOKEN_TIME: Duration = Duration::from_secs(3600);
 /// A session ends after this long without a request, and after this long in any case.
 pub(super) const SESSION_IDLE_TIME: Duration = Duration::from_secs(12 * 3600);
 pub(crate) const SESSION_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How long a link to a blob is valid: long enough to download it at this rate.
-const MIN_LINK_TIME: Duration = Duration::from_secs(15 * 60);
-const MAX_LINK_TIME: Duration = Duration::from_secs(24 * 3600);
-const LINK_BYTES_PER_SECOND: u64 = 1 << 20;
 /// How many repositories one access token may name.
 const MAX_SCOPES: usize = 64;
 
@@ -337,9 +334,7 @@ impl Registry {
         }
         let scope =
             RepositoryScope { repository: repository.clone(), pull: true, push: false, delete: false };
-        let download = Duration::from_secs(size_bytes / LINK_BYTES_PER_SECOND);
-        let valid = MIN_LINK_TIME.saturating_add(download).min(MAX_LINK_TIME);
-        self.access_token_sign(caller, vec![scope], Some(digest.clone()), valid).await.map(Some)
+        self.access_token_sign(caller, vec![scope], Some(digest.clone()), link_time(size_bytes)).await.map(Some)
     }
 
     /// The identity and the repository of a link. `None` if it is invalid, expired, or for another blob.

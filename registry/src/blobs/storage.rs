@@ -4,6 +4,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt};
@@ -90,10 +91,10 @@ impl Blobs {
     }
 
     /// A presigned URL for these bytes, if the storage supports one.
-    pub(crate) async fn signed_url(&self, key: &str) -> Result<Option<Url>, Error> {
+    pub(crate) async fn signed_url(&self, key: &str, valid: Duration) -> Result<Option<Url>, Error> {
         match &self.backend {
             Backend::Folder(_) => Ok(None),
-            Backend::Remote(remote) => remote.signed_url(key).await,
+            Backend::Remote(remote) => remote.signed_url(key, valid).await,
         }
     }
 

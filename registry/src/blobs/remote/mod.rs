@@ -33,11 +33,8 @@ use crate::{Config, Error, OpenError};
 
 /// Memory for parts being sent, over all uploads, beyond one part for each.
 const POOL_BYTES: usize = 64 * 1024 * 1024;
-/// A presigned URL outlives the slowest download of its blob, because some clients resolve it only once.
-const SIGNED_URL_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// Short, because readiness probes time out soon.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// The pauses before retries of a write that conflicted with another operation.
 const CONFLICT_PAUSES: [Duration; 4] = [
     Duration::from_millis(10),
@@ -120,9 +117,9 @@ impl Remote {
         Ok(result.into_stream().map_err(io::Error::from).boxed())
     }
 
-    pub(super) async fn signed_url(&self, key: &str) -> Result<Option<Url>, Error> {
+    pub(super) async fn signed_url(&self, key: &str, valid: Duration) -> Result<Option<Url>, Error> {
         let Some(signer) = &self.0.signer else { return Ok(None) };
-        let signed = signer.signed_url(http::Method::GET, &self.path(key), SIGNED_URL_LIFETIME).await;
+        let signed = signer.signed_url(http::Method::GET, &self.path(key), valid).await;
         signed.map(Some).map_err(|error| storage_error(format!("failed to sign a URL for {key}"), error))
     }
 
