@@ -133,7 +133,7 @@ impl Registry {
         caller: &Caller,
         new: NewAccount,
     ) -> Result<AccountInfo, AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         // 1. Check the permission and the name.
         let NewAccount { kind, name, password, server_role } = new;
         let namespace = match kind {
@@ -232,7 +232,7 @@ impl Registry {
         name: &str,
         change: AccountChange,
     ) -> Result<AccountInfo, AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.account_change(caller, name, change).await
     }
@@ -302,7 +302,7 @@ impl Registry {
 
     /// Deletes an account with its tokens and grants, and the robots of its namespace. Its repositories stay.
     pub async fn account_delete(&self, caller: &Caller, name: &str) -> Result<(), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         let row = match name.split_once('+') {
             Some((owner, _)) => match namespace(owner) {
                 Some(namespace) => {
@@ -339,7 +339,7 @@ impl Registry {
         provider: Option<&str>,
         claim: Option<&str>,
     ) -> Result<(), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
         check_name(name, name)?;
@@ -364,7 +364,7 @@ impl Registry {
 
     /// Deletes a group with its grants.
     pub async fn group_delete(&self, caller: &Caller, name: &str) -> Result<(), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
         let id = self.group_id(caller, name).await?;
@@ -385,7 +385,7 @@ impl Registry {
         account: &str,
         is_member: bool,
     ) -> Result<(), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
         let (id, member) = (self.group_id(caller, group).await?, self.account_row(caller, account).await?.id);

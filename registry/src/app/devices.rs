@@ -117,7 +117,7 @@ impl Registry {
         is_allowed: bool,
     ) -> Result<(), AccountError> {
         if is_allowed {
-            self.check_recent(caller)?;
+            self.check_recent(caller).await?;
         }
         let row = self.device_row(caller, user_code).await?;
         self.check_writable()?;

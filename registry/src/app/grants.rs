@@ -29,7 +29,7 @@ impl Registry {
         subject: &str,
         role: Role,
     ) -> Result<(), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         if let Some(visibility) = visibility_of(subject) {
             return match role {
                 Role::Read => self.visibility_put(caller, target, visibility).await,
@@ -57,7 +57,7 @@ impl Registry {
         target: &AccessTarget,
         subject: &str,
     ) -> Result<(), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         if visibility_of(subject).is_some() {
             return self.visibility_put(caller, target, Visibility::Private).await;
         }
@@ -102,7 +102,7 @@ impl Registry {
         target: &AccessTarget,
         visibility: Visibility,
     ) -> Result<(), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         self.authorize(caller, Action::Own, Target::Settings(target)).await?;
         self.check_writable()?;
         let mut tx = self.store().begin().await?;

@@ -51,7 +51,7 @@ impl Registry {
         target: &AccessTarget,
         patterns: &[String],
     ) -> Result<(), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         self.authorize(caller, Action::Maintain, Target::Settings(target)).await?;
         self.check_writable()?;
         if patterns.len() > MAX_PATTERNS {

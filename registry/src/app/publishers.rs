@@ -152,7 +152,7 @@ impl Registry {
         caller: &Caller,
         new: NewPublisher,
     ) -> Result<Publisher, AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         let robot = self.robot_of(caller, Some(&new.robot)).await?;
         self.check_writable()?;
         let NewPublisher { kind, issuer, mut conditions, .. } = new;
@@ -226,7 +226,7 @@ impl Registry {
         robot: Option<&str>,
         id: Uuid,
     ) -> Result<(), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         let robot = self.robot_of(caller, robot).await?;
         self.check_writable()?;
         let mut tx = self.store().begin().await?;

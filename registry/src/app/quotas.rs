@@ -146,7 +146,7 @@ impl Registry {
         namespace: &Repository,
         limit_bytes: Option<u64>,
     ) -> Result<(), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         self.authorize(caller, Action::Administer, Target::Server).await?;
         self.check_writable()?;
         let mut tx = self.store().begin().await?;

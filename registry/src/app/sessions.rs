@@ -16,7 +16,7 @@ use crate::Error;
 use crate::auth::token::digest_of;
 use crate::auth::{Account, AccountKind, Caller, Credential, Identity, Scope};
 use crate::store::{AccountRow, SessionRow};
-use crate::time::now_ms;
+use crate::time::{millis, now_ms};
 
 /// How long after a sign-in a session may change credentials and rights.
 const RECENT: Duration = Duration::from_secs(15 * 60);
@@ -55,15 +55,17 @@ impl Registry {
         };
         let row = self.account_live(account.id).await?.filter(|row| row.epoch == account.epoch);
         let row = row.ok_or(Error::CredentialsInvalid { is_token: false })?;
-        self.session_create(client, &row, None).await
+        self.session_create(client, &row, None, now_ms()).await
     }
 
-    /// Creates a session; returns the value of its cookie. `provider`: where the person has signed in.
+    /// Creates a session; returns the value of its cookie. `provider`: where the person has signed in. `fresh_at`:
+    /// when the person has proved who it is, there or here.
     pub(super) async fn session_create(
         &self,
         client: &Caller,
         row: &AccountRow,
         provider: Option<&str>,
+        fresh_at: i64,
     ) -> Result<Secret, AccountError> {
         self.check_writable()?;
         let cookie = Secret::new(random_text::<COOKIE_BYTES>()?);
@@ -79,6 +81,7 @@ impl Registry {
             provider: provider.map(str::to_owned),
             created_at: now,
             used_at: now,
+            fresh_at,
         };
         let account = account_of(row, Credential::Session(session.id), Scope::default());
         let caller = client.with_identity(Identity::Account(account.into()));
@@ -92,17 +95,14 @@ impl Registry {
         Ok(cookie)
     }
 
-    /// Returns an error for a session that began too long ago to change credentials or rights: whoever gets
-    /// hold of a browser or its cookie should not get more than that session.
-    pub(super) fn check_recent(&self, caller: &Caller) -> Result<(), AccountError> {
-        // The id has the time of the sign-in.
-        let began = session_of(caller).and_then(|(_, id)| id.get_timestamp());
-        let began = began.map(|began| began.to_unix().0.cast_signed());
-        match began {
-            Some(began) if now_ms() / 1000 - began > RECENT.as_secs().cast_signed() => {
-                Err(AccountError::SignInAgain)
-            }
-            _ => Ok(()),
+    /// Returns an error for a session whose person has signed in too long ago to change credentials or rights:
+    /// whoever gets hold of a browser or its cookie should not get more than that session.
+    pub(super) async fn check_recent(&self, caller: &Caller) -> Result<(), AccountError> {
+        let Some((_, id)) = session_of(caller) else { return Ok(()) };
+        let fresh_at = self.store().session_fresh_at(id).await?.unwrap_or_default();
+        match now_ms().saturating_sub(fresh_at) <= millis(RECENT) {
+            true => Ok(()),
+            false => Err(AccountError::SignInAgain),
         }
     }
 

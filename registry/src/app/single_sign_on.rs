@@ -143,7 +143,7 @@ impl Registry {
         }
         let account = match goal {
             SignOnGoal::Connect => {
-                self.check_recent(caller)?;
+                self.check_recent(caller).await?;
                 Some(caller.account().ok_or(Error::Unauthorized)?.id)
             }
             SignOnGoal::SignIn | SignOnGoal::SignInAgain => None,
@@ -175,7 +175,7 @@ impl Registry {
             ("code_challenge_method", "S256"),
         ]);
         if goal == SignOnGoal::SignInAgain {
-            url.query_pairs_mut().append_pair("max_age", "0");
+            url.query_pairs_mut().append_pair("max_age", "0").append_pair("prompt", "login");
         }
         Ok(SignOnStart { url, cookie: self.pending_seal(&pending).await? })
     }
@@ -219,7 +219,10 @@ impl Registry {
             self.audit_sign_on_refused(client, &provider.name, error);
         }
         let session = match signed_in? {
-            Some(row) => Some(self.session_create(client, &row, Some(&provider.name)).await?),
+            Some(row) => {
+                let fresh_at = fresh_at(pending.goal, &claims);
+                Some(self.session_create(client, &row, Some(&provider.name), fresh_at).await?)
+            }
             None => None,
         };
         Ok(SignedOn { session, next: pending.next })
@@ -457,7 +460,7 @@ impl Registry {
         issuer: &str,
         subject: &str,
     ) -> Result<(), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         let account = caller.account().ok_or(Error::Unauthorized)?;
         self.check_writable()?;
         // 1. What the provider has decided. Without the identity, nothing would ever change it.
@@ -581,6 +584,16 @@ fn check_id_token(
         .seconds("iat")
         .is_some_and(|at| now.saturating_sub(at) > SIGN_ON_TIME.as_secs().cast_signed() + LEEWAY_SECONDS);
     if is_old { Err(JwtError::Time) } else { Ok(()) }
+}
+
+/// When the person has proved to the provider who it is; 0 if that is not known. A provider that does not say when
+/// is believed if it was asked for a new sign-in, because some never say it.
+fn fresh_at(goal: SignOnGoal, claims: &Claims) -> i64 {
+    match (claims.seconds("auth_time"), goal) {
+        (Some(at), _) => at.saturating_mul(1000).min(now_ms()),
+        (None, SignOnGoal::SignInAgain) => now_ms(),
+        (None, _) => 0,
+    }
 }
 
 /// Whether the person has signed in at the provider for this. Some providers do not say when.

@@ -72,7 +72,7 @@ impl Registry {
         owner: Option<&str>,
         new: NewToken,
     ) -> Result<(TokenInfo, Secret), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         let owner = self.credential_owner(caller, owner).await?;
         self.check_writable()?;
         if new.name.is_empty() || new.name.chars().count() > MAX_LABEL_LEN {
@@ -132,7 +132,7 @@ impl Registry {
         owner: Option<&str>,
         id: Uuid,
     ) -> Result<(TokenInfo, Secret), AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         let owner = self.token_owner(caller, owner, id).await?;
         self.check_writable()?;
         let is_it = |row: &TokenRow| row.account == owner.id && row.publisher.is_none();
@@ -163,7 +163,7 @@ impl Registry {
         key: OllamaKey,
         name: &str,
     ) -> Result<KeyInfo, AccountError> {
-        self.check_recent(caller)?;
+        self.check_recent(caller).await?;
         let owner = self.credential_owner(caller, owner).await?;
         self.check_writable()?;
         if name.is_empty() || name.chars().count() > MAX_LABEL_LEN {

@@ -17,6 +17,8 @@ pub(crate) struct SessionRow {
     pub(crate) provider: Option<String>,
     pub(crate) created_at: i64,
     pub(crate) used_at: i64,
+    /// When the person has last proved who it is; 0 if that is not known.
+    pub(crate) fresh_at: i64,
 }
 
 #[derive(sqlx_macros::FromRow)]
@@ -28,6 +30,7 @@ struct SessionColumns {
     provider: Option<String>,
     created_at: i64,
     used_at: i64,
+    fresh_at: i64,
 }
 
 impl TryFrom<SessionColumns> for SessionRow {
@@ -42,6 +45,7 @@ impl TryFrom<SessionColumns> for SessionRow {
             provider: row.provider,
             created_at: row.created_at,
             used_at: row.used_at,
+            fresh_at: row.fresh_at,
         })
     }
 }
@@ -50,7 +54,8 @@ impl Store {
     /// The session of a cookie, whether or not it is still valid.
     pub(crate) async fn session_find(&self, secret: &Digest) -> Result<Option<SessionRow>, Error> {
         let row: Option<SessionColumns> = on!(self.read(), c => sqlx::query_as(
-            "select id, account, address, agent, provider, created_at, used_at from sessions where secret = $1")
+            "select id, account, address, agent, provider, created_at, used_at, fresh_at from sessions
+             where secret = $1")
             .bind(secret.as_str()).fetch_optional(c).await)?;
         row.map(SessionRow::try_from).transpose()
     }
@@ -58,10 +63,18 @@ impl Store {
     /// The sessions of an account, newest first.
     pub(crate) async fn session_list(&self, account: Uuid) -> Result<Vec<SessionRow>, Error> {
         let rows: Vec<SessionColumns> = on!(self.read(), c => sqlx::query_as(
-            "select id, account, address, agent, provider, created_at, used_at from sessions
+            "select id, account, address, agent, provider, created_at, used_at, fresh_at from sessions
              where account = $1 order by id desc")
             .bind(account.to_string()).fetch_all(c).await)?;
         rows.into_iter().map(SessionRow::try_from).collect()
+    }
+
+    /// When the person of a session has last proved who it is. `None` for a session that has ended.
+    pub(crate) async fn session_fresh_at(&self, id: Uuid) -> Result<Option<i64>, Error> {
+        let row: Option<(i64,)> = on!(self.read(), c => sqlx::query_as(
+            "select fresh_at from sessions where id = $1")
+            .bind(id.to_string()).fetch_optional(c).await)?;
+        Ok(row.map(|(at,)| at))
     }
 
     /// Records the use of a session.
@@ -89,12 +102,12 @@ impl Tx {
         epoch: i64,
     ) -> Result<bool, Error> {
         let rows = on!(self.conn(), c => sqlx::query(
-            "insert into sessions (id, account, secret, address, agent, created_at, used_at, provider)
-             select $1, $2, $3, $4, $5, $6, $7, $8
+            "insert into sessions (id, account, secret, address, agent, created_at, used_at, provider, fresh_at)
+             select $1, $2, $3, $4, $5, $6, $7, $8, $10
              where exists (select 1 from accounts where id = $2 and epoch = $9 and disabled_at is null)")
             .bind(row.id.to_string()).bind(row.account.to_string()).bind(secret.as_str())
             .bind(&row.address).bind(&row.agent).bind(row.created_at).bind(row.used_at).bind(&row.provider)
-            .bind(epoch).execute(c).await.map(|r| r.rows_affected()))?;
+            .bind(epoch).bind(row.fresh_at).execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }
 

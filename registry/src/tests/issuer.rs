@@ -209,6 +209,7 @@ async fn token(State(issuer): State<TestIssuer>, body: String) -> Response {
     }
     let mut claims = issuer.claims(&json!({
         "aud": "lode", "sub": "person-1", "nonce": behaviour.nonce, "preferred_username": "Alice",
+        "auth_time": now_ms() / 1000,
     }));
     merge(&mut claims, &behaviour.claims);
     let id_token = behaviour.id_token.clone().unwrap_or_else(|| behaviour.keys[0].sign(&claims));

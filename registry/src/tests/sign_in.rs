@@ -555,6 +555,7 @@ async fn an_old_session_changes_no_credentials() {
         provider: None,
         created_at: began,
         used_at: now_ms(),
+        fresh_at: began,
     };
     let mut tx = app.registry.store().begin().await.unwrap();
     // A session of a password that has changed meanwhile does not begin.

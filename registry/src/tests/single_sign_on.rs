@@ -280,9 +280,32 @@ async fn signing_in_again_needs_a_new_sign_in_there() {
     for (auth_time, status) in [(json!(now - 7200), 403), (json!(now), 303), (Value::Null, 303)] {
         issuer.set(|issuer| issuer.claims = json!({"auth_time": auth_time}));
         let response = browser.get("/login/corp?again=1").await;
-        assert!(response.header("location").contains("&max_age=0"), "{}", response.header("location"));
+        assert!(response.header("location").ends_with("&max_age=0&prompt=login"), "{}", response.header("location"));
         let back = browser.agree(response.header("location"));
         assert_eq!(browser.get(&back).await.status, status, "{auth_time}");
+    }
+}
+
+/// A browser that is still signed in at the provider gets a session without anyone at the keyboard.
+#[tokio::test]
+async fn a_silent_sign_in_changes_no_credentials() {
+    let issuer = TestIssuer::start().await;
+    let app = start(&issuer, json!({})).await;
+    let now = crate::time::now_ms() / 1000;
+    for (path, auth_time, status) in [
+        ("/login/corp", json!(now), 200),
+        ("/login/corp", json!(now - 7200), 403),
+        ("/login/corp", Value::Null, 403),
+        ("/login/corp?again=1", Value::Null, 200),
+        ("/login/corp?again=1", json!(now), 200),
+    ] {
+        issuer.set(|issuer| issuer.claims = json!({"auth_time": auth_time}));
+        let mut browser = Browser::new(&app, &issuer);
+        let back = browser.authorize(path).await;
+        assert_eq!(browser.get(&back).await.status, 303, "{path} {auth_time}");
+        let created = browser.post("/-/account/tokens", "name=ci&access=write&days=30").await;
+        assert_eq!(created.status, status, "{path} {auth_time}: {}", created.text());
+        assert_eq!(created.text().contains("/login?again=1"), status == 403, "{path} {auth_time}");
     }
 }
 
