@@ -11,7 +11,7 @@ use super::Registry;
 use super::access_cache::RightsKey;
 use crate::Error;
 use crate::auth::{
-    AccessTarget, Account, Action, Caller, Identity, Rights, Role, Scope, Target, Visibility, decide,
+    AccessTarget, Account, Action, Caller, Identity, Requested, Rights, Role, Scope, Target, Visibility, decide,
     decide_at_once, decide_some,
 };
 use crate::store::{AccessState, ListFilter};
@@ -107,8 +107,28 @@ impl Registry {
         self.access.last_state().is_some_and(|state| state.has_accounts)
     }
 
-    /// The repositories that a listing may show to the caller.
+    /// The repositories that a listing may show to the caller. An access token that was not requested for listings
+    /// narrows them to its own.
     pub(super) async fn list_filter(&self, caller: &Caller) -> Result<ListFilter, Error> {
+        let filter = self.readable_filter(caller).await?;
+        Ok(match caller.account().and_then(|account| account.scope.requested.as_ref()) {
+            Some(requested) if !requested.catalog => narrow(filter, caller, requested),
+            _ => filter,
+        })
+    }
+
+    /// The repositories from which the caller may take a blob that it knows by digest. The scopes of an access token
+    /// always narrow them.
+    pub(super) async fn source_filter(&self, caller: &Caller) -> Result<ListFilter, Error> {
+        let filter = self.readable_filter(caller).await?;
+        Ok(match caller.account().and_then(|account| account.scope.requested.as_ref()) {
+            Some(requested) => narrow(filter, caller, requested),
+            None => filter,
+        })
+    }
+
+    /// The repositories that the caller's account may read with a credential of these targets.
+    async fn readable_filter(&self, caller: &Caller) -> Result<ListFilter, Error> {
         if !self.access_state().await?.has_accounts {
             return Ok(ListFilter::All);
         }
@@ -133,32 +153,6 @@ impl Registry {
                 targets: Vec::new(),
             },
         })
-    }
-
-    /// The repositories from which the caller may take a blob that it knows by digest. `None`: from none. The scopes
-    /// of an access token narrow them.
-    pub(super) async fn source_filter(&self, caller: &Caller) -> Result<Option<ListFilter>, Error> {
-        let filter = self.list_filter(caller).await?;
-        let account = caller.account();
-        let Some((account, requested)) =
-            account.and_then(|account| Some((account, account.scope.requested.as_ref()?)))
-        else {
-            return Ok(Some(filter));
-        };
-        let readable = requested.iter().filter(|scope| scope.pull && account.scope.covers(&scope.repository));
-        let targets: Vec<AccessTarget> =
-            readable.map(|scope| AccessTarget::Repository(scope.repository.clone())).collect();
-        if targets.is_empty() {
-            return Ok(None);
-        }
-        Ok(Some(match filter {
-            ListFilter::All => {
-                ListFilter::Readable { visibility: Visibility::Private, subjects: Vec::new(), targets }
-            }
-            ListFilter::Readable { visibility, subjects, .. } => {
-                ListFilter::Readable { visibility, subjects, targets }
-            }
-        }))
     }
 
     /// The names of the namespaces in which the caller has a role.
@@ -202,6 +196,25 @@ impl Registry {
         }
         self.access.rights.insert(key, rights);
         Ok(rights)
+    }
+}
+
+/// Narrows a listing to the repositories that an access token may pull.
+fn narrow(filter: ListFilter, caller: &Caller, requested: &Requested) -> ListFilter {
+    let covers =
+        |repository: &Repository| caller.account().is_none_or(|account| account.scope.covers(repository));
+    let readable = requested.repositories.iter().filter(|scope| scope.pull && covers(&scope.repository));
+    let targets: Vec<AccessTarget> =
+        readable.map(|scope| AccessTarget::Repository(scope.repository.clone())).collect();
+    match filter {
+        _ if targets.is_empty() => ListFilter::None,
+        ListFilter::None => ListFilter::None,
+        ListFilter::All => {
+            ListFilter::Readable { visibility: Visibility::Private, subjects: Vec::new(), targets }
+        }
+        ListFilter::Readable { visibility, subjects, .. } => {
+            ListFilter::Readable { visibility, subjects, targets }
+        }
     }
 }
 

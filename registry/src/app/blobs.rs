@@ -174,10 +174,7 @@ impl Registry {
                 self.may(caller, Action::Pull, from).await?
                     && self.store.blob_find(from, digest).await?.is_some()
             }
-            None => match self.source_filter(caller).await? {
-                Some(filter) => self.store.is_linked(digest, &filter).await?,
-                None => false,
-            },
+            None => self.store.is_linked(digest, &self.source_filter(caller).await?).await?,
         };
         if !has_source {
             return Ok(None);
@@ -193,7 +190,7 @@ impl Registry {
     /// Whether the caller could mount any blob of this size.
     pub async fn blob_size_known(&self, caller: &Caller, size_bytes: u64) -> Result<bool, Error> {
         self.authorize(caller, Action::List, Target::Catalog).await?;
-        let Some(filter) = self.source_filter(caller).await? else { return Ok(false) };
+        let filter = self.source_filter(caller).await?;
         self.store.has_linked_size(size_bytes, &filter).await
     }
 

@@ -22,7 +22,7 @@ use crate::Error;
 use crate::auth::throttle;
 use crate::auth::token::{digest_of, is_token};
 use crate::auth::{
-    AccessToken, Account, Action, Caller, Credential, Identity, OllamaKey, RepositoryScope, Scope, Target,
+    AccessToken, Account, Action, Caller, Credential, Identity, OllamaKey, RepositoryScope, Requested, Scope, Target,
 };
 use crate::error::chain;
 use crate::network::network;
@@ -183,7 +183,7 @@ impl Registry {
     pub(crate) async fn access_token_issue(
         &self,
         caller: &Caller,
-        requested: &[RepositoryScope],
+        requested: &Requested,
     ) -> Result<(Secret, Duration), Error> {
         // An access token gives no other one: it would never end.
         if caller.account().is_some_and(|account| account.scope.requested.is_some()) {
@@ -193,8 +193,9 @@ impl Registry {
         if caller.is_internal() {
             return Ok((self.internal_token.clone(), ACCESS_TOKEN_TIME));
         }
-        let scopes = self.scopes_grant(caller, requested).await?;
-        let token = self.access_token_sign(caller, scopes, None, ACCESS_TOKEN_TIME).await?;
+        let repositories = self.scopes_grant(caller, &requested.repositories).await?;
+        let granted = Requested { repositories, catalog: requested.catalog };
+        let token = self.access_token_sign(caller, granted, None, ACCESS_TOKEN_TIME).await?;
         Ok((token, ACCESS_TOKEN_TIME))
     }
 
@@ -224,7 +225,7 @@ impl Registry {
     pub(super) async fn access_token_sign(
         &self,
         caller: &Caller,
-        scopes: Vec<RepositoryScope>,
+        granted: Requested,
         blob: Option<Digest>,
         valid: Duration,
     ) -> Result<Secret, Error> {
@@ -234,7 +235,8 @@ impl Registry {
             credential: account.map(|account| account.credential),
             worker: if let Identity::Worker { id } = caller.identity { Some(id) } else { None },
             epoch: account.map_or(0, |account| account.epoch),
-            scopes,
+            scopes: granted.repositories,
+            catalog: granted.catalog,
             blob,
             expires: (now_ms() + millis(valid)) / 1000,
         };
@@ -313,7 +315,8 @@ impl Registry {
         };
         let is_same = |account: &Arc<Account>| account.id == id && account.epoch == token.epoch;
         let account = account.filter(is_same).map(|account| {
-            let scope = Scope { requested: Some(token.scopes.clone()), ..account.scope.clone() };
+            let requested = Requested { repositories: token.scopes.clone(), catalog: token.catalog };
+            let scope = Scope { requested: Some(requested), ..account.scope.clone() };
             Identity::Account(Arc::new(Account { scope, ..Account::clone(&account) }))
         });
         Ok(account)
@@ -334,7 +337,8 @@ impl Registry {
         }
         let scope =
             RepositoryScope { repository: repository.clone(), pull: true, push: false, delete: false };
-        self.access_token_sign(caller, vec![scope], Some(digest.clone()), link_time(size_bytes)).await.map(Some)
+        let granted = Requested { repositories: vec![scope], catalog: false };
+        self.access_token_sign(caller, granted, Some(digest.clone()), link_time(size_bytes)).await.map(Some)
     }
 
     /// The identity and the repository of a link. `None` if it is invalid, expired, or for another blob.

@@ -20,6 +20,8 @@ pub(crate) struct AccessToken {
     pub(crate) worker: Option<Uuid>,
     pub(crate) epoch: i64,
     pub(crate) scopes: Vec<RepositoryScope>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) catalog: bool,
     /// Of a link: the blob that it opens, of the repository of its scope.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) blob: Option<Digest>,

@@ -329,7 +329,7 @@ fn decide_repository(caller: &Identity, action: Action, repository: &Repository,
         return Decision::Deny;
     }
     match &scope.requested {
-        Some(requested) if !requested.iter().any(|scope| allows(scope, action, repository)) => {
+        Some(requested) if !requested.repositories.iter().any(|scope| allows(scope, action, repository)) => {
             Decision::Rescope
         }
         _ => Decision::Allow,
@@ -392,6 +392,7 @@ fn decide_server(caller: &Identity, roles: &[ServerRole]) -> Decision {
 
 #[cfg(test)]
 mod tests {
+    use super::super::scope::Requested;
     use super::*;
 
     fn account(server_role: Option<ServerRole>, scope: Scope) -> Identity {
@@ -406,7 +407,7 @@ mod tests {
     }
 
     fn token(scopes: &[&str]) -> Scope {
-        let requested = scopes.iter().filter_map(|text| RepositoryScope::parse(text)).collect();
+        let requested = Requested::parse(scopes.iter().copied());
         Scope { requested: Some(requested), ..Scope::default() }
     }
 

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::role::{AccessTarget, UnknownName};
 
+/// The scope of listings of all repositories.
+pub(crate) const CATALOG_SCOPE: &str = "registry:catalog:*";
+
 /// What a credential may do at most. Each value includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -34,7 +37,28 @@ pub struct Scope {
     pub targets: Vec<AccessTarget>,
     /// The scopes of an access token of the distribution API; `None` for other credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requested: Option<Vec<RepositoryScope>>,
+    pub requested: Option<Requested>,
+}
+
+/// What an access token of the distribution API was requested for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Requested {
+    pub repositories: Vec<RepositoryScope>,
+    /// Listings of all repositories that its account may read. Without it they have only those named above.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub catalog: bool,
+}
+
+impl Requested {
+    /// Parses scopes. One text may have several, separated by spaces; those that grant nothing are left out.
+    pub(crate) fn parse<'a>(texts: impl Iterator<Item = &'a str>) -> Requested {
+        let mut requested = Requested::default();
+        for text in texts.flat_map(|text| text.split(' ')) {
+            requested.catalog |= text == CATALOG_SCOPE;
+            requested.repositories.extend(RepositoryScope::parse(text));
+        }
+        requested
+    }
 }
 
 impl Scope {

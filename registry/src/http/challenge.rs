@@ -7,7 +7,7 @@ use lode_model::reference::Repository;
 
 use super::authenticate::shown_key;
 use super::links::own_base_url;
-use crate::auth::OllamaKey;
+use crate::auth::{CATALOG_SCOPE, OllamaKey};
 use crate::{Error, Registry};
 
 /// What a challenge says, prepared before the request is consumed.
@@ -66,7 +66,7 @@ pub(crate) fn connect_url(base: &str, key: OllamaKey) -> String {
 fn scope(method: &Method, uri: &Uri) -> Option<String> {
     let path = uri.path().strip_prefix("/v2/")?;
     if path == "_catalog" {
-        return Some("registry:catalog:*".to_owned());
+        return Some(CATALOG_SCOPE.to_owned());
     }
     let end = ["/blobs/", "/manifests/", "/tags/", "/referrers/"]
         .into_iter()

@@ -10,7 +10,7 @@ use lode_client::{Secret, read_body};
 use lode_model::reference::Repository;
 use serde_json::json;
 
-use crate::auth::{Caller, RepositoryScope};
+use crate::auth::{Caller, RepositoryScope, Requested};
 use crate::http::authenticate::{UnknownKey, shown_key};
 use crate::http::challenge::connect_url;
 use crate::http::links::own_base_url;
@@ -28,19 +28,19 @@ pub(crate) async fn get(
     query: Query,
     request: Parts,
 ) -> Result<Response, Failure> {
-    let mut scopes = parse(query.all("scope"));
+    let mut requested = Requested::parse(query.all("scope"));
     if shown_key(&request.headers).is_some() {
-        scopes = with_other_spellings(scopes);
+        requested.repositories = with_other_spellings(requested.repositories);
     }
     // ollama shows the text of an error, and would repeat the request after a 401.
     if let Some(UnknownKey(key)) = request.extensions.get()
-        && registry.scopes_grant(&caller, &scopes).await?.is_empty()
-        && !scopes.is_empty()
+        && registry.scopes_grant(&caller, &requested.repositories).await?.is_empty()
+        && !requested.repositories.is_empty()
     {
         let base = own_base_url(&request, registry.config()).unwrap_or_default();
         return Err(Failure::KeyUnknown { url: connect_url(&base, *key) });
     }
-    respond(&registry, &caller, &scopes).await
+    respond(&registry, &caller, &requested).await
 }
 
 pub(crate) async fn post(
@@ -64,12 +64,7 @@ pub(crate) async fn post(
         _ => return Err(Error::CredentialsInvalid { is_token: true }.into()),
     };
     let scopes = form.iter().filter(|(name, _)| name == "scope").map(|(_, value)| value.as_str());
-    respond(&registry, &caller, &parse(scopes)).await
-}
-
-/// One parameter may have several scopes, separated by spaces.
-fn parse<'a>(scopes: impl Iterator<Item = &'a str>) -> Vec<RepositoryScope> {
-    scopes.flat_map(|text| text.split(' ')).filter_map(RepositoryScope::parse).collect()
+    respond(&registry, &caller, &Requested::parse(scopes)).await
 }
 
 /// To ollama, `x` and `library/x` are one name, and the content may be under the other spelling.
@@ -88,9 +83,9 @@ fn with_other_spellings(scopes: Vec<RepositoryScope>) -> Vec<RepositoryScope> {
 async fn respond(
     registry: &Registry,
     caller: &Caller,
-    scopes: &[RepositoryScope],
+    requested: &Requested,
 ) -> Result<Response, Failure> {
-    let (token, valid) = registry.access_token_issue(caller, scopes).await?;
+    let (token, valid) = registry.access_token_issue(caller, requested).await?;
     let body = json!({
         "token": token.expose(),
         "access_token": token.expose(),

@@ -179,6 +179,7 @@ struct GrantColumns {
 #[derive(Clone, Debug)]
 pub(crate) enum ListFilter {
     All,
+    None,
     /// Those with at least this visibility or a grant to one of the subjects, within the targets (empty: all).
     Readable {
         visibility: Visibility,
@@ -192,6 +193,8 @@ impl ListFilter {
     pub(super) fn parameters(&self) -> (i64, i64, String, String) {
         match self {
             ListFilter::All => (1, 0, "[]".to_owned(), "[]".to_owned()),
+            // More than any visibility.
+            ListFilter::None => (0, Visibility::Public as i64 + 1, "[]".to_owned(), "[]".to_owned()),
             ListFilter::Readable { visibility, subjects, targets } => {
                 let targets = serde_json::Value::from_iter(targets.iter().map(ToString::to_string));
                 (0, *visibility as i64, id_list(subjects), targets.to_string())

@@ -21,6 +21,7 @@ mod maintenance;
 mod migrate;
 mod mirror;
 mod models;
+mod narrow_tokens;
 mod ollama;
 mod openai;
 mod operators;

@@ -4,7 +4,7 @@ use lode_client::Secret;
 
 use super::*;
 use crate::app::AccountChange;
-use crate::auth::RepositoryScope;
+use crate::auth::{RepositoryScope, Requested};
 
 const PASSWORD: &str = "a long password";
 
@@ -20,7 +20,8 @@ async fn an_upload_outlives_its_access_token() {
     let own = registry.upload_create(&admin, &repository, None).await.unwrap().id;
     let other = registry.upload_create(&Caller::INTERNAL, &repository, None).await.unwrap().id;
     let scope = RepositoryScope { repository: repository.clone(), pull: true, push: true, delete: false };
-    let expired = registry.access_token_sign(&admin, vec![scope], None, Duration::ZERO).await.unwrap();
+    let granted = Requested { repositories: vec![scope], catalog: false };
+    let expired = registry.access_token_sign(&admin, granted, None, Duration::ZERO).await.unwrap();
     let signed_in = async |upload: Option<Uuid>| {
         registry
             .sign_in_token(expired.expose(), upload)
