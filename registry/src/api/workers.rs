@@ -1,4 +1,4 @@
-//! `/lode/v1/workers`: workers register, send heartbeats and leave; callers list them.
+//! `/lode/v1/workers`: workers register, send heartbeats and leave; callers list them, and remove them.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,9 @@ use uuid::Uuid;
 
 use super::MAX_PAGE;
 use crate::Registry;
-use crate::app::{Heartbeat, JoinProof, Registration, Worker, WorkerAnnouncement};
+use crate::app::{
+    Heartbeat, JoinProof, Registration, WORKER_CREDENTIAL_PREFIX, Worker, WorkerAnnouncement,
+};
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
 
@@ -80,13 +82,17 @@ pub(crate) async fn heartbeat(
     if known { Ok(StatusCode::NO_CONTENT) } else { Err(Failure::WorkerUnknown) }
 }
 
+/// A worker leaves with its own credential; an administrator removes any.
 pub(crate) async fn leave(
     State(registry): State<Registry>,
     caller: Caller,
-    BearerToken(credential): BearerToken,
+    BearerToken(token): BearerToken,
     Path(id): Path<Uuid>,
 ) -> Result<StatusCode, Failure> {
-    let known = registry.worker_leave(&caller, id, &credential.unwrap_or_default()).await?;
+    let known = match token.filter(|token| token.starts_with(WORKER_CREDENTIAL_PREFIX)) {
+        Some(credential) => registry.worker_leave(&caller, id, &credential).await?,
+        None => registry.worker_remove(&caller, id).await?,
+    };
     if known { Ok(StatusCode::NO_CONTENT) } else { Err(Failure::WorkerUnknown) }
 }
 

@@ -91,5 +91,6 @@ pub use tokens::{KeyInfo, NewToken, TokenInfo};
 pub use transfer::{RemoteModel, TransferError, TransferEvent, TransferSink};
 pub use values::{BlobInfo, Body, ChunkRange, ManifestPut, Page, StoredManifest, UploadStatus};
 pub use webhooks::WebhookDelivery;
+pub(crate) use worker::WORKER_CREDENTIAL_PREFIX;
 pub use worker::{Device, Heartbeat, JoinProof, LoadedModel, Registration, Worker, WorkerAnnouncement};
 pub(crate) use worker_table::WorkerTable;

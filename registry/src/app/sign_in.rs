@@ -60,7 +60,7 @@ impl Registry {
             return self.sign_in_access_token(text, upload).await;
         }
         if text.starts_with(WORKER_CREDENTIAL_PREFIX) {
-            let id = self.worker_of_credential(&digest_of(text)).await?;
+            let id = self.worker_of_credential(digest_of(text)).await?;
             return Ok(id.map(|id| Identity::Worker { id }));
         }
         if !is_token(text) {
@@ -422,6 +422,7 @@ impl Registry {
                     .min(row.created_at.saturating_add(millis(SESSION_TIME)));
                 (row.account, Credential::Session(row.id), Scope::default(), Some(expires_at))
             }
+            CredentialKey::Worker(_) | CredentialKey::WorkerId(_) => return Ok(None),
         };
         // 2. Its account has to be valid, too.
         let Some(row) = self.account_live(account).await? else { return Ok(None) };

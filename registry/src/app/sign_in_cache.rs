@@ -27,6 +27,8 @@ pub(super) const USE_INTERVAL: Duration = Duration::from_secs(60);
 pub(super) struct SignIns {
     /// By version and credential.
     pub(super) holders: Cache<(i64, CredentialKey), Arc<Holder>>,
+    /// The ids of workers, by version and credential.
+    pub(super) workers: Cache<(i64, CredentialKey), Uuid>,
     /// By version and id.
     pub(super) accounts: Cache<(i64, Uuid), Arc<AccountRow>>,
     /// Access tokens with a valid MAC, by digest.
@@ -49,6 +51,8 @@ pub(super) enum CredentialKey {
     Key(OllamaKey),
     KeyId(Uuid),
     Session(Digest),
+    Worker(Digest),
+    WorkerId(Uuid),
 }
 
 /// The account of a valid credential.
@@ -63,6 +67,7 @@ impl Default for SignIns {
     fn default() -> SignIns {
         SignIns {
             holders: Cache::new(MAX_KNOWN),
+            workers: Cache::new(MAX_KNOWN),
             accounts: Cache::new(MAX_KNOWN),
             access_tokens: Cache::builder()
                 .max_capacity(MAX_ACCESS_TOKEN_BYTES)

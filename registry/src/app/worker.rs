@@ -24,7 +24,7 @@ pub(super) const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 pub(super) const WORKER_SECRET: &str = "worker-secret";
 
 /// Distinguishes the credentials of workers from the tokens of accounts.
-pub(super) const WORKER_CREDENTIAL_PREFIX: &str = "lode-worker-";
+pub(crate) const WORKER_CREDENTIAL_PREFIX: &str = "lode-worker-";
 
 /// A device, as its worker reports it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -31,7 +31,6 @@ const ROWS: usize = 1000;
 pub(crate) struct WorkerTable {
     entries: Vec<Entry>,
     places: HashMap<Uuid, usize>,
-    credentials: HashMap<Digest, usize>,
     loaded: HashMap<Digest, Vec<usize>>,
     cached: HashMap<Digest, Vec<usize>>,
 }
@@ -47,9 +46,6 @@ impl WorkerTable {
         let mut table = WorkerTable::default();
         for (at, entry) in entries.iter().enumerate() {
             table.places.insert(entry.worker.id, at);
-            if let Some(credential) = &entry.worker.credential {
-                table.credentials.insert(credential.clone(), at);
-            }
             let loaded: BTreeSet<&Digest> = entry.worker.loaded.iter().map(|model| &model.digest).collect();
             for digest in loaded {
                 table.loaded.entry(digest.clone()).or_default().push(at);
@@ -83,10 +79,6 @@ impl WorkerTable {
     pub(super) fn all(&self) -> Vec<Worker> {
         let worker = |entry: &Entry| Worker { seen_at: entry.seen_at, ..Worker::clone(&entry.worker) };
         self.entries.iter().map(worker).collect()
-    }
-
-    pub(super) fn find_credential(&self, credential: &Digest) -> Option<Uuid> {
-        self.credentials.get(credential).map(|at| self.worker(*at).id)
     }
 
     pub(super) fn find(&self, id: Uuid) -> Option<&Arc<Worker>> {

@@ -8,10 +8,11 @@ use lode_client::Secret;
 use lode_model::digest::Digest;
 use lode_model::reference::Name;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::Registry;
+use super::sign_in_cache::CredentialKey;
 use super::worker::{
     FORGOTTEN_AFTER, Heartbeat, JoinProof, Registration, WORKER_CREDENTIAL_PREFIX, WORKER_SECRET, Worker,
     WorkerAnnouncement,
@@ -90,6 +91,7 @@ impl Registry {
         self.audit(&mut tx, &worker, "worker.join", worker.actor(), detail).await?;
         tx.commit().await?;
         self.workers.changed();
+        self.access.changed();
         Ok(Registration { id, credential, secret, heartbeat_ms: HEARTBEAT.as_millis() as u64 })
     }
 
@@ -120,12 +122,36 @@ impl Registry {
         Ok(known)
     }
 
-    /// Returns false if no worker has this id and credential.
+    /// Ends a worker's registration, as the worker asks. Returns false if no worker has this id and credential.
     pub async fn worker_leave(&self, caller: &Caller, id: Uuid, credential: &str) -> Result<bool, Error> {
         self.authorize(caller, Action::Join, Target::Workers).await?;
-        let known = self.store().worker_delete(id, &digest_of(credential)).await?;
+        let worker = caller.with_identity(Identity::Worker { id });
+        self.worker_end(&worker, id, Some(&digest_of(credential)), "worker.leave").await
+    }
+
+    /// Ends a worker's registration, as an administrator asks. Returns false if there is no such worker. A worker that
+    /// still has the shared secret registers again.
+    pub async fn worker_remove(&self, caller: &Caller, id: Uuid) -> Result<bool, Error> {
+        self.authorize(caller, Action::Administer, Target::Workers).await?;
+        self.worker_end(caller, id, None, "worker.remove").await
+    }
+
+    async fn worker_end(
+        &self,
+        caller: &Caller,
+        id: Uuid,
+        credential: Option<&Digest>,
+        action: &'static str,
+    ) -> Result<bool, Error> {
+        let mut tx = self.store().begin().await?;
+        if !tx.worker_delete(id, credential).await? {
+            return Ok(false);
+        }
+        self.audit(&mut tx, caller, action, format!("worker:{id}"), Value::Null).await?;
+        tx.commit().await?;
         self.workers.changed();
-        Ok(known)
+        self.access.changed();
+        Ok(true)
     }
 
     /// The attached workers.
@@ -172,20 +198,31 @@ impl Registry {
         }
     }
 
-    /// The worker with this credential. One that joined another replica may not be in this one's table yet.
-    pub(super) async fn worker_of_credential(&self, credential: &Digest) -> Result<Option<Uuid>, Error> {
-        match self.workers_attached().await?.find_credential(credential) {
-            Some(id) => Ok(Some(id)),
-            None => self.store().worker_find_by_credential(credential).await,
-        }
+    /// The worker with this credential. It is remembered like the credentials of accounts: a removal raises the version
+    /// of access control. The table of workers is older than that while the database does not respond.
+    pub(super) async fn worker_of_credential(&self, credential: Digest) -> Result<Option<Uuid>, Error> {
+        self.worker_known(CredentialKey::Worker(credential)).await
     }
 
     /// Whether a worker is registered, seen recently or not.
     pub(super) async fn worker_exists(&self, id: Uuid) -> Result<bool, Error> {
-        match self.workers_attached().await?.find(id) {
-            Some(_) => Ok(true),
-            None => Ok(!self.store().worker_rows(&[id]).await?.is_empty()),
+        Ok(self.worker_known(CredentialKey::WorkerId(id)).await?.is_some())
+    }
+
+    async fn worker_known(&self, key: CredentialKey) -> Result<Option<Uuid>, Error> {
+        let key = (self.access_state().await?.version, key);
+        if let Some(known) = self.sign_ins.workers.get(&key) {
+            return Ok(Some(known));
         }
+        let found = match &key.1 {
+            CredentialKey::Worker(credential) => self.store().worker_find_by_credential(credential).await?,
+            CredentialKey::WorkerId(id) => self.store().worker_rows(&[*id]).await?.pop().map(|row| row.id),
+            _ => None,
+        };
+        if let Some(id) = found {
+            self.sign_ins.workers.insert(key, id);
+        }
+        Ok(found)
     }
 }
 

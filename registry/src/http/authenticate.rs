@@ -18,6 +18,7 @@ use super::host::{host, is_loopback};
 use super::links::own_base_url;
 use super::observe::RequestId;
 use super::session_cookie::session_cookie;
+use crate::app::WORKER_CREDENTIAL_PREFIX;
 use crate::auth::{Access, Account, Caller, Identity, OllamaKey, Origin, Scope};
 use crate::time::now_ms;
 use crate::{Error, Registry};
@@ -70,7 +71,7 @@ pub(crate) struct UnknownKey(pub(crate) OllamaKey);
 pub(crate) async fn authenticate(registry: &Registry, parts: &mut Parts) -> Result<Caller, Failure> {
     let origin = origin_of(registry, parts);
     let client = Caller { identity: Identity::Anonymous, origin: Some(Arc::new(origin)) };
-    if has_own_proof(&parts.method, parts.uri.path()) || registry.is_open().await? {
+    if has_own_proof(parts) || registry.is_open().await? {
         return Ok(client);
     }
     let identity = match shown(&parts.headers) {
@@ -240,10 +241,22 @@ fn origin_of(registry: &Registry, parts: &Parts) -> Origin {
     }
 }
 
-/// Probes, and workers, whose credentials belong to no account.
-fn has_own_proof(method: &Method, path: &str) -> bool {
-    ["/healthz", "/readyz"].contains(&path)
-        || (*method != Method::GET && path.starts_with("/lode/v1/workers"))
+/// Probes, and workers, whose credentials belong to no account. An administrator may remove a worker.
+fn has_own_proof(parts: &Parts) -> bool {
+    let path = parts.uri.path();
+    if ["/healthz", "/readyz"].contains(&path) {
+        return true;
+    }
+    let is_worker = || match shown(&parts.headers) {
+        Some(Shown::Bearer(token)) => token.expose().starts_with(WORKER_CREDENTIAL_PREFIX),
+        _ => false,
+    };
+    path.starts_with("/lode/v1/workers")
+        && match parts.method {
+            Method::GET => false,
+            Method::DELETE => is_worker(),
+            _ => true,
+        }
 }
 
 /// The upload that a request continues.

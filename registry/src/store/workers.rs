@@ -128,21 +128,19 @@ impl Store {
             .execute(c).await.map(|r| r.rows_affected()))?)
     }
 
-    /// Returns false if no worker has this id and credential.
-    pub(crate) async fn worker_delete(&self, id: Uuid, credential: &Digest) -> Result<bool, Error> {
-        let rows = on!(self.write(), c => sqlx::query("delete from workers where id = $1 and credential = $2")
-            .bind(id.to_string()).bind(credential.as_str()).execute(c).await.map(|r| r.rows_affected()))?;
-        Ok(rows > 0)
-    }
-
-    /// Deletes workers that were not seen for `unseen`.
+    /// Deletes workers that were not seen for `unseen`, whose credentials end.
     pub(crate) async fn worker_expire(&self, unseen: Duration) -> Result<(), Error> {
         let text = AssertSqlSafe(format!(
             "delete from workers where seen_at < {} - cast($1 as bigint)",
             self.clock()
         ));
-        on!(self.write(), c => sqlx::query(text).bind(millis(unseen)).execute(c).await.map(drop))?;
-        Ok(())
+        let mut tx = self.begin().await?;
+        let rows = on!(tx.conn(), c => sqlx::query(text).bind(millis(unseen))
+            .execute(c).await.map(|r| r.rows_affected()))?;
+        if rows > 0 {
+            tx.access_changed().await?;
+        }
+        tx.commit().await
     }
 
     /// The workers seen within `within`, oldest registration first.
@@ -174,6 +172,17 @@ impl Store {
 }
 
 impl Tx {
+    /// Deletes a worker, whose credential ends. `credential`: only if it is the worker's. Returns false if there is no
+    /// such worker.
+    pub(crate) async fn worker_delete(&mut self, id: Uuid, credential: Option<&Digest>) -> Result<bool, Error> {
+        self.access_changed().await?;
+        let rows = on!(self.conn(), c => sqlx::query(
+            "delete from workers where id = $1 and (cast($2 as text) is null or credential = $2)")
+            .bind(id.to_string()).bind(credential.map(Digest::as_str))
+            .execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
+    }
+
     /// Adds a worker, seen now. It replaces workers at the same address, which were restarted.
     pub(crate) async fn worker_insert(&mut self, row: &WorkerRow) -> Result<(), Error> {
         let text = AssertSqlSafe(format!(
@@ -181,8 +190,11 @@ impl Tx {
              values ($1, $2, $3, $4, $5, $6, $7, $8, {now}, {now})",
             now = self.0.clock()
         ));
-        on!(self.conn(), c => sqlx::query("delete from workers where advertise = $1")
-            .bind(&row.advertise).execute(c).await.map(drop))?;
+        let replaced = on!(self.conn(), c => sqlx::query("delete from workers where advertise = $1")
+            .bind(&row.advertise).execute(c).await.map(|r| r.rows_affected()))?;
+        if replaced > 0 {
+            self.access_changed().await?;
+        }
         on!(self.conn(), c => sqlx::query(text)
             .bind(row.id.to_string()).bind(row.secret.expose()).bind(&row.advertise).bind(&row.version)
             .bind(&row.devices).bind(&row.loaded).bind(&row.cached)

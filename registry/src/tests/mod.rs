@@ -41,6 +41,7 @@ mod tools;
 mod transfer;
 mod webhooks;
 mod wire;
+mod workers;
 
 use axum::Router;
 use axum::body::Body;

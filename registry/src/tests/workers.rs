@@ -1,0 +1,84 @@
+//! Credentials of workers on a server with accounts.
+
+use http::Request;
+use lode_client::Secret;
+use serde_json::{Value, json};
+
+use super::access::{PASSWORD, basic};
+use super::gateway::{Joined, local};
+use super::App;
+use crate::Config;
+
+const TOKEN: &str = "the secret of all workers";
+
+async fn start() -> App {
+    let config = Config {
+        admin_password: Some(Secret::new(PASSWORD)),
+        worker_token: Some(Secret::new(TOKEN)),
+        ..Config::default()
+    };
+    App::with(config).await
+}
+
+async fn join(app: &App, port: u16) -> Joined {
+    let body = json!({"advertise": format!("http://127.0.0.1:{port}")});
+    let response = local(app, "POST", "/lode/v1/workers", Some(TOKEN), body).await;
+    assert_eq!(response.status, 201, "{}", response.text());
+    let registration = response.json();
+    let text = |name: &str| registration[name].as_str().unwrap().to_owned();
+    Joined { id: text("id"), credential: text("credential"), secret: text("secret") }
+}
+
+#[tokio::test]
+async fn administrators_remove_workers() {
+    let app = start().await;
+    let admin = basic("admin", PASSWORD);
+    assert_eq!(app.push_as(&admin, "team/app").await.status, 201);
+    let (alice, worker, other) = (app.user("alice").await, join(&app, 1).await, join(&app, 2).await);
+    let credential = format!("Bearer {}", worker.credential);
+    let exchanged = app.get_as(&credential, "/token?scope=repository:team/app:pull").await.json();
+    let exchanged = format!("Bearer {}", exchanged["token"].as_str().unwrap());
+    for credentials in [&credential, &exchanged] {
+        assert_eq!(app.pull_as(credentials, "team/app").await, 200);
+    }
+    // 1. Nobody else removes a worker: not a user, not another worker, not the shared secret.
+    let remove = async |credentials: &str| {
+        app.send_as(credentials, Request::delete(worker.path()), "").await.status.as_u16()
+    };
+    assert_eq!((remove("").await, remove(&alice).await), (401, 403));
+    assert_eq!(remove(&format!("Bearer {}", other.credential)).await, 404);
+    assert_eq!(remove(&format!("Bearer {TOKEN}")).await, 401);
+    assert_eq!(app.pull_as(&credential, "team/app").await, 200);
+    // 2. Its credential ends at once, with the access tokens that it got.
+    assert_eq!((remove(&admin).await, remove(&admin).await), (204, 404));
+    for credentials in [&credential, &exchanged] {
+        assert_eq!(app.pull_as(credentials, "team/app").await, 401);
+    }
+    let beat = local(&app, "PUT", &worker.path(), Some(&worker.credential), json!({})).await;
+    assert_eq!(beat.status, 404);
+    let listed = app.admin("GET", "/lode/v1/workers", Value::Null).await.json();
+    assert_eq!(listed["workers"].as_array().map(Vec::len), Some(1), "{listed}");
+    let records = app.admin("GET", "/lode/v1/audit?action=worker.remove", Value::Null).await.json();
+    let record = &records["records"][0];
+    assert_eq!((&record["actor"], &record["target"]), (&json!("user:admin"), &json!(format!("worker:{}", worker.id))));
+    // 3. A worker leaves on its own.
+    assert_eq!(local(&app, "DELETE", &other.path(), Some(&other.credential), Value::Null).await.status, 204);
+    assert_eq!(app.pull_as(&format!("Bearer {}", other.credential), "team/app").await, 401);
+}
+
+/// Another replica removes a worker that this one has seen a moment ago.
+#[tokio::test]
+async fn a_removed_worker_is_refused_by_every_replica() {
+    let app = start().await;
+    assert_eq!(app.push_as(&basic("admin", PASSWORD), "team/app").await.status, 201);
+    let worker = join(&app, 1).await;
+    let credential = format!("Bearer {}", worker.credential);
+    let began = std::time::Instant::now();
+    assert_eq!(app.pull_as(&credential, "team/app").await, 200);
+    let mut tx = app.registry.store().begin().await.unwrap();
+    assert!(tx.worker_delete(worker.id.parse().unwrap(), None).await.unwrap());
+    tx.commit().await.unwrap();
+    // The version of access control is read every half second; the table of workers every second.
+    tokio::time::sleep(std::time::Duration::from_millis(520)).await;
+    assert_eq!(app.pull_as(&credential, "team/app").await, 401, "after {:?}", began.elapsed());
+}
