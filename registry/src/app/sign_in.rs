@@ -137,6 +137,7 @@ impl Registry {
             return Ok(known);
         }
         let next_at = self.store().failures_next_at(&subjects.clone().map(|(subject, _)| subject)).await?;
+        let next_at = next_at.max(self.sign_ins.failures.next_at(&subjects));
         if let wait @ 1.. = next_at - now_ms() {
             return Err(Error::Throttled { seconds: wait.cast_unsigned().div_ceil(1000) });
         }
@@ -144,15 +145,14 @@ impl Registry {
         let hash = row.as_ref().and_then(|row| row.password.clone());
         let is_right = self.sign_ins.hashing.matches(hash, password.clone()).await?;
         let Some(row) = row.filter(|_| is_right) else {
-            if !self.config.read_only {
-                self.sign_in_failed(&subjects).await?;
-            }
+            self.sign_in_failed(&subjects).await?;
             tracing::info!(account = name, address, "sign-in failed");
             self.audit_sign_in(client, name, false);
             return Err(Error::CredentialsInvalid { is_token: false });
         };
-        if !self.config.read_only {
-            self.store().failures_delete(&subjects[0].0).await?;
+        match self.config.read_only {
+            true => self.sign_ins.failures.forget(&subjects[0].0),
+            false => self.store().failures_delete(&subjects[0].0).await?,
         }
         let account = Arc::new(account_of(&row, Credential::Password, Scope::default()));
         self.audit_sign_in(&client.with_identity(Identity::Account(account.clone())), name, true);
@@ -171,6 +171,10 @@ impl Registry {
 
     /// Counts a failed attempt.
     async fn sign_in_failed(&self, subjects: &[(String, i64)]) -> Result<(), Error> {
+        if self.config.read_only {
+            self.sign_ins.failures.count(subjects, now_ms());
+            return Ok(());
+        }
         let (now, mut tx) = (now_ms(), self.store().begin().await?);
         for (subject, free) in subjects {
             let failures = tx.failure_count(subject, now, now - millis(throttle::MEMORY)).await?;

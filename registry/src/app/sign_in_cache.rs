@@ -10,7 +10,7 @@ use sha2::Sha256;
 use uuid::Uuid;
 
 use crate::auth::password::Passwords;
-use crate::auth::{AccessToken, Account, OllamaKey};
+use crate::auth::{AccessToken, Account, OllamaKey, throttle};
 use crate::blobs::Locks;
 use crate::store::AccountRow;
 
@@ -38,6 +38,8 @@ pub(super) struct SignIns {
     /// Credentials whose use was recorded recently.
     pub(super) used: Cache<Uuid, ()>,
     pub(super) hashing: Passwords,
+    /// Failed attempts at a server that does not write them to the database.
+    pub(super) failures: throttle::Counters,
     /// One attempt at a time for an account and an address.
     pub(super) attempts: Locks<String>,
     /// The key of signed access tokens, loaded on first use.
@@ -76,6 +78,7 @@ impl Default for SignIns {
             passwords: Cache::builder().max_capacity(MAX_KNOWN).time_to_live(PASSWORD_TIME).build(),
             used: Cache::builder().max_capacity(MAX_KNOWN).time_to_live(USE_INTERVAL).build(),
             hashing: Passwords::default(),
+            failures: throttle::Counters::default(),
             attempts: Locks::default(),
             key: tokio::sync::OnceCell::new(),
         }

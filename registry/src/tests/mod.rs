@@ -31,6 +31,7 @@ mod pull;
 mod push;
 mod ranges;
 mod rates;
+mod read_only;
 mod routes;
 mod rules;
 mod sign_in;
