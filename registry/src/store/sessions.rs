@@ -101,6 +101,11 @@ impl Tx {
         secret: &Digest,
         epoch: i64,
     ) -> Result<bool, Error> {
+        // A change of the account that has not ended yet would not see this session. SQLite has one writer.
+        if self.locks_rows() {
+            on!(self.conn(), c => sqlx::query("select 1 from accounts where id = $1 for share")
+                .bind(row.account.to_string()).execute(c).await.map(drop))?;
+        }
         let rows = on!(self.conn(), c => sqlx::query(
             "insert into sessions (id, account, secret, address, agent, created_at, used_at, provider, fresh_at)
              select $1, $2, $3, $4, $5, $6, $7, $8, $10

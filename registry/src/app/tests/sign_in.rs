@@ -1,10 +1,12 @@
-//! Access tokens that expire while they are in use.
+//! Access tokens that expire while they are in use, and sessions that begin while their account changes.
 
 use lode_client::Secret;
 
 use super::*;
 use crate::app::AccountChange;
-use crate::auth::{RepositoryScope, Requested};
+use crate::auth::{AccountKind, RepositoryScope, Requested};
+use crate::store::{AccountRow, AccountUpdate, SessionRow};
+use crate::time::now_ms;
 
 const PASSWORD: &str = "a long password";
 
@@ -41,4 +43,55 @@ async fn an_upload_outlives_its_access_token() {
         AccountChange { password: Some(Secret::new("another password")), ..AccountChange::default() };
     registry.account_update(&admin, "admin", change).await.unwrap();
     assert!(signed_in(Some(own)).await.is_none());
+}
+
+/// A session that begins while the account's password changes, on another replica.
+#[tokio::test]
+async fn no_session_survives_a_change_of_the_password() {
+    each_engine(async |f: Fixture| {
+        let store = f.registry.store();
+        let row = AccountRow {
+            id: Uuid::now_v7(),
+            kind: AccountKind::User,
+            name: "alice".to_owned(),
+            password: None,
+            server_role: None,
+            epoch: 0,
+            created_at: 1,
+            disabled_at: None,
+            groups: Vec::new(),
+        };
+        let mut tx = store.begin().await.unwrap();
+        assert!(tx.account_insert(&row).await.unwrap());
+        tx.commit().await.unwrap();
+        let session = |id: Uuid| SessionRow {
+            id,
+            account: row.id,
+            address: String::new(),
+            agent: String::new(),
+            provider: None,
+            created_at: now_ms(),
+            used_at: now_ms(),
+            fresh_at: 0,
+        };
+        let begin = async |id: Uuid| {
+            let mut tx = store.begin().await.unwrap();
+            let began = tx.session_insert(&session(id), &Digest::sha256(id.as_bytes()), 0).await.unwrap();
+            tx.commit().await.unwrap();
+            began
+        };
+        assert!(begin(Uuid::now_v7()).await);
+        // 1. A change that has raised the epoch, deleted the sessions, and not ended yet.
+        let mut change = store.begin().await.unwrap();
+        assert!(change.account_update(row.id, &AccountUpdate::default()).await.unwrap());
+        change.sessions_delete(row.id, None).await.unwrap();
+        // 2. A session of the old password waits for it, and does not begin.
+        let late = Uuid::now_v7();
+        let mut late = std::pin::pin!(begin(late));
+        assert!(tokio::time::timeout(Duration::from_millis(300), &mut late).await.is_err(), "it did not wait");
+        change.commit().await.unwrap();
+        assert!(!late.await);
+        assert_eq!(store.session_list(row.id).await.unwrap(), []);
+    })
+    .await;
 }
