@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{Model, Registry};
 use crate::Error;
-use crate::auth::Caller;
+use crate::auth::{Action, Caller};
 pub use crate::store::Relative;
 
 /// The most relatives, and the most referrers, in a response.
@@ -125,11 +125,11 @@ impl Registry {
                 Some(digest) => (local.repository, Reference::Digest(digest.clone())),
                 None => (local.repository, local.reference),
             };
-            let found = self.model_show(caller, &repository, &reference).await;
-            // A model that the caller may not see is reported as absent.
-            let found = match found {
-                Err(Error::Denied | Error::Unauthorized) => None,
-                found => found?,
+            // A model that the caller may not read is reported as absent. Nobody asked for it, so that this is no
+            // refusal.
+            let found = match self.may(caller, Action::Pull, &repository).await? {
+                true => self.model_show(caller, &repository, &reference).await?,
+                false => None,
             };
             if let Some(base) = found {
                 here = Some(match &reference {
