@@ -2,7 +2,8 @@
 //! recorded by a task of this process: each kind once in a while for the same caller and target, so that
 //! repeated requests cannot fill the database.
 
-use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use lode_model::digest::Digest;
@@ -13,6 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
+use super::audit_queue::MAX_DIFFERENT;
 use super::sign_in_errors::{PublisherError, SignOnError};
 use super::{Page, Registry};
 use crate::Error;
@@ -24,6 +26,8 @@ use crate::time::{millis, now_ms, rfc3339};
 
 /// How many records one transaction writes.
 const BATCH: usize = 100;
+/// The target of a record that stands for refusals of many others.
+const OTHER_TARGETS: &str = "other";
 /// Longer texts of clients are cut.
 const MAX_TEXT_BYTES: usize = 512;
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(3600);
@@ -111,7 +115,15 @@ impl Registry {
             return;
         }
         let detail = json!({ "action": action.as_str() });
-        let row = audit_row(caller, "access.refuse", target.to_string(), "refused", &detail);
+        let mut row = audit_row(caller, "access.refuse", target.to_string(), "refused", &detail);
+        if self.audit_queue.refusals.contains_key(&refusal_key(&row, action.as_str())) {
+            return;
+        }
+        // The caller chooses the target: of many different ones, one record stands for the rest.
+        let count = self.audit_queue.different.get_with(repeat_key([&row.actor]), Arc::default);
+        if count.fetch_add(1, Ordering::Relaxed) >= MAX_DIFFERENT {
+            OTHER_TARGETS.clone_into(&mut row.target);
+        }
         self.audit_soon(row, action.as_str());
     }
 
@@ -164,8 +176,7 @@ impl Registry {
     /// Records a refusal or a sign-in, unless one of the same actor, address, action, outcome, `kind` and
     /// target was recorded just now. The detail does not count: clients choose its text.
     fn audit_soon(&self, row: AuditRow, kind: &str) {
-        let address = row.address.as_deref().unwrap_or_default();
-        let key = repeat_key([&row.actor, address, &row.action, &row.outcome, kind, &row.target]);
+        let key = refusal_key(&row, kind);
         self.audit_send(row, key, &self.audit_queue.refusals);
     }
 
@@ -298,6 +309,12 @@ fn audit_row(
 /// The first part of a text.
 pub(super) fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
+}
+
+/// What makes two refusals or sign-ins the same.
+fn refusal_key(row: &AuditRow, kind: &str) -> Digest {
+    let address = row.address.as_deref().unwrap_or_default();
+    repeat_key([&row.actor, address, &row.action, &row.outcome, kind, &row.target])
 }
 
 /// Under which key a record is remembered. Only the last part may have line breaks.

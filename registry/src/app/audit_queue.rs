@@ -1,6 +1,7 @@
 //! The records of the audit log that wait for the database, and those that need not be repeated.
 
-use std::sync::Mutex;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lode_model::digest::Digest;
@@ -11,6 +12,8 @@ use crate::store::AuditRow;
 
 /// The same refusal or sign-in is recorded once in this time.
 const REPEAT_TIME: Duration = Duration::from_secs(60);
+/// How many different refusals of one actor are recorded in this time.
+pub(super) const MAX_DIFFERENT: u32 = 20;
 /// The same pull is recorded once in this time.
 const PULL_TIME: Duration = Duration::from_secs(3600);
 /// How many repetitions are remembered.
@@ -22,6 +25,8 @@ pub(super) const QUEUE: usize = 1000;
 pub(super) struct AuditQueue {
     /// By the digest of what makes them the same, because clients choose parts of it.
     pub(super) refusals: Cache<Digest, ()>,
+    /// How many different refusals of an actor were recorded.
+    pub(super) different: Cache<Digest, Arc<AtomicU32>>,
     pub(super) pulls: Cache<Digest, ()>,
     pub(super) sender: mpsc::Sender<AuditRow>,
     /// Until the task that writes them starts.
@@ -33,6 +38,7 @@ impl Default for AuditQueue {
         let (sender, receiver) = mpsc::channel(QUEUE);
         AuditQueue {
             refusals: Cache::builder().max_capacity(MAX_REPEATS).time_to_live(REPEAT_TIME).build(),
+            different: Cache::builder().max_capacity(MAX_REPEATS).time_to_live(REPEAT_TIME).build(),
             pulls: Cache::builder().max_capacity(MAX_REPEATS).time_to_live(PULL_TIME).build(),
             sender,
             receiver: Mutex::new(Some(receiver)),

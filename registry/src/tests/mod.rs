@@ -3,6 +3,7 @@
 
 mod access;
 mod access_matrix;
+mod audit_limits;
 mod backup;
 mod bad_input;
 mod connections;
