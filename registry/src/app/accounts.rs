@@ -413,7 +413,7 @@ impl Registry {
         Ok(rows.into_iter().map(group).collect())
     }
 
-    pub(super) async fn password_hash(&self, password: Secret) -> Result<String, AccountError> {
+    pub(super) async fn password_hash(&self, password: Secret) -> Result<Secret, AccountError> {
         if !(MIN_LEN..=MAX_LEN).contains(&password.expose().len()) {
             return Err(AccountError::Password);
         }

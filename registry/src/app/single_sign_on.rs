@@ -56,8 +56,8 @@ pub(crate) struct IdentityInfo {
     pub(crate) used_at: i64,
 }
 
-/// What the provider's redirect says.
-#[derive(Clone, Copy, Debug, Default)]
+/// What the provider's redirect says. Not printed: the code is a secret.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct SignOnAnswer<'a> {
     pub(crate) code: &'a str,
     pub(crate) state: &'a str,

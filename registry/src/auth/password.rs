@@ -40,22 +40,22 @@ impl Default for Passwords {
 
 impl Passwords {
     /// The hash to store, with a new salt.
-    pub(crate) async fn hash(&self, password: Secret) -> Result<String, Error> {
+    pub(crate) async fn hash(&self, password: Secret) -> Result<Secret, Error> {
         self.run(move || {
             let hash: Result<PasswordHash, _> = Argon2::default().hash_password(password.expose().as_bytes());
-            hash.map(|hash| hash.to_string())
+            hash.map(|hash| Secret::new(hash.to_string()))
                 .map_err(|error| Error::io("password hash", std::io::Error::other(error)))
         })
         .await?
     }
 
     /// Whether `password` is the one of this hash. Without a hash it takes as long and returns false.
-    pub(crate) async fn matches(&self, hash: Option<String>, password: Secret) -> Result<bool, Error> {
+    pub(crate) async fn matches(&self, hash: Option<Secret>, password: Secret) -> Result<bool, Error> {
         self.run(move || {
             if password.expose().len() > MAX_LEN {
                 return false;
             }
-            let stored = hash.as_deref().unwrap_or(UNUSABLE);
+            let stored = hash.as_ref().map_or(UNUSABLE, Secret::expose);
             let matches = Argon2::default().verify_password(password.expose().as_bytes(), stored).is_ok();
             matches && hash.is_some()
         })
@@ -81,11 +81,11 @@ mod tests {
     #[tokio::test]
     async fn only_the_right_password_matches() {
         let passwords = Passwords::default();
-        let hash = passwords.hash(Secret::new("correct horse")).await.unwrap();
+        let hash = passwords.hash(Secret::new("correct horse")).await.unwrap().expose().to_owned();
         assert!(hash.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), "{hash}");
-        assert_ne!(passwords.hash(Secret::new("correct horse")).await.unwrap(), hash, "a new salt");
+        assert_ne!(passwords.hash(Secret::new("correct horse")).await.unwrap().expose(), hash, "a new salt");
         let matches = async |hash: &str, password: &str| {
-            passwords.matches(Some(hash.to_owned()), Secret::new(password)).await
+            passwords.matches(Some(Secret::new(hash)), Secret::new(password)).await
         };
         assert!(matches(&hash, "correct horse").await.unwrap());
         for wrong in ["", "correct hors", "correct horse ", "Correct horse"] {

@@ -1,6 +1,7 @@
 //! Accounts, groups, tokens, grants and visibility. Each change raises a version, so that every replica drops
 //! what it remembers.
 
+use lode_client::Secret;
 use lode_model::digest::Digest;
 use uuid::Uuid;
 
@@ -34,7 +35,8 @@ pub(crate) struct AccountRow {
     pub(crate) id: Uuid,
     pub(crate) kind: AccountKind,
     pub(crate) name: String,
-    pub(crate) password: Option<String>,
+    /// The hash.
+    pub(crate) password: Option<Secret>,
     pub(crate) server_role: Option<ServerRole>,
     /// Raised to invalidate sessions and access tokens.
     pub(crate) epoch: i64,
@@ -65,7 +67,7 @@ impl AccountColumns {
                 _ => return Err(Error::Corrupt { what: "kind of account", value: self.kind }),
             },
             name: self.name,
-            password: self.password,
+            password: self.password.map(Secret::new),
             server_role: self.server_role.map(|role| parse_stored("server role", &role)).transpose()?,
             epoch: self.epoch,
             created_at: self.created_at,
@@ -79,7 +81,7 @@ impl AccountColumns {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AccountUpdate {
     /// The hash.
-    pub(crate) password: Option<String>,
+    pub(crate) password: Option<Secret>,
     pub(crate) server_role: Option<Option<ServerRole>>,
     pub(crate) is_disabled: Option<bool>,
 }
@@ -476,7 +478,8 @@ impl Tx {
             "insert into accounts (id, kind, name, password, server_role, epoch, created_at)
              select $1, $2, $3, $4, $5, $6, $7 where not exists (select 1 from groups where name = $3)
              on conflict (name) do nothing")
-            .bind(account.id.to_string()).bind(kind).bind(&account.name).bind(&account.password)
+            .bind(account.id.to_string()).bind(kind).bind(&account.name)
+            .bind(account.password.as_ref().map(Secret::expose))
             .bind(account.server_role.map(ServerRole::as_str)).bind(account.epoch).bind(account.created_at)
             .execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
@@ -511,7 +514,7 @@ impl Tx {
                      when 1 then coalesce(disabled_at, $6) when 0 then null else disabled_at end,
                  epoch = epoch + 1
              where id = $1")
-            .bind(id.to_string()).bind(password)
+            .bind(id.to_string()).bind(password.as_ref().map(Secret::expose))
             .bind(i64::from(server_role.is_some())).bind(server_role.flatten().map(ServerRole::as_str))
             .bind(flag(*is_disabled)).bind(now_ms())
             .execute(c).await.map(|r| r.rows_affected()))?;
@@ -607,5 +610,29 @@ impl Tx {
              on conflict (target) do update set visibility = excluded.visibility")
             .bind(target.to_string()).bind(visibility as i64).execute(c).await.map(drop))?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_not_printed() {
+        let password = Some(Secret::new("$argon2id$hash"));
+        let update = AccountUpdate { password: password.clone(), ..AccountUpdate::default() };
+        let row = AccountRow {
+            id: Uuid::nil(),
+            kind: AccountKind::User,
+            name: "alice".to_owned(),
+            password,
+            server_role: None,
+            epoch: 0,
+            created_at: 0,
+            disabled_at: None,
+            groups: Vec::new(),
+        };
+        let printed = format!("{row:?} {update:?}");
+        assert!(printed.contains("alice") && !printed.contains("argon2id"), "{printed}");
     }
 }
