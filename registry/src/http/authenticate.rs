@@ -74,14 +74,25 @@ pub(crate) async fn authenticate(registry: &Registry, parts: &mut Parts) -> Resu
     if has_own_proof(parts) || registry.is_open().await? {
         return Ok(client);
     }
-    let identity = match shown(&parts.headers) {
-        Some(shown) => identify(registry, parts, &client, shown).await?,
+    match identity_of(registry, parts, &client).await {
+        Ok(identity) => Ok(client.with_identity(identity)),
+        // It counts like a request without credentials.
+        Err(failure) => {
+            registry.rate_limits().check(&client)?;
+            Err(failure)
+        }
+    }
+}
+
+/// The identity of a request's credentials.
+async fn identity_of(registry: &Registry, parts: &mut Parts, client: &Caller) -> Result<Identity, Failure> {
+    match shown(&parts.headers) {
+        Some(shown) => identify(registry, parts, client, shown).await,
         None => match session_cookie(registry, parts) {
-            Some(cookie) => sign_in_session(registry, parts, &cookie).await?,
-            None => Identity::Anonymous,
+            Some(cookie) => sign_in_session(registry, parts, &cookie).await,
+            None => Ok(Identity::Anonymous),
         },
-    };
-    Ok(client.with_identity(identity))
+    }
 }
 
 async fn identify(

@@ -75,3 +75,25 @@ async fn wrong_tokens_of_one_network_are_slowed_down() {
     );
     assert_eq!(get_from(&app, "192.0.2.2", "Bearer wrong", "/v2/").await.status, 401);
 }
+
+#[tokio::test]
+async fn wrong_credentials_count_as_requests() {
+    let config = Config {
+        admin_password: Some(Secret::new(PASSWORD)),
+        requests_per_minute: 3,
+        ..Config::default()
+    };
+    let app = App::with(config).await;
+    let wrong = crate::auth::token::new_token().unwrap();
+    for (at, credentials) in
+        [basic("admin", "wrong"), format!("Bearer {}", wrong.expose()), "Bearer lode.x".to_owned()]
+            .iter()
+            .enumerate()
+    {
+        let address = format!("192.0.2.{}", at + 1);
+        for expected in [401, 401, 401, 429] {
+            assert_eq!(get_from(&app, &address, credentials, "/v2/").await.status, expected, "{credentials}");
+        }
+        assert_eq!(get_from(&app, &address, &basic("admin", PASSWORD), "/v2/").await.status, 200, "an account");
+    }
+}
