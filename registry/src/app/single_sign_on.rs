@@ -32,6 +32,8 @@ use crate::time::{millis, now_ms};
 pub(crate) const SIGN_ON_TIME: Duration = Duration::from_secs(10 * 60);
 /// Separates the MAC of these cookies from others.
 const PURPOSE: &str = "single sign-on\n";
+/// The namespace that ollama's clients mean by a bare name.
+const LIBRARY: &str = "library";
 const MAX_SUBJECT_LEN: usize = 255;
 /// Of how many groups a person may be a member.
 const MAX_GROUPS: usize = 1000;
@@ -656,6 +658,10 @@ fn account_name(provider: &OidcProvider, claims: &Claims) -> Result<String, Sign
     let name = name.trim_matches(['.', '_', '-']);
     super::accounts::check_name(name, name)
         .map_err(|error| invalid(format!("its claim `{claim}` gives no account name: {error}")))?;
+    // Its owner would own what ollama's clients call by a bare name.
+    if name == LIBRARY {
+        return Err(invalid(format!("its claim `{claim}` gives the reserved name `{name}`")));
+    }
     Ok(name.to_owned())
 }
 
@@ -683,6 +689,7 @@ mod tests {
             ("@corp", None),
             ("admin/../x", None),
             ("v2", None),
+            ("Library", None),
             ("", None),
             ("日本", None),
         ] {
