@@ -90,6 +90,14 @@ pub(crate) enum Robot {
         /// The robot's name: NAMESPACE+NAME
         name: String,
     },
+    /// List the robots of a namespace
+    List {
+        /// The namespace: the first part of its repositories' names
+        namespace: String,
+        /// Print the result as a JSON object
+        #[arg(long)]
+        json: bool,
+    },
     /// Delete a robot with its tokens and roles
     Rm {
         /// The robot's name: NAMESPACE+NAME
@@ -156,7 +164,7 @@ pub(crate) enum Token {
     /// Revoke a token, at once and on every replica
     Revoke(TokenRevoke),
     /// Replace a token by a new one with the same limits, and print its secret once
-    Rotate(TokenRevoke),
+    Rotate(TokenRotate),
     /// Exchange the token of this CI job for one of the server, and print it
     Exchange(TokenExchange),
 }
@@ -235,6 +243,15 @@ pub(crate) struct TokenRevoke {
     /// Account of the token [default: your own]
     #[arg(long, value_name = "NAME")]
     pub(crate) account: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TokenRotate {
+    #[command(flatten)]
+    pub(crate) token: TokenRevoke,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Manage the keys with which ollama pulls and pushes
@@ -326,12 +343,16 @@ pub(crate) struct GrantList {
 #[command(after_help = "\
 Examples:
   lode visibility 'team/*' internal
-  lode visibility team/secret private")]
+  lode visibility team/secret private
+  lode visibility team/secret               show it")]
 pub(crate) struct SetVisibility {
     /// A repository, or a namespace: NAMESPACE/*
     pub(crate) target: String,
     /// Who may read it without a role
-    pub(crate) visibility: Visibility,
+    pub(crate) visibility: Option<Visibility>,
+    /// Print the result as a JSON object
+    #[arg(long, conflicts_with = "visibility")]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -14,8 +14,8 @@ use serde_json::{Map, Value, json};
 use super::exchange::exchange;
 use crate::{
     args::{
-        Grant, Group, GroupAdd, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate, User,
-        UserAdd, UserSet,
+        Grant, Group, GroupAdd, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate, TokenRotate,
+        User, UserAdd, UserSet,
     },
     connect::Connection,
     error::{Failure, Outcome},
@@ -41,22 +41,19 @@ pub(crate) async fn user(connection: &Connection, command: User) -> Outcome {
             Ok(())
         }
         User::List(args) => {
-            let accounts = list_accounts(&registry).await?;
+            let accounts = list_accounts(&registry, "lode/v1/accounts").await?;
             if args.json {
                 return ui::json(&json!({ "accounts": accounts }));
             }
-            let rows: Vec<Vec<String>> = accounts
-                .iter()
-                .map(|account| {
-                    let state = if account["is_disabled"] == true { "disabled" } else { "" };
-                    vec![
-                        text(account, "name"),
-                        text(account, "kind"),
-                        text(account, "server_role"),
-                        state.to_owned(),
-                    ]
-                })
-                .collect();
+            let row = |account: &Value| {
+                vec![
+                    text(account, "name"),
+                    text(account, "kind"),
+                    text(account, "server_role"),
+                    state(account).to_owned(),
+                ]
+            };
+            let rows: Vec<Vec<String>> = accounts.iter().map(row).collect();
             ui::table(&["NAME", "KIND", "SERVER ROLE", "STATE"], &rows)
         }
         User::Set(UserSet { name, password_stdin, server_role, disable, enable }) => {
@@ -111,6 +108,16 @@ pub(crate) async fn robot(connection: &Connection, command: Robot) -> Outcome {
                 "created robot {name}; grant it a role with `lode grant add`, and create its token with `lode token create NAME --account {name}`"
             ));
             Ok(())
+        }
+        Robot::List { namespace, json } => {
+            let path = format!("lode/v1/accounts?namespace={}", segment(&namespace));
+            let robots = list_accounts(&registry, &path).await?;
+            if json {
+                return ui::json(&json!({ "accounts": robots }));
+            }
+            let row = |robot: &Value| vec![text(robot, "name"), day(robot, "created_at"), state(robot).to_owned()];
+            let rows: Vec<Vec<String>> = robots.iter().map(row).collect();
+            ui::table(&["NAME", "CREATED", "STATE"], &rows)
         }
         Robot::Rm { name } => delete_account(&registry, "robot", &name).await,
     }
@@ -189,10 +196,13 @@ pub(crate) async fn token(connection: &Connection, command: Token) -> Outcome {
             ui::print_message(format!("revoked token {}", args.id));
             Ok(())
         }
-        Token::Rotate(args) => {
+        Token::Rotate(TokenRotate { token: args, json }) => {
             let path = format!("lode/v1/tokens/{}/rotate", segment(&args.id));
             let path = of_account(&path, args.account.as_deref());
             let created: Value = registry.json_post(&path, &Value::Null).await?;
+            if json {
+                return ui::json(&created);
+            }
             ui::print_message(format!(
                 "revoked token {}, and created {}; its secret is shown only now:",
                 args.id,
@@ -251,6 +261,17 @@ pub(crate) async fn grant(connection: &Connection, command: Grant) -> Outcome {
                     ]
                 })
                 .collect();
+            // A visibility is the role read of everyone or anyone.
+            let open = items(&listed, "visibilities").filter_map(|row| {
+                let subject = match row["visibility"].as_str()? {
+                    "internal" => "everyone",
+                    "public" => "anyone",
+                    _ => return None,
+                };
+                let is_listed = args.target.as_ref().is_none_or(|target| row["target"] == target[..]);
+                is_listed.then(|| vec![text(row, "target"), subject.to_owned(), "read".to_owned()])
+            });
+            let rows: Vec<Vec<String>> = rows.into_iter().chain(open).collect();
             return ui::table(&["TARGET", "SUBJECT", "ROLE"], &rows);
         }
         Grant::Rm { subject, target } => {
@@ -264,11 +285,26 @@ pub(crate) async fn grant(connection: &Connection, command: Grant) -> Outcome {
 
 pub(crate) async fn visibility(connection: &Connection, args: SetVisibility) -> Outcome {
     let registry = connection.default_registry()?;
-    let visibility = value_name(args.visibility);
-    let body = json!({ "target": args.target, "visibility": visibility });
-    send(&registry, Method::PUT, "lode/v1/visibility", &body).await?;
-    ui::print_message(format!("{} is {visibility}", args.target));
-    Ok(())
+    let SetVisibility { target, visibility, json } = args;
+    if let Some(visibility) = visibility {
+        let visibility = value_name(visibility);
+        let body = json!({ "target": target, "visibility": visibility });
+        send(&registry, Method::PUT, "lode/v1/visibility", &body).await?;
+        ui::print_message(format!("{target} is {visibility}"));
+        return Ok(());
+    }
+    let listed: Value = registry.json_get(&format!("lode/v1/grants?target={}", segment(&target))).await?;
+    // Its own visibility, else that of its namespace, the only other one in the list.
+    let own = items(&listed, "visibilities").find(|row| row["target"] == target[..]);
+    let set = own.or_else(|| items(&listed, "visibilities").next());
+    let visibility = set.map_or_else(|| "private".to_owned(), |row| text(row, "visibility"));
+    if json {
+        return ui::json(&json!({ "target": target, "visibility": visibility, "inherited": own.is_none() }));
+    }
+    ui::print_line(match set.filter(|_| own.is_none()) {
+        Some(namespace) => format!("{target} is {visibility}, like {}", text(namespace, "target")),
+        None => format!("{target} is {visibility}"),
+    })
 }
 
 pub(crate) async fn key(connection: &Connection, command: Key) -> Outcome {
@@ -401,8 +437,12 @@ pub(super) fn day(value: &Value, key: &str) -> String {
     value[key].as_str().and_then(|time| time.get(..10)).unwrap_or("never").to_owned()
 }
 
-async fn list_accounts(registry: &Registry) -> Outcome<Vec<Value>> {
-    let (mut all, mut next) = (Vec::new(), Some("lode/v1/accounts".to_owned()));
+fn state(account: &Value) -> &'static str {
+    if account["is_disabled"] == true { "disabled" } else { "" }
+}
+
+async fn list_accounts(registry: &Registry, path: &str) -> Outcome<Vec<Value>> {
+    let (mut all, mut next) = (Vec::new(), Some(path.to_owned()));
     while let Some(path) = next {
         let (mut page, after): (Value, _) = registry.json_page(&path).await?;
         if let Some(Value::Array(accounts)) = page.get_mut("accounts").map(Value::take) {

@@ -12,7 +12,9 @@ use uuid::Uuid;
 
 use super::MAX_PAGE;
 use crate::Registry;
-use crate::app::{AccountChange, AccountError, AccountInfo, Grant, KeyInfo, NewAccount, NewToken, TokenInfo};
+use crate::app::{
+    AccountChange, AccountError, AccountInfo, Grant, KeyInfo, NewAccount, NewToken, TargetVisibility, TokenInfo,
+};
 use crate::auth::{
     Access, AccessTarget, AccountKind, Action, Caller, Credential, OllamaKey, Role, Scope, ServerRole,
     Target, Visibility,
@@ -131,6 +133,7 @@ pub(crate) struct CreatedToken {
 #[derive(Serialize)]
 pub(crate) struct GrantList {
     grants: Vec<Grant>,
+    visibilities: Vec<TargetVisibility>,
 }
 
 pub(crate) async fn accounts(
@@ -140,9 +143,15 @@ pub(crate) async fn accounts(
     query: Query,
 ) -> Result<Response, Failure> {
     let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
-    let found = registry.account_list(&caller, query.get("last"), n).await?;
+    let namespace = query.get("namespace");
+    let found = registry.account_list(&caller, namespace, query.get("last"), n).await?;
     let last = found.items.last().filter(|_| found.more).map(|account| account.name.clone());
-    let next = last.map(|last| links.next("/lode/v1/accounts", &[("n", &n.to_string()), ("last", &last)]));
+    let next = last.map(|last| {
+        let n = n.to_string();
+        let mut parameters = vec![("n", &n[..]), ("last", &last[..])];
+        parameters.extend(namespace.map(|namespace| ("namespace", namespace)));
+        links.next("/lode/v1/accounts", &parameters)
+    });
     Ok(page(Json(AccountList { accounts: found.items }), next))
 }
 
@@ -237,7 +246,9 @@ pub(crate) async fn grants(
     query: Query,
 ) -> Result<Json<GrantList>, Failure> {
     let target = query.get("target").map(str::parse).transpose().map_err(Failure::UnknownName)?;
-    Ok(Json(GrantList { grants: registry.grant_list(&caller, target.as_ref()).await? }))
+    let grants = registry.grant_list(&caller, target.as_ref()).await?;
+    let visibilities = registry.visibility_list(&caller, target.as_ref()).await?;
+    Ok(Json(GrantList { grants, visibilities }))
 }
 
 pub(crate) async fn put_grant(

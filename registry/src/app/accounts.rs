@@ -213,15 +213,27 @@ impl Registry {
         Ok(())
     }
 
-    /// Accounts by name, after `after`, at most `n`.
+    /// Accounts by name, after `after`, at most `n`; the robots of a namespace if it is given, for its owners.
     pub async fn account_list(
         &self,
         caller: &Caller,
+        of: Option<&str>,
         after: Option<&str>,
         n: u32,
-    ) -> Result<Page<AccountInfo>, Error> {
-        self.authorize(caller, Action::Inspect, Target::Server).await?;
-        let rows = self.store().account_list(after.unwrap_or_default(), i64::from(n) + 1).await?;
+    ) -> Result<Page<AccountInfo>, AccountError> {
+        let owned = match of {
+            Some(name) => Some(namespace(name).ok_or_else(|| AccountError::Unknown { name: name.to_owned() })?),
+            None => None,
+        };
+        match &owned {
+            Some(space) if self.check(caller, Action::Own, Target::Settings(space)).await.is_ok() => {}
+            _ => self.authorize(caller, Action::Inspect, Target::Server).await?,
+        }
+        // In byte order `,` follows `+`.
+        let first = of.map(|name| format!("{name}+")).unwrap_or_default();
+        let before = of.map(|name| format!("{name},"));
+        let after = after.unwrap_or_default().max(&first);
+        let rows = self.store().account_list(after, before.as_deref(), i64::from(n) + 1).await?;
         Ok(Page::cut(rows.into_iter().map(AccountInfo::from).collect(), n))
     }
 

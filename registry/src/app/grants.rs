@@ -19,6 +19,13 @@ pub struct Grant {
     pub role: Role,
 }
 
+/// Who may read a target without a role.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TargetVisibility {
+    pub target: AccessTarget,
+    pub visibility: Visibility,
+}
+
 impl Registry {
     /// Grants a role to an account or a group. `everyone` and `anyone` may get the role read, which is a
     /// visibility.
@@ -84,15 +91,32 @@ impl Registry {
         caller: &Caller,
         target: Option<&AccessTarget>,
     ) -> Result<Vec<Grant>, Error> {
-        match target {
-            Some(target) if self.authorize(caller, Action::Own, Target::Settings(target)).await.is_ok() => {}
-            _ => self.authorize(caller, Action::Inspect, Target::Server).await?,
-        }
+        self.authorize_rights(caller, target).await?;
         let rows = self.store().grant_list(target).await?;
         Ok(rows
             .into_iter()
             .map(|GrantRow { target, subject, is_group, role }| Grant { target, subject, is_group, role })
             .collect())
+    }
+
+    /// The visibility of one target and of its namespace, for its owners, or all of them. Those that were never set
+    /// are private.
+    pub async fn visibility_list(
+        &self,
+        caller: &Caller,
+        target: Option<&AccessTarget>,
+    ) -> Result<Vec<TargetVisibility>, Error> {
+        self.authorize_rights(caller, target).await?;
+        let rows = self.store().visibility_list(target).await?;
+        Ok(rows.into_iter().map(|(target, visibility)| TargetVisibility { target, visibility }).collect())
+    }
+
+    /// Returns an error unless the caller owns the target, or may see the rights on all.
+    async fn authorize_rights(&self, caller: &Caller, target: Option<&AccessTarget>) -> Result<(), Error> {
+        match target {
+            Some(target) if self.check(caller, Action::Own, Target::Settings(target)).await.is_ok() => Ok(()),
+            _ => self.authorize(caller, Action::Inspect, Target::Server).await,
+        }
     }
 
     /// Sets who may read a namespace or a repository without a role.

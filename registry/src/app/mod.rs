@@ -66,7 +66,7 @@ pub use diff::{DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTo
 pub use fsck::{Damage, FsckSummary};
 pub(crate) use fsck::{Finding, FindingSink};
 pub use gc::{GcReport, Removal, RemovalPage, RestoredContent};
-pub use grants::Grant;
+pub use grants::{Grant, TargetVisibility};
 pub(crate) use job_control::JobControl;
 pub use jobs::{FindingKind, Job, JobKind};
 pub(crate) use limits::Limits;

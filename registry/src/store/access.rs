@@ -305,11 +305,17 @@ impl Store {
         row.decode(groups).map(Some)
     }
 
-    /// Accounts by name, after `after`, at most `limit`; without their groups.
-    pub(crate) async fn account_list(&self, after: &str, limit: i64) -> Result<Vec<AccountRow>, Error> {
+    /// Accounts by name, after `after` and before `before`, at most `limit`; without their groups.
+    pub(crate) async fn account_list(
+        &self,
+        after: &str,
+        before: Option<&str>,
+        limit: i64,
+    ) -> Result<Vec<AccountRow>, Error> {
         let rows: Vec<AccountColumns> = on!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(format!(
-            "select {ACCOUNT_COLUMNS} from accounts where name > $1 order by name limit $2")))
-            .bind(after).bind(limit).fetch_all(c).await)?;
+            "select {ACCOUNT_COLUMNS} from accounts
+             where name > $1 and (cast($2 as text) is null or name < $2) order by name limit $3")))
+            .bind(after).bind(before).bind(limit).fetch_all(c).await)?;
         rows.into_iter().map(|row| row.decode(Vec::new())).collect()
     }
 
@@ -359,6 +365,25 @@ impl Store {
             .bind(id_list(subjects)).bind(limit).fetch_all(c).await)?;
         rows.into_iter()
             .map(|(target, number)| Ok((parse_stored("target", &target)?, role(number)?)))
+            .collect()
+    }
+
+    /// Visibilities by target; those of one target and of its namespace if it is given.
+    pub(crate) async fn visibility_list(
+        &self,
+        target: Option<&AccessTarget>,
+    ) -> Result<Vec<(AccessTarget, Visibility)>, Error> {
+        let namespace = match target {
+            Some(AccessTarget::Repository(repository)) => Some(AccessTarget::namespace_of(repository)),
+            _ => None,
+        };
+        let rows: Vec<(String, i64)> = on!(self.read(), c => sqlx::query_as(
+            "select target, visibility from visibilities
+             where cast($1 as text) is null or target in ($1, $2) order by target")
+            .bind(target.map(ToString::to_string)).bind(namespace.map(|target| target.to_string()))
+            .fetch_all(c).await)?;
+        rows.into_iter()
+            .map(|(target, number)| Ok((parse_stored("target", &target)?, visibility(number)?)))
             .collect()
     }
 

@@ -33,6 +33,7 @@ mod push;
 mod ranges;
 mod rates;
 mod read_only;
+mod rights;
 mod routes;
 mod rules;
 mod sign_in;
