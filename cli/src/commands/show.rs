@@ -37,6 +37,7 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
         "size_bytes",
         "tensors",
         "modified_at",
+        "actor",
         "problem",
     ] {
         let Some(value) = response.get(key) else { continue };
@@ -53,6 +54,7 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
         let label = match key {
             "size_bytes" => "size",
             "modified_at" => "modified",
+            "actor" => "pushed by",
             "media_type" => "media type",
             "artifact_type" => "artifact type",
             key => key,

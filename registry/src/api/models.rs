@@ -46,6 +46,9 @@ pub(crate) struct ModelDetails {
     digest: Digest,
     media_type: String,
     modified_at: String,
+    /// Who has set the tag; only for callers with an account.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actor: Option<String>,
     /// Null if the manifest is not a model.
     #[serde(flatten)]
     summary: Option<ModelSummary>,
@@ -97,6 +100,7 @@ pub(crate) async fn show(
         digest: model.digest,
         media_type: model.manifest.media_type,
         modified_at: rfc3339(model.modified_at),
+        actor: model.actor,
         summary: model.summary,
         config: model.manifest.config,
         layers: model.manifest.layers,

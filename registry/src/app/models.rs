@@ -92,6 +92,8 @@ pub struct ModelPage {
 pub struct Model {
     pub digest: Digest,
     pub modified_at: i64,
+    /// Who has set the tag, for callers with an account: `user:alice`.
+    pub actor: Option<String>,
     pub manifest: Manifest,
     pub summary: Option<ModelSummary>,
     /// Its config blob, if it is ollama's.
@@ -208,8 +210,9 @@ impl Registry {
             }
             _ => None,
         };
-        let modified_at = self.store().manifest_time(repository, reference).await?;
-        Ok(Some(Model { digest: stored.digest, modified_at, manifest, summary, config }))
+        let (modified_at, actor) = self.store().manifest_change(repository, reference).await?;
+        let actor = actor.filter(|_| caller.account().is_some());
+        Ok(Some(Model { digest: stored.digest, modified_at, actor, manifest, summary, config }))
     }
 
     /// Runs `look` on the metadata of a model's GGUF file. `None` if it has no such file or the file is

@@ -285,17 +285,19 @@ impl Store {
     }
 
     /// When a manifest was first pushed, or a tag was last moved; 0 if it does not exist.
-    pub(crate) async fn manifest_time(
+    pub(crate) async fn manifest_change(
         &self,
         repository: &Repository,
         reference: &Reference,
-    ) -> Result<i64, Error> {
+    ) -> Result<(i64, Option<String>), Error> {
         let text = match reference {
-            Reference::Digest(_) => "select created_at from manifests where repository = $1 and digest = $2",
-            Reference::Tag(_) => "select updated_at from tags where repository = $1 and name = $2",
+            Reference::Digest(_) => {
+                "select created_at, cast(null as text) from manifests where repository = $1 and digest = $2"
+            }
+            Reference::Tag(_) => "select updated_at, actor from tags where repository = $1 and name = $2",
         };
-        let row: Option<(i64,)> = on!(self.read(), c => sqlx::query_as(text)
+        let row: Option<(i64, Option<String>)> = on!(self.read(), c => sqlx::query_as(text)
             .bind(repository.as_str()).bind(reference.to_string()).fetch_optional(c).await)?;
-        Ok(row.map_or(0, |(time,)| time))
+        Ok(row.unwrap_or_default())
     }
 }

@@ -77,3 +77,22 @@ async fn owners_list_their_robots() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn readers_see_who_has_set_a_tag() {
+    each_database(async |app: App| {
+        let (alice, bob) = (app.user("alice").await, app.user("bob").await);
+        let pushed = app.push_as(&alice, "alice/app").await;
+        let digest = pushed.header("docker-content-digest").to_owned();
+        app.show("alice/app", "public").await;
+        let actor = async |credentials: &str, reference: &str| {
+            let shown = app.get_as(credentials, &format!("/lode/v1/models/alice/app/{reference}")).await;
+            assert_eq!(shown.status, 200, "{}", shown.text());
+            shown.json()["actor"].clone()
+        };
+        assert_eq!(actor(&bob, "latest").await, json!("user:alice"));
+        assert_eq!(actor("", "latest").await, Value::Null, "names of accounts are not for every client");
+        assert_eq!(actor(&bob, &digest).await, Value::Null);
+    })
+    .await;
+}
