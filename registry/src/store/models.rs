@@ -284,7 +284,7 @@ impl Store {
         rows.into_iter().map(TaggedRow::try_from).collect()
     }
 
-    /// When a manifest was first pushed, or a tag was last moved; 0 if it does not exist.
+    /// When a manifest was first pushed, or a tag was last moved, and who has moved it; 0 if it does not exist.
     pub(crate) async fn manifest_change(
         &self,
         repository: &Repository,
