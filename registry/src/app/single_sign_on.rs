@@ -18,6 +18,7 @@ use uuid::Uuid;
 use super::Registry;
 use super::accounts::{AccountError, namespace, subject};
 use super::sessions::random_text;
+use super::sign_in::SESSION_TIME;
 use super::sign_in_errors::SignOnError;
 use crate::Error;
 use crate::auth::jwt::{Claims, JwtError, LEEWAY_SECONDS};
@@ -176,8 +177,11 @@ impl Registry {
             ("code_challenge", &challenge),
             ("code_challenge_method", "S256"),
         ]);
+        // With a maximum age, providers have to report when the person has signed in there (`auth_time`).
+        let max_age = if goal == SignOnGoal::SignInAgain { 0 } else { SESSION_TIME.as_secs() };
+        url.query_pairs_mut().append_pair("max_age", &max_age.to_string());
         if goal == SignOnGoal::SignInAgain {
-            url.query_pairs_mut().append_pair("max_age", "0").append_pair("prompt", "login");
+            url.query_pairs_mut().append_pair("prompt", "login");
         }
         Ok(SignOnStart { url, cookie: self.pending_seal(&pending).await? })
     }

@@ -89,6 +89,7 @@ impl<'a> Browser<'a> {
             ("scope", "openid profile email"),
             ("code_challenge_method", "S256"),
             ("redirect_uri", &redirect_uri),
+            ("max_age", if location.contains("&prompt=login") { "0" } else { "604800" }),
         ] {
             assert_eq!(field(name), expected);
         }
@@ -280,7 +281,11 @@ async fn signing_in_again_needs_a_new_sign_in_there() {
     for (auth_time, status) in [(json!(now - 7200), 403), (json!(now), 303), (Value::Null, 303)] {
         issuer.set(|issuer| issuer.claims = json!({"auth_time": auth_time}));
         let response = browser.get("/login/corp?again=1").await;
-        assert!(response.header("location").ends_with("&max_age=0&prompt=login"), "{}", response.header("location"));
+        assert!(
+            response.header("location").ends_with("&max_age=0&prompt=login"),
+            "{}",
+            response.header("location")
+        );
         let back = browser.agree(response.header("location"));
         assert_eq!(browser.get(&back).await.status, status, "{auth_time}");
     }
