@@ -9,7 +9,7 @@ use super::access::{PASSWORD, basic};
 use crate::Config;
 
 /// A server on each database, with the administrator `admin`.
-async fn each_database(test: impl AsyncFn(App)) {
+pub(super) async fn each_database(test: impl AsyncFn(App)) {
     let admin_password = Some(Secret::new(PASSWORD));
     test(App::with(Config { admin_password: admin_password.clone(), ..Config::default() }).await).await;
     if let Some(database) = crate::store::postgres_for_test().await {
@@ -73,7 +73,10 @@ async fn owners_list_their_robots() {
         assert_eq!(list(&alice, "/lode/v1/accounts").await.0, 403);
         let request = Request::get("/lode/v1/accounts?namespace=a/b");
         assert!(app.send_as(&alice, request, "").await.status.is_client_error());
-        assert_eq!(list(&basic("admin", PASSWORD), "/lode/v1/accounts?namespace=bob").await.1, json!(["bob+x"]));
+        assert_eq!(
+            list(&basic("admin", PASSWORD), "/lode/v1/accounts?namespace=bob").await.1,
+            json!(["bob+x"])
+        );
     })
     .await;
 }
