@@ -14,8 +14,8 @@ use serde_json::{Map, Value, json};
 use super::exchange::exchange;
 use crate::{
     args::{
-        Grant, Group, GroupAdd, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate, TokenRotate,
-        User, UserAdd, UserSet,
+        Grant, Group, GroupAdd, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate,
+        TokenRotate, User, UserAdd, UserSet,
     },
     connect::Connection,
     error::{Failure, Outcome},
@@ -115,7 +115,8 @@ pub(crate) async fn robot(connection: &Connection, command: Robot) -> Outcome {
             if json {
                 return ui::json(&json!({ "accounts": robots }));
             }
-            let row = |robot: &Value| vec![text(robot, "name"), day(robot, "created_at"), state(robot).to_owned()];
+            let row =
+                |robot: &Value| vec![text(robot, "name"), day(robot, "created_at"), state(robot).to_owned()];
             let rows: Vec<Vec<String>> = robots.iter().map(row).collect();
             ui::table(&["NAME", "CREATED", "STATE"], &rows)
         }

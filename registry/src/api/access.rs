@@ -13,7 +13,8 @@ use uuid::Uuid;
 use super::MAX_PAGE;
 use crate::Registry;
 use crate::app::{
-    AccountChange, AccountError, AccountInfo, Grant, KeyInfo, NewAccount, NewToken, TargetVisibility, TokenInfo,
+    AccountChange, AccountError, AccountInfo, Grant, KeyInfo, NewAccount, NewToken, TargetVisibility,
+    TokenInfo,
 };
 use crate::auth::{
     Access, AccessTarget, AccountKind, Action, Caller, Credential, OllamaKey, Role, Scope, ServerRole,

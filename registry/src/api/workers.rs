@@ -11,9 +11,7 @@ use uuid::Uuid;
 
 use super::MAX_PAGE;
 use crate::Registry;
-use crate::app::{
-    Heartbeat, JoinProof, Registration, WORKER_CREDENTIAL_PREFIX, Worker, WorkerAnnouncement,
-};
+use crate::app::{Heartbeat, JoinProof, Registration, WORKER_CREDENTIAL_PREFIX, Worker, WorkerAnnouncement};
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
 

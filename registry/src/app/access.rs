@@ -11,8 +11,8 @@ use super::Registry;
 use super::access_cache::RightsKey;
 use crate::Error;
 use crate::auth::{
-    AccessTarget, Account, Action, Caller, Identity, Requested, Rights, Role, Scope, Target, Visibility, decide,
-    decide_at_once, decide_some,
+    AccessTarget, Account, Action, Caller, Identity, Requested, Rights, Role, Scope, Target, Visibility,
+    decide, decide_at_once, decide_some,
 };
 use crate::store::{AccessState, ListFilter};
 use crate::upstream::find_upstream;

@@ -222,7 +222,9 @@ impl Registry {
         n: u32,
     ) -> Result<Page<AccountInfo>, AccountError> {
         let owned = match of {
-            Some(name) => Some(namespace(name).ok_or_else(|| AccountError::Unknown { name: name.to_owned() })?),
+            Some(name) => {
+                Some(namespace(name).ok_or_else(|| AccountError::Unknown { name: name.to_owned() })?)
+            }
             None => None,
         };
         match &owned {

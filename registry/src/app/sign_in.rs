@@ -22,7 +22,8 @@ use crate::Error;
 use crate::auth::throttle;
 use crate::auth::token::{digest_of, is_token};
 use crate::auth::{
-    AccessToken, Account, Action, Caller, Credential, Identity, OllamaKey, RepositoryScope, Requested, Scope, Target,
+    AccessToken, Account, Action, Caller, Credential, Identity, OllamaKey, RepositoryScope, Requested, Scope,
+    Target,
 };
 use crate::error::chain;
 use crate::network::network;

@@ -80,11 +80,7 @@ fn with_other_spellings(scopes: Vec<RepositoryScope>) -> Vec<RepositoryScope> {
     scopes.into_iter().flat_map(all_of).collect()
 }
 
-async fn respond(
-    registry: &Registry,
-    caller: &Caller,
-    requested: &Requested,
-) -> Result<Response, Failure> {
+async fn respond(registry: &Registry, caller: &Caller, requested: &Requested) -> Result<Response, Failure> {
     let (token, valid) = registry.access_token_issue(caller, requested).await?;
     let body = json!({
         "token": token.expose(),

@@ -174,7 +174,11 @@ impl Store {
 impl Tx {
     /// Deletes a worker, whose credential ends. `credential`: only if it is the worker's. Returns false if there is no
     /// such worker.
-    pub(crate) async fn worker_delete(&mut self, id: Uuid, credential: Option<&Digest>) -> Result<bool, Error> {
+    pub(crate) async fn worker_delete(
+        &mut self,
+        id: Uuid,
+        credential: Option<&Digest>,
+    ) -> Result<bool, Error> {
         self.access_changed().await?;
         let rows = on!(self.conn(), c => sqlx::query(
             "delete from workers where id = $1 and (cast($2 as text) is null or credential = $2)")

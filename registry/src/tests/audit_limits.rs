@@ -19,8 +19,12 @@ async fn refusals_of_many_names_are_few_records() {
     let last = "/lode/v1/audit?target=user:last";
     while app.admin("GET", last, json!(null)).await.json()["records"] == json!([]) {}
     let found = app.admin("GET", "/lode/v1/audit?action=access.refuse&n=1000", json!(null)).await.json();
-    let targets: Vec<&str> =
-        found["records"].as_array().unwrap().iter().map(|record| record["target"].as_str().unwrap()).collect();
+    let targets: Vec<&str> = found["records"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|record| record["target"].as_str().unwrap())
+        .collect();
     let others = targets.iter().filter(|target| **target == "other").count();
     assert_eq!((targets.len(), others), (22, 2), "20, and one for each action: {targets:?}");
     assert!(targets.contains(&"team/n0") && !targets.contains(&"team/n99"), "{targets:?}");

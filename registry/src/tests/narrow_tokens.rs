@@ -34,8 +34,12 @@ async fn listings_of_an_access_token_have_what_it_was_requested_for() {
         (exchange(&basic("admin", PASSWORD), one).await, vec!["team/a"]),
     ] {
         let names = |list: &serde_json::Value, of: &str, key: &str| {
-            let mut names: Vec<String> = list[of].as_array().unwrap().iter()
-                .map(|item| item[key].as_str().or(item.as_str()).unwrap().to_owned()).collect();
+            let mut names: Vec<String> = list[of]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|item| item[key].as_str().or(item.as_str()).unwrap().to_owned())
+                .collect();
             names.dedup();
             names
         };
@@ -83,7 +87,9 @@ async fn lineage_shows_what_the_caller_may_read() {
     assert_eq!(here(&alice).await, json!(null));
     // Nobody asked for the base: no refusal is recorded.
     app.get_as(&basic("last", "wrong"), "/v2/").await;
-    while app.admin("GET", "/lode/v1/audit?target=user:last", json!(null)).await.json()["records"] == json!([]) {}
+    while app.admin("GET", "/lode/v1/audit?target=user:last", json!(null)).await.json()["records"]
+        == json!([])
+    {}
     let refused = app.admin("GET", "/lode/v1/audit?action=access.refuse", json!(null)).await.json();
     assert_eq!(refused["records"], json!([]));
 }

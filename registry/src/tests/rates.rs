@@ -78,11 +78,8 @@ async fn wrong_tokens_of_one_network_are_slowed_down() {
 
 #[tokio::test]
 async fn wrong_credentials_count_as_requests() {
-    let config = Config {
-        admin_password: Some(Secret::new(PASSWORD)),
-        requests_per_minute: 3,
-        ..Config::default()
-    };
+    let config =
+        Config { admin_password: Some(Secret::new(PASSWORD)), requests_per_minute: 3, ..Config::default() };
     let app = App::with(config).await;
     let wrong = crate::auth::token::new_token().unwrap();
     for (at, credentials) in
@@ -94,6 +91,10 @@ async fn wrong_credentials_count_as_requests() {
         for expected in [401, 401, 401, 429] {
             assert_eq!(get_from(&app, &address, credentials, "/v2/").await.status, expected, "{credentials}");
         }
-        assert_eq!(get_from(&app, &address, &basic("admin", PASSWORD), "/v2/").await.status, 200, "an account");
+        assert_eq!(
+            get_from(&app, &address, &basic("admin", PASSWORD), "/v2/").await.status,
+            200,
+            "an account"
+        );
     }
 }

@@ -10,9 +10,8 @@ async fn a_read_only_server_slows_down_guessing() {
     app.user("alice").await;
     app.registry.close().await;
     let app = App::with_data(Config { read_only: true, ..Config::default() }, app._data).await;
-    let attempt = async |name: &str, password: &str| {
-        app.get_as(&basic(name, password), "/v2/").await.status.as_u16()
-    };
+    let attempt =
+        async |name: &str, password: &str| app.get_as(&basic(name, password), "/v2/").await.status.as_u16();
     let mut statuses = Vec::new();
     for _ in 0..7 {
         statuses.push(attempt("alice", "wrong").await);

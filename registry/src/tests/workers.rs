@@ -4,9 +4,9 @@ use http::Request;
 use lode_client::Secret;
 use serde_json::{Value, json};
 
+use super::App;
 use super::access::{PASSWORD, basic};
 use super::gateway::{Joined, local};
-use super::App;
 use crate::Config;
 
 const TOKEN: &str = "the secret of all workers";
@@ -60,7 +60,10 @@ async fn administrators_remove_workers() {
     assert_eq!(listed["workers"].as_array().map(Vec::len), Some(1), "{listed}");
     let records = app.admin("GET", "/lode/v1/audit?action=worker.remove", Value::Null).await.json();
     let record = &records["records"][0];
-    assert_eq!((&record["actor"], &record["target"]), (&json!("user:admin"), &json!(format!("worker:{}", worker.id))));
+    assert_eq!(
+        (&record["actor"], &record["target"]),
+        (&json!("user:admin"), &json!(format!("worker:{}", worker.id)))
+    );
     // 3. A worker leaves on its own.
     assert_eq!(local(&app, "DELETE", &other.path(), Some(&other.credential), Value::Null).await.status, 204);
     assert_eq!(app.pull_as(&format!("Bearer {}", other.credential), "team/app").await, 401);

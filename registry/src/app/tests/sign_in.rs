@@ -88,7 +88,10 @@ async fn no_session_survives_a_change_of_the_password() {
         // 2. A session of the old password waits for it, and does not begin.
         let late = Uuid::now_v7();
         let mut late = std::pin::pin!(begin(late));
-        assert!(tokio::time::timeout(Duration::from_millis(300), &mut late).await.is_err(), "it did not wait");
+        assert!(
+            tokio::time::timeout(Duration::from_millis(300), &mut late).await.is_err(),
+            "it did not wait"
+        );
         change.commit().await.unwrap();
         assert!(!late.await);
         assert_eq!(store.session_list(row.id).await.unwrap(), []);
