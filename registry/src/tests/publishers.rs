@@ -35,14 +35,14 @@ async fn start() -> App {
 }
 
 /// Registers a publisher of `team+ci`; returns its id.
-async fn register(app: &App, issuer: &TestIssuer, kind: &str, conditions: Value) -> String {
+pub(super) async fn register(app: &App, issuer: &TestIssuer, kind: &str, conditions: Value) -> String {
     let body = json!({"robot": "team+ci", "kind": kind, "issuer": issuer.url, "conditions": conditions});
     let created = app.admin("POST", "/lode/v1/publishers", body).await.json();
     created["id"].as_str().unwrap().to_owned()
 }
 
 /// Sends a token as huggingface_hub does.
-async fn exchange(app: &App, token: &str, resource: &str) -> TestResponse {
+pub(super) async fn exchange(app: &App, token: &str, resource: &str) -> TestResponse {
     exchange_from(app, "192.0.2.1", token, resource).await
 }
 
@@ -56,7 +56,7 @@ async fn exchange_from(app: &App, address: &str, token: &str, resource: &str) ->
 }
 
 /// The claims of a job of GitHub Actions.
-fn github(issuer: &TestIssuer, changes: &Value) -> Value {
+pub(super) fn github(issuer: &TestIssuer, changes: &Value) -> Value {
     let mut claims = issuer.claims(&json!({
         "aud": URL,
         "jti": uuid::Uuid::new_v4(),
@@ -190,7 +190,7 @@ async fn each_claim_of_github_counts() {
     assert!(outcome(&app, &issuer, &github(&issuer, &json!({}))).await.is_ok());
     let now = crate::time::now_ms() / 1000;
     let path = "octo-org/octo-repo/.github/workflows";
-    for (changes, expected) in [
+    let refused_claims = [
         (json!({"repository": "octo-org/other"}), "none is registered for its project"),
         (json!({"repository": null}), "none is registered for its project"),
         (json!({"repository": ["octo-org/octo-repo"]}), "none is registered for its project"),
@@ -223,29 +223,74 @@ async fn each_claim_of_github_counts() {
         (json!({"iat": now + 3600}), "not valid yet"),
         (json!({"nbf": now + 3600}), "not valid yet"),
         (json!({"iat": null}), "`iat`"),
-    ] {
+        (json!({"jti": "used"}), "used before"),
+    ];
+    let used = outcome(&app, &issuer, &github(&issuer, &json!({"jti": "used"}))).await;
+    assert!(used.is_ok(), "{used:?}");
+    for (changes, expected) in &refused_claims {
         let refused =
-            outcome(&app, &issuer, &github(&issuer, &changes)).await.expect_err(&changes.to_string());
+            outcome(&app, &issuer, &github(&issuer, changes)).await.expect_err(&changes.to_string());
         assert!(
             refused.starts_with("400 \"invalid_grant\"") && refused.contains(expected),
             "{changes}: {refused}"
         );
     }
     // What may differ: the form of the subject, upper and lower case, the branch, and who has started it.
-    for changes in [
+    let accepted_claims = [
         json!({"sub": "repo:octo-org/octo-repo:ref:refs/heads/main"}),
         json!({"sub": null}),
         json!({"repository": "Octo-Org/Octo-Repo"}),
+        // The id of the owner counts, not the name.
+        json!({"repository_owner": "renamed"}),
         json!({"workflow_ref": format!("{path}/publish.yml@refs/tags/v1")}),
+        json!({"job_workflow_ref": "octo-org/other/.github/workflows/other.yml@refs/heads/main"}),
         json!({"job_workflow_ref": null}),
         json!({"ref": "refs/heads/dev"}),
+        json!({"ref_protected": "false"}),
+        json!({"sha": "abcdef0123456789abcdef0123456789abcdef01"}),
+        json!({"run_id": "43"}),
         json!({"actor": "somebody"}),
         json!({"aud": format!("{URL}/hf")}),
         json!({"aud": [URL]}),
         json!({"exp": now - 30}),
-    ] {
-        let exchanged = outcome(&app, &issuer, &github(&issuer, &changes)).await;
+    ];
+    for changes in &accepted_claims {
+        let exchanged = outcome(&app, &issuer, &github(&issuer, changes)).await;
         assert!(exchanged.is_ok(), "{changes}: {exchanged:?}");
+    }
+    assert_changed(&github(&issuer, &json!({})), &refused_claims, &accepted_claims);
+}
+
+/// Asserts that there is a case with another value of each claim.
+fn assert_changed(claims: &Value, refused: &[(Value, &str)], accepted: &[Value]) {
+    for name in claims.as_object().unwrap().keys() {
+        let mut cases = refused.iter().map(|(changes, _)| changes).chain(accepted);
+        let is_changed = cases.any(|changes| changes.get(name).is_some_and(|value| *value != claims[name]));
+        assert!(is_changed, "no case changes `{name}`");
+    }
+}
+
+/// A publisher can require any other claim of a job, and then it counts.
+#[tokio::test]
+async fn further_claims_count_where_a_publisher_names_them() {
+    let issuer = TestIssuer::start().await;
+    let required = json!({"repository": "octo-org/octo-repo", "workflow": "publish.yml"});
+    for name in ["ref", "ref_protected", "event_name", "actor", "job_workflow_ref"] {
+        let app = start().await;
+        let mut conditions = required.clone();
+        conditions[name] = github(&issuer, &json!({}))[name].clone();
+        let body =
+            json!({"robot": "team+ci", "kind": "github", "issuer": issuer.url, "conditions": conditions});
+        let request = Request::post("/lode/v1/publishers");
+        let created = app.send_as(&basic("admin", PASSWORD), request, body.to_string()).await;
+        assert_eq!(created.status, 201, "{name}: {}", created.text());
+        assert!(outcome(&app, &issuer, &github(&issuer, &json!({}))).await.is_ok(), "{name}");
+        for changed in [json!("other"), Value::Null] {
+            let mut changes = json!({});
+            changes[name] = changed;
+            let refused = outcome(&app, &issuer, &github(&issuer, &changes)).await.expect_err(name);
+            assert!(refused.contains(&format!("`{name}` is ")), "{changes}: {refused}");
+        }
     }
 }
 
@@ -257,8 +302,9 @@ async fn each_claim_of_gitlab_counts() {
     });
     register(&app, &issuer, "gitlab", conditions).await;
     assert!(outcome(&app, &issuer, &gitlab(&issuer, &json!({}))).await.is_ok());
+    let now = crate::time::now_ms() / 1000;
     let project = "gitlab.example.com/my-group/my-project";
-    for (changes, expected) in [
+    let refused_claims = [
         (json!({"project_path": "my-group/fork"}), "none is registered for its project"),
         (json!({"project_id": "21", "job_project_id": "21"}), "expected `20`"),
         (json!({"namespace_id": "73", "job_namespace_id": "73"}), "expected `72`"),
@@ -286,17 +332,34 @@ async fn each_claim_of_gitlab_counts() {
         (json!({"ref_protected": "false"}), "expected `true`"),
         (json!({"ref_protected": null}), "`ref_protected` is missing"),
         (json!({"aud": URL.replace("hub", "other")}), "`aud`"),
-    ] {
+        (json!({"iss": "https://gitlab.com"}), "no publisher is registered"),
+        (json!({"exp": now - 61}), "expired"),
+        (json!({"iat": now + 3600}), "not valid yet"),
+        (json!({"nbf": now + 3600}), "not valid yet"),
+        (json!({"jti": "used"}), "used before"),
+    ];
+    let used = outcome(&app, &issuer, &gitlab(&issuer, &json!({"jti": "used"}))).await;
+    assert!(used.is_ok(), "{used:?}");
+    for (changes, expected) in &refused_claims {
         let refused =
-            outcome(&app, &issuer, &gitlab(&issuer, &changes)).await.expect_err(&changes.to_string());
+            outcome(&app, &issuer, &gitlab(&issuer, changes)).await.expect_err(&changes.to_string());
         assert!(refused.contains(expected), "{changes}: {refused}");
     }
-    for changes in
-        [json!({"project_path": "My-Group/My-Project"}), json!({"sub": "x"}), json!({"job_project_id": null})]
-    {
-        let exchanged = outcome(&app, &issuer, &gitlab(&issuer, &changes)).await;
+    let accepted_claims = [
+        json!({"project_path": "My-Group/My-Project"}),
+        json!({"sub": "x"}),
+        json!({"job_project_id": null}),
+        // The id of the group counts, not its name.
+        json!({"namespace_path": "renamed"}),
+        json!({"ref": "dev"}),
+        json!({"sha": "abcdef0123456789abcdef0123456789abcdef01"}),
+        json!({"job_id": "303"}),
+    ];
+    for changes in &accepted_claims {
+        let exchanged = outcome(&app, &issuer, &gitlab(&issuer, changes)).await;
         assert!(exchanged.is_ok(), "{changes}: {exchanged:?}");
     }
+    assert_changed(&gitlab(&issuer, &json!({})), &refused_claims, &accepted_claims);
 }
 
 #[tokio::test]
