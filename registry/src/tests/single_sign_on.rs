@@ -26,22 +26,27 @@ async fn start(issuer: &TestIssuer, settings: Value) -> App {
 }
 
 /// A browser with its cookies.
-struct Browser<'a> {
+pub(super) struct Browser<'a> {
     app: &'a App,
     issuer: &'a TestIssuer,
-    cookies: Vec<(String, String)>,
+    pub(super) cookies: Vec<(String, String)>,
 }
 
 impl<'a> Browser<'a> {
-    fn new(app: &'a App, issuer: &'a TestIssuer) -> Browser<'a> {
+    pub(super) fn new(app: &'a App, issuer: &'a TestIssuer) -> Browser<'a> {
         Browser { app, issuer, cookies: Vec::new() }
+    }
+
+    /// The same browser at another replica.
+    pub(super) fn at(&self, app: &'a App) -> Browser<'a> {
+        Browser { app, issuer: self.issuer, cookies: self.cookies.clone() }
     }
 
     fn cookie(&self) -> String {
         self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("; ")
     }
 
-    async fn get(&mut self, path: &str) -> TestResponse {
+    pub(super) async fn get(&mut self, path: &str) -> TestResponse {
         let request = Request::get(path).header("host", HOST).header("cookie", self.cookie());
         let response = self.app.send(request, "").await;
         self.keep(&response);
@@ -72,7 +77,7 @@ impl<'a> Browser<'a> {
     }
 
     /// Follows the link to the provider, where the person agrees; returns the address back.
-    async fn authorize(&mut self, path: &str) -> String {
+    pub(super) async fn authorize(&mut self, path: &str) -> String {
         let response = self.get(path).await;
         assert_eq!(response.status, 303, "{}", response.text());
         self.agree(response.header("location"))
@@ -106,7 +111,7 @@ impl<'a> Browser<'a> {
         self.get(&back).await
     }
 
-    async fn account(&mut self) -> Option<Value> {
+    pub(super) async fn account(&mut self) -> Option<Value> {
         let me = self.get("/lode/v1/me").await;
         (me.status == 200).then(|| me.json())
     }
@@ -539,4 +544,54 @@ async fn a_server_without_accounts_has_no_single_sign_on() {
     let open = App::with(Config { oidc: vec![provider], ..Config::default() }).await;
     assert_eq!(Browser::new(&open, &issuer).get("/login/corp").await.status, 409);
     assert_eq!(open.get("/lode/v1/accounts").await.json()["accounts"], json!([]));
+}
+
+/// Each provider signs in its own people, and what one of them has sent does not count at the other.
+#[tokio::test]
+async fn providers_are_kept_apart() {
+    let (one, two) = (TestIssuer::start().await, TestIssuer::start().await);
+    let provider = |name: &str, issuer: &TestIssuer| -> OidcProvider {
+        let settings = json!({
+            "name": name, "title": format!("Login {name}"), "issuer": issuer.url, "client_id": "lode",
+            "groups_claim": "groups",
+        });
+        serde_json::from_value(settings).unwrap()
+    };
+    let app = App::with(Config {
+        admin_password: Some(Secret::new(PASSWORD)),
+        oidc: vec![provider("corp", &one), provider("other", &two)],
+        ..Config::default()
+    })
+    .await;
+    app.admin("POST", "/lode/v1/groups", json!({"name": "ml", "provider": "corp"})).await;
+    two.set(|issuer| issuer.claims = json!({"preferred_username": "bob", "groups": ["ml"]}));
+    one.set(|issuer| issuer.claims = json!({"preferred_username": "alice", "groups": ["ml"]}));
+    let page = app.get_as("", "/login").await;
+    assert!(page.text().contains("Login corp") && page.text().contains("Login other"), "{}", page.text());
+    // 1. The same subject at both is two people, and each provider decides about its own groups only.
+    let mut browser = Browser::new(&app, &one);
+    assert_eq!(browser.sign_in().await.status, 303);
+    assert_eq!(browser.account().await.unwrap()["name"], "alice");
+    let at_other = |back: &str| back.replace("/login/corp/", "/login/other/");
+    let mut second = Browser::new(&app, &two);
+    let begun = second.get("/login/other").await;
+    let location = begun.header("location").replace("other%2Fcallback", "corp%2Fcallback");
+    let back = at_other(&second.agree(&location));
+    assert_eq!(second.get(&back).await.status, 303);
+    assert_eq!(second.account().await.unwrap()["name"], "bob");
+    let groups = app.admin("GET", "/lode/v1/groups", json!(null)).await.json();
+    assert_eq!(groups["groups"][0]["members"], json!(["alice"]));
+    // 2. A sign-in that began at one does not finish at the other.
+    let mut mixed = Browser::new(&app, &one);
+    let back = mixed.authorize("/login/corp").await;
+    let refused = mixed.get(&at_other(&back)).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert!(mixed.account().await.is_none());
+    // 3. While one is down, the other signs in.
+    one.set(|issuer| issuer.is_down = true);
+    let mut browser = Browser::new(&app, &two);
+    let begun = browser.get("/login/other").await;
+    let location = begun.header("location").replace("other%2Fcallback", "corp%2Fcallback");
+    let back = at_other(&browser.agree(&location));
+    assert_eq!(browser.get(&back).await.status, 303);
 }
