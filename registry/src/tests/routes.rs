@@ -10,11 +10,11 @@ use axum::body::Body;
 use bytes::Bytes;
 use http::Request;
 
-use super::TestResponse;
 use super::access::closed;
+use super::{App, TestResponse};
 
-const ZERO: &str = "sha256:0000000000000000000000000000000000000000000000000000000000000000";
-const ID: &str = "00000000-0000-0000-0000-000000000000";
+pub(super) const ZERO: &str = "sha256:0000000000000000000000000000000000000000000000000000000000000000";
+pub(super) const ID: &str = "00000000-0000-0000-0000-000000000000";
 
 /// What a route needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,145 +43,167 @@ pub(super) enum Need {
     Session,
     Inspect,
     Administer,
-    /// A proof that is no account's.
+    /// The secret with which workers join.
     Join,
+    /// The credential of the worker.
+    OwnWorker,
+    /// Credentials that can be exchanged for an access token. Those of a client without any can.
+    Exchange,
+    /// Nothing, not even valid credentials.
+    Probe,
+    /// Nothing: greetings, and pages that check credentials themselves.
+    Open,
 }
 
 use Need::{
-    Account, Administer, Delete, Identity, Infer, Inspect, Join, List, Maintain, Own, Pull, PullAsAccount,
-    Push, Session, SignIn, Stage,
+    Account, Administer, Delete, Exchange, Identity, Infer, Inspect, Join, List, Maintain, Open, Own,
+    OwnWorker, Probe, Pull, PullAsAccount, Push, Session, SignIn, Stage,
 };
 
-/// Method, route as in the router, body, and what it needs.
-pub(super) const ROUTES: &[(&str, &str, &str, Need)] = &[
-    ("GET", "/v2", "", SignIn),
-    ("GET", "/v2/", "", SignIn),
-    ("GET", "/v2/_oci/ext/discover", "", SignIn),
-    ("GET", "/v2/_catalog", "", List),
-    ("GET", "/v2/{name}/blobs/{digest}", "", Pull),
-    ("HEAD", "/v2/{name}/blobs/{digest}", "", Pull),
-    ("DELETE", "/v2/{name}/blobs/{digest}", "", Delete),
-    ("POST", "/v2/{name}/blobs/uploads", "", Push),
-    ("POST", "/v2/{name}/blobs/uploads/", "", Push),
-    ("GET", "/v2/{name}/blobs/uploads/{id}", "", Push),
-    ("PATCH", "/v2/{name}/blobs/uploads/{id}", "", Push),
-    ("PUT", "/v2/{name}/blobs/uploads/{id}", "", Push),
-    ("DELETE", "/v2/{name}/blobs/uploads/{id}", "", Push),
-    ("GET", "/v2/{name}/manifests/{reference}", "", Pull),
-    ("HEAD", "/v2/{name}/manifests/{reference}", "", Pull),
-    ("PUT", "/v2/{name}/manifests/{reference}", "{}", Push),
-    ("DELETE", "/v2/{name}/manifests/{reference}", "", Delete),
-    ("GET", "/v2/{name}/tags/list", "", Pull),
-    ("GET", "/v2/{name}/referrers/{digest}", "", Pull),
-    ("GET", "/api/tags", "", List),
-    ("POST", "/api/show", r#"{"model":"team/mini"}"#, Pull),
-    ("DELETE", "/api/delete", r#"{"model":"team/mini"}"#, Delete),
-    ("POST", "/api/copy", r#"{"source":"team/mini","destination":"team/copy"}"#, Push),
-    ("POST", "/api/create", r#"{"model":"team/mini","from":"team/mini"}"#, Push),
-    ("POST", "/api/blobs/{digest}", "", Stage),
-    ("HEAD", "/api/blobs/{digest}", "", Stage),
-    // The name has no host, so that the model is already here.
-    ("POST", "/api/pull", r#"{"model":"team/mini"}"#, PullAsAccount),
-    ("POST", "/api/push", r#"{"model":"127.0.0.1:1/team/mini"}"#, Pull),
-    ("GET", "/api/ps", "", List),
-    ("POST", "/api/me", "", SignIn),
-    ("POST", "/api/signout", "", SignIn),
-    ("POST", "/api/generate", r#"{"model":"team/mini"}"#, Infer),
-    ("POST", "/api/chat", r#"{"model":"team/mini"}"#, Infer),
-    ("POST", "/api/embed", r#"{"model":"team/mini"}"#, Infer),
-    ("POST", "/api/embeddings", r#"{"model":"team/mini"}"#, Infer),
-    ("GET", "/v1/models", "", List),
-    ("GET", "/v1/models/{*model}", "", Pull),
-    ("POST", "/v1/chat/completions", r#"{"model":"team/mini","messages":[{"role":"user"}]}"#, Infer),
-    ("POST", "/v1/completions", r#"{"model":"team/mini"}"#, Infer),
-    ("POST", "/v1/embeddings", r#"{"model":"team/mini","input":"x"}"#, Infer),
-    ("GET", "/lode/v1/models", "", List),
-    ("GET", "/lode/v1/models/{name}/{reference}", "", Pull),
-    ("GET", "/lode/v1/tensors/{name}/{reference}", "", Pull),
-    ("GET", "/lode/v1/diff/{name}/{reference}", "", Pull),
-    ("GET", "/lode/v1/lineage/{name}/{reference}", "", Pull),
-    ("GET", "/lode/v1/blobs", "", List),
-    ("POST", "/lode/v1/show", r#"{"model":"team/mini"}"#, Pull),
-    ("POST", "/lode/v1/copy", r#"{"source":"team/mini","destination":"team/copy"}"#, Push),
-    ("POST", "/lode/v1/generate", r#"{"model":"team/mini"}"#, Infer),
-    ("POST", "/lode/v1/chat", r#"{"model":"team/mini"}"#, Infer),
-    ("POST", "/lode/v1/embed", r#"{"model":"team/mini"}"#, Infer),
-    ("POST", "/lode/v1/score", r#"{"model":"team/mini"}"#, Infer),
-    ("GET", "/lode/v1/ps", "", List),
-    ("GET", "/lode/v1/workers", "", Inspect),
-    ("POST", "/lode/v1/workers", r#"{"advertise":"http://127.0.0.1:1"}"#, Join),
-    ("PUT", "/lode/v1/workers/{id}", "{}", Join),
-    ("DELETE", "/lode/v1/workers/{id}", "", Join),
-    ("GET", "/lode/v1/webhooks", "", Inspect),
-    ("POST", "/lode/v1/webhooks/{id}/retry", "", Administer),
-    ("POST", "/lode/v1/gc", "{}", Administer),
-    ("GET", "/lode/v1/gc/removals", "", Inspect),
-    ("POST", "/lode/v1/gc/undo", r#"{"repository":"m","reference":"latest"}"#, Administer),
-    ("POST", "/lode/v1/fsck", "{}", Administer),
-    ("GET", "/lode/v1/me", "", SignIn),
-    ("GET", "/lode/v1/accounts", "", Inspect),
-    ("POST", "/lode/v1/accounts", r#"{"name":"alice"}"#, Administer),
-    ("PATCH", "/lode/v1/accounts/{name}", "{}", Administer),
-    ("DELETE", "/lode/v1/accounts/{name}", "", Administer),
-    ("GET", "/lode/v1/groups", "", Inspect),
-    ("POST", "/lode/v1/groups", r#"{"name":"staff"}"#, Administer),
-    ("DELETE", "/lode/v1/groups/{name}", "", Administer),
-    ("PUT", "/lode/v1/groups/{name}/members/{account}", "", Administer),
-    ("DELETE", "/lode/v1/groups/{name}/members/{account}", "", Administer),
-    ("GET", "/lode/v1/tokens", "", Account),
-    ("POST", "/lode/v1/tokens", r#"{"name":"ci"}"#, Account),
-    ("DELETE", "/lode/v1/tokens/{id}", "", Account),
-    ("POST", "/lode/v1/tokens/{id}/rotate", "", Account),
-    ("GET", "/lode/v1/grants", "", Inspect),
-    ("PUT", "/lode/v1/grants", r#"{"target":"team/*","subject":"alice","role":"read"}"#, Own),
-    ("PUT", "/lode/v1/visibility", r#"{"target":"team/*","visibility":"public"}"#, Own),
-    ("GET", "/lode/v1/keys", "", Account),
-    ("POST", "/lode/v1/keys", r#"{"key":"nonsense"}"#, Account),
-    ("DELETE", "/lode/v1/keys/{id}", "", Account),
-    ("GET", "/lode/v1/publishers", "", Account),
-    ("POST", "/lode/v1/publishers", r#"{"robot":"team+ci","kind":"github"}"#, Own),
-    ("DELETE", "/lode/v1/publishers/{id}", "", Account),
-    ("GET", "/lode/v1/quotas", "", Inspect),
-    ("PUT", "/lode/v1/quotas", r#"{"namespace":"team","limit_bytes":null}"#, Administer),
-    ("GET", "/lode/v1/protected-tags", "", Inspect),
-    ("PUT", "/lode/v1/protected-tags", r#"{"target":"team/*","patterns":[]}"#, Maintain),
-    ("GET", "/lode/v1/audit", "", Inspect),
-    ("GET", "/hf/api/whoami-v2", "", Identity),
-    ("GET", "/device", "", Session),
-    ("POST", "/device", "", Session),
-    ("GET", "/connect", "", Session),
-    ("POST", "/connect", "", Session),
-    ("GET", "/-/account", "", Session),
-    ("POST", "/-/account/tokens", "", Session),
-    ("POST", "/-/account/tokens/revoke", "", Session),
-    ("POST", "/-/account/keys", "", Session),
-    ("POST", "/-/account/keys/remove", "", Session),
-    ("POST", "/-/account/identities", "", Session),
-    ("POST", "/-/account/identities/remove", "", Session),
-    ("POST", "/-/account/password", "", Session),
-    ("POST", "/-/account/sessions/end", "", Session),
-    ("GET", "/lode/v1/jobs", "", Inspect),
-    ("GET", "/lode/v1/jobs/{id}", "", Inspect),
-    ("DELETE", "/lode/v1/jobs/{id}", "", Administer),
-    ("GET", "/lode/v1/jobs/{id}/findings", "", Inspect),
-];
+/// Method, route as in the router, body, what it needs, and the statuses for a caller that has it.
+type Route = (&'static str, &'static str, &'static str, Need, &'static [u16]);
 
-/// Routes that every client may use: probes, greetings, and those that check credentials themselves.
-const OPEN: &[&str] = &[
-    "/healthz",
-    "/readyz",
-    "/metrics",
-    "/",
-    "/static/lode.css",
-    "/api/version",
-    "/token",
-    "/hf/oauth/device",
-    "/hf/oauth/token",
-    "/login",
-    "/login/{provider}",
-    "/login/{provider}/callback",
-    "/logout",
-    "/setup",
+/// A `HEAD` that a `GET` implies has no entry of its own.
+pub(super) const ROUTES: &[Route] = &[
+    ("GET", "/v2", "", SignIn, &[200]),
+    ("GET", "/v2/", "", SignIn, &[200]),
+    ("GET", "/v2/_oci/ext/discover", "", SignIn, &[200]),
+    ("GET", "/v2/_catalog", "", List, &[200]),
+    ("GET", "/v2/{name}/blobs/{digest}", "", Pull, &[200]),
+    ("HEAD", "/v2/{name}/blobs/{digest}", "", Pull, &[200]),
+    ("DELETE", "/v2/{name}/blobs/{digest}", "", Delete, &[405]),
+    ("POST", "/v2/{name}/blobs/uploads", "", Push, &[202]),
+    ("POST", "/v2/{name}/blobs/uploads/", "", Push, &[202]),
+    ("GET", "/v2/{name}/blobs/uploads/{id}", "", Push, &[204]),
+    ("PATCH", "/v2/{name}/blobs/uploads/{id}", "", Push, &[202]),
+    ("PUT", "/v2/{name}/blobs/uploads/{id}", "", Push, &[201]),
+    ("DELETE", "/v2/{name}/blobs/uploads/{id}", "", Push, &[204]),
+    ("GET", "/v2/{name}/manifests/{reference}", "", Pull, &[200]),
+    ("HEAD", "/v2/{name}/manifests/{reference}", "", Pull, &[200]),
+    ("PUT", "/v2/{name}/manifests/{reference}", "{}", Push, &[201]),
+    ("DELETE", "/v2/{name}/manifests/{reference}", "", Delete, &[202]),
+    ("GET", "/v2/{name}/tags/list", "", Pull, &[200]),
+    ("GET", "/v2/{name}/referrers/{digest}", "", Pull, &[200]),
+    ("GET", "/api/tags", "", List, &[200]),
+    ("POST", "/api/show", r#"{"model":"team/mini"}"#, Pull, &[200]),
+    ("DELETE", "/api/delete", r#"{"model":"team/mini"}"#, Delete, &[200]),
+    ("POST", "/api/copy", r#"{"source":"team/mini","destination":"team/mini:copy"}"#, Push, &[200]),
+    ("POST", "/api/create", r#"{"model":"team/mini","from":"team/mini"}"#, Push, &[200]),
+    ("POST", "/api/blobs/{digest}", "", Stage, &[200, 201]),
+    ("HEAD", "/api/blobs/{digest}", "", Stage, &[200]),
+    // The name has no host, so that the model is already here.
+    ("POST", "/api/pull", r#"{"model":"team/mini"}"#, PullAsAccount, &[200]),
+    ("POST", "/api/push", r#"{"model":"127.0.0.1:1/team/mini"}"#, Pull, &[200]),
+    ("GET", "/api/ps", "", List, &[200]),
+    ("POST", "/api/me", "", SignIn, &[200]),
+    ("POST", "/api/signout", "", SignIn, &[200]),
+    ("POST", "/api/generate", r#"{"model":"team/mini"}"#, Infer, &[200]),
+    ("POST", "/api/chat", r#"{"model":"team/mini"}"#, Infer, &[200]),
+    ("POST", "/api/embed", r#"{"model":"team/mini"}"#, Infer, &[200]),
+    ("POST", "/api/embeddings", r#"{"model":"team/mini"}"#, Infer, &[200]),
+    ("GET", "/v1/models", "", List, &[200]),
+    ("GET", "/v1/models/{*model}", "", Pull, &[200]),
+    ("POST", "/v1/chat/completions", r#"{"model":"team/mini","messages":[{"role":"user"}]}"#, Infer, &[200]),
+    ("POST", "/v1/completions", r#"{"model":"team/mini"}"#, Infer, &[200]),
+    ("POST", "/v1/embeddings", r#"{"model":"team/mini","input":"x"}"#, Infer, &[200]),
+    ("GET", "/lode/v1/models", "", List, &[200]),
+    ("GET", "/lode/v1/models/{name}/{reference}", "", Pull, &[200]),
+    ("GET", "/lode/v1/tensors/{name}/{reference}", "", Pull, &[200]),
+    ("GET", "/lode/v1/diff/{name}/{reference}", "", Pull, &[200]),
+    ("GET", "/lode/v1/lineage/{name}/{reference}", "", Pull, &[200]),
+    ("GET", "/lode/v1/blobs", "", List, &[200]),
+    ("POST", "/lode/v1/show", r#"{"model":"team/mini"}"#, Pull, &[200]),
+    ("POST", "/lode/v1/copy", r#"{"source":"team/mini","destination":"team/mini:copy"}"#, Push, &[200]),
+    ("POST", "/lode/v1/generate", r#"{"model":"team/mini"}"#, Infer, &[200]),
+    ("POST", "/lode/v1/chat", r#"{"model":"team/mini"}"#, Infer, &[200]),
+    ("POST", "/lode/v1/embed", r#"{"model":"team/mini"}"#, Infer, &[200]),
+    ("POST", "/lode/v1/score", r#"{"model":"team/mini"}"#, Infer, &[200]),
+    ("GET", "/lode/v1/ps", "", List, &[200]),
+    ("GET", "/lode/v1/workers", "", Inspect, &[200]),
+    ("POST", "/lode/v1/workers", r#"{"advertise":"http://127.0.0.1:1"}"#, Join, &[201]),
+    ("PUT", "/lode/v1/workers/{id}", "{}", OwnWorker, &[204]),
+    ("DELETE", "/lode/v1/workers/{id}", "", OwnWorker, &[204]),
+    ("GET", "/lode/v1/webhooks", "", Inspect, &[200]),
+    ("POST", "/lode/v1/webhooks/{id}/retry", "", Administer, &[404]),
+    ("POST", "/lode/v1/gc", "{}", Administer, &[202]),
+    ("GET", "/lode/v1/gc/removals", "", Inspect, &[200]),
+    ("POST", "/lode/v1/gc/undo", r#"{"repository":"m","reference":"latest"}"#, Administer, &[404]),
+    ("POST", "/lode/v1/fsck", "{}", Administer, &[202]),
+    ("GET", "/lode/v1/me", "", SignIn, &[200]),
+    ("GET", "/lode/v1/accounts", "", Inspect, &[200]),
+    ("POST", "/lode/v1/accounts", r#"{"name":"alice"}"#, Administer, &[201, 409]),
+    ("PATCH", "/lode/v1/accounts/{name}", "{}", Administer, &[404]),
+    ("DELETE", "/lode/v1/accounts/{name}", "", Administer, &[404]),
+    ("GET", "/lode/v1/groups", "", Inspect, &[200]),
+    ("POST", "/lode/v1/groups", r#"{"name":"staff"}"#, Administer, &[201]),
+    ("DELETE", "/lode/v1/groups/{name}", "", Administer, &[204]),
+    ("PUT", "/lode/v1/groups/{name}/members/{account}", "", Administer, &[404]),
+    ("DELETE", "/lode/v1/groups/{name}/members/{account}", "", Administer, &[404]),
+    ("GET", "/lode/v1/tokens", "", Account, &[200]),
+    ("POST", "/lode/v1/tokens", r#"{"name":"ci"}"#, Account, &[201]),
+    ("DELETE", "/lode/v1/tokens/{id}", "", Account, &[404]),
+    ("POST", "/lode/v1/tokens/{id}/rotate", "", Account, &[404]),
+    ("GET", "/lode/v1/grants", "", Inspect, &[200]),
+    ("PUT", "/lode/v1/grants", r#"{"target":"team/*","subject":"reader","role":"read"}"#, Own, &[204]),
+    ("PUT", "/lode/v1/visibility", r#"{"target":"team/*","visibility":"private"}"#, Own, &[204]),
+    ("GET", "/lode/v1/keys", "", Account, &[200]),
+    (
+        "POST",
+        "/lode/v1/keys",
+        r#"{"key":"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAID+J+sdSDaSdFp8SzO/s//NDYG1US57bEJgqMS0SLHRO"}"#,
+        Account,
+        &[201, 409],
+    ),
+    ("DELETE", "/lode/v1/keys/{id}", "", Account, &[404]),
+    ("GET", "/lode/v1/publishers", "", Own, &[200]),
+    (
+        "POST",
+        "/lode/v1/publishers",
+        r#"{"robot":"team+ci","kind":"oidc","issuer":"https://issuer.example","conditions":{"sub":"x"}}"#,
+        Own,
+        &[201],
+    ),
+    ("DELETE", "/lode/v1/publishers/{id}", "", Own, &[404]),
+    ("GET", "/lode/v1/quotas", "", Inspect, &[200]),
+    ("PUT", "/lode/v1/quotas", r#"{"namespace":"team","limit_bytes":null}"#, Administer, &[204]),
+    ("GET", "/lode/v1/protected-tags", "", Inspect, &[200]),
+    ("PUT", "/lode/v1/protected-tags", r#"{"target":"team/*","patterns":[]}"#, Maintain, &[204]),
+    ("GET", "/lode/v1/audit", "", Inspect, &[200]),
+    ("GET", "/hf/api/whoami-v2", "", Identity, &[200]),
+    ("GET", "/device", "", Session, &[200]),
+    ("POST", "/device", "", Session, &[404]),
+    ("GET", "/connect", "", Session, &[400]),
+    ("POST", "/connect", "", Session, &[400]),
+    ("GET", "/-/account", "", Session, &[200]),
+    ("POST", "/-/account/tokens", "", Session, &[400]),
+    ("POST", "/-/account/tokens/revoke", "", Session, &[404]),
+    ("POST", "/-/account/keys", "", Session, &[400]),
+    ("POST", "/-/account/keys/remove", "", Session, &[404]),
+    ("POST", "/-/account/identities", "", Session, &[404]),
+    ("POST", "/-/account/identities/remove", "", Session, &[303]),
+    ("POST", "/-/account/password", "current=a+long+password&new=a+long+password", Session, &[303]),
+    ("POST", "/-/account/sessions/end", "", Session, &[303]),
+    ("GET", "/lode/v1/jobs", "", Inspect, &[200]),
+    ("GET", "/lode/v1/jobs/{id}", "", Inspect, &[404]),
+    ("DELETE", "/lode/v1/jobs/{id}", "", Administer, &[404]),
+    ("GET", "/lode/v1/jobs/{id}/findings", "", Inspect, &[404]),
+    ("GET", "/healthz", "", Probe, &[200]),
+    ("GET", "/readyz", "", Probe, &[200]),
+    ("GET", "/metrics", "", Open, &[200]),
+    ("GET", "/", "", Open, &[200]),
+    ("GET", "/static/lode.css", "", Open, &[200]),
+    ("GET", "/api/version", "", Open, &[200]),
+    ("GET", "/token", "", Exchange, &[200]),
+    ("POST", "/token", "grant_type=password&username=admin&password=a+long+password", Open, &[200]),
+    ("POST", "/hf/oauth/device", "client_id=lode", Open, &[200]),
+    ("POST", "/hf/oauth/token", "grant_type=none", Open, &[400]),
+    ("GET", "/login", "", Open, &[200, 303]),
+    ("POST", "/login", "name=admin&password=a+long+password", Open, &[303]),
+    ("GET", "/login/{provider}", "", Open, &[404]),
+    ("GET", "/login/{provider}/callback", "", Open, &[404]),
+    ("POST", "/logout", "", Open, &[303]),
+    ("GET", "/setup", "", Open, &[403]),
+    ("POST", "/setup", "", Open, &[403]),
 ];
 
 /// The address of a request to a route.
@@ -193,7 +215,8 @@ pub(super) fn address(method: &str, route: &str) -> String {
         .replace("{digest}", ZERO)
         .replace("{reference}", "latest")
         .replace("{id}", ID)
-        .replace("{*model}", "team/mini");
+        .replace("{*model}", "team/mini")
+        .replace("{provider}", "corp");
     let query = if method == "PUT" && route.ends_with("uploads/{id}") {
         format!("?digest={ZERO}")
     } else if route.starts_with("/lode/v1/diff/") {
@@ -202,6 +225,8 @@ pub(super) fn address(method: &str, route: &str) -> String {
         "?kind=damage".to_owned()
     } else if route == "/lode/v1/blobs" {
         "?size=1".to_owned()
+    } else if route.starts_with("/lode/v1/publishers") && method != "POST" {
+        "?robot=team%2Bci".to_owned()
     } else {
         String::new()
     };
@@ -211,7 +236,7 @@ pub(super) fn address(method: &str, route: &str) -> String {
 #[tokio::test]
 async fn every_route_checks_the_policy() {
     let app = closed().await;
-    for (method, route, body, need) in ROUTES {
+    for (method, route, body, need, _) in ROUTES {
         let path = address(method, route);
         let is_read = Arc::new(AtomicBool::new(false));
         let reading = is_read.clone();
@@ -227,23 +252,38 @@ async fn every_route_checks_the_policy() {
         let is_refused = match need {
             List => response.status == 200,
             Session => response.status == 303,
-            Join => response.status.is_client_error(),
+            Join | OwnWorker => response.status.is_client_error(),
+            Exchange | Probe | Open => !response.status.is_server_error(),
             _ => response.status == 401,
         };
         assert!(is_refused, "{method} {route}: {} {}", response.status, response.text());
         // Every client may pull something, so these routes have to read the body to know the model. Workers
         // prove that they may join.
-        let may_be_read = matches!(need, Pull | Infer | Join);
+        let may_be_read = matches!(need, Pull | Infer | Join | OwnWorker | Exchange | Open);
         assert!(!was_read || may_be_read, "{method} {route} reads the body of a caller without any rights");
     }
 }
 
-#[test]
-fn no_route_is_forgotten() {
+/// The router itself names the methods of a route when it refuses another one.
+#[tokio::test]
+async fn no_route_is_forgotten() {
+    let app = App::new().await;
     let source = include_str!("../router.rs");
     let routes: BTreeSet<&str> =
         source.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
-    let listed: BTreeSet<&str> =
-        ROUTES.iter().map(|(_, route, ..)| *route).chain(OPEN.iter().copied()).collect();
-    assert_eq!(routes, listed);
+    let (mut served, mut listed) = (BTreeSet::new(), BTreeSet::new());
+    for route in routes {
+        let request = Request::builder().method("PROBE").uri(address("PROBE", route));
+        let refused = app.send(request, "").await;
+        assert_eq!(refused.status, 405, "{route}");
+        let methods: BTreeSet<&str> = refused.header("allow").split(',').map(str::trim).collect();
+        served.extend(methods.iter().map(|method| format!("{method} {route}")));
+    }
+    for (method, route, ..) in ROUTES {
+        listed.insert(format!("{method} {route}"));
+        if *method == "GET" {
+            listed.insert(format!("HEAD {route}"));
+        }
+    }
+    assert_eq!(served, listed);
 }

@@ -22,15 +22,15 @@ const HOST: &str = "localhost:5000";
 const BASE: &str = "http://localhost:5000";
 
 /// A browser on a page of the server.
-struct Browser<'a> {
+pub(super) struct Browser<'a> {
     app: &'a App,
-    cookie: String,
-    csrf: String,
+    pub(super) cookie: String,
+    pub(super) csrf: String,
 }
 
 impl<'a> Browser<'a> {
     /// A browser after a sign-in.
-    async fn signed_in(app: &'a App, name: &str) -> Browser<'a> {
+    pub(super) async fn signed_in(app: &'a App, name: &str) -> Browser<'a> {
         let form = format!("name={name}&password={}", PASSWORD.replace(' ', "+"));
         let response = app.send(from_page(Request::post("/login")), form).await;
         assert_eq!(response.status, 303, "{}", response.text());
@@ -43,12 +43,12 @@ impl<'a> Browser<'a> {
         browser
     }
 
-    async fn get(&self, path: &str) -> TestResponse {
+    pub(super) async fn get(&self, path: &str) -> TestResponse {
         self.app.send(Request::get(path).header("host", HOST).header("cookie", &self.cookie), "").await
     }
 
     /// Sends a form of a page.
-    async fn post(&self, path: &str, form: &str) -> TestResponse {
+    pub(super) async fn post(&self, path: &str, form: &str) -> TestResponse {
         let request = from_page(Request::post(path)).header("cookie", &self.cookie);
         self.app.send(request, format!("csrf={}&{form}", self.csrf)).await
     }
@@ -62,7 +62,7 @@ async fn csrf_of(app: &App, cookie: &str) -> String {
     rest.split('"').next().unwrap().to_owned()
 }
 
-fn from_page(request: Builder) -> Builder {
+pub(super) fn from_page(request: Builder) -> Builder {
     request.header("host", HOST).header("sec-fetch-site", "same-origin")
 }
 
@@ -221,26 +221,26 @@ async fn people_manage_their_own_credentials() {
 }
 
 /// What ollama signs in the place of a body.
-const EMPTY: &str =
+pub(super) const EMPTY: &str =
     "ZTNiMGM0NDI5OGZjMWMxNDlhZmJmNGM4OTk2ZmI5MjQyN2FlNDFlNDY0OWI5MzRjYTQ5NTk5MWI3ODUyYjg1NQ==";
 
 /// A client of ollama with a key.
-struct Ollama<'a> {
+pub(super) struct Ollama<'a> {
     app: &'a App,
     key: Ed25519KeyPair,
 }
 
 impl<'a> Ollama<'a> {
-    fn new(app: &'a App, seed: u8) -> Ollama<'a> {
+    pub(super) fn new(app: &'a App, seed: u8) -> Ollama<'a> {
         Ollama { app, key: Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).unwrap() }
     }
 
-    fn public(&self) -> String {
+    pub(super) fn public(&self) -> String {
         let part = |bytes: &[u8]| [&(bytes.len() as u32).to_be_bytes(), bytes].concat();
         STANDARD.encode([part(b"ssh-ed25519"), part(self.key.public_key().as_ref())].concat())
     }
 
-    fn authorization(&self, message: &str) -> String {
+    pub(super) fn authorization(&self, message: &str) -> String {
         format!("{}:{}", self.public(), STANDARD.encode(self.key.sign(message.as_bytes()).as_ref()))
     }
 
