@@ -113,11 +113,13 @@ impl Registry {
         if !is_account_name(name) {
             return Err(wrong());
         }
-        let key = self.password_key(name, password).await?;
+        let address = client.origin.as_ref().and_then(|origin| origin.address);
+        let address = address.map(|address| network(address).to_string()).unwrap_or_default();
+        let key = self.password_key(name, password, &address).await?;
         match self.password_known(&key).await? {
             Some(known) => Ok(known),
             // Boxed: otherwise each request's future would have room for its transaction.
-            None => Box::pin(self.sign_in_password(client, name, password, key)).await,
+            None => Box::pin(self.sign_in_password(client, name, password, &address, key)).await,
         }
     }
 
@@ -127,11 +129,10 @@ impl Registry {
         client: &Caller,
         name: &str,
         password: &Secret,
+        address: &str,
         key: Digest,
     ) -> Result<Identity, Error> {
-        let address = client.origin.as_ref().and_then(|origin| origin.address);
-        let address = address.map(|address| network(address).to_string()).unwrap_or_default();
-        let subjects = throttle::subjects(name, &address);
+        let subjects = throttle::subjects(name, address);
         let _turn = self.sign_ins.attempts.lock(subjects[0].0.clone()).await;
         // A parallel request may have been first.
         if let Some(known) = self.password_known(&key).await? {
@@ -469,9 +470,10 @@ impl Registry {
         self.store().value_use(value, expires_at).await
     }
 
-    /// Under which key the account of a password is remembered: a MAC, so that memory has no password.
-    async fn password_key(&self, name: &str, password: &Secret) -> Result<Digest, Error> {
-        let text = format!("password\n{name}\n{}", password.expose());
+    /// Under which key the account of a password is remembered: a MAC, so that memory has no password. It covers
+    /// the address: otherwise attempts from elsewhere would find the password here without waiting.
+    async fn password_key(&self, name: &str, password: &Secret, address: &str) -> Result<Digest, Error> {
+        let text = format!("password\n{name}\n{address}\n{}", password.expose());
         let mac = self.access_token_mac(text.as_bytes()).await?.finalize().into_bytes();
         Ok(Digest::sha256(&mac))
     }

@@ -33,7 +33,7 @@ pub(super) struct SignIns {
     pub(super) accounts: Cache<(i64, Uuid), Arc<AccountRow>>,
     /// Access tokens with a valid MAC, by digest.
     pub(super) access_tokens: Cache<Digest, Arc<AccessToken>>,
-    /// By the MAC of a name and its right password: the account, and its epoch at the time.
+    /// By the MAC of a name, its right password and an address: the account, and its epoch at the time.
     pub(super) passwords: Cache<Digest, (Uuid, i64)>,
     /// Credentials whose use was recorded recently.
     pub(super) used: Cache<Uuid, ()>,
