@@ -76,6 +76,9 @@ impl Passwords {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[tokio::test]
@@ -96,5 +99,44 @@ mod tests {
         }
         assert!(!passwords.matches(None, Secret::new("")).await.unwrap());
         assert!(!matches(&hash, &"x".repeat(2000)).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn hashes_wait_for_a_core_and_too_many_are_refused() {
+        let passwords = Arc::new(Passwords::default());
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let begin = || {
+            let (passwords, running, most, released) =
+                (passwords.clone(), running.clone(), most.clone(), released.clone());
+            tokio::spawn(async move {
+                let work = move || {
+                    most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    // Fails when the sender is dropped.
+                    let _ = released.lock().unwrap().recv();
+                    running.fetch_sub(1, Ordering::SeqCst);
+                };
+                passwords.run(work).await
+            })
+        };
+        // 1. As many run as there are cores; the others wait.
+        let admitted: Vec<_> = (0..cores + MAX_WAITING).map(|_| begin()).collect();
+        while running.load(Ordering::SeqCst) < cores || passwords.admitted.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        // 2. Further ones are refused at once.
+        for _ in 0..3 {
+            let refused = begin().await.unwrap();
+            assert!(matches!(refused, Err(Error::Throttled { seconds: 1 })), "{refused:?}");
+        }
+        // 3. Those that wait get their turn.
+        drop(release);
+        for done in admitted {
+            done.await.unwrap().unwrap();
+        }
+        assert_eq!(most.load(Ordering::SeqCst), cores);
+        passwords.run(|| ()).await.unwrap();
     }
 }

@@ -12,6 +12,7 @@ mod egress;
 mod file_sender;
 mod first_account;
 mod gateway;
+mod guessing;
 mod hidden;
 mod issuer;
 mod jobs;
