@@ -34,6 +34,7 @@ mod push;
 mod ranges;
 mod rates;
 mod read_only;
+mod revocation;
 mod rights;
 mod routes;
 mod rules;
