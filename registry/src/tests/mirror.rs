@@ -17,6 +17,7 @@ use lode_model::media_type;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
+use super::access::{PASSWORD, basic};
 use super::wire::within;
 use super::{App, TestResponse, failure, image};
 use crate::{Config, MirrorConfig};
@@ -454,5 +455,57 @@ async fn a_full_quota_is_reported() {
         refused(app.get(&layer).await);
         limit(json!(null)).await;
         assert_eq!(app.get(&layer).await.text(), "layer");
+    }
+}
+
+/// A caller that may not read the mirrored repository causes no request to the upstream, not even one that tells
+/// it whether the repository exists there.
+#[tokio::test]
+async fn refused_callers_cause_no_request_to_the_upstream() {
+    let upstream = Upstream::start().await;
+    upstream.app.push_image("team/mini", "latest", "layer").await;
+    let digest = Digest::sha256(b"layer");
+    for (visibility, anonymous, user) in [("private", 401, 404), ("internal", 401, 200), ("public", 200, 200)]
+    {
+        let mirror = vec![upstream.mirrored(LONG)];
+        let admin_password = Some(Secret::new(PASSWORD));
+        let app = App::with(Config { mirror, admin_password, ..Config::default() }).await;
+        let alice = app.user("alice").await;
+        app.show("hub/*", visibility).await;
+        for (credentials, expected) in [("", anonymous), (&alice[..], user)] {
+            upstream.heard.lock().unwrap().clear();
+            for (method, path) in [
+                ("GET", "manifests/latest".to_owned()),
+                ("HEAD", "manifests/latest".to_owned()),
+                ("GET", format!("blobs/{digest}")),
+                ("HEAD", format!("blobs/{digest}")),
+                ("GET", "tags/list".to_owned()),
+            ] {
+                let request =
+                    http::Request::builder().method(method).uri(format!("/v2/hub/team/mini/{path}"));
+                let response = app.send_as(credentials, request, "").await;
+                assert_eq!(response.status, expected, "{visibility} {credentials} {method} {path}");
+            }
+            for path in ["/v1/models/hub/team/mini", "/lode/v1/models/hub/team/mini/latest"] {
+                let status = app.get_as(credentials, path).await.status;
+                assert_eq!(status == expected, expected != 200 || status == 200, "{visibility} {path}");
+            }
+            for path in ["/lode/v1/show", "/lode/v1/generate"] {
+                let body = r#"{"model":"hub/team/mini"}"#;
+                let status = app.send_as(credentials, http::Request::post(path), body).await.status;
+                assert!(expected == 200 || status == expected, "{visibility} {path}: {status}");
+            }
+            let count = upstream.heard.lock().unwrap().len();
+            assert_eq!(count > 0, expected == 200, "{visibility} {credentials}: {count} requests");
+            // What is stored here by now is no reason to serve it to others.
+            if expected == 200 {
+                let admin = basic("admin", PASSWORD);
+                app.show("hub/*", "private").await;
+                assert_eq!(app.pull_as("", "hub/team/mini").await, 401);
+                assert_eq!(app.pull_as(&alice, "hub/team/mini").await, 404);
+                assert_eq!(app.pull_as(&admin, "hub/team/mini").await, 200);
+                app.show("hub/*", visibility).await;
+            }
+        }
     }
 }
