@@ -1,10 +1,12 @@
 //! Pages of the lists under `/lode/v1` (`n`, `last`, `Link`), and its failures as problem details.
 
+use axum::response::IntoResponse;
 use http::Request;
 use serde_json::{Value, json};
 
 use super::App;
-use super::gateway::join;
+use super::access::{PASSWORD, basic};
+use super::gateway::{join, worker};
 use super::models::push_model;
 
 /// Reads a list in pages of one entry.
@@ -71,4 +73,96 @@ async fn failures_are_problem_details() {
         (response.header("content-type"), response.json().as_object().unwrap().len()),
         ("application/json", 1)
     );
+}
+
+/// Every response that has names of models, for callers that may not read one of them. A caller that may has to
+/// find it there, so that the test cannot pass with an empty list.
+#[tokio::test]
+async fn no_listing_has_a_hidden_model() {
+    let app = App::new().await;
+    for repository in ["open/shown", "team/hidden"] {
+        push_model(&app, repository, "latest").await;
+    }
+    // Relatives share a large blob, and one names the other as its origin.
+    let large = "x".repeat(100_000);
+    for repository in ["open/shown", "team/hidden"] {
+        let (config, layer) =
+            (app.push_blob(repository, "{}").await, app.push_blob(repository, large.clone()).await);
+        let readme = "---\nbase_model: team/hidden\n---\n";
+        let readme_digest = app.push_blob(repository, readme).await;
+        let mut manifest = super::image(
+            &config,
+            2,
+            &[
+                json!({"mediaType": "application/vnd.ollama.image.tensor", "digest": layer, "size": large.len(), "name": "w"}),
+                json!({"mediaType": "application/vnd.ollama.image.json", "digest": readme_digest, "size": readme.len(), "name": "README.md"}),
+            ],
+        );
+        manifest["annotations"] = json!({
+            "org.opencontainers.image.base.name": "team/hidden:latest", "for": repository,
+        });
+        assert_eq!(app.push_manifest(repository, "tuned", &manifest).await.status, 201);
+    }
+    let (address, _) = worker(|| {
+        let model = |name: &str| json!({"name": name, "model": name, "expires_at": "2030-01-01T00:00:00Z"});
+        let models = [model("open/shown:latest"), model("team/hidden:latest")];
+        json!({ "models": models }).to_string().into_response()
+    })
+    .await;
+    join(&app, address).await;
+    let first = json!({"name": "admin", "password": PASSWORD, "server_role": "admin"});
+    assert_eq!(app.post_json("/lode/v1/accounts", first).await.status, 201);
+    let admin = basic("admin", PASSWORD);
+    app.show("open/shown", "public").await;
+    app.show("team/hidden", "private").await;
+    let alice = app.user("alice").await;
+    let (token, _) = app.token(&alice, json!({"name": "x"})).await;
+    let (limited, _) = app.token(&admin, json!({"name": "x", "targets": ["open/*"]})).await;
+    let guest = app.get_as("", "/token?scope=repository:open/shown:pull").await.json();
+    let guest = format!("Bearer {}", guest["token"].as_str().unwrap());
+    for path in [
+        "/v2/_catalog",
+        "/lode/v1/models",
+        "/api/tags",
+        "/v1/models",
+        "/api/ps",
+        "/lode/v1/ps",
+        "/lode/v1/lineage/open/shown/tuned",
+        "/lode/v1/lineage/open/shown/latest",
+    ] {
+        let found = app.get_as(&admin, path).await;
+        // The origin is named in the model itself: only its name here is hidden.
+        let text = |response: &super::TestResponse| match path.contains("lineage") {
+            true => {
+                let mut lineage = response.json();
+                for origin in lineage["from"].as_array_mut().unwrap() {
+                    *origin = origin["here"].clone();
+                }
+                lineage.to_string()
+            }
+            false => response.text().to_owned(),
+        };
+        let is_listed = text(&found).contains("team/hidden") || path.ends_with("shown/latest");
+        assert!(found.status == 200 && is_listed, "{path}: {}", found.text());
+        for credentials in ["", &guest, &alice, &token, &limited] {
+            let response = app.get_as(credentials, path).await;
+            assert_eq!(response.status, 200, "{path} {credentials}: {}", response.text());
+            assert!(!text(&response).contains("hidden"), "{path} {credentials}: {}", response.text());
+            assert!(
+                path.contains("lineage") || response.text().contains("open/shown"),
+                "{path} {credentials}: {}",
+                response.text()
+            );
+        }
+    }
+    // A comparison needs both models.
+    for (credentials, status) in
+        [("", 401), (&guest[..], 401), (&alice[..], 404), (&limited[..], 403), (&admin[..], 200)]
+    {
+        for (one, other) in [("open/shown", "team/hidden"), ("team/hidden", "open/shown")] {
+            let path = format!("/lode/v1/diff/{one}/latest?with={other}");
+            let response = app.get_as(credentials, &path).await;
+            assert_eq!(response.status, status, "{path} {credentials}: {}", response.text());
+        }
+    }
 }
