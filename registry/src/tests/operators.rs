@@ -1,8 +1,11 @@
 //! Operators' view: metrics and request ids, without the names of repositories.
 
 use http::Request;
+use lode_client::Secret;
+use serde_json::json;
 
 use super::App;
+use super::access::{PASSWORD, basic};
 use crate::Config;
 
 #[tokio::test]
@@ -95,4 +98,28 @@ async fn if_none_match_returns_304() {
     }
     let absent = Request::get("/v2/a/manifests/none").header("if-none-match", "*");
     assert_eq!(app.send(absent, "").await.status, 404);
+}
+
+/// The status of `/metrics`, and whether `/readyz` names what is missing, for each kind of caller.
+#[tokio::test]
+async fn metrics_can_be_private() {
+    for (private_metrics, expected) in
+        [(true, [(401, false), (403, false), (200, false), (200, false)]), (false, [(200, true); 4])]
+    {
+        let admin_password = Some(Secret::new(PASSWORD));
+        let config = Config { private_metrics, admin_password, wait_for_worker: true, ..Config::default() };
+        let app = App::with(config).await;
+        let (user, auditor) = (app.user("alice").await, app.user("audit").await);
+        app.admin("PATCH", "/lode/v1/accounts/audit", json!({"server_role": "auditor"})).await;
+        for (credentials, expected) in ["", &user, &auditor, &basic("admin", PASSWORD)].iter().zip(expected) {
+            let metrics = app.get_as(credentials, "/metrics").await;
+            assert_eq!(metrics.text().contains("lode_http_requests_total"), metrics.status == 200);
+            let ready = app.get_as(credentials, "/readyz").await;
+            assert_eq!(ready.status, 503);
+            let is_named = ready.text().contains("no worker is attached yet");
+            assert_eq!((metrics.status.as_u16(), is_named), expected, "{private_metrics} {credentials}");
+        }
+        assert_eq!(app.get_as("Bearer wrong", "/metrics").await.status, 401);
+        assert_eq!(app.get_as("", "/healthz").await.status, 200);
+    }
 }
