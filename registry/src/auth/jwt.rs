@@ -178,3 +178,345 @@ pub(crate) fn verify(
     }
     Ok((claims, header.alg))
 }
+
+#[cfg(test)]
+mod tests {
+    use aws_lc_rs::hmac;
+    use aws_lc_rs::rand::SystemRandom;
+    use aws_lc_rs::rsa::KeySize;
+    use aws_lc_rs::signature::{
+        ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair, RSA_PKCS1_SHA256,
+        RSA_PKCS1_SHA384, RSA_PSS_SHA256, RsaKeyPair,
+    };
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use serde_json::json;
+
+    use super::*;
+
+    const ISSUER: &str = "https://issuer.example";
+
+    fn encode(bytes: impl AsRef<[u8]>) -> String {
+        URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    /// Signs with any key in any way, also in wrong ones.
+    type Sign<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
+
+    /// A name, the header, how it is signed, the keys of the issuer, and what follows.
+    type Case<'a> = (&'a str, Value, Sign<'a>, Vec<Value>, Result<(), JwtError>);
+
+    fn token(header: &Value, claims: &Value, sign: Sign<'_>) -> String {
+        let signed = format!("{}.{}", encode(header.to_string()), encode(claims.to_string()));
+        let signature = sign(signed.as_bytes());
+        format!("{signed}.{}", encode(signature))
+    }
+
+    /// A key pair of each family.
+    struct Pairs {
+        ec: EcdsaKeyPair,
+        rsa: RsaKeyPair,
+        ed: Ed25519KeyPair,
+    }
+
+    impl Pairs {
+        fn generate() -> Pairs {
+            let ec = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap();
+            Pairs {
+                ec,
+                rsa: RsaKeyPair::generate(KeySize::Rsa2048).unwrap(),
+                ed: Ed25519KeyPair::generate().unwrap(),
+            }
+        }
+
+        fn es256(&self, message: &[u8]) -> Vec<u8> {
+            self.ec.sign(&SystemRandom::new(), message).unwrap().as_ref().to_vec()
+        }
+
+        fn with_rsa(
+            &self,
+            encoding: &'static dyn aws_lc_rs::signature::RsaEncoding,
+            message: &[u8],
+        ) -> Vec<u8> {
+            let mut signature = vec![0; self.rsa.public_modulus_len()];
+            self.rsa.sign(encoding, &SystemRandom::new(), message, &mut signature).unwrap();
+            signature
+        }
+
+        fn rs256(&self, message: &[u8]) -> Vec<u8> {
+            self.with_rsa(&RSA_PKCS1_SHA256, message)
+        }
+
+        fn rs384(&self, message: &[u8]) -> Vec<u8> {
+            self.with_rsa(&RSA_PKCS1_SHA384, message)
+        }
+
+        fn ps256(&self, message: &[u8]) -> Vec<u8> {
+            self.with_rsa(&RSA_PSS_SHA256, message)
+        }
+
+        fn eddsa(&self, message: &[u8]) -> Vec<u8> {
+            self.ed.sign(message).as_ref().to_vec()
+        }
+
+        /// The public keys as JSON Web Keys, without an algorithm or an id.
+        fn ec_jwk(&self) -> Value {
+            let (x, y) = self.ec.public_key().as_ref()[1..].split_at(32);
+            json!({"kty": "EC", "crv": "P-256", "x": encode(x), "y": encode(y)})
+        }
+
+        fn rsa_jwk(&self) -> Value {
+            // DER: a sequence of two integers, the first of 257 bytes and the second of three.
+            let public = self.rsa.public_key().as_ref();
+            json!({"kty": "RSA", "n": encode(&public[9..265]), "e": encode(&public[267..])})
+        }
+
+        fn ed_jwk(&self) -> Value {
+            json!({"kty": "OKP", "crv": "Ed25519", "x": encode(self.ed.public_key())})
+        }
+    }
+
+    /// The object with more fields.
+    fn with(mut object: Value, more: Value) -> Value {
+        let fields = object.as_object_mut().unwrap();
+        for (name, value) in more.as_object().unwrap() {
+            fields.insert(name.clone(), value.clone());
+        }
+        object
+    }
+
+    fn right_claims() -> Value {
+        let now = now_ms() / 1000;
+        json!({"iss": ISSUER, "aud": "lode", "iat": now, "exp": now + 300})
+    }
+
+    fn verified(token: &str, keys: &[Value]) -> Result<(), JwtError> {
+        let keys = Keys::parse(&json!({ "keys": keys }));
+        verify(token, &keys, ISSUER, &["lode".to_owned(), "other".to_owned()]).map(drop)
+    }
+
+    #[test]
+    fn only_a_key_of_the_issuer_verifies_and_only_as_it_is_meant() {
+        use JwtError::{Algorithm, KeyUnknown, Malformed, Signature};
+        let (own, foreign) = (Pairs::generate(), Pairs::generate());
+        let shared = |secret: Vec<u8>| {
+            move |message: &[u8]| {
+                hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &secret), message).as_ref().to_vec()
+            }
+        };
+        let with_public = shared(own.ec.public_key().as_ref().to_vec());
+        let with_modulus = shared(own.rsa.public_key().as_ref().to_vec());
+        let with_secret = shared(b"secret".to_vec());
+        let es256 = |message: &[u8]| own.es256(message);
+        let rs256 = |message: &[u8]| own.rs256(message);
+        let rs384 = |message: &[u8]| own.rs384(message);
+        let ps256 = |message: &[u8]| own.ps256(message);
+        let eddsa = |message: &[u8]| own.eddsa(message);
+        let forged = |message: &[u8]| foreign.es256(message);
+        let nothing = |_: &[u8]| Vec::new();
+        let cut = |message: &[u8]| own.es256(message)[..63].to_vec();
+        let ec = with(own.ec_jwk(), json!({"kid": "k"}));
+        let rsa = with(own.rsa_jwk(), json!({"kid": "k"}));
+        let ed = with(own.ed_jwk(), json!({"kid": "k"}));
+        let other = with(foreign.ec_jwk(), json!({"kid": "other"}));
+        let oct = json!({"kty": "oct", "k": encode("secret"), "kid": "k"});
+        let header = |alg: &str| json!({"alg": alg, "kid": "k"});
+        let cases: Vec<Case<'_>> = vec![
+            // 1. Each family with its own key.
+            ("ES256", header("ES256"), &es256, vec![ec.clone()], Ok(())),
+            ("RS256", header("RS256"), &rs256, vec![rsa.clone()], Ok(())),
+            ("RS384", header("RS384"), &rs384, vec![rsa.clone()], Ok(())),
+            ("PS256", header("PS256"), &ps256, vec![rsa.clone()], Ok(())),
+            ("EdDSA", header("EdDSA"), &eddsa, vec![ed.clone()], Ok(())),
+            ("the second key", header("ES256"), &es256, vec![other.clone(), ec.clone()], Ok(())),
+            ("no id", json!({"alg": "ES256"}), &es256, vec![other.clone(), ec.clone()], Ok(())),
+            (
+                "a key of each family with one id",
+                header("RS256"),
+                &rs256,
+                vec![ec.clone(), ed.clone(), rsa.clone()],
+                Ok(()),
+            ),
+            // 2. Algorithms of those who can verify, or of nobody.
+            ("none", header("none"), &nothing, vec![ec.clone()], Err(Malformed)),
+            ("None", header("None"), &nothing, vec![ec.clone()], Err(Malformed)),
+            ("no algorithm", json!({"kid": "k"}), &es256, vec![ec.clone()], Err(Malformed)),
+            ("HS256 with the public key", header("HS256"), &with_public, vec![ec.clone()], Err(Algorithm)),
+            ("HS256 with the modulus", header("HS256"), &with_modulus, vec![rsa.clone()], Err(Algorithm)),
+            (
+                "HS256 with a shared key of the set",
+                header("HS256"),
+                &with_secret,
+                vec![oct.clone()],
+                Err(Algorithm),
+            ),
+            ("ES256 with a shared key", header("ES256"), &with_secret, vec![oct], Err(KeyUnknown)),
+            // 3. A key is used for its own family and algorithm only.
+            ("RS256 with the id of an EC key", header("RS256"), &rs256, vec![ec.clone()], Err(KeyUnknown)),
+            ("ES256 with the id of an RSA key", header("ES256"), &es256, vec![rsa.clone()], Err(KeyUnknown)),
+            ("EdDSA with the id of an EC key", header("EdDSA"), &eddsa, vec![ec.clone()], Err(KeyUnknown)),
+            (
+                "PS256 with a key for RS256",
+                header("PS256"),
+                &ps256,
+                vec![with(rsa.clone(), json!({"alg": "RS256"}))],
+                Err(KeyUnknown),
+            ),
+            (
+                "RS256 with a key for RS256",
+                header("RS256"),
+                &rs256,
+                vec![with(rsa.clone(), json!({"alg": "RS256"}))],
+                Ok(()),
+            ),
+            (
+                "a key for encryption",
+                header("ES256"),
+                &es256,
+                vec![with(ec.clone(), json!({"use": "enc"}))],
+                Err(KeyUnknown),
+            ),
+            (
+                "a key for signatures",
+                header("ES256"),
+                &es256,
+                vec![with(ec.clone(), json!({"use": "sig"}))],
+                Ok(()),
+            ),
+            ("PS256 that is signed as RS256", header("PS256"), &rs256, vec![rsa.clone()], Err(Signature)),
+            ("RS256 that is signed as RS384", header("RS256"), &rs384, vec![rsa.clone()], Err(Signature)),
+            // 4. Other keys.
+            ("another id", json!({"alg": "ES256", "kid": "x"}), &es256, vec![ec.clone()], Err(KeyUnknown)),
+            ("another key with the id", header("ES256"), &forged, vec![ec.clone()], Err(Signature)),
+            (
+                "another key without an id",
+                json!({"alg": "ES256"}),
+                &forged,
+                vec![ec.clone()],
+                Err(KeyUnknown),
+            ),
+            ("no key", header("ES256"), &es256, vec![], Err(KeyUnknown)),
+            (
+                "a key in the token",
+                with(header("ES256"), json!({"jwk": foreign.ec_jwk()})),
+                &forged,
+                vec![ec.clone()],
+                Err(Signature),
+            ),
+            (
+                "an address in the token",
+                with(header("ES256"), json!({"jku": "https://evil.example/keys"})),
+                &forged,
+                vec![ec.clone()],
+                Err(Signature),
+            ),
+            // 5. Damaged tokens, and extensions.
+            ("no signature", header("ES256"), &nothing, vec![ec.clone()], Err(Signature)),
+            ("a short signature", header("ES256"), &cut, vec![ec.clone()], Err(Signature)),
+            (
+                "crit",
+                with(header("ES256"), json!({"crit": ["exp"], "exp": 1})),
+                &es256,
+                vec![ec.clone()],
+                Err(Malformed),
+            ),
+            (
+                "b64",
+                with(header("ES256"), json!({"crit": ["b64"], "b64": false})),
+                &es256,
+                vec![ec.clone()],
+                Err(Malformed),
+            ),
+        ];
+        for (name, header, sign, keys, expected) in cases {
+            assert_eq!(verified(&token(&header, &right_claims(), sign), &keys), expected, "{name}");
+        }
+        // 6. Not tokens, and what is changed after the signature.
+        let right = token(&header("ES256"), &right_claims(), &es256);
+        let parts: Vec<&str> = right.split('.').collect();
+        let changed = encode(with(right_claims(), json!({"sub": "admin"})).to_string());
+        let list = token(&header("ES256"), &json!([]), &es256);
+        for (text, expected) in [
+            (String::new(), Malformed),
+            ("a.b.c".to_owned(), Malformed),
+            (format!("{right}."), Malformed),
+            (format!("{}.{}", parts[0], parts[1]), Malformed),
+            (format!("{}.{changed}.{}", parts[0], parts[2]), Signature),
+            (
+                format!("{}.{}.{}", encode(r#"{"alg":"ES256","kid":"k","typ":"x"}"#), parts[1], parts[2]),
+                Signature,
+            ),
+            (format!("{}.{}.{}", parts[0], parts[1], "x".repeat(MAX_TOKEN_BYTES)), Malformed),
+            (list, Signature),
+        ] {
+            assert_eq!(verified(&text, std::slice::from_ref(&ec)), Err(expected), "{text:.60}");
+        }
+        // 7. An issuer with very many keys.
+        let mut many = vec![other; MAX_KEYS];
+        many.push(ec);
+        assert_eq!(verified(&right, &many), Err(KeyUnknown));
+        assert_eq!(verified(&right, &many[1..]), Ok(()));
+    }
+
+    #[test]
+    fn issuers_times_and_audiences_count() {
+        use JwtError::{Missing, Time};
+        let own = Pairs::generate();
+        let keys = [with(own.ec_jwk(), json!({"kid": "k"}))];
+        let now = now_ms() / 1000;
+        let claim = |name: &'static str, expected: &str, got: &str| {
+            Err(JwtError::Claim { name, expected: expected.to_owned(), got: got.to_owned() })
+        };
+        let missing = |name: &'static str| Err(Missing { name });
+        let audience = |got: &str| claim("aud", "lode` or `other", got);
+        for (changes, expected) in [
+            (json!({}), Ok(())),
+            // 1. The issuer, exactly.
+            (json!({"iss": "https://issuer.example/"}), claim("iss", ISSUER, "https://issuer.example/")),
+            (json!({"iss": "https://ISSUER.example"}), claim("iss", ISSUER, "https://ISSUER.example")),
+            (json!({"iss": ""}), missing("iss")),
+            (json!({"iss": [ISSUER]}), missing("iss")),
+            (json!({"iss": null}), missing("iss")),
+            // 2. The times, with the leeway for the clock of the issuer.
+            (json!({"exp": now - LEEWAY_SECONDS + 5}), Ok(())),
+            (json!({"exp": now - LEEWAY_SECONDS - 1}), Err(Time)),
+            (json!({"exp": 0}), Err(Time)),
+            (json!({"exp": -1}), Err(Time)),
+            (json!({"exp": i64::MIN}), Err(Time)),
+            (json!({"exp": i64::MAX}), Ok(())),
+            (json!({"exp": 1e300}), Ok(())),
+            (json!({"exp": -1e300}), Err(Time)),
+            (json!({"exp": now as f64 + 300.5}), Ok(())),
+            (json!({"exp": (now + 300).to_string()}), missing("exp")),
+            (json!({"exp": null}), missing("exp")),
+            (json!({"iat": now + LEEWAY_SECONDS - 5}), Ok(())),
+            (json!({"iat": now + LEEWAY_SECONDS + 5}), Err(Time)),
+            (json!({"iat": i64::MAX}), Err(Time)),
+            (json!({"iat": null}), missing("iat")),
+            (json!({"iat": now.to_string()}), missing("iat")),
+            (json!({"nbf": now + LEEWAY_SECONDS - 5}), Ok(())),
+            (json!({"nbf": now + LEEWAY_SECONDS + 5}), Err(Time)),
+            (json!({"nbf": now - 1000, "iat": now + 1000}), Err(Time)),
+            // 3. The audience: one of the list is enough. Callers that need it to be alone check that.
+            (json!({"aud": "other"}), Ok(())),
+            (json!({"aud": ["x", "lode"]}), Ok(())),
+            (json!({"aud": "lode "}), audience("lode ")),
+            (json!({"aud": "Lode"}), audience("Lode")),
+            (json!({"aud": []}), audience("")),
+            (json!({"aud": [["lode"]]}), audience("")),
+            (json!({"aud": {"lode": 1}}), audience("")),
+            (json!({"aud": null}), audience("")),
+            (json!({"aud": 1}), audience("")),
+        ] {
+            let mut claims = right_claims();
+            for (name, value) in changes.as_object().unwrap() {
+                match value {
+                    Value::Null => claims.as_object_mut().unwrap().remove(name),
+                    value => claims.as_object_mut().unwrap().insert(name.clone(), value.clone()),
+                };
+            }
+            let token = token(&json!({"alg": "ES256", "kid": "k"}), &claims, &|message| own.es256(message));
+            assert_eq!(verified(&token, &keys), expected, "{changes}");
+        }
+    }
+}
