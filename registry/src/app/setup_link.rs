@@ -41,3 +41,22 @@ impl SetupLink {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = link;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_valid_for_an_hour() {
+        let (link, now) = (SetupLink::default(), Instant::now());
+        link.begin(Secret::new("token"));
+        let until = link.0.lock().unwrap().as_ref().unwrap().until;
+        assert!(until > now + Duration::from_secs(3590) && until <= Instant::now() + SETUP_TIME);
+        assert!(link.accepts("token") && !link.accepts("toke") && !link.accepts(""));
+        // The server goes on waiting, without a way in until it starts again.
+        link.set(Some(Link { token: Secret::new("token"), until: Instant::now() }));
+        assert!(link.is_waiting() && !link.accepts("token"));
+        link.end();
+        assert!(!link.is_waiting() && !link.accepts("token"));
+    }
+}

@@ -9,6 +9,7 @@ mod bad_input;
 mod connections;
 mod create;
 mod egress;
+mod expiry;
 mod file_sender;
 mod first_account;
 mod gateway;

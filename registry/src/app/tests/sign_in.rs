@@ -1,4 +1,5 @@
-//! Access tokens that expire while they are in use, and sessions that begin while their account changes.
+//! Access tokens and links that expire, also while they are in use, and sessions that begin while their account
+//! changes.
 
 use lode_client::Secret;
 
@@ -97,4 +98,40 @@ async fn no_session_survives_a_change_of_the_password() {
         assert_eq!(store.session_list(row.id).await.unwrap(), []);
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_link_to_a_blob_ends_with_its_time_and_its_credential() {
+    let set = |config: &mut Config| config.admin_password = Some(Secret::new(PASSWORD));
+    let fixture = Fixture::start(None, None, &set, WriteLimit::default()).await;
+    let registry = &fixture.registry;
+    let password = Secret::new(PASSWORD);
+    let identity = registry.sign_in_basic(&CALLER, "admin", &password, None).await.unwrap();
+    let admin = CALLER.with_identity(identity);
+    let (digest, other) = (Digest::sha256(b"x"), Digest::sha256(b"y"));
+    let granted = || {
+        let repository = "team/app".parse().unwrap();
+        let scope = RepositoryScope { repository, pull: true, push: false, delete: false };
+        Requested { repositories: vec![scope], catalog: false }
+    };
+    let link = async |seconds: u64| {
+        let valid = Duration::from_secs(seconds);
+        registry.access_token_sign(&admin, granted(), Some(digest.clone()), valid).await.unwrap()
+    };
+    let opens = async |link: &Secret, digest: &Digest| {
+        registry.blob_link_open(link.expose(), digest).await.unwrap().is_some()
+    };
+    let (valid, expired) = (link(60).await, link(0).await);
+    assert!(opens(&valid, &digest).await && !opens(&valid, &other).await);
+    assert!(!opens(&expired, &digest).await);
+    // It is no access token, and an access token is no link.
+    assert!(registry.sign_in_token(valid.expose(), None).await.unwrap().is_none());
+    let token =
+        registry.access_token_sign(&admin, granted(), None, Duration::from_secs(60)).await.unwrap();
+    assert!(!opens(&token, &digest).await);
+    // It ends with the account's credentials.
+    let change =
+        AccountChange { password: Some(Secret::new("another password")), ..AccountChange::default() };
+    registry.account_update(&admin, "admin", change).await.unwrap();
+    assert!(!opens(&valid, &digest).await);
 }
