@@ -27,7 +27,7 @@ const FRESH: Duration = Duration::from_secs(3600);
 /// unknown keys.
 pub(crate) const COOLDOWN: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 10_000 });
 /// Timeout of one request, from the connection to the end of the response.
-const TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 10 });
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
 /// How many issuers are remembered.
 const MAX_ISSUERS: u64 = 1000;

@@ -2,7 +2,7 @@
 //! are of a server's client for it.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use crate::http::Json;
 pub(super) use crate::issuer::COOLDOWN;
-use crate::issuer::{Issuer, Issuers};
+use crate::issuer::{Issuer, IssuerError, Issuers, TIMEOUT};
 use crate::time::now_ms;
 
 const METADATA: &str = "/.well-known/openid-configuration";
@@ -297,4 +297,30 @@ async fn tokens_without_a_key_id_find_a_new_key() {
     tokio::time::sleep(COOLDOWN).await;
     client.verify(&token(), &audiences).await.unwrap();
     assert_eq!(issuer.count("/keys"), 2);
+}
+
+#[tokio::test]
+async fn an_issuer_that_hangs_is_abandoned() {
+    let (issuer, client) = start().await;
+    issuer.is_hanging.send_replace(true);
+    let begun = Instant::now();
+    // All that wait share one fetch, and its timeout.
+    let token = issuer.key().sign(&issuer.claims(&json!({"aud": "here"})));
+    let audiences = ["here".to_owned()];
+    let results = futures::future::join_all((0..4).map(|_| client.verify(&token, &audiences))).await;
+    for result in results {
+        assert!(matches!(result, Err(IssuerError::Unavailable { .. })));
+    }
+    let waited = begun.elapsed();
+    assert!(waited >= TIMEOUT && waited < 3 * TIMEOUT, "{waited:?}");
+    assert_eq!(issuer.count(METADATA), 1);
+    // Right afterwards it is not asked again, and nothing waits.
+    let begun = Instant::now();
+    assert!(client.verify(&token, &audiences).await.is_err());
+    assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
+    // It is used as soon as it responds again.
+    issuer.is_hanging.send_replace(false);
+    while client.verify(&token, &audiences).await.is_err() {
+        tokio::task::yield_now().await;
+    }
 }
