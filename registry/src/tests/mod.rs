@@ -20,6 +20,7 @@ mod jobs;
 mod layouts;
 mod limits;
 mod listings;
+mod logs;
 mod maintenance;
 mod migrate;
 mod mirror;
