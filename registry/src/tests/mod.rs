@@ -7,6 +7,7 @@ mod audit_limits;
 mod backup;
 mod bad_input;
 mod connections;
+mod cookies;
 mod create;
 mod egress;
 mod expiry;
