@@ -11,10 +11,12 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, Request, StatusCode};
+use lode_client::Secret;
 use serde_json::{Value, json};
 use sha2::Sha256;
 
 use super::App;
+use super::access::PASSWORD;
 use super::wire::within;
 use crate::{Config, OpenError, open, router};
 
@@ -310,4 +312,56 @@ async fn an_event_outlives_its_process_and_replicas_share_the_work() {
     let heard = receiver.0.lock().unwrap();
     let ids: BTreeSet<&String> = heard.taken.iter().map(|(id, _)| id).collect();
     assert_eq!((heard.attempts, ids.len()), (20, 20));
+}
+
+/// With accounts, events name who has caused them, and records of the audit log are events themselves.
+#[tokio::test]
+async fn events_name_the_account() {
+    let (receiver, url) = Receiver::start(1).await;
+    let admin_password = Some(Secret::new(PASSWORD));
+    let events = json!({ "events": ["push", "tag", "audit"] });
+    let app = App::with(Config { admin_password, ..config_with_webhook(&url, events) }).await;
+    let (alice, bob) = (app.user("alice").await, app.user("bob").await);
+    let (token, id) = app.token(&alice, json!({"name": "ci"})).await;
+    assert_eq!(app.push_as(&token, "alice/app").await.status, 201);
+    app.grant("alice/*", "alice", "own").await;
+    assert_eq!(app.push_as(&bob, "alice/app").await.status, 404);
+    let found = within(async {
+        loop {
+            let events = receiver.events(1).await;
+            let is_refused = |record: &&&Value| record["outcome"] == "refused";
+            if of_type(&events, "audit").iter().find(is_refused).is_some()
+                && !of_type(&events, "tag").is_empty()
+            {
+                return events;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    for kind in ["push", "tag"] {
+        let [event] = of_type(&found, kind)[..] else { panic!("{kind}: {found:#?}") };
+        assert_eq!((&event["actor"], &event["repository"]), (&json!("user:alice"), &json!("alice/app")));
+    }
+    let records = of_type(&found, "audit");
+    for (actor, via, action, target) in [
+        ("user:admin", "password".to_owned(), "account.create", "user:alice"),
+        ("user:admin", "password".to_owned(), "grant.set", "alice/*"),
+        ("user:alice", format!("token {id}"), "manifest.push", "alice/app@sha256:"),
+    ] {
+        let matches = |record: &&&Value| {
+            record["action"] == action && record["target"].as_str().unwrap().starts_with(target)
+        };
+        let record = records.iter().find(matches).unwrap_or_else(|| panic!("no {action} in {records:#?}"));
+        assert_eq!(
+            (&record["actor"], &record["via"], &record["outcome"]),
+            (&json!(actor), &json!(via), &json!("ok"))
+        );
+    }
+    let refused = records.iter().find(|record| record["outcome"] == "refused").unwrap();
+    assert_eq!((&refused["action"], &refused["target"]), (&json!("access.refuse"), &json!("alice/app")));
+    assert_eq!((&refused["actor"], &refused["via"]), (&json!("user:bob"), &json!("password")));
+    // Neither a password nor a token is in an event.
+    let all = json!(found).to_string();
+    assert!(!all.contains(PASSWORD) && !all.contains(token.strip_prefix("Bearer ").unwrap()));
 }
