@@ -12,6 +12,7 @@ use super::access::{PASSWORD, basic, closed};
 use super::create::safetensors;
 use super::models::push_model;
 use super::{App, TestResponse, failure, gateway, image, transfer};
+use crate::time::now_ms;
 use crate::{Config, RetentionRule};
 
 /// A server with the administrator `admin` on each available database engine.
@@ -504,5 +505,58 @@ async fn removals_by_rules_are_recorded() {
         let found = records(&app, &format!("action={action}")).await;
         assert_eq!((found.len(), &found[0]["actor"]), (1, &json!("server")), "{found:?}");
         assert_eq!((&found[0]["target"], &found[0]["detail"]), (&json!(target), &detail));
+    }
+}
+
+#[tokio::test]
+async fn retention_keeps_protected_tags() {
+    let rule = RetentionRule {
+        repositories: vec!["team/*".to_owned()],
+        keep_last: Some(1),
+        ..RetentionRule::default()
+    };
+    let config = || Config {
+        admin_password: Some(Secret::new(PASSWORD)),
+        gc_grace: Duration::ZERO,
+        upload_lease: Duration::ZERO,
+        retention: vec![rule.clone()],
+        ..Config::default()
+    };
+    let mut configs = vec![config()];
+    if let Some(database) = crate::store::postgres_for_test().await {
+        configs.push(Config { database: Some(database), ..config() });
+    }
+    for config in configs {
+        let app = App::with(config).await;
+        let admin = basic("admin", PASSWORD);
+        let protect = json!({"target": "team/*", "patterns": ["v*"]});
+        app.admin("PUT", "/lode/v1/protected-tags", protect).await;
+        for tag in ["v1", "nightly-1", "v2", "nightly-2", "v3"] {
+            assert_eq!(push(&app, &admin, "team/app", tag, tag).await, 201, "{tag}");
+            // Retention sorts tags by age, which has a resolution of a millisecond.
+            let pushed_at = now_ms();
+            while now_ms() == pushed_at {
+                tokio::task::yield_now().await;
+            }
+        }
+        let collect = async || {
+            let started = app.admin("POST", "/lode/v1/gc", json!({})).await.json();
+            let path = format!("/lode/v1/jobs/{}?wait=60", started["id"].as_str().unwrap());
+            let job = app.admin("GET", &path, json!(null)).await.json();
+            assert_eq!(job["state"], "succeeded", "{job}");
+        };
+        let tags = async || app.get_as(&admin, "/v2/team/app/tags/list").await.json()["tags"].clone();
+        collect().await;
+        // Protected tags stay, and do not count among those that the rule keeps.
+        assert_eq!(tags().await, json!(["nightly-2", "v1", "v2", "v3"]));
+        for tag in ["v1", "v2", "v3"] {
+            let path = format!("/v2/team/app/manifests/{tag}");
+            assert_eq!(app.get_as(&admin, &path).await.status, 200, "{tag}");
+        }
+        // Without the protection they are removed like others.
+        let protect = json!({"target": "team/*", "patterns": []});
+        app.admin("PUT", "/lode/v1/protected-tags", protect).await;
+        collect().await;
+        assert_eq!(tags().await, json!(["v3"]));
     }
 }
