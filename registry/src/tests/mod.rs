@@ -47,6 +47,7 @@ mod tags;
 mod tls;
 mod tools;
 mod transfer;
+mod upgrade;
 mod webhooks;
 mod wire;
 mod workers;
