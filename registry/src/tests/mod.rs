@@ -34,6 +34,7 @@ mod postgres;
 mod publishers;
 mod pull;
 mod push;
+mod queries;
 mod ranges;
 mod rates;
 mod read_only;
