@@ -42,6 +42,7 @@ mod revocation;
 mod rights;
 mod routes;
 mod rules;
+mod secret_key;
 mod sign_in;
 mod single_sign_on;
 mod tags;
