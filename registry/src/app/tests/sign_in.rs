@@ -126,8 +126,7 @@ async fn a_link_to_a_blob_ends_with_its_time_and_its_credential() {
     assert!(!opens(&expired, &digest).await);
     // It is no access token, and an access token is no link.
     assert!(registry.sign_in_token(valid.expose(), None).await.unwrap().is_none());
-    let token =
-        registry.access_token_sign(&admin, granted(), None, Duration::from_secs(60)).await.unwrap();
+    let token = registry.access_token_sign(&admin, granted(), None, Duration::from_secs(60)).await.unwrap();
     assert!(!opens(&token, &digest).await);
     // It ends with the account's credentials.
     let change =
