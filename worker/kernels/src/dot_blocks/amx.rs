@@ -17,13 +17,13 @@ use super::blocks::{Iq4Nl, Mxfp4Block, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use super::columns::{Block, Columns, LaneOrder, TILE};
 use super::groups::{Affine, Mxfp4, Nvfp4, Nvfp4Block};
 use super::k_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
-use super::panel::{self, CODES, R};
+use super::panel::{self, CODES, MultiplyTile, R};
 
 /// Minimum number of columns for tiles.
 const MIN_COLUMNS: usize = 9;
 
 /// Whether the processor has AMX for bytes and the system lets this process use it.
-pub(in super::super) fn is_available() -> bool {
+pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| is_present() && request_permission())
 }
@@ -76,7 +76,7 @@ pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scr
         assert!(x.cols() == rows.cols() && out.rows() >= x.len() && out.cols() >= rows.len());
         let rows = rows.range(0, in_panels);
         let _tiles = TileRegisters;
-        integer_formats!(choose[rows.dtype(), format => panel::products::<_, true>(format, &rows, x, out, scratch), else {
+        integer_formats!(choose[rows.dtype(), format => panel::products::<_, Amx>(format, &rows, x, out, scratch), else {
             super::scalar(&rows, x, out, scratch)
         }]);
     }
@@ -152,60 +152,64 @@ unsafe fn multiply(x: *const i8, panel: *const __m512i, to: &mut Products) {
     }
 }
 
-/// Multiplies a panel by the `t` columns of a tile. `N` scales are in a block of a row. See `panel::tile`.
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn tile<const N: usize, const IS_ABOVE: bool>(
-    panel: &[__m512i],
-    (x, t): (&[Block], usize),
-    above: u32,
-    out: &mut Window<'_>,
-    (j, i): (usize, usize),
-) {
-    let len = const { panel::block_len(N, !IS_ABOVE) };
-    let depth = panel.len() / len;
-    assert!(panel.len() == depth * len && x.len() == depth * t && t <= TILE);
-    let codes = 4 * CODES / N;
-    configure(t, codes);
-    let mut sums = [[_mm512_setzero_ps(); TILE]; N];
-    let mut products = [const { Products([[0; R]; TILE]) }; 2];
-    let start = |step: usize, products: &mut [Products; 2]| {
-        let (b, lane) = (step / N, step % N);
-        let group = if N == 16 { LaneOrder::GROUPS_OF_16[lane] } else { LaneOrder::GROUPS_OF_32[lane] };
-        let first = usize::from(group) * codes;
-        let (x, panel) = (&raw const x[b * t].codes[first], &raw const panel[b * len + first / 4]);
-        // SAFETY: the columns have `codes` codes from `first` on, and the panel as many of each row. The registers are
-        // configured for these shapes.
-        unsafe { multiply(x, panel, &mut products[step % 2]) }
-    };
-    start(0, &mut products);
-    for (b, (panel, x)) in panel.chunks_exact(len).zip(x.chunks_exact(t)).enumerate() {
-        for (lane, sums) in sums.iter_mut().enumerate() {
-            let step = b * N + lane;
-            // The next products are computed while these are scaled.
-            if step + 1 < depth * N {
-                start(step + 1, &mut products);
-            }
-            let coarse = if N == 16 { lane / 8 * 4 + lane % 4 } else { lane };
-            let scale = _mm512_castsi512_ps(panel[CODES + lane]);
-            let minimum = if IS_ABOVE { scale } else { _mm512_castsi512_ps(panel[CODES + N + lane]) };
-            for ((x, sum), products) in x.iter().zip(sums).zip(&products[step % 2].0) {
-                // SAFETY: sixteen products.
-                let mut dots = unsafe { _mm512_load_si512(products.as_ptr().cast()) };
-                if IS_ABOVE {
-                    let less = if N == 16 { x.fine_less[lane] } else { x.less[lane] };
-                    dots = _mm512_add_epi32(dots, _mm512_set1_epi32(less >> above));
+/// Multiplies all columns of a tile at once, for one scale of each row.
+struct Amx;
+
+impl MultiplyTile for Amx {
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn multiply<const N: usize, const IS_ABOVE: bool>(
+        panel: &[__m512i],
+        (x, t): (&[Block], usize),
+        above: u32,
+        out: &mut Window<'_>,
+        (j, i): (usize, usize),
+    ) {
+        let len = const { panel::block_len(N, !IS_ABOVE) };
+        let depth = panel.len() / len;
+        assert!(panel.len() == depth * len && x.len() == depth * t && t <= TILE);
+        let codes = 4 * CODES / N;
+        configure(t, codes);
+        let mut sums = [[_mm512_setzero_ps(); TILE]; N];
+        let mut products = [const { Products([[0; R]; TILE]) }; 2];
+        let start = |step: usize, products: &mut [Products; 2]| {
+            let (b, lane) = (step / N, step % N);
+            let group = if N == 16 { LaneOrder::GROUPS_OF_16[lane] } else { LaneOrder::GROUPS_OF_32[lane] };
+            let first = usize::from(group) * codes;
+            let (x, panel) = (&raw const x[b * t].codes[first], &raw const panel[b * len + first / 4]);
+            // SAFETY: the columns have `codes` codes from `first` on, and the panel as many of each row. The registers are
+            // configured for these shapes.
+            unsafe { multiply(x, panel, &mut products[step % 2]) }
+        };
+        start(0, &mut products);
+        for (b, (panel, x)) in panel.chunks_exact(len).zip(x.chunks_exact(t)).enumerate() {
+            for (lane, sums) in sums.iter_mut().enumerate() {
+                let step = b * N + lane;
+                // The next products are computed while these are scaled.
+                if step + 1 < depth * N {
+                    start(step + 1, &mut products);
                 }
-                let dots = _mm512_mul_ps(_mm512_cvtepi32_ps(dots), _mm512_set1_ps(x.d[coarse]));
-                *sum = _mm512_fmadd_ps(dots, scale, *sum);
-                if !IS_ABOVE {
-                    let of_x = if N == 16 { x.fine_sums[lane] } else { x.sums[lane] };
-                    *sum = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x), *sum);
+                let coarse = if N == 16 { lane / 8 * 4 + lane % 4 } else { lane };
+                let scale = _mm512_castsi512_ps(panel[CODES + lane]);
+                let minimum = if IS_ABOVE { scale } else { _mm512_castsi512_ps(panel[CODES + N + lane]) };
+                for ((x, sum), products) in x.iter().zip(sums).zip(&products[step % 2].0) {
+                    // SAFETY: sixteen products.
+                    let mut dots = unsafe { _mm512_load_si512(products.as_ptr().cast()) };
+                    if IS_ABOVE {
+                        let less = if N == 16 { x.fine_less[lane] } else { x.less[lane] };
+                        dots = _mm512_add_epi32(dots, _mm512_set1_epi32(less >> above));
+                    }
+                    let dots = _mm512_mul_ps(_mm512_cvtepi32_ps(dots), _mm512_set1_ps(x.d[coarse]));
+                    *sum = _mm512_fmadd_ps(dots, scale, *sum);
+                    if !IS_ABOVE {
+                        let of_x = if N == 16 { x.fine_sums[lane] } else { x.sums[lane] };
+                        *sum = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x), *sum);
+                    }
                 }
             }
         }
-    }
-    panel::add_lanes(&mut sums);
-    for (c, sum) in sums[0].iter().enumerate().take(t) {
-        panel::store(*sum, &mut out.row(j + c)[i..i + R]);
+        panel::add_lanes(&mut sums);
+        for (c, sum) in sums[0].iter().enumerate().take(t) {
+            panel::store(*sum, &mut out.row(j + c)[i..i + R]);
+        }
     }
 }

@@ -1,16 +1,12 @@
 //! `dot_blocks` with AVX2. With few columns, 256 values of a row are unpacked once for all of them; with many
 //! columns, eight rows are first arranged as a panel. Both ways add in the same order.
-//!
-//! The multiplication needs one unsigned factor. Codes of less than eight bits are made unsigned by an excess;
-//! the sum of the column's codes times the excess is subtracted. For codes of eight bits, the sign of the
-//! weight's code is transferred to the column's code.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
 
 use super::super::decode::blocks::{
     Codes, Iq4Nl, Mxfp4, Mxfp4Block, Nvfp4, Nvfp4Block, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Scales, Terms,
-    interleave_nibbles, look_up, scales_of_groups,
+    interleave_nibbles,
 };
 use super::super::decode::k_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::super::decode::load::{RowAt, broadcast};
@@ -18,6 +14,7 @@ use super::super::dtype::Float;
 use super::super::formats::integer_formats;
 use super::super::rows::Rows;
 use super::super::window::Window;
+use super::avx2_block::{Factors, Unpacked, multiply_pairs, unpack_part, widen};
 use super::avx2_panel as panel;
 use super::columns::{Block, Columns, QK, TILE};
 
@@ -36,51 +33,6 @@ pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scr
     integer_formats!(choose[rows.dtype(), format => products(format, rows, x, out, scratch), else {
         super::scalar(rows, x, out, scratch)
     }]);
-}
-
-/// The bytes of a format by which columns are multiplied.
-pub(super) struct Factors {
-    /// Looked up by the lowest four bits of each code.
-    table: Option<[i8; 16]>,
-    /// Whether only the lowest four bits of each code count, without a table.
-    is_masked: bool,
-    /// Whether bytes may be negative.
-    pub(super) is_signed: bool,
-    /// How much bytes are above their values, as a right shift of 128.
-    pub(super) excess_shift: Option<u32>,
-    /// How many products of two bytes, in pairs, have a sum of sixteen bits: 1, 2, 4 or 8.
-    pub(super) pairs: usize,
-}
-
-impl Factors {
-    pub(super) const fn of<C: Codes>() -> Self {
-        let (mut table, mut is_masked, mut bits, mut excess) = (C::TABLE, false, C::BITS, C::EXCESS);
-        if let Some(mut values) = table {
-            let (mut is_count, mut least) = (true, 0);
-            let mut code = 0;
-            while code < 16 {
-                is_count &= values[code] as i32 == code as i32 - excess as i32;
-                least = if values[code] < least { values[code] } else { least };
-                code += 1;
-            }
-            (is_masked, table) = (is_count, if is_count { None } else { table });
-            if !is_count && least >= -16 {
-                code = 0;
-                while code < 16 {
-                    values[code] += 16;
-                    code += 1;
-                }
-                (table, bits, excess) = (Some(values), 5, 16);
-            } else if !is_count {
-                bits = 8;
-            }
-        }
-        let largest = if bits == 8 { 128 } else { (1 << bits) - 1 };
-        let pairs = i16::MAX as u32 / (largest * 127 * 2);
-        let pairs = if pairs >= 8 { 8 } else { 1 << pairs.ilog2() };
-        let excess_shift = if excess == 0 { None } else { Some(7 - excess.ilog2()) };
-        Self { table, is_masked, is_signed: bits == 8, excess_shift, pairs }
-    }
 }
 
 /// Affine codes of tensor blobs, with groups of `1 << shift` codes. 8-bit codes are stored minus 128.
@@ -224,69 +176,6 @@ fn multiply_row<C: Codes, const ONE_COLUMN: bool>(
     sums
 }
 
-/// 256 unpacked values of a row: factors in groups of 32, with scales and offsets in lane order. A scale per
-/// group is in the first of two vectors; scales per sixteen are in both.
-pub(super) struct Unpacked {
-    pub(super) factors: [__m256i; 8],
-    pub(super) scales: [__m256; 2],
-    pub(super) offsets: [__m256; 2],
-}
-
-/// Unpacks at most this many groups from value `first` on.
-///
-/// # Safety
-/// The groups exist.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn unpack_part<C: Codes>(format: C, at: RowAt, first: usize, groups: usize) -> Unpacked {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        match groups {
-            0..8 => unpack::<C, false>(format, at, first, groups),
-            _ => unpack::<C, true>(format, at, first, 8),
-        }
-    }
-}
-
-/// # Safety
-/// The groups exist, and there are at most eight; all eight if this is a whole block.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack<C: Codes, const WHOLE: bool>(format: C, at: RowAt, first: usize, groups: usize) -> Unpacked {
-    let kind = const { Factors::of::<C>() };
-    let mut factors = [_mm256_setzero_si256(); 8];
-    for (g, factors) in factors.iter_mut().enumerate().take(if WHOLE { 8 } else { groups }) {
-        // SAFETY: there are 32 values in this group.
-        let codes = unsafe { format.codes(at, first + 32 * g) };
-        *factors = match kind.table {
-            Some(table) => look_up(table, codes),
-            None if kind.is_masked => _mm256_and_si256(codes, _mm256_set1_epi8(15)),
-            None => codes,
-        };
-    }
-    // SAFETY: guaranteed by the caller.
-    let Scales { scales, offsets } =
-        unsafe { if WHOLE { format.scales(at, first) } else { scales_of_groups(format, at, first, groups) } };
-    let mut scales = in_lane_order::<C>(scales);
-    if C::HAS_FACTOR {
-        let factor = _mm256_set1_ps(at.factor);
-        scales = scales.map(|scales| _mm256_mul_ps(scales, factor));
-    }
-    Unpacked { factors, scales, offsets: if C::HAS_OFFSET { in_lane_order::<C>(offsets) } else { scales } }
-}
-
-/// Orders values per group, or per sixteen, as [`LaneOrder`](super::columns::LaneOrder) does.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn in_lane_order<C: Codes>([a, b]: [__m256; 2]) -> [__m256; 2] {
-    if C::ONE_SCALE {
-        return [_mm256_permutevar8x32_ps(a, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)), b];
-    }
-    let pairs = _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7);
-    let [a, b] = [a, b].map(|of| _mm256_castps_pd(_mm256_permutevar8x32_ps(of, pairs)));
-    [_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b))]
-}
-
 /// Adds the products with 256 values of a column.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -335,24 +224,6 @@ fn add<C: Codes>(block: &Unpacked, x: &Block, sums: &mut [__m256; 2]) {
     }
 }
 
-/// Multiplies bytes by the codes of a column, and adds neighbours: at most 128 * 127 * 2, which fits in sixteen
-/// bits.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn multiply_pairs(factors: __m256i, x: __m256i, is_signed: bool) -> __m256i {
-    if is_signed {
-        return _mm256_maddubs_epi16(_mm256_abs_epi8(factors), _mm256_sign_epi8(x, factors));
-    }
-    _mm256_maddubs_epi16(factors, x)
-}
-
-/// Adds neighbouring lanes of sixteen bits.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn widen(pairs: __m256i) -> __m256i {
-    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
-}
-
 /// Adds groups of eight lanes of sixteen bits: lane v of each half of the result has the sum of vector v's.
 /// `pairs` is the number of lanes whose sum has sixteen bits.
 #[inline]
@@ -372,7 +243,7 @@ fn fold(vectors: [__m256i; 4], pairs: usize) -> __m256i {
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn total(sums: __m256) -> f32 {
+fn total(sums: __m256) -> f32 {
     let four = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))

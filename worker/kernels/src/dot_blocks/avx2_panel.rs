@@ -8,7 +8,7 @@ use super::super::decode::blocks::Codes;
 use super::super::decode::load::RowAt;
 use super::super::rows::Rows;
 use super::super::window::Window;
-use super::avx2::{Factors, Unpacked, multiply_pairs, unpack_part, widen};
+use super::avx2_block::{Factors, Unpacked, multiply_pairs, unpack_part, widen};
 use super::columns::{Block, Columns, LaneOrder, QK};
 
 /// Rows per panel: the lanes of a vector.

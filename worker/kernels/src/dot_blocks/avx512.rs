@@ -38,7 +38,7 @@ fn products<U: Unpack>(
 ) {
     let in_panels = if x.len() < PANELS { 0 } else { rows.len() / panel::R * panel::R };
     if in_panels > 0 {
-        panel::products::<_, false>(unpack, &rows.range(0, in_panels), x, out, scratch);
+        panel::products::<_, panel::Vnni>(unpack, &rows.range(0, in_panels), x, out, scratch);
     }
     // The last four rows may repeat earlier rows. If there are fewer than four rows, each is repeated four
     // times.

@@ -14,6 +14,8 @@ pub(super) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx2_block;
+#[cfg(target_arch = "x86_64")]
 mod avx2_panel;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;

@@ -7,7 +7,6 @@ use std::arch::x86_64::*;
 
 use super::super::rows::Rows;
 use super::super::window::Window;
-use super::amx;
 use super::columns::{Block, Columns, LaneOrder};
 use super::four_rows::{FOUR, FourRows, Lanes, Unpack};
 
@@ -23,9 +22,26 @@ pub(super) const fn block_len(lanes: usize, has_minima: bool) -> usize {
     CODES + if has_minima { 2 * lanes } else { lanes }
 }
 
-/// Multiplies all columns with rows that are whole panels. AMX must be available for `WITH_AMX`.
+/// Multiplies a panel by the columns of a tile, with some instructions.
+pub(super) trait MultiplyTile {
+    /// Multiplies a panel with `N` scales per block of a row by a tile of `t` columns. The codes are above their
+    /// values by 128 shifted right by `above`, or there are minima. The results go to columns `i`.. of `out`, in rows
+    /// `j`...
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn multiply<const N: usize, const IS_ABOVE: bool>(
+        panel: &[__m512i],
+        x: (&[Block], usize),
+        above: u32,
+        out: &mut Window<'_>,
+        to: (usize, usize),
+    );
+}
+
+/// Multiplies all columns with rows that are whole panels. The processor must have the instructions of `M`.
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn products<U: Unpack, const WITH_AMX: bool>(
+pub(super) fn products<U: Unpack, M: MultiplyTile>(
     unpack: U,
     rows: &Rows<'_>,
     x: &Columns,
@@ -43,28 +59,17 @@ pub(super) fn products<U: Unpack, const WITH_AMX: bool>(
         }
         for (j, tile) in x.tiles() {
             let t = tile.len() / depth;
-            if WITH_AMX {
-                for (p, panel) in panels.chunks_exact(panel_len).enumerate() {
-                    let to = (j, (first + p) * R);
-                    multiply_with_amx((U::Lanes::N, U::EXCESS_SHIFT), panel, (tile, t), out, to);
+            for (p, panel) in panels.chunks_exact(panel_len).enumerate() {
+                let (x, to) = ((tile, t), (j, (first + p) * R));
+                // SAFETY: guaranteed by the caller.
+                unsafe {
+                    match (U::Lanes::N, U::EXCESS_SHIFT) {
+                        (8, None) => M::multiply::<8, false>(panel, x, 0, out, to),
+                        (8, Some(above)) => M::multiply::<8, true>(panel, x, above, out, to),
+                        (_, None) => M::multiply::<16, false>(panel, x, 0, out, to),
+                        (_, Some(above)) => M::multiply::<16, true>(panel, x, above, out, to),
+                    }
                 }
-                continue;
-            }
-            let mut c = 0;
-            while c < t {
-                let step = 1 << (t - c).ilog2();
-                for (p, panel) in panels.chunks_exact(panel_len).enumerate() {
-                    let to = (j + c, (first + p) * R);
-                    let run = match step {
-                        16 => multiply_panel::<16>,
-                        8 => multiply_panel::<8>,
-                        4 => multiply_panel::<4>,
-                        2 => multiply_panel::<2>,
-                        _ => multiply_panel::<1>,
-                    };
-                    run((U::Lanes::N, U::EXCESS_SHIFT), panel, (tile, t, c), out, to);
-                }
-                c += step;
             }
         }
     }
@@ -121,40 +126,35 @@ fn interleave([a, b, c, d]: [__m512i; FOUR]) -> [__m512i; FOUR] {
     ]
 }
 
-/// Multiplies a panel by a tile of `t` columns.
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn multiply_with_amx(
-    (lanes, above): (usize, Option<u32>),
-    panel: &[__m512i],
-    x: (&[Block], usize),
-    out: &mut Window<'_>,
-    to: (usize, usize),
-) {
-    match (lanes, above) {
-        (8, None) => amx::tile::<8, false>(panel, x, 0, out, to),
-        (8, Some(above)) => amx::tile::<8, true>(panel, x, above, out, to),
-        (_, None) => amx::tile::<16, false>(panel, x, 0, out, to),
-        (_, Some(above)) => amx::tile::<16, true>(panel, x, above, out, to),
+/// Multiplies up to sixteen columns at a time, with VNNI.
+pub(super) struct Vnni;
+
+impl MultiplyTile for Vnni {
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn multiply<const N: usize, const IS_ABOVE: bool>(
+        panel: &[__m512i],
+        (x, t): (&[Block], usize),
+        above: u32,
+        out: &mut Window<'_>,
+        (j, i): (usize, usize),
+    ) {
+        let mut c = 0;
+        while c < t {
+            let step = 1 << (t - c).ilog2();
+            let run = match step {
+                16 => tile::<N, IS_ABOVE, 16>,
+                8 => tile::<N, IS_ABOVE, 8>,
+                4 => tile::<N, IS_ABOVE, 4>,
+                2 => tile::<N, IS_ABOVE, 2>,
+                _ => tile::<N, IS_ABOVE, 1>,
+            };
+            run(panel, (x, t, c), above, out, (j + c, i));
+            c += step;
+        }
     }
 }
 
 /// Multiplies a panel by CN columns from column `c` of a tile of `t`.
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn multiply_panel<const CN: usize>(
-    (lanes, above): (usize, Option<u32>),
-    panel: &[__m512i],
-    x: (&[Block], usize, usize),
-    out: &mut Window<'_>,
-    to: (usize, usize),
-) {
-    match (lanes, above) {
-        (8, None) => tile::<8, false, CN>(panel, x, 0, out, to),
-        (8, Some(above)) => tile::<8, true, CN>(panel, x, above, out, to),
-        (_, None) => tile::<16, false, CN>(panel, x, 0, out, to),
-        (_, Some(above)) => tile::<16, true, CN>(panel, x, above, out, to),
-    }
-}
-
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn tile<const N: usize, const IS_ABOVE: bool, const CN: usize>(
     panel: &[__m512i],
