@@ -45,9 +45,9 @@ pub use app::{
     Heartbeat, Job, JobKind, JoinProof, KeyInfo, Lineage, LoadedModel, ManifestPut, MigrateReport, Model,
     ModelPage, ModelSource, ModelState, ModelSummary, NewAccount, NewModel, NewPublisher, NewToken, Page,
     Publisher, PublisherError, PublisherKind, Quota, Referrer, Registration, Registry, Relative, RemoteModel,
-    Removal, RemovalPage, RestoredContent, SignOnError, Spellings, StoredManifest, TaggedModel, TensorDiff,
-    TokenInfo, TransferError, TransferEvent, TransferSink, UploadStatus, WebhookDelivery, Worker,
-    WorkerAnnouncement, migrate,
+    Removal, RemovalPage, RestoredContent, SignOnError, Spellings, StoredManifest, TaggedModel,
+    TargetVisibility, TensorDiff, TokenInfo, TransferError, TransferEvent, TransferSink, UploadStatus,
+    WebhookDelivery, Worker, WorkerAnnouncement, migrate,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::BackupMode;
