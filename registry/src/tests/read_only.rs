@@ -8,8 +8,10 @@ use crate::Config;
 async fn a_read_only_server_slows_down_guessing() {
     let app = closed().await;
     app.user("alice").await;
-    app.registry.close().await;
-    let app = App::with_data(Config { read_only: true, ..Config::default() }, app._data).await;
+    let App { registry, router, _data: data } = app;
+    registry.close().await;
+    drop((registry, router));
+    let app = App::with_data(Config { read_only: true, ..Config::default() }, data).await;
     let attempt =
         async |name: &str, password: &str| app.get_as(&basic(name, password), "/v2/").await.status.as_u16();
     let mut statuses = Vec::new();
