@@ -4,245 +4,394 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from pathlib import Path
+from typing import Callable, NamedTuple
 
+import llama_build
+import machine
 import random_llama
-from server import Server
+from inference_servers import LlamaServer, LlamaWheel, Lode, Settings, Store, terminate_all
 
-HERE = Path(__file__).resolve().parent
-DEMO = HERE.parent / "models/lode-demo"
-CONTEXT, SEQUENCES = 1024, 16
-# Words of a prompt and generated tokens, for one client and for several, and the number of requests per
-# round. A small model must generate more tokens for meaningful times.
-LENGTHS, LONGER = ((96, 48), (32, 32), 1), {"demo": ((96, 512), (32, 256), 5)}
-MODELS = ["demo:Q4_K_M", "demo:BF16", "1b:Q4_K_M", "1b:Q8_0", "1b:BF16"]
-OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def post(url, body):
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    return OPENER.open(request, timeout=600)
+DEMO = Path(__file__).resolve().parents[1] / "models/lode-demo"
+TEXT = (DEMO / "heldout.txt").read_text().split()
+# Tokens of the demo model's tokenizer, measured on TEXT.
+TOKENS_PER_WORD = 1.25
+SEQUENCES, SHORT, LONG = 16, 1024, 8704
+# Tokens of a prompt, for one client, for several, and for one with a long context.
+ALONE, SHARED, LONGER, LONGEST = 512, 50, 4096, 8192
+# Types that `lode create --quantize` does not write.
+QUANTISED_BY_LLAMA = ("IQ", "TQ", "MXFP4")
 
 
-def streamed(url, body, prefix=b""):
-    """Returns the last record of a stream, and the seconds to its first record."""
-    begin, first, last = time.perf_counter(), None, b""
-    with post(url, body) as response:
-        for line in response:
-            if line.startswith(prefix) and line.strip():
-                first = first or time.perf_counter() - begin
-                last = line
-    return json.loads(last[len(prefix) :]), first
+class Case(NamedTuple):
+    """A model in a quantisation, and its figures."""
+
+    shape: str
+    kind: str
+    clients: list
+    contexts: list
 
 
-def memory(process):
-    """Returns the anonymous memory of a process and its descendants, and all their resident memory, in bytes."""
-    children = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    own, all_of_it, left = 0, 0, [process]
-    while left:
-        at = left.pop()
-        left += children.get(at, [])
-        try:
-            status = dict(line.split(":", 1) for line in Path(f"/proc/{at}/status").read_text().splitlines())
-        except OSError:
-            continue
-        kib = lambda key: int(status.get(key, "0 kB").split()[0]) * 1024
-        own += kib("RssAnon")
-        all_of_it += kib("VmRSS")
-    return own, all_of_it
+class Figure(NamedTuple):
+    label: str
+    form: Callable
+    better: Callable = max
+
+    def ratio(self, ours, theirs):
+        over, under = (ours, theirs) if self.better is max else (theirs, ours)
+        return over / under if under else float("nan")
 
 
-class Generation:
-    def __init__(self, prompt, prompt_seconds, tokens, seconds, first):
-        self.prompt, self.prompt_seconds, self.tokens, self.seconds, self.first = prompt, prompt_seconds, tokens, seconds, first
+class Lengths(NamedTuple):
+    """Generated tokens for one client and for several, and requests per round."""
+
+    alone: int = 48
+    shared: int = 32
+    times: int = 1
 
 
-class Lode:
-    """A server with the model; its worker loads the model on the first request."""
+# A small model must generate more tokens for meaningful times.
+LENGTHS = {"demo": Lengths(256, 256, 5)}
+FULL = ["1b:Q4_K_M", "1b:Q8_0", "1b:BF16"]
+FULL_ALONE = ["1b:Q4_0", "1b:Q6_K", "1b:IQ4_XS", "1b:MXFP4", "1b:F16", "demo:Q4_K_M", "620m:Q4_K_M", "moe:Q4_K_M"]
+DEFAULT = ["demo:Q4_K_M", "1b:Q4_K_M", "1b:Q8_0"]
+QUICK = ["demo:Q4_K_M", "1b:Q4_K_M"]
 
-    name = "lode"
-
-    def __init__(self, server):
-        self.server = server
-        self.address = server.environment["LODE_HOST"]
-
-    def start(self):
-        pass
-
-    def generate(self, prompt, count):
-        options = {"temperature": 0, "num_predict": count, "num_ctx": CONTEXT}
-        body = {"model": "bench/model", "prompt": prompt, "raw": True, "options": options}
-        last, first = streamed(self.address + "/api/generate", body)
-        seconds = lambda key: last[key] / 1e9
-        return Generation(last["prompt_eval_count"], seconds("prompt_eval_duration"), last["eval_count"], seconds("eval_duration"), first)
-
-    def process(self):
-        return self.server.process.pid
-
-    def stop(self):
-        post(self.address + "/api/generate", {"model": "bench/model", "keep_alive": 0}).close()
-        while json.load(OPENER.open(self.address + "/api/ps"))["models"]:
-            time.sleep(0.05)
+# The forms of figures.
+rate, seconds, percent = "{:.1f}".format, "{:.2f}".format, "{:.0%}".format
 
 
-class Llama:
-    name = "llama.cpp"
-
-    def __init__(self, file, threads):
-        self.command = [sys.executable, HERE / "llama_server.py", file, str(threads), str(SEQUENCES), str(CONTEXT)]
-
-    def start(self):
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.child = subprocess.Popen(self.command, **pipes, text=True)
-        self.address = self.child.stdout.readline().strip()
-        if not self.address:
-            raise SystemExit("llama.cpp failed to start")
-
-    def generate(self, prompt, count):
-        body = {"prompt": prompt, "n_predict": count, "temperature": 0, "cache_prompt": False, "stream": True}
-        last, first = streamed(self.address + "/completion", body, b"data: ")
-        timings = last["timings"]
-        return Generation(timings["prompt_n"], timings["prompt_ms"] / 1e3, timings["predicted_n"], timings["predicted_ms"] / 1e3, first)
-
-    def process(self):
-        return self.child.pid
-
-    def stop(self):
-        self.child.stdin.close()
-        self.child.wait()
+def milliseconds(value):
+    return f"{value * 1e3:.1f}" if value < 0.1 else f"{value * 1e3:.0f}"
 
 
-def together(engine, clients, salt, words, count):
-    """Sends one request per client concurrently, all different. Returns the responses and the elapsed time."""
-    text = (DEMO / "heldout.txt").read_text().split()
-    generations = [None] * clients
-
-    def ask(at):
-        start = (salt * clients + at) * 61 % (len(text) - words)
-        generations[at] = engine.generate(" ".join(text[start : start + words]), count)
-
-    threads = [threading.Thread(target=ask, args=(at,)) for at in range(clients)]
-    begin = time.perf_counter()
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    took = time.perf_counter() - begin
-    if None in generations:
-        raise SystemExit(f"{engine.name} did not respond")
-    return generations, took
+def megabytes(value):
+    return f"{value / 1e6:.0f}"
 
 
-def measure(engines, label, file, rounds, clients, memory_rate):
-    alone, several, times = LONGER.get(label.split()[0], LENGTHS)
-    samples = {engine.name: {} for engine in engines}
-    for turn in range(rounds):
-        for engine in engines[:: 1 if turn % 2 else -1]:
-            taken = samples[engine.name]
-            take = lambda key, value: taken.setdefault(key, []).append(value)
-            begin = time.perf_counter()
-            engine.start()
-            engine.generate("One word", 1)
-            take("cold", time.perf_counter() - begin)
-            # Measure only after this second request, because caches may be cold during the first.
-            engine.generate("Another word", 1)
-            take("warm", statistics.median(engine.generate(f"A word, number {n}", 1).first for n in range(5)))
-            for count, time_of_it in ((count, n) for count in clients for n in range(times)):
-                lengths = alone if count == 1 else several
-                generations, took = together(engine, count, turn * times + time_of_it, *lengths)
-                total = lambda key: sum(getattr(generation, key) for generation in generations)
-                take(f"prompt {count}", total("prompt") / total("prompt_seconds"))
-                take(f"generation {count}", (total("tokens") - count) / max(total("seconds"), 1e-9))
-                take(f"whole {count}", total("tokens") / took)
-                take(f"first {count}", statistics.median(generation.first for generation in generations))
-            own, all_of_it = memory(engine.process())
-            take("own", own)
-            take("all", all_of_it)
+class Samples:
+    """The measured values of every figure and program, by round."""
+
+    def __init__(self):
+        self.figures = {}
+
+    def add(self, figure, engine, turn, value):
+        turns = self.figures.setdefault(figure, {}).setdefault(engine, {})
+        turns.setdefault(turn, []).append(value)
+
+    def median(self, figure, engine):
+        return statistics.median(value for values in self.figures[figure][engine].values() for value in values)
+
+    def ratio(self, figure, engine, other):
+        """Returns how much better an engine is than another, with the lowest and highest ratio of a round."""
+        turns = self.figures[figure]
+        medians = [[statistics.median(turns[one][turn]) for one in (engine, other)] for turn in turns[engine]]
+        ratios = [figure.ratio(*pair) for pair in medians]
+        text = f"{figure.ratio(self.median(figure, engine), self.median(figure, other)):.2f}"
+        return text if len(ratios) == 1 else f"{text} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+class Prompts:
+    """Prompts of one start of a server. No two share a beginning that a server could reuse."""
+
+    def __init__(self, turn):
+        self.number = 1000 * turn
+
+    def next(self, tokens):
+        self.number += 1
+        words = max(round(tokens / TOKENS_PER_WORD), 1)
+        start = self.number * 61 % (len(TEXT) - words)
+        return " ".join([f"{self.number})", *TEXT[start : start + words]])
+
+
+class Run:
+    """The measurement of one engine in one round."""
+
+    def __init__(self, engine, turn, samples, lengths):
+        self.engine, self.turn, self.samples, self.lengths = engine, turn, samples, lengths
+        self.prompts = Prompts(turn)
+
+    def take(self, label, form, value, better=max):
+        self.samples.add(Figure(label, form, better), self.engine, self.turn, value)
+
+    def started(self, settings):
+        """Starts the program. Returns the seconds until the first token, with start and loading."""
+        begin = time.perf_counter()
+        self.engine.start(settings)
+        self.engine.generate(self.prompts.next(4), 1)
+        took = time.perf_counter() - begin
+        # Measure only after a second request, because caches may be cold during the first.
+        self.engine.generate(self.prompts.next(4), 1)
+        return took
+
+    def together(self, clients, tokens, count):
+        """Sends one request per client concurrently. Returns the responses and the elapsed time."""
+        prompts = [self.prompts.next(tokens) for _ in range(clients)]
+        responses = [None] * clients
+
+        def ask(at):
+            responses[at] = self.engine.generate(prompts[at], count)
+
+        threads = [threading.Thread(target=ask, args=(at,)) for at in range(clients)]
+        begin = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took = time.perf_counter() - begin
+        if None in responses:
+            raise SystemExit(f"error: {self.engine.name} failed to respond")
+        return responses, took
+
+    def short(self, clients, size, bandwidth, reading):
+        cold = self.started(Settings(SEQUENCES, SHORT))
+        for _ in range(5):
+            first = self.engine.generate(self.prompts.next(4), 1).first
+            self.take("time to the first token, model loaded, ms", milliseconds, first, min)
+        self.take("time to the first token, with start and loading, s", seconds, cold, min)
+        label = "the same, relative to reading the file once from memory"
+        self.take(label, rate, cold / reading, min)
+        for count in clients:
+            for _ in range(self.lengths.times):
+                self.alone(size, bandwidth) if count == 1 else self.several(count)
+        self.memory(f"with {SEQUENCES} sequences of {SHORT:,}")
+        self.engine.stop()
+
+    def alone(self, size, bandwidth):
+        response = self.engine.generate(self.prompts.next(ALONE), self.lengths.alone)
+        self.take(f"prompt of {ALONE} tokens, tokens/s", rate, response.prompt / response.prompt_seconds)
+        self.generation(f"after {ALONE} tokens", response, size, bandwidth)
+
+    def generation(self, where, response, size, bandwidth):
+        # The time of the first token is part of the prompt's.
+        speed = (response.tokens - 1) / max(response.seconds, 1e-9)
+        self.take(f"generation {where}, tokens/s", rate, speed)
+        if size:
+            share = speed * size / bandwidth
+            self.take(f"share of memory bandwidth, generation {where}", percent, share)
+
+    def several(self, clients):
+        responses, took = self.together(clients, SHARED, self.lengths.shared)
+        tokens = sum(response.tokens for response in responses)
+        first = statistics.median(response.first for response in responses)
+        self.take(f"{clients} clients, generated tokens/s of all", rate, tokens / took)
+        self.take(f"{clients} clients, time to the first token, ms", milliseconds, first, min)
+
+    def many(self, clients):
+        """Measures more clients than the default number of sequences."""
+        self.started(Settings(clients, SHORT))
+        for _ in range(self.lengths.times):
+            self.several(clients)
+        self.memory(f"with {clients} sequences of {SHORT:,}")
+        self.engine.stop()
+
+    def long(self, size, bandwidth):
+        self.started(Settings(1, LONG))
+        response = self.engine.generate(self.prompts.next(LONGER), 1)
+        self.take(f"prompt of {LONGER:,} tokens, tokens/s", rate, response.prompt / response.prompt_seconds)
+        self.take(f"prompt of {LONGER:,} tokens, time to the first token, ms", milliseconds, response.first, min)
+        response = self.engine.generate(self.prompts.next(LONGEST), self.lengths.alone)
+        self.take(f"prompt of {LONGEST:,} tokens, tokens/s", rate, response.prompt / response.prompt_seconds)
+        self.generation(f"after {LONGEST:,} tokens", response, size, bandwidth)
+        self.memory(f"with 1 sequence of {LONG:,}")
+        self.engine.stop()
+
+    def memory(self, where):
+        own, resident = machine.memory(self.engine.process)
+        self.take(f"anonymous memory {where}, MB", megabytes, own, min)
+        self.take(f"memory with the mapped file {where}, MB", megabytes, resident, min)
+
+
+class Comparison:
+    """The programs to compare, and the folder of their files."""
+
+    def __init__(self, arguments, scratch):
+        self.arguments, self.scratch = arguments, scratch
+        self.rounds = arguments.rounds or (1 if arguments.quick else 3)
+        self.threads = machine.threads()
+        self.levels = llama_build.levels(arguments.levels)
+        self.stores = [Store(name, program, scratch) for name, program in builds(arguments)]
+        programs = {level: llama_build.programs(level) for level in self.levels}
+        self.llamas = [LlamaServer(level, programs[level], self.threads, scratch) for level in self.levels]
+        self.wheels = [LlamaWheel(self.threads, scratch)] if arguments.wheel else []
+        self.lodes = {level: [Lode(store, level) for store in self.stores] for level in self.levels}
+        self.busy = machine.busy_share()
+        self.bandwidth = machine.bandwidth(self.threads)
+        self.checkpoints, self.is_first = {"demo": DEMO}, True
+        self.results = []
+
+    def engines(self):
+        return [*(lode for level in self.levels for lode in self.lodes[level]), *self.llamas, *self.wheels]
+
+    def measure(self, case):
+        file = self.prepare(case)
+        self.describe(case)
+        # Smaller files fit into the processor's caches, and of a mixture of experts only a part is read.
+        size = file.stat().st_size
+        size = size if size > 256e6 and case.shape != "moe" else None
+        reading = statistics.median(machine.read_once(file) for _ in range(3))
+        samples, engines = Samples(), self.engines()
+        for turn in range(self.rounds):
+            for engine in engines[:: 1 if turn % 2 else -1]:
+                run = Run(engine, turn, samples, LENGTHS.get(case.shape, Lengths()))
+                if "short" in case.contexts:
+                    run.short([count for count in case.clients if count <= SEQUENCES], size, self.bandwidth, reading)
+                    for count in case.clients:
+                        if count > SEQUENCES:
+                            run.many(count)
+                if "long" in case.contexts and case.shape != "demo":  # it is trained on 2,048 tokens
+                    run.long(size, self.bandwidth)
+        self.print_rows(case, samples)
+        shutil.rmtree(file.parent)
+
+    def prepare(self, case):
+        """Writes the model's GGUF file and imports it into every store."""
+        if case.shape not in self.checkpoints:
+            self.checkpoints[case.shape] = self.scratch / case.shape
+            random_llama.checkpoint(self.checkpoints[case.shape], case.shape)
+        first, *others = self.stores
+        file, by_llama = self.scratch / "pulled" / "model.gguf", case.kind.startswith(QUANTISED_BY_LLAMA)
+        first.create(self.checkpoints[case.shape], "F16" if by_llama else case.kind)
+        first.run("pull", "bench/model", "--to", file.parent)
+        first.stop()
+        pulled = list(file.parent.glob("*.gguf"))
+        if len(pulled) != 1:
+            raise SystemExit(f"error: `lode create --quantize {case.kind}` does not write a GGUF file")
+        pulled[0].rename(file)
+        if by_llama:
+            floats = file.rename(file.with_name("floats"))
+            self.llamas[0].programs.quantise(floats, file, case.kind)
+            floats.unlink()
+        for store in self.stores if by_llama else others:
+            store.create(file)
+            store.stop()
+        for llama in self.llamas + self.wheels:
+            llama.file = file
+        return file
+
+    def describe(self, case):
+        """Sends the same prompt to every program, and prints their versions and instruction sets once."""
+        counts, descriptions = {}, {}
+        prompt = Prompts(0).next(SHARED)
+        for engine in self.engines():
+            engine.start(Settings(1, SHORT))
+            response = engine.generate(prompt, 16)
             engine.stop()
+            counts[engine] = response.prompt
+            descriptions[engine] = engine.describe() if self.is_first else None
+            if self.arguments.show_text:
+                print(f"{engine.name} {case.shape} {case.kind}: {response.prompt} tokens, {response.text!r}")
+        if len(set(counts.values())) > 1:
+            different = ", ".join(f"{engine.name} {count}" for engine, count in counts.items())
+            raise SystemExit(f"error: the programs split the same prompt into different numbers of tokens: {different}")
+        if self.is_first:
+            self.print_head(descriptions)
+        self.is_first = False
 
-    def row(what, key, form, better=max):
-        ours, theirs = (statistics.median(samples[engine.name][key]) for engine in engines)
-        ratio = ours / theirs if better is max else theirs / ours
-        print(f"| {label} | {what} | {form(ours)} | {form(theirs)} | {ratio:.2f} |", flush=True)
+    def print_head(self, descriptions):
+        rounds = f"medians of {self.rounds} rounds" if self.rounds > 1 else "one round"
+        read = f"memory read at {self.bandwidth / 1e9:.1f} GB/s"
+        print(f"- {machine.processor()}, {self.threads} threads, {read}, {rounds}")
+        if self.busy > 0.1:
+            print(f"- **not valid: other programs used {self.busy:.0%} of the processors at the start**")
+        for name in dict.fromkeys(engine.name for engine in descriptions):
+            same = [engine for engine in descriptions if engine.name == name]
+            print(f"- {name}: {same[0].version}")
+            for engine in same:
+                print(f"  - {engine.level or 'every level'}: {descriptions[engine]}")
+        names = [*(store.name for store in self.stores), "llama.cpp", *(wheel.name for wheel in self.wheels)]
+        columns = ["model", "level", "figure", *names, *(f"{names[0]} / {name}" for name in names[1:])]
+        print(f"\n| {' | '.join(columns)} |\n| --- | --- | --- |{' --: |' * (2 * len(names) - 1)}", flush=True)
 
-    size = file.stat().st_size
-    for count in clients:
-        if count == 1:
-            row("prompt, tokens/s", "prompt 1", "{:.1f}".format)
-            row("generation, tokens/s", "generation 1", "{:.1f}".format)
-            if size > 256e6:  # smaller files fit into the processor's caches
-                row("share of memory bandwidth in generation", "generation 1", lambda v: f"{v * size / memory_rate:.0%}")
-        else:
-            row(f"{count} clients, generated tokens/s of all", f"whole {count}", "{:.1f}".format)
-            row(f"{count} clients, time to the first token, ms", f"first {count}", lambda v: f"{v * 1e3:.0f}", min)
-    row("time to the first token, model loaded, ms", "warm", lambda v: f"{v * 1e3:.1f}", min)
-    row("time to the first token, with start and loading, s", "cold", "{:.2f}".format, min)
-    reading = statistics.median(read_once(file) for _ in range(3))
-    row("the same, relative to reading the file once from memory", "cold", lambda v: f"{v / reading:.1f}", min)
-    row("anonymous memory, MB", "own", lambda v: f"{v / 1e6:.0f}", min)
-    row("memory with the mapped file, MB", "all", lambda v: f"{v / 1e6:.0f}", min)
+    def print_rows(self, case, samples):
+        for level, llama in zip(self.levels, self.llamas):
+            engines = [*self.lodes[level], llama, *self.wheels]
+            for figure in samples.figures:
+                values = [figure.form(samples.median(figure, engine)) for engine in engines]
+                ratios = [samples.ratio(figure, engines[0], other) for other in engines[1:]]
+                cells = [f"{case.shape} {case.kind}", level, figure.label, *values, *ratios]
+                print(f"| {' | '.join(cells)} |", flush=True)
+                self.keep(case, level, figure, engines, samples)
 
-
-def read_once(file):
-    """Returns the seconds to read a file from the page cache."""
-    begin = time.perf_counter()
-    with open(file, "rb", buffering=0) as opened:
-        buffer = bytearray(1 << 22)
-        while opened.readinto(buffer):
-            pass
-    return time.perf_counter() - begin
-
-
-def bandwidth(threads):
-    """Returns the total memory read rate of several processes in bytes per second. Each reads its own GiB."""
-    code = ("import time,sys\nimport numpy as np\na=np.ones(1<<27)\nsys.stdin.readline()\nb=time.perf_counter()\n"
-            "for _ in range(3): a.max()\nprint(3*a.nbytes/(time.perf_counter()-b))")
-    readers = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-               for _ in range(threads)]
-    time.sleep(2)
-    for reader in readers:
-        reader.stdin.write("go\n"), reader.stdin.flush()
-    return sum(float(reader.communicate()[0]) for reader in readers)
+    def keep(self, case, level, figure, engines, samples):
+        """Adds the values of a row to the file with all samples."""
+        if not self.arguments.json:
+            return
+        values = {engine.name: samples.figures[figure][engine] for engine in engines}
+        self.results.append({"model": f"{case.shape}:{case.kind}", "level": level, "figure": figure.label,
+                             "values": {name: list(turns.values()) for name, turns in values.items()}})
+        Path(self.arguments.json).write_text(json.dumps(self.results))
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("lode")
-parser.add_argument("--rounds", type=int)
-parser.add_argument("--clients")
-parser.add_argument("--quick", action="store_true")
-parser.add_argument("models", nargs="*")
-arguments = parser.parse_intermixed_args()
-rounds = arguments.rounds or (1 if arguments.quick else 3)
-threads = len(os.sched_getaffinity(0))
-counts = [int(count) for count in (arguments.clients or ("1,4" if arguments.quick else "1,4,16")).split(",")]
-models = arguments.models or (["demo:Q4_K_M", "1b:Q4_K_M"] if arguments.quick else MODELS)
-with tempfile.TemporaryDirectory(prefix="lode-bench-", dir=os.environ.get("LODE_BENCH_FOLDER")) as scratch:
-    scratch = Path(scratch)
-    rate = bandwidth(threads)
-    print(f"{threads} threads, memory read at {rate / 1e9:.1f} GB/s, medians of {rounds}")
-    print("| model | figure | lode | llama.cpp | lode relative to llama.cpp |\n| --- | --- | --: | --: | --: |", flush=True)
-    sources = {"demo": DEMO}
-    environment = {"LODE_NUM_PARALLEL": str(SEQUENCES), "LODE_CONTEXT_LENGTH": str(CONTEXT)}
-    for model in models:
-        shape, kind = model.split(":")
-        if shape not in sources:
-            sources[shape] = scratch / shape
-            random_llama.checkpoint(sources[shape], shape)
-        with Server(arguments.lode, below=scratch, worker=True, environment=environment) as server:
-            server.run("create", "bench/model", sources[shape], "--quantize", kind)
-            server.run("pull", "bench/model", "--to", scratch / "pulled")
-            file = next((scratch / "pulled").glob("*.gguf"))
-            engines = [Lode(server), Llama(str(file), threads)]
-            measure(engines, f"{shape} {kind}", file, rounds, counts, rate)
-            shutil.rmtree(scratch / "pulled")
+def builds(arguments):
+    """Returns the names and programs of the builds of Lode."""
+    named = [text.partition("=") for text in arguments.other]
+    for name, _, program in named:
+        if not name.replace("-", "").isalnum() or not os.access(program, os.X_OK):
+            raise SystemExit(f"error: --lode needs NAME=PROGRAM with a program, not `{name}={program}`")
+    found = [("lode", arguments.program), *((name, os.path.realpath(program)) for name, _, program in named)]
+    if len(dict(found)) < len(found) or {"llama.cpp", "wheel"} & dict(found).keys():
+        raise SystemExit("error: every --lode needs a name of its own, other than lode, llama.cpp and wheel")
+    return found
+
+
+def cases(arguments):
+    clients = [int(count) for count in arguments.clients.split(",")] if arguments.clients else None
+    contexts = arguments.context.split(",") if arguments.context else None
+    if set(contexts or []) - {"short", "long"}:
+        raise SystemExit("error: --context is short, long, or short,long")
+    default = [1, 4] if arguments.quick else [1, 4, 16]
+    if arguments.full:
+        many, both = clients or [1, 4, 16, 64], contexts or ["short", "long"]
+        full = [case(model, many, both) for model in arguments.models or FULL]
+        alone = [] if arguments.models else FULL_ALONE
+        return full + [case(model, clients or [1], contexts or ["short"]) for model in alone]
+    models = arguments.models or (QUICK if arguments.quick else DEFAULT)
+    return [case(model, clients or default, contexts or ["short"]) for model in models]
+
+
+def case(model, clients, contexts):
+    shape, _, kind = model.partition(":")
+    if not kind or shape not in ["demo", *random_llama.SHAPES]:
+        raise SystemExit(f"error: `{model}` is not MODEL:TYPE with demo, {', '.join(random_llama.SHAPES)}")
+    return Case(shape, kind, clients, contexts)
+
+
+def parse():
+    parser = argparse.ArgumentParser(prog="tests/bench/engine", add_help=False)
+    parser.add_argument("program")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--clients")
+    parser.add_argument("--levels", default="auto")
+    parser.add_argument("--context")
+    parser.add_argument("--lode", dest="other", action="append", default=[])
+    parser.add_argument("--no-wheel", dest="wheel", action="store_false")
+    parser.add_argument("--show-text", action="store_true")
+    parser.add_argument("--json")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("models", nargs="*")
+    return parser.parse_intermixed_args()
+
+
+def main():
+    arguments = parse()
+    chosen = cases(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory(prefix="lode-bench-", dir=os.environ.get("LODE_BENCH_FOLDER")) as scratch:
+        try:
+            comparison = Comparison(arguments, Path(scratch))
+            for one in chosen:
+                comparison.measure(one)
+        finally:
+            terminate_all()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
