@@ -31,7 +31,7 @@ const REPOSITORY: &str = "team/mini";
 const MISSING: &str = "team/none";
 
 /// The columns of the table.
-const NEEDS: [Need; 20] = [
+const NEEDS: [Need; 21] = [
     Need::SignIn,
     Need::List,
     Need::Pull,
@@ -49,6 +49,7 @@ const NEEDS: [Need; 20] = [
     Need::Administer,
     Need::Join,
     Need::OwnWorker,
+    Need::RemoveWorker,
     Need::Exchange,
     Need::Probe,
     Need::Open,
@@ -58,41 +59,41 @@ const NEEDS: [Need; 20] = [
 /// a caller may not pull, requests for the repository get the response of one that does not exist. `40x`: a
 /// refusal, and the route decides which. `any`: whatever the visibility of the repository is.
 const TABLE: &str = "\
-caller     repository sign list pull acct infr push del  own  main stag tokn iden sess insp admn join work exch prob open
-anonymous  private    401  ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  ok   ok   ok
-anonymous  internal   401  ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  ok   ok   ok
-anonymous  public     401  ok   ok   401  ok   401  401  401  401  401  401  401  303  401  401  401  404  ok   ok   ok
-guest      private    ok   ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  ok   ok   ok
-guest      internal   ok   ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  ok   ok   ok
-guest      public     ok   ok   ok   401  ok   401  401  401  401  401  401  401  303  401  401  401  404  ok   ok   ok
-disabled   any        401  401  401  401  401  401  401  401  401  401  401  401  401  401  401  401  404  401  ok   401
-user       private    ok   ok   404  404  404  404  404  403  403  ok   ok   ok   303  403  403  401  404  ok   ok   ok
-user       internal   ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  ok   ok   ok
-user       public     ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  ok   ok   ok
-stranger   private    ok   ok   404  404  404  404  404  403  403  ok   ok   ok   303  403  403  401  404  ok   ok   ok
-stranger   internal   ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  ok   ok   ok
-stranger   public     ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  ok   ok   ok
-reader     any        ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  ok   ok   ok
-writer     any        ok   ok   ok   ok   ok   ok   403  403  403  ok   ok   ok   303  403  403  401  404  ok   ok   ok
-one-writer any        ok   ok   ok   ok   ok   ok   403  403  403  ok   ok   ok   303  403  403  401  404  ok   ok   ok
-maintainer any        ok   ok   ok   ok   ok   ok   ok   403  ok   ok   ok   ok   303  403  403  401  404  ok   ok   ok
-owner      any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   303  403  403  401  404  ok   ok   ok
-one-owner  any        ok   ok   ok   ok   ok   ok   ok   403  403  ok   ok   ok   303  403  403  401  404  ok   ok   ok
-infer      any        ok   ok   403  403  ok   403  403  403  403  403  403  ok   303  403  403  401  404  ok   ok   ok
-read       any        ok   ok   ok   403  ok   403  403  403  403  403  403  ok   303  403  403  401  404  ok   ok   ok
-write      any        ok   ok   ok   ok   ok   ok   403  403  403  ok   403  ok   303  403  403  401  404  ok   ok   ok
-one-target any        ok   ok   ok   ok   ok   ok   ok   403  403  ok   403  ok   303  403  403  401  404  ok   ok   ok
-elsewhere  any        ok   ok   40x  40x  40x  40x  40x  403  403  ok   403  ok   303  403  403  401  404  ok   ok   ok
-pull       any        ok   ok   ok   ok   ok   401  401  403  403  ok   403  ok   303  403  403  401  404  401  ok   ok
-pull-push  any        ok   ok   ok   ok   ok   ok   401  403  403  ok   403  ok   303  403  403  401  404  401  ok   ok
-robot      any        ok   ok   ok   ok   ok   ok   403  403  403  ok   ok   ok   303  403  403  401  404  ok   ok   ok
-publisher  any        ok   ok   ok   ok   ok   ok   403  403  403  ok   403  ok   303  403  403  401  404  ok   ok   ok
-key        any        ok   ok   ok   ok   ok   ok   403  403  403  ok   403  ok   303  403  403  401  404  ok   ok   ok
-session    any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   403  403  401  404  ok   ok   ok
-worker     any        ok   ok   ok   403  ok   403  403  403  403  403  40x  401  303  403  403  401  ok   ok   ok   ok
-internal   any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   401  401  303  ok   ok   ok   404  ok   ok   ok
-auditor    any        ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  ok   403  401  404  ok   ok   ok
-admin      any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   303  ok   ok   401  404  ok   ok   ok
+caller     repository sign list pull acct infr push del  own  main stag tokn iden sess insp admn join work remv exch prob open
+anonymous  private    401  ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok
+anonymous  internal   401  ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok
+anonymous  public     401  ok   ok   401  ok   401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok
+guest      private    ok   ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok
+guest      internal   ok   ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok
+guest      public     ok   ok   ok   401  ok   401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok
+disabled   any        401  401  401  401  401  401  401  401  401  401  401  401  401  401  401  401  404  401  401  ok   401
+user       private    ok   ok   404  404  404  404  404  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+user       internal   ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+user       public     ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+stranger   private    ok   ok   404  404  404  404  404  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+stranger   internal   ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+stranger   public     ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+reader     any        ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+writer     any        ok   ok   ok   ok   ok   ok   403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+one-writer any        ok   ok   ok   ok   ok   ok   403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+maintainer any        ok   ok   ok   ok   ok   ok   ok   403  ok   ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+owner      any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+one-owner  any        ok   ok   ok   ok   ok   ok   ok   403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+infer      any        ok   ok   403  403  ok   403  403  403  403  403  403  ok   303  403  403  401  404  403  ok   ok   ok
+read       any        ok   ok   ok   403  ok   403  403  403  403  403  403  ok   303  403  403  401  404  403  ok   ok   ok
+write      any        ok   ok   ok   ok   ok   ok   403  403  403  ok   403  ok   303  403  403  401  404  403  ok   ok   ok
+one-target any        ok   ok   ok   ok   ok   ok   ok   403  403  ok   403  ok   303  403  403  401  404  403  ok   ok   ok
+elsewhere  any        ok   ok   404  404  404  404  404  403  403  ok   403  ok   303  403  403  401  404  403  ok   ok   ok
+pull       any        ok   ok   ok   ok   ok   401  401  403  403  ok   403  ok   303  403  403  401  404  403  401  ok   ok
+pull-push  any        ok   ok   ok   ok   ok   ok   401  403  403  ok   403  ok   303  403  403  401  404  403  401  ok   ok
+robot      any        ok   ok   ok   ok   ok   ok   403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok
+publisher  any        ok   ok   ok   ok   ok   ok   403  403  403  ok   403  ok   303  403  403  401  404  403  ok   ok   ok
+key        any        ok   ok   ok   ok   ok   ok   403  403  403  ok   403  ok   303  403  403  401  404  401  ok   ok   ok
+session    any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   403  403  401  404  403  ok   ok   ok
+worker     any        ok   ok   ok   403  ok   403  403  403  403  403  40x  401  303  403  403  401  ok   ok   ok   ok   ok
+internal   any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   401  401  303  ok   ok   ok   404  ok   ok   ok   ok
+auditor    any        ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  ok   403  401  404  403  ok   ok   ok
+admin      any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   303  ok   ok   401  404  ok   ok   ok   ok
 ";
 
 /// The needs that depend on the caller's rights on the repository.
@@ -240,7 +241,7 @@ impl Matrix {
     }
 
     /// Restores what a request of a caller may have deleted or ended.
-    async fn restore(&mut self, caller: &str, (method, route): (&str, &str), need: Need) {
+    async fn restore(&mut self, caller: &str, route: &str, need: Need) {
         let (app, admin) = (&self.app, &self.headers["admin"]);
         if need == Need::Delete && app.pull_as(admin, REPOSITORY).await != 200 {
             let request = Request::put(format!("/v2/{REPOSITORY}/manifests/latest"));
@@ -253,7 +254,7 @@ impl Matrix {
         if caller == "key" && route == "/api/signout" {
             self.enrol_key().await;
         }
-        if caller == "worker" && need == Need::OwnWorker && method == "DELETE" {
+        if need == Need::RemoveWorker && expected(caller, "private", need) == "ok" {
             let (worker, credentials) = join(&self.app, &self.advertise).await;
             self.worker = worker;
             self.headers.insert("worker", credentials);
@@ -455,7 +456,7 @@ async fn every_route_by_every_caller() {
                         wrong.push(format!("{place}: hidden {hidden}, missing {missing}"));
                     }
                 }
-                matrix.restore(caller, (*method, *route), *need).await;
+                matrix.restore(caller, route, *need).await;
             }
         }
     }

@@ -65,7 +65,7 @@ async fn hidden_and_missing_repositories_look_alike() {
             ("limited", limited.clone()),
             ("access token", exchanged(&full).await),
         ];
-        for (method, route, body, need) in ROUTES {
+        for (method, route, body, need, _) in ROUTES {
             let has_name =
                 route.contains("{name}") || route.contains("{*model}") || body.contains("team/mini");
             if !has_name || matches!(need, Need::Own | Need::Administer | Need::Join | Need::Maintain) {

@@ -157,7 +157,7 @@ async fn no_listing_has_a_hidden_model() {
     }
     // A comparison needs both models.
     for (credentials, status) in
-        [("", 401), (&guest[..], 401), (&alice[..], 404), (&limited[..], 403), (&admin[..], 200)]
+        [("", 401), (&guest[..], 401), (&alice[..], 404), (&limited[..], 404), (&admin[..], 200)]
     {
         for (one, other) in [("open/shown", "team/hidden"), ("team/hidden", "open/shown")] {
             let path = format!("/lode/v1/diff/{one}/latest?with={other}");

@@ -47,6 +47,8 @@ pub(super) enum Need {
     Join,
     /// The credential of the worker.
     OwnWorker,
+    /// The credential of the worker, or an administrator.
+    RemoveWorker,
     /// Credentials that can be exchanged for an access token. Those of a client without any can.
     Exchange,
     /// Nothing, not even valid credentials.
@@ -57,7 +59,7 @@ pub(super) enum Need {
 
 use Need::{
     Account, Administer, Delete, Exchange, Identity, Infer, Inspect, Join, List, Maintain, Open, Own,
-    OwnWorker, Probe, Pull, PullAsAccount, Push, Session, SignIn, Stage,
+    OwnWorker, Probe, Pull, PullAsAccount, Push, RemoveWorker, Session, SignIn, Stage,
 };
 
 /// Method, route as in the router, body, what it needs, and the statuses for a caller that has it.
@@ -122,7 +124,7 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/lode/v1/workers", "", Inspect, &[200]),
     ("POST", "/lode/v1/workers", r#"{"advertise":"http://127.0.0.1:1"}"#, Join, &[201]),
     ("PUT", "/lode/v1/workers/{id}", "{}", OwnWorker, &[204]),
-    ("DELETE", "/lode/v1/workers/{id}", "", OwnWorker, &[204]),
+    ("DELETE", "/lode/v1/workers/{id}", "", RemoveWorker, &[204]),
     ("GET", "/lode/v1/webhooks", "", Inspect, &[200]),
     ("POST", "/lode/v1/webhooks/{id}/retry", "", Administer, &[404]),
     ("POST", "/lode/v1/gc", "{}", Administer, &[202]),
@@ -252,7 +254,7 @@ async fn every_route_checks_the_policy() {
         let is_refused = match need {
             List => response.status == 200,
             Session => response.status == 303,
-            Join | OwnWorker => response.status.is_client_error(),
+            Join | OwnWorker | RemoveWorker => response.status.is_client_error(),
             Exchange | Probe | Open => !response.status.is_server_error(),
             _ => response.status == 401,
         };
