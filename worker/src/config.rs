@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lode_client::{ByteSize, Secret};
+use lode_kernels::{KvType, Ops};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+use crate::error::Error;
 use crate::runner::TextLimits;
 use crate::scheduler::KeepAlive;
 
@@ -107,6 +109,19 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Returns an error for a setting that this machine or this program does not support.
+    pub fn check(&self) -> Result<(), Error> {
+        if !matches!(self.device.as_str(), "auto" | "cpu") {
+            return Err(Error::Unsupported(format!(
+                "device `{}` is not supported; use auto or cpu",
+                self.device
+            )));
+        }
+        self.kv_cache_type.parse::<KvType>().map_err(|error| Error::Invalid(error.to_string()))?;
+        Ops::of_level(&self.cpu).map_err(|error| Error::Invalid(error.to_string()))?;
+        Ok(())
+    }
+
     pub(crate) fn num_parallel(&self) -> usize {
         or_default(self.num_parallel, DEFAULT_NUM_PARALLEL)
     }

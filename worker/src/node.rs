@@ -6,7 +6,6 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use lode_client::{Client, ClientOptions, Credentials, Login, Secret};
-use lode_kernels::Ops;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -48,17 +47,7 @@ pub async fn start(config: Config) -> Result<Worker, Error> {
 
 /// As [`start`], with another way to start runners.
 pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Worker, Error> {
-    if !matches!(config.device.as_str(), "auto" | "cpu") {
-        return Err(Error::Unsupported(format!(
-            "device `{}` is not supported; use auto or cpu",
-            config.device
-        )));
-    }
-    config
-        .kv_cache_type
-        .parse::<crate::engine::KvType>()
-        .map_err(|error| Error::Invalid(error.to_string()))?;
-    Ops::of_level(&config.cpu).map_err(|error| Error::Invalid(error.to_string()))?;
+    config.check()?;
     let credential: Arc<RwLock<Option<Secret>>> = Arc::default();
     let registry = Client::new(ClientOptions {
         credentials: pull_credentials(&config.registry, credential.clone()),

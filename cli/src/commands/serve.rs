@@ -26,6 +26,11 @@ pub(crate) async fn run(args: Serve) -> Outcome {
             settings => settings,
         };
     worker.runner_env = logging::inherited_env(args.log_format);
+    if !no_worker {
+        worker.check().map_err(|error| {
+            Failure::with_source("invalid settings of the local worker", &error).code(CANNOT_RUN)
+        })?;
+    }
     let tls = tls(&config)?;
     // Register first, so that a signal during the start stops it.
     let stop = stop_signal()?;
