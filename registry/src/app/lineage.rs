@@ -125,8 +125,8 @@ impl Registry {
                 Some(digest) => (local.repository, Reference::Digest(digest.clone())),
                 None => (local.repository, local.reference),
             };
-            // A model that the caller may not read is reported as absent. Nobody asked for it, so that this is no
-            // refusal.
+            // A model that the caller may not read is reported as absent. The request did not ask for it, so
+            // no refusal is recorded.
             let found = match self.may(caller, Action::Pull, &repository).await? {
                 true => self.model_show(caller, &repository, &reference).await?,
                 false => None,

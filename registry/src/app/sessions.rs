@@ -96,7 +96,7 @@ impl Registry {
     }
 
     /// Returns an error for a session whose person has signed in too long ago to change credentials or rights:
-    /// whoever gets hold of a browser or its cookie should not get more than that session.
+    /// a person who takes over a browser or its cookie should not get more than that session.
     pub(super) async fn check_recent(&self, caller: &Caller) -> Result<(), AccountError> {
         let Some((_, id)) = session_of(caller) else { return Ok(()) };
         let fresh_at = self.store().session_fresh_at(id).await?.unwrap_or_default();

@@ -53,7 +53,7 @@ mod tests {
         let until = link.0.lock().unwrap().as_ref().unwrap().until;
         assert!(until > now + Duration::from_secs(3590) && until <= Instant::now() + SETUP_TIME);
         assert!(link.accepts("token") && !link.accepts("toke") && !link.accepts(""));
-        // The server goes on waiting, without a way in until it starts again.
+        // The server stays in setup mode, and prints a new link at its next start.
         link.set(Some(Link { token: Secret::new("token"), until: Instant::now() }));
         assert!(link.is_waiting() && !link.accepts("token"));
         link.end();

@@ -130,7 +130,7 @@ impl Registry {
     }
 
     /// Ends a worker's registration, as an administrator asks. Returns false if there is no such worker. A worker that
-    /// still has the shared secret registers again. At a server without accounts nobody removes another's worker.
+    /// still has the shared secret registers again. A server without accounts lets no client remove a worker.
     pub async fn worker_remove(&self, caller: &Caller, id: Uuid) -> Result<bool, Error> {
         self.authorize(caller, Action::Administer, Target::Workers).await?;
         if caller.account().is_none() && !caller.is_internal() {

@@ -337,7 +337,7 @@ mod tests {
                 vec![ec.clone(), ed.clone(), rsa.clone()],
                 Ok(()),
             ),
-            // 2. Algorithms of those who can verify, or of nobody.
+            // 2. Algorithms with a shared key, or without any.
             ("none", header("none"), &nothing, vec![ec.clone()], Err(Malformed)),
             ("None", header("None"), &nothing, vec![ec.clone()], Err(Malformed)),
             ("no algorithm", json!({"kid": "k"}), &es256, vec![ec.clone()], Err(Malformed)),

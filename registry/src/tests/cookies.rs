@@ -35,7 +35,7 @@ async fn sign_in(app: &App, name: &str) -> String {
     response.header("set-cookie").to_owned()
 }
 
-/// Whose session the cookies are; empty if nobody's.
+/// The account of the cookies' session; empty without a session.
 async fn who(app: &App, cookies: &[&str]) -> String {
     let request = cookies
         .iter()
@@ -66,7 +66,7 @@ async fn cookies_over_https_are_of_this_host_alone() {
     ] {
         assert_eq!(who(&app, cookies).await, "", "{cookies:?}");
     }
-    // 2. Beside the right one, it changes nothing, wherever it is.
+    // 2. With the right one, it changes nothing, in any order.
     for cookies in [
         &[&format!("{foreign}; {pair}")[..]][..],
         &[&format!("{pair}; {foreign}")],

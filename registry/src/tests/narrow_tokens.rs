@@ -85,7 +85,7 @@ async fn lineage_shows_what_the_caller_may_read() {
     assert_eq!(here(&alice).await, json!("team/base:latest"));
     app.show("team/base", "private").await;
     assert_eq!(here(&alice).await, json!(null));
-    // Nobody asked for the base: no refusal is recorded.
+    // The request did not ask for the base: no refusal is recorded.
     app.get_as(&basic("last", "wrong"), "/v2/").await;
     while app.admin("GET", "/lode/v1/audit?target=user:last", json!(null)).await.json()["records"]
         == json!([])

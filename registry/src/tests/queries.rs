@@ -11,7 +11,7 @@ use super::App;
 use super::access::{PASSWORD, basic};
 use crate::Config;
 
-/// Every replica reads the version of access control twice a second, whoever sends requests.
+/// Every replica reads the version of access control twice a second, with and without requests.
 const VERSION: &str = "access_state";
 /// The use of a credential is recorded once a minute, by a task.
 const LAST_USE: &str = "token_used";

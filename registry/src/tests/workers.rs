@@ -41,7 +41,7 @@ async fn administrators_remove_workers() {
     for credentials in [&credential, &exchanged] {
         assert_eq!(app.pull_as(credentials, "team/app").await, 200);
     }
-    // 1. Nobody else removes a worker: not a user, not another worker, not the shared secret.
+    // 1. No other caller removes a worker: not a user, not another worker, not the shared secret.
     let remove = async |credentials: &str| {
         app.send_as(credentials, Request::delete(worker.path()), "").await.status.as_u16()
     };
