@@ -138,6 +138,10 @@ impl Registry {
         if let Some(known) = self.password_known(&key).await? {
             return Ok(known);
         }
+        let attempt = (self.access_state().await?.version, key);
+        if self.sign_ins.wrong_passwords.contains_key(&attempt) {
+            return Err(Error::CredentialsInvalid { is_token: false });
+        }
         let next_at = self.store().failures_next_at(&subjects.clone().map(|(subject, _)| subject)).await?;
         let next_at = next_at.max(self.sign_ins.failures.next_at(&subjects));
         if let wait @ 1.. = next_at - now_ms() {
@@ -148,6 +152,7 @@ impl Registry {
         let is_right = self.sign_ins.hashing.matches(hash, password.clone()).await?;
         let Some(row) = row.filter(|_| is_right) else {
             self.sign_in_failed(&subjects).await?;
+            self.sign_ins.wrong_passwords.insert(attempt, ());
             tracing::info!(account = name, address, "sign-in failed");
             self.audit_sign_in(client, name, false);
             return Err(Error::CredentialsInvalid { is_token: false });
@@ -158,7 +163,7 @@ impl Registry {
         }
         let account = Arc::new(account_of(&row, Credential::Password, Scope::default()));
         self.audit_sign_in(&client.with_identity(Identity::Account(account.clone())), name, true);
-        self.sign_ins.passwords.insert(key, (row.id, row.epoch));
+        self.sign_ins.passwords.insert(attempt.1, (row.id, row.epoch));
         Ok(Identity::Account(account))
     }
 

@@ -20,6 +20,8 @@ const MAX_KNOWN: u64 = 100_000;
 const MAX_ACCESS_TOKEN_BYTES: u64 = 16 << 20;
 /// How long the right password of an account is remembered, because Basic sends it with each request.
 const PASSWORD_TIME: Duration = Duration::from_secs(60);
+/// An attempt that repeats a wrong password within this time is not counted: containerd sends each attempt twice.
+const REPEAT_TIME: Duration = Duration::from_secs(10);
 /// The use of a credential is recorded at most this often. A session is read again as often.
 pub(super) const USE_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -35,6 +37,8 @@ pub(super) struct SignIns {
     pub(super) access_tokens: Cache<Digest, Arc<AccessToken>>,
     /// By the MAC of a name, its right password and an address: the account, and its epoch at the time.
     pub(super) passwords: Cache<Digest, (Uuid, i64)>,
+    /// By version, and the MAC of a name, a wrong password and an address.
+    pub(super) wrong_passwords: Cache<(i64, Digest), ()>,
     /// Credentials whose use was recorded recently.
     pub(super) used: Cache<Uuid, ()>,
     pub(super) hashing: Passwords,
@@ -76,6 +80,7 @@ impl Default for SignIns {
                 .weigher(|_, token: &Arc<AccessToken>| u32::try_from(token.size_bytes()).unwrap_or(u32::MAX))
                 .build(),
             passwords: Cache::builder().max_capacity(MAX_KNOWN).time_to_live(PASSWORD_TIME).build(),
+            wrong_passwords: Cache::builder().max_capacity(MAX_KNOWN).time_to_live(REPEAT_TIME).build(),
             used: Cache::builder().max_capacity(MAX_KNOWN).time_to_live(USE_INTERVAL).build(),
             hashing: Passwords::default(),
             failures: throttle::Counters::default(),

@@ -632,8 +632,8 @@ async fn guessing_a_password_is_slowed_down() {
     let app = closed().await;
     app.user("alice").await;
     let mut statuses = Vec::new();
-    for _ in 0..7 {
-        statuses.push(app.get_as(&basic("alice", "wrong"), "/v2/").await.status.as_u16());
+    for at in 0..7 {
+        statuses.push(app.get_as(&basic("alice", &format!("wrong {at}")), "/v2/").await.status.as_u16());
     }
     assert_eq!(statuses, [401, 401, 401, 401, 401, 401, 429]);
     let limited = app.get_as(&basic("alice", PASSWORD), "/v2/").await;

@@ -19,6 +19,10 @@ async fn attempt(app: &App, address: impl Into<IpAddr>, name: &str, password: &s
     app.send_as(&basic(name, password), Request::get("/v2/").extension(ConnectInfo(peer)), "").await
 }
 
+fn wrong(at: usize) -> String {
+    format!("wrong {at}")
+}
+
 /// How many of the attempts were compared with a hash. The others have to be refused without one.
 fn count_compared(responses: &[TestResponse]) -> usize {
     for response in responses {
@@ -37,7 +41,7 @@ async fn ten_thousand_wrong_passwords() {
     let mut responses = Vec::new();
     for at in 0..8000 {
         let name = if at % 100 == 0 { "alice".to_owned() } else { format!("user-{}", at % 100) };
-        responses.push(attempt(&app, [192, 0, 2, 1], &name, "wrong").await);
+        responses.push(attempt(&app, [192, 0, 2, 1], &name, &wrong(at)).await);
         if responses.len() == FREE_OF_ADDRESS + 2 {
             // The right password waits, too.
             for name in ["admin", "alice"] {
@@ -53,14 +57,14 @@ async fn ten_thousand_wrong_passwords() {
     responses.clear();
     for at in 0..1000 {
         let address: IpAddr = format!("2001:db8::{at:x}").parse().unwrap();
-        responses.push(attempt(&app, address, "admin", "wrong").await);
+        responses.push(attempt(&app, address, "admin", &wrong(at)).await);
     }
     let compared = count_compared(&responses);
     assert!((FREE_OF_PAIR + 1..FREE_OF_PAIR + 8).contains(&compared), "{compared} hashes");
     // 3. A thousand from ten addresses, all at once.
     let attempts = (0..1000).map(async |at| {
         let address = [198, 51, 100, (at % 10) as u8];
-        attempt(&app, address, "admin", "wrong").await
+        attempt(&app, address, "admin", &wrong(at)).await
     });
     let compared = count_compared(&join_all(attempts).await);
     assert!(compared <= 10 * (FREE_OF_PAIR + 8), "{compared} hashes");
@@ -69,8 +73,8 @@ async fn ten_thousand_wrong_passwords() {
         assert_eq!(attempt(&app, [203, 0, 113, 1], name, PASSWORD).await.status, 200, "{name}");
     }
     // 5. The server remembers this password for a while; guesses from other addresses wait all the same.
-    for _ in 0..=FREE_OF_PAIR {
-        assert_eq!(attempt(&app, [192, 0, 2, 2], "alice", "wrong").await.status, 401);
+    for at in 0..=FREE_OF_PAIR {
+        assert_eq!(attempt(&app, [192, 0, 2, 2], "alice", &wrong(at)).await.status, 401);
     }
     assert_eq!(attempt(&app, [192, 0, 2, 2], "alice", PASSWORD).await.status, 429);
     // 6. A token does not wait.
@@ -78,6 +82,25 @@ async fn ten_thousand_wrong_passwords() {
     let peer = SocketAddr::from(([192, 0, 2, 1], 9));
     let request = Request::get("/v2/").extension(ConnectInfo(peer));
     assert_eq!(app.send_as(&token, request, "").await.status, 200);
+}
+
+/// containerd sends a password by POST, and again by GET if it is refused.
+#[tokio::test]
+async fn a_repeated_attempt_counts_once() {
+    let app = closed().await;
+    app.user("alice").await;
+    let address = [192, 0, 2, 1];
+    for at in 0..FREE_OF_PAIR {
+        for _ in 0..3 {
+            assert_eq!(attempt(&app, address, "alice", &wrong(at)).await.status, 401);
+        }
+    }
+    assert_eq!(attempt(&app, address, "alice", PASSWORD).await.status, 200, "five failures cause no delay");
+    // A password that was wrong may be the new one of the account.
+    assert_eq!(attempt(&app, address, "alice", "another password").await.status, 401);
+    let change = serde_json::json!({"password": "another password"});
+    app.admin("PATCH", "/lode/v1/accounts/alice", change).await;
+    assert_eq!(attempt(&app, address, "alice", "another password").await.status, 200);
 }
 
 /// The time of a refusal does not tell whether the account exists.

@@ -229,7 +229,7 @@ async fn sign_ins_continue_at_another_replica() {
     let mut statuses = Vec::new();
     for at in 0..7 {
         let app = if at % 2 == 0 { &here } else { &there };
-        statuses.push(app.get_as(&basic("alice", "wrong"), "/v2/").await.status.as_u16());
+        statuses.push(app.get_as(&basic("alice", &format!("wrong {at}")), "/v2/").await.status.as_u16());
     }
     assert_eq!(statuses, [401, 401, 401, 401, 401, 401, 429]);
 }
