@@ -8,13 +8,15 @@ use std::time::Instant;
 
 use lode_tests::access::{PASSWORD, add_user, create_token, log_in, start_closed};
 use lode_tests::browser::{Browser, between, form_from_page};
-use lode_tests::checkpoint::demo;
+use lode_tests::checkpoint::{demo, read_folder};
 use lode_tests::cluster::Cluster;
-use lode_tests::command::wait_for;
+use lode_tests::command::{wait_for, wait_until};
 use lode_tests::report;
-use lode_tests::server::{Folder, Options};
+use lode_tests::server::{Folder, Options, Server};
 use lode_tests::services::Backends;
 use serde_json::json;
+
+use crate::attached_worker::Worker;
 
 #[tokio::test]
 async fn a_new_server_prints_a_setup_link() {
@@ -189,7 +191,46 @@ fn credentials_file(config: &Path) -> PathBuf {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn models_run_for_those_who_may_run_them() {
-    let server = start_closed(Options::new().worker()).await;
+    run_models_by_rights(&start_closed(Options::new().worker()).await).await;
+}
+
+/// The worker is another process, as on another machine, and pulls the private model with rights of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn models_run_at_an_attached_worker_for_those_who_may_run_them() {
+    let server = start_closed(Options::new().env("LODE_WORKER_TOKEN", "open sesame")).await;
+    let cache = server.folder().path().join("cache");
+    let _worker = Worker::start_with(&server, "open sesame", &cache, &[]);
+    let token = create_token(&server.lode(), &["status"]).await;
+    let registry = server.registry();
+    let request = || registry.request("GET", "/lode/v1/workers").bearer_auth(&token);
+    wait_until("the worker has joined", async || {
+        let listed = registry.send(request()).await.expect(200).json();
+        listed["workers"].as_array().is_some_and(|workers| workers.len() == 1)
+    })
+    .await;
+    run_models_by_rights(&server).await;
+    assert!(read_folder(&cache.join("blobs/sha256")).len() >= 38, "expected one blob per tensor");
+    // Its token enrols workers, and opens nothing else.
+    for path in ["/v2/team/demo/manifests/latest", "/lode/v1/workers"] {
+        registry.send(registry.request("GET", path).bearer_auth("open sesame")).await.expect(401);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_demo_model_belongs_to_nobody_else() {
+    let server = start_closed(Options::new().worker().arg("--demo")).await;
+    server.wait_output("lode push").await;
+    let admin = server.lode();
+    let listed = admin.run(&["list"]).await.expect_success().stdout;
+    assert!(listed.contains("lode-demo"), "{listed}");
+    let answered = admin.run(&["run", "lode-demo", "What is 40 plus 41?"]).await.expect_success();
+    assert!(answered.stdout.contains("81"), "{}", answered.stdout);
+    let body = json!({"model": "lode-demo", "prompt": "What is 40 plus 41?", "stream": false});
+    server.registry().post_json("/api/generate", &body).await.expect(401);
+}
+
+/// A person who may read a model runs it, with a token that may do no more, until the role is taken away.
+async fn run_models_by_rights(server: &Server) {
     let admin = server.lode();
     admin.create("team/demo", &demo(), &[]).await.expect_success();
     add_user(&admin, "alice").await;
