@@ -83,6 +83,10 @@ fn an_address_is_found_in_server_output() {
     check("listening on http://127.0.0.1:41234\n", Some("127.0.0.1:41234"));
     check("listening on http://127.0.0.1:41234.\n", Some("127.0.0.1:41234"));
     check("listening on http://127.0.0.1:412", None); // the line may be incomplete
-    check("http://127.0.0.1:0 http://[::1]:80/ ", Some("[::1]:80"));
+    check("listening on http://127.0.0.1:0\nlistening on http://[::1]:80/ ", Some("[::1]:80"));
+    check(
+        "no response from http://127.0.0.1:1: refused\nlistening on http://127.0.0.1:80\n",
+        Some("127.0.0.1:80"),
+    );
     check("nothing here", None);
 }

@@ -67,7 +67,7 @@ impl Person {
     }
 }
 
-/// A server with a provider, at a port that both know.
+/// A server with a provider, at a port that both know, and with another one that never responds.
 async fn start(packages: &Path, groups: &Path) -> (Server, NodeServer) {
     let folder = Folder::new();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -84,6 +84,12 @@ async fn start(packages: &Path, groups: &Path) -> (Server, NodeServer) {
         client_secret = "secret of the provider"
         groups_claim = "groups"
         admin_group = "operators"
+
+        [[oidc]]
+        name = "lab"
+        title = "Laboratory login"
+        issuer = "http://127.0.0.1:1"
+        client_id = "lode"
         "#,
         provider.url
     );
@@ -151,9 +157,11 @@ async fn people_sign_in_at_their_provider() {
     })
     .await;
     lode_tests::report::figure("sign-in after a rotation of keys, s", &began.elapsed().as_secs().to_string());
-    // 6. The provider is down: passwords and tokens still work.
+    // 6. Providers are down: the page says so, and passwords and tokens still work.
     drop(provider);
     let registry = server.registry();
+    let failed = registry.get("/login/lab").await.expect(503).text();
+    assert!(failed.contains("Laboratory login") && failed.contains("password"), "{failed}");
     registry.get("/login/corp/callback?code=x&state=y").await.expect(400);
     registry.get("/login").await.expect(200);
     admin.run(&["user", "list"]).await.expect_success();

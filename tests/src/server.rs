@@ -404,10 +404,10 @@ fn tail(text: &str, bytes: usize) -> String {
     text[start..].to_owned()
 }
 
-/// The first complete `http://IP:PORT` in a text that may still grow.
+/// The first complete `listening on http://IP:PORT` in a text that may still grow.
 #[must_use]
 pub fn address_in(text: &str) -> Option<SocketAddr> {
-    text.split("http://").skip(1).find_map(|rest| {
+    text.split("listening on http://").skip(1).find_map(|rest| {
         // An address at the end of the text may be incomplete, so another character must follow.
         let end = rest.find(|c: char| !(c.is_ascii_hexdigit() || ".:[]".contains(c)))?;
         rest[..end]
