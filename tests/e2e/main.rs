@@ -39,6 +39,7 @@ mod outgoing;
 mod pages;
 mod postgres;
 mod private_clients;
+mod private_models;
 mod prompts;
 mod publishers;
 mod push_pull;

@@ -2,88 +2,47 @@
 //! they ask for tokens: containerd sends the password in a form, regctl checks a login at once, crane does not.
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use lode_tests::access::{PASSWORD, add_user, start_closed};
-use lode_tests::clients::find_program;
+use lode_tests::access::{PASSWORD, make_public, start_team};
+use lode_tests::clients::{Client, find_program};
 use lode_tests::command::{run_successfully, wait_for};
-use lode_tests::server::{Folder, Options, Server};
+use lode_tests::server::{Options, Server};
 
-/// A server with alice, who owns `alice/*`, bob, who may read it, and the public repository `alice/public`.
+/// A team's server with the public repository `alice/public`.
 async fn serve() -> Server {
-    let server = start_closed(Options::new()).await;
-    let admin = server.lode();
-    for name in ["alice", "bob"] {
-        add_user(&admin, name).await;
-    }
-    admin.run(&["grant", "add", "bob", "read", "alice/*"]).await.expect_success();
-    admin.run(&["visibility", "alice/public", "public"]).await.expect_success();
+    let server = start_team(Options::new()).await;
+    make_public(&server, "alice/public").await;
     server
-}
-
-/// A client with a home of its own, and the arguments of each of its commands.
-struct Client {
-    program: PathBuf,
-    home: Folder,
-    always: Vec<String>,
-}
-
-impl Client {
-    fn find(test: &str, variable: &str, place: &str) -> Option<Client> {
-        Some(Client {
-            program: find_program(test, variable, &[place])?,
-            home: Folder::new(),
-            always: Vec::new(),
-        })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.home.path().join(name)
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(&self.program);
-        let home = self.home.path();
-        command.args(&self.always).args(args).current_dir(home);
-        command.env("HOME", home).env("DOCKER_CONFIG", home.join("docker"));
-        command
-    }
-
-    #[track_caller]
-    fn run(&self, args: &[&str]) -> String {
-        run_successfully(&mut self.command(args))
-    }
-
-    /// Runs a command that has to fail with this text.
-    #[track_caller]
-    fn run_refused(&self, args: &[&str], expected: &str) {
-        let output = self.command(args).output().unwrap();
-        let text =
-            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(!output.status.success() && text.contains(expected), "{args:?}: {text}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn crane_signs_in() {
     let test = "other_clients::crane_signs_in";
-    let Some(crane) = Client::find(test, "LODE_CRANE", "/usr/local/bin/crane") else { return };
+    let Some(crane) = find_program(test, "LODE_CRANE", &["/usr/local/bin/crane"]) else { return };
+    let crane = Client::new(crane);
     let server = serve().await;
     let host = server.registry().host().to_owned();
     let [image, public, copy, other, foreign] =
         ["alice/image", "alice/public", "alice/copy", "alice/other", "bob/image"]
             .map(|repository| format!("{host}/{repository}:v1"));
     fs::write(crane.path("file"), "content").unwrap();
-    run_successfully(Command::new("tar").args(["cf", "layer.tar", "file"]).current_dir(crane.home.path()));
+    run_successfully(Command::new("tar").args(["cf", "layer.tar", "file"]).current_dir(crane.path("")));
     let login = |name: &str, password: &str| crane.run(&["auth", "login", &host, "-u", name, "-p", password]);
     let push = ["append", "--insecure", "-f", "layer.tar", "-t"];
     let push = |name| [&push[..], &[name]].concat();
     let pull = |name| ["manifest", "--insecure", name];
+    let fetching =
+        |path: &str, why: &str| format!("Error: fetching manifest {image}: GET http://{host}/{path}: {why}");
+    let pushing = |name: &str, repository: &str, why: &str| {
+        format!("Error: pushing image {name}: POST http://{host}/v2/{repository}/blobs/uploads/: {why}")
+    };
     // 1. crane saves what it is told, and learns that it is wrong when it uses it.
     login("alice", "wrong");
-    crane.run_refused(&pull(&image), "UNAUTHORIZED: wrong user name or password");
+    let token = format!("token?scope=repository%3Aalice%2Fimage%3Apull&service={}", host.replace(':', "%3A"));
+    let message = "UNAUTHORIZED: wrong user name or password";
+    crane.run_refused(&pull(&image), &fetching(&token, message));
     // 2. The owner.
     login("alice", PASSWORD);
     crane.run(&push(&image));
@@ -92,22 +51,26 @@ async fn crane_signs_in() {
     let listed = crane.run(&["catalog", "--insecure", &host]);
     assert!(listed.contains("alice/image") && listed.contains("alice/copy"), "{listed}");
     crane.run(&["delete", "--insecure", &copy]);
-    crane.run_refused(&push(&foreign), "NAME_UNKNOWN");
+    let message = "NAME_UNKNOWN: repository bob/image does not exist; map[name:bob/image]";
+    crane.run_refused(&push(&foreign), &pushing(&foreign, "bob/image", message));
     // 3. A reader.
     login("bob", PASSWORD);
     crane.run(&pull(&image));
-    crane.run_refused(&push(&other), "DENIED: not allowed");
-    crane.run_refused(&["delete", "--insecure", &image], "DENIED: not allowed");
-    // 4. Nobody.
+    crane.run_refused(&push(&other), &pushing(&other, "alice/other", "DENIED: not allowed"));
+    let message = format!("Error: DELETE http://{host}/v2/alice/image/manifests/v1: DENIED: not allowed");
+    crane.run_refused(&["delete", "--insecure", &image], &message);
+    // 4. Without credentials.
     crane.run(&["auth", "logout", &host]);
     crane.run(&pull(&public));
-    crane.run_refused(&pull(&image), "UNAUTHORIZED: authentication is required");
+    let message = "UNAUTHORIZED: authentication is required";
+    crane.run_refused(&pull(&image), &fetching("v2/alice/image/manifests/v1", message));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn regctl_signs_in() {
     let test = "other_clients::regctl_signs_in";
-    let Some(regctl) = Client::find(test, "LODE_REGCTL", "/usr/local/bin/regctl") else { return };
+    let Some(regctl) = find_program(test, "LODE_REGCTL", &["/usr/local/bin/regctl"]) else { return };
+    let regctl = Client::new(regctl);
     let server = serve().await;
     let host = server.registry().host().to_owned();
     let [image, public, copy, other, foreign] =
@@ -119,22 +82,27 @@ async fn regctl_signs_in() {
     let pull = |name| ["manifest", "get", name];
     regctl.run(&["registry", "set", "--tls", "disabled", &host]);
     // 1. regctl checks what it is told.
-    regctl.run_refused(&["registry", "login", &host, "-u", "alice", "-p", "wrong"], "unauthorized");
+    let login = ["registry", "login", &host, "-u", "alice", "-p", "wrong"];
+    regctl.run_refused(&login, &format!("failed to ping registry {host}: unauthorized"));
     // 2. The owner.
     regctl.run(&["registry", "login", &host, "-u", "alice", "-p", PASSWORD]);
     regctl.run(&push(&image));
     regctl.run(&push(&public));
     regctl.run(&["image", "copy", &image, &copy]);
     assert_eq!(regctl.run(&["tag", "ls", &format!("{host}/alice/copy")]).trim(), "v1");
-    regctl.run_refused(&push(&foreign), "NAME_UNKNOWN");
+    let pushing =
+        |name: &str, why: &str| format!("failed to send blob post, ref {name}: request failed: {why}");
+    let message = r#"not found [http 404]: {"errors":[{"code":"NAME_UNKNOWN","message":"repository bob/image does not exist","detail":{"name":"bob/image"}}]}"#;
+    regctl.run_refused(&push(&foreign), &pushing(&foreign, message));
     // 3. A reader.
     regctl.run(&["registry", "login", &host, "-u", "bob", "-p", PASSWORD]);
     regctl.run(&pull(&image));
-    regctl.run_refused(&push(&other), "not allowed");
-    // 4. Nobody.
+    let message = r#"unauthorized [http 403]: {"errors":[{"code":"DENIED","message":"not allowed"}]}"#;
+    regctl.run_refused(&push(&other), &pushing(&other, message));
+    // 4. Without credentials.
     regctl.run(&["registry", "logout", &host]);
     regctl.run(&pull(&public));
-    regctl.run_refused(&pull(&image), "unauthorized");
+    regctl.run_refused(&pull(&image), &format!("failed to get manifest {image}: unauthorized"));
 }
 
 /// A program that is killed at the end.
@@ -150,7 +118,8 @@ impl Drop for Daemon {
 #[tokio::test(flavor = "multi_thread")]
 async fn containerd_signs_in() {
     let test = "other_clients::containerd_signs_in";
-    let Some(mut ctr) = Client::find(test, "LODE_CTR", "/usr/bin/ctr") else { return };
+    let Some(ctr) = find_program(test, "LODE_CTR", &["/usr/bin/ctr"]) else { return };
+    let ctr = Client::new(ctr);
     let Some(daemon) = find_program(test, "LODE_CONTAINERD", &["/usr/bin/containerd"]) else { return };
     let server = serve().await;
     let host = server.registry().host().to_owned();
@@ -160,7 +129,8 @@ async fn containerd_signs_in() {
         command.arg(option).arg(ctr.path(name));
     }
     let _daemon = Daemon(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
-    ctr.always = vec!["--address".to_owned(), ctr.path("socket").display().to_string()];
+    let socket = ctr.path("socket").display().to_string();
+    let ctr = ctr.arg("--address").arg(socket);
     wait_for("containerd responds", || async {
         tokio::time::sleep(Duration::from_millis(100)).await;
         ctr.command(&["version"]).output().unwrap().status.success().then_some(())
@@ -177,16 +147,20 @@ async fn containerd_signs_in() {
     let (alice, bob) = (format!("alice:{PASSWORD}"), format!("bob:{PASSWORD}"));
     let fetch = ["content", "fetch", "--plain-http"];
     let fetch_as = |user, name| [&fetch[..], &["--user", user, name]].concat();
-    ctr.run_refused(&fetch_as("alice:wrong", &image), "401 Unauthorized");
+    let unresolved = format!("ctr: failed to resolve reference {image:?}:");
+    let cause = "failed to authorize: failed to fetch oauth token: unexpected status: 401 Unauthorized";
+    ctr.run_refused(&fetch_as("alice:wrong", &image), &format!("{unresolved} {cause}"));
     ctr.run(&fetch_as(&alice, &image));
     ctr.run(&fetch_as(&bob, &image));
     ctr.run(&[&fetch[..], &[&public]].concat());
-    ctr.run_refused(&[&fetch[..], &[&image]].concat(), "401 Unauthorized");
+    let cause = format!("pulling from host {host} failed with status code [manifests v1]: 401 Unauthorized");
+    ctr.run_refused(&[&fetch[..], &[&image]].concat(), &format!("{unresolved} {cause}"));
     // 3. The owner pushes, and a reader does not.
     let copy = format!("{host}/alice/copy:v1");
     let push_as = |user, to| ["images", "push", "--plain-http", "--user", user, to, &image].to_vec();
     ctr.run(&push_as(&alice, &copy));
-    ctr.run_refused(&push_as(&bob, &copy.replace("v1", "v2")), "403 Forbidden");
+    let message = "ctr: unexpected status: 403 Forbidden";
+    ctr.run_refused(&push_as(&bob, &copy.replace("copy", "other")), message);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -196,21 +170,51 @@ async fn helm_signs_in() {
     if std::env::var_os("LODE_HELM").is_none() {
         return;
     }
-    let Some(helm) = Client::find(test, "LODE_HELM", "/usr/local/bin/helm") else { return };
+    let Some(helm) = find_program(test, "LODE_HELM", &["/usr/local/bin/helm"]) else { return };
+    let helm = Client::new(helm);
     let server = serve().await;
     let host = server.registry().host().to_owned();
     fs::create_dir_all(helm.path("chart/templates")).unwrap();
     fs::write(helm.path("chart/Chart.yaml"), "apiVersion: v2\nname: serving\nversion: 1.0.0\n").unwrap();
-    helm.run(&["package", "chart"]);
+    for version in ["1.0.0", "2.0.0"] {
+        helm.run(&["package", "chart", "--version", version]);
+    }
     let login = ["registry", "login", &host, "--plain-http"];
     let login = |name, password| [&login[..], &["-u", name, "-p", password]].concat();
-    helm.run_refused(&login("alice", "wrong"), "wrong user name or password");
+    let [alice, carol] = ["alice", "carol"].map(|namespace| format!("oci://{host}/{namespace}"));
+    let push = |file, to| ["push", "--plain-http", file, to];
+    let (chart, v2) = (format!("{alice}/serving"), format!("http://{host}/v2"));
+    let pull = ["pull", "--plain-http", &chart, "--version", "1.0.0"];
+    let failed = |step: &str, side: &str, request: &str, status: &str| {
+        format!("Error: failed to perform {step:?} on {side}: {request}: response status code {status}")
+    };
+    // 1. Wrong credentials.
+    let token = format!("GET \"http://{host}/token?service={}\"", host.replace(':', "%3A"));
+    let cause = format!("{token}: response status code 401: unauthorized: wrong user name or password");
+    let message = format!("Error: authenticating to \"{host}\": GET \"{v2}/\": {cause}");
+    helm.run_refused(&login("alice", "wrong"), &message);
+    // 2. The owner.
     helm.run(&login("alice", PASSWORD));
-    let (to, chart) = (format!("oci://{host}/alice"), format!("oci://{host}/alice/serving"));
-    helm.run(&["push", "--plain-http", "serving-1.0.0.tgz", &to]);
+    helm.run(&push("serving-1.0.0.tgz", &alice));
+    // 3. A reader.
     helm.run(&login("bob", PASSWORD));
-    helm.run(&["pull", "--plain-http", &chart, "--version", "1.0.0"]);
-    helm.run_refused(&["push", "--plain-http", "serving-1.0.0.tgz", &to], "not allowed");
+    helm.run(&pull);
+    let unknown = "404: name unknown: repository carol/serving does not exist: map[name:carol/serving]";
+    for (to, namespace, status) in [(&alice, "alice", "403: denied: not allowed"), (&carol, "carol", unknown)]
+    {
+        let post = format!("POST \"{v2}/{namespace}/serving/blobs/uploads/\"");
+        helm.run_refused(&push("serving-2.0.0.tgz", to), &failed("Push", "destination", &post, status));
+    }
+    // 4. Without credentials: a public repository only.
     helm.run(&["registry", "logout", &host]);
-    helm.run_refused(&["pull", "--plain-http", &chart, "--version", "1.0.0"], "401");
+    fs::remove_file(helm.path("serving-1.0.0.tgz")).unwrap();
+    let get = format!("GET \"{v2}/alice/serving/manifests/1.0.0\"");
+    let unauthorized = "401: unauthorized: authentication is required";
+    helm.run_refused(&pull, &failed("FetchReference", "source", &get, unauthorized));
+    make_public(&server, "alice/serving").await;
+    helm.run(&pull);
+    assert!(helm.path("serving-1.0.0.tgz").is_file());
+    assert!(helm.run(&["show", "chart", "--plain-http", &chart]).contains("name: serving"));
+    let post = format!("POST \"{v2}/alice/serving/blobs/uploads/\"");
+    helm.run_refused(&push("serving-2.0.0.tgz", &alice), &failed("Push", "destination", &post, unauthorized));
 }

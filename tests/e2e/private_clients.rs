@@ -2,47 +2,17 @@
 //! repositories, and the messages that people see.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::io::Write;
+use std::process::Stdio;
 
-use lode_tests::access::{PASSWORD, add_user, create_token, start_closed};
-use lode_tests::browser::{Browser, between};
-use lode_tests::clients::{self, Docker, Ollama};
-use lode_tests::command::run_successfully;
-use lode_tests::server::{Options, Server};
-
-use crate::ollama::tiny_gguf;
-use crate::python::script;
-
-/// A server with alice, who owns `alice/*`, and bob, who may read it.
-async fn serve() -> Server {
-    let server = start_closed(Options::new()).await;
-    let admin = server.lode();
-    for name in ["alice", "bob"] {
-        add_user(&admin, name).await;
-    }
-    admin.run(&["grant", "add", "bob", "read", "alice/*"]).await.expect_success();
-    server
-}
-
-/// Runs a command that has to fail; returns its output.
-#[track_caller]
-fn run_refused(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    let text =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(!output.status.success(), "{command:?} succeeded: {text}");
-    text
-}
-
-async fn make_public(server: &Server, repository: &str) {
-    server.lode().run(&["visibility", repository, "public"]).await.expect_success();
-}
+use lode_tests::access::{PASSWORD, create_token, make_public, start_team};
+use lode_tests::clients::{self, Client, Docker};
+use lode_tests::command::{run_refused, run_successfully, run_to_failure};
+use lode_tests::server::Options;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn docker_signs_in() {
-    let server = serve().await;
+    let server = start_team(Options::new()).await;
     let scratch = server.folder().path().to_owned();
     let Some(docker) = Docker::start("private_clients::docker_signs_in", &scratch) else { return };
     let host = server.registry().host().to_owned();
@@ -54,229 +24,170 @@ async fn docker_signs_in() {
         let output = child.wait_with_output().unwrap();
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
+    let run = |args: &[&str]| run_successfully(&mut docker.command(args));
+    let refused = |args: &[&str], line: &str| run_refused(&mut docker.command(args), line);
     let context = scratch.join("context");
     fs::create_dir_all(&context).unwrap();
     fs::write(context.join("file"), b"content").unwrap();
     fs::write(context.join("Dockerfile"), "FROM scratch\nCOPY file /file\n").unwrap();
-    let image = format!("{host}/alice/image:v1");
-    run_successfully(&mut docker.command(&["build", "-q", "-t", &image, context.to_str().unwrap()]));
+    let [image, other, foreign] =
+        ["alice/image:v1", "alice/image:v2", "carol/image:v1"].map(|name| format!("{host}/{name}"));
+    run(&["build", "-q", "-t", &image, context.to_str().unwrap()]);
+    run(&["tag", &image, &other]);
+    run(&["tag", &image, &foreign]);
     // 1. Without credentials, and with wrong ones.
-    let refused = run_refused(&mut docker.command(&["push", &image]));
-    assert!(refused.contains("authentication") || refused.contains("unauthorized"), "{refused}");
-    let (is_in, message) = login("alice", "wrong");
-    assert!(!is_in && message.contains("wrong user name or password"), "{message}");
-    // 2. The owner pushes and pulls; a token takes the place of the password.
+    refused(&["push", &image], "unauthorized: authentication is required");
+    let message = format!(
+        "Error response from daemon: Get \"http://{host}/v2/\": unauthorized: wrong user name or password\n"
+    );
+    assert_eq!(login("alice", "wrong"), (false, message));
+    // 2. The owner pushes and pulls.
     assert!(login("alice", PASSWORD).0);
-    run_successfully(&mut docker.command(&["push", &image]));
-    run_successfully(&mut docker.command(&["image", "rm", &image]));
-    run_successfully(&mut docker.command(&["pull", &image]));
-    run_successfully(&mut docker.command(&["logout", &host]));
-    let refused = run_refused(&mut docker.command(&["pull", &image]));
-    assert!(refused.contains("authentication is required") || refused.contains("unauthorized"), "{refused}");
+    run(&["push", &image]);
+    run(&["image", "rm", &image]);
+    run(&["pull", &image]);
+    run(&["logout", &host]);
+    refused(&["pull", &image], "Error response from daemon: unauthorized: authentication is required");
     // 3. A reader pulls, and is told that it may not push.
     assert!(login("bob", PASSWORD).0);
-    run_successfully(&mut docker.command(&["pull", &image]));
-    let refused = run_refused(&mut docker.command(&["push", &image.replace("v1", "v2")]));
-    assert!(refused.contains("does not exist") || refused.contains("An image does not exist"), "{refused}");
-    run_successfully(&mut docker.command(&["tag", &image, &image.replace("v1", "v2")]));
-    let refused = run_refused(&mut docker.command(&["push", &image.replace("v1", "v2")]));
-    assert!(refused.contains("denied") && refused.contains("not allowed"), "{refused}");
-    run_successfully(&mut docker.command(&["logout", &host]));
-    // 4. A public repository needs no credentials.
+    run(&["pull", &image]);
+    refused(&["push", &other], "denied: not allowed");
+    refused(&["push", &foreign], "name unknown: repository carol/image does not exist");
+    run(&["logout", &host]);
+    // 4. A token takes the place of the password.
+    let token = create_token(&server.lode(), &["docker", "--account", "alice"]).await;
+    assert!(login("alice", &token).0);
+    run(&["push", &other]);
+    run(&["logout", &host]);
+    // 5. A public repository needs no credentials.
     make_public(&server, "alice/image").await;
-    run_successfully(&mut docker.command(&["pull", &image]));
+    run(&["pull", &image]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn skopeo_signs_in() {
     let Some(program) = clients::skopeo("private_clients::skopeo_signs_in") else { return };
-    let server = serve().await;
-    let scratch = server.folder().path().to_owned();
-    let source = scratch.join("source");
-    crate::skopeo::layout(&source, 2, 100_000);
-    let (from, there) =
-        (format!("oci:{}:v1", source.display()), format!("docker://{}/alice/image:v1", server.address));
-    let run = |args: &[&str]| {
-        let mut command = Command::new(&program);
-        command.arg("--insecure-policy").args(args).env("HOME", &scratch).env("XDG_RUNTIME_DIR", &scratch);
-        command.env("REGISTRY_AUTH_FILE", scratch.join("no-login.json"));
-        command
-    };
-    let credentials = |name: &str| format!("{name}:{PASSWORD}");
-    let push = |name: &str, to: &str| {
-        run(&["copy", "--dest-tls-verify=false", "--dest-creds", &credentials(name), &from, to])
-    };
-    let refused = run_refused(&mut run(&["copy", "--dest-tls-verify=false", &from, &there]));
-    assert!(refused.contains("authentication is required") || refused.contains("unauthorized"), "{refused}");
-    run_successfully(&mut push("alice", &there));
-    let inspect = |more: &[&str]| run(&[&["inspect", "--tls-verify=false", &there], more].concat());
-    let refused = run_refused(&mut inspect(&[]));
-    assert!(refused.contains("authentication is required") || refused.contains("unauthorized"), "{refused}");
-    run_successfully(&mut inspect(&["--creds", &credentials("bob")]));
-    let refused = run_refused(&mut push("bob", &there.replace("v1", "v2")));
-    assert!(refused.contains("denied") || refused.contains("not allowed"), "{refused}");
+    let skopeo = Client::new(program).arg("--insecure-policy");
+    let server = start_team(Options::new()).await;
+    let host = server.registry().host().to_owned();
+    crate::skopeo::layout(&skopeo.path("source"), 2, 100_000);
+    let image = format!("docker://{host}/alice/image:v1");
+    let (alice, bob) = (format!("alice:{PASSWORD}"), format!("bob:{PASSWORD}"));
+    let copy = |to| ["copy", "--dest-tls-verify=false", "oci:source:v1", to].to_vec();
+    let copy_as = |user, to| [&copy(to)[..], &["--dest-creds", user]].concat();
+    let inspect = ["inspect", "--tls-verify=false", &image];
+    let inspect_as = |user| [&inspect[..], &["--creds", user]].concat();
+    let fatal = |message: &str| format!("level=fatal msg={message:?}");
+    let unreadable = format!("Error parsing image name \"{image}\": ");
+    // 1. Without credentials, and with wrong ones. A missing image does not differ.
+    let message =
+        format!("reading manifest v1 in {host}/alice/image: unauthorized: authentication is required");
+    skopeo.run_refused(&inspect, &fatal(&format!("{unreadable}{message}")));
+    let refused = run_to_failure(&mut skopeo.command(&copy(&image)));
+    assert!(refused.contains("unauthorized: authentication required"), "{refused}");
+    skopeo.run(&copy_as(&alice, &image));
+    skopeo.run_refused(&inspect, &fatal(&format!("{unreadable}{message}")));
+    let message =
+        "unable to retrieve auth token: invalid username/password: unauthorized: wrong user name or password";
+    skopeo.run_refused(&inspect_as("alice:wrong"), &fatal(&format!("{unreadable}{message}")));
+    let login = ["login", "--tls-verify=false", "-u", "alice", "-p", "wrong", &host];
+    skopeo.run_refused(&login, &fatal(&format!("logging into \"{host}\": invalid username/password")));
+    // 2. A reader.
+    skopeo.run(&inspect_as(&bob));
+    let other = image.replace("v1", "v2");
+    let writing = format!("writing manifest: uploading manifest v2 to {host}/alice/image");
+    skopeo.run_refused(&copy_as(&bob, &other), &fatal(&format!("{writing}: denied: not allowed")));
+    // 3. A public repository is read without credentials.
     make_public(&server, "alice/image").await;
-    run_successfully(&mut inspect(&[]));
+    skopeo.run(&inspect);
+    let message = "unauthorized: authentication is required";
+    skopeo.run_refused(&copy(&other), &fatal(&format!("{writing}: {message}")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn oras_signs_in() {
     let Some(program) = clients::oras("private_clients::oras_signs_in") else { return };
-    let server = serve().await;
-    let scratch = server.folder().path().to_owned();
-    fs::write(scratch.join("file.bin"), [7; 100_000]).unwrap();
-    let name = format!("{}/alice/files:v1", server.address);
-    let run = |args: &[&str]| {
-        let mut command = Command::new(&program);
-        command
-            .args(args)
-            .current_dir(&scratch)
-            .env("HOME", &scratch)
-            .env("DOCKER_CONFIG", scratch.join("docker"));
-        command
-    };
-    let push = ["push", "--plain-http", &name, "file.bin"];
-    let refused = run_refused(&mut run(&push));
-    assert!(refused.contains("401: Unauthorized"), "{refused}");
-    let login = |user: &str, password: &str| {
-        run(&["login", "--plain-http", &server.address.to_string(), "-u", user, "-p", password])
-    };
-    run_refused(&mut login("alice", "wrong"));
-    run_successfully(&mut login("alice", PASSWORD));
-    run_successfully(&mut run(&push));
-    run_successfully(&mut run(&[
-        "copy",
-        "--from-plain-http",
-        "--to-plain-http",
-        &name,
-        &name.replace("files", "copy"),
-    ]));
-    run_successfully(&mut login("bob", PASSWORD));
-    run_successfully(&mut run(&["pull", "--plain-http", "-o", "back", &name]));
-    let refused = run_refused(&mut run(&["push", "--plain-http", &name.replace("v1", "v2"), "file.bin"]));
-    assert!(refused.contains("not allowed"), "{refused}");
-    run_successfully(&mut run(&["logout", &server.address.to_string()]));
-    run_refused(&mut run(&["pull", "--plain-http", "-o", "none", &name]));
+    let oras = Client::new(program);
+    let server = start_team(Options::new()).await;
+    let host = server.registry().host().to_owned();
+    fs::write(oras.path("file.bin"), [7; 100_000]).unwrap();
+    let [files, copy, other, foreign] =
+        ["alice/files:v1", "alice/copy:v1", "alice/files:v2", "carol/files:v1"]
+            .map(|name| format!("{host}/{name}"));
+    let push = |name| ["push", "--plain-http", name, "file.bin"];
+    let pull = |to| ["pull", "--plain-http", "-o", to, &files];
+    let login = |user, password| ["login", "--plain-http", &host, "-u", user, "-p", password];
+    // 1. Without credentials, and with wrong ones. oras begins a push with HEAD, whose response has no message.
+    let message = run_to_failure(&mut oras.command(&push(&files)));
+    assert!(message.contains("response status code 401: Unauthorized"), "{message}");
+    let failed = format!("Error response from registry: failed to validate the credentials for {host}: ");
+    let cause = format!("GET \"http://{host}/v2/\": unauthorized: wrong user name or password");
+    oras.run_refused(&login("alice", "wrong"), &format!("{failed}{cause}"));
+    // 2. The owner.
+    oras.run(&login("alice", PASSWORD));
+    oras.run(&push(&files));
+    oras.run(&["copy", "--from-plain-http", "--to-plain-http", &files, &copy]);
+    // 3. A reader.
+    oras.run(&login("bob", PASSWORD));
+    oras.run(&pull("back"));
+    oras.run_refused(&push(&other), "Error response from registry: denied: not allowed");
+    let message = "name unknown: repository carol/files does not exist: map[name:carol/files]";
+    oras.run_refused(&push(&foreign), &format!("Error response from registry: {message}"));
+    // 4. A public repository is read without credentials.
+    oras.run(&["logout", &host]);
+    let message =
+        "Error response from registry: failed to resolve v1: unauthorized: authentication is required";
+    oras.run_refused(&pull("none"), message);
     make_public(&server, "alice/files").await;
-    run_successfully(&mut run(&["pull", "--plain-http", "-o", "public", &name]));
+    oras.run(&pull("public"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cosign_signs_in() {
     let Some(program) = clients::cosign("private_clients::cosign_signs_in") else { return };
-    let server = serve().await;
-    let scratch = server.folder().path().to_owned();
-    fs::write(scratch.join("file.bin"), b"content").unwrap();
-    server.lode().run(&["push", "file.bin", "alice/signed:v1"]).await.expect_success();
-    let image = format!("{}/alice/signed:v1", server.address);
-    let run = |args: &[&str]| {
-        let mut command = Command::new(&program);
-        command.args(args).current_dir(&scratch).env("HOME", &scratch).env("COSIGN_PASSWORD", "");
-        command.env("DOCKER_CONFIG", scratch.join("docker"));
-        command
+    let cosign = Client::new(program).env("COSIGN_PASSWORD", "");
+    let server = start_team(Options::new()).await;
+    let host = server.registry().host().to_owned();
+    let file = server.folder().path().join("file.bin");
+    fs::write(&file, b"content").unwrap();
+    server.lode().run(&["push", file.to_str().unwrap(), "alice/signed:v1"]).await.expect_success();
+    let image = format!("{host}/alice/signed:v1");
+    cosign.run(&["generate-key-pair"]);
+    let plain = ["--allow-insecure-registry", "--allow-http-registry", &image];
+    let sign = ["sign", "--key", "cosign.key", "--tlog-upload=false", "--use-signing-config=false", "-y"];
+    let sign = [&sign[..], &plain].concat();
+    let verify = ["verify", "--key", "cosign.pub", "--insecure-ignore-tlog=true"];
+    let verify = [&verify[..], &plain].concat();
+    let password = format!("--registry-password={PASSWORD}");
+    let alice = ["--registry-username=alice", &password];
+    let bob = ["--registry-username=bob", &password];
+    let wrong = ["--registry-username=alice", "--registry-password=wrong"];
+    let refused = |command: &[&str], credentials: &[&str], message: &str| {
+        cosign.run_refused(&[command, credentials].concat(), &format!("Error: {message}"));
     };
-    run_successfully(&mut run(&["generate-key-pair"]));
-    let sign = |user: &str| {
-        let credentials = [format!("--registry-username={user}"), format!("--registry-password={PASSWORD}")];
-        let mut command =
-            run(&["sign", "--key", "cosign.key", "--allow-insecure-registry", "--allow-http-registry"]);
-        command
-            .args(["--tlog-upload=false", "--use-signing-config=false", "-y"])
-            .args(credentials)
-            .arg(&image);
-        command
-    };
-    run_refused(&mut sign("bob"));
-    run_successfully(&mut sign("alice"));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn ollama_enrols_its_key() {
-    let server = serve().await;
-    let scratch = server.folder().path().to_owned();
-    let Some(ollama) = Ollama::start("private_clients::ollama_enrols_its_key", &scratch) else { return };
-    fs::write(scratch.join("tiny.gguf"), tiny_gguf()).unwrap();
-    fs::write(scratch.join("Modelfile"), "FROM ./tiny.gguf\n").unwrap();
-    let name = format!("{}/alice/tiny:v1", server.address);
-    let modelfile = scratch.join("Modelfile");
-    run_successfully(&mut ollama.command(&["create", &name, "-f", modelfile.to_str().unwrap()]));
-    // 1. An unknown key: ollama prints the page to open.
-    let refused = run_refused(&mut ollama.command(&["push", "--insecure", &name]));
-    assert!(refused.contains("this key is not enrolled here; open "), "{refused}");
-    let url = between(&refused, "not enrolled here; open ", " ").to_owned();
-    let page = url.strip_prefix(&server.url()).unwrap();
-    // 2. `ollama signin` at this server prints the same page.
-    let signin = ollama
-        .command(&["signin"])
-        .env("OLLAMA_HOST", server.url())
-        .env("OLLAMA_AUTH", "1")
-        .output()
-        .unwrap();
-    let printed =
-        format!("{}{}", String::from_utf8_lossy(&signin.stdout), String::from_utf8_lossy(&signin.stderr));
-    assert!(printed.contains(page), "{printed}");
-    // 3. A person adds the key, and the same commands work.
-    let browser = Browser::sign_in(server.registry(), "alice", PASSWORD).await;
-    let shown = browser.get(page).await.expect(200).text();
-    let key = between(&shown, "name=\"key\" value=\"", "\"");
-    browser.post("/connect", &[("key", key), ("name", "laptop")]).await.expect(200);
-    run_successfully(&mut ollama.command(&["push", "--insecure", &name]));
-    run_successfully(&mut ollama.command(&["rm", &name]));
-    run_successfully(&mut ollama.command(&["pull", "--insecure", &name]));
-    let asked = |args: &[&str]| {
-        let mut command = ollama.command(args);
-        command.env("OLLAMA_HOST", server.url()).env("OLLAMA_AUTH", "1");
-        command
-    };
-    assert!(run_successfully(&mut asked(&["list"])).contains("alice/tiny:v1"));
-    // 4. A removed key is out at once; public models need none.
-    let listed =
-        server.lode().run(&["key", "list", "--account", "alice", "--json"]).await.expect_success().json();
-    let id = listed["keys"][0]["id"].as_str().unwrap();
-    server.lode().run(&["key", "rm", id, "--account", "alice"]).await.expect_success();
-    run_successfully(&mut ollama.command(&["rm", &name]));
-    run_refused(&mut ollama.command(&["pull", "--insecure", &name]));
-    make_public(&server, "alice/tiny").await;
-    run_successfully(&mut ollama.command(&["pull", "--insecure", &name]));
-    // 5. The key can be pasted, too.
-    let public = scratch.join("ollama/.ollama/id_ed25519.pub");
-    server.lode().run(&["key", "add", public.to_str().unwrap(), "--name", "pasted"]).await.expect_success();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn python_libraries_sign_in() {
-    let Some(python) = clients::python("private_clients::python_libraries_sign_in") else { return };
-    let server = serve().await;
-    let token = create_token(&server.lode(), &["python"]).await;
-    let output = Command::new(&python)
-        .arg(script("sign_in.py"))
-        .args([&server.url(), &token])
-        .env("HOME", server.folder().path())
-        .env("HF_HOME", server.folder().path().join("hf"))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    hf_logs_in(&python, &server).await;
-}
-
-/// `hf auth login`, with a browser.
-async fn hf_logs_in(python: &Path, server: &Server) {
-    let hf: PathBuf = python.with_file_name("hf");
-    let run = |args: &[&str]| {
-        let mut command = Command::new(&hf);
-        command.args(args).env("HF_ENDPOINT", format!("{}/hf", server.url()));
-        command.env("HOME", server.folder().path()).env("HF_HOME", server.folder().path().join("hf-cli"));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    };
-    let mut login = run(&["auth", "login", "--format", "agent"]).spawn().unwrap();
-    let mut lines = BufReader::new(login.stdout.take().unwrap()).lines();
-    let line = lines.find_map(|line| line.ok().filter(|line| line.contains("user_code="))).unwrap();
-    let code = between(&line, "user_code=", " ").to_owned();
-    let browser = Browser::sign_in(server.registry(), "alice", PASSWORD).await;
-    browser.post("/device", &[("user_code", &code), ("decision", "allow")]).await.expect(200);
-    let rest: Vec<String> = lines.map_while(Result::ok).collect();
-    assert!(login.wait().unwrap().success() && rest.concat().contains("logged in as alice"), "{rest:?}");
-    let shown = run_successfully(&mut run(&["auth", "whoami", "--format", "json"]));
-    assert!(shown.contains("alice"), "{shown}");
+    let manifest = format!("GET http://{host}/v2/alice/signed/manifests/v1");
+    let service = host.replace(':', "%3A");
+    let token = format!("GET http://{host}/token?scope=repository%3Aalice%2Fsigned%3Apull&service={service}");
+    let (no_credentials, wrong_password) =
+        ("UNAUTHORIZED: authentication is required", "UNAUTHORIZED: wrong user name or password");
+    let reading = format!("signing [{image}]: accessing entity");
+    let writing = format!(
+        "signing [{image}]: recursively signing: signing digest: failed to upload layer: \
+        POST http://{host}/v2/alice/signed/blobs/uploads/"
+    );
+    // 1. Without credentials, and with wrong ones.
+    refused(&sign, &[], &format!("{reading}: {manifest}: {no_credentials}"));
+    refused(&sign, &wrong, &format!("{reading}: {token}: {wrong_password}"));
+    // 2. A reader may look for signatures, but not add one.
+    refused(&verify, &bob, "no signatures found");
+    refused(&sign, &bob, &format!("{writing}: DENIED: not allowed"));
+    // 3. The owner signs, and a reader verifies.
+    cosign.run(&[&sign[..], &alice].concat());
+    cosign.run(&[&verify[..], &bob].concat());
+    refused(&verify, &wrong, &format!("{token}: {wrong_password}"));
+    refused(&verify, &[], &format!("{manifest}: {no_credentials}"));
+    // 4. An image of a public repository is verified without credentials, but not signed.
+    make_public(&server, "alice/signed").await;
+    cosign.run(&verify);
+    refused(&sign, &[], &format!("{writing}: {no_credentials}"));
 }

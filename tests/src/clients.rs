@@ -1,5 +1,5 @@
-//! Real clients, which `tests/run` installs: docker with its own daemon, skopeo, oras, cosign and ollama.
-//! Each writes to scratch folders only. A missing client is reported as a skip.
+//! Real clients, which `tests/run` installs: docker and ollama with their own daemons, and others that are one
+//! program. Each writes to scratch folders only. A missing client is reported as a skip.
 
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use crate::command::{run_refused, run_successfully};
 use crate::report;
-use crate::server::{PATIENCE, output_file, signal};
+use crate::server::{Folder, PATIENCE, output_file, signal};
 
 /// Finds a program: the path in `variable`, or one of the usual `places`. A missing program is reported as a
 /// skip.
@@ -57,6 +58,66 @@ pub fn node_packages(test: &str) -> Option<PathBuf> {
         report::skip(test, "no npm packages (set LODE_NODE_PACKAGES)");
     }
     is_there.then_some(folder)
+}
+
+/// A client program with a home of its own, and the arguments and variables of each of its commands.
+pub struct Client {
+    program: PathBuf,
+    home: Folder,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+}
+
+impl Client {
+    /// A client with an empty home.
+    #[must_use]
+    pub fn new(program: PathBuf) -> Self {
+        Self { program, home: Folder::new(), args: Vec::new(), env: Vec::new() }
+    }
+
+    /// Adds an argument in front of those of each command.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<String>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Adds an environment variable.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.env.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// The path of a file in its home, which is also the working folder of its commands.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    /// A command with these arguments.
+    #[must_use]
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        let home = self.home.path();
+        command.args(&self.args).args(args).current_dir(home);
+        command.env("HOME", home).env("XDG_RUNTIME_DIR", home).env("DOCKER_CONFIG", home.join("docker"));
+        command.env_remove("HTTP_PROXY").env_remove("HTTPS_PROXY");
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    /// Runs a command that has to succeed; returns its output.
+    #[track_caller]
+    pub fn run(&self, args: &[&str]) -> String {
+        run_successfully(&mut self.command(args))
+    }
+
+    /// Runs a command that has to fail with this line.
+    #[track_caller]
+    pub fn run_refused(&self, args: &[&str], line: &str) {
+        run_refused(&mut self.command(args), line);
+    }
 }
 
 /// An ollama server, which is the registry client, and the `ollama` program that controls it.

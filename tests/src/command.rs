@@ -137,6 +137,30 @@ pub fn run_successfully(command: &mut Command) -> String {
     stdout.into_owned()
 }
 
+/// Runs another program, waits for it, and fails the test unless it failed. Returns its output.
+#[track_caller]
+pub fn run_to_failure(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|e| panic!("{command:?} starts: {e}"));
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(!output.status.success(), "{command:?} succeeded\n{stdout}\n{stderr}");
+    format!("{stdout}\n{stderr}")
+}
+
+/// Runs another program that has to fail, and fails the test unless its output contains exactly this line. The time
+/// at the start of a line of a log does not count.
+#[track_caller]
+pub fn run_refused(command: &mut Command, line: &str) {
+    let text = run_to_failure(command);
+    assert!(
+        text.lines().any(|found| without_time(found) == line),
+        "{command:?}: no line `{line}` in:\n{text}"
+    );
+}
+
+fn without_time(line: &str) -> &str {
+    line.strip_prefix("time=").and_then(|rest| rest.split_once(' ')).map_or(line, |(_, rest)| rest)
+}
+
 /// Polls `attempt` until it returns a value, without blocking the test's other tasks.
 pub async fn wait_for<T, R>(what: &str, mut attempt: impl FnMut() -> R) -> T
 where
