@@ -1,12 +1,14 @@
-//! Private models and the clients that run them: ollama, OpenAI's, ollama's and Hugging Face's Python libraries.
+//! Private models with the clients that run them: ollama, OpenAI's, ollama's and Hugging Face's Python libraries. An
+//! owner, a reader, a stranger, wrong credentials and none, and the messages that people see.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use lode_tests::access::{PASSWORD, create_token, make_public, start_team};
+use lode_tests::access::{PASSWORD, add_user, create_token, make_public, start_team};
 use lode_tests::browser::{Browser, between};
+use lode_tests::checkpoint::demo;
 use lode_tests::clients::{self, Ollama};
 use lode_tests::command::{run_refused, run_successfully, run_to_failure};
 use lode_tests::server::{Options, Server};
@@ -82,8 +84,29 @@ async fn ollama_enrols_its_key() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn python_libraries_sign_in() {
-    let Some(python) = clients::python("private_models::python_libraries_sign_in") else { return };
+async fn python_libraries_run_models() {
+    let Some(python) = clients::python("private_models::python_libraries_run_models") else { return };
+    let server = start_team(Options::new().worker()).await;
+    let admin = server.lode();
+    add_user(&admin, "carol").await;
+    for model in ["alice/private", "alice/public"] {
+        admin.create(model, &demo(), &[]).await.expect_success();
+    }
+    make_public(&server, "alice/public").await;
+    let reader = create_token(&admin, &["python", "--account", "bob", "--access", "infer"]).await;
+    let stranger = create_token(&admin, &["python", "--account", "carol"]).await;
+    let output = Command::new(&python)
+        .arg(script("private_models.py"))
+        .args([&server.url(), &reader, &stranger])
+        .env("HOME", server.folder().path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hugging_face_clients_sign_in() {
+    let Some(python) = clients::python("private_models::hugging_face_clients_sign_in") else { return };
     let server = start_team(Options::new()).await;
     let token = create_token(&server.lode(), &["python"]).await;
     let output = Command::new(&python)
