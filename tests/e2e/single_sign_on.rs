@@ -56,10 +56,7 @@ impl Person {
     /// Opens a page, signs in there, and presses buttons and links; returns the text of the last page.
     async fn sign_in(&self, page: &str, name: &str, goal: &str, steps: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.python);
-        command
-            .arg(script("single_sign_on.py"))
-            .args([&format!("{}{page}", self.url), name, goal])
-            .args(steps);
+        command.arg(script("single_sign_on.py")).args([&self.url, page, name, goal]).args(steps);
         command.env("LODE_AXE", &self.axe).env("LODE_SCREENSHOTS", &self.shots).env("HOME", &self.shots);
         let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

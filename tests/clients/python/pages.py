@@ -1,132 +1,182 @@
-"""Tests the pages in a real browser: Debian's Chromium, with axe-core for their accessibility.
+"""Uses the pages of a server in a real browser, as a person does, and checks each page.
 
-Arguments: the server's URL, the setup link's path, the file axe.min.js, and a folder for screenshots. The server
-waits for its administrator.
+Arguments: the server's URL, the setup link's path, the URL of a server without accounts, the server's SQLite
+database, the file axe.min.js, a folder for screenshots, and whether the browser runs scripts: `scripts` or `none`.
+The server waits for its administrator.
 """
 
+import base64
+import json
+import sqlite3
 import sys
-import time
+import urllib.parse
+import urllib.request
 
-from selenium import webdriver
-from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
+from browser import VIEWS, Browser
 
-base, setup, axe, folder = sys.argv[1:]
-with open(axe) as file:
-    axe = file.read()
-RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
+base, setup, without_accounts, database, axe, folder, scripts = sys.argv[1:]
 PASSWORD = "a long password"
-KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAID+J+sdSDaSdFp8SzO/s//NDYG1US57bEJgqMS0SLHRO alice@laptop"
-found = []
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAID+J+sdSDaSdFp8SzO/s//NDYG1US57bEJgqMS0SLHRO"
+FINGERPRINT = "SHA256:dx63Q/qfhRQUtEIsj8/PHIv1/t5y0uQwgnaZvn8aWYg"
+EXPIRED = "ode is wrong or has expired; start the sign-in again"
+browser = Browser(base, folder, axe, scripts == "scripts")
+# Error pages share one template.
+ONE_VIEW = VIEWS[:1]
 
 
-class Browser:
-    """A browser with a colour scheme, a width, and scripts switched on or off."""
-
-    def __init__(self, scheme, width, scripts=True):
-        options = Options()
-        options.binary_location = "/usr/bin/chromium"
-        for argument in ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]:
-            options.add_argument(argument)
-        options.add_argument(f"--window-size={width},1400")
-        if not scripts:
-            setting = "profile.managed_default_content_settings.javascript"
-            options.add_experimental_option("prefs", {setting: 2})
-        self.driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-        self.name = f"{scheme}-{width}"
-        self.scripts = scripts
-
-    def open(self, path):
-        self.driver.get(base + path)
-
-    def fill(self, **fields):
-        for name, text in fields.items():
-            field = self.driver.find_element(By.CSS_SELECTOR, f"main [name={name}]")
-            field.clear()
-            field.send_keys(text)
-
-    def press(self, text):
-        self.driver.find_element(By.XPATH, f"//button[starts-with(normalize-space(.), '{text}')]").click()
-
-    def text(self):
-        try:
-            return self.driver.find_element(By.TAG_NAME, "body").text
-        except (NoSuchElementException, StaleElementReferenceException):  # the next page is loading
-            return ""
-
-    def expect(self, text):
-        deadline = time.monotonic() + 30
-        while text not in self.text():
-            assert time.monotonic() < deadline, f"no `{text}` at {self.driver.current_url}: {self.text()}"
-            time.sleep(0.05)
-
-    def check(self, page):
-        """Takes a screenshot, and lists the violations that axe-core finds."""
-        self.driver.save_screenshot(f"{folder}/{page}-{self.name}.png")
-        if not self.scripts:
-            return
-        self.driver.execute_script(axe)
-        run = "axe.run(document, {runOnly: arguments[0]}).then(arguments[arguments.length - 1])"
-        for violation in self.driver.execute_async_script(run, RULES)["violations"]:
-            nodes = [node["html"][:120] for node in violation["nodes"]]
-            found.append(f"{page}, {self.name}: {violation['help']}: {nodes}")
-        overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        if self.driver.execute_script(overflow) > 0:
-            found.append(f"{page}, {self.name}: wider than the window")
+def change_database(statement):
+    """Lets time pass for the server."""
+    with sqlite3.connect(database, timeout=30) as connection:
+        assert connection.execute(statement).rowcount > 0, statement
 
 
-def sign_in(browser):
+def device_code():
+    """Begins a sign-in of a program; returns the code that the person enters."""
+    body = urllib.parse.urlencode({"client_id": "lode", "client_name": "lode on laptop"}).encode()
+    with urllib.request.urlopen(f"{base}/hf/oauth/device", body) as response:
+        return json.load(response)["user_code"]
+
+
+def sign_in():
+    browser.fill(name="admin", password=PASSWORD)
+    browser.press("Sign in")
+
+
+def set_up():
+    browser.open("/setup?token=wrong")
+    browser.expect("the setup link is wrong or has expired; restart the server for a new one")
+    browser.check("setup-link-wrong")
+    browser.open(setup)
+    browser.check("setup")
+    browser.fill(name="Not a name", password=PASSWORD)
+    browser.press("Create the administrator")
+    browser.expect("Not a name")
+    browser.check("setup-problem")
+    browser.fill(name="admin", password=PASSWORD)
+    browser.press("Create the administrator")
+    browser.expect("Server role: admin")
+    browser.check("account-new")
+    browser.open(setup)
+    browser.expect("the setup link is wrong or has expired")
+    browser.open("/")
+    browser.press("Sign out")
+    browser.expect("User name")
+
+
+def wrong_sign_in():
     browser.open("/login")
     browser.check("login")
     browser.fill(name="admin", password="wrong")
     browser.press("Sign in")
     browser.expect("rong user name or password")
     browser.check("login-wrong")
-    browser.fill(password=PASSWORD)
-    browser.press("Sign in")
+    sign_in()
     browser.expect("Keys of ollama")
 
 
-def manage(browser):
-    browser.fill(name=f"laptop {browser.name}")
+def manage_tokens_and_keys():
+    browser.fill(name="laptop")
     browser.press("Create a token")
     browser.expect("shown only once")
     browser.check("token")
-    browser.fill(key=KEY)
+    browser.fill(key=f"{KEY} alice@laptop")
     browser.press("Add the key")
-    browser.expect("SHA256:dx63Q/qfhRQUtEIsj8/PHIv1/t5y0uQwgnaZvn8aWYg")
+    browser.expect(FINGERPRINT)
     browser.check("account")
     browser.press("Remove")
     browser.expect("You have no keys.")
     browser.press("Revoke")
     browser.expect("revoked")
-    browser.open("/device?user_code=BCDF-GHJK")
-    browser.expect("code is wrong or has expired")
-    browser.check("device")
     browser.open("/")
     browser.check("home")
+
+
+def connect_ollama():
+    key = base64.urlsafe_b64encode(KEY.encode()).decode().rstrip("=")
     browser.press("Sign out")
-    browser.open("/-/account")
     browser.expect("User name")
+    browser.open(f"/connect?name=laptop&key={key}")
+    browser.expect("User name")
+    sign_in()
+    browser.expect(FINGERPRINT)
+    browser.check("connect")
+    browser.press("Add the key")
+    browser.expect(f"The key {FINGERPRINT} is yours now. Repeat the command of ollama.")
+    browser.check("connect-done")
+    browser.open("/connect?name=laptop&key=damaged")
+    browser.expect("Bad Request")
+    browser.check("connect-damaged", ONE_VIEW)
 
 
-# 1. The first minute, in a browser without scripts.
-first = Browser("light", 1000, scripts=False)
-first.open(setup)
-first.check("setup")
-first.fill(name="admin", password=PASSWORD)
-first.press("Create the administrator")
-first.expect("Server role: admin")
-manage(first)
-first.driver.quit()
-# 2. Every page, light and dark, wide and narrow.
-for scheme, width in [("light", 1000), ("dark", 1000), ("light", 320)]:
-    browser = Browser(scheme, width)
-    sign_in(browser)
-    manage(browser)
-    browser.driver.quit()
-assert not found, "\n".join(found)
+def allow_devices():
+    browser.open("/device")
+    browser.check("device")
+    browser.fill(user_code=device_code())
+    browser.press("Continue")
+    browser.expect("A program wants to sign in as admin")
+    browser.check("device-request")
+    browser.press("Allow")
+    browser.expect("The program is signed in.")
+    browser.check("device-allowed")
+    browser.open(f"/device?user_code={device_code()}")
+    browser.press("Deny")
+    browser.expect("The program is not signed in.")
+    browser.check("device-denied", ONE_VIEW)
+    # A code that expires before the page is opened, and one that expires while it is open.
+    code = device_code()
+    change_database("update device_logins set created_at = 0")
+    browser.open(f"/device?user_code={code}")
+    browser.expect(EXPIRED)
+    browser.check("device-expired")
+    browser.open(f"/device?user_code={device_code()}")
+    change_database("update device_logins set created_at = 0")
+    browser.press("Allow")
+    browser.expect(EXPIRED)
+    browser.check("device-late")
+
+
+def meet_errors():
+    browser.open("/-/nothing")
+    browser.expect("Not Found")
+    browser.check("not-found")
+    browser.open("/logout")
+    browser.expect("Method Not Allowed")
+    browser.check("method", ONE_VIEW)
+    # A form from before another sign-in.
+    browser.open("/-/account")
+    browser.fill(name="late")
+    first = browser.driver.current_window_handle
+    browser.driver.switch_to.new_window("tab")
+    browser.open("/")
+    browser.press("Sign out")
+    browser.expect("User name")
+    sign_in()
+    browser.expect("Keys of ollama")
+    browser.driver.close()
+    browser.driver.switch_to.window(first)
+    browser.press("Create a token")
+    browser.expect("Forbidden")
+    browser.check("form-old")
+    # A session that is too old for a change.
+    change_database("update sessions set fresh_at = 0")
+    browser.open("/-/account")
+    browser.fill(name="late")
+    browser.press("Create a token")
+    browser.expect("this needs a recent sign-in")
+    browser.check("session-old")
+    browser.press("Sign in again")
+    browser.expect("User name")
+    browser.check("login-again", ONE_VIEW)
+    sign_in()
+    browser.expect("Keys of ollama")
+    # A server without accounts.
+    browser.base = without_accounts
+    browser.open("/login")
+    browser.expect("This server has no accounts: every client may do everything.")
+    browser.check("no-accounts")
+
+
+for step in [set_up, wrong_sign_in, manage_tokens_and_keys, connect_ollama, allow_devices, meet_errors]:
+    step()
+browser.driver.quit()
+assert not browser.found, "\n".join(browser.found)
