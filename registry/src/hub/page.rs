@@ -10,9 +10,6 @@ use crate::http::Failure;
 use crate::http::pages::PAGE_HEADERS;
 use crate::{Error, Registry};
 
-/// The sign-in of a person who has a session.
-const SIGN_IN_AGAIN: &str = "/login?again=1";
-
 /// The values of the frame around each page.
 #[derive(Default)]
 pub(super) struct Shell {
@@ -75,7 +72,17 @@ pub(super) fn message_with_link(
 pub(crate) fn failure_page(failure: &Failure) -> Response {
     let status = failure.status();
     let title = status.canonical_reason().unwrap_or("Error");
-    let link = matches!(failure, Failure::Account(AccountError::SignInAgain))
-        .then(|| (SIGN_IN_AGAIN.to_owned(), "Sign in again".to_owned()));
+    let link = way_out(failure).map(|(url, text)| (url.to_owned(), text.to_owned()));
     render(status, &MessagePage { shell: Shell::default(), title, text: failure.message(), link })
+}
+
+/// The address and the text of the link on a failure's page.
+fn way_out(failure: &Failure) -> Option<(&'static str, &'static str)> {
+    match failure {
+        Failure::Account(AccountError::SignInAgain) => Some(("/login?again=1", "Sign in again")),
+        Failure::Account(AccountError::DeviceUnknown) => Some(("/device", "Enter another code")),
+        // Before the setup there is no other page.
+        Failure::Account(AccountError::SetupLink) | Failure::Registry(Error::SetupPending) => None,
+        _ => Some(("/", "Go to the start page")),
+    }
 }
