@@ -53,7 +53,7 @@ impl Layers {
 
     /// Formats failures for the API of the request's path. Docker's clients expect the header on `/v2/`.
     async fn format_response(self, request: Request, id: HeaderValue) -> Response {
-        let surface = Surface::of(request.uri().path());
+        let surface = Surface::of(&request);
         let (parts, body) = request.into_parts();
         let challenge = match surface {
             Surface::Distribution | Surface::Ollama => Challenge::of(&self.registry, &parts),

@@ -184,7 +184,7 @@ fn is_vital(path: &str) -> bool {
 
 fn refuse(request: &Request<Incoming>) -> Response<Body> {
     let id = request_id(request.headers());
-    let surface = Surface::of(request.uri().path());
+    let surface = Surface::of(request);
     let mut response =
         format_failure(surface, id.to_str().unwrap_or_default(), Failure::Overloaded.into_response());
     if request.version() <= Version::HTTP_11 {

@@ -1,9 +1,10 @@
 //! The APIs of the server, told apart by path, and the format that each gives to a failure.
 
 use axum::response::Response;
-use http::{HeaderValue, header};
+use http::{HeaderValue, Request, header};
 
 use crate::http::error::FailureExtension;
+use crate::http::pages::prefers_html;
 use crate::http::session_cookie::is_page;
 use crate::{Error, api, hub, oci};
 
@@ -23,14 +24,21 @@ pub(crate) enum Surface {
     Ollama,
     /// `/hf`, Hugging Face's.
     Hub,
-    /// Pages for people.
+    /// Pages for people, and for browsers everything else.
     Page,
     /// Everything else.
     Fallback,
 }
 
 impl Surface {
-    pub(crate) fn of(path: &str) -> Surface {
+    pub(crate) fn of<B>(request: &Request<B>) -> Surface {
+        match Surface::of_path(request.uri().path()) {
+            Surface::Fallback if prefers_html(request.headers()) => Surface::Page,
+            surface => surface,
+        }
+    }
+
+    fn of_path(path: &str) -> Surface {
         if path == "/v2" || path.starts_with("/v2/") || path == "/token" {
             Surface::Distribution
         } else if path.starts_with("/v1/") {
@@ -93,7 +101,7 @@ mod tests {
         assert!(Failure::Registry(away()).message().contains("mirrored"));
         for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models", "/lode/v1/models"] {
             for failure in [error(), away()].map(Failure::Registry) {
-                let response = format_failure(Surface::of(path), "id", failure.into_response());
+                let response = format_failure(Surface::of_path(path), "id", failure.into_response());
                 assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
                 assert_eq!(response.headers()[header::RETRY_AFTER], "5", "{path}");
             }

@@ -1,9 +1,9 @@
-//! What pages for people need: their paths, their forms, and the redirect to the sign-in.
+//! What pages for people need: their headers, their forms, and the redirect to the sign-in.
 
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use lode_client::read_body;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -81,6 +81,19 @@ impl FromRequestParts<ServerState> for SignedIn {
     }
 }
 
+/// Whether a client accepts HTML explicitly, and not with a lower weight than plain text: it is a browser.
+pub(crate) fn prefers_html(headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let weight = |wanted: &str| {
+        let entry = accept
+            .split(',')
+            .find(|entry| entry.split(';').next().is_some_and(|kind| kind.trim() == wanted))?;
+        let q = entry.split(';').find_map(|parameter| parameter.trim().strip_prefix("q="));
+        Some(q.and_then(|q| q.parse().ok()).unwrap_or(1.0_f32))
+    };
+    weight("text/html").is_some_and(|html| html > 0.0 && html >= weight("text/plain").unwrap_or(0.0))
+}
+
 /// A redirect to another page of this server.
 pub(crate) fn redirect(path: &str) -> Response {
     (StatusCode::SEE_OTHER, [(header::LOCATION, header_value(path))]).into_response()
@@ -100,6 +113,24 @@ pub(crate) fn next_page(next: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn browsers_get_html() {
+        let cases = [
+            ("", false),
+            ("*/*", false),
+            ("application/json", false),
+            ("text/html", true),
+            ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", true),
+            ("text/plain, text/html;q=0.5", false),
+            ("text/html;q=0", false),
+        ];
+        for (accept, expect) in cases {
+            let headers = HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]);
+            assert_eq!(prefers_html(&headers), expect, "{accept}");
+        }
+        assert!(!prefers_html(&HeaderMap::new()));
+    }
 
     #[test]
     fn a_sign_in_leads_to_pages_of_this_server_only() {

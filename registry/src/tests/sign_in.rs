@@ -517,6 +517,8 @@ async fn a_new_server_waits_for_its_administrator() {
         assert_eq!(response.status, 503, "{closed}");
         assert!(response.text().contains("not set up yet"), "{}", response.text());
     }
+    let page = app.send(Request::get("/").header("accept", "text/html"), "").await;
+    assert_eq!((page.status.as_u16(), page.header("content-type")), (503, "text/html; charset=utf-8"));
     for open in ["/healthz", "/readyz", "/static/lode.css", &path] {
         assert_eq!(app.get_as("", open).await.status, 200, "{open}");
     }

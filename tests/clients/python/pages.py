@@ -18,7 +18,7 @@ base, setup, without_accounts, database, axe, folder, scripts = sys.argv[1:]
 PASSWORD = "a long password"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAID+J+sdSDaSdFp8SzO/s//NDYG1US57bEJgqMS0SLHRO"
 FINGERPRINT = "SHA256:dx63Q/qfhRQUtEIsj8/PHIv1/t5y0uQwgnaZvn8aWYg"
-EXPIRED = "ode is wrong or has expired; start the sign-in again"
+EXPIRED = "the code is wrong or has expired; start the sign-in again"
 browser = Browser(base, folder, axe, scripts == "scripts")
 # Error pages share one template.
 ONE_VIEW = VIEWS[:1]
@@ -43,6 +43,9 @@ def sign_in():
 
 
 def set_up():
+    browser.open("/")
+    browser.expect("this server is not set up yet; its administrator has to open the setup link in the server's log")
+    browser.check("not-set-up")
     browser.open("/setup?token=wrong")
     browser.expect("the setup link is wrong or has expired; restart the server for a new one")
     browser.check("setup-link-wrong")
@@ -68,7 +71,7 @@ def wrong_sign_in():
     browser.check("login")
     browser.fill(name="admin", password="wrong")
     browser.press("Sign in")
-    browser.expect("rong user name or password")
+    browser.expect("wrong user name or password")
     browser.check("login-wrong")
     sign_in()
     browser.expect("Keys of ollama")
@@ -104,7 +107,7 @@ def connect_ollama():
     browser.expect(f"The key {FINGERPRINT} is yours now. Repeat the command of ollama.")
     browser.check("connect-done")
     browser.open("/connect?name=laptop&key=damaged")
-    browser.expect("Bad Request")
+    browser.expect("expected an ed25519 public key")
     browser.check("connect-damaged", ONE_VIEW)
 
 
@@ -133,12 +136,16 @@ def allow_devices():
     browser.press("Allow")
     browser.expect(EXPIRED)
     browser.check("device-late")
+    browser.press("Enter another code")
+    browser.expect("The program shows it")
 
 
 def meet_errors():
-    browser.open("/-/nothing")
-    browser.expect("Not Found")
+    browser.open("/nothing")
+    browser.expect("no route matches this path")
     browser.check("not-found")
+    browser.press("Go to the start page")
+    browser.expect("an OCI model registry and inference server")
     browser.open("/logout")
     browser.expect("Method Not Allowed")
     browser.check("method", ONE_VIEW)
@@ -155,14 +162,14 @@ def meet_errors():
     browser.driver.close()
     browser.driver.switch_to.window(first)
     browser.press("Create a token")
-    browser.expect("Forbidden")
+    browser.expect("the form has expired; go back, reload the page and send it again")
     browser.check("form-old")
     # A session that is too old for a change.
     change_database("update sessions set fresh_at = 0")
     browser.open("/-/account")
     browser.fill(name="late")
     browser.press("Create a token")
-    browser.expect("this needs a recent sign-in")
+    browser.expect("this needs a recent sign-in; sign in again")
     browser.check("session-old")
     browser.press("Sign in again")
     browser.expect("User name")
