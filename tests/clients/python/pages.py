@@ -42,6 +42,12 @@ def sign_in():
     browser.press("Sign in")
 
 
+def check_scripts():
+    """Fails unless the browser's setting has an effect."""
+    browser.driver.get("data:text/html,<p>none</p><script>document.querySelector('p').textContent = 'scripts'</script>")
+    browser.expect(scripts)
+
+
 def set_up():
     browser.open("/")
     browser.expect("this server is not set up yet; its administrator has to open the setup link in the server's log")
@@ -183,7 +189,12 @@ def meet_errors():
     browser.check("no-accounts")
 
 
-for step in [set_up, wrong_sign_in, manage_tokens_and_keys, connect_ollama, allow_devices, meet_errors]:
-    step()
+check_scripts()
+set_up()
+wrong_sign_in()
+manage_tokens_and_keys()
+connect_ollama()
+allow_devices()
+meet_errors()
 browser.driver.quit()
 assert not browser.found, "\n".join(browser.found)
