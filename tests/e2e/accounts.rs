@@ -2,7 +2,6 @@
 //! with a browser, a worker, and two replicas.
 
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Instant;
 
@@ -56,20 +55,14 @@ async fn a_server_without_accounts_needs_no_login() {
         let output = output.expect_success();
         assert!(output.stderr.contains("no sign-in is needed"), "{}", output.stderr);
     }
-    let config = server.folder().path().join(".config");
-    assert!(!credentials_file(&config).exists(), "nothing is saved");
+    assert!(!lode.credentials_file().exists(), "nothing is saved");
 }
 
 #[tokio::test]
 async fn a_team_works_with_the_command_line() {
     let server = start_closed(Options::new()).await;
     let admin = server.lode();
-    let home = |name: &str| {
-        let home = server.folder().path().join(name);
-        std::fs::create_dir_all(&home).unwrap();
-        server.lode().env("HOME", home.to_str().unwrap()).env("XDG_CONFIG_HOME", home.to_str().unwrap())
-    };
-    let (alice, bob) = (home("alice"), home("bob"));
+    let (alice, bob) = (server.lode_of("alice"), server.lode_of("bob"));
     for (name, lode) in [("alice", &alice), ("bob", &bob)] {
         add_user(&admin, name).await;
         log_in(lode, name).await;
@@ -78,23 +71,37 @@ async fn a_team_works_with_the_command_line() {
     let file = server.folder().path().join("weights.bin");
     std::fs::write(&file, b"weights").unwrap();
     let file = file.to_str().unwrap();
+    let (url, host) = (server.url(), server.registry().host().to_owned());
+    let login = ["login", "--username", "alice", "--password-stdin"];
+    let output = server.lode_of("nobody").run_with_input(&login, b"wrong").await;
+    output.expect_error(&format!("{host} rejected this user name and password"));
     alice.run(&["push", file, "alice/data:v1"]).await.expect_success();
-    bob.run(&["show", "alice/data:v1"]).await.expect_failure(&["not found"]);
-    bob.run(&["push", file, "alice/data:v2"]).await.expect_failure(&["does not exist"]);
+    let pull = ["pull", "alice/data:v1", "--to", "pulled"];
+    server.lode_of("nobody").run(&pull).await.expect_error(&format!(
+        "{url} requires a login: authentication is required\n\nhint: `lode login {url}` saves credentials for it"
+    ));
+    bob.run(&pull).await.expect_error(&format!(
+        "model `alice/data:v1` not found on `{host}`\n\n\
+        hint: `lode list alice/data` shows its tags, `lode list` all repositories"
+    ));
+    let push = ["push", file, "alice/data:v2"];
+    bob.run(&push)
+        .await
+        .expect_error(&format!("{url} returned 404 Not Found: repository alice/data does not exist"));
     alice.run(&["grant", "add", "bob", "read", "alice/*"]).await.expect_success();
-    bob.run(&["pull", "alice/data:v1", "--to", "pulled"]).await.expect_success();
-    bob.run(&["push", file, "alice/data:v2"]).await.expect_failure(&["not allowed"]);
+    bob.run(&pull).await.expect_success();
+    bob.run(&push).await.expect_error(&format!("{url} denied the request: not allowed"));
     alice.run(&["visibility", "alice/data", "public"]).await.expect_success();
     server.registry().manifest_get("alice/data", "v1").await.expect(200);
     alice.run(&["grant", "rm", "anyone", "alice/data"]).await.expect_success();
     server.registry().manifest_get("alice/data", "v1").await.expect(401);
-    let output = home("nobody").run(&["list"]).await.expect_success();
+    let output = server.lode_of("nobody").run(&["list"]).await.expect_success();
     assert!(output.stderr.contains("no public models; `lode login"), "{}", output.stderr);
     // 2. A robot with a token for one repository.
     alice.run(&["robot", "add", "alice+ci"]).await.expect_success();
     alice.run(&["grant", "add", "alice+ci", "write", "alice/data"]).await.expect_success();
     let secret = create_token(&alice, &["ci", "--account", "alice+ci", "--expires", "1d"]).await;
-    let ci = home("ci");
+    let ci = server.lode_of("ci");
     ci.run_with_input(&["login", "--password-stdin"], secret.as_bytes()).await.expect_success();
     ci.run(&["push", file, "alice/data:v3"]).await.expect_success();
     ci.run(&["push", file, "alice/other:v1"]).await.expect_failure(&["does not exist"]);
@@ -112,7 +119,7 @@ async fn a_team_works_with_the_command_line() {
     alice.run(&["protect", "alice/*", "v*"]).await.expect_success();
     std::fs::write(file, b"other weights").unwrap();
     alice.run(&["push", file, "alice/data:v1"]).await.expect_failure(&["protected by the pattern `v*`"]);
-    alice.run(&["rm", "alice/data:v1", "--yes"]).await;
+    alice.run(&["rm", "alice/data:v1"]).await.expect_failure(&["protected by the pattern `v*`"]);
     server.lode().run(&["show", "alice/data:v1"]).await.expect_success();
     admin.run(&["quota", "set", "alice", "1KiB"]).await.expect_success();
     std::fs::write(file, [7; 2000]).unwrap();
@@ -149,10 +156,7 @@ async fn a_person_logs_in_with_a_browser() {
     let server = start_closed(Options::new()).await;
     add_user(&server.lode(), "alice").await;
     let browser = Browser::sign_in(server.registry(), "alice", PASSWORD).await;
-    let home = server.folder().path().join("alice");
-    std::fs::create_dir_all(&home).unwrap();
-    let lode =
-        server.lode().env("HOME", home.to_str().unwrap()).env("XDG_CONFIG_HOME", home.to_str().unwrap());
+    let lode = server.lode_of("alice");
     let mut login = lode.command(&["login"]).stdin(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(login.stderr.take().unwrap()).lines();
     let url =
@@ -166,7 +170,7 @@ async fn a_person_logs_in_with_a_browser() {
     let tokens = lode.run(&["token", "list", "--json"]).await.expect_success().json();
     assert!(tokens["tokens"][0]["name"].as_str().unwrap().starts_with("lode on "), "{tokens}");
     // Logging out revokes the token.
-    let saved = std::fs::read_to_string(credentials_file(&home)).unwrap();
+    let saved = std::fs::read_to_string(lode.credentials_file()).unwrap();
     let token = between(&saved, "\"password\": \"", "\"");
     let registry = server.registry();
     let status = async || registry.send(registry.request("GET", "/v2/").bearer_auth(token)).await.status;
@@ -176,17 +180,12 @@ async fn a_person_logs_in_with_a_browser() {
     assert_eq!(status().await, 401);
     lode.run(&["token", "list"]).await.expect_failure(&["authentication is required"]);
     // Without the server it is only removed.
-    std::fs::write(credentials_file(&home), &saved).unwrap();
+    std::fs::write(lode.credentials_file(), &saved).unwrap();
     let _folder = server.folder().clone();
     server.kill();
     let output = lode.run(&["logout"]).await.expect_success();
     assert!(output.stderr.contains("notice: the token was not revoked"), "{}", output.stderr);
-    assert!(!std::fs::read_to_string(credentials_file(&home)).unwrap().contains(token));
-}
-
-/// The file in which commands save credentials. `config`: their XDG_CONFIG_HOME.
-fn credentials_file(config: &Path) -> PathBuf {
-    config.join("lode/credentials.json")
+    assert!(!std::fs::read_to_string(lode.credentials_file()).unwrap().contains(token));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -235,10 +234,7 @@ async fn run_models_by_rights(server: &Server) {
     admin.create("team/demo", &demo(), &[]).await.expect_success();
     add_user(&admin, "alice").await;
     admin.run(&["grant", "add", "alice", "read", "team/*"]).await.expect_success();
-    let home = server.folder().path().join("alice");
-    std::fs::create_dir_all(&home).unwrap();
-    let alice =
-        server.lode().env("HOME", home.to_str().unwrap()).env("XDG_CONFIG_HOME", home.to_str().unwrap());
+    let alice = server.lode_of("alice");
     log_in(&alice, "alice").await;
     let token = create_token(&alice, &["chat", "--access", "infer"]).await;
     let registry = server.registry();

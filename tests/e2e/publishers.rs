@@ -42,12 +42,7 @@ async fn start(test: &str) -> Option<(Server, NodeServer, Folder)> {
 async fn a_job_of_github_publishes() {
     let test = "publishers::a_job_of_github_publishes";
     let Some((server, issuer, scratch)) = start(test).await else { return };
-    let home = scratch.path().join("job");
-    std::fs::create_dir_all(&home).unwrap();
-    let job = server
-        .lode()
-        .env("HOME", home.to_str().unwrap())
-        .env("XDG_CONFIG_HOME", home.join(".config").to_str().unwrap());
+    let job = server.lode_of("job");
     // 1. Outside of a job there is nothing to exchange.
     job.run(&["token", "exchange"]).await.expect_failure(&["no token of its CI service", "LODE_ID_TOKEN"]);
     let in_job = job

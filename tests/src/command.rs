@@ -42,6 +42,12 @@ impl CommandOutput {
         }
     }
 
+    /// Fails the test unless the command failed with exit code 1 and exactly this error.
+    #[track_caller]
+    pub fn expect_error(&self, text: &str) {
+        assert_eq!((self.code, self.stderr.as_str()), (1, format!("error: {text}\n").as_str()));
+    }
+
     /// Standard output as JSON.
     ///
     /// # Panics
@@ -67,6 +73,14 @@ impl Server {
     pub fn lode(&self) -> Lode {
         Lode { host: self.url(), home: self.folder().path().to_owned(), env: Vec::new() }
     }
+
+    /// The program as a client of this server, with a home of its own and so with other credentials.
+    #[must_use]
+    pub fn lode_of(&self, person: &str) -> Lode {
+        let home = self.folder().path().join(person);
+        std::fs::create_dir_all(&home).expect("a folder");
+        Lode { home, ..self.lode() }
+    }
 }
 
 impl Lode {
@@ -75,6 +89,12 @@ impl Lode {
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
         self
+    }
+
+    /// The file in which commands save credentials.
+    #[must_use]
+    pub fn credentials_file(&self) -> PathBuf {
+        self.home.join(".config/lode/credentials.json")
     }
 
     /// The command with these arguments, not yet started.
