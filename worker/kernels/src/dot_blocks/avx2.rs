@@ -14,7 +14,7 @@ use super::super::dtype::Float;
 use super::super::formats::integer_formats;
 use super::super::rows::Rows;
 use super::super::window::Window;
-use super::avx2_block::{Factors, Unpacked, multiply_pairs, unpack_part, widen};
+use super::avx2_block::{Factors, Unpacked, multiply_pairs, prefetch, unpack_part, widen};
 use super::avx2_panel as panel;
 use super::columns::{Block, Columns, QK, TILE};
 
@@ -138,13 +138,13 @@ fn products<C: Codes>(format: C, rows: &Rows<'_>, x: &Columns, out: &mut Window<
     if in_panels > 0 {
         panel::products(format, &rows.range(0, in_panels), x, out, scratch);
     }
-    let depth = x.depth();
+    let (depth, block_bytes) = (x.depth(), rows.dtype().row_bytes(QK));
     for (j, tile) in x.tiles() {
         let t = tile.len() / depth;
         for i in in_panels..rows.len() {
             let sums = match t {
-                1 => multiply_row::<C, true>(format, rows, i, tile, t),
-                _ => multiply_row::<C, false>(format, rows, i, tile, t),
+                1 => multiply_row::<C, true>(format, rows, i, block_bytes, tile, t),
+                _ => multiply_row::<C, false>(format, rows, i, block_bytes, tile, t),
             };
             for (c, [a, b]) in sums.iter().take(t).enumerate() {
                 out.row(j + c)[i] = total(if C::ONE_SCALE { *a } else { _mm256_add_ps(*a, *b) });
@@ -153,13 +153,14 @@ fn products<C: Codes>(format: C, rows: &Rows<'_>, x: &Columns, out: &mut Window<
     }
 }
 
-/// The products of a row with a tile of `t` columns.
+/// The products of a row with a tile of `t` columns. 256 of its codes have `block_bytes` bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn multiply_row<C: Codes, const ONE_COLUMN: bool>(
     format: C,
     rows: &Rows<'_>,
     i: usize,
+    block_bytes: usize,
     tile: &[Block],
     t: usize,
 ) -> [[__m256; 2]; TILE] {
@@ -167,6 +168,7 @@ fn multiply_row<C: Codes, const ONE_COLUMN: bool>(
     let t = if ONE_COLUMN { 1 } else { t };
     let mut sums = [[_mm256_setzero_ps(); 2]; TILE];
     for (b, columns) in tile.chunks_exact(t).enumerate() {
+        prefetch(at.codes.wrapping_add(b * block_bytes), block_bytes);
         // SAFETY: the row is of this format and as long as the columns.
         let block = unsafe { unpack_part(format, at, b * QK, (rows.cols() - b * QK) / 32) };
         for (x, sums) in columns.iter().zip(&mut sums) {

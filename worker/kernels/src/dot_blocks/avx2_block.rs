@@ -55,6 +55,20 @@ impl Factors {
     }
 }
 
+/// How far ahead of the codes memory is read (measured; 1 and 4 KiB are slower). The processor's own prefetching ends
+/// with each page.
+const PREFETCH_BYTES: usize = 2048;
+
+/// Prefetches as many bytes as 256 codes have, further on in this row and those after it.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn prefetch(codes: *const u8, bytes: usize) {
+    for line in 0..bytes.div_ceil(64) {
+        // Prefetching invalid addresses is harmless.
+        _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(PREFETCH_BYTES + 64 * line).cast());
+    }
+}
+
 /// 256 unpacked values of a row: factors in groups of 32, with scales and offsets in lane order. A scale per
 /// group is in the first of two vectors; scales per sixteen are in both.
 pub(super) struct Unpacked {

@@ -8,7 +8,7 @@ use super::super::decode::blocks::Codes;
 use super::super::decode::load::RowAt;
 use super::super::rows::Rows;
 use super::super::window::Window;
-use super::avx2_block::{Factors, Unpacked, multiply_pairs, unpack_part, widen};
+use super::avx2_block::{Factors, Unpacked, multiply_pairs, prefetch, unpack_part, widen};
 use super::columns::{Block, Columns, LaneOrder, QK};
 
 /// Rows per panel: the lanes of a vector.
@@ -78,9 +78,11 @@ fn vectors(scratch: &mut Vec<f32>, n: usize) -> &mut [__m256i] {
 /// Unpacks eight rows from row `first`.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn fill_panel<C: Codes>(format: C, rows: &Rows<'_>, first: usize, panel: &mut [__m256i]) {
+    let block_bytes = rows.dtype().row_bytes(QK);
     for row in 0..R {
         let at = RowAt::new(rows, first + row);
         for (b, panel) in panel.chunks_exact_mut(block_len::<C>()).enumerate() {
+            prefetch(at.codes.wrapping_add(b * block_bytes), block_bytes);
             // SAFETY: the row is of this format and has these values.
             let block = unsafe { unpack_part(format, at, b * QK, (rows.cols() - b * QK) / 32) };
             let Unpacked { factors, scales, offsets } = block;

@@ -5,6 +5,9 @@
 
 use std::arch::x86_64::*;
 
+use lode_model::quant::ggml::Type;
+
+use super::super::dtype::Dtype;
 use super::super::formats::integer_formats;
 use super::super::rows::Rows;
 use super::super::window::Window;
@@ -20,8 +23,17 @@ const PANELS: usize = 9;
 /// Columns that share the codes of unpacked rows.
 const FEW_COLUMNS: usize = 4;
 
+/// Whether one column is multiplied with AVX2, one row after the other. Memory is then read in order, which is faster
+/// for these formats, and the results have the same bits.
+fn is_read_in_order(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::Ggml(Type::Q4_K | Type::Q5_K | Type::Q6_K | Type::Q8_0))
+}
+
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
+    if x.len() == 1 && is_read_in_order(rows.dtype()) {
+        return super::avx2::dot_blocks(rows, x, out, scratch);
+    }
     assert!(x.cols() == rows.cols() && out.rows() >= x.len() && out.cols() >= rows.len());
     integer_formats!(choose[rows.dtype(), format => products(format, rows, x, out, scratch), else {
         super::scalar(rows, x, out, scratch)
