@@ -1,11 +1,13 @@
-//! A thread pool that runs one job at a time. A counter distributes the chunks, so that a delayed thread
-//! costs one chunk. Waiting threads spin for a short time, then sleep. The CPU kernels own one pool.
+//! A thread pool that runs one job at a time. Each thread has a range of the chunks and works on them in order, so
+//! that it reads memory in order. One that is done takes chunks from the ends of the others' ranges, so that a delayed
+//! thread costs one chunk. Waiting threads spin for a short time, then sleep. The CPU kernels own one pool.
 #![allow(unsafe_code)] // Lends a borrowed closure to threads that outlive the call.
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{JoinHandle, Thread};
 
 use super::error::DeviceError;
@@ -32,13 +34,40 @@ const JOINED: u64 = OPEN - 1;
 
 struct Job {
     work: *const Work<'static>,
-    chunks: usize,
     caller: Thread,
+}
+
+/// A range of chunks: the first in the low half, the end in the high half. It has a cache line of its own, and of the
+/// pair that the processor may read together.
+#[derive(Default)]
+#[repr(align(128))]
+struct Remaining(AtomicU64);
+
+impl Remaining {
+    fn set(&self, chunks: Range<usize>) {
+        let bound = |chunk: usize| u64::from(u32::try_from(chunk).expect("fewer than 2^32 chunks"));
+        self.0.store(bound(chunks.end) << 32 | bound(chunks.start), Ordering::Relaxed);
+    }
+
+    fn take_first(&self) -> Option<usize> {
+        self.take(|range| range + 1).map(|range| range as u32 as usize)
+    }
+
+    fn take_last(&self) -> Option<usize> {
+        self.take(|range| range - (1 << 32)).map(|range| (range >> 32) as usize - 1)
+    }
+
+    /// Changes the range unless it is empty; returns the range before.
+    fn take(&self, change: impl Fn(u64) -> u64) -> Option<u64> {
+        let change = |range: u64| ((range as u32) < (range >> 32) as u32).then(|| change(range));
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).ok()
+    }
 }
 
 struct State {
     state: AtomicU64,
-    next: AtomicUsize,
+    /// The chunks of each thread that have not begun.
+    remaining: Vec<Remaining>,
     /// Written only while the job is closed and no thread has joined.
     job: UnsafeCell<Option<Job>>,
     panicked: AtomicBool,
@@ -64,7 +93,7 @@ impl Pool {
         let others = threads.saturating_sub(1);
         let state = Arc::new(State {
             state: AtomicU64::new(0),
-            next: AtomicUsize::new(0),
+            remaining: (0..threads.max(1)).map(|_| Remaining::default()).collect(),
             job: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -100,8 +129,11 @@ impl Pool {
         let work: &Work<'static> = unsafe { std::mem::transmute::<&Work<'_>, &Work<'static>>(work) };
         let state = &*self.state;
         // SAFETY: the previous job is closed and no thread is in it, so no thread reads this.
-        unsafe { *state.job.get() = Some(Job { work, chunks, caller: std::thread::current() }) };
-        state.next.store(0, Ordering::Relaxed);
+        unsafe { *state.job.get() = Some(Job { work, caller: std::thread::current() }) };
+        let threads = state.remaining.len();
+        for (thread, remaining) in state.remaining.iter().enumerate() {
+            remaining.set(chunks * thread / threads..chunks * (thread + 1) / threads);
+        }
         let number = (state.state.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32;
         state.state.store(number | OPEN, Ordering::SeqCst);
         let closing = CloseOnDrop(state);
@@ -110,7 +142,7 @@ impl Pool {
                 thread.thread().unpark();
             }
         }
-        state.run_chunks(work, chunks, &mut self.scratch);
+        state.run_chunks(work, 0, &mut self.scratch);
         drop(closing);
         if state.panicked.swap(false, Ordering::Relaxed) {
             resume_unwind(Box::new("a compute thread panicked"));
@@ -150,13 +182,15 @@ impl Drop for CloseOnDrop<'_> {
 }
 
 impl State {
-    fn run_chunks(&self, work: &Work<'_>, chunks: usize, scratch: &mut Scratch) {
-        loop {
-            let chunk = self.next.fetch_add(1, Ordering::Relaxed);
-            if chunk >= chunks {
-                return;
-            }
+    /// Calls `work` for the chunks of a thread in order, and then for the last chunks of the others.
+    fn run_chunks(&self, work: &Work<'_>, thread: usize, scratch: &mut Scratch) {
+        while let Some(chunk) = self.remaining[thread].take_first() {
             work(chunk, scratch);
+        }
+        for other in (1..self.remaining.len()).map(|n| (thread + n) % self.remaining.len()) {
+            while let Some(chunk) = self.remaining[other].take_last() {
+                work(chunk, scratch);
+            }
         }
     }
 
@@ -171,7 +205,7 @@ impl State {
                 if self.state.compare_exchange(now, now + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     last = now >> 32;
                     spins = 0;
-                    self.work_on_job(&mut scratch);
+                    self.work_on_job(index + 1, &mut scratch);
                 }
             } else if spins < SPINS {
                 spins += 1;
@@ -184,14 +218,14 @@ impl State {
     }
 
     /// Works on the job that this thread has just joined.
-    fn work_on_job(&self, scratch: &mut Scratch) {
+    fn work_on_job(&self, thread: usize, scratch: &mut Scratch) {
         // SAFETY: this thread joined while the job was open, so the caller stays in `run`: the job is set and
         // its borrows are alive.
-        let (work, chunks, caller) = unsafe {
+        let (work, caller) = unsafe {
             let job = (*self.job.get()).as_ref().expect("the job is set before it is opened");
-            (&*job.work, job.chunks, job.caller.clone())
+            (&*job.work, job.caller.clone())
         };
-        if catch_unwind(AssertUnwindSafe(|| self.run_chunks(work, chunks, scratch))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| self.run_chunks(work, thread, scratch))).is_err() {
             self.panicked.store(true, Ordering::Relaxed);
         }
         let before = self.state.fetch_sub(1, Ordering::AcqRel);
@@ -214,6 +248,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     #[test]
