@@ -10,6 +10,7 @@ use super::super::dtype::Dtype;
 use super::super::formats::formats_in_place;
 use super::super::rows::Rows;
 use super::super::window::Window;
+use super::ahead::Ahead;
 
 /// Rows that share the loads of x.
 const R: usize = 4;
@@ -86,8 +87,10 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     let mut sums = [[_mm256_setzero_ps(); RN]; CN];
     let group = loader.group_len();
     let whole = cols / group * group;
+    let ahead = Ahead::new(rows, RN);
     for first in (0..whole).step_by(group) {
         for r in 0..RN {
+            ahead.prefetch(at[r], first, group);
             // SAFETY: `RowAt` points at a row of `cols` values, a group of which begins at `first`.
             let parts = unsafe { loader.group(at[r], first) };
             for k in (first..first + group).step_by(32) {

@@ -12,6 +12,7 @@ use super::super::dtype::Dtype;
 use super::super::formats::formats_in_place;
 use super::super::rows::Rows;
 use super::super::window::Window;
+use super::ahead::Ahead;
 use super::avx2::store;
 
 /// Packed rows that share the loads of x.
@@ -90,8 +91,10 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     let mut sums = [[_mm512_setzero_ps(); RN]; CN];
     let group = loader.group_len();
     let whole = cols / group * group;
+    let ahead = Ahead::new(rows, RN);
     for first in (0..whole).step_by(group) {
         for r in 0..RN {
+            ahead.prefetch(at[r], first, group);
             // SAFETY: `RowAt` points at a row of `cols` values, a group of which begins at `first`.
             let parts = unsafe { Load::group(loader, at[r], first) };
             for k in (first..first + group).step_by(32) {
