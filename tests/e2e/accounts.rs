@@ -98,7 +98,8 @@ async fn a_team_works_with_the_command_line() {
     let output = server.lode_of("nobody").run(&["list"]).await.expect_success();
     assert!(output.stderr.contains("no public models; `lode login"), "{}", output.stderr);
     // 2. A robot with a token for one repository.
-    alice.run(&["robot", "add", "alice+ci"]).await.expect_success();
+    let robot = alice.run(&["robot", "add", "alice+ci", "--json"]).await.expect_success().json();
+    assert_eq!((&robot["name"], &robot["kind"]), (&json!("alice+ci"), &json!("robot")), "{robot}");
     alice.run(&["grant", "add", "alice+ci", "write", "alice/data"]).await.expect_success();
     let secret = create_token(&alice, &["ci", "--account", "alice+ci", "--expires", "1d"]).await;
     let ci = server.lode_of("ci");

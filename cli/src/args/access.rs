@@ -37,6 +37,9 @@ pub(crate) struct UserAdd {
     /// A role on the whole server
     #[arg(long, value_name = "ROLE")]
     pub(crate) server_role: Option<NewServerRole>,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -89,6 +92,9 @@ pub(crate) enum Robot {
     Add {
         /// The robot's name: NAMESPACE+NAME
         name: String,
+        /// Print the result as a JSON object
+        #[arg(long)]
+        json: bool,
     },
     /// List the robots of a namespace
     List {
@@ -285,6 +291,9 @@ pub(crate) struct KeyAdd {
     /// Account of the key [default: your own]
     #[arg(long, value_name = "NAME")]
     pub(crate) account: Option<String>,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Manage roles on repositories and namespaces

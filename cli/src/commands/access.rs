@@ -28,7 +28,7 @@ const MAX_PASSWORD_BYTES: u64 = 64 << 10;
 pub(crate) async fn user(connection: &Connection, command: User) -> Outcome {
     let registry = connection.default_registry()?;
     match command {
-        User::Add(UserAdd { name, password_stdin, server_role }) => {
+        User::Add(UserAdd { name, password_stdin, server_role, json }) => {
             let mut body = json!({ "name": name });
             if password_stdin || ui::stdin_is_terminal() {
                 body["password"] = read_password()?.into();
@@ -36,7 +36,10 @@ pub(crate) async fn user(connection: &Connection, command: User) -> Outcome {
             if let Some(role) = server_role {
                 body["server_role"] = value_name(role).into();
             }
-            let _created: Value = registry.json_post("lode/v1/accounts", &body).await?;
+            let created: Value = registry.json_post("lode/v1/accounts", &body).await?;
+            if json {
+                return ui::json(&created);
+            }
             ui::print_message(format!("created user {name}"));
             Ok(())
         }
@@ -101,9 +104,12 @@ async fn change_own_password(registry: &Registry) -> Outcome {
 pub(crate) async fn robot(connection: &Connection, command: Robot) -> Outcome {
     let registry = connection.default_registry()?;
     match command {
-        Robot::Add { name } => {
+        Robot::Add { name, json } => {
             let body = json!({ "name": name, "kind": "robot" });
-            let _created: Value = registry.json_post("lode/v1/accounts", &body).await?;
+            let created: Value = registry.json_post("lode/v1/accounts", &body).await?;
+            if json {
+                return ui::json(&created);
+            }
             ui::print_message(format!(
                 "created robot {name}; grant it a role with `lode grant add`, and create its token with `lode token create NAME --account {name}`"
             ));
@@ -311,7 +317,7 @@ pub(crate) async fn visibility(connection: &Connection, args: SetVisibility) -> 
 pub(crate) async fn key(connection: &Connection, command: Key) -> Outcome {
     let registry = connection.default_registry()?;
     match command {
-        Key::Add(KeyAdd { file, name, account }) => {
+        Key::Add(KeyAdd { file, name, account, json }) => {
             let line = read_key(&file)?;
             let mut body = json!({ "key": line.trim() });
             if let Some(name) = name {
@@ -321,6 +327,9 @@ pub(crate) async fn key(connection: &Connection, command: Key) -> Outcome {
                 body["account"] = account.into();
             }
             let added: Value = registry.json_post("lode/v1/keys", &body).await?;
+            if json {
+                return ui::json(&added);
+            }
             ui::print_message(format!(
                 "added key {} as {}",
                 text(&added, "fingerprint"),
