@@ -18,7 +18,7 @@ use tower::{Service, ServiceExt};
 use tracing::Instrument;
 
 use crate::api::ollama;
-use crate::auth::Caller;
+use crate::auth::{Caller, Identity};
 use crate::http::authenticate::authenticate;
 use crate::http::challenge::Challenge;
 use crate::http::compress::AcceptEncoding;
@@ -94,10 +94,13 @@ impl Layers {
             return Failure::from(error).into_response();
         }
         match self.registry.is_in_setup().await {
-            Ok(true) if !is_open_in_setup(&self.registry, &parts) => {
-                return Failure::from(Error::SetupPending).into_response();
-            }
-            Ok(_) => {}
+            Ok(false) => {}
+            // Boxed: otherwise each request's future would have room for it.
+            Ok(true) => match Box::pin(is_open_in_setup(&self.registry, &parts)).await {
+                Ok(true) => {}
+                Ok(false) => return Failure::from(Error::SetupPending).into_response(),
+                Err(error) => return Failure::from(error).into_response(),
+            },
             Err(error) => return Failure::from(error).into_response(),
         }
         let request = fold_name(Request::from_parts(parts, body));
@@ -129,14 +132,20 @@ fn check_rate(registry: &Registry, parts: &Parts) -> Result<(), Error> {
     }
 }
 
-/// Whether a server that is not set up yet serves this: its probes, its setup page, and its own worker.
-fn is_open_in_setup(registry: &Registry, parts: &Parts) -> bool {
-    let own = |value: &HeaderValue| {
-        let token = value.to_str().ok().and_then(|text| text.strip_prefix("Bearer "));
-        token.is_some_and(|token| registry.internal_token().matches(token))
-    };
-    ["/healthz", "/readyz", "/setup", "/static/lode.css"].contains(&parts.uri.path())
-        || parts.headers.get(header::AUTHORIZATION).is_some_and(own)
+/// Whether a server that is not set up yet serves this: its probes, its setup page, its own worker, and reports of
+/// registered workers.
+async fn is_open_in_setup(registry: &Registry, parts: &Parts) -> Result<bool, Error> {
+    let path = parts.uri.path();
+    if ["/healthz", "/readyz", "/setup", "/static/lode.css"].contains(&path) {
+        return Ok(true);
+    }
+    let token = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let Some(token) = token.and_then(|text| text.strip_prefix("Bearer ")) else { return Ok(false) };
+    Ok(match registry.sign_in_token(token, None).await? {
+        Some(Identity::Internal) => true,
+        Some(Identity::Worker { .. }) => path.starts_with("/lode/v1/workers/"),
+        _ => false,
+    })
 }
 
 /// Adds to a 401 how the client gets credentials.

@@ -1,6 +1,8 @@
 //! Signing in without an `Authorization` header of one's own: sessions of browsers, keys of ollama, programs on
 //! other devices, and the setup of a new server.
 
+use std::net::SocketAddr;
+
 use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -511,6 +513,7 @@ async fn a_program_signs_in_through_a_browser() {
 async fn a_new_server_waits_for_its_administrator() {
     let app = App::new().await;
     app.push_image("team/app", "latest", "x").await;
+    let joined = super::gateway::join(&app, SocketAddr::from(([127, 0, 0, 1], 9))).await;
     let path = app.registry.setup_begin().unwrap();
     for closed in ["/", "/v2/", "/api/tags", "/v1/models", "/lode/v1/models", "/login", "/metrics"] {
         let response = app.get_as("", closed).await;
@@ -524,6 +527,17 @@ async fn a_new_server_waits_for_its_administrator() {
     }
     let worker = format!("Bearer {}", app.registry.internal_token().expose());
     assert_eq!(app.get_as(&worker, "/lode/v1/models").await.status, 200, "the server's own worker works");
+    // A registered worker reports, and its credential opens nothing else.
+    let beat = async |credentials: &str| {
+        let request = Request::put(joined.path()).header("content-type", "application/json");
+        app.send_as(credentials, request, r#"{"devices": [], "loaded": [], "cached": []}"#)
+            .await
+            .status
+            .as_u16()
+    };
+    let credential = format!("Bearer {}", joined.credential);
+    assert_eq!((beat(&credential).await, beat("").await, beat("Bearer wrong").await), (204, 503, 503));
+    assert_eq!(app.get_as(&credential, "/lode/v1/models").await.status, 503);
     assert!(app.get_as("", &path).await.text().contains("become internal"));
     let token = path.split_once('=').unwrap().1;
     let post = async |token: &str, rest: &str| {
