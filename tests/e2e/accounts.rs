@@ -73,11 +73,11 @@ async fn a_team_works_with_the_command_line() {
     let file = file.to_str().unwrap();
     let (url, host) = (server.url(), server.registry().host().to_owned());
     let login = ["login", "--username", "alice", "--password-stdin"];
-    let output = server.lode_of("nobody").run_with_input(&login, b"wrong").await;
+    let output = server.lode_of("guest").run_with_input(&login, b"wrong").await;
     output.expect_error(&format!("{host} rejected this user name and password"));
     alice.run(&["push", file, "alice/data:v1"]).await.expect_success();
     let pull = ["pull", "alice/data:v1", "--to", "pulled"];
-    server.lode_of("nobody").run(&pull).await.expect_error(&format!(
+    server.lode_of("guest").run(&pull).await.expect_error(&format!(
         "{url} requires a login: authentication is required\n\nhint: `lode login {url}` saves credentials for it"
     ));
     bob.run(&pull).await.expect_error(&format!(
@@ -95,7 +95,7 @@ async fn a_team_works_with_the_command_line() {
     server.registry().manifest_get("alice/data", "v1").await.expect(200);
     alice.run(&["grant", "rm", "anyone", "alice/data"]).await.expect_success();
     server.registry().manifest_get("alice/data", "v1").await.expect(401);
-    let output = server.lode_of("nobody").run(&["list"]).await.expect_success();
+    let output = server.lode_of("guest").run(&["list"]).await.expect_success();
     assert!(output.stderr.contains("no public models; `lode login"), "{}", output.stderr);
     // 2. A robot with a token for one repository.
     let robot = alice.run(&["robot", "add", "alice+ci", "--json"]).await.expect_success().json();
@@ -217,7 +217,7 @@ async fn models_run_at_an_attached_worker_for_those_who_may_run_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_demo_model_belongs_to_nobody_else() {
+async fn the_demo_model_needs_credentials() {
     let server = start_closed(Options::new().worker().arg("--demo")).await;
     server.wait_output("lode push").await;
     let admin = server.lode();
