@@ -23,9 +23,8 @@ use crate::{
     retry::failures_after,
 };
 
-/// Buffered bytes before a write to the file. Writes end at multiples of this size, so that the page cache holds the
-/// file in large pages: a worker that maps the file reads it faster.
-const WRITE_BYTES: usize = 2 << 20;
+/// Buffered bytes before a write to the file.
+const WRITE_BYTES: usize = 1 << 20;
 const HASH_BYTES: usize = 1 << 20;
 
 impl Registry {
@@ -207,13 +206,11 @@ impl Pull<'_> {
         let mut buffer = Vec::with_capacity(WRITE_BYTES);
         loop {
             let next = stream.bytes.next().await;
-            // Keep the bytes before an interruption.
-            let ended = !matches!(next, Some(Ok(_)));
-            while buffer.len() >= room_at(*at) || (ended && !buffer.is_empty()) {
-                let rest = buffer.split_off(buffer.len().min(room_at(*at)));
+            let full = buffer.len() >= WRITE_BYTES;
+            if full || !matches!(next, Some(Ok(_))) {
+                // Keep the bytes before the interruption.
                 let length = buffer.len() as u64;
                 buffer = part.write_at(buffer, *at).await?;
-                buffer.extend_from_slice(&rest);
                 *at += length;
                 self.progress.transferred(length);
             }
@@ -278,9 +275,7 @@ impl Pull<'_> {
         let mut buffer = Vec::with_capacity(WRITE_BYTES.min(self.size as usize));
         loop {
             let next = stream.bytes.next().await;
-            let ended = !matches!(next, Some(Ok(_)));
-            while buffer.len() >= room_at(*at) || (ended && !buffer.is_empty()) {
-                let rest = buffer.split_off(buffer.len().min(room_at(*at)));
+            if buffer.len() >= WRITE_BYTES || !matches!(next, Some(Ok(_))) {
                 let length = buffer.len() as u64;
                 if *at + length > self.size {
                     return Err(Error::SizeMismatch {
@@ -291,7 +286,6 @@ impl Pull<'_> {
                 }
                 hasher.update(&buffer);
                 buffer = part.write_at(buffer, *at).await?;
-                buffer.extend_from_slice(&rest);
                 *at += length;
                 self.progress.transferred(length);
             }
@@ -310,11 +304,6 @@ impl Pull<'_> {
             _ => Ok(()),
         }
     }
-}
-
-/// How much the next write at this offset has.
-fn room_at(offset: u64) -> usize {
-    WRITE_BYTES - (offset % WRITE_BYTES as u64) as usize
 }
 
 /// Hashes the first `size` bytes of `file`, up to the prefix lengths that `prefix` receives.

@@ -16,9 +16,8 @@ use crate::blobs::{Checkpoint, KeyLock, UploadWriter};
 use crate::store::{UploadCheckpoint, UploadRow};
 use crate::{BodyError, Error};
 
-/// How much is hashed and written at once; two of these are in memory for each upload. Batches end at multiples
-/// of this size, so that the page cache holds a file in large pages: a worker that maps the file reads it faster.
-const BATCH_BYTES: u64 = 2 * 1024 * 1024;
+/// How much is hashed and written at once; two of these are in memory for each upload.
+const BATCH_BYTES: usize = 1024 * 1024;
 /// The most pieces in a batch, for bodies of tiny pieces.
 const BATCH_PIECES: usize = 512;
 /// How much may be written before the next checkpoint.
@@ -59,9 +58,8 @@ impl Registry {
     ) -> Result<(), Error> {
         let (id, start) = (writing.id(), writing.offset);
         let mut rest = None;
-        let room = |offset: u64, writable: u64| writable.min(BATCH_BYTES - offset % BATCH_BYTES);
-        let first = room(start, writing.file.writable_after(0));
-        let mut next = next_batch(&mut body, &mut rest, first, &mut writing.turn).await;
+        let mut next =
+            next_batch(&mut body, &mut rest, writing.file.writable_after(0), &mut writing.turn).await;
         loop {
             let Batch { pieces, len, end } = next;
             let got = writing.offset - start + len;
@@ -83,7 +81,7 @@ impl Registry {
             }
             // 2. Write the whole batch in any case, so that no write is in progress when the next writer
             //    starts.
-            let room = room(writing.offset + len, writing.file.writable_after(len));
+            let room = writing.file.writable_after(len);
             let written = write(&mut writing.file, &mut writing.hasher, writing.offset, pieces);
             let ahead = async {
                 match end {
@@ -325,8 +323,9 @@ enum BodyEnd {
 /// The next batch of at most `room` bytes. Excess bytes of the last piece are kept in `rest` for the
 /// following batch.
 async fn next_batch(body: &mut Body, rest: &mut Option<Bytes>, room: u64, turn: &mut KeyLock<Uuid>) -> Batch {
+    let most = room.min(BATCH_BYTES as u64);
     let mut batch = Batch::default();
-    while batch.len < room && batch.pieces.len() < BATCH_PIECES {
+    while batch.len < most && batch.pieces.len() < BATCH_PIECES {
         let piece = match rest.take() {
             Some(piece) => Some(Ok(piece)),
             None => tokio::select! {
@@ -339,6 +338,7 @@ async fn next_batch(body: &mut Body, rest: &mut Option<Bytes>, room: u64, turn: 
         };
         match piece {
             Some(Ok(mut piece)) => {
+                // A file has unlimited room, so its pieces are never split.
                 let fits = usize::try_from(room - batch.len).unwrap_or(usize::MAX);
                 if piece.len() > fits {
                     *rest = Some(piece.split_off(fits));

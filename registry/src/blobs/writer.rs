@@ -2,21 +2,18 @@
 //! File work blocks, so it runs on blocking threads.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, IoSlice, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use lode_model::digest::{Algorithm, Digest, Hasher};
-use rustix::io::{Errno, pwritev};
 
 use super::files::{blocking, sync_folder};
 use crate::Error;
 
 const READ_BYTES: usize = 1024 * 1024;
-/// The most pieces that one system call writes.
-const MAX_SLICES: usize = 1024;
 
 /// An upload's file. Cheap to clone; all clones share it.
 #[derive(Clone, Debug)]
@@ -96,25 +93,13 @@ impl AppendFile {
 }
 
 impl Inner {
-    /// Writes the pieces with as few system calls as possible: the size of a write limits the size of the pages in
-    /// the page cache.
     fn write(&self, mut offset: u64, pieces: &[Bytes]) -> io::Result<()> {
-        let len: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
-        if self.limit.0.is_some_and(|limit| offset + len > limit) {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        let filled = pieces.iter().filter(|piece| !piece.is_empty());
-        let mut slices: Vec<IoSlice<'_>> = filled.map(|piece| IoSlice::new(piece)).collect();
-        let mut left = slices.as_mut_slice();
-        while !left.is_empty() {
-            let written = match pwritev(&self.file, &left[..left.len().min(MAX_SLICES)], offset) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => written,
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            offset += written as u64;
-            IoSlice::advance_slices(&mut left, written);
+        for piece in pieces {
+            if self.limit.0.is_some_and(|limit| offset + piece.len() as u64 > limit) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.file.write_all_at(piece, offset)?;
+            offset += piece.len() as u64;
         }
         Ok(())
     }
@@ -220,19 +205,6 @@ mod tests {
             .expect_err("the file is shorter than the saved offset");
         assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
         AppendFile::open(&folder.path().join("gone"), 1, WriteLimit::default()).expect_err("gone");
-    }
-
-    #[tokio::test]
-    async fn any_number_of_pieces_is_written() {
-        let folder = tempfile::tempdir().expect("folder");
-        let path = folder.path().join("upload");
-        let file = AppendFile::open(&path, 0, WriteLimit(Some(8999))).expect("open");
-        let pieces = |n: usize| Arc::new((0..n).map(|i| Bytes::from(vec![i as u8; i % 4])).collect());
-        let expected: Vec<u8> = (0..3000).flat_map(|i: usize| vec![i as u8; i % 4]).collect();
-        file.write(0, pieces(3000)).await.expect("write");
-        assert_eq!(std::fs::read(&path).expect("read"), expected);
-        file.write(0, Arc::new(vec![Bytes::new()])).await.expect("write nothing");
-        file.write(expected.len() as u64, pieces(3000)).await.expect_err("more than the limit");
     }
 
     #[tokio::test]

@@ -53,12 +53,7 @@ pub(super) fn map(path: &Path, extent: Option<Extent>) -> io::Result<(Bytes, Par
             })?
         }
     };
-    // Read a file that is not cached yet in large pages: processors read them faster. Ignore errors, because
-    // without the advice reading is only slower.
-    #[cfg(target_os = "linux")]
-    let _ = map.advise_range(Advice::HugePage, offset, len);
-    // Elsewhere, `prefault` does not read the file.
-    #[cfg(not(target_os = "linux"))]
+    // Ignore errors: without the advice, only the first pass is slower.
     let _ = map.advise_range(Advice::WillNeed, offset, len);
     let map = Shared(Arc::new(map));
     Ok((Bytes::from_owner(map.clone()).slice(offset..offset + len), Part { map, offset, len }))
