@@ -30,6 +30,29 @@ macro_rules! integer_formats {
 }
 pub(crate) use integer_formats;
 
+/// ggml's types with one to three bits, which only AVX2 multiplies as integers; the levels above it use its version.
+#[cfg(target_arch = "x86_64")]
+macro_rules! small_formats {
+    ($then:ident [$($args:tt)*]) => {
+        $crate::formats::$then! {
+            [$($args)*]
+            Dtype::Ggml(Type::IQ1_S) => Iq1S,
+            Dtype::Ggml(Type::IQ1_M) => Iq1M,
+            Dtype::Ggml(Type::IQ2_XXS) => Iq2Xxs,
+            Dtype::Ggml(Type::IQ2_XS) => Iq2Xs,
+            Dtype::Ggml(Type::IQ2_S) => Iq2S,
+            Dtype::Ggml(Type::IQ3_XXS) => Iq3Xxs,
+            Dtype::Ggml(Type::IQ3_S) => Iq3S,
+            Dtype::Ggml(Type::TQ1_0) => Tq1,
+            Dtype::Ggml(Type::TQ2_0) => Tq2,
+            Dtype::Ggml(Type::Q1_0) => Q1_0,
+            Dtype::Ggml(Type::Q2_0) => Q2_0,
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use small_formats;
+
 /// The formats that are multiplied with floats without decoding them to memory first, if there are few
 /// columns. The cache's formats are among them.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

@@ -38,7 +38,17 @@ pub(super) const EXAMPLES: &[Dtype] = &[
     Dtype::Ggml(Type::Q6_K),
     Dtype::Ggml(Type::IQ4_NL),
     Dtype::Ggml(Type::IQ4_XS),
+    Dtype::Ggml(Type::TQ1_0),
     Dtype::Ggml(Type::TQ2_0),
+    Dtype::Ggml(Type::Q1_0),
+    Dtype::Ggml(Type::Q2_0),
+    Dtype::Ggml(Type::IQ1_S),
+    Dtype::Ggml(Type::IQ1_M),
+    Dtype::Ggml(Type::IQ2_XXS),
+    Dtype::Ggml(Type::IQ2_XS),
+    Dtype::Ggml(Type::IQ2_S),
+    Dtype::Ggml(Type::IQ3_XXS),
+    Dtype::Ggml(Type::IQ3_S),
     Dtype::Ggml(Type::MXFP4),
     Dtype::Ggml(Type::NVFP4),
 ];
@@ -59,6 +69,20 @@ pub(super) fn random(n: usize, seed: u64) -> Vec<f32> {
 
 fn some_bytes(n: usize, seed: u64) -> Vec<u8> {
     random(n, seed).iter().map(|v| ((v + 2.0) * 64.0) as u8).collect()
+}
+
+/// Random blocks of a type without an encoder, after one more byte.
+fn some_blocks(ty: Type, len: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = some_bytes(len, seed);
+    let scales = random(len, seed + 1);
+    for (block, d) in bytes[1..].chunks_exact_mut(ty.block_bytes() as usize).zip(scales) {
+        match ty {
+            // The scale is in four parts; it is finite if its exponent is not the largest.
+            Type::IQ1_M => block[55] &= 0xbf,
+            _ => block[..2].copy_from_slice(&half::f16::from_f32(d).to_le_bytes()),
+        }
+    }
+    bytes
 }
 
 /// Drops the first byte, so that the rest is at an odd address.
@@ -121,7 +145,9 @@ impl Packed {
             }
             Dtype::Ggml(ty) => {
                 let mut bytes = vec![0; 1 + n * dtype.row_bytes(cols)];
-                ggml::encode(ty, &random(n * cols, seed), &mut bytes[1..]).unwrap();
+                if ggml::encode(ty, &random(n * cols, seed), &mut bytes[1..]).is_err() {
+                    bytes = some_blocks(ty, bytes.len(), seed);
+                }
                 let weight =
                     Weight::new(dtype, (n, cols), skip_first_byte(bytes), Bytes::new(), Bytes::new())
                         .unwrap();

@@ -1,12 +1,12 @@
-//! The code tables of the IQ types: lattice points with one signed byte per element. They are data of the
-//! formats, taken from ggml; see codebooks/LICENSE for its notice.
+//! The code tables of the IQ types: lattice points with one signed byte per element, eight elements each (IQ1 and
+//! IQ2) or four (IQ3). They are data of the formats, taken from ggml; see codebooks/LICENSE for its notice.
 
-pub(super) static IQ1_S: &[u8; 2048 * 8] = include_bytes!("codebooks/iq1_s.bin");
-pub(super) static IQ2_XXS: &[u8; 256 * 8] = include_bytes!("codebooks/iq2_xxs.bin");
-pub(super) static IQ2_XS: &[u8; 512 * 8] = include_bytes!("codebooks/iq2_xs.bin");
-pub(super) static IQ2_S: &[u8; 1024 * 8] = include_bytes!("codebooks/iq2_s.bin");
-pub(super) static IQ3_XXS: &[u8; 256 * 4] = include_bytes!("codebooks/iq3_xxs.bin");
-pub(super) static IQ3_S: &[u8; 512 * 4] = include_bytes!("codebooks/iq3_s.bin");
+pub static IQ1_S: &[u8; 2048 * 8] = include_bytes!("codebooks/iq1_s.bin");
+pub static IQ2_XXS: &[u8; 256 * 8] = include_bytes!("codebooks/iq2_xxs.bin");
+pub static IQ2_XS: &[u8; 512 * 8] = include_bytes!("codebooks/iq2_xs.bin");
+pub static IQ2_S: &[u8; 1024 * 8] = include_bytes!("codebooks/iq2_s.bin");
+pub static IQ3_XXS: &[u8; 256 * 4] = include_bytes!("codebooks/iq3_xxs.bin");
+pub static IQ3_S: &[u8; 512 * 4] = include_bytes!("codebooks/iq3_s.bin");
 
 /// Returns a row of a table. The bits that a block has for it never exceed the table.
 #[inline(always)]

@@ -5,7 +5,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod block;
-mod codebooks;
+pub mod codebooks;
 mod codec;
 mod dispatch;
 mod fit;

@@ -4,11 +4,14 @@
 use std::arch::x86_64::*;
 
 use super::super::dtype::{Dtype, Float, Scaled};
-use super::super::formats::{formats_in_place, integer_formats};
+use super::super::formats::{formats_in_place, integer_formats, small_formats};
 use super::super::rows::Rows;
-use super::blocks::{Iq4Nl, Mxfp4, Mxfp4Block, Mxfp8, Nvfp4, Nvfp4Block, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use super::blocks::{
+    Iq4Nl, Mxfp4, Mxfp4Block, Mxfp8, Nvfp4, Nvfp4Block, Q1_0, Q2_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0,
+};
 use super::k_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::load::{Affine, BF16, F16, F32, Load, RowAt};
+use super::small_codes::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Tq1, Tq2};
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
@@ -17,7 +20,9 @@ pub(crate) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
     let to = &mut to[..rows.cols()];
     formats_in_place!(choose[rows.dtype(), format => decode(format, at, to), else {
         integer_formats!(choose[rows.dtype(), format => decode(format, at, to), else {
-            decode_other(rows, row, to)
+            small_formats!(choose[rows.dtype(), format => decode(format, at, to), else {
+                decode_other(rows, row, to)
+            }])
         }])
     }]);
 }

@@ -257,7 +257,7 @@ const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 pub(super) const NON_LINEAR: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// Expands 32 bits to bytes: byte n is all ones or zero.
+/// Expands the bits of four bytes: see [`expand_bits`].
 ///
 /// # Safety
 /// There are four bytes.
@@ -265,7 +265,14 @@ pub(super) const NON_LINEAR: [i8; 16] =
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn bits(at: *const u8) -> __m256i {
     // SAFETY: guaranteed by the caller.
-    let word = _mm256_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() });
+    expand_bits(unsafe { at.cast::<u32>().read_unaligned() })
+}
+
+/// Expands 32 bits to bytes: byte n is all ones or zero.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn expand_bits(word: u32) -> __m256i {
+    let word = _mm256_set1_epi32(word.cast_signed());
     let eighth = |n: i64| n * 0x0101_0101_0101_0101;
     let bytes = _mm256_shuffle_epi8(word, _mm256_setr_epi64x(eighth(0), eighth(1), eighth(2), eighth(3)));
     let masks = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
@@ -352,6 +359,36 @@ one_scale! {
     /// MXFP4 of tensor blobs.
     Mxfp4: 4, 0, Some(E2M1),
         |row, k| half_of_e8m0(*row.scales.add(k / 32)), interleave_nibbles(row.codes.add(k / 2));
+    /// Blocks of 128 values: the scale or its negative.
+    Q1_0: 2, 1, None, |row, k| half(row.codes.add(k / 128 * 18)), twos(row.codes.add(k / 128 * 18 + 2 + k % 128 / 8));
+    /// Blocks of 64 values from -1 to 2.
+    Q2_0: 2, 1, None, |row, k| half(row.codes.add(k / 64 * 18)), quarters(row.codes.add(k / 64 * 18 + 2 + k % 64 / 4));
+}
+
+/// A byte for each bit of four bytes: two if it is set, else zero.
+///
+/// # Safety
+/// There are four bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn twos(at: *const u8) -> __m256i {
+    // SAFETY: guaranteed by the caller.
+    _mm256_and_si256(unsafe { bits(at) }, _mm256_set1_epi8(2))
+}
+
+/// The codes of two bits in eight bytes.
+///
+/// # Safety
+/// There are eight bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn quarters(at: *const u8) -> __m256i {
+    // SAFETY: guaranteed by the caller.
+    let bytes = _mm256_cvtepu8_epi32(unsafe { _mm_loadl_epi64(at.cast()) });
+    // Shift each code to the start of a byte of its own.
+    let codes = _mm256_or_si256(bytes, _mm256_slli_epi32::<6>(bytes));
+    let codes = _mm256_or_si256(codes, _mm256_slli_epi32::<12>(codes));
+    _mm256_and_si256(codes, _mm256_set1_epi8(3))
 }
 
 /// Formats with an f16 scale and an f16 minimum per 32 codes, at the start of the block.

@@ -22,6 +22,8 @@ pub(super) mod k_blocks;
 pub(super) mod load;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod small_codes;
 
 /// Decodes row `row` to `to[0..cols]`.
 pub(super) fn scalar(rows: &Rows<'_>, row: usize, to: &mut [f32]) {

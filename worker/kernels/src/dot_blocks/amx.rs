@@ -71,7 +71,8 @@ fn request_permission() -> bool {
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
-    let in_panels = if x.len() < MIN_COLUMNS { 0 } else { rows.len() / R * R };
+    let has_tiles = x.len() >= MIN_COLUMNS && !super::has_small_codes(rows.dtype());
+    let in_panels = if has_tiles { rows.len() / R * R } else { 0 };
     if in_panels > 0 {
         assert!(x.cols() == rows.cols() && out.rows() >= x.len() && out.cols() >= rows.len());
         let rows = rows.range(0, in_panels);

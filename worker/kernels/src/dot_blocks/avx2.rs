@@ -5,13 +5,14 @@
 use std::arch::x86_64::*;
 
 use super::super::decode::blocks::{
-    Codes, Iq4Nl, Mxfp4, Mxfp4Block, Nvfp4, Nvfp4Block, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Scales, Terms,
-    interleave_nibbles,
+    Codes, Iq4Nl, Mxfp4, Mxfp4Block, Nvfp4, Nvfp4Block, Q1_0, Q2_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Scales,
+    Terms, interleave_nibbles,
 };
 use super::super::decode::k_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::super::decode::load::{RowAt, broadcast};
+use super::super::decode::small_codes::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Tq1, Tq2};
 use super::super::dtype::Float;
-use super::super::formats::integer_formats;
+use super::super::formats::{integer_formats, small_formats};
 use super::super::rows::Rows;
 use super::super::window::Window;
 use super::avx2_block::{Factors, Unpacked, multiply_pairs, prefetch, unpack_part, widen};
@@ -31,7 +32,9 @@ pub(crate) fn pack(x: &[f32], cols: usize, tile: &mut [Block]) {
 pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
     assert!(x.cols() == rows.cols() && out.rows() >= x.len() && out.cols() >= rows.len());
     integer_formats!(choose[rows.dtype(), format => products(format, rows, x, out, scratch), else {
-        super::scalar(rows, x, out, scratch)
+        small_formats!(choose[rows.dtype(), format => products(format, rows, x, out, scratch), else {
+            super::scalar(rows, x, out, scratch)
+        }])
     }]);
 }
 

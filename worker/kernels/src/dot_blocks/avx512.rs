@@ -31,7 +31,7 @@ fn is_read_in_order(dtype: Dtype) -> bool {
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(crate) fn dot_blocks(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
-    if x.len() == 1 && is_read_in_order(rows.dtype()) {
+    if super::has_small_codes(rows.dtype()) || (x.len() == 1 && is_read_in_order(rows.dtype())) {
         return super::avx2::dot_blocks(rows, x, out, scratch);
     }
     assert!(x.cols() == rows.cols() && out.rows() >= x.len() && out.cols() >= rows.len());

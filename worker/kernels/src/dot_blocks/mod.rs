@@ -6,6 +6,8 @@
 
 use super::dtype::Dtype;
 use super::formats::integer_formats;
+#[cfg(target_arch = "x86_64")]
+use super::formats::small_formats;
 use super::rows::Rows;
 use super::window::Window;
 
@@ -42,7 +44,18 @@ pub(super) use columns::{Block, Columns, TILE};
 /// Whether products with rows of this format use integers; `dot_rows` handles the other formats.
 #[allow(unused_variables, reason = "the patterns of the table bind what the formats need")]
 pub(super) fn uses_integers(dtype: Dtype) -> bool {
-    integer_formats!(contains[dtype])
+    integer_formats!(contains[dtype]) || has_small_codes(dtype)
+}
+
+/// Whether this is one of the formats that only AVX2 multiplies.
+#[cfg(target_arch = "x86_64")]
+fn has_small_codes(dtype: Dtype) -> bool {
+    small_formats!(contains[dtype])
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_small_codes(_: Dtype) -> bool {
+    false
 }
 
 /// Quantises the columns of a tile to eight bits: the largest of each 32 values becomes 127 or -127, the
