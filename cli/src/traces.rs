@@ -139,7 +139,7 @@ mod tests {
         let registry = lode_registry::open(config).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(lode_registry::serve(registry, listener, std::future::pending()));
+        tokio::spawn(lode_registry::serve(registry, listener, None, std::future::pending()));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let trace_id = "4bf92f3577b34da6a3ce929d0e0e4736";
         let request = || {

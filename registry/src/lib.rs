@@ -58,6 +58,6 @@ pub use config::{
 pub use error::{BodyError, Error, OpenError};
 pub use open::open;
 pub use router::router;
-pub use serve::{Listeners, serve};
+pub use serve::{Server, serve};
 pub use tls::{Tls, TlsError};
 pub use traces::enable_traces;

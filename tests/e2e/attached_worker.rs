@@ -25,11 +25,27 @@ impl Worker {
         cache: &Path,
         settings: &[(&str, &str)],
     ) -> Worker {
+        Worker::join(&server.url(), token, cache, settings)
+    }
+
+    /// Starts a worker that joins the registry at this URL.
+    pub(crate) fn join(url: &str, token: &str, cache: &Path, settings: &[(&str, &str)]) -> Worker {
         let (stdout, stderr) = output_file(&cache.with_extension("log"));
-        let mut command = lode_command(server.folder().path());
-        command.args(["worker", "--listen", "127.0.0.1:0", "--registry", &server.url(), "--token", token]);
+        let mut command = lode_command(cache.parent().unwrap());
+        command.args(["worker", "--listen", "127.0.0.1:0", "--registry", url, "--token", token]);
         command.envs(settings.iter().copied());
         Worker(command.arg("--cache").arg(cache).stdout(stdout).stderr(stderr).spawn().unwrap())
+    }
+
+    /// Sends SIGTERM and waits until the process has ended.
+    pub(crate) async fn stop(&mut self) {
+        signal(self.0.id(), libc::SIGTERM);
+        wait_until("the worker has ended", || {
+            let ended = self.0.try_wait().unwrap().is_some();
+            async move { ended }
+        })
+        .await;
+        assert!(self.0.wait().unwrap().success());
     }
 
     /// The process id.
@@ -76,13 +92,7 @@ async fn a_worker_joins_pulls_responds_and_deregisters() {
     }
 
     // A worker that stops deregisters, and the server sends it no more requests.
-    signal(worker.0.id(), libc::SIGTERM);
-    wait_until("the worker has ended", || {
-        let ended = worker.0.try_wait().unwrap().is_some();
-        async move { ended }
-    })
-    .await;
-    assert!(worker.0.wait().unwrap().success());
+    worker.stop().await;
     assert_eq!(workers(&server).await, 0);
     let response = server.registry().post_json("/api/generate", &body).await;
     assert_eq!(response.status, 503, "{}", response.text());

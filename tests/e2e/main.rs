@@ -50,6 +50,7 @@ mod referrers;
 mod replica_kill;
 mod replicas;
 mod resume;
+mod rolling;
 mod serving;
 mod single_sign_on;
 mod skopeo;

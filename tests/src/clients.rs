@@ -29,6 +29,12 @@ pub fn skopeo(test: &str) -> Option<PathBuf> {
     find_program(test, "LODE_SKOPEO", &["/usr/bin/skopeo"])
 }
 
+/// Debian's nginx.
+#[must_use]
+pub fn nginx(test: &str) -> Option<PathBuf> {
+    find_program(test, "LODE_NGINX", &["/usr/sbin/nginx"])
+}
+
 /// The oras that `tests/run` builds from its Go module.
 #[must_use]
 pub fn oras(test: &str) -> Option<PathBuf> {

@@ -69,6 +69,12 @@ impl Cluster {
         self.replicas[replica].server.as_ref().expect("the replica runs")
     }
 
+    /// The addresses of the replicas.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.replicas.iter().map(|replica| replica.address).collect()
+    }
+
     /// A proxy that sends each request to the next replica.
     #[must_use]
     pub fn switch(&self) -> RoundRobinProxy {
@@ -82,7 +88,17 @@ impl Cluster {
         }
     }
 
-    /// Restarts a killed replica at its address.
+    /// Stops a replica gracefully, as its service manager does.
+    ///
+    /// # Panics
+    ///
+    /// If the replica does not run, or reports a failure.
+    pub async fn stop(&mut self, replica: usize) {
+        let server = self.replicas[replica].server.take().expect("the replica runs");
+        assert!(server.stop().await.success(), "the replica failed when it stopped");
+    }
+
+    /// Restarts a killed or stopped replica at its address.
     pub async fn restart(&mut self, replica: usize) {
         let Replica { server, folder, address } = &mut self.replicas[replica];
         let options = self.options.clone().listen(address.to_string());

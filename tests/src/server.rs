@@ -2,7 +2,9 @@
 //! A test starts a server, sends requests, stops or kills it, and restarts it on the same folder.
 
 use std::fs::{self, File};
-use std::net::SocketAddr;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -28,7 +30,25 @@ pub fn lode_bin() -> PathBuf {
 /// A command for the program, with its own home and without the caller's LODE_* variables.
 #[must_use]
 pub fn lode_command(home: &Path) -> Command {
-    let mut command = Command::new(lode_bin());
+    with_own_home(Command::new(lode_bin()), home)
+}
+
+/// A command that passes a listening socket to the program, as systemd does for a `.socket` unit.
+#[allow(unsafe_code)]
+fn socket_activated(socket: &TcpListener, home: &Path) -> Command {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg("LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" \"$@\"").arg(lode_bin());
+    let fd = socket.as_raw_fd();
+    assert_ne!(fd, 3, "descriptor 3 of a test process is in use");
+    // SAFETY: dup2 may be called between fork and exec. The copy stays open in the program.
+    unsafe {
+        command
+            .pre_exec(move || if libc::dup2(fd, 3) == 3 { Ok(()) } else { Err(io::Error::last_os_error()) });
+    }
+    with_own_home(command, home)
+}
+
+fn with_own_home(mut command: Command, home: &Path) -> Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("LODE_") {
             command.env_remove(name);
@@ -115,7 +135,10 @@ impl Folder {
             .tempfile_in(self.path())
             .expect("a log file");
         let (output, log) = log.keep().expect("a persistent log file");
-        let mut command = lode_command(self.path());
+        let mut command = match &options.socket {
+            Some(socket) => socket_activated(socket, self.path()),
+            None => lode_command(self.path()),
+        };
         command
             .arg("serve")
             .args(["--listen", options.listen.as_deref().unwrap_or("127.0.0.1:0")])
@@ -163,6 +186,7 @@ pub struct Options {
     args: Vec<String>,
     env: Vec<(String, String)>,
     listen: Option<String>,
+    socket: Option<Arc<TcpListener>>,
     worker: bool,
     without_waiting: bool,
 }
@@ -199,6 +223,13 @@ impl Options {
     #[must_use]
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
+        self
+    }
+
+    /// Passes this listening socket to the server.
+    #[must_use]
+    pub fn socket(mut self, socket: &Arc<TcpListener>) -> Self {
+        self.socket = Some(socket.clone());
         self
     }
 

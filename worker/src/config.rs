@@ -64,6 +64,9 @@ pub struct Config {
     /// Timeout for loading a model.
     #[serde(with = "duration")]
     pub load_timeout: Duration,
+    /// How long requests in progress may continue when the worker stops.
+    #[serde(with = "duration")]
+    pub shutdown_grace: Duration,
     /// Compute threads per model; 0 is one per core.
     pub threads: usize,
     /// Timeout for evaluating a template, a tokenizer or a grammar for one request.
@@ -99,6 +102,7 @@ impl Default for Config {
             max_body: ByteSize::mib(16),
             body_budget: ByteSize::mib(64),
             load_timeout: Duration::from_secs(300),
+            shutdown_grace: Duration::from_secs(30),
             threads: 0,
             text_timeout: TextLimits::default().timeout,
             text_memory: ByteSize(TextLimits::default().memory),

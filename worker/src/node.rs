@@ -22,8 +22,8 @@ use crate::runner::process::{Launch, Program};
 use crate::scheduler::memory::Memory;
 use crate::scheduler::{Options, Scheduler};
 
-/// How long requests in flight may run when a worker stops.
-const DRAIN: Duration = Duration::from_secs(5);
+/// How long leaving the registry may take.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A model in use is not evicted for another one before this time has passed since it was loaded.
 const EVICTION_DELAY: Duration = Duration::from_secs(1);
@@ -37,6 +37,7 @@ pub struct Worker {
     registered: watch::Receiver<bool>,
     membership: JoinHandle<()>,
     serving: JoinHandle<()>,
+    shutdown_grace: Duration,
 }
 
 /// Starts a worker: listens, registers in the background, and stays registered.
@@ -95,7 +96,8 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
     let (leave, left) = watch::channel(false);
     let membership = tokio::spawn(membership.run(left));
     tracing::info!(%addr, registry = %config.registry, "worker started");
-    Ok(Worker { addr, scheduler, leave, stop, registered, membership, serving })
+    let shutdown_grace = config.shutdown_grace;
+    Ok(Worker { addr, scheduler, leave, stop, registered, membership, serving, shutdown_grace })
 }
 
 /// The credentials of pulls from the registry: those of the current registration.
@@ -127,15 +129,15 @@ impl Worker {
     /// Leaves the registry, so that no new requests are routed here. Requests in flight continue.
     pub async fn leave(&mut self) {
         if !self.leave.send_replace(true) {
-            let _ = tokio::time::timeout(DRAIN, &mut self.membership).await;
+            let _ = tokio::time::timeout(LEAVE_TIMEOUT, &mut self.membership).await;
         }
     }
 
-    /// Leaves the registry, waits a short time for requests in flight, and ends the runners.
+    /// Leaves the registry, waits for requests in flight, and ends the runners.
     pub async fn stop(mut self) {
         self.leave().await;
         self.stop.send_replace(true);
-        let drained = tokio::time::timeout(DRAIN, &mut self.serving).await.is_ok();
+        let drained = tokio::time::timeout(self.shutdown_grace, &mut self.serving).await.is_ok();
         self.scheduler.stop().await;
         if !drained {
             // The remaining requests end with their runners.

@@ -14,6 +14,7 @@ mod exchange;
 mod fsck;
 mod gc;
 mod list;
+mod listen;
 mod login;
 mod migrate;
 mod perplexity;

@@ -8,9 +8,9 @@ use std::{
 
 use futures::future::BoxFuture;
 use lode_registry::{Error, OpenError};
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
-use super::demo;
+use super::{demo, listen::PublicSocket};
 use crate::{
     args::Serve,
     error::{CANNOT_RUN, Failure, Outcome},
@@ -18,6 +18,9 @@ use crate::{
     settings::{self, ServeSettings},
     ui,
 };
+
+/// How long the start waits for the local worker to register.
+const REGISTRATION_TIME: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: Serve) -> Outcome {
     let ServeSettings { registry: mut config, mut worker, no_worker, demo } =
@@ -34,13 +37,16 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     let tls = tls(&config)?;
     // Register first, so that a signal during the start stops it.
     let stop = stop_signal()?;
-    let public = bind(config.listen).await?;
-    let address = local_addr(&public)?;
+    let socket = PublicSocket::open(config.listen)?;
+    let address = socket.address()?;
+    // A socket of the service manager has its own address.
+    config.listen = address;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let shown = local_url(scheme, address);
-    // The certificate does not cover the loopback address, so this process reaches itself over plain HTTP.
-    let internal = match tls.is_some() && (!no_worker || demo) {
-        true => Some(bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?),
+    // This process's own worker connects to another listener: it is there before and after the public one, and the
+    // certificate does not cover the loopback address.
+    let internal = match !no_worker || demo {
+        true => Some(bind_internal().await?),
         false => None,
     };
     let base = match &internal {
@@ -67,12 +73,25 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     };
     let public_url = registry.config().public_url.clone();
     let token = registry.internal_token().clone();
-    let (stop_server, server_stopped) = watch::channel(false);
-    let listeners = lode_registry::Listeners { public, tls, internal };
-    // Boxed, so that the types of this function's callers do not contain the whole server.
-    let serving: BoxFuture<'static, _> =
-        Box::pin(lode_registry::serve(registry, listeners, wait_for_stop(server_stopped)));
-    let mut serving = tokio::spawn(serving);
+    let server = lode_registry::Server::new(registry.clone())
+        .map_err(|error| Failure::with_source("cannot start", &error))?;
+    let (stop_internal, internal_stopped) = watch::channel(false);
+    let serving_internal = internal.map(|listener| {
+        let server = server.clone();
+        spawn_boxed(async move { server.serve_internal(listener, wait_for_stop(internal_stopped)).await })
+    });
+    let mut worker = match worker {
+        Some(config) => {
+            start_worker(lode_worker::Config { token: Some(token.clone()), ..config? }, stop.clone()).await
+        }
+        None => None,
+    };
+
+    // Clients connect only once they can be served.
+    let public = socket.listen()?;
+    let (stop_public, public_stopped) = watch::channel(false);
+    let mut serving =
+        spawn_boxed(async move { server.serve(public, tls, wait_for_stop(public_stopped)).await });
     ui::print_line(format!("listening on {scheme}://{address}"))?;
     if let Some(path) = setup {
         let base = public_url.as_ref().map_or(shown.as_str(), |url| url.as_str().trim_end_matches('/'));
@@ -80,42 +99,50 @@ pub(crate) async fn run(args: Serve) -> Outcome {
             "this server has no account yet: create the administrator within an hour at\n{base}{path}"
         ))?;
     }
-
-    let mut worker = match worker {
-        Some(config) => {
-            start_worker(lode_worker::Config { token: Some(token.clone()), ..config? }, stop.clone()).await
-        }
-        None => None,
-    };
     let demo = demo.then(|| {
         tokio::spawn(demo::install(base, token, shown, worker.is_some(), wait_for_stop(stop.clone())))
     });
 
-    let ended = tokio::select! {
+    let stopped = tokio::select! {
+        () = wait_for_stop(stop) => {
+            registry.begin_shutdown();
+            let drain_delay = registry.config().drain_delay;
+            if !drain_delay.is_zero() {
+                tracing::info!(?drain_delay, "shutdown begins; still accepting connections");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(drain_delay) => None,
+                ended = &mut serving => Some(ended),
+            }
+        }
         ended = &mut serving => Some(ended),
-        () = wait_for_stop(stop) => None,
     };
     if let Some(demo) = demo {
         demo.abort();
     }
-    // The worker deregisters while the server still accepts requests. It ends after the responses that it
-    // streams have ended.
-    if let Some(worker) = &mut worker {
-        worker.leave().await;
-    }
-    let ended = match ended {
+    let ended = match stopped {
         Some(ended) => ended,
         None => {
-            stop_server.send_replace(true);
+            stop_public.send_replace(true);
             serving.await
         }
     };
-    if let Some(worker) = worker {
+    // Requests of this server's clients have ended. The worker deregisters, and finishes those of other servers.
+    if let Some(worker) = worker.take() {
         worker.stop().await;
     }
-    ended
-        .map_err(|error| Failure::with_source("the server failed", &error))?
-        .map_err(|error| Failure::with_source("the server failed", &error))
+    stop_internal.send_replace(true);
+    if let Some(serving) = serving_internal {
+        let _ended = serving.await;
+    }
+    registry.close().await;
+    ended.map_err(|error| Failure::with_source("the server failed", &error))
+}
+
+/// Spawns a boxed future, so that the types of callers do not contain the whole server.
+fn spawn_boxed(work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    let work: BoxFuture<'static, ()> = Box::pin(work);
+    tokio::spawn(work)
 }
 
 /// Loads the certificate, if the settings name one.
@@ -138,6 +165,12 @@ fn tls(config: &lode_registry::Config) -> Outcome<Option<lode_registry::Tls>> {
     }
 }
 
+async fn bind_internal() -> Outcome<TcpListener> {
+    TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+        .await
+        .map_err(|error| Failure::with_source("cannot listen on 127.0.0.1 for the local worker", &error))
+}
+
 fn local_addr(listener: &TcpListener) -> Outcome<SocketAddr> {
     listener.local_addr().map_err(|error| Failure::with_source("cannot listen", &error))
 }
@@ -146,22 +179,6 @@ fn local_addr(listener: &TcpListener) -> Outcome<SocketAddr> {
 /// write and delete.
 fn needs_setup(config: &lode_registry::Config, is_open: bool) -> bool {
     is_open && !config.allow_anonymous && !config.listen.ip().to_canonical().is_loopback()
-}
-
-async fn bind(address: SocketAddr) -> Outcome<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| match error.kind() {
-        std::io::ErrorKind::AddrInUse => Failure::new(format!("{address} is in use by another program"))
-            .hint("is `lode serve` running already? `--listen 127.0.0.1:0` picks a free port"),
-        std::io::ErrorKind::PermissionDenied => {
-            Failure::new(format!("this user may not listen on {address}"))
-                .hint("ports below 1024 are privileged: use `--listen 127.0.0.1:5000`")
-        }
-        std::io::ErrorKind::AddrNotAvailable => {
-            Failure::new(format!("{} is not an address of this machine", address.ip()))
-                .hint("use `--listen 127.0.0.1:5000`, or 0.0.0.0 for all addresses")
-        }
-        _ => Failure::with_source(format!("cannot listen on {address}"), &error),
-    })
 }
 
 fn cannot_open(error: &OpenError, data: &std::path::Path) -> Failure {
@@ -222,11 +239,13 @@ fn local_worker(
         sources: blobs.into_iter().map(absolute).collect(),
         max_body: config.max_body,
         body_budget: config.body_budget,
+        shutdown_grace: config.shutdown_grace,
         ..worker
     })
 }
 
-/// Starts the local worker. A failure is logged: the server still works as a registry.
+/// Starts the local worker, and waits a short time until it is registered. A failure is logged: the server still
+/// works as a registry.
 async fn start_worker(
     config: lode_worker::Config,
     stop: watch::Receiver<bool>,
@@ -236,7 +255,11 @@ async fn start_worker(
         () = wait_for_stop(stop) => return None,
     };
     match started {
-        Ok(worker) => Some(worker),
+        Ok(worker) => {
+            // `/readyz` reports a worker that needs longer.
+            let _ = tokio::time::timeout(REGISTRATION_TIME, worker.wait_until_registered()).await;
+            Some(worker)
+        }
         Err(error) => {
             tracing::error!(
                 error = crate::error::chain(&error),

@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lode_client::{BodyBudget, Egress, Secret};
@@ -112,6 +113,10 @@ pub struct Inner {
     /// The issuers of tokens with which people and CI jobs sign in.
     pub(super) issuers: Issuers,
     rate_limits: RateLimits,
+    /// Cancelled when the shutdown begins, while requests are still served.
+    shutdown: CancellationToken,
+    /// The same, for every request: reading the token takes a lock.
+    is_shutting_down: AtomicBool,
     pub(super) stopping: CancellationToken,
     pub(super) tasks: TaskTracker,
 }
@@ -177,6 +182,8 @@ pub(crate) async fn open_idle(mut config: Config, limits: Limits) -> Result<Regi
         vault,
         issuers,
         rate_limits,
+        shutdown: CancellationToken::new(),
+        is_shutting_down: AtomicBool::new(false),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
     }));
@@ -234,6 +241,21 @@ impl Registry {
         &self.stopping
     }
 
+    /// Begins the shutdown: this server is no longer ready, and asks clients for new connections, but serves
+    /// everything.
+    pub fn begin_shutdown(&self) {
+        self.is_shutting_down.store(true, Ordering::SeqCst);
+        self.shutdown.cancel();
+    }
+
+    pub(crate) fn is_shutting_down(&self) -> bool {
+        self.is_shutting_down.load(Ordering::Relaxed)
+    }
+
+    pub(crate) async fn shutdown_begun(&self) {
+        self.shutdown.cancelled().await;
+    }
+
     /// Stops the jobs and closes the database. Requests in flight should have ended.
     pub async fn close(&self) {
         self.stopping.cancel();
@@ -244,6 +266,9 @@ impl Registry {
 
     /// Checks that this server can do its work. Otherwise returns the missing parts, one line each.
     pub async fn ready(&self) -> Result<(), Vec<String>> {
+        if self.is_shutting_down() {
+            return Err(vec!["the server is stopping".to_owned()]);
+        }
         let (database, storage) =
             tokio::join!(self.store.ping(), metrics::measure_storage("ping", self.blobs.ping()));
         let mut missing: Vec<String> = [("database", database), ("storage", storage)]

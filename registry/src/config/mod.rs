@@ -118,7 +118,11 @@ pub struct Config {
     pub max_body: ByteSize,
     /// Memory shared by all request bodies being read or parsed. Requests beyond it get 503.
     pub body_budget: ByteSize,
-    /// How long requests in flight may continue after shutdown begins.
+    /// How long the server still accepts connections after SIGTERM, while `/readyz` returns 503: long enough for every
+    /// proxy and load balancer to notice.
+    #[serde(with = "duration")]
+    pub drain_delay: Duration,
+    /// How long requests in flight may continue after the listener has closed.
     #[serde(with = "duration")]
     pub shutdown_grace: Duration,
     /// Inference requests that one client may have in progress, including queued ones; more get 429. A client
@@ -193,6 +197,7 @@ impl Default for Config {
             max_connections: 10_000,
             max_body: ByteSize::mib(16),
             body_budget: ByteSize::mib(64),
+            drain_delay: Duration::ZERO,
             shutdown_grace: Duration::from_secs(30),
             max_per_client: 0,
             requests_per_minute: 0,

@@ -64,6 +64,8 @@ pub(crate) struct Connection {
     /// Whether written bytes wait for the peer to read them.
     is_writing: AtomicBool,
     has_received_request: AtomicBool,
+    /// A request of HTTP/2 has arrived.
+    http2: Notify,
     closed: Notify,
     /// Whether it was accepted beyond the limit.
     pub(crate) is_refused: bool,
@@ -109,6 +111,7 @@ impl Connections {
             idle_since: AtomicU64::new(shared.now()),
             is_writing: AtomicBool::new(false),
             has_received_request: AtomicBool::new(false),
+            http2: Notify::new(),
             closed: Notify::new(),
             is_refused,
         });
@@ -204,6 +207,15 @@ impl Connection {
     /// Whether it has ever received a whole request head.
     pub(crate) fn has_received_request(&self) -> bool {
         self.has_received_request.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_http2_request(&self) {
+        self.http2.notify_one();
+    }
+
+    /// Returns once a request of HTTP/2 has arrived.
+    pub(crate) async fn http2_request(&self) {
+        self.http2.notified().await;
     }
 
     /// Returns when it was chosen for closing and no request has begun on it since.

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::App;
-use crate::{Listeners, OpenError, Tls, serve};
+use crate::{OpenError, Tls, serve};
 
 pub(super) struct Server {
     pub(super) address: SocketAddr,
@@ -27,10 +27,9 @@ impl Server {
     pub(super) async fn start_with(app: &App, tls: Option<Tls>) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let listener = Listeners { tls, ..listener.into() };
         let (stop, stopped) = oneshot::channel();
         let shutdown = async move { stopped.await.unwrap_or_default() };
-        let end = tokio::spawn(serve(app.registry.clone(), listener, shutdown));
+        let end = tokio::spawn(serve(app.registry.clone(), listener, tls, shutdown));
         Server { address, stop: Some(stop), end }
     }
 
