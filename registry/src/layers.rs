@@ -68,6 +68,10 @@ impl Layers {
         if response.status() == StatusCode::UNAUTHORIZED {
             response = challenge_response(surface, challenge.as_ref(), response);
         }
+        if is_stream(&response) {
+            // nginx would collect the records.
+            response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
+        }
         if surface == Surface::Distribution {
             response
                 .headers_mut()
@@ -107,6 +111,12 @@ impl Layers {
         let result = body::guard(request, |request| self.routes.oneshot(request)).await;
         result.unwrap_or_else(|never| match never {})
     }
+}
+
+/// Whether the response consists of records that are sent as they arise.
+fn is_stream(response: &Response) -> bool {
+    let content_type = response.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    content_type.is_some_and(|value| [&b"application/x-ndjson"[..], b"text/event-stream"].contains(&value))
 }
 
 impl Service<Request> for Layers {

@@ -109,6 +109,7 @@ async fn a_worker_receives_the_request_and_its_context() {
         (200, "{\"response\":\"hi\"}\n{\"done\":true}\n")
     );
     assert_eq!(response.header("content-type"), "application/x-ndjson");
+    assert_eq!(response.header("x-accel-buffering"), "no");
     let received = heard.lock().unwrap().pop().unwrap();
     assert_eq!(received["path"], "/api/generate");
     assert_eq!(received["model"], format!("team/mini@{digest}"));

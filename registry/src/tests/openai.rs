@@ -20,6 +20,7 @@ async fn a_chat_streams_events() {
     });
     let events = app.post_json("/v1/chat/completions", request).await;
     assert_eq!(events.header("content-type"), "text/event-stream");
+    assert_eq!(events.header("x-accel-buffering"), "no");
     assert_eq!(heard.lock().unwrap().pop().unwrap()["path"], "/api/chat");
     let data: Vec<&str> =
         events.text().split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
