@@ -19,6 +19,7 @@ use lode_tests::report::{env_number, figure};
 use lode_tests::server::{Folder, Options, output_file};
 use lode_tests::services::Backends;
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
 use crate::attached_worker::Worker;
 
@@ -138,10 +139,13 @@ async fn generate(registry: &Registry) -> Result<(), String> {
 /// What a client repeats: one request or several.
 type Operation = for<'a> fn(&'a Registry) -> BoxFuture<'a, Result<(), String>>;
 
+/// How many operations a client attempted, and their errors.
+type Outcome = (usize, Vec<String>);
+
 /// Clients that push, pull and generate until they are told to stop.
 struct Load {
     stop: Arc<AtomicBool>,
-    clients: Vec<(&'static str, tokio::task::JoinHandle<(usize, Vec<String>)>)>,
+    clients: Vec<(&'static str, JoinHandle<Outcome>)>,
 }
 
 impl Load {
