@@ -232,7 +232,7 @@ async fn wait_for_shutdown(
     tokio::select! {
         () = http2 => {}
         () = stopping.cancelled() => {
-            // Its first request may be under way, and would be lost.
+            // Closing it now would lose a first request that is in transit.
             if !connection.has_received_request() {
                 tokio::time::sleep(FIRST_REQUEST_TIME).await;
             }

@@ -127,7 +127,7 @@ impl Worker {
     }
 
     /// Leaves the registry, so that no new requests are routed here. Requests in flight continue.
-    pub async fn leave(&mut self) {
+    async fn leave(&mut self) {
         if !self.leave.send_replace(true) {
             let _ = tokio::time::timeout(LEAVE_TIMEOUT, &mut self.membership).await;
         }

@@ -80,7 +80,7 @@ pub(crate) async fn run(args: Serve) -> Outcome {
         let server = server.clone();
         spawn_boxed(async move { server.serve_internal(listener, wait_for_stop(internal_stopped)).await })
     });
-    let mut worker = match worker {
+    let worker = match worker {
         Some(config) => {
             start_worker(lode_worker::Config { token: Some(token.clone()), ..config? }, stop.clone()).await
         }
@@ -128,7 +128,7 @@ pub(crate) async fn run(args: Serve) -> Outcome {
         }
     };
     // Requests of this server's clients have ended. The worker deregisters, and finishes those of other servers.
-    if let Some(worker) = worker.take() {
+    if let Some(worker) = worker {
         worker.stop().await;
     }
     stop_internal.send_replace(true);
