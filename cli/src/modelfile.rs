@@ -33,6 +33,13 @@ pub(crate) enum Origin {
     Model(String),
 }
 
+impl Recipe {
+    /// A model like its base.
+    pub(crate) fn new(from: Origin) -> Recipe {
+        Recipe { modelfile: Modelfile::default(), from, adapters: Vec::new(), drafts: Vec::new() }
+    }
+}
+
 /// Whether the file name is that of a Modelfile.
 pub(crate) fn is_modelfile_name(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_ascii_lowercase();
@@ -41,12 +48,7 @@ pub(crate) fn is_modelfile_name(path: &Path) -> bool {
 
 /// Reads a Modelfile. `instead` replaces its FROM, which may then be absent.
 pub(crate) fn read(path: &Path, instead: Option<PathBuf>) -> Outcome<Recipe> {
-    let mut recipe = Recipe {
-        modelfile: Modelfile::default(),
-        from: Origin::Paths(instead.iter().cloned().collect()),
-        adapters: Vec::new(),
-        drafts: Vec::new(),
-    };
+    let mut recipe = Recipe::new(Origin::Paths(instead.iter().cloned().collect()));
     read_into(path, instead.is_none(), &mut Vec::new(), &mut recipe)?;
     Ok(recipe)
 }

@@ -124,6 +124,8 @@ pub enum Error {
     /// Too many jobs have not finished.
     #[error("{limit} jobs are pending or running; wait for some of them to finish, or cancel them")]
     TooManyJobs { limit: i64 },
+    #[error("the parameters of the job have {bytes} bytes, expected at most {limit_bytes}")]
+    JobTooLarge { bytes: usize, limit_bytes: usize },
     /// The caller cancelled the work.
     #[error("cancelled")]
     Cancelled,
@@ -258,9 +260,13 @@ impl Error {
     /// The error's text in a job's report, which must not reveal internals.
     pub(crate) fn public_message(&self) -> String {
         match self {
-            Error::StorageFull | Error::ReadOnly => self.to_string(),
             Error::Unavailable { .. } => "the storage or the database is unavailable".to_owned(),
-            _ => "internal error; see the server's log".to_owned(),
+            Error::Storage { .. }
+            | Error::Database(_)
+            | Error::Vault(_)
+            | Error::Corrupt { .. }
+            | Error::Interrupted => "internal error; see the server's log".to_owned(),
+            _ => self.to_string(),
         }
     }
 

@@ -94,7 +94,7 @@ fn openai_api() -> Router<ServerState> {
 fn lode_api() -> Router<ServerState> {
     let member = put(access::add_member).delete(access::remove_member);
     Router::new()
-        .route("/lode/v1/models", get(models::list))
+        .route("/lode/v1/models", get(models::list).post(ollama::create::start))
         .route("/lode/v1/models/{name}/{reference}", get(models::show))
         .route("/lode/v1/tensors/{name}/{reference}", get(models::tensors))
         .route("/lode/v1/diff/{name}/{reference}", get(diff::get))

@@ -1,5 +1,5 @@
 //! `lode create NAME PATH [-f Modelfile]`: creates a model in a registry, from local files or from an
-//! existing model with changes.
+//! existing model, with changes or with quantised weights.
 
 use std::{
     io,
@@ -8,12 +8,12 @@ use std::{
 };
 
 use lode_model::{
-    import::{self as planner, ReadAt, Source, SourceFile},
+    import::{self as planner, Quantize, ReadAt, Source, SourceFile},
     media_type,
-    modelfile::{Edits, Modelfile},
+    modelfile::{Edits, Modelfile, Role},
     reference::Name,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     args::Create,
@@ -21,7 +21,7 @@ use crate::{
     derived,
     error::{Failure, Outcome},
     files::{self, DiskFile, LocalFile},
-    import,
+    import, job,
     modelfile::{self, Origin, Recipe},
     send::UploadStats,
     ui,
@@ -39,7 +39,10 @@ const DRAFT_FOLDER: &str = "draft";
 
 pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
     let (target, _) = connection.target_tag(&args.name)?;
-    let recipe = recipe(args.path.clone(), args.file.clone())?;
+    let recipe = match &args.from {
+        Some(name) => Recipe::new(Origin::Model(name.clone())),
+        None => recipe(args.path.clone(), args.file.clone())?,
+    };
     for name in recipe.modelfile.deprecated() {
         ui::print_message(format!("notice: PARAMETER {name} is obsolete and is ignored"));
     }
@@ -47,10 +50,6 @@ pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
         Origin::Paths(paths) => ModelBase::Files(source(&paths)?, paths),
         Origin::Model(name) => ModelBase::Model(base(connection, &target, &name)?),
     };
-    if let (ModelBase::Model(base), Some(_)) = (&from, &args.quantize) {
-        return Err(Failure::new(format!("FROM {base} is a model, but --quantize needs files"))
-            .hint("create the quantised model from the files of the base model"));
-    }
     let mut edits = Edits::from_modelfile(&recipe.modelfile);
     edits.check().map_err(|error| {
         Failure::with_source("cannot create this model", &error)
@@ -71,7 +70,10 @@ pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
     let new = NewModel { target: &target, args: &args, edits: &edits, sent };
     match from {
         ModelBase::Files(source, paths) => new.create_from_files(source, &paths).await,
-        ModelBase::Model(base) => new.create_from_model(&base).await,
+        ModelBase::Model(base) => match args.quantize {
+            Some(quantize) => new.create_quantised(&base, quantize).await,
+            None => new.create_from_model(&base).await,
+        },
     }
 }
 
@@ -135,6 +137,46 @@ impl NewModel<'_> {
         ui::print_message(sent.summary());
         Ok(())
     }
+
+    /// The server quantises the weights of a model that it has, in a job.
+    async fn create_quantised(self, base: &Target, quantize: Quantize) -> Outcome {
+        let NewModel { target, args, edits, sent: _ } = self;
+        if base.registry.host() != target.registry.host() {
+            return Err(Failure::new(format!("{base} is in another registry than {target}"))
+                .hint(format!("`lode cp {base} {target}` copies it there first")));
+        }
+        if !edits.layers.is_empty() {
+            return Err(Failure::new("a model cannot be quantised and get an adapter at the same time")
+                .hint("create the quantised model first, and a second one from it with the ADAPTER"));
+        }
+        let request = json!({
+            "model": target.model(), "from": base.model(), "quantize": quantize.to_string(),
+            "template": edits.template, "system": edits.system, "parameters": edits.parameters,
+            "license": edits.licenses, "renderer": edits.renderer, "parser": edits.parser,
+            "requires": edits.requires, "messages": messages(edits),
+        });
+        let done =
+            job::run(&target.registry, "lode/v1/models", &request, &format!("creating {target}")).await;
+        let done = done.map_err(|failure| failure.with_context(format!("FROM {base}")))?;
+        if args.json {
+            let mut created = json!({ "name": target.model(), "base": base.model() });
+            if let (Value::Object(created), Value::Object(result)) = (&mut created, done.result) {
+                created.extend(result);
+            }
+            return ui::json(&created);
+        }
+        for notice in done.result["notices"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            ui::print_message(format!("notice: {notice}"));
+        }
+        let digest = done.result["digest"].as_str().unwrap_or_default();
+        ui::print_line(format!("created {target} {digest} from {base}, as {quantize}"))
+    }
+}
+
+/// The messages of a Modelfile, as requests have them.
+fn messages(edits: &Edits) -> Vec<Value> {
+    let message = |(role, content): &(Role, String)| json!({ "role": role.as_str(), "content": content });
+    edits.messages.iter().map(message).collect()
 }
 
 /// The recipe of the model: a Modelfile, or only the files at a path.
@@ -144,16 +186,10 @@ fn recipe(path: Option<PathBuf>, file: Option<PathBuf>) -> Outcome<Recipe> {
         (Some(path), None) if path.is_file() && modelfile::is_modelfile_name(&path) => {
             modelfile::read(&path, None)
         }
-        (Some(path), None) => Ok(Recipe {
-            modelfile: Modelfile::default(),
-            from: Origin::Paths(vec![path]),
-            adapters: Vec::new(),
-            drafts: Vec::new(),
-        }),
+        (Some(path), None) => Ok(Recipe::new(Origin::Paths(vec![path]))),
         (None, None) if Path::new(MODELFILE).is_file() => modelfile::read(Path::new(MODELFILE), None),
-        (None, None) => {
-            Err(Failure::new("no base for the model").hint("name a folder, a file, or a Modelfile with -f"))
-        }
+        (None, None) => Err(Failure::new("no base for the model")
+            .hint("name a folder or a file, a Modelfile with -f, or a stored model with --from")),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Derives the manifest of a new model from a base and edits. The base's layers are referenced, never read: a
 //! derived model shares every byte of its base. (ollama `server/create.go` has the same rules.)
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::command::{Command, Modelfile, Role};
@@ -28,7 +28,8 @@ pub struct Base<'a> {
 }
 
 /// Changes to the base. An empty template or system text removes the base's.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Edits {
     pub template: Option<String>,
     pub system: Option<String>,

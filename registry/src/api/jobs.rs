@@ -1,4 +1,5 @@
-//! `/lode/v1/jobs`: shows and cancels jobs. `POST /lode/v1/gc` and `/lode/v1/fsck` start them.
+//! `/lode/v1/jobs`: shows and cancels jobs. `POST /lode/v1/gc`, `/lode/v1/fsck` and
+//! `/lode/v1/models` start them.
 
 use std::time::Duration;
 
@@ -29,11 +30,15 @@ pub(crate) struct Findings {
     findings: Vec<Value>,
 }
 
-/// Starts a job; responds with 202, the job, and its URL.
+/// Starts a job.
 pub(super) async fn start(registry: &Registry, caller: &Caller, kind: JobKind) -> Result<Response, Failure> {
-    let job = registry.job_start(caller, kind).await?;
+    Ok(accepted(registry.job_start(caller, kind).await?))
+}
+
+/// The response to the start of a job: 202, the job, and its URL.
+pub(super) fn accepted(job: Job) -> Response {
     let location = header_value(&format!("/lode/v1/jobs/{}", job.id));
-    Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(job)).into_response())
+    (StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(job)).into_response()
 }
 
 /// Newest first.

@@ -1,46 +1,49 @@
-//! Creates models on the server: from a stored model, whose layers are referenced again, or from uploaded
-//! files. The manifest is written last, so that an interrupted creation leaves nothing visible, and a
+//! Creates models on the server: from a stored model, whose layers are referenced again or quantised, or from
+//! uploaded files. The manifest is written last, so that an interrupted creation leaves nothing visible, and a
 //! repeated one continues.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
-use lode_model::digest::{Algorithm, Digest, Hasher};
+use lode_model::digest::Digest;
+use lode_model::files_view::{FileView, FileViewError};
 use lode_model::gguf::PartName;
-use lode_model::import::{
-    self, FinishError, ImportError, Options, Plan, PlannedLayer, Quantize, ReadAt, SmallBlob, Source,
-    SourceFile,
-};
-use lode_model::manifest::Descriptor;
+use lode_model::import::{self, FinishError, ImportError, Options, Plan, Quantize, SmallBlob};
+use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::media_type;
 use lode_model::modelfile::{Base, DeriveError, DerivedModel, Edits, derive};
 use lode_model::reference::{Reference, Repository};
-use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use serde_json::{Map, Value};
 
+use super::model_files::ModelFiles;
 use super::staging::staging;
 use super::{Body, ChunkRange, Registry};
+use crate::Error;
 use crate::auth::{Action, Caller, Target};
-use crate::error::chain;
-use crate::{BodyError, Error};
 
 /// How many layers are created at a time.
 const LAYERS_AT_ONCE: usize = 4;
-const READ_BYTES: usize = 1 << 20;
-/// How much of a layer one core encodes at a time.
-const PIECE_BYTES: u64 = 1 << 20;
-/// How many pieces are buffered between the thread that produces a layer and the storage.
-const PIECES: usize = 4;
 /// How often the progress of quantisation is reported.
 const QUANTISE_REPORT_INTERVAL: Duration = Duration::from_millis(250);
+/// The largest file view that is read into memory. It has the headers of the files.
+const MAX_VIEW_BYTES: u64 = 64 << 20;
+/// The types of layers that are added to a model's files.
+const ADDITIONS: [&str; 9] = [
+    media_type::OLLAMA_TEMPLATE,
+    media_type::OLLAMA_PROMPT,
+    media_type::OLLAMA_SYSTEM,
+    media_type::OLLAMA_PARAMS,
+    media_type::OLLAMA_MESSAGES,
+    media_type::OLLAMA_LICENSE,
+    media_type::OLLAMA_ADAPTER,
+    media_type::OLLAMA_PROJECTOR,
+    media_type::OLLAMA_DRAFT,
+];
 /// File name extensions of an adapter's weights.
 const ADAPTER_EXTENSIONS: [&str; 2] = [".gguf", ".safetensors"];
 
@@ -103,6 +106,10 @@ pub enum CreateError {
     BaseUnknown { name: String },
     #[error("no files provided to convert")]
     NoFiles,
+    #[error(
+        "a job creates a model from a stored one: 'files', 'adapters' and 'draft_files' need /api/create"
+    )]
+    JobFiles,
     #[error("file `{path}` ({digest}) was not sent: POST it to /api/blobs/{digest} first")]
     FileUnknown { path: String, digest: Digest },
     #[error("cannot import these files")]
@@ -111,8 +118,10 @@ pub enum CreateError {
     Derive(#[from] DeriveError),
     #[error("cannot create the model")]
     Finish(#[from] FinishError),
-    #[error("quantising needs files: a stored model keeps its weights")]
-    QuantizeModel,
+    #[error("cannot read the files of model '{name}'")]
+    BaseFiles { name: String, source: FileViewError },
+    #[error("the file view of model '{name}' has {size} bytes, expected at most {MAX_VIEW_BYTES}")]
+    BaseFilesTooLarge { name: String, size: u64 },
 }
 
 impl Registry {
@@ -124,9 +133,6 @@ impl Registry {
             ModelSource::Model { repository, reference, name } => {
                 let base = self.model_show(caller, repository, reference).await?;
                 base.ok_or_else(|| CreateError::BaseUnknown { name: name.clone() })?;
-                if new.quantize.is_some() {
-                    return Err(CreateError::QuantizeModel);
-                }
             }
             ModelSource::Files(files) if files.is_empty() => return Err(CreateError::NoFiles),
             ModelSource::Files(files) => {
@@ -161,9 +167,16 @@ impl Registry {
         }
         let derived = match &new.from {
             ModelSource::Model { repository, reference, name } => {
-                self.create_from_model(caller, &new, (repository, reference), name, tell).await?
+                let base = self.base_read(caller, repository, reference, name).await?;
+                match new.quantize {
+                    None => self.create_from_model(caller, &new, &base, tell).await?,
+                    Some(_) => self.create_from_model_files(caller, &new, &base, tell).await?,
+                }
             }
-            ModelSource::Files(files) => self.create_from_files(caller, &new, files, tell).await?,
+            ModelSource::Files(files) => {
+                let files = Arc::new(self.staged_files(caller, files).await?);
+                self.create_from_files(caller, &new, &files, &new.edits, tell).await?
+            }
         };
         for blob in &derived.blobs {
             self.small_put(caller, &new.repository, blob).await?;
@@ -175,15 +188,14 @@ impl Registry {
         Ok(put.digest)
     }
 
-    async fn create_from_model(
+    /// Reads what a new model needs of its base.
+    async fn base_read(
         &self,
         caller: &Caller,
-        new: &NewModel,
-        (repository, reference): (&Repository, &Reference),
+        repository: &Repository,
+        reference: &Reference,
         name: &str,
-        tell: &(dyn Fn(CreateStep) + Send + Sync),
-    ) -> Result<DerivedModel, CreateError> {
-        // 1. Read the base model.
+    ) -> Result<StoredBase, CreateError> {
         let stored = match self.manifest_get(caller, repository, reference).await {
             Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => {
                 return Err(CreateError::BaseUnknown { name: name.to_owned() });
@@ -201,23 +213,93 @@ impl Registry {
             Some(config) => self.blob_text(caller, repository, config).await?.unwrap_or_default(),
             None => Vec::new(),
         };
-        let named = name.strip_suffix(":latest").unwrap_or(name);
-        let base = Base {
+        let name = name.strip_suffix(":latest").unwrap_or(name).to_owned();
+        Ok(StoredBase {
+            repository: repository.clone(),
+            digest: stored.digest,
+            name,
+            manifest,
+            config,
+            params,
+        })
+    }
+
+    /// Creates a model with the weights of its base.
+    async fn create_from_model(
+        &self,
+        caller: &Caller,
+        new: &NewModel,
+        base: &StoredBase,
+        tell: &(dyn Fn(CreateStep) + Send + Sync),
+    ) -> Result<DerivedModel, CreateError> {
+        let derived = derive(&base.base(), &new.edits)?;
+        self.blobs_link(caller, new, base, base.manifest.blobs(), tell).await?;
+        Ok(derived)
+    }
+
+    /// Creates a model with quantised weights: imports the files of its base again, and keeps what was added to
+    /// them there.
+    async fn create_from_model_files(
+        &self,
+        caller: &Caller,
+        new: &NewModel,
+        base: &StoredBase,
+        tell: &(dyn Fn(CreateStep) + Send + Sync),
+    ) -> Result<DerivedModel, CreateError> {
+        if base.manifest.is_index() {
+            return Err(DeriveError::Index.into());
+        }
+        // 1. Import the base's files, with its texts, options and adapters.
+        let files = Arc::new(self.base_files(caller, base).await?);
+        let inherited = base.additions();
+        self.blobs_link(caller, new, base, inherited.layers.iter(), tell).await?;
+        let imported = self.create_from_files(caller, new, &files, &inherited, tell).await?;
+        // 2. Apply the edits of the new model.
+        let manifest =
+            Manifest::parse(Some(&imported.media_type), &imported.manifest).map_err(FinishError::from)?;
+        let config = imported.blobs.iter().find(|blob| {
+            manifest.config.as_ref().is_some_and(|config| config.digest == blob.descriptor.digest)
+        });
+        let on = Base {
             manifest: &manifest,
-            config: &config,
-            params: params.as_deref(),
-            origin_name: Some((named, &stored.digest)),
+            config: config.map(|blob| &blob.bytes[..]).unwrap_or_default(),
+            ..base.base()
         };
-        let derived = derive(&base, &new.edits)?;
-        // 2. Link its blobs in the new model's repository. No bytes are copied.
+        let mut derived = derive(&on, &new.edits)?;
+        derived.blobs.splice(..0, imported.blobs);
+        Ok(derived)
+    }
+
+    async fn base_files(&self, caller: &Caller, base: &StoredBase) -> Result<ModelFiles, CreateError> {
+        let view = match FileView::find(&base.manifest) {
+            Some(view) if view.size > MAX_VIEW_BYTES => {
+                return Err(CreateError::BaseFilesTooLarge { name: base.name.clone(), size: view.size });
+            }
+            Some(view) => Some(self.blob_part(caller, &base.repository, &view.digest, 0..view.size).await?),
+            None => None,
+        };
+        let (repository, view) = (base.repository.clone(), view.as_deref());
+        ModelFiles::stored(self, caller, repository, &base.manifest, &base.config, view)
+            .map_err(|source| CreateError::BaseFiles { name: base.name.clone(), source })
+    }
+
+    /// Links blobs of the base in the new model's repository. No bytes are copied.
+    async fn blobs_link(
+        &self,
+        caller: &Caller,
+        new: &NewModel,
+        base: &StoredBase,
+        blobs: impl Iterator<Item = &Descriptor>,
+        tell: &(dyn Fn(CreateStep) + Send + Sync),
+    ) -> Result<(), Error> {
         let mut seen = BTreeSet::new();
-        for blob in manifest.blobs().filter(|blob| seen.insert(blob.digest.clone())) {
-            if *repository != new.repository {
-                self.blob_link_from(caller, repository, &new.repository, blob).await?;
+        for blob in blobs.filter(|blob| seen.insert(blob.digest.clone())) {
+            if base.repository != new.repository {
+                self.blob_link_from(caller, &base.repository, &new.repository, blob).await?;
             }
             tell(CreateStep::Existing(blob.digest.clone()));
         }
-        Ok(derived)
+        Ok(())
     }
 
     async fn blob_link_from(
@@ -238,26 +320,22 @@ impl Registry {
         }
     }
 
+    /// Imports files as a model. Its weights are quantised as `new` says.
     async fn create_from_files(
         &self,
         caller: &Caller,
         new: &NewModel,
-        files: &BTreeMap<String, Digest>,
+        files: &Arc<ModelFiles>,
+        edits: &Edits,
         tell: &(dyn Fn(CreateStep) + Send + Sync),
     ) -> Result<DerivedModel, CreateError> {
         // 1. Plan the layers.
         tell(CreateStep::Reading);
-        let mut staged = Vec::new();
-        for (path, digest) in files {
-            let size = self.staged_size(caller, path, digest).await?;
-            staged.push(StagedFile { path: path.clone(), digest: digest.clone(), size });
-        }
-        let source: Arc<dyn Source> = Arc::new(self.staged(caller, staged));
         let options = Options { quantize: new.quantize, architectures: &[] };
-        let (planning, edits) = (source.clone(), new.edits.clone());
+        let (planning, planned_edits) = (files.clone(), edits.clone());
         let plan = blocking(move || {
             let plan = import::plan(&*planning, &options).map_err(CreateError::Import)?;
-            plan.check(&edits)?;
+            plan.check(&planned_edits)?;
             Ok::<_, CreateError>(plan)
         });
         let plan = plan.await??;
@@ -266,7 +344,7 @@ impl Registry {
         let made = Arc::new(AtomicU64::new(0));
         let telling = report_quantising(new.quantize, &plan, &made, tell);
         let layers = stream::iter(plan.layers.clone())
-            .map(|layer| self.layer_store(caller, &new.repository, layer, &source, files, &made))
+            .map(|layer| self.layer_store(caller, &new.repository, layer, files, &made))
             .buffered(LAYERS_AT_ONCE)
             .inspect_ok(|(digest, is_new)| {
                 tell(if *is_new {
@@ -284,62 +362,9 @@ impl Registry {
             tell(CreateStep::Quantising { to, total, completed: total });
         }
         // 3. Make the metadata.
-        Ok(plan.model(&digests, files, &new.edits)?)
-    }
-
-    /// Stores one layer. Returns its digest and whether the layer is new.
-    async fn layer_store(
-        &self,
-        caller: &Caller,
-        repository: &Repository,
-        layer: PlannedLayer,
-        source: &Arc<dyn Source>,
-        files: &BTreeMap<String, Digest>,
-        made: &Arc<AtomicU64>,
-    ) -> Result<(Digest, bool), CreateError> {
-        // 1. A file that is stored unchanged as a layer was already uploaded. Scales are untrusted until they
-        //    are checked.
-        let whole = layer.content.whole_file().and_then(|path| files.get(path));
-        if layer.has_checks() && whole.is_some() {
-            let (looking, reading) = (layer.clone(), source.clone());
-            let looked = blocking(move || read_through(&mut looking.checked_reader(&reading))).await?;
-            looked.map_err(|error| unreadable(&layer, error))?;
-        }
-        if let Some(digest) = whole
-            && let Some(info) = self.blob_mount(caller, repository, digest, Some(&staging(caller))).await?
-            && info.size_bytes == layer.size
-        {
-            return Ok((digest.clone(), false));
-        }
-        // 2. A layer that costs more to produce than to store is produced only once, and its digest is known
-        //    afterwards.
-        if layer.is_computed() {
-            let (size, made) = (layer.size, made.clone());
-            let counted = move |bytes: &Bytes| {
-                made.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            };
-            let body = layer_body(layer.clone(), source.clone()).inspect_ok(counted).boxed();
-            return match self.blob_put_produced(caller, repository, size, body).await {
-                Ok(info) => Ok((info.digest, true)),
-                Err(Error::BodyInterrupted(reason)) => Err(match reason.downcast::<io::Error>() {
-                    Ok(error) => unreadable(&layer, *error),
-                    Err(reason) => Error::BodyInterrupted(reason).into(),
-                }),
-                Err(error) => Err(error.into()),
-            };
-        }
-        // 3. The same layer may be stored already, from a related model.
-        let (hashing, reading) = (layer.clone(), source.clone());
-        let digest = blocking(move || hash(&mut hashing.checked_reader(&reading))).await?;
-        let digest = digest.map_err(|error| unreadable(&layer, error))?;
-        if self.blob_mount(caller, repository, &digest, None).await?.is_some() {
-            return Ok((digest, false));
-        }
-        // 4. Store it.
-        let chunk = ChunkRange { range: None, length: Some(layer.size) };
-        let body = layer_body(layer, source.clone());
-        self.blob_put(caller, repository, &digest, chunk, body).await?;
-        Ok((digest, true))
+        let known = |path: &str| Some((path.to_owned(), files.digest(path)?.clone()));
+        let split: BTreeMap<String, Digest> = plan.files_to_hash().filter_map(known).collect();
+        Ok(plan.model(&digests, &split, edits)?)
     }
 
     async fn small_put(
@@ -365,14 +390,24 @@ impl Registry {
         if is_part || !ADAPTER_EXTENSIONS.iter().any(|end| lower.ends_with(end)) {
             return Ok(());
         }
-        let alone = StagedFile { path: name.to_owned(), digest: file.digest.clone(), size };
-        let source = self.staged(caller, vec![alone]);
+        let alone = [(name.to_owned(), file.digest.clone(), size)];
+        let source = ModelFiles::whole(self, caller, staging(caller), alone);
         let planned = blocking(move || import::plan(&source, &Options::default())).await?;
         planned.map(drop).map_err(CreateError::Import)
     }
 
-    fn staged(&self, caller: &Caller, files: Vec<StagedFile>) -> StagedFiles {
-        StagedFiles { registry: self.clone(), caller: caller.clone(), files, runtime: Handle::current() }
+    /// Files that were uploaded before.
+    async fn staged_files(
+        &self,
+        caller: &Caller,
+        files: &BTreeMap<String, Digest>,
+    ) -> Result<ModelFiles, CreateError> {
+        let mut staged = Vec::new();
+        for (path, digest) in files {
+            let size = self.staged_size(caller, path, digest).await?;
+            staged.push((path.clone(), digest.clone(), size));
+        }
+        Ok(ModelFiles::whole(self, caller, staging(caller), staged))
     }
 
     /// The size of a file that was uploaded, or that is stored where this caller may use it.
@@ -381,6 +416,43 @@ impl Registry {
         match self.staged_stat(caller, digest).await? {
             true => Ok(self.blob_find(caller, &staging(caller), digest).await?.size_bytes),
             false => Err(CreateError::FileUnknown { path: path.to_owned(), digest: digest.clone() }),
+        }
+    }
+}
+
+/// A stored model from which another is created.
+struct StoredBase {
+    repository: Repository,
+    digest: Digest,
+    /// As the caller named it, without the default tag.
+    name: String,
+    manifest: Manifest,
+    config: Vec<u8>,
+    /// The bytes of its options.
+    params: Option<Vec<u8>>,
+}
+
+impl StoredBase {
+    fn base(&self) -> Base<'_> {
+        Base {
+            manifest: &self.manifest,
+            config: &self.config,
+            params: self.params.as_deref(),
+            origin_name: Some((&self.name, &self.digest)),
+        }
+    }
+
+    /// What was added to the model's files: texts, options, adapters, and names in its config.
+    fn additions(&self) -> Edits {
+        let is_addition = |layer: &&Descriptor| ADDITIONS.contains(&media_type::essence(&layer.media_type));
+        let config: Map<String, Value> = serde_json::from_slice(&self.config).unwrap_or_default();
+        let named = |key: &str| config.get(key).and_then(Value::as_str).map(str::to_owned);
+        Edits {
+            layers: self.manifest.layers.iter().filter(is_addition).cloned().collect(),
+            renderer: named("renderer"),
+            parser: named("parser"),
+            requires: named("requires"),
+            ..Edits::default()
         }
     }
 }
@@ -408,155 +480,9 @@ async fn report_quantising(
     }
 }
 
-/// Files that were uploaded before, for the planner to read.
-struct StagedFiles {
-    registry: Registry,
-    caller: Caller,
-    files: Vec<StagedFile>,
-    runtime: Handle,
-}
-
-struct StagedFile {
-    path: String,
-    digest: Digest,
-    size: u64,
-}
-
-impl Source for StagedFiles {
-    fn files(&self) -> Vec<SourceFile> {
-        self.files.iter().map(|file| SourceFile { path: file.path.clone(), size: file.size }).collect()
-    }
-
-    fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>> {
-        let file = self.files.iter().find(|file| file.path == path).ok_or(io::ErrorKind::NotFound)?;
-        let found = self.runtime.block_on(async {
-            let blob = self.registry.blob_visible(&self.caller, &staging(&self.caller), &file.digest).await?;
-            self.registry.blob_file(&blob).await
-        });
-        // A file in the blob folder is read in place; from object storage, each part is fetched.
-        Ok(match found.map_err(|error| log_and_hide_cause(error, &file.digest))? {
-            Some(opened) => Box::new(StagedFileReader { file: opened, size: file.size }),
-            None => Box::new(StagedBlobReader {
-                registry: self.registry.clone(),
-                caller: self.caller.clone(),
-                digest: file.digest.clone(),
-                size: file.size,
-                runtime: self.runtime.clone(),
-            }),
-        })
-    }
-}
-
-/// Logs the cause, which names places in the storage, and returns an error that the caller may see.
-fn log_and_hide_cause(error: Error, digest: &Digest) -> io::Error {
-    tracing::error!(%digest, error = chain(&error), "failed to read a staged blob");
-    io::Error::other("the storage failed to read it; the server's log has the reason")
-}
-
-struct StagedFileReader {
-    file: File,
-    size: u64,
-}
-
-impl ReadAt for StagedFileReader {
-    fn len(&self) -> u64 {
-        self.size
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buf, offset)
-    }
-}
-
-struct StagedBlobReader {
-    registry: Registry,
-    caller: Caller,
-    digest: Digest,
-    size: u64,
-    runtime: Handle,
-}
-
-impl ReadAt for StagedBlobReader {
-    fn len(&self) -> u64 {
-        self.size
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let range = offset..offset.saturating_add(buf.len() as u64);
-        let staging = staging(&self.caller);
-        let part = self.registry.blob_part(&self.caller, &staging, &self.digest, range);
-        let bytes = self.runtime.block_on(part).map_err(|error| log_and_hide_cause(error, &self.digest))?;
-        if bytes.len() != buf.len() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        buf.copy_from_slice(&bytes);
-        Ok(())
-    }
-}
-
-fn hash(reader: &mut dyn Read) -> io::Result<Digest> {
-    let mut hasher = Hasher::new(Algorithm::Sha256);
-    let mut piece = vec![0; READ_BYTES];
-    loop {
-        match reader.read(&mut piece)? {
-            0 => return Ok(hasher.finish()),
-            read => hasher.update(&piece[..read]),
-        }
-    }
-}
-
-/// Reads to the end, for the checks that the reader makes. Object storage is read in long parts.
-fn read_through(reader: &mut dyn Read) -> io::Result<()> {
-    let mut piece = vec![0; 8 * READ_BYTES];
-    while reader.read(&mut piece)? > 0 {}
-    Ok(())
-}
-
-/// The bytes of a layer: encoded on all cores where encoding can start at any offset, otherwise produced by
-/// one dedicated thread as they are consumed.
-fn layer_body(layer: PlannedLayer, source: Arc<dyn Source>) -> Body {
-    if layer.is_encoded() {
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        let offsets = (0..layer.size.div_ceil(PIECE_BYTES)).map(|piece| piece * PIECE_BYTES);
-        return stream::iter(offsets)
-            .map(move |offset| layer_piece(layer.clone(), source.clone(), offset))
-            .buffered(cores)
-            .boxed();
-    }
-    let (sender, receiver) = mpsc::channel::<Result<Bytes, BodyError>>(PIECES);
-    tokio::task::spawn_blocking(move || {
-        let mut reader = layer.reader(&source);
-        loop {
-            let mut piece = vec![0; READ_BYTES];
-            let sent = match reader.read(&mut piece) {
-                Ok(0) => return,
-                Ok(read) => {
-                    piece.truncate(read);
-                    sender.blocking_send(Ok(piece.into()))
-                }
-                Err(error) => sender.blocking_send(Err(error.into())),
-            };
-            if sent.is_err() {
-                return;
-            }
-        }
-    });
-    stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) }).boxed()
-}
-
-async fn layer_piece(layer: PlannedLayer, source: Arc<dyn Source>, offset: u64) -> Result<Bytes, BodyError> {
-    let made = blocking(move || {
-        let length = PIECE_BYTES.min(layer.size - offset);
-        let mut piece = vec![0; length as usize];
-        layer.range_reader(&source, offset, length).read_exact(&mut piece).map(|()| piece)
-    });
-    Ok(made.await??.into())
-}
-
-fn unreadable(layer: &PlannedLayer, source: io::Error) -> CreateError {
-    CreateError::Import(ImportError::Read { path: layer.name.clone().unwrap_or_default(), source })
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
+/// Runs work that blocks.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
     tokio::task::spawn_blocking(work).await.map_err(|_| Error::Interrupted)
 }

@@ -1,4 +1,5 @@
-//! Long work that callers start, follow and cancel: collections and checks. `jobs::runner` runs it.
+//! Long work that callers start, follow and cancel: collections, checks, and the creation of models.
+//! `jobs::runner` runs it.
 
 use std::time::Duration;
 
@@ -8,44 +9,55 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::create_job::CreateJob;
 use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
-use crate::store::{JobRow, NewJob};
+use crate::store::{JobLimits, JobRow, NewJob};
 use crate::time::rfc3339;
 
 /// The most jobs that may be queued or running.
 const MAX_UNFINISHED: i64 = 100;
+/// The most models that one account may be creating, so that the jobs of others can start, too.
+const MAX_UNFINISHED_CREATES: i64 = 20;
+/// The most bytes of a job's parameters.
+const MAX_PARAMETERS_BYTES: usize = 64 << 10;
 /// How often the row of another replica's job is read again while a caller waits for the job.
 const RECHECK: Duration = Duration::from_millis(500);
 
 /// The work of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum JobKind {
     Gc { dry_run: bool },
     Fsck { verify: bool },
+    Create(Box<CreateJob>),
 }
 
 impl JobKind {
-    fn name(self) -> &'static str {
+    /// The name of [`JobKind::Create`].
+    pub(crate) const CREATE: &str = "create";
+
+    fn name(&self) -> &'static str {
         match self {
             JobKind::Gc { .. } => "gc",
             JobKind::Fsck { .. } => "fsck",
+            JobKind::Create(_) => JobKind::CREATE,
         }
     }
 
     /// The action of its start in the audit log.
-    fn start_action(self) -> &'static str {
+    fn start_action(&self) -> &'static str {
         match self {
             JobKind::Gc { .. } => "gc.start",
             JobKind::Fsck { .. } => "fsck.start",
+            JobKind::Create(_) => "create.start",
         }
     }
 
     /// Whether it changes the content of the registry.
-    fn writes(self) -> bool {
-        matches!(self, JobKind::Gc { dry_run: false })
+    fn writes(&self) -> bool {
+        matches!(self, JobKind::Gc { dry_run: false } | JobKind::Create(_))
     }
 }
 
@@ -80,7 +92,7 @@ impl FindingKind {
 #[derive(Clone, Debug, Serialize)]
 pub struct Job {
     pub id: String,
-    /// `gc` or `fsck`.
+    /// `gc`, `fsck` or `create`.
     pub kind: String,
     pub parameters: Box<RawValue>,
     /// `queued`, `running`, `succeeded`, `failed` or `cancelled`.
@@ -103,15 +115,36 @@ impl Registry {
     /// Adds a job, which this replica or another one runs.
     pub async fn job_start(&self, caller: &Caller, kind: JobKind) -> Result<Job, Error> {
         self.authorize(caller, Action::Administer, Target::Server).await?;
+        self.job_add(caller, kind).await
+    }
+
+    /// Adds a job that the caller may start.
+    pub(super) async fn job_add(&self, caller: &Caller, kind: JobKind) -> Result<Job, Error> {
         if kind.writes() {
             self.check_writable()?;
         }
         let id = Uuid::now_v7().to_string();
-        let parameters = serde_json::to_string(&kind).expect("a struct of booleans serialises to JSON");
-        let job = NewJob { id: &id, kind: kind.name(), parameters: &parameters, writes: kind.writes() };
+        let parameters =
+            serde_json::to_string(&kind).expect("a struct of texts, numbers and booleans serialises to JSON");
+        if parameters.len() > MAX_PARAMETERS_BYTES {
+            return Err(Error::JobTooLarge { bytes: parameters.len(), limit_bytes: MAX_PARAMETERS_BYTES });
+        }
+        let account = caller.account().map(|account| account.id.to_string());
+        let job = NewJob {
+            id: &id,
+            kind: kind.name(),
+            parameters: &parameters,
+            writes: kind.writes(),
+            account: account.as_deref(),
+        };
+        let of_account = match kind {
+            JobKind::Create(_) => MAX_UNFINISHED_CREATES,
+            JobKind::Gc { .. } | JobKind::Fsck { .. } => MAX_UNFINISHED,
+        };
+        let limits = JobLimits { all: MAX_UNFINISHED, of_account };
         let mut tx = self.store.begin().await?;
-        if !tx.job_insert(&job, MAX_UNFINISHED).await? {
-            return Err(Error::TooManyJobs { limit: MAX_UNFINISHED });
+        if !tx.job_insert(&job, limits).await? {
+            return Err(Error::TooManyJobs { limit: of_account });
         }
         self.audit(&mut tx, caller, kind.start_action(), format!("job:{id}"), json!(kind)).await?;
         tx.commit().await?;
@@ -123,8 +156,8 @@ impl Registry {
     /// Returns a job. With `wait`, waits until it has finished or the time is over. `None` if there is no
     /// such job.
     pub async fn job_show(&self, caller: &Caller, id: Uuid, wait: Duration) -> Result<Option<Job>, Error> {
-        self.authorize(caller, Action::Inspect, Target::Server).await?;
         let (id, deadline) = (id.to_string(), Instant::now() + wait);
+        self.authorize_job(caller, Action::Inspect, &id).await?;
         loop {
             let changed = self.jobs.changed.notified();
             let mut changed = std::pin::pin!(changed);
@@ -153,8 +186,8 @@ impl Registry {
     /// Requests the cancellation of a job. A collection ends between two of its steps, and finished steps are
     /// kept. `None` if there is no such job.
     pub async fn job_cancel(&self, caller: &Caller, id: Uuid) -> Result<Option<Job>, Error> {
-        self.authorize(caller, Action::Administer, Target::Server).await?;
         let id = id.to_string();
+        self.authorize_job(caller, Action::Administer, &id).await?;
         let mut tx = self.store.begin().await?;
         if tx.job_cancel(&id).await? {
             self.audit(&mut tx, caller, "job.cancel", format!("job:{id}"), Value::Null).await?;
@@ -188,6 +221,13 @@ impl Registry {
             Ok((position.unsigned_abs(), detail.map_err(|_| corrupt("finding", job.id.clone()))?))
         };
         Ok(Some(Page { items: rows.into_iter().map(read).collect::<Result<_, Error>>()?, more }))
+    }
+
+    /// Returns an error if the caller may not do this to the job. An unknown job is like one of another account.
+    async fn authorize_job(&self, caller: &Caller, action: Action, id: &str) -> Result<(), Error> {
+        let row = self.store.job_find(id).await?;
+        let owner = row.and_then(|row| row.account).and_then(|account| account.parse().ok());
+        self.authorize(caller, action, Target::Job { owner }).await
     }
 
     async fn job_find(&self, id: &str) -> Result<Option<Job>, Error> {

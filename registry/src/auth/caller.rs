@@ -198,6 +198,10 @@ pub enum Target<'a> {
     Server,
     /// The settings of a namespace or a repository: grants, visibility, protected tags.
     Settings(&'a AccessTarget),
+    /// A job, and the account that started it.
+    Job {
+        owner: Option<Uuid>,
+    },
 }
 
 impl fmt::Display for Target<'_> {
@@ -208,6 +212,7 @@ impl fmt::Display for Target<'_> {
             Target::Workers => f.write_str("workers"),
             Target::Server => f.write_str("server"),
             Target::Settings(target) => target.fmt(f),
+            Target::Job { .. } => f.write_str("job"),
         }
     }
 }
@@ -284,6 +289,12 @@ pub(crate) fn decide(caller: &Identity, action: Action, target: Target<'_>, righ
         },
         (_, Target::Repository(repository)) => decide_repository(caller, action, repository, rights),
         (_, Target::Settings(target)) => decide_settings(caller, action, target, rights),
+        // An account follows and cancels the jobs that it has started.
+        (Action::Inspect | Action::Administer, Target::Job { owner: Some(owner) })
+            if is_own_job(caller, action, owner) =>
+        {
+            Decision::Allow
+        }
         (Action::Inspect | Action::List, _) => {
             decide_server(caller, &[ServerRole::Auditor, ServerRole::Admin])
         }
@@ -334,6 +345,11 @@ fn decide_repository(caller: &Identity, action: Action, repository: &Repository,
         }
         _ => Decision::Allow,
     }
+}
+
+fn is_own_job(caller: &Identity, action: Action, owner: Uuid) -> bool {
+    let needed = if action == Action::Inspect { Access::Read } else { Access::Write };
+    matches!(caller, Identity::Account(account) if account.id == owner && account.scope.access >= needed)
 }
 
 /// Whether a caller may change the settings of a target: its owner, some of them its maintainer.

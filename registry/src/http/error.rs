@@ -296,6 +296,7 @@ fn status_of(error: &Error) -> StatusCode {
         Error::Throttled { .. } | Error::TooManyRequests { .. } => StatusCode::TOO_MANY_REQUESTS,
         Error::StorageFull => StatusCode::INSUFFICIENT_STORAGE,
         Error::TooManyJobs { .. } => StatusCode::TOO_MANY_REQUESTS,
+        Error::JobTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
         Error::Unavailable { .. } | Error::SetupPending => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }

@@ -1,14 +1,16 @@
 //! Runs jobs, a few at a time, each under a lease that is renewed while it runs. Another replica restarts the
 //! jobs of a replica that died, a few times at most.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::app::{Finding, FindingKind, FindingSink, JobControl, JobKind};
+use crate::app::{Finding, FindingKind, FindingSink, JobControl, JobError, JobKind};
 use crate::error::chain;
-use crate::store::{JobEnd, JobRow, JobRun};
+use crate::store::{Claimable, JobEnd, JobRow, JobRun};
 use crate::time::{millis, now_ms};
 use crate::{Error, Registry};
 
@@ -35,12 +37,23 @@ pub(super) fn start(registry: &Registry) {
 
 async fn run(registry: Registry) {
     let mut running = JoinSet::new();
+    // Creating a model uses all cores, so that one at a time is as fast as several.
+    let creating = Arc::new(Semaphore::new(1));
     while !registry.stopping().is_cancelled() {
         if running.len() < AT_ONCE {
-            let may_write = registry.check_writable().is_ok();
-            match registry.store().job_claim(&registry.jobs.holder, may_write, LEASE).await {
+            let permit = creating.clone().try_acquire_owned().ok();
+            let claimable = Claimable {
+                writing: registry.check_writable().is_ok(),
+                except: permit.is_none().then_some(JobKind::CREATE),
+            };
+            match registry.store().job_claim(&registry.jobs.holder, claimable, LEASE).await {
                 Ok(Some(row)) => {
-                    running.spawn(run_one(registry.clone(), row));
+                    let permit = permit.filter(|_| row.kind == JobKind::CREATE);
+                    let work = run_one(registry.clone(), row);
+                    running.spawn(async move {
+                        work.await;
+                        drop(permit);
+                    });
                     continue;
                 }
                 Ok(None) => {}
@@ -83,7 +96,7 @@ async fn run_claimed(
 ) -> Result<(), Error> {
     let store = registry.store();
     if row.cancelled != 0 {
-        return finish(registry, run, control, Err(Error::Cancelled)).await;
+        return finish(registry, run, control, Err(Error::Cancelled.into())).await;
     }
     if row.attempts > MAX_ATTEMPTS {
         let problem = format!("{MAX_ATTEMPTS} servers stopped while running this job");
@@ -95,12 +108,12 @@ async fn run_claimed(
     let mut work = tokio::spawn(work);
     let outcome = loop {
         tokio::select! {
-            outcome = &mut work => break outcome.unwrap_or(Err(Error::Interrupted)),
+            outcome = &mut work => break outcome.unwrap_or(Err(Error::Interrupted.into())),
             () = registry.stopping().cancelled() => {
                 control.cancel();
                 return match tokio::time::timeout(STOP_LIMIT, work).await {
                     // It ended in that moment.
-                    Ok(Ok(outcome)) if !matches!(outcome, Err(Error::Cancelled)) => {
+                    Ok(Ok(outcome)) if !outcome.as_ref().is_err_and(JobError::is_cancelled) => {
                         finish(registry, run, control, outcome).await
                     }
                     Ok(_) => store.job_release(run).await,
@@ -130,7 +143,7 @@ async fn run_claimed(
 }
 
 /// Does the work of a job. Returns its result as JSON.
-async fn work(registry: Registry, row: JobRow, run: JobRun, control: JobControl) -> Result<String, Error> {
+async fn work(registry: Registry, row: JobRow, run: JobRun, control: JobControl) -> Result<String, JobError> {
     let corrupt = |_| Error::Corrupt { what: "job", value: row.parameters.clone() };
     let mut findings =
         StoredFindings { registry: registry.clone(), run, waiting: Default::default(), stored: [0; 4] };
@@ -146,7 +159,14 @@ async fn work(registry: Registry, row: JobRow, run: JobRun, control: JobControl)
             tokio::select! {
                 report = registry.fsck_controlled(verify, &control, &mut findings) => to_json(&report?),
                 // It only reads, so it can be dropped at any point.
-                () = control.cancelled() => return Err(Error::Cancelled),
+                () = control.cancelled() => return Err(Error::Cancelled.into()),
+            }
+        }
+        JobKind::Create(job) => {
+            tokio::select! {
+                created = registry.model_create_run(&job, row.account.as_deref(), &control) => to_json(&created?),
+                // Its manifest is written last, so it can be dropped at any point.
+                () = control.cancelled() => return Err(Error::Cancelled.into()),
             }
         }
     };
@@ -158,25 +178,21 @@ async fn finish(
     registry: &Registry,
     run: &JobRun,
     control: &JobControl,
-    outcome: Result<String, Error>,
+    outcome: Result<String, JobError>,
 ) -> Result<(), Error> {
-    let problem = match &outcome {
-        Ok(_) | Err(Error::Cancelled) => None,
+    let (state, problem) = match &outcome {
+        Ok(_) => ("succeeded", None),
+        Err(error) if error.is_cancelled() => ("cancelled", None),
         Err(error) => {
             tracing::error!(job = run.id, error = chain(error), "job failed");
-            Some(error.public_message())
+            ("failed", Some(error.public_message()))
         }
-    };
-    let state = match outcome {
-        Ok(_) => "succeeded",
-        Err(Error::Cancelled) => "cancelled",
-        Err(_) => "failed",
     };
     let progress = to_json(&control.progress());
     let end = JobEnd {
         state,
         progress: Some(&progress),
-        result: outcome.as_deref().ok(),
+        result: outcome.as_ref().ok().map(String::as_str),
         problem: problem.as_deref(),
     };
     registry.store().job_finish(run, &end).await?;

@@ -28,6 +28,8 @@ pub(crate) struct JobRow {
     pub(crate) progress: Option<String>,
     pub(crate) result: Option<String>,
     pub(crate) problem: Option<String>,
+    /// The account that started it.
+    pub(crate) account: Option<String>,
 }
 
 pub(crate) struct NewJob<'a> {
@@ -35,6 +37,24 @@ pub(crate) struct NewJob<'a> {
     pub(crate) kind: &'a str,
     pub(crate) parameters: &'a str,
     pub(crate) writes: bool,
+    pub(crate) account: Option<&'a str>,
+}
+
+/// How many jobs may be unfinished.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct JobLimits {
+    pub(crate) all: i64,
+    /// Jobs of one kind of one account.
+    pub(crate) of_account: i64,
+}
+
+/// The jobs that a replica may claim.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claimable {
+    /// Jobs that change the content of the registry.
+    pub(crate) writing: bool,
+    /// Jobs of this kind are left to other replicas.
+    pub(crate) except: Option<&'static str>,
 }
 
 /// A run of a job: the process that runs it, and the number of the attempt.
@@ -56,7 +76,7 @@ pub(crate) struct JobEnd<'a> {
 
 macro_rules! columns {
     () => {
-        "id, kind, parameters, state, created_at, started_at, finished_at, attempts, cancelled, progress, result, problem"
+        "id, kind, parameters, state, created_at, started_at, finished_at, attempts, cancelled, progress, result, problem, account"
     };
 }
 
@@ -67,6 +87,7 @@ macro_rules! claim {
                     started_at = coalesce(started_at, $5)
              where id in (select id from jobs
                  where finished_at is null and (state = 'queued' or lease_until <= $2) and writes <= $4
+                     and kind <> $6
                  order by id limit 1",
             $lock,
             ") returning ",
@@ -89,37 +110,40 @@ impl Store {
             .bind(after.unwrap_or("g")).bind(i64::from(limit)).fetch_all(c).await)?)
     }
 
-    /// Claims the oldest job that is queued or whose lease has ended.
+    /// Claims the oldest of these jobs that is queued or whose lease has ended.
     pub(crate) async fn job_claim(
         &self,
         holder: &str,
-        may_write: bool,
+        claimable: Claimable,
         lease: Duration,
     ) -> Result<Option<JobRow>, Error> {
         let now = self.database_now_ms().await?;
         let until = now.saturating_add(millis(lease));
-        let writes = i64::from(may_write);
+        let (writes, except) = (i64::from(claimable.writing), claimable.except.unwrap_or_default());
         let claimed = metrics::database("job_claim", async {
             match (self.write(), self.read()) {
                 (Engine::Sqlite(write), Engine::Sqlite(read)) => {
                     // A write blocks other writers, and mostly there is no job.
                     let waiting: Option<(i64,)> = sqlx::query_as(
                         "select 1 from jobs
-                         where finished_at is null and (state = 'queued' or lease_until <= $1) and writes <= $2 limit 1",
+                         where finished_at is null and (state = 'queued' or lease_until <= $1) and writes <= $2
+                             and kind <> $3 limit 1",
                     )
                     .bind(now)
                     .bind(writes)
+                    .bind(except)
                     .fetch_optional(read)
                     .await?;
                     if waiting.is_none() {
                         return Ok(None);
                     }
                     let claim = sqlx::query_as(claim!("")).bind(holder).bind(now).bind(until);
-                    claim.bind(writes).bind(now_ms()).fetch_optional(write).await
+                    claim.bind(writes).bind(now_ms()).bind(except).fetch_optional(write).await
                 }
                 (Engine::Postgres(c), _) => {
                     let claim = sqlx::query_as(claim!(" for update skip locked"));
-                    let claim = claim.bind(holder).bind(now).bind(until).bind(writes).bind(now_ms());
+                    let claim = claim.bind(holder).bind(now).bind(until);
+                    let claim = claim.bind(writes).bind(now_ms()).bind(except);
                     super::postgres::with_timeout(claim.fetch_optional(c)).await
                 }
                 _ => Ok(None),
@@ -249,13 +273,16 @@ impl Store {
 }
 
 impl Tx {
-    /// Adds a job, unless `limit` jobs are unfinished.
-    pub(crate) async fn job_insert(&mut self, job: &NewJob<'_>, limit: i64) -> Result<bool, Error> {
+    /// Adds a job, unless as many are unfinished as `limits` allow.
+    pub(crate) async fn job_insert(&mut self, job: &NewJob<'_>, limits: JobLimits) -> Result<bool, Error> {
         let rows = on!(self.conn(), c => sqlx::query(
-            "insert into jobs (id, kind, parameters, writes, state, created_at)
-             select $1, $2, $3, cast($4 as bigint), 'queued', cast($5 as bigint)
-             where (select count(*) from jobs where finished_at is null) < cast($6 as bigint)")
-            .bind(job.id).bind(job.kind).bind(job.parameters).bind(i64::from(job.writes)).bind(now_ms()).bind(limit)
+            "insert into jobs (id, kind, parameters, writes, state, created_at, account)
+             select $1, $2, $3, cast($4 as bigint), 'queued', cast($5 as bigint), $8
+             where (select count(*) from jobs where finished_at is null) < cast($6 as bigint)
+               and (select count(*) from jobs where finished_at is null and kind = $2
+                    and coalesce(account, '') = coalesce($8, '')) < cast($7 as bigint)")
+            .bind(job.id).bind(job.kind).bind(job.parameters).bind(i64::from(job.writes)).bind(now_ms())
+            .bind(limits.all).bind(limits.of_account).bind(job.account)
             .execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }

@@ -50,7 +50,7 @@ use database::{bigint, digest_list, placeholders, size};
 pub(crate) use device_logins::{DeviceRow, DeviceState};
 pub(crate) use identities::IdentityRow;
 pub(crate) use index_queue::IndexClaim;
-pub(crate) use jobs::{JobEnd, JobRow, JobRun, NewJob};
+pub(crate) use jobs::{Claimable, JobEnd, JobLimits, JobRow, JobRun, NewJob};
 pub(crate) use locks::ReplicaLock;
 pub(crate) use manifests::{ManifestReferences, NewManifest, ReferrerQuery, ReferrerRow, RemovedManifest};
 pub use models::Relative;

@@ -9,6 +9,7 @@ use lode_model::safetensors::{Dtype, write_header};
 use serde_json::{Value, json};
 
 use super::App;
+use super::access::closed;
 use super::models::push_model;
 
 /// The records of a stream.
@@ -225,6 +226,108 @@ async fn a_model_is_quantised_here() {
     }
 }
 
+/// A checkpoint with one float matrix that every format of tensor blobs can represent.
+fn checkpoint(app: &App) -> impl Future<Output = Value> {
+    let keys: [(&str, Dtype, &[u64]); 2] = [
+        ("model.layers.0.mlp.up_proj.weight", Dtype::F32, &[16, 64]),
+        ("model.norm.weight", Dtype::F32, &[64]),
+    ];
+    let mut weights = write_header(&keys, &Default::default());
+    weights.extend((0..17 * 64).flat_map(|at| ((at % 13) as f32).to_le_bytes()));
+    async move {
+        let weights = stage(app, &weights).await;
+        let config = stage(app, br#"{"architectures":["LlamaForCausalLM"],"model_type":"llama"}"#).await;
+        json!({"model.safetensors": weights, "config.json": config})
+    }
+}
+
+#[tokio::test]
+async fn a_stored_model_is_quantised_like_its_files() {
+    let app = App::new().await;
+    let create = async |body: Value| {
+        let response = app.post_json("/api/create", body).await;
+        assert_eq!((response.status.as_u16(), response.json()), (200, json!({"status": "success"})));
+    };
+    let weights = |model: &Value| {
+        let kinds = [media_type::OLLAMA_TENSOR, media_type::OLLAMA_MODEL, media_type::OLLAMA_JSON];
+        let layers = model["layers"].as_array().unwrap().iter();
+        let of_weights = layers.filter(|layer| kinds.iter().any(|kind| layer["mediaType"] == *kind));
+        let stored = of_weights.map(|layer| (layer["name"].clone(), layer["digest"].clone()));
+        stored.collect::<Vec<_>>()
+    };
+    let (float_gguf, float_checkpoint) =
+        (json!({"m.gguf": stage(&app, &gguf(Type::F32, 0x3d)).await}), checkpoint(&app).await);
+    for (files, quantize) in [(float_gguf, "q8_0"), (float_checkpoint, "int8")] {
+        create(json!({"model": "team/base", "files": files, "system": "Be brief.", "stream": false,
+            "parameters": {"temperature": 0.5, "top_k": 3}, "renderer": "qwen3-coder"}))
+        .await;
+        create(json!({"model": "direct", "files": files, "quantize": quantize, "stream": false})).await;
+        create(json!({"model": "small", "from": "team/base", "quantize": quantize, "stream": false,
+            "parameters": {"top_k": 4}, "license": "free"}))
+        .await;
+        let direct = app.get("/v2/direct/manifests/latest").await.json();
+        let small = app.get("/v2/small/manifests/latest").await.json();
+        assert_eq!(weights(&small), weights(&direct), "{quantize}");
+        // The texts, options and names of the base are kept, below those of the request.
+        let shown = app.post_json("/api/show", json!({"model": "small"})).await.json();
+        assert_eq!((&shown["system"], &shown["license"]), (&json!("Be brief."), &json!("free")));
+        assert_eq!(shown["renderer"], "qwen3-coder");
+        let parameters = shown["parameters"].as_str().unwrap();
+        assert!(parameters.contains("0.5") && parameters.contains('4'), "{parameters}");
+        let base = Digest::sha256(&app.get("/v2/team/base/manifests/latest").await.body);
+        assert_eq!(small["annotations"]["org.opencontainers.image.base.digest"], base.to_string());
+        // What is quantised already is not quantised again.
+        let again = json!({"model": "m", "from": "small", "quantize": "int4", "stream": false});
+        let response = app.post_json("/api/create", again).await;
+        assert_eq!(response.status, 400, "{quantize}: {}", response.text());
+        assert!(response.text().contains("quantised"), "{}", response.text());
+    }
+}
+
+#[tokio::test]
+async fn a_stored_model_is_quantised_by_a_job() {
+    let app = closed().await;
+    let (alice, bob) = (app.user("alice").await, app.user("bob").await);
+    let post = async |credentials: &str, path: &str, body: Value| {
+        let request = Request::post(path).header("content-type", "application/json");
+        app.send_as(credentials, request, body.to_string()).await
+    };
+    let file = gguf(Type::F32, 0x3d);
+    let digest = Digest::sha256(&file);
+    let staged = Request::post(format!("/api/blobs/{digest}")).header("authorization", &alice);
+    let staged = app.send(staged.header("host", "localhost:5000"), file).await;
+    assert_eq!(staged.status, 201, "{}", staged.text());
+    let base = json!({"model": "alice/base", "files": {"m.gguf": digest}, "stream": false});
+    assert_eq!(post(&alice, "/api/create", base).await.status, 200);
+
+    let create = |model: &str| json!({"model": model, "from": "alice/base", "quantize": "q8_0"});
+    let started = post(&alice, "/lode/v1/models", create("alice/a/b/small")).await;
+    assert_eq!(started.status, 202, "{}", started.text());
+    let job = format!("{}?wait=60", started.header("location"));
+    // The account that started the job follows it; another one learns nothing.
+    let finished = app.get_as(&alice, &job).await.json();
+    assert_eq!(
+        (&finished["kind"], &finished["state"]),
+        (&json!("create"), &json!("succeeded")),
+        "{finished}"
+    );
+    assert_eq!(app.get_as(&bob, &job).await.status, 403);
+    let made = app.get_as(&alice, "/v2/alice/a/b/small/manifests/latest").await;
+    assert_eq!(finished["result"]["digest"], Digest::sha256(&made.body).to_string());
+    let cancelled = app.send_as(&alice, Request::delete(started.header("location")), "").await;
+    assert_eq!(cancelled.status, 200, "{}", cancelled.text());
+
+    // The rights are checked when the job starts, and again when it runs.
+    assert_eq!(post(&bob, "/lode/v1/models", create("bob/small")).await.status, 404);
+    app.grant("alice/base", "bob", "read").await;
+    assert_eq!(post(&bob, "/lode/v1/models", create("alice/base")).await.status, 403);
+    let files = json!({"model": "alice/m", "files": {"m.gguf": digest}});
+    let refused = post(&alice, "/lode/v1/models", files).await;
+    assert!(refused.text().contains("/api/create"), "{}", refused.text());
+    let long = json!({"model": "alice/m", "from": "alice/base", "system": "x".repeat(70_000)});
+    assert_eq!(post(&alice, "/lode/v1/models", long).await.status, 413);
+}
+
 #[tokio::test]
 async fn invalid_create_requests_are_refused() {
     let app = App::new().await;
@@ -254,7 +357,6 @@ async fn invalid_create_requests_are_refused() {
             400,
             "missing value for if (line 2, column 7)",
         ),
-        (json!({"model": "m", "from": "base", "quantize": "int4"}), 400, "quantising needs files"),
         (json!({"model": "m", "from": "base", "quantize": "q9"}), 400, "`q9`"),
         (json!({"model": "m", "from": "base", "remote_host": "https://x"}), 400, "remote models"),
     ] {

@@ -9,7 +9,11 @@ use uuid::Uuid;
 use super::App;
 use crate::Config;
 use crate::auth::Caller;
-use crate::store::{JobEnd, JobRun, NewJob};
+use crate::store::{Claimable, JobEnd, JobLimits, JobRun, NewJob};
+
+const LIMITS: JobLimits = JobLimits { all: 100, of_account: 100 };
+const READING: Claimable = Claimable { writing: false, except: None };
+const WRITING: Claimable = Claimable { writing: true, except: None };
 
 impl App {
     /// Starts a job and waits for it to finish.
@@ -122,18 +126,18 @@ async fn another_replica_takes_over_what_a_dead_one_ran() {
         let id = Uuid::now_v7().to_string();
         let parameters = r#"{"dry_run":false}"#;
         // This replica is read-only, so it does not claim the job.
-        let new = NewJob { id: &id, kind: "gc", parameters, writes: true };
+        let new = NewJob { id: &id, kind: "gc", parameters, writes: true, account: None };
         let mut tx = store.begin().await.unwrap();
-        assert!(tx.job_insert(&new, 100).await.unwrap());
+        assert!(tx.job_insert(&new, LIMITS).await.unwrap());
         tx.commit().await.unwrap();
         let lease = Duration::from_secs(600);
-        assert!(store.job_claim("reader", false, lease).await.unwrap().is_none());
-        let first = store.job_claim("a", true, lease).await.unwrap().unwrap();
-        assert!(store.job_claim("b", true, lease).await.unwrap().is_none());
+        assert!(store.job_claim("reader", READING, lease).await.unwrap().is_none());
+        let first = store.job_claim("a", WRITING, lease).await.unwrap().unwrap();
+        assert!(store.job_claim("b", WRITING, lease).await.unwrap().is_none());
         let run = |holder: &str, attempt| JobRun { id: first.id.clone(), holder: holder.to_owned(), attempt };
         // The first lease expires, by the database's clock.
         assert_eq!(store.job_renew(&run("a", 1), Duration::ZERO, None).await.unwrap(), Some(false));
-        let second = store.job_claim("b", true, lease).await.unwrap().unwrap();
+        let second = store.job_claim("b", WRITING, lease).await.unwrap().unwrap();
         assert_eq!((&second.id, second.attempts), (&first.id, 2));
         // Its late updates have no effect.
         assert_eq!(store.job_renew(&run("a", 1), lease, None).await.unwrap(), None);
@@ -161,11 +165,12 @@ async fn a_job_of_a_server_that_was_killed_runs_again() {
     let id = Uuid::now_v7().to_string();
     {
         let store = crate::store::Store::open(None, data.path()).await.unwrap();
-        let new = NewJob { id: &id, kind: "fsck", parameters: r#"{"verify":false}"#, writes: false };
+        let new =
+            NewJob { id: &id, kind: "fsck", parameters: r#"{"verify":false}"#, writes: false, account: None };
         let mut tx = store.begin().await.unwrap();
-        assert!(tx.job_insert(&new, 100).await.unwrap());
+        assert!(tx.job_insert(&new, LIMITS).await.unwrap());
         tx.commit().await.unwrap();
-        store.job_claim("dead", true, Duration::from_secs(600)).await.unwrap().unwrap();
+        store.job_claim("dead", WRITING, Duration::from_secs(600)).await.unwrap().unwrap();
         store.close().await;
     }
     let app = App::with_data(config, data).await;

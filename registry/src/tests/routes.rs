@@ -109,6 +109,7 @@ pub(super) const ROUTES: &[Route] = &[
     ("POST", "/v1/completions", r#"{"model":"team/mini"}"#, Infer, &[200]),
     ("POST", "/v1/embeddings", r#"{"model":"team/mini","input":"x"}"#, Infer, &[200]),
     ("GET", "/lode/v1/models", "", List, &[200]),
+    ("POST", "/lode/v1/models", r#"{"model":"team/mini:new","from":"team/mini"}"#, Push, &[202]),
     ("GET", "/lode/v1/models/{name}/{reference}", "", Pull, &[200]),
     ("GET", "/lode/v1/tensors/{name}/{reference}", "", Pull, &[200]),
     ("GET", "/lode/v1/diff/{name}/{reference}", "", Pull, &[200]),

@@ -1,5 +1,5 @@
 //! `POST /api/create`: creates a model from another one of this registry, or from files that were sent to
-//! `/api/blobs`.
+//! `/api/blobs`. `POST /lode/v1/models` does the former as a job.
 
 use std::collections::BTreeMap;
 
@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 
 use super::{ModelRequest, blobs, records};
 use crate::Registry;
+use crate::api::jobs::accepted;
 use crate::app::{CreateError, CreateStep, ExtraFile, ModelSource, NewModel};
 use crate::auth::{Action, Caller};
 use crate::http::model_name::{self, ModelName};
@@ -74,7 +75,7 @@ pub(crate) async fn post(
 ) -> Result<Response, Failure> {
     let (create, charge) = body.into_parts();
     let is_stream = create.stream.unwrap_or(true);
-    let new = create.read(&registry, &caller, &own).await?;
+    let new = create.read(&registry, &caller, &own, model_name::parse).await?;
     registry.model_create_check(&caller, &new).await?;
     records::respond(is_stream, move |records| async move {
         let report = |step| match step {
@@ -94,10 +95,31 @@ pub(crate) async fn post(
     .await
 }
 
+/// `POST /lode/v1/models`: the same request as a job. Names have any number of parts.
+pub(crate) async fn start(
+    State(registry): State<Registry>,
+    caller: Caller,
+    own: OwnHosts,
+    body: JsonBody<Create>,
+) -> Result<Response, Failure> {
+    let (create, _charge) = body.into_parts();
+    let new = create.read(&registry, &caller, &own, model_name::parse_any).await?;
+    Ok(accepted(registry.model_create_start(&caller, new).await?))
+}
+
+/// Parses the name of a model in a request.
+type ParseName = fn(&str, &OwnHosts) -> Result<ModelName, Failure>;
+
 impl Create {
     /// Converts the request to a `NewModel`.
-    async fn read(self, registry: &Registry, caller: &Caller, own: &OwnHosts) -> Result<NewModel, Failure> {
-        let ModelName { repositories, reference } = model_name::parse(self.named.name(), own)?;
+    async fn read(
+        self,
+        registry: &Registry,
+        caller: &Caller,
+        own: &OwnHosts,
+        parse_name: ParseName,
+    ) -> Result<NewModel, Failure> {
+        let ModelName { repositories, reference } = parse_name(self.named.name(), own)?;
         let repository = registry.spelling_to_write(caller, &repositories).await?;
         if non_empty(&self.remote_host).is_some() {
             return Err(Failure::Unsupported("remote models are not supported; pull them instead"));
@@ -114,7 +136,7 @@ impl Create {
         }
         let from = match (non_empty(&self.from), self.files) {
             (Some(name), _) => {
-                let ModelName { repositories, reference } = model_name::parse(name, own)?;
+                let ModelName { repositories, reference } = parse_name(name, own)?;
                 let repository = registry.spelling_of_manifest(caller, &repositories, &reference).await?;
                 ModelSource::Model { repository, reference, name: name.to_owned() }
             }

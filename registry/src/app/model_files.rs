@@ -1,0 +1,222 @@
+//! The files of a model as the source of an import: files that were uploaded before, or those of a stored model,
+//! read from the blobs that contain them. Reading blocks: it must run on blocking threads.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use lode_model::digest::Digest;
+use lode_model::files_view::{FileEntry, FileView, FileViewError, Segment, check_path};
+use lode_model::import::{ReadAt, Source, SourceFile};
+use lode_model::manifest::Manifest;
+use lode_model::recognise::{Artifact, Role};
+use lode_model::reference::Repository;
+use moka::sync::Cache;
+use tokio::runtime::Handle;
+
+use super::Registry;
+use crate::Error;
+use crate::auth::Caller;
+use crate::error::chain;
+
+/// The name of a GGUF file that was pushed without one.
+const GGUF_NAME: &str = "model.gguf";
+/// How many blobs of one source are open at a time.
+const MAX_OPEN_BLOBS: u64 = 64;
+
+/// The files of a model, all of whose blobs one repository has.
+pub(super) struct ModelFiles {
+    blobs: Arc<Blobs>,
+    files: BTreeMap<String, StoredFile>,
+}
+
+/// A file as the parts of blobs that it consists of, with the offset at which each begins.
+struct StoredFile {
+    size: u64,
+    digest: Option<Digest>,
+    segments: Arc<[(u64, Segment)]>,
+}
+
+impl StoredFile {
+    fn new(entry: FileEntry) -> StoredFile {
+        let mut start = 0;
+        let placed = entry.segments.into_iter().map(|segment| {
+            let at = start;
+            start += segment.len();
+            (at, segment)
+        });
+        StoredFile { segments: placed.collect(), size: entry.size, digest: entry.digest }
+    }
+}
+
+impl ModelFiles {
+    /// Files that are one blob each.
+    pub(super) fn whole(
+        registry: &Registry,
+        caller: &Caller,
+        repository: Repository,
+        files: impl IntoIterator<Item = (String, Digest, u64)>,
+    ) -> ModelFiles {
+        let entries = files.into_iter().map(|(path, digest, size)| whole_file(path, digest, size));
+        ModelFiles::new(registry, caller, repository, entries)
+    }
+
+    /// The files of a stored model: those of its file view, or else the layers that are files. `view` is the
+    /// content of the layer that [`FileView::find`] finds.
+    pub(super) fn stored(
+        registry: &Registry,
+        caller: &Caller,
+        repository: Repository,
+        manifest: &Manifest,
+        config: &[u8],
+        view: Option<&[u8]>,
+    ) -> Result<ModelFiles, FileViewError> {
+        let entries = match view {
+            Some(view) => {
+                let view = FileView::parse(view)?;
+                view.check_layers(manifest)?;
+                view.files
+            }
+            None => layer_files(manifest, config)?,
+        };
+        Ok(ModelFiles::new(registry, caller, repository, entries))
+    }
+
+    fn new(
+        registry: &Registry,
+        caller: &Caller,
+        repository: Repository,
+        entries: impl IntoIterator<Item = FileEntry>,
+    ) -> ModelFiles {
+        let blobs = Blobs {
+            registry: registry.clone(),
+            caller: caller.clone(),
+            repository,
+            runtime: Handle::current(),
+            open: Cache::new(MAX_OPEN_BLOBS),
+        };
+        let files = entries.into_iter().map(|entry| (entry.path.clone(), StoredFile::new(entry))).collect();
+        ModelFiles { blobs: Arc::new(blobs), files }
+    }
+
+    /// The repository whose blobs are read.
+    pub(super) fn repository(&self) -> &Repository {
+        &self.blobs.repository
+    }
+
+    /// The digest of a whole file, where it is known.
+    pub(super) fn digest(&self, path: &str) -> Option<&Digest> {
+        self.files.get(path)?.digest.as_ref()
+    }
+}
+
+impl Source for ModelFiles {
+    fn files(&self) -> Vec<SourceFile> {
+        let listed =
+            |(path, file): (&String, &StoredFile)| SourceFile { path: path.clone(), size: file.size };
+        self.files.iter().map(listed).collect()
+    }
+
+    fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>> {
+        let file = self.files.get(path).ok_or(io::ErrorKind::NotFound)?;
+        let (blobs, segments) = (self.blobs.clone(), file.segments.clone());
+        Ok(Box::new(FileReader { blobs, segments, size: file.size }))
+    }
+}
+
+fn whole_file(path: String, digest: Digest, size: u64) -> FileEntry {
+    let segments = vec![Segment::Blob { digest: digest.clone(), offset: 0, length: size }];
+    FileEntry { path, size, digest: Some(digest), assembled: false, segments }
+}
+
+/// The layers that are files of the model itself, whichever tool pushed them.
+fn layer_files(manifest: &Manifest, config: &[u8]) -> Result<Vec<FileEntry>, FileViewError> {
+    let artifact = Artifact::read(manifest, Some(config));
+    let mut entries: BTreeMap<String, FileEntry> = BTreeMap::new();
+    for file in artifact.files.into_iter().filter(|file| file.is_layer()) {
+        if !matches!(file.role, Role::Safetensors | Role::Gguf | Role::Onnx | Role::File) {
+            continue;
+        }
+        let is_gguf = file.role == Role::Gguf;
+        let Some(path) = file.path.or(is_gguf.then(|| GGUF_NAME.to_owned())) else { continue };
+        check_path(&path)?;
+        let whole = whole_file(path.clone(), file.layer.digest.clone(), file.layer.size);
+        if entries.insert(path.clone(), whole).is_some() {
+            return Err(FileViewError::Duplicate { path });
+        }
+    }
+    Ok(entries.into_values().collect())
+}
+
+/// Reads a file from the blobs of its segments.
+struct FileReader {
+    blobs: Arc<Blobs>,
+    segments: Arc<[(u64, Segment)]>,
+    size: u64,
+}
+
+impl ReadAt for FileReader {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, mut offset: u64, mut buf: &mut [u8]) -> io::Result<()> {
+        let mut at = self.segments.partition_point(|(start, segment)| start + segment.len() <= offset);
+        while !buf.is_empty() {
+            let (start, segment) = self.segments.get(at).ok_or(io::ErrorKind::UnexpectedEof)?;
+            let within = offset - start;
+            let length = (buf.len() as u64).min(segment.len() - within);
+            let (part, rest) = buf.split_at_mut(length as usize);
+            match segment {
+                Segment::Inline { inline } => part.copy_from_slice(&inline[within as usize..][..part.len()]),
+                Segment::Blob { digest, offset, .. } => self.blobs.read_at(digest, offset + within, part)?,
+            }
+            buf = rest;
+            offset += length;
+            at += 1;
+        }
+        Ok(())
+    }
+}
+
+/// The blobs of a repository, read at any offset on behalf of a caller.
+struct Blobs {
+    registry: Registry,
+    caller: Caller,
+    repository: Repository,
+    runtime: Handle,
+    /// The blobs that were read last. Without a file: a blob in object storage, of which each part is fetched.
+    open: Cache<Digest, Option<Arc<File>>>,
+}
+
+impl Blobs {
+    fn read_at(&self, digest: &Digest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let opened = self.open.try_get_with_by_ref(digest, || self.open(digest));
+        let Some(file) = opened.map_err(|error| hide_cause(&error, digest))? else {
+            let range = offset..offset.saturating_add(buf.len() as u64);
+            let part = self.registry.blob_part(&self.caller, &self.repository, digest, range);
+            let bytes = self.runtime.block_on(part).map_err(|error| hide_cause(&error, digest))?;
+            if bytes.len() != buf.len() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            buf.copy_from_slice(&bytes);
+            return Ok(());
+        };
+        file.read_exact_at(buf, offset)
+    }
+
+    fn open(&self, digest: &Digest) -> Result<Option<Arc<File>>, Error> {
+        self.runtime.block_on(async {
+            let blob = self.registry.blob_visible(&self.caller, &self.repository, digest).await?;
+            Ok(self.registry.blob_file(&blob).await?.map(Arc::new))
+        })
+    }
+}
+
+/// Logs the cause, which names places in the storage, and returns an error that the caller may see.
+fn hide_cause(error: &Error, digest: &Digest) -> io::Error {
+    tracing::error!(%digest, error = chain(error), "failed to read a blob of a model");
+    io::Error::other("the storage failed to read it; the server's log has the reason")
+}
