@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use lode_tests::checkpoint::{demo, f32_values, read_folder, read_tensor_headers};
 use lode_tests::server::{Folder, Options};
+use serde_json::Value;
 
 #[tokio::test]
 async fn a_checkpoint_and_its_gguf_give_the_same_q4_k_m() {
@@ -61,6 +62,38 @@ async fn a_checkpoint_and_its_gguf_give_the_same_q4_k_m() {
     lode.create("team/worse", &file, &["--quantize", "q8_0"])
         .await
         .expect_failure(&["model-Q4_K_M.gguf", "already"]);
+    lode.run(&["show", "team/worse"]).await.expect_failure(&["team/worse"]);
+}
+
+#[tokio::test]
+async fn a_server_quantises_a_model_that_it_stores() {
+    let server = Folder::new().start(Options::new()).await;
+    let lode = server.lode();
+    lode.create("team/mini", &demo(), &[]).await.expect_success();
+    let blobs = |shown: &Value| shown["layers"].as_array().unwrap().clone();
+    for (quantize, tag) in [("q4_K_M", "q4"), ("int4", "int4")] {
+        let small = format!("team/mini:{tag}");
+        let created = ["create", &small, "--from", "team/mini", "--quantize", quantize];
+        let created = lode.run(&created).await.expect_success();
+        assert!(
+            created.stdout.contains(&small) && created.stdout.contains("team/mini:latest"),
+            "{}",
+            created.stdout
+        );
+        // The same layers as from the original files.
+        let direct = format!("team/direct:{tag}");
+        lode.create(&direct, &demo(), &["--quantize", quantize]).await.expect_success();
+        let shown = async |name: &str| lode.run(&["show", name, "--json"]).await.expect_success().json();
+        let (small, direct) = (shown(&small).await, shown(&direct).await);
+        let digests =
+            |shown: &Value| blobs(shown).iter().map(|layer| layer["digest"].clone()).collect::<Vec<_>>();
+        assert_eq!(digests(&small), digests(&direct), "{quantize}");
+    }
+    // Errors of the job, and mistakes that are found before it starts.
+    let refused = lode.run(&["create", "team/worse", "--from", "team/mini:q4", "--quantize", "q8_0"]).await;
+    refused.expect_failure(&["team/mini:q4", "already"]);
+    let unknown = lode.run(&["create", "team/worse", "--from", "team/gone", "--quantize", "q8_0"]).await;
+    unknown.expect_failure(&["team/gone"]);
     lode.run(&["show", "team/worse"]).await.expect_failure(&["team/worse"]);
 }
 

@@ -7,10 +7,12 @@ use lode_model::media_type;
 use lode_model::quant::ggml::Type;
 use lode_model::safetensors::{Dtype, write_header};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use super::App;
 use super::access::closed;
 use super::models::push_model;
+use crate::Config;
 
 /// The records of a stream.
 async fn records(app: &App, path: &str, body: Value) -> Vec<Value> {
@@ -243,7 +245,12 @@ fn checkpoint(app: &App) -> impl Future<Output = Value> {
 
 #[tokio::test]
 async fn a_stored_model_is_quantised_like_its_files() {
-    let app = App::new().await;
+    let bucket = format!("memory://{}", Uuid::new_v4().simple()).parse().unwrap();
+    quantise_stored(App::new().await).await;
+    quantise_stored(App::with(Config { storage: Some(bucket), ..Config::default() }).await).await;
+}
+
+async fn quantise_stored(app: App) {
     let create = async |body: Value| {
         let response = app.post_json("/api/create", body).await;
         assert_eq!((response.status.as_u16(), response.json()), (200, json!({"status": "success"})));
