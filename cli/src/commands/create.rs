@@ -10,7 +10,7 @@ use std::{
 use lode_model::{
     import::{self as planner, Quantize, ReadAt, Source, SourceFile},
     media_type,
-    modelfile::{Edits, Modelfile, Role},
+    modelfile::{Edits, Role},
     reference::Name,
 };
 use serde_json::{Value, json};

@@ -4,42 +4,17 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lode_model::digest::Digest;
-use lode_model::modelfile::Edits;
-use lode_model::reference::{Reference, Repository};
-use serde::{Deserialize, Serialize};
+use lode_model::reference::Reference;
+use serde::Serialize;
 
 use super::job_control::JobControl;
-use super::jobs::{Job, JobKind};
+use super::job_kind::{BaseModel, CreateJob, JobKind};
+use super::jobs::Job;
 use super::sign_in::account_of;
 use super::{CreateError, CreateStep, ModelSource, NewModel, Registry};
 use crate::Error;
 use crate::auth::{Caller, Credential, Identity, Scope};
 use crate::error::chain;
-
-/// The parameters of a job that creates a model from a stored one.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct CreateJob {
-    repository: Repository,
-    reference: Reference,
-    from: BaseModel,
-    /// The number format of the weights, as `lode create --quantize` names it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    quantize: Option<String>,
-    #[serde(default, skip_serializing_if = "Edits::is_empty")]
-    edits: Edits,
-    /// The limits of the credential that started the job.
-    scope: Scope,
-}
-
-/// The model from which another is created.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct BaseModel {
-    repository: Repository,
-    /// The manifest that its name referred to when the job started.
-    digest: Digest,
-    /// As the caller named it.
-    name: String,
-}
 
 /// The result of the job.
 #[derive(Debug, Serialize)]

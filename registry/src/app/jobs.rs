@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::create_job::CreateJob;
+use super::job_kind::JobKind;
 use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
@@ -24,42 +24,6 @@ const MAX_UNFINISHED_CREATES: i64 = 20;
 const MAX_PARAMETERS_BYTES: usize = 64 << 10;
 /// How often the row of another replica's job is read again while a caller waits for the job.
 const RECHECK: Duration = Duration::from_millis(500);
-
-/// The work of a job.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum JobKind {
-    Gc { dry_run: bool },
-    Fsck { verify: bool },
-    Create(Box<CreateJob>),
-}
-
-impl JobKind {
-    /// The name of [`JobKind::Create`].
-    pub(crate) const CREATE: &str = "create";
-
-    fn name(&self) -> &'static str {
-        match self {
-            JobKind::Gc { .. } => "gc",
-            JobKind::Fsck { .. } => "fsck",
-            JobKind::Create(_) => JobKind::CREATE,
-        }
-    }
-
-    /// The action of its start in the audit log.
-    fn start_action(&self) -> &'static str {
-        match self {
-            JobKind::Gc { .. } => "gc.start",
-            JobKind::Fsck { .. } => "fsck.start",
-            JobKind::Create(_) => "create.start",
-        }
-    }
-
-    /// Whether it changes the content of the registry.
-    fn writes(&self) -> bool {
-        matches!(self, JobKind::Gc { dry_run: false } | JobKind::Create(_))
-    }
-}
 
 /// A kind of finding; findings are rows that are read page by page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

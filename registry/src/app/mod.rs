@@ -20,6 +20,7 @@ mod grants;
 mod index;
 mod indexing;
 mod job_control;
+mod job_kind;
 mod jobs;
 mod limits;
 mod lineage;
@@ -72,7 +73,8 @@ pub(crate) use fsck::{Finding, FindingSink};
 pub use gc::{GcReport, Removal, RemovalPage, RestoredContent};
 pub use grants::{Grant, TargetVisibility};
 pub(crate) use job_control::JobControl;
-pub use jobs::{FindingKind, Job, JobKind};
+pub use job_kind::JobKind;
+pub use jobs::{FindingKind, Job};
 pub(crate) use limits::Limits;
 #[cfg(test)]
 pub(crate) use limits::{IndexLimits, UploadTimeouts};
