@@ -8,7 +8,7 @@ use crate::api::copy::copy;
 use crate::api::inference::passthrough_route;
 use crate::api::{
     access, audit, blobs, diff, health, inference, jobs, maintenance, models, ollama, openai, ps, publishers,
-    rules, webhooks, workers,
+    repositories, rules, webhooks, workers,
 };
 use crate::gateway::Gateway;
 use crate::http::Failure;
@@ -94,6 +94,9 @@ fn openai_api() -> Router<ServerState> {
 fn lode_api() -> Router<ServerState> {
     let member = put(access::add_member).delete(access::remove_member);
     Router::new()
+        .route("/lode/v1/repositories", get(repositories::list))
+        .route("/lode/v1/repositories/{name}/tags", get(repositories::tags))
+        .route("/lode/v1/repositories/{name}/manifests", get(repositories::manifests))
         .route("/lode/v1/models", get(models::list).post(ollama::create::start))
         .route("/lode/v1/models/{name}/{reference}", get(models::show))
         .route("/lode/v1/tensors/{name}/{reference}", get(models::tensors))

@@ -16,6 +16,7 @@ pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod ps;
 pub(crate) mod publishers;
+pub(crate) mod repositories;
 pub(crate) mod rules;
 pub(crate) mod webhooks;
 pub(crate) mod workers;

@@ -37,6 +37,7 @@ mod read_at;
 mod receive;
 mod referrers;
 mod registry;
+mod repositories;
 mod sessions;
 mod setup;
 mod setup_link;
@@ -87,6 +88,7 @@ pub use referrers::Referrer;
 pub use registry::Registry;
 pub(crate) use registry::open_idle;
 use registry::{TRIES, detached, retry_on_deadlock};
+pub use repositories::{ContentKind, ContentSummary, ManifestSummary, RepositorySummary, TagSummary};
 pub(crate) use sign_in::SESSION_TIME;
 pub use sign_in_errors::{PublisherError, SignOnError};
 pub(crate) use single_sign_on::{

@@ -26,8 +26,14 @@ pub(crate) fn fold_name(mut request: Request) -> Request {
 
 /// The path with the slashes of its repository name escaped; None if there is nothing to escape.
 fn fold_path(path: &str) -> Option<String> {
-    const PREFIXES: [&str; 5] =
-        ["/v2/", "/lode/v1/models/", "/lode/v1/tensors/", "/lode/v1/diff/", "/lode/v1/lineage/"];
+    const PREFIXES: [&str; 6] = [
+        "/v2/",
+        "/lode/v1/models/",
+        "/lode/v1/tensors/",
+        "/lode/v1/diff/",
+        "/lode/v1/lineage/",
+        "/lode/v1/repositories/",
+    ];
     let prefix = PREFIXES.into_iter().find(|prefix| path.starts_with(prefix))?;
     let rest = &path[prefix.len()..];
     let name_len = if prefix == "/v2/" { name_len_v2(rest)? } else { rest.rfind('/')? };
@@ -79,6 +85,10 @@ mod tests {
             ("/lode/v1/models/a/b/latest", Some("/lode/v1/models/a%2Fb/latest")),
             ("/lode/v1/tensors/a/latest", None),
             ("/lode/v1/diff/a/b/latest", Some("/lode/v1/diff/a%2Fb/latest")),
+            ("/lode/v1/repositories", None),
+            ("/lode/v1/repositories/a/tags", None),
+            ("/lode/v1/repositories/a/b/tags", Some("/lode/v1/repositories/a%2Fb/tags")),
+            ("/lode/v1/repositories/a/tags/manifests", Some("/lode/v1/repositories/a%2Ftags/manifests")),
             ("/api/tags/list", None),
         ];
         for (path, expect) in cases {

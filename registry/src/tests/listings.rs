@@ -37,6 +37,33 @@ async fn lists_come_in_pages() {
     let whole = app.get("/lode/v1/tensors/b/latest").await.json();
     assert_eq!((tensors.len(), &json!(tensors)), (2, &whole["tensors"]));
 
+    let repositories = pages(&app, "/lode/v1/repositories", "repositories").await;
+    let names: Vec<&str> = repositories.iter().map(|found| found["repository"].as_str().unwrap()).collect();
+    assert_eq!(names, ["a/one", "a/two", "b"]);
+    let below = app.get("/lode/v1/repositories?prefix=a&n=1").await;
+    assert_eq!(below.json()["repositories"], json!(repositories[..1]));
+    assert!(below.header("link").contains("prefix=a"), "{}", below.header("link"));
+    assert_eq!(
+        app.push_manifest(
+            "b",
+            "v2",
+            &json!({"schemaVersion": 2, "manifests": [],
+        "mediaType": "application/vnd.oci.image.index.v1+json"})
+        )
+        .await
+        .status,
+        201
+    );
+    for (list, first, second) in [("tags", "latest", "v2"), ("manifests", "", "")] {
+        let found = pages(&app, &format!("/lode/v1/repositories/b/{list}"), list).await;
+        let kinds: Vec<&str> = found.iter().map(|entry| entry["kind"].as_str().unwrap()).collect();
+        assert_eq!(kinds.iter().filter(|kind| ["model", "index"].contains(*kind)).count(), 2, "{kinds:?}");
+        if list == "tags" {
+            assert_eq!((&found[0]["tag"], &found[1]["tag"]), (&json!(first), &json!(second)));
+            assert!(found[0]["modified_at"].as_str().unwrap().ends_with('Z'), "{}", found[0]);
+        }
+    }
+
     for port in 1..=3 {
         join(&app, ([127, 0, 0, 1], port).into()).await;
     }
@@ -44,9 +71,16 @@ async fn lists_come_in_pages() {
     assert_eq!(workers.len(), 3);
     assert_eq!(app.get("/lode/v1/workers").await.json()["workers"], json!(workers));
 
-    for path in
-        ["/lode/v1/models?n=x", "/lode/v1/models?last=x", "/lode/v1/workers?last=x", "/lode/v1/webhooks?n=-1"]
-    {
+    for path in [
+        "/lode/v1/models?n=x",
+        "/lode/v1/models?last=x",
+        "/lode/v1/workers?last=x",
+        "/lode/v1/webhooks?n=-1",
+        "/lode/v1/repositories?n=x",
+        "/lode/v1/repositories?prefix=A//b",
+        "/lode/v1/repositories/b/tags?n=x",
+        "/lode/v1/repositories/b/manifests?last=latest",
+    ] {
         assert_eq!(app.get(path).await.status, 400, "{path}");
     }
 }
@@ -122,6 +156,7 @@ async fn no_listing_has_a_hidden_model() {
     let guest = format!("Bearer {}", guest["token"].as_str().unwrap());
     for path in [
         "/v2/_catalog",
+        "/lode/v1/repositories",
         "/lode/v1/models",
         "/api/tags",
         "/v1/models",

@@ -1,6 +1,7 @@
 //! Listings: byte order, pages, referrers with their filter.
 
 use super::*;
+use crate::app::ContentKind;
 
 #[tokio::test]
 async fn tags_in_byte_order_and_pages() {
@@ -30,6 +31,84 @@ async fn tags_in_byte_order_and_pages() {
         assert_eq!((page.items, page.more), (vec![repo("empty")], true));
         let page = f.registry.repository_list(&CALLER, None, Some("empty")).await.unwrap();
         assert_eq!((page.items, page.more), (vec![repo("r")], false));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn everything_in_a_repository_is_listed() {
+    each_engine(async |f: Fixture| {
+        let (first, [config, layer]) = f.image("team/app", "v1", "one").await;
+        let (second, [_, other]) = f.image("team/app", "v2", "number two").await;
+        let both = f.put("team/app", "all", &index(&[&first, &second])).await.unwrap().digest;
+        // Untagged, and about another manifest.
+        let mut signature = image(&config, &[&layer]);
+        signature["artifactType"] = json!("x/signature");
+        signature["subject"] = descriptor(&first, media_type::OCI_MANIFEST);
+        let bytes = serde_json::to_vec(&f.sized(signature.clone()).await).unwrap();
+        let signature = f.put("team/app", Digest::sha256(&bytes).as_str(), &signature).await.unwrap().digest;
+        f.push("team/app-2", b"alone").await;
+        let size = |texts: &[&str]| texts.iter().map(|text| text.len() as u64).sum::<u64>();
+        let one = size(&["config one", "layer one"]);
+        let two = size(&["config number two", "layer number two"]);
+
+        let tags = f.registry.tag_summaries(&CALLER, &repo("team/app"), None, None).await.unwrap();
+        let found: Vec<_> = tags.items.iter().map(|tag| (tag.tag.as_str(), &tag.content.digest)).collect();
+        assert_eq!(found, [("all", &both), ("v1", &first), ("v2", &second)]);
+        let sizes: Vec<u64> = tags.items.iter().map(|tag| tag.content.size_bytes).collect();
+        assert_eq!(sizes, [one + two, one, two], "an index has the size of its manifests");
+        assert_eq!(tags.items[0].content.kind, ContentKind::Index);
+        assert!(tags.items.iter().all(|tag| tag.modified_at > 0 && tag.actor.is_none()));
+        let page = f.registry.tag_summaries(&CALLER, &repo("team/app"), Some(1), Some("all")).await.unwrap();
+        assert_eq!((page.items[0].tag.as_str(), page.more), ("v1", true));
+
+        let (mut found, mut last) = (Vec::new(), None);
+        loop {
+            let page = f
+                .registry
+                .manifest_summaries(&CALLER, &repo("team/app"), Some(3), last.as_ref())
+                .await
+                .unwrap();
+            last = page.items.last().map(|manifest| manifest.content.digest.clone());
+            found.extend(page.items);
+            if !page.more {
+                break;
+            }
+        }
+        let mut digests = vec![&first, &second, &both, &signature];
+        digests.sort();
+        assert_eq!(found.iter().map(|manifest| &manifest.content.digest).collect::<Vec<_>>(), digests);
+        for manifest in &found {
+            let is_signature = manifest.content.digest == signature;
+            assert_eq!(manifest.tags.is_empty(), is_signature);
+            assert_eq!(manifest.subject.as_ref(), is_signature.then_some(&first));
+            assert_eq!(manifest.content.kind == ContentKind::Artifact, is_signature);
+        }
+
+        let list = async |prefix: Option<&str>, n: Option<u32>, last: Option<&str>| {
+            let prefix = prefix.map(repo);
+            let page = f.registry.repository_summaries(&CALLER, prefix.as_ref(), n, last).await.unwrap();
+            let items = page.items.into_iter();
+            (items.map(|r| (r.repository.to_string(), r.tags, r.manifests)).collect::<Vec<_>>(), page.more)
+        };
+        let (app, app_2) = (("team/app".to_owned(), 3, 4), ("team/app-2".to_owned(), 0, 0));
+        assert_eq!(list(None, None, None).await, (vec![app.clone(), app_2.clone()], false));
+        assert_eq!(list(None, Some(1), None).await, (vec![app.clone()], true));
+        assert_eq!(list(None, Some(1), Some("team/app")).await, (vec![app_2.clone()], false));
+        assert_eq!(list(Some("team"), None, None).await, (vec![app.clone(), app_2], false));
+        assert_eq!(list(Some("team/app"), None, None).await, (vec![app], false));
+        assert_eq!(list(Some("tea"), None, None).await, (Vec::new(), false));
+        let all = f.registry.repository_summaries(&CALLER, None, None, None).await.unwrap().items;
+        assert_eq!(all[1].size_bytes, 5);
+        assert!(all[0].size_bytes > one + size(&["layer number two"]) && all[0].modified_at > 0);
+        assert_ne!(other, layer);
+
+        let nowhere = f.registry.tag_summaries(&CALLER, &repo("never"), None, None).await;
+        assert!(matches!(nowhere, Err(Error::NameUnknown { .. })));
+        let nowhere = f.registry.manifest_summaries(&CALLER, &repo("never"), None, None).await;
+        assert!(matches!(nowhere, Err(Error::NameUnknown { .. })));
+        let empty = f.registry.tag_summaries(&CALLER, &repo("team/app-2"), None, None).await.unwrap();
+        assert!(empty.items.is_empty());
     })
     .await;
 }

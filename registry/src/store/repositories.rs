@@ -1,0 +1,236 @@
+//! What repositories contain, for listings: repositories, tags and manifests with sizes and times.
+
+use std::collections::BTreeMap;
+
+use lode_model::digest::Digest;
+use lode_model::reference::{Repository, Tag};
+use sqlx::AssertSqlSafe;
+
+use super::{ListFilter, Store, digest_list, on, parse_stored, size};
+use crate::Error;
+
+/// The total size of the blobs of the manifest `m`; for an index, of its manifests together. Each blob counts
+/// once; manifests and absent blobs do not count.
+const CONTENT_BYTES: &str = "(select cast(coalesce(sum(b.size_bytes), 0) as bigint) from (
+        select own.digest from manifest_blobs own
+        where own.repository = m.repository and own.manifest = m.digest and own.kind = 'blob'
+        union
+        select below.digest from manifest_blobs child
+        join manifest_blobs below on below.repository = child.repository and below.manifest = child.digest
+             and below.kind = 'blob'
+        where child.repository = m.repository and child.manifest = m.digest and child.kind = 'child') content
+    join blobs b on b.digest = content.digest)";
+
+/// A repository, and the totals of its content.
+#[derive(Clone, Debug)]
+pub(crate) struct RepositoryRow {
+    pub(crate) repository: Repository,
+    pub(crate) tags: u64,
+    pub(crate) manifests: u64,
+    /// The total size of the blobs that are visible in it, manifests included.
+    pub(crate) size_bytes: u64,
+    /// When its last manifest was pushed or its last tag was moved; else when it was created.
+    pub(crate) modified_at: i64,
+}
+
+/// A manifest as listings show it.
+#[derive(Clone, Debug)]
+pub(crate) struct ContentRow {
+    pub(crate) digest: Digest,
+    pub(crate) media_type: String,
+    pub(crate) artifact_type: Option<String>,
+    /// The format of its model, empty if it is not a model, absent if it is not indexed yet.
+    pub(crate) format: Option<String>,
+    pub(crate) size_bytes: u64,
+}
+
+/// A tag, and the manifest to which it points.
+#[derive(Clone, Debug)]
+pub(crate) struct TagRow {
+    pub(crate) tag: Tag,
+    pub(crate) modified_at: i64,
+    pub(crate) actor: Option<String>,
+    pub(crate) content: ContentRow,
+}
+
+/// A manifest, with or without tags.
+#[derive(Clone, Debug)]
+pub(crate) struct ListedManifestRow {
+    pub(crate) created_at: i64,
+    pub(crate) subject: Option<Digest>,
+    pub(crate) tags: Vec<Tag>,
+    pub(crate) content: ContentRow,
+}
+
+#[derive(sqlx_macros::FromRow)]
+struct RepositoryColumns {
+    name: String,
+    created_at: i64,
+    tags: i64,
+    manifests: i64,
+    size_bytes: i64,
+    tagged_at: Option<i64>,
+    pushed_at: Option<i64>,
+}
+
+#[derive(sqlx_macros::FromRow)]
+struct ContentColumns {
+    digest: String,
+    media_type: String,
+    artifact_type: Option<String>,
+    format: Option<String>,
+    size_bytes: i64,
+}
+
+#[derive(sqlx_macros::FromRow)]
+struct TagColumns {
+    name: String,
+    updated_at: i64,
+    actor: Option<String>,
+    #[sqlx(flatten)]
+    content: ContentColumns,
+}
+
+#[derive(sqlx_macros::FromRow)]
+struct ManifestColumns {
+    created_at: i64,
+    subject: Option<String>,
+    #[sqlx(flatten)]
+    content: ContentColumns,
+}
+
+impl ContentColumns {
+    fn decode(self) -> Result<ContentRow, Error> {
+        Ok(ContentRow {
+            digest: parse_stored("digest", &self.digest)?,
+            media_type: self.media_type,
+            artifact_type: self.artifact_type,
+            format: self.format,
+            size_bytes: size(self.size_bytes)?,
+        })
+    }
+}
+
+impl Store {
+    /// Repositories after `after` (exclusive), at most `limit`, with their totals. `prefix`: only this
+    /// repository and those below it; empty for all.
+    pub(crate) async fn repository_page(
+        &self,
+        filter: &ListFilter,
+        prefix: &str,
+        after: &str,
+        limit: i64,
+    ) -> Result<Vec<RepositoryRow>, Error> {
+        let text = AssertSqlSafe(format!(
+            "select r.name, r.created_at,
+                    (select count(*) from tags t where t.repository = r.name) as tags,
+                    (select count(*) from manifests m where m.repository = r.name) as manifests,
+                    (select cast(coalesce(sum(b.size_bytes), 0) as bigint) from links l
+                     join blobs b on b.digest = l.digest where l.repository = r.name) as size_bytes,
+                    (select max(t.updated_at) from tags t where t.repository = r.name) as tagged_at,
+                    (select max(m.created_at) from manifests m where m.repository = r.name) as pushed_at
+             from repositories r
+             where r.name > $1
+               and (cast($2 as text) = '' or r.name = cast($2 as text)
+                    or substr(r.name, 1, length(cast($2 as text)) + 1) = cast($2 as text) || '/')
+               and {}
+             order by r.name limit cast($3 as bigint)",
+            self.is_listed("r.name", 4)
+        ));
+        let (all, visibility, subjects, targets) = filter.parameters();
+        let rows: Vec<RepositoryColumns> = on!(self.read(), c => sqlx::query_as(text)
+            .bind(after).bind(prefix).bind(limit)
+            .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_all(c).await)?;
+        rows.into_iter()
+            .map(|row| {
+                let changes = [row.tagged_at, row.pushed_at].into_iter().flatten();
+                Ok(RepositoryRow {
+                    repository: parse_stored("repository", &row.name)?,
+                    tags: size(row.tags)?,
+                    manifests: size(row.manifests)?,
+                    size_bytes: size(row.size_bytes)?,
+                    modified_at: changes.max().unwrap_or(row.created_at),
+                })
+            })
+            .collect()
+    }
+
+    /// Tags after `after` (exclusive), at most `limit`, with their manifests.
+    pub(crate) async fn tag_details(
+        &self,
+        repository: &Repository,
+        after: &str,
+        limit: i64,
+    ) -> Result<Vec<TagRow>, Error> {
+        let text = AssertSqlSafe(format!(
+            "select t.name, t.updated_at, t.actor, m.digest, m.media_type, m.artifact_type, model.format,
+                    {CONTENT_BYTES} as size_bytes
+             from tags t join manifests m on m.repository = t.repository and m.digest = t.digest
+             left join models model on model.digest = t.digest
+             where t.repository = $1 and t.name > $2 order by t.name limit $3"
+        ));
+        let rows: Vec<TagColumns> = on!(self.read(), c => sqlx::query_as(text)
+            .bind(repository.as_str()).bind(after).bind(limit).fetch_all(c).await)?;
+        rows.into_iter()
+            .map(|row| {
+                Ok(TagRow {
+                    tag: parse_stored("tag", &row.name)?,
+                    modified_at: row.updated_at,
+                    actor: row.actor,
+                    content: row.content.decode()?,
+                })
+            })
+            .collect()
+    }
+
+    /// Manifests after the digest `after` (exclusive), at most `limit`, with their tags.
+    pub(crate) async fn manifest_page(
+        &self,
+        repository: &Repository,
+        after: &str,
+        limit: i64,
+    ) -> Result<Vec<ListedManifestRow>, Error> {
+        let text = AssertSqlSafe(format!(
+            "select m.created_at, m.digest, m.media_type, m.artifact_type, model.format, about.subject,
+                    {CONTENT_BYTES} as size_bytes
+             from manifests m left join models model on model.digest = m.digest
+             left join referrers about on about.repository = m.repository and about.digest = m.digest
+             where m.repository = $1 and m.digest > $2 order by m.digest limit $3"
+        ));
+        let rows: Vec<ManifestColumns> = on!(self.read(), c => sqlx::query_as(text)
+            .bind(repository.as_str()).bind(after).bind(limit).fetch_all(c).await)?;
+        let mut rows: Vec<ListedManifestRow> = rows
+            .into_iter()
+            .map(|row| {
+                Ok(ListedManifestRow {
+                    created_at: row.created_at,
+                    subject: row.subject.map(|text| parse_stored("digest", &text)).transpose()?,
+                    tags: Vec::new(),
+                    content: row.content.decode()?,
+                })
+            })
+            .collect::<Result<_, Error>>()?;
+        let mut tags = self.tags_of(repository, rows.iter().map(|row| &row.content.digest)).await?;
+        for row in &mut rows {
+            row.tags = tags.remove(&row.content.digest).unwrap_or_default();
+        }
+        Ok(rows)
+    }
+
+    /// The tags that point to these manifests, in byte order.
+    async fn tags_of(
+        &self,
+        repository: &Repository,
+        digests: impl IntoIterator<Item = &Digest>,
+    ) -> Result<BTreeMap<Digest, Vec<Tag>>, Error> {
+        let rows: Vec<(String, String)> = on!(self.read(), c => sqlx::query_as(
+            "select digest, name from tags
+             where repository = $1 and digest in (select value from json_each($2)) order by name")
+            .bind(repository.as_str()).bind(digest_list(digests)).fetch_all(c).await)?;
+        let mut tags: BTreeMap<Digest, Vec<Tag>> = BTreeMap::new();
+        for (digest, name) in rows {
+            tags.entry(parse_stored("digest", &digest)?).or_default().push(parse_stored("tag", &name)?);
+        }
+        Ok(tags)
+    }
+}
