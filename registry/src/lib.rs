@@ -42,13 +42,13 @@ pub use app::{
     AccountChange, AccountError, AccountInfo, Ancestor, AuditFilter, AuditRecord, BlobInfo, BlobStream, Body,
     ChunkRange, ContentKind, ContentSummary, CreateError, CreateStep, Damage, Descendant, Device,
     DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile, FindingKind,
-    FsckSummary, GcReport, Grant, Group, Heartbeat, Job, JobKind, JoinProof, KeyInfo, Lineage, LoadedModel,
-    ManifestPut, ManifestSummary, MigrateReport, Model, ModelPage, ModelSource, ModelState, ModelSummary,
-    NewAccount, NewModel, NewPublisher, NewToken, Page, Publisher, PublisherError, PublisherKind, Quota,
-    Referrer, Registration, Registry, Relative, RemoteModel, Removal, RemovalPage, RepositorySummary,
-    RestoredContent, SignOnError, Spellings, StoredManifest, TagSummary, TaggedModel, TargetVisibility,
-    TensorDiff, TokenInfo, TransferError, TransferEvent, TransferSink, UploadStatus, WebhookDelivery, Worker,
-    WorkerAnnouncement, migrate,
+    FsckSummary, GcReport, GcWaiting, Grant, Group, Heartbeat, Job, JobKind, JoinProof, KeyInfo, Lineage,
+    LoadedModel, ManifestPut, ManifestSummary, MigrateReport, Model, ModelPage, ModelSource, ModelState,
+    ModelSummary, NewAccount, NewModel, NewPublisher, NewToken, Page, Publisher, PublisherError,
+    PublisherKind, Quota, Referrer, Registration, Registry, Relative, RemoteModel, Removal, RemovalPage,
+    RepositorySummary, RestoredContent, SignOnError, Spellings, StoredManifest, TagSummary, TaggedModel,
+    TargetVisibility, TensorDiff, TokenInfo, TransferError, TransferEvent, TransferSink, UploadStatus,
+    WebhookDelivery, Worker, WorkerAnnouncement, migrate,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::BackupMode;

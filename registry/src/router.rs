@@ -114,7 +114,7 @@ fn lode_api() -> Router<ServerState> {
         .route("/lode/v1/workers/{id}", put(workers::heartbeat).delete(workers::leave))
         .route("/lode/v1/webhooks", get(webhooks::list))
         .route("/lode/v1/webhooks/{id}/retry", post(webhooks::retry))
-        .route("/lode/v1/gc", post(maintenance::gc))
+        .route("/lode/v1/gc", get(maintenance::waiting).post(maintenance::gc))
         .route("/lode/v1/gc/removals", get(maintenance::removals))
         .route("/lode/v1/gc/undo", post(maintenance::undo))
         .route("/lode/v1/fsck", post(maintenance::fsck))

@@ -1,5 +1,5 @@
-//! `POST /lode/v1/gc` and `/lode/v1/fsck`, which start a job; and the removals of collections, which can be
-//! undone.
+//! `POST /lode/v1/gc` and `/lode/v1/fsck`, which start a job; what waits for its deletion; and the removals of
+//! collections, which can be undone.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -10,7 +10,7 @@ use super::{MAX_PAGE, jobs};
 use crate::app::JobKind;
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Links, Query, RequestBody, page};
-use crate::{Registry, RestoredContent};
+use crate::{GcWaiting, Registry, RestoredContent};
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -42,6 +42,13 @@ pub(crate) async fn gc(
     gc: JsonBody<Gc>,
 ) -> Result<Response, Failure> {
     jobs::start(&registry, &caller, JobKind::Gc { dry_run: gc.dry_run }).await
+}
+
+pub(crate) async fn waiting(
+    State(registry): State<Registry>,
+    caller: Caller,
+) -> Result<Json<GcWaiting>, Failure> {
+    Ok(Json(registry.gc_waiting(&caller).await?))
 }
 
 /// The object to restore: a repository, and one of its tags or digests.

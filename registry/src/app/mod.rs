@@ -71,7 +71,7 @@ pub(crate) use devices::{DevicePoll, DeviceRequest, DeviceStart};
 pub use diff::{DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, TensorDiff};
 pub use fsck::{Damage, FsckSummary};
 pub(crate) use fsck::{Finding, FindingSink};
-pub use gc::{GcReport, Removal, RemovalPage, RestoredContent};
+pub use gc::{GcReport, GcWaiting, Removal, RemovalPage, RestoredContent};
 pub use grants::{Grant, TargetVisibility};
 pub(crate) use job_control::JobControl;
 pub use job_kind::JobKind;

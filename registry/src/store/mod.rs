@@ -35,6 +35,7 @@ mod tag_rules;
 mod tags;
 mod transfer;
 mod uploads;
+mod waiting;
 mod webhooks;
 mod workers;
 
@@ -65,5 +66,6 @@ pub(crate) use retention::AgedTag;
 pub(crate) use sessions::SessionRow;
 pub(crate) use transfer::MoveState;
 pub(crate) use uploads::{NewUpload, UploadCheckpoint, UploadRow};
+pub(crate) use waiting::WaitingContent;
 pub(crate) use webhooks::{Delivery, NewDelivery};
 pub(crate) use workers::{WorkerInventory, WorkerRow};

@@ -131,6 +131,7 @@ pub(super) const ROUTES: &[Route] = &[
     ("DELETE", "/lode/v1/workers/{id}", "", RemoveWorker, &[204]),
     ("GET", "/lode/v1/webhooks", "", Inspect, &[200]),
     ("POST", "/lode/v1/webhooks/{id}/retry", "", Administer, &[404]),
+    ("GET", "/lode/v1/gc", "", Inspect, &[200]),
     ("POST", "/lode/v1/gc", "{}", Administer, &[202]),
     ("GET", "/lode/v1/gc/removals", "", Inspect, &[200]),
     ("POST", "/lode/v1/gc/undo", r#"{"repository":"m","reference":"latest"}"#, Administer, &[404]),

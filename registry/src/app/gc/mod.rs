@@ -7,6 +7,7 @@ mod removals;
 mod retention;
 mod run;
 mod undo;
+mod waiting;
 
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ pub use removals::{Removal, RemovalPage};
 pub use run::GcReport;
 use run::{BATCH, RunTimes};
 pub use undo::RestoredContent;
+pub use waiting::GcWaiting;
 
 /// How many blobs are deleted at a time. A push of one of them waits for all.
 const DELETE_BATCH: i64 = 100;

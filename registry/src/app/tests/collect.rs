@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::app::GcReport;
+use crate::time::{millis, now_ms};
 
 async fn gc(f: &Fixture) -> GcReport {
     f.registry.gc_run(&CALLER, false).await.unwrap()
@@ -219,6 +220,34 @@ async fn pushes_race_with_the_collection_and_win() {
         };
         tokio::join!(collecting, pushing);
         f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn content_without_references_is_counted_while_it_waits() {
+    each_engine(async |f: Fixture| {
+        let waiting = async || f.registry.gc_waiting(&CALLER).await.unwrap();
+        let (_, [_, layer]) = f.image("team/app", "v1", "kept").await;
+        let (digest, _) = f.image("team/app", "v2", "released").await;
+        let found = waiting().await;
+        assert_eq!((found.manifests, found.blobs, found.first_at), (0, 0, None));
+        let grace_ms = millis(f.config.gc_grace);
+        assert_eq!(found.grace_seconds * 1000, u64::try_from(grace_ms).unwrap());
+
+        let before = now_ms();
+        f.delete("team/app", "v2").await.unwrap();
+        let found = waiting().await;
+        // The manifest is a blob, too.
+        assert_eq!((found.manifests, found.blobs), (1, 3));
+        assert!(found.size_bytes > ("config released".len() + "layer released".len()) as u64, "{found:?}");
+        let first = found.first_at.unwrap();
+        assert!(first >= before + grace_ms && first <= now_ms() + grace_ms, "{found:?}");
+        // Another repository needs the layer of the kept image, and a new tag needs the manifest again.
+        assert!(f.get("team/app", "v1").await.is_ok() && f.pull("team/app", &layer).await.is_ok());
+        f.image("team/app", "v3", "released").await;
+        let found = waiting().await;
+        assert_eq!((found.manifests, found.blobs, found.first_at), (0, 0, None), "{digest}");
     })
     .await;
 }

@@ -1,0 +1,85 @@
+//! Content that has lost its references and waits for its deletion. Only reads, for people; the collection
+//! checks every condition itself.
+
+use sqlx::AssertSqlSafe;
+
+use super::{Store, on, size};
+use crate::Error;
+use crate::time::now_ms;
+
+/// Whether the collection will delete the manifest `m`: no tag and no index names it, and it describes no other
+/// manifest.
+const WAITS: &str = "(m.unreferenced_at is not null
+    and not exists (select 1 from tags t where t.repository = m.repository and t.digest = m.digest)
+    and not exists (select 1 from manifest_blobs parent where parent.repository = m.repository
+                    and parent.digest = m.digest and parent.kind = 'child')
+    and not exists (select 1 from referrers r
+                    join manifests s on s.repository = r.repository and s.digest = r.subject
+                    where r.repository = m.repository and r.digest = m.digest))";
+
+/// What waits, and when the first of it may be deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WaitingContent {
+    pub(crate) manifests: u64,
+    pub(crate) blobs: u64,
+    pub(crate) size_bytes: u64,
+    /// In milliseconds since 1970.
+    pub(crate) first_at: Option<i64>,
+}
+
+impl Store {
+    /// Content without references, which the collection deletes `grace_ms` after it lost the last one.
+    pub(crate) async fn waiting_content(&self, grace_ms: i64) -> Result<WaitingContent, Error> {
+        let text = AssertSqlSafe(format!(
+            "select count(*), min(case when m.unreferenced_at + cast($1 as bigint) > l.leased_until
+                                  then m.unreferenced_at + cast($1 as bigint) else l.leased_until end)
+             from manifests m join links l on l.repository = m.repository and l.digest = m.digest
+             where {WAITS}"
+        ));
+        let (manifests, first_manifest): (i64, Option<i64>) =
+            on!(self.read(), c => sqlx::query_as(text).bind(grace_ms).fetch_one(c).await)?;
+        let (first_link,): (Option<i64>,) = on!(self.read(), c => sqlx::query_as(
+            "select min(case when l.unreferenced_at + cast($1 as bigint) > l.leased_until
+                        then l.unreferenced_at + cast($1 as bigint) else l.leased_until end)
+             from links l where l.unreferenced_at is not null
+               and not exists (select 1 from manifest_blobs n
+                               where n.repository = l.repository and n.digest = l.digest)
+               and not exists (select 1 from manifests m
+                               where m.repository = l.repository and m.digest = l.digest)")
+            .bind(grace_ms).fetch_one(c).await)?;
+        // A removed manifest keeps its blobs until it can no longer be restored.
+        let (first_blob,): (Option<i64>,) = on!(self.read(), c => sqlx::query_as(
+            "select min(case when b.undo_until > b.due then b.undo_until else b.due end) from (
+                 select u.unlinked_at + cast($1 as bigint) as due,
+                        coalesce((select max(k.undo_until) from removal_blobs k where k.digest = u.digest), 0)
+                            as undo_until
+                 from blobs u where u.unlinked_at is not null and u.state = 'live') b")
+            .bind(grace_ms).fetch_one(c).await)?;
+        let text = AssertSqlSafe(format!(
+            "with candidates as (
+                 select n.digest from manifests m join manifest_blobs n
+                     on n.repository = m.repository and n.manifest = m.digest and n.kind = 'blob'
+                 where {WAITS}
+                 union select m.digest from manifests m where {WAITS}
+                 union select l.digest from links l where l.unreferenced_at is not null
+                 union select u.digest from blobs u where u.unlinked_at is not null)
+             select count(*), cast(coalesce(sum(b.size_bytes), 0) as bigint)
+             from candidates c join blobs b on b.digest = c.digest and b.state = 'live'
+             where not exists (select 1 from links l where l.digest = c.digest and (
+                 exists (select 1 from manifest_blobs n
+                         join manifests m on m.repository = n.repository and m.digest = n.manifest
+                         where n.repository = l.repository and n.digest = l.digest and not {WAITS})
+                 or exists (select 1 from manifests m
+                            where m.repository = l.repository and m.digest = l.digest and not {WAITS})))"
+        ));
+        let (blobs, size_bytes): (i64, i64) = on!(self.read(), c => sqlx::query_as(text).fetch_one(c).await)?;
+        let first = [first_manifest, first_link, first_blob].into_iter().flatten().min();
+        Ok(WaitingContent {
+            manifests: size(manifests)?,
+            blobs: size(blobs)?,
+            size_bytes: size(size_bytes)?,
+            // What is due already is deleted by the next collection.
+            first_at: first.map(|first| first.max(now_ms())),
+        })
+    }
+}
