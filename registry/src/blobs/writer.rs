@@ -22,6 +22,7 @@ pub(crate) struct AppendFile(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     file: File,
+    path: Box<Path>,
     /// Set if the file's name may not be durable yet, because nothing was saved before.
     folder: Option<Box<Path>>,
     limit: WriteLimit,
@@ -52,7 +53,7 @@ impl AppendFile {
             file.set_len(offset)?;
         }
         let folder = path.parent().filter(|_| offset == 0).map(Box::from);
-        Ok(AppendFile(Arc::new(Inner { file, folder, limit })))
+        Ok(AppendFile(Arc::new(Inner { file, path: path.into(), folder, limit })))
     }
 
     /// Writes the pieces in order, starting at `offset`.
@@ -88,7 +89,12 @@ impl AppendFile {
         work: impl FnOnce(&Inner) -> io::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
         let inner = self.0.clone();
-        blocking(what, move || work(&inner)).await
+        let done = blocking(what, move || work(&inner)).await;
+        if let Err(Error::StorageFull) = &done {
+            // Responses do not reveal the path.
+            tracing::error!(path = %self.0.path.display(), "no space left on the disk; free some, uploads then resume");
+        }
+        done
     }
 }
 

@@ -84,7 +84,10 @@ impl Remote {
         match tokio::time::timeout(PING_TIMEOUT, listed.next()).await {
             Ok(None | Some(Ok(_))) => {}
             Ok(Some(Err(error))) if is_refusal(&error) => {
-                return Err(OpenError::Config { setting: "storage", reason: crate::error::chain(&error) });
+                return Err(OpenError::Config {
+                    setting: "storage",
+                    reason: refusal_reason(&crate::error::chain(&error)),
+                });
             }
             Ok(Some(Err(error))) => {
                 tracing::warn!(error = crate::error::chain(&error), "object storage is not reachable yet");
@@ -239,6 +242,22 @@ fn is_refusal(error: &object_store::Error) -> bool {
         || WORDS.iter().any(|word| text.contains(word))
 }
 
+/// The reason of a refusal on one line: the code and the message of the XML document that the storage sent, or the
+/// whole text.
+fn refusal_reason(text: &str) -> String {
+    let element = |name: &str| {
+        let (_, rest) = text.split_once(&format!("<{name}>"))?;
+        rest.split_once(&format!("</{name}>")).map(|(content, _)| content.trim())
+    };
+    match (element("Code"), element("Message")) {
+        (Some(code), Some(message)) if !message.is_empty() => {
+            format!("the object storage refused the request: {code}: {message}")
+        }
+        (Some(code), _) => format!("the object storage refused the request: {code}"),
+        (None, _) => text.split_whitespace().collect::<Vec<_>>().join(" "),
+    }
+}
+
 /// Whether the storage is full. Providers have no common code for it, so this checks the HTTP status and the
 /// texts of MinIO, Ceph and others.
 fn is_full(error: &object_store::Error) -> bool {
@@ -246,4 +265,23 @@ fn is_full(error: &object_store::Error) -> bool {
         ["507 Insufficient", "QuotaExceeded", "XMinioStorageFull", "no space left", "StorageFull"];
     let text = crate::error::chain(error);
     WORDS.iter().any(|word| text.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::refusal_reason;
+
+    #[test]
+    fn a_refusal_is_one_line() {
+        let s3 = "Generic S3 error: Error performing GET http://127.0.0.1:9000/b?list-type=2 in 3ms - Server returned non-2xx status code: 403 Forbidden: <?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>InvalidAccessKeyId</Code><Message>The access key ID you provided does not exist in our records.</Message><Resource></Resource></Error>";
+        assert_eq!(
+            refusal_reason(s3),
+            "the object storage refused the request: InvalidAccessKeyId: The access key ID you provided does not exist in our records."
+        );
+        assert_eq!(
+            refusal_reason("403: <Error>\n<Code>AccessDenied</Code></Error>"),
+            "the object storage refused the request: AccessDenied"
+        );
+        assert_eq!(refusal_reason("no such\n  bucket"), "no such bucket");
+    }
 }
