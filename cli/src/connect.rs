@@ -1,7 +1,7 @@
 //! Resolves the names and hosts on the command line to registries, with their credentials, and locates the
 //! user's config and cache folders.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lode_client::{Client, ClientOptions, CredentialFile, Credentials, PlainHttp, Registry};
 use lode_model::reference::{Name, Reference, Repository, Tag};
@@ -15,6 +15,7 @@ use crate::{
 pub(crate) struct Connection {
     client: Client,
     host: String,
+    authorities: Vec<reqwest::Certificate>,
 }
 
 /// A parsed name with its registry.
@@ -27,15 +28,25 @@ pub(crate) struct Target {
 
 impl Connection {
     pub(crate) fn new(global: &Global) -> Outcome<Connection> {
+        let authorities = match global.ca_file.as_deref().filter(|file| !file.as_os_str().is_empty()) {
+            Some(file) => read_authorities(file)?,
+            None => Vec::new(),
+        };
         let options = ClientOptions {
             credentials: credential_file().map(Credentials::from_file).unwrap_or_default(),
             plain_http: if global.plain_http { PlainHttp::Always } else { PlainHttp::Loopback },
+            authorities: authorities.clone(),
             upload_sessions_folder: cache_folder().map(|folder| folder.join("uploads")),
             ..ClientOptions::default()
         };
         // An empty LODE_HOST counts as unset.
         let host = if global.host.trim().is_empty() { DEFAULT_HOST } else { &global.host };
-        Ok(Connection { client: Client::new(options)?, host: host.to_owned() })
+        Ok(Connection { client: Client::new(options)?, host: host.to_owned(), authorities })
+    }
+
+    /// The options of another client for the same servers, without credentials.
+    pub(crate) fn anonymous_options(&self) -> ClientOptions {
+        ClientOptions { authorities: self.authorities.clone(), ..ClientOptions::default() }
     }
 
     /// The server named by `--host` or LODE_HOST.
@@ -102,7 +113,8 @@ impl Target {
                 self.model(),
                 self.registry.host()
             ))
-            .hint(format!("`lode list {}` shows its tags, `lode list` all repositories", self.repository));
+            .hint(format!("`lode list {}` shows its tags, `lode list` all repositories", self.repository))
+            .missing(self.registry.clone(), self.model());
         }
         error.into()
     }
@@ -111,6 +123,18 @@ impl Target {
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.model())
+    }
+}
+
+fn read_authorities(file: &Path) -> Outcome<Vec<reqwest::Certificate>> {
+    let name = || format!("--ca-file or LODE_CA_FILE: {}", file.display());
+    let bytes = std::fs::read(file).map_err(|error| Failure::with_source(name(), &error))?;
+    let found = reqwest::Certificate::from_pem_bundle(&bytes)
+        .map_err(|error| Failure::with_source(name(), &error))?;
+    match found.is_empty() {
+        true => Err(Failure::new(format!("{} has no certificate", name()))
+            .hint("the file has lines `-----BEGIN CERTIFICATE-----`, in PEM format")),
+        false => Ok(found),
     }
 }
 
@@ -134,7 +158,7 @@ mod tests {
     use super::*;
 
     fn connection(host: &str) -> Connection {
-        Connection::new(&Global { host: host.to_owned(), plain_http: false }).unwrap()
+        Connection::new(&Global { host: host.to_owned(), ..Global::default() }).unwrap()
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 use std::{error::Error as StdError, fmt, io};
 
+use lode_client::{Registry, TlsProblem};
+
 /// The command failed.
 pub(crate) const FAILED: u8 = 1;
 /// `fsck` failed to run, or the command line or the settings are invalid.
@@ -16,13 +18,25 @@ pub(crate) struct Failure {
     message: String,
     hints: Vec<String>,
     code: u8,
+    /// The name that the registry does not have; similar names become a hint.
+    missing: Option<MissingModel>,
+    /// The server at `http://` whose response was no HTTP. It may use https.
+    over_http: Option<String>,
+}
+
+/// A name that a registry does not have.
+#[derive(Debug)]
+pub(crate) struct MissingModel {
+    pub(crate) registry: Registry,
+    /// `team/mini:latest`
+    pub(crate) name: String,
 }
 
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Failure { message: message.into(), hints: Vec::new(), code: FAILED }
+        Failure { message: message.into(), hints: Vec::new(), code: FAILED, missing: None, over_http: None }
     }
 
     /// An error with its sources; `doing` names the operation that failed.
@@ -36,6 +50,40 @@ impl Failure {
         self
     }
 
+    /// Adds a hint before the others.
+    #[must_use]
+    pub(crate) fn first_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hints.insert(0, hint.into());
+        self
+    }
+
+    /// Notes which name was not found.
+    #[must_use]
+    pub(crate) fn missing(mut self, registry: Registry, name: String) -> Self {
+        self.missing = Some(MissingModel { registry, name });
+        self
+    }
+
+    fn unexpected_over_http(mut self, server: &str) -> Self {
+        self.over_http = Some(server.to_owned());
+        self
+    }
+
+    pub(crate) fn take_over_http(&mut self) -> Option<String> {
+        self.over_http.take()
+    }
+
+    /// Replaces all hints.
+    #[must_use]
+    pub(crate) fn only_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hints = vec![hint.into()];
+        self
+    }
+
+    pub(crate) fn take_missing(&mut self) -> Option<MissingModel> {
+        self.missing.take()
+    }
+
     #[must_use]
     pub(crate) fn code(mut self, code: u8) -> Self {
         self.code = code;
@@ -44,6 +92,11 @@ impl Failure {
 
     pub(crate) fn exit_code(&self) -> u8 {
         self.code
+    }
+
+    /// The message without the hints.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
     }
 
     /// Prefixes the message with the operation that failed.
@@ -95,6 +148,19 @@ impl From<lode_client::Error> for Failure {
     fn from(error: lode_client::Error) -> Self {
         use lode_client::Error as E;
         let failure = Failure::new(chain(&error));
+        if let (Some(problem), E::Connect { server, .. } | E::Transport { server, .. }) =
+            (error.tls_problem(), &error)
+        {
+            // No option makes this certificate acceptable.
+            let hint = match failure.message.contains("CaUsedAsEndEntity") {
+                true => format!(
+                    "the certificate of {} is that of an authority: create one for the server without `CA:TRUE` in its basic constraints",
+                    bare(server)
+                ),
+                false => tls_hint(problem, server),
+            };
+            return failure.hint(hint);
+        }
         match &error {
             E::Connect { server, .. } => failure.hint(format!(
                 "is a server running at {server}? `lode serve` starts one; LODE_HOST or --host names another"
@@ -107,13 +173,35 @@ impl From<lode_client::Error> for Failure {
             }
             E::NameUnknown { .. } => failure.hint("`lode list` shows the repositories"),
             E::InvalidAddress { .. } => failure.hint("write `http://host:port`, or `host:port` for https"),
-            E::Transport { source, .. } if source.is_body() || source.is_request() => {
-                failure.hint("repeat the command: it resumes where it stopped")
+            E::Transport { server, source } if source.is_body() || source.is_request() => {
+                let is_plain = server.starts_with("http://") && source.is_request();
+                let failure = failure.hint("repeat the command: it resumes where it stopped");
+                if is_plain { failure.unexpected_over_http(server) } else { failure }
             }
             E::Stalled { .. } => failure.hint("repeat the command: it resumes where it stopped"),
             E::Busy { .. } => failure.hint("wait for the other download to end, or write to another folder"),
             _ => failure,
         }
+    }
+}
+
+/// What to do about a failed TLS handshake with `server`, which is `https://host:port`.
+fn tls_hint(problem: TlsProblem, server: &str) -> String {
+    let host = bare(server);
+    match problem {
+        TlsProblem::UnknownAuthority => format!(
+            "no authority that this machine trusts has signed the certificate of {host}: name a PEM file with the authority in --ca-file (LODE_CA_FILE), or set SSL_CERT_FILE to a file with all of them"
+        ),
+        TlsProblem::WrongName => {
+            format!("the certificate is not for `{host}`: use a name that it lists, or replace it")
+        }
+        TlsProblem::Expired => {
+            format!("the certificate of {host} has expired: renew it, and check the clock of this machine")
+        }
+        TlsProblem::NotTls => {
+            format!("{host} does not use https on this port: write http://{host}, or add --plain-http")
+        }
+        TlsProblem::Other => format!("the TLS handshake with {host} failed: does its port use https?"),
     }
 }
 

@@ -5,7 +5,9 @@ mod allocator;
 mod args;
 mod artifact;
 mod assemble;
+mod command_line;
 mod commands;
+mod complete;
 mod connect;
 mod copy;
 mod derived;
@@ -16,23 +18,29 @@ mod import;
 mod job;
 mod logging;
 mod modelfile;
+mod order;
+mod pages;
 #[cfg(test)]
 mod reference;
 mod send;
 mod settings;
 mod spool;
+mod stored_files;
+mod suggest;
+mod table;
+mod times;
 mod traces;
 mod ui;
+mod variables;
 
 use std::process::ExitCode;
-
-use clap::Parser;
 
 use args::{Cli, Command, Serve, Worker};
 use error::{CANNOT_RUN, Failure, Outcome, PIPE_CLOSED};
 
 fn main() -> ExitCode {
-    match dispatch(Cli::parse()) {
+    complete::answer_shell();
+    match dispatch(command_line::parse()) {
         Ok(code) => code,
         Err(failure) => {
             // The reader closed the pipe, so the error has no recipient.
@@ -64,7 +72,8 @@ fn dispatch(cli: Cli) -> Outcome<ExitCode> {
             descriptors::raise_limit();
             allocator::release_when_idle();
         }
-        _ => logging::start("warn", logging::inherited_format(), None),
+        // The error of the command has what the verifier logs.
+        _ => logging::start("warn,rustls_platform_verifier=off", logging::inherited_format(), None),
     }
     let outcome = runtime.block_on(commands::run(cli));
     if let Some(traces) = traces

@@ -12,6 +12,10 @@ use crate::{
     error::{CANNOT_RUN, Failure, Outcome},
 };
 
+/// The setting that is an address, or a port.
+const LISTEN: &str = "listen";
+const LISTEN_HINT: &str = "an address has a port: 127.0.0.1:5000 for this machine, 0.0.0.0:5000 for all addresses; a port alone is one of this machine";
+
 /// Reads an environment variable; tests pass their own.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -132,6 +136,7 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
         let wanted = keys.is_none_or(|keys| keys.contains(&key.as_str()));
         let variable = format!("LODE_{}", key.to_uppercase());
         if let Some(text) = env(&variable).filter(|_| wanted) {
+            let text = if key == LISTEN { listen_address(&text) } else { text };
             let value = kind.read(&text, |value| fits::<C>(&key, value)).ok_or_else(|| {
                 let why = match (kind.expected(), try_one::<C>(&key, &Value::from(text.as_str()))) {
                     (Some(expected), _) => format!("expected {expected}"),
@@ -145,6 +150,10 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
     }
     for (key, value) in flags {
         if let Some(value) = value {
+            let value = match value.as_str().filter(|_| key == LISTEN) {
+                Some(text) => Value::from(listen_address(text)),
+                None => value,
+            };
             if let Err(error) = try_one::<C>(key, &value) {
                 // The flag of a list setting is singular.
                 let flag = match key {
@@ -155,7 +164,8 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
                 let text =
                     value.as_str().map(|text| format!(" is `{}`", shown(key, text))).unwrap_or_default();
                 let why = error.message();
-                return Err(Failure::new(format!("--{flag}{text}: {why}")).code(CANNOT_RUN));
+                let failure = Failure::new(format!("--{flag}{text}: {why}")).code(CANNOT_RUN);
+                return Err(if key == LISTEN { failure.hint(LISTEN_HINT) } else { failure });
             }
             table.insert(key.to_owned(), value);
         }
@@ -211,6 +221,21 @@ impl Kind {
             Kind::Text | Kind::Unknown => [Some(Value::from(text)), number()].into_iter().flatten().collect(),
         };
         candidates.into_iter().find(|value| fits(value))
+    }
+}
+
+/// The keys of all settings: of the server, and of workers.
+pub(crate) fn keys() -> Vec<String> {
+    let all = kinds::<lode_registry::Config>().into_iter().chain(kinds::<lode_worker::Config>());
+    all.map(|(key, _)| key).collect()
+}
+
+/// A listen address as the settings expect it: a port alone, and `localhost`, mean this machine.
+fn listen_address(text: &str) -> String {
+    let port = text.strip_prefix("localhost:").unwrap_or(text);
+    match port.parse::<u16>() {
+        Ok(port) => format!("127.0.0.1:{port}"),
+        Err(_) => text.to_owned(),
     }
 }
 
@@ -326,6 +351,21 @@ mod tests {
             settings(&[], &[("LODE_LISTEN", "127.0.0.1:2"), ("LODE_ALLOW_SPARSE", "false")], file).unwrap();
         assert_eq!(variables.registry.listen.port(), 2);
         assert!(!variables.registry.allow_sparse);
+    }
+
+    #[test]
+    fn a_port_is_an_address_of_this_machine() {
+        let listen = |words: &[&str], variables: &[(&str, &str)]| {
+            settings(words, variables, "").map(|all| all.registry.listen.to_string())
+        };
+        assert_eq!(listen(&["--listen", "7301"], &[]).unwrap(), "127.0.0.1:7301");
+        assert_eq!(listen(&["--listen", "localhost:7301"], &[]).unwrap(), "127.0.0.1:7301");
+        assert_eq!(listen(&[], &[("LODE_LISTEN", "7301")]).unwrap(), "127.0.0.1:7301");
+        assert_eq!(listen(&["--listen", "[::]:7301"], &[]).unwrap(), "[::]:7301");
+        for wrong in ["70000", ":7301", "127.0.0.1", "hub.local:7301"] {
+            let failure = listen(&["--listen", wrong], &[]).unwrap_err().to_string();
+            assert!(failure.contains(wrong) && failure.contains("0.0.0.0:5000"), "{failure}");
+        }
     }
 
     #[test]

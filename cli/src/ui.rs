@@ -81,30 +81,22 @@ pub(crate) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
 }
 
-/// Prints a table: each column is as wide as its widest cell, with two spaces between columns. The last
-/// column is not padded.
-pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> Outcome {
-    let mut widths: Vec<usize> = head.iter().map(|cell| cell.chars().count()).collect();
-    let rows: Vec<Vec<Cow<'_, str>>> =
-        rows.iter().map(|row| row.iter().map(|cell| escape_control(cell)).collect()).collect();
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let print = |cells: &mut dyn Iterator<Item = &str>| {
-        let mut text = String::new();
-        for (at, cell) in cells.enumerate() {
-            text.push_str(cell);
-            if at + 1 < widths.len() {
-                let missing = widths.get(at).copied().unwrap_or(0).saturating_sub(cell.chars().count());
-                text.extend(std::iter::repeat_n(' ', missing + 2));
-            }
-        }
-        print_line(text.trim_end())
-    };
-    print(&mut head.iter().copied())?;
-    rows.iter().try_for_each(|row| print(&mut row.iter().map(AsRef::as_ref)))
+pub(crate) fn stdout_is_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// The width of the terminal at standard output, 80 if it does not report one; `None` if standard output is not
+/// a terminal.
+pub(crate) fn terminal_width() -> Option<usize> {
+    const DEFAULT: usize = 80;
+    let stdout = io::stdout();
+    let measured = || terminal_size::terminal_size_of(&stdout).map(|(width, _)| usize::from(width.0));
+    stdout.is_terminal().then(|| measured().filter(|width| *width > 0).unwrap_or(DEFAULT))
+}
+
+/// `1 tensor`, `2 tensors`.
+pub(crate) fn counted(number: u64, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
 /// A progress bar; hidden if stderr is not a terminal.
@@ -228,6 +220,11 @@ mod tests {
         assert_eq!(escape_control("blk.0.attn_q.weight ü"), "blk.0.attn_q.weight ü");
         assert_eq!(escape_control("a\nb\x1b[2J\u{9b}31m"), "a\\nb\\u{1b}[2J\\u{9b}31m");
         assert_eq!(escape_control_except("hint:\n\tx\r", &['\n', '\t']), "hint:\n\tx\\r");
+    }
+
+    #[test]
+    fn one_thing_is_singular() {
+        assert_eq!([0, 1, 2].map(|number| counted(number, "tensor")), ["0 tensors", "1 tensor", "2 tensors"]);
     }
 
     #[test]

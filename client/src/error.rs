@@ -10,6 +10,8 @@ use lode_model::{
 use serde::Deserialize;
 use url::Url;
 
+use crate::TlsProblem;
+
 /// An entry of a registry's error response, unchanged.
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
 pub struct ErrorEntry {
@@ -111,6 +113,14 @@ impl Error {
             Error::Connect { .. } | Error::Transport { .. } | Error::Stalled { .. } => true,
             Error::Refused { status, .. } => is_transient_status(*status),
             _ => false,
+        }
+    }
+
+    /// Why the connection has no TLS, if the failure is one of TLS.
+    pub fn tls_problem(&self) -> Option<TlsProblem> {
+        match self {
+            Error::Connect { source, .. } | Error::Transport { source, .. } => TlsProblem::of(source),
+            _ => None,
         }
     }
 

@@ -25,6 +25,7 @@ mod response;
 mod retry;
 mod secret;
 mod session_file;
+mod tls_problem;
 mod transport;
 
 pub use address::{PlainHttp, base_url, is_loopback_host};
@@ -43,4 +44,5 @@ pub use push::{Offer, PushOutcome, Upload};
 pub use registry::{Registry, TagPage};
 pub use retry::RetryPolicy;
 pub use secret::Secret;
+pub use tls_problem::TlsProblem;
 pub use transport::{Client, ClientOptions, host_and_port};

@@ -4,14 +4,16 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use lode_model::{
     digest::{Algorithm, Digest},
-    manifest::MAX_MANIFEST_BYTES,
+    manifest::{Descriptor, MAX_MANIFEST_BYTES},
     media_type,
     reference::{Reference, Repository},
 };
+use serde::Deserialize;
 
 use crate::{
     Error, Registry,
     auth::Scope,
+    registry::next_page,
     response::{read_limited, response_error},
     transport::{Body, Request},
 };
@@ -43,6 +45,9 @@ pub struct ManifestPut {
     /// The subject that the registry linked the manifest to (`OCI-Subject`).
     pub subject: Option<Digest>,
 }
+
+/// More referrers than any real manifest has; more indicate an endless listing.
+const MAX_REFERRERS: usize = 100_000;
 
 /// The `Accept` header. Without it, registries that convert manifests would choose an old format.
 const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
@@ -83,6 +88,40 @@ impl Registry {
             None => Digest::of(Algorithm::Sha256, &bytes),
         };
         Ok(RawManifest { bytes, media_type, digest })
+    }
+
+    /// Returns the descriptors of the manifests whose subject is `digest`. None if the registry does not list
+    /// referrers.
+    pub async fn referrers(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<Vec<Descriptor>>, Error> {
+        #[derive(Deserialize)]
+        struct ReferrerList {
+            #[serde(default)]
+            manifests: Vec<Descriptor>,
+        }
+        let mut url = self.v2(repository, &format!("referrers/{digest}"));
+        let mut found = Vec::new();
+        loop {
+            let request = Request::new(Method::GET, url.clone(), Scope::pull(repository));
+            let response = self.inner().send(&request).await?;
+            match response.status() {
+                StatusCode::OK => {}
+                StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => return Ok(None),
+                _ => return Err(response_error(response, &url).await),
+            }
+            let next = next_page(response.headers(), &url).map(|path| self.join(&path));
+            let body = read_limited(response, MAX_MANIFEST_BYTES, &self.server()).await?;
+            let list: ReferrerList = self.decode(&body)?;
+            found.extend(list.manifests);
+            match next {
+                Some(next) if next != url && found.len() <= MAX_REFERRERS => url = next,
+                Some(_) => return Err(self.protocol("the pages of referrers do not end")),
+                None => return Ok(Some(found)),
+            }
+        }
     }
 
     /// Returns the metadata of a manifest, or `None` if it does not exist.

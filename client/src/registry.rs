@@ -253,7 +253,7 @@ impl Registry {
 
 /// Parses `Link: <...>; rel="next"` into a path relative to the base URL. The next page is requested from the
 /// same server, whatever host the link has.
-fn next_page(headers: &HeaderMap, url: &Url) -> Option<String> {
+pub(crate) fn next_page(headers: &HeaderMap, url: &Url) -> Option<String> {
     let links = headers.get_all(header::LINK).iter().filter_map(|value| value.to_str().ok());
     let mut next = links.filter_map(|link| {
         let (target, parameters) = link.strip_prefix('<')?.split_once('>')?;

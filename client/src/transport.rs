@@ -40,6 +40,8 @@ pub struct ClientOptions {
     pub chunk_bytes: u64,
     /// Folder that remembers the sessions of unfinished uploads, so that a repeated push resumes.
     pub upload_sessions_folder: Option<std::path::PathBuf>,
+    /// Certificate authorities that are trusted in addition to the system's.
+    pub authorities: Vec<reqwest::Certificate>,
     /// The egress policy; `None` permits every address.
     pub egress: Option<Egress>,
 }
@@ -57,6 +59,7 @@ impl Default for ClientOptions {
             range_bytes: 8 << 20,
             chunk_bytes: 64 << 20,
             upload_sessions_folder: None,
+            authorities: Vec::new(),
             egress: None,
         }
     }
@@ -97,7 +100,8 @@ const MAX_REDIRECTS: usize = 8;
 
 impl Client {
     pub fn new(options: ClientOptions) -> Result<Client, Error> {
-        let builder = || http_builder(&options.user_agent);
+        let builder =
+            || http_builder(&options.user_agent).tls_certs_merge(options.authorities.iter().cloned());
         let connections = match &options.egress {
             Some(egress) => Connections::Limited(egress.clone()),
             None => Connections::Unlimited {

@@ -49,6 +49,12 @@ async fn a_full_disk_acknowledges_nothing_and_keeps_serving() {
     refused_push(&registry, "full", &big).await;
     image.check(&registry, "full", "v1").await;
 
+    let path = disk.path().join("data/uploads");
+    let log = server.output();
+    let named =
+        log.lines().any(|line| line.contains("no space left") && line.contains(path.to_str().unwrap()));
+    assert!(named, "the log does not name the file that did not fit:\n{log}");
+
     // No free block is left, so the database cannot grow either.
     let mut left = 8 << 20;
     while left >= 4096 {

@@ -9,10 +9,12 @@ mod agreement;
 mod attached_worker;
 mod bad_input;
 mod bad_models;
+mod contents;
 mod converted;
 mod cosign;
 mod demo;
 mod docker;
+mod errors;
 mod expiry;
 mod families;
 mod faults;
@@ -90,5 +92,6 @@ fn an_address_is_found_in_server_output() {
         "no response from http://127.0.0.1:1: refused\nlistening on http://127.0.0.1:80\n",
         Some("127.0.0.1:80"),
     );
+    check("listening on https://127.0.0.1:443\n", Some("127.0.0.1:443"));
     check("nothing here", None);
 }

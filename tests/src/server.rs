@@ -438,7 +438,8 @@ fn tail(text: &str, bytes: usize) -> String {
 /// The first complete `listening on http://IP:PORT` in a text that may still grow.
 #[must_use]
 pub fn address_in(text: &str) -> Option<SocketAddr> {
-    text.split("listening on http://").skip(1).find_map(|rest| {
+    text.split("listening on http").skip(1).find_map(|rest| {
+        let rest = rest.strip_prefix('s').unwrap_or(rest).strip_prefix("://")?;
         // An address at the end of the text may be incomplete, so another character must follow.
         let end = rest.find(|c: char| !(c.is_ascii_hexdigit() || ".:[]".contains(c)))?;
         rest[..end]

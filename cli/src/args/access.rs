@@ -182,8 +182,10 @@ The server must know the job as a publisher: see `lode publisher add`. On GitHub
 server's URL.
 
 Examples:
-  lode token exchange --resource team/app | lode login hub.example --password-stdin
-  lode token exchange --resource team+ci | docker login hub.example --username token --password-stdin")]
+  lode token exchange --resource team/app |
+    lode login hub.example --password-stdin
+  lode token exchange --resource team+ci |
+    docker login hub.example --username token --password-stdin")]
 pub(crate) struct TokenExchange {
     /// The robot, or the namespace or repository to which the token is limited
     #[arg(long, value_name = "NAME")]
@@ -237,6 +239,9 @@ pub(crate) struct TokenList {
     /// Account of the tokens [default: your own]
     #[arg(long, value_name = "NAME")]
     pub(crate) account: Option<String>,
+    /// Show all columns, whatever the width of the terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
     /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -445,6 +450,9 @@ pub(crate) struct Audit {
     /// At most this many records; 0 means all
     #[arg(long, default_value_t = 100)]
     pub(crate) limit: usize,
+    /// Show all columns, whatever the width of the terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
     /// Print one JSON object per line
     #[arg(long)]
     pub(crate) json: bool,

@@ -17,7 +17,9 @@ Examples:
   lode create team/mini:q4 ./checkpoint-folder --quantize q4_K_M
   lode create team/mini:q4 --from team/mini --quantize q4_K_M
   lode create hub.local/team/adapter ./adapter.safetensors
-  lode create team/brief -f Modelfile")]
+  lode create team/brief -f Modelfile
+
+`lode create PATH NAME` works too if PATH exists and NAME is no file.")]
 pub(crate) struct Create {
     /// Name of the new model: [host/]repository[:tag]
     pub(crate) name: String,

@@ -11,7 +11,8 @@ values: 0.01 is 1 %. The exit code is 0 when the comparison completes, whatever 
 
 Examples:
   lode diff team/base team/tuned
-  lode diff team/mini team/mini:int4 --json | jq -r 'select(.tensor).tensor | [.name, .relative_error] | @tsv'")]
+  lode diff team/mini team/mini:int4 --json |
+    jq -r 'select(.tensor).tensor | [.name, .relative_error] | @tsv'")]
 pub(crate) struct Diff {
     /// First model
     #[arg(value_name = "A")]

@@ -38,6 +38,9 @@ pub(crate) struct GcHistory {
     /// Number of removals to list
     #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
     pub(crate) limit: u32,
+    /// Show all columns, whatever the width of the terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
     /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -11,7 +11,8 @@ Moves a server with SQLite and a local blob folder. Stop the server first, or se
 number of rows. If it is interrupted, repeat it: it resumes where it stopped.
 
 Example:
-  lode migrate --data /srv/lode --to-database postgres://lode@db/lode --to-storage s3://bucket/lode")]
+  lode migrate --data /srv/lode \\
+    --to-database postgres://lode@db/lode --to-storage s3://bucket/lode")]
 pub(crate) struct Migrate {
     /// Target database; it must be empty
     #[arg(long, value_name = "URL")]

@@ -6,7 +6,9 @@
 
 mod access;
 mod backup;
+mod cat;
 mod completions;
+mod contents;
 mod cp;
 mod create;
 mod diff;
@@ -32,6 +34,8 @@ mod tensor;
 mod tokenize;
 mod worker;
 
+use std::path::PathBuf;
+
 use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand};
 
@@ -43,7 +47,9 @@ pub(crate) use access::{
     TokenExchange, TokenRotate, User, UserAdd, UserSet,
 };
 pub(crate) use backup::Backup;
+pub(crate) use cat::Cat;
 pub(crate) use completions::Completions;
+pub(crate) use contents::{Manifest, ManifestInspect, ManifestList, Repo, RepoList, Tag, TagList};
 pub(crate) use cp::Cp;
 pub(crate) use create::Create;
 pub(crate) use diff::Diff;
@@ -94,7 +100,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Global {
     /// Default registry for names without a host: a URL, or host[:port]
     #[arg(
@@ -110,6 +116,10 @@ pub(crate) struct Global {
     /// Connect to remote hosts over plain HTTP instead of HTTPS
     #[arg(long, global = true, env = "LODE_PLAIN_HTTP", value_parser = BoolishValueParser::new(), num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true, hide_possible_values = true, value_name = "BOOL", hide_env_values = true)]
     pub(crate) plain_http: bool,
+
+    /// PEM file with authorities to trust for HTTPS, in addition to the system's
+    #[arg(long, global = true, env = "LODE_CA_FILE", value_name = "FILE", hide_env_values = true)]
+    pub(crate) ca_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -122,6 +132,8 @@ pub(crate) enum Command {
     Create(Create),
     /// Download a model's files to a folder and verify them
     Pull(Pull),
+    /// Print one file of a model
+    Cat(Cat),
     /// Upload files unchanged, as one layer per file
     Push(Push),
     /// Copy a model or another artifact, within a registry or between two
@@ -131,6 +143,12 @@ pub(crate) enum Command {
     /// List the models in a registry
     #[command(visible_alias = "ls")]
     List(List),
+    #[command(subcommand)]
+    Repo(Repo),
+    #[command(subcommand)]
+    Tag(Tag),
+    #[command(subcommand)]
+    Manifest(Manifest),
     /// Show a model's metadata, config and related models
     Show(Show),
     /// Compare two models, tensor by tensor

@@ -11,6 +11,9 @@ pub(crate) enum Publisher {
     List {
         /// The robot: NAMESPACE+NAME
         robot: String,
+        /// Show all columns, whatever the width of the terminal
+        #[arg(long)]
+        wide: bool,
         /// Print the result as a JSON object
         #[arg(long)]
         json: bool,
@@ -32,8 +35,10 @@ The job gets a token for 60 minutes with `lode token exchange`. It has the robot
 writes.
 
 Examples:
-  lode publisher add team+ci --github octo-org/octo-repo --workflow publish.yml --environment release
-  lode publisher add team+ci --gitlab my-group/my-project --claim ref_protected=true
+  lode publisher add team+ci --github octo-org/octo-repo \\
+    --workflow publish.yml --environment release
+  lode publisher add team+ci --gitlab my-group/my-project \\
+    --claim ref_protected=true
   lode publisher add team+ci --oidc --issuer https://oidc.example/cluster \\
     --claim sub=system:serviceaccount:ml:trainer"
 )]

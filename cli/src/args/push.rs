@@ -11,7 +11,9 @@ below it. To import a checkpoint as a model, use `lode create`: it stores equal 
 
 Examples:
   lode push ./model.onnx ./tokenizer.json team/encoder:1
-  lode push ./folder team/files")]
+  lode push ./folder team/files
+
+`lode push NAME PATH...` works too if no file has that name.")]
 pub(crate) struct Push {
     /// Files and folders to upload
     #[arg(required = true, value_name = "PATH")]

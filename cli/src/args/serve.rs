@@ -17,7 +17,8 @@ LODE_SECRET_KEY_FILE names a file with a key that encrypts the keys in the datab
 
 Examples:
   lode serve --demo
-  lode serve --listen 0.0.0.0:5000 --public-url https://lode.example --data /srv/lode
+  lode serve --listen 0.0.0.0:5000 --public-url https://lode.example \\
+    --data /srv/lode
   LODE_GC_GRACE=0s lode serve --config lode.toml --print-config")]
 pub(crate) struct Serve {
     /// Address and port to listen on; port 0 picks a free port [default: 127.0.0.1:5000]

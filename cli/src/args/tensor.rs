@@ -16,6 +16,9 @@ pub(crate) enum Tensor {
 pub(crate) struct TensorLs {
     /// Model: [host/]repository[:tag|@digest]
     pub(crate) name: String,
+    /// Show all columns, whatever the width of the terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
     /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -32,7 +35,8 @@ Only the data of the named tensors is downloaded.
 
 Examples:
   lode tensor export team/mini --to mini.safetensors
-  lode tensor export team/mini:int4 model.norm.weight --to norm.safetensors --dtype f32")]
+  lode tensor export team/mini:int4 model.norm.weight \\
+    --to norm.safetensors --dtype f32")]
 pub(crate) struct TensorExport {
     /// Model: [host/]repository[:tag|@digest]
     pub(crate) name: String,

@@ -12,16 +12,17 @@ Flags override LODE_* variables, which override the [worker] table of the settin
 without a flag:
   LODE_KEEP_ALIVE         how long an idle model stays loaded
   LODE_MAX_QUEUE          maximum number of waiting requests
-  LODE_NUM_PARALLEL       requests that one loaded model processes at the same time
+  LODE_NUM_PARALLEL       requests that one model processes at the same time
   LODE_MAX_LOADED_MODELS  maximum number of loaded models
   LODE_KV_CACHE_TYPE      f32, f16 or q8_0
-  LODE_CPU                instruction level: auto, or scalar, avx2, avx512, avx512-vnni, amx, neon, dotprod
+  LODE_CPU                instruction level: auto, scalar, avx2, avx512,
+                          avx512-vnni, amx, neon or dotprod
   LODE_CONTEXT_LENGTH     context length of requests that set none
   LODE_LOAD_TIMEOUT       maximum time to load a model
   LODE_THREADS            threads per model; 0: one per core
   LODE_CACHE_SIZE         maximum size of the cache in bytes; 0: no limit
-  LODE_TEXT_TIMEOUT       time limit of templates, tokenizers and grammars, per request
-  LODE_TEXT_MEMORY        memory limit of templates, tokenizers and grammars, per request
+  LODE_TEXT_TIMEOUT       time limit of templates and grammars, per request
+  LODE_TEXT_MEMORY        memory limit of templates and grammars, per request
 
 Example:
   lode worker --registry https://hub.local --listen 0.0.0.0:5100 \\

@@ -19,6 +19,8 @@ use crate::{
     },
     connect::Connection,
     error::{Failure, Outcome},
+    table::Table,
+    times::show_field,
     ui,
 };
 
@@ -57,7 +59,7 @@ pub(crate) async fn user(connection: &Connection, command: User) -> Outcome {
                 ]
             };
             let rows: Vec<Vec<String>> = accounts.iter().map(row).collect();
-            ui::table(&["NAME", "KIND", "SERVER ROLE", "STATE"], &rows)
+            Table::new(&["NAME", "KIND", "SERVER ROLE", "STATE"], &rows).print()
         }
         User::Set(UserSet { name, password_stdin, server_role, disable, enable }) => {
             let mut body = Map::new();
@@ -121,10 +123,11 @@ pub(crate) async fn robot(connection: &Connection, command: Robot) -> Outcome {
             if json {
                 return ui::json(&json!({ "accounts": robots }));
             }
-            let row =
-                |robot: &Value| vec![text(robot, "name"), day(robot, "created_at"), state(robot).to_owned()];
+            let row = |robot: &Value| {
+                vec![text(robot, "name"), show_field(robot, "created_at", "never"), state(robot).to_owned()]
+            };
             let rows: Vec<Vec<String>> = robots.iter().map(row).collect();
-            ui::table(&["NAME", "CREATED", "STATE"], &rows)
+            Table::new(&["NAME", "CREATED", "STATE"], &rows).print()
         }
         Robot::Rm { name } => delete_account(&registry, "robot", &name).await,
     }
@@ -151,7 +154,7 @@ pub(crate) async fn group(connection: &Connection, command: Group) -> Outcome {
                     vec![text(group, "name"), text(group, "provider"), members.join(", ")]
                 })
                 .collect();
-            return ui::table(&["GROUP", "PROVIDER", "MEMBERS"], &rows);
+            return Table::new(&["GROUP", "PROVIDER", "MEMBERS"], &rows).print();
         }
         Group::Rm { name } => {
             send(&registry, Method::DELETE, &format!("lode/v1/groups/{}", segment(&name)), &nothing).await?;
@@ -182,7 +185,7 @@ pub(crate) async fn token(connection: &Connection, command: Token) -> Outcome {
             let rows: Vec<Vec<String>> = items(&listed, "tokens")
                 .map(|token| {
                     let expires = match token["revoked_at"].is_null() {
-                        true => day(token, "expires_at"),
+                        true => show_field(token, "expires_at", "never"),
                         false => "revoked".to_owned(),
                     };
                     vec![
@@ -191,11 +194,14 @@ pub(crate) async fn token(connection: &Connection, command: Token) -> Outcome {
                         text(&token["scope"], "access"),
                         format!("…{}", text(token, "last_four")),
                         expires,
-                        day(token, "used_at"),
+                        show_field(token, "used_at", "never"),
                     ]
                 })
                 .collect();
-            ui::table(&["ID", "NAME", "ACCESS", "SECRET", "EXPIRES", "LAST USED"], &rows)
+            Table::new(&["ID", "NAME", "ACCESS", "SECRET", "EXPIRES", "LAST USED"], &rows)
+                .optional(&["SECRET", "LAST USED", "ACCESS"])
+                .wide(args.wide)
+                .print()
         }
         Token::Revoke(args) => {
             let path = of_account(&format!("lode/v1/tokens/{}", segment(&args.id)), args.account.as_deref());
@@ -279,7 +285,7 @@ pub(crate) async fn grant(connection: &Connection, command: Grant) -> Outcome {
                 is_listed.then(|| vec![text(row, "target"), subject.to_owned(), "read".to_owned()])
             });
             let rows: Vec<Vec<String>> = rows.into_iter().chain(open).collect();
-            return ui::table(&["TARGET", "SUBJECT", "ROLE"], &rows);
+            return Table::new(&["TARGET", "SUBJECT", "ROLE"], &rows).print();
         }
         Grant::Rm { subject, target } => {
             let body = json!({ "target": target, "subject": subject });
@@ -345,10 +351,18 @@ pub(crate) async fn key(connection: &Connection, command: Key) -> Outcome {
             }
             let rows: Vec<Vec<String>> = items(&listed, "keys")
                 .map(|key| {
-                    vec![text(key, "id"), text(key, "name"), text(key, "fingerprint"), day(key, "used_at")]
+                    vec![
+                        text(key, "id"),
+                        text(key, "name"),
+                        text(key, "fingerprint"),
+                        show_field(key, "used_at", "never"),
+                    ]
                 })
                 .collect();
-            ui::table(&["ID", "NAME", "FINGERPRINT", "LAST USED"], &rows)
+            Table::new(&["ID", "NAME", "FINGERPRINT", "LAST USED"], &rows)
+                .optional(&["LAST USED", "FINGERPRINT"])
+                .wide(args.wide)
+                .print()
         }
         Key::Rm { id, account } => {
             let path = of_account(&format!("lode/v1/keys/{}", segment(&id)), account.as_deref());
@@ -379,7 +393,7 @@ pub(crate) async fn protect(connection: &Connection, args: Protect) -> Outcome {
     let rows: Vec<Vec<String>> = items(&listed, "protected_tags")
         .map(|rule| vec![text(rule, "target"), text(rule, "pattern")])
         .collect();
-    ui::table(&["TARGET", "PATTERN"], &rows)
+    Table::new(&["TARGET", "PATTERN"], &rows).print()
 }
 
 pub(crate) async fn quota(connection: &Connection, command: Quota) -> Outcome {
@@ -421,7 +435,7 @@ pub(crate) async fn quota(connection: &Connection, command: Quota) -> Outcome {
                     ]
                 })
                 .collect();
-            ui::table(&["NAMESPACE", "LIMIT", "USED", "OWN", "LOGICAL"], &rows)
+            Table::new(&["NAMESPACE", "LIMIT", "USED", "OWN", "LOGICAL"], &rows).print()
         }
     }
 }
@@ -440,11 +454,6 @@ fn read_key(file: &Path) -> Outcome<String> {
         Ok(_) => Ok(line),
         Err(error) => Err(Failure::with_source(format!("failed to read {}", file.display()), &error)),
     }
-}
-
-/// The date of a time.
-pub(super) fn day(value: &Value, key: &str) -> String {
-    value[key].as_str().and_then(|time| time.get(..10)).unwrap_or("never").to_owned()
 }
 
 fn state(account: &Value) -> &'static str {

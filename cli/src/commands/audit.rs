@@ -12,6 +12,8 @@ use crate::{
     args::Audit,
     connect::Connection,
     error::{Failure, Outcome},
+    table::Table,
+    times::show_time,
     ui,
 };
 
@@ -37,7 +39,10 @@ pub(crate) async fn run(connection: &Connection, args: Audit) -> Outcome {
     }
     match args.json {
         true => Ok(()),
-        false => ui::table(&["TIME", "ACTOR", "ACTION", "TARGET", "OUTCOME", "ADDRESS"], &rows),
+        false => Table::new(&["TIME", "ACTOR", "ACTION", "TARGET", "OUTCOME", "ADDRESS"], &rows)
+            .optional(&["ADDRESS", "OUTCOME", "ACTOR"])
+            .wide(args.wide)
+            .print(),
     }
 }
 
@@ -70,6 +75,12 @@ fn time_before(ago: Duration) -> Outcome<String> {
 
 fn row(record: &Value) -> Vec<String> {
     let text = |key: &str| record[key].as_str().unwrap_or_default().to_owned();
-    let time: String = text("at").chars().take(19).collect();
-    vec![time, text("actor"), text("action"), text("target"), text("outcome"), text("address")]
+    vec![
+        show_time(&text("at")),
+        text("actor"),
+        text("action"),
+        text("target"),
+        text("outcome"),
+        text("address"),
+    ]
 }

@@ -23,6 +23,7 @@ use crate::{
     files::{self, DiskFile, LocalFile},
     import, job,
     modelfile::{self, Origin, Recipe},
+    order,
     send::UploadStats,
     ui,
 };
@@ -37,7 +38,14 @@ const MODELFILE: &str = "Modelfile";
 const ADAPTER_FOLDER: &str = "adapter";
 const DRAFT_FOLDER: &str = "draft";
 
-pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
+pub(crate) async fn run(connection: &Connection, mut args: Create) -> Outcome {
+    // `create PATH NAME`: source, then destination, as the other commands have it.
+    if let Some(path) = args.path.take() {
+        match path.to_str().filter(|_| order::is_swapped(&args.name, &path)) {
+            Some(name) => args.path = Some(std::mem::replace(&mut args.name, name.to_owned()).into()),
+            None => args.path = Some(path),
+        }
+    }
     let (target, _) = connection.target_tag(&args.name)?;
     let recipe = match &args.from {
         Some(name) => Recipe::new(Origin::Model(name.clone())),
@@ -113,9 +121,9 @@ impl NewModel<'_> {
             }));
         }
         ui::print_line(format!(
-            "created {target} {}: {} tensors, {} parameters",
+            "created {target} {}: {}, {} parameters",
             imported.digest,
-            imported.tensors,
+            ui::counted(imported.tensors, "tensor"),
             ui::format_count(imported.parameters)
         ))?;
         ui::print_message(sent.summary());

@@ -8,7 +8,10 @@ use crate::{
     args::{Gc, GcCommand, GcHistory, GcUndo},
     connect::Connection,
     error::{Failure, Outcome},
-    job, ui,
+    job,
+    table::Table,
+    times::{show_duration, show_time},
+    ui,
 };
 
 /// Removals per page.
@@ -26,10 +29,15 @@ async fn collect(connection: &Connection, args: &Gc) -> Outcome {
     let registry = connection.default_registry()?;
     let body = json!({ "dry_run": args.dry_run });
     let done = job::run(&registry, "lode/v1/gc", &body, "collection").await?;
+    // Older servers do not have this route.
+    let waiting: Value = registry.json_get("lode/v1/gc").await.unwrap_or_default();
     let removals = if args.dry_run { done.findings(&registry, "removal").await? } else { Vec::new() };
     let mut report = done.result;
     if let (Some(report), false) = (report.as_object_mut(), removals.is_empty()) {
         report.insert("removals".to_owned(), removals.into());
+    }
+    if let (Some(report), true) = (report.as_object_mut(), args.json && waiting.is_object()) {
+        report.insert("waiting".to_owned(), waiting.clone());
     }
     if args.json {
         return ui::json(&report);
@@ -39,15 +47,40 @@ async fn collect(connection: &Connection, args: &Gc) -> Outcome {
     }
     let removals = report.as_object_mut().and_then(|report| report.remove("removals"));
     report_lines(&report)?;
+    if let Some(line) = describe_waiting(&waiting) {
+        ui::print_line(line)?;
+    }
     match removals {
         Some(Value::Array(removals)) if !removals.is_empty() => {
             ui::print_line("")?;
             let rows: Vec<Vec<String>> =
                 objects(&removals).map(|r| vec![describe_removal(r), describe_reason(r)]).collect();
-            ui::table(&["WOULD REMOVE", "WHY"], &rows)
+            Table::new(&["WOULD REMOVE", "WHY"], &rows).print()
         }
         _ => Ok(()),
     }
+}
+
+/// What a later collection deletes, and when. `None` if the server does not say.
+fn describe_waiting(waiting: &Value) -> Option<String> {
+    let number = |key: &str| waiting[key].as_u64();
+    let (manifests, blobs) = (number("manifests")?, number("blobs")?);
+    let Some(first) = waiting["first_at"].as_str() else {
+        return Some("waiting: nothing".to_owned());
+    };
+    let duration = |key: &str| number(key).map(show_duration).unwrap_or_default();
+    let undo = match number("undo_seconds") {
+        Some(0) | None => String::new(),
+        Some(_) => format!("; `lode gc undo` restores a manifest for {} more", duration("undo_seconds")),
+    };
+    Some(format!(
+        "waiting: {} and {} ({}) without references\ndeletion: {} after the last reference was removed, the first at the earliest {}{undo}",
+        ui::counted(manifests, "manifest"),
+        ui::counted(blobs, "blob"),
+        number("size_bytes").map(ui::format_size).unwrap_or_default(),
+        duration("grace_seconds"),
+        show_time(first),
+    ))
 }
 
 async fn history(connection: &Connection, args: GcHistory) -> Outcome {
@@ -80,7 +113,10 @@ async fn history(connection: &Connection, args: GcHistory) -> Outcome {
     let rows: Vec<Vec<String>> = objects(&all)
         .map(|r| vec![time(r, "removed_at"), describe_removal(r), describe_reason(r), describe_undo(r)])
         .collect();
-    ui::table(&["REMOVED", "WHAT", "WHY", "UNDO"], &rows)
+    Table::new(&["REMOVED", "WHAT", "WHY", "UNDO"], &rows)
+        .optional(&["REMOVED", "WHY"])
+        .wide(args.wide)
+        .print()
 }
 
 async fn undo(connection: &Connection, args: GcUndo) -> Outcome {
@@ -107,7 +143,7 @@ fn text<'a>(removal: &'a Map<String, Value>, key: &str) -> &'a str {
 }
 
 fn time(removal: &Map<String, Value>, key: &str) -> String {
-    text(removal, key).chars().take(16).collect::<String>().replace('T', " ")
+    show_time(text(removal, key))
 }
 
 /// Names a removal: a tag by its name, a manifest by the digest that `undo` accepts, a blob by its short
@@ -173,6 +209,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_waits_is_described_with_its_time() {
+        let waiting = json!({"manifests": 1, "blobs": 3, "size_bytes": 8_700_000, "grace_seconds": 86_400,
+            "undo_seconds": 3_600, "first_at": "2023-11-14T22:13:20Z"});
+        assert_eq!(
+            describe_waiting(&waiting),
+            Some(format!(
+                "waiting: 1 manifest and 3 blobs (8.7 MB) without references\ndeletion: 1 day after the last reference was removed, the first at the earliest {}; `lode gc undo` restores a manifest for 1 hour more",
+                show_time("2023-11-14T22:13:20Z")
+            ))
+        );
+        let nothing = json!({"manifests": 0, "blobs": 0, "size_bytes": 0, "first_at": null});
+        assert_eq!(describe_waiting(&nothing).as_deref(), Some("waiting: nothing"));
+        assert_eq!(describe_waiting(&Value::Null), None);
+    }
+
+    #[test]
     fn removals_read_as_sentences() {
         let check = |removal: Value, expect: [&str; 3]| {
             let removal = removal.as_object().unwrap();
@@ -180,7 +232,14 @@ mod tests {
         };
         let tag = json!({"kind": "tag", "repository": "ci/x", "tag": "7", "digest": "sha256:0123456789abcdef",
             "reason": "keep_last", "rule": 2, "undo_until": "2023-11-14T22:13:20Z"});
-        check(tag, ["ci/x:7", "retention rule 2: not among the last tags", "until 2023-11-14 22:13"]);
+        check(
+            tag,
+            [
+                "ci/x:7",
+                "retention rule 2: not among the last tags",
+                &format!("until {}", show_time("2023-11-14T22:13:20Z")),
+            ],
+        );
         let manifest = json!({"kind": "manifest", "repository": "x", "digest": "sha256:01", "reason": "deleted",
             "undo_until": "2023-11-14T22:13:20Z", "restored_at": "2023-11-14T22:13:20Z"});
         check(manifest, ["x@sha256:01", "deleted", "restored"]);

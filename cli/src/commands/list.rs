@@ -9,8 +9,13 @@ use crate::{
     args::List,
     connect::Connection,
     error::{Failure, Outcome},
+    table::Table,
+    times::show_time,
     ui,
 };
+
+/// The status of a model that the server has indexed.
+const READY: &str = "ready";
 
 #[derive(Deserialize, Serialize)]
 struct ListResponse {
@@ -63,20 +68,24 @@ pub(crate) async fn run(connection: &Connection, args: List) -> Outcome {
         return Ok(());
     }
     let rows: Vec<Vec<String>> = response.models.iter().map(row).collect();
-    ui::table(
-        &[
-            "NAME",
-            "DIGEST",
-            "SIZE",
-            "FORMAT",
-            "ARCHITECTURE",
-            "PARAMETERS",
-            "QUANTIZATION",
-            "MODIFIED",
-            "STATUS",
-        ],
-        &rows,
-    )
+    let head = [
+        "NAME",
+        "DIGEST",
+        "SIZE",
+        "FORMAT",
+        "ARCHITECTURE",
+        "PARAMETERS",
+        "QUANTIZATION",
+        "MODIFIED",
+        "STATUS",
+    ];
+    // The status matters only if a model is not ready.
+    let is_ready = rows.iter().all(|row| row.last().is_some_and(|status| status == READY));
+    let optional = match is_ready {
+        true => ["STATUS", "FORMAT", "DIGEST", "ARCHITECTURE", "QUANTIZATION", "PARAMETERS", "MODIFIED"],
+        false => ["FORMAT", "DIGEST", "ARCHITECTURE", "QUANTIZATION", "PARAMETERS", "MODIFIED", "STATUS"],
+    };
+    Table::new(&head, &rows).optional(&optional).wide(args.wide).print()
 }
 
 fn row(model: &Map<String, Value>) -> Vec<String> {
@@ -97,7 +106,7 @@ fn row(model: &Map<String, Value>) -> Vec<String> {
         text(model, "architecture"),
         number("parameters", ui::format_count),
         text(model, "quantization"),
-        text(model, "modified_at").chars().take(16).collect::<String>().replace('T', " "),
+        show_time(&text(model, "modified_at")),
         status(model).to_owned(),
     ]
 }
@@ -109,7 +118,7 @@ fn status(model: &Map<String, Value>) -> &'static str {
     match (is_pending, model.contains_key("problem")) {
         (true, _) => "pending",
         (false, true) => "problem",
-        (false, false) => "ready",
+        (false, false) => READY,
     }
 }
 

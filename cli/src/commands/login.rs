@@ -32,7 +32,7 @@ const MAX_LINE_BYTES: u64 = 4096;
 
 pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
     let registry = connection.registry(args.server.as_deref())?;
-    if needs_no_login(&registry).await {
+    if needs_no_login(connection, &registry).await {
         ui::print_message(format!("{} has no accounts: no sign-in is needed", registry.host()));
         return Ok(());
     }
@@ -59,7 +59,7 @@ pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
     // Check these credentials, not saved ones.
     let options = ClientOptions {
         credentials: Credentials::fixed(registry.host(), login.clone()),
-        ..ClientOptions::default()
+        ..connection.anonymous_options()
     };
     let probe: Registry = Client::new(options)?.registry(registry.url().as_str())?;
     probe.ping().await.map_err(|error| match error {
@@ -74,11 +74,11 @@ pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
 }
 
 /// Whether the registry is a server without accounts, where every client may do everything.
-async fn needs_no_login(registry: &Registry) -> bool {
+async fn needs_no_login(connection: &Connection, registry: &Registry) -> bool {
     let options = ClientOptions {
         retry: RetryPolicy::none(),
         response_timeout: SHORT_TIMEOUT,
-        ..ClientOptions::default()
+        ..connection.anonymous_options()
     };
     let me = async {
         let anonymous = Client::new(options)?.registry(registry.url().as_str())?;
@@ -100,7 +100,7 @@ pub(crate) async fn logout(connection: &Connection, args: Logout) -> Outcome {
     }
     if !owns_token {
         ui::print_message("notice: `lode login` did not create this token; it stays valid until it expires");
-    } else if let Err(failure) = revoke_token(&registry, login).await {
+    } else if let Err(failure) = revoke_token(connection, &registry, login).await {
         ui::print_message(format!(
             "notice: the token was not revoked ({failure}); it stays valid until it expires. Revoke it on {}-/account, or after a new login with `lode token list` and `lode token revoke ID`",
             registry.url()
@@ -110,11 +110,11 @@ pub(crate) async fn logout(connection: &Connection, args: Logout) -> Outcome {
 }
 
 /// Revokes the token of `login`. Returns why it is still valid.
-async fn revoke_token(registry: &Registry, login: Credential) -> Result<(), String> {
+async fn revoke_token(connection: &Connection, registry: &Registry, login: Credential) -> Result<(), String> {
     let revoked = async {
         let options = ClientOptions {
             credentials: Credentials::fixed(registry.host(), login),
-            ..ClientOptions::default()
+            ..connection.anonymous_options()
         };
         let registry = Client::new(options)?.registry(registry.url().as_str())?;
         let me: Value = registry.json_get("lode/v1/me").await?;

@@ -4,7 +4,9 @@ mod access;
 mod audit;
 mod backup;
 mod browser;
+mod cat;
 mod completions;
+mod contents;
 pub(crate) mod cp;
 mod create;
 mod demo;
@@ -13,6 +15,7 @@ mod embed;
 mod exchange;
 mod fsck;
 mod gc;
+mod inspect;
 mod list;
 mod listen;
 mod login;
@@ -35,12 +38,20 @@ mod worker;
 use std::process::ExitCode;
 
 use crate::{
-    args::{Cli, Command, Tensor},
+    args::{Cli, Command, Manifest, Repo, Tag, Tensor},
     connect::Connection,
     error::Outcome,
+    suggest,
 };
 
 pub(crate) async fn run(cli: Cli) -> Outcome<ExitCode> {
+    match dispatch(cli).await {
+        Err(failure) => Err(suggest::complete(failure).await),
+        done => done,
+    }
+}
+
+async fn dispatch(cli: Cli) -> Outcome<ExitCode> {
     let connect = || Connection::new(&cli.global);
     match cli.command {
         Command::Serve(args) => serve::run(args).await?,
@@ -48,10 +59,15 @@ pub(crate) async fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Runner(args) => runner::run(args)?,
         Command::Create(args) => create::run(&connect()?, args).await?,
         Command::Pull(args) => pull::run(&connect()?, args).await?,
+        Command::Cat(args) => cat::run(&connect()?, args).await?,
         Command::Push(args) => push::run(&connect()?, args).await?,
         Command::Cp(args) => cp::run(&connect()?, args).await?,
         Command::Rm(args) => rm::run(&connect()?, args).await?,
         Command::List(args) => list::run(&connect()?, args).await?,
+        Command::Repo(Repo::List(args)) => contents::repositories(&connect()?, args).await?,
+        Command::Tag(Tag::List(args)) => contents::tags(&connect()?, args).await?,
+        Command::Manifest(Manifest::List(args)) => contents::manifests(&connect()?, args).await?,
+        Command::Manifest(Manifest::Inspect(args)) => inspect::run(&connect()?, args).await?,
         Command::Show(args) => show::run(&connect()?, args).await?,
         Command::Diff(args) => diff::run(&connect()?, args).await?,
         Command::Run(args) => run::run(&connect()?, args).await?,

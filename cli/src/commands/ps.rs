@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{args::Ps, connect::Connection, error::Outcome, ui};
+use crate::{args::Ps, connect::Connection, error::Outcome, table::Table, times::show_time, ui};
 
 #[derive(Deserialize, Serialize)]
 struct PsResponse {
@@ -31,15 +31,17 @@ pub(crate) async fn run(connection: &Connection, args: Ps) -> Outcome {
         .map(|model| {
             let text = |key: &str| model.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
             let number = |key: &str| model.get(key).and_then(Value::as_u64);
-            let until = text("expires_at").chars().take(19).collect::<String>().replace('T', " ");
             vec![
                 text("name"),
                 super::list::short_digest(&text("digest")),
                 number("size").map(ui::format_size).unwrap_or_default(),
                 number("context_length").map(|length| length.to_string()).unwrap_or_default(),
-                until,
+                show_time(&text("expires_at")),
             ]
         })
         .collect();
-    ui::table(&["NAME", "DIGEST", "SIZE", "CONTEXT", "UNTIL"], &rows)
+    Table::new(&["NAME", "DIGEST", "SIZE", "CONTEXT", "UNLOADED"], &rows)
+        .optional(&["DIGEST", "CONTEXT"])
+        .wide(args.wide)
+        .print()
 }

@@ -3,11 +3,13 @@
 use lode_client::Registry;
 use serde_json::{Map, Value, json};
 
-use super::access::{day, delete, items, segment, text};
+use super::access::{delete, items, segment, text};
 use crate::{
     args::{Publisher, PublisherAdd},
     connect::Connection,
     error::{Failure, Outcome},
+    table::Table,
+    times::show_field,
     ui,
 };
 
@@ -15,7 +17,7 @@ pub(crate) async fn publisher(connection: &Connection, command: Publisher) -> Ou
     let registry = connection.default_registry()?;
     match command {
         Publisher::Add(args) => add(&registry, args).await,
-        Publisher::List { robot, json } => {
+        Publisher::List { robot, wide, json } => {
             let path = format!("lode/v1/publishers?robot={}", segment(&robot));
             let listed: Value = registry.json_get(&path).await?;
             if json {
@@ -32,11 +34,14 @@ pub(crate) async fn publisher(connection: &Connection, command: Publisher) -> Ou
                         text(publisher, "kind"),
                         text(publisher, "issuer"),
                         conditions.join(" "),
-                        day(publisher, "used_at"),
+                        show_field(publisher, "used_at", "never"),
                     ]
                 })
                 .collect();
-            ui::table(&["ID", "KIND", "ISSUER", "CONDITIONS", "LAST USED"], &rows)
+            Table::new(&["ID", "KIND", "ISSUER", "CONDITIONS", "LAST USED"], &rows)
+                .optional(&["LAST USED", "KIND", "ISSUER"])
+                .wide(wide)
+                .print()
         }
         Publisher::Rm { robot, id } => {
             let path = format!("lode/v1/publishers/{}?robot={}", segment(&id), segment(&robot));

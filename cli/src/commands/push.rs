@@ -16,11 +16,18 @@ use crate::{
     connect::Connection,
     error::{Failure, Outcome},
     files::{self, LocalFile},
+    order,
     send::{self, Blob},
     ui,
 };
 
-pub(crate) async fn run(connection: &Connection, args: Push) -> Outcome {
+pub(crate) async fn run(connection: &Connection, mut args: Push) -> Outcome {
+    // `push NAME PATH...`, as `create` has it.
+    let first = args.paths.first().and_then(|path| path.to_str()).map(str::to_owned);
+    if let Some(first) = first.filter(|first| order::is_swapped(&args.name, Path::new(first))) {
+        args.paths.remove(0);
+        args.paths.push(std::mem::replace(&mut args.name, first).into());
+    }
     let (target, tag) = connection.target_tag(&args.name)?;
     let found = gather(&args.paths)?;
     let (digests, mut sent) = send::send_files(&target, &found).await?;

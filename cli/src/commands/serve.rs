@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -16,7 +16,7 @@ use crate::{
     error::{CANNOT_RUN, Failure, Outcome},
     logging,
     settings::{self, ServeSettings},
-    ui,
+    ui, variables,
 };
 
 /// How long the start waits for the local worker to register.
@@ -28,6 +28,7 @@ pub(crate) async fn run(args: Serve) -> Outcome {
             settings if args.print_config => return ui::print_bytes(settings::print(&settings)?.as_bytes()),
             settings => settings,
         };
+    variables::warn_of_unknown();
     worker.runner_env = logging::inherited_env(args.log_format);
     if !no_worker {
         worker.check().map_err(|error| {
@@ -93,6 +94,9 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     let mut serving =
         spawn_boxed(async move { server.serve(public, tls, wait_for_stop(public_stopped)).await });
     ui::print_line(format!("listening on {scheme}://{address}"))?;
+    if data.is_relative() {
+        ui::print_line(format!("data folder: {}", absolute(&data).display()))?;
+    }
     if let Some(path) = setup {
         let base = public_url.as_ref().map_or(shown.as_str(), |url| url.as_str().trim_end_matches('/'));
         ui::print_line(format!(
@@ -181,7 +185,7 @@ fn needs_setup(config: &lode_registry::Config, is_open: bool) -> bool {
     is_open && !config.allow_anonymous && !config.listen.ip().to_canonical().is_loopback()
 }
 
-fn cannot_open(error: &OpenError, data: &std::path::Path) -> Failure {
+fn cannot_open(error: &OpenError, data: &Path) -> Failure {
     let failure = Failure::with_source("cannot start", error);
     match error {
         OpenError::FolderInUse { .. } => {
@@ -190,6 +194,11 @@ fn cannot_open(error: &OpenError, data: &std::path::Path) -> Failure {
         OpenError::Registry(Error::Storage { .. }) => {
             failure.hint(format!("can this user write to {}? --data names another folder", data.display()))
         }
+        OpenError::Registry(Error::StorageFull) => Failure::new(format!(
+            "cannot start: no space left for the data folder {} (or on the disk of the database)",
+            absolute(data).display()
+        ))
+        .hint("free space on that disk, or name another folder with --data"),
         OpenError::SchemaNewer { .. } => {
             failure.hint("start that version again; `lode --version` prints this version")
         }
@@ -204,6 +213,11 @@ fn cannot_open(error: &OpenError, data: &std::path::Path) -> Failure {
         ),
         _ => failure,
     }
+}
+
+/// The path with the working folder before it, if it is relative.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// The URL at which this process reaches itself.
@@ -227,7 +241,6 @@ fn local_worker(
         None => Some(config.data.clone()),
         Some(url) => url.to_file_path().ok(),
     };
-    let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
     Ok(lode_worker::Config {
         registry: base
             .parse()
@@ -235,8 +248,8 @@ fn local_worker(
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         advertise: None,
         token: None,
-        cache: absolute(config.data.join("worker")),
-        sources: blobs.into_iter().map(absolute).collect(),
+        cache: absolute(&config.data.join("worker")),
+        sources: blobs.into_iter().map(|path| absolute(&path)).collect(),
         max_body: config.max_body,
         body_budget: config.body_budget,
         shutdown_grace: config.shutdown_grace,

@@ -22,7 +22,9 @@ use crate::{
     args::{ExportDtype, TensorExport, TensorLs},
     connect::{Connection, Target},
     error::{Failure, Outcome},
-    files, ui,
+    files,
+    table::Table,
+    ui,
 };
 
 /// Size of one range request, and of one piece to decode. A handful of pieces are in memory at the same time.
@@ -72,7 +74,10 @@ pub(crate) async fn list(connection: &Connection, args: TensorLs) -> Outcome {
             ]
         })
         .collect();
-    ui::table(&["NAME", "DTYPE", "SHAPE", "SIZE", "BLOB"], &rows)
+    Table::new(&["NAME", "DTYPE", "SHAPE", "SIZE", "BLOB"], &rows)
+        .optional(&["BLOB", "SIZE"])
+        .wide(args.wide)
+        .print()
 }
 
 pub(crate) async fn export(connection: &Connection, args: TensorExport) -> Outcome {
@@ -96,7 +101,7 @@ pub(crate) async fn export(connection: &Connection, args: TensorExport) -> Outco
     let meter = ui::Meter::bytes("exporting", total);
     out.write(&target, &args.to, &header, &meter).await?;
     meter.end();
-    let what = if chosen.len() == 1 { "1 tensor".to_owned() } else { format!("{} tensors", chosen.len()) };
+    let what = ui::counted(chosen.len() as u64, "tensor");
     ui::print_message(format!("wrote {what}, {} to {}", ui::format_size(total), args.to.display()));
     Ok(())
 }

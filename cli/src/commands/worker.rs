@@ -4,11 +4,12 @@ use crate::{
     args::Worker,
     commands::serve::{stop_signal, wait_for_stop},
     error::{Failure, Outcome},
-    logging, settings, ui,
+    logging, settings, ui, variables,
 };
 
 pub(crate) async fn run(args: Worker) -> Outcome {
     let mut config = settings::worker(&args, &settings::process_env)?;
+    variables::warn_of_unknown();
     config.runner_env = logging::inherited_env(args.log_format);
     let registry = config.registry.clone();
     let stop = stop_signal()?;

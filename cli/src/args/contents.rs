@@ -1,0 +1,108 @@
+//! Arguments of `lode repo`, `lode tag` and `lode manifest`.
+
+use clap::{Args, Subcommand};
+
+/// List all repositories, with models, images and other artifacts
+#[derive(Debug, Subcommand)]
+#[command(visible_alias = "repository")]
+pub(crate) enum Repo {
+    /// List repositories with the number of tags, the size and the time of the last change
+    #[command(visible_alias = "ls")]
+    List(RepoList),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The size is that of all blobs in the repository, each counted once. Repositories share blobs, so the
+sizes may add up to more than the server stores.
+
+Examples:
+  lode repo list
+  lode repo list team
+  lode repo list --json | jq -r '.repositories[].repository'")]
+pub(crate) struct RepoList {
+    /// Only this repository and the repositories below it: [host/]repository
+    pub(crate) prefix: Option<String>,
+    /// Show all columns, whatever the width of the terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// List the tags of a repository
+#[derive(Debug, Subcommand)]
+pub(crate) enum Tag {
+    /// List tags with the kind, the size and the digest of what they name
+    #[command(visible_alias = "ls")]
+    List(TagList),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+KIND is model, image, index, or the artifact type. The size of an index is that of its manifests
+together.
+
+Examples:
+  lode tag list team/image
+  lode tag list team/image --json | jq -r '.tags[] | [.tag, .digest] | @tsv'")]
+pub(crate) struct TagList {
+    /// Repository: [host/]repository
+    pub(crate) repository: String,
+    /// Show all columns, whatever the width of the terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// List the manifests of a repository, or show one
+#[derive(Debug, Subcommand)]
+pub(crate) enum Manifest {
+    /// List all manifests of a repository, with and without tags, newest first
+    #[command(visible_alias = "ls")]
+    List(ManifestList),
+    /// Show a manifest: its config, layers, annotations, or the manifests that an index lists
+    #[command(visible_alias = "show")]
+    Inspect(ManifestInspect),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+KIND is model, image, index, or the artifact type. SUBJECT is the manifest that a signature, an SBOM or
+another referrer describes.
+
+Example:
+  lode manifest list team/image")]
+pub(crate) struct ManifestList {
+    /// Repository: [host/]repository
+    pub(crate) repository: String,
+    /// Show all columns, whatever the width of the terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  lode manifest inspect team/image:v1
+  lode manifest inspect team/image@sha256:0123...
+  lode manifest inspect team/image:v1 --raw | sha256sum")]
+pub(crate) struct ManifestInspect {
+    /// Model, image or other artifact: [host/]repository[:tag|@digest]
+    pub(crate) name: String,
+    /// Print the manifest itself, byte for byte
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) raw: bool,
+    /// Show all columns, whatever the width of the terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,136 @@
+//! The command line as clap sees it: the derived commands, with help that fits any terminal and that shows no
+//! option without an effect.
+
+use clap::{
+    Arg, Command, CommandFactory, FromArgMatches,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
+
+use crate::args::Cli;
+
+/// Commands that connect to no registry by the global options. They accept these options, which have no effect
+/// there, and do not show them.
+const WITHOUT_CONNECTION: [&str; 6] = ["serve", "worker", "backup", "migrate", "completions", "runner"];
+
+/// The command line, as [`Cli`] describes it.
+pub(crate) fn command() -> Command {
+    let command = Cli::command();
+    let hidden: Vec<Arg> = command
+        .get_arguments()
+        .filter(|argument| argument.is_global_set())
+        .map(|argument| argument.clone().hide(true))
+        .collect();
+    let command = command.mut_subcommands(|sub| match WITHOUT_CONNECTION.contains(&sub.get_name()) {
+        true => sub.args(hidden.iter().cloned()),
+        false => sub,
+    });
+    join_paragraphs(command)
+}
+
+/// Parses the command line of this process, or ends it with help or an error.
+pub(crate) fn parse() -> Cli {
+    let parsed = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|error| without_hidden_suggestions(error).exit())
+}
+
+/// Removes suggestions of commands that the help does not list.
+fn without_hidden_suggestions(mut error: clap::Error) -> clap::Error {
+    let suggested = match (error.kind(), error.get(ContextKind::SuggestedSubcommand)) {
+        (ErrorKind::InvalidSubcommand, Some(ContextValue::Strings(names))) => names.clone(),
+        (ErrorKind::InvalidSubcommand, Some(ContextValue::String(name))) => vec![name.clone()],
+        _ => return error,
+    };
+    let command = Cli::command();
+    let is_hidden = |name: &String| {
+        command.get_subcommands().any(|sub| sub.is_hide_set() && sub.get_name() == name.as_str())
+    };
+    let shown: Vec<String> = suggested.into_iter().filter(|name| !is_hidden(name)).collect();
+    error.remove(ContextKind::SuggestedSubcommand);
+    if !shown.is_empty() {
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(shown));
+    }
+    error
+}
+
+/// Joins the lines of each paragraph of the texts after the options, so that clap wraps them at the width of the
+/// terminal. Indented lines, which are examples, stay as they are.
+fn join_paragraphs(mut command: Command) -> Command {
+    if let Some(text) = command.get_after_help().map(ToString::to_string) {
+        command = command.after_help(joined(&text));
+    }
+    command.mut_subcommands(join_paragraphs)
+}
+
+fn joined(text: &str) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for line in text.lines() {
+        let continues = |last: &String| !last.is_empty() && !last.starts_with(' ') && !last.ends_with(':');
+        match lines.last_mut().filter(|last| continues(last)) {
+            Some(last) if !line.is_empty() && !line.starts_with(' ') => {
+                last.push(' ');
+                last.push_str(line);
+            }
+            _ => lines.push(line.to_owned()),
+        }
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error_of(words: &[&str]) -> String {
+        let error = command().try_get_matches_from(words).unwrap_err();
+        without_hidden_suggestions(error).to_string()
+    }
+
+    #[test]
+    fn only_visible_commands_are_suggested() {
+        let misspelled = error_of(&["lode", "runne"]);
+        assert!(misspelled.contains("'run'") && !misspelled.contains("'runner'"), "{misspelled}");
+        let misspelled = error_of(&["lode", "pulll"]);
+        assert!(misspelled.contains("'pull'"), "{misspelled}");
+    }
+
+    #[test]
+    fn commands_without_a_connection_do_not_show_its_options() {
+        for name in WITHOUT_CONNECTION {
+            let mut command = command();
+            command.build();
+            let sub = command.find_subcommand_mut(name).unwrap();
+            let help = sub.render_long_help().to_string();
+            assert!(!help.contains("--plain-http") && !help.contains("LODE_HOST"), "{help}");
+        }
+        // They are accepted, before and after the command.
+        for words in
+            [["lode", "--host", "x", "completions", "bash"], ["lode", "completions", "bash", "--host", "x"]]
+        {
+            let matches = command().try_get_matches_from(words).unwrap();
+            assert_eq!(Cli::from_arg_matches(&matches).unwrap().global.host, "x");
+        }
+        let matches =
+            command().try_get_matches_from(["lode", "list", "--host", "x", "--plain-http"]).unwrap();
+        let cli = Cli::from_arg_matches(&matches).unwrap();
+        assert_eq!((cli.global.host.as_str(), cli.global.plain_http), ("x", true));
+    }
+
+    #[test]
+    fn paragraphs_are_joined_and_examples_stay() {
+        let text = "One two\nthree.\n\nExamples:\n  lode a\n  lode b";
+        assert_eq!(joined(text), "One two three.\n\nExamples:\n  lode a\n  lode b");
+    }
+
+    /// A line that clap breaks loses its indentation and, in an example, its meaning.
+    #[test]
+    fn no_example_is_wider_than_a_terminal() {
+        fn check(command: &Command) {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in text.lines().filter(|line| line.starts_with(' ')) {
+                assert!(line.chars().count() <= 80, "{}: {line}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&command());
+    }
+}

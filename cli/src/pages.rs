@@ -1,0 +1,22 @@
+//! Listings of a server that come in pages.
+
+use lode_client::{Error, Registry};
+use serde_json::Value;
+
+/// Requests all pages of the listing at `path`, and returns the entries of its list `list`.
+pub(crate) async fn fetch_all(registry: &Registry, path: &str, list: &str) -> Result<Vec<Value>, Error> {
+    let (mut all, mut next) = (Vec::new(), Some(path.to_owned()));
+    while let Some(path) = next {
+        let (mut page, after): (Value, _) = registry.json_page(&path).await?;
+        if let Some(Value::Array(entries)) = page.get_mut(list).map(Value::take) {
+            all.extend(entries);
+        }
+        next = after;
+    }
+    Ok(all)
+}
+
+/// Whether the error of a request to `/lode/v1` may mean that the server is not Lode, or an older version.
+pub(crate) fn is_unsupported(error: &Error) -> bool {
+    error.is_not_found() || matches!(error, Error::Protocol { .. })
+}

@@ -1,0 +1,138 @@
+//! Everything that a registry stores, as `lode repo list`, `lode tag list` and `lode manifest` show it: images,
+//! indexes, other artifacts and models.
+
+use lode_tests::artifact::{Image, fresh_seed, sha256};
+use lode_tests::checkpoint::{demo, read_folder};
+use lode_tests::command::CommandOutput;
+use lode_tests::oci::{IMAGE_INDEX, IMAGE_MANIFEST, Registry};
+use lode_tests::server::Server;
+use serde_json::{Value, json};
+
+/// The entries of a list in the JSON output.
+#[track_caller]
+fn entries(output: CommandOutput, list: &str) -> Vec<Value> {
+    output.expect_success().json()[list].as_array().expect("a list").clone()
+}
+
+/// Pushes an image, an index that lists it, and an artifact that describes it. Returns their digests.
+async fn push_everything(registry: &Registry) -> [String; 3] {
+    let image = Image::random(fresh_seed(), 2, 1000);
+    let digest = image.push(registry, "team/image", "v1").await;
+    let child = json!({"mediaType": IMAGE_MANIFEST, "digest": digest, "size": image.manifest.len(),
+        "platform": {"os": "linux", "architecture": "arm64", "variant": "v8"}});
+    let index = json!({"schemaVersion": 2, "mediaType": IMAGE_INDEX, "manifests": [child]}).to_string();
+    registry.manifest_put("team/image", "all", IMAGE_INDEX, index.as_bytes()).await.expect(201);
+    let subject = json!({"mediaType": IMAGE_MANIFEST, "digest": digest, "size": image.manifest.len()});
+    let extra = json!({"subject": subject, "artifactType": "application/vnd.example.sbom"});
+    let sbom = Image::of(b"{}".to_vec(), vec![b"an sbom".to_vec()], &extra);
+    let sbom = sbom.push(registry, "team/image", &sbom.digest()).await;
+    [digest, sha256(index.as_bytes()), sbom]
+}
+
+#[tokio::test]
+async fn every_repository_tag_and_manifest_is_listed() {
+    let server = Server::fresh().await;
+    let (registry, lode) = (server.registry(), server.lode());
+    let empty = lode.run(&["repo", "list"]).await.expect_success();
+    assert!(empty.stdout.is_empty() && empty.stderr.contains("no repositories"), "{}", empty.stderr);
+    let [image, index, sbom] = push_everything(&registry).await;
+    lode.create("team/mini", &demo(), &[]).await.expect_success();
+
+    let repositories = entries(lode.run(&["repo", "list", "--json"]).await, "repositories");
+    let names: Vec<&str> = repositories.iter().map(|found| found["repository"].as_str().unwrap()).collect();
+    assert_eq!(names, ["team/image", "team/mini"]);
+    assert_eq!((&repositories[0]["tags"], &repositories[0]["manifests"]), (&json!(2), &json!(3)));
+    assert!(repositories[1]["size_bytes"].as_u64().unwrap() > 8_000_000, "{}", repositories[1]);
+    let below = entries(lode.run(&["repo", "list", "team/mini", "--json"]).await, "repositories");
+    assert_eq!(below.len(), 1);
+    // Times have a zone where standard output is not a terminal.
+    let text = lode.run(&["repo", "list"]).await.expect_success().stdout;
+    assert!(text.starts_with("REPOSITORY") && text.lines().nth(1).unwrap().ends_with('Z'), "{text}");
+
+    // A server indexes an image shortly after its push.
+    let kinds = lode_tests::command::wait_for("the kinds are known", || async {
+        let tags = entries(lode.run(&["tag", "list", "team/image", "--json"]).await, "tags");
+        let kinds: Vec<String> = tags.iter().map(|tag| tag["kind"].as_str().unwrap().to_owned()).collect();
+        (!kinds.contains(&"pending".to_owned())).then_some(kinds)
+    })
+    .await;
+    assert_eq!(kinds, ["index", "image"]);
+    let tags = lode.run(&["tag", "list", "team/image"]).await.expect_success().stdout;
+    let v1 = tags.lines().find(|line| line.starts_with("v1 ")).unwrap();
+    assert!(v1.contains(" image ") && v1.contains("2.0 kB") && v1.contains(&image[7..19]), "{tags}");
+    let model = entries(lode.run(&["tag", "list", "team/mini", "--json"]).await, "tags");
+    assert_eq!((&model[0]["kind"], &model[0]["tag"]), (&json!("model"), &json!("latest")));
+
+    let manifests = entries(lode.run(&["manifest", "list", "team/image", "--json"]).await, "manifests");
+    let find = |digest: &str| manifests.iter().find(|found| found["digest"] == digest).unwrap();
+    assert_eq!(manifests.len(), 3);
+    assert_eq!(find(&image)["tags"], json!(["v1"]));
+    assert_eq!(find(&index)["tags"], json!(["all"]));
+    assert_eq!((&find(&sbom)["tags"], &find(&sbom)["subject"]), (&json!([]), &json!(image)));
+    let text = lode.run(&["manifest", "list", "team/image"]).await.expect_success().stdout;
+    assert!(text.contains("application/vnd.example.sbom"), "{text}");
+
+    for command in [["tag", "list", "team/none"], ["manifest", "list", "team/none"]] {
+        lode.run(&command).await.expect_failure(&["team/none", "lode repo list"]);
+    }
+}
+
+#[tokio::test]
+async fn a_manifest_is_shown_whatever_it_is() {
+    let server = Server::fresh().await;
+    let (registry, lode) = (server.registry(), server.lode());
+    let [image, index, sbom] = push_everything(&registry).await;
+    let stored = registry.manifest_get("team/image", "v1").await.expect(200);
+    let raw = lode.run(&["manifest", "inspect", "team/image:v1", "--raw"]).await.expect_success();
+    assert_eq!(raw.stdout.as_bytes(), stored.body, "the bytes are printed unchanged");
+
+    let shown = lode.run(&["manifest", "inspect", "team/image:v1", "--json"]).await.expect_success().json();
+    assert_eq!((&shown["digest"], &shown["kind"]), (&json!(image), &json!("image")));
+    assert_eq!(shown["manifest"], stored.json());
+    assert_eq!(shown["referrers"][0]["digest"], sbom.as_str());
+    assert!(shown["modified_at"].as_str().unwrap().ends_with('Z'), "{shown}");
+    let text = lode.run(&["manifest", "inspect", "team/image:v1"]).await.expect_success().stdout;
+    for part in ["(config)", "REFERRER", "application/vnd.example.sbom", "1.0 kB", &image] {
+        assert!(text.contains(part), "`{part}` is missing in:\n{text}");
+    }
+    let text = lode.run(&["manifest", "inspect", "team/image:all"]).await.expect_success().stdout;
+    assert!(text.contains("linux/arm64/v8") && text.contains(&index), "{text}");
+    let name = format!("team/image@{sbom}");
+    let text = lode.run(&["manifest", "inspect", &name]).await.expect_success().stdout;
+    assert!(text.contains("subject") && text.contains(&image) && text.contains("artifact"), "{text}");
+    lode.run(&["manifest", "inspect", "team/image:v9"]).await.expect_failure(&["team/image:v9"]);
+}
+
+#[tokio::test]
+async fn single_files_are_fetched_without_the_weights() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    lode.create("team/mini", &demo(), &[]).await.expect_success();
+    for file in ["config.json", "tokenizer.json"] {
+        let printed = lode.run(&["cat", "team/mini", file]).await.expect_success();
+        assert_eq!(printed.stdout.as_bytes(), std::fs::read(demo().join(file)).unwrap(), "{file}");
+    }
+    lode.run(&["cat", "team/mini", "absent.json"]).await.expect_failure(&["absent.json", "`config.json`"]);
+
+    let folder = server.folder().path().join("part");
+    let to = folder.to_str().unwrap();
+    let pulled = lode
+        .run(&["pull", "team/mini", "--to", to, "--include", "*.json", "--exclude", "token*", "--json"])
+        .await
+        .expect_success()
+        .json();
+    let files = read_folder(&folder);
+    assert!(files.contains_key("config.json") && !files.contains_key("tokenizer.json"), "{:?}", files.keys());
+    assert!(files.keys().all(|name| name.ends_with(".json")), "{:?}", files.keys());
+    let expected: u64 = files.values().map(|bytes| bytes.len() as u64).sum();
+    assert_eq!(pulled["bytes"], expected);
+    for (name, bytes) in files {
+        assert_eq!(bytes, std::fs::read(demo().join(name)).unwrap());
+    }
+    // Later, the whole model in the same folder.
+    lode.run(&["pull", "team/mini", "--to", to]).await.expect_success();
+    assert!(read_folder(&folder) == read_folder(&demo()));
+    lode.run(&["pull", "team/mini", "--to", to, "--include", "*.pdf"])
+        .await
+        .expect_failure(&["select no file", "`config.json`"]);
+}

@@ -1,0 +1,197 @@
+//! What people read when something is wrong: TLS, names, variables, addresses, credentials of storage, full disks.
+//! Each test checks the whole text that helps, and not only that the command failed.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+
+use lode_tests::checkpoint::demo;
+use lode_tests::clients::is_root;
+use lode_tests::command::run_to_end;
+use lode_tests::disk::SmallDisk;
+use lode_tests::report::skip;
+use lode_tests::server::{Folder, Options, Server, lode_command};
+
+/// A certificate for localhost that signs itself, and its key: the paths of two files.
+fn write_certificate(folder: &Path) -> [String; 2] {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    let (cert, key) = (folder.join("cert.pem"), folder.join("key.pem"));
+    std::fs::write(&cert, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    [cert, key].map(|path| path.to_str().unwrap().to_owned())
+}
+
+#[tokio::test]
+async fn tls_errors_say_what_to_do() {
+    let folder = Folder::new();
+    let [cert, key] = write_certificate(folder.path());
+    let options = Options::new().arg("--tls-cert").arg(&cert).arg("--tls-key").arg(&key).without_waiting();
+    let server = folder.start(options).await;
+    let port = server.address.port();
+    let lode = server.lode();
+    let secure = format!("https://localhost:{port}");
+
+    let unknown = lode.run(&["list", "--host", &secure]).await;
+    unknown.expect_failure(&["invalid peer certificate", "--ca-file", "LODE_CA_FILE", "SSL_CERT_FILE"]);
+    for trusted in [
+        lode.run(&["list", "--host", &secure, "--ca-file", &cert]).await,
+        server.lode().env("LODE_CA_FILE", &cert).run(&["list", "--host", &secure]).await,
+        server.lode().env("SSL_CERT_FILE", &cert).run(&["list", "--host", &secure]).await,
+        lode.run(&["login", &format!("localhost:{port}"), "--host", &secure, "--ca-file", &cert]).await,
+    ] {
+        assert!(!trusted.stderr.contains("certificate"), "{trusted:?}");
+    }
+    lode.run(&["list", "--host", &secure, "--ca-file", &cert]).await.expect_success();
+    let wrong = lode.run(&["list", "--host", &format!("https://127.0.0.1:{port}"), "--ca-file", &cert]).await;
+    wrong.expect_failure(&["certificate is not for `127.0.0.1"]);
+    lode.run(&["list", "--ca-file", &key]).await.expect_failure(&[&key, "no certificate"]);
+    lode.run(&["list", "--ca-file", "/nowhere/ca.pem"])
+        .await
+        .expect_failure(&["--ca-file", "/nowhere/ca.pem"]);
+
+    let plain = format!("http://localhost:{port}");
+    lode.run(&["list", "--host", &plain]).await.expect_failure(&["uses https", &format!("write {secure}")]);
+    let other = Server::fresh().await;
+    let secure = format!("https://localhost:{}", other.address.port());
+    lode.run(&["list", "--host", &secure]).await.expect_failure(&[
+        "does not use https",
+        &format!("http://localhost:{}", other.address.port()),
+        "--plain-http",
+    ]);
+}
+
+#[tokio::test]
+async fn a_missing_model_gets_similar_names() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    lode.create("team/mini", &demo(), &[]).await.expect_success();
+    for name in ["team/mni", "mini", "team/mini:v1"] {
+        lode.run(&["show", name]).await.expect_failure(&[name, "did you mean `team/mini`?"]);
+    }
+    let far = lode.run(&["show", "something-else"]).await;
+    assert!(far.code == 1 && !far.stderr.contains("did you mean"), "{far:?}");
+    let stopped = lode.run(&["stop", "team/mini"]).await.expect_success();
+    assert_eq!(stopped.stderr, "team/mini:latest is not loaded\n");
+    lode.run(&["stop", "team/mni"]).await.expect_failure(&["did you mean `team/mini`?"]);
+    // An open server needs no sign-in.
+    let login = lode.run(&["login"]).await.expect_success();
+    assert!(login.stderr.contains("has no accounts: no sign-in is needed"), "{}", login.stderr);
+    // The other order of words.
+    let path = demo();
+    let path = path.to_str().unwrap();
+    let swapped = lode.run(&["create", path, "team/swapped"]).await.expect_success();
+    assert!(swapped.stdout.contains("created team/swapped:latest"), "{}", swapped.stdout);
+    let file = format!("{path}/config.json");
+    lode.run(&["push", "team/files", &file]).await.expect_success();
+    assert_eq!(
+        lode.run(&["cat", "team/files", "config.json"]).await.expect_success().stdout.as_bytes(),
+        std::fs::read(file).unwrap()
+    );
+    // Completion of names, as the script of a shell asks for it.
+    let complete = |words: &'static [&str], host: String| {
+        let mut command = lode_command(server.folder().path());
+        command.arg("--").args(words).env("LODE_HOST", host).env("LODE_COMPLETE", "bash");
+        command.env("_CLAP_COMPLETE_INDEX", (words.len() - 1).to_string()).env("_CLAP_IFS", "\n");
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        run_to_end(command, Vec::new())
+    };
+    let found = complete(&["lode", "show", "team/m"], server.url()).await.expect_success();
+    assert_eq!((found.stdout.trim(), found.stderr.as_str()), ("team/mini", ""));
+    let found = complete(&["lode", "tag", "list", "team/f"], server.url()).await.expect_success();
+    assert_eq!(found.stdout.trim(), "team/files");
+    let silent =
+        complete(&["lode", "show", "team/m"], "http://127.0.0.1:1".to_owned()).await.expect_success();
+    assert_eq!((silent.stdout.trim(), silent.stderr.as_str()), ("", ""));
+}
+
+#[tokio::test]
+async fn a_server_names_what_it_does_not_use_and_where_its_data_is() {
+    let folder = Folder::new();
+    let mut command = lode_command(folder.path());
+    command.args(["serve", "--no-worker", "--listen", "0", "--data", "some-data"]);
+    command.current_dir(folder.path()).env("LODE_GC_GRACES", "1h");
+    let log = folder.path().join("log");
+    let output = std::fs::File::create(&log).unwrap();
+    command.stdout(output.try_clone().unwrap()).stderr(output);
+    let mut child = command.spawn().unwrap();
+    let text = lode_tests::command::wait_for("the server prints its folder", || async {
+        let text = std::fs::read_to_string(&log).unwrap();
+        text.contains("data folder:").then_some(text)
+    })
+    .await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let data = folder.path().canonicalize().unwrap().join("some-data");
+    assert!(text.contains(&format!("data folder: {}\n", data.display())), "{text}");
+    assert!(text.contains("listening on http://127.0.0.1:"), "a port alone is an address: {text}");
+    let warning =
+        "the variable LODE_GC_GRACES has no effect: no setting has that name; did you mean LODE_GC_GRACE?";
+    assert!(text.contains(warning), "{text}");
+    let (_, refused) = Folder::new().start_refused(Options::new().listen(":7301")).await;
+    assert!(
+        refused.contains("--listen is `:7301`") && refused.contains("hint: an address has a port"),
+        "{refused}"
+    );
+}
+
+/// A wrong key of the bucket is one line: the storage's own code and message.
+#[tokio::test]
+async fn a_wrong_key_of_the_bucket_is_one_line() {
+    let storage = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", storage.local_addr().unwrap());
+    // Responds as S3 does; it ends with the process.
+    std::thread::spawn(move || {
+        for stream in storage.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let _request = stream.read(&mut [0; 8192]);
+            let body = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>InvalidAccessKeyId</Code><Message>The AWS access key ID you provided does not exist in our records.</Message></Error>";
+            let head = format!(
+                "HTTP/1.1 403 Forbidden\r\ncontent-type: application/xml\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                body.len()
+            );
+            let _sent = stream.write_all((head + body).as_bytes());
+        }
+    });
+    let options = Options::new()
+        .arg("--storage")
+        .arg("s3://models/lode")
+        .env("LODE_STORAGE_ENDPOINT", endpoint)
+        .env("LODE_STORAGE_REGION", "us-east-1")
+        .env("LODE_STORAGE_ACCESS_KEY_ID", "wrong")
+        .env("LODE_STORAGE_SECRET_ACCESS_KEY", "wrong");
+    let (status, output) = Folder::new().start_refused(options).await;
+    let expected = "error: cannot start: invalid `storage`: the object storage refused the request: InvalidAccessKeyId: The AWS access key ID you provided does not exist in our records.\n";
+    assert!(!status.success() && output.contains(expected), "{output}");
+    assert!(output.contains("hint: --storage names the bucket"), "{output}");
+}
+
+#[tokio::test]
+async fn a_full_disk_is_named() {
+    if !is_root() {
+        skip("errors::a_full_disk_is_named", "only root can mount a small file system");
+        return;
+    }
+    let outer = Folder::new();
+    let disk = SmallDisk::mount(outer.path().join("disk"), 4);
+    let server = Server::fresh().await;
+    server.lode().create("team/mini", &demo(), &[]).await.expect_success();
+    let to = disk.path().join("copy");
+    let to = to.to_str().unwrap();
+    server.lode().run(&["pull", "team/mini", to]).await.expect_failure(&[to, "No space left on device"]);
+    // A server whose folder has no space.
+    let mut size = 4 << 20;
+    let mut ballast = std::fs::File::create(disk.path().join("ballast")).unwrap();
+    while size >= 512 {
+        if ballast.write_all(&vec![7; size]).is_err() {
+            size /= 2;
+        }
+    }
+    let data = disk.path().join("data");
+    let folder = Folder::with_data(data.clone());
+    let (status, output) = folder.start_refused(Options::new()).await;
+    let data = data.to_str().unwrap();
+    assert!(
+        !status.success() && output.contains(data) && output.to_lowercase().contains("no space left"),
+        "{output}"
+    );
+}
