@@ -100,7 +100,7 @@ mod tests {
             command.build();
             let sub = command.find_subcommand_mut(name).unwrap();
             let help = sub.render_long_help().to_string();
-            assert!(!help.contains("--plain-http") && !help.contains("LODE_HOST"), "{help}");
+            assert!(!help.contains("--plain-http") && !help.contains("[env: LODE_HOST"), "{help}");
         }
         // They are accepted, before and after the command.
         for words in

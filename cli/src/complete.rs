@@ -2,7 +2,11 @@
 //! of `lode completions` runs this program with a variable set. A server that does not respond in time has no
 //! names; a completion never prints an error.
 
-use std::{ffi::OsStr, ffi::OsString, time::Duration};
+use std::{
+    collections::BTreeSet,
+    ffi::{OsStr, OsString},
+    time::Duration,
+};
 
 use clap::{Command, FromArgMatches};
 use clap_complete::{
@@ -10,7 +14,6 @@ use clap_complete::{
     engine::{ArgValueCompleter, CompletionCandidate},
 };
 use lode_client::Registry;
-use serde_json::Value;
 
 use crate::{args::Global, command_line, connect::Connection, pages::fetch_all, suggest::model_names};
 
@@ -20,21 +23,24 @@ pub(crate) const VARIABLE: &str = "LODE_COMPLETE";
 const TIME_LIMIT: Duration = Duration::from_secs(1);
 
 /// Commands, and those of their arguments that name a model.
-const MODELS: [(&[&str], &[&str]); 15] = [
-    (&["pull"], &["name"]),
-    (&["cat"], &["name"]),
-    (&["show"], &["name"]),
+const MODELS: [(&[&str], &[&str]); 9] = [
     (&["run"], &["name"]),
     (&["embed"], &["name"]),
     (&["stop"], &["name"]),
-    (&["rm"], &["names"]),
-    (&["cp"], &["source", "destination"]),
     (&["diff"], &["here", "there"]),
     (&["create"], &["name"]),
     (&["tokenize"], &["name"]),
     (&["perplexity"], &["name"]),
     (&["tensor", "ls"], &["name"]),
     (&["tensor", "export"], &["name"]),
+];
+/// Commands, and those of their arguments that name a model or another artifact.
+const ARTIFACTS: [(&[&str], &[&str]); 6] = [
+    (&["pull"], &["name"]),
+    (&["cat"], &["name"]),
+    (&["show"], &["name"]),
+    (&["rm"], &["names"]),
+    (&["cp"], &["source", "destination"]),
     (&["manifest", "inspect"], &["name"]),
 ];
 /// Commands, and the argument that names a repository.
@@ -56,6 +62,9 @@ fn command() -> Command {
     let mut command = command_line::command();
     for (names, arguments) in MODELS {
         command = with_completer(command, names, arguments, models);
+    }
+    for (names, arguments) in ARTIFACTS {
+        command = with_completer(command, names, arguments, artifacts);
     }
     for (names, arguments) in REPOSITORIES {
         command = with_completer(command, names, arguments, repositories);
@@ -82,18 +91,29 @@ fn with_completer(
 }
 
 fn models(current: &OsStr) -> Vec<CompletionCandidate> {
+    candidates(current, async |registry| short_model_names(&registry).await)
+}
+
+fn artifacts(current: &OsStr) -> Vec<CompletionCandidate> {
     candidates(current, async |registry| {
-        let names = model_names(&registry).await.into_iter();
-        names.map(|name| name.strip_suffix(":latest").map(str::to_owned).unwrap_or(name)).collect()
+        let (models, repositories) = tokio::join!(short_model_names(&registry), repository_names(&registry));
+        BTreeSet::from_iter(models.into_iter().chain(repositories)).into_iter().collect()
     })
 }
 
 fn repositories(current: &OsStr) -> Vec<CompletionCandidate> {
-    candidates(current, async |registry| {
-        let found = fetch_all(&registry, "lode/v1/repositories", "repositories").await.unwrap_or_default();
-        let name = |found: &Value| found["repository"].as_str().map(str::to_owned);
-        found.iter().filter_map(name).collect()
-    })
+    candidates(current, async |registry| repository_names(&registry).await)
+}
+
+/// The names of models, without the default tag.
+async fn short_model_names(registry: &Registry) -> Vec<String> {
+    let names = model_names(registry).await.into_iter();
+    names.map(|name| name.strip_suffix(":latest").map(str::to_owned).unwrap_or(name)).collect()
+}
+
+async fn repository_names(registry: &Registry) -> Vec<String> {
+    let found = fetch_all(registry, "lode/v1/repositories", "repositories").await.unwrap_or_default();
+    found.iter().filter_map(|found| found["repository"].as_str().map(str::to_owned)).collect()
 }
 
 /// The names that begin with `current`.
@@ -130,7 +150,7 @@ mod tests {
         let plain = command_line::command();
         let completed = command();
         assert_eq!(count(&plain), count(&completed));
-        for (names, arguments) in MODELS.iter().chain(&REPOSITORIES) {
+        for (names, arguments) in MODELS.iter().chain(&ARTIFACTS).chain(&REPOSITORIES) {
             let find = |from: &Command| {
                 let mut at = from.clone();
                 for name in *names {

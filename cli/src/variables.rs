@@ -6,6 +6,8 @@ use clap::Command;
 
 use crate::{command_line, settings, suggest::closest};
 
+/// The beginning of the variables of this program.
+const PREFIX: &str = "LODE_";
 /// Variables without a setting or an option.
 const OTHERS: [&str; 3] = ["LODE_LOG", "LODE_ID_TOKEN", "LODE_COMPLETE"];
 /// The beginnings of variables that this repository's tests and their scripts read.
@@ -32,11 +34,13 @@ pub(crate) fn warn_of_unknown() {
 fn unknown(variables: impl Iterator<Item = (String, String)>) -> Vec<(String, Option<String>)> {
     let known = known();
     let mut unknown: Vec<(String, Option<String>)> = variables
-        .filter(|(name, value)| {
-            name.starts_with("LODE_") && !known.contains(name) && !is_foreign(name, value)
-        })
+        .filter(|(name, value)| name.starts_with(PREFIX) && !known.contains(name) && !is_foreign(name, value))
         .map(|(name, _)| {
-            let similar = closest(&name, known.iter().map(String::as_str)).map(str::to_owned);
+            // The common beginning would make all names similar.
+            let rest = |name: &'_ str| name.strip_prefix(PREFIX).unwrap_or_default().to_owned();
+            let candidates: Vec<String> = known.iter().map(|name| rest(name)).collect();
+            let similar = closest(&rest(&name), candidates.iter().map(String::as_str));
+            let similar = similar.map(|similar| format!("{PREFIX}{similar}"));
             (name, similar)
         })
         .collect();
