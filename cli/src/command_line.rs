@@ -12,9 +12,16 @@ use crate::args::Cli;
 /// there, and do not show them.
 const WITHOUT_CONNECTION: [&str; 6] = ["serve", "worker", "backup", "migrate", "completions", "runner"];
 
+/// More than the number of options of any command, and less than that of `--help`.
+const GLOBAL_ORDER: usize = 900;
+
 /// The command line, as [`Cli`] describes it.
 pub(crate) fn command() -> Command {
-    let command = Cli::command();
+    // The options of a command come before those of all commands.
+    let command = Cli::command().mut_args(|argument| match argument.is_global_set() {
+        true => argument.display_order(GLOBAL_ORDER),
+        false => argument,
+    });
     let hidden: Vec<Arg> = command
         .get_arguments()
         .filter(|argument| argument.is_global_set())

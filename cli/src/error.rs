@@ -19,7 +19,7 @@ pub(crate) struct Failure {
     hints: Vec<String>,
     code: u8,
     /// The name that the registry does not have; similar names become a hint.
-    missing: Option<MissingModel>,
+    missing: Option<Box<MissingModel>>,
     /// The server at `http://` whose response was no HTTP. It may use https.
     over_http: Option<String>,
 }
@@ -60,7 +60,7 @@ impl Failure {
     /// Notes which name was not found.
     #[must_use]
     pub(crate) fn missing(mut self, registry: Registry, name: String) -> Self {
-        self.missing = Some(MissingModel { registry, name });
+        self.missing = Some(Box::new(MissingModel { registry, name }));
         self
     }
 
@@ -80,7 +80,7 @@ impl Failure {
         self
     }
 
-    pub(crate) fn take_missing(&mut self) -> Option<MissingModel> {
+    pub(crate) fn take_missing(&mut self) -> Option<Box<MissingModel>> {
         self.missing.take()
     }
 

@@ -20,7 +20,7 @@ pub(crate) fn show_field(object: &serde_json::Value, key: &str, missing: &str) -
 /// `1 day`, `90 minutes`: the largest unit of which it is a multiple.
 pub(crate) fn show_duration(seconds: u64) -> String {
     let units = [(86_400, "day"), (3_600, "hour"), (60, "minute")];
-    let whole = units.into_iter().find(|(length, _)| seconds >= *length && seconds % length == 0);
+    let whole = units.into_iter().find(|(length, _)| seconds >= *length && seconds.is_multiple_of(*length));
     let (length, unit) = whole.unwrap_or((1, "second"));
     ui::counted(seconds / length, unit)
 }

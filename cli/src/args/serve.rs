@@ -21,7 +21,7 @@ Examples:
     --data /srv/lode
   LODE_GC_GRACE=0s lode serve --config lode.toml --print-config")]
 pub(crate) struct Serve {
-    /// Address and port to listen on; port 0 picks a free port [default: 127.0.0.1:5000]
+    /// Address and port to listen on, or a port of 127.0.0.1; 0 picks a free port [default: 127.0.0.1:5000]
     #[arg(long, env = "LODE_LISTEN", value_name = "ADDR", hide_env_values = true)]
     pub(crate) listen: Option<String>,
     /// Folder for the database, the blobs and the local worker's cache [default: ./lode-data]

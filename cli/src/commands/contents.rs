@@ -1,6 +1,8 @@
 //! `lode repo list`, `lode tag list` and `lode manifest list`: everything that a registry stores, models or not.
 //! A registry that is not Lode lists the names of repositories and tags.
 
+use std::cmp::Reverse;
+
 use lode_client::Registry;
 use lode_model::reference::{Name, Repository};
 use serde_json::{Value, json};
@@ -106,7 +108,7 @@ pub(crate) async fn manifests(connection: &Connection, args: ManifestList) -> Ou
         }
         found => found?,
     };
-    manifests.sort_by(|a, b| text(b, "created_at").cmp(&text(a, "created_at")));
+    manifests.sort_by_key(|found| Reverse(text(found, "created_at")));
     if args.json {
         return ui::json(&json!({ "repository": repository, "manifests": manifests }));
     }
