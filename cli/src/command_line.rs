@@ -18,9 +18,10 @@ const GLOBAL_ORDER: usize = 900;
 /// The command line, as [`Cli`] describes it.
 pub(crate) fn command() -> Command {
     // The options of a command come before those of all commands.
-    let command = Cli::command().mut_args(|argument| match argument.is_global_set() {
-        true => argument.display_order(GLOBAL_ORDER),
-        false => argument,
+    let mut orders = GLOBAL_ORDER..;
+    let command = Cli::command().mut_args(|argument| match orders.next() {
+        Some(order) if argument.is_global_set() => argument.display_order(order),
+        _ => argument,
     });
     let hidden: Vec<Arg> = command
         .get_arguments()
