@@ -1,5 +1,5 @@
 //! Resolves the names and hosts on the command line to registries, with their credentials, and locates the
-//! user's config and cache folders.
+//! user's config, cache and state folders.
 
 use std::path::{Path, PathBuf};
 
@@ -145,6 +145,11 @@ pub(crate) fn credential_file() -> Option<CredentialFile> {
 
 pub(crate) fn cache_folder() -> Option<PathBuf> {
     folder("XDG_CACHE_HOME", ".cache")
+}
+
+/// The folder for data that is kept between runs and is not worth a backup; `None` without a home folder.
+pub(crate) fn state_folder() -> Option<PathBuf> {
+    folder("XDG_STATE_HOME", ".local/state")
 }
 
 fn folder(variable: &str, below_home: &str) -> Option<PathBuf> {

@@ -60,16 +60,41 @@ pub(crate) fn print_message(text: impl AsRef<str>) {
     let _lost = writeln!(io::stderr().lock(), "{}", escape_control_except(text.as_ref(), &['\n', '\t']));
 }
 
-/// Prints streamed text to standard error, if that is a terminal.
-pub(crate) fn print_to_terminal(text: &str) {
-    let mut err = io::stderr().lock();
-    if !text.is_empty() && err.is_terminal() {
-        let _lost = write!(err, "{text}").and_then(|()| err.flush());
+/// Prints a part of a streamed text: unchanged to a file or pipe, with escaped control characters to a terminal.
+pub(crate) fn print_text(text: &str) -> Outcome {
+    match io::stdout().is_terminal() {
+        true => print_bytes(escape_control_except(text, &['\n', '\t']).as_bytes()),
+        false => print_bytes(text.as_bytes()),
     }
+}
+
+/// Prints a part of a streamed text to standard error, if that is a terminal.
+pub(crate) fn print_to_terminal(text: &str) {
+    if stderr_is_terminal() {
+        write_to_stderr(&escape_control_except(text, &['\n', '\t']));
+    }
+}
+
+/// Starts or ends dimmed text on standard error. The caller checks [`has_styles`].
+pub(crate) fn set_dimmed(is_dimmed: bool) {
+    write_to_stderr(if is_dimmed { "\x1b[2m" } else { "\x1b[0m" });
+}
+
+fn write_to_stderr(text: &str) {
+    let mut err = io::stderr().lock();
+    // There is nowhere to report that stderr is closed.
+    let _lost = err.write_all(text.as_bytes()).and_then(|()| err.flush());
 }
 
 pub(crate) fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal()
+}
+
+/// Whether standard error shows styles and spinners: it is a terminal, and the user has not disabled them
+/// (<https://no-color.org>).
+pub(crate) fn has_styles() -> bool {
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    stderr_is_terminal() && !is_set("NO_COLOR") && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
 }
 
 /// Asks for a password on the terminal, which does not show it.
@@ -119,6 +144,7 @@ impl Meter {
     /// A spinner for work without a known total.
     pub(crate) fn wait(what: &str) -> Arc<Meter> {
         let bar = ProgressBar::with_draw_target(None, target());
+        bar.set_style(ProgressStyle::default_spinner());
         bar.set_message(what.to_owned());
         bar.enable_steady_tick(Duration::from_millis(120));
         Arc::new(Meter(bar))

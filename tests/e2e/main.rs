@@ -9,6 +9,7 @@ mod agreement;
 mod attached_worker;
 mod bad_input;
 mod bad_models;
+mod chat;
 mod contents;
 mod converted;
 mod cosign;

@@ -23,3 +23,4 @@ pub mod services;
 pub mod soak;
 pub mod steps;
 pub mod switch;
+pub mod terminal;

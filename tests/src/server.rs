@@ -59,7 +59,8 @@ fn with_own_home(mut command: Command, home: &Path) -> Command {
         .env_remove("HTTPS_PROXY")
         .env_remove("http_proxy")
         .env_remove("https_proxy");
-    command.env("HOME", home).env("XDG_CONFIG_HOME", home.join(".config")).stdin(Stdio::null());
+    command.env("HOME", home).env("XDG_CONFIG_HOME", home.join(".config")).env_remove("XDG_STATE_HOME");
+    command.stdin(Stdio::null());
     command
 }
 

@@ -65,7 +65,7 @@ pub(crate) use publisher::{Publisher, PublisherAdd};
 pub(crate) use pull::Pull;
 pub(crate) use push::Push;
 pub(crate) use rm::Rm;
-pub(crate) use run::Run;
+pub(crate) use run::{Run, Think};
 pub(crate) use runner::Runner;
 pub(crate) use serve::Serve;
 pub(crate) use shared::{DataLocation, LogFormat};

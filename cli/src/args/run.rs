@@ -1,21 +1,24 @@
 //! Arguments of `lode run`.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without PROMPT, the prompt is read from standard input. On a terminal, a chat starts instead. Reasoning
-is printed to standard error, on a terminal only.
+The words of PROMPT are joined with spaces. Text on standard input is put in front of them. Without
+either, a chat starts on the terminal: `/help` in it lists its commands. Reasoning is printed to
+standard error, on a terminal only.
 
 Examples:
-  lode run lode-demo \"What is 40 plus 41?\"
+  lode run lode-demo
+  lode run lode-demo What is 40 plus 41?
+  lode run lode-demo \"Summarise this text:\" < article.txt
   echo \"Define water.\" | lode run lode-demo --temperature 0
   lode run lode-demo \"A river:\" --format schema.json")]
 pub(crate) struct Run {
     /// Model: [host/]repository[:tag|@digest]
     pub(crate) name: String,
-    /// Prompt [default: standard input, or a chat on a terminal]
-    pub(crate) prompt: Option<String>,
+    /// Prompt, as one or several words [default: standard input, or a chat on a terminal]
+    pub(crate) prompt: Vec<String>,
     /// System message, instead of the model's own
     #[arg(long)]
     pub(crate) system: Option<String>,
@@ -31,6 +34,18 @@ pub(crate) struct Run {
     /// Structured output: `json` for any JSON object, or a file with a JSON schema
     #[arg(long, value_name = "json|FILE")]
     pub(crate) format: Option<String>,
+    /// Whether and how much a reasoning model reasons before it responds
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub(crate) think: Option<Think>,
+    /// Do not print the model's reasoning
+    #[arg(long)]
+    pub(crate) hide_thinking: bool,
     /// Send the prompt unchanged, without the model's template
     #[arg(long)]
     pub(crate) raw: bool,
@@ -40,4 +55,14 @@ pub(crate) struct Run {
     /// Print token counts and speeds after the text
     #[arg(long, short)]
     pub(crate) verbose: bool,
+}
+
+/// The values of `think` in the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Think {
+    True,
+    False,
+    Low,
+    Medium,
+    High,
 }

@@ -58,6 +58,11 @@ pub enum ParameterError {
     Value { name: String, value: String, expected: &'static str },
 }
 
+/// The names of the options, without the deprecated ones.
+pub fn parameter_names() -> impl Iterator<Item = &'static str> {
+    OPTIONS.iter().map(|(name, _)| *name)
+}
+
 pub fn is_deprecated(name: &str) -> bool {
     DEPRECATED.contains(&name)
 }
