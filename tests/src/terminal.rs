@@ -142,6 +142,15 @@ impl Terminal {
         self.wait(text, |output| output.screen.screen().contents().contains(text)).await
     }
 
+    /// Waits until the program has written a text, which may have left the screen since.
+    pub async fn written(&self, text: &str) {
+        let text = text.as_bytes();
+        self.wait(&String::from_utf8_lossy(text), |output| {
+            output.bytes.windows(text.len()).any(|part| part == text)
+        })
+        .await;
+    }
+
     /// Waits until the cursor's line is this one.
     pub async fn line(&self, line: &str) -> String {
         self.wait(line, |output| output.cursor_line() == line).await
@@ -150,14 +159,15 @@ impl Terminal {
     async fn wait(&self, what: &str, holds: impl Fn(&Output) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            {
+            let seen = {
                 let output = self.output();
-                if holds(&output) {
-                    return output.screen.screen().contents();
-                }
                 let seen = output.screen.screen().contents();
-                assert!(Instant::now() < deadline, "the terminal did not show `{what}`:\n{seen}");
-            }
+                if holds(&output) {
+                    return seen;
+                }
+                seen
+            };
+            assert!(Instant::now() < deadline, "the terminal did not show `{what}`:\n{seen}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

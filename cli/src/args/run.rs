@@ -24,7 +24,7 @@ pub(crate) struct Run {
     pub(crate) system: Option<String>,
     /// Sampling temperature; 0 always picks the most likely token
     #[arg(long)]
-    pub(crate) temperature: Option<f32>,
+    pub(crate) temperature: Option<f64>,
     /// Random seed; the same seed gives the same text
     #[arg(long)]
     pub(crate) seed: Option<i64>,

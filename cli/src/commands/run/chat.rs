@@ -6,9 +6,10 @@ use lode_model::modelfile::{Edits, Role};
 use serde_json::{Value, json};
 
 use super::{
-    commands::{self, Command, Line, Part, Setting},
+    commands::{self, Command, Line, Setting},
     editor::{Editor, Input},
     model::Model,
+    names::{self, Part},
     settings::{Format, Settings},
     stream::{self, Output},
 };
@@ -71,7 +72,7 @@ impl<'a> Chat<'a> {
             Line::Empty => {}
             Line::Message(text) => self.respond(text).await?,
             Line::Command(Command::Bye) => return Ok(ControlFlow::Break(())),
-            Line::Command(Command::Help) => ui::print_line(commands::help())?,
+            Line::Command(Command::Help) => ui::print_line(names::help())?,
             Line::Command(Command::Set(setting)) => self.set(setting)?,
             Line::Command(Command::Show(part)) => stream::until_interrupted(self.show(part)).await?,
             Line::Command(Command::Load(name)) => self.load(name).await?,

@@ -17,7 +17,7 @@ use rustyline::{
     validate::{ValidationContext, ValidationResult, Validator},
 };
 
-use super::commands;
+use super::{commands, names};
 use crate::{
     connect,
     error::{Failure, Outcome},
@@ -146,6 +146,6 @@ impl Completer for Helper {
         position: usize,
         _context: &Context<'_>,
     ) -> rustyline::Result<(usize, Vec<String>)> {
-        Ok(commands::complete(&line[..position]))
+        Ok(names::complete(&line[..position]))
     }
 }

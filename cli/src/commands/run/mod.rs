@@ -4,6 +4,7 @@ mod chat;
 mod commands;
 mod editor;
 mod model;
+mod names;
 mod settings;
 mod stream;
 
