@@ -11,7 +11,7 @@ standard error, on a terminal only.
 Examples:
   lode run lode-demo
   lode run lode-demo What is 40 plus 41?
-  lode run lode-demo \"Summarise this text:\" < article.txt
+  lode run lode-demo \"Summarise this text.\" < article.txt
   echo \"Define water.\" | lode run lode-demo --temperature 0
   lode run lode-demo \"A river:\" --format schema.json")]
 pub(crate) struct Run {
