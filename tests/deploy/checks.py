@@ -1,0 +1,35 @@
+"""What the checks of deploy/ share."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Skip(Exception):
+    """A program is missing."""
+
+
+def need(variable, what, *places):
+    """The path of a program: named by a variable, or at one of the usual places."""
+    for path in (os.environ.get(variable), *places):
+        if path and shutil.which(path):
+            return path
+    raise Skip(f"no {what} (set {variable})")
+
+
+def run(command, **options):
+    """Runs a command that has to succeed, and returns its output."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300, **options)
+    assert done.returncode == 0, f"`{' '.join(map(str, command))}` ended with {done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def wait_until(what, fact, seconds=120):
+    end = time.monotonic() + seconds
+    while not fact():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.1)
