@@ -17,6 +17,8 @@ mod files;
 mod import;
 mod job;
 mod logging;
+#[cfg(test)]
+mod metrics_reference;
 mod modelfile;
 mod order;
 mod pages;
@@ -65,7 +67,8 @@ fn dispatch(cli: Cli) -> Outcome<ExitCode> {
     // Servers and workers log at level info, other commands at level warn.
     let mut traces = None;
     match &cli.command {
-        Command::Serve(Serve { log_format, .. }) | Command::Worker(Worker { log_format, .. }) => {
+        Command::Serve(Serve { log_format, .. })
+        | Command::Worker(Worker { log_format, command: None, .. }) => {
             let _inside = runtime.enter();
             traces = traces::is_enabled().then(|| traces::provider(None)).transpose()?;
             logging::start("info", *log_format, traces.as_ref());

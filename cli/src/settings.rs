@@ -42,6 +42,7 @@ const LOCAL_WORKER_KEYS: &[&str] = &[
     "max_loaded_models",
     "kv_cache_type",
     "context_length",
+    "metrics_models",
     "cache_size",
     "load_timeout",
     "threads",

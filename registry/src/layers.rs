@@ -24,7 +24,7 @@ use crate::http::challenge::Challenge;
 use crate::http::compress::AcceptEncoding;
 use crate::http::error::FailureExtension;
 use crate::http::fold_name::fold_name;
-use crate::http::observe::{RequestObserver, note_route};
+use crate::http::observe::{RequestObserver, note_caller, note_route};
 use crate::http::{Failure, body, origin};
 use crate::surface::{Surface, format_failure};
 use crate::{Error, Registry};
@@ -90,7 +90,10 @@ impl Layers {
         // A router that nests this one may have authenticated the request already.
         if parts.extensions.get::<Caller>().is_none() {
             match authenticate(&self.registry, &mut parts).await {
-                Ok(caller) => parts.extensions.insert(caller),
+                Ok(caller) => {
+                    note_caller(&parts, &caller);
+                    parts.extensions.insert(caller)
+                }
                 Err(failure) => return failure.into_response(),
             };
         }

@@ -40,15 +40,16 @@ mod upstream;
 
 pub use app::{
     AccountChange, AccountError, AccountInfo, Ancestor, AuditFilter, AuditRecord, BlobInfo, BlobStream, Body,
-    ChunkRange, ContentKind, ContentSummary, CreateError, CreateStep, Damage, Descendant, Device,
-    DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile, FindingKind,
-    FsckSummary, GcReport, GcWaiting, Grant, Group, Heartbeat, Job, JobKind, JoinProof, KeyInfo, Lineage,
-    LoadedModel, ManifestPut, ManifestSummary, MigrateReport, Model, ModelPage, ModelSource, ModelState,
-    ModelSummary, NewAccount, NewModel, NewPublisher, NewToken, Page, Publisher, PublisherError,
-    PublisherKind, Quota, Referrer, Registration, Registry, Relative, RemoteModel, Removal, RemovalPage,
-    RepositorySummary, RestoredContent, SignOnError, Spellings, StoredManifest, TagSummary, TaggedModel,
-    TargetVisibility, TensorDiff, TokenInfo, TransferError, TransferEvent, TransferSink, UploadStatus,
-    WebhookDelivery, Worker, WorkerAnnouncement, migrate,
+    ChunkRange, ContentKind, ContentSummary, CreateError, CreateStep, Damage, DatabaseStatus, Descendant,
+    Device, DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile, FindingKind,
+    FsckSummary, GcReport, GcWaiting, Grant, Group, Heartbeat, HeartbeatReply, Job, JobKind, JobsStatus,
+    JoinProof, KeyInfo, Lineage, LoadedModel, ManifestPut, ManifestSummary, MigrateReport, Model, ModelPage,
+    ModelSource, ModelState, ModelSummary, NewAccount, NewModel, NewPublisher, NewToken, Page, Publisher,
+    PublisherError, PublisherKind, Quota, Referrer, Registration, Registry, Relative, RemoteModel, Removal,
+    RemovalPage, RepositorySummary, RestoredContent, ServerStatus, SignOnError, Spellings, Status,
+    StorageStatus, StoredManifest, TagSummary, TaggedModel, TargetVisibility, TensorDiff, TokenInfo,
+    TransferError, TransferEvent, TransferSink, UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement,
+    WorkerModel, WorkerStatus, migrate,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::BackupMode;
@@ -57,6 +58,7 @@ pub use config::{
     Webhook,
 };
 pub use error::{BodyError, Error, OpenError};
+pub use metrics::{ContentSize, Disk, WaitingRemovals, reference as metrics_reference};
 pub use open::open;
 pub use router::router;
 pub use serve::{Server, serve};

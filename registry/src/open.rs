@@ -19,6 +19,7 @@ pub(crate) async fn open_limited(config: Config, limits: Limits) -> Result<Regis
     registry.start_worker_upkeep();
     registry.start_audit_log();
     registry.start_rate_upkeep();
+    registry.start_measuring();
     check_keys(&registry).await?;
     create_admin(&registry).await?;
     registry.store().jobs_recover().await?;

@@ -8,7 +8,7 @@ use crate::api::copy::copy;
 use crate::api::inference::passthrough_route;
 use crate::api::{
     access, audit, blobs, diff, health, inference, jobs, maintenance, models, ollama, openai, ps, publishers,
-    repositories, rules, webhooks, workers,
+    repositories, rules, status, webhooks, workers,
 };
 use crate::gateway::Gateway;
 use crate::http::Failure;
@@ -112,6 +112,8 @@ fn lode_api() -> Router<ServerState> {
         .route("/lode/v1/ps", get(ps::page))
         .route("/lode/v1/workers", get(workers::list).post(workers::register))
         .route("/lode/v1/workers/{id}", put(workers::heartbeat).delete(workers::leave))
+        .route("/lode/v1/workers/{id}/drain", put(workers::drain).delete(workers::resume))
+        .route("/lode/v1/status", get(status::get))
         .route("/lode/v1/webhooks", get(webhooks::list))
         .route("/lode/v1/webhooks/{id}/retry", post(webhooks::retry))
         .route("/lode/v1/gc", get(maintenance::waiting).post(maintenance::gc))

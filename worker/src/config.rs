@@ -57,6 +57,8 @@ pub struct Config {
     pub kv_cache_type: String,
     /// Context length in tokens for requests that set none. 0 is the default.
     pub context_length: usize,
+    /// How many models metrics name, by their repository; the others share one label. 0: metrics name none.
+    pub metrics_models: usize,
     /// Maximum size of a request body.
     pub max_body: ByteSize,
     /// Memory that all request bodies being read or parsed may use together; requests beyond it get 503.
@@ -99,6 +101,7 @@ impl Default for Config {
             max_loaded_models: 0,
             kv_cache_type: "f16".into(),
             context_length: 0,
+            metrics_models: 0,
             max_body: ByteSize::mib(16),
             body_budget: ByteSize::mib(64),
             load_timeout: Duration::from_secs(300),

@@ -71,6 +71,22 @@ struct Registration {
     heartbeat_ms: u64,
 }
 
+/// The registry's reply to a heartbeat; without a body, none of it applies.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct HeartbeatReply {
+    /// An administrator drains this worker: it gets no new requests.
+    draining: bool,
+}
+
+/// Why a registration failed.
+enum RegisterError {
+    /// The registry refused the token, or its absence: an operator has to change a setting.
+    Refused { error: String, hint: &'static str },
+    /// Retry.
+    Failed(String),
+}
+
 /// Why a heartbeat failed.
 enum HeartbeatError {
     /// The registry does not know this worker: register again.
@@ -130,7 +146,14 @@ impl Membership {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(registry = %self.registry, error, "registration failed; will retry");
+                    match error {
+                        RegisterError::Refused { error, hint } => tracing::error!(
+                            registry = %self.registry, error, hint, "the registry refused this worker; will retry"
+                        ),
+                        RegisterError::Failed(error) => {
+                            tracing::warn!(registry = %self.registry, error, "registration failed; will retry");
+                        }
+                    }
                     tokio::select! {
                         () = tokio::time::sleep(retry) => {}
                         _ = stop.wait_for(|stop| *stop) => {}
@@ -144,9 +167,25 @@ impl Membership {
     /// Sends heartbeats until `stop` turns true or the registry no longer knows this worker.
     async fn send_heartbeats(&self, registration: &Registration, stop: &mut watch::Receiver<bool>) {
         let period = Duration::from_millis(registration.heartbeat_ms.clamp(50, 60_000));
+        let mut is_draining = false;
         loop {
             match self.heartbeat(registration).await {
-                Ok(()) => {}
+                Ok(reply) => {
+                    if reply.draining != is_draining {
+                        is_draining = reply.draining;
+                        match is_draining {
+                            true => tracing::info!(
+                                worker = registration.id,
+                                "drained by an administrator: no new requests; unloading models when they are idle"
+                            ),
+                            false => tracing::info!(worker = registration.id, "resumed by an administrator"),
+                        }
+                    }
+                    if is_draining {
+                        // Also models that requests in progress have loaded since the last heartbeat.
+                        self.scheduler.loaded().iter().for_each(|model| self.scheduler.unload(&model.digest));
+                    }
+                }
                 Err(HeartbeatError::UnknownWorker) => {
                     tracing::info!(
                         worker = registration.id,
@@ -168,29 +207,30 @@ impl Membership {
         }
     }
 
-    async fn register(&self) -> Result<Registration, String> {
+    async fn register(&self) -> Result<Registration, RegisterError> {
         let body = json!({
             "advertise": self.advertise,
             "devices": [self.device()],
             "version": env!("CARGO_PKG_VERSION"),
         });
-        let response = self
-            .request(Method::POST, "lode/v1/workers", self.token.as_ref())?
-            .json(&body)
-            .send()
-            .await
-            .map_err(format_error_chain)?;
+        let request = self.request(Method::POST, "lode/v1/workers", self.token.as_ref());
+        let response = request.map_err(RegisterError::Failed)?.json(&body).send().await;
+        let response = response.map_err(|error| RegisterError::Failed(format_error_chain(error)))?;
         let status = response.status();
         if !status.is_success() {
             let text = response.text().await.unwrap_or_default();
             let problem: Option<Value> = serde_json::from_str(&text).ok();
             let detail = problem.as_ref().and_then(|problem| problem["detail"].as_str()).unwrap_or(&text);
-            return Err(format!("{status}: {}", detail.chars().take(300).collect::<String>()));
+            let error = format!("{status}: {}", detail.chars().take(300).collect::<String>());
+            return Err(match refusal_hint(status, self.token.is_some()) {
+                Some(hint) => RegisterError::Refused { error, hint },
+                None => RegisterError::Failed(error),
+            });
         }
-        response.json().await.map_err(format_error_chain)
+        response.json().await.map_err(|error| RegisterError::Failed(format_error_chain(error)))
     }
 
-    async fn heartbeat(&self, registration: &Registration) -> Result<(), HeartbeatError> {
+    async fn heartbeat(&self, registration: &Registration) -> Result<HeartbeatReply, HeartbeatError> {
         let models = self.models.clone();
         let cached = tokio::task::spawn_blocking(move || models.cached()).await.unwrap_or_default();
         let loaded: Vec<_> = self
@@ -224,7 +264,8 @@ impl Membership {
             .await
             .map_err(|error| HeartbeatError::Unreachable(format_error_chain(error)))?;
         match response.status() {
-            status if status.is_success() => Ok(()),
+            StatusCode::NO_CONTENT => Ok(HeartbeatReply::default()),
+            status if status.is_success() => Ok(response.json().await.unwrap_or_default()),
             StatusCode::NOT_FOUND => Err(HeartbeatError::UnknownWorker),
             status => Err(HeartbeatError::Unreachable(status.to_string())),
         }
@@ -268,6 +309,25 @@ impl Membership {
     }
 }
 
+/// On which side the token of a refused registration has to be changed.
+fn refusal_hint(status: StatusCode, has_token: bool) -> Option<&'static str> {
+    match (status, has_token) {
+        (StatusCode::UNAUTHORIZED, true) => Some(
+            "the server has another worker token: start this worker with the server's (--token or LODE_WORKER_TOKEN)",
+        ),
+        (StatusCode::UNAUTHORIZED, false) => Some(
+            "the server requires a worker token: start this worker with the server's (--token or LODE_WORKER_TOKEN)",
+        ),
+        (StatusCode::FORBIDDEN, true) => Some(
+            "the server has no worker token: set LODE_WORKER_TOKEN of the server to the token of this worker, and restart the server",
+        ),
+        (StatusCode::FORBIDDEN, false) => Some(
+            "the server has no worker token, so only workers on its own machine may join: set the same LODE_WORKER_TOKEN for the server and this worker",
+        ),
+        _ => None,
+    }
+}
+
 /// An error with its causes in one line; a reqwest error alone does not name the cause.
 fn format_error_chain(error: reqwest::Error) -> String {
     let mut text = error.to_string();
@@ -289,4 +349,26 @@ fn processor_name() -> String {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_side_to_change() {
+        let check = |status: u16, has_token: bool, expect: Option<&str>| {
+            let hint = refusal_hint(StatusCode::from_u16(status).unwrap(), has_token);
+            assert_eq!(hint.map(|hint| hint.split(':').next().unwrap()), expect, "{status} {has_token}");
+        };
+        check(401, true, Some("the server has another worker token"));
+        check(401, false, Some("the server requires a worker token"));
+        check(403, true, Some("the server has no worker token"));
+        check(
+            403,
+            false,
+            Some("the server has no worker token, so only workers on its own machine may join"),
+        );
+        check(503, true, None);
+    }
 }

@@ -9,6 +9,7 @@ pub mod error;
 mod files;
 pub mod http;
 mod join;
+pub mod metrics;
 mod node;
 #[cfg(test)]
 #[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]

@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::http::serve::{MAX_CONNECTIONS, serve};
 use crate::http::{Api, Bodies, router};
 use crate::join::{Membership, Received};
+use crate::metrics;
 use crate::runner::TextLimits;
 use crate::runner::process::{Launch, Program};
 use crate::scheduler::memory::Memory;
@@ -49,6 +50,7 @@ pub async fn start(config: Config) -> Result<Worker, Error> {
 /// As [`start`], with another way to start runners.
 pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Worker, Error> {
     config.check()?;
+    metrics::describe();
     let credential: Arc<RwLock<Option<Secret>>> = Arc::default();
     let registry = Client::new(ClientOptions {
         credentials: pull_credentials(&config.registry, credential.clone()),
@@ -164,6 +166,7 @@ fn options(config: &Config) -> Options {
         load_timeout: config.load_timeout,
         threads: (config.threads > 0).then_some(config.threads),
         cpu: config.cpu.clone(),
+        metrics_models: config.metrics_models,
         text: TextLimits { timeout: config.text_timeout, memory: config.text_memory.0 },
         eviction_delay: EVICTION_DELAY,
         memory: Box::new(Memory::now),

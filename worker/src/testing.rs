@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::body::{Body, Bytes};
@@ -39,6 +39,7 @@ struct Shared {
     left: AtomicUsize,
     known: AtomicU64,
     heartbeat: Mutex<Value>,
+    draining: AtomicBool,
 }
 
 pub(crate) const SECRET: &str = "the secret of this registration";
@@ -130,6 +131,11 @@ impl TinyRegistry {
         self.shared.known.store(0, Ordering::SeqCst);
     }
 
+    /// Reports in its replies to heartbeats that an administrator drains the worker.
+    pub(crate) fn drain(&self, draining: bool) {
+        self.shared.draining.store(draining, Ordering::SeqCst);
+    }
+
     pub(crate) fn heartbeat(&self) -> Value {
         self.shared.heartbeat.lock().unwrap().clone()
     }
@@ -184,6 +190,9 @@ async fn worker(shared: &Shared, method: Method, id: String, request: Request) -
         }
         Method::PUT if id == known && shows_credential => {
             *shared.heartbeat.lock().unwrap() = serde_json::from_slice(&body).unwrap();
+            if shared.draining.load(Ordering::SeqCst) {
+                return json!({"draining": true}).to_string().into_response();
+            }
             StatusCode::NO_CONTENT.into_response()
         }
         Method::DELETE if id == known && shows_credential => {

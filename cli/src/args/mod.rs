@@ -29,10 +29,12 @@ mod runner;
 mod serve;
 mod shared;
 mod show;
+mod status;
 mod stop;
 mod tensor;
 mod tokenize;
 mod worker;
+mod worker_admin;
 
 use std::path::PathBuf;
 
@@ -70,10 +72,12 @@ pub(crate) use runner::Runner;
 pub(crate) use serve::Serve;
 pub(crate) use shared::{DataLocation, LogFormat};
 pub(crate) use show::Show;
+pub(crate) use status::Status;
 pub(crate) use stop::Stop;
 pub(crate) use tensor::{ExportDtype, Tensor, TensorExport, TensorLs};
 pub(crate) use tokenize::Tokenize;
 pub(crate) use worker::Worker;
+pub(crate) use worker_admin::{WorkerCommand, WorkerDrain, WorkerId};
 
 /// OCI model registry and inference server: push, create, inspect and run models
 #[derive(Debug, Parser)]
@@ -126,7 +130,7 @@ pub(crate) struct Global {
 pub(crate) enum Command {
     /// Start a server: registry, gateway and a local worker
     Serve(Serve),
-    /// Start a worker: an inference node that runs the models of a registry
+    /// Start a worker, an inference node that runs the models of a registry; or list, drain and remove workers
     Worker(Worker),
     /// Create a model in a registry, from files or from another model
     Create(Create),
@@ -192,6 +196,8 @@ pub(crate) enum Command {
     Protect(Protect),
     #[command(subcommand)]
     Quota(Quota),
+    /// Show the state of a server: storage, database, workers and jobs
+    Status(Status),
     /// Show who did what, newest first
     Audit(Audit),
     /// Collect garbage now, list removals, or undo one

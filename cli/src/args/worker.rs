@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::shared::LogFormat;
+use super::{shared::LogFormat, worker_admin::WorkerCommand};
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
 Flags override LODE_* variables, which override the [worker] table of the settings file. Variables
 without a flag:
@@ -19,6 +20,7 @@ without a flag:
                           avx512-vnni, amx, neon or dotprod
   LODE_CONTEXT_LENGTH     context length of requests that set none
   LODE_LOAD_TIMEOUT       maximum time to load a model
+  LODE_METRICS_MODELS     models that metrics name; 0: none
   LODE_THREADS            threads per model; 0: one per core
   LODE_CACHE_SIZE         maximum size of the cache in bytes; 0: no limit
   LODE_TEXT_TIMEOUT       time limit of templates and grammars, per request
@@ -28,6 +30,8 @@ Example:
   lode worker --registry https://hub.local --listen 0.0.0.0:5100 \\
     --advertise http://10.0.0.7:5100 --token $TOKEN")]
 pub(crate) struct Worker {
+    #[command(subcommand)]
+    pub(crate) command: Option<WorkerCommand>,
     /// Registry to join
     #[arg(long, env = "LODE_REGISTRY", value_name = "URL", hide_env_values = true)]
     pub(crate) registry: Option<String>,

@@ -30,15 +30,17 @@ mod run;
 pub(crate) mod runner;
 mod serve;
 mod show;
+mod status;
 mod stop;
 mod tensor;
 mod tokenize;
 mod worker;
+mod worker_admin;
 
 use std::process::ExitCode;
 
 use crate::{
-    args::{Cli, Command, Manifest, Repo, Tag, Tensor},
+    args::{Cli, Command, Manifest, Repo, Tag, Tensor, Worker},
     connect::Connection,
     error::Outcome,
     suggest,
@@ -55,6 +57,9 @@ async fn dispatch(cli: Cli) -> Outcome<ExitCode> {
     let connect = || Connection::new(&cli.global);
     match cli.command {
         Command::Serve(args) => serve::run(args).await?,
+        Command::Worker(Worker { command: Some(command), .. }) => {
+            worker_admin::run(&connect()?, command).await?
+        }
         Command::Worker(args) => worker::run(args).await?,
         Command::Runner(args) => runner::run(args)?,
         Command::Create(args) => create::run(&connect()?, args).await?,
@@ -90,6 +95,7 @@ async fn dispatch(cli: Cli) -> Outcome<ExitCode> {
         Command::Key(command) => access::key(&connect()?, command).await?,
         Command::Protect(args) => access::protect(&connect()?, args).await?,
         Command::Quota(command) => access::quota(&connect()?, command).await?,
+        Command::Status(args) => status::run(&connect()?, args).await?,
         Command::Audit(args) => audit::run(&connect()?, args).await?,
         Command::Gc(args) => gc::run(&connect()?, args).await?,
         Command::Fsck(args) => return fsck::run(&connect()?, args).await,

@@ -13,6 +13,7 @@ pub(crate) async fn run(args: Worker) -> Outcome {
     config.runner_env = logging::inherited_env(args.log_format);
     let registry = config.registry.clone();
     let stop = stop_signal()?;
+    lode_worker::metrics::install();
     let worker = tokio::select! {
         started = lode_worker::start(config) => started.map_err(|error| {
             Failure::with_source("the worker cannot start", &error)

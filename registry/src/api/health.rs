@@ -47,11 +47,12 @@ pub(crate) async fn metrics(State(registry): State<Registry>, caller: Caller) ->
 }
 
 async fn database_gauges(registry: &Registry) -> Result<DatabaseGauges, Error> {
-    let workers = registry.worker_list(&Caller::INTERNAL).await?.len();
+    let workers = registry.workers_attached().await?;
     let counts = registry.store().counts().await?;
     Ok(DatabaseGauges {
         uploads: counts.uploads,
-        workers,
+        workers: workers.len(),
+        workers_draining: workers.len() - workers.open().len(),
         webhooks: counts.webhooks,
         index_queue: counts.index_queue,
     })

@@ -18,6 +18,7 @@ pub(crate) mod ps;
 pub(crate) mod publishers;
 pub(crate) mod repositories;
 pub(crate) mod rules;
+pub(crate) mod status;
 pub(crate) mod webhooks;
 pub(crate) mod workers;
 

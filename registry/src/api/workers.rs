@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use axum::extract::{ConnectInfo, FromRequestParts, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{StatusCode, header};
 use serde::Serialize;
@@ -11,7 +11,9 @@ use uuid::Uuid;
 
 use super::MAX_PAGE;
 use crate::Registry;
-use crate::app::{Heartbeat, JoinProof, Registration, WORKER_CREDENTIAL_PREFIX, Worker, WorkerAnnouncement};
+use crate::app::{
+    Heartbeat, HeartbeatReply, JoinProof, Registration, WORKER_CREDENTIAL_PREFIX, Worker, WorkerAnnouncement,
+};
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
 
@@ -75,8 +77,40 @@ pub(crate) async fn heartbeat(
     BearerToken(credential): BearerToken,
     Path(id): Path<Uuid>,
     heartbeat: JsonBody<Heartbeat>,
+) -> Result<Response, Failure> {
+    let credential = credential.unwrap_or_default();
+    match registry.worker_heartbeat(&caller, id, &credential, &heartbeat).await? {
+        Some(reply) if reply == HeartbeatReply::default() => Ok(StatusCode::NO_CONTENT.into_response()),
+        Some(reply) => Ok(Json(reply).into_response()),
+        None => Err(Failure::WorkerUnknown),
+    }
+}
+
+/// Stops sending new requests to a worker.
+pub(crate) async fn drain(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(id): Path<Uuid>,
 ) -> Result<StatusCode, Failure> {
-    let known = registry.worker_heartbeat(&caller, id, &credential.unwrap_or_default(), &heartbeat).await?;
+    set_draining(&registry, &caller, id, true).await
+}
+
+/// Resumes sending requests to it.
+pub(crate) async fn resume(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(id): Path<Uuid>,
+) -> Result<StatusCode, Failure> {
+    set_draining(&registry, &caller, id, false).await
+}
+
+async fn set_draining(
+    registry: &Registry,
+    caller: &Caller,
+    id: Uuid,
+    draining: bool,
+) -> Result<StatusCode, Failure> {
+    let known = registry.worker_drain(caller, id, draining).await?;
     if known { Ok(StatusCode::NO_CONTENT) } else { Err(Failure::WorkerUnknown) }
 }
 

@@ -25,6 +25,7 @@ mod jobs;
 mod limits;
 mod lineage;
 mod manifests;
+mod measure;
 mod migrate;
 mod mirror;
 mod model_files;
@@ -48,6 +49,7 @@ mod sign_in_upkeep;
 mod single_sign_on;
 mod spellings;
 mod staging;
+mod status;
 mod tags;
 #[cfg(test)]
 mod tests;
@@ -95,10 +97,15 @@ pub(crate) use single_sign_on::{
     IdentityInfo, ProviderInfo, SIGN_ON_TIME, SignOnAnswer, SignOnGoal, SignOnStart, SignedOn,
 };
 pub use spellings::Spellings;
+pub use status::{
+    DatabaseStatus, JobsStatus, ServerStatus, Status, StorageStatus, WorkerModel, WorkerStatus,
+};
 pub use tokens::{KeyInfo, NewToken, TokenInfo};
 pub use transfer::{RemoteModel, TransferError, TransferEvent, TransferSink};
 pub use values::{BlobInfo, Body, ChunkRange, ManifestPut, Page, StoredManifest, UploadStatus};
 pub use webhooks::WebhookDelivery;
 pub(crate) use worker::WORKER_CREDENTIAL_PREFIX;
-pub use worker::{Device, Heartbeat, JoinProof, LoadedModel, Registration, Worker, WorkerAnnouncement};
+pub use worker::{
+    Device, Heartbeat, HeartbeatReply, JoinProof, LoadedModel, Registration, Worker, WorkerAnnouncement,
+};
 pub(crate) use worker_table::WorkerTable;

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lode_client::{BodyBudget, Egress, Secret};
 use lode_model::digest::Digest;
@@ -19,6 +19,7 @@ use super::coalescing::Coalescer;
 use super::indexing::Indexing;
 use super::job_control::Jobs;
 use super::limits::{IndexLimits, Limits, UploadTimeouts};
+use super::measure::Measurements;
 use super::rate_limits::RateLimits;
 use super::setup_link::SetupLink;
 use super::sign_in_cache::SignIns;
@@ -106,6 +107,9 @@ pub struct Inner {
     pub(super) fetches: Coalescer,
     /// The model without which this server is not ready.
     pub(super) awaited_model: Option<Name>,
+    pub(super) started: Instant,
+    /// What this process measured last.
+    pub(super) measurements: Measurements,
     /// When this process opened the registry, by the database's clock.
     pub(super) opened_at: i64,
     /// Encrypts the keys in the database.
@@ -145,6 +149,8 @@ pub(crate) async fn open_idle(mut config: Config, limits: Limits) -> Result<Regi
         reason: error.to_string(),
     })?;
     let settings = config.clone();
+    // Before anything records.
+    metrics::install();
     let blobs = tokio::task::spawn_blocking(move || Blobs::open(&settings, limits.write))
         .await
         .map_err(|_| Error::Interrupted)??;
@@ -178,6 +184,8 @@ pub(crate) async fn open_idle(mut config: Config, limits: Limits) -> Result<Regi
         upstreams,
         fetches: Coalescer::default(),
         awaited_model,
+        started: Instant::now(),
+        measurements: Measurements::default(),
         opened_at,
         vault,
         issuers,

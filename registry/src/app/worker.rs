@@ -71,6 +71,13 @@ pub struct Heartbeat {
     pub cached: Vec<Digest>,
 }
 
+/// The response to a worker's report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HeartbeatReply {
+    /// It gets no new requests, and unloads its models when they are idle.
+    pub draining: bool,
+}
+
 /// The response to a registration.
 #[derive(Clone, Debug, Serialize)]
 pub struct Registration {
@@ -109,6 +116,8 @@ pub struct Worker {
     /// Milliseconds since 1970.
     pub registered_at: i64,
     pub seen_at: i64,
+    /// It gets no new requests, because an administrator drains it.
+    pub draining: bool,
     #[serde(skip)]
     pub(crate) secret: Secret,
     /// The digest of its credential.
@@ -136,6 +145,7 @@ impl TryFrom<WorkerRow> for Worker {
             cached: from_json("worker cache", &row.cached)?,
             registered_at: row.registered_at,
             seen_at: 0,
+            draining: row.draining,
             secret: row.secret,
             credential: row.credential,
         })

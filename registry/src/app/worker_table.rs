@@ -33,6 +33,8 @@ pub(crate) struct WorkerTable {
     places: HashMap<Uuid, usize>,
     loaded: HashMap<Digest, Vec<usize>>,
     cached: HashMap<Digest, Vec<usize>>,
+    /// The places of the workers that get requests.
+    open: Vec<usize>,
 }
 
 struct Entry {
@@ -46,6 +48,10 @@ impl WorkerTable {
         let mut table = WorkerTable::default();
         for (at, entry) in entries.iter().enumerate() {
             table.places.insert(entry.worker.id, at);
+            if entry.worker.draining {
+                continue;
+            }
+            table.open.push(at);
             let loaded: BTreeSet<&Digest> = entry.worker.loaded.iter().map(|model| &model.digest).collect();
             for digest in loaded {
                 table.loaded.entry(digest.clone()).or_default().push(at);
@@ -58,20 +64,26 @@ impl WorkerTable {
         table
     }
 
+    /// How many workers are attached, draining ones included.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// The places of the workers that get requests.
+    pub(crate) fn open(&self) -> &[usize] {
+        &self.open
     }
 
     pub(crate) fn worker(&self, at: usize) -> &Arc<Worker> {
         &self.entries[at].worker
     }
 
-    /// The places of the workers that have this model loaded.
+    /// The places of the workers that have this model loaded and get requests.
     pub(crate) fn loaded(&self, digest: &Digest) -> &[usize] {
         self.loaded.get(digest).map_or(&[], Vec::as_slice)
     }
 
-    /// The places of the workers that have this model on disk.
+    /// The places of the workers that have this model on disk and get requests.
     pub(crate) fn cached(&self, digest: &Digest) -> &[usize] {
         self.cached.get(digest).map_or(&[], Vec::as_slice)
     }
@@ -268,6 +280,7 @@ mod tests {
             cached,
             registered_at: 0,
             seen_at: 0,
+            draining: false,
             secret: Secret::new(""),
             credential: None,
         };

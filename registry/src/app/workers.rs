@@ -14,8 +14,8 @@ use uuid::Uuid;
 use super::Registry;
 use super::sign_in_cache::CredentialKey;
 use super::worker::{
-    FORGOTTEN_AFTER, Heartbeat, JoinProof, Registration, WORKER_CREDENTIAL_PREFIX, WORKER_SECRET, Worker,
-    WorkerAnnouncement,
+    FORGOTTEN_AFTER, Heartbeat, HeartbeatReply, JoinProof, Registration, WORKER_CREDENTIAL_PREFIX,
+    WORKER_SECRET, Worker, WorkerAnnouncement,
 };
 use super::worker_table::{self, WorkerTable};
 use crate::Error;
@@ -83,6 +83,7 @@ impl Registry {
             cached: "[]".to_owned(),
             registered_at: 0,
             inventory: 0,
+            draining: false,
         };
         let mut tx = self.store().begin().await?;
         tx.worker_insert(&row).await?;
@@ -95,23 +96,24 @@ impl Registry {
         Ok(Registration { id, credential, secret, heartbeat_ms: HEARTBEAT.as_millis() as u64 })
     }
 
-    /// Returns false if no worker has this id and credential: it has to register again.
+    /// `None` if no worker has this id and credential: it has to register again.
     pub async fn worker_heartbeat(
         &self,
         caller: &Caller,
         id: Uuid,
         credential: &str,
         heartbeat: &Heartbeat,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<HeartbeatReply>, Error> {
         self.authorize(caller, Action::Join, Target::Workers).await?;
         let credential = digest_of(credential);
         // 1. Without changes, the heartbeat is written with those of other workers.
         let table = self.workers_attached().await?;
+        let reply = HeartbeatReply { draining: table.find(id).is_some_and(|worker| worker.draining) };
         if table.find(id).is_some_and(|worker| {
             worker.credential.as_ref() == Some(&credential) && !worker_table::is_changed(worker, heartbeat)
         }) {
             self.workers.beat(id);
-            return Ok(true);
+            return Ok(Some(reply));
         }
         // 2. Otherwise write its new inventory.
         let (devices, loaded, cached) =
@@ -119,7 +121,22 @@ impl Registry {
         let inventory = WorkerInventory { devices: &devices, loaded: &loaded, cached: &cached };
         let known = self.store().worker_update(id, &credential, inventory).await?;
         self.workers.changed();
-        Ok(known)
+        Ok(known.then_some(reply))
+    }
+
+    /// Stops or resumes sending requests to a worker. Returns false if there is no such worker. A worker that
+    /// registers again begins as any other.
+    pub async fn worker_drain(&self, caller: &Caller, id: Uuid, draining: bool) -> Result<bool, Error> {
+        self.authorize(caller, Action::Administer, Target::Workers).await?;
+        let mut tx = self.store().begin().await?;
+        if !tx.worker_drain(id, draining).await? {
+            return Ok(false);
+        }
+        let action = if draining { "worker.drain" } else { "worker.resume" };
+        self.audit(&mut tx, caller, action, format!("worker:{id}"), Value::Null).await?;
+        tx.commit().await?;
+        self.workers.changed();
+        Ok(true)
     }
 
     /// Ends a worker's registration, as the worker asks. Returns false if no worker has this id and credential.

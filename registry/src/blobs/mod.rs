@@ -5,6 +5,7 @@
 //! Object storage has any number of servers and no links: a blob keeps its upload's key. The upload's row
 //! leads to the leftovers, so it is deleted last.
 
+mod disks;
 mod files;
 mod folder;
 pub(crate) mod key;

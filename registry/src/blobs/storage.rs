@@ -224,7 +224,7 @@ impl Blobs {
 }
 
 /// Whether the data folder is used: for blobs, the database, or the cache of this process's worker.
-fn is_data_used(config: &Config) -> bool {
+pub(super) fn is_data_used(config: &Config) -> bool {
     let elsewhere = |url: &Option<Url>, here: &str| url.as_ref().is_some_and(|url| url.scheme() != here);
     !elsewhere(&config.storage, "file") || !elsewhere(&config.database, "sqlite") || config.wait_for_worker
 }

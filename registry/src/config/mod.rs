@@ -86,6 +86,8 @@ pub struct Config {
     pub oidc: Vec<OidcProvider>,
     /// Show metrics, and the missing parts of an unready server, only to auditors and administrators.
     pub private_metrics: bool,
+    /// Log one line for each request, at level info. Probes, scrapes and heartbeats are logged at level debug.
+    pub access_log: bool,
     /// Accept manifests that name absent layers or children.
     pub allow_sparse: bool,
     /// How long an upload, a mount or a HEAD request keeps a blob in its repository, whatever the grace
@@ -186,6 +188,7 @@ impl Default for Config {
             secret_key_file: None,
             oidc: Vec::new(),
             private_metrics: false,
+            access_log: true,
             allow_sparse: false,
             upload_lease: 24 * HOUR,
             gc_grace: 24 * HOUR,

@@ -6,33 +6,12 @@
 /// How many workers a request is tried on.
 pub(crate) const MAX_TRIES: usize = 4;
 
-/// Candidate workers, as positions in the worker table: a list, or all of the table.
-pub(crate) enum Candidates<'a> {
-    Places(&'a [usize]),
-    All(usize),
-}
-
-impl Candidates<'_> {
-    fn len(&self) -> usize {
-        match self {
-            Candidates::Places(places) => places.len(),
-            Candidates::All(count) => *count,
-        }
-    }
-
-    fn place(&self, at: usize) -> usize {
-        match self {
-            Candidates::Places(places) => places[at],
-            Candidates::All(_) => at,
-        }
-    }
-}
-
-/// The workers to try, in order: at most `MAX_TRIES`, starting with the first class. `random(n)` is below `n`. Of
+/// The workers to try, in order: at most `MAX_TRIES`, starting with the first class of positions in the worker table.
+/// `random(n)` is below `n`. Of
 /// two workers the one with the smaller load is tried first. The cost does not depend on the number of
 /// workers.
 pub(crate) fn rank_workers<L: Ord>(
-    classes: &[Candidates<'_>],
+    classes: &[&[usize]],
     mut random: impl FnMut(usize) -> usize,
     load: impl Fn(usize) -> L,
 ) -> Vec<usize> {
@@ -42,7 +21,7 @@ pub(crate) fn rank_workers<L: Ord>(
         let wanted = 2 * (MAX_TRIES - chosen.len()) + chosen.len();
         let mut sample = sample(class.len(), wanted, &mut random)
             .into_iter()
-            .map(|at| class.place(at))
+            .map(|at| class[at])
             .filter(|place| !chosen.contains(place))
             .collect::<Vec<_>>()
             .into_iter();
@@ -92,7 +71,7 @@ mod tests {
         // Positions 0 and 1 have it loaded, 0 to 2 have it on disk, 3 and 4 have neither.
         let loads = [9, 3, 5, 1, 8];
         for seed in 0..100 {
-            let classes = [Candidates::Places(&[0, 1]), Candidates::Places(&[0, 1, 2]), Candidates::All(5)];
+            let classes: [&[usize]; 3] = [&[0, 1], &[0, 1, 2], &[0, 1, 2, 3, 4]];
             assert_eq!(rank_workers(&classes, random(seed), |at| loads[at]), [1, 0, 2, 3]);
         }
     }
@@ -100,8 +79,9 @@ mod tests {
     #[test]
     fn tries_are_capped_and_different() {
         for (count, expect) in [(0, 0), (1, 1), (3, 3), (4, 4), (10_000, MAX_TRIES)] {
+            let all: Vec<usize> = (0..count).collect();
             for seed in 0..50 {
-                let mut chosen = rank_workers(&[Candidates::All(count)], random(seed), |at| at);
+                let mut chosen = rank_workers(&[&all], random(seed), |at| at);
                 assert_eq!(chosen.len(), expect);
                 chosen.sort_unstable();
                 chosen.dedup();
@@ -114,8 +94,9 @@ mod tests {
     #[test]
     fn requests_spread_over_all_workers() {
         let (mut loads, mut random) = (vec![0_u32; 100], random(7));
+        let all: Vec<usize> = (0..100).collect();
         for _ in 0..10_000 {
-            let first = rank_workers(&[Candidates::All(100)], &mut random, |at| loads[at])[0];
+            let first = rank_workers(&[&all], &mut random, |at| loads[at])[0];
             loads[first] += 1;
         }
         // One random choice would leave some with 130 and others with 70.

@@ -9,6 +9,10 @@ use http::StatusCode;
 pub(crate) enum GatewayError {
     #[error("no worker is attached that can run '{model}'; start one with `lode worker --registry URL`")]
     NoWorker { model: String },
+    #[error(
+        "no worker runs '{model}': all {count} are draining; `lode worker list` lists them, `lode worker resume ID` ends it"
+    )]
+    AllDraining { model: String, count: usize },
     #[error("no worker responded for '{model}' ({tried} tried); `GET /lode/v1/workers` lists them")]
     NoWorkerResponded { model: String, tried: usize },
     #[error(
@@ -28,9 +32,9 @@ pub(crate) enum GatewayError {
 impl GatewayError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            GatewayError::NoWorker { .. } | GatewayError::NoWorkerResponded { .. } => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            GatewayError::NoWorker { .. }
+            | GatewayError::AllDraining { .. }
+            | GatewayError::NoWorkerResponded { .. } => StatusCode::SERVICE_UNAVAILABLE,
             GatewayError::ClientLimitReached { .. } => StatusCode::TOO_MANY_REQUESTS,
             GatewayError::NotRead { .. } => StatusCode::REQUEST_TIMEOUT,
             GatewayError::ResponseInterrupted(_)

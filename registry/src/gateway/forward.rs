@@ -20,7 +20,7 @@ use serde_json::Value;
 use url::Url;
 use uuid::Uuid;
 
-use super::choose::{Candidates, rank_workers};
+use super::choose::rank_workers;
 use super::clients::{Clients, InProgress, RequestClient};
 use super::error::GatewayError;
 use super::unread::{CancelUnread, ReadTimeout};
@@ -97,11 +97,7 @@ impl Gateway {
         request: InferenceRequest,
     ) -> Result<WorkerResponse, GatewayError> {
         let in_progress = self.clients.admit(request.client.as_ref())?;
-        let classes = [
-            Candidates::Places(table.loaded(&request.digest)),
-            Candidates::Places(table.cached(&request.digest)),
-            Candidates::All(table.len()),
-        ];
+        let classes = [table.loaded(&request.digest), table.cached(&request.digest), table.open()];
         let load = |at: usize| {
             let worker = table.worker(at);
             (self.requests_at(worker.id), Reverse(free_bytes(worker)))
@@ -110,7 +106,10 @@ impl Gateway {
         let workers: Vec<_> =
             rank_workers(&classes, random, load).into_iter().map(|at| table.worker(at).clone()).collect();
         if workers.is_empty() {
-            return Err(GatewayError::NoWorker { model: request.name });
+            return Err(match table.len() {
+                0 => GatewayError::NoWorker { model: request.name },
+                count => GatewayError::AllDraining { model: request.name, count },
+            });
         }
         let tried = workers.len();
         let mut busy = None;

@@ -9,7 +9,7 @@ mod forward;
 mod unread;
 
 #[cfg(test)]
-pub(crate) use choose::{Candidates, rank_workers};
+pub(crate) use choose::rank_workers;
 pub(crate) use clients::RequestClient;
 pub(crate) use error::GatewayError;
 pub(crate) use forward::{Gateway, InferenceRequest, WorkerResponse};

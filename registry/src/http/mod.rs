@@ -1,6 +1,7 @@
 //! Code shared by all routes: extractors, middleware, links, ranges, and the failures that each API formats.
 //! Only the handlers of `oci`, `api`, `gateway` and `hub` use it.
 
+mod access_log;
 pub(crate) mod agent;
 pub(crate) mod arrival;
 pub(crate) mod authenticate;

@@ -12,14 +12,17 @@ use axum::body::{Body, HttpBody};
 use axum::extract::{ConnectInfo, MatchedPath, Request};
 use axum::response::Response;
 use bytes::Bytes;
+use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use hyper::body::{Frame, SizeHint};
 use tracing::Span;
 use uuid::Uuid;
 
 use super::Failure;
+use super::access_log::AccessRecord;
 use super::error::FailureExtension;
 use super::forwarded;
+use crate::auth::Caller;
 use crate::error::chain;
 use crate::{Error, Registry, metrics, traces};
 
@@ -36,6 +39,17 @@ pub(crate) struct RequestId(pub(crate) HeaderValue);
 /// The template of the route that a request matches.
 #[derive(Clone, Default)]
 struct MatchedRoute(Arc<OnceLock<MatchedPath>>);
+
+/// Who sends a request, for the access log.
+#[derive(Clone, Default)]
+struct KnownCaller(Arc<OnceLock<Caller>>);
+
+/// Records who sends the request.
+pub(crate) fn note_caller(parts: &Parts, caller: &Caller) {
+    if let Some(known) = parts.extensions.get::<KnownCaller>() {
+        let _known = known.0.set(caller.clone());
+    }
+}
 
 /// Runs inside the router, where the route is known.
 pub(crate) fn note_route(request: Request) -> Request {
@@ -54,6 +68,8 @@ pub(crate) struct RequestObserver {
     id: HeaderValue,
     method: Method,
     reached: MatchedRoute,
+    /// `None` if the request is not logged.
+    access: Option<(Box<AccessRecord>, KnownCaller)>,
     span: Span,
     _in_flight: InFlight,
 }
@@ -81,7 +97,15 @@ impl RequestObserver {
         let reached = MatchedRoute::default();
         request.extensions_mut().insert(reached.clone());
         request.extensions_mut().insert(RequestId(id.clone()));
-        RequestObserver { started, id, method, reached, span, _in_flight }
+        let access = registry.config().access_log.then(|| {
+            let (path, headers) = (request.uri().path(), request.headers());
+            AccessRecord::begin(&method, path, headers, client, &id, started)
+        });
+        let access = access.flatten().map(|record| (record, KnownCaller::default()));
+        if let Some((_, caller)) = &access {
+            request.extensions_mut().insert(caller.clone());
+        }
+        RequestObserver { started, id, method, reached, access, span, _in_flight }
     }
 
     pub(crate) fn id(&self) -> HeaderValue {
@@ -95,7 +119,7 @@ impl RequestObserver {
 
     /// Counts, measures and logs the response.
     pub(crate) fn end(self, mut response: Response) -> Response {
-        let RequestObserver { started, id, method, reached, span, .. } = self;
+        let RequestObserver { started, id, method, reached, access, span, .. } = self;
         let status = response.status();
         let route = reached.0.get().map_or("none", MatchedPath::as_str);
         let method_label = metrics::method_label(&method);
@@ -103,7 +127,11 @@ impl RequestObserver {
         traces::name_span(&span, method_label, route, status);
         span.in_scope(|| log(&response, status, started));
         response.headers_mut().insert(REQUEST_ID, id);
-        count_sent(&method, response)
+        let access = access.map(|(mut record, caller)| {
+            record.respond(status, caller.0.get());
+            record
+        });
+        count_sent(&method, response, access)
     }
 }
 
@@ -165,15 +193,19 @@ impl Drop for InFlight {
     }
 }
 
-fn count_sent(method: &Method, response: Response) -> Response {
+fn count_sent(method: &Method, response: Response, mut access: Option<Box<AccessRecord>>) -> Response {
     let sent = metrics::bytes_sent();
-    match response.body().size_hint().exact() {
-        _ if method == Method::HEAD => response,
+    let size = if method == Method::HEAD { Some(0) } else { response.body().size_hint().exact() };
+    match size {
         Some(size) if size <= SMALL_BYTES => {
             sent.increment(size);
+            if let Some(record) = &mut access {
+                record.add_bytes(size);
+                record.complete();
+            }
             response
         }
-        _ => response.map(|body| Body::new(CountedBody { body, sent })),
+        size => response.map(|body| Body::new(CountedBody { body, sent, size, access })),
     }
 }
 
@@ -181,6 +213,9 @@ fn count_sent(method: &Method, response: Response) -> Response {
 struct CountedBody {
     body: Body,
     sent: &'static ::metrics::Counter,
+    /// The size of the whole body, if it is known.
+    size: Option<u64>,
+    access: Option<Box<AccessRecord>>,
 }
 
 impl HttpBody for CountedBody {
@@ -193,7 +228,14 @@ impl HttpBody for CountedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         if let Poll::Ready(Some(Ok(frame))) = &polled {
-            self.sent.increment(frame.data_ref().map_or(0, |data| data.len() as u64));
+            let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
+            self.sent.increment(bytes);
+            if let Some(record) = &mut self.access {
+                record.add_bytes(bytes);
+            }
+        }
+        if let Poll::Ready(None) = &polled {
+            self.complete();
         }
         polled
     }
@@ -204,6 +246,24 @@ impl HttpBody for CountedBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+impl CountedBody {
+    fn complete(&mut self) {
+        if let Some(record) = &mut self.access {
+            record.complete();
+        }
+    }
+}
+
+impl Drop for CountedBody {
+    fn drop(&mut self) {
+        // A connection does not poll a body again whose end it knows.
+        let sent = self.access.as_ref().map(|record| record.bytes());
+        if self.body.is_end_stream() || self.size.is_some_and(|size| sent >= Some(size)) {
+            self.complete();
+        }
     }
 }
 

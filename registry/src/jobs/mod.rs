@@ -9,7 +9,7 @@ mod webhook_signature;
 
 use std::time::Duration;
 
-use crate::{OpenError, Registry};
+use crate::{OpenError, Registry, metrics};
 
 /// The shortest interval between two runs of a job, even if a setting is shorter.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
@@ -23,6 +23,7 @@ pub(crate) fn start_runner(registry: &Registry) {
 
 /// Starts the jobs of a server that may write.
 pub(crate) fn start(registry: &Registry) -> Result<(), OpenError> {
+    metrics::set_collection_interval(registry.config().gc_interval.max(SHORTEST_INTERVAL));
     let gc = registry.clone();
     registry.start(async move {
         let interval = gc.config().gc_interval.max(SHORTEST_INTERVAL);

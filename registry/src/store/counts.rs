@@ -2,9 +2,13 @@
 
 use sqlx::pool::Pool;
 
+use super::acquire::{POSTGRES_POOL, READ_POOL, WRITE_POOL};
 use super::{Engine, Store, on};
 use crate::Error;
 use crate::metrics::PoolState;
+
+/// Larger counts are reported as this one, so that no scrape reads a long table.
+const MAX_COUNT: i64 = 100_000;
 
 #[derive(sqlx_macros::FromRow)]
 pub(crate) struct Counts {
@@ -18,16 +22,20 @@ pub(crate) struct Counts {
 impl Store {
     pub(crate) async fn counts(&self) -> Result<Counts, Error> {
         Ok(on!(self.read(), c => sqlx::query_as(
-            "select (select count(*) from uploads) as uploads,
-                 (select count(*) from webhook_deliveries where given_up_at is null) as webhooks,
-                 (select count(*) from index_queue where next_at is not null) as index_queue")
-            .fetch_one(c).await)?)
+            "select (select count(*) from (select 1 from uploads limit $1) as u) as uploads,
+                 (select count(*) from (select 1 from webhook_deliveries where given_up_at is null limit $1) as w)
+                     as webhooks,
+                 (select count(*) from (select 1 from index_queue where next_at is not null limit $1) as i)
+                     as index_queue")
+            .bind(MAX_COUNT).fetch_one(c).await)?)
     }
 
     pub(crate) fn connections(&self) -> Vec<PoolState> {
         match &self.0 {
-            Engine::Sqlite(pools) => vec![pool_state("read", &pools.read), pool_state("write", &pools.write)],
-            Engine::Postgres(pool) => vec![pool_state("all", pool)],
+            Engine::Sqlite(pools) => {
+                vec![pool_state(READ_POOL, &pools.read), pool_state(WRITE_POOL, &pools.write)]
+            }
+            Engine::Postgres(pool) => vec![pool_state(POSTGRES_POOL, pool)],
         }
     }
 }

@@ -2,6 +2,7 @@
 //! `app` and `jobs` call these methods, and group statements that must change together in one `Tx`.
 
 mod access;
+mod acquire;
 mod audit;
 mod backup;
 mod blobs;
@@ -31,6 +32,7 @@ mod repositories;
 mod retention;
 mod sessions;
 mod sign_ins;
+mod sizes;
 mod tag_rules;
 mod tags;
 mod transfer;
@@ -40,6 +42,7 @@ mod webhooks;
 mod workers;
 
 pub(crate) use access::{AccessState, AccountRow, AccountUpdate, GrantRow, GroupRow, ListFilter, TokenRow};
+pub(crate) use acquire::Acquire;
 pub(crate) use audit::{AuditQuery, AuditRow};
 pub(crate) use backup::{database_file, snapshot};
 pub(crate) use blobs::StoredBlob;
@@ -64,6 +67,7 @@ pub(crate) use removals::{RemovalCause, RemovalReason, RemovalRow};
 pub(crate) use repositories::{ContentRow, ListedManifestRow, TagRow};
 pub(crate) use retention::AgedTag;
 pub(crate) use sessions::SessionRow;
+pub(crate) use sizes::SizedTable;
 pub(crate) use transfer::MoveState;
 pub(crate) use uploads::{NewUpload, UploadCheckpoint, UploadRow};
 pub(crate) use waiting::WaitingContent;

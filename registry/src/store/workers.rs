@@ -27,6 +27,8 @@ pub(crate) struct WorkerRow {
     pub(crate) cached: String,
     pub(crate) registered_at: i64,
     pub(crate) inventory: i64,
+    /// It gets no new requests.
+    pub(crate) draining: bool,
 }
 
 /// What a worker has, as JSON.
@@ -57,6 +59,7 @@ struct WorkerColumns {
     cached: String,
     registered_at: i64,
     inventory: i64,
+    draining: i64,
 }
 
 impl TryFrom<WorkerColumns> for WorkerRow {
@@ -74,6 +77,7 @@ impl TryFrom<WorkerColumns> for WorkerRow {
             cached: row.cached,
             registered_at: row.registered_at,
             inventory: row.inventory,
+            draining: row.draining != 0,
         })
     }
 }
@@ -164,7 +168,7 @@ impl Store {
     /// The rows of those of these workers that exist, in any order.
     pub(crate) async fn worker_rows(&self, ids: &[Uuid]) -> Result<Vec<WorkerRow>, Error> {
         let rows: Vec<WorkerColumns> = on!(self.read(), c => sqlx::query_as(
-            "select id, secret, credential, advertise, version, devices, loaded, cached, registered_at, inventory
+            "select id, secret, credential, advertise, version, devices, loaded, cached, registered_at, inventory, draining
              from workers where id in (select value from json_each($1))")
             .bind(id_list(ids)).fetch_all(c).await)?;
         rows.into_iter().map(WorkerRow::try_from).collect()
@@ -183,6 +187,16 @@ impl Tx {
         let rows = on!(self.conn(), c => sqlx::query(
             "delete from workers where id = $1 and (cast($2 as text) is null or credential = $2)")
             .bind(id.to_string()).bind(credential.map(Digest::as_str))
+            .execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
+    }
+
+    /// Sets whether a worker is drained. Returns false if there is no such worker.
+    pub(crate) async fn worker_drain(&mut self, id: Uuid, draining: bool) -> Result<bool, Error> {
+        // Replicas read a row again when its inventory has another number.
+        let rows = on!(self.conn(), c => sqlx::query(
+            "update workers set draining = cast($2 as bigint), inventory = inventory + 1 where id = $1")
+            .bind(id.to_string()).bind(i64::from(draining))
             .execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }

@@ -151,3 +151,80 @@ async fn logs_have_no_secrets() {
         assert!(!text.contains(secret.as_str()), "{secret} is in the log");
     }
 }
+
+/// The lines of the access log, in order.
+fn access_lines(log: &Log) -> Vec<String> {
+    let text = log.0.lock().unwrap();
+    text.lines().filter(|line| line.contains("message=access")).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn each_request_has_a_line_in_the_access_log() {
+    let log = Log::default();
+    let _second = tracing::Dispatch::new(Log::default());
+    let _logging = tracing::subscriber::set_default(log.clone());
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    let blob = "x".repeat(100_000);
+    let digest = {
+        app.push_as(&alice, "alice/app").await;
+        let upload = app.send_as(&alice, Request::post("/v2/alice/app/blobs/uploads/"), "").await;
+        let digest = lode_model::digest::Digest::sha256(blob.as_bytes());
+        let path = format!("{}?digest={digest}", upload.header("location").split('?').next().unwrap());
+        let path = path[path.find("/v2/").unwrap()..].to_owned();
+        assert_eq!(app.send_as(&alice, Request::put(path), blob.clone()).await.status, 201);
+        digest
+    };
+    log.0.lock().unwrap().clear();
+
+    // 1. The fields of a complete response.
+    let path = format!("/v2/alice/app/blobs/{digest}");
+    let request = Request::get(format!("{path}?token=hush"))
+        .header("user-agent", "docker/24.0")
+        .header("x-request-id", "edge-7");
+    assert_eq!(app.send_as(&alice, request, "").await.status, 200);
+    let lines = access_lines(&log);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    for field in [
+        "method=\"GET\"",
+        &format!("path=\"{path}\""),
+        "status=200",
+        "bytes=100000",
+        "duration_ms=",
+        "account=\"user:alice\"",
+        "user_agent=\"docker/24.0\"",
+        "request_id=\"edge-7\"",
+    ] {
+        assert!(lines[0].contains(field), "{field} is not in {}", lines[0]);
+    }
+    assert!(!lines[0].contains("hush") && !lines[0].contains("aborted"), "{}", lines[0]);
+
+    // 2. A client that does not read its response, and one without credentials.
+    log.0.lock().unwrap().clear();
+    let request = Request::get(&path).header("authorization", &alice).body(Body::empty()).unwrap();
+    drop(app.raw(request).await);
+    assert_eq!(app.get_as("", &path).await.status, 401);
+    let lines = access_lines(&log);
+    assert!(lines[0].contains("bytes=0") && lines[0].contains("aborted=true"), "{}", lines[0]);
+    assert!(lines[1].contains("status=401") && lines[1].contains("account=\"anonymous\""), "{}", lines[1]);
+    assert!(!lines[1].contains("aborted"), "{}", lines[1]);
+
+    // 3. Values of clients begin no line and control no terminal.
+    log.0.lock().unwrap().clear();
+    let agent = http::HeaderValue::from_bytes(b"a\tb\xc2\x9b31m").unwrap();
+    app.send(Request::get("/nowhere%0a%1b").header("user-agent", agent), "").await;
+    let lines = access_lines(&log);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains(r#"user_agent="a\\tb\\xc2\\x9b31m""#), "{}", lines[0]);
+    assert!(lines[0].bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{}", lines[0]);
+}
+
+#[tokio::test]
+async fn the_access_log_can_be_off() {
+    let log = Log::default();
+    let _second = tracing::Dispatch::new(Log::default());
+    let _logging = tracing::subscriber::set_default(log.clone());
+    let app = App::with(Config { access_log: false, ..Config::default() }).await;
+    assert_eq!(app.get("/v2/").await.status, 200);
+    assert!(access_lines(&log).is_empty());
+}

@@ -39,6 +39,10 @@ async fn metrics_count_by_route_and_never_by_name() {
         "lode_webhooks_pending 0",
         "lode_index_queue_length ",
         r#"lode_database_connections{pool="read",state="idle"}"#,
+        r#"lode_database_waiting{pool="write"} "#,
+        r#"lode_database_acquire_seconds_bucket{pool="read",le="0.5"}"#,
+        "lode_start_timestamp_seconds ",
+        "lode_gc_interval_seconds 3600",
         r#"lode_database_seconds_count{operation="manifest_find"}"#,
         r#"lode_database_seconds_count{operation="commit"}"#,
         concat!("lode_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
@@ -46,6 +50,49 @@ async fn metrics_count_by_route_and_never_by_name() {
         assert!(text.contains(line), "{line} is not in\n{text}");
     }
     assert!(!text.contains("secret"), "{text}");
+}
+
+/// Two repositories with a common layer. A page of a measurement has two rows in tests.
+#[tokio::test]
+async fn the_content_is_measured() {
+    let databases = [Some(None), crate::store::postgres_for_test().await.map(Some)];
+    for database in databases.into_iter().flatten() {
+        let app = App::with(Config { database, ..Config::default() }).await;
+        app.registry.measure_content().await.unwrap();
+        let empty = app.registry.measured().content.unwrap();
+        assert_eq!((empty.blobs, empty.stored_bytes, empty.logical_bytes), (0, 0, 0));
+        let layer = "x".repeat(10_000);
+        for repository in ["a", "b", "team/c"] {
+            app.push_image(repository, "v1", &layer).await;
+        }
+        app.registry.measure_content().await.unwrap();
+        let content = app.registry.measured().content.unwrap();
+        // The layer, the config and the manifest are the same in all three.
+        assert_eq!((content.blobs, content.logical_bytes), (3, 3 * content.stored_bytes));
+        assert!((10_000..11_000).contains(&content.stored_bytes), "{content:?}");
+        assert!(content.measured_at > 0);
+
+        // What lost its last reference waits for a collection.
+        assert_eq!(app.delete("/v2/a/manifests/v1").await.status, 202);
+        app.registry.measure_state().await;
+        let measured = app.registry.measured();
+        assert_eq!(measured.missing, Some(Vec::new()));
+        let waiting = measured.waiting.unwrap();
+        assert_eq!((waiting.manifests, waiting.blobs, waiting.size_bytes), (1, 0, 0));
+        let disk = measured.disks[0];
+        assert_eq!((measured.disks.len(), disk.folder), (1, "data"));
+        assert!(0 < disk.free_bytes && disk.free_bytes <= disk.size_bytes, "{disk:?}");
+        for line in [
+            "lode_stored_bytes ",
+            "lode_logical_bytes ",
+            "lode_gc_waiting{kind=\"manifest\"} ",
+            "lode_ready ",
+        ] {
+            let page = app.get("/metrics").await;
+            let text = page.text();
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -122,4 +169,24 @@ async fn metrics_can_be_private() {
         assert_eq!(app.get_as("Bearer wrong", "/metrics").await.status, 401);
         assert_eq!(app.get_as("", "/healthz").await.status, 200);
     }
+}
+
+#[tokio::test]
+async fn the_status_is_for_auditors_and_administrators() {
+    let app = App::with(Config { admin_password: Some(Secret::new(PASSWORD)), ..Config::default() }).await;
+    let (user, auditor) = (app.user("alice").await, app.user("audit").await);
+    app.admin("PATCH", "/lode/v1/accounts/audit", json!({"server_role": "auditor"})).await;
+    app.registry.measure_content().await.unwrap();
+    app.registry.measure_state().await;
+    let status = async |credentials: &str| app.get_as(credentials, "/lode/v1/status").await;
+    assert_eq!((status("").await.status.as_u16(), status(&user).await.status.as_u16()), (401, 403));
+    assert_eq!(status(&auditor).await.status, 200);
+    let found = status(&basic("admin", PASSWORD)).await.json();
+    assert_eq!(found["server"]["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!((&found["server"]["ready"], &found["server"]["missing"]), (&json!(true), &json!([])));
+    assert_eq!((&found["database"]["kind"], &found["storage"]["kind"]), (&json!("sqlite"), &json!("folder")));
+    assert_eq!(found["storage"]["location"], app._data.path().display().to_string());
+    assert_eq!(found["storage"]["content"]["blobs"], 0);
+    assert!(found["storage"]["disks"][0]["free_bytes"].as_u64().unwrap() > 0, "{found}");
+    assert_eq!(found["jobs"], json!({"unfinished": [], "failed": []}));
 }

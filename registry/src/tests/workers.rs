@@ -85,3 +85,82 @@ async fn a_removed_worker_is_refused_by_every_replica() {
     tokio::time::sleep(std::time::Duration::from_millis(520)).await;
     assert_eq!(app.pull_as(&credential, "team/app").await, 401, "after {:?}", began.elapsed());
 }
+
+/// Two replicas: a worker is drained through one of them, and neither sends it requests.
+#[tokio::test]
+async fn a_drained_worker_gets_no_requests() {
+    use super::gateway::{records, worker};
+    let data = tempfile::tempdir().unwrap();
+    let database = url::Url::parse(&format!("sqlite:{}", data.path().join("shared.db").display())).unwrap();
+    let storage = url::Url::from_file_path(data.path().join("storage")).unwrap();
+    let config = |folder: &str| Config {
+        admin_password: Some(Secret::new(PASSWORD)),
+        worker_token: Some(Secret::new(TOKEN)),
+        database: Some(database.clone()),
+        data: data.path().join(folder),
+        ..Config::default()
+    };
+    let first = App::with(Config { storage: Some(storage), ..config("a") }).await;
+    let second = App::with(config("b")).await;
+    let admin = basic("admin", PASSWORD);
+    assert_eq!(first.push_as(&admin, "team/app").await.status, 201);
+    let (address, heard) = worker(|| records("{\"done\":true}\n")).await;
+    let joined = join(&first, address.port()).await;
+    let digest = first
+        .get_as(&admin, "/v2/team/app/manifests/latest")
+        .await
+        .header("docker-content-digest")
+        .to_owned();
+    let beat = json!({"loaded": [{"repository": "team/app", "digest": digest}], "cached": [digest]});
+    let beat =
+        async |app: &App| local(app, "PUT", &joined.path(), Some(&joined.credential), beat.clone()).await;
+    let generate = async |app: &App| {
+        let request = Request::post("/api/generate");
+        app.send_as(&admin, request, r#"{"model":"team/app","prompt":"x"}"#).await
+    };
+    let state = async |app: &App| {
+        let status = app.get_as(&admin, "/lode/v1/status").await.json();
+        status["workers"][0]["state"].as_str().unwrap().to_owned()
+    };
+    assert_eq!((beat(&first).await.status.as_u16(), generate(&first).await.status.as_u16()), (204, 200));
+
+    // 1. Only administrators drain a worker that exists.
+    let path = format!("{}/drain", joined.path());
+    let alice = first.user("alice").await;
+    let drain = async |credentials: &str, method: &str, path: &str| {
+        let request = Request::builder().method(method).uri(path);
+        first.send_as(credentials, request, "").await.status.as_u16()
+    };
+    assert_eq!(drain(&alice, "PUT", &path).await, 403);
+    assert_eq!(drain(&format!("Bearer {}", joined.credential), "PUT", &path).await, 403);
+    assert_eq!(drain(&admin, "PUT", &format!("/lode/v1/workers/{}/drain", super::routes::ID)).await, 404);
+    assert_eq!(drain(&admin, "PUT", &path).await, 204);
+
+    // 2. A heartbeat reports it to the worker and does not undo it, not even with another inventory.
+    for app in [&first, &second] {
+        let reply = beat(app).await;
+        assert_eq!((reply.status.as_u16(), reply.text()), (200, "{\"draining\":true}"));
+    }
+    let changed = json!({"loaded": [], "cached": []});
+    let reply = local(&first, "PUT", &joined.path(), Some(&joined.credential), changed).await;
+    assert_eq!((reply.status.as_u16(), state(&first).await.as_str()), (200, "drained"));
+    assert_eq!(beat(&first).await.status, 200);
+    assert_eq!(state(&first).await, "draining");
+
+    // 3. No replica sends requests to it.
+    let before = heard.lock().unwrap().len();
+    // The table of the other replica is up to a second old.
+    while state(&second).await != "draining" {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let refused = generate(&first).await;
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert!(refused.text().contains("all 1 are draining"), "{}", refused.text());
+    assert_eq!(heard.lock().unwrap().len(), before);
+
+    // 4. Resumed, it gets requests again.
+    assert_eq!((drain(&admin, "DELETE", &path).await, beat(&first).await.status.as_u16()), (204, 204));
+    assert_eq!((generate(&first).await.status.as_u16(), state(&first).await.as_str()), (200, "ready"));
+    let records = first.admin("GET", "/lode/v1/audit?action=worker.drain", Value::Null).await.json();
+    assert_eq!(records["records"][0]["target"], format!("worker:{}", joined.id));
+}

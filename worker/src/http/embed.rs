@@ -55,7 +55,9 @@ pub(super) async fn embed(
             let load = ticket.load_duration();
             let num_ctx = merge_options(&ticket.model().model().params, body.options.as_ref())?.num_ctx;
             let embed_request = EmbedRequest { num_ctx, ..embed_request.clone() };
-            Ok((ticket.model().client().embed(&embed_request).await?, load))
+            let embedded = ticket.model().client().embed(&embed_request).await?;
+            ticket.model().metrics().count_tokens(embedded.prompt_tokens, 0, 0);
+            Ok((embedded, load))
         })
     })
     .await?;

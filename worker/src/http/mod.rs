@@ -1,5 +1,5 @@
 //! The worker's own API, which only its registry's gateway calls. Request and response bodies are those of
-//! the public API. Every route except `/healthz` requires the secret that the registration returned.
+//! the public API. Every route except `/healthz` and `/metrics` requires the secret that the registration returned.
 
 mod chat;
 mod embed;
@@ -17,7 +17,9 @@ mod traced;
 use std::sync::{Arc, RwLock};
 
 use axum::Router;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use http::{StatusCode, header};
 use lode_client::{BodyBudget, Secret};
 
 use crate::config::Config;
@@ -55,6 +57,7 @@ impl Bodies {
 pub fn router(api: Api) -> Router {
     Router::new()
         .route("/healthz", get(async || "ok"))
+        .route("/metrics", get(metrics))
         .route("/api/generate", post(generate::generate))
         .route("/api/chat", post(chat::chat))
         .route("/api/embed", post(embed::embed))
@@ -64,6 +67,16 @@ pub fn router(api: Api) -> Router {
         .layer(axum::middleware::from_fn(error::replace_digest_with_name))
         .layer(axum::middleware::from_fn(traced::trace_request))
         .with_state(api)
+}
+
+/// Metrics in Prometheus' text format. A worker within `lode serve` has none of its own.
+async fn metrics() -> Response {
+    match crate::metrics::render() {
+        Some(page) => {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
+        }
+        None => StatusCode::NOT_FOUND.into_response(),
+    }
 }
 
 #[cfg(test)]

@@ -60,8 +60,9 @@ pub(super) async fn run_generation(
         None => return Err(Error::RunnerGone),
     };
     if !stream {
-        return collect_response(first, events, &records).await;
+        return collect_response(first, events, &records, &ticket).await;
     }
+    ticket.model().metrics().record_first_token(records.started.elapsed());
     let rest = RecordStream { first: Some(first), events, records, calls: 0, ticket };
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(rest.lines())).into_response())
 }
@@ -90,8 +91,12 @@ struct RecordStream {
 
 impl RecordStream {
     fn event_lines(&mut self, mut event: Event) -> Vec<u8> {
-        if let Event::Error(error) = &mut event {
-            error.message = with_name(&error.message, self.ticket.model().digest(), &self.records.model);
+        match &mut event {
+            Event::Error(error) => {
+                error.message = with_name(&error.message, self.ticket.model().digest(), &self.records.model);
+            }
+            Event::Done(done) => count_tokens(&self.ticket, done),
+            Event::Token { .. } => {}
         }
         self.records.lines(event, &mut self.calls)
     }
@@ -120,6 +125,7 @@ async fn collect_response(
     first: Event,
     mut events: EventStream,
     records: &Records,
+    ticket: &Ticket,
 ) -> Result<Response, Error> {
     let mut output = OutputParts::default();
     let mut logprobs = Vec::new();
@@ -131,6 +137,7 @@ async fn collect_response(
                 logprobs.extend(logprob);
             }
             Event::Done(mut done) => {
+                count_tokens(ticket, &done);
                 output.extend(take_output(&mut done));
                 return Ok(json_response(StatusCode::OK, &records.final_record(&done, output, logprobs)));
             }
@@ -139,6 +146,10 @@ async fn collect_response(
         next = events.next().await;
     }
     Err(Error::RunnerGone)
+}
+
+fn count_tokens(ticket: &Ticket, done: &Done) {
+    ticket.model().metrics().count_tokens(done.prompt_tokens, done.cached_tokens, done.eval_tokens);
 }
 
 /// The output that came with the last event.

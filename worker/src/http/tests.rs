@@ -39,6 +39,16 @@ pub(super) async fn bench(launcher: InProcess, with_weights: bool) -> Bench {
     Bench { tiny, worker, http, digest, _folder: folder }
 }
 
+/// Waits until a condition holds.
+async fn until(what: &str, holds: &dyn Fn() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), wait).await.unwrap_or_else(|_| panic!("{what}"));
+}
+
 impl Bench {
     async fn send(&self, path: &str, body: &Value) -> reqwest::Response {
         self.send_as("team/demo:latest", path, body).await
@@ -265,14 +275,6 @@ async fn load_list_unload() {
     let launcher = InProcess::fake();
     let running = launcher.running.clone();
     let bench = bench(launcher, false).await;
-    let until = async |what: &str, holds: &dyn Fn() -> bool| {
-        let wait = async {
-            while !holds() {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(120), wait).await.unwrap_or_else(|_| panic!("{what}"));
-    };
     let response =
         bench.post("/api/generate", json!({"keep_alive": "10m", "options": {"num_ctx": 100}})).await;
     assert_eq!((&response["done_reason"], &response["response"]), (&json!("load"), &json!("")));
@@ -306,6 +308,29 @@ async fn load_list_unload() {
     let tiny = bench.tiny.clone();
     bench.worker.stop().await;
     assert_eq!(tiny.left(), 1);
+}
+
+#[tokio::test]
+async fn a_drained_worker_unloads_its_models_when_they_are_idle() {
+    let launcher = InProcess::fake();
+    let running = launcher.running.clone();
+    let bench = bench(launcher, false).await;
+    let load = json!({"prompt": "", "keep_alive": -1});
+    assert_eq!(bench.post("/api/generate", load.clone()).await["done_reason"], "load");
+    until("a heartbeat reports it", &|| bench.tiny.heartbeat()["loaded"][0]["digest"] == json!(bench.digest))
+        .await;
+    bench.tiny.drain(true);
+    until("it is unloaded", &|| running.load(Ordering::SeqCst) == 0).await;
+    until("heartbeats no longer report it", &|| bench.tiny.heartbeat()["loaded"] == json!([])).await;
+    // What a request in progress loads is unloaded, too.
+    assert_eq!(bench.post("/api/generate", load.clone()).await["done_reason"], "load");
+    until("it is unloaded again", &|| running.load(Ordering::SeqCst) == 0).await;
+    bench.tiny.drain(false);
+    bench.tiny.forget_workers();
+    until("it registers again", &|| bench.tiny.joins() == 2).await;
+    bench.post("/api/generate", load).await;
+    until("it stays loaded", &|| bench.tiny.heartbeat()["loaded"][0]["digest"] == json!(bench.digest)).await;
+    assert_eq!(running.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use super::ledger::LoadId;
 use super::places::{Permit, Places};
 use super::requirements::{ModelRequirements, model_context};
 use crate::cache::Model;
+use crate::metrics::{Counted, ModelMetrics};
 use crate::runner::Client;
 use crate::runner::process::Runner;
 use crate::runner::protocol::{LoadRequest, LoadResponse, MIN_CONTEXT};
@@ -33,6 +34,8 @@ pub struct LoadedModel {
     usage: Mutex<Usage>,
     /// Wakes the scheduler when a request has ended.
     changed: Arc<Notify>,
+    metrics: ModelMetrics,
+    _counted: Counted,
 }
 
 struct Usage {
@@ -53,6 +56,7 @@ pub(super) struct LoadContext<'a> {
     pub(super) request: &'a LoadRequest,
     pub(super) keep_alive: KeepAlive,
     pub(super) changed: Arc<Notify>,
+    pub(super) metrics: ModelMetrics,
 }
 
 /// A loaded model's state, for reports.
@@ -82,7 +86,7 @@ impl LoadedModel {
         runner: Runner,
         loaded: LoadResponse,
     ) -> LoadedModel {
-        let LoadContext { id, wanted, request, keep_alive, changed } = start;
+        let LoadContext { id, wanted, request, keep_alive, changed, metrics } = start;
         let num_parallel = request.num_parallel.max(1);
         let context_length = loaded.context_length;
         LoadedModel {
@@ -103,6 +107,8 @@ impl LoadedModel {
                 is_draining: false,
             }),
             changed,
+            metrics,
+            _counted: Counted::loaded(),
         }
     }
 
@@ -121,6 +127,10 @@ impl LoadedModel {
 
     pub fn loaded(&self) -> &LoadResponse {
         &self.loaded
+    }
+
+    pub(crate) fn metrics(&self) -> &ModelMetrics {
+        &self.metrics
     }
 
     pub fn client(&self) -> &Client {
@@ -282,12 +292,13 @@ pub(super) struct Place {
 pub struct Ticket {
     place: Place,
     load: Duration,
+    _counted: Counted,
 }
 
 impl Ticket {
     /// A request without a keep-alive does not change the model's.
     pub(super) fn new(place: Place, wanted: &ModelRequirements, load: Duration) -> Ticket {
-        let ticket = Ticket { place, load };
+        let ticket = Ticket { place, load, _counted: Counted::running() };
         let model = ticket.model();
         let requested = wanted.num_ctx.or_else(|| model_context(&model.model.params));
         let mut usage = model.usage();

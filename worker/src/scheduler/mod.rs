@@ -30,6 +30,7 @@ pub use requirements::ModelRequirements;
 
 use crate::cache::{Model, Models};
 use crate::error::Error;
+use crate::metrics::{Counted, ModelLabels, ModelMetrics};
 use crate::runner::TextLimits;
 use crate::runner::process::{Launch, Runner};
 use crate::runner::protocol::{LoadRequest, LoadResponse};
@@ -58,6 +59,8 @@ pub struct Options {
     pub load_timeout: Duration,
     pub threads: Option<usize>,
     pub cpu: String,
+    /// How many models metrics name.
+    pub metrics_models: usize,
     pub text: TextLimits,
     /// A model in use is not evicted within this time after it was loaded or after another load was queued.
     pub eviction_delay: Duration,
@@ -80,6 +83,7 @@ struct Inner {
     loads: Mutex<HashMap<Digest, Vec<PendingLoad>>>,
     waiting: Arc<Semaphore>,
     arrivals: AtomicU64,
+    labels: ModelLabels,
     /// Signals a change that can affect which models are loaded.
     changed: Arc<Notify>,
     stopping: watch::Sender<bool>,
@@ -106,6 +110,7 @@ impl Scheduler {
     /// Starts the task that unloads expired models and places queued loads.
     pub fn start(options: Options, models: Arc<Models>, launcher: Arc<dyn Launch>) -> Scheduler {
         let waiting = Arc::new(Semaphore::new(options.max_queue.clamp(1, Semaphore::MAX_PERMITS)));
+        let labels = ModelLabels::new(options.metrics_models);
         let inner = Arc::new(Inner {
             options,
             models,
@@ -114,6 +119,7 @@ impl Scheduler {
             loads: Mutex::default(),
             waiting,
             arrivals: AtomicU64::new(0),
+            labels,
             changed: Arc::default(),
             stopping: watch::Sender::new(false),
             ended: Notify::new(),
@@ -126,6 +132,7 @@ impl Scheduler {
     /// load with it if no other request waits for it.
     pub async fn acquire(&self, wanted: ModelRequirements) -> Result<Ticket, Error> {
         let _waiting = self.inner.waiting.clone().try_acquire_owned().map_err(|_| Error::Busy)?;
+        let _counted = Counted::waiting();
         let arrival = self.inner.arrivals.fetch_add(1, Ordering::Relaxed);
         let started = Instant::now();
         let mut load = Duration::ZERO;
@@ -247,10 +254,18 @@ impl Inner {
 
     async fn load(self: Arc<Inner>, wanted: ModelRequirements) -> Result<User, Error> {
         let mut stopping = self.stopping.subscribe();
-        tokio::select! {
+        let (started, label) = (Instant::now(), self.labels.label(wanted.repository.as_str()));
+        let loaded = tokio::select! {
             loaded = self.load_until_stopped(wanted) => loaded,
-            _ = stopping.wait_for(|stopping| *stopping) => Err(Error::Stopping),
+            _ = stopping.wait_for(|stopping| *stopping) => return Err(Error::Stopping),
+        };
+        match &loaded {
+            // Another load may have been faster.
+            Ok(user) if user.model().loaded_at() < started => {}
+            Ok(_) => label.record_load(Some(started.elapsed())),
+            Err(_) => label.record_load(None),
         }
+        loaded
     }
 
     async fn load_until_stopped(self: &Arc<Inner>, wanted: ModelRequirements) -> Result<User, Error> {
@@ -279,8 +294,14 @@ impl Inner {
         };
         let (runner, loaded) = self.start_runner(reservation, &model, &request).await?;
         let keep_alive = wanted.keep_alive.unwrap_or(self.options.keep_alive);
-        let start =
-            LoadContext { id, wanted: &wanted, request: &request, keep_alive, changed: self.changed.clone() };
+        let start = LoadContext {
+            id,
+            wanted: &wanted,
+            request: &request,
+            keep_alive,
+            changed: self.changed.clone(),
+            metrics: ModelMetrics::new(&self.labels.label(wanted.repository.as_str())),
+        };
         let loaded = Arc::new(LoadedModel::new(start, model, runner, loaded));
         let user = {
             let mut state = self.state();

@@ -48,6 +48,7 @@ async fn bench(launcher: InProcess, set: impl FnOnce(&mut Options)) -> Bench {
         load_timeout: TEST_TIMEOUT,
         threads: None,
         cpu: BEST_LEVEL.into(),
+        metrics_models: 0,
         text: crate::runner::TextLimits::default(),
         eviction_delay: Duration::ZERO,
         memory: Box::new(move || Memory {

@@ -3,7 +3,6 @@
 //! statuses), never from a request.
 
 use std::collections::HashMap;
-use std::fmt::Write;
 use std::future::Future;
 use std::sync::{LazyLock, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -13,6 +12,20 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tracing::Instrument;
 
+mod measured;
+mod table;
+
+pub(crate) use measured::Measured;
+pub use measured::{ContentSize, Disk, WaitingRemovals};
+
+use table::{
+    ACQUIRE_SECONDS, ACQUIRING, ALL, CONNECTIONS, CONNECTIONS_MAX, DATABASE_ERRORS, DATABASE_SECONDS,
+    DISK_FREE, DISK_SIZE, GC_BYTES, GC_INTERVAL, GC_LAST, GC_LAST_BYTES, GC_LAST_SECONDS, GC_REMOVED,
+    GC_RUNS, GC_SECONDS, GC_WAITING, GC_WAITING_BYTES, IN_FLIGHT, INDEX_QUEUE, INFO, Kind, LOGICAL_BYTES,
+    MEASURED, READY, RECEIVED, REQUEST_SECONDS, REQUESTS, SENT, STARTED, STORAGE_ERRORS, STORAGE_SECONDS,
+    STORED_BLOBS, STORED_BYTES, UPLOADS, WEBHOOKS, WEBHOOKS_PENDING, WORKERS, WORKERS_DRAINING,
+};
+
 /// Upper bounds of every histogram, in seconds: from a read of one row to a large collection.
 const BUCKETS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
@@ -21,52 +34,6 @@ const BUCKETS: &[f64] = &[
 /// Interval for moving samples into their buckets, so that a server that is never scraped does not keep them
 /// all.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
-
-#[derive(Clone, Copy)]
-enum Kind {
-    Counter,
-    Gauge,
-    Histogram,
-}
-
-struct Metric {
-    name: &'static str,
-    kind: Kind,
-    labels: &'static str,
-    help: &'static str,
-}
-
-macro_rules! metrics_table {
-    ($($id:ident, $name:literal, $kind:ident, $labels:literal, $help:literal;)*) => {
-        $(const $id: &str = $name;)*
-        /// Every metric, in the order of docs/reference/metrics.md.
-        const ALL: &[Metric] = &[$(Metric { name: $name, kind: Kind::$kind, labels: $labels, help: $help }),*];
-    };
-}
-
-metrics_table! {
-    INFO, "lode_info", Gauge, "version", "Always 1; the label is the running version.";
-    REQUESTS, "lode_http_requests_total", Counter, "route, method, status", "Completed requests. The route is the template, such as /v2/{name}/blobs/{digest}, or `none` if no route matched.";
-    REQUEST_SECONDS, "lode_http_request_seconds", Histogram, "route, method", "Time from a request's head to its response's head. It includes the body of a push, but not the body of a pull.";
-    IN_FLIGHT, "lode_http_requests_in_flight", Gauge, "", "Requests whose response has not begun.";
-    RECEIVED, "lode_http_received_bytes_total", Counter, "", "Bytes of request bodies.";
-    SENT, "lode_http_sent_bytes_total", Counter, "", "Bytes of response bodies. Downloads from object storage after a redirect are not included.";
-    UPLOADS, "lode_uploads_open", Gauge, "", "Upload sessions that are neither committed nor cancelled, of all replicas together.";
-    WORKERS, "lode_workers_attached", Gauge, "", "Workers with a recent heartbeat, of all replicas together.";
-    GC_RUNS, "lode_gc_runs_total", Counter, "outcome", "Collections that this process ran: `done` or `failed`. Dry runs are not counted.";
-    GC_SECONDS, "lode_gc_seconds", Histogram, "", "Duration of a collection.";
-    GC_REMOVED, "lode_gc_removed_total", Counter, "kind", "Objects removed by collections: `tag` (by a retention rule), `manifest`, `link` (a repository's reference to a blob), `blob`.";
-    GC_BYTES, "lode_gc_reclaimed_bytes_total", Counter, "", "Bytes of the blobs that collections removed.";
-    CONNECTIONS, "lode_database_connections", Gauge, "pool, state", "Connections to the database: `idle` or `busy`. SQLite has one pool for reading and one for writing.";
-    CONNECTIONS_MAX, "lode_database_connections_max", Gauge, "pool", "Maximum number of connections in the pool.";
-    DATABASE_SECONDS, "lode_database_seconds", Histogram, "operation", "Duration of one query, including the wait for a connection.";
-    DATABASE_ERRORS, "lode_database_errors_total", Counter, "operation", "Failed queries.";
-    STORAGE_SECONDS, "lode_storage_seconds", Histogram, "operation", "Duration of one storage operation; for a read, until its first byte is available.";
-    STORAGE_ERRORS, "lode_storage_errors_total", Counter, "operation", "Failed storage operations.";
-    WEBHOOKS, "lode_webhook_deliveries_total", Counter, "outcome", "Attempts to deliver an event: `delivered`, `retry` (failed, to be retried), `given_up` (abandoned).";
-    WEBHOOKS_PENDING, "lode_webhooks_pending", Gauge, "", "Events that are waiting for delivery, of all replicas together.";
-    INDEX_QUEUE, "lode_index_queue_length", Gauge, "", "Manifests that wait to be indexed as models, of all replicas together.";
-}
 
 /// Installs the process's metrics recorder, once.
 pub(crate) fn install() -> &'static PrometheusHandle {
@@ -86,6 +53,7 @@ pub(crate) fn install() -> &'static PrometheusHandle {
             }
         }
         gauge!(INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+        gauge!(STARTED).set(now_seconds());
         handle
     })
 }
@@ -111,6 +79,7 @@ pub(crate) struct PoolState {
 pub(crate) struct DatabaseGauges {
     pub(crate) uploads: i64,
     pub(crate) workers: usize,
+    pub(crate) workers_draining: usize,
     pub(crate) webhooks: i64,
     pub(crate) index_queue: i64,
 }
@@ -123,18 +92,23 @@ pub(crate) fn render(pools: &[PoolState], gauges: Option<DatabaseGauges>) -> Str
         gauge!(CONNECTIONS, "pool" => pool.name, "state" => "busy").set(f64::from(busy));
         gauge!(CONNECTIONS_MAX, "pool" => pool.name).set(f64::from(pool.max));
     }
-    let [uploads, workers, webhooks, queued] = match gauges {
-        Some(DatabaseGauges { uploads, workers, webhooks, index_queue }) => {
-            [uploads as f64, workers as f64, webhooks as f64, index_queue as f64]
+    let [uploads, workers, draining, webhooks, queued] = match gauges {
+        Some(DatabaseGauges { uploads, workers, workers_draining, webhooks, index_queue }) => {
+            [uploads as f64, workers as f64, workers_draining as f64, webhooks as f64, index_queue as f64]
         }
         // NaN means unknown. Zero or the last value would be wrong.
-        None => [f64::NAN; 4],
+        None => [f64::NAN; 5],
     };
     gauge!(UPLOADS).set(uploads);
     gauge!(WORKERS).set(workers);
+    gauge!(WORKERS_DRAINING).set(draining);
     gauge!(WEBHOOKS_PENDING).set(webhooks);
     gauge!(INDEX_QUEUE).set(queued);
     install().render()
+}
+
+fn now_seconds() -> f64 {
+    crate::time::now_ms() as f64 / 1000.0
 }
 
 /// A method as a label. Clients can invent methods, so unknown ones share one label.
@@ -213,14 +187,84 @@ pub(crate) struct RemovedObjects {
 /// Records one collection that was not a dry run; `removed` is `None` if it failed.
 pub(crate) fn record_collection(removed: Option<RemovedObjects>, took: Duration) {
     histogram!(GC_SECONDS).record(took);
-    let Some(RemovedObjects { tags, manifests, links, blobs, size_bytes }) = removed else {
-        return counter!(GC_RUNS, "outcome" => "failed").increment(1);
-    };
-    counter!(GC_RUNS, "outcome" => "done").increment(1);
+    gauge!(GC_LAST_SECONDS).set(took.as_secs_f64());
+    let outcome = if removed.is_some() { "done" } else { "failed" };
+    counter!(GC_RUNS, "outcome" => outcome).increment(1);
+    gauge!(GC_LAST, "outcome" => outcome).set(now_seconds());
+    let Some(RemovedObjects { tags, manifests, links, blobs, size_bytes }) = removed else { return };
+    gauge!(GC_LAST_BYTES).set(size_bytes as f64);
     for (kind, count) in [("tag", tags), ("manifest", manifests), ("link", links), ("blob", blobs)] {
         counter!(GC_REMOVED, "kind" => kind).increment(count);
     }
     counter!(GC_BYTES).increment(size_bytes);
+}
+
+/// Sets the interval of scheduled collections.
+pub(crate) fn set_collection_interval(interval: Duration) {
+    gauge!(GC_INTERVAL).set(interval.as_secs_f64());
+}
+
+/// Sets the gauges that are measured in the background.
+pub(crate) fn set_measured(measured: &Measured) {
+    if let Some(missing) = &measured.missing {
+        gauge!(READY).set(f64::from(u8::from(missing.is_empty())));
+    }
+    if let Some(content) = &measured.content {
+        gauge!(STORED_BYTES).set(content.stored_bytes as f64);
+        gauge!(STORED_BLOBS).set(content.blobs as f64);
+        gauge!(LOGICAL_BYTES).set(content.logical_bytes as f64);
+        gauge!(MEASURED).set(content.measured_at as f64 / 1000.0);
+    }
+    if let Some(waiting) = &measured.waiting {
+        let counts = [
+            ("manifest", waiting.manifests),
+            ("link", waiting.links),
+            ("blob", waiting.blobs),
+            ("deletion", waiting.deletions),
+        ];
+        for (kind, count) in counts {
+            gauge!(GC_WAITING, "kind" => kind).set(count as f64);
+        }
+        gauge!(GC_WAITING_BYTES).set(waiting.size_bytes as f64);
+    }
+    for disk in &measured.disks {
+        gauge!(DISK_FREE, "folder" => disk.folder).set(disk.free_bytes as f64);
+        gauge!(DISK_SIZE, "folder" => disk.folder).set(disk.size_bytes as f64);
+    }
+}
+
+/// Metrics of the wait for a connection of one pool.
+pub(crate) struct PoolWait {
+    waiting: Gauge,
+    seconds: Histogram,
+}
+
+impl PoolWait {
+    /// `pool` is the name in [`PoolState`].
+    pub(crate) fn new(pool: &'static str) -> PoolWait {
+        install();
+        PoolWait {
+            waiting: gauge!(ACQUIRING, "pool" => pool),
+            seconds: histogram!(ACQUIRE_SECONDS, "pool" => pool),
+        }
+    }
+
+    /// Measures the wait for a connection.
+    pub(crate) async fn measure<T>(&self, acquire: impl Future<Output = T>) -> T {
+        struct Waiting<'a>(&'a Gauge);
+        impl Drop for Waiting<'_> {
+            fn drop(&mut self) {
+                self.0.decrement(1.0);
+            }
+        }
+        let started = Instant::now();
+        self.waiting.increment(1.0);
+        let waiting = Waiting(&self.waiting);
+        let acquired = acquire.await;
+        drop(waiting);
+        self.seconds.record(started.elapsed());
+        acquired
+    }
 }
 
 /// Measures one query, in a span of its own when tracing is enabled.
@@ -264,46 +308,22 @@ pub(crate) fn function_name(inner: &'static str) -> &'static str {
     outer.rsplit("::").find(|part| *part != "{{closure}}").unwrap_or(outer)
 }
 
-/// The text of docs/reference/metrics.md.
-#[cfg_attr(not(test), expect(dead_code, reason = "a test writes and compares it"))]
-fn reference_page() -> String {
-    let mut text = String::from(
-        "# Metrics\n\n\
-        `GET /metrics`, in Prometheus' text format. Generated from the program's own table by a test of\n\
-        `registry/src/metrics.rs`; do not edit.\n\n\
-        Each process counts its own work since it started. Rows that say \"of all replicas together\" come from the\n\
-        database, and every replica reports the same value. They are `NaN` while the database is unavailable. No label\n\
-        contains a repository's name, a tag or a digest.\n\n\
-        | name | type | labels | |\n| --- | --- | --- | --- |\n",
-    );
-    for Metric { name, kind, labels, help } in ALL {
-        let kind = match kind {
+/// The rows of docs/reference/metrics.md: name, type, labels and meaning of each metric.
+pub fn reference() -> Vec<[&'static str; 4]> {
+    let row = |metric: &table::Metric| {
+        let kind = match metric.kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
             Kind::Histogram => "histogram",
         };
-        let _always_fits = writeln!(text, "| `{name}` | {kind} | {labels} | {help} |");
-    }
-    text
+        [metric.name, kind, metric.labels, metric.help]
+    };
+    ALL.iter().map(row).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_reference_page_is_up_to_date() {
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/metrics.md");
-        let page = reference_page();
-        if std::env::var_os("UPDATE_DOCS").is_some() {
-            std::fs::write(&path, &page).unwrap();
-        }
-        let written = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(
-            written == page,
-            "docs/reference/metrics.md is out of date: UPDATE_DOCS=1 cargo test -p lode-registry reference"
-        );
-    }
 
     #[test]
     fn function_names_are_extracted() {

@@ -1,0 +1,165 @@
+//! The state of a server on one page, for operators: itself, its database and storage, workers and jobs. It reads
+//! what is measured in the background, and a bounded number of rows.
+
+use lode_model::digest::Digest;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::{Job, Registry, Worker};
+use crate::Error;
+use crate::auth::{Action, Caller, Target};
+use crate::metrics::{ContentSize, Disk, WaitingRemovals};
+use crate::time::rfc3339;
+
+/// How many of the newest jobs are considered.
+const NEWEST_JOBS: u32 = 200;
+/// How many failed jobs are reported.
+const FAILED_JOBS: usize = 5;
+
+#[derive(Debug, Serialize)]
+pub struct Status {
+    pub server: ServerStatus,
+    pub database: DatabaseStatus,
+    pub storage: StorageStatus,
+    /// What waits for a collection.
+    pub waiting: Option<WaitingRemovals>,
+    /// The attached workers of all replicas.
+    pub workers: Vec<WorkerStatus>,
+    pub jobs: JobsStatus,
+}
+
+/// The process that responds.
+#[derive(Debug, Serialize)]
+pub struct ServerStatus {
+    pub version: &'static str,
+    pub started_at: String,
+    pub uptime_seconds: u64,
+    pub ready: bool,
+    /// Why it is not ready.
+    pub missing: Vec<String>,
+    pub read_only: bool,
+}
+
+#[derive(Debug, Serialize)]
+pub struct DatabaseStatus {
+    /// `sqlite` or `postgresql`.
+    pub kind: &'static str,
+    pub connections: u32,
+    pub idle: u32,
+    pub max: u32,
+}
+
+#[derive(Debug, Serialize)]
+pub struct StorageStatus {
+    /// `folder`, or a scheme such as `s3`.
+    pub kind: String,
+    pub location: String,
+    /// `None` before the first measurement.
+    pub content: Option<ContentSize>,
+    /// The file systems of the folders.
+    pub disks: Vec<Disk>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct WorkerStatus {
+    pub id: Uuid,
+    pub address: String,
+    /// `ready`; `draining`, or `drained` once no model is loaded.
+    pub state: &'static str,
+    pub version: String,
+    pub memory_bytes: u64,
+    pub free_bytes: u64,
+    pub models: Vec<WorkerModel>,
+    /// The last heartbeat.
+    pub seen_at: String,
+}
+
+/// A model that a worker has loaded.
+#[derive(Debug, Serialize)]
+pub struct WorkerModel {
+    pub repository: String,
+    pub digest: Digest,
+    pub size_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+pub struct JobsStatus {
+    /// Queued and running ones.
+    pub unfinished: Vec<Job>,
+    /// The newest that failed.
+    pub failed: Vec<Job>,
+}
+
+impl Worker {
+    /// `ready`; `draining`, or `drained` once no model is loaded.
+    pub fn state(&self) -> &'static str {
+        match (self.draining, self.loaded.is_empty()) {
+            (false, _) => "ready",
+            (true, false) => "draining",
+            (true, true) => "drained",
+        }
+    }
+}
+
+impl From<Worker> for WorkerStatus {
+    fn from(worker: Worker) -> WorkerStatus {
+        let sum = |bytes: &dyn Fn(&super::Device) -> u64| {
+            worker.devices.iter().fold(0_u64, |sum, device| sum.saturating_add(bytes(device)))
+        };
+        WorkerStatus {
+            id: worker.id,
+            address: worker.advertise.to_string(),
+            state: worker.state(),
+            memory_bytes: sum(&|device| device.memory_bytes),
+            free_bytes: sum(&|device| device.free_bytes),
+            models: worker
+                .loaded
+                .into_iter()
+                .map(|model| WorkerModel {
+                    repository: model.repository.to_string(),
+                    digest: model.digest,
+                    size_bytes: model.size_bytes,
+                })
+                .collect(),
+            version: worker.version,
+            seen_at: rfc3339(worker.seen_at),
+        }
+    }
+}
+
+impl Registry {
+    /// The state of this server, and of what all replicas share.
+    pub async fn status(&self, caller: &Caller) -> Result<Status, Error> {
+        self.authorize(caller, Action::Inspect, Target::Server).await?;
+        let missing = self.ready().await.err().unwrap_or_default();
+        let measured = self.measured();
+        let jobs = self.job_list(&Caller::INTERNAL, None, NEWEST_JOBS).await?.items;
+        let (unfinished, finished): (Vec<Job>, Vec<Job>) =
+            jobs.into_iter().partition(|job| job.finished_at.is_none());
+        let failed = finished.into_iter().filter(|job| job.state == "failed").take(FAILED_JOBS).collect();
+        let workers = self.worker_list(&Caller::INTERNAL).await?;
+        let (kind, location) = self.blobs.location(&self.config);
+        let pools = self.store.connections();
+        let sum = |count: &dyn Fn(&crate::metrics::PoolState) -> u32| pools.iter().map(count).sum();
+        Ok(Status {
+            server: ServerStatus {
+                version: env!("CARGO_PKG_VERSION"),
+                started_at: rfc3339(self.opened_at),
+                uptime_seconds: self.started.elapsed().as_secs(),
+                ready: missing.is_empty(),
+                missing,
+                read_only: self.config.read_only,
+            },
+            database: DatabaseStatus {
+                kind: if self.store.is_shared() { "postgresql" } else { "sqlite" },
+                connections: sum(&|pool| pool.size),
+                idle: sum(&|pool| pool.idle),
+                max: sum(&|pool| pool.max),
+            },
+            storage: StorageStatus { kind, location, content: measured.content, disks: measured.disks },
+            waiting: measured.waiting,
+            workers: workers.into_iter().map(WorkerStatus::from).collect(),
+            jobs: JobsStatus { unfinished, failed },
+        })
+    }
+}
