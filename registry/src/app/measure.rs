@@ -1,13 +1,12 @@
 //! Measurements in the background, so that `/metrics` and the status page read no long table: the size of the
 //! content, what waits for a collection, the free space, and whether this server is ready.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Registry;
 use crate::Error;
 use crate::error::chain;
-use crate::metrics::{self, ContentSize, Measured};
+use crate::metrics::{ContentSize, Measured};
 use crate::store::SizedTable;
 use crate::time::now_ms;
 
@@ -17,19 +16,6 @@ const INTERVAL: Duration = Duration::from_secs(15);
 const SIZE_INTERVAL: Duration = Duration::from_secs(60);
 /// The measurement of the size works for at most one part of this many of the time.
 const SHARE: u32 = 10;
-
-/// The last measurements of this process.
-#[derive(Default)]
-pub(super) struct Measurements(Mutex<Measured>);
-
-impl Measurements {
-    /// Changes the measurements and the gauges of them.
-    fn update(&self, change: impl FnOnce(&mut Measured)) {
-        let mut measured = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut measured);
-        metrics::set_measured(&measured);
-    }
-}
 
 impl Registry {
     /// Measures while the registry runs.
@@ -55,7 +41,7 @@ impl Registry {
 
     /// The last measurements of this process.
     pub(crate) fn measured(&self) -> Measured {
-        self.measurements.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.measurements.last()
     }
 
     /// Measures what costs little.

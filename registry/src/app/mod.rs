@@ -26,6 +26,7 @@ mod limits;
 mod lineage;
 mod manifests;
 mod measure;
+mod measurements;
 mod migrate;
 mod mirror;
 mod model_files;

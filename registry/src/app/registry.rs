@@ -19,7 +19,7 @@ use super::coalescing::Coalescer;
 use super::indexing::Indexing;
 use super::job_control::Jobs;
 use super::limits::{IndexLimits, Limits, UploadTimeouts};
-use super::measure::Measurements;
+use super::measurements::Measurements;
 use super::rate_limits::RateLimits;
 use super::setup_link::SetupLink;
 use super::sign_in_cache::SignIns;

@@ -262,7 +262,12 @@ fn has_own_proof(parts: &Parts) -> bool {
         Some(Shown::Bearer(token)) => token.expose().starts_with(WORKER_CREDENTIAL_PREFIX),
         _ => false,
     };
-    path.starts_with("/lode/v1/workers")
+    // Registrations, and reports of one worker. What is below that is for administrators.
+    let is_of_workers = match path.strip_prefix("/lode/v1/workers") {
+        Some(rest) => !rest.trim_start_matches('/').contains('/'),
+        None => false,
+    };
+    is_of_workers
         && match parts.method {
             Method::GET => false,
             Method::DELETE => is_worker(),
