@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{args::Status, connect::Connection, error::Outcome, ui};
+use crate::{args::Status, connect::Connection, error::Outcome, table::Table, ui};
 
 /// How many characters of an id are shown.
 const ID_LEN: usize = 8;
@@ -19,7 +19,7 @@ pub(crate) async fn run(connection: &Connection, args: Status) -> Outcome {
     for (title, head, rows) in tables(&status) {
         ui::print_line(format!("\n{title}"))?;
         if !rows.is_empty() {
-            ui::table(&head, &rows)?;
+            Table::new(&head, &rows).print()?;
         }
     }
     Ok(())
@@ -118,10 +118,10 @@ fn duration(seconds: u64) -> String {
     }
 }
 
-type Table = (String, Vec<&'static str>, Vec<Vec<String>>);
+type Section = (String, Vec<&'static str>, Vec<Vec<String>>);
 
 /// The workers and the jobs.
-fn tables(status: &Value) -> Vec<Table> {
+fn tables(status: &Value) -> Vec<Section> {
     let rows = |path: &str, row: &dyn Fn(&Value) -> Vec<String>| -> Vec<Vec<String>> {
         status.pointer(path).and_then(Value::as_array).into_iter().flatten().map(row).collect()
     };

@@ -11,6 +11,7 @@ use crate::{
     args::{WorkerCommand, WorkerDrain, WorkerId},
     connect::Connection,
     error::{Failure, Outcome},
+    table::Table,
     ui,
 };
 
@@ -144,7 +145,9 @@ fn print(workers: &[Worker]) -> Outcome {
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let rows: Vec<Vec<String>> = workers.iter().map(|worker| row(worker, now)).collect();
-    ui::table(&["ID", "STATE", "ADDRESS", "MODELS", "FREE", "MEMORY", "VERSION", "SEEN"], &rows)
+    Table::new(&["ID", "STATE", "ADDRESS", "MODELS", "FREE", "MEMORY", "VERSION", "SEEN"], &rows)
+        .optional(&["VERSION", "FREE", "MODELS", "MEMORY"])
+        .print()
 }
 
 fn row(worker: &Worker, now_ms: u128) -> Vec<String> {
