@@ -23,13 +23,13 @@ pub(crate) fn command() -> Command {
         Some(order) if argument.is_global_set() => argument.display_order(order),
         _ => argument,
     });
-    let hidden: Vec<Arg> = command
-        .get_arguments()
-        .filter(|argument| argument.is_global_set())
-        .map(|argument| argument.clone().hide(true))
-        .collect();
+    let global: Vec<Arg> =
+        command.get_arguments().filter(|argument| argument.is_global_set()).cloned().collect();
     let command = command.mut_subcommands(|sub| match WITHOUT_CONNECTION.contains(&sub.get_name()) {
-        true => sub.args(hidden.iter().cloned()),
+        true => sub
+            .args(global.iter().map(|argument| argument.clone().hide(true)))
+            // `lode worker` connects by options of its own, `lode worker list` by the global ones.
+            .mut_subcommands(|below| below.args(global.iter().cloned())),
         false => sub,
     });
     join_paragraphs(command)
@@ -110,6 +110,10 @@ mod tests {
             let help = sub.render_long_help().to_string();
             assert!(!help.contains("--plain-http") && !help.contains("[env: LODE_HOST"), "{help}");
         }
+        let mut built = command();
+        built.build();
+        let list = built.find_subcommand_mut("worker").unwrap().find_subcommand_mut("list").unwrap();
+        assert!(list.render_long_help().to_string().contains("[env: LODE_HOST"));
         // They are accepted, before and after the command.
         for words in
             [["lode", "--host", "x", "completions", "bash"], ["lode", "completions", "bash", "--host", "x"]]

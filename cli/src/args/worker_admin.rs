@@ -26,7 +26,7 @@ pub(crate) struct WorkerList {
 #[command(after_help = "\
 Example:
   lode worker drain 0190a4c4
-  lode worker list                # drained: no model is loaded, so it can be stopped
+  lode worker list            # `drained`: it can be stopped
   lode worker resume 0190a4c4")]
 pub(crate) struct WorkerDrain {
     /// Id of the worker, its first characters, or its address, as in `lode worker list`
