@@ -46,8 +46,8 @@ metrics_table! {
     GC_WAITING_BYTES, "lode_gc_waiting_bytes", Gauge, "", "Bytes of the blobs and deletions among them.";
     CONNECTIONS, "lode_database_connections", Gauge, "pool, state", "Connections to the database: `idle` or `busy`. SQLite has one pool for reading and one for writing.";
     CONNECTIONS_MAX, "lode_database_connections_max", Gauge, "pool", "Maximum number of connections in the pool.";
-    ACQUIRING, "lode_database_waiting", Gauge, "pool", "Queries and transactions that wait for a connection to the database.";
-    ACQUIRE_SECONDS, "lode_database_acquire_seconds", Histogram, "pool", "Time that a query waited for a connection, or a transaction until it began.";
+    ACQUIRING, "lode_database_waiting", Gauge, "pool", "Transactions that wait for a connection to the database. SQLite: for the one that writes.";
+    ACQUIRE_SECONDS, "lode_database_acquire_seconds", Histogram, "pool", "Time that a transaction waited until it began. The wait of other queries is part of `lode_database_seconds`.";
     DATABASE_SECONDS, "lode_database_seconds", Histogram, "operation", "Duration of one query, including the wait for a connection.";
     DATABASE_ERRORS, "lode_database_errors_total", Counter, "operation", "Failed queries.";
     STORAGE_SECONDS, "lode_storage_seconds", Histogram, "operation", "Duration of one storage operation; for a read, until its first byte is available.";

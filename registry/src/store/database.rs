@@ -17,7 +17,7 @@ use sqlx::sqlite::{
 use sqlx::{AssertSqlSafe, Postgres, Sqlite, Transaction};
 use url::Url;
 
-use super::acquire::{postgres_wait, sqlite_wait};
+use super::acquire::{POSTGRES_WAIT, SQLITE_WAIT};
 use super::postgres::{self, PostgresOptions};
 use super::read_cache::{CacheLookup, CachedValue, ReadCache};
 use crate::{Error, OpenError, metrics};
@@ -57,12 +57,7 @@ pub(crate) use measured;
 macro_rules! on {
     (patiently $target:expr, $c:ident => $run:expr) => {
         $crate::store::measured!(match $target {
-            $crate::store::Engine::Sqlite(target) => {
-                #[allow(unused_mut, reason = "only the connection of a pool needs it")]
-                let mut connection = $crate::store::Acquire::acquire_measured(target).await?;
-                let $c = &mut *connection;
-                $run
-            }
+            $crate::store::Engine::Sqlite($c) => $run,
             $crate::store::Engine::Postgres(pool) => {
                 let mut patient = $crate::store::postgres::begin_long_read(pool).await?;
                 let $c = &mut *patient;
@@ -74,21 +69,9 @@ macro_rules! on {
     };
     ($target:expr, $c:ident => $run:expr) => {
         $crate::store::measured!(match $target {
-            $crate::store::Engine::Sqlite(target) => {
-                #[allow(unused_mut, reason = "only the connection of a pool needs it")]
-                let mut connection = $crate::store::Acquire::acquire_measured(target).await?;
-                let $c = &mut *connection;
-                $run
-            }
-            $crate::store::Engine::Postgres(target) => {
-                $crate::store::postgres::with_timeout(async {
-                    #[allow(unused_mut, reason = "only the connection of a pool needs it")]
-                    let mut connection = $crate::store::Acquire::acquire_measured(target).await?;
-                    let $c = &mut *connection;
-                    $run
-                })
-                .await
-            }
+            $crate::store::Engine::Sqlite($c) => $run,
+            $crate::store::Engine::Postgres($c) =>
+                $crate::store::postgres::with_timeout(async { $run }).await,
         })
     };
 }
@@ -244,12 +227,11 @@ impl Store {
         let begun = async {
             Ok::<_, sqlx::Error>(match &self.0 {
                 Engine::Sqlite(pools) => {
-                    let begun = sqlite_wait(&pools.write).measure(begin_sqlite(&pools.write)).await;
-                    Engine::Sqlite(begun?)
+                    Engine::Sqlite(SQLITE_WAIT.measure(Box::pin(begin_sqlite(&pools.write))).await?)
                 }
                 Engine::Postgres(pool) => {
-                    let begun = postgres_wait().measure(postgres::with_timeout(pool.begin())).await;
-                    Engine::Postgres(begun?)
+                    let begun = Box::pin(postgres::with_timeout(pool.begin()));
+                    Engine::Postgres(POSTGRES_WAIT.measure(begun).await?)
                 }
             })
         };

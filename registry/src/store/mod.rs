@@ -42,7 +42,6 @@ mod webhooks;
 mod workers;
 
 pub(crate) use access::{AccessState, AccountRow, AccountUpdate, GrantRow, GroupRow, ListFilter, TokenRow};
-pub(crate) use acquire::Acquire;
 pub(crate) use audit::{AuditQuery, AuditRow};
 pub(crate) use backup::{database_file, snapshot};
 pub(crate) use blobs::StoredBlob;

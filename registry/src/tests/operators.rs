@@ -40,7 +40,7 @@ async fn metrics_count_by_route_and_never_by_name() {
         "lode_index_queue_length ",
         r#"lode_database_connections{pool="read",state="idle"}"#,
         r#"lode_database_waiting{pool="write"} "#,
-        r#"lode_database_acquire_seconds_bucket{pool="read",le="0.5"}"#,
+        r#"lode_database_acquire_seconds_bucket{pool="write",le="0.5"}"#,
         "lode_start_timestamp_seconds ",
         "lode_gc_interval_seconds 3600",
         r#"lode_database_seconds_count{operation="manifest_find"}"#,
