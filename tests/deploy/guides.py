@@ -107,3 +107,13 @@ def check_a_pipeline(scratch):
         assert len(digests) == 1, digests
         other = subprocess.run([server.program, "cp", "team/app:r1", "team/other:r1"], env=variables, capture_output=True, text=True)
         assert other.returncode == 1 and "team/other" in other.stderr, other.stderr
+
+
+def check_the_reference_has_every_route():
+    """The table of routes in the registry's tests is itself compared with the router."""
+    table = (ROOT / "registry/src/tests/routes.rs").read_text()
+    routes = set(re.findall(r'\(\s*"(GET|POST|PUT|PATCH|DELETE)",\s*"(/lode/v1/[^"]*)"', table))
+    page = (ROOT / "docs/reference/api.md").read_text()
+    described = re.findall(r"^\| `(GET|POST|PUT|PATCH|DELETE) (/lode/v1/[^`]*)` \|", page, re.M)
+    assert len(described) == len(set(described)), "a route is described twice"
+    assert set(described) == routes, f"missing: {sorted(routes - set(described))}; unknown: {sorted(set(described) - routes)}"
