@@ -104,6 +104,33 @@ async fn a_manifest_is_shown_whatever_it_is() {
 }
 
 #[tokio::test]
+async fn annotations_are_set_on_create_and_push() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let (run, version) = ("org.example.run=17", "org.opencontainers.image.version=a=b");
+    lode.create("team/mini", &demo(), &["--annotation", run]).await.expect_success();
+    // A model keeps the annotations of its base, also when the server quantises it.
+    let derived =
+        ["create", "team/mini:q8", "--from", "team/mini", "--quantize", "q8_0", "--annotation", version];
+    lode.run(&derived).await.expect_success();
+    let file = demo().join("config.json");
+    let push = ["push", file.to_str().unwrap(), "team/file", "--annotation", run, "--annotation", version];
+    lode.run(&push).await.expect_success();
+    for (name, expect) in [
+        ("team/mini", &[("org.example.run", "17")][..]),
+        ("team/mini:q8", &[("org.example.run", "17"), ("org.opencontainers.image.version", "a=b")]),
+        ("team/file", &[("org.example.run", "17"), ("org.opencontainers.image.version", "a=b")]),
+    ] {
+        let shown = lode.run(&["manifest", "inspect", name, "--json"]).await.expect_success().json();
+        for (key, value) in expect {
+            assert_eq!(shown["manifest"]["annotations"][key], *value, "{name}: {shown}");
+        }
+    }
+    let wrong = lode.run(&["push", file.to_str().unwrap(), "team/file", "--annotation", "run"]).await;
+    wrong.expect_failure(&["KEY=VALUE"]);
+}
+
+#[tokio::test]
 async fn single_files_are_fetched_without_the_weights() {
     let server = Server::fresh().await;
     let lode = server.lode();

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use lode_model::import::Quantize;
 
+use super::shared::annotation;
+
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Each tensor of a checkpoint is stored as a separate blob, so models with equal tensors share storage.
@@ -42,6 +44,9 @@ pub(crate) struct Create {
     /// GGUF is built on all cores in a temporary file in TMPDIR and then uploaded
     #[arg(long, value_name = "TYPE")]
     pub(crate) quantize: Option<Quantize>,
+    /// Annotation of the manifest; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = annotation)]
+    pub(crate) annotation: Vec<(String, String)>,
     /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::shared::annotation;
+
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Each file becomes a layer with the file name as its title, as with oras. A folder stands for all files
@@ -24,6 +26,9 @@ pub(crate) struct Push {
     /// artifactType of the manifest
     #[arg(long, value_name = "TYPE", default_value = "application/vnd.unknown.artifact.v1")]
     pub(crate) artifact_type: String,
+    /// Annotation of the manifest; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = annotation)]
+    pub(crate) annotation: Vec<(String, String)>,
     /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -13,6 +13,14 @@ pub(crate) enum LogFormat {
     Json,
 }
 
+/// Reads `KEY=VALUE`.
+pub(super) fn annotation(text: &str) -> Result<(String, String), &'static str> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().to_owned(), value.to_owned())),
+        _ => Err("expected KEY=VALUE, such as org.opencontainers.image.version=1.2"),
+    }
+}
+
 /// The location of a server's data.
 #[derive(Debug, Args)]
 pub(crate) struct DataLocation {

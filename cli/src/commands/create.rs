@@ -59,6 +59,7 @@ pub(crate) async fn run(connection: &Connection, mut args: Create) -> Outcome {
         Origin::Model(name) => ModelBase::Model(base(connection, &target, &name)?),
     };
     let mut edits = Edits::from_modelfile(&recipe.modelfile);
+    edits.annotations.extend(args.annotation.iter().cloned());
     edits.check().map_err(|error| {
         Failure::with_source("cannot create this model", &error)
             .hint("to use a Jinja template, store it with the weights as chat_template.jinja")
@@ -161,7 +162,7 @@ impl NewModel<'_> {
             "model": target.model(), "from": base.model(), "quantize": quantize.to_string(),
             "template": edits.template, "system": edits.system, "parameters": edits.parameters,
             "license": edits.licenses, "renderer": edits.renderer, "parser": edits.parser,
-            "requires": edits.requires, "messages": messages(edits),
+            "requires": edits.requires, "messages": messages(edits), "annotations": edits.annotations,
         });
         let done =
             job::run(&target.registry, "lode/v1/models", &request, &format!("creating {target}")).await;

@@ -1,7 +1,7 @@
 //! `lode push DIR|FILE... NAME`: uploads files unchanged. Each file becomes a layer with its name as title,
 //! as oras does.
 
-use std::{path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use bytes::Bytes;
 use lode_model::{
@@ -46,13 +46,18 @@ pub(crate) async fn run(connection: &Connection, mut args: Push) -> Outcome {
         .collect();
     let empty = Bytes::from_static(b"{}");
     let empty_digest = Digest::of(Algorithm::Sha256, &empty);
-    let manifest = json!({
+    let mut manifest = json!({
         "schemaVersion": 2,
         "mediaType": media_type::OCI_MANIFEST,
         "artifactType": args.artifact_type,
         "config": { "mediaType": media_type::OCI_EMPTY, "digest": empty_digest, "size": empty.len(), "data": "e30=" },
         "layers": layers,
     });
+    if !args.annotation.is_empty() {
+        let annotations: BTreeMap<&String, &String> =
+            args.annotation.iter().map(|(key, value)| (key, value)).collect();
+        manifest["annotations"] = json!(annotations);
+    }
     let manifest = serde_json::to_vec(&manifest).map_err(|error| Failure::new(error.to_string()))?;
 
     let config = Blob { digest: empty_digest, size: empty.len() as u64, content: Arc::new(empty) };

@@ -1,6 +1,8 @@
 //! Derives the manifest of a new model from a base and edits. The base's layers are referenced, never read: a
 //! derived model shares every byte of its base. (ollama `server/create.go` has the same rules.)
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -44,6 +46,8 @@ pub struct Edits {
     pub requires: Option<String>,
     /// Adapters, projectors and other files of the new model.
     pub layers: Vec<Descriptor>,
+    /// Annotations of the manifest, which replace those of the base with the same keys.
+    pub annotations: BTreeMap<String, String>,
 }
 
 /// A model that is ready to be pushed: its small blobs, then its manifest.
@@ -207,6 +211,7 @@ pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<DerivedModel, DeriveErro
         annotations.insert(BASE_NAME_ANNOTATION.to_owned(), Value::String(name.to_owned()));
         annotations.insert(BASE_DIGEST_ANNOTATION.to_owned(), Value::String(digest.to_string()));
     }
+    annotations.extend(edits.annotations.iter().map(|(key, value)| (key.clone(), value.clone().into())));
     let mut written = NewManifest::new(&manifest.media_type, &config_descriptor, &layers);
     written.artifact_type = manifest.artifact_type.as_deref();
     written.annotations = annotations;
@@ -351,6 +356,16 @@ mod tests {
         assert!(fails(&manifest, &of("FROM b\nPARSER p"), None).contains(media_type::MODELPACK_CONFIG));
         manifest.config = None;
         assert!(fails(&manifest, &Edits::default(), None).contains("is an index"));
+    }
+
+    #[test]
+    fn annotations_are_added_and_replaced() {
+        let entries = [("org.example.run", "17"), (BASE_NAME_ANNOTATION, "upstream/base")];
+        let annotations = entries.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let (_, manifest) = made(&Edits { annotations, ..Edits::default() });
+        assert_eq!(manifest.annotations["org.example.run"], "17");
+        assert_eq!(manifest.annotations[BASE_NAME_ANNOTATION], "upstream/base");
+        assert_eq!(manifest.annotations[BASE_DIGEST_ANNOTATION], Digest::sha256(b"base").to_string());
     }
 
     #[test]

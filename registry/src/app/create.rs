@@ -452,6 +452,7 @@ impl StoredBase {
             renderer: named("renderer"),
             parser: named("parser"),
             requires: named("requires"),
+            annotations: self.manifest.annotations.clone(),
             ..Edits::default()
         }
     }

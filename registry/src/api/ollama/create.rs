@@ -46,6 +46,8 @@ pub(crate) struct Create {
     renderer: Option<String>,
     parser: Option<String>,
     requires: Option<String>,
+    /// Annotations of the manifest, which ollama does not have.
+    annotations: Option<BTreeMap<String, String>>,
     remote_host: Option<String>,
 }
 
@@ -185,6 +187,7 @@ impl Create {
                 .filter(|text| !text.is_empty())
                 .map(|text| text.strip_prefix('v').map(str::to_owned).unwrap_or(text)),
             layers: Vec::new(),
+            annotations: self.annotations.unwrap_or_default(),
         };
         Ok(NewModel { repository, reference, from, extra, edits, quantize })
     }
