@@ -127,7 +127,7 @@ async fn annotations_are_set_on_create_and_push() {
         }
     }
     let wrong = lode.run(&["push", file.to_str().unwrap(), "team/file", "--annotation", "run"]).await;
-    wrong.expect_failure(&["KEY=VALUE"]);
+    assert!(wrong.code == 2 && wrong.stderr.contains("expected KEY=VALUE"), "{}", wrong.stderr);
 }
 
 #[tokio::test]
