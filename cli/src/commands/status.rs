@@ -78,10 +78,11 @@ fn lines(url: &str, status: &Value) -> Vec<String> {
     ];
     lines.push(match status.pointer("/storage/content").filter(|content| !content.is_null()) {
         Some(content) => format!(
-            "content   {} in {} blobs; {} without sharing",
+            "content   {} in {} blobs; {} without sharing; measured {}",
             size(content, "/stored_bytes"),
             text(content, "/blobs"),
-            size(content, "/logical_bytes")
+            size(content, "/logical_bytes"),
+            time(&text(content, "/measured_at"))
         ),
         None => "content   not measured yet".to_owned(),
     });
@@ -182,7 +183,8 @@ mod tests {
             "database": {"kind": "sqlite", "connections": 3, "idle": 2, "max": 9},
             "storage": {"kind": "folder", "location": "/srv/lode", "disks":
                 [{"folder": "data", "free_bytes": 5_000_000_000_u64, "size_bytes": 10_000_000_000_u64}],
-                "content": {"blobs": 4, "stored_bytes": 1000, "logical_bytes": 3000, "measured_at": "x"}},
+                "content": {"blobs": 4, "stored_bytes": 1000, "logical_bytes": 3000,
+                    "measured_at": "2023-11-14T22:13:20Z"}},
             "waiting": {"manifests": 1, "links": 0, "blobs": 2, "deletions": 0, "size_bytes": 700},
             "workers": [{"id": "0190a4c4-2f3e-7abc", "address": "http://10.0.0.7:5100/", "state": "draining",
                 "version": "0.1.0", "memory_bytes": 2000, "free_bytes": 1000, "seen_at": "2023-11-14T22:13:20Z",
@@ -197,7 +199,7 @@ mod tests {
                 "started   2023-11-14 22:13 UTC, up 2h 5m",
                 "database  sqlite, 1 of 9 connections in use",
                 "storage   folder /srv/lode",
-                "content   1.0 kB in 4 blobs; 3.0 kB without sharing",
+                "content   1.0 kB in 4 blobs; 3.0 kB without sharing; measured 2023-11-14 22:13 UTC",
                 "disk      data: 5.0 GB free of 10.0 GB",
                 "waiting   1 manifests, 2 blobs and 0 deletions for a collection, 700 B",
             ]
