@@ -1,7 +1,9 @@
 //! Generates docs/reference/metrics.md from the tables of the server and the worker. A test compares the page with the
 //! program; `UPDATE_DOCS=1 cargo test -p lode reference` updates it.
 
-use std::{fmt::Write, path::Path};
+use std::fmt::Write;
+
+use crate::reference;
 
 fn page() -> String {
     let mut text = String::from(
@@ -35,14 +37,5 @@ fn table(text: &mut String, rows: &[[&str; 4]]) {
 
 #[test]
 fn the_reference_of_metrics_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/metrics.md");
-    let page = page();
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&path, &page).unwrap();
-    }
-    let written = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        written == page,
-        "docs/reference/metrics.md is out of date: UPDATE_DOCS=1 cargo test -p lode reference"
-    );
+    reference::check("metrics.md", &page());
 }

@@ -31,15 +31,19 @@ fn describe(command: &mut Command, level: usize, text: &mut String) {
 
 #[test]
 fn the_reference_page_matches_the_help() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/cli.md");
-    let page = page();
+    check("cli.md", &page());
+}
+
+/// Compares a file of docs/reference with the page that the program generates.
+pub(crate) fn check(file: &str, page: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference").join(file);
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&path, &page).unwrap();
+        std::fs::write(&path, page).unwrap();
     }
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         written == page,
-        "docs/reference/cli.md is out of date: UPDATE_DOCS=1 cargo test -p lode reference"
+        "docs/reference/{file} is out of date: UPDATE_DOCS=1 cargo test -p lode reference"
     );
 }
 

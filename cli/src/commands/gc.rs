@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_is_described_with_its_time() {
+    fn waiting_content_is_described_with_its_time() {
         let waiting = json!({"manifests": 1, "blobs": 3, "size_bytes": 8_700_000, "grace_seconds": 86_400,
             "undo_seconds": 3_600, "first_at": "2023-11-14T22:13:20Z"});
         assert_eq!(
