@@ -37,7 +37,7 @@ const SETTINGS: [(&str, &str); 5] = [
     ("LODE_TEXT_MEMORY", "134217728"),
 ];
 /// How much more memory all processes together may use under attack than when idle.
-const MEMORY_LIMIT: u64 = 400 << 20;
+const MEMORY_LIMIT: u64 = 300 << 20;
 /// How long an attacker waits for a response before it disconnects.
 const ATTACKER_PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -515,14 +515,15 @@ async fn respond(mut stream: TcpStream, response: String) {
 
 // Memory.
 
-/// Resident memory by role, in bytes.
+/// Memory by role, in bytes: the proportional set size, which counts a page that several processes share once
+/// in their sum. The processes run one program, whose pages the resident size would count in each of them.
 #[derive(Clone, Default)]
 struct Memory(BTreeMap<&'static str, u64>);
 
 impl Memory {
     fn add(&mut self, role: &'static str, pid: u32) {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let sums = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        let line = sums.lines().find_map(|line| line.strip_prefix("Pss:"));
         let kib: u64 =
             line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok()).unwrap_or_default();
         *self.0.entry(role).or_default() += kib * 1024;
