@@ -17,6 +17,8 @@ mod event;
 mod fsck;
 mod gc;
 mod grants;
+mod id_token;
+mod identities;
 mod index;
 mod indexing;
 mod job_control;
@@ -76,6 +78,8 @@ pub use fsck::{Damage, FsckSummary};
 pub(crate) use fsck::{Finding, FindingSink};
 pub use gc::{GcReport, GcWaiting, Removal, RemovalPage, RestoredContent};
 pub use grants::{Grant, TargetVisibility};
+pub(crate) use id_token::SIGN_ON_TIME;
+pub(crate) use identities::IdentityInfo;
 pub(crate) use job_control::JobControl;
 pub use job_kind::JobKind;
 pub use jobs::{FindingKind, Job};
@@ -94,9 +98,7 @@ use registry::{TRIES, detached, retry_on_deadlock};
 pub use repositories::{ContentKind, ContentSummary, ManifestSummary, RepositorySummary, TagSummary};
 pub(crate) use sign_in::SESSION_TIME;
 pub use sign_in_errors::{PublisherError, SignOnError};
-pub(crate) use single_sign_on::{
-    IdentityInfo, ProviderInfo, SIGN_ON_TIME, SignOnAnswer, SignOnGoal, SignOnStart, SignedOn,
-};
+pub(crate) use single_sign_on::{ProviderInfo, SignOnAnswer, SignOnGoal, SignOnStart, SignedOn};
 pub use spellings::Spellings;
 pub use status::{
     DatabaseStatus, JobsStatus, ServerStatus, Status, StorageStatus, WorkerModel, WorkerStatus,

@@ -1,0 +1,98 @@
+//! Groups of accounts.
+
+use uuid::Uuid;
+
+use super::{Store, Tx, on, parse_stored};
+use crate::Error;
+use crate::time::now_ms;
+
+/// A group of accounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GroupRow {
+    pub(crate) name: String,
+    /// The sign-in provider that decides its members.
+    pub(crate) provider: Option<String>,
+    /// The provider's name for the group; absent: `name`.
+    pub(crate) claim: Option<String>,
+    /// Names of accounts.
+    pub(crate) members: Vec<String>,
+}
+
+/// A group with one of its members.
+#[derive(sqlx_macros::FromRow)]
+struct GroupColumns {
+    name: String,
+    provider: Option<String>,
+    claim: Option<String>,
+    member: Option<String>,
+}
+
+impl Store {
+    pub(crate) async fn group_find(&self, name: &str) -> Result<Option<Uuid>, Error> {
+        let row: Option<(String,)> = on!(self.read(), c => sqlx::query_as("select id from groups where name = $1")
+            .bind(name).fetch_optional(c).await)?;
+        row.map(|(id,)| parse_stored("group", &id)).transpose()
+    }
+
+    /// Groups with the names of their members, both in order.
+    pub(crate) async fn group_list(&self) -> Result<Vec<GroupRow>, Error> {
+        let rows: Vec<GroupColumns> = on!(self.read(), c => sqlx::query_as(
+            "select g.name, g.provider, g.claim, a.name as member from groups g left join group_members m on m.group_id = g.id
+                 left join accounts a on a.id = m.account
+             order by g.name, a.name")
+            .fetch_all(c).await)?;
+        let mut groups: Vec<GroupRow> = Vec::new();
+        for GroupColumns { name, provider, claim, member } in rows {
+            if groups.last().is_none_or(|last| last.name != name) {
+                groups.push(GroupRow { name, provider, claim, members: Vec::new() });
+            }
+            if let Some(last) = groups.last_mut() {
+                last.members.extend(member);
+            }
+        }
+        Ok(groups)
+    }
+}
+
+impl Tx {
+    /// Adds a group. Returns false if an account or a group has the name.
+    pub(crate) async fn group_insert(
+        &mut self,
+        id: Uuid,
+        name: &str,
+        provider: Option<&str>,
+        claim: Option<&str>,
+    ) -> Result<bool, Error> {
+        let rows = on!(self.conn(), c => sqlx::query(
+            "insert into groups (id, name, created_at, provider, claim)
+             select $1, $2, $3, $4, $5 where not exists (select 1 from accounts where name = $2)
+             on conflict (name) do nothing")
+            .bind(id.to_string()).bind(name).bind(now_ms()).bind(provider).bind(claim)
+            .execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
+    }
+
+    /// Deletes a group with its grants.
+    pub(crate) async fn group_delete(&mut self, id: Uuid) -> Result<(), Error> {
+        for text in ["delete from grants where subject = $1", "delete from groups where id = $1"] {
+            on!(self.conn(), c => sqlx::query(text).bind(id.to_string()).execute(c).await.map(drop))?;
+        }
+        Ok(())
+    }
+
+    /// Adds an account to a group, or removes it.
+    pub(crate) async fn group_member_put(
+        &mut self,
+        group: Uuid,
+        account: Uuid,
+        is_member: bool,
+    ) -> Result<(), Error> {
+        let text = match is_member {
+            true => "insert into group_members (account, group_id) values ($1, $2) on conflict do nothing",
+            false => "delete from group_members where account = $1 and group_id = $2",
+        };
+        on!(self.conn(), c => sqlx::query(text)
+            .bind(account.to_string()).bind(group.to_string()).execute(c).await.map(drop))?;
+        Ok(())
+    }
+}
