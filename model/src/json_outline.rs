@@ -25,7 +25,7 @@ const LIMITED: [&str; 10] = [
 ];
 
 /// Fields that hold token ids, which are parsed into integers rather than into values.
-const ID_LISTS: [&str; 2] = ["context", "windows"];
+const ID_LISTS: [&str; 3] = ["context", "windows", "prompt_ids"];
 
 /// The largest size of a parsed value besides its text: a `serde_json::Value` or a map entry, in a list that
 /// doubled when it grew.

@@ -16,7 +16,7 @@ use super::options::{Options, SharedFields};
 use super::request::{ModelRequest, is_json_string, run_with_model};
 use super::stream::{self, Records, Shape};
 use crate::error::Error;
-use crate::runner::protocol::{Input, SharedJson};
+use crate::runner::protocol::{Input, SharedJson, ToolChoice};
 use crate::scheduler::KeepAlive;
 
 #[derive(Deserialize)]
@@ -29,6 +29,7 @@ pub(super) struct Body {
     keep_alive: Option<KeepAlive>,
     options: Option<Map<String, Value>>,
     think: Option<Value>,
+    tool_choice: Option<ToolChoiceField>,
     truncate: Option<bool>,
     shift: Option<bool>,
     logprobs: Option<bool>,
@@ -37,10 +38,47 @@ pub(super) struct Body {
     debug_render_only: Option<bool>,
 }
 
+/// `tool_choice`, as in OpenAI's API.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected `auto`, `none`, `required`, or an object with type `function` and a function's name"
+)]
+enum ToolChoiceField {
+    Mode(ToolChoiceMode),
+    Named { function: NamedFunction },
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ToolChoiceMode {
+    Auto,
+    None,
+    Required,
+}
+
+#[derive(Deserialize)]
+struct NamedFunction {
+    name: String,
+}
+
+impl ToolChoiceField {
+    fn choice(&self) -> Option<ToolChoice> {
+        match self {
+            ToolChoiceField::Mode(ToolChoiceMode::Auto | ToolChoiceMode::None) => None,
+            ToolChoiceField::Mode(ToolChoiceMode::Required) => Some(ToolChoice::Required),
+            ToolChoiceField::Named { function } => Some(ToolChoice::Named(function.name.clone())),
+        }
+    }
+}
+
 pub(super) async fn chat(State(api): State<Api>, mut request: ModelRequest<Body>) -> Result<Response, Error> {
     let started = Instant::now();
     let messages = request.body.messages.take().unwrap_or_default();
-    let tools = request.body.tools.take().unwrap_or_default();
+    let mut tools = request.body.tools.take().unwrap_or_default();
+    if matches!(request.body.tool_choice, Some(ToolChoiceField::Mode(ToolChoiceMode::None))) {
+        tools.clear();
+    }
     let body = &request.body;
     let mut options = Options::default();
     let request_options = body.options.as_ref();
@@ -59,6 +97,8 @@ pub(super) async fn chat(State(api): State<Api>, mut request: ModelRequest<Body>
         top_logprobs: body.top_logprobs,
         think: think(&body.think)?,
         format: format(&body.format)?,
+        tool_choice: body.tool_choice.as_ref().and_then(ToolChoiceField::choice),
+        echo: false,
     };
     let (common, records, messages, tools) = (&common, &records, &messages, &tools);
     run_with_model(&api, request.wanted(options.context(), body.keep_alive), move |ticket| {

@@ -21,6 +21,10 @@ use crate::text::Think;
 #[derive(Deserialize)]
 pub(super) struct Body {
     prompt: Option<String>,
+    /// Token ids instead of a prompt; with `raw`.
+    prompt_ids: Option<Vec<u32>>,
+    /// Whether the response begins with the prompt.
+    echo: Option<bool>,
     suffix: Option<String>,
     system: Option<String>,
     template: Option<String>,
@@ -46,7 +50,8 @@ pub(super) async fn generate(
 ) -> Result<Response, Error> {
     let started = Instant::now();
     let prompt = SharedText::from(request.body.prompt.take().unwrap_or_default());
-    let is_load = prompt.is_empty();
+    let prompt_ids = request.body.prompt_ids.take().unwrap_or_default();
+    let is_load = prompt.is_empty() && prompt_ids.is_empty();
     let body = &request.body;
     let name = &request.name;
     let is_set = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
@@ -54,6 +59,9 @@ pub(super) async fn generate(
     let context = body.context.as_deref().unwrap_or_default();
     if raw && (is_set(&body.template) || is_set(&body.system) || !context.is_empty()) {
         return Err(Error::Invalid("raw mode does not support template, system, or context".into()));
+    }
+    if !prompt_ids.is_empty() && !(raw && prompt.is_empty()) {
+        return Err(Error::Invalid("prompt_ids requires raw, and no prompt".into()));
     }
     if body.images.as_ref().is_some_and(|images| !images.is_empty()) {
         return Err(Error::Invalid(format!("{name:?} does not support images")));
@@ -74,13 +82,16 @@ pub(super) async fn generate(
         top_logprobs: body.top_logprobs,
         think: think(&body.think)?,
         format: format(&body.format)?,
+        tool_choice: None,
+        echo: body.echo.unwrap_or(false),
     };
-    let (common, records, prompt) = (&common, &records, &prompt);
+    let (common, records, prompt, prompt_ids) = (&common, &records, &prompt, &prompt_ids);
     run_with_model(&api, request.wanted(options.context(), body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
             let prompt = prompt.clone();
             let input = match raw {
+                true if !prompt_ids.is_empty() => Input::Ids { ids: prompt_ids.clone() },
                 true => Input::Raw { prompt },
                 false => Input::Prompt {
                     system: body.system.clone().or_else(|| model.system.clone()),

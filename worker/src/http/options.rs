@@ -4,12 +4,16 @@
 use serde_json::{Map, Value};
 
 use crate::error::Error;
-use crate::runner::protocol::{Input, OutgoingRequest, SharedJson, SharedText};
+use crate::runner::protocol::{Input, OutgoingRequest, SharedJson, SharedText, ToolChoice};
 use crate::text::stop::{MAX_STOP_BYTES, MAX_STOPS};
 use crate::text::{SamplerOptions, Think};
 
 /// Maximum number of alternatives reported per token.
 const MAX_TOP_LOGPROBS: i64 = 20;
+
+/// Limits of `logit_bias`, as in OpenAI's API.
+const MAX_BIASED_IDS: usize = 1024;
+const MAX_BIAS: f32 = 100.0;
 
 /// The options that this worker supports.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,6 +47,8 @@ pub(super) struct SharedFields {
     pub(super) top_logprobs: Option<i64>,
     pub(super) think: Option<Think>,
     pub(super) format: Option<Map<String, Value>>,
+    pub(super) tool_choice: Option<ToolChoice>,
+    pub(super) echo: bool,
 }
 
 impl Options {
@@ -67,6 +73,7 @@ impl Options {
                 "num_ctx" => self.num_ctx = Some(usize::try_from(integer(key, value)?).unwrap_or(0)),
                 "num_predict" => self.num_predict = usize::try_from(integer(key, value)?).ok(),
                 "num_keep" => self.num_keep = usize::try_from(integer(key, value)?).unwrap_or(usize::MAX),
+                "logit_bias" => sampling.logit_bias = parse_bias(key, value)?,
                 "stop" => self.stop = parse_strings(key, value)?,
                 _ => tracing::debug!(option = key, "ignored"),
             }
@@ -104,6 +111,8 @@ impl Options {
             top_logprobs: top_logprobs as usize,
             think: common.think,
             format: common.format.clone(),
+            tool_choice: common.tool_choice.clone(),
+            echo: common.echo,
         })
     }
 }
@@ -137,6 +146,20 @@ fn parse_strings(key: &str, value: &Value) -> Result<Vec<String>, Error> {
         )));
     }
     Ok(texts)
+}
+
+/// Token ids, as text or numbers, with what is added to their logits.
+fn parse_bias(key: &str, value: &Value) -> Result<Vec<(u32, f32)>, Error> {
+    let entry = |(id, bias): (&String, &Value)| {
+        let bias = bias.as_f64().map(|bias| bias as f32).filter(|bias| bias.abs() <= MAX_BIAS)?;
+        Some((id.parse().ok()?, bias))
+    };
+    let biases: Option<Vec<_>> = value.as_object().and_then(|biases| biases.iter().map(entry).collect());
+    biases.filter(|biases| biases.len() <= MAX_BIASED_IDS).ok_or_else(|| {
+        Error::Invalid(format!(
+            "option \"{key}\" must be an object of at most {MAX_BIASED_IDS} token ids, each with a number from -{MAX_BIAS} to {MAX_BIAS}"
+        ))
+    })
 }
 
 fn clamp(value: i64) -> i32 {
@@ -187,5 +210,11 @@ mod tests {
         check(json!({"temperature": 1e300}), "option \"temperature\" must be of type float32");
         check(json!({"stop": [1]}), "option \"stop\" must be of type string array");
         assert!(options(&[json!({"stop": vec!["x"; 65]})]).is_err());
+        for bias in [json!([1]), json!({"a": 1}), json!({"-1": 1}), json!({"1": 101}), json!({"1": "1"})] {
+            let error = options(&[json!({"logit_bias": bias})]).unwrap_err();
+            assert!(error.starts_with("option \"logit_bias\" must be an object"), "{error}");
+        }
+        let got = options(&[json!({"logit_bias": {"7": -100, "9": 0.5}})]).unwrap();
+        assert_eq!(got.sampling.logit_bias, [(7, -100.0), (9, 0.5)]);
     }
 }

@@ -76,6 +76,7 @@ pub(super) async fn render_prompt(
     let rendered = ticket.model().client().render(request).await?;
     let mut record = records.record(OutputParts::default(), 0, Vec::new());
     record.insert("done".into(), json!(false));
+    record.insert("prompt_eval_count".into(), json!(rendered.prompt_tokens));
     record.insert("_debug_info".into(), json!({"rendered_template": rendered.text}));
     Ok(json_response(StatusCode::OK, &record))
 }
@@ -237,6 +238,9 @@ impl Records {
         };
         record.insert("done".into(), json!(true));
         record.insert("done_reason".into(), json!(reason));
+        if let Some(stop) = &done.stop_text {
+            record.insert("stop_text".into(), json!(stop));
+        }
         if self.shape == Shape::Generate {
             record.insert("context".into(), json!(done.context));
         }
@@ -250,6 +254,9 @@ impl Records {
         }
         record.insert("prompt_eval_duration".into(), at_least_one(done.prompt_ns.into()));
         record.insert("eval_count".into(), json!(done.eval_tokens));
+        if done.thinking_tokens > 0 {
+            record.insert("thinking_count".into(), json!(done.thinking_tokens));
+        }
         record.insert("eval_duration".into(), at_least_one(done.eval_ns.into()));
         record
     }

@@ -72,6 +72,7 @@ pub(crate) struct Generation {
     /// Length of the text so far in bytes, including held back text.
     text_len: usize,
     cached_tokens: usize,
+    thinking_tokens: usize,
     started: Instant,
     prompt_done: Option<Instant>,
 }
@@ -105,6 +106,7 @@ impl Generation {
             held_back: OutputParts::default(),
             text_len: 0,
             cached_tokens,
+            thinking_tokens: 0,
             started: Instant::now(),
             prompt_done: None,
         }
@@ -144,6 +146,7 @@ impl Generation {
         self.text_len += piece.len();
         let released = self.job.stop.push(&piece);
         let output = self.job.reader.push(released.text);
+        self.thinking_tokens += usize::from(!output.thinking.is_empty());
         let logprob = self.job.top_logprobs.map(|top| self.logprob(logits, id, top));
         if self.job.whole && logprob.is_none() {
             self.held_back.extend(output);
@@ -231,10 +234,12 @@ impl Generation {
             thinking,
             calls,
             reason,
+            stop_text: self.job.stop.matched().map(str::to_owned),
             prompt_tokens,
             cached_tokens: self.cached_tokens,
             prompt_ns: nanoseconds(prompt_done - self.started),
             eval_tokens: self.generated.len(),
+            thinking_tokens: self.thinking_tokens,
             eval_ns: nanoseconds(now - prompt_done),
             context,
         }));

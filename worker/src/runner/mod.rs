@@ -15,6 +15,7 @@ mod model;
 pub mod process;
 mod prompt;
 pub mod protocol;
+mod required_call;
 mod server;
 mod slot;
 mod small_files;

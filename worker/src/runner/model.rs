@@ -13,7 +13,9 @@ use super::embedding::Embedding;
 use super::error_chain::format_error_chain;
 use super::generate::{Format, Job};
 use super::helper::{EngineFacts, Helper, PreparedRequest, TextData};
-use super::protocol::{EmbedRequest, Event, LoadRequest, LoadResponse, ModelSpec, RunnerError};
+use super::protocol::{
+    EmbedRequest, Event, LoadRequest, LoadResponse, ModelSpec, RenderResponse, RunnerError,
+};
 use super::small_files::{parse_json, read_file_up_to};
 use crate::engine::{BlobFile, Engine, KvType, LoadError, LoadOptions, ModelFiles, ModelInfo, native};
 use crate::text::{Constraint, Reader, Sampler, StopMatcher, Think, Vocabulary};
@@ -129,9 +131,12 @@ impl Model {
     ) -> Result<Job, RunnerError> {
         let (prepared, prompt) = self.helper.prepare(self.engine_facts(), &body).await?;
         drop(body);
-        let PreparedRequest { mut request, limit, num_keep, reading } = prepared;
+        let PreparedRequest { mut request, limit, num_keep, opening, echo, reading } = prepared;
         let vocabulary = self.vocabulary()?;
         self.check(&prompt)?;
+        self.check(&opening)?;
+        let biased: Vec<u32> = request.sampling.logit_bias.iter().map(|(id, _)| *id).collect();
+        self.check(&biased)?;
         if prompt.is_empty() || prompt.len() > limit {
             return Err(RunnerError::failed("the prompt does not fit the context"));
         }
@@ -141,13 +146,25 @@ impl Model {
         let may_think = request.think.is_none_or(Think::is_on);
         let format = match request.format.take() {
             Some(schema) => {
-                let (session, allowed) = self.helper.begin(schema, wake).await?;
+                let begun = self.helper.begin(schema, wake).await;
+                let (session, allowed) = begun.map_err(|error| match request.tool_choice {
+                    Some(_) => RunnerError {
+                        message: error.message.replacen("invalid format", "invalid parameters of a tool", 1),
+                        ..error
+                    },
+                    None => error,
+                })?;
                 let eos = self.text.eos.clone();
                 let constraint = Constraint::new(allowed, &reader, may_think, vocabulary.clone(), eos);
-                Some(Format::new(constraint, session))
+                Some(Format::new(constraint.with_opening(opening), session))
             }
             None => None,
         };
+        if let Some(text) = echo {
+            let token = Event::Token { text, thinking: String::new(), calls: Vec::new(), logprob: None };
+            // The queue is empty, so this fails only if the worker has disconnected.
+            let _ = events.try_send(token);
+        }
         let num_predict = request.num_predict.unwrap_or(usize::MAX).min(limit.saturating_mul(MAX_CONTEXTS));
         Ok(Job {
             limit,
@@ -168,7 +185,7 @@ impl Model {
     }
 
     /// Renders the prompt of a request from its body.
-    pub(super) async fn render(&self, body: &[u8]) -> Result<String, RunnerError> {
+    pub(super) async fn render(&self, body: &[u8]) -> Result<RenderResponse, RunnerError> {
         self.helper.render(self.engine_facts(), body).await
     }
 

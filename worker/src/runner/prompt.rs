@@ -24,6 +24,8 @@ struct Prompt {
     text: String,
     /// At least one.
     ids: Vec<u32>,
+    /// Number of ids before it was truncated.
+    whole_len: usize,
 }
 
 /// Maximum length of the sequence in tokens.
@@ -41,7 +43,8 @@ impl TextProcessor {
     ) -> Result<(PreparedRequest, Vec<u32>), RunnerError> {
         let tokenizer = self.check_generate(&mut request, facts)?;
         let limit = limit(&request, facts);
-        let Prompt { text, ids } = self.prompt(tokenizer, &request, limit)?;
+        let opening = self.require_call(tokenizer, &mut request)?;
+        let Prompt { text, ids, .. } = self.prompt(tokenizer, &request, limit)?;
         let reading = |tools: &[Value]| {
             let (in_thoughts, tools) = (self.reply.ends_in_reasoning(&text), KnownTools::of(tools));
             Some(ReaderSettings { in_thoughts, tools })
@@ -52,21 +55,24 @@ impl TextProcessor {
             // never.
             Input::Raw { .. } if !request.think.is_some_and(Think::is_on) => None,
             Input::Prompt { suffix, .. } if !suffix.is_empty() => None,
+            Input::Ids { .. } => None,
             Input::Raw { .. } | Input::Prompt { .. } => reading(&[]),
         };
+        let echo = request.echo.then_some(text);
         let num_keep = self.kept_prefix_len(tokenizer, &request).min(ids.len());
         request.input = Input::Raw { prompt: String::new() };
-        Ok((PreparedRequest { request, limit, num_keep, reading }, ids))
+        Ok((PreparedRequest { request, limit, num_keep, opening, echo, reading }, ids))
     }
 
-    /// Renders the text of a request's prompt.
+    /// Renders the text of a request's prompt. Also returns its number of ids before it was truncated.
     pub(super) fn render(
         &self,
         mut request: GenerateRequest,
         facts: EngineFacts,
-    ) -> Result<String, RunnerError> {
+    ) -> Result<(usize, String), RunnerError> {
         let tokenizer = self.check_generate(&mut request, facts)?;
-        Ok(self.prompt(tokenizer, &request, limit(&request, facts))?.text)
+        let prompt = self.prompt(tokenizer, &request, limit(&request, facts))?;
+        Ok((prompt.whole_len, prompt.text))
     }
 
     /// Checks that the model supports the request. Thinking is on by default if the model supports it.
@@ -82,7 +88,7 @@ impl TextProcessor {
         if !can_think && request.think.is_some_and(Think::is_on) {
             return Err(RunnerError::unsupported(format!("{:?} does not support thinking", self.name)));
         }
-        if can_think && !matches!(request.input, Input::Raw { .. }) {
+        if can_think && !matches!(request.input, Input::Raw { .. } | Input::Ids { .. }) {
             request.think.get_or_insert(Think::On);
         }
         self.tokenizer()
@@ -97,9 +103,20 @@ impl TextProcessor {
     ) -> Result<Prompt, RunnerError> {
         let mut prompt = match &request.input {
             Input::Raw { prompt } => encode_prompt(tokenizer, prompt.clone(), Special::ALL)?,
+            Input::Ids { ids } => {
+                let text = match request.echo {
+                    true => {
+                        tokenizer.decode(ids).map_err(|e| RunnerError::invalid(format_error_chain(&e)))?
+                    }
+                    false => Vec::new(),
+                };
+                let text = String::from_utf8_lossy(&text).into_owned();
+                Prompt { text, ids: ids.clone(), whole_len: ids.len() }
+            }
             Input::Prompt { context, .. } => {
                 let turn = self.turn(tokenizer, request, limit)?;
-                Prompt { ids: self.append_turn(context, turn.ids), text: turn.text }
+                let ids = self.append_turn(context, turn.ids);
+                Prompt { whole_len: turn.whole_len.max(ids.len()), ids, text: turn.text }
             }
             Input::Chat { messages, tools } => {
                 self.conversation(tokenizer, messages, tools, request, limit)?
@@ -112,6 +129,7 @@ impl TextProcessor {
         if prompt.ids.is_empty() {
             return Err(RunnerError::invalid("the prompt has no tokens"));
         }
+        prompt.whole_len = prompt.whole_len.max(prompt.ids.len());
         prompt.ids = fit_to_context(prompt.ids, request, self.kept_prefix_len(tokenizer, request), limit)?;
         Ok(prompt)
     }
@@ -244,7 +262,8 @@ impl TextProcessor {
                 _ => fewest = middle + 1,
             }
         }
-        fitting.map_or_else(|| without(most), Ok)
+        let truncated = fitting.map_or_else(|| without(most), Ok)?;
+        Ok(Prompt { whole_len: whole.ids.len(), ..truncated })
     }
 }
 
@@ -252,7 +271,7 @@ fn encode_prompt(tokenizer: &Tokenizer, text: String, special: Special) -> Resul
     let ids = tokenizer
         .encode_with(&text, special)
         .map_err(|error| RunnerError::invalid(format_error_chain(&error)))?;
-    Ok(Prompt { text, ids })
+    Ok(Prompt { text, whole_len: ids.len(), ids })
 }
 
 /// Adds the beginning-of-text token if the model requires one and the prompt has none.

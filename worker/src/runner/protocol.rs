@@ -172,12 +172,28 @@ pub struct GenerateRequest<J = Value, T = String> {
     /// The JSON schema that the response is constrained to.
     #[serde(default)]
     pub format: Option<Map<String, Value>>,
+    /// Whether the response is constrained to a tool call.
+    #[serde(default)]
+    pub tool_choice: Option<ToolChoice>,
+    /// Whether the response begins with the text of the prompt.
+    #[serde(default)]
+    pub echo: bool,
 }
 
-/// The response to `POST /render`: the prompt text of a generation.
+/// The tools of which the response must call one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolChoice {
+    Required,
+    Named(String),
+}
+
+/// The response to `POST /render`: the prompt of a generation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RenderResponse {
     pub text: String,
+    /// Number of ids before the prompt was truncated.
+    pub prompt_tokens: usize,
 }
 
 /// The input of a generation.
@@ -186,6 +202,8 @@ pub struct RenderResponse {
 pub enum Input<J = Value, T = String> {
     /// Unchanged text; the tokenizer adds only its own special tokens.
     Raw { prompt: T },
+    /// Token ids, unchanged.
+    Ids { ids: Vec<u32> },
     /// One turn, rendered with the chat template if the model has one. It follows the model's own messages,
     /// or the ids of earlier turns.
     Prompt {
@@ -232,11 +250,17 @@ pub struct Done {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<Call>,
     pub reason: DoneReason,
+    /// The stop text that ended the response, if one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_text: Option<String>,
     pub prompt_tokens: usize,
     /// Prompt tokens that were already in the KV cache.
     pub cached_tokens: usize,
     pub prompt_ns: u64,
     pub eval_tokens: usize,
+    /// Generated tokens that are part of the reasoning.
+    #[serde(default)]
+    pub thinking_tokens: usize,
     pub eval_ns: u64,
     /// The ids of the prompt and of the response.
     pub context: Vec<u32>,

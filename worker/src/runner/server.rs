@@ -25,8 +25,8 @@ use super::generate::EVENT_QUEUE;
 use super::jobs::{EmbedJob, ScoreJob};
 use super::model::Model;
 use super::protocol::{
-    EmbedRequest, EmbedResponse, ErrorKind, Event, LoadRequest, RenderResponse, RunnerError, ScoreRequest,
-    ScoreResponse, Status,
+    EmbedRequest, EmbedResponse, ErrorKind, Event, LoadRequest, RunnerError, ScoreRequest, ScoreResponse,
+    Status,
 };
 
 /// Bodies come from the worker, which has its own limits; these only bound memory.
@@ -182,8 +182,7 @@ async fn generate(State(runner): State<Arc<Runner>>, body: ReceivedBody) -> Resu
 }
 
 async fn render(State(runner): State<Arc<Runner>>, body: ReceivedBody) -> Result<Response, RunnerError> {
-    let text = runner.served()?.model.render(&body.bytes).await?;
-    Ok(json(StatusCode::OK, &RenderResponse { text }))
+    Ok(json(StatusCode::OK, &runner.served()?.model.render(&body.bytes).await?))
 }
 
 async fn score(

@@ -66,6 +66,8 @@ fn request(input: Input) -> GenerateRequest {
         whole: false,
         think: None,
         format: None,
+        tool_choice: None,
+        echo: false,
     }
 }
 

@@ -1,7 +1,8 @@
 //! Constrains the ids of a response to a grammar, after the model's reasoning. The grammar itself runs in the
 //! text helper (`grammar.rs`); this module applies its masks.
 
-use std::collections::BTreeSet;
+use std::borrow::Cow;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::grammar::AllowedIds;
@@ -15,6 +16,8 @@ const MAX_BLANK_TOKENS: usize = 4;
 /// Constrains one response.
 pub struct Constraint {
     allowed: AllowedIds,
+    /// The ids that the content begins with, which are not part of the grammar.
+    opening: VecDeque<u32>,
     /// The reasoning, which is not constrained; `None` once it has ended.
     thoughts: Option<ReasoningState>,
     vocabulary: Arc<Vocabulary>,
@@ -59,7 +62,20 @@ impl Constraint {
             reader.reasoning_parser().filter(|thinking| may_think || thinking.phase() == Phase::Inside);
         let detokenizer = Detokenizer::new(vocabulary.clone(), reader.shown());
         let thoughts = thinking.map(|thinking| ReasoningState { thinking, detokenizer, blanks: 0 });
-        Constraint { allowed, thoughts, vocabulary, eos }
+        Constraint { allowed, opening: VecDeque::new(), thoughts, vocabulary, eos }
+    }
+
+    /// Begins the content with these ids, before those of the grammar.
+    pub fn with_opening(self, opening: Vec<u32>) -> Constraint {
+        Constraint { opening: opening.into(), ..self }
+    }
+
+    /// The ids that the content may continue with.
+    fn mask(&self) -> Cow<'_, [u32]> {
+        let Some(&id) = self.opening.front() else { return Cow::Borrowed(&self.allowed.mask) };
+        let mut mask = vec![0; (id / u32::BITS) as usize + 1];
+        mask[(id / u32::BITS) as usize] = 1 << (id % u32::BITS);
+        Cow::Owned(mask)
     }
 
     /// Sets the ids that the grammar allows after it has accepted an id.
@@ -76,15 +92,16 @@ impl Constraint {
     pub fn sample(&mut self, sampler: &mut Sampler, logits: &[f32]) -> Result<SampledId, NonFiniteLogits> {
         let mut row = logits.to_vec();
         let Some(thoughts) = &self.thoughts else {
-            apply_mask(&mut row, &self.allowed.mask);
-            return Ok(self.content(sampler.sample(&row)?));
+            apply_mask(&mut row, &self.mask());
+            let id = sampler.sample(&row)?;
+            return Ok(self.content(id));
         };
         match thoughts.thinking.phase() {
             Phase::Before { open, begun } => {
                 let token = |id: u32| self.vocabulary.bytes(id);
                 // A partial tag has to be completed.
                 let mut mask = match begun {
-                    "" => self.allowed.mask.clone(),
+                    "" => self.mask().into_owned(),
                     _ => Vec::new(),
                 };
                 extend_mask(&mut mask, self.vocabulary.len(), |id| continues_tag(open, begun, token(id)));
@@ -113,7 +130,7 @@ impl Constraint {
                     let token = self.vocabulary.bytes(id);
                     may_go_on && !token.is_empty() && token.trim_ascii().is_empty()
                 };
-                let mut mask = self.allowed.mask.clone();
+                let mut mask = self.mask().into_owned();
                 extend_mask(&mut mask, self.vocabulary.len(), is_blank);
                 apply_mask(&mut row, &mask);
                 let id = sampler.sample(&row)?;
@@ -135,8 +152,12 @@ impl Constraint {
         }
     }
 
-    /// An id of the content, unless it ends the response.
-    fn content(&self, id: u32) -> SampledId {
+    /// An id of the content, unless it is part of the opening or ends the response.
+    fn content(&mut self, id: u32) -> SampledId {
+        if self.opening.front() == Some(&id) {
+            self.opening.pop_front();
+            return SampledId { id, is_content: false };
+        }
         SampledId { id, is_content: !self.eos.contains(&id) }
     }
 

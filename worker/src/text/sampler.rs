@@ -30,6 +30,8 @@ pub struct SamplerOptions {
     pub repeat_last_n: i32,
     /// Negative: a random seed.
     pub seed: i64,
+    /// Added to the logits of these ids.
+    pub logit_bias: Vec<(u32, f32)>,
 }
 
 impl Default for SamplerOptions {
@@ -45,6 +47,7 @@ impl Default for SamplerOptions {
             frequency_penalty: 0.0,
             repeat_last_n: 64,
             seed: -1,
+            logit_bias: Vec::new(),
         }
     }
 }
@@ -101,7 +104,8 @@ impl Sampler {
     /// Samples the next id. `logits` has one entry per id of the vocabulary; NaN counts as minus infinity.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, NonFiniteLogits> {
         let penalised;
-        let logits = if self.has_penalties() && !self.recent.is_empty() {
+        let has_penalties = self.has_penalties() && !self.recent.is_empty();
+        let logits = if has_penalties || !self.options.logit_bias.is_empty() {
             penalised = self.penalise(logits);
             &penalised
         } else {
@@ -138,6 +142,11 @@ impl Sampler {
                 };
             }
             *logit -= options.presence_penalty + options.frequency_penalty * run.len() as f32;
+        }
+        for &(id, bias) in &options.logit_bias {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit += bias;
+            }
         }
         logits
     }

@@ -12,7 +12,8 @@ pub struct StopMatcher {
     held: String,
     /// Bytes of text pushed before `held` began.
     released: usize,
-    stopped: bool,
+    /// The index of the stop text that was found.
+    stopped: Option<usize>,
 }
 
 /// The result of one piece of text.
@@ -35,12 +36,14 @@ impl StopMatcher {
 
     /// Adds a piece; after a stop text was found, all text is dropped.
     pub fn push(&mut self, piece: &str) -> StopOutcome {
-        if self.stopped {
+        if self.stopped.is_some() {
             return StopOutcome { text: String::new(), stopped_at: None };
         }
         self.held.push_str(piece);
-        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
-            self.stopped = true;
+        let found = self.stops.iter().enumerate();
+        let found = found.filter_map(|(index, stop)| Some((self.held.find(stop.as_str())?, index))).min();
+        if let Some((at, index)) = found {
+            self.stopped = Some(index);
             let text = self.held[..at].to_owned();
             let stopped_at = Some(self.released + at);
             self.held.clear();
@@ -50,6 +53,11 @@ impl StopMatcher {
         let text: String = self.held.drain(..self.held.len() - keep).collect();
         self.released += text.len();
         StopOutcome { text, stopped_at: None }
+    }
+
+    /// The stop text that was found.
+    pub fn matched(&self) -> Option<&str> {
+        self.stops.get(self.stopped?).map(String::as_str)
     }
 
     /// Returns the text that was held back, when the response ends for another reason.

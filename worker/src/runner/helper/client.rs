@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 use super::super::embedding::Embedding;
 use super::super::limits::TextLimits;
-use super::super::protocol::{ModelSpec, RunnerError};
+use super::super::protocol::{ModelSpec, RenderResponse, RunnerError};
 use super::evaluator::{Evaluator, KillOnDrop, allowed};
 use super::frame;
 use super::protocol::{
@@ -85,11 +85,16 @@ impl Helper {
         Ok((prepared, frame::from_bytes(&ids)))
     }
 
-    /// Returns the text of a request's prompt.
-    pub(crate) async fn render(&self, facts: EngineFacts, request: &[u8]) -> Result<String, RunnerError> {
+    /// Returns the text of a request's prompt, and its number of ids.
+    pub(crate) async fn render(
+        &self,
+        facts: EngineFacts,
+        request: &[u8],
+    ) -> Result<RenderResponse, RunnerError> {
         let what = "rendering the prompt";
-        let ((), text) = self.call(what, &Call::Render(facts), request).await?;
-        String::from_utf8(text).map_err(|_| RunnerError::failed("the prompt is not UTF-8"))
+        let (prompt_tokens, text) = self.call(what, &Call::Render(facts), request).await?;
+        let text = String::from_utf8(text).map_err(|_| RunnerError::failed("the prompt is not UTF-8"))?;
+        Ok(RenderResponse { text, prompt_tokens })
     }
 
     /// Returns the ids of texts to embed.

@@ -155,11 +155,12 @@ impl Helper {
                     send_reply(socket, prepared, is_last())?;
                 }
                 Call::Render(facts) => {
-                    let text = catch_panic(|| {
+                    let rendered = catch_panic(|| {
                         let request = parse(body)?;
                         self.text.render(request, facts)
                     });
-                    send_reply(socket, text.map(|text| ((), text.into_bytes())), is_last())?;
+                    let rendered = rendered.map(|(tokens, text)| (tokens, text.into_bytes()));
+                    send_reply(socket, rendered, is_last())?;
                 }
                 Call::Encode { texts, limit, truncate } => {
                     let encoded = catch_panic(|| self.text.encode(&texts, limit, truncate));

@@ -51,7 +51,7 @@ pub(super) struct Hello {
 pub(super) enum Call {
     /// Prepare the prompt of the [`GenerateRequest`] in the bytes. Returns a [`PreparedRequest`], and ids.
     Prepare(EngineFacts),
-    /// Render the prompt of that request. Returns the text.
+    /// Render the prompt of that request. Returns its number of ids, and the text.
     Render(EngineFacts),
     /// Tokenize texts to embed. Returns the number of ids of each, and all ids.
     Encode { texts: Vec<String>, limit: usize, truncate: bool },
@@ -83,6 +83,10 @@ pub(crate) struct PreparedRequest {
     pub(crate) limit: usize,
     /// Number of ids at the front that are kept when the context is shifted.
     pub(crate) num_keep: usize,
+    /// The ids that the content begins with, before those of its format.
+    pub(crate) opening: Vec<u32>,
+    /// The text of the prompt, if the response begins with it.
+    pub(crate) echo: Option<String>,
     pub(crate) reading: Option<ReaderSettings>,
 }
 

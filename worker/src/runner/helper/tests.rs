@@ -83,6 +83,8 @@ fn chat(text: &str) -> Vec<u8> {
         top_logprobs: 0,
         think: None,
         format: None,
+        tool_choice: None,
+        echo: false,
     };
     serde_json::to_vec(&request).unwrap()
 }
