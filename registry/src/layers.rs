@@ -62,6 +62,7 @@ impl Layers {
         let request = Request::from_parts(parts, body);
         let accepted = AcceptEncoding::of(request.method(), request.headers());
         let result = AssertUnwindSafe(self.check_and_route(request)).catch_unwind().await;
+        let request_id = id.clone();
         let id = id.to_str().unwrap_or_default();
         let response = format_failure(surface, id, result.unwrap_or_else(|panic| panic_response(&*panic)));
         let mut response = accepted.compress(response).await;
@@ -71,6 +72,10 @@ impl Layers {
         if is_stream(&response) {
             // nginx would collect the records.
             response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
+        }
+        if surface == Surface::Anthropic {
+            // Anthropic's clients report it.
+            response.headers_mut().insert("request-id", request_id);
         }
         if surface == Surface::Distribution {
             response

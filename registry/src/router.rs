@@ -7,8 +7,8 @@ use axum::routing::{delete, get, patch, post, put};
 use crate::api::copy::copy;
 use crate::api::inference::passthrough_route;
 use crate::api::{
-    access, audit, blobs, diff, health, inference, jobs, maintenance, models, ollama, openai, ps, publishers,
-    repositories, rules, status, webhooks, workers,
+    access, anthropic, audit, blobs, diff, health, inference, jobs, maintenance, models, ollama, openai, ps,
+    publishers, repositories, rules, status, webhooks, workers,
 };
 use crate::gateway::Gateway;
 use crate::http::Failure;
@@ -29,6 +29,7 @@ pub(crate) fn service(registry: Registry) -> Result<Layers, OpenError> {
         .merge(distribution())
         .merge(ollama_api())
         .merge(openai_api())
+        .merge(anthropic_api())
         .merge(lode_api())
         .merge(operators())
         .merge(hugging_face_api())
@@ -88,6 +89,18 @@ fn openai_api() -> Router<ServerState> {
         .route("/v1/chat/completions", post(openai::chat::post))
         .route("/v1/completions", post(openai::completions::post))
         .route("/v1/embeddings", post(openai::embeddings::post))
+        .route("/v1/responses", post(openai::responses::post))
+        .route("/v1/responses/input_tokens", post(openai::responses::count_tokens))
+        .route("/v1/responses/{id}", get(openai::responses::stored).delete(openai::responses::stored))
+        .route("/v1/responses/{id}/cancel", post(openai::responses::stored))
+        .route("/v1/responses/{id}/input_items", get(openai::responses::stored))
+}
+
+/// Anthropic's libraries.
+fn anthropic_api() -> Router<ServerState> {
+    Router::new()
+        .route("/v1/messages", post(anthropic::messages::post))
+        .route("/v1/messages/count_tokens", post(anthropic::messages::count_tokens))
 }
 
 /// The CLI, workers and scripts. Names here have any number of parts, and may end in a digest.

@@ -16,7 +16,9 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
 pub(crate) enum Surface {
     /// `/v2`, and `/token`.
     Distribution,
-    /// `/v1`.
+    /// `/v1/messages`.
+    Anthropic,
+    /// The rest of `/v1`.
     OpenAi,
     /// `/lode/v1`.
     Lode,
@@ -41,6 +43,8 @@ impl Surface {
     fn of_path(path: &str) -> Surface {
         if path == "/v2" || path.starts_with("/v2/") || path == "/token" {
             Surface::Distribution
+        } else if path == "/v1/messages" || path.starts_with("/v1/messages/") {
+            Surface::Anthropic
         } else if path.starts_with("/v1/") {
             Surface::OpenAi
         } else if path == "/lode/v1" || path.starts_with("/lode/v1/") {
@@ -62,6 +66,7 @@ pub(crate) fn format_failure(surface: Surface, id: &str, response: Response) -> 
     let Some(failed) = response.extensions().get::<FailureExtension>().cloned() else { return response };
     let mut worded = match surface {
         Surface::Distribution => oci::error::respond(&failed.0),
+        Surface::Anthropic => api::anthropic::error::respond(&failed.0, id),
         Surface::OpenAi => api::openai::error::respond(&failed.0),
         Surface::Lode => api::error::problem(&failed.0, id),
         Surface::Hub => api::error::respond_hub(&failed.0),
@@ -99,7 +104,7 @@ mod tests {
         assert_eq!(Failure::Registry(error()).message(), "the server is temporarily unavailable; try again");
         let away = || Error::UpstreamUnavailable(Arc::new(std::io::Error::other("connection refused")));
         assert!(Failure::Registry(away()).message().contains("mirrored"));
-        for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models", "/lode/v1/models"] {
+        for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models", "/v1/messages", "/lode/v1/models"] {
             for failure in [error(), away()].map(Failure::Registry) {
                 let response = format_failure(Surface::of_path(path), "id", failure.into_response());
                 assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");

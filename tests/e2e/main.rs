@@ -6,6 +6,7 @@
 
 mod accounts;
 mod agreement;
+mod anthropic;
 mod attached_worker;
 mod bad_input;
 mod bad_models;
@@ -52,6 +53,7 @@ mod redirect;
 mod referrers;
 mod replica_kill;
 mod replicas;
+mod responses;
 mod resume;
 mod rolling;
 mod serving;

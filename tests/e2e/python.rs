@@ -1,6 +1,6 @@
 //! Python packages as references and clients. The gguf package reads the same values from a file as `lode
 //! tensor export` writes. llama.cpp, from the xllamacpp package, generates the expected text from imported
-//! files. OpenAI's library calls tools.
+//! files. OpenAI's and Anthropic's libraries call tools, stream and reason.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -217,4 +217,49 @@ async fn openai_library_calls_tools() {
     let output =
         Command::new(&python).arg(script("openai_tools.py")).args([&base, "team/weather"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A model that reasons. Its template has the tags, and does not write earlier reasoning.
+const REASONING_TEMPLATE: &str = r#"{#- <think> and </think> -#}
+{%- for message in messages %}{{ message.content }}{% endfor %}
+{%- if add_generation_prompt %}<ask>{% endif %}"#;
+
+/// Runs a script with the demo model, a model that calls a tool, and one that reasons.
+async fn run_with_models(python: &Path, name: &str, path: &str) {
+    let server = with_model().await;
+    let (weather, reasoner) =
+        (server.folder().path().join("weather"), server.folder().path().join("reasoner"));
+    let call = [
+        "<tool_call>\n",
+        "{\"name\": \"look\", ",
+        "\"arguments\": {\"city\": \"Par",
+        "is\"}}",
+        "\n</tool_call>",
+    ];
+    let outputs: [(&str, &[&str]); 2] = [("<ask>", &call), ("<told>", &["Sunny", " and", " warm", "."])];
+    write_scripted_model(&weather, TOOL_TEMPLATE, &outputs);
+    let thought: &[&str] = &["<think>", "Look", " first.", "</think>", "Sunny", "."];
+    write_scripted_model(&reasoner, REASONING_TEMPLATE, &[("<ask>", thought)]);
+    for (model, folder) in [("team/weather", &weather), ("team/reasoner", &reasoner)] {
+        server.lode().create(model, folder, &[]).await.expect_success();
+    }
+    let base = format!("{}{path}", server.url());
+    let output = Command::new(python)
+        .arg(script(name))
+        .args([&base, "team/demo", "team/weather", "team/reasoner"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test]
+async fn anthropic_library_sends_messages() {
+    let Some(python) = clients::python("python::anthropic_library_sends_messages") else { return };
+    run_with_models(&python, "anthropic_messages.py", "").await;
+}
+
+#[tokio::test]
+async fn openai_library_gets_responses() {
+    let Some(python) = clients::python("python::openai_library_gets_responses") else { return };
+    run_with_models(&python, "openai_responses.py", "/v1").await;
 }

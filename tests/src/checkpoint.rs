@@ -116,6 +116,26 @@ pub fn write_scripted_model(to: &Path, template: &str, outputs: &[(&str, &[&str]
     write("chat_template.jinja", template.as_bytes().to_vec());
 }
 
+/// A ChatML template with tools, and with tool calls in Qwen's format.
+const TOOL_TEMPLATE: &str = r#"{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls %}
+{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) + '}\n</tool_call>' }}
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"#;
+
+/// Writes the demo model with a template that supports tools. It was not trained to call any, but its vocabulary
+/// can write every call.
+pub fn write_demo_with_tools(to: &Path) {
+    copy_folder(&demo(), to);
+    fs::write(to.join("chat_template.jinja"), TOOL_TEMPLATE).expect("a file");
+}
+
 /// A tensor in the header of a safetensors file. Offsets count from the start of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {

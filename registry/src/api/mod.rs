@@ -1,7 +1,8 @@
-//! JSON APIs: our own under `/lode/v1`, model management for ollama's and OpenAI's clients, and the
+//! JSON APIs: our own under `/lode/v1`, the APIs of ollama, OpenAI and Anthropic for their clients, and the
 //! operators' probes. Inference requests go through `gateway`.
 
 pub(crate) mod access;
+pub(crate) mod anthropic;
 pub(crate) mod audit;
 pub(crate) mod blobs;
 pub(crate) mod copy;
@@ -20,6 +21,8 @@ pub(crate) mod repositories;
 pub(crate) mod rules;
 pub(crate) mod status;
 pub(crate) mod webhooks;
+mod worker_chat;
+mod worker_records;
 pub(crate) mod workers;
 
 /// The maximum size of a page.

@@ -1,19 +1,108 @@
-//! Splits a worker's byte stream into records: one JSON value per line.
+//! Splits a worker's byte stream into records, one JSON value per line, and sends events for them to a client.
 
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, stream};
-use serde_json::Value;
+use http::header;
+use serde::Deserialize;
+use serde_json::{Map, Value};
 
-use crate::gateway::GatewayError;
+use crate::error::chain;
+use crate::gateway::{GatewayError, WorkerResponse};
 
 /// The maximum length of a line.
 const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 
 type Bytestream = BoxStream<'static, Result<Bytes, GatewayError>>;
 
+/// A part of a worker's response to `/api/chat`, or all of it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ChatRecord {
+    pub(super) message: ChatMessage,
+    pub(super) logprobs: Option<Value>,
+    pub(super) done: bool,
+    pub(super) done_reason: Option<String>,
+    pub(super) stop_text: Option<String>,
+    pub(super) prompt_eval_count: u64,
+    pub(super) prompt_cached_count: u64,
+    pub(super) eval_count: u64,
+    pub(super) thinking_count: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ChatMessage {
+    pub(super) content: String,
+    pub(super) thinking: String,
+    pub(super) tool_calls: Vec<ChatCall>,
+}
+
+/// A tool call.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ChatCall {
+    pub(super) id: String,
+    pub(super) function: ChatFunction,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ChatFunction {
+    pub(super) name: String,
+    pub(super) arguments: Map<String, Value>,
+}
+
+/// A step of a response that is sent as events.
+pub(super) enum Step {
+    Record(Value),
+    /// The response failed, with this message for the client; it has no more records.
+    Failed(String),
+    /// There are no more records.
+    End,
+}
+
+/// Sends server-sent events: those that `events` returns for each step, after the text `begin`.
+pub(super) fn send_events(
+    response: WorkerResponse,
+    begin: String,
+    mut events: impl FnMut(Step) -> String + Send + 'static,
+) -> Response {
+    let steps = records(response.bytes).map(step).chain(stream::iter([Step::End]));
+    let texts = stream::iter([begin]).chain(steps.map(move |step| events(step)));
+    let texts = texts.filter(|text| std::future::ready(!text.is_empty()));
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+    (headers, Body::from_stream(texts.map(Ok::<_, Infallible>))).into_response()
+}
+
+fn step(record: Result<Value, GatewayError>) -> Step {
+    match record {
+        Ok(record) => match record["error"].as_str() {
+            Some(error) => Step::Failed(error.to_owned()),
+            None => Step::Record(record),
+        },
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "response ended early");
+            Step::Failed(match error {
+                GatewayError::ResponseInterrupted(_) | GatewayError::NotRead { .. } => error.to_string(),
+                _ => "the worker's response is invalid".to_owned(),
+            })
+        }
+    }
+}
+
+/// One server-sent event with a name.
+pub(super) fn named_event(name: &str, data: &impl serde::Serialize) -> String {
+    let data = serde_json::to_string(data).expect("strings, numbers and JSON are JSON");
+    format!("event: {name}\ndata: {data}\n\n")
+}
+
 /// The records, up to the first error.
-pub(super) fn records(bytes: Bytestream) -> impl Stream<Item = Result<Value, GatewayError>> + Send {
+fn records(bytes: Bytestream) -> impl Stream<Item = Result<Value, GatewayError>> + Send {
     stream::unfold(Some((bytes, BytesMut::new())), |state| async {
         let (mut bytes, mut buffer) = state?;
         match next_line(&mut bytes, &mut buffer).await {

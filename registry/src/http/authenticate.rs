@@ -1,4 +1,4 @@
-//! Authentication: the caller of a request, from its `Authorization` header or its session cookie. A server
+//! Authentication: the caller of a request, from its `Authorization` or `x-api-key` header, or its session cookie. A server
 //! without accounts ignores both.
 
 use std::net::SocketAddr;
@@ -49,6 +49,9 @@ const TOKEN_ROUTE: &str = "/token";
 /// The header in which scripts of this server's pages repeat their session's form token.
 const CSRF_HEADER: &str = "x-csrf-token";
 
+/// The header of Anthropic's clients.
+const API_KEY_HEADER: &str = "x-api-key";
+
 /// Credentials of an `Authorization` header.
 enum Shown {
     Basic {
@@ -86,7 +89,7 @@ pub(crate) async fn authenticate(registry: &Registry, parts: &mut Parts) -> Resu
 
 /// The identity of a request's credentials.
 async fn identity_of(registry: &Registry, parts: &mut Parts, client: &Caller) -> Result<Identity, Failure> {
-    match shown(&parts.headers) {
+    match shown(&parts.headers).or_else(|| api_key(parts)) {
         Some(shown) => identify(registry, parts, client, shown).await,
         None => match session_cookie(registry, parts) {
             Some(cookie) => sign_in_session(registry, parts, &cookie).await,
@@ -296,6 +299,13 @@ fn shown(headers: &HeaderMap) -> Option<Shown> {
     // A value that cannot be decoded is a wrong password, not a missing one.
     let (name, password) = decoded.as_deref().and_then(|text| text.split_once(':')).unwrap_or_default();
     Some(Shown::Basic { name: name.to_owned(), password: Secret::new(password) })
+}
+
+/// The header in which Anthropic's clients send a token, under `/v1`.
+fn api_key(parts: &Parts) -> Option<Shown> {
+    let key = parts.headers.get(API_KEY_HEADER).filter(|_| parts.uri.path().starts_with("/v1/"))?;
+    let key = key.to_str().ok().map(str::trim).filter(|key| !key.is_empty())?;
+    Some(Shown::Bearer(Secret::new(key)))
 }
 
 /// The key of a signature of ollama, valid or not.

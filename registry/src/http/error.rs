@@ -106,8 +106,13 @@ pub(crate) enum Failure {
     /// A worker's own refusal, with its message.
     #[error("{message}")]
     Worker { status: StatusCode, message: String },
+    #[error("response `{id}` not found: this server stores no responses")]
+    ResponseNotStored { id: String },
     #[error("{0}")]
     Unsupported(&'static str),
+    /// A field of the body with a value that cannot be used, by its path.
+    #[error("`{field}` {reason}")]
+    Field { field: String, reason: String },
     #[error("no worker has this id and credential; register again")]
     WorkerUnknown,
 
@@ -132,6 +137,11 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// A field of the body with a value that cannot be used: its path, and the predicate of the message.
+    pub(crate) fn field(field: impl Into<String>, reason: impl Into<String>) -> Failure {
+        Failure::Field { field: field.into(), reason: reason.into() }
+    }
+
     /// The status of the response; the same in every API.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
@@ -140,6 +150,7 @@ impl Failure {
             Failure::Worker { status, .. } => *status,
             Failure::Id { .. }
             | Failure::ModelUnknown { .. }
+            | Failure::ResponseNotStored { .. }
             | Failure::WorkerUnknown
             | Failure::RouteUnknown => StatusCode::NOT_FOUND,
             Failure::Name(_)
@@ -163,7 +174,8 @@ impl Failure {
             | Failure::Role(_)
             | Failure::Create(_)
             | Failure::UnknownName(_)
-            | Failure::Unsupported(_) => StatusCode::BAD_REQUEST,
+            | Failure::Unsupported(_)
+            | Failure::Field { .. } => StatusCode::BAD_REQUEST,
             Failure::Account(error) => match error {
                 AccountError::Registry(error) => status_of(error),
                 AccountError::Unknown { .. }

@@ -92,6 +92,8 @@ async fn lists_are_limited() {
         ("/api/chat", "tools", "{}"),
         ("/v1/chat/completions", "messages", message_entry),
         ("/v1/chat/completions", "tools", "{}"),
+        ("/v1/messages", "messages", message_entry),
+        ("/v1/responses", "input", message_entry),
         ("/api/embed", "input", "\"\""),
         ("/v1/embeddings", "input", "\"\""),
         ("/lode/v1/score", "windows", "[]"),

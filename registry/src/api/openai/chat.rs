@@ -5,12 +5,15 @@ use std::collections::HashMap;
 
 use axum::extract::State;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 use super::reply::{Reply, Shape};
-use super::{ResponseOptions, Sampling, StreamOptions, request_worker, text, to_json};
+use super::{ResponseOptions, Sampling, StreamOptions, text};
+use crate::api::worker_chat::{
+    WorkerCall, WorkerChat, WorkerContent, WorkerFormat, WorkerFunction, WorkerMessage, image_data,
+    request_worker, think, to_json, to_raw_json,
+};
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse, parse_part};
@@ -131,68 +134,6 @@ struct Schema<'a> {
     schema: &'a RawValue,
 }
 
-/// The request for a worker.
-#[derive(Serialize)]
-struct WorkerChat<'a> {
-    model: &'a str,
-    messages: &'a [Box<RawValue>],
-    stream: bool,
-    options: Value,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    format: Option<WorkerFormat<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tools: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    think: Option<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    logprobs: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    top_logprobs: Option<u32>,
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-enum WorkerFormat<'a> {
-    Any(&'static str),
-    Schema(&'a RawValue),
-}
-
-#[derive(Serialize)]
-struct WorkerMessage<'a> {
-    role: &'a str,
-    content: WorkerContent<'a>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    images: Vec<&'a str>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<WorkerCall<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    thinking: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tool_call_id: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tool_name: Option<WorkerContent<'a>>,
-}
-
-/// A JSON string copied from the request, or a new one.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum WorkerContent<'a> {
-    Written(&'a RawValue),
-    Joined(String),
-}
-
-#[derive(Serialize)]
-struct WorkerCall<'a> {
-    id: &'a str,
-    function: WorkerFunction<'a>,
-}
-
-#[derive(Serialize)]
-struct WorkerFunction<'a> {
-    name: &'a str,
-    arguments: Box<RawValue>,
-}
-
 pub(crate) async fn post(
     State(server): State<ServerState>,
     caller: Caller,
@@ -234,6 +175,7 @@ fn translate(body: &[u8]) -> Result<(Vec<u8>, ResponseOptions), Failure> {
         think: effort.map(|effort| think(effort)).transpose()?,
         logprobs,
         top_logprobs: logprobs.map(|_| chat.top_logprobs.unwrap_or(0)),
+        ..WorkerChat::default()
     };
     let json = to_json(&request, body.len());
     let include_usage = chat.stream_options.unwrap_or_default().include_usage;
@@ -296,12 +238,11 @@ fn translate_message(
         content,
         images,
         tool_calls,
-        thinking,
-        tool_call_id,
+        thinking: thinking.map(WorkerContent::Written),
+        tool_call_id: tool_call_id.map(WorkerContent::Written),
         tool_name: name.map(WorkerContent::Written).or(named),
     };
-    let json = String::from_utf8(to_json(&translated, json.get().len() + 64)).expect("JSON is UTF-8");
-    Ok(RawValue::from_string(json).expect("serialised JSON is JSON"))
+    Ok(to_raw_json(&translated, json.get().len() + 64))
 }
 
 impl ToolCall<'_> {
@@ -318,28 +259,10 @@ impl ToolCall<'_> {
     }
 }
 
-/// The base64 data of an inline image. Nothing is fetched for a caller.
-fn image_data(url: &str) -> Result<&str, Failure> {
-    let data = url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,"));
-    data.map(|(_, data)| data).ok_or_else(|| {
-        Failure::Unsupported("images must be `data:` URLs with base64; other URLs are not fetched")
-    })
-}
-
-fn think(effort: &str) -> Result<Value, Failure> {
-    match effort {
-        "none" => Ok(json!(false)),
-        "minimal" | "low" => Ok(json!("low")),
-        "medium" | "high" | "max" => Ok(json!(effort)),
-        "xhigh" | "ultra" => Ok(json!("max")),
-        _ => Err(Failure::Unsupported(
-            "reasoning_effort must be one of none, minimal, low, medium, high, xhigh, max",
-        )),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn translated(request: &Value) -> Result<Value, Failure> {

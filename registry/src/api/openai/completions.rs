@@ -7,7 +7,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::reply::{Reply, Shape};
-use super::{ResponseOptions, Sampling, StreamOptions, request_worker, text, to_json};
+use super::{ResponseOptions, Sampling, StreamOptions, text};
+use crate::api::worker_chat::{request_worker, to_json};
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse, parse_part};

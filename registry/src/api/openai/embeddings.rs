@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{request_worker, to_json};
 use crate::api::inference::read_json;
+use crate::api::worker_chat::{request_worker, to_json};
 use crate::auth::Caller;
 use crate::http::extract::{InferenceBody, null_as_default, parse};
 use crate::http::forwarded::ClientAddress;

@@ -15,6 +15,10 @@ pub(crate) fn respond(failure: &Failure) -> Response {
         _ => "api_error",
     };
     let code = (status == StatusCode::UNAUTHORIZED).then_some("invalid_api_key");
-    let error = json!({ "message": failure.message(), "type": kind, "param": null, "code": code });
+    let param = match failure {
+        Failure::Field { field, .. } => Some(field),
+        _ => None,
+    };
+    let error = json!({ "message": failure.message(), "type": kind, "param": param, "code": code });
     (status, Json(json!({ "error": error }))).into_response()
 }

@@ -1,26 +1,20 @@
 //! OpenAI's API, translated to ollama's for a worker, and back; and the list of models.
-//! Unknown fields are ignored, as its clients expect of servers other than OpenAI's.
+//! Unknown fields are ignored, as its clients expect of servers other than OpenAI's, except by the Responses API.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod error;
 pub(crate) mod models;
-mod records;
 mod reply;
+pub(crate) mod responses;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::inference::{ForwardedBody, forward, read_json, resolve};
-use crate::auth::Caller;
-use crate::gateway::{RequestClient, WorkerResponse};
 use crate::http::Failure;
-use crate::http::extract::{InferenceBody, null_as_default, parse_part};
-use crate::http::forwarded::ClientAddress;
-use crate::http::model_name;
-use crate::http::state::ServerState;
+use crate::http::extract::{null_as_default, parse_part};
 
 /// The sampling settings that chat and completions share.
 #[derive(Default, Deserialize)]
@@ -91,38 +85,10 @@ struct ResponseOptions {
     include_usage: bool,
 }
 
-/// Serialises a translated request.
-fn to_json(request: &impl Serialize, capacity: usize) -> Vec<u8> {
-    let mut json = Vec::with_capacity(capacity);
-    serde_json::to_writer(&mut json, request).expect("strings, numbers and JSON are JSON");
-    json
-}
-
 /// A field that must be a JSON string, unparsed. `field` returns its path.
 fn text(value: Option<&RawValue>, field: impl FnOnce() -> String) -> Result<Option<&RawValue>, Failure> {
     match value {
         Some(value) if !value.get().starts_with('"') => parse_part::<String>(value, field).map(|_| None),
         value => Ok(value),
     }
-}
-
-/// Sends a translated request to a worker. A refusal becomes a failure with the worker's message.
-async fn request_worker(
-    server: &ServerState,
-    (caller, client): (&Caller, ClientAddress),
-    model: &str,
-    path: &'static str,
-    body: InferenceBody,
-) -> Result<WorkerResponse, Failure> {
-    let resolved = resolve(&server.registry, caller, model, model_name::parse_exact(model)?).await?;
-    let client = RequestClient::of(caller, client.0);
-    let request = ForwardedBody { name: model.to_owned(), client, path, body };
-    let response = forward(server, resolved, request).await?;
-    if response.status.is_success() {
-        return Ok(response);
-    }
-    let status = response.status;
-    let refusal: Value = read_json(response).await?;
-    let message = refusal["error"].as_str().unwrap_or("the worker refused the request").to_owned();
-    Err(Failure::Worker { status, message })
 }

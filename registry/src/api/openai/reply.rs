@@ -1,15 +1,11 @@
 //! Converts a worker's records to OpenAI's responses: one object, or server-sent events.
 
-use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use futures::{StreamExt, stream};
-use http::header;
 use serde_json::{Map, Value, json};
 
-use super::records::records;
 use crate::api::inference::read_json;
-use crate::error::chain;
-use crate::gateway::{GatewayError, WorkerResponse};
+use crate::api::worker_records::{Step, send_events};
+use crate::gateway::WorkerResponse;
 use crate::http::{Failure, Json};
 use crate::time::now_ms;
 
@@ -71,27 +67,11 @@ impl Reply {
     }
 
     fn events(mut self, response: WorkerResponse) -> Response {
-        let chunks = records(response.bytes).flat_map(move |record| {
-            let events: Vec<String> = match record {
-                Ok(record) if record["error"].is_string() => vec![event(&failed(&record["error"]))],
-                Ok(record) => self.chunks(&record).iter().map(event).collect(),
-                Err(error) => {
-                    tracing::warn!(error = chain(&error), "response ended early");
-                    let text = match error {
-                        GatewayError::ResponseInterrupted(_) | GatewayError::NotRead { .. } => {
-                            error.to_string()
-                        }
-                        _ => "the worker's response is invalid".to_owned(),
-                    };
-                    vec![event(&failed(&json!(text)))]
-                }
-            };
-            stream::iter(events)
-        });
-        let end = stream::iter(["data: [DONE]\n\n".to_owned()]);
-        let body = Body::from_stream(chunks.chain(end).map(Ok::<_, std::convert::Infallible>));
-        let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
-        (headers, body).into_response()
+        send_events(response, String::new(), move |step| match step {
+            Step::Record(record) => self.chunks(&record).iter().map(event).collect(),
+            Step::Failed(error) => event(&failed(&json!(error))),
+            Step::End => "data: [DONE]\n\n".to_owned(),
+        })
     }
 
     /// The chunks of one record: its text and, at the end, a finish reason and the requested usage.

@@ -1,0 +1,80 @@
+"""Tests the Responses API with OpenAI's library, and several choices, biases, echoes and lists of prompts.
+
+Arguments: the base URL, the demo model, a model that calls a weather tool and then reports the result, and a model
+that reasons.
+"""
+
+import json
+import sys
+
+import openai
+from pydantic import BaseModel
+
+base, demo, weather, reasoner = sys.argv[1:]
+client = openai.OpenAI(base_url=base, api_key="any", max_retries=0)
+question = {"role": "user", "content": "How is the weather in Paris?"}
+city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+tools = [{"type": "function", "name": "look", "description": "The weather.", "parameters": city, "strict": True}]
+plain = {"model": demo, "input": "What is 40 plus 41?", "temperature": 0, "max_output_tokens": 50}
+
+# A response, streamed and not.
+response = client.responses.create(**plain)
+assert response.output_text == "81." and response.status == "completed", response
+with client.responses.stream(**plain) as stream:
+    numbers = [event.sequence_number for event in stream if hasattr(event, "sequence_number")]
+    final = stream.get_final_response()
+assert final.output_text == "81." and numbers == sorted(numbers), final
+assert final.usage.output_tokens == response.usage.output_tokens, final
+counted = client.responses.input_tokens.count(model=demo, input=plain["input"])
+assert counted.input_tokens == response.usage.input_tokens, counted
+
+# A function call, its output, and the final response. The items are sent back as the library has them.
+asked = {"model": weather, "tools": tools, "temperature": 0}
+first = client.responses.create(input=[question], **asked)
+(call,) = first.output
+assert call.type == "function_call" and call.name == "look", call
+assert json.loads(call.arguments) == {"city": "Paris"}, call
+output = {"type": "function_call_output", "call_id": call.call_id, "output": "20 degrees"}
+second = client.responses.create(input=[question, *first.output, output], **asked)
+assert second.output_text == "Sunny and warm.", second
+with client.responses.stream(input=[question], **asked) as stream:
+    kinds = [event.type for event in stream]
+    (call,) = stream.get_final_response().output
+assert call.parsed_arguments == {"city": "Paris"}, call
+assert kinds[0] == "response.created" and kinds[-1] == "response.completed", kinds
+assert "response.function_call_arguments.done" in kinds, kinds
+
+# Reasoning is an item.
+thought = {"model": reasoner, "input": [question], "reasoning": {"effort": "low"}, "temperature": 0}
+reply = client.responses.create(include=["reasoning.encrypted_content"], **thought)
+assert [item.type for item in reply.output] == ["reasoning", "message"], reply
+assert reply.output[0].content[0].text == "Look first." and reply.output_text == "Sunny.", reply
+assert reply.usage.output_tokens_details.reasoning_tokens > 0, reply
+client.responses.create(**(thought | {"input": [question, *reply.output, question]}))
+with client.responses.stream(**thought) as stream:
+    text = "".join(event.delta for event in stream if event.type == "response.reasoning_text.delta")
+assert text == "Look first.", text
+
+
+class Level(BaseModel):
+    level: bool
+
+
+parsed = client.responses.parse(text_format=Level, **plain)
+assert isinstance(parsed.output_parsed.level, bool), parsed
+
+
+# Errors are of the library's types.
+def refused(kind, word, call=client.responses.create, **request):
+    try:
+        call(**request)
+    except kind as error:
+        assert word in str(error), error
+    else:
+        raise AssertionError(f"{word}: not refused")
+
+
+refused(openai.NotFoundError, "team/absent", **(plain | {"model": "team/absent"}))
+refused(openai.NotFoundError, "stores no responses", call=client.responses.retrieve, response_id=response.id)
+refused(openai.BadRequestError, "previous_response_id", previous_response_id=response.id, **plain)
+refused(openai.BadRequestError, "web_search", tools=[{"type": "web_search"}], **plain)
