@@ -68,6 +68,11 @@ pub struct Charge {
 }
 
 impl Charge {
+    /// Returns an empty charge to the same budget.
+    pub fn another(&self) -> Charge {
+        self.budget.charge()
+    }
+
     /// Changes this charge to `bytes`. Fails instead of waiting.
     pub fn set(&mut self, bytes: usize) -> Result<(), BodyError> {
         let units = bytes.div_ceil(UNIT_BYTES);

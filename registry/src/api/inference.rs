@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::Registry;
 use crate::auth::Caller;
 use crate::error::chain;
-use crate::gateway::{GatewayError, InferenceRequest, RequestClient, WorkerResponse};
+use crate::gateway::{GatewayError, InferenceRequest, RequestClient, WorkerResponse, is_unload};
 use crate::http::extract::{InferenceBody, Members, parse};
 use crate::http::forwarded::ClientAddress;
 use crate::http::model_name::{self, ModelName, ReadName};
@@ -61,7 +61,12 @@ pub(super) async fn forward(
     let ForwardedBody { name, client, path, body } = request;
     let table = server.registry.workers_attached().await?;
     let InferenceBody { bytes, charge, .. } = body;
+    let is_unload = is_unload(&bytes);
     let inference = InferenceRequest { repository, digest, name, client, path, body: bytes, _charge: charge };
+    if is_unload {
+        // Boxed: otherwise each request's future would have room for it.
+        Box::pin(server.gateway.send_to_loaded(&table, &inference)).await;
+    }
     Ok(server.gateway.forward(&table, inference).await?)
 }
 

@@ -1,6 +1,8 @@
 //! The chat request for a worker, into which other servers' APIs are translated, and its sending. Messages,
 //! schemas and tools stay text where they need no translation.
 
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -68,7 +70,7 @@ pub(super) enum FunctionKind {
     Function,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub(super) struct FunctionName {
     pub(super) name: String,
 }
@@ -192,27 +194,51 @@ pub(super) fn think(effort: &str) -> Result<Value, Failure> {
     }
 }
 
-/// Sends a translated request to a worker. A refusal becomes a failure with the worker's message.
+/// A model and a path of the workers that serve it, for the requests of one client.
+#[derive(Clone)]
+pub(super) struct Target {
+    server: ServerState,
+    model: (Repository, Digest),
+    /// As the caller wrote it.
+    name: String,
+    client: Option<RequestClient>,
+    path: &'static str,
+}
+
+impl Target {
+    /// Resolves a model's name with the rights of the caller.
+    pub(super) async fn resolve(
+        server: &ServerState,
+        (caller, client): (&Caller, ClientAddress),
+        name: &str,
+        path: &'static str,
+    ) -> Result<Target, Failure> {
+        let model = resolve(&server.registry, caller, name, model_name::parse_exact(name)?).await?;
+        let client = RequestClient::of(caller, client.0);
+        Ok(Target { server: server.clone(), model, name: name.to_owned(), client, path })
+    }
+
+    /// Sends a translated request to a worker. A refusal becomes a failure with the worker's message.
+    pub(super) async fn request(self, body: InferenceBody) -> Result<WorkerResponse, Failure> {
+        let Target { server, model, name, client, path } = self;
+        let response = forward(&server, model, ForwardedBody { name, client, path, body }).await?;
+        if response.status.is_success() {
+            return Ok(response);
+        }
+        let status = response.status;
+        let refusal: Value = read_json(response).await?;
+        let message = refusal["error"].as_str().unwrap_or("the worker refused the request").to_owned();
+        Err(Failure::Worker { status, message })
+    }
+}
+
+/// Resolves a model's name, and sends a translated request to a worker.
 pub(super) async fn request_worker(
     server: &ServerState,
-    (caller, client): (&Caller, ClientAddress),
+    caller: (&Caller, ClientAddress),
     model: &str,
     path: &'static str,
     body: InferenceBody,
 ) -> Result<WorkerResponse, Failure> {
-    let resolved = resolve(&server.registry, caller, model, model_name::parse_exact(model)?).await?;
-    let client = RequestClient::of(caller, client.0);
-    let request = ForwardedBody { name: model.to_owned(), client, path, body };
-    check_response(forward(server, resolved, request).await?).await
-}
-
-/// Turns a worker's refusal into a failure with its message.
-async fn check_response(response: WorkerResponse) -> Result<WorkerResponse, Failure> {
-    if response.status.is_success() {
-        return Ok(response);
-    }
-    let status = response.status;
-    let refusal: Value = read_json(response).await?;
-    let message = refusal["error"].as_str().unwrap_or("the worker refused the request").to_owned();
-    Err(Failure::Worker { status, message })
+    Target::resolve(server, caller, model, path).await?.request(body).await
 }

@@ -70,13 +70,21 @@ pub(super) enum Step {
 pub(super) fn send_events(
     response: WorkerResponse,
     begin: String,
-    mut events: impl FnMut(Step) -> String + Send + 'static,
+    events: impl FnMut(Step) -> String + Send + 'static,
 ) -> Response {
-    let steps = records(response.bytes).map(step).chain(stream::iter([Step::End]));
-    let texts = stream::iter([begin]).chain(steps.map(move |step| events(step)));
-    let texts = texts.filter(|text| std::future::ready(!text.is_empty()));
+    event_response(stream::iter([begin]).chain(steps(response).map(events)))
+}
+
+/// A response with server-sent events. Empty texts are skipped.
+pub(super) fn event_response(events: impl Stream<Item = String> + Send + 'static) -> Response {
+    let texts = events.filter(|text| std::future::ready(!text.is_empty()));
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
     (headers, Body::from_stream(texts.map(Ok::<_, Infallible>))).into_response()
+}
+
+/// The steps of a response; the last is its end.
+pub(super) fn steps(response: WorkerResponse) -> BoxStream<'static, Step> {
+    records(response.bytes).map(step).chain(stream::iter([Step::End])).boxed()
 }
 
 fn step(record: Result<Value, GatewayError>) -> Step {

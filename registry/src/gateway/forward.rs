@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
-use futures::{StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use http::{HeaderValue, StatusCode, header};
 use lode_client::Charge;
 use lode_model::digest::Digest;
@@ -32,6 +32,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout of a worker's list of loaded models.
 const LISTING_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How many workers are told at the same time to unload a model.
+const MAX_CONCURRENT_UNLOADS: usize = 16;
 
 /// The connections to workers, and the requests of each client.
 #[derive(Clone)]
@@ -128,6 +131,26 @@ impl Gateway {
             }
         }
         busy.ok_or(GatewayError::NoWorkerResponded { model: request.name, tried })
+    }
+
+    /// Sends a request that unloads a model to each worker that has reported it as loaded. A worker that
+    /// does not respond in time unloads it when its keep-alive ends.
+    pub(crate) async fn send_to_loaded(&self, table: &WorkerTable, request: &InferenceRequest) {
+        let mut requests = Vec::new();
+        for at in table.loaded(&request.digest) {
+            requests.push(self.send_unload(table.worker(*at).clone(), request).boxed());
+        }
+        stream::iter(requests).buffer_unordered(MAX_CONCURRENT_UNLOADS).collect::<()>().await;
+    }
+
+    async fn send_unload(&self, worker: Arc<Worker>, request: &InferenceRequest) {
+        match tokio::time::timeout(LISTING_TIMEOUT, self.send(&worker, request)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(worker = %worker.id, error = chain(&error), "worker request failed");
+            }
+            Err(_) => tracing::warn!(worker = %worker.id, "worker did not respond in time"),
+        }
     }
 
     async fn send(

@@ -6,6 +6,7 @@ mod choose;
 mod clients;
 mod error;
 mod forward;
+mod unload;
 mod unread;
 
 #[cfg(test)]
@@ -13,3 +14,4 @@ pub(crate) use choose::rank_workers;
 pub(crate) use clients::RequestClient;
 pub(crate) use error::GatewayError;
 pub(crate) use forward::{Gateway, InferenceRequest, WorkerResponse};
+pub(crate) use unload::is_unload;

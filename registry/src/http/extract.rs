@@ -240,6 +240,25 @@ impl InferenceBody {
     }
 }
 
+impl InferenceBody {
+    /// Translates the body to several ones, on a blocking thread if it is large.
+    pub(crate) async fn translate_each<T: Send + 'static>(
+        self,
+        translate: fn(&[u8]) -> Result<(Vec<Bytes>, T), Failure>,
+    ) -> Result<(Vec<InferenceBody>, T), Failure> {
+        let InferenceBody { bytes, outline, mut charge } = self;
+        charge.set(bytes.len().saturating_add(outline.parsed_bytes()))?;
+        let (translated, more) = blocking_if_large(bytes.len(), move || translate(&bytes)).await?;
+        charge.set(0)?;
+        let bodies = translated.into_iter().map(|bytes| {
+            let mut charge = charge.another();
+            charge.set(bytes.len())?;
+            Ok(InferenceBody { bytes, outline: outline.clone(), charge })
+        });
+        Ok((bodies.collect::<Result<_, Failure>>()?, more))
+    }
+}
+
 /// Reads the body of a caller who may do `action` on some resource.
 async fn read_allowed(
     request: Request,

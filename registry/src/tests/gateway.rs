@@ -407,6 +407,31 @@ async fn an_interrupted_stream_ends_with_an_error_record() {
 }
 
 #[tokio::test]
+async fn every_worker_that_has_a_model_loaded_unloads_it() {
+    let app = App::new().await;
+    let digest = app.push_image("mini", "latest", "x").await;
+    let mut heard = Vec::new();
+    for is_loaded in [true, true, false] {
+        let (address, received) = worker(|| records("{\"done\":true,\"done_reason\":\"unload\"}\n")).await;
+        let joined = join(&app, address).await;
+        let loaded = json!([{"repository": "mini", "digest": digest, "size_bytes": 3, "expires_at": "soon"}]);
+        let loaded = if is_loaded { loaded } else { json!([]) };
+        let beat = json!({"devices": [{"kind": "cpu", "free_bytes": 7}], "loaded": loaded, "cached": []});
+        assert_eq!(local(&app, "PUT", &joined.path(), Some(&joined.credential), beat).await.status, 204);
+        heard.push(received);
+    }
+    let response = app.post_json("/api/generate", json!({"model": "mini", "keep_alive": 0})).await;
+    assert_eq!(response.json()["done_reason"], "unload");
+    let counts: Vec<usize> = heard.iter().map(|received| received.lock().unwrap().len()).collect();
+    assert!(counts[0] >= 1 && counts[1] >= 1 && counts[2] == 0, "{counts:?}");
+    // A request with a prompt goes to one worker.
+    let prompt = json!({"model": "mini", "keep_alive": 0, "prompt": "x"});
+    assert_eq!(app.post_json("/api/generate", prompt).await.status, 200);
+    let more: usize = heard.iter().map(|received| received.lock().unwrap().len()).sum();
+    assert_eq!(more, counts.iter().sum::<usize>() + 1);
+}
+
+#[tokio::test]
 async fn workers_come_and_go() {
     let app = App::new().await;
     let (address, _) = worker(|| {

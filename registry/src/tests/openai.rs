@@ -158,10 +158,12 @@ async fn unsupported_fields_are_refused_by_name() {
     join(&app, address).await;
     let (chat, text) = ("/v1/chat/completions", "/v1/completions");
     for (path, key, value, expect) in [
-        (chat, "n", json!(2), "n and best_of must be 1: a request gets one choice"),
-        (text, "best_of", json!(3), "n and best_of must be 1: a request gets one choice"),
-        (chat, "logit_bias", json!({"50256": -100}), "logit_bias is not supported"),
-        (text, "echo", json!(true), "echo is not supported"),
+        (chat, "n", json!(0), "`n` must be from 1 to 32"),
+        (chat, "n", json!(33), "`n` must be from 1 to 32"),
+        (text, "best_of", json!(3), "`best_of` must be equal to `n`"),
+        (chat, "logit_bias", json!([1]), "logit_bias: invalid type: sequence"),
+        (chat, "tool_choice", json!("required"), "`tools` is missing, which `tool_choice` needs"),
+        (chat, "tool_choice", json!("any"), "tool_choice: expected `none`, `auto`, `required`"),
         (chat, "messages", json!([]), "messages is missing or empty"),
         (chat, "messages", json!(null), "messages is missing or empty"),
         (chat, "temperature", json!("hot"), "temperature: invalid type: string \"hot\", expected f64"),
@@ -177,7 +179,17 @@ async fn unsupported_fields_are_refused_by_name() {
         ),
         (chat, "messages", json!([{"content": "x"}]), "messages[0]: missing field `role`"),
         (chat, "response_format", json!({"type": "yaml"}), "response_format.type: unknown variant `yaml`"),
-        (text, "prompt", json!(["a", "b"]), "prompt: expected a string, or a list with one string"),
+        (text, "prompt", json!([]), "`prompt` is an empty list"),
+        (text, "prompt", json!(["a", ""]), "`prompt[1]` is empty"),
+        (text, "prompt", json!([[1], []]), "`prompt[1]` is empty"),
+        (
+            text,
+            "prompt",
+            json!(["a", 1]),
+            "prompt: expected a string, a list of strings, a list of token ids",
+        ),
+        (text, "prompt", json!([-1]), "prompt: expected a string, a list of strings, a list of token ids"),
+        (text, "prompt", json!(vec!["a"; 33]), "`prompt` has 33 entries with 1 choices each"),
         (text, "logprobs", json!(-1), "logprobs: invalid value: integer `-1`"),
         ("/v1/embeddings", "dimensions", json!(-1), "dimensions: invalid value: integer `-1`"),
     ] {

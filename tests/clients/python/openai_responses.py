@@ -78,3 +78,27 @@ refused(openai.NotFoundError, "team/absent", **(plain | {"model": "team/absent"}
 refused(openai.NotFoundError, "stores no responses", call=client.responses.retrieve, response_id=response.id)
 refused(openai.BadRequestError, "previous_response_id", previous_response_id=response.id, **plain)
 refused(openai.BadRequestError, "web_search", tools=[{"type": "web_search"}], **plain)
+
+# Several choices, lists of prompts, ids, echoes and biases.
+chat = {"model": demo, "messages": [{"role": "user", "content": plain["input"]}], "temperature": 0, "max_tokens": 20}
+several = client.chat.completions.create(n=3, **chat)
+assert [choice.index for choice in several.choices] == [0, 1, 2], several
+assert {choice.message.content for choice in several.choices} == {"81."}, several
+texts, usage = {}, None
+for chunk in client.chat.completions.create(n=3, stream=True, stream_options={"include_usage": True}, **chat):
+    usage = chunk.usage or usage
+    for choice in chunk.choices:
+        texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+assert texts == {0: "81.", 1: "81.", 2: "81."}, texts
+assert usage == several.usage or usage.completion_tokens == several.usage.completion_tokens, usage
+sampled = client.completions.create(model=demo, prompt="In the beginning", n=2, seed=7, max_tokens=16).choices
+alone = [client.completions.create(model=demo, prompt="In the beginning", seed=seed, max_tokens=16).choices[0] for seed in (7, 8)]
+assert [choice.text for choice in sampled] == [choice.text for choice in alone], sampled
+listed = client.completions.create(model=demo, prompt=["Water", "Fire"], n=2, echo=True, max_tokens=4, temperature=0).choices
+assert [choice.index for choice in listed] == [0, 1, 2, 3], listed
+assert all(choice.text.startswith(start) for choice, start in zip(listed, ["Water", "Water", "Fire", "Fire"])), listed
+banned = client.completions.create(model=demo, prompt="Water", max_tokens=1, temperature=0, logit_bias={"281": 100}, logprobs=1)
+ids = client.completions.create(model=demo, prompt=[281, 281], echo=True, max_tokens=1, temperature=0, logit_bias={"281": 100})
+token = banned.choices[0].text
+assert ids.choices[0].text == token * 3, (ids, token)
+refused(openai.BadRequestError, "outside the model's vocabulary", call=client.completions.create, model=demo, prompt=[4096], max_tokens=1)

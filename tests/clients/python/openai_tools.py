@@ -70,4 +70,4 @@ def refused(kind, word, **request):
 refused(openai.NotFoundError, "team/absent", model="team/absent")
 refused(openai.BadRequestError, "messages", messages=[])
 refused(openai.BadRequestError, "temperature", temperature="hot")
-refused(openai.BadRequestError, "n and best_of", n=2)
+refused(openai.BadRequestError, "from 1 to 32", n=33)

@@ -9,6 +9,7 @@ pub mod memory;
 mod placement;
 mod places;
 mod requirements;
+mod waiting;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +19,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, WeakShared};
 use lode_model::digest::Digest;
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 pub use keep_alive::{KeepAlive, KeepAliveError};
@@ -27,6 +28,7 @@ use loaded::{LoadContext, User};
 pub use loaded::{LoadedModel, Snapshot, Ticket};
 use placement::{Decision, Limits, State};
 pub use requirements::ModelRequirements;
+use waiting::WaitingRequests;
 
 use crate::cache::{Model, Models};
 use crate::error::Error;
@@ -81,7 +83,7 @@ struct Inner {
     state: Mutex<State>,
     /// Loads in progress. Lock order: before `state`.
     loads: Mutex<HashMap<Digest, Vec<PendingLoad>>>,
-    waiting: Arc<Semaphore>,
+    waiting: Arc<WaitingRequests>,
     arrivals: AtomicU64,
     labels: ModelLabels,
     /// Signals a change that can affect which models are loaded.
@@ -109,7 +111,7 @@ enum Entry {
 impl Scheduler {
     /// Starts the task that unloads expired models and places queued loads.
     pub fn start(options: Options, models: Arc<Models>, launcher: Arc<dyn Launch>) -> Scheduler {
-        let waiting = Arc::new(Semaphore::new(options.max_queue.clamp(1, Semaphore::MAX_PERMITS)));
+        let waiting = WaitingRequests::new(options.max_queue);
         let labels = ModelLabels::new(options.metrics_models);
         let inner = Arc::new(Inner {
             options,
@@ -131,8 +133,16 @@ impl Scheduler {
     /// Waits for the model to be loaded and for a place in it. Dropping the future cancels the wait, and the
     /// load with it if no other request waits for it.
     pub async fn acquire(&self, wanted: ModelRequirements) -> Result<Ticket, Error> {
-        let _waiting = self.inner.waiting.clone().try_acquire_owned().map_err(|_| Error::Busy)?;
+        let mut waiting = self.inner.waiting.enter(&wanted.client).ok_or(Error::Busy)?;
         let _counted = Counted::waiting();
+        tokio::select! {
+            biased;
+            ticket = self.wait_for_ticket(wanted) => ticket,
+            () = waiting.displaced() => Err(Error::Busy),
+        }
+    }
+
+    async fn wait_for_ticket(&self, wanted: ModelRequirements) -> Result<Ticket, Error> {
         let arrival = self.inner.arrivals.fetch_add(1, Ordering::Relaxed);
         let started = Instant::now();
         let mut load = Duration::ZERO;

@@ -350,6 +350,36 @@ async fn clients_take_turns() {
 }
 
 #[tokio::test]
+async fn a_client_that_fills_the_queue_does_not_keep_others_out() {
+    let bench = bench(InProcess::fake(), |options| (options.num_parallel, options.max_queue) = (1, 4)).await;
+    let model = bench.model(1);
+    let first = bench.acquire(&model).await.unwrap();
+    let spawn_request = |client: &str| {
+        let scheduler = bench.scheduler.clone();
+        let wanted = ModelRequirements { client: client.into(), ..model.clone() };
+        tokio::spawn(async move { scheduler.acquire(wanted).await.map(drop) })
+    };
+    let users = async |count: usize| {
+        bench.until("they wait", || bench.scheduler.loaded()[0].users == count).await;
+    };
+    let mut many = Vec::new();
+    for count in 0..4 {
+        many.push(spawn_request("many"));
+        users(count + 2).await;
+    }
+    assert!(matches!(spawn_request("many").await.unwrap(), Err(Error::Busy)));
+    let few = spawn_request("few");
+    // Its request takes the place of the newest one.
+    assert!(matches!(many.pop().unwrap().await.unwrap(), Err(Error::Busy)));
+    users(5).await;
+    drop(first);
+    few.await.unwrap().unwrap();
+    for request in many {
+        request.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_slow_load_does_not_hold_up_another() {
     let (go_on, slow) = std::sync::mpsc::channel::<()>();
     let slow = std::sync::Mutex::new(slow);

@@ -5,14 +5,16 @@ use std::collections::HashMap;
 
 use axum::extract::State;
 use axum::response::Response;
+use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::choices::{choices_of_each, respond, write_requests};
 use super::reply::{Reply, Shape};
 use super::{ResponseOptions, Sampling, StreamOptions, text};
 use crate::api::worker_chat::{
-    WorkerCall, WorkerChat, WorkerContent, WorkerFormat, WorkerFunction, WorkerMessage, image_data,
-    request_worker, think, to_json, to_raw_json,
+    FunctionKind, FunctionName, Target, ToolChoice, WorkerCall, WorkerChat, WorkerContent, WorkerFormat,
+    WorkerFunction, WorkerMessage, image_data, think, to_json, to_raw_json,
 };
 use crate::auth::Caller;
 use crate::http::Failure;
@@ -33,13 +35,35 @@ struct Chat<'a> {
     response_format: Option<ResponseFormat<'a>>,
     #[serde(borrow)]
     tools: Option<&'a RawValue>,
-    /// Only `none` has an effect: a model cannot be forced to call a tool.
     #[serde(borrow)]
     tool_choice: Option<&'a RawValue>,
+    parallel_tool_calls: Option<bool>,
     reasoning_effort: Option<String>,
     reasoning: Option<Reasoning>,
     logprobs: Option<bool>,
     top_logprobs: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected `none`, `auto`, `required`, or an object with type `function` and a function's name"
+)]
+enum ChoiceField {
+    Mode(ChoiceMode),
+    Named {
+        #[serde(rename = "type")]
+        _kind: FunctionKind,
+        function: FunctionName,
+    },
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ChoiceMode {
+    None,
+    Auto,
+    Required,
 }
 
 #[derive(Deserialize)]
@@ -140,17 +164,20 @@ pub(crate) async fn post(
     client: ClientAddress,
     body: InferenceBody,
 ) -> Result<Response, Failure> {
-    let (body, form) = body.translate(translate).await?;
-    let response = request_worker(&server, (&caller, client), &form.model, "/api/chat", body).await?;
-    Reply::new(Shape::Chat, form.model, form.include_usage).into_http_response(response, form.stream).await
+    let (bodies, options) = body.translate_each(translate).await?;
+    let (model, is_stream) = (options.model.clone(), options.stream);
+    let target = Target::resolve(&server, (&caller, client), &model, "/api/chat").await?;
+    let reply = Reply::new(Shape::Chat, options, bodies.len());
+    respond(target, bodies, reply, is_stream).await
 }
 
-/// Translates the request to ollama's format.
-fn translate(body: &[u8]) -> Result<(Vec<u8>, ResponseOptions), Failure> {
+/// Translates the request to ollama's format: a request for each choice.
+fn translate(body: &[u8]) -> Result<(Vec<Bytes>, ResponseOptions), Failure> {
     let chat: Chat<'_> = parse(body)?;
     // Parsed separately, so that an error can name its field.
     let sampling: Sampling = parse(body)?;
     let options = sampling.options()?;
+    let choices_of_each = choices_of_each(sampling.n, 1)?;
     // A worker would treat a chat without messages as a request to load the model.
     if chat.messages.is_empty() {
         return Err(Failure::Unsupported("messages is missing or empty"));
@@ -162,24 +189,42 @@ fn translate(body: &[u8]) -> Result<(Vec<u8>, ResponseOptions), Failure> {
     let messages = messages.collect::<Result<Vec<_>, _>>()?;
     let effort = chat.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_ref());
     let effort = effort.or(chat.reasoning_effort.as_ref());
-    let may_call = chat.tool_choice.is_none_or(|choice| choice.get() != "\"none\"");
+    let choice =
+        chat.tool_choice.map(|choice| parse_part(choice, || "tool_choice".to_owned())).transpose()?;
+    let (may_call, tool_choice) = match choice {
+        Some(ChoiceField::Mode(ChoiceMode::None)) => (false, None),
+        None | Some(ChoiceField::Mode(ChoiceMode::Auto)) => (true, None),
+        Some(ChoiceField::Mode(ChoiceMode::Required)) => (true, Some(ToolChoice::REQUIRED)),
+        Some(ChoiceField::Named { function, .. }) => (true, Some(ToolChoice::function(function.name))),
+    };
+    if tool_choice.is_some() && chat.tools.is_none() {
+        return Err(Failure::field("tools", "is missing, which `tool_choice` needs"));
+    }
     let logprobs = chat.logprobs.filter(|is_wanted| *is_wanted);
     let stream = chat.stream.unwrap_or(false);
-    let request = WorkerChat {
+    let format = chat.response_format.as_ref().map(format).transpose()?.flatten();
+    let mut request = WorkerChat {
         model: &chat.model,
         messages: &messages,
         stream,
-        options,
-        format: chat.response_format.as_ref().map(format).transpose()?.flatten(),
+        format,
         tools: chat.tools.filter(|_| may_call),
+        tool_choice,
         think: effort.map(|effort| think(effort)).transpose()?,
         logprobs,
         top_logprobs: logprobs.map(|_| chat.top_logprobs.unwrap_or(0)),
         ..WorkerChat::default()
     };
-    let json = to_json(&request, body.len());
+    let requests = write_requests(&options, choices_of_each, &mut 0, |options| {
+        request.options = options.into();
+        to_json(&request, body.len())
+    })?;
     let include_usage = chat.stream_options.unwrap_or_default().include_usage;
-    Ok((json, ResponseOptions { model: chat.model, stream, include_usage }))
+    let is_single_call = chat.parallel_tool_calls == Some(false);
+    Ok((
+        requests,
+        ResponseOptions { model: chat.model, stream, include_usage, choices_of_each, is_single_call },
+    ))
 }
 
 fn format<'a>(format: &ResponseFormat<'a>) -> Result<Option<WorkerFormat<'a>>, Failure> {
@@ -266,8 +311,8 @@ mod tests {
     use super::*;
 
     fn translated(request: &Value) -> Result<Value, Failure> {
-        let (json, _) = translate(request.to_string().as_bytes())?;
-        Ok(serde_json::from_slice(&json).unwrap())
+        let (requests, _) = translate(request.to_string().as_bytes())?;
+        Ok(serde_json::from_slice(&requests[0]).unwrap())
     }
 
     #[test]
@@ -317,6 +362,9 @@ mod tests {
         };
         let auto = translated(json!({"tool_choice": "auto", "reasoning_effort": "minimal"}));
         assert_eq!((&auto["tools"], &auto["think"]), (&json!([{"type": "function"}]), &json!("low")));
+        let named = json!({"type": "function", "function": {"name": "f"}});
+        assert_eq!(translated(json!({"tool_choice": named}))["tool_choice"], named);
+        assert_eq!(translated(json!({"tool_choice": "required"}))["tool_choice"], "required");
         let none = translated(json!({"tool_choice": "none", "reasoning": {"effort": "none"}}));
         assert_eq!((none.get("tools"), &none["think"]), (None, &json!(false)));
         let plain = translated(json!({"tools": null, "tool_choice": null}));

@@ -2,13 +2,15 @@
 
 use axum::extract::State;
 use axum::response::Response;
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::choices::{choices_of_each, respond, write_requests};
 use super::reply::{Reply, Shape};
 use super::{ResponseOptions, Sampling, StreamOptions, text};
-use crate::api::worker_chat::{request_worker, to_json};
+use crate::api::worker_chat::{Target, to_json};
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse, parse_part};
@@ -29,21 +31,29 @@ struct Completion<'a> {
     echo: Option<bool>,
 }
 
-/// A prompt that is not one string.
+/// Prompts that are not one string.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a string, or a list with one string")]
-enum Prompt {
-    Listed([String; 1]),
+#[serde(
+    untagged,
+    expecting = "expected a string, a list of strings, a list of token ids, or a list of such lists"
+)]
+enum Prompts {
+    Texts(Vec<String>),
+    Ids(Vec<u32>),
+    IdLists(Vec<Vec<u32>>),
 }
 
 /// The request for a worker.
 #[derive(Serialize)]
 struct WorkerGenerate<'a> {
     model: &'a str,
+    #[serde(flatten)]
     prompt: WorkerPrompt<'a>,
     raw: bool,
     stream: bool,
     options: Value,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    echo: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     suffix: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,11 +62,24 @@ struct WorkerGenerate<'a> {
     top_logprobs: Option<u32>,
 }
 
-#[derive(Serialize)]
-#[serde(untagged)]
+#[derive(Clone, Serialize)]
 enum WorkerPrompt<'a> {
+    #[serde(rename = "prompt")]
     Written(&'a RawValue),
+    #[serde(rename = "prompt")]
     Listed(String),
+    #[serde(rename = "prompt_ids")]
+    Ids(Vec<u32>),
+}
+
+impl WorkerPrompt<'_> {
+    fn is_empty(&self) -> bool {
+        match self {
+            WorkerPrompt::Written(json) => json.get() == "\"\"",
+            WorkerPrompt::Listed(text) => text.is_empty(),
+            WorkerPrompt::Ids(ids) => ids.is_empty(),
+        }
+    }
 }
 
 pub(crate) async fn post(
@@ -65,43 +88,79 @@ pub(crate) async fn post(
     client: ClientAddress,
     body: InferenceBody,
 ) -> Result<Response, Failure> {
-    let (body, form) = body.translate(translate).await?;
-    let response = request_worker(&server, (&caller, client), &form.model, "/api/generate", body).await?;
-    Reply::new(Shape::Completion, form.model, form.include_usage)
-        .into_http_response(response, form.stream)
-        .await
+    let (bodies, options) = body.translate_each(translate).await?;
+    let (model, is_stream) = (options.model.clone(), options.stream);
+    let target = Target::resolve(&server, (&caller, client), &model, "/api/generate").await?;
+    let reply = Reply::new(Shape::Completion, options, bodies.len());
+    respond(target, bodies, reply, is_stream).await
 }
 
-/// Translates the request to ollama's format.
-fn translate(body: &[u8]) -> Result<(Vec<u8>, ResponseOptions), Failure> {
+/// Translates the request to ollama's format: a request for each choice of each prompt.
+fn translate(body: &[u8]) -> Result<(Vec<Bytes>, ResponseOptions), Failure> {
     let completion: Completion<'_> = parse(body)?;
     let sampling: Sampling = parse(body)?;
     let options = sampling.options()?;
-    if completion.echo == Some(true) {
-        return Err(Failure::Unsupported("echo is not supported"));
-    }
-    let prompt = match completion.prompt {
-        None => WorkerPrompt::Listed(String::new()),
-        Some(text) if text.get().starts_with('"') => WorkerPrompt::Written(text),
-        Some(list) => {
-            let Prompt::Listed([text]) = parse_part(list, || "prompt".to_owned())?;
-            WorkerPrompt::Listed(text)
-        }
-    };
+    let prompts = prompts(completion.prompt)?;
+    let choices_of_each = choices_of_each(sampling.n, prompts.len())?;
     let suffix = text(completion.suffix, || "suffix".to_owned())?.filter(|suffix| suffix.get() != "\"\"");
+    let echo = completion.echo == Some(true);
+    if echo && completion.logprobs.is_some() {
+        return Err(Failure::field("echo", "is not supported with `logprobs`"));
+    }
+    if echo && suffix.is_some() {
+        return Err(Failure::field("echo", "is not supported with `suffix`"));
+    }
     let stream = completion.stream.unwrap_or(false);
-    let request = WorkerGenerate {
-        model: &completion.model,
-        prompt,
-        // The prompt is continued, so no template is applied, except for a suffix.
-        raw: suffix.is_none(),
-        stream,
-        options,
-        suffix,
-        logprobs: completion.logprobs.map(|_| true),
-        top_logprobs: completion.logprobs,
-    };
-    let json = to_json(&request, body.len() + 128);
+    let (mut requests, mut copied_bytes) = (Vec::new(), 0);
+    for prompt in prompts {
+        if matches!(prompt, WorkerPrompt::Ids(_)) && suffix.is_some() {
+            return Err(Failure::field("suffix", "is not supported with token ids"));
+        }
+        let mut request = WorkerGenerate {
+            model: &completion.model,
+            prompt,
+            // The prompt is continued, so no template is applied, except for a suffix.
+            raw: suffix.is_none(),
+            stream,
+            options: Value::Null,
+            echo,
+            suffix,
+            logprobs: completion.logprobs.map(|_| true),
+            top_logprobs: completion.logprobs,
+        };
+        requests.extend(write_requests(&options, choices_of_each, &mut copied_bytes, |options| {
+            request.options = options.into();
+            to_json(&request, 1024)
+        })?);
+    }
     let include_usage = completion.stream_options.unwrap_or_default().include_usage;
-    Ok((json, ResponseOptions { model: completion.model, stream, include_usage }))
+    let options = ResponseOptions {
+        model: completion.model,
+        stream,
+        include_usage,
+        choices_of_each,
+        is_single_call: false,
+    };
+    Ok((requests, options))
+}
+
+/// The prompts of a request; at least one.
+fn prompts(prompt: Option<&RawValue>) -> Result<Vec<WorkerPrompt<'_>>, Failure> {
+    let listed = match prompt {
+        None => return Ok(vec![WorkerPrompt::Listed(String::new())]),
+        Some(text) if text.get().starts_with('"') => return Ok(vec![WorkerPrompt::Written(text)]),
+        Some(list) => parse_part(list, || "prompt".to_owned())?,
+    };
+    let prompts: Vec<WorkerPrompt<'_>> = match listed {
+        Prompts::Texts(texts) => texts.into_iter().map(WorkerPrompt::Listed).collect(),
+        Prompts::Ids(ids) => vec![WorkerPrompt::Ids(ids)],
+        Prompts::IdLists(lists) => lists.into_iter().map(WorkerPrompt::Ids).collect(),
+    };
+    // One empty text loads the model, as for ollama's clients.
+    let is_load = matches!(&prompts[..], [WorkerPrompt::Listed(_)]);
+    match prompts.iter().position(WorkerPrompt::is_empty) {
+        _ if prompts.is_empty() => Err(Failure::field("prompt", "is an empty list")),
+        Some(at) if !is_load => Err(Failure::field(format!("prompt[{at}]"), "is empty")),
+        _ => Ok(prompts),
+    }
 }

@@ -2,6 +2,7 @@
 //! Unknown fields are ignored, as its clients expect of servers other than OpenAI's, except by the Responses API.
 
 pub(crate) mod chat;
+mod choices;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod error;
@@ -51,12 +52,9 @@ struct StreamOptions {
 impl Sampling {
     /// Converts to ollama's `options`, with OpenAI's defaults. Unsupported settings that would change the
     /// response are refused.
-    fn options(&self) -> Result<Value, Failure> {
-        if [self.n, self.best_of].into_iter().flatten().any(|choices| choices != 1) {
-            return Err(Failure::Unsupported("n and best_of must be 1: a request gets one choice"));
-        }
-        if self.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty()) {
-            return Err(Failure::Unsupported("logit_bias is not supported"));
+    fn options(&self) -> Result<Map<String, Value>, Failure> {
+        if self.best_of.is_some_and(|best_of| best_of != self.n.unwrap_or(1)) {
+            return Err(Failure::field("best_of", "must be equal to `n`: all candidates are returned"));
         }
         let stop = match &self.stop {
             Some(Stop::One(text)) => vec![text.clone()],
@@ -68,13 +66,14 @@ impl Sampling {
             ("frequency_penalty", self.frequency_penalty.map(Value::from)),
             ("presence_penalty", self.presence_penalty.map(Value::from)),
             ("seed", self.seed.map(Value::from)),
+            ("logit_bias", self.logit_bias.clone().filter(|bias| !bias.is_empty()).map(Value::from)),
             ("stop", Some(stop).filter(|stop| !stop.is_empty()).map(Value::from)),
         ];
         let mut options = Map::new();
         options.insert("temperature".to_owned(), json!(self.temperature.unwrap_or(1.0)));
         options.insert("top_p".to_owned(), json!(self.top_p.unwrap_or(1.0)));
         options.extend(optional.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
-        Ok(Value::Object(options))
+        Ok(options)
     }
 }
 
@@ -83,6 +82,10 @@ struct ResponseOptions {
     model: String,
     stream: bool,
     include_usage: bool,
+    /// The number of choices for each prompt.
+    choices_of_each: usize,
+    /// Whether a choice has at most one tool call.
+    is_single_call: bool,
 }
 
 /// A field that must be a JSON string, unparsed. `field` returns its path.

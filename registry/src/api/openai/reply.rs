@@ -1,13 +1,12 @@
 //! Converts a worker's records to OpenAI's responses: one object, or server-sent events.
 
-use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use crate::api::inference::read_json;
-use crate::api::worker_records::{Step, send_events};
-use crate::gateway::WorkerResponse;
-use crate::http::{Failure, Json};
+use super::ResponseOptions;
 use crate::time::now_ms;
+
+/// The end of a stream.
+const DONE: &str = "data: [DONE]\n\n";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
@@ -20,108 +19,121 @@ pub(super) struct Reply {
     shape: Shape,
     id: String,
     created: i64,
-    model: String,
-    include_usage: bool,
+    options: ResponseOptions,
+    choices: Vec<Choice>,
+    usage: Usage,
+}
+
+/// The progress of one choice.
+#[derive(Clone, Default)]
+struct Choice {
     has_begun: bool,
-    has_called: bool,
+    calls: usize,
     /// Characters of the tokens whose log-probabilities have been sent.
     text_offset: usize,
 }
 
+/// Tokens of all choices. A prompt counts once, whatever the number of its choices.
+#[derive(Clone, Copy, Default)]
+struct Usage {
+    prompt: u64,
+    cached: u64,
+    completion: u64,
+}
+
 impl Reply {
-    pub(super) fn new(shape: Shape, model: String, include_usage: bool) -> Reply {
+    /// `choices`: the number of all choices.
+    pub(super) fn new(shape: Shape, options: ResponseOptions, choices: usize) -> Reply {
         let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{}", uuid::Uuid::new_v4().simple());
         let created = now_ms() / 1000;
-        Reply {
-            shape,
-            id,
-            created,
-            model,
-            include_usage,
-            has_begun: false,
-            has_called: false,
-            text_offset: 0,
-        }
+        let choices = vec![Choice::default(); choices];
+        Reply { shape, id, created, options, choices, usage: Usage::default() }
     }
 
-    pub(super) async fn into_http_response(
-        mut self,
-        response: WorkerResponse,
-        stream: bool,
-    ) -> Result<Response, Failure> {
-        if stream {
-            return Ok(self.events(response));
-        }
-        let record: Value = read_json(response).await?;
-        Ok(Json(self.single_response(&record)).into_response())
-    }
-
-    /// The response to a request without streaming.
-    fn single_response(&mut self, record: &Value) -> Value {
-        let mut choice = self.content(record, "message");
-        choice.insert("finish_reason".to_owned(), self.finish_reason(record));
-        let mut object = self.object([Value::Object(choice)].into(), "");
-        object["usage"] = usage(record);
+    /// The response to a request without streaming: a record for each choice.
+    pub(super) fn single_response(&mut self, records: &[Value]) -> Value {
+        let choices = records.iter().enumerate().map(|(index, record)| {
+            self.usage.add(record, index % self.options.choices_of_each == 0);
+            let mut choice = self.content(index, record, "message");
+            choice.insert("finish_reason".to_owned(), self.finish_reason(index, record));
+            Value::Object(choice)
+        });
+        let choices = choices.collect();
+        let mut object = self.object(choices, "");
+        object["usage"] = self.usage.json();
         object
     }
 
-    fn events(mut self, response: WorkerResponse) -> Response {
-        send_events(response, String::new(), move |step| match step {
-            Step::Record(record) => self.chunks(&record).iter().map(event).collect(),
-            Step::Failed(error) => event(&failed(&json!(error))),
-            Step::End => "data: [DONE]\n\n".to_owned(),
-        })
+    /// The events of one record of a choice: its text and, at the end, a finish reason.
+    pub(super) fn events(&mut self, index: usize, record: &Value) -> String {
+        self.chunks(index, record).iter().map(event).collect()
     }
 
-    /// The chunks of one record: its text and, at the end, a finish reason and the requested usage.
-    fn chunks(&mut self, record: &Value) -> Vec<Value> {
+    /// The events after the last record: the requested usage.
+    pub(super) fn last_events(&self) -> String {
+        let mut events = String::new();
+        if self.options.include_usage {
+            let mut counts = self.object(Vec::new(), ".chunk");
+            counts["usage"] = self.usage.json();
+            events.push_str(&event(&counts));
+        }
+        events + DONE
+    }
+
+    /// The events after a failure.
+    pub(super) fn failed_events(&self, message: &str) -> String {
+        event(&failed(message)) + DONE
+    }
+
+    fn chunks(&mut self, index: usize, record: &Value) -> Vec<Value> {
         let mut chunks = Vec::new();
         let is_done = record["done"] == json!(true);
-        let mut choice = self.content(record, "delta");
+        let mut choice = self.content(index, record, "delta");
         if !is_done || has_content(record) {
             choice.insert("finish_reason".to_owned(), Value::Null);
             chunks.push(self.object([Value::Object(choice)].into(), ".chunk"));
         }
         if is_done {
+            self.usage.add(record, index % self.options.choices_of_each == 0);
             let mut last = match self.shape {
-                Shape::Chat => json!({ "index": 0, "delta": {} }),
-                Shape::Completion => json!({ "index": 0, "text": "" }),
+                Shape::Chat => json!({ "index": index, "delta": {} }),
+                Shape::Completion => json!({ "index": index, "text": "" }),
             };
-            last["finish_reason"] = self.finish_reason(record);
+            last["finish_reason"] = self.finish_reason(index, record);
             chunks.push(self.object([last].into(), ".chunk"));
-            if self.include_usage {
-                let mut counts = self.object(Vec::new(), ".chunk");
-                counts["usage"] = usage(record);
-                chunks.push(counts);
-            }
         }
         chunks
     }
 
     /// The choice with a record's text, without its finish reason. `key` is the field of a chat's text.
-    fn content(&mut self, record: &Value, key: &str) -> Map<String, Value> {
+    fn content(&mut self, index: usize, record: &Value, key: &str) -> Map<String, Value> {
         let mut choice = Map::new();
-        choice.insert("index".to_owned(), json!(0));
+        choice.insert("index".to_owned(), json!(index));
         if self.shape == Shape::Completion {
             choice.insert("text".to_owned(), record["response"].clone());
             if let Some(tokens) = record["logprobs"].as_array() {
-                choice.insert("logprobs".to_owned(), self.completion_logprobs(tokens));
+                choice.insert("logprobs".to_owned(), self.choices[index].completion_logprobs(tokens));
             }
             return choice;
         }
         let worker_message = &record["message"];
         let mut message = Map::new();
         // A stream has the role only once.
-        if !std::mem::replace(&mut self.has_begun, true) {
+        if !std::mem::replace(&mut self.choices[index].has_begun, true) {
             message.insert("role".to_owned(), json!("assistant"));
         }
         message.insert("content".to_owned(), worker_message["content"].clone());
         if worker_message["thinking"].as_str().is_some_and(|text| !text.is_empty()) {
             message.insert("reasoning".to_owned(), worker_message["thinking"].clone());
         }
-        if let Some(calls) = worker_message["tool_calls"].as_array().filter(|calls| !calls.is_empty()) {
-            self.has_called = true;
+        let calls = worker_message["tool_calls"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let calls = match self.options.is_single_call {
+            true => &calls[..calls.len().min(1_usize.saturating_sub(self.choices[index].calls))],
+            false => calls,
+        };
+        if !calls.is_empty() {
+            self.choices[index].calls += calls.len();
             message.insert("tool_calls".to_owned(), calls.iter().enumerate().map(tool_call).collect());
         }
         choice.insert(key.to_owned(), Value::Object(message));
@@ -131,6 +143,29 @@ impl Reply {
         choice
     }
 
+    fn object(&self, choices: Vec<Value>, suffix: &str) -> Value {
+        let object = match self.shape {
+            Shape::Chat => format!("chat.completion{suffix}"),
+            // Its stream has no object name of its own.
+            Shape::Completion => "text_completion".to_owned(),
+        };
+        json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.options.model,
+            "system_fingerprint": "fp_lode", "choices": choices,
+        })
+    }
+
+    fn finish_reason(&self, index: usize, record: &Value) -> Value {
+        match record["done_reason"].as_str() {
+            // A truncated response may lack tool calls.
+            Some("length") => json!("length"),
+            _ if self.choices[index].calls > 0 => json!("tool_calls"),
+            _ => json!("stop"),
+        }
+    }
+}
+
+impl Choice {
     /// Log-probabilities in the format of completions: a list for each of their fields.
     fn completion_logprobs(&mut self, tokens: &[Value]) -> Value {
         let column = |key: &str| tokens.iter().map(|token| token[key].clone()).collect::<Value>();
@@ -158,26 +193,28 @@ impl Reply {
             "text_offset": tokens.iter().map(&mut offset).collect::<Vec<usize>>(),
         })
     }
+}
 
-    fn object(&self, choices: Vec<Value>, suffix: &str) -> Value {
-        let object = match self.shape {
-            Shape::Chat => format!("chat.completion{suffix}"),
-            // Its stream has no object name of its own.
-            Shape::Completion => "text_completion".to_owned(),
-        };
-        json!({
-            "id": self.id, "object": object, "created": self.created, "model": self.model,
-            "system_fingerprint": "fp_lode", "choices": choices,
-        })
+impl Usage {
+    /// Adds a choice's last record, with its prompt if `is_first` of the prompt.
+    fn add(&mut self, record: &Value, is_first: bool) {
+        let count = |name: &str| record[name].as_u64().unwrap_or(0);
+        self.completion += count("eval_count");
+        if is_first {
+            self.prompt += count("prompt_eval_count");
+            self.cached += count("prompt_cached_count");
+        }
     }
 
-    fn finish_reason(&self, record: &Value) -> Value {
-        match record["done_reason"].as_str() {
-            // A truncated response may lack tool calls.
-            Some("length") => json!("length"),
-            _ if self.has_called => json!("tool_calls"),
-            _ => json!("stop"),
+    fn json(self) -> Value {
+        let Usage { prompt, cached, completion } = self;
+        let mut usage = json!({
+            "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
+        });
+        if cached > 0 {
+            usage["prompt_tokens_details"] = json!({ "cached_tokens": cached });
         }
+        usage
     }
 }
 
@@ -195,20 +232,7 @@ fn tool_call((index, call): (usize, &Value)) -> Value {
     })
 }
 
-fn usage(record: &Value) -> Value {
-    let count = |name: &str| record[name].as_u64().unwrap_or(0);
-    let (prompt, completion) = (count("prompt_eval_count"), count("eval_count"));
-    let mut usage = json!({
-        "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
-    });
-    let cached = count("prompt_cached_count");
-    if cached > 0 {
-        usage["prompt_tokens_details"] = json!({ "cached_tokens": cached });
-    }
-    usage
-}
-
-fn failed(text: &Value) -> Value {
+fn failed(text: &str) -> Value {
     json!({ "error": { "message": text, "type": "api_error", "param": null, "code": null } })
 }
 
