@@ -1,12 +1,12 @@
 //! The files of a manifest in the registry: those of its file view, or else its named layers.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use lode_model::{
     digest::Digest,
-    files_view::{self, FileEntry, FileView, Segment},
-    manifest::{Descriptor, Manifest},
-    recognise::{ModelFile, Role},
+    files_view::{FileEntry, FileView, FileViewError},
+    manifest::Manifest,
+    recognise::files,
 };
 
 use crate::{
@@ -62,52 +62,15 @@ pub(crate) fn last_part(target: &Target) -> &str {
 /// The files of a model: those of its file view, or else every named layer and every named member of a plain
 /// tar.
 async fn entries(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
-    let Some(view) = FileView::find(manifest) else { return named_layer_entries(target, manifest).await };
-    let bytes = target.registry.blob_bytes(&target.repository, &view.digest, view.size.min(MAX_VIEW)).await?;
-    let about =
-        |error: files_view::FileViewError| Failure::with_source(format!("the file view of {target}"), &error);
-    let view = FileView::parse(&bytes).map_err(about)?;
-    view.check_layers(manifest).map_err(about)?;
-    // Files that were added to the model after the import are layers with a path.
-    let mut files = view.files;
-    let known: BTreeSet<String> = files.iter().map(|entry| entry.path.clone()).collect();
-    let is_extra = |layer: &&Descriptor| layer.file_path().is_some_and(is_extra_file);
-    for layer in manifest.layers.iter().filter(is_extra) {
-        let Some(path) = layer.file_path().filter(|path| !known.contains(*path)) else { continue };
-        files_view::check_path(path)
-            .map_err(|error| Failure::with_source(format!("a layer of {target}"), &error))?;
-        files.push(layer_entry(path.to_owned(), layer));
+    let about = |error: FileViewError| Failure::with_source(format!("the files of {target}"), &error);
+    if let Some(view) = FileView::find(manifest) {
+        let bytes =
+            target.registry.blob_bytes(&target.repository, &view.digest, view.size.min(MAX_VIEW)).await?;
+        let view = FileView::parse(&bytes).map_err(about)?;
+        return files::from_view(view, manifest).map_err(about);
     }
-    Ok(files)
-}
-
-/// Whether the path is in a folder for adapters or draft models.
-fn is_extra_file(path: &str) -> bool {
-    path.starts_with("adapter/") || path.starts_with("draft/")
-}
-
-/// A file that consists of one layer.
-fn layer_entry(path: String, layer: &Descriptor) -> FileEntry {
-    let segments = vec![Segment::Blob { digest: layer.digest.clone(), offset: 0, length: layer.size }];
-    let digest = Some(layer.digest.clone());
-    FileEntry { path, size: layer.size, digest, assembled: false, segments }
-}
-
-async fn named_layer_entries(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
-    let mut seen = BTreeSet::new();
-    let mut entries = Vec::new();
-    for file in artifact::read(target, manifest).await?.files {
-        let Some(path) = file_name(target, &file) else { continue };
-        files_view::check_path(&path)
-            .map_err(|error| Failure::with_source(format!("a layer of {target}"), &error))?;
-        if !seen.insert(path.clone()) {
-            return Err(Failure::new(format!("{target} has two files named `{path}`")));
-        }
-        let digest = Some(file.layer.digest.clone()).filter(|_| file.is_layer());
-        let ModelFile { layer, offset, size, .. } = file;
-        let segments = vec![Segment::Blob { digest: layer.digest.clone(), offset, length: size }];
-        entries.push(FileEntry { path, size, digest, assembled: false, segments });
-    }
+    let artifact = artifact::read(target, manifest).await?;
+    let entries = files::from_names(&artifact, last_part(target)).map_err(about)?;
     if entries.is_empty() {
         return Err(Failure::new(format!(
             "none of the layers of {target} has a file name ({} in all)",
@@ -118,12 +81,6 @@ async fn named_layer_entries(target: &Target, manifest: &Manifest) -> Outcome<Ve
         )));
     }
     Ok(entries)
-}
-
-/// The file's path in the manifest, or a default name for a GGUF.
-fn file_name(target: &Target, file: &ModelFile) -> Option<String> {
-    let obvious = || (file.role == Role::Gguf).then(|| format!("{}.gguf", last_part(target)));
-    file.path.clone().or_else(obvious)
 }
 
 /// The names of the files, for a hint.

@@ -54,6 +54,19 @@ pub enum Segment {
     Blob { digest: Digest, offset: u64, length: u64 },
 }
 
+impl FileEntry {
+    /// A file that is a part of one blob; `digest` is that of the file, where it is known.
+    pub fn in_blob(path: String, digest: Option<Digest>, segment: Segment) -> FileEntry {
+        FileEntry { path, size: segment.len(), digest, assembled: false, segments: vec![segment] }
+    }
+
+    /// A file that is a whole blob.
+    pub fn whole(path: String, digest: Digest, size: u64) -> FileEntry {
+        let segment = Segment::Blob { digest: digest.clone(), offset: 0, length: size };
+        FileEntry::in_blob(path, Some(digest), segment)
+    }
+}
+
 impl Segment {
     pub fn len(&self) -> u64 {
         match self {
@@ -76,7 +89,7 @@ pub enum FileViewError {
     Version { found: u32 },
     #[error(transparent)]
     Path(#[from] PathError),
-    #[error("file view has `{path}` twice")]
+    #[error("two files are named `{path}`")]
     Duplicate { path: String },
     #[error("file view has `{path}` as a file and as a folder")]
     FileAndFolder { path: String },
@@ -238,7 +251,7 @@ mod tests {
             refused(&view(vec![entry("../x", vec![])])),
             "`../x` is not a relative path of plain names"
         );
-        assert_eq!(refused(&view(vec![entry("a", vec![]), entry("a", vec![])])), "file view has `a` twice");
+        assert_eq!(refused(&view(vec![entry("a", vec![]), entry("a", vec![])])), "two files are named `a`");
         assert_eq!(
             refused(&view(vec![entry("a/b", vec![]), entry("a", vec![])])),
             "file view has `a` as a file and as a folder"

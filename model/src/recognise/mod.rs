@@ -3,6 +3,7 @@
 //! model. [`index`] lists its tensors and [`lineage`] says which models it was made from.
 
 mod file;
+pub mod files;
 pub mod index;
 mod kitfile;
 mod layout;
