@@ -158,10 +158,21 @@ fn lode_api() -> Router<ServerState> {
 
 /// Hugging Face's libraries.
 fn hugging_face_api() -> Router<ServerState> {
+    use hf::{list, models, refs, resolve, tree};
     Router::new()
         .route("/hf/oauth/device", post(hf::oauth::device))
         .route("/hf/oauth/token", post(hf::oauth::token))
         .route("/hf/api/whoami-v2", get(hf::whoami::get))
+        .route("/hf/api/models", get(list::list))
+        .route("/hf/api/models/{name}", get(models::main))
+        .route("/hf/api/models/{name}/revision/{revision}", get(models::revision))
+        .route("/hf/api/models/{name}/tree/{revision}", get(tree::root))
+        .route("/hf/api/models/{name}/tree/{revision}/{*path}", get(tree::folder))
+        .route("/hf/api/models/{name}/paths-info/{revision}", post(tree::paths_info))
+        .route("/hf/api/models/{name}/refs", get(refs::list))
+        .route("/hf/api/models/{name}/commits/{revision}", get(refs::commits))
+        .route("/hf/api/models/{name}/auth-check", get(refs::auth_check))
+        .route("/hf/{name}/resolve/{revision}/{*path}", get(resolve::get).head(resolve::head))
 }
 
 /// Browsers.

@@ -6,7 +6,7 @@ use http::{HeaderValue, Request, header};
 use crate::http::error::FailureExtension;
 use crate::http::pages::prefers_html;
 use crate::http::session_cookie::is_page;
-use crate::{Error, api, hub, oci};
+use crate::{Error, api, hf, hub, oci};
 
 /// Seconds after which a client may retry.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
@@ -69,7 +69,7 @@ pub(crate) fn format_failure(surface: Surface, id: &str, response: Response) -> 
         Surface::Anthropic => api::anthropic::error::respond(&failed.0, id),
         Surface::OpenAi => api::openai::error::respond(&failed.0),
         Surface::Lode => api::error::problem(&failed.0, id),
-        Surface::Hub => api::error::respond_hub(&failed.0),
+        Surface::Hub => hf::error::respond(&failed.0),
         Surface::Page => hub::failure_page(&failed.0),
         Surface::Ollama | Surface::Fallback => api::error::respond(&failed.0),
     };

@@ -27,6 +27,7 @@ mod gguf;
 mod guard;
 mod hostile_bodies;
 mod hostile_text;
+mod hub_clients;
 mod import;
 mod inference;
 mod kill;

@@ -12,16 +12,6 @@ pub(crate) fn respond(failure: &Failure) -> Response {
     (failure.status(), Json(json!({ "error": failure.message() }))).into_response()
 }
 
-/// Under `/hf`: Hugging Face's clients show the header.
-pub(crate) fn respond_hub(failure: &Failure) -> Response {
-    let mut response = respond(failure);
-    let message: String = failure.message().chars().filter(|c| c.is_ascii_graphic() || *c == ' ').collect();
-    if let Ok(value) = HeaderValue::from_str(&message) {
-        response.headers_mut().insert("x-error-message", value);
-    }
-    response
-}
-
 #[derive(Serialize)]
 struct Problem<'a> {
     /// Always `about:blank`: programs act on the status alone.

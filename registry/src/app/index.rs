@@ -196,7 +196,7 @@ impl Registry {
 
     /// Replaces uncompressed tars by the files inside them. Also returns why some of them could not be
     /// listed.
-    async fn expand_archives(
+    pub(super) async fn expand_archives(
         &self,
         repository: &Repository,
         artifact: Artifact,

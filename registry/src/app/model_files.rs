@@ -17,6 +17,7 @@ use moka::sync::Cache;
 use tokio::runtime::Handle;
 
 use super::Registry;
+use super::stored_file::StoredFile;
 use crate::Error;
 use crate::auth::Caller;
 use crate::error::chain;
@@ -32,25 +33,6 @@ pub(super) struct ModelFiles {
     files: BTreeMap<String, StoredFile>,
 }
 
-/// A file as the parts of blobs that it consists of, with the offset at which each begins.
-struct StoredFile {
-    size: u64,
-    digest: Option<Digest>,
-    segments: Arc<[(u64, Segment)]>,
-}
-
-impl StoredFile {
-    fn new(entry: FileEntry) -> StoredFile {
-        let mut start = 0;
-        let placed = entry.segments.into_iter().map(|segment| {
-            let at = start;
-            start += segment.len();
-            (at, segment)
-        });
-        StoredFile { segments: placed.collect(), size: entry.size, digest: entry.digest }
-    }
-}
-
 impl ModelFiles {
     /// Files that are one blob each.
     pub(super) fn whole(
@@ -59,7 +41,7 @@ impl ModelFiles {
         repository: Repository,
         files: impl IntoIterator<Item = (String, Digest, u64)>,
     ) -> ModelFiles {
-        let entries = files.into_iter().map(|(path, digest, size)| whole_file(path, digest, size));
+        let entries = files.into_iter().map(|(path, digest, size)| FileEntry::whole(path, digest, size));
         ModelFiles::new(registry, caller, repository, entries)
     }
 
@@ -126,11 +108,6 @@ impl Source for ModelFiles {
     }
 }
 
-fn whole_file(path: String, digest: Digest, size: u64) -> FileEntry {
-    let segments = vec![Segment::Blob { digest: digest.clone(), offset: 0, length: size }];
-    FileEntry { path, size, digest: Some(digest), assembled: false, segments }
-}
-
 /// The layers that are files of the model itself, whichever tool pushed them.
 fn layer_files(manifest: &Manifest, config: &[u8]) -> Result<Vec<FileEntry>, FileViewError> {
     let artifact = Artifact::read(manifest, Some(config));
@@ -142,7 +119,7 @@ fn layer_files(manifest: &Manifest, config: &[u8]) -> Result<Vec<FileEntry>, Fil
         let is_gguf = file.role == Role::Gguf;
         let Some(path) = file.path.or(is_gguf.then(|| GGUF_NAME.to_owned())) else { continue };
         check_path(&path)?;
-        let whole = whole_file(path.clone(), file.layer.digest.clone(), file.layer.size);
+        let whole = FileEntry::whole(path.clone(), file.layer.digest.clone(), file.layer.size);
         if entries.insert(path.clone(), whole).is_some() {
             return Err(FileViewError::Duplicate { path });
         }

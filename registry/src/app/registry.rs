@@ -19,6 +19,7 @@ use super::coalescing::Coalescer;
 use super::indexing::Indexing;
 use super::job_control::Jobs;
 use super::limits::{IndexLimits, Limits, UploadTimeouts};
+use super::manifest_files::FileLists;
 use super::measurements::Measurements;
 use super::rate_limits::RateLimits;
 use super::setup_link::SetupLink;
@@ -81,6 +82,8 @@ pub struct Inner {
     pub(super) retention: Retention,
     /// One collection at a time.
     pub(super) collecting: tokio::sync::Mutex<()>,
+    /// The files of manifests that were read last.
+    pub(super) file_lists: FileLists,
     /// Manifests that are being indexed as models.
     pub(crate) indexing: Indexing,
     pub(crate) index_limits: IndexLimits,
@@ -169,6 +172,7 @@ pub(crate) async fn open_idle(mut config: Config, limits: Limits) -> Result<Regi
         digests: Locks::default(),
         retention,
         collecting: tokio::sync::Mutex::default(),
+        file_lists: FileLists::default(),
         indexing: Indexing::default(),
         index_limits: limits.index,
         jobs: Jobs::default(),

@@ -23,13 +23,18 @@ pub(crate) fn not_modified(headers: &HeaderMap, digest: &Digest) -> Option<Respo
         return None;
     }
     let etag = etag(digest);
-    let names = |value: &HeaderValue| value.to_str().is_ok_and(|list| list_contains_tag(list, &etag));
-    if !headers.get_all(header::IF_NONE_MATCH).iter().any(names) {
+    if !matches_tag(headers, &etag) {
         return None;
     }
     let response_headers =
         [(header::ETAG, header_value(&etag)), (DOCKER_CONTENT_DIGEST, header_value(digest.as_str()))];
     Some((StatusCode::NOT_MODIFIED, response_headers).into_response())
+}
+
+/// Whether the client already has the content with this entity tag.
+pub(crate) fn matches_tag(headers: &HeaderMap, etag: &str) -> bool {
+    let names = |value: &HeaderValue| value.to_str().is_ok_and(|list| list_contains_tag(list, etag));
+    headers.get_all(header::IF_NONE_MATCH).iter().any(names)
 }
 
 /// Whether `etag` is in the list. A weak tag matches too, because equal digests mean equal bytes. Our tags

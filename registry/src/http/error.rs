@@ -15,7 +15,9 @@ use lode_model::reference::ReferenceError;
 use uuid::Uuid;
 
 use crate::Error;
-use crate::app::{AccountError, CreateError, PublisherError, SignOnError, TransferError};
+use crate::app::{
+    AccountError, CreateError, FilesError, PublisherError, SignOnError, TransferError,
+};
 use crate::auth::UnknownName;
 use crate::error::chain;
 use crate::gateway::GatewayError;
@@ -94,6 +96,10 @@ pub(crate) enum Failure {
     #[error(transparent)]
     UnknownName(UnknownName),
 
+    /// A request of Hugging Face's clients for a repository, a revision or a file.
+    #[error("{}", chain(.0))]
+    Files(FilesError),
+
     #[error("model is required")]
     ModelMissing,
     /// A push by a name without a host.
@@ -146,6 +152,11 @@ impl Failure {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Failure::Registry(error) | Failure::Upload { source: error, .. } => status_of(error),
+            Failure::Files(error) => match error {
+                FilesError::Registry(error) => status_of(error),
+                FilesError::Invalid(_) | FilesError::ViewTooLarge { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+                _ => StatusCode::NOT_FOUND,
+            },
             Failure::Gateway(error) => error.status(),
             Failure::Worker { status, .. } => *status,
             Failure::Id { .. }
@@ -232,7 +243,9 @@ impl Failure {
     /// The registry's own error, if it is one.
     pub(crate) fn error(&self) -> Option<&Error> {
         match self {
-            Failure::Registry(error) | Failure::Upload { source: error, .. } => Some(error),
+            Failure::Registry(error)
+            | Failure::Upload { source: error, .. }
+            | Failure::Files(FilesError::Registry(error)) => Some(error),
             _ => None,
         }
     }
@@ -329,6 +342,12 @@ impl From<AccountError> for Failure {
             AccountError::Registry(error) => Failure::Registry(error),
             error => Failure::Account(error),
         }
+    }
+}
+
+impl From<FilesError> for Failure {
+    fn from(error: FilesError) -> Failure {
+        Failure::Files(error)
     }
 }
 

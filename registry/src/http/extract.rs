@@ -56,6 +56,15 @@ impl Segment for Spellings {
     }
 }
 
+/// A repository as Hugging Face's clients name it: without regard to case.
+pub(crate) struct HubName(pub(crate) Repository);
+
+impl Segment for HubName {
+    fn parse(text: &str, _: &HeaderMap) -> Result<Self, Failure> {
+        Ok(HubName(text.to_ascii_lowercase().parse()?))
+    }
+}
+
 impl Segment for Reference {
     fn parse(text: &str, _: &HeaderMap) -> Result<Self, Failure> {
         Ok(text.parse()?)
@@ -100,6 +109,17 @@ impl<A: Segment, B: Segment, S: Send + Sync> FromRequestParts<S> for Path<(A, B)
     }
 }
 
+impl<A: Segment, B: Segment, C: Segment, S: Send + Sync> FromRequestParts<S> for Path<(A, B, C)> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let params = params(parts, state).await?;
+        let [first, second, third] = segments(&params)?;
+        let headers = &parts.headers;
+        Ok(Path((A::parse(first, headers)?, B::parse(second, headers)?, C::parse(third, headers)?)))
+    }
+}
+
 async fn params<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<RawPathParams, Failure> {
     RawPathParams::from_request_parts(parts, state).await.map_err(|_| Failure::Path)
 }
@@ -119,6 +139,11 @@ impl Query {
 
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// A switch, as Python writes it, too.
+    pub(crate) fn is_true(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1")
     }
 
     pub(crate) fn digest(&self, name: &str) -> Result<Option<Digest>, Failure> {

@@ -26,6 +26,9 @@ pub(crate) fn fold_name(mut request: Request) -> Request {
 
 /// The path with the slashes of its repository name escaped; None if there is nothing to escape.
 fn fold_path(path: &str) -> Option<String> {
+    if let Some(rest) = path.strip_prefix("/hf/") {
+        return fold_hub_path(rest);
+    }
     const PREFIXES: [&str; 6] = [
         "/v2/",
         "/lode/v1/models/",
@@ -39,6 +42,25 @@ fn fold_path(path: &str) -> Option<String> {
     let name_len = if prefix == "/v2/" { name_len_v2(rest)? } else { rest.rfind('/')? };
     let (name, tail) = rest.split_at(name_len);
     name.contains('/').then(|| format!("{prefix}{}{tail}", name.replace('/', "%2F")))
+}
+
+/// The same for a path after `/hf/`, which ends in a file's path: the name ends before the part that names the
+/// operation. Most names have two parts, so that this is tried first.
+fn fold_hub_path(path: &str) -> Option<String> {
+    const OPERATIONS: [&str; 6] = ["revision", "tree", "paths-info", "refs", "commits", "auth-check"];
+    let (prefix, rest, operations): (&str, &str, &[&str]) = match path.strip_prefix("api/models/") {
+        Some(rest) => ("/hf/api/models/", rest, &OPERATIONS),
+        None if path.starts_with("api/") || path.starts_with("oauth/") => return None,
+        None => ("/hf/", path, &["resolve"]),
+    };
+    let parts: Vec<&str> = rest.split('/').collect();
+    let is_operation = |at: &usize| parts.get(*at).is_some_and(|part| operations.contains(part));
+    let end = [2, 1].into_iter().chain(3..parts.len()).find(is_operation).unwrap_or(parts.len());
+    if end < 2 {
+        return None;
+    }
+    let tail: String = parts[end..].iter().flat_map(|part| ["/", part]).collect();
+    Some(format!("{prefix}{}{tail}", parts[..end].join("%2F")))
 }
 
 /// The length of the repository's name in the path after `/v2/`.
@@ -90,6 +112,23 @@ mod tests {
             ("/lode/v1/repositories/a/b/tags", Some("/lode/v1/repositories/a%2Fb/tags")),
             ("/lode/v1/repositories/a/tags/manifests", Some("/lode/v1/repositories/a%2Ftags/manifests")),
             ("/api/tags/list", None),
+            ("/hf/api/models", None),
+            ("/hf/api/models/gpt2", None),
+            ("/hf/api/models/gpt2/revision/main", None),
+            ("/hf/api/models/a/b", Some("/hf/api/models/a%2Fb")),
+            ("/hf/api/models/a/b/c", Some("/hf/api/models/a%2Fb%2Fc")),
+            (
+                "/hf/api/models/a/b/revision/refs%2Fpr%2F1",
+                Some("/hf/api/models/a%2Fb/revision/refs%2Fpr%2F1"),
+            ),
+            ("/hf/api/models/a/b/tree/main/x/tree/y", Some("/hf/api/models/a%2Fb/tree/main/x/tree/y")),
+            ("/hf/api/models/a/b/c/refs", Some("/hf/api/models/a%2Fb%2Fc/refs")),
+            ("/hf/api/models/a/tree/tree/main", Some("/hf/api/models/a%2Ftree/tree/main")),
+            ("/hf/a/b/resolve/main/x/y", Some("/hf/a%2Fb/resolve/main/x/y")),
+            ("/hf/a/resolve/main/x/y", None),
+            ("/hf/a/b/c/resolve/main/x", Some("/hf/a%2Fb%2Fc/resolve/main/x")),
+            ("/hf/api/whoami-v2", None),
+            ("/hf/oauth/token", None),
         ];
         for (path, expect) in cases {
             assert_eq!(fold_path(path).as_deref(), expect, "{path}");

@@ -30,6 +30,11 @@ pub(crate) struct Links {
 }
 
 impl Links {
+    /// Absolute URLs, as far as this server knows its own.
+    pub(crate) fn absolute(parts: &Parts, config: &Config) -> Links {
+        Links { base: own_base_url(parts, config).unwrap_or_default() }
+    }
+
     pub(crate) fn blob(&self, repository: &Repository, digest: &Digest) -> String {
         format!("{}/v2/{repository}/blobs/{digest}", self.base)
     }

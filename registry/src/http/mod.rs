@@ -27,5 +27,5 @@ pub(crate) mod stall;
 pub(crate) mod state;
 
 pub(crate) use error::Failure;
-pub(crate) use extract::{Json, JsonBody, Path, Query, RequestBody};
+pub(crate) use extract::{HubName, Json, JsonBody, Path, Query, RequestBody};
 pub(crate) use links::{Links, OwnHosts, page};

@@ -14,7 +14,7 @@ use crate::time::now_ms;
 const INSERT_ROWS: usize = 200;
 
 /// An indexed manifest. `format` is empty if it is not a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ModelRow {
     pub(crate) format: String,
     pub(crate) architecture: Option<String>,
@@ -28,7 +28,7 @@ pub(crate) struct ModelRow {
 
 /// The columns of a model, all null where a left join found no row.
 #[derive(sqlx_macros::FromRow)]
-struct ModelColumns {
+pub(super) struct ModelColumns {
     format: Option<String>,
     architecture: Option<String>,
     parameters: Option<i64>,
@@ -39,7 +39,7 @@ struct ModelColumns {
 }
 
 impl ModelColumns {
-    fn decode(self) -> Result<Option<ModelRow>, Error> {
+    pub(super) fn decode(self) -> Result<Option<ModelRow>, Error> {
         let (Some(format), Some(size_bytes), Some(tensor_count)) =
             (self.format, self.size_bytes, self.tensor_count)
         else {

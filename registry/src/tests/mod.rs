@@ -16,6 +16,7 @@ mod first_account;
 mod gateway;
 mod guessing;
 mod hidden;
+mod hub;
 mod issuer;
 mod jobs;
 mod layouts;

@@ -200,6 +200,17 @@ pub(super) const ROUTES: &[Route] = &[
     ("PUT", "/lode/v1/protected-tags", r#"{"target":"team/*","patterns":[]}"#, Maintain, &[204]),
     ("GET", "/lode/v1/audit", "", Inspect, &[200]),
     ("GET", "/hf/api/whoami-v2", "", Identity, &[200]),
+    ("GET", "/hf/api/models", "", List, &[200]),
+    ("GET", "/hf/api/models/{name}", "", Pull, &[200]),
+    ("GET", "/hf/api/models/{name}/revision/{revision}", "", Pull, &[200]),
+    ("GET", "/hf/api/models/{name}/tree/{revision}", "", Pull, &[200]),
+    ("GET", "/hf/api/models/{name}/tree/{revision}/{*path}", "", Pull, &[404]),
+    ("POST", "/hf/api/models/{name}/paths-info/{revision}", "paths=x", Pull, &[200]),
+    ("GET", "/hf/api/models/{name}/refs", "", Pull, &[200]),
+    ("GET", "/hf/api/models/{name}/commits/{revision}", "", Pull, &[200]),
+    ("GET", "/hf/api/models/{name}/auth-check", "", Pull, &[200]),
+    ("GET", "/hf/{name}/resolve/{revision}/{*path}", "", Pull, &[404]),
+    ("HEAD", "/hf/{name}/resolve/{revision}/{*path}", "", Pull, &[404]),
     ("GET", "/device", "", Session, &[200]),
     ("POST", "/device", "", Session, &[404]),
     ("GET", "/connect", "", Session, &[400]),
@@ -244,6 +255,8 @@ pub(super) fn address(method: &str, route: &str) -> String {
         .replace("{account}", "carol")
         .replace("{digest}", ZERO)
         .replace("{reference}", "latest")
+        .replace("{revision}", "main")
+        .replace("{*path}", "none/none.json")
         .replace("{id}", ID)
         .replace("{*model}", "team/mini")
         .replace("{provider}", "corp");

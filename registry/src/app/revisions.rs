@@ -1,0 +1,180 @@
+//! Repositories as Hugging Face's clients see them: a tag is a revision with a commit id, the branch `main` is the tag
+//! `main` or else `latest`, and listings have one entry for each repository with a model.
+
+use std::sync::Arc;
+
+use lode_model::digest::Digest;
+use lode_model::reference::{Reference, Repository, Tag};
+
+use super::{FilesError, ManifestFiles, Page, Registry, StoredManifest};
+use crate::Error;
+use crate::auth::{Action, Caller, Target};
+use crate::store::{ModelFactsRow, ModelQuery, ModelRow};
+
+/// The branch that clients request unless they name a revision.
+const MAIN: &str = "main";
+/// The length of a commit id, in hexadecimal digits.
+const COMMIT_LEN: usize = 40;
+/// How many tags an error names.
+const NAMED_TAGS: i64 = 10;
+/// How many tags are listed as revisions.
+const MAX_TAGS: i64 = 10_000;
+/// The longest page of models, and the default.
+const PAGE: u32 = 1000;
+
+/// The commit id of a manifest: the first digits of its digest.
+pub(crate) fn commit_id(digest: &Digest) -> &str {
+    &digest.hex()[..COMMIT_LEN]
+}
+
+/// A revision of a repository: a manifest, and its files.
+#[derive(Clone, Debug)]
+pub(crate) struct Revision {
+    pub(crate) repository: Repository,
+    /// As the client has named it.
+    pub(crate) name: String,
+    /// The tag or digest to which the name leads.
+    pub(crate) reference: Reference,
+    pub(crate) digest: Digest,
+    pub(crate) files: Arc<ManifestFiles>,
+}
+
+impl Revision {
+    pub(crate) fn commit(&self) -> &str {
+        commit_id(&self.digest)
+    }
+
+    pub(crate) fn entry_unknown(&self, path: &str) -> FilesError {
+        FilesError::EntryUnknown {
+            path: path.to_owned(),
+            revision: self.name.clone(),
+            commit: self.commit().to_owned(),
+        }
+    }
+}
+
+/// What a listing shows of a repository with a model.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelFacts {
+    pub(crate) repository: Repository,
+    /// The manifest of `main`, or of the tag that was moved last.
+    pub(crate) digest: Digest,
+    pub(crate) created_at: i64,
+    pub(crate) modified_at: i64,
+    /// Empty if the manifest is no model or is not indexed yet.
+    pub(crate) model: ModelRow,
+    /// Whether a client without credentials may not read it.
+    pub(crate) is_private: bool,
+}
+
+impl Registry {
+    /// The manifest of a revision, and its files.
+    pub(crate) async fn revision(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        name: &str,
+    ) -> Result<Revision, FilesError> {
+        let (reference, stored) = self.revision_manifest(caller, repository, name).await?;
+        let files = self.manifest_files(caller, repository, &stored, name).await?;
+        let (repository, name, digest) = (repository.clone(), name.to_owned(), stored.digest);
+        Ok(Revision { repository, name, reference, digest, files })
+    }
+
+    async fn revision_manifest(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        name: &str,
+    ) -> Result<(Reference, StoredManifest), FilesError> {
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
+        let mut candidates: Vec<Reference> = Vec::new();
+        if is_commit(name)
+            && let Some(digest) = self.store.manifest_of_commit(repository, name).await?
+        {
+            candidates.push(Reference::Digest(digest));
+        }
+        candidates.extend(name.parse::<Reference>());
+        if name == MAIN {
+            candidates.push(Reference::Tag(Tag::default()));
+        }
+        for reference in candidates {
+            match self.manifest_get(caller, repository, &reference).await {
+                Ok(stored) => return Ok((reference, stored)),
+                Err(Error::ManifestUnknown { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let tags = self.store.tag_page(repository, "", NAMED_TAGS).await?;
+        if tags.is_empty() && !self.store.repository_exists(repository).await? {
+            return Err(Error::NameUnknown { repository: repository.clone() }.into());
+        }
+        let tags = tags.iter().map(Tag::to_string).collect();
+        Err(FilesError::RevisionUnknown { revision: name.to_owned(), tags })
+    }
+
+    /// The tags of a repository with their manifests, in name order.
+    pub(crate) async fn revisions(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Result<Vec<(Tag, Digest)>, Error> {
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
+        let tags = self.store.tag_targets(repository, MAX_TAGS).await?;
+        if tags.is_empty() && !self.store.repository_exists(repository).await? {
+            return Err(Error::NameUnknown { repository: repository.clone() });
+        }
+        Ok(tags)
+    }
+
+    /// What is known of the model of a revision.
+    pub(crate) async fn revision_facts(&self, revision: &Revision) -> Result<ModelFacts, Error> {
+        let (repository, digest) = (&revision.repository, &revision.digest);
+        let model = self.store.model_find(digest).await?;
+        let (modified_at, _) = self.store.manifest_change(repository, &revision.reference).await?;
+        let created_at = self.store.repository_created_at(repository).await?.unwrap_or(modified_at);
+        Ok(ModelFacts {
+            repository: repository.clone(),
+            digest: digest.clone(),
+            created_at,
+            modified_at,
+            model: model.unwrap_or_default(),
+            is_private: self.is_private(repository).await?,
+        })
+    }
+
+    /// Repositories with a model that the caller may read.
+    pub(crate) async fn models_of_repositories(
+        &self,
+        caller: &Caller,
+        query: &ModelQuery,
+    ) -> Result<Page<ModelFacts>, Error> {
+        self.authorize(caller, Action::List, Target::Catalog).await?;
+        let limit = query.limit.map_or(PAGE, |limit| limit.clamp(1, PAGE));
+        let filter = self.list_filter(caller).await?;
+        let rows = self.store.repositories_with_models(&filter, query, i64::from(limit) + 1).await?;
+        let rows = Page::cut(rows, limit);
+        let mut items = Vec::with_capacity(rows.items.len());
+        for row in rows.items {
+            let ModelFactsRow { repository, digest, created_at, modified_at, model } = row;
+            let is_private = self.is_private(&repository).await?;
+            items.push(ModelFacts { repository, digest, created_at, modified_at, model, is_private });
+        }
+        Ok(Page { items, more: rows.more })
+    }
+
+    async fn is_private(&self, repository: &Repository) -> Result<bool, Error> {
+        Ok(!self.may(&Caller::ANONYMOUS, Action::Pull, repository).await?)
+    }
+}
+
+/// The tag that is the branch `main`.
+pub(crate) fn main_tag(tags: &[(Tag, Digest)]) -> Option<&(Tag, Digest)> {
+    let named = |wanted: &str| tags.iter().find(|(tag, _)| tag.as_str() == wanted);
+    named(MAIN).or_else(|| named(Tag::default().as_str()))
+}
+
+/// Whether a revision has the form of a commit id.
+fn is_commit(name: &str) -> bool {
+    name.len() == COMMIT_LEN && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}

@@ -1,0 +1,140 @@
+//! `/hf/api/models`: repositories with a model, by name, tags, size and age.
+
+use axum::extract::State;
+use axum::response::Response;
+use http::request::Parts;
+use serde_json::Value;
+
+use super::models::{expanded, object};
+use crate::Registry;
+use crate::app::{ModelQuery, ModelSort};
+use crate::auth::Caller;
+use crate::http::{Failure, Json, Links, Query, page};
+
+/// How many conditions of one kind a query may have.
+const MAX_CONDITIONS: usize = 16;
+/// Conditions on properties that no model here has.
+const UNMATCHED: [&str; 5] = ["pipeline_tag", "apps", "inference", "inference_provider", "trained_dataset"];
+/// The parameters that the next page repeats.
+const REPEATED: [&str; 9] =
+    ["search", "author", "filter", "num_parameters", "sort", "limit", "full", "expand", "gated"];
+
+pub(crate) async fn list(
+    State(registry): State<Registry>,
+    caller: Caller,
+    parts: Parts,
+    query: Query,
+) -> Result<Response, Failure> {
+    let asked = read(&query)?;
+    // Checks the caller, too, if nothing can match.
+    let found = registry.models_of_repositories(&caller, &asked).await?;
+    let is_matched = UNMATCHED.iter().all(|name| query.get(name).is_none()) && !query.is_true("gated");
+    let items = if is_matched { found.items } else { Vec::new() };
+    let next = items.last().filter(|_| found.more).map(|last| {
+        let key = match asked.sort {
+            ModelSort::Name => 0,
+            ModelSort::Modified => last.modified_at,
+            ModelSort::Created => last.created_at,
+        };
+        let cursor = format!("{key}:{}", last.repository);
+        let mut parameters: Vec<(&str, &str)> = Vec::new();
+        for name in REPEATED {
+            parameters.extend(query.all(name).map(|value| (name, value)));
+        }
+        parameters.push(("cursor", &cursor));
+        Links::absolute(&parts, registry.config()).next("/hf/api/models", &parameters)
+    });
+    let objects: Vec<Value> =
+        items.iter().map(|facts| Value::Object(expanded(object(facts), &query))).collect();
+    Ok(page(Json(objects), next))
+}
+
+fn read(query: &Query) -> Result<ModelQuery, Failure> {
+    let lower = |name: &'static str| -> Result<Vec<String>, Failure> {
+        let values: Vec<String> = query.all(name).map(str::to_lowercase).collect();
+        match values.len() <= MAX_CONDITIONS {
+            true => Ok(values),
+            false => Err(invalid(query, name, "at most 16 values")),
+        }
+    };
+    let sort = match query.get("sort") {
+        None | Some("downloads" | "likes" | "trendingScore" | "trending_score") => ModelSort::Name,
+        Some("lastModified" | "last_modified") => ModelSort::Modified,
+        Some("createdAt" | "created_at") => ModelSort::Created,
+        Some(_) => {
+            return Err(invalid(query, "sort", "lastModified, createdAt, downloads, likes or trendingScore"));
+        }
+    };
+    let (mut min_parameters, mut max_parameters) = (None, None);
+    for bound in query.get("num_parameters").unwrap_or_default().split(',').filter(|part| !part.is_empty()) {
+        let unknown = || invalid(query, "num_parameters", "min:6B,max:128B");
+        let (kind, number) = bound.split_once(':').ok_or_else(unknown)?;
+        let number = parameters(number).ok_or_else(unknown)?;
+        match kind {
+            "min" => min_parameters = Some(number),
+            "max" => max_parameters = Some(number),
+            _ => return Err(unknown()),
+        }
+    }
+    let after = match query.get("cursor") {
+        Some(cursor) => {
+            let parsed =
+                cursor.split_once(':').and_then(|(key, name)| Some((key.parse().ok()?, name.to_owned())));
+            Some(parsed.ok_or_else(|| invalid(query, "cursor", "the value of a Link header"))?)
+        }
+        None => None,
+    };
+    Ok(ModelQuery {
+        search: lower("search")?,
+        author: query.get("author").map(str::to_lowercase),
+        tags: lower("filter")?,
+        min_parameters,
+        max_parameters,
+        sort,
+        after,
+        limit: query.limit("limit")?,
+    })
+}
+
+fn invalid(query: &Query, name: &'static str, expected: &'static str) -> Failure {
+    Failure::Query { name, value: query.get(name).unwrap_or_default().to_owned(), expected }
+}
+
+/// A number such as `6B` or `360m`.
+fn parameters(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" => 1.0,
+        "K" => 1e3,
+        "M" => 1e6,
+        "B" => 1e9,
+        "T" => 1e12,
+        _ => return None,
+    };
+    let number: f64 = digits.parse().ok()?;
+    (number >= 0.0 && number.is_finite()).then_some((number * factor) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_parameters_are_read() {
+        let cases = [
+            ("6B", Some(6_000_000_000)),
+            ("1.5b", Some(1_500_000_000)),
+            ("360M", Some(360_000_000)),
+            ("12", Some(12)),
+            ("0", Some(0)),
+            ("", None),
+            ("-1B", None),
+            ("6X", None),
+            ("B", None),
+            ("infB", None),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(parameters(text), expect, "{text}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! `/hf/api/models/{name}` and `/hf/api/models/{name}/revision/{revision}`: what is known of a model, with its files.
+
+use axum::extract::State;
+use lode_model::reference::Repository;
+use serde_json::{Map, Value, json};
+
+use super::entries::{TreeEntry, hub_time};
+use crate::Registry;
+use crate::app::{ManifestFile, ModelFacts, Revision, commit_id};
+use crate::auth::Caller;
+use crate::http::{Failure, HubName, Json, Path, Query};
+
+/// The revision of requests that name none.
+const MAIN: &str = "main";
+
+pub(crate) async fn main(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(HubName(repository)): Path<HubName>,
+    query: Query,
+) -> Result<Json<Value>, Failure> {
+    show(&registry, &caller, &repository, MAIN, &query).await
+}
+
+pub(crate) async fn revision(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((HubName(repository), name)): Path<(HubName, String)>,
+    query: Query,
+) -> Result<Json<Value>, Failure> {
+    show(&registry, &caller, &repository, &name, &query).await
+}
+
+async fn show(
+    registry: &Registry,
+    caller: &Caller,
+    repository: &Repository,
+    name: &str,
+    query: &Query,
+) -> Result<Json<Value>, Failure> {
+    let revision = registry.revision(caller, repository, name).await?;
+    registry.audit_pull(caller, repository, &revision.digest);
+    let facts = registry.revision_facts(&revision).await?;
+    let mut object = object(&facts);
+    object.insert("siblings".to_owned(), siblings(&revision, query.is_true("blobs")));
+    Ok(Json(Value::Object(expanded(object, query))))
+}
+
+fn siblings(revision: &Revision, with_sizes: bool) -> Value {
+    let sibling = |(path, file): (&String, &ManifestFile)| match with_sizes {
+        false => json!({ "rfilename": path }),
+        true => {
+            let entry = json!(TreeEntry::file(path, file, None));
+            let mut sibling = json!({"rfilename": path, "size": entry["size"], "blobId": entry["oid"]});
+            if let Some(lfs) = entry.get("lfs") {
+                sibling["lfs"] =
+                    json!({"sha256": lfs["oid"], "size": lfs["size"], "pointerSize": lfs["pointerSize"]});
+            }
+            sibling
+        }
+    };
+    revision.files.files.iter().map(sibling).collect()
+}
+
+/// The fields that a listing shows, too.
+pub(super) fn object(facts: &ModelFacts) -> Map<String, Value> {
+    let (name, model) = (facts.repository.as_str(), &facts.model);
+    let format = Some(&model.format).filter(|format| !format.is_empty());
+    let tags = [format, model.architecture.as_ref(), model.quantization.as_ref()];
+    let mut object = json!({
+        "_id": commit_id(&facts.digest),
+        "id": name,
+        "modelId": name,
+        "sha": commit_id(&facts.digest),
+        "lastModified": hub_time(facts.modified_at),
+        "createdAt": hub_time(facts.created_at),
+        "private": facts.is_private,
+        "disabled": false,
+        "gated": false,
+        "downloads": 0,
+        "likes": 0,
+        "tags": tags.iter().flatten().collect::<Vec<_>>(),
+        "usedStorage": model.size_bytes,
+    });
+    if let Some((author, _)) = name.split_once('/') {
+        object["author"] = author.into();
+    }
+    if let Some(total) = model.parameters {
+        match model.format.as_str() {
+            "safetensors" => {
+                let ty = model.quantization.as_deref().unwrap_or("unknown");
+                object["safetensors"] = json!({"parameters": {ty: total}, "total": total});
+            }
+            "gguf" => object["gguf"] = json!({"total": total, "architecture": model.architecture}),
+            _ => {}
+        }
+    }
+    match object {
+        Value::Object(object) => object,
+        _ => Map::new(),
+    }
+}
+
+/// Only the fields that the query names, if it names any.
+pub(super) fn expanded(mut object: Map<String, Value>, query: &Query) -> Map<String, Value> {
+    let wanted: Vec<&str> = query.all("expand").collect();
+    if !wanted.is_empty() {
+        object.retain(|name, _| ["_id", "id"].contains(&name.as_str()) || wanted.contains(&name.as_str()));
+    }
+    object
+}

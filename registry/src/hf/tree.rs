@@ -1,0 +1,123 @@
+//! `/hf/api/models/{name}/tree/{revision}`: the files of a revision, and `paths-info`: some of them.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use http::request::Parts;
+use http::{HeaderMap, header};
+use lode_client::read_body;
+use lode_model::reference::Repository;
+use serde::Deserialize;
+
+use super::entries::{LastCommit, TreeEntry, below, named};
+use crate::Registry;
+use crate::app::Revision;
+use crate::auth::Caller;
+use crate::http::extract::parse;
+use crate::http::{Failure, HubName, Json, Links, Path, Query, page};
+
+/// The longest page of a client that asks for pages. Others get everything at once.
+const MAX_PAGE: usize = 10_000;
+/// The largest body with paths.
+const MAX_PATHS_BYTES: usize = 1 << 20;
+
+pub(crate) async fn root(
+    State(registry): State<Registry>,
+    caller: Caller,
+    parts: Parts,
+    Path((HubName(repository), revision)): Path<(HubName, String)>,
+    query: Query,
+) -> Result<Response, Failure> {
+    list(&registry, &caller, &parts, (&repository, &revision, ""), &query).await
+}
+
+pub(crate) async fn folder(
+    State(registry): State<Registry>,
+    caller: Caller,
+    parts: Parts,
+    Path((HubName(repository), revision, path)): Path<(HubName, String, String)>,
+    query: Query,
+) -> Result<Response, Failure> {
+    list(&registry, &caller, &parts, (&repository, &revision, path.trim_matches('/')), &query).await
+}
+
+async fn list(
+    registry: &Registry,
+    caller: &Caller,
+    parts: &Parts,
+    (repository, name, folder): (&Repository, &str, &str),
+    query: &Query,
+) -> Result<Response, Failure> {
+    let revision = registry.revision(caller, repository, name).await?;
+    let last_commit = last_commit(registry, &revision, query.is_true("expand")).await?;
+    let entries = below(&revision, folder, query.is_true("recursive"), last_commit.as_ref());
+    let mut entries = entries.ok_or_else(|| revision.entry_unknown(folder))?;
+    let Some(limit) = query.limit("limit")? else { return Ok(page(Json(entries), None)) };
+    let limit = (limit as usize).clamp(1, MAX_PAGE);
+    let from = usize::try_from(query.number("cursor")?.unwrap_or_default()).unwrap_or(usize::MAX);
+    let until = from.saturating_add(limit);
+    let next = (until < entries.len()).then(|| {
+        let path = parts.uri.path();
+        let (limit, until) = (limit.to_string(), until.to_string());
+        let mut parameters = vec![("limit", limit.as_str()), ("cursor", until.as_str())];
+        let given = ["recursive", "expand"].into_iter().filter_map(|name| Some((name, query.get(name)?)));
+        parameters.extend(given);
+        Links::absolute(parts, registry.config()).next(path, &parameters)
+    });
+    entries.truncate(until);
+    entries.drain(..from.min(entries.len()));
+    Ok(page(Json(entries), next))
+}
+
+/// The body is a form or JSON.
+pub(crate) async fn paths_info(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((HubName(repository), name)): Path<(HubName, String)>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<Vec<TreeEntry>>, Failure> {
+    let revision = registry.revision(&caller, &repository, &name).await?;
+    let mut charge = registry.body_budget().charge();
+    let bytes = read_body(body, MAX_PATHS_BYTES, &mut charge).await?;
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let asked = match kind.is_some_and(|kind| kind.starts_with("application/json")) {
+        true => parse::<PathsRequest>(&bytes)?,
+        false => PathsRequest::of_form(&bytes),
+    };
+    let last_commit = last_commit(&registry, &revision, asked.expand).await?;
+    Ok(Json(named(&revision, asked.paths.iter().map(String::as_str), last_commit.as_ref())))
+}
+
+#[derive(Default, Deserialize)]
+struct PathsRequest {
+    paths: Vec<String>,
+    #[serde(default)]
+    expand: bool,
+}
+
+impl PathsRequest {
+    fn of_form(bytes: &[u8]) -> PathsRequest {
+        let mut asked = PathsRequest::default();
+        for (name, value) in url::form_urlencoded::parse(bytes) {
+            match name.as_ref() {
+                "paths" => asked.paths.push(value.into_owned()),
+                "expand" => asked.expand = value.eq_ignore_ascii_case("true"),
+                _ => {}
+            }
+        }
+        asked
+    }
+}
+
+async fn last_commit(
+    registry: &Registry,
+    revision: &Revision,
+    is_wanted: bool,
+) -> Result<Option<LastCommit>, Failure> {
+    if !is_wanted {
+        return Ok(None);
+    }
+    let facts = registry.revision_facts(revision).await?;
+    Ok(Some(LastCommit::of(revision, facts.modified_at)))
+}
