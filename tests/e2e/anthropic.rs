@@ -150,7 +150,7 @@ async fn errors_have_anthropics_format() {
         (json!({"max_tokens": null}), "`max_tokens` is required"),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "video"}]}]}),
-            "messages[0].content[0]: unknown variant `video`",
+            "messages[0].content[0].type: unknown variant `video`",
         ),
         (json!({"mcp_servers": [{"url": "http://127.0.0.1:1"}]}), "`mcp_servers` is not supported"),
         (json!({"temperature": "hot"}), "temperature: invalid type"),
@@ -200,11 +200,13 @@ async fn a_client_that_leaves_frees_its_sequence_and_requests_are_recorded() {
     assert_eq!(response.status(), 200);
     drop(response);
     assert_eq!(send(&registry, json!({})).await.expect(200).json()["content"][0]["text"], "81.");
-    // The metrics page is the only request in progress.
-    wait_until("the abandoned request has ended", || async {
-        metric(&registry, "lode_http_requests_in_flight").await <= 1.0
+    wait_until("the abandoned response has ended", || async {
+        metric(&registry, "lode_inference_running ").await == 0.0
     })
     .await;
+    // Tokens are counted when a response is complete.
+    let generated = metric(&registry, "lode_generated_tokens_total ").await;
+    assert!((1.0..100.0).contains(&generated), "{generated}");
     let page = registry.get("/metrics").await.text();
     assert!(
         page.lines().any(|line| line.contains("route=\"/v1/messages\"") && line.contains("status=\"200\"")),

@@ -1,6 +1,6 @@
 //! Python packages as references and clients. The gguf package reads the same values from a file as `lode
 //! tensor export` writes. llama.cpp, from the xllamacpp package, generates the expected text from imported
-//! files. OpenAI's and Anthropic's libraries call tools, stream and reason.
+//! files. OpenAI's and Anthropic's libraries, those for JavaScript too, call tools, stream and reason.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -224,8 +224,8 @@ const REASONING_TEMPLATE: &str = r#"{#- <think> and </think> -#}
 {%- for message in messages %}{{ message.content }}{% endfor %}
 {%- if add_generation_prompt %}<ask>{% endif %}"#;
 
-/// Runs a script with the demo model, a model that calls a tool, and one that reasons.
-async fn run_with_models(python: &Path, name: &str, path: &str) {
+/// Starts a server with the demo model, a model that calls a tool, and one that reasons. Returns their names.
+async fn with_models() -> (Server, [&'static str; 3]) {
     let server = with_model().await;
     let (weather, reasoner) =
         (server.folder().path().join("weather"), server.folder().path().join("reasoner"));
@@ -243,23 +243,36 @@ async fn run_with_models(python: &Path, name: &str, path: &str) {
     for (model, folder) in [("team/weather", &weather), ("team/reasoner", &reasoner)] {
         server.lode().create(model, folder, &[]).await.expect_success();
     }
-    let base = format!("{}{path}", server.url());
-    let output = Command::new(python)
-        .arg(script(name))
-        .args([&base, "team/demo", "team/weather", "team/reasoner"])
-        .output()
-        .unwrap();
+    (server, ["team/demo", "team/weather", "team/reasoner"])
+}
+
+fn run_script(program: &Path, script: &Path, url: &str, models: [&str; 3]) {
+    let output = Command::new(program).arg(script).arg(url).args(models).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[tokio::test]
 async fn anthropic_library_sends_messages() {
     let Some(python) = clients::python("python::anthropic_library_sends_messages") else { return };
-    run_with_models(&python, "anthropic_messages.py", "").await;
+    let (server, models) = with_models().await;
+    run_script(&python, &script("anthropic_messages.py"), &server.url(), models);
 }
 
 #[tokio::test]
 async fn openai_library_gets_responses() {
     let Some(python) = clients::python("python::openai_library_gets_responses") else { return };
-    run_with_models(&python, "openai_responses.py", "/v1").await;
+    let (server, models) = with_models().await;
+    run_script(&python, &script("openai_responses.py"), &format!("{}/v1", server.url()), models);
+}
+
+#[tokio::test]
+async fn javascript_packages_send_messages_and_get_responses() {
+    let test = "python::javascript_packages_send_messages_and_get_responses";
+    let (Some(node), Some(packages)) =
+        (clients::find_program(test, "LODE_NODE", &["/usr/bin/node"]), clients::node_packages(test))
+    else {
+        return;
+    };
+    let (server, models) = with_models().await;
+    run_script(&node, &packages.join("sdk.mjs"), &server.url(), models);
 }

@@ -1,8 +1,10 @@
 //! Sharing a worker: a model that is too large is refused with sizes, a long prompt does not delay other
-//! requests, a client that disconnects frees its sequence, and a common prefix of prompts is computed once.
+//! requests, a client with many requests does not keep others out, a client that disconnects frees its
+//! sequence, and a common prefix of prompts is computed once.
 //! Checked by token counts, never by time.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use lode_tests::checkpoint::{copy_folder, demo};
 use lode_tests::command::wait_until;
@@ -113,6 +115,51 @@ async fn common_prompt_prefixes_are_computed_once() {
     let second = chat(json!([turn, message, {"role": "user", "content": "And 5 plus 5?"}])).await;
     let in_common = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
     assert!(in_common >= first["usage"]["prompt_tokens"].as_u64().unwrap(), "{second}");
+}
+
+#[tokio::test]
+async fn a_client_with_many_requests_does_not_keep_others_out() {
+    let options = Options::new().worker().arg("--trusted-proxy").arg("127.0.0.1");
+    let options = options.env("LODE_NUM_PARALLEL", "1").env("LODE_MAX_QUEUE", "4");
+    let server = Folder::new().start(options).await;
+    server.lode().create("team/demo", &demo(), &[]).await.expect_success();
+    let registry = server.registry();
+    let send = |client: &'static str, seed: u64| {
+        let body = json!({"model": "team/demo", "prompt": "Water is", "raw": true, "stream": false,
+            "options": {"seed": seed, "num_predict": 50}});
+        let request = registry.request("POST", "/api/generate").header("x-forwarded-for", client).json(&body);
+        let registry = registry.clone();
+        async move { registry.send(request).await.status }
+    };
+    // More requests than the queue holds, all at once, and repeated: the queue stays full.
+    let is_over = AtomicBool::new(false);
+    let crowd = (0..16).map(async |seed| {
+        let (mut served, mut refused) = (0, 0);
+        while !is_over.load(Ordering::Relaxed) {
+            match send("192.0.2.1", seed).await {
+                200 => served += 1,
+                503 => refused += 1,
+                other => panic!("{other}"),
+            }
+        }
+        (served, refused)
+    });
+    let other = async {
+        wait_until("the queue is full", || async {
+            let metrics = registry.get("/metrics").await.text();
+            let waiting = metrics.lines().find_map(|line| line.strip_prefix("lode_inference_queue_length "));
+            waiting.and_then(|waiting| waiting.parse::<u32>().ok()).is_some_and(|waiting| waiting >= 4)
+        })
+        .await;
+        for seed in 0..3 {
+            assert_eq!(send("192.0.2.2", seed).await, 200, "request {seed} of the other client");
+        }
+        is_over.store(true, Ordering::Relaxed);
+    };
+    let (crowd, ()) = tokio::join!(futures::future::join_all(crowd), other);
+    let refused: u32 = crowd.iter().map(|(_, refused)| refused).sum();
+    let served: u32 = crowd.iter().map(|(served, _)| served).sum();
+    assert!(refused > 0 && served > 0, "{served} served, {refused} refused");
 }
 
 #[tokio::test]

@@ -332,6 +332,7 @@ fn locate_json_error(part: &str, error: &serde_path_to_error::Error<serde_json::
     let inner = error.inner();
     match error.path().to_string() {
         path if path == "." => format!("{part}: {inner}"),
+        path if path.starts_with('[') => format!("{part}{path}: {inner}"),
         path => format!("{part}.{path}: {inner}"),
     }
 }

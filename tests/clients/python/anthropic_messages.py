@@ -10,14 +10,16 @@ import anthropic
 
 server, demo, weather, reasoner = sys.argv[1:]
 client = anthropic.Anthropic(base_url=server, api_key="any", max_retries=0)
+# The library has no parameter for the temperature.
+greedy = {"extra_body": {"temperature": 0}}
 question = {"role": "user", "content": "How is the weather in Paris?"}
 city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 tools = [{"name": "look", "description": "The weather.", "input_schema": city}]
-asked = {"model": weather, "max_tokens": 100, "temperature": 0, "tools": tools}
+asked = {"model": weather, "max_tokens": 100, "tools": tools} | greedy
 
 # A message, streamed and not; its tokens.
 sum_ = {"role": "user", "content": "What is 40 plus 41?"}
-plain = {"model": demo, "max_tokens": 50, "temperature": 0, "messages": [sum_]}
+plain = {"model": demo, "max_tokens": 50, "messages": [sum_]} | greedy
 message = client.messages.create(**plain)
 assert [block.text for block in message.content] == ["81."], message
 assert message.stop_reason == "end_turn" and message._request_id, message
@@ -49,7 +51,7 @@ assert "input_json" in kinds, kinds
 
 # Reasoning, if the request wants it.
 thinking = {"type": "enabled", "budget_tokens": 1024}
-thought = {"model": reasoner, "max_tokens": 2048, "temperature": 0, "messages": [question], "thinking": thinking}
+thought = {"model": reasoner, "max_tokens": 2048, "messages": [question], "thinking": thinking} | greedy
 reply = client.messages.create(**thought)
 assert [block.type for block in reply.content] == ["thinking", "text"], reply
 assert reply.content[0].thinking == "Look first." and reply.content[1].text == "Sunny.", reply
@@ -85,5 +87,6 @@ def refused(kind, word, **request):
 refused(anthropic.NotFoundError, "team/absent", model="team/absent")
 refused(anthropic.BadRequestError, "messages", messages=[])
 refused(anthropic.BadRequestError, "container", container="c")
+refused(anthropic.BadRequestError, "surprise", extra_body={"surprise": 1})
 refused(anthropic.BadRequestError, "does not support thinking", thinking={"type": "enabled", "budget_tokens": 10})
 refused(anthropic.BadRequestError, "web_search", tools=[{"type": "web_search_20250305", "name": "web_search"}])

@@ -249,6 +249,26 @@ fn reasoning_is_not_constrained() {
 }
 
 #[test]
+fn the_opening_of_the_content_is_fixed() {
+    let grammars = grammars();
+    let opening = demo().encode("<tool_call>", false).unwrap();
+    assert!(opening.len() > 1);
+    let called = |wanted: &str, may_think: bool| {
+        let schema =
+            object(json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}));
+        let mut grammar = grammars.grammar(schema, &thinker(), may_think).unwrap();
+        grammar.constraint = grammar.constraint.with_opening(opening.clone());
+        write(grammar, script(wanted))
+    };
+    for whole in ["<tool_call>{\"n\": 1}", "<think>Hm, {1}.</think>\n<tool_call>{\"n\":1}"] {
+        assert_eq!(called(whole, true), (whole.to_owned(), true));
+    }
+    // Whatever text the model prefers.
+    assert!(called("Sure: 1", false).0.starts_with("<tool_call>{\"n\":"));
+    assert!(called("<think>Hm.</think>Sure", true).0.starts_with("<think>Hm.</think><tool_call>{\"n\":"));
+}
+
+#[test]
 fn continued_tags() {
     for (begun, token, expect) in [
         ("", "<", true),

@@ -385,6 +385,21 @@ mod tests {
     const LOGITS: [f32; 5] = [0.0, 2.0, 1.0, f32::NEG_INFINITY, 1.5];
 
     #[test]
+    fn biases_change_logits() {
+        let biased = |biases: &[(u32, f32)], temperature: f32| {
+            let options = options(|options| {
+                (options.logit_bias, options.temperature) = (biases.to_vec(), temperature);
+            });
+            support(options, &LOGITS)
+        };
+        assert_eq!(biased(&[(2, 100.0)], 1.0), [2]);
+        assert_eq!(biased(&[(1, -100.0)], 0.0), [4]);
+        assert_eq!(biased(&[(1, -100.0), (4, -100.0)], 1.0), [0, 2]);
+        // An id that a constraint excludes stays excluded, and one outside of the vocabulary has no effect.
+        assert_eq!(biased(&[(3, 100.0), (99, 100.0)], 0.0), [1]);
+    }
+
+    #[test]
     fn truncation_table() {
         // softmax of LOGITS: 0.064, 0.474, 0.174, 0, 0.287
         let check = |set: fn(&mut SamplerOptions), expect: &[u32]| {

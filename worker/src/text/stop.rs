@@ -93,6 +93,14 @@ mod tests {
         texts.push(matcher.finish());
         assert_eq!(texts, shown, "{stops:?} in {pieces:?}");
         assert_eq!(found, stopped_at, "{stops:?} in {pieces:?}");
+        assert_eq!(matcher.matched().is_some(), stopped_at.is_some());
+    }
+
+    #[test]
+    fn the_first_stop_text_is_named() {
+        let mut matcher = StopMatcher::new(["", "later", "now"].map(str::to_owned).to_vec());
+        assert_eq!(matcher.push("not now, later").stopped_at, Some(4));
+        assert_eq!(matcher.matched(), Some("now"));
     }
 
     #[test]

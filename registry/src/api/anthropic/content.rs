@@ -55,6 +55,7 @@ struct Message<'a> {
 enum Role {
     User,
     Assistant,
+    System,
 }
 
 #[derive(Deserialize)]
@@ -120,8 +121,23 @@ pub(super) fn translate(
     match message.role {
         Role::User => user(at, &blocks, called, messages)?,
         Role::Assistant => messages.push(assistant(at, &blocks, called)?),
+        Role::System => messages.push(system(at, &blocks)?),
     }
     Ok(message.role == Role::Assistant)
+}
+
+/// A system message within the conversation.
+fn system(at: usize, blocks: &[Block]) -> Result<Box<RawValue>, Failure> {
+    let texts = blocks.iter().enumerate().map(|(index, block)| match block {
+        Block::Text { text } => Ok(text.as_str()),
+        _ => Err(Failure::field(
+            format!("messages[{at}].content[{index}].type"),
+            "must be `text` in a message with the role `system`",
+        )),
+    });
+    let texts = texts.collect::<Result<Vec<_>, Failure>>()?;
+    let content = WorkerContent::Joined(texts.join("\n"));
+    Ok(to_raw_json(&WorkerMessage { role: "system", content, ..WorkerMessage::default() }, 256))
 }
 
 /// Results of tools are messages of their own, in the order of the blocks.

@@ -195,5 +195,6 @@ fn usage(record: &ChatRecord) -> Value {
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": record.prompt_cached_count,
         "output_tokens": record.eval_count,
+        "output_tokens_details": { "thinking_tokens": record.thinking_count },
     })
 }

@@ -29,6 +29,7 @@ fn requests_translate() {
         "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "Be kind."}],
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "How is the weather"}, {"type": "text", "text": "in Paris?"}]},
+            {"role": "system", "content": "Be quick."},
             {"role": "assistant", "content": [
                 {"type": "thinking", "thinking": "Look first.", "signature": "x"},
                 {"type": "text", "text": "I look."},
@@ -52,6 +53,7 @@ fn requests_translate() {
             "messages": [
                 {"role": "system", "content": "Be brief.\nBe kind."},
                 {"role": "user", "content": "How is the weather\nin Paris?"},
+                {"role": "system", "content": "Be quick."},
                 {"role": "assistant", "content": "I look.", "tool_calls": [
                     {"id": "t1", "function": {"name": "look", "arguments": {"city": "Paris"}}},
                     {"id": "t2", "function": {"name": "wait", "arguments": {}}},
@@ -124,10 +126,10 @@ fn bad_requests_are_refused_with_their_field() {
         (json!({"tools": [{"name": "a"}], "tool_choice": {"type": "tool"}}), "`tool_choice.name` is missing"),
         (json!({"stop_sequences": "x"}), "stop_sequences: invalid type"),
         (message("assistant", json!("4")), "`messages[0].role` is `assistant`"),
-        (message("system", json!("4")), "messages[0].role: unknown variant `system`"),
+        (message("owner", json!("4")), "messages[0].role: unknown variant `owner`"),
         (
             message("user", json!([{"type": "document"}])),
-            "messages[0].content[0]: unknown variant `document`",
+            "messages[0].content[0].type: unknown variant `document`",
         ),
         (
             message("user", json!([{"type": "tool_use", "id": "", "name": ""}])),
@@ -172,7 +174,7 @@ fn records_become_messages() {
         ])
     );
     assert_eq!(got["stop_reason"], "tool_use");
-    let usage = json!({"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 8, "output_tokens": 5});
+    let usage = json!({"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 8, "output_tokens": 5, "output_tokens_details": {"thinking_tokens": 0}});
     assert_eq!(got["usage"], usage);
     let single = reply(json!({"is_single_call": true})).into_message(done).unwrap();
     assert_eq!(single["content"].as_array().unwrap().len(), 3);

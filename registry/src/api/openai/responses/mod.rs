@@ -16,7 +16,7 @@ use self::output::Reply;
 use self::request::{translate_count, translate_response};
 use crate::api::inference::read_json;
 use crate::api::worker_chat::request_worker;
-use crate::auth::{Action, Caller};
+use crate::auth::{Action, Caller, Target};
 use crate::http::extract::InferenceBody;
 use crate::http::forwarded::ClientAddress;
 use crate::http::state::ServerState;
@@ -62,6 +62,6 @@ pub(crate) async fn stored(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, Failure> {
-    server.registry.authorize_some(&caller, Action::Infer).await?;
+    server.registry.authorize(&caller, Action::SignIn, Target::Server).await?;
     Err(Failure::ResponseNotStored { id })
 }
