@@ -251,6 +251,9 @@ impl FromRequest<ServerState> for InferenceBody {
 /// A translated body, and the other values that its response depends on.
 pub(crate) type Translated<T> = Result<(Vec<u8>, T), Failure>;
 
+/// The same for several translated bodies.
+pub(crate) type TranslatedEach<T> = Result<(Vec<Bytes>, T), Failure>;
+
 impl InferenceBody {
     /// Translates the body, on a blocking thread if it is large.
     pub(crate) async fn translate<T: Send + 'static>(
@@ -269,7 +272,7 @@ impl InferenceBody {
     /// Translates the body to several ones, on a blocking thread if it is large.
     pub(crate) async fn translate_each<T: Send + 'static>(
         self,
-        translate: fn(&[u8]) -> Result<(Vec<Bytes>, T), Failure>,
+        translate: fn(&[u8]) -> TranslatedEach<T>,
     ) -> Result<(Vec<InferenceBody>, T), Failure> {
         let InferenceBody { bytes, outline, mut charge } = self;
         charge.set(bytes.len().saturating_add(outline.parsed_bytes()))?;

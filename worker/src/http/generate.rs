@@ -60,7 +60,8 @@ pub(super) async fn generate(
     if raw && (is_set(&body.template) || is_set(&body.system) || !context.is_empty()) {
         return Err(Error::Invalid("raw mode does not support template, system, or context".into()));
     }
-    if !prompt_ids.is_empty() && !(raw && prompt.is_empty()) {
+    let is_alone = raw && prompt.is_empty();
+    if !prompt_ids.is_empty() && !is_alone {
         return Err(Error::Invalid("prompt_ids requires raw, and no prompt".into()));
     }
     if body.images.as_ref().is_some_and(|images| !images.is_empty()) {

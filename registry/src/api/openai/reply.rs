@@ -54,7 +54,7 @@ impl Reply {
     /// The response to a request without streaming: a record for each choice.
     pub(super) fn single_response(&mut self, records: &[Value]) -> Value {
         let choices = records.iter().enumerate().map(|(index, record)| {
-            self.usage.add(record, index % self.options.choices_of_each == 0);
+            self.usage.add(record, index.is_multiple_of(self.options.choices_of_each));
             let mut choice = self.content(index, record, "message");
             choice.insert("finish_reason".to_owned(), self.finish_reason(index, record));
             Value::Object(choice)
@@ -95,7 +95,7 @@ impl Reply {
             chunks.push(self.object([Value::Object(choice)].into(), ".chunk"));
         }
         if is_done {
-            self.usage.add(record, index % self.options.choices_of_each == 0);
+            self.usage.add(record, index.is_multiple_of(self.options.choices_of_each));
             let mut last = match self.shape {
                 Shape::Chat => json!({ "index": index, "delta": {} }),
                 Shape::Completion => json!({ "index": index, "text": "" }),
