@@ -71,6 +71,7 @@ pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
         ("public_url", list_or_one::<lode_registry::Config>("public_url", &args.public_url)),
         ("trusted_proxies", list(&args.trusted_proxy)),
         ("allow_egress", list(&args.allow_egress)),
+        ("allow_origin", list(&args.allow_origin)),
         ("max_connections", args.max_connections.map(i64::from).map(Value::from)),
         ("max_body", args.max_body.clone().map(Value::from)),
         ("body_budget", args.body_budget.clone().map(Value::from)),

@@ -14,7 +14,7 @@ use futures::future::BoxFuture;
 use http::request::Parts;
 use http::{HeaderValue, StatusCode, header};
 use tower::util::MapRequestLayer;
-use tower::{Service, ServiceExt};
+use tower::{Layer, Service, ServiceExt};
 use tracing::Instrument;
 
 use crate::api::ollama;
@@ -25,7 +25,7 @@ use crate::http::compress::AcceptEncoding;
 use crate::http::error::FailureExtension;
 use crate::http::fold_name::fold_name;
 use crate::http::observe::{RequestObserver, note_caller, note_route};
-use crate::http::{Failure, body, origin};
+use crate::http::{Failure, body, cors, origin};
 use crate::surface::{Surface, format_failure};
 use crate::{Error, Registry};
 
@@ -47,8 +47,27 @@ impl Layers {
             let observed = RequestObserver::begin(&this.registry, &mut request);
             let span = observed.span();
             let id = observed.id();
-            observed.end(this.format_response(request, id).instrument(span).await)
+            observed.end(this.respond_across_origins(request, id).instrument(span).await)
         })
+    }
+
+    /// Lets pages of allowed origins use the APIs. They send their own credentials: cookies do not count.
+    async fn respond_across_origins(self, request: Request, id: HeaderValue) -> Response {
+        let (mut parts, body) = request.into_parts();
+        let allowed = cors::foreign_origin(&parts)
+            .filter(|origin| cors::is_allowed(self.registry.config(), origin))
+            .and_then(|origin| HeaderValue::from_str(origin).ok());
+        let Some(origin) = allowed else {
+            return self.format_response(Request::from_parts(parts, body), id).await;
+        };
+        parts.headers.remove(header::COOKIE);
+        let inner = tower::service_fn(move |request| {
+            let (this, id) = (self.clone(), id.clone());
+            async move { Ok::<_, Infallible>(this.format_response(request, id).await) }
+        });
+        let responding = cors::layer(origin).layer(inner).oneshot(Request::from_parts(parts, body));
+        let result = Box::pin(responding).await;
+        result.unwrap_or_else(|never| match never {})
     }
 
     /// Formats failures for the API of the request's path. Docker's clients expect the header on `/v2/`.

@@ -54,8 +54,8 @@ pub use app::{
 pub use backup::{BackupReport, backup};
 pub use blobs::BackupMode;
 pub use config::{
-    Cidr, Config, ConfigError, EventKind, MirrorConfig, OidcProvider, Patterns, RetentionRule, Switch,
-    Webhook,
+    AllowedOrigin, Cidr, Config, ConfigError, EventKind, MirrorConfig, OidcProvider, Patterns, RetentionRule,
+    Switch, Webhook,
 };
 pub use error::{BodyError, Error, OpenError};
 pub use metrics::{ContentSize, Disk, WaitingRemovals, reference as metrics_reference};

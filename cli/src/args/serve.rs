@@ -66,6 +66,15 @@ pub(crate) struct Serve {
         hide_env_values = true
     )]
     pub(crate) allow_egress: Vec<String>,
+    /// Origin of web pages that may use the APIs, such as https://app.example.com; may be repeated
+    #[arg(
+        long,
+        env = "LODE_ALLOW_ORIGIN",
+        value_name = "ORIGIN",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub(crate) allow_origin: Vec<String>,
     /// Maximum number of open connections; idle ones are closed to admit new ones [default: 10000]
     #[arg(long, env = "LODE_MAX_CONNECTIONS", value_name = "COUNT", hide_env_values = true)]
     pub(crate) max_connections: Option<u32>,

@@ -3,6 +3,7 @@
 
 mod mirror;
 mod oidc;
+mod origin;
 mod retention;
 mod text;
 mod webhook;
@@ -18,6 +19,8 @@ use url::Url;
 pub use mirror::MirrorConfig;
 pub use oidc::OidcProvider;
 pub(crate) use oidc::{check_issuer, check_providers};
+pub use origin::AllowedOrigin;
+pub(crate) use origin::is_loopback_origin;
 pub use retention::RetentionRule;
 pub use text::{Cidr, ConfigError, Switch};
 use text::{address_option, duration, duration_option};
@@ -147,6 +150,10 @@ pub struct Config {
     /// Private, loopback, link-local and other non-public addresses that this server may connect to for a
     /// pull, a push or a mirror: address blocks, and hosts with or without a port.
     pub allow_egress: Vec<EgressRule>,
+    /// Origins of web pages that may use the APIs, with credentials that the page has: `https://app.example.com`,
+    /// `https://*.example.com`, `*`. Cookies never count. Default: pages of this machine if `listen` is a loopback
+    /// address, otherwise none.
+    pub allow_origin: Vec<AllowedOrigin>,
     /// Endpoints that are notified of pushes, tags and deletions.
     pub webhook: Vec<Webhook>,
     /// How long delivery of an event is retried before it is abandoned.
@@ -211,6 +218,7 @@ impl Default for Config {
             worker_token: None,
             retention: Vec::new(),
             allow_egress: Vec::new(),
+            allow_origin: Vec::new(),
             webhook: Vec::new(),
             webhook_give_up: 24 * HOUR,
             read_only: false,

@@ -10,6 +10,7 @@ pub(crate) mod challenge;
 pub(crate) mod compress;
 pub(crate) mod conditional;
 pub(crate) mod connections;
+pub(crate) mod cors;
 pub(crate) mod error;
 pub(crate) mod extract;
 pub(crate) mod file_sender;

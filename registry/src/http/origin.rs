@@ -7,14 +7,17 @@ use http::request::Parts;
 use http::uri::Authority;
 use url::Url;
 
-use super::Failure;
 use super::arrival::RequestArrival;
 use super::host::{host, is_loopback, without_port};
+use super::{Failure, cors};
 use crate::{Config, Registry};
 
 pub(crate) fn check(registry: &Registry, parts: &Parts) -> Result<(), Failure> {
     refuse_ambiguous_host(parts)?;
     let origin = parts.headers.get(header::ORIGIN).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    // The setting may allow pages of other origins to use the APIs.
+    let allowed = cors::foreign_origin(parts).filter(|origin| cors::is_allowed(registry.config(), origin));
+    let origin = origin.filter(|_| allowed.is_none());
     let internal = parts.extensions.get::<RequestArrival>().is_some_and(|arrival| arrival.internal);
     if registry.is_known_closed() {
         return Ok(());

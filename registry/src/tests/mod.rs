@@ -8,6 +8,7 @@ mod backup;
 mod bad_input;
 mod connections;
 mod cookies;
+mod cors;
 mod create;
 mod egress;
 mod expiry;
