@@ -15,6 +15,7 @@ mod gateway;
 mod hf;
 mod http;
 mod hub;
+mod hub_client;
 mod issuer;
 mod jobs;
 mod layers;

@@ -7,8 +7,8 @@ use axum::routing::{delete, get, patch, post, put};
 use crate::api::copy::copy;
 use crate::api::inference::passthrough_route;
 use crate::api::{
-    access, anthropic, audit, blobs, diff, health, inference, jobs, maintenance, models, ollama, openai, ps,
-    publishers, repositories, rules, status, webhooks, workers,
+    access, anthropic, audit, blobs, diff, health, import, inference, jobs, maintenance, models, ollama,
+    openai, ps, publishers, repositories, rules, status, webhooks, workers,
 };
 use crate::gateway::Gateway;
 use crate::http::Failure;
@@ -111,6 +111,7 @@ fn lode_api() -> Router<ServerState> {
         .route("/lode/v1/repositories/{name}/tags", get(repositories::tags))
         .route("/lode/v1/repositories/{name}/manifests", get(repositories::manifests))
         .route("/lode/v1/models", get(models::list).post(ollama::create::start))
+        .route("/lode/v1/import", post(import::post))
         .route("/lode/v1/models/{name}/{reference}", get(models::show))
         .route("/lode/v1/tensors/{name}/{reference}", get(models::tensors))
         .route("/lode/v1/diff/{name}/{reference}", get(diff::get))

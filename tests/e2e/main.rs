@@ -28,6 +28,7 @@ mod guard;
 mod hostile_bodies;
 mod hostile_text;
 mod hub_clients;
+mod hub_import;
 mod import;
 mod inference;
 mod kill;

@@ -18,6 +18,7 @@ Examples:
   lode create team/mini:int4 ./checkpoint-folder --quantize int4
   lode create team/mini:q4 ./checkpoint-folder --quantize q4_K_M
   lode create team/mini:q4 --from team/mini --quantize q4_K_M
+  lode create team/llama hf://acme/llama
   lode create hub.local/team/adapter ./adapter.safetensors
   lode create team/brief -f Modelfile
 
@@ -25,7 +26,7 @@ Examples:
 pub(crate) struct Create {
     /// Name of the new model: [host/]repository[:tag]
     pub(crate) name: String,
-    /// Checkpoint folder, weights file (.safetensors, .gguf, .onnx) or Modelfile
+    /// Checkpoint folder, weights file (.safetensors, .gguf, .onnx), Modelfile or hf://NAMESPACE/MODEL[@REVISION]
     pub(crate) path: Option<PathBuf>,
     /// Create the model from a stored one, on its server
     ///

@@ -15,6 +15,7 @@ use lode_model::{
 };
 use serde_json::{Value, json};
 
+use super::hub;
 use crate::{
     args::Create,
     connect::{Connection, Target},
@@ -39,6 +40,14 @@ const ADAPTER_FOLDER: &str = "adapter";
 const DRAFT_FOLDER: &str = "draft";
 
 pub(crate) async fn run(connection: &Connection, mut args: Create) -> Outcome {
+    let path = args.path.as_deref().and_then(Path::to_str).unwrap_or_default().to_owned();
+    if hub::is_address(&args.name) && !path.is_empty() {
+        let source = std::mem::replace(&mut args.name, path);
+        return hub::create(connection, &args, &source).await;
+    }
+    if hub::is_address(&path) {
+        return hub::create(connection, &args, &path).await;
+    }
     // `create PATH NAME`: source, then destination, as the other commands have it.
     if let Some(path) = args.path.take() {
         match path.to_str().filter(|_| order::is_swapped(&args.name, &path)) {

@@ -160,9 +160,9 @@ fn show_total(args: &Diff, total: &Total) -> Outcome {
 }
 
 /// Splits the response into lines as it arrives.
-struct Lines<S> {
-    bytes: S,
-    buffer: Vec<u8>,
+pub(super) struct Lines<S> {
+    pub(super) bytes: S,
+    pub(super) buffer: Vec<u8>,
 }
 
 impl<S, B> Lines<S>
@@ -170,7 +170,7 @@ where
     S: futures::Stream<Item = Result<B, reqwest::Error>> + Unpin,
     B: AsRef<[u8]>,
 {
-    async fn next(&mut self) -> Outcome<Option<Vec<u8>>> {
+    pub(super) async fn next(&mut self) -> Outcome<Option<Vec<u8>>> {
         loop {
             if let Some(at) = self.buffer.iter().position(|byte| *byte == b'\n') {
                 let mut line: Vec<u8> = self.buffer.drain(..=at).collect();

@@ -15,6 +15,7 @@ mod embed;
 mod exchange;
 mod fsck;
 mod gc;
+mod hub;
 mod inspect;
 mod list;
 mod listen;

@@ -9,6 +9,7 @@ pub(crate) mod copy;
 pub(crate) mod diff;
 pub(crate) mod error;
 pub(crate) mod health;
+pub(crate) mod import;
 pub(crate) mod inference;
 pub(crate) mod jobs;
 pub(crate) mod maintenance;

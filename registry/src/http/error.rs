@@ -16,11 +16,12 @@ use uuid::Uuid;
 
 use crate::Error;
 use crate::app::{
-    AccountError, CreateError, FilesError, PublisherError, SignOnError, TransferError,
+    AccountError, CreateError, FilesError, HubImportError, PublisherError, SignOnError, TransferError,
 };
 use crate::auth::UnknownName;
 use crate::error::chain;
 use crate::gateway::GatewayError;
+use crate::hub_client::HubError;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +101,10 @@ pub(crate) enum Failure {
     #[error("{}", chain(.0))]
     Files(FilesError),
 
+    /// The causes may name addresses, and are only for the log.
+    #[error(transparent)]
+    Import(HubImportError),
+
     #[error("model is required")]
     ModelMissing,
     /// A push by a name without a host.
@@ -156,6 +161,15 @@ impl Failure {
                 FilesError::Registry(error) => status_of(error),
                 FilesError::Invalid(_) | FilesError::ViewTooLarge { .. } => StatusCode::UNPROCESSABLE_ENTITY,
                 _ => StatusCode::NOT_FOUND,
+            },
+            Failure::Import(error) => match error {
+                HubImportError::Registry(error) => status_of(error),
+                HubImportError::Hub(HubError::Egress(_)) => StatusCode::FORBIDDEN,
+                HubImportError::Hub(HubError::Endpoint { .. } | HubError::Refused { .. })
+                | HubImportError::Selection(_)
+                | HubImportError::DigestUnknown { .. }
+                | HubImportError::Create(_) => StatusCode::BAD_REQUEST,
+                HubImportError::Hub(_) | HubImportError::Different { .. } => StatusCode::BAD_GATEWAY,
             },
             Failure::Gateway(error) => error.status(),
             Failure::Worker { status, .. } => *status,
@@ -278,6 +292,7 @@ impl Failure {
                     | Failure::Gateway(_)
                     | Failure::Worker { .. }
                     | Failure::Transfer(_)
+                    | Failure::Import(_)
             ) =>
             {
                 self.to_string()

@@ -18,6 +18,7 @@ mod gateway;
 mod guessing;
 mod hidden;
 mod hub;
+mod hub_import;
 mod issuer;
 mod jobs;
 mod layouts;

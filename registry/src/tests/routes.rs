@@ -133,6 +133,13 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/lode/v1/repositories/{name}/manifests", "", Pull, &[200]),
     ("GET", "/lode/v1/models", "", List, &[200]),
     ("POST", "/lode/v1/models", r#"{"model":"team/mini:new","from":"team/mini"}"#, Push, &[202]),
+    (
+        "POST",
+        "/lode/v1/import",
+        r#"{"model":"team/mini:new","from":"hf://a/b","endpoint":"ftp://hub.example"}"#,
+        Push,
+        &[400],
+    ),
     ("GET", "/lode/v1/models/{name}/{reference}", "", Pull, &[200]),
     ("GET", "/lode/v1/tensors/{name}/{reference}", "", Pull, &[200]),
     ("GET", "/lode/v1/diff/{name}/{reference}", "", Pull, &[200]),

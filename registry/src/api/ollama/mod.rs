@@ -5,7 +5,7 @@ pub(crate) mod blobs;
 pub(crate) mod create;
 pub(crate) mod pull;
 pub(crate) mod push;
-mod records;
+pub(super) mod records;
 pub(crate) mod show;
 pub(crate) mod tags;
 
