@@ -208,7 +208,9 @@ impl HubClient {
             }
             body.extend_from_slice(&piece);
         }
-        let parsed = serde_json::from_slice(&body).map_err(|error| self.invalid(&error.to_string()))?;
+        // The parser's message would repeat parts of the response.
+        let parsed =
+            serde_json::from_slice(&body).map_err(|_| self.invalid("it is not one of the Hub's API"))?;
         Ok((parsed, next))
     }
 
