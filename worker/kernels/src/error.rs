@@ -7,4 +7,19 @@ pub enum DeviceError {
     OutOfMemory { what: &'static str, wanted_bytes: u64 },
     #[error("cannot start the compute threads: {reason}")]
     Threads { reason: String },
+    /// The device does not respond any more: it was removed, reset or had a hardware error.
+    #[error("lost the device {device}: {reason}")]
+    Lost { device: String, reason: String },
+    /// A kernel did something invalid. All memory of the device's context is lost with it.
+    #[error("kernel `{kernel}` failed: {reason}")]
+    Fault { kernel: String, reason: String },
+    /// A library that the device needs cannot be loaded.
+    #[error("cannot use {library}: {reason}; {hint}")]
+    Library { library: &'static str, reason: String, hint: &'static str },
+    /// The kernels cannot be compiled for the device.
+    #[error("cannot compile the kernels `{program}`: {reason}")]
+    Compile { program: String, reason: String },
+    /// Another failure of the driver.
+    #[error("the driver failed to {action}: {reason}")]
+    Driver { action: &'static str, reason: String },
 }

@@ -1,6 +1,9 @@
 //! The code tables of the IQ types: lattice points with one signed byte per element, eight elements each (IQ1 and
 //! IQ2) or four (IQ3). They are data of the formats, taken from ggml; see codebooks/LICENSE for its notice.
 
+/// The value of each code of IQ4_NL and IQ4_XS.
+pub use super::iq4_nl::VALUES as IQ4_NL;
+
 pub static IQ1_S: &[u8; 2048 * 8] = include_bytes!("codebooks/iq1_s.bin");
 pub static IQ2_XXS: &[u8; 256 * 8] = include_bytes!("codebooks/iq2_xxs.bin");
 pub static IQ2_XS: &[u8; 512 * 8] = include_bytes!("codebooks/iq2_xs.bin");

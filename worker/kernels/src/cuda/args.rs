@@ -1,0 +1,168 @@
+//! The argument structs of the kernels. Each is defined once, here; the C++ definition that is put in front of
+//! the sources is generated from it, with an assertion of its size.
+#![allow(unsafe_code)] // Declares that the structs are plain bytes.
+
+use bytemuck::{Pod, Zeroable};
+
+macro_rules! field {
+    ($ty:ident) => { $ty };
+    ($ty:ident $n:literal) => { [$ty; $n] };
+}
+
+macro_rules! structs {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ident $([$n:literal])?,)+ })+) => {
+        $(
+            $(#[$doc])*
+            #[repr(C)]
+            #[derive(Clone, Copy, Debug, Default, PartialEq)]
+            pub struct $name {
+                $($(#[$field_doc])* pub $field: field!($ty $($n)?),)+
+            }
+
+            const _: () = assert!(
+                size_of::<$name>() == 0 $(+ size_of::<field!($ty $($n)?)>())+,
+                "the struct has no padding"
+            );
+            // SAFETY: all fields are integers or floats, for which zero is a value.
+            unsafe impl Zeroable for $name {}
+            // SAFETY: repr(C), all fields are plain bytes, and there is no padding.
+            unsafe impl Pod for $name {}
+        )+
+
+        /// The definitions in C++.
+        pub(super) fn definitions() -> String {
+            let mut text = String::new();
+            $(
+                text += concat!(
+                    "struct ", stringify!($name), " { ",
+                    $(stringify!($ty), " ", stringify!($field), $("[", stringify!($n), "]",)? "; ",)+
+                    "};\n"
+                );
+                text += &format!(
+                    "static_assert(sizeof({0}) == {1}, \"{0} has the size of its Rust definition\");\n",
+                    stringify!($name), size_of::<$name>()
+                );
+            )+
+            text
+        }
+    };
+}
+
+structs! {
+    /// A packed matrix in planes; see [`Layout`](super::Layout).
+    Matrix {
+        /// The address of each plane.
+        planes: u64[5],
+        /// Bytes per row in each plane.
+        strides: u64[5],
+        rows: u32,
+        cols: u32,
+        /// Values per scale of the affine formats.
+        group: u32,
+        /// The factor of all values: 1 except for NVFP4.
+        factor: f32,
+    }
+    /// The arguments of `decode_rows`: one block per row of `out`.
+    DecodeRows {
+        table: Matrix,
+        /// The row of the table for each row of `out`, as u32.
+        ids: u64,
+        out: u64,
+        /// A row that is added to each, or zero.
+        plus: u64,
+        /// Values between rows of `out`.
+        out_stride: u32,
+        /// Whether the rows are added to `out`.
+        accumulate: u32,
+        scale: f32,
+        reserved: u32,
+    }
+    /// The arguments of `dot_rows_*`: four warps per block, each with one or two rows of the matrix; the second
+    /// dimension of the grid counts groups of columns.
+    DotRows {
+        matrix: Matrix,
+        x: u64,
+        out: u64,
+        /// A value per row of the matrix, or zero.
+        bias: u64,
+        /// Values between columns of `x`, a multiple of four.
+        x_stride: u32,
+        out_stride: u32,
+        columns: u32,
+        /// Whether the product is added to `out`.
+        accumulate: u32,
+    }
+    /// The arguments of the kernels that process rows of floats. What `other` and `weight` are is a matter of
+    /// the kernel; unused addresses are zero.
+    RowOp {
+        x: u64,
+        other: u64,
+        weight: u64,
+        bias: u64,
+        out: u64,
+        /// Values per row.
+        cols: u32,
+        /// Values between rows of `x` and of `other`.
+        x_stride: u32,
+        other_stride: u32,
+        out_stride: u32,
+        /// Head norms and rotations: values between the heads of a row.
+        head_stride: u32,
+        /// Rotations: pairs per head, and whether the pairs are neighbours.
+        pairs: u32,
+        adjacent: u32,
+        /// The epsilon of norms, the factor of scores.
+        scale: f32,
+        /// The soft cap.
+        cap: f32,
+        /// Norms: whether the result is added to `out`.
+        accumulate: u32,
+    }
+    /// The arguments of `attention`: a block per query head and row.
+    Attend {
+        q: u64,
+        out: u64,
+        /// Keys and values of the layer, in pages.
+        cache: u64,
+        /// Page ids of all sequences, as u32.
+        pages: u64,
+        /// For each row: the index of its sequence's first page, the first visible token and the number of
+        /// tokens, as three u32.
+        rows: u64,
+        /// Bytes per row of the cache.
+        row_bytes: u32,
+        q_stride: u32,
+        out_stride: u32,
+        heads: u32,
+        kv_heads: u32,
+        head_dim: u32,
+        scale: f32,
+        cap: f32,
+    }
+    /// The arguments of `store_rows`, which writes keys or values to the cache: a block per head and row.
+    StoreRows {
+        x: u64,
+        cache: u64,
+        /// For each row: its page and the slot in it, as two u32.
+        slots: u64,
+        row_bytes: u32,
+        x_stride: u32,
+        kv_heads: u32,
+        head_dim: u32,
+        /// Zero for keys, one for values.
+        which: u32,
+        reserved: u32,
+    }
+    /// The arguments of `top_k`, `log_sum_exp` and `argmax`: a block per row of logits.
+    Sample {
+        logits: u64,
+        /// The ids, as u32: `k` per row.
+        ids: u64,
+        /// The values of the ids, or the result of each row.
+        values: u64,
+        cols: u32,
+        stride: u32,
+        k: u32,
+        reserved: u32,
+    }
+}

@@ -1,0 +1,29 @@
+//! The kernels for NVIDIA GPUs, and the seam under which they run.
+//!
+//! [`Driver`] is what the kernels need of a device. [`Gpu`] implements it with NVIDIA's libraries, which are
+//! loaded at run time; the tests implement it with an emulator that executes the same sources on the host, so
+//! that every kernel is tested on machines without a GPU. The `.cu` file of an operation is beside its scalar
+//! version. The formats of weights are in `decode/*.cuh`.
+
+mod args;
+mod cubin_cache;
+mod driver;
+mod gpu;
+mod library;
+mod nvrtc;
+mod planes;
+mod program;
+mod tables;
+
+#[cfg(test)]
+mod emulator;
+#[cfg(test)]
+mod tests;
+
+pub use args::{DecodeRows, DotRows, Matrix, RowOp};
+pub use cubin_cache::CubinCache;
+pub use driver::{Address, Driver, Launch};
+pub use gpu::Gpu;
+pub use nvrtc::{Architecture, Compiled, Nvrtc};
+pub use planes::{Layout, Plane};
+pub use program::{Program, dot_rows_kernel};

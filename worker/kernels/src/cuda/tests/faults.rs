@@ -1,0 +1,1 @@
+//! What the emulator reports as a fault, and how failures of a device reach the host.

@@ -1,0 +1,1 @@
+//! The primitives of prelude.cuh.

@@ -1,0 +1,1 @@
+//! The kernels that process rows of floats, compared with float64.
