@@ -5,8 +5,12 @@
 use bytemuck::{Pod, Zeroable};
 
 macro_rules! field {
-    ($ty:ident) => { $ty };
-    ($ty:ident $n:literal) => { [$ty; $n] };
+    ($ty:ident) => {
+        $ty
+    };
+    ($ty:ident $n:literal) => {
+        [$ty; $n]
+    };
 }
 
 macro_rules! structs {
@@ -118,7 +122,7 @@ structs! {
         /// Norms: whether the result is added to `out`.
         accumulate: u32,
     }
-    /// The arguments of `attention`: a block per query head and row.
+    /// The arguments of `attention_*`: a block per query head and row.
     Attend {
         q: u64,
         out: u64,
@@ -137,6 +141,7 @@ structs! {
         kv_heads: u32,
         head_dim: u32,
         scale: f32,
+        /// The soft cap of the scores, or zero.
         cap: f32,
     }
     /// The arguments of `store_rows`, which writes keys or values to the cache: a block per head and row.
@@ -153,15 +158,16 @@ structs! {
         which: u32,
         reserved: u32,
     }
-    /// The arguments of `top_k`, `log_sum_exp` and `argmax`: a block per row of logits.
+    /// The arguments of `argmax`, `top_k` and `log_sum_exp`: a block per row of logits.
     Sample {
         logits: u64,
-        /// The ids, as u32: `k` per row.
+        /// The ids of each row, as u32: one for `argmax`, `k` for `top_k`.
         ids: u64,
-        /// The values of the ids, or the result of each row.
+        /// As many values.
         values: u64,
         cols: u32,
         stride: u32,
+        /// At most 1,024 and at most `cols`.
         k: u32,
         reserved: u32,
     }

@@ -87,7 +87,8 @@ impl Gpu {
     /// Makes the context current on this thread.
     fn enter(&self) -> Result<(), DeviceError> {
         // SAFETY: the context is retained until `self` is dropped.
-        unsafe { result::ctx::set_current(self.context) }.map_err(|error| self.classify("enter a context", error))
+        unsafe { result::ctx::set_current(self.context) }
+            .map_err(|error| self.classify("enter a context", error))
     }
 
     /// The kind of an error, by what a caller can do about it.
@@ -241,7 +242,14 @@ impl Driver for Gpu {
         let mut parameters = [aligned.as_mut_ptr().cast::<c_void>()];
         // SAFETY: the caller guarantees that these are the kernel's arguments and that they name allocated memory.
         unsafe {
-            result::launch_kernel(function, (x, y, z), (launch.threads, 1, 1), 0, self.stream, &mut parameters)
+            result::launch_kernel(
+                function,
+                (x, y, z),
+                (launch.threads, 1, 1),
+                0,
+                self.stream,
+                &mut parameters,
+            )
         }
         .map_err(|error| self.classify("launch a kernel", error))
     }

@@ -57,8 +57,7 @@ const NVRTC_FUNCTIONS: &[&str] = &[
 /// Checks that the driver is installed and has all functions.
 pub(super) fn require_driver() -> Result<(), DeviceError> {
     static FOUND: OnceLock<Result<(), DeviceError>> = OnceLock::new();
-    let missing =
-        |reason| DeviceError::Library { library: DRIVER, reason, hint: DRIVER_HINT };
+    let missing = |reason| DeviceError::Library { library: DRIVER, reason, hint: DRIVER_HINT };
     let check = || {
         // SAFETY: loading the driver has no conditions.
         if !unsafe { cudarc::driver::sys::is_culib_present() } {
@@ -82,7 +81,8 @@ pub(super) fn require_nvrtc(folder: Option<&Path>) -> Result<(), DeviceError> {
         let path = folder.join("libnvrtc.so.12");
         // SAFETY: loading NVRTC has no conditions.
         let library = unsafe { Library::new(&path) };
-        let library = library.map_err(|error| missing(format!("{} cannot be loaded: {error}", path.display())))?;
+        let library =
+            library.map_err(|error| missing(format!("{} cannot be loaded: {error}", path.display())))?;
         // The library stays loaded, and the bindings find it by its name.
         std::mem::forget(library);
     }

@@ -20,10 +20,10 @@ mod emulator;
 #[cfg(test)]
 mod tests;
 
-pub use args::{DecodeRows, DotRows, Matrix, RowOp};
+pub use args::{Attend, DecodeRows, DotRows, Matrix, RowOp, Sample, StoreRows};
 pub use cubin_cache::CubinCache;
 pub use driver::{Address, Driver, Launch};
 pub use gpu::Gpu;
 pub use nvrtc::{Architecture, Compiled, Nvrtc};
 pub use planes::{Layout, Plane};
-pub use program::{Program, dot_rows_kernel};
+pub use program::{DotRowsKernel, Program, attention_kernel, cache_row_bytes, dot_rows_kernel};

@@ -46,9 +46,9 @@ impl Nvrtc {
         require_nvrtc(folder)?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both are valid for writing.
-        unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }
-            .result()
-            .map_err(|error| DeviceError::Driver { action: "ask NVRTC for its version", reason: error.to_string() })?;
+        unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }.result().map_err(|error| {
+            DeviceError::Driver { action: "ask NVRTC for its version", reason: error.to_string() }
+        })?;
         Ok(Self { version: (major, minor) })
     }
 

@@ -8,7 +8,7 @@ use crate::dtype::{Dtype, Float};
 use crate::weight::Weight;
 
 /// Planes per matrix.
-pub const MAX_PLANES: usize = 5;
+pub(super) const MAX_PLANES: usize = 5;
 /// Rows of a plane start at multiples of this number of bytes.
 const ALIGN: usize = 16;
 /// A unit of floats is this number of values, see decode.cuh. Rows of other formats are whole units.
@@ -82,7 +82,13 @@ impl Layout {
         // Part, first byte and length in a block, blocks per row, bytes of a padded row.
         let mut planes = Vec::new();
         let mut plane = |part, first, block_bytes, row_bytes: usize| {
-            planes.push(Plane { part, first, block_bytes, stride: row_bytes.next_multiple_of(ALIGN), offset: 0 });
+            planes.push(Plane {
+                part,
+                first,
+                block_bytes,
+                stride: row_bytes.next_multiple_of(ALIGN),
+                offset: 0,
+            });
         };
         let (block_bytes, blocks) = match dtype {
             Dtype::Float(float) => {
@@ -176,7 +182,8 @@ mod tests {
     fn every_format_has_a_layout_without_waste() {
         for &dtype in EXAMPLES {
             let layout = Layout::of(dtype, 3, 4096).unwrap();
-            let stored = 3 * (dtype.row_bytes(4096) + dtype.row_scale_bytes(4096) + dtype.row_bias_bytes(4096));
+            let stored =
+                3 * (dtype.row_bytes(4096) + dtype.row_scale_bytes(4096) + dtype.row_bias_bytes(4096));
             assert_eq!(layout.bytes, stored.next_multiple_of(ALIGN), "{dtype:?}");
         }
     }

@@ -36,6 +36,8 @@ FN f32 root(f32 x) { return __fsqrt_rn(x); }
 FN f32 exponential(f32 x) { return expf(x); }
 FN f32 logarithm(f32 x) { return logf(x); }
 FN f32 hyperbolic_tangent(f32 x) { return tanhf(x); }
+FN f32 round_away(f32 x) { return roundf(x); }  // halves away from zero
+FN f32 absolute(f32 x) { return fabsf(x); }
 FN f32 complementary_error(f32 x) { return erfcf(x); }
 
 // Sixteen bytes that are read once, such as weights: the load bypasses the first-level cache.
@@ -71,6 +73,9 @@ FN u32 f32_to_half(f32 x) {
 }
 FN i32 dp4a(u32 a, u32 b, i32 sum) { return __dp4a((i32)a, (i32)b, sum); }
 FN u32 count_ones(u32 x) { return __popc(x); }
+
+// Adds to a number in shared memory. Returns the number before.
+FN u32 atomic_add_shared(u32 *at, u32 plus) { return atomicAdd(at, plus); }
 
 // The value of the lane whose index differs in `lane_bits`. All lanes of `mask` take part.
 FN u32 shuffle_xor(u32 mask, u32 value, u32 lane_bits) { return __shfl_xor_sync(mask, value, lane_bits); }

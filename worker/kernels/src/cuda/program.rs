@@ -16,19 +16,75 @@ pub struct Program {
 }
 
 /// The kernels of the program of a format.
-const WEIGHT_KERNELS: &[&str] = &["decode_rows", "dot_rows_1", "dot_rows_2", "dot_rows_4", "dot_rows_8"];
+const WEIGHT_KERNELS: &[&str] =
+    &["decode_rows", "dot_rows_1", "dot_rows_2", "dot_rows_4", "dot_rows_8", "dot_tiles"];
 /// The kernels that process rows of floats.
 const ROW_KERNELS: &[&str] =
     &["rms_norm", "layer_norm", "rotate", "swiglu", "geglu", "gelu", "softmax", "soft_cap"];
 
-/// The kernel of `dot_rows` for a number of columns: its name, the rows of the matrix per block, and the columns
-/// per block.
-pub fn dot_rows_kernel(columns: usize) -> (&'static str, u32, u32) {
+/// The kernels over the cache.
+const CACHE_KERNELS: &[&str] = &["store_rows", "attention_128", "attention_256", "attention_512"];
+/// The kernels of sampling.
+const SAMPLE_KERNELS: &[&str] = &["argmax", "log_sum_exp", "top_k"];
+
+/// The attention kernel for heads of this size; `None` if they are too large.
+pub fn attention_kernel(head_dim: usize) -> Option<&'static str> {
+    match head_dim {
+        0..=128 => Some("attention_128"),
+        129..=256 => Some("attention_256"),
+        257..=512 => Some("attention_512"),
+        _ => None,
+    }
+}
+
+/// Bytes per row of the cache for heads of this size: whole loads of sixteen bytes.
+pub fn cache_row_bytes(dtype: Dtype, head_dim: usize) -> usize {
+    dtype.row_bytes(head_dim.next_multiple_of(dtype.multiple())).next_multiple_of(16)
+}
+
+/// How a product is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DotRowsKernel {
+    pub name: &'static str,
+    /// Rows of the matrix per block.
+    pub rows: u32,
+    /// Columns per block.
+    pub columns: u32,
+    /// Threads per block.
+    pub threads: u32,
+}
+
+/// The kernel of the product with a number of columns. With many, the weights are decoded to shared memory once for
+/// 64 columns, and the additions are in another order.
+pub fn dot_rows_kernel(dtype: Dtype, columns: usize) -> DotRowsKernel {
+    let of_warps = |name, rows_a_warp, columns| DotRowsKernel {
+        name,
+        rows: WARPS * rows_a_warp,
+        columns,
+        threads: 32 * WARPS,
+    };
     match columns {
-        0 | 1 => ("dot_rows_1", 8, 1),
-        2 => ("dot_rows_2", 8, 2),
-        3 | 4 => ("dot_rows_4", 4, 4),
-        _ => ("dot_rows_8", 4, 8),
+        0 | 1 => of_warps("dot_rows_1", rows_a_warp(dtype), 1),
+        2 => of_warps("dot_rows_2", rows_a_warp(dtype), 2),
+        3 | 4 => of_warps("dot_rows_4", 1, 4),
+        5..MIN_TILE_COLUMNS => of_warps("dot_rows_8", 1, 8),
+        _ => DotRowsKernel { name: "dot_tiles", rows: 64, columns: 64, threads: 256 },
+    }
+}
+
+/// With fewer columns, most of a tile would be idle.
+const MIN_TILE_COLUMNS: usize = 17;
+
+/// Warps per block of `dot_rows`.
+const WARPS: u32 = 4;
+
+/// Rows per warp of the products with one or two columns. A second row uses each activation twice, but formats with
+/// many bytes per unit have no registers for it.
+fn rows_a_warp(dtype: Dtype) -> u32 {
+    match dtype {
+        Dtype::Float(Float::F32) => 1,
+        Dtype::Ggml(ty) if ty.block_elements() == 256 => 1,
+        _ => 2,
     }
 }
 
@@ -46,9 +102,10 @@ impl Program {
             codebook,
             include_str!("../decode/decode.cuh").to_owned(),
             formats.to_owned(),
-            format!("typedef {format} Format;\n"),
+            format!("typedef {format} Format;\nstatic const u32 ROWS = {};\n", rows_a_warp(dtype)),
             include_str!("../decode/decode.cu").to_owned(),
             include_str!("../dot_rows/dot_rows.cu").to_owned(),
+            include_str!("../dot_rows/dot_tiles.cu").to_owned(),
         ];
         Some(Self::new(format!("weights {format}"), &parts, WEIGHT_KERNELS))
     }
@@ -66,6 +123,33 @@ impl Program {
             include_str!("../soft_cap/soft_cap.cu").to_owned(),
         ];
         Self::new("rows".to_owned(), &parts, ROW_KERNELS)
+    }
+
+    /// The kernels that store and read keys and values of a format; `None` if the cache does not support it.
+    pub fn of_cache(dtype: Dtype) -> Option<Self> {
+        let format = match dtype {
+            Dtype::Float(Float::F32) => "CacheF32",
+            Dtype::Float(Float::F16) => "CacheF16",
+            Dtype::Ggml(Type::Q8_0) => "CacheQ8_0",
+            _ => return None,
+        };
+        // The formats are defined in the file, after the name.
+        let parts = [
+            format!("struct {format};\ntypedef {format} Cache;\n"),
+            include_str!("../cpu/attention.cu").to_owned(),
+        ];
+        Some(Self::new(format!("cache {format}"), &parts, CACHE_KERNELS))
+    }
+
+    /// The kernels that reduce rows of logits.
+    pub fn of_samples() -> Self {
+        Self::new("samples".to_owned(), &[include_str!("sample.cu").to_owned()], SAMPLE_KERNELS)
+    }
+
+    /// A program of a test.
+    #[cfg(test)]
+    pub(super) fn of_text(text: &str) -> Self {
+        Self::new("a test".to_owned(), &[text.to_owned()], &[])
     }
 
     fn new(name: String, parts: &[String], kernels: &'static [&'static str]) -> Self {

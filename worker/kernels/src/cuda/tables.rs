@@ -10,7 +10,8 @@ use crate::dtype::Dtype;
 
 /// Sixteen signed bytes as two words.
 fn sixteen(name: &str, values: [i8; 16]) -> String {
-    let word = |values: &[i8]| values.iter().rev().fold(0u64, |word, v| word << 8 | u64::from(v.cast_unsigned()));
+    let word =
+        |values: &[i8]| values.iter().rev().fold(0u64, |word, v| word << 8 | u64::from(v.cast_unsigned()));
     let (low, high) = (word(&values[..8]), word(&values[8..]));
     format!("static const u64 {name}_LOW = {low:#x}ull, {name}_HIGH = {high:#x}ull;\n")
 }

@@ -1,7 +1,9 @@
-//! The kernels on the emulator, compared with the scalar versions.
+//! The kernels on the emulator, compared with the scalar versions, and their compilation for GPUs.
 
-mod harness;
-mod products;
-mod primitives;
+mod attention;
 mod faults;
+mod harness;
+mod machine_code;
+mod primitives;
+mod products;
 mod row_kernels;

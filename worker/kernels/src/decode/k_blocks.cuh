@@ -163,24 +163,32 @@ struct Iq4Xs {
     }
 };
 
-// Ternary values, five to a byte. A unit is a block, because its three parts have different digits.
+// Ternary values, five to a byte. A unit is sixteen values: a digit of sixteen bytes or, at the end of a block, four
+// digits of four bytes. Several lanes read the same bytes in one instruction.
 struct Tq1 {
-    static const u32 RUNS = 16;
-    struct Raw { U4 q[3]; u32 last, d; };
+    static const u32 RUNS = 1;
+    struct Raw { U4 q; u32 digit, last, d; };
     METHOD Raw load(const Matrix &m, u64 row, u32 unit) {
-        const u8 *at = plane(m, 0, row) + unit * BYTES_0;
-        return {{load16(at), load16(at + 16), load16(at + 32)}, load4(plane(m, 1, row) + unit * BYTES_1),
-                load2(plane(m, 2, row) + unit * BYTES_2)};
+        u32 block = unit / 16, part = unit % 16;
+        Raw r;
+        r.last = part == 15;
+        r.digit = part < 10 ? part / 2 : part - 10;
+        if (r.last) {
+            u32 codes = load4(plane(m, 1, row) + block * BYTES_1);
+            r.q = {codes, codes, codes, codes};
+        } else {
+            r.q = load16(plane(m, 0, row) + block * BYTES_0 + 16 * (part < 10 ? part % 2 : 2));
+        }
+        r.d = load2(plane(m, 2, row) + block * BYTES_2);
+        return r;
     }
-    METHOD u32 offset(u32 unit, u32 run) { return 256 * unit + 16 * run; }
+    METHOD u32 offset(u32 unit, u32) { return 16 * unit; }
     METHOD u32 power(u32 n) { return n == 0 ? 1 : n == 1 ? 3 : n == 2 ? 9 : n == 3 ? 27 : 81; }
-    METHOD void decode(const Raw &r, u32 run, f32 *w) {
+    METHOD void decode(const Raw &r, u32, f32 *w) {
         f32 d = half_to_f32(r.d);
         UNROLL
         for (u32 i = 0; i < 16; ++i) {
-            u32 code = run < 10 ? byte(r.q[run % 2], i) : run < 15 ? byte(r.q[2], i) : byte(r.last, i % 4);
-            u32 n = run < 10 ? run / 2 : run < 15 ? run - 10 : i / 4;
-            u32 digit = (((code * power(n)) & 0xff) * 3) >> 8;
+            u32 digit = (((byte(r.q, i) * power(r.last ? i / 4 : r.digit)) & 0xff) * 3) >> 8;
             w[i] = mul(d, (f32)((i32)digit - 1));
         }
     }

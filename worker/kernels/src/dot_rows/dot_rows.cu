@@ -1,8 +1,8 @@
 // The product of a packed matrix with few columns of activations: `out[column] = x[column] * matrix^T + bias`,
 // or added to what is there. The weights are read once, in loads of sixteen bytes, and decoded in registers.
 //
-// A warp computes some rows; its lanes take every 32nd unit. The bytes of a lane's next unit are loaded before
-// the current one is decoded, so that several loads per lane are in flight.
+// A warp computes `ROWS` rows; its lanes take every 32nd unit. With few columns, the bytes of a lane's next unit are
+// loaded before the current one is decoded, so that several loads per lane are in flight.
 
 // Sixteen activations from `first`; zeros behind the end of the row.
 FN void load_activations(const f32 *x, u32 first, u32 cols, f32 *to) {
@@ -43,16 +43,18 @@ template <class Format, u32 ROWS, u32 COLUMNS> FN void dot_rows(const DotRows &a
         for (u32 c = 0; c < COLUMNS; ++c) sums[r][c] = 0.0f;
     }
 
+    // With many columns there is enough work per load, and no registers for a second unit.
+    const bool AHEAD = COLUMNS <= 2;
     typename Format::Raw next[ROWS];
-    if (lane_index() < units) {
+    if (AHEAD && lane_index() < units) {
         UNROLL
         for (u32 r = 0; r < ROWS; ++r) next[r] = Format::load(m, rows[r], lane_index());
     }
     for (u32 unit = lane_index(); unit < units; unit += WARP) {
         typename Format::Raw raw[ROWS];
         UNROLL
-        for (u32 r = 0; r < ROWS; ++r) raw[r] = next[r];
-        if (unit + WARP < units) {
+        for (u32 r = 0; r < ROWS; ++r) raw[r] = AHEAD ? next[r] : Format::load(m, rows[r], unit);
+        if (AHEAD && unit + WARP < units) {
             UNROLL
             for (u32 r = 0; r < ROWS; ++r) next[r] = Format::load(m, rows[r], unit + WARP);
         }
@@ -90,7 +92,7 @@ template <class Format, u32 ROWS, u32 COLUMNS> FN void dot_rows(const DotRows &a
     }
 }
 
-KERNEL(dot_rows_1, DotRows, 128) { dot_rows<Format, 2, 1>(a); }
-KERNEL(dot_rows_2, DotRows, 128) { dot_rows<Format, 2, 2>(a); }
+KERNEL(dot_rows_1, DotRows, 128) { dot_rows<Format, ROWS, 1>(a); }
+KERNEL(dot_rows_2, DotRows, 128) { dot_rows<Format, ROWS, 2>(a); }
 KERNEL(dot_rows_4, DotRows, 128) { dot_rows<Format, 1, 4>(a); }
 KERNEL(dot_rows_8, DotRows, 128) { dot_rows<Format, 1, 8>(a); }

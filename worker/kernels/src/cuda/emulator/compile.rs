@@ -19,22 +19,31 @@ const TYPES: &str = include_str!("../types.cuh");
 const HEADER: &str = include_str!("emulator.h");
 const RUNTIME: &str = include_str!("emulator.cpp");
 
-/// The compiler's version; `None` without a compiler for this architecture. The tests may run under emulation,
-/// where the compiler is that of another architecture.
-fn compiler() -> Option<&'static str> {
-    static VERSION: OnceLock<Option<String>> = OnceLock::new();
-    let version = VERSION.get_or_init(|| {
+/// Whether there is a compiler.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) enum Compiler {
+    /// Its version.
+    Found(String),
+    Missing,
+    /// It compiles for another architecture than that of the tests, which run under emulation.
+    OtherArchitecture,
+}
+
+pub(in super::super) fn compiler() -> &'static Compiler {
+    static COMPILER: OnceLock<Compiler> = OnceLock::new();
+    COMPILER.get_or_init(|| {
         let ask = |option| {
             let output = Command::new("g++").arg(option).output().ok()?;
             output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
         };
-        ask("--version").filter(|_| ask("-dumpmachine").is_some_and(|m| m.starts_with(std::env::consts::ARCH)))
-    });
-    version.as_deref()
-}
-
-pub(super) fn is_available() -> bool {
-    compiler().is_some()
+        match (ask("--version"), ask("-dumpmachine")) {
+            (Some(version), Some(machine)) if machine.starts_with(std::env::consts::ARCH) => {
+                Compiler::Found(version)
+            }
+            (Some(_), Some(_)) => Compiler::OtherArchitecture,
+            _ => Compiler::Missing,
+        }
+    })
 }
 
 /// Fused multiplications are instructions, not calls, if the processor has them.
@@ -55,7 +64,9 @@ pub(super) fn runtime_library() -> Library {
 
 /// The kernels of a program. Each is compiled and loaded once per process.
 pub(super) fn load(program: &Program) -> Result<Arc<Library>, DeviceError> {
-    static LOADED: Mutex<Option<HashMap<String, Arc<OnceLock<Arc<Library>>>>>> = Mutex::new(None);
+    /// Loaded libraries by source. An entry is made before its library, so that programs compile side by side.
+    type Loaded = HashMap<String, Arc<OnceLock<Arc<Library>>>>;
+    static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
     let mut loaded = LOADED.lock().unwrap();
     let entry = loaded.get_or_insert_default().entry(program.source().to_owned()).or_default().clone();
     drop(loaded);
@@ -78,7 +89,9 @@ pub(super) fn load(program: &Program) -> Result<Arc<Library>, DeviceError> {
 /// Compiles a source text to a shared object.
 fn compile(name: &str, source: &str, more: &[&str]) -> Result<PathBuf, DeviceError> {
     let fail = |reason: String| DeviceError::Compile { program: name.to_owned(), reason };
-    let version = compiler().ok_or_else(|| fail("g++ is not installed".to_owned()))?;
+    let Compiler::Found(version) = compiler() else {
+        return Err(fail("there is no g++ for this architecture".to_owned()));
+    };
     let options = [
         &["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing"],
         machine_options(),

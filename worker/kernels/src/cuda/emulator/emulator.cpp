@@ -23,6 +23,8 @@
 namespace {
 
 const u64 PAGE = 4096;
+// Bytes that cannot be accessed on both sides of an allocation.
+const u64 GUARD = 16 * PAGE;
 const u64 STACK = 64 * 1024;
 const u64 MAX_THREADS = 1024;
 const u64 MAX_SHARED = 48 * 1024;
@@ -41,23 +43,23 @@ struct Fiber {
     u32 mask, value, from_lane;
 };
 
-// Memory of which the page behind the end cannot be accessed, nor the one before the start.
+// Memory between guards that cannot be accessed.
 struct Guarded {
     u8 *mapping = nullptr;
     u64 pages = 0;
 
-    // Returns memory that ends at the guard page, up to its alignment. The content is lost if the size changes.
+    // Returns memory that ends at the second guard, up to its alignment. The content is lost if the size changes.
     u8 *resize(u64 bytes) {
         u64 wanted = (bytes + PAGE - 1) / PAGE;
         if (wanted != pages) {
-            if (mapping) munmap(mapping, (pages + 2) * PAGE);
-            void *at = mmap(nullptr, (wanted + 2) * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (mapping) munmap(mapping, pages * PAGE + 2 * GUARD);
+            void *at = mmap(nullptr, wanted * PAGE + 2 * GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             mapping = static_cast<u8 *>(at);
             pages = wanted;
-            mprotect(mapping + PAGE, pages * PAGE, PROT_READ | PROT_WRITE);
+            mprotect(mapping + GUARD, pages * PAGE, PROT_READ | PROT_WRITE);
         }
         u64 padded = (bytes + POISON_ALIGN - 1) / POISON_ALIGN * POISON_ALIGN;
-        return mapping + PAGE + pages * PAGE - padded;
+        return mapping + GUARD + pages * PAGE - padded;
     }
 };
 
@@ -369,19 +371,21 @@ extern "C" int lode_emulator_launch(void (*kernel)(const void *), const void *ar
     return 1;
 }
 
-// Memory between two pages that cannot be accessed. It ends at the second one, up to its alignment.
+// Memory between guards that cannot be accessed. It ends at the second one, up to its alignment.
 extern "C" void *lode_emulator_allocate(u64 bytes) {
     const u64 padded = (bytes + POISON_ALIGN - 1) / POISON_ALIGN * POISON_ALIGN;
     const u64 pages = (padded + PAGE - 1) / PAGE;
-    void *at = mmap(nullptr, (pages + 2) * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *at = mmap(nullptr, pages * PAGE + 2 * GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) return nullptr;
-    u8 *first = static_cast<u8 *>(at) + PAGE;
+    u8 *first = static_cast<u8 *>(at) + GUARD;
     if (pages && mprotect(first, pages * PAGE, PROT_READ | PROT_WRITE)) return nullptr;
+    // Also in front of the allocation, where a page is not guarded, reads give NaN.
+    memset(first, 0xff, pages * PAGE);
     return first + pages * PAGE - padded;
 }
 
 extern "C" void lode_emulator_free(void *at, u64 bytes) {
     const u64 padded = (bytes + POISON_ALIGN - 1) / POISON_ALIGN * POISON_ALIGN;
     const u64 pages = (padded + PAGE - 1) / PAGE;
-    munmap(static_cast<u8 *>(at) + padded - pages * PAGE - PAGE, (pages + 2) * PAGE);
+    munmap(static_cast<u8 *>(at) + padded - pages * PAGE - GUARD, pages * PAGE + 2 * GUARD);
 }

@@ -59,6 +59,8 @@ FN f32 root(f32 x) { return __builtin_sqrtf(x); }
 FN f32 exponential(f32 x) { return __builtin_expf(x); }
 FN f32 logarithm(f32 x) { return __builtin_logf(x); }
 FN f32 hyperbolic_tangent(f32 x) { return __builtin_tanhf(x); }
+FN f32 round_away(f32 x) { return __builtin_roundf(x); }
+FN f32 absolute(f32 x) { return __builtin_fabsf(x); }
 FN f32 complementary_error(f32 x) { return __builtin_erfcf(x); }
 
 template <class T> FN T load_aligned(const void *at) {
@@ -97,6 +99,13 @@ FN i32 dp4a(u32 a, u32 b, i32 sum) {
     return sum;
 }
 FN u32 count_ones(u32 x) { return (u32)__builtin_popcount(x); }
+
+// Only one fiber of a block runs at a time.
+FN u32 atomic_add_shared(u32 *at, u32 plus) {
+    u32 before = *at;
+    *at = before + plus;
+    return before;
+}
 
 #define shuffle_xor(mask, value, lane_bits) \
     lode_emulator->exchange(__LINE__, mask, value, (lode_emulator->thread()->index % 32) ^ (lane_bits))

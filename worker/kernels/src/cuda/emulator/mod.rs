@@ -13,6 +13,8 @@ use std::sync::{Arc, OnceLock};
 
 use libloading::{Library, Symbol};
 
+pub(super) use compile::{Compiler, compiler};
+
 use super::driver::{Address, Driver, Launch};
 use super::program::Program;
 use crate::error::DeviceError;
@@ -54,11 +56,6 @@ pub(super) struct Emulator {
 pub(super) struct Module {
     program: String,
     library: Arc<Library>,
-}
-
-/// Whether the emulator can be built here.
-pub(super) fn is_available() -> bool {
-    compile::is_available()
 }
 
 impl Emulator {
@@ -121,9 +118,10 @@ impl Emulator {
         let fault = |reason: String| DeviceError::Fault { kernel: kernel.to_owned(), reason };
         // SAFETY: the macro KERNEL declares these three symbols for each kernel.
         let (entry, threads, size) = unsafe {
-            let entry: Symbol<'_, KernelFn> = module.library.get(kernel.as_bytes()).map_err(|_| {
-                fault(format!("the program `{}` has no such kernel", module.program))
-            })?;
+            let entry: Symbol<'_, KernelFn> = module
+                .library
+                .get(kernel.as_bytes())
+                .map_err(|_| fault(format!("the program `{}` has no such kernel", module.program)))?;
             let number = |suffix: &str| {
                 let symbol: Symbol<'_, *const u32> =
                     module.library.get(format!("{kernel}_{suffix}").as_bytes()).unwrap();

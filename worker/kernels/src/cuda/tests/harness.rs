@@ -5,7 +5,7 @@ use bytemuck::Pod;
 
 use super::super::args::Matrix;
 use super::super::driver::{Address, Driver, Launch};
-use super::super::emulator::{self, Emulator, Module};
+use super::super::emulator::{Compiler, Emulator, Module, compiler};
 use super::super::planes::Layout;
 use super::super::program::Program;
 use crate::dtype::Dtype;
@@ -22,9 +22,16 @@ pub(super) struct Harness {
 impl Harness {
     /// `None` if this machine has no compiler for the emulator; the test is then reported as skipped.
     pub(super) fn new(program: &Program) -> Option<Self> {
-        if !emulator::is_available() {
-            report::skip(&report::current_test(), "g++ is not installed");
-            return None;
+        match compiler() {
+            Compiler::Found(_) => {}
+            Compiler::Missing => {
+                report::skip(&report::current_test(), "g++ is not installed");
+                return None;
+            }
+            Compiler::OtherArchitecture => {
+                report::skip_optional(&report::current_test(), "g++ compiles for another architecture");
+                return None;
+            }
         }
         let mut device = Emulator::new();
         let module = device.load(program).unwrap();

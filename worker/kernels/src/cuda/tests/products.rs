@@ -3,6 +3,8 @@
 use super::super::args::{DecodeRows, DotRows};
 use super::super::program::{Program, dot_rows_kernel};
 use super::harness::Harness;
+use lode_model::quant::ggml::Type;
+
 use crate::dtype::{Dtype, Float};
 use crate::testing::{EXAMPLES, Packed, random};
 use crate::weight::Weight;
@@ -61,6 +63,31 @@ fn every_format_decodes_to_the_bits_of_the_scalar_version() {
 }
 
 #[test]
+fn a_grid_of_tiles_covers_the_matrix() {
+    let dtype = Dtype::Ggml(Type::Q8_0);
+    let Some(mut harness) = Harness::new(&Program::of_format(dtype).unwrap()) else { return };
+    let (rows, columns, cols) = (130, 66, 64);
+    let packed = Packed::random(dtype, rows, cols, 9);
+    let matrix = harness.matrix(&weight(&packed));
+    let x = random(columns * cols, 1);
+    let (x_at, out) = (harness.upload(&x), harness.floats(rows * columns));
+    let (x_stride, out_stride, n) = (cols as u32, rows as u32, columns as u32);
+    let args =
+        DotRows { matrix, x: x_at.0, out: out.0, x_stride, out_stride, columns: n, ..DotRows::default() };
+    harness.launch("dot_tiles", [3, 2, 1], 256, &args);
+    let found: Vec<f32> = harness.read(out, rows * columns);
+    for row in 0..rows {
+        let w = packed.decoded(row);
+        for c in 0..columns {
+            // The additions are fused and in the order of the row, so the bits are known.
+            let x = &x[c * cols..][..cols];
+            let expect = w.iter().zip(x).fold(0.0f32, |sum, (w, x)| w.mul_add(*x, sum));
+            assert_eq!(found[c * rows + row], expect, "{row} {c}");
+        }
+    }
+}
+
+#[test]
 fn every_format_multiplies_like_the_scalar_version() {
     for &dtype in EXAMPLES {
         let program = Program::of_format(dtype).unwrap();
@@ -68,10 +95,11 @@ fn every_format_multiplies_like_the_scalar_version() {
         for cols in lengths(dtype) {
             let rows = 11;
             let packed = Packed::random(dtype, rows, cols, 9);
+            let decoded: Vec<Vec<f32>> = (0..rows).map(|row| packed.decoded(row)).collect();
             let matrix = harness.matrix(&weight(&packed));
             let bias = random(rows, 3);
             let bias_at = harness.upload(&bias);
-            for columns in [1, 2, 3, 8, 9] {
+            for columns in [1, 2, 3, 8, 9, 67] {
                 let x_stride = cols.next_multiple_of(4);
                 // Behind a row of x is NaN, which would show in the result.
                 let x: Vec<f32> = (0..columns)
@@ -95,27 +123,29 @@ fn every_format_multiplies_like_the_scalar_version() {
                         columns: columns as u32,
                         accumulate: accumulate.into(),
                     };
-                    let (kernel, rows_a_block, columns_a_block) = dot_rows_kernel(columns);
+                    let kernel = dot_rows_kernel(dtype, columns);
                     let grid =
-                        [(rows as u32).div_ceil(rows_a_block), (columns as u32).div_ceil(columns_a_block), 1];
-                    harness.launch(kernel, grid, 128, &args);
+                        [(rows as u32).div_ceil(kernel.rows), (columns as u32).div_ceil(kernel.columns), 1];
+                    harness.launch(kernel.name, grid, kernel.threads, &args);
                     let found: Vec<f32> = harness.read(out, start.len());
                     for c in 0..columns {
                         assert_eq!(found[c * (rows + 1) + rows], start[c * (rows + 1) + rows]);
-                        for row in 0..rows {
-                            let w = packed.decoded(row);
+                        for (row, row_bias) in bias.iter().enumerate() {
                             let at = c * (rows + 1) + row;
                             let first = if accumulate { f64::from(start[at]) } else { 0.0 };
-                            let first_bias = if has_bias { f64::from(bias[row]) } else { 0.0 };
+                            let first_bias = if has_bias { f64::from(*row_bias) } else { 0.0 };
                             let begin = (first + first_bias, first.abs() + first_bias.abs());
-                            let terms = w.iter().zip(&x[c * x_stride..]);
+                            let terms = decoded[row].iter().zip(&x[c * x_stride..]);
                             let (sum, size) = terms.fold(begin, |(sum, size), (w, x)| {
                                 let term = f64::from(*w) * f64::from(*x);
                                 (sum + term, size + term.abs())
                             });
                             // A lane adds at most cols / 32 terms, rounded up to whole units of 256; then
-                            // there are five additions in the warp, the bias, and the addition to `out`.
-                            let roundings = cols.div_ceil(32).max(256.min(cols)) as f64 + 7.0;
+                            // there are five additions in the warp, the bias, and the addition to `out`. In a
+                            // tile, all terms are added one after the other.
+                            let of_a_lane = cols.div_ceil(32).max(256.min(cols));
+                            let terms = if kernel.name == "dot_tiles" { cols } else { of_a_lane };
+                            let roundings = terms as f64 + 7.0;
                             let bound = roundings * f64::from(f32::EPSILON) * size;
                             let error = (f64::from(found[at]) - sum).abs();
                             assert!(
@@ -131,7 +161,7 @@ fn every_format_multiplies_like_the_scalar_version() {
     }
 }
 
-/// The result of a column does not depend on the others, so batching does not change a single bit.
+/// In `dot_rows`, the result of a column does not depend on the others, so small batches do not change a single bit.
 #[test]
 fn a_column_has_the_same_bits_in_every_batch() {
     let dtype = Dtype::Float(Float::BF16);
@@ -143,7 +173,7 @@ fn a_column_has_the_same_bits_in_every_batch() {
     let mut results = Vec::new();
     for columns in [1, 2, 4, 8, 9] {
         let out = harness.floats(9 * columns);
-        let (kernel, rows, group) = dot_rows_kernel(columns);
+        let kernel = dot_rows_kernel(dtype, columns);
         let args = DotRows {
             matrix,
             x: x_at.0,
@@ -153,7 +183,8 @@ fn a_column_has_the_same_bits_in_every_batch() {
             columns: columns as u32,
             ..DotRows::default()
         };
-        harness.launch(kernel, [9u32.div_ceil(rows), (columns as u32).div_ceil(group), 1], 128, &args);
+        let grid = [9u32.div_ceil(kernel.rows), (columns as u32).div_ceil(kernel.columns), 1];
+        harness.launch(kernel.name, grid, kernel.threads, &args);
         results.push(harness.read::<f32>(out, 9 * columns));
     }
     for result in &results {

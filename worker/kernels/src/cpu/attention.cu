@@ -1,0 +1,158 @@
+// Keys and values in pages: their storage, and attention over them. In a layer, the row of head h and slot s in
+// page p is row `((2 p + kv) * kv_heads + h) * 32 + s`, where kv is 0 for keys and 1 for values. Rows are padded
+// with zeros to whole loads of sixteen bytes.
+//
+// `Cache` is the format of the rows: `CHUNK` values are in one load, `chunk` decodes a load, `value` one value, and
+// `store` writes a row with the 32 lanes of a warp.
+
+FN u64 cache_row(u32 page, u32 kv, u32 kv_heads, u32 head, u32 slot) {
+    return (((u64)2 * page + kv) * kv_heads + head) * WARP + slot;
+}
+
+struct CacheF32 {
+    static const u32 CHUNK = 4;
+    METHOD void chunk(const u8 *row, u32, u32 index, f32 *to) {
+        U4 q = load16(row + 16 * index);
+        UNROLL
+        for (u32 i = 0; i < 4; ++i) to[i] = from_bits(word(q, i));
+    }
+    METHOD f32 value(const u8 *row, u32, u32 d) { return from_bits(load4(row + 4 * d)); }
+    METHOD void store(u8 *row, u32 row_bytes, const f32 *from, u32 n) {
+        for (u32 d = lane_index(); d < row_bytes / 4; d += WARP) ((f32 *)row)[d] = d < n ? from[d] : 0.0f;
+    }
+};
+
+struct CacheF16 {
+    static const u32 CHUNK = 8;
+    METHOD void chunk(const u8 *row, u32, u32 index, f32 *to) {
+        U4 q = load16(row + 16 * index);
+        UNROLL
+        for (u32 i = 0; i < 8; ++i) to[i] = half_to_f32((word(q, i / 2) >> (16 * (i % 2))) & 0xffff);
+    }
+    METHOD f32 value(const u8 *row, u32, u32 d) { return half_to_f32(load2(row + 2 * d)); }
+    METHOD void store(u8 *row, u32 row_bytes, const f32 *from, u32 n) {
+        for (u32 d = lane_index(); d < row_bytes / 2; d += WARP) {
+            ((u16 *)row)[d] = (u16)f32_to_half(d < n ? from[d] : 0.0f);
+        }
+    }
+};
+
+// Signed bytes, then a half float per 32 of them.
+struct CacheQ8_0 {
+    static const u32 CHUNK = 16;
+    METHOD u32 blocks(u32 head_dim) { return (head_dim + 31) / 32; }
+    METHOD void chunk(const u8 *row, u32 head_dim, u32 index, f32 *to) {
+        U4 q = load16(row + 16 * index);
+        f32 d = half_to_f32(load2(row + 32 * blocks(head_dim) + index / 2 * 2));
+        UNROLL
+        for (u32 i = 0; i < 16; ++i) to[i] = mul(d, (f32)signed_byte(byte(q, i)));
+    }
+    METHOD f32 value(const u8 *row, u32 head_dim, u32 d) {
+        f32 scale = half_to_f32(load2(row + 32 * blocks(head_dim) + d / 32 * 2));
+        return mul(scale, (f32)signed_byte(load1(row + d)));
+    }
+    METHOD void store(u8 *row, u32 row_bytes, const f32 *from, u32 n) {
+        u32 end = 32 * blocks(n), lane = lane_index();
+        for (u32 block = 0; block < blocks(n); ++block) {
+            f32 x = 32 * block + lane < n ? from[32 * block + lane] : 0.0f;
+            f32 d = quotient(warp_max(absolute(x)), 127.0f);
+            f32 inverse = d == 0.0f ? 0.0f : quotient(1.0f, d);
+            row[32 * block + lane] = (u8)(i32)round_away(mul(x, inverse));
+            if (lane == 0) ((u16 *)(row + end))[block] = (u16)f32_to_half(d);
+        }
+        for (u32 i = end + 2 * blocks(n) + lane; i < row_bytes; i += WARP) row[i] = 0;
+    }
+};
+
+// Writes keys or values to their slots: a block of one warp per head and row.
+KERNEL(store_rows, StoreRows, 32) {
+    u32 head = block_x(), row = block_y();
+    const u32 *slot = (const u32 *)a.slots + 2 * (u64)row;
+    u8 *to = (u8 *)a.cache + cache_row(slot[0], a.which, a.kv_heads, head, slot[1]) * a.row_bytes;
+    Cache::store(to, a.row_bytes, (const f32 *)a.x + (u64)row * a.x_stride + head * a.head_dim, a.head_dim);
+}
+
+// A block of four warps per query head and row. Each warp takes every fourth page: a lane computes the score of one
+// key, then the lanes share the dimensions of the values. Maxima and sums are corrected page by page, so nothing
+// depends on the length of the context; the warps' results are combined at the end.
+template <u32 PARTS> FN void attention(const Attend &a) {
+    const u32 WARPS = 4, DIMS = WARP * PARTS;
+    SHARED(f32, query, DIMS);
+    SHARED(f32, maxima, WARPS);
+    SHARED(f32, weights, WARPS);
+    SHARED(f32, mixed, WARPS * DIMS);
+    u32 head = block_x(), row = block_y(), warp = warp_index(), lane = lane_index();
+    u32 kv_head = head / (a.heads / a.kv_heads);
+    const f32 *q = (const f32 *)a.q + (u64)row * a.q_stride + head * a.head_dim;
+    for (u32 d = thread_index(); d < DIMS; d += WARP * WARPS) query[d] = d < a.head_dim ? q[d] : 0.0f;
+    barrier();
+
+    const u32 *range = (const u32 *)a.rows + 3 * (u64)row;
+    const u32 *pages = (const u32 *)a.pages + range[0];
+    u32 first = range[1], end = range[2];
+    f32 largest = -INFINITE, total = 0.0f, sums[PARTS];
+    UNROLL
+    for (u32 i = 0; i < PARTS; ++i) sums[i] = 0.0f;
+    for (u32 page = first / WARP + warp; page * WARP < end; page += WARPS) {
+        u32 token = page * WARP + lane;
+        bool visible = token >= first && token < end;
+        f32 score = -INFINITE;
+        if (visible) {
+            const u8 *key = (const u8 *)a.cache + cache_row(pages[page], 0, a.kv_heads, kv_head, lane) * a.row_bytes;
+            score = 0.0f;
+            for (u32 chunk = 0; chunk * Cache::CHUNK < a.head_dim; ++chunk) {
+                f32 k[Cache::CHUNK];
+                Cache::chunk(key, a.head_dim, chunk, k);
+                UNROLL
+                for (u32 i = 0; i < Cache::CHUNK; ++i) score = fused(k[i], query[chunk * Cache::CHUNK + i], score);
+            }
+            score = mul(score, a.scale);
+            if (a.cap != 0.0f) score = mul(hyperbolic_tangent(quotient(score, a.cap)), a.cap);
+        }
+        // Every page has a visible key, so the maximum is a score.
+        f32 next = larger(largest, warp_max(score));
+        f32 correction = exponential(add(largest, -next));
+        f32 weight = visible ? exponential(add(score, -next)) : 0.0f;
+        total = add(mul(total, correction), warp_sum(weight));
+        largest = next;
+        UNROLL
+        for (u32 i = 0; i < PARTS; ++i) sums[i] = mul(sums[i], correction);
+        u32 from = page * WARP < first ? first - page * WARP : 0, to = smaller(WARP, end - page * WARP);
+        const u8 *value = (const u8 *)a.cache + cache_row(pages[page], 1, a.kv_heads, kv_head, 0) * a.row_bytes;
+        for (u32 t = from; t < to; ++t) {
+            f32 w = from_bits(shuffle(ALL_LANES, bits_of(weight), t));
+            UNROLL
+            for (u32 i = 0; i < PARTS; ++i) {
+                u32 d = WARP * i + lane;
+                if (d < a.head_dim) sums[i] = fused(w, Cache::value(value + (u64)t * a.row_bytes, a.head_dim, d), sums[i]);
+            }
+        }
+    }
+
+    if (lane == 0) {
+        maxima[warp] = largest;
+        weights[warp] = total;
+    }
+    UNROLL
+    for (u32 i = 0; i < PARTS; ++i) mixed[warp * DIMS + WARP * i + lane] = sums[i];
+    barrier();
+    f32 overall = maxima[0];
+    for (u32 w = 1; w < WARPS; ++w) overall = larger(overall, maxima[w]);
+    f32 sum = 0.0f;
+    for (u32 w = 0; w < WARPS; ++w) {
+        // A warp without pages has no maximum.
+        if (weights[w] != 0.0f) sum = add(sum, mul(weights[w], exponential(add(maxima[w], -overall))));
+    }
+    f32 *out = (f32 *)a.out + (u64)row * a.out_stride + head * a.head_dim;
+    for (u32 d = thread_index(); d < a.head_dim; d += WARP * WARPS) {
+        f32 value = 0.0f;
+        for (u32 w = 0; w < WARPS; ++w) {
+            if (weights[w] != 0.0f) value = fused(mixed[w * DIMS + d], exponential(add(maxima[w], -overall)), value);
+        }
+        out[d] = quotient(value, sum);
+    }
+}
+
+KERNEL(attention_128, Attend, 128) { attention<4>(a); }
+KERNEL(attention_256, Attend, 128) { attention<8>(a); }
+KERNEL(attention_512, Attend, 128) { attention<16>(a); }

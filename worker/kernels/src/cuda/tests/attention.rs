@@ -1,0 +1,132 @@
+//! The cache and attention, compared with float64 over the values that the cache holds.
+
+use lode_model::quant::ggml::Type;
+
+use super::super::args::{Attend, StoreRows};
+use super::super::program::{Program, attention_kernel, cache_row_bytes};
+use super::harness::Harness;
+use crate::batch::PAGE_LEN;
+use crate::decode;
+use crate::dtype::{Dtype, Float};
+use crate::rows::Rows;
+use crate::testing::random;
+
+const PAGES: usize = 7;
+/// The pages of the only sequence, scrambled.
+const SEQUENCE: [u32; 5] = [5, 2, 6, 0, 3];
+
+/// The values that a row of the cache holds.
+fn stored(dtype: Dtype, from: &[f32]) -> Vec<f32> {
+    let cols = from.len().next_multiple_of(dtype.multiple());
+    let mut padded = from.to_vec();
+    padded.resize(cols, 0.0);
+    let mut bytes = vec![0; dtype.row_bytes(cols)];
+    decode::encode_scalar(dtype, &padded, &mut bytes);
+    let mut values = vec![0.0; cols];
+    decode::scalar(&Rows::new(dtype, cols, &bytes), 0, &mut values);
+    values.truncate(from.len());
+    values
+}
+
+#[test]
+fn attention_over_pages() {
+    let dtypes = [Dtype::Float(Float::F32), Dtype::Float(Float::F16), Dtype::Ggml(Type::Q8_0)];
+    for dtype in dtypes {
+        let Some(mut harness) = Harness::new(&Program::of_cache(dtype).unwrap()) else { return };
+        for (head_dim, heads, kv_heads, cap) in
+            [(20, 6, 2, 0.0), (128, 2, 2, 1.5), (200, 2, 1, 0.0), (260, 1, 1, 2.0)]
+        {
+            let tokens = 4 * PAGE_LEN + 7;
+            let row_bytes = cache_row_bytes(dtype, head_dim);
+            // New memory is NaN, so reading a slot that was not written shows in the result.
+            let cache = harness.floats(PAGES * 2 * kv_heads * PAGE_LEN * row_bytes / 4);
+            let width = kv_heads * head_dim;
+            let kv = [random(tokens * width, 1), random(tokens * width, 2)];
+            let slots: Vec<u32> =
+                (0..tokens).flat_map(|t| [SEQUENCE[t / PAGE_LEN], (t % PAGE_LEN) as u32]).collect();
+            let slots = harness.upload(&slots);
+            for (which, rows) in kv.iter().enumerate() {
+                let x = harness.upload(rows);
+                let args = StoreRows {
+                    x: x.0,
+                    cache: cache.0,
+                    slots: slots.0,
+                    row_bytes: row_bytes as u32,
+                    x_stride: width as u32,
+                    kv_heads: kv_heads as u32,
+                    head_dim: head_dim as u32,
+                    which: which as u32,
+                    reserved: 0,
+                };
+                harness.launch("store_rows", [kv_heads as u32, tokens as u32, 1], 32, &args);
+            }
+            // A whole context, a prefix, one token, and windows within a page and over several.
+            let ranges = [(0, tokens), (0, 40), (0, 1), (37, 60), (33, tokens), (tokens - 1, tokens)];
+            let rows: Vec<u32> = ranges.iter().flat_map(|(from, to)| [0, *from as u32, *to as u32]).collect();
+            let q = random(ranges.len() * heads * head_dim, 3);
+            let (q_at, pages, rows_at) =
+                (harness.upload(&q), harness.upload(&SEQUENCE), harness.upload(&rows));
+            let out = harness.floats(q.len());
+            let scale = 0.22;
+            let args = Attend {
+                q: q_at.0,
+                out: out.0,
+                cache: cache.0,
+                pages: pages.0,
+                rows: rows_at.0,
+                row_bytes: row_bytes as u32,
+                q_stride: (heads * head_dim) as u32,
+                out_stride: (heads * head_dim) as u32,
+                heads: heads as u32,
+                kv_heads: kv_heads as u32,
+                head_dim: head_dim as u32,
+                scale,
+                cap,
+            };
+            let kernel = attention_kernel(head_dim).unwrap();
+            harness.launch(kernel, [heads as u32, ranges.len() as u32, 1], 128, &args);
+            let found: Vec<f32> = harness.read(out, q.len());
+
+            for (row, (from, to)) in ranges.into_iter().enumerate() {
+                for head in 0..heads {
+                    let at = (row * heads + head) * head_dim;
+                    let kv_head = head / (heads / kv_heads);
+                    let of = |which: usize, t: usize| {
+                        stored(dtype, &kv[which][t * width + kv_head * head_dim..][..head_dim])
+                    };
+                    let mut size = 0.0f64;
+                    let scores: Vec<f64> = (from..to)
+                        .map(|t| {
+                            let terms =
+                                of(0, t).into_iter().zip(&q[at..]).map(|(k, q)| f64::from(k) * f64::from(*q));
+                            let (sum, sizes) = terms.fold((0.0, 0.0), |(s, a), v| (s + v, a + v.abs()));
+                            size = size.max(sizes * f64::from(scale));
+                            let score = sum * f64::from(scale);
+                            if cap == 0.0 { score } else { f64::from(cap) * (score / f64::from(cap)).tanh() }
+                        })
+                        .collect();
+                    let max = scores.iter().fold(f64::MIN, |m, v| m.max(*v));
+                    let weights: Vec<f64> = scores.iter().map(|v| (v - max).exp()).collect();
+                    let total: f64 = weights.iter().sum();
+                    let mut expect = vec![0.0; head_dim];
+                    for (t, weight) in (from..to).zip(&weights) {
+                        for (sum, v) in expect.iter_mut().zip(of(1, t)) {
+                            *sum += weight / total * f64::from(v);
+                        }
+                    }
+                    // The error of a score, at most one ulp of its terms per dimension, is a relative error of its
+                    // weight; values are below 2. The sums over the keys have an ulp for each.
+                    let ulps = head_dim as f64 * size + (to - from) as f64 + 16.0;
+                    let bound = 2.0 * 2.0 * f64::from(f32::EPSILON) * ulps;
+                    for (d, (found, expect)) in found[at..].iter().zip(&expect).enumerate() {
+                        let error = (f64::from(*found) - expect).abs();
+                        assert!(
+                            error <= bound,
+                            "{dtype:?} {head_dim} {from}..{to} {head} {d}: {found} {expect}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
