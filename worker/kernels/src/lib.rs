@@ -1,9 +1,10 @@
 //! The fused steps of a transformer over opaque buffers. The forward passes in the worker's `arch` are
-//! written once over [`Kernels`]. `cpu` implements it; `cuda` has the kernels for GPUs, which nothing serves from yet.
+//! written once over [`Kernels`]. `cpu` implements it; `cuda` has the kernels for GPUs, which nothing serves
+//! from yet.
 //!
 //! Each folder except `cpu` and `cuda` is one operation. Its `mod.rs` has the contract, the scalar version,
-//! which is the specification, and a test that compares the versions for other instruction sets with it within a stated
-//! error bound.
+//! which is the specification, and a test that compares the versions for other instruction sets with it
+//! within a stated error bound.
 
 mod batch;
 pub mod cpu;

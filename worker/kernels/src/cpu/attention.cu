@@ -1,9 +1,9 @@
-// Keys and values in pages: their storage, and attention over them. In a layer, the row of head h and slot s in
-// page p is row `((2 p + kv) * kv_heads + h) * 32 + s`, where kv is 0 for keys and 1 for values. Rows are padded
-// with zeros to whole loads of sixteen bytes.
+// Keys and values in pages: their storage, and attention over them. In a layer, the row of head h and slot s
+// in page p is row `((2 p + kv) * kv_heads + h) * 32 + s`, where kv is 0 for keys and 1 for values. Rows are
+// padded with zeros to whole loads of sixteen bytes.
 //
-// `Cache` is the format of the rows: `CHUNK` values are in one load, `chunk` decodes a load, `value` one value, and
-// `store` writes a row with the 32 lanes of a warp.
+// `Cache` is the format of the rows: `CHUNK` values are in one load, `chunk` decodes a load, `value` one
+// value, and `store` writes a row with the 32 lanes of a warp.
 
 FN u64 cache_row(u32 page, u32 kv, u32 kv_heads, u32 head, u32 slot) {
     return (((u64)2 * page + kv) * kv_heads + head) * WARP + slot;
@@ -72,9 +72,9 @@ KERNEL(store_rows, StoreRows, 32) {
     Cache::store(to, a.row_bytes, (const f32 *)a.x + (u64)row * a.x_stride + head * a.head_dim, a.head_dim);
 }
 
-// A block of four warps per query head and row. Each warp takes every fourth page: a lane computes the score of one
-// key, then the lanes share the dimensions of the values. Maxima and sums are corrected page by page, so nothing
-// depends on the length of the context; the warps' results are combined at the end.
+// A block of four warps per query head and row. Each warp takes every fourth page: a lane computes the score
+// of one key, then the lanes share the dimensions of the values. Maxima and sums are corrected page by page,
+// so nothing depends on the length of the context; the warps' results are combined at the end.
 template <u32 PARTS> FN void attention(const Attend &a) {
     const u32 WARPS = 4, DIMS = WARP * PARTS;
     SHARED(f32, query, DIMS);

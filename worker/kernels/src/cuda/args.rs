@@ -1,5 +1,5 @@
-//! The argument structs of the kernels. Each is defined once, here; the C++ definition that is put in front of
-//! the sources is generated from it, with an assertion of its size.
+//! The argument structs of the kernels. Each is defined once, here; the C++ definition that is put in front
+//! of the sources is generated from it, with an assertion of its size.
 #![allow(unsafe_code)] // Declares that the structs are plain bytes.
 
 use bytemuck::{Pod, Zeroable};
@@ -81,8 +81,8 @@ structs! {
         scale: f32,
         reserved: u32,
     }
-    /// The arguments of `dot_rows_*`: four warps per block, each with one or two rows of the matrix; the second
-    /// dimension of the grid counts groups of columns.
+    /// The arguments of `dot_rows_*`: four warps per block, each with one or two rows of the matrix; the
+    /// second dimension of the grid counts groups of columns.
     DotRows {
         matrix: Matrix,
         x: u64,

@@ -1,5 +1,5 @@
-//! Compiled programs on disk. Compiling takes seconds per program, so each is compiled once per device type and
-//! version of the libraries.
+//! Compiled programs on disk. Compiling takes seconds per program, so each is compiled once per device type
+//! and version of the libraries.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -36,8 +36,8 @@ impl CubinCache {
         Digest::sha256(text.as_bytes()).hex().to_owned()
     }
 
-    /// Returns a stored program. A file that is damaged, truncated or of another layout counts as absent, and is
-    /// replaced by the next [`store`](Self::store).
+    /// Returns a stored program. A file that is damaged, truncated or of another layout counts as absent, and
+    /// is replaced by the next [`store`](Self::store).
     pub fn load(&self, key: &str) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         File::open(self.path(key)).ok()?.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;

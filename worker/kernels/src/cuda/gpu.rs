@@ -28,7 +28,8 @@ pub struct Gpu {
     last_kernel: String,
 }
 
-// SAFETY: the handles may be used from any thread, one at a time; each method makes the context current first.
+// SAFETY: the handles may be used from any thread, one at a time; each method makes the context current
+// first.
 unsafe impl Send for Gpu {}
 
 /// A loaded program.
@@ -208,7 +209,8 @@ impl Driver for Gpu {
     fn load(&mut self, program: &Program) -> Result<GpuModule, DeviceError> {
         self.enter()?;
         let cubin = self.machine_code(program)?;
-        // SAFETY: a context is current, and the bytes are a whole cubin: the compiler's, or verified by digest.
+        // SAFETY: a context is current, and the bytes are a whole cubin: the compiler's, or verified by
+        // digest.
         let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
             .map_err(|error| self.classify("load a program", error))?;
         let mut functions = HashMap::new();
@@ -240,7 +242,8 @@ impl Driver for Gpu {
         let mut aligned = vec![0u64; args.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut aligned)[..args.len()].copy_from_slice(args);
         let mut parameters = [aligned.as_mut_ptr().cast::<c_void>()];
-        // SAFETY: the caller guarantees that these are the kernel's arguments and that they name allocated memory.
+        // SAFETY: the caller guarantees that these are the kernel's arguments and that they name allocated
+        // memory.
         unsafe {
             result::launch_kernel(
                 function,

@@ -1,5 +1,5 @@
-//! NVIDIA's libraries, which are loaded at run time. The bindings panic if a library or a function is missing,
-//! so presence is checked here first, and a missing one is an error.
+//! NVIDIA's libraries, which are loaded at run time. The bindings panic if a library or a function is
+//! missing, so presence is checked here first, and a missing one is an error.
 #![allow(unsafe_code)] // Loads shared libraries.
 
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Compiles programs for a GPU with NVRTC, NVIDIA's compiler library. It needs neither a GPU nor the headers of
-//! the CUDA toolkit.
+//! Compiles programs for a GPU with NVRTC, NVIDIA's compiler library. It needs neither a GPU nor the headers
+//! of the CUDA toolkit.
 #![allow(unsafe_code)] // Calls NVRTC.
 
 use std::ffi::{CString, c_char};

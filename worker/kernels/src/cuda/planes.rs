@@ -1,6 +1,6 @@
 //! How weights are stored on the device: as planes. Of each block, the codes go to one plane and the other
-//! fields to others, so that codes can be read in aligned loads of sixteen bytes whatever the size of a block.
-//! No bytes are added except at the end of a row.
+//! fields to others, so that codes can be read in aligned loads of sixteen bytes whatever the size of a
+//! block. No bytes are added except at the end of a row.
 
 use lode_model::quant::ggml::Type;
 

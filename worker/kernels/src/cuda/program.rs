@@ -54,8 +54,8 @@ pub struct DotRowsKernel {
     pub threads: u32,
 }
 
-/// The kernel of the product with a number of columns. With many, the weights are decoded to shared memory once for
-/// 64 columns, and the additions are in another order.
+/// The kernel of the product with a number of columns. With many, the weights are decoded to shared memory
+/// once for 64 columns, and the additions are in another order.
 pub fn dot_rows_kernel(dtype: Dtype, columns: usize) -> DotRowsKernel {
     let of_warps = |name, rows_a_warp, columns| DotRowsKernel {
         name,
@@ -78,8 +78,8 @@ const MIN_TILE_COLUMNS: usize = 17;
 /// Warps per block of `dot_rows`.
 const WARPS: u32 = 4;
 
-/// Rows per warp of the products with one or two columns. A second row uses each activation twice, but formats with
-/// many bytes per unit have no registers for it.
+/// Rows per warp of the products with one or two columns. A second row uses each activation twice, but
+/// formats with many bytes per unit have no registers for it.
 fn rows_a_warp(dtype: Dtype) -> u32 {
     match dtype {
         Dtype::Float(Float::F32) => 1,

@@ -1,7 +1,7 @@
 // What sampling needs of a row of logits, without a copy of the row to the host. A block per row.
 
-// The id of the largest logit in `ids`, and its value in `values`. Of equal ones, the smallest id. NaN is never
-// chosen unless all are NaN; then the id is 0xffffffff.
+// The id of the largest logit in `ids`, and its value in `values`. Of equal ones, the smallest id. NaN is
+// never chosen unless all are NaN; then the id is 0xffffffff.
 KERNEL(argmax, Sample, 256) {
     SHARED(f32, best, 256);
     SHARED(u32, where, 256);
@@ -53,10 +53,11 @@ FN u64 ordered_key(f32 value, u32 id) {
     return (u64)ordered << 32 | (u32)~id;
 }
 
-// The `k` largest logits in descending order, their ids in `ids` and their values in `values`; of equal ones, smaller
-// ids first. `k` is at most 1,024 and at most `cols`.
+// The `k` largest logits in descending order, their ids in `ids` and their values in `values`; of equal ones,
+// smaller ids first. `k` is at most 1,024 and at most `cols`.
 //
-// Eight bits at a time, the block finds the key of rank `k`, then collects the keys from there on and sorts them.
+// Eight bits at a time, the block finds the key of rank `k`, then collects the keys from there on and sorts
+// them.
 KERNEL(top_k, Sample, 256) {
     const u32 MOST = 1024;
     SHARED(u32, counts, 256);

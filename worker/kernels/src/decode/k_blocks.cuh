@@ -1,5 +1,5 @@
-// ggml's blocks of 256 values with scales for groups of 16 or 32: see decode.cuh for the members. A unit is the
-// 64 values of 32 bytes of codes, or those that share sixteen bytes of two-bit codes.
+// ggml's blocks of 256 values with scales for groups of 16 or 32: see decode.cuh for the members. A unit is
+// the 64 values of 32 bytes of codes, or those that share sixteen bytes of two-bit codes.
 
 // A block of 256 in four units. In unit (n, start), run `quarter` is the values from `128 n + 32 quarter + 16
 // start`, whose two-bit codes are in the same sixteen bytes.
@@ -163,8 +163,8 @@ struct Iq4Xs {
     }
 };
 
-// Ternary values, five to a byte. A unit is sixteen values: a digit of sixteen bytes or, at the end of a block, four
-// digits of four bytes. Several lanes read the same bytes in one instruction.
+// Ternary values, five to a byte. A unit is sixteen values: a digit of sixteen bytes or, at the end of a
+// block, four digits of four bytes. Several lanes read the same bytes in one instruction.
 struct Tq1 {
     static const u32 RUNS = 1;
     struct Raw { U4 q; u32 digit, last, d; };

@@ -1,5 +1,5 @@
-// ggml's types with a table of lattice points: see decode.cuh for the members. A unit is a group of 32 values.
-// `CODEBOOK` is the table of the type, with one row of eight or four signed bytes per number.
+// ggml's types with a table of lattice points: see decode.cuh for the members. A unit is a group of 32
+// values. `CODEBOOK` is the table of the type, with one row of eight or four signed bytes per number.
 
 struct Groups {
     static const u32 RUNS = 2;

@@ -1,8 +1,9 @@
-// The product of a packed matrix with few columns of activations: `out[column] = x[column] * matrix^T + bias`,
-// or added to what is there. The weights are read once, in loads of sixteen bytes, and decoded in registers.
+// The product of a packed matrix with few columns of activations: `out[column] = x[column] * matrix^T +
+// bias`, or added to what is there. The weights are read once, in loads of sixteen bytes, and decoded in
+// registers.
 //
-// A warp computes `ROWS` rows; its lanes take every 32nd unit. With few columns, the bytes of a lane's next unit are
-// loaded before the current one is decoded, so that several loads per lane are in flight.
+// A warp computes `ROWS` rows; its lanes take every 32nd unit. With few columns, the bytes of a lane's next
+// unit are loaded before the current one is decoded, so that several loads per lane are in flight.
 
 // Sixteen activations from `first`; zeros behind the end of the row.
 FN void load_activations(const f32 *x, u32 first, u32 cols, f32 *to) {

@@ -1,6 +1,6 @@
-// The product of a packed matrix with many columns of activations. A block computes 64 rows for 64 columns. Step by
-// step it decodes 64 rows of a unit to shared memory, once for all columns, and multiplies them from there; a thread
-// adds up four rows for four columns in registers.
+// The product of a packed matrix with many columns of activations. A block computes 64 rows for 64 columns.
+// Step by step it decodes 64 rows of a unit to shared memory, once for all columns, and multiplies them from
+// there; a thread adds up four rows for four columns in registers.
 //
 // The values of a unit are in the order of the decoder. The activations are read at the same positions.
 

@@ -1,5 +1,5 @@
-// `out = gelu(x) * other` with the tanh form of GELU, where `0.5 * (1 + tanh(u))` is `1 / (1 + exp(-2 u))`. Blocks
-// of 256 columns; the second dimension of the grid is the row.
+// `out = gelu(x) * other` with the tanh form of GELU, where `0.5 * (1 + tanh(u))` is `1 / (1 + exp(-2 u))`.
+// Blocks of 256 columns; the second dimension of the grid is the row.
 KERNEL(geglu, RowOp, 256) {
     const f32 two_root = 1.595769f;  // the square root of 2 / pi, doubled
     const f32 cubic = 0.044715f;

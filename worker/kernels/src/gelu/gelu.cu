@@ -1,5 +1,5 @@
-// GELU in its exact form: `out = x * (1 + erf(x / sqrt(2))) / 2`, where `1 + erf(z)` is `erfc(-z)`. Blocks of 256
-// columns; the second dimension of the grid is the row.
+// GELU in its exact form: `out = x * (1 + erf(x / sqrt(2))) / 2`, where `1 + erf(z)` is `erfc(-z)`. Blocks of
+// 256 columns; the second dimension of the grid is the row.
 KERNEL(gelu, RowOp, 256) {
     u32 i = block_x() * 256 + thread_index();
     if (i >= a.cols) return;

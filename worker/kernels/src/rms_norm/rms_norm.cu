@@ -1,5 +1,5 @@
-// The root-mean-square norm: `out = x / sqrt(mean(x^2) + scale) * weight`, or added to what is there. A block per
-// row and head; the heads of a row are `head_stride` values apart.
+// The root-mean-square norm: `out = x / sqrt(mean(x^2) + scale) * weight`, or added to what is there. A block
+// per row and head; the heads of a row are `head_stride` values apart.
 KERNEL(rms_norm, RowOp, 256) {
     SHARED(f32, scratch, 8);
     const u64 head = (u64)block_y() * a.head_stride;

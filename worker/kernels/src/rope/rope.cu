@@ -1,5 +1,5 @@
-// Rotary position embedding, in place. A block per row and head. `other` and `weight` are the cosines and sines,
-// `pairs` of them per row.
+// Rotary position embedding, in place. A block per row and head. `other` and `weight` are the cosines and
+// sines, `pairs` of them per row.
 KERNEL(rotate, RowOp, 64) {
     f32 *head = (f32 *)a.x + (u64)block_x() * a.x_stride + (u64)block_y() * a.head_stride;
     const f32 *cosines = (const f32 *)a.other + (u64)block_x() * a.pairs;

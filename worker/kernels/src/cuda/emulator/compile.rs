@@ -1,5 +1,5 @@
-//! Compiles programs for the host with g++, and keeps the shared objects in the target folder. Their names are
-//! digests of all that they depend on.
+//! Compiles programs for the host with g++, and keeps the shared objects in the target folder. Their names
+//! are digests of all that they depend on.
 #![allow(unsafe_code)] // Loads shared objects.
 
 use std::collections::HashMap;
@@ -64,7 +64,8 @@ pub(super) fn runtime_library() -> Library {
 
 /// The kernels of a program. Each is compiled and loaded once per process.
 pub(super) fn load(program: &Program) -> Result<Arc<Library>, DeviceError> {
-    /// Loaded libraries by source. An entry is made before its library, so that programs compile side by side.
+    /// Loaded libraries by source. An entry is made before its library, so that programs compile side by
+    /// side.
     type Loaded = HashMap<String, Arc<OnceLock<Arc<Library>>>>;
     static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
     let mut loaded = LOADED.lock().unwrap();

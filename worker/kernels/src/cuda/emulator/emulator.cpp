@@ -48,7 +48,8 @@ struct Guarded {
     u8 *mapping = nullptr;
     u64 pages = 0;
 
-    // Returns memory that ends at the second guard, up to its alignment. The content is lost if the size changes.
+    // Returns memory that ends at the second guard, up to its alignment. The content is lost if the size
+    // changes.
     u8 *resize(u64 bytes) {
         u64 wanted = (bytes + PAGE - 1) / PAGE;
         if (wanted != pages) {

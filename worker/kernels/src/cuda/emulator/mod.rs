@@ -1,5 +1,6 @@
-//! A device that executes the kernels on the host, for tests. g++ compiles the same sources with other versions
-//! of the primitives (`emulator.h`); `emulator.cpp` runs them. See docs/adr/0013-cuda-driver-seam.md.
+//! A device that executes the kernels on the host, for tests. g++ compiles the same sources with other
+//! versions of the primitives (`emulator.h`); `emulator.cpp` runs them. See
+//! docs/adr/0013-cuda-driver-seam.md.
 //!
 //! What a GPU leaves undefined is an error here: accesses outside of allocations, misaligned loads, divergent
 //! barriers and exchanges, and results that depend on the order of threads.

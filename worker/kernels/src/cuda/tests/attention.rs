@@ -114,8 +114,8 @@ fn attention_over_pages() {
                             *sum += weight / total * f64::from(v);
                         }
                     }
-                    // The error of a score, at most one ulp of its terms per dimension, is a relative error of its
-                    // weight; values are below 2. The sums over the keys have an ulp for each.
+                    // The error of a score, at most one ulp of its terms per dimension, is a relative error
+                    // of its weight; values are below 2. The sums over the keys have an ulp for each.
                     let ulps = head_dim as f64 * size + (to - from) as f64 + 16.0;
                     let bound = 2.0 * 2.0 * f64::from(f32::EPSILON) * ulps;
                     for (d, (found, expect)) in found[at..].iter().zip(&expect).enumerate() {

@@ -1,6 +1,6 @@
-//! Compiles every kernel for GPUs with NVRTC, which needs no GPU, and reports the registers and the spilled bytes
-//! of each. `LODE_NVRTC` names the folder of libnvrtc.so.12. With `LODE_GPU_ARCHITECTURES=all`, every program is
-//! compiled for every architecture, and the whole table is printed.
+//! Compiles every kernel for GPUs with NVRTC, which needs no GPU, and reports the registers and the spilled
+//! bytes of each. `LODE_NVRTC` names the folder of libnvrtc.so.12. With `LODE_GPU_ARCHITECTURES=all`, every
+//! program is compiled for every architecture, and the whole table is printed.
 
 use std::path::PathBuf;
 use std::sync::Mutex;

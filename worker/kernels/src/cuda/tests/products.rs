@@ -161,7 +161,8 @@ fn every_format_multiplies_like_the_scalar_version() {
     }
 }
 
-/// In `dot_rows`, the result of a column does not depend on the others, so small batches do not change a single bit.
+/// In `dot_rows`, the result of a column does not depend on the others, so small batches do not change a
+/// single bit.
 #[test]
 fn a_column_has_the_same_bits_in_every_batch() {
     let dtype = Dtype::Float(Float::BF16);

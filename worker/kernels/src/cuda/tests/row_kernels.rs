@@ -10,7 +10,8 @@ const EPSILON: f64 = f32::EPSILON as f64;
 const ROWS: usize = 3;
 const LENGTHS: [usize; 5] = [1, 33, 256, 300, 1025];
 
-/// Runs a kernel on rows of random numbers. Returns the inputs `x`, `other`, `weight` and `bias`, and the result.
+/// Runs a kernel on rows of random numbers. Returns the inputs `x`, `other`, `weight` and `bias`, and the
+/// result.
 fn run(
     harness: &mut Harness,
     kernel: &str,
@@ -66,7 +67,8 @@ fn norms() {
                 let mean = row.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / n;
                 let value = f64::from(x[i]) / (mean + 1e-5).sqrt() * f64::from(weight[i % cols]);
                 let start = if accumulate == 1 { f64::from(before[i]) } else { 0.0 };
-                // As for the scalar version: the sum of n squares, which the root halves, and a few roundings.
+                // As for the scalar version: the sum of n squares, which the root halves, and a few
+                // roundings.
                 (start + value, EPSILON * ((n / 4.0 + 6.0) * value.abs() + start.abs()))
             });
             check("rms_norm", &found, expect);
@@ -79,8 +81,8 @@ fn norms() {
             let variance = row.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / n;
             let factor = f64::from(weight[i % cols]) / (variance + 1e-5).sqrt();
             let value = (f64::from(x[i]) - mean) * factor + f64::from(bias[i % cols]);
-            // The mean of values below 2 has an error of n/2 ulp, which moves each value; one value alone is its
-            // mean, where the difference is only an error.
+            // The mean of values below 2 has an error of n/2 ulp, which moves each value; one value alone is
+            // its mean, where the difference is only an error.
             (value, EPSILON * (n / 2.0 + 8.0) * (2.0 * factor.abs() + value.abs() + 1.0))
         });
         check("layer_norm", &found, expect);
@@ -146,8 +148,8 @@ fn activations() {
         let mut scalar = x.clone();
         crate::gelu::scalar(&mut scalar);
         let expect = x.iter().zip(scalar).map(|(x, value)| {
-            // The scalar version's fit has an error of 1.2e-7 of the distribution function. Rounding the argument
-            // of erfc changes its tail by the square of the argument in ulps.
+            // The scalar version's fit has an error of 1.2e-7 of the distribution function. Rounding the
+            // argument of erfc changes its tail by the square of the argument in ulps.
             let size = f64::from(*x).abs();
             (
                 f64::from(value),
