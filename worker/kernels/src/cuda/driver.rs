@@ -74,7 +74,8 @@ pub trait Driver: Send {
 
     /// Queues a kernel of a module with one argument struct, as bytes.
     ///
-    /// # Safety The bytes are the struct that this kernel declares, and what its addresses and sizes name is
+    /// # Safety
+    /// The bytes are the struct that this kernel declares, and what its addresses and sizes name is
     /// allocated.
     unsafe fn launch(
         &mut self,
