@@ -26,6 +26,7 @@ use crate::http::error::FailureExtension;
 use crate::http::fold_name::fold_name;
 use crate::http::observe::{RequestObserver, note_caller, note_route};
 use crate::http::{Failure, body, cors, origin};
+use crate::hub::assets;
 use crate::surface::{Surface, format_failure};
 use crate::{Error, Registry};
 
@@ -173,7 +174,7 @@ fn check_rate(registry: &Registry, parts: &Parts) -> Result<(), Error> {
 /// registered workers.
 async fn is_open_in_setup(registry: &Registry, parts: &Parts) -> Result<bool, Error> {
     let path = parts.uri.path();
-    if ["/healthz", "/readyz", "/setup", "/static/lode.css"].contains(&path) {
+    if ["/healthz", "/readyz", "/setup"].contains(&path) || path.starts_with(assets::FOLDER) {
         return Ok(true);
     }
     let token = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());

@@ -9,6 +9,7 @@ mod app;
 pub mod auth;
 mod backup;
 mod blobs;
+mod card;
 mod config;
 mod error;
 mod gateway;

@@ -178,10 +178,22 @@ fn hugging_face_api() -> Router<ServerState> {
 
 /// Browsers.
 fn pages() -> Router<ServerState> {
+    use hub::repository::{diff, files, lineage, overview, referrers, tags, tensors};
     use hub::{account, assets, connect, device, home, setup, sign_in, single_sign_on};
     Router::new()
         .route("/", get(home::get))
-        .route("/static/lode.css", get(assets::style))
+        .route("/models", get(hub::models::get))
+        .route("/{name}", get(overview::get))
+        .route("/{name}/-/tags", get(tags::get))
+        .route("/{name}/-/tree/{reference}", get(files::tree))
+        .route("/{name}/-/blob/{reference}/{*path}", get(files::blob))
+        .route("/{name}/-/raw/{reference}/{*path}", get(files::raw))
+        .route("/{name}/-/tensors/{reference}", get(tensors::get))
+        .route("/{name}/-/lineage", get(lineage::get))
+        .route("/{name}/-/referrers", get(referrers::get))
+        .route("/{name}/-/diff", get(diff::begin))
+        .route("/{name}/-/diff/{*range}", get(diff::get))
+        .route("/static/{file}", get(assets::get))
         .route("/login", get(sign_in::get).post(sign_in::post))
         .route("/logout", post(sign_in::logout))
         .route("/login/{provider}", get(single_sign_on::begin))

@@ -70,7 +70,7 @@ pub(crate) fn format_failure(surface: Surface, id: &str, response: Response) -> 
         Surface::OpenAi => api::openai::error::respond(&failed.0),
         Surface::Lode => api::error::problem(&failed.0, id),
         Surface::Hub => hf::error::respond(&failed.0),
-        Surface::Page => hub::failure_page(&failed.0),
+        Surface::Page => hub::failure_page(&failed.0, &response),
         Surface::Ollama | Surface::Fallback => api::error::respond(&failed.0),
     };
     if let Some(Error::Throttled { seconds } | Error::TooManyRequests { seconds }) = failed.0.error() {

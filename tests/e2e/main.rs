@@ -29,6 +29,7 @@ mod hostile_bodies;
 mod hostile_text;
 mod hub_clients;
 mod hub_import;
+mod hub;
 mod import;
 mod inference;
 mod kill;

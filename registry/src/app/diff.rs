@@ -83,6 +83,41 @@ pub struct DiffTotal {
     pub bytes_shared: u64,
 }
 
+impl DiffTotal {
+    fn count(&mut self, status: DiffStatus) {
+        let count = match status {
+            DiffStatus::Same => &mut self.same,
+            DiffStatus::SameValues => &mut self.same_values,
+            DiffStatus::Changed => &mut self.changed,
+            DiffStatus::OnlyHere => &mut self.only_here,
+            DiffStatus::OnlyThere => &mut self.only_there,
+        };
+        *count += 1;
+    }
+}
+
+impl TensorDiff {
+    /// The record of a pair before its values are compared.
+    fn of(here: Option<&TensorInfo>, there: Option<&TensorInfo>, is_one: bool) -> TensorDiff {
+        let status = match (here, there) {
+            (Some(_), Some(_)) if is_one => DiffStatus::Same,
+            (Some(_), Some(_)) => DiffStatus::Changed,
+            (Some(_), None) => DiffStatus::OnlyHere,
+            (None, _) => DiffStatus::OnlyThere,
+        };
+        TensorDiff {
+            name: here.or(there).map(|tensor| tensor.name.clone()).unwrap_or_default(),
+            status,
+            relative_error: is_one.then_some(0.0),
+            largest_difference: None,
+            not_finite: 0,
+            note: None,
+            here: here.map(DiffSide::from),
+            there: there.map(DiffSide::from),
+        }
+    }
+}
+
 /// A line of the response: `{"tensor": {...}}`, and at the end `{"total": {...}}`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -129,13 +164,7 @@ impl Registry {
     ) -> Result<DiffOutcome, Error> {
         let Some(here) = self.diff_side(caller, here).await? else { return Ok(DiffOutcome::HereUnknown) };
         let Some(there) = self.diff_side(caller, there).await? else { return Ok(DiffOutcome::ThereUnknown) };
-        let hints = Hints {
-            gguf_architecture: [&here, &there]
-                .iter()
-                .find(|s| s.is_gguf)
-                .and_then(|s| s.architecture.clone()),
-            head_dim: here.head_dim.or(there.head_dim),
-        };
+        let hints = hints(&here, &there);
         let pairs: Vec<Pair> = diff::pair_tensors(&here.tensors, &there.tensors, &hints)
             .into_iter()
             .map(|pair| Pair {
@@ -156,6 +185,31 @@ impl Registry {
             })
             .buffered(PAIRS_AT_ONCE);
         Ok(DiffOutcome::Records(with_total(compared.boxed(), weighed)))
+    }
+
+    /// Pairs the tensors of two models without reading their values: stored as the same bytes or not. `None` if one
+    /// of the models is missing.
+    pub(crate) async fn model_diff_outline(
+        &self,
+        caller: &Caller,
+        here: (&Repository, &Reference),
+        there: (&Repository, &Reference),
+    ) -> Result<Option<(Vec<TensorDiff>, DiffTotal)>, Error> {
+        let Some(here) = self.diff_side(caller, here).await? else { return Ok(None) };
+        let Some(there) = self.diff_side(caller, there).await? else { return Ok(None) };
+        let hints = hints(&here, &there);
+        let mut total = DiffTotal::default();
+        let SizeComparison { here: bytes_here, there: bytes_there, shared } =
+            diff::compare_sizes(&here.manifest, &there.manifest);
+        (total.bytes_here, total.bytes_there, total.bytes_shared) = (bytes_here, bytes_there, shared);
+        let pairs = diff::pair_tensors(&here.tensors, &there.tensors, &hints);
+        let records = pairs.into_iter().map(|pair| {
+            let record = TensorDiff::of(pair.here, pair.there, pair.is_same_blob());
+            total.count(record.status);
+            record
+        });
+        let records = records.collect();
+        Ok(Some((records, total)))
     }
 
     async fn diff_side(
@@ -188,24 +242,8 @@ impl Registry {
         (left, right): &(Repository, Repository),
         pair: Pair,
     ) -> Result<TensorDiff, Error> {
-        let status = match (&pair.here, &pair.there) {
-            (Some(_), Some(_)) if pair.is_one => DiffStatus::Same,
-            (Some(_), Some(_)) => DiffStatus::Changed,
-            (Some(_), None) => DiffStatus::OnlyHere,
-            (None, _) => DiffStatus::OnlyThere,
-        };
-        let name = [&pair.here, &pair.there].into_iter().flatten().next().map(|tensor| tensor.name.clone());
-        let mut record = TensorDiff {
-            name: name.unwrap_or_default(),
-            status,
-            relative_error: pair.is_one.then_some(0.0),
-            largest_difference: None,
-            not_finite: 0,
-            note: None,
-            here: pair.here.as_ref().map(DiffSide::from),
-            there: pair.there.as_ref().map(DiffSide::from),
-        };
-        let (DiffStatus::Changed, Some(here), Some(there)) = (status, pair.here, pair.there) else {
+        let mut record = TensorDiff::of(pair.here.as_ref(), pair.there.as_ref(), pair.is_one);
+        let (DiffStatus::Changed, Some(here), Some(there)) = (record.status, pair.here, pair.there) else {
             return Ok(record);
         };
         let ours = self.blob_reader(caller, left, &here.digest).await?;
@@ -267,6 +305,14 @@ impl Registry {
     }
 }
 
+/// What helps to pair the tensors of two models.
+fn hints(here: &Side, there: &Side) -> Hints {
+    Hints {
+        gguf_architecture: [here, there].iter().find(|s| s.is_gguf).and_then(|s| s.architecture.clone()),
+        head_dim: here.head_dim.or(there.head_dim),
+    }
+}
+
 /// The records, followed by their total.
 fn with_total(
     compared: BoxStream<'static, Result<TensorDiff, Error>>,
@@ -279,14 +325,7 @@ fn with_total(
         let (mut compared, mut total) = state?;
         match compared.next().await {
             Some(Ok(tensor)) => {
-                let count = match tensor.status {
-                    DiffStatus::Same => &mut total.same,
-                    DiffStatus::SameValues => &mut total.same_values,
-                    DiffStatus::Changed => &mut total.changed,
-                    DiffStatus::OnlyHere => &mut total.only_here,
-                    DiffStatus::OnlyThere => &mut total.only_there,
-                };
-                *count += 1;
+                total.count(tensor.status);
                 Some((Ok(DiffRecord::Tensor(tensor)), Some((compared, total))))
             }
             Some(Err(error)) => Some((Err(error), None)),

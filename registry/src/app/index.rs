@@ -17,10 +17,11 @@ use lode_model::tensor::{self, TensorInfo};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::Registry;
+use super::model_facts::Parts;
 use crate::Error;
 use crate::auth::Caller;
 use crate::error::chain;
-use crate::store::{IndexClaim, ModelRow, TensorRow};
+use crate::store::{FactsRow, IndexClaim, ModelRow, TensorRow};
 
 /// How long reading one manifest may take.
 const READ_LIMIT: Duration = Duration::from_secs(600);
@@ -90,6 +91,7 @@ impl Registry {
         let read = async move |repository: &Repository, digest: &Digest| {
             if let Some(row) = this.store().model_find(digest).await?
                 && row.problem.is_none()
+                && this.store().facts_find(digest).await?.is_some()
             {
                 return Ok(());
             }
@@ -97,9 +99,9 @@ impl Registry {
             let stored = this.manifest_get(&Caller::INTERNAL, repository, &reference).await?;
             let manifest = stored.parse()?;
             let reading = tokio::time::timeout(READ_LIMIT, this.model_read(repository, &manifest));
-            let (row, tensors) =
+            let (row, facts, tensors) =
                 reading.await.map_err(|_| read_timeout(repository, digest, READ_LIMIT))??;
-            this.store().model_put(digest, &row, &tensors).await
+            this.store().model_put(digest, &row, &facts, &tensors).await
         };
         let reading = async move {
             let _permit = permit;
@@ -116,7 +118,7 @@ impl Registry {
         &self,
         repository: &Repository,
         manifest: &Manifest,
-    ) -> Result<(ModelRow, Vec<TensorRow>), Error> {
+    ) -> Result<(ModelRow, FactsRow, Vec<TensorRow>), Error> {
         // 1. List its files, including those inside uncompressed tars.
         let config = self.text(repository, manifest.config.as_ref()).await?;
         let artifact = Artifact::read(manifest, config.as_deref());
@@ -182,14 +184,22 @@ impl Registry {
             ));
         }
 
-        // 4. Build one row for the model, and one for each tensor.
+        // 4. Read what it says about itself.
+        let (config, checkpoint) = (config.as_deref(), checkpoint.as_deref());
+        let parts = Parts { manifest, artifact: &artifact, config, checkpoint, files: &files };
+        let facts = self.facts_read(repository, &parts).await?;
+        let summary = summary.unwrap_or_default();
+        let facts = facts.row(&[summary.architecture.as_deref(), summary.quantization.as_deref()]);
+
+        // 5. Build one row for the model, and one for each tensor.
         let rows = files.iter().flat_map(|file| &file.tensors).map(TensorRow::from).collect();
         let size_bytes =
             manifest.config.iter().chain(&manifest.layers).fold(0, |sum: u64, d| sum.saturating_add(d.size));
-        let ModelSummary { format, architecture, parameters, quantization } = summary.unwrap_or_default();
+        let ModelSummary { format, architecture, parameters, quantization } = summary;
         let tensor_count = tensor_count as u64;
         Ok((
             ModelRow { format, architecture, parameters, quantization, size_bytes, tensor_count, problem },
+            facts,
             rows,
         ))
     }

@@ -350,7 +350,7 @@ fn none_if_unknown<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
     }
 }
 
-fn summary_of(row: ModelRow) -> Option<ModelSummary> {
+pub(super) fn summary_of(row: ModelRow) -> Option<ModelSummary> {
     let ModelRow { format, architecture, parameters, quantization, size_bytes, tensor_count, problem } = row;
     if format.is_empty() {
         return None;

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::access_cache::AccessCache;
 use super::audit_queue::AuditQueue;
+use super::card_cache::Cards;
 use super::coalescing::Coalescer;
 use super::indexing::Indexing;
 use super::job_control::Jobs;
@@ -91,6 +92,8 @@ pub struct Inner {
     pub(crate) jobs: Jobs,
     /// Permits to decode tensors for comparisons, held by the threads that do it.
     pub(super) comparing: Arc<tokio::sync::Semaphore>,
+    /// Rendered model cards.
+    pub(super) cards: Cards,
     /// The attached workers, and their heartbeats.
     pub(super) workers: Workers,
     /// What is remembered of accounts and their rights.
@@ -177,6 +180,7 @@ pub(crate) async fn open_idle(mut config: Config, limits: Limits) -> Result<Regi
         index_limits: limits.index,
         jobs: Jobs::default(),
         comparing: Arc::new(tokio::sync::Semaphore::new(COMPARING_AT_ONCE)),
+        cards: Cards::default(),
         workers: Workers::default(),
         access: AccessCache::default(),
         sign_ins: SignIns::default(),

@@ -149,7 +149,11 @@ impl Registry {
     }
 
     /// Fails if nothing was found because the repository does not exist.
-    async fn check_repository_exists(&self, repository: &Repository, is_empty: bool) -> Result<(), Error> {
+    pub(super) async fn check_repository_exists(
+        &self,
+        repository: &Repository,
+        is_empty: bool,
+    ) -> Result<(), Error> {
         match is_empty && !self.store.repository_exists(repository).await? {
             true => Err(Error::NameUnknown { repository: repository.clone() }),
             false => Ok(()),
@@ -163,7 +167,7 @@ fn limit(n: Option<u32>) -> u32 {
 
 impl From<ContentRow> for ContentSummary {
     fn from(row: ContentRow) -> ContentSummary {
-        let kind = kind(&row.media_type, row.artifact_type.as_deref(), row.format.as_deref());
+        let kind = content_kind(&row.media_type, row.artifact_type.as_deref(), row.format.as_deref());
         let ContentRow { digest, media_type, artifact_type, size_bytes, .. } = row;
         ContentSummary { digest, kind, media_type, artifact_type, size_bytes }
     }
@@ -171,7 +175,11 @@ impl From<ContentRow> for ContentSummary {
 
 /// The kind of a manifest; `format` is the format of its model, empty if it is not a model, absent if it is not
 /// indexed yet.
-fn kind(media_type: &str, artifact_type: Option<&str>, format: Option<&str>) -> ContentKind {
+pub(crate) fn content_kind(
+    media_type: &str,
+    artifact_type: Option<&str>,
+    format: Option<&str>,
+) -> ContentKind {
     let is_image = matches!(artifact_type, Some(media_type::OCI_CONFIG | media_type::DOCKER_CONFIG));
     match format {
         Some(format) if !format.is_empty() => ContentKind::Model,
@@ -191,7 +199,11 @@ mod tests {
     fn the_kind_follows_from_the_types_and_the_model_index() {
         let check = |media_type: &str, artifact_type: &str, format: Option<&str>, expect: ContentKind| {
             let artifact_type = Some(artifact_type).filter(|text| !text.is_empty());
-            assert_eq!(kind(media_type, artifact_type, format), expect, "{artifact_type:?} {format:?}");
+            assert_eq!(
+                content_kind(media_type, artifact_type, format),
+                expect,
+                "{artifact_type:?} {format:?}"
+            );
         };
         let oci = media_type::OCI_MANIFEST;
         check(oci, media_type::OCI_CONFIG, Some(""), ContentKind::Image);

@@ -129,6 +129,9 @@ pub(crate) enum Failure {
 
     #[error("no route matches this path")]
     RouteUnknown,
+    /// A page that does not exist, or about something that the caller may not see.
+    #[error("there is no such page here, or you may not see it")]
+    PageUnknown,
     #[error("this route does not support the request's method")]
     MethodNotAllowed,
     #[error(
@@ -177,7 +180,8 @@ impl Failure {
             | Failure::ModelUnknown { .. }
             | Failure::ResponseNotStored { .. }
             | Failure::WorkerUnknown
-            | Failure::RouteUnknown => StatusCode::NOT_FOUND,
+            | Failure::RouteUnknown
+            | Failure::PageUnknown => StatusCode::NOT_FOUND,
             Failure::Name(_)
             | Failure::ModelName { .. }
             | Failure::OtherHost { .. }

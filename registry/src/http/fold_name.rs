@@ -7,6 +7,8 @@ use bytes::Bytes;
 use http::Uri;
 use http::uri::PathAndQuery;
 
+use super::session_cookie::is_repository_page;
+
 /// Rewrites the path of a request so that its repository name is one segment.
 pub(crate) fn fold_name(mut request: Request) -> Request {
     let uri = request.uri();
@@ -37,7 +39,9 @@ fn fold_path(path: &str) -> Option<String> {
         "/lode/v1/lineage/",
         "/lode/v1/repositories/",
     ];
-    let prefix = PREFIXES.into_iter().find(|prefix| path.starts_with(prefix))?;
+    let Some(prefix) = PREFIXES.into_iter().find(|prefix| path.starts_with(prefix)) else {
+        return fold_page(path);
+    };
     let rest = &path[prefix.len()..];
     let name_len = if prefix == "/v2/" { name_len_v2(rest)? } else { rest.rfind('/')? };
     let (name, tail) = rest.split_at(name_len);
@@ -61,6 +65,16 @@ fn fold_hub_path(path: &str) -> Option<String> {
     }
     let tail: String = parts[end..].iter().flat_map(|part| ["/", part]).collect();
     Some(format!("{prefix}{}{tail}", parts[..end].join("%2F")))
+}
+
+/// The same for a page about a repository: its name ends before the first `/-/`, because no part of a name is `-`.
+fn fold_page(path: &str) -> Option<String> {
+    if !is_repository_page(path) {
+        return None;
+    }
+    let rest = path.strip_prefix('/')?;
+    let (name, tail) = rest.split_at(rest.find("/-/").unwrap_or(rest.len()));
+    name.contains('/').then(|| format!("/{}{tail}", name.replace('/', "%2F")))
 }
 
 /// The length of the repository's name in the path after `/v2/`.
@@ -129,6 +143,16 @@ mod tests {
             ("/hf/a/b/c/resolve/main/x", Some("/hf/a%2Fb%2Fc/resolve/main/x")),
             ("/hf/api/whoami-v2", None),
             ("/hf/oauth/token", None),
+            ("/mini", None),
+            ("/mini/-/tags", None),
+            ("/team/mini", Some("/team%2Fmini")),
+            ("/a/b/c/-/tags", Some("/a%2Fb%2Fc/-/tags")),
+            ("/a/b/-/blob/v1/x/-/y", Some("/a%2Fb/-/blob/v1/x/-/y")),
+            ("/a/v2/b", Some("/a%2Fv2%2Fb")),
+            ("/models/x", Some("/models%2Fx")),
+            ("/login/corp", None),
+            ("/-/account/tokens", None),
+            ("/static/x/y", None),
         ];
         for (path, expect) in cases {
             assert_eq!(fold_path(path).as_deref(), expect, "{path}");

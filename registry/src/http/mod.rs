@@ -29,4 +29,5 @@ pub(crate) mod state;
 
 pub(crate) use error::Failure;
 pub(crate) use extract::{HubName, Json, JsonBody, Path, Query, RequestBody};
+pub(crate) use host::is_loopback;
 pub(crate) use links::{Links, OwnHosts, page};

@@ -10,7 +10,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use super::Failure;
 use super::authenticate::check_same_origin;
 use super::links::header_value;
-use super::session_cookie::is_page;
+use super::session_cookie::{is_page, is_repository_page};
 use super::state::ServerState;
 use crate::auth::{Caller, Credential};
 
@@ -23,7 +23,7 @@ pub(crate) const PAGE_HEADERS: [(HeaderName, HeaderValue); 7] = [
     (
         header::CONTENT_SECURITY_POLICY,
         HeaderValue::from_static(
-            "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+            "default-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; img-src 'self' data:; style-src 'self'; font-src 'self'; connect-src 'self'; script-src 'self'",
         ),
     ),
     // With `no-referrer`, browsers send `Origin: null` with forms, and over plain http nothing else says where they
@@ -105,7 +105,7 @@ pub(crate) fn next_page(next: &str) -> &str {
     let path = next.split(['?', '#']).next().unwrap_or_default();
     let is_own = is_plain
         && !next.starts_with("//")
-        && is_page(path)
+        && (is_page(path) || is_repository_page(path))
         && !["/login", "/logout"].iter().any(|begin| path.starts_with(begin));
     if is_own && path != "/" { next } else { "/-/account" }
 }
@@ -134,7 +134,13 @@ mod tests {
 
     #[test]
     fn a_sign_in_leads_to_pages_of_this_server_only() {
-        for own in ["/device?user_code=BCDF-GHJK", "/connect?name=a&key=b", "/-/account"] {
+        for own in [
+            "/device?user_code=BCDF-GHJK",
+            "/connect?name=a&key=b",
+            "/-/account",
+            "/team/mini/-/tags",
+            "/models?q=a",
+        ] {
             assert_eq!(next_page(own), own);
         }
         for other in [

@@ -25,13 +25,27 @@ pub(crate) fn is_page(path: &str) -> bool {
     first.is_some_and(|first| PAGES.contains(&first))
 }
 
-/// The session's cookie, on pages and in Lode's own API.
+/// First parts of the paths of programs' APIs and of files, below which there are no pages.
+const NO_PAGES: [&str; 10] =
+    ["v2", "api", "v1", "hf", "lode", "healthz", "readyz", "metrics", "static", "token"];
+
+/// Whether a path may belong to a page about a repository.
+pub(crate) fn is_repository_page(path: &str) -> bool {
+    let first = path.strip_prefix('/').and_then(|path| path.split('/').next());
+    first.is_some_and(|first| !PAGES.contains(&first) && !NO_PAGES.contains(&first))
+}
+
+/// Whether a session counts on a path: on pages, and in Lode's own API.
+pub(crate) fn accepts_session(path: &str) -> bool {
+    path.starts_with("/lode/v1") || is_page(path) || is_repository_page(path)
+}
+
+/// The session's cookie, where it counts.
 pub(crate) fn session_cookie(registry: &Registry, parts: &Parts) -> Option<String> {
-    let path = parts.uri.path();
-    if !path.starts_with("/lode/v1") && !is_page(path) {
-        return None;
+    match accepts_session(parts.uri.path()) {
+        true => cookie(registry, parts, SESSION),
+        false => None,
     }
-    cookie(registry, parts, SESSION)
 }
 
 /// The cookie of a sign-in at a provider.
@@ -95,5 +109,20 @@ mod tests {
         for other in ["", "/v2/", "/api/tags", "/lode/v1/me", "/logins", "/static/lode.css", "/token"] {
             assert!(!is_page(other), "{other}");
         }
+        for page in ["/models", "/team/mini", "/team/mini/-/tags", "/logins", "/v3", "/a/v2/b"] {
+            assert!(is_repository_page(page) && accepts_session(page), "{page}");
+        }
+        for other in [
+            "",
+            "/v2/team/mini/tags/list",
+            "/api/tags",
+            "/v1/models",
+            "/hf/api/models",
+            "/static/x",
+            "/token",
+        ] {
+            assert!(!is_repository_page(other) && !accepts_session(other), "{other}");
+        }
+        assert!(accepts_session("/lode/v1/me") && !is_repository_page("/lode/v1/me"));
     }
 }

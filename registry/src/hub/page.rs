@@ -1,9 +1,13 @@
 //! What all pages share: the frame with the account's name, and the page of an error.
 
+use std::future::Future;
+use std::sync::Arc;
+
 use askama::Template;
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
+use http::{HeaderValue, StatusCode, header};
 
+use super::assets;
 use crate::app::AccountError;
 use crate::auth::Caller;
 use crate::http::Failure;
@@ -11,13 +15,15 @@ use crate::http::pages::PAGE_HEADERS;
 use crate::{Error, Registry};
 
 /// The values of the frame around each page.
-#[derive(Default)]
-pub(super) struct Shell {
+#[derive(Clone, Default)]
+pub(crate) struct Shell {
     /// The name of the signed-in account.
     pub(super) account: Option<String>,
     /// The token of the session's forms.
     pub(super) csrf: String,
     pub(super) has_accounts: bool,
+    /// The text in the search box.
+    pub(super) query: String,
 }
 
 impl Shell {
@@ -28,9 +34,22 @@ impl Shell {
             account: account.map(|account| account.name.clone()),
             csrf: token.map(|token| token.expose().to_owned()).unwrap_or_default(),
             has_accounts: !registry.is_open().await?,
+            query: String::new(),
         })
     }
+
+    pub(super) fn style_url(&self) -> String {
+        assets::style_url()
+    }
+
+    pub(super) fn script_url(&self) -> String {
+        assets::script_url()
+    }
 }
+
+/// The frame for the page of a failure, in the extensions of its response.
+#[derive(Clone)]
+struct ShellExtension(Arc<Shell>);
 
 #[derive(Template)]
 #[template(path = "message.html")]
@@ -40,6 +59,8 @@ struct MessagePage {
     text: String,
     /// The address and the text of a link.
     link: Option<(String, String)>,
+    /// Whether to offer the sign-in, because an account may see more.
+    offers_sign_in: bool,
 }
 
 /// A page of a template.
@@ -53,9 +74,19 @@ pub(super) fn render(status: StatusCode, template: &impl Template) -> Response {
     }
 }
 
+/// A page that everyone sees who may read its content. It is kept, and checked before it is shown again.
+pub(super) fn render_browsed(template: &impl Template) -> Response {
+    let mut response = render(StatusCode::OK, template);
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
+    headers.insert(header::VARY, HeaderValue::from_static("cookie, authorization"));
+    response
+}
+
 /// A page with one message.
 pub(super) fn message(shell: Shell, title: &'static str, text: impl Into<String>) -> Response {
-    render(StatusCode::OK, &MessagePage { shell, title, text: text.into(), link: None })
+    let (text, link) = (text.into(), None);
+    render(StatusCode::OK, &MessagePage { shell, title, text, link, offers_sign_in: false })
 }
 
 /// A page with one message, and a link: its address and its text.
@@ -65,15 +96,57 @@ pub(super) fn message_with_link(
     text: String,
     link: (String, String),
 ) -> Response {
-    render(StatusCode::OK, &MessagePage { shell, title, text, link: Some(link) })
+    render(StatusCode::OK, &MessagePage { shell, title, text, link: Some(link), offers_sign_in: false })
 }
 
 /// The page of a failed request.
-pub(crate) fn failure_page(failure: &Failure) -> Response {
+pub(crate) fn failure_page(failure: &Failure, response: &Response) -> Response {
     let status = failure.status();
-    let title = status.canonical_reason().unwrap_or("Error");
+    let shell = response.extensions().get::<ShellExtension>().map(|shell| Shell::clone(&shell.0));
+    let shell = shell.unwrap_or_default();
+    let title = match failure {
+        Failure::PageUnknown => "Page not found",
+        _ => status.canonical_reason().unwrap_or("Error"),
+    };
+    let offers_sign_in =
+        matches!(failure, Failure::PageUnknown) && shell.has_accounts && shell.account.is_none();
     let link = way_out(failure).map(|(url, text)| (url.to_owned(), text.to_owned()));
-    render(status, &MessagePage { shell: Shell::default(), title, text: failure.message(), link })
+    render(status, &MessagePage { shell, title, text: failure.message(), link, offers_sign_in })
+}
+
+/// Responds with a page about something that may be hidden from the caller. What is missing and what is hidden get
+/// the same response.
+pub(super) async fn browse(
+    registry: &Registry,
+    caller: &Caller,
+    page: impl Future<Output = Result<Response, Failure>>,
+) -> Response {
+    let failure = match page.await {
+        Ok(response) => return response,
+        Err(failure) => hide(failure),
+    };
+    let mut response = failure.into_response();
+    if let Ok(shell) = Shell::of(registry, caller).await {
+        response.extensions_mut().insert(ShellExtension(Arc::new(shell)));
+    }
+    response
+}
+
+/// Replaces failures that would tell what is hidden from what is missing.
+fn hide(failure: Failure) -> Failure {
+    match failure {
+        Failure::Registry(
+            Error::Unauthorized
+            | Error::Denied
+            | Error::InsufficientScope
+            | Error::NameUnknown { .. }
+            | Error::ManifestUnknown { .. }
+            | Error::BlobUnknown { .. },
+        )
+        // A path that no repository or reference can have.
+        | Failure::Name(_) => Failure::PageUnknown,
+        failure => failure,
+    }
 }
 
 /// The address and the text of the link on a failure's page.

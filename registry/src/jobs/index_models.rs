@@ -12,6 +12,7 @@ const LEASE: Duration = Duration::from_secs(60);
 const RENEW_INTERVAL: Duration = Duration::from_secs(20);
 /// How often the queue is polled when no push of this process announces an entry.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
+const OUTDATED_AT_ONCE: i64 = 500;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// After this many attempts (half a day), a manifest is indexed only after its next push or when a request
@@ -19,10 +20,29 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 const MAX_ATTEMPTS: i64 = 22;
 
 pub(super) fn start(registry: &Registry) {
+    let outdated = registry.clone();
+    registry.start(async move {
+        if let Err(error) = queue_outdated(&outdated).await {
+            tracing::warn!(
+                error = chain(&error),
+                "failed to queue models of an earlier version; the next start retries"
+            );
+        }
+    });
     for _ in 0..registry.index_limits.at_once {
         let registry = registry.clone();
         registry.clone().start(async move { run(&registry).await });
     }
+}
+
+/// Queues what an earlier version indexed without facts, a few at a time.
+async fn queue_outdated(registry: &Registry) -> Result<(), Error> {
+    let mut after = String::new();
+    while let Some(last) = registry.store().facts_enqueue(&after, OUTDATED_AT_ONCE).await? {
+        registry.indexing.queued.notify_one();
+        after = last;
+    }
+    Ok(())
 }
 
 async fn run(registry: &Registry) {

@@ -36,6 +36,7 @@ const INDEXES: &[Index] = &[
         table: "webhook_deliveries",
         on: "(target, next_at, id) where given_up_at is null",
     },
+    Index { name: "models_without_facts", table: "models", on: "(digest) where facts is null" },
     Index { name: "workers_by_address", table: "workers", on: "(advertise)" },
 ];
 

@@ -6,7 +6,7 @@ use lode_model::reference::{Reference, Repository, Tag};
 use serde::Serialize;
 use sqlx::AssertSqlSafe;
 
-use super::{ListFilter, Store, bigint, on, parse_stored, size};
+use super::{ListFilter, Store, bigint, digest_list, on, parse_stored, size};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -26,6 +26,17 @@ pub(crate) struct ModelRow {
     pub(crate) problem: Option<String>,
 }
 
+/// What a manifest says about itself: all of it as JSON, and the parts that queries use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FactsRow {
+    pub(crate) json: String,
+    pub(crate) license: Option<String>,
+    pub(crate) task: Option<String>,
+    pub(crate) context_length: Option<u64>,
+    pub(crate) words: String,
+    pub(crate) bases: Option<String>,
+}
+
 /// The columns of a model, all null where a left join found no row.
 #[derive(sqlx_macros::FromRow)]
 pub(super) struct ModelColumns {
@@ -36,6 +47,13 @@ pub(super) struct ModelColumns {
     size_bytes: Option<i64>,
     tensor_count: Option<i64>,
     problem: Option<String>,
+}
+
+#[derive(sqlx_macros::FromRow)]
+struct KeyedModel {
+    digest: String,
+    #[sqlx(flatten)]
+    model: ModelColumns,
 }
 
 impl ModelColumns {
@@ -165,25 +183,67 @@ impl Store {
         row.map(ModelColumns::decode).transpose().map(Option::flatten)
     }
 
+    /// The index entries of manifests, where they exist.
+    pub(crate) async fn models_find(&self, digests: &[Digest]) -> Result<Vec<(Digest, ModelRow)>, Error> {
+        let rows: Vec<KeyedModel> = on!(self.read(), c => sqlx::query_as(
+            "select digest, format, architecture, parameters, quantization, size_bytes, tensor_count, problem
+             from models where digest in (select value from json_each($1))")
+            .bind(digest_list(digests)).fetch_all(c).await)?;
+        let decode = |row: KeyedModel| match row.model.decode()? {
+            Some(model) => Ok(Some((parse_stored("digest", &row.digest)?, model))),
+            None => Ok(None),
+        };
+        rows.into_iter().filter_map(|row| decode(row).transpose()).collect()
+    }
+
+    /// What a manifest says about itself, as JSON. `None`: it is not indexed, or by a version that did not record this.
+    pub(crate) async fn facts_find(&self, digest: &Digest) -> Result<Option<String>, Error> {
+        let row: Option<(Option<String>,)> = on!(self.read(), c => sqlx::query_as(
+            "select facts from models where digest = $1")
+            .bind(digest.as_str()).fetch_optional(c).await)?;
+        Ok(row.and_then(|(facts,)| facts))
+    }
+
+    /// Queues manifests again that were indexed without facts: at most `limit`, of digests after `after`. Returns the
+    /// last one, or `None` at the end.
+    pub(crate) async fn facts_enqueue(&self, after: &str, limit: i64) -> Result<Option<String>, Error> {
+        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+            "select digest from models where facts is null and digest > $1 order by digest limit $2")
+            .bind(after).bind(limit).fetch_all(c).await)?;
+        let digests = serde_json::Value::from_iter(rows.iter().map(|(digest,)| digest.as_str())).to_string();
+        on!(self.write(), c => sqlx::query(
+            "insert into index_queue (digest, repository, queued_at, next_at)
+             select digest, min(repository), cast($2 as bigint), 0 from manifests
+             where digest in (select value from json_each($1)) group by digest
+             on conflict (digest) do nothing")
+            .bind(digests).bind(now_ms()).execute(c).await.map(drop))?;
+        Ok(rows.into_iter().next_back().map(|(digest,)| digest))
+    }
+
     /// Replaces the index entry of a manifest. Does nothing if the manifest is deleted or another request is
     /// recording the same.
     pub(crate) async fn model_put(
         &self,
         digest: &Digest,
         model: &ModelRow,
+        facts: &FactsRow,
         tensors: &[TensorRow],
     ) -> Result<(), Error> {
         let mut tx = self.begin().await?;
         on!(tx.conn(), c => sqlx::query("delete from models where digest = $1")
             .bind(digest.as_str()).execute(c).await.map(drop))?;
         let inserted = on!(tx.conn(), c => sqlx::query(
-            "insert into models (digest, format, architecture, parameters, quantization, size_bytes, tensor_count, problem, indexed_at)
-             select distinct digest, $2, $3, cast($4 as bigint), $5, cast($6 as bigint), cast($7 as bigint), $8, cast($9 as bigint)
+            "insert into models (digest, format, architecture, parameters, quantization, size_bytes, tensor_count, problem, indexed_at,
+                 facts, license, task, context_length, words, bases)
+             select distinct digest, $2, $3, cast($4 as bigint), $5, cast($6 as bigint), cast($7 as bigint), $8, cast($9 as bigint),
+                 $10, $11, $12, cast($13 as bigint), $14, $15
              from manifests where digest = $1
              on conflict (digest) do nothing")
             .bind(digest.as_str()).bind(&model.format).bind(&model.architecture).bind(model.parameters.map(bigint))
             .bind(&model.quantization).bind(bigint(model.size_bytes)).bind(bigint(model.tensor_count))
             .bind(&model.problem).bind(now_ms())
+            .bind(&facts.json).bind(&facts.license).bind(&facts.task).bind(facts.context_length.map(bigint))
+            .bind(&facts.words).bind(&facts.bases)
             .execute(c).await.map(|r| r.rows_affected()))?;
         if inserted == 0 {
             return tx.rollback().await;

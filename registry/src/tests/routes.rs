@@ -53,12 +53,14 @@ pub(super) enum Need {
     Exchange,
     /// Nothing, not even valid credentials.
     Probe,
+    /// To pull. What the caller may not see is a page that does not exist.
+    Browse,
     /// Nothing: greetings, and pages that check credentials themselves.
     Open,
 }
 
 use Need::{
-    Account, Administer, Delete, Exchange, Identity, Infer, Inspect, Join, List, Maintain, Open, Own,
+    Account, Administer, Browse, Delete, Exchange, Identity, Infer, Inspect, Join, List, Maintain, Open, Own,
     OwnWorker, Probe, Pull, PullAsAccount, Push, RemoveWorker, Session, SignIn, Stage,
 };
 
@@ -239,7 +241,19 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/readyz", "", Probe, &[200]),
     ("GET", "/metrics", "", Open, &[200]),
     ("GET", "/", "", Open, &[200]),
-    ("GET", "/static/lode.css", "", Open, &[200]),
+    ("GET", "/models", "", List, &[200]),
+    ("GET", "/{name}", "", Browse, &[200]),
+    ("GET", "/{name}/-/tags", "", Browse, &[200]),
+    ("GET", "/{name}/-/tree/{reference}", "", Browse, &[200]),
+    ("GET", "/{name}/-/blob/{reference}/{*path}", "", Browse, &[200]),
+    ("GET", "/{name}/-/raw/{reference}/{*path}", "", Browse, &[200]),
+    ("GET", "/{name}/-/tensors/{reference}", "", Browse, &[200]),
+    ("GET", "/{name}/-/lineage", "", Browse, &[200]),
+    ("GET", "/{name}/-/referrers", "", Browse, &[200]),
+    // It only rewrites the address of a form.
+    ("GET", "/{name}/-/diff", "", Open, &[303]),
+    ("GET", "/{name}/-/diff/{*range}", "", Browse, &[200]),
+    ("GET", "/static/{file}", "", Open, &[200]),
     ("GET", "/api/version", "", Open, &[200]),
     ("GET", "/token", "", Exchange, &[200]),
     ("POST", "/token", "grant_type=password&username=admin&password=a+long+password", Open, &[200]),
@@ -266,13 +280,18 @@ pub(super) fn address(method: &str, route: &str) -> String {
         .replace("{*path}", "none/none.json")
         .replace("{id}", ID)
         .replace("{*model}", "team/mini")
-        .replace("{provider}", "corp");
+        .replace("{provider}", "corp")
+        .replace("{file}", "lode.css")
+        .replace("{*path}", "config.json")
+        .replace("{*range}", "latest..latest");
     let query = if method == "PUT" && route.ends_with("uploads/{id}") {
         format!("?digest={ZERO}")
     } else if route.starts_with("/lode/v1/diff/") {
         "?with=team/mini".to_owned()
     } else if route.ends_with("/findings") {
         "?kind=damage".to_owned()
+    } else if route.ends_with("/-/diff") {
+        "?from=latest&to=latest".to_owned()
     } else if route == "/lode/v1/blobs" {
         "?size=1".to_owned()
     } else if route.starts_with("/lode/v1/publishers") && method != "POST" {
@@ -302,6 +321,7 @@ async fn every_route_checks_the_policy() {
         let is_refused = match need {
             List => response.status == 200,
             Session => response.status == 303,
+            Browse => response.status == 404,
             Join | OwnWorker | RemoveWorker => response.status.is_client_error(),
             Exchange | Probe | Open => !response.status.is_server_error(),
             _ => response.status == 401,

@@ -110,5 +110,6 @@ class Browser:
         for alert in elements(".problem"):
             if alert.get_attribute("role") != "alert":
                 yield f"no alert: {alert.text}"
-        if elements("script"):
-            yield "a script"
+        for script in elements("script"):
+            if "/static/lode." not in script.get_attribute("src"):
+                yield f"a script: {script.get_attribute('outerHTML')[:120]}"

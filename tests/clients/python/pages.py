@@ -148,7 +148,7 @@ def allow_devices():
 
 def meet_errors():
     browser.open("/nothing")
-    browser.expect("no route matches this path")
+    browser.expect("there is no such page here, or you may not see it")
     browser.check("not-found")
     browser.press("Go to the start page")
     browser.expect("an OCI model registry and inference server")

@@ -1,0 +1,102 @@
+//! The YAML before a card's text. A value of an unexpected type loses that value, never the others.
+
+use serde_json::Value;
+
+/// The largest front matter that is read.
+const MAX_BYTES: usize = 64 * 1024;
+const MAX_DEPTH: usize = 16;
+const MAX_NODES: usize = 20_000;
+const MAX_ALIASES: usize = 16;
+/// Longer lists are cut.
+const MAX_ITEMS: usize = 64;
+/// Longer texts are cut.
+const MAX_CHARS: usize = 300;
+
+/// The facts that a card states.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FrontMatter {
+    pub(crate) title: Option<String>,
+    pub(crate) license: Option<String>,
+    pub(crate) task: Option<String>,
+    pub(crate) library: Option<String>,
+    pub(crate) languages: Vec<String>,
+    pub(crate) tags: Vec<String>,
+    pub(crate) datasets: Vec<String>,
+    pub(crate) base_models: Vec<String>,
+}
+
+/// The front matter of a card, without its delimiters, and the text after it.
+pub(crate) fn split_front_matter(text: &str) -> (Option<&str>, &str) {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let Some((first, rest)) = text.split_once('\n') else { return (None, text) };
+    if first.trim_end() != "---" {
+        return (None, text);
+    }
+    let mut at = 0;
+    for line in rest.split_inclusive('\n') {
+        if line.trim_end() == "---" {
+            return (Some(&rest[..at]), &rest[at + line.len()..]);
+        }
+        at += line.len();
+    }
+    // Without a closing line, all of it is text.
+    (None, text)
+}
+
+impl FrontMatter {
+    /// Reads YAML. What is too large or malformed states nothing.
+    pub(crate) fn parse(yaml: &str) -> FrontMatter {
+        if yaml.len() > MAX_BYTES {
+            return FrontMatter::default();
+        }
+        let budget = serde_saphyr::budget! {
+            max_events: MAX_NODES,
+            max_aliases: MAX_ALIASES,
+            max_anchors: MAX_ALIASES,
+            max_depth: MAX_DEPTH,
+            max_documents: 1,
+            max_nodes: MAX_NODES,
+            max_total_scalar_bytes: MAX_BYTES,
+            max_merge_keys: MAX_ALIASES,
+        };
+        let mut options = serde_saphyr::options! { budget: budget };
+        options.alias_limits.max_total_replayed_events = MAX_NODES;
+        let Ok(value) = serde_saphyr::from_str_with_options::<Value>(yaml, options) else {
+            return FrontMatter::default();
+        };
+        let license = match text(&value["license"]) {
+            // The licence of its own has a name.
+            Some(license) if license == "other" => text(&value["license_name"]).or(Some(license)),
+            license => license,
+        };
+        FrontMatter {
+            title: text(&value["model_name"]).or_else(|| text(&value["title"])),
+            license: license.or_else(|| texts(&value["license"]).into_iter().next()),
+            task: text(&value["pipeline_tag"]),
+            library: text(&value["library_name"]),
+            languages: texts(&value["language"]),
+            tags: texts(&value["tags"]),
+            datasets: texts(&value["datasets"]),
+            base_models: texts(&value["base_model"]),
+        }
+    }
+}
+
+fn text(value: &Value) -> Option<String> {
+    let plain: String = match value {
+        Value::String(text) => text.trim().chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect(),
+        Value::Number(number) => number.to_string(),
+        // `language: no` is Norwegian.
+        Value::Bool(value) => if *value { "yes" } else { "no" }.to_owned(),
+        _ => return None,
+    };
+    Some(plain).filter(|text| !text.is_empty())
+}
+
+/// A text, or a list of texts.
+fn texts(value: &Value) -> Vec<String> {
+    match value {
+        Value::Array(values) => values.iter().filter_map(text).take(MAX_ITEMS).collect(),
+        value => text(value).into_iter().collect(),
+    }
+}

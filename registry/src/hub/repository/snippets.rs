@@ -1,0 +1,171 @@
+//! "Use this": the lines that fetch or run what a page shows, complete for this host.
+
+use lode_model::manifest::Manifest;
+use lode_model::media_type;
+use lode_model::recognise::{Artifact, Layout, Role};
+use lode_model::reference::{Reference, Repository};
+
+use crate::app::{ContentKind, ModelFacts};
+
+/// Lines to copy.
+pub(super) struct Snippet {
+    pub(super) title: &'static str,
+    pub(super) text: String,
+    /// What a reader has to know before.
+    pub(super) note: &'static str,
+}
+
+/// What the lines depend on.
+pub(super) struct Subject<'a> {
+    /// `scheme://host` of this server for the client.
+    pub(super) base: &'a str,
+    pub(super) repository: &'a Repository,
+    pub(super) reference: &'a Reference,
+    pub(super) kind: ContentKind,
+    pub(super) manifest: &'a Manifest,
+    pub(super) artifact: &'a Artifact,
+    pub(super) facts: &'a ModelFacts,
+    /// Whether requests need credentials.
+    pub(super) needs_token: bool,
+}
+
+const WITH_SIGN_IN: &str = "Sign in first if the model is not public: create a token on your account's page.";
+
+impl Subject<'_> {
+    pub(super) fn snippets(&self) -> Vec<Snippet> {
+        let mut all = Vec::new();
+        let mut add = |title, text: String, note| all.push(Snippet { title, text, note });
+        let name = self.name();
+        let is_plain = self.base.starts_with("http://");
+        let token_note = if self.needs_token { WITH_SIGN_IN } else { "" };
+        if self.kind == ContentKind::Model {
+            let plain = if is_plain && !self.is_loopback() { " --plain-http" } else { "" };
+            let verb = if self.is_embedding() { "embed" } else { "run" };
+            let text = if self.is_embedding() { " \"Hello\"" } else { "" };
+            add("Lode", format!("lode {verb}{plain} {name}{text}"), token_note);
+            if let Some(short) = self.short_name() {
+                if self.is_for_ollama() {
+                    let host = self.host();
+                    let insecure = if is_plain { " --insecure" } else { "" };
+                    let with_namespace = match short.contains('/') {
+                        true => short.clone(),
+                        false => format!("library/{short}"),
+                    };
+                    add("ollama", format!("ollama run{insecure} {host}/{with_namespace}"), "");
+                }
+                add("curl", self.curl(&short), "The server runs the model on one of its workers.");
+                add("OpenAI for Python", self.python(&short), "pip install openai");
+            }
+            add("Files", format!("lode pull{plain} {name} --to ./{}", self.folder()), token_note);
+            if let Some(lines) = self.llama_cpp() {
+                add("llama.cpp", lines, "");
+            }
+        }
+        if self.artifact.layout == Layout::DockerModel {
+            add("docker", format!("docker model pull {name}"), "");
+        }
+        match self.kind {
+            ContentKind::Image | ContentKind::Index | ContentKind::Pending => {
+                add("docker", format!("docker pull {name}"), "")
+            }
+            _ => {}
+        }
+        let has_titles = self
+            .manifest
+            .layers
+            .iter()
+            .any(|layer| layer.annotations.contains_key(media_type::TITLE_ANNOTATION));
+        if has_titles || self.kind == ContentKind::Artifact {
+            let plain = if is_plain { " --plain-http" } else { "" };
+            add("oras", format!("oras pull{plain} {name}"), "");
+        }
+        all
+    }
+
+    fn host(&self) -> &str {
+        self.base.split_once("://").map_or(self.base, |(_, host)| host)
+    }
+
+    fn is_loopback(&self) -> bool {
+        crate::http::is_loopback(self.host())
+    }
+
+    fn name(&self) -> String {
+        let mark = if matches!(self.reference, Reference::Digest(_)) { '@' } else { ':' };
+        format!("{}/{}{mark}{}", self.host(), self.repository, self.reference)
+    }
+
+    /// The name under `/v1` and for ollama, where it can have one.
+    fn short_name(&self) -> Option<String> {
+        match self.reference {
+            Reference::Tag(tag) if self.repository.as_str().matches('/').count() <= 1 => {
+                Some(format!("{}:{tag}", self.repository))
+            }
+            _ => None,
+        }
+    }
+
+    fn folder(&self) -> &str {
+        let name = self.repository.as_str();
+        name.rsplit_once('/').map_or(name, |(_, last)| last)
+    }
+
+    fn is_embedding(&self) -> bool {
+        self.facts
+            .task
+            .as_deref()
+            .is_some_and(|task| ["feature-extraction", "sentence-similarity"].contains(&task))
+    }
+
+    fn is_for_ollama(&self) -> bool {
+        self.artifact.layout == Layout::Ollama
+    }
+
+    fn header(&self) -> &'static str {
+        match self.needs_token {
+            true => " \\\n  -H \"Authorization: Bearer $LODE_TOKEN\"",
+            false => "",
+        }
+    }
+
+    fn curl(&self, name: &str) -> String {
+        let (base, header) = (self.base, self.header());
+        match self.is_embedding() {
+            true => format!(
+                "curl {base}/v1/embeddings{header} \\\n  -d '{{\"model\": \"{name}\", \"input\": \"Hello\"}}'"
+            ),
+            false => format!(
+                "curl {base}/v1/chat/completions{header} \\\n  -d '{{\"model\": \"{name}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'"
+            ),
+        }
+    }
+
+    fn python(&self, name: &str) -> String {
+        let key = if self.needs_token { "os.environ[\"LODE_TOKEN\"]" } else { "\"none\"" };
+        let import = if self.needs_token { "import os\n" } else { "" };
+        let call = match self.is_embedding() {
+            true => format!(
+                "reply = client.embeddings.create(model=\"{name}\", input=\"Hello\")\nprint(reply.data[0].embedding)"
+            ),
+            false => format!(
+                "reply = client.chat.completions.create(\n    model=\"{name}\", messages=[{{\"role\": \"user\", \"content\": \"Hello\"}}])\nprint(reply.choices[0].message.content)"
+            ),
+        };
+        format!(
+            "{import}from openai import OpenAI\nclient = OpenAI(base_url=\"{}/v1\", api_key={key})\n{call}",
+            self.base
+        )
+    }
+
+    /// For a model that is one GGUF file.
+    fn llama_cpp(&self) -> Option<String> {
+        let mut files = self.artifact.files.iter().filter(|file| file.role == Role::Gguf && file.is_layer());
+        let file = files.next().filter(|_| files.next().is_none())?;
+        let (base, repository, digest) = (self.base, self.repository, &file.layer.digest);
+        let header = self.header();
+        Some(format!(
+            "curl -L -o {0}.gguf{header} \\\n  {base}/v2/{repository}/blobs/{digest}\nllama-server -m {0}.gguf",
+            self.folder()
+        ))
+    }
+}

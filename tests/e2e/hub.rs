@@ -1,0 +1,328 @@
+//! The pages about models and repositories, as a browser gets them: search, filters, the model page with its card,
+//! files, tensors, differences, and who sees what. The HTML is parsed, and must be free of errors.
+
+use lode_tests::access::{PASSWORD, add_user, make_public, start_closed};
+use lode_tests::artifact::{Image, referrer};
+use lode_tests::browser::Browser;
+use lode_tests::checkpoint::demo;
+use lode_tests::command::Lode;
+use lode_tests::oci::{Registry, Response};
+use lode_tests::server::{Options, Server};
+use scraper::{Html, Selector};
+use serde_json::{Value, json};
+
+const CARD: &str = r#"---
+license: apache-2.0
+pipeline_tag: text-generation
+language: [en, de]
+tags: [tiny]
+base_model: team/base
+---
+# A card
+
+A model that answers questions about *itself*.
+
+[the config](config.json), ![remote](https://example.com/pixel.png), ![chart](img/chart.png)
+
+<script>alert(1)</script><img src=x onerror=alert(1)>
+"#;
+const PNG: &[u8] = b"\x89PNG\r\n\x1a\nnot really a picture";
+
+/// A page that was parsed without errors.
+struct Page {
+    html: Html,
+}
+
+impl Page {
+    fn parse(response: &Response) -> Page {
+        let text = response.text();
+        let html = Html::parse_document(&text);
+        assert!(html.errors.is_empty(), "{:?}\n{text}", html.errors);
+        let page = Page { html };
+        for (selector, count) in
+            [("h1", 1), ("main", 1), ("script", 1), ("style", 0), ("[style]", 0), ("[onclick]", 0)]
+        {
+            assert_eq!(page.all(selector).len(), count, "{selector}\n{text}");
+        }
+        let csp = response.header("content-security-policy").unwrap();
+        assert!(csp.starts_with("default-src 'none'") && csp.contains("script-src 'self'"), "{csp}");
+        assert!(!csp.contains("unsafe"), "{csp}");
+        assert_eq!(response.header("x-content-type-options"), Some("nosniff"));
+        page
+    }
+
+    /// The texts of the elements that a selector finds, with single spaces.
+    fn all(&self, selector: &str) -> Vec<String> {
+        let selector = Selector::parse(selector).unwrap();
+        let text = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        self.html.select(&selector).map(|element| text(element.text().collect())).collect()
+    }
+
+    fn text(&self) -> String {
+        self.all("body").concat()
+    }
+
+    /// The attributes of the elements that a selector finds.
+    fn attributes(&self, selector: &str, name: &str) -> Vec<String> {
+        let selector = Selector::parse(selector).unwrap();
+        self.html.select(&selector).filter_map(|element| element.attr(name)).map(str::to_owned).collect()
+    }
+
+    #[track_caller]
+    fn expect(&self, texts: &[&str]) {
+        let all = self.text();
+        for text in texts {
+            assert!(all.contains(text), "no `{text}` in {all}");
+        }
+    }
+}
+
+/// A page as a browser asks for it.
+async fn open(registry: &Registry, path: &str) -> Response {
+    registry.send(registry.request("GET", path).header("accept", "text/html,*/*;q=0.8")).await
+}
+
+async fn page(registry: &Registry, path: &str) -> Page {
+    Page::parse(&open(registry, path).await.expect(200))
+}
+
+/// Pushes the demo model with a card, twice: as it is, and quantised.
+async fn push_models(server: &Server, lode: &Lode) {
+    let folder = server.folder().path().join("model");
+    std::fs::create_dir_all(folder.join("img")).unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(demo().join(file), folder.join(file)).unwrap();
+    }
+    std::fs::write(folder.join("README.md"), CARD).unwrap();
+    std::fs::write(folder.join("img/chart.png"), PNG).unwrap();
+    let folder = folder.to_str().unwrap();
+    lode.run(&["create", "team/mini:v1", folder]).await.expect_success();
+    lode.run(&["create", "team/mini:q4", folder, "--quantize", "Q4_K_M"]).await.expect_success();
+    lode.run(&["create", "other/deep/down/mini", folder, "--quantize", "int4"]).await.expect_success();
+    // A request for one model reads it.
+    for model in ["team/mini:v1", "team/mini:q4", "other/deep/down/mini"] {
+        lode.run(&["show", model]).await.expect_success();
+    }
+}
+
+#[tokio::test]
+async fn people_find_a_model_and_look_into_it() {
+    let server = Server::fresh().await;
+    let (registry, lode) = (server.registry(), server.lode());
+    let empty = page(&registry, "/").await;
+    empty.expect(&["No models yet", "an OCI model registry and inference server"]);
+    page(&registry, "/models").await.expect(&["There are no models yet."]);
+    push_models(&server, &lode).await;
+
+    // Search and filters.
+    let names = async |query: &str| page(&registry, &format!("/models{query}")).await.all(".list h3 a");
+    assert_eq!(names("").await.len(), 2);
+    assert_eq!(names("?sort=name").await, ["other/deep/down/mini", "team/mini"]);
+    assert_eq!(names("?q=TEAM").await, ["team/mini:q4"]);
+    assert_eq!(names("?q=apache+itself&sort=name").await, ["other/deep/down/mini", "team/mini"]);
+    assert_eq!(names("?q=nothing-of-this").await, Vec::<String>::new());
+    assert_eq!(names("?format=gguf").await, ["team/mini:q4"]);
+    assert_eq!(names("?quant=int4").await, ["other/deep/down/mini"]);
+    assert_eq!(names("?license=Apache-2.0&arch=llama&task=text-generation").await.len(), 2);
+    assert_eq!(names("?base=team/base").await.len(), 2);
+    assert_eq!(names("?max=1B").await.len(), 2);
+    assert_eq!(names("?min=1B").await, Vec::<String>::new());
+    assert_eq!(names("?fits=1GiB").await.len(), 2);
+    assert_eq!(names("?fits=1MiB").await, Vec::<String>::new());
+    // Names and values that try to be markup or SQL are text.
+    for query in
+        ["?q=%3Cscript%3E%25_%27%22%5C", "?format=%27+or+1%3D1--", "?after=1~x%27", "?sort=%00", "?q=%00"]
+    {
+        names(query).await;
+    }
+    assert_eq!(open(&registry, "/models?min=many").await.status, 400);
+    let long = format!("?q={}", "x".repeat(10_000));
+    names(&long).await;
+
+    // The model's page.
+    let overview = page(&registry, "/team/mini?tag=v1").await;
+    overview.expect(&[
+        "4.2M",
+        "llama",
+        "2,048 tokens",
+        "BF16",
+        "Apache-2.0",
+        "text-generation",
+        "Derived from team/base",
+    ]);
+    let host = server.address.to_string();
+    let commands = overview.all("[data-copy]").join("\n");
+    for command in [
+        format!("lode run {host}/team/mini:v1"),
+        format!("ollama run --insecure {host}/team/mini:v1"),
+        format!("curl http://{host}/v1/chat/completions"),
+        format!("base_url=\"http://{host}/v1\""),
+        format!("lode pull {host}/team/mini:v1 --to ./mini"),
+    ] {
+        assert!(commands.contains(&command), "no `{command}` in {commands}");
+    }
+    let card = overview.all(".card").concat();
+    assert!(card.contains("A model that answers questions about itself."), "{card}");
+    assert_eq!(
+        overview.attributes(".card a", "href")[..2],
+        ["/team/mini/-/blob/v1/config.json", "https://example.com/pixel.png"]
+    );
+    assert_eq!(
+        overview.attributes(".card img", "src"),
+        ["/team/mini/-/raw/v1/img/chart.png", "/team/mini/-/raw/v1/x"]
+    );
+    assert!(overview.attributes(".card img", "onerror").is_empty());
+
+    // Files, of which a checkpoint's weights are assembled from tensors.
+    let tree = page(&registry, "/team/mini/-/tree/v1").await;
+    tree.expect(&["README.md", "model.safetensors", "img/chart.png"]);
+    page(&registry, "/team/mini/-/blob/v1/config.json").await.expect(&["LlamaForCausalLM"]);
+    page(&registry, "/team/mini/-/blob/v1/model.safetensors").await.expect(&["This file is not text."]);
+    let weights = registry.get("/team/mini/-/raw/v1/model.safetensors").await.expect(200);
+    assert!(weights.body == std::fs::read(demo().join("model.safetensors")).unwrap());
+    let download = registry.get("/team/mini/-/raw/v1/README.md").await.expect(200);
+    assert_eq!(download.text(), CARD);
+    assert_eq!(download.header("content-type"), Some("application/octet-stream"));
+    assert!(download.header("content-disposition").unwrap().starts_with("attachment"));
+    assert!(download.header("content-security-policy").unwrap().contains("sandbox"));
+    let picture = registry.get("/team/mini/-/raw/v1/img/chart.png").await.expect(200);
+    assert_eq!(picture.header("content-type"), Some("image/png"));
+    for missing in
+        ["/team/mini/-/blob/v1/../../x", "/team/mini/-/raw/v1/none", "/team/mini/-/raw/v1/%2e%2e%2fx"]
+    {
+        assert_eq!(open(&registry, missing).await.status, 404, "{missing}");
+    }
+
+    // Tensors, differences, lineage.
+    let tensors = page(&registry, "/team/mini/-/tensors/v1").await;
+    tensors.expect(&["model.layers.0..3.mlp.up_proj.weight", "768 × 256", "38 tensors"]);
+    let filtered = page(&registry, "/team/mini/-/tensors/v1?q=layers.2.mlp").await;
+    assert_eq!(filtered.all("tbody tr").len(), 3);
+    let begin = registry.get("/team/mini/-/diff?from=v1&to=q4").await.expect(303);
+    page(&registry, begin.header("location").unwrap()).await.expect(&[
+        "38 tensors",
+        "Q6_K 4096 × 256",
+        "model.layers.3",
+    ]);
+    let relatives = page(&registry, "/team/mini/-/lineage?ref=v1").await;
+    relatives.expect(&["team/base", "other/deep/down/mini:latest"]);
+    page(&registry, "/team/mini/-/diff/v1..other/deep/down/mini:latest").await.expect(&["Shared"]);
+    let tags = page(&registry, "/team/mini/-/tags").await;
+    assert_eq!(tags.all("tbody th a"), ["q4", "v1"]);
+    tags.expect(&[&format!("{host}/team/mini:v1")]);
+
+    // Programs keep their responses.
+    assert_eq!(registry.get("/").await.text(), "Ollama is running");
+    let missing = registry.send(registry.request("GET", "/none").header("accept", "application/json")).await;
+    assert_eq!((missing.status, missing.header("content-type")), (404, Some("application/json")));
+}
+
+#[tokio::test]
+async fn images_and_artifacts_have_pages_too() {
+    let server = Server::fresh().await;
+    let registry = server.registry();
+    let image = Image::random(1, 2, 1000);
+    let digest = image.push(&registry, "images/app", "v1").await;
+    let subject: Value =
+        json!({"mediaType": lode_tests::oci::IMAGE_MANIFEST, "digest": digest, "size": image.manifest.len()});
+    let signature = referrer(
+        &subject,
+        Some("application/vnd.dev.sigstore.bundle.v0.3+json"),
+        &json!({"note": "<b>signed</b>"}),
+    );
+    let by_digest = signature.digest();
+    signature.push(&registry, "images/app", &by_digest).await;
+    let titled = json!({"annotations": {"org.opencontainers.image.title": "An <i>artifact</i>",
+        "org.opencontainers.image.licenses": "MIT"}});
+    Image::of(b"{}".to_vec(), vec![b"x".to_vec()], &titled).push(&registry, "images/notes", "latest").await;
+    server.lode().run(&["show", "images/notes"]).await;
+
+    let overview = page(&registry, "/images/app").await;
+    overview.expect(&["Signed", "docker pull", "2", "No model card."]);
+    page(&registry, "/images/app/-/referrers").await.expect(&["sigstore", "<b>signed</b>"]);
+    page(&registry, "/images/app/-/tags").await.expect(&["v1", "Manifests without a tag"]);
+    page(&registry, "/images/app/-/tree/v1").await.expect(&["2 files"]);
+    page(&registry, "/images/notes").await;
+    // The search lists them when it is asked for everything.
+    let all = page(&registry, "/models?all=1&q=images&sort=name").await;
+    assert_eq!(all.all(".list h3 a"), ["images/app", "images/notes"]);
+    // A repository whose only tag is gone.
+    registry.delete("/v2/images/notes/manifests/latest").await.expect(202);
+    page(&registry, "/images/notes").await.expect(&["This repository has no tags."]);
+}
+
+#[tokio::test]
+async fn results_come_in_pages() {
+    let server = Server::fresh().await;
+    let registry = server.registry();
+    let image = Image::random(7, 1, 100);
+    for number in 0..30 {
+        image.push(&registry, &format!("many/m{number:02}"), "latest").await;
+    }
+    for sort in ["name", "updated", "size", "parameters", "relevance"] {
+        let (mut seen, mut next) = (Vec::new(), Some(format!("/models?all=1&q=many&sort={sort}")));
+        while let Some(path) = next {
+            let page = page(&registry, &path).await;
+            seen.extend(page.all(".list h3 a"));
+            next = page.attributes("a[rel=next]", "href").into_iter().next();
+        }
+        let mut names = seen.clone();
+        names.sort();
+        names.dedup();
+        assert_eq!((seen.len(), names.len()), (30, 30), "{sort}");
+    }
+}
+
+#[tokio::test]
+async fn private_models_appear_to_those_who_may_read_them_only() {
+    let server = start_closed(Options::new()).await;
+    let (registry, admin) = (server.registry(), server.lode());
+    push_models(&server, &admin).await;
+    add_user(&admin, "carol").await;
+    make_public(&server, "other/deep/down/mini").await;
+    let carol = Browser::sign_in(registry.clone(), "carol", PASSWORD).await;
+    let boss = Browser::sign_in(registry.clone(), "admin", PASSWORD).await;
+
+    // A stranger, and a visitor without an account: hidden and missing are the same page.
+    let normal = |text: String, name: &str| text.replace(name, "NAME");
+    for path in [
+        "",
+        "/-/tags",
+        "/-/tree/v1",
+        "/-/blob/v1/config.json",
+        "/-/raw/v1/config.json",
+        "/-/tensors/v1",
+        "/-/lineage",
+        "/-/referrers",
+        "/-/diff/v1..q4",
+    ] {
+        let hidden = open(&registry, &format!("/team/mini{path}")).await.expect(404);
+        let missing = open(&registry, &format!("/team/none{path}")).await.expect(404);
+        assert_eq!(normal(hidden.text(), "team/mini"), normal(missing.text(), "team/none"), "{path}");
+        let hidden = carol.get(&format!("/team/mini{path}")).await.expect(404);
+        let missing = carol.get(&format!("/team/none{path}")).await.expect(404);
+        assert_eq!(normal(hidden.text(), "team/mini"), normal(missing.text(), "team/none"), "{path}");
+        boss.get(&format!("/team/mini{path}")).await.expect(200);
+    }
+    Page::parse(&open(&registry, "/team/mini").await).expect(&["Page not found", "sign in"]);
+
+    // Lists, counts, facets, relatives and shared sizes.
+    let public = page(&registry, "/models?sort=name").await;
+    assert_eq!(public.all(".list h3 a"), ["other/deep/down/mini"]);
+    public.expect(&["1 model"]);
+    for text in ["team/mini", "gguf", "Q4_K_M"] {
+        assert!(!public.text().contains(text), "{text}");
+    }
+    for path in ["/", "/models?q=team&all=1", "/other/deep/down/mini/-/lineage", "/other/deep/down/mini"] {
+        let page = page(&registry, path).await;
+        assert!(
+            !page.text().contains("team/mini") && !page.text().contains("shared with others"),
+            "{path}: {}",
+            page.text()
+        );
+    }
+    let all = Page::parse(&boss.get("/models?sort=name").await.expect(200));
+    assert_eq!(all.all(".list h3 a"), ["other/deep/down/mini", "team/mini:q4"]);
+    Page::parse(&boss.get("/other/deep/down/mini").await.expect(200))
+        .expect(&["shared with others", "admin"]);
+}
