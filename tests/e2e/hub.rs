@@ -148,7 +148,7 @@ async fn people_find_a_model_and_look_into_it() {
         "BF16",
         "Apache-2.0",
         "text-generation",
-        "Derived from team/base",
+        "Made from team/base",
     ]);
     let host = server.address.to_string();
     let commands = overview.all("[data-copy]").join("\n");
@@ -238,7 +238,7 @@ async fn images_and_artifacts_have_pages_too() {
     server.lode().run(&["show", "images/notes"]).await;
 
     let overview = page(&registry, "/images/app").await;
-    overview.expect(&["Signed", "docker pull", "2", "No model card."]);
+    overview.expect(&["Signature attached", "docker pull", "2", "No model card."]);
     page(&registry, "/images/app/-/referrers").await.expect(&["sigstore", "<b>signed</b>"]);
     page(&registry, "/images/app/-/tags").await.expect(&["v1", "Manifests without a tag"]);
     page(&registry, "/images/app/-/tree/v1").await.expect(&["2 files"]);

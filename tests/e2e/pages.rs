@@ -4,6 +4,7 @@
 use std::process::Command;
 
 use lode_tests::browser::between;
+use lode_tests::checkpoint::demo;
 use lode_tests::clients::{find_program, node_packages, python};
 use lode_tests::server::{Folder, Options, Server};
 
@@ -27,6 +28,12 @@ async fn use_pages(test: &str, scripts: &str) {
         return;
     }
     let without_accounts = Server::fresh().await;
+    let lode = without_accounts.lode();
+    let folder = demo();
+    for tag in ["v1", "v2"] {
+        lode.run(&["create", &format!("team/mini:{tag}"), folder.to_str().unwrap()]).await.expect_success();
+    }
+    lode.run(&["show", "team/mini:v1"]).await.expect_success();
     let server = Folder::new().start(Options::new().listen("0.0.0.0:0")).await;
     let output = server.wait_output("/setup?token=").await;
     let setup = format!("/setup?token={}", between(&output, "/setup?token=", "\n"));

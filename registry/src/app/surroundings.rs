@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use lode_model::digest::Digest;
-use lode_model::reference::{Repository, Tag};
+use lode_model::reference::{Name, Repository, Tag};
 
 use super::model_facts::ModelFacts;
 use super::models::summary_of;
@@ -15,6 +15,8 @@ use crate::store::{DerivedModel, SharedBytes};
 
 /// The most derived models that are listed.
 const MAX_DERIVED: u32 = 100;
+/// The most origins that are looked up.
+const MAX_BASES: usize = 8;
 /// The most loaded models that are listed.
 const MAX_LOADED: usize = 20;
 
@@ -72,6 +74,29 @@ impl Registry {
         self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
         let json = self.store().facts_find(digest).await?;
         Ok(json.as_deref().map(ModelFacts::from_json).unwrap_or_default())
+    }
+
+    /// The origins that a manifest names, a few of them, and whether each is a repository that the caller may read.
+    pub(crate) async fn stored_bases(
+        &self,
+        caller: &Caller,
+        facts: &ModelFacts,
+    ) -> Result<Vec<(String, bool)>, Error> {
+        let mut bases = Vec::new();
+        for base in facts.bases.iter().take(MAX_BASES) {
+            let name = base.parse::<Name>().ok().filter(|name| name.host.is_none());
+            // What the caller may not read is reported as absent. No refusal is recorded, because the request did not
+            // ask for it.
+            let is_here = match name {
+                Some(Name { repository, .. }) => {
+                    self.may(caller, Action::Pull, &repository).await?
+                        && self.store().repository_exists(&repository).await?
+                }
+                None => false,
+            };
+            bases.push((base.clone(), is_here));
+        }
+        Ok(bases)
     }
 
     /// How many workers have a manifest loaded.

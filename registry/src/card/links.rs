@@ -31,9 +31,14 @@ impl CardLinks {
         if let Some(fragment) = url.strip_prefix('#') {
             return Some(format!("#{ID_PREFIX}{}", fragment.strip_prefix(ID_PREFIX).unwrap_or(fragment)));
         }
-        match is_absolute(url) {
+        if !is_absolute(url) {
+            return resolve(url).map(|path| format!("{}{path}", self.pages));
+        }
+        let folded = url.to_ascii_lowercase();
+        match ["http://", "https://", "mailto:"].iter().any(|begin| folded.starts_with(begin)) {
             true => Some(url.to_owned()),
-            false => resolve(url).map(|path| format!("{}{path}", self.pages)),
+            // Without a scheme it would have the page's.
+            false => url.starts_with("//").then(|| format!("https:{url}")),
         }
     }
 

@@ -19,6 +19,13 @@ use super::split_front_matter;
 const MORE_TAGS: [&str; 5] = ["input", "picture", "section", "source", "figcaption"];
 /// The most characters of a description.
 const MAX_SUMMARY_CHARS: usize = 240;
+/// Elements may be nested this deeply.
+const MAX_DEPTH: usize = 200;
+/// Elements without an end, or that the next one of their kind ends.
+const NOT_NESTED: [&str; 22] = [
+    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track",
+    "wbr", "p", "li", "td", "th", "tr", "dt", "dd", "option",
+];
 /// How much of a card is searched for its first paragraph.
 const SUMMARY_BYTES: usize = 16 * 1024;
 
@@ -49,7 +56,29 @@ pub(crate) fn render_card(text: &str, links: &CardLinks) -> String {
     let mut plugins = Plugins::default();
     plugins.render.heading_adapter = Some(&headings);
     let _infallible = format_html_with_plugins(root, &options, &mut html, &plugins);
+    // The sanitiser takes time in proportion to the depth for each element.
+    if depth_of(&html) > MAX_DEPTH {
+        let text = ammonia::clean_text(body);
+        return format!(
+            "<p>Its elements are nested too deeply to be shown. This is its text:</p><pre tabindex=\"0\">{text}</pre>"
+        );
+    }
     sanitiser(links.clone()).clean(&html).to_string()
+}
+
+/// How deeply elements are nested, or would be if a parser were as simple as this one.
+fn depth_of(html: &str) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    for part in html.split('<').skip(1) {
+        let (is_end, part) = part.strip_prefix('/').map_or((false, part), |rest| (true, rest));
+        let name: String = part.chars().take_while(char::is_ascii_alphanumeric).take(16).collect();
+        if name.is_empty() || NOT_NESTED.contains(&&name.to_ascii_lowercase()[..]) {
+            continue;
+        }
+        depth = if is_end { depth.saturating_sub(1) } else { depth + 1 };
+        deepest = deepest.max(depth);
+    }
+    deepest
 }
 
 /// The first paragraph of a card as one line of plain text.

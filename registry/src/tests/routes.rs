@@ -250,8 +250,7 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/{name}/-/tensors/{reference}", "", Browse, &[200]),
     ("GET", "/{name}/-/lineage", "", Browse, &[200]),
     ("GET", "/{name}/-/referrers", "", Browse, &[200]),
-    // It only rewrites the address of a form.
-    ("GET", "/{name}/-/diff", "", Open, &[303]),
+    ("GET", "/{name}/-/diff", "", Browse, &[303]),
     ("GET", "/{name}/-/diff/{*range}", "", Browse, &[200]),
     ("GET", "/static/{file}", "", Open, &[200]),
     ("GET", "/api/version", "", Open, &[200]),

@@ -101,7 +101,7 @@ class Browser:
         for control in elements("a, button, input:not([type=hidden]), select, [role=region]"):
             if not control.accessible_name.strip():
                 yield f"no name: {control.get_attribute('outerHTML')[:120]}"
-        for field in elements("main input:not([type=hidden]), main select"):
+        for field in elements("main input:not([type=hidden], .card input), main select"):
             if not elements(f"label[for='{field.get_attribute('id')}']"):
                 yield f"no label: {field.get_attribute('outerHTML')[:120]}"
         for form in elements("form"):

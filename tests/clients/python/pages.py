@@ -189,6 +189,38 @@ def meet_errors():
     browser.check("no-accounts")
 
 
+def browse_models():
+    """The pages about models, on the server without accounts."""
+    browser.open("/")
+    browser.expect("Newest models")
+    browser.check("hub-home")
+    browser.open("/models?format=safetensors")
+    browser.expect("team/mini")
+    browser.check("hub-models")
+    browser.open("/models?q=zzz")
+    browser.expect("Nothing fits.")
+    browser.check("hub-no-models", ONE_VIEW)
+    browser.open("/models")
+    if browser.scripts:
+        # Results come while typing, and the address follows.
+        browser.fill(q="zzz")
+        browser.expect("Nothing fits.")
+        assert browser.driver.current_url.endswith("q=zzz"), browser.driver.current_url
+        browser.open("/models")
+    browser.press("team/mini")
+    browser.expect("Use it")
+    browser.check("hub-model")
+    for tab, text in [("Files", "tokenizer.json"), ("Tensors", "model.layers.0..3"), ("Tags", "Compare two tags"),
+                      ("Lineage", "Made from"), ("Referrers", "Nothing refers to this manifest.")]:
+        browser.press(tab)
+        browser.expect(text)
+        browser.check(f"hub-{tab.lower()}")
+    browser.press("Tags")
+    browser.press("Compare")
+    browser.expect("stored as the same bytes")
+    browser.check("hub-diff")
+
+
 check_scripts()
 set_up()
 wrong_sign_in()
@@ -196,5 +228,6 @@ manage_tokens_and_keys()
 connect_ollama()
 allow_devices()
 meet_errors()
+browse_models()
 browser.driver.quit()
 assert not browser.found, "\n".join(browser.found)

@@ -57,14 +57,24 @@ struct ChangedLine {
 }
 
 /// `GET /{name}/-/diff?from=a&to=b`: what the form of two tags sends.
-pub(crate) async fn begin(Path(name): Path<String>, query: Query) -> Result<Response, Failure> {
-    let repository: Repository = name.parse()?;
-    let side = |name: &'static str| {
-        let text = query.get(name).ok_or(Failure::QueryMissing { name, expected: "a tag or a digest" })?;
-        Ok::<_, Failure>(text.parse::<Reference>()?)
+pub(crate) async fn begin(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(name): Path<String>,
+    query: Query,
+) -> Response {
+    let page = async {
+        let repository: Repository = name.parse()?;
+        registry.default_tag(&caller, &repository).await?;
+        let side = |name: &'static str| {
+            let text =
+                query.get(name).ok_or(Failure::QueryMissing { name, expected: "a tag or a digest" })?;
+            Ok::<_, Failure>(text.parse::<Reference>()?)
+        };
+        let (from, to) = (side("from")?.to_string(), side("to")?.to_string());
+        Ok(redirect(&format!("/{repository}/-/diff/{}..{}", encode_path(&from), encode_path(&to))))
     };
-    let (from, to) = (side("from")?.to_string(), side("to")?.to_string());
-    Ok(redirect(&format!("/{repository}/-/diff/{}..{}", encode_path(&from), encode_path(&to))))
+    browse(&registry, &caller, page).await
 }
 
 pub(crate) async fn get(

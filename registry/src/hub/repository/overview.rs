@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::request::Parts;
 use lode_model::lineage::Relation;
-use lode_model::reference::{Reference, Repository};
+use lode_model::reference::Repository;
 
 use super::snippets::{Snippet, Subject};
 use super::{Head, Shown, Tab, show};
@@ -21,6 +21,8 @@ use crate::hub::page::{Shell, browse, render_browsed};
 
 /// The most tags, relatives and origins that this page names; others have pages of their own.
 const MAX_NAMED: u32 = 8;
+/// The most referrers that are counted.
+const MAX_REFERRERS: u32 = 100;
 
 #[derive(Template)]
 #[template(path = "overview.html")]
@@ -58,10 +60,15 @@ struct Overview {
 }
 
 struct OriginLine {
-    relation: &'static str,
     name: String,
     /// The address of its page, if it is stored here.
     url: Option<String>,
+}
+
+impl From<(String, bool)> for OriginLine {
+    fn from((name, is_here): (String, bool)) -> OriginLine {
+        OriginLine { url: is_here.then(|| page_of(&name)), name }
+    }
 }
 
 pub(crate) async fn get(
@@ -108,10 +115,9 @@ async fn overview(
         bytes: format!("/{repository}/-/raw/{}/", encode_path(&reference.to_string())),
     };
     let card = registry.card_render(caller, &repository, &tree.artifact, links).await?;
-    let by_digest = Reference::Digest(model.digest.clone());
-    let lineage = registry.model_lineage(caller, &repository, &by_digest).await?;
-    let (origins, referrers) =
-        lineage.map_or((Vec::new(), Vec::new()), |lineage| (lineage.from, lineage.referrers));
+    let origins = registry.stored_bases(caller, &facts).await?;
+    let referrers =
+        registry.referrers(caller, &repository, &model.digest, None, None, MAX_REFERRERS).await?.items;
     let derived = registry.derived_models(caller, &repository).await?;
     let sizes = registry.shared_bytes(caller, &repository, &model.digest).await?;
     let kind = kind_of(&model);
@@ -179,21 +185,13 @@ async fn overview(
         shared: (sizes.shared_bytes > 0).then(|| bytes(sizes.shared_bytes)),
         modified: day(model.modified_at),
         actor: model.actor.clone(),
-        origins: origins.iter().take(MAX_NAMED as usize).map(origin_line).collect(),
+        origins: origins.into_iter().map(OriginLine::from).collect(),
         derived: derived.into_iter().take(MAX_NAMED as usize).collect(),
         referrers: referrers.len(),
         is_signed,
         workers: registry.workers_with(caller, &repository, &model.digest).await?,
         snippets: subject.snippets(),
     })
-}
-
-fn origin_line(origin: &crate::app::Ancestor) -> OriginLine {
-    OriginLine {
-        relation: relation_name(origin.relation),
-        name: origin.name.clone(),
-        url: origin.here.as_deref().map(page_of),
-    }
 }
 
 /// The address of the page of `repository:tag` or `repository@digest`.
