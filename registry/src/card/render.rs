@@ -160,8 +160,9 @@ fn sanitiser(links: CardLinks) -> Builder<'static> {
         .set_tag_attribute_value("input", "disabled", "")
         .set_tag_attribute_value("input", "type", "checkbox")
         .set_tag_attribute_value("input", "aria-label", "Task")
-        // Long lines scroll, by keyboard too.
+        // Long lines and wide tables scroll, by keyboard too.
         .set_tag_attribute_value("pre", "tabindex", "0")
+        .set_tag_attribute_value("table", "tabindex", "0")
         .add_tag_attributes("a", ["id"])
         .add_tag_attributes("img", ["width", "height", "loading"])
         .add_tag_attributes("source", ["srcset", "media"])

@@ -99,7 +99,8 @@ class Browser:
         if any(level - previous > 1 for previous, level in zip([0] + levels, levels)):
             yield f"levels of headings {levels}"
         for control in elements("a, button, input:not([type=hidden]), select, [role=region]"):
-            if not control.accessible_name.strip():
+            # What is folded away has no name.
+            if control.is_displayed() and not control.accessible_name.strip():
                 yield f"no name: {control.get_attribute('outerHTML')[:120]}"
         for field in elements("main input:not([type=hidden], .card input), main select"):
             if not elements(f"label[for='{field.get_attribute('id')}']"):
