@@ -55,7 +55,7 @@ impl Revision {
 
 /// What a listing shows of a repository with a model.
 #[derive(Clone, Debug)]
-pub(crate) struct ModelFacts {
+pub(crate) struct ListedModel {
     pub(crate) repository: Repository,
     /// The manifest of `main`, or of the tag that was moved last.
     pub(crate) digest: Digest,
@@ -128,12 +128,12 @@ impl Registry {
     }
 
     /// What is known of the model of a revision.
-    pub(crate) async fn revision_facts(&self, revision: &Revision) -> Result<ModelFacts, Error> {
+    pub(crate) async fn revision_facts(&self, revision: &Revision) -> Result<ListedModel, Error> {
         let (repository, digest) = (&revision.repository, &revision.digest);
         let model = self.store.model_find(digest).await?;
         let (modified_at, _) = self.store.manifest_change(repository, &revision.reference).await?;
         let created_at = self.store.repository_created_at(repository).await?.unwrap_or(modified_at);
-        Ok(ModelFacts {
+        Ok(ListedModel {
             repository: repository.clone(),
             digest: digest.clone(),
             created_at,
@@ -148,7 +148,7 @@ impl Registry {
         &self,
         caller: &Caller,
         query: &ModelQuery,
-    ) -> Result<Page<ModelFacts>, Error> {
+    ) -> Result<Page<ListedModel>, Error> {
         self.authorize(caller, Action::List, Target::Catalog).await?;
         let limit = query.limit.map_or(PAGE, |limit| limit.clamp(1, PAGE));
         let filter = self.list_filter(caller).await?;
@@ -158,7 +158,7 @@ impl Registry {
         for row in rows.items {
             let ModelFactsRow { repository, digest, created_at, modified_at, model } = row;
             let is_private = self.is_private(&repository).await?;
-            items.push(ModelFacts { repository, digest, created_at, modified_at, model, is_private });
+            items.push(ListedModel { repository, digest, created_at, modified_at, model, is_private });
         }
         Ok(Page { items, more: rows.more })
     }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::entries::{TreeEntry, hub_time};
 use crate::Registry;
-use crate::app::{ManifestFile, ModelFacts, Revision, commit_id};
+use crate::app::{ListedModel, ManifestFile, Revision, commit_id};
 use crate::auth::Caller;
 use crate::http::{Failure, HubName, Json, Path, Query};
 
@@ -63,7 +63,7 @@ fn siblings(revision: &Revision, with_sizes: bool) -> Value {
 }
 
 /// The fields that a listing shows, too.
-pub(super) fn object(facts: &ModelFacts) -> Map<String, Value> {
+pub(super) fn object(facts: &ListedModel) -> Map<String, Value> {
     let (name, model) = (facts.repository.as_str(), &facts.model);
     let format = Some(&model.format).filter(|format| !format.is_empty());
     let tags = [format, model.architecture.as_ref(), model.quantization.as_ref()];

@@ -5,8 +5,7 @@ use super::fit::{Nearest, best_scale};
 use super::lanes::{LANES, Lanes, side_by_side};
 
 /// The value of each code.
-pub const VALUES: [i8; 16] =
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub const VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 pub(super) fn decode(block: &[u8; 18], out: &mut [f32; 32]) {
     let d = half(block, 0);
