@@ -28,7 +28,8 @@ pub fn from_names(artifact: &Artifact, stem: &str) -> Result<Vec<FileEntry>, Fil
     let (mut seen, mut entries) = (BTreeSet::new(), Vec::new());
     for file in &artifact.files {
         let default = || (file.role == Role::Gguf).then(|| format!("{stem}.gguf"));
-        let Some(path) = file.path.clone().or_else(default) else { continue };
+        let named = file.path.clone().filter(|path| !path.is_empty());
+        let Some(path) = named.or_else(default) else { continue };
         check_path(&path)?;
         if !seen.insert(path.clone()) {
             return Err(FileViewError::Duplicate { path });

@@ -117,7 +117,8 @@ fn layer_files(manifest: &Manifest, config: &[u8]) -> Result<Vec<FileEntry>, Fil
             continue;
         }
         let is_gguf = file.role == Role::Gguf;
-        let Some(path) = file.path.or(is_gguf.then(|| GGUF_NAME.to_owned())) else { continue };
+        let named = file.path.filter(|path| !path.is_empty());
+        let Some(path) = named.or(is_gguf.then(|| GGUF_NAME.to_owned())) else { continue };
         check_path(&path)?;
         let whole = FileEntry::whole(path.clone(), file.layer.digest.clone(), file.layer.size);
         if entries.insert(path.clone(), whole).is_some() {

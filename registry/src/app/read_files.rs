@@ -58,7 +58,11 @@ impl Registry {
                     Some(config) => self.blob_text(caller, repository, config).await?,
                     None => None,
                 };
-                let artifact = Artifact::read(&manifest, config.as_deref());
+                let mut artifact = Artifact::read(&manifest, config.as_deref());
+                // Some tools write an empty name for a layer that is no file.
+                for file in &mut artifact.files {
+                    file.path.take_if(|path| path.is_empty());
+                }
                 let (artifact, problem) = self.expand_archives(repository, artifact).await?;
                 is_complete = problem.is_none();
                 let name = repository.as_str();

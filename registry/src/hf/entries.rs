@@ -74,13 +74,16 @@ impl TreeEntry {
     }
 }
 
-/// The entries below a folder, folders first; `""` is the root. `None` if there is no such folder.
+/// The entries below a folder, folders first; `""` is the root. A file is its own only entry. `None` if there is neither.
 pub(crate) fn below(
     revision: &Revision,
     folder: &str,
     is_recursive: bool,
     last_commit: Option<&LastCommit>,
 ) -> Option<Vec<TreeEntry>> {
+    if let Some(file) = revision.files.files.get(folder) {
+        return Some(vec![TreeEntry::file(folder, file, last_commit)]);
+    }
     let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
     let (mut folders, mut files) = (BTreeMap::new(), Vec::new());
     for (path, file) in &revision.files.files {

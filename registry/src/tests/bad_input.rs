@@ -133,12 +133,15 @@ async fn our_own_apis() {
     }
     let openai = app.get("/v1/models/nobody").await;
     assert_eq!(openai.json()["error"]["type"], "not_found_error");
-    assert_eq!(app.get("/nothing/here").await.json()["error"], "no route matches this path");
+    assert_eq!(app.get("/api/nothing").await.json()["error"], "no route matches this path");
+    // A path that may be a repository's page.
+    let page = "there is no such page here, or you may not see it";
+    assert_eq!(app.get("/nothing/here").await.json()["error"], page);
     // A browser gets a page, except from an API.
     let browse = async |path| app.send(Request::get(path).header("accept", "text/html,*/*;q=0.8"), "").await;
     let page = browse("/nothing/here").await;
     assert_eq!((page.status.as_u16(), page.header("content-type")), (404, "text/html; charset=utf-8"));
-    assert!(page.text().contains("no route matches this path") && page.text().contains("href=\"/\""));
+    assert!(page.text().contains("no such page") && page.text().contains("href=\"/\""));
     assert_eq!(browse("/api/nothing").await.json()["error"], "no route matches this path");
 }
 

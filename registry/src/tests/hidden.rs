@@ -19,7 +19,7 @@ fn seen(response: &TestResponse, name: &str) -> (u16, Vec<String>, String) {
     let mut headers: Vec<String> = response
         .headers
         .iter()
-        .filter(|(header, _)| *header != "x-request-id" && *header != "date")
+        .filter(|(header, _)| !["x-request-id", "request-id", "date"].contains(&header.as_str()))
         .map(|(header, value)| format!("{header}: {}", plain(value.to_str().unwrap())))
         .collect();
     headers.sort();

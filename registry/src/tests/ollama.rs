@@ -160,7 +160,7 @@ async fn greetings() {
     let head = app.send(Request::head("/"), "").await;
     assert_eq!((head.status.as_u16(), head.header("content-length")), (200, "17"));
     let page = app.send(Request::get("/").header("accept", "text/html,*/*;q=0.8"), "").await;
-    assert!(page.text().contains("<h1>Lode</h1>"));
+    assert!(page.text().contains("<title>Home"));
     assert!(app.get("/api/version").await.json()["version"].is_string());
     assert_eq!(app.get("/api/tags").await.json(), json!({"models": []}));
     assert_eq!(app.get("/api/ps").await.json(), json!({"models": []}));

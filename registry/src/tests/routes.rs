@@ -213,13 +213,13 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/hf/api/models/{name}", "", Pull, &[200]),
     ("GET", "/hf/api/models/{name}/revision/{revision}", "", Pull, &[200]),
     ("GET", "/hf/api/models/{name}/tree/{revision}", "", Pull, &[200]),
-    ("GET", "/hf/api/models/{name}/tree/{revision}/{*path}", "", Pull, &[404]),
+    ("GET", "/hf/api/models/{name}/tree/{revision}/{*path}", "", Pull, &[200]),
     ("POST", "/hf/api/models/{name}/paths-info/{revision}", "paths=x", Pull, &[200]),
     ("GET", "/hf/api/models/{name}/refs", "", Pull, &[200]),
     ("GET", "/hf/api/models/{name}/commits/{revision}", "", Pull, &[200]),
     ("GET", "/hf/api/models/{name}/auth-check", "", Pull, &[200]),
-    ("GET", "/hf/{name}/resolve/{revision}/{*path}", "", Pull, &[404]),
-    ("HEAD", "/hf/{name}/resolve/{revision}/{*path}", "", Pull, &[404]),
+    ("GET", "/hf/{name}/resolve/{revision}/{*path}", "", Pull, &[200]),
+    ("HEAD", "/hf/{name}/resolve/{revision}/{*path}", "", Pull, &[200]),
     ("GET", "/device", "", Session, &[200]),
     ("POST", "/device", "", Session, &[404]),
     ("GET", "/connect", "", Session, &[400]),
@@ -276,11 +276,12 @@ pub(super) fn address(method: &str, route: &str) -> String {
         .replace("{digest}", ZERO)
         .replace("{reference}", "latest")
         .replace("{revision}", "main")
-        .replace("{*path}", "none/none.json")
         .replace("{id}", ID)
         .replace("{*model}", "team/mini")
         .replace("{provider}", "corp")
         .replace("{file}", "lode.css")
+        // The root: the model has no folder.
+        .replace("tree/main/{*path}", "tree/main//")
         .replace("{*path}", "config.json")
         .replace("{*range}", "latest..latest");
     let query = if method == "PUT" && route.ends_with("uploads/{id}") {
