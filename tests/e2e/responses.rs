@@ -82,8 +82,8 @@ async fn functions_are_called() {
     let parameters =
         json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]});
     let tools = json!([{"type": "function", "name": "look", "parameters": parameters}]);
-    let ask =
-        json!({"model": "team/tools", "tools": tools, "tool_choice": {"type": "function", "name": "look"}});
+    let ask = json!({"model": "team/tools", "tools": tools, "tool_choice": {"type": "function", "name": "look"},
+            "max_output_tokens": 300});
     let got = send(&registry, ask.clone()).await.expect(200).json();
     let [call] = &got["output"].as_array().unwrap()[..] else { panic!("{got}") };
     assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("look")));
