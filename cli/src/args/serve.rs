@@ -66,7 +66,7 @@ pub(crate) struct Serve {
         hide_env_values = true
     )]
     pub(crate) allow_egress: Vec<String>,
-    /// Origin of web pages that may use the APIs, such as https://app.example.com; may be repeated
+    /// Origin of web pages that may use the APIs: scheme, host and port; may be repeated
     #[arg(
         long,
         env = "LODE_ALLOW_ORIGIN",
