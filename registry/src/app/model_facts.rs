@@ -1,6 +1,6 @@
 //! What a manifest says about itself, beyond its tensors: its title, licence, task and origins. The index job reads
 //! them from annotations, configs, GGUF keys and the model card, and pages and searches use them. All of it is stated
-//! by whoever pushed it.
+//! by the client that pushed it.
 
 use std::collections::BTreeMap;
 

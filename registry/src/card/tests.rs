@@ -9,7 +9,7 @@ fn html(text: &str) -> String {
 }
 
 #[test]
-fn what_a_card_may_do_is_kept() {
+fn allowed_markup_is_kept() {
     let check = |text: &str, expect: &str| {
         let html = html(text);
         assert!(html.contains(expect), "{text}\n{html}\nlacks {expect}");
