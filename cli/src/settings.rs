@@ -462,7 +462,7 @@ mod tests {
         // A flag in ExecStart would override /etc/lode/environment.
         let unit = include_str!("../../deploy/lode.service");
         let starts: Vec<&str> = unit.lines().filter_map(|line| line.strip_prefix("ExecStart=")).collect();
-        assert_eq!(starts, ["/usr/local/bin/lode serve"]);
+        assert_eq!(starts, ["lode serve"]);
         assert!(unit.contains("\nEnvironment=LODE_DATA=/var/lib/lode\n"));
     }
 
