@@ -178,7 +178,7 @@ fn hugging_face_api() -> Router<ServerState> {
 
 /// Browsers.
 fn pages() -> Router<ServerState> {
-    use hub::repository::{diff, files, lineage, overview, referrers, tags, tensors};
+    use hub::repository::{diff, files, lineage, overview, referrers, tags, tensors, try_model};
     use hub::{account, assets, connect, device, home, setup, sign_in, single_sign_on};
     Router::new()
         .route("/", get(home::get))
@@ -189,6 +189,7 @@ fn pages() -> Router<ServerState> {
         .route("/{name}/-/blob/{reference}/{*path}", get(files::blob))
         .route("/{name}/-/raw/{reference}/{*path}", get(files::raw))
         .route("/{name}/-/tensors/{reference}", get(tensors::get))
+        .route("/{name}/-/try", get(try_model::get).post(try_model::post))
         .route("/{name}/-/lineage", get(lineage::get))
         .route("/{name}/-/referrers", get(referrers::get))
         .route("/{name}/-/diff", get(diff::begin))

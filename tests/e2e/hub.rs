@@ -3,7 +3,7 @@
 
 use lode_tests::access::{PASSWORD, add_user, make_public, start_closed};
 use lode_tests::artifact::{Image, referrer};
-use lode_tests::browser::Browser;
+use lode_tests::browser::{Browser, form_from_page};
 use lode_tests::checkpoint::demo;
 use lode_tests::command::Lode;
 use lode_tests::oci::{Registry, Response};
@@ -218,6 +218,72 @@ async fn people_find_a_model_and_look_into_it() {
 }
 
 #[tokio::test]
+async fn people_try_a_model_without_scripts() {
+    let server = Server::fresh().await;
+    let (registry, lode) = (server.registry(), server.lode());
+    push_models(&server, &lode).await;
+    let path = "/team/mini/-/try?ref=v1";
+    page(&registry, path).await.expect(&["Message", "JSON schema of the response"]);
+    let send = async |path: &str, fields: &[(&str, &str)], status: u16| {
+        let request = registry.request("POST", path).header("accept", "text/html");
+        Page::parse(&registry.send(form_from_page(request, fields)).await.expect(status))
+    };
+
+    // A conversation: the form carries it from one page to the next.
+    let calm = [("temperature", "0"), ("tokens", "16")];
+    let first =
+        send(path, &[&[("message", "What is <b>Lode</b>?"), ("history", "[]")], &calm[..]].concat(), 200)
+            .await;
+    assert_eq!(first.all(".turns h2"), ["You", "team/mini:v1"]);
+    let texts = first.all(".turns .text");
+    assert_eq!(texts[0], "What is <b>Lode</b>?");
+    assert!(!texts[1].is_empty());
+    first.expect(&["per second"]);
+    let history = first.attributes("[name=history]", "value").remove(0);
+    let body = json!({"model": "team/mini:v1", "messages": [{"role": "user", "content": "What is <b>Lode</b>?"}],
+        "stream": false, "options": {"temperature": 0, "num_predict": 16}});
+    let answer = registry.post_json("/lode/v1/chat", &body).await.expect(200).json();
+    assert_eq!(
+        texts[1],
+        answer["message"]["content"].as_str().unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+    );
+    let second = send(path, &[&[("message", "And?"), ("history", &history)], &calm[..]].concat(), 200).await;
+    assert_eq!(second.all(".turns .text")[..3], [texts[0].clone(), texts[1].clone(), "And?".to_owned()]);
+
+    // A response that follows a schema.
+    let schema = r#"{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}"#;
+    let fields = [("message", "Count"), ("history", "[]"), ("schema", schema), ("tokens", "64")];
+    let counted = send(path, &fields, 200).await.all(".turns .text").remove(1);
+    assert!(serde_json::from_str::<Value>(&counted).unwrap()["n"].is_i64(), "{counted}");
+
+    // A text that the model continues.
+    let path = "/team/mini/-/try?ref=v1&mode=complete";
+    let continued = send(path, &[&[("message", "In the beginning")], &calm[..]].concat(), 200).await;
+    let text = continued.all("#message").remove(0);
+    assert!(text.starts_with("In the beginning") && text.len() > 20, "{text}");
+
+    // What is wrong is said on the page, and what was typed stays.
+    let path = "/team/mini/-/try?ref=v1";
+    for (field, value, problem) in [
+        ("temperature", "hot", "Temperature: expected a number from 0 to 2"),
+        ("tokens", "0", "Length: expected a number of tokens from 1 to 4096"),
+        ("schema", "{", "Schema: "),
+        ("tools", "{}", "Tools: expected another kind of JSON"),
+        ("history", "[{", "The conversation could not be read"),
+    ] {
+        let page = send(path, &[(field, value), ("message", "stay"), ("history", "[]")], 400).await;
+        page.expect(&[problem]);
+        assert_eq!(page.all("#message"), ["stay"]);
+    }
+    send(path, &[("message", " "), ("history", "[]")], 400).await.expect(&["Type a text first."]);
+    let long = "x ".repeat(40 << 10);
+    registry.send(form_from_page(registry.request("POST", path), &[("message", &long)])).await.expect(413);
+    // Another site's page sends nothing.
+    let foreign = registry.request("POST", path).header("sec-fetch-site", "cross-site").body("message=x");
+    registry.send(foreign).await.expect(403);
+}
+
+#[tokio::test]
 async fn images_and_artifacts_have_pages_too() {
     let server = Server::fresh().await;
     let registry = server.registry();
@@ -295,6 +361,7 @@ async fn private_models_appear_to_those_who_may_read_them_only() {
         "/-/lineage",
         "/-/referrers",
         "/-/diff/v1..q4",
+        "/-/try",
     ] {
         let hidden = open(&registry, &format!("/team/mini{path}")).await.expect(404);
         let missing = open(&registry, &format!("/team/none{path}")).await.expect(404);

@@ -302,7 +302,8 @@ impl Matrix {
         let at = self.addresses.fetch_add(1, Ordering::SeqCst);
         let address = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 0).to_bits() + at);
         request = request.extension(ConnectInfo(SocketAddr::from((address, 9))));
-        request = match is_page(&path) || caller == "session" {
+        let is_form = is_page(&path) || path.ends_with("/-/try");
+        request = match is_form || caller == "session" {
             true => from_page(request),
             false => request.header("host", "localhost:5000"),
         };
@@ -330,7 +331,7 @@ impl Matrix {
             "session" => {
                 let (cookie, csrf) = self.session().await;
                 request = request.header("cookie", cookie).header("x-csrf-token", &csrf);
-                if is_page(&path) {
+                if is_form {
                     body = format!("csrf={csrf}&{body}");
                 }
             }

@@ -248,6 +248,9 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/{name}/-/blob/{reference}/{*path}", "", Browse, &[200]),
     ("GET", "/{name}/-/raw/{reference}/{*path}", "", Browse, &[200]),
     ("GET", "/{name}/-/tensors/{reference}", "", Browse, &[200]),
+    ("GET", "/{name}/-/try", "", Browse, &[200]),
+    // The model of the matrix has no chat template, and its worker answers each request.
+    ("POST", "/{name}/-/try", "message=Hi", Browse, &[200]),
     ("GET", "/{name}/-/lineage", "", Browse, &[200]),
     ("GET", "/{name}/-/referrers", "", Browse, &[200]),
     ("GET", "/{name}/-/diff", "", Browse, &[303]),

@@ -10,6 +10,7 @@ mod snippets;
 pub(crate) mod tags;
 mod tensor_groups;
 pub(crate) mod tensors;
+pub(crate) mod try_model;
 
 use lode_model::reference::{Reference, Repository};
 
@@ -35,6 +36,7 @@ enum Tab {
     Overview,
     Files,
     Tensors,
+    Try,
     Tags,
     Lineage,
     Referrers,
