@@ -178,8 +178,8 @@ fn hugging_face_api() -> Router<ServerState> {
 
 /// Browsers.
 fn pages() -> Router<ServerState> {
-    use hub::repository::{diff, files, lineage, overview, referrers, tags, tensors, try_model};
-    use hub::{account, assets, connect, device, home, setup, sign_in, single_sign_on};
+    use hub::repository::{diff, files, lineage, overview, referrers, settings, tags, tensors, try_model};
+    use hub::{account, admin, assets, connect, device, home, setup, sign_in, single_sign_on};
     Router::new()
         .route("/", get(home::get))
         .route("/models", get(hub::models::get))
@@ -190,6 +190,7 @@ fn pages() -> Router<ServerState> {
         .route("/{name}/-/raw/{reference}/{*path}", get(files::raw))
         .route("/{name}/-/tensors/{reference}", get(tensors::get))
         .route("/{name}/-/try", get(try_model::get).post(try_model::post))
+        .route("/{name}/-/settings", get(settings::get).post(settings::post))
         .route("/{name}/-/lineage", get(lineage::get))
         .route("/{name}/-/referrers", get(referrers::get))
         .route("/{name}/-/diff", get(diff::begin))
@@ -202,6 +203,8 @@ fn pages() -> Router<ServerState> {
         .route("/setup", get(setup::get).post(setup::post))
         .route("/device", get(device::get).post(device::post))
         .route("/connect", get(connect::get).post(connect::post))
+        .route("/-/admin", get(admin::get))
+        .route("/-/admin/workers", post(admin::change_worker))
         .route("/-/account", get(account::get))
         .route("/-/account/tokens", post(account::create_token))
         .route("/-/account/tokens/revoke", post(account::revoke_token))

@@ -284,6 +284,94 @@ async fn people_try_a_model_without_scripts() {
 }
 
 #[tokio::test]
+async fn owners_change_the_settings_of_a_repository() {
+    let server = start_closed(Options::new()).await;
+    let (registry, admin) = (server.registry(), server.lode());
+    push_models(&server, &admin).await;
+    for name in ["carol", "dave"] {
+        add_user(&admin, name).await;
+    }
+    let boss = Browser::sign_in(registry.clone(), "admin", PASSWORD).await;
+    let carol = Browser::sign_in(registry.clone(), "carol", PASSWORD).await;
+    let path = "/team/mini/-/settings";
+    let new = Page::parse(&boss.get(path).await.expect(200));
+    new.expect(&["As team/*, which is private", "No account has a role here."]);
+
+    // Who may not read the repository, and who may and does not own it, get the page of a missing one.
+    let hidden = async || {
+        let missing = carol.get("/team/none/-/settings").await.expect(404).text().replace("none", "mini");
+        assert_eq!(carol.get(path).await.expect(404).text(), missing);
+        carol.post(path, &[("change", "visibility"), ("visibility", "public")]).await.expect(404);
+    };
+    hidden().await;
+    boss.post(path, &[("change", "visibility"), ("visibility", "internal")]).await.expect(303);
+    assert!(!carol.get("/team/mini").await.expect(200).text().contains("/-/settings"));
+    hidden().await;
+
+    // An owner has the page.
+    boss.post(path, &[("change", "grant"), ("subject", "carol"), ("role", "own")]).await.expect(303);
+    assert!(carol.get("/team/mini").await.expect(200).text().contains("/-/settings"));
+    carol.post(path, &[("change", "grant"), ("subject", "dave"), ("role", "write")]).await.expect(303);
+    carol.post(path, &[("change", "tags"), ("patterns", "v*\r\n\r\n release ")]).await.expect(303);
+    let page = Page::parse(&carol.get(path).await.expect(200));
+    page.expect(&["dave", "write", "carol", "own"]);
+    assert_eq!(page.all("#patterns"), ["v* release"]);
+    assert_eq!(page.attributes("option[selected]", "value"), ["internal"]);
+    carol.post(path, &[("change", "remove"), ("subject", "dave")]).await.expect(303);
+    assert!(!Page::parse(&carol.get(path).await).text().contains("dave"));
+
+    // What cannot be done is said on the page.
+    for (fields, status, text) in [
+        (
+            &[("change", "grant"), ("subject", "nobody"), ("role", "read")][..],
+            404,
+            "no account or group is called",
+        ),
+        (&[("change", "grant"), ("subject", "dave"), ("role", "king")], 400, "`king` is not a role"),
+        (&[("change", "visibility"), ("visibility", "")], 400, "is not a visibility"),
+        (&[("change", "tags"), ("patterns", "[")], 400, "is not a pattern of tags"),
+        (&[("change", "remove"), ("subject", "dave")], 404, "has no role on"),
+        (&[("change", "all")], 400, "change must be"),
+    ] {
+        let response = boss.post(path, fields).await.expect(status);
+        assert!(Page::parse(&response).all("[role=alert]")[0].contains(text), "{text}");
+    }
+    let anonymous = registry.send(registry.request("GET", path)).await.expect(303);
+    assert!(anonymous.header("location").unwrap().starts_with("/login?next="));
+}
+
+#[tokio::test]
+async fn operators_see_the_server() {
+    let server = start_closed(Options::new()).await;
+    let (registry, admin) = (server.registry(), server.lode());
+    push_models(&server, &admin).await;
+    add_user(&admin, "carol").await;
+    let boss = Browser::sign_in(registry.clone(), "admin", PASSWORD).await;
+    let carol = Browser::sign_in(registry.clone(), "carol", PASSWORD).await;
+    let page = Page::parse(&boss.get("/-/admin").await.expect(200));
+    page.expect(&["Database", "sqlite", "Free for data", "ready", "No job is waiting"]);
+    let id = page.attributes("tbody [name=id]", "value").remove(0);
+    let change = async |browser: &Browser, change: &str, status: u16| {
+        browser.post("/-/admin/workers", &[("id", &id), ("change", change)]).await.expect(status)
+    };
+    change(&boss, "drain", 303).await;
+    Page::parse(&boss.get("/-/admin").await).expect(&["drained", "Resume"]);
+    let try_it = async || boss.post("/team/mini/-/try?ref=v1", &[("message", "Hi"), ("tokens", "4")]).await;
+    Page::parse(&try_it().await.expect(503)).expect(&["are draining"]);
+    change(&boss, "resume", 303).await;
+    try_it().await.expect(200);
+    change(&boss, "stop", 400).await;
+
+    // Others do not see it, and have no link to it.
+    change(&carol, "drain", 403).await;
+    Page::parse(&carol.get("/-/admin").await.expect(403));
+    assert!(!carol.get("/models").await.text().contains("/-/admin"));
+    let visitor = Page::parse(&open(&registry, "/-/admin").await.expect(401));
+    assert!(visitor.attributes("main a", "href").contains(&"/login".to_owned()));
+    assert!(boss.get("/models").await.text().contains("/-/admin"));
+}
+
+#[tokio::test]
 async fn images_and_artifacts_have_pages_too() {
     let server = Server::fresh().await;
     let registry = server.registry();

@@ -76,7 +76,31 @@ impl Registry {
         action: Action,
         repository: &Repository,
     ) -> Result<bool, Error> {
-        match self.check(caller, action, Target::Repository(repository)).await {
+        self.is_allowed(caller, action, Target::Repository(repository)).await
+    }
+
+    /// Whether the caller may change the settings of a repository.
+    pub(crate) async fn may_configure(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Result<bool, Error> {
+        let target = AccessTarget::Repository(repository.clone());
+        self.is_allowed(caller, Action::Own, Target::Settings(&target)).await
+    }
+
+    /// Whether the caller may see the state of the server.
+    pub(crate) async fn may_inspect(&self, caller: &Caller) -> Result<bool, Error> {
+        self.is_allowed(caller, Action::Inspect, Target::Server).await
+    }
+
+    /// Whether the caller may change the server and its workers.
+    pub(crate) async fn may_administer(&self, caller: &Caller) -> Result<bool, Error> {
+        self.is_allowed(caller, Action::Administer, Target::Workers).await
+    }
+
+    async fn is_allowed(&self, caller: &Caller, action: Action, target: Target<'_>) -> Result<bool, Error> {
+        match self.check(caller, action, target).await {
             Ok(()) => Ok(true),
             Err(error) if error.is_refusal() => Ok(false),
             Err(error) => Err(error),

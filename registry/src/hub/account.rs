@@ -11,13 +11,14 @@ use lode_client::Secret;
 use uuid::Uuid;
 
 use super::device::rights_text;
+use super::format::{day, minute};
 use super::page::{Shell, render};
 use crate::Registry;
 use crate::app::{AccountError, IdentityInfo, NewToken, ProviderInfo};
 use crate::auth::{Access, AccessTarget, Caller, OllamaKey, Scope};
 use crate::http::Failure;
 use crate::http::pages::{Form, SignedIn, redirect};
-use crate::time::{now_ms, rfc3339};
+use crate::time::now_ms;
 
 const PAGE: &str = "/-/account";
 
@@ -185,15 +186,4 @@ fn rights(scope: &Scope) -> String {
 
 fn id(form: &Form) -> Result<Uuid, Failure> {
     form.get("id").parse().map_err(|_| Failure::Id { id: form.get("id").to_owned() })
-}
-
-/// `2026-11-23`.
-fn day(at: i64) -> String {
-    rfc3339(at).chars().take(10).collect()
-}
-
-/// `2026-11-23 18:00 UTC`.
-fn minute(at: i64) -> String {
-    let text: String = rfc3339(at).chars().take(16).collect();
-    format!("{} UTC", text.replace('T', " "))
 }

@@ -2,6 +2,7 @@
 //! They work without scripts.
 
 pub(crate) mod account;
+pub(crate) mod admin;
 pub(crate) mod assets;
 pub(crate) mod connect;
 pub(crate) mod device;

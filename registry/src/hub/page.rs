@@ -22,6 +22,8 @@ pub(crate) struct Shell {
     /// The token of the session's forms.
     pub(super) csrf: String,
     pub(super) has_accounts: bool,
+    /// Whether the caller may see the state of the server.
+    pub(super) is_operator: bool,
     /// The text in the search box.
     pub(super) query: String,
 }
@@ -34,6 +36,7 @@ impl Shell {
             account: account.map(|account| account.name.clone()),
             csrf: token.map(|token| token.expose().to_owned()).unwrap_or_default(),
             has_accounts: !registry.is_open().await?,
+            is_operator: registry.may_inspect(caller).await?,
             query: String::new(),
         })
     }
@@ -153,6 +156,7 @@ fn hide(failure: Failure) -> Failure {
 fn way_out(failure: &Failure) -> Option<(&'static str, &'static str)> {
     match failure {
         Failure::Account(AccountError::SignInAgain) => Some(("/login?again=1", "Sign in again")),
+        Failure::Registry(Error::Unauthorized) => Some(("/login", "Sign in")),
         Failure::Account(AccountError::DeviceUnknown) => Some(("/device", "Enter another code")),
         // Before the setup there is no other page.
         Failure::Account(AccountError::SetupLink) | Failure::Registry(Error::SetupPending) => None,

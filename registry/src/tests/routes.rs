@@ -249,8 +249,11 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/{name}/-/raw/{reference}/{*path}", "", Browse, &[200]),
     ("GET", "/{name}/-/tensors/{reference}", "", Browse, &[200]),
     ("GET", "/{name}/-/try", "", Browse, &[200]),
-    // The model of the matrix has no chat template, and its worker answers each request.
     ("POST", "/{name}/-/try", "message=Hi", Browse, &[200]),
+    ("GET", "/{name}/-/settings", "", Session, &[200]),
+    ("POST", "/{name}/-/settings", "change=visibility&visibility=private", Session, &[303]),
+    ("GET", "/-/admin", "", Inspect, &[200]),
+    ("POST", "/-/admin/workers", "id=00000000-0000-7000-8000-000000000000&change=drain", Administer, &[404]),
     ("GET", "/{name}/-/lineage", "", Browse, &[200]),
     ("GET", "/{name}/-/referrers", "", Browse, &[200]),
     ("GET", "/{name}/-/diff", "", Browse, &[303]),

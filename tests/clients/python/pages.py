@@ -6,6 +6,7 @@ The server waits for its administrator.
 """
 
 import base64
+import hashlib
 import json
 import sqlite3
 import sys
@@ -98,6 +99,48 @@ def manage_tokens_and_keys():
     browser.expect("revoked")
     browser.open("/")
     browser.check("home")
+
+
+def push_notes():
+    """Pushes an artifact as the administrator; returns its repository."""
+    credentials = base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
+
+    def send(method, path, body, kind):
+        headers = {"Authorization": f"Basic {credentials}", "Content-Type": kind}
+        urllib.request.urlopen(urllib.request.Request(base + path, body, headers, method=method)).close()
+        return f"sha256:{hashlib.sha256(body).hexdigest()}"
+
+    empty, kind = b"{}", "application/vnd.oci.image.manifest.v1+json"
+    digest = f"sha256:{hashlib.sha256(empty).hexdigest()}"
+    send("POST", f"/v2/team/notes/blobs/uploads/?digest={digest}", empty, "application/octet-stream")
+    layer = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest, "size": 2}
+    manifest = {"schemaVersion": 2, "mediaType": kind, "artifactType": "text/notes", "config": layer, "layers": [layer]}
+    send("PUT", "/v2/team/notes/manifests/v1", json.dumps(manifest).encode(), kind)
+    return "team/notes"
+
+
+def manage_repositories_and_the_server():
+    browser.open(f"/{push_notes()}")
+    browser.press("Settings")
+    browser.expect("No account has a role here.")
+    browser.check("settings-new")
+    browser.fill(subject="nobody")
+    browser.press("Grant the role")
+    browser.expect("no account or group is called `nobody`")
+    browser.check("settings-problem")
+    browser.fill(subject="admin")
+    browser.press("Grant the role")
+    browser.expect("this repository")
+    browser.fill(patterns="v*")
+    browser.press("Save the patterns")
+    browser.expect("Protected tags")
+    browser.check("settings")
+    browser.press("Remove")
+    browser.expect("No account has a role here.")
+    browser.press("Server")
+    browser.expect("Free for data")
+    browser.check("server")
+    browser.open("/")
 
 
 def connect_ollama():
@@ -240,6 +283,7 @@ check_scripts()
 set_up()
 wrong_sign_in()
 manage_tokens_and_keys()
+manage_repositories_and_the_server()
 connect_ollama()
 allow_devices()
 meet_errors()

@@ -6,6 +6,7 @@ pub(crate) mod files;
 pub(crate) mod lineage;
 pub(crate) mod overview;
 pub(crate) mod referrers;
+pub(crate) mod settings;
 mod snippets;
 pub(crate) mod tags;
 mod tensor_groups;
@@ -29,6 +30,8 @@ struct Head {
     tab: Tab,
     is_model: bool,
     title: Option<String>,
+    /// Whether the caller has the page of settings.
+    can_configure: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,6 +43,7 @@ enum Tab {
     Tags,
     Lineage,
     Referrers,
+    Settings,
     None,
 }
 
@@ -58,6 +62,7 @@ impl Head {
             tab,
             is_model,
             title: None,
+            can_configure: false,
         }
     }
 
@@ -72,13 +77,14 @@ struct Shown {
     reference: Reference,
     model: Model,
     facts: ModelFacts,
+    can_configure: bool,
 }
 
 impl Shown {
     fn head(&self, tab: Tab) -> Head {
         let is_model = self.model.summary.is_some();
         let head = Head::new(&self.repository, Some(&self.reference), tab, is_model);
-        Head { title: self.facts.title.clone(), ..head }
+        Head { title: self.facts.title.clone(), can_configure: self.can_configure, ..head }
     }
 }
 
@@ -100,7 +106,17 @@ async fn show(
         return Err(Failure::PageUnknown);
     };
     let facts = registry.model_facts(caller, repository, &model.digest).await?;
-    Ok(Some(Shown { repository: repository.clone(), reference, model, facts }))
+    let can_configure = can_configure(registry, caller, repository).await?;
+    Ok(Some(Shown { repository: repository.clone(), reference, model, facts, can_configure }))
+}
+
+/// Settings are changed by people: who has no account has no page for it.
+async fn can_configure(
+    registry: &Registry,
+    caller: &Caller,
+    repository: &Repository,
+) -> Result<bool, Failure> {
+    Ok(caller.account().is_some() && registry.may_configure(caller, repository).await?)
 }
 
 /// The manifest of a reference.

@@ -9,7 +9,7 @@ use lode_model::lineage::Relation;
 use lode_model::reference::Repository;
 
 use super::snippets::{Snippet, Subject};
-use super::{Head, Shown, Tab, show};
+use super::{Head, Shown, Tab, can_configure, show};
 use crate::Registry;
 use crate::app::{Card, CardHtml, ContentKind, DerivedModel};
 use crate::auth::Caller;
@@ -87,7 +87,10 @@ pub(crate) async fn get(
         let shell = Shell::of(&registry, &caller).await?;
         let head = match &shown {
             Some(shown) => shown.head(Tab::Overview),
-            None => Head::new(&repository, None, Tab::Overview, false),
+            None => {
+                let can_configure = can_configure(&registry, &caller, &repository).await?;
+                Head { can_configure, ..Head::new(&repository, None, Tab::Overview, false) }
+            }
         };
         let push = format!("{}/{repository}:latest", base.split_once("://").map_or("", |(_, host)| host));
         let needs_token = shell.has_accounts;
@@ -108,7 +111,7 @@ async fn overview(
     base: &str,
     needs_token: bool,
 ) -> Result<Overview, Failure> {
-    let Shown { repository, reference, model, facts } = shown;
+    let Shown { repository, reference, model, facts, .. } = shown;
     let tree = registry.tree(caller, &repository, &model.manifest).await?;
     let links = CardLinks {
         pages: format!("/{repository}/-/blob/{}/", encode_path(&reference.to_string())),

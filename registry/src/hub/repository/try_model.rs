@@ -191,7 +191,9 @@ pub(crate) async fn post(
         let mut page = TryPage::new(registry, &caller, &shown, query.get("mode")).await?;
         let form = Form::from_request(request, &server).await?;
         page.fields = Fields::of(&form);
-        page.history = form.get("history").to_owned();
+        if !form.get("history").is_empty() {
+            page.history = form.get("history").to_owned();
+        }
         let (path, body) = match page.request() {
             Ok(request) => request,
             Err(problem) => {

@@ -1,0 +1,112 @@
+//! `/-/admin`: the state of the server for its operators, and its workers.
+
+use askama::Template;
+use axum::extract::{FromRequest, Request, State};
+use axum::response::Response;
+use http::StatusCode;
+use uuid::Uuid;
+
+use super::format::{bytes, counted, grouped, minute};
+use super::page::{Shell, render};
+use crate::Registry;
+use crate::app::{Job, Status, WorkerStatus};
+use crate::auth::{Action, Caller, Target};
+use crate::http::Failure;
+use crate::http::pages::{Form, redirect};
+use crate::http::state::ServerState;
+
+const PAGE: &str = "/-/admin";
+
+#[derive(Template)]
+#[template(path = "admin.html")]
+struct AdminPage {
+    shell: Shell,
+    status: Status,
+    /// Of the server, database and storage: a name and a value.
+    facts: Vec<(&'static str, String)>,
+    may_change: bool,
+}
+
+pub(crate) async fn get(State(registry): State<Registry>, caller: Caller) -> Result<Response, Failure> {
+    let status = registry.status(&caller).await?;
+    let page = AdminPage {
+        shell: Shell::of(&registry, &caller).await?,
+        facts: facts(&status),
+        may_change: registry.may_administer(&caller).await?,
+        status,
+    };
+    Ok(render(StatusCode::OK, &page))
+}
+
+/// Drains a worker, resumes or removes it. The caller is checked before the form is read.
+pub(crate) async fn change_worker(
+    State(server): State<ServerState>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, Failure> {
+    let registry = &server.registry;
+    registry.authorize(&caller, Action::Administer, Target::Workers).await?;
+    let form = Form::from_request(request, &server).await?;
+    let id: Uuid = form.get("id").parse().map_err(|_| Failure::Id { id: form.get("id").to_owned() })?;
+    let is_known = match form.get("change") {
+        "drain" => registry.worker_drain(&caller, id, true).await?,
+        "resume" => registry.worker_drain(&caller, id, false).await?,
+        "remove" => registry.worker_remove(&caller, id).await?,
+        _ => return Err(Failure::Unsupported("change must be `drain`, `resume` or `remove`")),
+    };
+    if is_known { Ok(redirect(PAGE)) } else { Err(Failure::WorkerUnknown) }
+}
+
+fn facts(status: &Status) -> Vec<(&'static str, String)> {
+    let Status { server, database, storage, waiting, .. } = status;
+    let mut all = vec![
+        ("Version", server.version.to_owned()),
+        ("Started", minute_of(&server.started_at)),
+        ("Database", format!("{}, {} of {} connections", database.kind, database.connections, database.max)),
+        ("Storage", format!("{}, {}", storage.kind, storage.location)),
+    ];
+    if server.read_only {
+        all.push(("Mode", "read-only".to_owned()));
+    }
+    if let Some(content) = &storage.content {
+        let (blobs, stored) = (grouped(content.blobs), bytes(content.stored_bytes));
+        all.push(("Stored", format!("{stored} in {blobs} blobs")));
+        let saved = content.logical_bytes.saturating_sub(content.stored_bytes);
+        all.push(("Saved by sharing", bytes(saved)));
+        all.push(("Measured", minute(content.measured_at)));
+    }
+    for disk in &storage.disks {
+        let name = if disk.folder == "data" { "Free for data" } else { "Free for blobs" };
+        all.push((name, format!("{} of {}", bytes(disk.free_bytes), bytes(disk.size_bytes))));
+    }
+    if let Some(waiting) = waiting {
+        let blobs = counted(waiting.blobs + waiting.deletions, "blob", "blobs");
+        all.push(("Waits for a collection", format!("{} in {blobs}", bytes(waiting.size_bytes))));
+    }
+    all
+}
+
+/// A time of the API.
+fn minute_of(text: &str) -> String {
+    let minute: String = text.chars().take(16).collect();
+    format!("{} UTC", minute.replace('T', " "))
+}
+
+impl AdminPage {
+    fn memory(&self, worker: &WorkerStatus) -> String {
+        format!("{} of {}", bytes(worker.free_bytes), bytes(worker.memory_bytes))
+    }
+
+    fn seen(&self, text: &str) -> String {
+        minute_of(text)
+    }
+
+    /// The jobs that are not finished, then those that failed.
+    fn jobs(&self) -> impl Iterator<Item = &Job> {
+        self.status.jobs.unfinished.iter().chain(&self.status.jobs.failed)
+    }
+
+    fn has_jobs(&self) -> bool {
+        self.jobs().next().is_some()
+    }
+}

@@ -1,0 +1,157 @@
+//! `/{name}/-/settings`: who may do what with a repository, and its protected tags, for its owners.
+
+use askama::Template;
+use axum::extract::{FromRequest, Request, State};
+use axum::response::Response;
+use http::StatusCode;
+use lode_model::reference::{Reference, Repository};
+
+use super::{Head, Tab};
+use crate::Registry;
+use crate::app::{AccountError, Grant};
+use crate::auth::{AccessTarget, Action, Caller, Role, Target, Visibility};
+use crate::http::pages::{Form, SignedIn, redirect};
+use crate::http::state::ServerState;
+use crate::http::{Failure, Path};
+use crate::hub::page::{Shell, browse, render};
+
+#[derive(Template)]
+#[template(path = "settings.html")]
+struct SettingsPage {
+    shell: Shell,
+    head: Head,
+    namespace: AccessTarget,
+    /// `None`: that of the namespace counts.
+    visibility: Option<Visibility>,
+    namespace_visibility: Visibility,
+    grants: Vec<Grant>,
+    /// Roles on the namespace, which count here as well.
+    inherited: Vec<Grant>,
+    /// One on each line.
+    patterns: String,
+    problem: Option<String>,
+}
+
+pub(crate) async fn get(
+    State(registry): State<Registry>,
+    SignedIn(caller): SignedIn,
+    Path(name): Path<String>,
+) -> Response {
+    let page = async {
+        let repository = name.parse()?;
+        let page = SettingsPage::new(&registry, &caller, &repository).await?;
+        Ok(render(StatusCode::OK, &page))
+    };
+    browse(&registry, &caller, page).await
+}
+
+/// Changes one setting: the one that the field `change` names.
+pub(crate) async fn post(
+    State(server): State<ServerState>,
+    SignedIn(caller): SignedIn,
+    Path(name): Path<String>,
+    request: Request,
+) -> Response {
+    let registry = &server.registry;
+    let page = async {
+        let repository: Repository = name.parse()?;
+        let mut page = SettingsPage::new(registry, &caller, &repository).await?;
+        let form = Form::from_request(request, &server).await?;
+        match change(registry, &caller, &repository, &form).await {
+            Ok(()) => Ok(redirect(&format!("/{repository}/-/settings"))),
+            Err(failure @ (Failure::Account(AccountError::SignInAgain) | Failure::Registry(_))) => {
+                Err(failure)
+            }
+            Err(failure) => {
+                page.problem = Some(failure.message());
+                Ok(render(failure.status(), &page))
+            }
+        }
+    };
+    browse(registry, &caller, page).await
+}
+
+async fn change(
+    registry: &Registry,
+    caller: &Caller,
+    repository: &Repository,
+    form: &Form,
+) -> Result<(), Failure> {
+    let target = AccessTarget::Repository(repository.clone());
+    match form.get("change") {
+        "visibility" => {
+            let visibility = form.get("visibility").parse().map_err(Failure::UnknownName)?;
+            registry.visibility_put(caller, &target, visibility).await?;
+        }
+        "grant" => {
+            let role = form.get("role").parse().map_err(Failure::UnknownName)?;
+            registry.grant_put(caller, &target, form.get("subject").trim(), role).await?;
+        }
+        "remove" => registry.grant_delete(caller, &target, form.get("subject")).await?,
+        "tags" => {
+            let lines = form.get("patterns").lines().map(str::trim);
+            let patterns: Vec<String> = lines.filter(|line| !line.is_empty()).map(str::to_owned).collect();
+            registry.tag_rules_put(caller, &target, &patterns).await?;
+        }
+        _ => return Err(Failure::Unsupported("change must be `visibility`, `grant`, `remove` or `tags`")),
+    }
+    Ok(())
+}
+
+impl SettingsPage {
+    async fn new(
+        registry: &Registry,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Result<SettingsPage, Failure> {
+        let target = AccessTarget::Repository(repository.clone());
+        let namespace = AccessTarget::namespace_of(repository);
+        registry.authorize(caller, Action::Own, Target::Settings(&target)).await?;
+        let visibilities = registry.visibility_list(caller, Some(&target)).await?;
+        let visibility_of = |target: &AccessTarget| {
+            let found = visibilities.iter().find(|row| row.target == *target);
+            found.map(|row| row.visibility)
+        };
+        // Who owns the repository alone does not see the roles of its namespace.
+        let inherited = match registry.grant_list(caller, Some(&namespace)).await {
+            Err(error) if error.is_refusal() => Vec::new(),
+            listed => listed?,
+        };
+        // A repository without tags is one that exists, too.
+        let tag = registry.default_tag(caller, repository).await?.map(Reference::Tag);
+        let head = Head::new(repository, tag.as_ref(), Tab::Settings, false);
+        Ok(SettingsPage {
+            shell: Shell::of(registry, caller).await?,
+            head: Head { can_configure: true, ..head },
+            visibility: visibility_of(&target),
+            namespace_visibility: visibility_of(&namespace).unwrap_or_default(),
+            grants: registry.grant_list(caller, Some(&target)).await?,
+            inherited,
+            patterns: registry.tag_rules(caller, &target).await?.join("\n"),
+            namespace,
+            problem: None,
+        })
+    }
+
+    /// The choices of a visibility, with what each means.
+    fn visibilities(&self) -> [(Visibility, &'static str); 3] {
+        [
+            (Visibility::Private, "Private: accounts with a role"),
+            (Visibility::Internal, "Internal: every account may read"),
+            (Visibility::Public, "Public: everyone may read"),
+        ]
+    }
+
+    fn is_chosen(&self, visibility: &Visibility) -> bool {
+        self.visibility == Some(*visibility)
+    }
+
+    fn roles(&self) -> [(Role, &'static str); 4] {
+        [
+            (Role::Read, "Read: pull, and run models"),
+            (Role::Write, "Write: push, too"),
+            (Role::Maintain, "Maintain: delete and protect tags, too"),
+            (Role::Own, "Own: change these settings, too"),
+        ]
+    }
+}
