@@ -73,6 +73,9 @@ pub enum Error {
     /// The tag matches a pattern that protects it.
     #[error("tag {tag} is protected by the pattern `{pattern}`: it cannot be moved or deleted")]
     TagProtected { tag: Tag, pattern: String },
+    /// The tag was set, moved or deleted since the caller read it.
+    #[error("tag {tag} was changed meanwhile; read it again")]
+    TagMoved { tag: Tag },
     #[error("the quota of namespace {namespace} is exceeded: {used_bytes} of {limit_bytes} bytes are used")]
     QuotaExceeded { namespace: String, used_bytes: u64, limit_bytes: u64 },
     /// Content below a mirrored prefix comes only from its upstream.

@@ -159,7 +159,8 @@ fn lode_api() -> Router<ServerState> {
 
 /// Hugging Face's libraries.
 fn hugging_face_api() -> Router<ServerState> {
-    use hf::{list, models, refs, resolve, tree};
+    use hf::{commit, lfs, list, models, preupload, refs, repositories, resolve, tree};
+    let discussions = get(repositories::discussions).post(repositories::create_discussion);
     Router::new()
         .route("/hf/oauth/device", post(hf::oauth::device))
         .route("/hf/oauth/token", post(hf::oauth::token))
@@ -173,6 +174,27 @@ fn hugging_face_api() -> Router<ServerState> {
         .route("/hf/api/models/{name}/refs", get(refs::list))
         .route("/hf/api/models/{name}/commits/{revision}", get(refs::commits))
         .route("/hf/api/models/{name}/auth-check", get(refs::auth_check))
+        .route("/hf/api/repos/create", post(repositories::create))
+        .route("/hf/api/repos/delete", delete(repositories::delete))
+        .route("/hf/api/validate-yaml", post(preupload::validate_yaml))
+        .route("/hf/api/models/{name}/preupload/{revision}", post(preupload::post))
+        .route("/hf/api/models/{name}/commit/{revision}", post(commit::post))
+        .route("/hf/api/models/{name}/settings", put(repositories::settings))
+        .route(
+            "/hf/api/models/{name}/branch/{revision}",
+            post(repositories::create_branch).delete(repositories::delete_tag),
+        )
+        .route(
+            "/hf/api/models/{name}/tag/{revision}",
+            post(repositories::create_tag).delete(repositories::delete_tag),
+        )
+        .route("/hf/api/models/{name}/discussions", discussions)
+        .route("/hf/api/models/{name}/xet-write-token/{revision}", get(repositories::xet_token))
+        .route("/hf/{name}/info/lfs/objects/batch", post(lfs::batch))
+        .route("/hf/{name}/info/lfs/verify", post(lfs::verify))
+        .route("/hf/api/lfs/{oid}", put(lfs::put))
+        .route("/hf/api/lfs/{oid}/{upload}", post(lfs::finish))
+        .route("/hf/api/lfs/{oid}/{upload}/{part}", put(lfs::put_part))
         .route("/hf/{name}/resolve/{revision}/{*path}", get(resolve::get).head(resolve::head))
 }
 

@@ -25,6 +25,18 @@ pub struct Content {
     checked_runs: Arc<[CheckedRun]>,
 }
 
+/// A part of a layer that is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerPart<'a> {
+    Bytes(&'a [u8]),
+    /// A range of a file of the source, in bytes.
+    Range {
+        path: &'a str,
+        offset: u64,
+        length: u64,
+    },
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Piece {
     Bytes(Vec<u8>),
@@ -98,6 +110,16 @@ impl Content {
             [Piece::Range { path, offset: 0, .. }] => Some(path),
             _ => None,
         }
+    }
+
+    /// The parts of the layer in their order. `None` if some of its bytes are computed.
+    pub fn parts(&self) -> Option<Vec<LayerPart<'_>>> {
+        let part = |piece| match piece {
+            &Piece::Bytes(ref bytes) => Some(LayerPart::Bytes(bytes)),
+            &Piece::Range { ref path, offset, length } => Some(LayerPart::Range { path, offset, length }),
+            Piece::Quantised(_) | Piece::Rows(_) => None,
+        };
+        self.pieces.iter().map(part).collect()
     }
 
     pub(super) fn size(&self) -> u64 {

@@ -21,6 +21,7 @@ mod layer;
 mod mlx;
 mod onnx;
 mod place;
+mod plain_files;
 mod plan;
 mod policy;
 mod quantize;
@@ -32,7 +33,8 @@ pub use checked_reader::CheckedReader;
 pub use error::ImportError;
 pub use files::{MAX_JSON_BYTES, hash_file};
 pub use finish::FinishError;
-pub use layer::{Content, LayerReader};
+pub use layer::{Content, LayerPart, LayerReader};
+pub use plain_files::plain_files;
 pub use plan::{Options, Plan, PlannedLayer};
 pub use quantize::{Quantize, UnknownQuantize};
 

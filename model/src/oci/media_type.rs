@@ -62,6 +62,8 @@ pub const OCTET_STREAM: &str = "application/octet-stream";
 
 /// The artifact type of the manifests that imports make.
 pub const LODE_MODEL: &str = "application/vnd.lode.model.v1";
+/// The artifact type of files that clients of Hugging Face's API committed, and that are not a model (yet).
+pub const LODE_FILES: &str = "application/vnd.lode.files.v1";
 
 /// The annotation in which oras stores the file name of a layer.
 pub const TITLE_ANNOTATION: &str = "org.opencontainers.image.title";

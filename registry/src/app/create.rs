@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 
 use super::model_files::ModelFiles;
 use super::staging::staging;
-use super::{Body, ChunkRange, Registry};
+use super::{Body, ChunkRange, Registry, StoredManifest};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
 
@@ -175,7 +175,7 @@ impl Registry {
             }
             ModelSource::Files(files) => {
                 let files = Arc::new(self.staged_files(caller, files).await?);
-                self.create_from_files(caller, &new, &files, &new.edits, tell).await?
+                self.files_import(caller, &new.repository, new.quantize, &files, &new.edits, tell).await?
             }
         };
         for blob in &derived.blobs {
@@ -203,6 +203,16 @@ impl Registry {
             stored => stored?,
         };
         self.audit_pull(caller, repository, &stored.digest);
+        self.base_of(caller, repository, stored, name).await
+    }
+
+    pub(super) async fn base_of(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        stored: StoredManifest,
+        name: &str,
+    ) -> Result<StoredBase, CreateError> {
         let manifest = stored.parse()?;
         let params = manifest.layers.iter().find(|layer| layer.media_type == media_type::OLLAMA_PARAMS);
         let params = match params {
@@ -253,7 +263,8 @@ impl Registry {
         let files = Arc::new(self.base_files(caller, base).await?);
         let inherited = base.additions();
         self.blobs_link(caller, new, base, inherited.layers.iter(), tell).await?;
-        let imported = self.create_from_files(caller, new, &files, &inherited, tell).await?;
+        let (repository, quantize) = (&new.repository, new.quantize);
+        let imported = self.files_import(caller, repository, quantize, &files, &inherited, tell).await?;
         // 2. Apply the edits of the new model.
         let manifest =
             Manifest::parse(Some(&imported.media_type), &imported.manifest).map_err(FinishError::from)?;
@@ -320,18 +331,19 @@ impl Registry {
         }
     }
 
-    /// Imports files as a model. Its weights are quantised as `new` says.
-    async fn create_from_files(
+    /// Imports files as a model of a repository.
+    pub(super) async fn files_import(
         &self,
         caller: &Caller,
-        new: &NewModel,
+        repository: &Repository,
+        quantize: Option<Quantize>,
         files: &Arc<ModelFiles>,
         edits: &Edits,
         tell: &(dyn Fn(CreateStep) + Send + Sync),
     ) -> Result<DerivedModel, CreateError> {
         // 1. Plan the layers.
         tell(CreateStep::Reading);
-        let options = Options { quantize: new.quantize, architectures: &[] };
+        let options = Options { quantize, architectures: &[] };
         let (planning, planned_edits) = (files.clone(), edits.clone());
         let plan = blocking(move || {
             let plan = import::plan(&*planning, &options).map_err(CreateError::Import)?;
@@ -342,9 +354,9 @@ impl Registry {
         plan.notices.iter().for_each(|notice| tell(CreateStep::Notice(notice.clone())));
         // 2. Create the layers that are not stored yet.
         let made = Arc::new(AtomicU64::new(0));
-        let telling = report_quantising(new.quantize, &plan, &made, tell);
+        let telling = report_quantising(quantize, &plan, &made, tell);
         let layers = stream::iter(plan.layers.clone())
-            .map(|layer| self.layer_store(caller, &new.repository, layer, files, &made))
+            .map(|layer| self.layer_store(caller, repository, layer, files, &made))
             .buffered(LAYERS_AT_ONCE)
             .inspect_ok(|(digest, is_new)| {
                 tell(if *is_new {
@@ -358,16 +370,27 @@ impl Registry {
             never = telling => match never {},
         };
         let total = encoded_bytes(&plan);
-        if let Some(to) = new.quantize.filter(|_| total > 0) {
+        if let Some(to) = quantize.filter(|_| total > 0) {
             tell(CreateStep::Quantising { to, total, completed: total });
         }
         // 3. Make the metadata.
-        let known = |path: &str| Some((path.to_owned(), files.digest(path)?.clone()));
-        let split: BTreeMap<String, Digest> = plan.files_to_hash().filter_map(known).collect();
+        let mut split: BTreeMap<String, Digest> = BTreeMap::new();
+        for path in plan.files_to_hash() {
+            let digest = match files.digest(path) {
+                Some(digest) => digest.clone(),
+                None => {
+                    let (hashing, of) = (files.clone(), path.to_owned());
+                    let read = |source| ImportError::Read { path: path.to_owned(), source };
+                    let hashed = blocking(move || import::hash_file(&*hashing, &of)).await?;
+                    hashed.map_err(|error| CreateError::Import(read(error)))?
+                }
+            };
+            split.insert(path.to_owned(), digest);
+        }
         Ok(plan.model(&digests, &split, edits)?)
     }
 
-    async fn small_put(
+    pub(super) async fn small_put(
         &self,
         caller: &Caller,
         repository: &Repository,
@@ -421,7 +444,7 @@ impl Registry {
 }
 
 /// A stored model from which another is created.
-struct StoredBase {
+pub(super) struct StoredBase {
     repository: Repository,
     digest: Digest,
     /// As the caller named it, without the default tag.
@@ -443,7 +466,7 @@ impl StoredBase {
     }
 
     /// What was added to the model's files: texts, options, adapters, and names in its config.
-    fn additions(&self) -> Edits {
+    pub(super) fn additions(&self) -> Edits {
         let is_addition = |layer: &&Descriptor| ADDITIONS.contains(&media_type::essence(&layer.media_type));
         let config: Map<String, Value> = serde_json::from_slice(&self.config).unwrap_or_default();
         let named = |key: &str| config.get(key).and_then(Value::as_str).map(str::to_owned);

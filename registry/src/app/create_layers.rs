@@ -65,14 +65,26 @@ impl Registry {
                 Err(error) => Err(error.into()),
             };
         }
-        // 3. The same layer may be stored already, from a related model.
+        // 3. The files of a stored model are parts of such layers. One that does not change is found without
+        //    reading it.
+        if !layer.has_checks() {
+            let (looking, reading) = (layer.clone(), files.clone());
+            if let Some(digest) = blocking(move || reading.layer_blob(&looking)).await?
+                && let Some(info) =
+                    self.blob_mount(caller, repository, &digest, Some(files.repository())).await?
+                && info.size_bytes == layer.size
+            {
+                return Ok((digest, false));
+            }
+        }
+        // 4. The same layer may be stored already, from a related model.
         let (hashing, reading) = (layer.clone(), source.clone());
         let digest = blocking(move || hash(&mut hashing.checked_reader(&reading))).await?;
         let digest = digest.map_err(|error| unreadable(&layer, error))?;
         if self.blob_mount(caller, repository, &digest, None).await?.is_some() {
             return Ok((digest, false));
         }
-        // 4. Store it.
+        // 5. Store it.
         let chunk = ChunkRange { range: None, length: Some(layer.size) };
         let body = layer_body(layer, source.clone());
         self.blob_put(caller, repository, &digest, chunk, body).await?;

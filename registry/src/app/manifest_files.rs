@@ -51,7 +51,7 @@ pub(crate) struct ManifestFiles {
     pub(crate) files: BTreeMap<String, ManifestFile>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ManifestFile {
     pub(crate) size: u64,
     pub(crate) content: ContentId,
@@ -93,10 +93,7 @@ fn parts_digest(segments: &[Segment]) -> Digest {
 
 impl ManifestFiles {
     pub(super) fn new(entries: Vec<FileEntry>) -> ManifestFiles {
-        let file = |entry: FileEntry| {
-            let (path, size, content) = (entry.path.clone(), entry.size, ContentId::of(&entry));
-            (path, ManifestFile { size, content, stored: StoredFile::new(entry) })
-        };
+        let file = |entry: FileEntry| (entry.path.clone(), ManifestFile::new(entry));
         ManifestFiles { files: entries.into_iter().map(file).collect() }
     }
 
@@ -107,6 +104,11 @@ impl ManifestFiles {
 }
 
 impl ManifestFile {
+    pub(super) fn new(entry: FileEntry) -> ManifestFile {
+        let (size, content) = (entry.size, ContentId::of(&entry));
+        ManifestFile { size, content, stored: StoredFile::new(entry) }
+    }
+
     /// The blob whose bytes the file has, if it is a whole blob.
     pub(crate) fn as_blob(&self) -> Option<&Digest> {
         match &self.content {

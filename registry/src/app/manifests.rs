@@ -62,8 +62,25 @@ impl Registry {
     ) -> Result<ManifestPut, Error> {
         self.check_push_manifest(caller, repository).await?;
         let checks = Checks { sparse: self.config.allow_sparse, sizes: true };
-        let pushed = PushedManifest { reference, content_type, bytes, tags };
+        let pushed = PushedManifest { reference, content_type, bytes, tags, replaces: None };
         Box::pin(self.manifest_store(caller, repository, pushed, checks)).await
+    }
+
+    /// Like `manifest_put`, if the tag still points to `head`: `None` if it must not exist. Otherwise the error is
+    /// [`Error::TagMoved`].
+    pub(super) async fn manifest_put_after(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        (tag, head): (&Tag, Option<&Digest>),
+        content_type: &str,
+        bytes: Bytes,
+    ) -> Result<Digest, Error> {
+        self.check_push_manifest(caller, repository).await?;
+        let checks = Checks { sparse: self.config.allow_sparse, sizes: true };
+        let (reference, content_type) = (&Reference::Tag(tag.clone()), Some(content_type));
+        let pushed = PushedManifest { reference, content_type, bytes, tags: &[], replaces: Some(head) };
+        Ok(Box::pin(self.manifest_store(caller, repository, pushed, checks)).await?.digest)
     }
 
     /// Like `manifest_put`, without checking the policy.
@@ -74,7 +91,8 @@ impl Registry {
         pushed: PushedManifest<'_>,
         checks: Checks,
     ) -> Result<ManifestPut, Error> {
-        let PushedManifest { reference, content_type, bytes, tags } = pushed;
+        let PushedManifest { reference, content_type, bytes, tags, replaces } = pushed;
+        let replaces = replaces.map(|head| head.cloned());
         // 1. Parse it.
         let manifest = Manifest::parse(content_type, &bytes).map_err(|error| match error {
             ManifestError::TooLarge { .. } => {
@@ -115,7 +133,8 @@ impl Registry {
         //    to its end, even if the client disconnects.
         let protected = self.protected_tags(repository).await?;
         let (sparse, caller) = (checks.sparse, caller.clone());
-        let put = CheckedManifest { digest, manifest, named, bytes, tags, sparse, caller, protected };
+        let put =
+            CheckedManifest { digest, manifest, named, bytes, tags, replaces, sparse, caller, protected };
         let (this, target) = (self.clone(), repository.clone());
         let put = detached(async move {
             this.manifest_write(&target, &put).await?;
@@ -160,6 +179,7 @@ impl Registry {
                         Err(
                             Error::ManifestBlobsUnknown(_)
                             | Error::TagProtected { .. }
+                            | Error::TagMoved { .. }
                             | Error::QuotaExceeded { .. }
                             | Error::StorageFull,
                         ) => self.blob_delete_unlisted(&put.digest, &lock).await.is_ok(),
@@ -194,7 +214,8 @@ impl Registry {
         put: &CheckedManifest,
         stored: &ManifestBytes,
     ) -> Result<RecordOutcome, Error> {
-        let CheckedManifest { digest, manifest, named, bytes, tags, sparse, caller, protected } = put;
+        let CheckedManifest { digest, manifest, named, bytes, tags, replaces, sparse, caller, protected } =
+            put;
         let actor = caller.actor();
         let size_bytes = bytes.len() as u64;
         let mut tx = self.store.begin().await?;
@@ -239,6 +260,9 @@ impl Registry {
         let mut moved = Vec::new();
         for tag in tags {
             let previous = tx.tag_put(repository, tag, digest, &actor).await?;
+            if replaces.as_ref().is_some_and(|head| *head != previous) {
+                return Err(Error::TagMoved { tag: tag.clone() });
+            }
             if previous.as_ref().is_some_and(|previous| previous != digest) {
                 protected.check(tag)?;
             }
@@ -371,6 +395,8 @@ pub(super) struct PushedManifest<'a> {
     pub(super) content_type: Option<&'a str>,
     pub(super) bytes: Bytes,
     pub(super) tags: &'a [Tag],
+    /// To what all tags must point before. `Some(None)`: they must not exist.
+    pub(super) replaces: Option<Option<&'a Digest>>,
 }
 
 /// A manifest that passed the checks.
@@ -380,6 +406,7 @@ struct CheckedManifest {
     named: ManifestNames,
     bytes: Bytes,
     tags: Vec<Tag>,
+    replaces: Option<Option<Digest>>,
     /// Its references may be absent.
     sparse: bool,
     caller: Caller,

@@ -306,7 +306,8 @@ impl Registry {
         };
         // 3. Store the manifest. Its blobs are fetched on request.
         let kind = Some(fetched.media_type.as_str()).filter(|kind| !kind.is_empty());
-        let pushed = PushedManifest { reference, content_type: kind, bytes: fetched.bytes, tags: &[] };
+        let pushed =
+            PushedManifest { reference, content_type: kind, bytes: fetched.bytes, tags: &[], replaces: None };
         match self.manifest_store(&Caller::INTERNAL, ours, pushed, Checks::NONE).await {
             Ok(put) => {
                 tracing::info!(repository = %ours, %reference, digest = %put.digest, "manifest fetched");

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use lode_model::digest::Digest;
 use lode_model::files_view::{FileEntry, FileView, FileViewError, Segment, check_path};
-use lode_model::import::{ReadAt, Source, SourceFile};
+use lode_model::import::{LayerPart, PlannedLayer, ReadAt, Source, SourceFile};
 use lode_model::manifest::Manifest;
 use lode_model::recognise::{Artifact, Role};
 use lode_model::reference::Repository;
@@ -72,6 +72,17 @@ impl ModelFiles {
         repository: Repository,
         entries: impl IntoIterator<Item = FileEntry>,
     ) -> ModelFiles {
+        let files = entries.into_iter().map(|entry| (entry.path.clone(), StoredFile::new(entry)));
+        ModelFiles::of(registry, caller, repository, files.collect())
+    }
+
+    /// Files by path.
+    pub(super) fn of(
+        registry: &Registry,
+        caller: &Caller,
+        repository: Repository,
+        files: BTreeMap<String, StoredFile>,
+    ) -> ModelFiles {
         let blobs = Blobs {
             registry: registry.clone(),
             caller: caller.clone(),
@@ -79,13 +90,41 @@ impl ModelFiles {
             runtime: Handle::current(),
             open: Cache::new(MAX_OPEN_BLOBS),
         };
-        let files = entries.into_iter().map(|entry| (entry.path.clone(), StoredFile::new(entry))).collect();
         ModelFiles { blobs: Arc::new(blobs), files }
     }
 
     /// The repository whose blobs are read.
     pub(super) fn repository(&self) -> &Repository {
         &self.blobs.repository
+    }
+
+    /// The blob that has the bytes of a layer, because the files that the layer copies are stored as parts of it.
+    /// The blob may be longer. Reads only the bytes of the layer that no file has.
+    pub(super) fn layer_blob(&self, layer: &PlannedLayer) -> Option<Digest> {
+        let (mut found, mut literals, mut at) = (None, Vec::new(), 0_u64);
+        for part in layer.content.parts()? {
+            let (path, offset, length) = match part {
+                LayerPart::Bytes(bytes) => {
+                    literals.push((at, bytes));
+                    at += bytes.len() as u64;
+                    continue;
+                }
+                LayerPart::Range { path, offset, length } => (path, offset, length),
+            };
+            let file = self.files.get(path)?;
+            for (number, within) in file.parts(offset..offset.checked_add(length)?) {
+                let Segment::Blob { digest, offset, .. } = &file.segments[number].1 else { return None };
+                if offset + within.start != at || found.get_or_insert(digest) != &digest {
+                    return None;
+                }
+                at += within.end - within.start;
+            }
+        }
+        let is_same = |(at, bytes): &(u64, &[u8])| {
+            let mut stored = vec![0; bytes.len()];
+            found.is_some_and(|blob| self.blobs.read_at(blob, *at, &mut stored).is_ok()) && stored == *bytes
+        };
+        (at == layer.size && literals.iter().all(is_same)).then(|| found.cloned()).flatten()
     }
 
     /// The digest of a whole file, where it is known.

@@ -81,7 +81,7 @@ impl Registry {
         Ok(Revision { repository, name, reference, digest, files })
     }
 
-    async fn revision_manifest(
+    pub(super) async fn revision_manifest(
         &self,
         caller: &Caller,
         repository: &Repository,
@@ -106,7 +106,7 @@ impl Registry {
             }
         }
         let tags = self.store.tag_page(repository, "", NAMED_TAGS).await?;
-        if tags.is_empty() && !self.store.repository_exists(repository).await? {
+        if tags.is_empty() && !self.store.repository_has_manifests(repository).await? {
             return Err(Error::NameUnknown { repository: repository.clone() }.into());
         }
         let tags = tags.iter().map(Tag::to_string).collect();
@@ -121,7 +121,7 @@ impl Registry {
     ) -> Result<Vec<(Tag, Digest)>, Error> {
         self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
         let tags = self.store.tag_targets(repository, MAX_TAGS).await?;
-        if tags.is_empty() && !self.store.repository_exists(repository).await? {
+        if tags.is_empty() && !self.store.repository_has_manifests(repository).await? {
             return Err(Error::NameUnknown { repository: repository.clone() });
         }
         Ok(tags)

@@ -7,7 +7,7 @@ use lode_model::digest::Digest;
 use lode_model::files_view::{FileEntry, Segment};
 
 /// A file as the parts of blobs that it consists of, with the offset at which each begins.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct StoredFile {
     pub(super) size: u64,
     pub(super) digest: Option<Digest>,

@@ -193,6 +193,16 @@ impl Registry {
         self.blob_receive(caller, repository, None, chunk, body).await
     }
 
+    /// Stores a blob whose digest and size are known only at the end of the body.
+    pub(crate) async fn blob_put_stream(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        body: Body,
+    ) -> Result<BlobInfo, Error> {
+        self.blob_receive(caller, repository, None, ChunkRange::default(), body).await
+    }
+
     async fn blob_receive(
         &self,
         caller: &Caller,

@@ -46,24 +46,7 @@ pub(crate) fn split_front_matter(text: &str) -> (Option<&str>, &str) {
 impl FrontMatter {
     /// Reads YAML. What is too large or malformed states nothing.
     pub(crate) fn parse(yaml: &str) -> FrontMatter {
-        if yaml.len() > MAX_BYTES {
-            return FrontMatter::default();
-        }
-        let budget = serde_saphyr::budget! {
-            max_events: MAX_NODES,
-            max_aliases: MAX_ALIASES,
-            max_anchors: MAX_ALIASES,
-            max_depth: MAX_DEPTH,
-            max_documents: 1,
-            max_nodes: MAX_NODES,
-            max_total_scalar_bytes: MAX_BYTES,
-            max_merge_keys: MAX_ALIASES,
-        };
-        let mut options = serde_saphyr::options! { budget: budget };
-        options.alias_limits.max_total_replayed_events = MAX_NODES;
-        let Ok(value) = serde_saphyr::from_str_with_options::<Value>(yaml, options) else {
-            return FrontMatter::default();
-        };
+        let Ok(value) = read(yaml) else { return FrontMatter::default() };
         let license = match text(&value["license"]) {
             // The licence of its own has a name.
             Some(license) if license == "other" => text(&value["license_name"]).or(Some(license)),
@@ -80,6 +63,38 @@ impl FrontMatter {
             base_models: texts(&value["base_model"]),
         }
     }
+}
+
+/// Checks that the front matter of a card, if it has any, can be read. The error is for its author.
+pub(crate) fn check_front_matter(card: &str) -> Result<(), String> {
+    let Some(yaml) = split_front_matter(card).0 else { return Ok(()) };
+    match read(yaml)? {
+        Value::Object(_) | Value::Null => Ok(()),
+        _ => {
+            Err("the metadata before the text is no mapping: expected lines such as `license: mit`"
+                .to_owned())
+        }
+    }
+}
+
+fn read(yaml: &str) -> Result<Value, String> {
+    if yaml.len() > MAX_BYTES {
+        return Err(format!("the metadata before the text has more than {MAX_BYTES} bytes"));
+    }
+    let budget = serde_saphyr::budget! {
+        max_events: MAX_NODES,
+        max_aliases: MAX_ALIASES,
+        max_anchors: MAX_ALIASES,
+        max_depth: MAX_DEPTH,
+        max_documents: 1,
+        max_nodes: MAX_NODES,
+        max_total_scalar_bytes: MAX_BYTES,
+        max_merge_keys: MAX_ALIASES,
+    };
+    let mut options = serde_saphyr::options! { budget: budget };
+    options.alias_limits.max_total_replayed_events = MAX_NODES;
+    serde_saphyr::from_str_with_options::<Value>(yaml, options)
+        .map_err(|error| format!("the metadata before the text is not valid YAML: {error}"))
 }
 
 fn text(value: &Value) -> Option<String> {

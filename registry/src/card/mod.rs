@@ -7,7 +7,7 @@ mod render;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use front_matter::{FrontMatter, split_front_matter};
+pub(crate) use front_matter::{FrontMatter, check_front_matter, split_front_matter};
 pub(crate) use links::{CardLinks, encode_path};
 pub(crate) use render::{render_card, summary_line};
 

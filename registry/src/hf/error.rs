@@ -6,7 +6,7 @@ use http::{HeaderName, HeaderValue, header};
 use serde_json::json;
 
 use crate::Error;
-use crate::app::FilesError;
+use crate::app::{CommitError, FilesError};
 use crate::http::links::header_value;
 use crate::http::{Failure, Json};
 
@@ -46,11 +46,14 @@ pub(crate) fn respond(failure: &Failure) -> Response {
 
 /// The clients raise an exception of its own for each code.
 fn code(failure: &Failure) -> Option<&'static str> {
-    let Failure::Files(error) = failure else { return None };
-    match error {
-        FilesError::Registry(Error::NameUnknown { .. } | Error::Unauthorized) => Some("RepoNotFound"),
-        FilesError::RevisionUnknown { .. } | FilesError::Index { .. } => Some("RevisionNotFound"),
-        FilesError::EntryUnknown { .. } => Some("EntryNotFound"),
-        _ => None,
+    match failure {
+        // Reading or changing what is missing or hidden.
+        Failure::Files(FilesError::Registry(Error::Unauthorized))
+        | Failure::Commit(CommitError::Registry(Error::Unauthorized)) => Some("RepoNotFound"),
+        Failure::Files(FilesError::RevisionUnknown { .. } | FilesError::Index { .. })
+        | Failure::Commit(CommitError::BranchUnknown { .. }) => Some("RevisionNotFound"),
+        Failure::Files(FilesError::EntryUnknown { .. })
+        | Failure::Commit(CommitError::EntryUnknown { .. }) => Some("EntryNotFound"),
+        _ => matches!(failure.error(), Some(Error::NameUnknown { .. })).then_some("RepoNotFound"),
     }
 }

@@ -16,7 +16,8 @@ use uuid::Uuid;
 
 use crate::Error;
 use crate::app::{
-    AccountError, CreateError, FilesError, HubImportError, PublisherError, SignOnError, TransferError,
+    AccountError, CommitError, CreateError, FilesError, HubImportError, PublisherError, SignOnError,
+    TransferError,
 };
 use crate::auth::UnknownName;
 use crate::error::chain;
@@ -101,6 +102,10 @@ pub(crate) enum Failure {
     #[error("{}", chain(.0))]
     Files(FilesError),
 
+    /// A request of Hugging Face's clients that changes a repository.
+    #[error("{}", chain(.0))]
+    Commit(CommitError),
+
     /// The causes may name addresses, and are only for the log.
     #[error(transparent)]
     Import(HubImportError),
@@ -164,6 +169,18 @@ impl Failure {
                 FilesError::Registry(error) => status_of(error),
                 FilesError::Invalid(_) | FilesError::ViewTooLarge { .. } => StatusCode::UNPROCESSABLE_ENTITY,
                 _ => StatusCode::NOT_FOUND,
+            },
+            Failure::Commit(error) => match error {
+                CommitError::Registry(error) => status_of(error),
+                CommitError::BranchUnknown { .. } | CommitError::EntryUnknown { .. } => StatusCode::NOT_FOUND,
+                CommitError::ParentMoved { .. } => StatusCode::PRECONDITION_FAILED,
+                CommitError::Exists { .. } => StatusCode::CONFLICT,
+                CommitError::Unsupported { .. } => StatusCode::FORBIDDEN,
+                CommitError::BaseFiles(_) => StatusCode::UNPROCESSABLE_ENTITY,
+                CommitError::Inline { .. } | CommitError::TooManyOperations { .. } => {
+                    StatusCode::PAYLOAD_TOO_LARGE
+                }
+                _ => StatusCode::BAD_REQUEST,
             },
             Failure::Import(error) => match error {
                 HubImportError::Registry(error) => status_of(error),
@@ -263,6 +280,7 @@ impl Failure {
         match self {
             Failure::Registry(error)
             | Failure::Upload { source: error, .. }
+            | Failure::Commit(CommitError::Registry(error))
             | Failure::Files(FilesError::Registry(error)) => Some(error),
             _ => None,
         }
@@ -316,6 +334,7 @@ fn status_of(error: &Error) -> StatusCode {
         | Error::UploadUnknown { .. }
         | Error::UploadLost { .. } => StatusCode::NOT_FOUND,
         Error::TagInUse { .. } => StatusCode::CONFLICT,
+        Error::TagMoved { .. } => StatusCode::PRECONDITION_FAILED,
         Error::UploadConflict { .. } | Error::RangeMismatch { .. } | Error::RangeUnsatisfiable { .. } => {
             StatusCode::RANGE_NOT_SATISFIABLE
         }
@@ -368,6 +387,12 @@ impl From<AccountError> for Failure {
 impl From<FilesError> for Failure {
     fn from(error: FilesError) -> Failure {
         Failure::Files(error)
+    }
+}
+
+impl From<CommitError> for Failure {
+    fn from(error: CommitError) -> Failure {
+        Failure::Commit(error)
     }
 }
 

@@ -65,6 +65,16 @@ impl Segment for HubName {
     }
 }
 
+/// A repository as in the address of its objects for git: with `.git` at the end.
+pub(crate) struct GitName(pub(crate) Repository);
+
+impl Segment for GitName {
+    fn parse(text: &str, headers: &HeaderMap) -> Result<Self, Failure> {
+        let HubName(repository) = HubName::parse(text.strip_suffix(".git").unwrap_or(text), headers)?;
+        Ok(GitName(repository))
+    }
+}
+
 impl Segment for Reference {
     fn parse(text: &str, _: &HeaderMap) -> Result<Self, Failure> {
         Ok(text.parse()?)

@@ -51,11 +51,26 @@ fn fold_path(path: &str) -> Option<String> {
 /// The same for a path after `/hf/`, which ends in a file's path: the name ends before the part that names the
 /// operation. Most names have two parts, so that this is tried first.
 fn fold_hub_path(path: &str) -> Option<String> {
-    const OPERATIONS: [&str; 6] = ["revision", "tree", "paths-info", "refs", "commits", "auth-check"];
+    const OPERATIONS: [&str; 14] = [
+        "revision",
+        "tree",
+        "paths-info",
+        "refs",
+        "commits",
+        "auth-check",
+        "preupload",
+        "commit",
+        "branch",
+        "tag",
+        "settings",
+        "discussions",
+        "xet-write-token",
+        "xet-read-token",
+    ];
     let (prefix, rest, operations): (&str, &str, &[&str]) = match path.strip_prefix("api/models/") {
         Some(rest) => ("/hf/api/models/", rest, &OPERATIONS),
         None if path.starts_with("api/") || path.starts_with("oauth/") => return None,
-        None => ("/hf/", path, &["resolve"]),
+        None => ("/hf/", path, &["resolve", "info", "commit"]),
     };
     let parts: Vec<&str> = rest.split('/').collect();
     let is_operation = |at: &usize| parts.get(*at).is_some_and(|part| operations.contains(part));
@@ -141,6 +156,12 @@ mod tests {
             ("/hf/a/b/resolve/main/x/y", Some("/hf/a%2Fb/resolve/main/x/y")),
             ("/hf/a/resolve/main/x/y", None),
             ("/hf/a/b/c/resolve/main/x", Some("/hf/a%2Fb%2Fc/resolve/main/x")),
+            ("/hf/api/models/a/b/preupload/main", Some("/hf/api/models/a%2Fb/preupload/main")),
+            ("/hf/api/models/a/commit/commit/main", Some("/hf/api/models/a%2Fcommit/commit/main")),
+            ("/hf/a/b.git/info/lfs/objects/batch", Some("/hf/a%2Fb.git/info/lfs/objects/batch")),
+            ("/hf/b.git/info/lfs/objects/batch", None),
+            ("/hf/api/repos/create", None),
+            ("/hf/api/lfs/00/1/2", None),
             ("/hf/api/whoami-v2", None),
             ("/hf/oauth/token", None),
             ("/mini", None),

@@ -52,6 +52,11 @@ impl Links {
         format!("{}/v2/{repository}/blobs/uploads/{id}", self.base)
     }
 
+    /// A URL of Hugging Face's API.
+    pub(crate) fn hub(&self, path: &str) -> String {
+        format!("{}/hf/{path}", self.base)
+    }
+
     /// The `Link` header for the next page: `path` with these query parameters.
     pub(crate) fn next(&self, path: &str, query: &[(&str, &str)]) -> HeaderValue {
         let pairs: Vec<String> = query

@@ -101,6 +101,7 @@ fn code_of(error: &Error) -> Code {
         Error::BlobReferenced { .. }
         | Error::Mirrored { .. }
         | Error::TagProtected { .. }
+        | Error::TagMoved { .. }
         | Error::QuotaExceeded { .. }
         | Error::Denied => ErrorCode::Denied,
         Error::NameReserved { .. } => ErrorCode::NameInvalid,

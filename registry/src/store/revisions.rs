@@ -7,7 +7,7 @@ use serde_json::Value;
 use sqlx::AssertSqlSafe;
 
 use super::models::ModelColumns;
-use super::{ListFilter, ModelRow, Store, bigint, on, parse_stored};
+use super::{ListFilter, ModelRow, Store, Tx, bigint, on, parse_stored};
 use crate::Error;
 
 /// A repository with a model, and the manifest that stands for it.
@@ -75,6 +75,14 @@ impl Store {
             [(digest,)] => parse_stored("digest", digest).map(Some),
             _ => Ok(None),
         }
+    }
+
+    /// Whether a repository has any manifest.
+    pub(crate) async fn repository_has_manifests(&self, repository: &Repository) -> Result<bool, Error> {
+        let (exists,): (bool,) = on!(self.read(), c => sqlx::query_as(
+            "select exists (select 1 from manifests where repository = $1)")
+            .bind(repository.as_str()).fetch_one(c).await)?;
+        Ok(exists)
     }
 
     /// Tags with their manifests, in name order.
@@ -156,5 +164,27 @@ impl Store {
                 })
             })
             .collect()
+    }
+}
+
+impl Tx {
+    /// All tags of a repository.
+    pub(crate) async fn tags_all(&mut self, repository: &Repository) -> Result<Vec<Tag>, Error> {
+        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+            "select name from tags where repository = $1 order by name")
+            .bind(repository.as_str()).fetch_all(c).await)?;
+        rows.into_iter().map(|(name,)| parse_stored("tag", &name)).collect()
+    }
+
+    /// Manifests of a repository, at most `limit`.
+    pub(crate) async fn manifest_digests(
+        &mut self,
+        repository: &Repository,
+        limit: i64,
+    ) -> Result<Vec<Digest>, Error> {
+        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+            "select digest from manifests where repository = $1 order by digest limit $2")
+            .bind(repository.as_str()).bind(limit).fetch_all(c).await)?;
+        rows.into_iter().map(|(digest,)| parse_stored("digest", &digest)).collect()
     }
 }

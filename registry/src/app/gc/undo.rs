@@ -123,6 +123,7 @@ impl Registry {
             content_type: media_type,
             bytes: bytes.into(),
             tags: &[],
+            replaces: None,
         };
         self.manifest_store(caller, repository, new, Checks::NONE).await?;
         let mut tx = self.store.begin().await?;

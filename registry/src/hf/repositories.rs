@@ -1,0 +1,211 @@
+//! Repositories, branches, tags and settings: what Hugging Face's clients create, change and delete beside files.
+
+use axum::extract::State;
+use http::request::Parts;
+use lode_model::reference::Repository;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::commit::repository_url;
+use crate::Registry;
+use crate::app::CommitError;
+use crate::auth::{Action, Caller, Visibility};
+use crate::http::extract::RequestBody;
+use crate::http::{Failure, HubName, Json, JsonBody, Path};
+
+/// The revision of requests that name none.
+const MAIN: &str = "main";
+
+/// The repository that a request names in its body.
+#[derive(Deserialize)]
+pub(crate) struct NamedRepository {
+    name: String,
+    #[serde(default)]
+    organization: Option<String>,
+    #[serde(default, rename = "type")]
+    kind: Option<String>,
+    #[serde(default)]
+    visibility: Option<String>,
+    #[serde(default)]
+    private: Option<bool>,
+}
+
+impl RequestBody for NamedRepository {
+    const ACTION: Action = Action::Push;
+}
+
+impl NamedRepository {
+    /// Its name here. Without an organisation it belongs to the caller, as far as the server knows the caller.
+    fn repository(&self, caller: &Caller) -> Result<Repository, Failure> {
+        if let Some(kind) = self.kind.as_deref().filter(|kind| *kind != "model") {
+            return Err(Failure::field("type", format!("is `{kind}`, and this server has only models")));
+        }
+        let owner = match (&self.organization, caller.account()) {
+            (Some(organization), _) => Some(organization.as_str()),
+            _ if self.name.contains('/') => None,
+            // A robot belongs to the namespace before the plus.
+            (None, Some(account)) => account.name.split('+').next(),
+            (None, None) => None,
+        };
+        let name = owner.map_or_else(|| self.name.clone(), |owner| format!("{owner}/{}", self.name));
+        Ok(name.to_ascii_lowercase().parse()?)
+    }
+}
+
+fn visibility(visibility: Option<&str>, private: Option<bool>) -> Result<Option<Visibility>, Failure> {
+    match (visibility, private) {
+        (Some("private"), _) | (None, Some(true)) => Ok(Some(Visibility::Private)),
+        (Some("public"), _) | (None, Some(false)) => Ok(Some(Visibility::Public)),
+        (None, None) => Ok(None),
+        (Some(other), _) => {
+            Err(Failure::field("visibility", format!("is `{other}`, expected `private` or `public`")))
+        }
+    }
+}
+
+pub(crate) async fn create(
+    State(registry): State<Registry>,
+    caller: Caller,
+    parts: Parts,
+    body: JsonBody<NamedRepository>,
+) -> Result<Json<Value>, Failure> {
+    let repository = body.repository(&caller)?;
+    // Older clients send `private: false` for the default.
+    let private = body.private.filter(|private| *private);
+    let visibility = visibility(body.visibility.as_deref(), private)?;
+    registry.hub_repository_create(&caller, &repository, visibility).await?;
+    let name = repository.as_str();
+    Ok(Json(json!({ "url": repository_url(&registry, &parts, &repository), "name": name, "id": name })))
+}
+
+#[derive(Deserialize)]
+#[serde(transparent)]
+pub(crate) struct DeletedRepository(NamedRepository);
+
+impl RequestBody for DeletedRepository {
+    const ACTION: Action = Action::Delete;
+}
+
+pub(crate) async fn delete(
+    State(registry): State<Registry>,
+    caller: Caller,
+    body: JsonBody<DeletedRepository>,
+) -> Result<Json<Value>, Failure> {
+    let repository = body.0.repository(&caller)?;
+    registry.hub_repository_delete(&caller, &repository).await?;
+    Ok(Json(json!({})))
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Settings {
+    #[serde(default)]
+    visibility: Option<String>,
+    #[serde(default)]
+    private: Option<bool>,
+    #[serde(default)]
+    gated: Option<Value>,
+}
+
+impl RequestBody for Settings {
+    const ACTION: Action = Action::Own;
+}
+
+pub(crate) async fn settings(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(HubName(repository)): Path<HubName>,
+    body: JsonBody<Settings>,
+) -> Result<Json<Value>, Failure> {
+    if body.gated.as_ref().is_some_and(|gated| *gated != Value::Bool(false)) {
+        return Err(Failure::field("gated", "cannot be set: this server has no gated models; use roles"));
+    }
+    let visibility = visibility(body.visibility.as_deref(), body.private)?;
+    registry.hub_settings(&caller, &repository, visibility).await?;
+    let private = visibility.map(|visibility| visibility != Visibility::Public);
+    Ok(Json(json!({ "private": private, "gated": false })))
+}
+
+#[derive(Deserialize)]
+pub(crate) struct NewBranch {
+    #[serde(default, rename = "startingPoint")]
+    starting_point: Option<String>,
+}
+
+impl RequestBody for NewBranch {
+    const ACTION: Action = Action::Push;
+}
+
+pub(crate) async fn create_branch(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((HubName(repository), branch)): Path<(HubName, String)>,
+    body: JsonBody<NewBranch>,
+) -> Result<Json<Value>, Failure> {
+    let from = body.starting_point.as_deref().unwrap_or(MAIN);
+    registry.hub_tag_create(&caller, &repository, &branch, from).await?;
+    Ok(Json(json!({})))
+}
+
+#[derive(Deserialize)]
+pub(crate) struct NewTag {
+    tag: String,
+}
+
+impl RequestBody for NewTag {
+    const ACTION: Action = Action::Push;
+}
+
+pub(crate) async fn create_tag(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((HubName(repository), revision)): Path<(HubName, String)>,
+    body: JsonBody<NewTag>,
+) -> Result<Json<Value>, Failure> {
+    registry.hub_tag_create(&caller, &repository, &body.tag, &revision).await?;
+    Ok(Json(json!({})))
+}
+
+/// A branch is a tag, too.
+pub(crate) async fn delete_tag(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((HubName(repository), tag)): Path<(HubName, String)>,
+) -> Result<Json<Value>, Failure> {
+    registry.hub_tag_delete(&caller, &repository, &tag).await?;
+    Ok(Json(json!({})))
+}
+
+/// There are none. Clients ask before they commit to a pull request.
+pub(crate) async fn discussions(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(HubName(repository)): Path<HubName>,
+) -> Result<Json<Value>, Failure> {
+    registry.revisions(&caller, &repository).await.map_err(crate::app::FilesError::from)?;
+    Ok(Json(json!({ "discussions": [], "count": 0, "start": 0 })))
+}
+
+pub(crate) async fn create_discussion(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(HubName(repository)): Path<HubName>,
+) -> Result<Json<Value>, Failure> {
+    registry.commit_check(&caller, &repository, MAIN).await?;
+    Err(no_pull_requests())
+}
+
+pub(crate) fn no_pull_requests() -> Failure {
+    let what = "Discussions are disabled for this repo: this server has no pull requests; commit to a branch";
+    Failure::Commit(CommitError::Unsupported { what })
+}
+
+/// Clients with `hf_xet` ask for it before they upload large files, and do not fall back to another way.
+pub(crate) async fn xet_token(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((HubName(repository), branch)): Path<(HubName, String)>,
+) -> Result<Json<Value>, Failure> {
+    registry.commit_check(&caller, &repository, &branch).await?;
+    let what = "this server has no Xet storage; set HF_HUB_DISABLE_XET=1 and repeat the upload";
+    Err(Failure::Commit(CommitError::Unsupported { what }))
+}
