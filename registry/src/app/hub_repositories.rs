@@ -2,11 +2,12 @@
 //! while it has a manifest; a new one begins with an empty one.
 
 use bytes::Bytes;
+use futures::TryStreamExt;
 use lode_model::import::plain_files;
 use lode_model::reference::{Reference, Repository, Tag};
 use serde_json::Value;
 
-use super::commit::{Branch, branch_tag};
+use super::commit::{Files, branch_tag};
 use super::commit_error::CommitError;
 use super::{AccountError, FilesError, Registry, retry_on_deadlock};
 use crate::Error;
@@ -15,6 +16,10 @@ use crate::store::UnreferencedContent;
 
 /// How many manifests of a repository are deleted in one transaction.
 const PAGE: i64 = 500;
+/// The rules of a repository: which files are not uploaded to it.
+const IGNORE_FILE: &str = ".gitignore";
+/// Longer ones do not count.
+const MAX_IGNORE_BYTES: u64 = 64 << 10;
 
 impl Registry {
     /// Creates a repository with an empty manifest. Without `visibility` it has that of its namespace.
@@ -178,14 +183,32 @@ impl Registry {
         }
     }
 
-    /// What a branch has of files that a client is about to upload: the sha256 of each path, where it is known.
+    /// The files of a branch to which a client is about to upload.
     pub(crate) async fn preupload_files(
         &self,
         caller: &Caller,
         repository: &Repository,
         branch: &str,
-    ) -> Result<super::commit::Files, CommitError> {
-        let found: Branch = self.branch_find(caller, repository, branch).await?;
+    ) -> Result<Files, CommitError> {
+        let found = self.branch_find(caller, repository, branch).await?;
         Ok(self.commit_base(caller, repository, &found, branch).await?.1)
+    }
+
+    /// The rules in the repository by which files are not uploaded to it.
+    pub(crate) async fn preupload_rules(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        files: &Files,
+    ) -> Result<String, CommitError> {
+        let Some(file) = files.get(IGNORE_FILE).filter(|file| file.size <= MAX_IGNORE_BYTES) else {
+            return Ok(String::new());
+        };
+        let mut bytes = self.file_stream(caller, repository, file, 0..file.size).await?;
+        let mut text = Vec::new();
+        while let Some(piece) = bytes.try_next().await.map_err(|error| Error::io(IGNORE_FILE, error))? {
+            text.extend_from_slice(&piece);
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
     }
 }

@@ -12,7 +12,7 @@ use crate::http::{Failure, Json};
 
 pub(crate) const REPO_COMMIT: HeaderName = HeaderName::from_static("x-repo-commit");
 const ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
-const ERROR_MESSAGE: HeaderName = HeaderName::from_static("x-error-message");
+pub(crate) const ERROR_MESSAGE: HeaderName = HeaderName::from_static("x-error-message");
 /// The message by which the clients recognise a wrong token.
 const WRONG_TOKEN: HeaderValue = HeaderValue::from_static("Invalid credentials in Authorization header");
 

@@ -56,7 +56,14 @@ pub(crate) async fn post(
     if body.files.len() > MAX_FILES {
         return Err(Failure::field("files", format!("has more than {MAX_FILES} files")));
     }
-    let ignored = GitIgnore::parse(body.git_ignore.as_deref().unwrap_or_default())?;
+    let ignored = match &body.git_ignore {
+        Some(rules) => GitIgnore::parse(rules)?,
+        // The stored ones were not refused when they were uploaded.
+        None => {
+            let rules = registry.preupload_rules(&caller, &repository, &known).await?;
+            GitIgnore::parse(&rules).unwrap_or_default()
+        }
+    };
     let mut batch_bytes = 0_u64;
     let answers: Vec<Value> = body
         .files

@@ -1,16 +1,20 @@
 //! Repositories, branches, tags and settings: what Hugging Face's clients create, change and delete beside files.
 
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
 use http::request::Parts;
 use lode_model::reference::Repository;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::commit::repository_url;
+use super::error::ERROR_MESSAGE;
 use crate::Registry;
 use crate::app::CommitError;
 use crate::auth::{Action, Caller, Visibility};
 use crate::http::extract::RequestBody;
+use crate::http::links::header_value;
 use crate::http::{Failure, HubName, Json, JsonBody, Path};
 
 /// The revision of requests that name none.
@@ -68,14 +72,25 @@ pub(crate) async fn create(
     caller: Caller,
     parts: Parts,
     body: JsonBody<NamedRepository>,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Response, Failure> {
     let repository = body.repository(&caller)?;
     // Older clients send `private: false` for the default.
     let private = body.private.filter(|private| *private);
     let visibility = visibility(body.visibility.as_deref(), private)?;
-    registry.hub_repository_create(&caller, &repository, visibility).await?;
-    let name = repository.as_str();
-    Ok(Json(json!({ "url": repository_url(&registry, &parts, &repository), "name": name, "id": name })))
+    let url = repository_url(&registry, &parts, &repository);
+    match registry.hub_repository_create(&caller, &repository, visibility).await {
+        Ok(()) => {
+            let name = repository.as_str();
+            Ok(Json(json!({ "url": url, "name": name, "id": name })).into_response())
+        }
+        // Clients for which it may exist read the URL here, too.
+        Err(error @ CommitError::Exists { .. }) => {
+            let body = json!({ "error": error.to_string(), "url": url });
+            let headers = [(ERROR_MESSAGE, header_value(&error.to_string()))];
+            Ok((StatusCode::CONFLICT, headers, Json(body)).into_response())
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[derive(Deserialize)]

@@ -175,7 +175,6 @@ impl Failure {
                 CommitError::BranchUnknown { .. } | CommitError::EntryUnknown { .. } => StatusCode::NOT_FOUND,
                 CommitError::ParentMoved { .. } => StatusCode::PRECONDITION_FAILED,
                 CommitError::Exists { .. } => StatusCode::CONFLICT,
-                CommitError::Unsupported { .. } => StatusCode::FORBIDDEN,
                 CommitError::BaseFiles(_) => StatusCode::UNPROCESSABLE_ENTITY,
                 CommitError::Inline { .. } | CommitError::TooManyOperations { .. } => {
                     StatusCode::PAYLOAD_TOO_LARGE

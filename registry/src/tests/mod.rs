@@ -19,6 +19,7 @@ mod guessing;
 mod hidden;
 mod hub;
 mod hub_import;
+mod hub_write;
 mod issuer;
 mod jobs;
 mod layouts;

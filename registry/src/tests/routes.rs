@@ -31,6 +31,8 @@ pub(super) enum Need {
     Delete,
     /// The role own on `team/*`.
     Own,
+    /// The role own on the repository.
+    OwnHere,
     /// An account: it uploads blobs for itself.
     Stage,
     /// An account: it manages its own tokens.
@@ -61,7 +63,7 @@ pub(super) enum Need {
 
 use Need::{
     Account, Administer, Browse, Delete, Exchange, Identity, Infer, Inspect, Join, List, Maintain, Open, Own,
-    OwnWorker, Probe, Pull, PullAsAccount, Push, RemoveWorker, Session, SignIn, Stage,
+    OwnHere, OwnWorker, Probe, Pull, PullAsAccount, Push, RemoveWorker, Session, SignIn, Stage,
 };
 
 /// Method, route as in the router, body, what it needs, and the statuses for a caller that has it.
@@ -220,6 +222,31 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/hf/api/models/{name}/auth-check", "", Pull, &[200]),
     ("GET", "/hf/{name}/resolve/{revision}/{*path}", "", Pull, &[200]),
     ("HEAD", "/hf/{name}/resolve/{revision}/{*path}", "", Pull, &[200]),
+    ("POST", "/hf/api/repos/create", r#"{"name":"team/mini"}"#, Push, &[409]),
+    ("DELETE", "/hf/api/repos/delete", r#"{"name":"team/mini"}"#, Delete, &[200]),
+    ("POST", "/hf/api/validate-yaml", r##"{"content":"# Mini"}"##, Stage, &[200]),
+    ("POST", "/hf/api/models/{name}/preupload/{revision}", r#"{"files":[]}"#, Push, &[200]),
+    ("POST", "/hf/api/models/{name}/commit/{revision}", r#"{"key":"header","value":{}}"#, Push, &[200]),
+    ("PUT", "/hf/api/models/{name}/settings", "{}", OwnHere, &[200]),
+    ("POST", "/hf/api/models/{name}/branch/{revision}", "{}", Push, &[409]),
+    ("DELETE", "/hf/api/models/{name}/branch/{revision}", "", Delete, &[400]),
+    ("POST", "/hf/api/models/{name}/tag/{revision}", r#"{"tag":"latest"}"#, Push, &[409]),
+    ("DELETE", "/hf/api/models/{name}/tag/{revision}", "", Delete, &[400]),
+    ("GET", "/hf/api/models/{name}/discussions", "", Pull, &[200]),
+    ("POST", "/hf/api/models/{name}/discussions", "", Push, &[400]),
+    ("GET", "/hf/api/models/{name}/xet-write-token/{revision}", "", Push, &[400]),
+    ("POST", "/hf/{name}/info/lfs/objects/batch", r#"{"operation":"upload","objects":[]}"#, Push, &[200]),
+    (
+        "POST",
+        "/hf/{name}/info/lfs/verify",
+        r#"{"oid":"0000000000000000000000000000000000000000000000000000000000000000","size":1}"#,
+        Push,
+        &[404],
+    ),
+    // Without a link.
+    ("PUT", "/hf/api/lfs/{oid}", "", Open, &[403]),
+    ("POST", "/hf/api/lfs/{oid}/{upload}", "", Open, &[403]),
+    ("PUT", "/hf/api/lfs/{oid}/{upload}/{part}", "", Open, &[403]),
     ("GET", "/device", "", Session, &[200]),
     ("POST", "/device", "", Session, &[404]),
     ("GET", "/connect", "", Session, &[400]),
@@ -283,6 +310,9 @@ pub(super) fn address(method: &str, route: &str) -> String {
         .replace("{reference}", "latest")
         .replace("{revision}", "main")
         .replace("{id}", ID)
+        .replace("{oid}", &ZERO[7..])
+        .replace("{upload}", ID)
+        .replace("{part}", "1")
         .replace("{*model}", "team/mini")
         .replace("{provider}", "corp")
         .replace("{file}", "lode.css")

@@ -1,0 +1,265 @@
+"""Publishes models with Hugging Face's libraries.
+
+Arguments: the server's URL, the folder of a small model, the namespace to publish in, a token that may write there and
+one that may only read, or two empty ones on an open server, the size of the large file in MiB, and a scratch folder.
+"""
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+server, source, namespace, token, reader, large_mib, scratch = sys.argv[1:]
+os.environ["HF_ENDPOINT"] = f"{server}/hf"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+if token:
+    os.environ["HF_TOKEN"] = token
+
+import huggingface_hub as hub  # noqa: E402  # reads the environment
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete  # noqa: E402
+from huggingface_hub.errors import (  # noqa: E402
+    EntryNotFoundError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+source, scratch = pathlib.Path(source), pathlib.Path(scratch)
+api = hub.HfApi(token=token or False)
+name = f"{namespace}/published"
+
+
+def files_below(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and ".cache" not in path.parts)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def raises(kind, run):
+    try:
+        run()
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def status(run):
+    return raises(HfHubHTTPError, run).response.status_code
+
+
+def listed(repository=name, revision=None):
+    return set(api.list_repo_files(repository, revision=revision))
+
+
+# 1. A repository. It exists, has no files yet, and cannot be created twice.
+raises(RepositoryNotFoundError, lambda: api.upload_file(path_or_fileobj=b"x", path_in_repo="a", repo_id=name))
+url = api.create_repo(name)
+assert (url.repo_id, str(url)) == (name, f"{server}/hf/{name}"), url
+assert api.create_repo(name, exist_ok=True).repo_id == name
+assert status(lambda: api.create_repo(name)) == 409
+assert api.repo_exists(name) and listed() == set()
+empty = api.model_info(name).sha
+
+# 2. One file at a time. What does not change is no commit.
+first = api.upload_file(path_or_fileobj=b"hello\n", path_in_repo="notes/a.txt", repo_id=name, commit_message="One")
+assert first.oid != empty and first.oid == api.model_info(name).sha, first
+assert first.repo_url.repo_id == name, first
+again = api.upload_file(path_or_fileobj=b"hello\n", path_in_repo="notes/a.txt", repo_id=name)
+assert again.oid == first.oid
+api.upload_file(path_or_fileobj=b"", path_in_repo="notes/empty", repo_id=name)
+big_inline = os.urandom(12_000_000)
+api.upload_file(path_or_fileobj=big_inline, path_in_repo="inline.bin", repo_id=name)
+path = hub.hf_hub_download(name, "inline.bin", cache_dir=scratch / "cache")
+assert pathlib.Path(path).read_bytes() == big_inline
+assert listed() == {"notes/a.txt", "notes/empty", "inline.bin"}
+
+# 3. Several operations in one commit, and a parent that has moved.
+head = api.model_info(name).sha
+operations = [
+    CommitOperationDelete("notes/", is_folder=True),
+    CommitOperationAdd("kept.txt", b"kept"),
+    CommitOperationCopy("inline.bin", "copy.bin"),
+]
+done = api.create_commit(name, operations, commit_message="Several", parent_commit=head)
+assert listed() == {"inline.bin", "copy.bin", "kept.txt"}, listed()
+stale = [CommitOperationAdd("stale.txt", b"x")]
+assert status(lambda: api.create_commit(name, stale, commit_message="Stale", parent_commit=head)) == 412
+api.delete_file("copy.bin", name)
+assert listed() == {"inline.bin", "kept.txt"}
+error = raises(EntryNotFoundError, lambda: api.create_commit(
+    name, [CommitOperationDelete("none"), CommitOperationAdd("b", b"x")], commit_message="None"))
+assert "doesn't exist" in str(error), error
+twin = [CommitOperationAdd("KEPT.txt", b"x")]
+assert status(lambda: api.create_commit(name, twin, commit_message="Twin")) == 400
+pull_request = [CommitOperationAdd("c", b"x")]
+assert status(lambda: api.create_commit(name, pull_request, commit_message="PR", create_pr=True)) in (400, 403)
+
+# 4. A card is checked before it is sent.
+card = "---\nlicense: mit\ntags:\n- tiny\n---\n# Tiny\n"
+api.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id=name)
+raises(ValueError, lambda: api.upload_file(
+    path_or_fileobj=b"---\nlicense: [mit\n---\n", path_in_repo="README.md", repo_id=name))
+
+# 5. A folder of 300 files, again, and with files that are ignored or deleted.
+folder = scratch / "folder"
+for number in range(300):
+    file = folder / f"part-{number % 7}" / f"{number}.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"file {number}\n" * (1 + number % 50))
+api.upload_folder(repo_id=name, folder_path=folder, path_in_repo="many")
+below = {f"many/{path}" for path in files_below(folder)}
+assert len(below) == 300 and below <= listed()
+head = api.model_info(name).sha
+api.upload_folder(repo_id=name, folder_path=folder, path_in_repo="many")
+assert api.model_info(name).sha == head, "the same folder again is no commit"
+(folder / "part-0" / "0.txt").write_text("changed")
+api.upload_folder(repo_id=name, folder_path=folder / "part-0", path_in_repo="many/part-0", delete_patterns=["7.txt", "x"])
+assert {"many/part-0/0.txt", "many/part-0/7.txt"} <= listed(), "what is sent again is not deleted"
+ignoring = f"{namespace}/ignoring"
+api.create_repo(ignoring)
+(folder / ".gitignore").write_text("*.log\npart-[1-6]/\n")
+(folder / "debug.log").write_text("x")
+api.upload_folder(repo_id=ignoring, folder_path=folder)
+api.upload_file(path_or_fileobj=b"x", path_in_repo="later.log", repo_id=ignoring)
+kept = {path for path in files_below(folder) if path.startswith("part-0/")} | {".gitignore"}
+assert listed(ignoring) == kept, listed(ignoring) ^ kept
+api.delete_folder("many", name)
+assert listed() == {"inline.bin", "kept.txt", "README.md"}
+
+# 6. Tags and branches.
+api.create_tag(name, tag="v1", tag_message="The first")
+api.create_tag(name, tag="v1", exist_ok=True)
+assert status(lambda: api.create_tag(name, tag="v1")) == 409
+api.create_branch(name, branch="next", revision="v1")
+api.create_branch(name, branch="next", exist_ok=True)
+moved = api.upload_file(path_or_fileobj=b"next", path_in_repo="next.txt", repo_id=name, revision="next")
+assert "next.txt" in listed(revision="next") and "next.txt" not in listed()
+assert api.model_info(name, revision="next").sha == moved.oid
+raises(RevisionNotFoundError, lambda: api.upload_file(
+    path_or_fileobj=b"x", path_in_repo="a", repo_id=name, revision="none"))
+refs = api.list_repo_refs(name)
+assert {"v1", "next"} <= {tag.name for tag in refs.tags}, refs
+
+# 7. A checkpoint becomes a model, in one commit and in several.
+model = f"{namespace}/tiny"
+original = files_below(source)
+api.create_repo(model)
+parts = [path for path in original if path != "config.json"]
+for some in [parts, ["config.json"]]:
+    add = [CommitOperationAdd(path, original[path]) for path in some]
+    api.create_commit(model, add, commit_message=f"{len(some)} files")
+got = pathlib.Path(hub.snapshot_download(model, cache_dir=scratch / "cache"))
+assert files_below(got) == original
+api.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id=model)
+# The server reads the tensors after the commit.
+deadline = time.monotonic() + 60
+while (info := api.model_info(model)).safetensors is None and time.monotonic() < deadline:
+    time.sleep(0.2)
+assert info.safetensors.total > 4_000_000, info
+
+# 8. A large file by LFS, in one request and in parts, killed and repeated.
+large = scratch / "large.bin"
+with large.open("wb") as file:
+    block = os.urandom(1 << 20)
+    for number in range(int(large_mib)):
+        file.write(number.to_bytes(8, "little") + block[8:])
+sha256 = hashlib.file_digest(large.open("rb"), "sha256").hexdigest()
+lfs = dict(os.environ, HF_HUB_DISABLE_XET="1")
+upload = f"""
+import huggingface_hub as hub
+hub.HfApi(token={token or False!r}).upload_file(
+    path_or_fileobj={str(large)!r}, path_in_repo="large.bin", repo_id={name!r})
+"""
+killed = subprocess.Popen([sys.executable, "-c", upload], env=lfs, stderr=subprocess.DEVNULL)
+time.sleep(float(os.environ.get("KILL_AFTER", "1.5")))
+killed.kill()
+killed.wait()
+for attempt in range(2):
+    run = subprocess.run([sys.executable, "-c", upload], env=lfs, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+entry = api.get_paths_info(name, ["large.bin"])[0]
+assert (entry.size, entry.lfs.sha256) == (int(large_mib) << 20, sha256), entry
+stat = hub.get_hf_file_metadata(hub.hf_hub_url(name, "large.bin"), token=token or False)
+assert stat.etag == sha256
+hub.hf_hub_download(name, "large.bin", local_dir=scratch / "large")
+assert hashlib.file_digest((scratch / "large" / "large.bin").open("rb"), "sha256").hexdigest() == sha256
+# A file object goes by LFS even where Xet is installed, and so do the same bytes under another name.
+api.upload_file(path_or_fileobj=io.BytesIO(large.read_bytes()), path_in_repo="same.bin", repo_id=name)
+assert {"large.bin", "same.bin"} <= listed()
+api.create_commit(
+    name, [CommitOperationDelete("same.bin"), CommitOperationDelete("large.bin")], commit_message="Large")
+# Without the setting, the client tries Xet, and the server's message says what to do.
+if importlib_spec := __import__("importlib.util").util.find_spec("hf_xet"):
+    error = raises(Exception, lambda: api.upload_file(
+        path_or_fileobj=str(large), path_in_repo="large.bin", repo_id=name))
+    print("with Xet:", type(error).__name__, str(error)[:300])
+    assert "large.bin" not in listed()
+
+# 9. The command line.
+hf = pathlib.Path(sys.executable).with_name("hf")
+command = f"{namespace}/command"
+run = subprocess.run([hf, "upload", command, source, "."], capture_output=True, text=True)
+assert run.returncode == 0, run.stderr + run.stdout
+assert listed(command) == set(original)
+run = subprocess.run(
+    [hf, "upload", command, source / "config.json", "again.json", "--commit-message", "Again"],
+    capture_output=True,
+    text=True,
+)
+assert run.returncode == 0, run.stderr
+assert "again.json" in listed(command)
+
+# 10. transformers pushes a model and reads it back.
+import transformers  # noqa: E402
+
+try:
+    import torch
+except ImportError:
+    torch = None
+pushed = f"{namespace}/pushed"
+tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+config = transformers.AutoConfig.from_pretrained(source)
+tokenizer.push_to_hub(pushed)
+config.push_to_hub(pushed)
+if torch:
+    transformers.AutoModelForCausalLM.from_pretrained(source).push_to_hub(pushed)
+    back = transformers.AutoModelForCausalLM.from_pretrained(pushed, cache_dir=scratch / "cache")
+    assert sum(weight.numel() for weight in back.parameters()) > 4_000_000
+again = transformers.AutoTokenizer.from_pretrained(pushed, cache_dir=scratch / "cache")
+assert again("Define water.").input_ids == tokenizer("Define water.").input_ids
+assert transformers.AutoConfig.from_pretrained(pushed, cache_dir=scratch / "cache").model_type == "llama"
+
+# 11. Who may not write is refused.
+if token:
+    for wrong, expect in [(reader, 403), ("hf_" + "x" * 34, 401), (False, 401)]:
+        refused = hub.HfApi(token=wrong)
+        for run in [
+            lambda: refused.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=model),
+            lambda: refused.create_repo(f"{namespace}/other"),
+            lambda: refused.create_tag(model, tag="theirs"),
+            lambda: refused.delete_repo(model),
+        ]:
+            got = status(run)
+            # A reader does not learn whether another repository exists.
+            assert got == expect or (expect == 403 and got == 404), (wrong, got)
+    private = f"{namespace}/private"
+    api.create_repo(private, private=True)
+    assert api.model_info(private).private
+    api.update_repo_settings(private, visibility="public")
+    assert not hub.HfApi(token=False).model_info(private).private
+    api.update_repo_settings(private, private=True)
+    raises(RepositoryNotFoundError, lambda: hub.HfApi(token=False).model_info(private))
+    api.delete_repo(private)
+
+# 12. What is deleted is gone, and its name is free.
+api.delete_repo(command)
+assert not api.repo_exists(command)
+api.delete_repo(command, missing_ok=True)
+raises(RepositoryNotFoundError, lambda: api.delete_repo(command))
+api.create_repo(command)
+assert listed(command) == set()
+print(json.dumps({"published": [name, model, pushed]}))
