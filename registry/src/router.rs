@@ -160,6 +160,8 @@ fn lode_api() -> Router<ServerState> {
 /// Hugging Face's libraries.
 fn hugging_face_api() -> Router<ServerState> {
     use hf::{commit, lfs, list, models, preupload, refs, repositories, resolve, tree};
+    let branch = post(repositories::create_branch).delete(repositories::delete_tag);
+    let tag = post(repositories::create_tag).delete(repositories::delete_tag);
     let discussions = get(repositories::discussions).post(repositories::create_discussion);
     Router::new()
         .route("/hf/oauth/device", post(hf::oauth::device))
@@ -180,14 +182,8 @@ fn hugging_face_api() -> Router<ServerState> {
         .route("/hf/api/models/{name}/preupload/{revision}", post(preupload::post))
         .route("/hf/api/models/{name}/commit/{revision}", post(commit::post))
         .route("/hf/api/models/{name}/settings", put(repositories::settings))
-        .route(
-            "/hf/api/models/{name}/branch/{revision}",
-            post(repositories::create_branch).delete(repositories::delete_tag),
-        )
-        .route(
-            "/hf/api/models/{name}/tag/{revision}",
-            post(repositories::create_tag).delete(repositories::delete_tag),
-        )
+        .route("/hf/api/models/{name}/branch/{revision}", branch)
+        .route("/hf/api/models/{name}/tag/{revision}", tag)
         .route("/hf/api/models/{name}/discussions", discussions)
         .route("/hf/api/models/{name}/xet-write-token/{revision}", get(repositories::xet_token))
         .route("/hf/{name}/info/lfs/objects/batch", post(lfs::batch))

@@ -96,7 +96,8 @@ async fn models_are_published_to_an_open_server() {
     let tensors = async |name: &str| {
         let manifest = server.registry().manifest_get(name, "latest").await.expect(200).json();
         let layers = manifest["layers"].as_array().unwrap().clone();
-        let is_tensor = |layer: &serde_json::Value| layer["mediaType"] == "application/vnd.ollama.image.tensor";
+        let is_tensor =
+            |layer: &serde_json::Value| layer["mediaType"] == "application/vnd.ollama.image.tensor";
         layers.into_iter().filter(is_tensor).map(|layer| layer["digest"].clone()).collect::<Vec<_>>()
     };
     assert_eq!(tensors("team/tiny").await, tensors("team/created").await);

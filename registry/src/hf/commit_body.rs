@@ -273,6 +273,10 @@ impl LineReader {
 
     async fn next(&mut self) -> Result<Option<NextLine>, Failure> {
         self.number += 1;
+        self.split_line().await
+    }
+
+    async fn split_line(&mut self) -> Result<Option<NextLine>, Failure> {
         let mut searched = 0;
         loop {
             if let Some(at) = self.buffer[searched..].iter().position(|byte| *byte == b'\n') {
@@ -319,12 +323,14 @@ impl LineReader {
 
     /// What follows the content.
     async fn rest_of_line(&mut self) -> Result<BytesMut, Failure> {
-        match self.next().await? {
-            Some(NextLine::Whole(rest)) => {
-                self.number -= 1;
-                Ok(rest)
+        match self.split_line().await {
+            Ok(Some(NextLine::Whole(rest))) => Ok(rest),
+            Ok(None) => Ok(BytesMut::new()),
+            Ok(Some(NextLine::Content)) | Err(Failure::Commit(CommitError::Line { .. })) => {
+                let reason = format!("has more than {MAX_LINE_BYTES} bytes besides the content of a file");
+                Err(wrong_line(self.number, reason).into())
             }
-            _ => Err(wrong_line(self.number - 1, "ends within a file").into()),
+            Err(error) => Err(error),
         }
     }
 }

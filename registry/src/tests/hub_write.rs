@@ -126,7 +126,7 @@ async fn a_repository_is_created_and_deleted() {
     assert_eq!((again.status.as_u16(), &again.json()["url"]), (409, &created.json()["url"]));
     for (body, message) in [
         (json!({"name": "x", "organization": "team", "type": "dataset"}), "only models"),
-        (json!({"name": "..", "organization": "team"}), "invalid"),
+        (json!({"name": "..", "organization": "team"}), "not a repository name"),
         (json!({"name": "x", "organization": "v2"}), "reserved"),
         (json!({"name": "x", "organization": "team", "visibility": "protected"}), "expected"),
     ] {
@@ -415,7 +415,7 @@ async fn hostile_commits_change_nothing() {
         (
             format!("{}{}{}\"{}", lines(None, &[]), long("a"), "A".repeat(100_000), "x".repeat(70_000)),
             400,
-            "within a file",
+            "besides the content",
         ),
         (
             format!("{}{}{}\"}}}}", lines(None, &[]), long("../a"), "A".repeat(100_000)),

@@ -236,13 +236,7 @@ pub(super) const ROUTES: &[Route] = &[
     ("POST", "/hf/api/models/{name}/discussions", "", Push, &[400]),
     ("GET", "/hf/api/models/{name}/xet-write-token/{revision}", "", Push, &[400]),
     ("POST", "/hf/{name}/info/lfs/objects/batch", r#"{"operation":"upload","objects":[]}"#, Push, &[200]),
-    (
-        "POST",
-        "/hf/{name}/info/lfs/verify",
-        r#"{"oid":"0000000000000000000000000000000000000000000000000000000000000000","size":1}"#,
-        Push,
-        &[404],
-    ),
+    ("POST", "/hf/{name}/info/lfs/verify", r#"{"oid":"x","size":1}"#, Push, &[400]),
     // Without a link.
     ("PUT", "/hf/api/lfs/{oid}", "", Open, &[403]),
     ("POST", "/hf/api/lfs/{oid}/{upload}", "", Open, &[403]),
