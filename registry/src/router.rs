@@ -186,6 +186,7 @@ fn hugging_face_api() -> Router<ServerState> {
         .route("/hf/api/models/{name}/tag/{revision}", tag)
         .route("/hf/api/models/{name}/discussions", discussions)
         .route("/hf/api/models/{name}/xet-write-token/{revision}", get(repositories::xet_token))
+        .route("/hf/api/no-xet-here/set-HF_HUB_DISABLE_XET=1", get(repositories::no_xet))
         .route("/hf/{name}/info/lfs/objects/batch", post(lfs::batch))
         .route("/hf/{name}/info/lfs/verify", post(lfs::verify))
         .route("/hf/api/lfs/{oid}", put(lfs::put))

@@ -234,7 +234,8 @@ pub(super) const ROUTES: &[Route] = &[
     ("DELETE", "/hf/api/models/{name}/tag/{revision}", "", Delete, &[400]),
     ("GET", "/hf/api/models/{name}/discussions", "", Pull, &[200]),
     ("POST", "/hf/api/models/{name}/discussions", "", Push, &[400]),
-    ("GET", "/hf/api/models/{name}/xet-write-token/{revision}", "", Push, &[400]),
+    ("GET", "/hf/api/models/{name}/xet-write-token/{revision}", "", Push, &[302]),
+    ("GET", "/hf/api/no-xet-here/set-HF_HUB_DISABLE_XET=1", "", Open, &[400]),
     ("POST", "/hf/{name}/info/lfs/objects/batch", r#"{"operation":"upload","objects":[]}"#, Push, &[200]),
     ("POST", "/hf/{name}/info/lfs/verify", r#"{"oid":"x","size":1}"#, Push, &[400]),
     // Without a link.
