@@ -459,7 +459,7 @@ async fn hostile_commits_change_nothing() {
     let request = post("/hf/api/models/team/m/commit/main");
     assert_eq!(app.send(request, Body::from_stream(cut)).await.status, 400);
     assert_eq!(app.get("/hf/api/models/team/m").await.json()["sha"], head);
-    assert_eq!(app.paths("team/m").await, ["dir/a", "README.md"]);
+    assert_eq!(app.paths("team/m").await, ["README.md", "dir/a"]);
 }
 
 #[tokio::test]
