@@ -114,11 +114,15 @@ impl Content {
 
     /// The parts of the layer in their order. `None` if some of its bytes are computed.
     pub fn parts(&self) -> Option<Vec<LayerPart<'_>>> {
-        let part = |piece| match piece {
-            &Piece::Bytes(ref bytes) => Some(LayerPart::Bytes(bytes)),
-            &Piece::Range { ref path, offset, length } => Some(LayerPart::Range { path, offset, length }),
-            Piece::Quantised(_) | Piece::Rows(_) => None,
-        };
+        fn part(piece: &Piece) -> Option<LayerPart<'_>> {
+            match piece {
+                Piece::Bytes(bytes) => Some(LayerPart::Bytes(bytes)),
+                Piece::Range { path, offset, length } => {
+                    Some(LayerPart::Range { path, offset: *offset, length: *length })
+                }
+                Piece::Quantised(_) | Piece::Rows(_) => None,
+            }
+        }
         self.pieces.iter().map(part).collect()
     }
 

@@ -3,11 +3,10 @@
 use axum::body::Body;
 use axum::extract::State;
 use http::request::Parts;
-use lode_model::reference::Repository;
 use serde_json::{Value, json};
 
 use super::commit_body::read_commit;
-use super::repositories::no_pull_requests;
+use super::error::no_pull_requests;
 use crate::Registry;
 use crate::app::commit_id;
 use crate::auth::Caller;
@@ -28,15 +27,11 @@ pub(crate) async fn post(
     let commit = read_commit(&registry, &caller, &repository, body).await?;
     let done = registry.commit(&caller, &repository, &branch, commit).await?;
     let oid = commit_id(&done.digest);
+    let url = Links::absolute(&parts, registry.config()).hub(&format!("{repository}/commit/{oid}"));
     Ok(Json(json!({
         "success": true,
         "commitOid": oid,
-        "commitUrl": format!("{}/commit/{oid}", repository_url(&registry, &parts, &repository)),
+        "commitUrl": url,
         "hookOutput": done.notices.join("\n"),
     })))
-}
-
-/// The URL by which clients name a repository.
-pub(super) fn repository_url(registry: &Registry, parts: &Parts, repository: &Repository) -> String {
-    Links::absolute(parts, registry.config()).hub(repository.as_str())
 }

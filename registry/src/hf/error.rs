@@ -57,3 +57,9 @@ fn code(failure: &Failure) -> Option<&'static str> {
         _ => matches!(failure.error(), Some(Error::NameUnknown { .. })).then_some("RepoNotFound"),
     }
 }
+
+/// The failure of requests about them.
+pub(crate) fn no_pull_requests() -> Failure {
+    let what = "Discussions are disabled for this repo: this server has no pull requests; commit to a branch";
+    Failure::Commit(CommitError::Unsupported { what })
+}

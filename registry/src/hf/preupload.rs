@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::entries::lfs_oid;
+use super::error::no_pull_requests;
 use super::gitignore::GitIgnore;
-use super::repositories::no_pull_requests;
 use crate::Registry;
 use crate::auth::{Action, Caller};
 use crate::card;

@@ -8,8 +8,7 @@ use lode_model::reference::Repository;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::commit::repository_url;
-use super::error::ERROR_MESSAGE;
+use super::error::{ERROR_MESSAGE, no_pull_requests};
 use crate::Registry;
 use crate::app::CommitError;
 use crate::auth::{Action, Caller, Visibility};
@@ -79,7 +78,7 @@ pub(crate) async fn create(
     // Older clients send `private: false` for the default.
     let private = body.private.filter(|private| *private);
     let visibility = visibility(body.visibility.as_deref(), private)?;
-    let url = repository_url(&registry, &parts, &repository);
+    let url = Links::absolute(&parts, registry.config()).hub(repository.as_str());
     match registry.hub_repository_create(&caller, &repository, visibility).await {
         Ok(()) => {
             let name = repository.as_str();
@@ -209,11 +208,6 @@ pub(crate) async fn create_discussion(
 ) -> Result<Json<Value>, Failure> {
     registry.commit_check(&caller, &repository, MAIN).await?;
     Err(no_pull_requests())
-}
-
-pub(crate) fn no_pull_requests() -> Failure {
-    let what = "Discussions are disabled for this repo: this server has no pull requests; commit to a branch";
-    Failure::Commit(CommitError::Unsupported { what })
 }
 
 /// Clients with `hf_xet` ask for it before they upload large files, and do not fall back to another way. Of the
