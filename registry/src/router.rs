@@ -187,6 +187,8 @@ fn hugging_face_api() -> Router<ServerState> {
         .route("/hf/api/models/{name}/discussions", discussions)
         .route("/hf/api/models/{name}/xet-write-token/{revision}", get(repositories::xet_token))
         .route("/hf/api/no-xet-here/set-HF_HUB_DISABLE_XET=1", get(repositories::no_xet))
+        .route("/hf/{name}", get(repositories::page))
+        .route("/hf/{name}/commit/{revision}", get(repositories::page_of_commit))
         .route("/hf/{name}/info/lfs/objects/batch", post(lfs::batch))
         .route("/hf/{name}/info/lfs/verify", post(lfs::verify))
         .route("/hf/api/lfs/{oid}", put(lfs::put))

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::{StreamExt, TryStreamExt};
 use lode_model::digest::Digest;
 use lode_model::import::{FinishError, ImportError, plain_files};
+use lode_model::manifest::Descriptor;
 use lode_model::modelfile::DerivedModel;
 use lode_model::reference::Repository;
 
@@ -31,7 +32,7 @@ impl Registry {
         files: Files,
     ) -> Result<(DerivedModel, Vec<String>), CommitError> {
         if files.is_empty() {
-            return Ok((plain_files([])?, Vec::new()));
+            return Ok((plain_files([], &[])?, Vec::new()));
         }
         // 1. Keep what was added to the model that the base is, such as its prompt template.
         let mut edits = base.map(StoredBase::additions).unwrap_or_default();
@@ -55,7 +56,7 @@ impl Registry {
             Err(error) if is_no_model(&error) => {
                 let reason = chain(&error);
                 tracing::debug!(%repository, reason, "files of a commit are stored as they are");
-                let made = self.commit_plain(caller, repository, &files).await?;
+                let made = self.commit_plain(caller, repository, &files, &edits.layers).await?;
                 Ok((made, vec![format!("stored as plain files, not as a model: {reason}")]))
             }
             Err(error) => Err(error.into()),
@@ -68,13 +69,18 @@ impl Registry {
         caller: &Caller,
         repository: &Repository,
         files: &Files,
+        added: &[Descriptor],
     ) -> Result<DerivedModel, CommitError> {
         let mut whole = Vec::with_capacity(files.len());
         for (path, file) in files {
+            // It is among those that were added.
+            if added.iter().any(|layer| layer.file_path() == Some(path.as_str())) {
+                continue;
+            }
             let digest = self.commit_whole(caller, repository, file).await?;
             whole.push((path.clone(), digest, file.size));
         }
-        Ok(plain_files(whole)?)
+        Ok(plain_files(whole, added)?)
     }
 
     /// The blob of a whole file. A file that is stored in parts is assembled.
@@ -100,8 +106,7 @@ fn is_no_model(error: &CreateError) -> bool {
             matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
         }
         CreateError::Import(_) => true,
-        CreateError::Finish(FinishError::ManifestTooLarge { .. } | FinishError::Derive(_)) => true,
-        CreateError::Derive(_) => true,
+        CreateError::Finish(FinishError::ManifestTooLarge { .. }) => true,
         _ => false,
     }
 }

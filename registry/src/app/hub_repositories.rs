@@ -38,7 +38,7 @@ impl Registry {
         if let Some(visibility) = visibility {
             self.hub_visibility_set(caller, repository, visibility).await?;
         }
-        let made = plain_files([])?;
+        let made = plain_files([], &[])?;
         for blob in &made.blobs {
             self.small_put(caller, repository, blob).await?;
         }

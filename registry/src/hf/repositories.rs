@@ -14,6 +14,7 @@ use crate::app::CommitError;
 use crate::auth::{Action, Caller, Visibility};
 use crate::http::extract::RequestBody;
 use crate::http::links::header_value;
+use crate::http::pages::redirect;
 use crate::http::{Failure, HubName, Json, JsonBody, Links, Path};
 
 /// The revision of requests that name none.
@@ -139,6 +140,15 @@ pub(crate) async fn settings(
     registry.hub_settings(&caller, &repository, visibility).await?;
     let private = visibility.map(|visibility| visibility != Visibility::Public);
     Ok(Json(json!({ "private": private, "gated": false })))
+}
+
+/// The addresses that clients print for people lead to the repository's page, which checks who may see it.
+pub(crate) async fn page(Path(HubName(repository)): Path<HubName>) -> Response {
+    redirect(&format!("/{repository}"))
+}
+
+pub(crate) async fn page_of_commit(Path((HubName(repository), _)): Path<(HubName, String)>) -> Response {
+    redirect(&format!("/{repository}"))
 }
 
 #[derive(Deserialize)]

@@ -154,6 +154,11 @@ async fn a_commit_changes_the_files_of_its_branch() {
     let again = app.commit("team/m", Some(&"0".repeat(40)), &[file("a.txt", b"one")]).await;
     assert_eq!(again.json()["commitOid"], first);
     assert_eq!(again.json()["commitUrl"], format!("http://localhost:5000/hf/team/m/commit/{first}"));
+    // Clients print it, and people open it.
+    for path in [format!("/hf/team/m/commit/{first}"), "/hf/team/m".to_owned(), "/hf/Team/M".to_owned()] {
+        let page = app.get(&path).await;
+        assert_eq!((page.status.as_u16(), page.header("location")), (303, "/team/m"), "{path}");
+    }
     // A parent is checked, whole or abbreviated.
     let operations = [file("a.txt", b"changed"), deleted("dir/")];
     let moved = app.commit("team/m", Some(&"0".repeat(40)), &operations).await;
@@ -243,6 +248,20 @@ async fn a_commit_keeps_what_was_added_to_a_model() {
     app.committed("team/mini", &[file("README.md", b"# Mini\n")]).await;
     assert_eq!(app.layers("team/mini", mt::OLLAMA_SYSTEM).await, before);
     assert!(app.paths("team/mini").await.contains(&"README.md".to_owned()));
+    // Also while the model is incomplete.
+    let weights = safetensors("model.embed_tokens.weight", 8);
+    app.create_repository("team/broken").await;
+    app.committed("team/broken", &[file("model.safetensors", &weights), file("config.json", CONFIG)]).await;
+    let create =
+        json!({"model": "team/broken", "from": "team/broken", "system": "Be brief.", "stream": false});
+    assert_eq!(app.post_json("/api/create", create).await.status, 200);
+    let system = app.layers("team/broken", mt::OLLAMA_SYSTEM).await;
+    app.committed("team/broken", &[file("model.safetensors", b"damaged")]).await;
+    assert!(app.layers("team/broken", mt::OLLAMA_TENSOR).await.is_empty());
+    assert_eq!(app.layers("team/broken", mt::OLLAMA_SYSTEM).await, system);
+    app.committed("team/broken", &[file("model.safetensors", &weights)]).await;
+    assert_eq!(app.layers("team/broken", mt::OLLAMA_TENSOR).await.len(), 1);
+    assert_eq!(app.layers("team/broken", mt::OLLAMA_SYSTEM).await, system);
 }
 
 #[tokio::test]

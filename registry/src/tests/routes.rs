@@ -238,6 +238,8 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/hf/api/no-xet-here/set-HF_HUB_DISABLE_XET=1", "", Open, &[400]),
     ("POST", "/hf/{name}/info/lfs/objects/batch", r#"{"operation":"upload","objects":[]}"#, Push, &[200]),
     ("POST", "/hf/{name}/info/lfs/verify", r#"{"oid":"x","size":1}"#, Push, &[400]),
+    ("GET", "/hf/{name}", "", Open, &[303]),
+    ("GET", "/hf/{name}/commit/{revision}", "", Open, &[303]),
     // Without a link.
     ("PUT", "/hf/api/lfs/{oid}", "", Open, &[403]),
     ("POST", "/hf/api/lfs/{oid}/{upload}", "", Open, &[403]),
