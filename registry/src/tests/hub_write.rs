@@ -329,7 +329,13 @@ async fn large_files_are_uploaded_whole() {
 
 #[tokio::test]
 async fn large_files_are_uploaded_in_parts() {
-    let app = App::new().await;
+    let storage = format!("memory://{}", Uuid::new_v4().simple()).parse().unwrap();
+    for config in [Config::default(), Config { storage: Some(storage), ..Config::default() }] {
+        send_in_parts(&App::with(config).await).await;
+    }
+}
+
+async fn send_in_parts(app: &App) {
     app.create_repository("team/m").await;
     let size: usize = (64 << 20) + 1000;
     let content: Vec<u8> = (0..size).map(|n| (n % 251) as u8).collect();
