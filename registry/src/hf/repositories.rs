@@ -41,19 +41,23 @@ impl RequestBody for NamedRepository {
 }
 
 impl NamedRepository {
-    /// Its name here. Without an organisation it belongs to the caller, as far as the server knows the caller.
+    /// Its name here. Without an organisation it is in the caller's own namespace.
     fn repository(&self, caller: &Caller) -> Result<Repository, Failure> {
         if let Some(kind) = self.kind.as_deref().filter(|kind| *kind != "model") {
             return Err(Failure::field("type", format!("is `{kind}`, and this server has only models")));
         }
         let owner = match (&self.organization, caller.account()) {
-            (Some(organization), _) => Some(organization.as_str()),
-            _ if self.name.contains('/') => None,
+            (Some(organization), _) => organization.as_str(),
+            (None, _) if self.name.contains('/') => return Ok(self.name.to_ascii_lowercase().parse()?),
             // A robot belongs to the namespace before the plus.
-            (None, Some(account)) => account.name.split('+').next(),
-            (None, None) => None,
+            (None, Some(account)) => account.name.split('+').next().unwrap_or_default(),
+            // Clients cannot read the URL of a repository without a namespace.
+            (None, None) => {
+                let reason = "is missing: name the repository with a namespace, such as `team/mini`";
+                return Err(Failure::field("organization", reason));
+            }
         };
-        let name = owner.map_or_else(|| self.name.clone(), |owner| format!("{owner}/{}", self.name));
+        let name = format!("{owner}/{}", self.name);
         Ok(name.to_ascii_lowercase().parse()?)
     }
 }

@@ -51,7 +51,7 @@ fn fold_path(path: &str) -> Option<String> {
 /// The same for a path after `/hf/`, which ends in a file's path: the name ends before the part that names the
 /// operation. Most names have two parts, so that this is tried first.
 fn fold_hub_path(path: &str) -> Option<String> {
-    const OPERATIONS: [&str; 14] = [
+    const OPERATIONS: [&str; 16] = [
         "revision",
         "tree",
         "paths-info",
@@ -66,6 +66,9 @@ fn fold_hub_path(path: &str) -> Option<String> {
         "discussions",
         "xet-write-token",
         "xet-read-token",
+        // Not served, and not a part of a name either.
+        "lfs-files",
+        "super-squash",
     ];
     let (prefix, rest, operations): (&str, &str, &[&str]) = match path.strip_prefix("api/models/") {
         Some(rest) => ("/hf/api/models/", rest, &OPERATIONS),

@@ -128,6 +128,7 @@ async fn a_repository_is_created_and_deleted() {
         (json!({"name": "x", "organization": "team", "type": "dataset"}), "only models"),
         (json!({"name": "..", "organization": "team"}), "not a repository name"),
         (json!({"name": "x", "organization": "v2"}), "reserved"),
+        (json!({"name": "x"}), "`team/mini`"),
         (json!({"name": "x", "organization": "team", "visibility": "protected"}), "expected"),
     ] {
         let refused = create(body).await;

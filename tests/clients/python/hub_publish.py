@@ -61,6 +61,13 @@ assert (url.repo_id, str(url)) == (name, f"{server}/hf/{name}"), url
 assert api.create_repo(name, exist_ok=True).repo_id == name
 assert status(lambda: api.create_repo(name)) == 409
 assert api.repo_exists(name) and listed() == set()
+# Without a namespace, it is in the caller's own.
+if token:
+    own = api.create_repo("own-model")
+    assert own.repo_id == f"{api.whoami()['name']}/own-model", own
+    api.delete_repo(own.repo_id)
+else:
+    assert status(lambda: api.create_repo("own-model")) == 400
 empty = api.model_info(name).sha
 
 # 2. One file at a time. What does not change is no commit.
