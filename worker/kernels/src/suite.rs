@@ -189,7 +189,7 @@ fn error(found: &[f32], expect: &[f32]) -> f64 {
 /// Asserts the normalised mean squared error against the scalar CPU. The bound is 1e-10 with an f32 cache,
 /// where only the order of additions differs, and 1e-6 with f16, where the last bit of a key may be rounded
 /// differently.
-fn check_device<K: Kernels>(make: impl Fn() -> K) {
+pub(crate) fn check_device<K: Kernels>(make: impl Fn() -> K) {
     for float in [Float::F32, Float::F16, Float::BF16] {
         for (dtype, bound) in [(Dtype::Float(Float::F32), 1e-10), (Dtype::Float(Float::F16), 1e-6)] {
             for pairing in [Pairing::Halves, Pairing::Adjacent] {

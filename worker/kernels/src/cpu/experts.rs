@@ -27,17 +27,17 @@ pub(super) struct ExpertBuffers {
 
 /// A row, one of its experts and the expert's weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Choice {
-    row: usize,
-    expert: usize,
-    weight: f32,
+pub(crate) struct Choice {
+    pub(crate) row: usize,
+    pub(crate) expert: usize,
+    pub(crate) weight: f32,
 }
 
 /// The slots of one expert.
-struct Group {
-    expert: usize,
-    first: usize,
-    n: usize,
+pub(crate) struct Group {
+    pub(crate) expert: usize,
+    pub(crate) first: usize,
+    pub(crate) n: usize,
 }
 
 impl Cpu {
@@ -127,7 +127,11 @@ impl Cpu {
 
 /// Selects the `used` experts with the highest weights, in descending order. Ties keep the order of the
 /// experts.
-fn route(weights: &[f32], used: usize, renormalise: bool) -> impl Iterator<Item = (usize, f32)> {
+pub(crate) fn route(
+    weights: &[f32],
+    used: usize,
+    renormalise: bool,
+) -> impl Iterator<Item = (usize, f32)> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
     order.truncate(used);
@@ -136,7 +140,7 @@ fn route(weights: &[f32], used: usize, renormalise: bool) -> impl Iterator<Item 
 }
 
 /// Sorts the choices by expert. Returns their indices and the range of each expert.
-fn group_by_expert(choices: &[Choice]) -> (Vec<usize>, Vec<Group>) {
+pub(crate) fn group_by_expert(choices: &[Choice]) -> (Vec<usize>, Vec<Group>) {
     let mut slots: Vec<usize> = (0..choices.len()).collect();
     slots.sort_by_key(|choice| choices[*choice].expert);
     let mut groups: Vec<Group> = Vec::new();

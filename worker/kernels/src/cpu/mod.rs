@@ -8,6 +8,8 @@
 mod attention;
 mod experts;
 
+pub(crate) use experts::{Choice, Group, group_by_expert, route};
+
 use super::batch::{Batch, PAGE_LEN};
 use super::dot_blocks::{self, Columns, TILE};
 use super::error::DeviceError;

@@ -171,4 +171,20 @@ structs! {
         k: u32,
         reserved: u32,
     }
+    /// The arguments of `mix_experts`.
+    MixExperts {
+        /// A row per slot.
+        outputs: u64,
+        /// For each row, the slots of its choices, as `used` u32.
+        slots: u64,
+        /// As many weights.
+        weights: u64,
+        out: u64,
+        cols: u32,
+        /// Values between slots.
+        stride: u32,
+        out_stride: u32,
+        /// Choices per row.
+        used: u32,
+    }
 }

@@ -6,10 +6,12 @@
 //! version. The formats of weights are in `decode/*.cuh`.
 
 mod args;
+mod backend;
 mod cubin_cache;
 mod driver;
 mod gpu;
 mod library;
+mod memory;
 mod nvrtc;
 mod planes;
 mod program;
@@ -20,10 +22,12 @@ mod emulator;
 #[cfg(test)]
 mod tests;
 
-pub use args::{Attend, DecodeRows, DotRows, Matrix, RowOp, Sample, StoreRows};
+pub use args::{Attend, DecodeRows, DotRows, Matrix, MixExperts, RowOp, Sample, StoreRows};
+pub use backend::{Cache, Cuda, Matrix as DeviceMatrix, Step, Vector};
 pub use cubin_cache::CubinCache;
 pub use driver::{Address, Driver, Launch};
 pub use gpu::Gpu;
+pub use memory::Buffer;
 pub use nvrtc::{Architecture, Compiled, Nvrtc};
 pub use planes::{Layout, Plane};
 pub use program::{DotRowsKernel, Program, attention_kernel, cache_row_bytes, dot_rows_kernel};

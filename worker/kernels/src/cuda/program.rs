@@ -20,7 +20,7 @@ const WEIGHT_KERNELS: &[&str] =
     &["decode_rows", "dot_rows_1", "dot_rows_2", "dot_rows_4", "dot_rows_8", "dot_tiles"];
 /// The kernels that process rows of floats.
 const ROW_KERNELS: &[&str] =
-    &["rms_norm", "layer_norm", "rotate", "swiglu", "geglu", "gelu", "softmax", "soft_cap"];
+    &["rms_norm", "layer_norm", "rotate", "swiglu", "geglu", "gelu", "softmax", "soft_cap", "mix_experts"];
 
 /// The kernels over the cache.
 const CACHE_KERNELS: &[&str] = &["store_rows", "attention_128", "attention_256", "attention_512"];
@@ -121,6 +121,7 @@ impl Program {
             include_str!("../gelu/gelu.cu").to_owned(),
             include_str!("../softmax/softmax.cu").to_owned(),
             include_str!("../soft_cap/soft_cap.cu").to_owned(),
+            include_str!("../cpu/experts.cu").to_owned(),
         ];
         Self::new("rows".to_owned(), &parts, ROW_KERNELS)
     }

@@ -1,6 +1,7 @@
 //! The kernels on the emulator, compared with the scalar versions, and their compilation for GPUs.
 
 mod attention;
+mod backend;
 mod faults;
 mod harness;
 mod machine_code;

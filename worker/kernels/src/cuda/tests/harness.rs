@@ -19,19 +19,23 @@ pub(super) struct Harness {
     module: Module,
 }
 
+/// Whether this machine has a compiler for the emulator; if not, the test is reported as skipped.
+pub(super) fn is_available() -> bool {
+    match compiler() {
+        Compiler::Found(_) => return true,
+        Compiler::Missing => report::skip(&report::current_test(), "g++ is not installed"),
+        Compiler::OtherArchitecture => {
+            report::skip_optional(&report::current_test(), "g++ compiles for another architecture");
+        }
+    }
+    false
+}
+
 impl Harness {
     /// `None` if this machine has no compiler for the emulator; the test is then reported as skipped.
     pub(super) fn new(program: &Program) -> Option<Self> {
-        match compiler() {
-            Compiler::Found(_) => {}
-            Compiler::Missing => {
-                report::skip(&report::current_test(), "g++ is not installed");
-                return None;
-            }
-            Compiler::OtherArchitecture => {
-                report::skip_optional(&report::current_test(), "g++ compiles for another architecture");
-                return None;
-            }
+        if !is_available() {
+            return None;
         }
         let mut device = Emulator::new();
         let module = device.load(program).unwrap();

@@ -1,0 +1,240 @@
+//! Launches: the kernels of a model's formats, with their arguments from matrices and buffers.
+#![allow(unsafe_code)] // Launches kernels.
+
+use bytemuck::Pod;
+
+use super::super::args::{self, DecodeRows, DotRows, RowOp};
+use super::super::driver::{Driver, Launch};
+use super::super::memory::{Shared, View};
+use super::super::program::{Program, dot_rows_kernel};
+use super::Matrix;
+use crate::dtype::{Dtype, Float};
+use crate::error::DeviceError;
+use crate::kernels::Activation;
+
+/// The driver and the loaded programs.
+pub(super) struct Queue<D: Driver> {
+    pub(super) driver: Shared<D>,
+    rows: D::Module,
+    weights: Vec<(Dtype, D::Module)>,
+    caches: Vec<(Dtype, D::Module)>,
+}
+
+const F32: Dtype = Dtype::Float(Float::F32);
+
+impl<D: Driver> Queue<D> {
+    pub(super) fn new(mut driver: D) -> Result<Self, DeviceError> {
+        let rows = driver.load(&Program::of_rows())?;
+        let driver = Shared::new(driver);
+        let mut queue = Self { driver, rows, weights: Vec::new(), caches: Vec::new() };
+        // Rows of buffers are gathered as those of a table.
+        queue.load_format(F32)?;
+        Ok(queue)
+    }
+
+    /// Loads the kernels of a format. Returns its number.
+    pub(super) fn load_format(&mut self, dtype: Dtype) -> Result<usize, DeviceError> {
+        if let Some(index) = self.weights.iter().position(|(loaded, _)| *loaded == dtype) {
+            return Ok(index);
+        }
+        let program = Program::of_format(dtype).ok_or_else(|| unsupported(format!("weights of {dtype:?}")))?;
+        let module = self.driver.lock().load(&program)?;
+        self.weights.push((dtype, module));
+        Ok(self.weights.len() - 1)
+    }
+
+    /// Loads the kernels of a cache. Returns its number.
+    pub(super) fn load_cache(&mut self, dtype: Dtype) -> Result<usize, DeviceError> {
+        if let Some(index) = self.caches.iter().position(|(loaded, _)| *loaded == dtype) {
+            return Ok(index);
+        }
+        let program =
+            Program::of_cache(dtype).ok_or_else(|| unsupported(format!("a KV cache of {dtype:?}")))?;
+        let module = self.driver.lock().load(&program)?;
+        self.caches.push((dtype, module));
+        Ok(self.caches.len() - 1)
+    }
+
+    fn launch<A: Pod>(
+        &self,
+        module: &D::Module,
+        kernel: &str,
+        grid: [u32; 3],
+        threads: u32,
+        args: &A,
+    ) -> Result<(), DeviceError> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let launch = Launch { grid, threads };
+        // SAFETY: the callers give each kernel its struct. Addresses and sizes are those of matrices, caches
+        // and buffers, which return their memory only after the queued work.
+        unsafe { self.driver.lock().launch(module, kernel, launch, bytemuck::bytes_of(args)) }
+    }
+
+    /// A kernel over the cache.
+    pub(super) fn over_cache<A: Pod>(
+        &self,
+        cache: usize,
+        kernel: &str,
+        grid: [u32; 3],
+        threads: u32,
+        args: &A,
+    ) -> Result<(), DeviceError> {
+        self.launch(&self.caches[cache].1, kernel, grid, threads, args)
+    }
+
+    /// A kernel of [`Program::of_rows`] with a block per row and head.
+    pub(super) fn by_row(
+        &self,
+        kernel: &str,
+        [rows, heads]: [u32; 2],
+        threads: u32,
+        args: &RowOp,
+    ) -> Result<(), DeviceError> {
+        self.launch(&self.rows, kernel, [rows, heads, 1], threads, args)
+    }
+
+    /// A kernel of [`Program::of_rows`] over all values of the rows.
+    pub(super) fn by_value<A: Pod>(
+        &self,
+        kernel: &str,
+        [rows, cols]: [u32; 2],
+        args: &A,
+    ) -> Result<(), DeviceError> {
+        self.launch(&self.rows, kernel, [cols.div_ceil(256), rows, 1], 256, args)
+    }
+
+    /// `out = x * matrix^T + bias`, or added to what is there.
+    pub(super) fn product(
+        &self,
+        matrix: &Matrix<D>,
+        bias: Option<u64>,
+        x: View,
+        out: View,
+        accumulate: bool,
+    ) -> Result<(), DeviceError> {
+        let m = matrix.args;
+        assert!(x.cols == m.cols && out.cols == m.rows && out.rows == x.rows, "shapes match");
+        let (dtype, module) = &self.weights[matrix.format];
+        let kernel = dot_rows_kernel(*dtype, x.rows as usize);
+        let args = DotRows {
+            matrix: m,
+            x: x.at,
+            out: out.at,
+            bias: bias.unwrap_or(0),
+            x_stride: x.stride,
+            out_stride: out.stride,
+            columns: x.rows,
+            accumulate: u32::from(accumulate),
+        };
+        let grid = [m.rows.div_ceil(kernel.rows), x.rows.div_ceil(kernel.columns), 1];
+        self.launch(module, kernel.name, grid, kernel.threads, &args)
+    }
+
+    /// `out = scale * table[ids]`.
+    pub(super) fn look_up(
+        &self,
+        table: &Matrix<D>,
+        ids: u64,
+        scale: f32,
+        out: View,
+    ) -> Result<(), DeviceError> {
+        assert!(out.cols == table.args.cols, "shapes match");
+        let args = DecodeRows {
+            table: table.args,
+            ids,
+            out: out.at,
+            out_stride: out.stride,
+            scale,
+            ..DecodeRows::default()
+        };
+        self.launch(&self.weights[table.format].1, "decode_rows", [out.rows, 1, 1], 128, &args)
+    }
+
+    /// `out += table[ids] + plus`.
+    pub(super) fn add_rows(
+        &self,
+        table: &Matrix<D>,
+        ids: u64,
+        plus: u64,
+        out: View,
+    ) -> Result<(), DeviceError> {
+        assert!(out.cols == table.args.cols, "shapes match");
+        let args = DecodeRows {
+            table: table.args,
+            ids,
+            out: out.at,
+            plus,
+            out_stride: out.stride,
+            accumulate: 1,
+            scale: 1.0,
+            reserved: 0,
+        };
+        self.launch(&self.weights[table.format].1, "decode_rows", [out.rows, 1, 1], 128, &args)
+    }
+
+    /// `out = x[ids]`.
+    pub(super) fn gather(&self, x: View, ids: u64, out: View) -> Result<(), DeviceError> {
+        let mut table = args::Matrix { rows: x.rows, cols: x.cols, factor: 1.0, ..args::Matrix::default() };
+        table.planes[0] = x.at;
+        table.strides[0] = 4 * u64::from(x.stride);
+        let args = DecodeRows {
+            table,
+            ids,
+            out: out.at,
+            out_stride: out.stride,
+            scale: 1.0,
+            ..DecodeRows::default()
+        };
+        self.launch(&self.weights[0].1, "decode_rows", [out.rows, 1, 1], 128, &args)
+    }
+
+    /// The root-mean-square norm of `x`, to `out`, or added to it. They may be the same.
+    pub(super) fn rms_norm(
+        &self,
+        x: View,
+        (weight, eps): (u64, f32),
+        out: View,
+        accumulate: bool,
+    ) -> Result<(), DeviceError> {
+        let args = RowOp {
+            x: x.at,
+            weight,
+            out: out.at,
+            cols: x.cols,
+            x_stride: x.stride,
+            out_stride: out.stride,
+            scale: eps,
+            accumulate: u32::from(accumulate),
+            ..RowOp::default()
+        };
+        self.by_row("rms_norm", [x.rows, 1], 256, &args)
+    }
+
+    /// `gate = activation(gate) * up`.
+    pub(super) fn activate(&self, activation: Activation, gate: View, up: View) -> Result<(), DeviceError> {
+        let kernel = match activation {
+            Activation::Silu => "swiglu",
+            Activation::GeluTanh => "geglu",
+        };
+        let args = RowOp { other: up.at, other_stride: up.stride, ..in_place(gate) };
+        self.by_value(kernel, [gate.rows, gate.cols], &args)
+    }
+}
+
+/// Arguments of a kernel that replaces rows.
+pub(super) fn in_place(x: View) -> RowOp {
+    RowOp {
+        x: x.at,
+        out: x.at,
+        cols: x.cols,
+        x_stride: x.stride,
+        out_stride: x.stride,
+        ..RowOp::default()
+    }
+}
+
+pub(super) fn unsupported(what: String) -> DeviceError {
+    DeviceError::Unsupported { what }
+}
