@@ -68,7 +68,9 @@ async fn hidden_and_missing_repositories_look_alike() {
         for (method, route, body, need, _) in ROUTES {
             let has_name =
                 route.contains("{name}") || route.contains("{*model}") || body.contains("team/mini");
-            if !has_name || matches!(need, Need::Own | Need::Administer | Need::Join | Need::Maintain) {
+            // Without a session, all pages that need one lead to the sign-in, with their address.
+            let needs_more = [Need::Own, Need::Administer, Need::Join, Need::Maintain, Need::Session];
+            if !has_name || needs_more.contains(need) {
                 continue;
             }
             for (caller, credentials) in &callers {
