@@ -23,8 +23,8 @@ use crate::error::chain;
 
 /// How long metadata and keys are used before they are fetched again.
 const FRESH: Duration = Duration::from_secs(3600);
-/// How long after a request an issuer is not asked again for its metadata and keys, whoever sends tokens with
-/// unknown keys.
+/// How long after a request an issuer is not asked again for its metadata and keys, however many tokens have unknown
+/// keys.
 pub(crate) const COOLDOWN: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 10_000 });
 /// Timeout of one request, from the connection to the end of the response.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 10 });

@@ -294,8 +294,8 @@ impl Registry {
         Ok(self.account_live(account.id).await?.is_some_and(|row| row.password.is_some()))
     }
 
-    /// Changes the caller's own password. The current one is needed: whoever has a token or a session of the
-    /// account must not be able to lock its owner out.
+    /// Changes the caller's own password. The current one is needed, so that a stolen token or session cannot
+    /// lock the owner out.
     pub async fn password_change(
         &self,
         caller: &Caller,

@@ -34,7 +34,7 @@ impl LoginPage {
         LoginPage {
             name: name.to_owned(),
             next: next.to_owned(),
-            // Whoever has a session already is here to sign in again.
+            // A caller with a session is here to sign in again.
             query: format!(
                 "next={}{}",
                 utf8_percent_encode(next, NON_ALPHANUMERIC),
