@@ -127,11 +127,7 @@ impl Cpu {
 
 /// Selects the `used` experts with the highest weights, in descending order. Ties keep the order of the
 /// experts.
-pub(crate) fn route(
-    weights: &[f32],
-    used: usize,
-    renormalise: bool,
-) -> impl Iterator<Item = (usize, f32)> {
+pub(crate) fn route(weights: &[f32], used: usize, renormalise: bool) -> impl Iterator<Item = (usize, f32)> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
     order.truncate(used);

@@ -156,8 +156,7 @@ impl<D: Driver> Buffer<D> {
     ) -> Result<View, DeviceError> {
         let stride = cols.next_multiple_of(Self::UNIT);
         let memory = self.memory.at_least(driver, "activations", 4 * rows as u64 * stride as u64)?;
-        self.view =
-            View { at: memory.at().0, rows: rows as u32, cols: cols as u32, stride: stride as u32 };
+        self.view = View { at: memory.at().0, rows: rows as u32, cols: cols as u32, stride: stride as u32 };
         Ok(self.view)
     }
 

@@ -16,9 +16,7 @@ use super::program::{attention_kernel, cache_row_bytes};
 use crate::batch::{Batch, PAGE_LEN, Span};
 use crate::dtype::Dtype;
 use crate::error::DeviceError;
-use crate::kernels::{
-    Attention, CacheShape, Experts, GateUp, Kernels, LayerNorm, Linear, Norm, Qkv, Rope,
-};
+use crate::kernels::{Attention, CacheShape, Experts, GateUp, Kernels, LayerNorm, Linear, Norm, Qkv, Rope};
 use crate::ops::Ops;
 use crate::rope::Pairing;
 use crate::rows::Rows;
@@ -227,12 +225,7 @@ impl<D: Driver> Cuda<D> {
         Ok(memory.at().0)
     }
 
-    fn norm_heads(
-        &self,
-        x: View,
-        norm: &Norm<Self>,
-        head_dim: usize,
-    ) -> Result<(), DeviceError> {
+    fn norm_heads(&self, x: View, norm: &Norm<Self>, head_dim: usize) -> Result<(), DeviceError> {
         let (weight, scale) = norm.weight.norm(norm.eps);
         let heads = x.cols / head_dim as u32;
         let cols = head_dim as u32;
@@ -240,12 +233,7 @@ impl<D: Driver> Cuda<D> {
         self.queue.by_row("rms_norm", [x.rows, heads], 256, &args)
     }
 
-    fn rotate(
-        &self,
-        x: View,
-        rotation: Rotation,
-        head_dim: usize,
-    ) -> Result<(), DeviceError> {
+    fn rotate(&self, x: View, rotation: Rotation, head_dim: usize) -> Result<(), DeviceError> {
         let args = RowOp {
             other: rotation.cosines,
             weight: rotation.sines,
@@ -277,7 +265,13 @@ impl<D: Driver> Cuda<D> {
         let keys = self.keys.resize(driver, step.rows, kv_cols)?;
         let values = self.values.resize(driver, step.rows, kv_cols)?;
         for (linear, out) in [(&w.q, queries), (&w.k, keys), (&w.v, values)] {
-            self.queue.product(&linear.matrix, linear.bias.as_ref().map(Vector::address), input, out, false)?;
+            self.queue.product(
+                &linear.matrix,
+                linear.bias.as_ref().map(Vector::address),
+                input,
+                out,
+                false,
+            )?;
         }
         let CacheShape { n_kv_heads, head_dim, .. } = cache.shape;
         if let Some([of_q, of_k]) = &w.head_norms {
@@ -300,7 +294,13 @@ impl<D: Driver> Cuda<D> {
                 which,
                 reserved: 0,
             };
-            self.queue.over_cache(cache.format, "store_rows", [n_kv_heads as u32, rows.rows, 1], 32, &args)?;
+            self.queue.over_cache(
+                cache.format,
+                "store_rows",
+                [n_kv_heads as u32, rows.rows, 1],
+                32,
+                &args,
+            )?;
         }
         Ok(())
     }
@@ -515,7 +515,13 @@ impl<D: Driver> Kernels for Cuda<D> {
             let gate = out.resize(&queue.driver, step.rows, cols)?;
             let up = this.values.resize(&queue.driver, step.rows, cols)?;
             for (linear, out) in [(&w.gate, gate), (&w.up, up)] {
-                queue.product(&linear.matrix, linear.bias.as_ref().map(Vector::address), normed, out, false)?;
+                queue.product(
+                    &linear.matrix,
+                    linear.bias.as_ref().map(Vector::address),
+                    normed,
+                    out,
+                    false,
+                )?;
             }
             queue.activate(w.activation, gate, up)
         });

@@ -37,7 +37,8 @@ impl<D: Driver> Queue<D> {
         if let Some(index) = self.weights.iter().position(|(loaded, _)| *loaded == dtype) {
             return Ok(index);
         }
-        let program = Program::of_format(dtype).ok_or_else(|| unsupported(format!("weights of {dtype:?}")))?;
+        let program =
+            Program::of_format(dtype).ok_or_else(|| unsupported(format!("weights of {dtype:?}")))?;
         let module = self.driver.lock().load(&program)?;
         self.weights.push((dtype, module));
         Ok(self.weights.len() - 1)
@@ -225,14 +226,7 @@ impl<D: Driver> Queue<D> {
 
 /// Arguments of a kernel that replaces rows.
 pub(super) fn in_place(x: View) -> RowOp {
-    RowOp {
-        x: x.at,
-        out: x.at,
-        cols: x.cols,
-        x_stride: x.stride,
-        out_stride: x.stride,
-        ..RowOp::default()
-    }
+    RowOp { x: x.at, out: x.at, cols: x.cols, x_stride: x.stride, out_stride: x.stride, ..RowOp::default() }
 }
 
 pub(super) fn unsupported(what: String) -> DeviceError {
