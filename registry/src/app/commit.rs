@@ -53,6 +53,16 @@ pub(crate) enum CommitOperation {
     },
 }
 
+impl CommitOperation {
+    pub(crate) fn path(&self) -> &str {
+        match self {
+            CommitOperation::Add { path, .. }
+            | CommitOperation::DeleteFile { path }
+            | CommitOperation::DeleteFolder { path } => path,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct CommitOutcome {
     pub(crate) digest: Digest,

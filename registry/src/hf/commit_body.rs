@@ -20,6 +20,8 @@ use crate::{BodyError, Error, Registry};
 
 /// The longest line without the content of a file, and the longest content that is not streamed.
 const MAX_LINE_BYTES: usize = 64 << 10;
+/// The longest path. Those of new files are shorter; this bounds what the operations of a commit occupy.
+const MAX_PATH_BYTES: usize = 4096;
 /// How many decoded pieces wait for the storage.
 const PIECES: usize = 4;
 
@@ -97,7 +99,7 @@ pub(super) async fn read_commit(
             return Err(CommitError::TooManyOperations { limit: MAX_OPERATIONS }.into());
         }
         let value = value.get().as_bytes();
-        commit.operations.push(match &key[..] {
+        let operation = match &key[..] {
             "file" => {
                 let InlineFile { path, content, encoding } = parse_line(number, value)?;
                 if let Some(encoding) = encoding.filter(|encoding| encoding != "base64") {
@@ -137,7 +139,12 @@ pub(super) async fn read_commit(
                 );
                 return Err(wrong_line(number, reason).into());
             }
-        });
+        };
+        if operation.path().len() > MAX_PATH_BYTES {
+            let reason = format!("has a path of more than {MAX_PATH_BYTES} bytes");
+            return Err(wrong_line(number, reason).into());
+        }
+        commit.operations.push(operation);
     }
     if has_header { Ok(commit) } else { Err(CommitError::HeaderMissing.into()) }
 }

@@ -449,6 +449,7 @@ async fn hostile_commits_change_nothing() {
             "cannot be the path",
         ),
         (lines(None, &vec![deleted("dir/a"); 10_001]), 413, "more than 10000 operations"),
+        (lines(None, &[deleted(&"a".repeat(5000))]), 400, "a path of more than 4096 bytes"),
     ];
     for (body, status, message) in bodies {
         let response = app.send(post("/hf/api/models/team/m/commit/main"), body).await;
