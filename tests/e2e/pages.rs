@@ -27,7 +27,7 @@ async fn use_pages(test: &str, scripts: &str) {
     if find_program(test, "LODE_CHROMEDRIVER", &["/usr/bin/chromedriver"]).is_none() {
         return;
     }
-    let without_accounts = Server::fresh().await;
+    let without_accounts = Server::fresh_with_worker().await;
     let lode = without_accounts.lode();
     let folder = demo();
     for tag in ["v1", "v2"] {

@@ -20,6 +20,8 @@ mod tables;
 #[cfg(test)]
 mod emulator;
 #[cfg(test)]
+use crate::error::DeviceError;
+#[cfg(test)]
 mod tests;
 
 pub use args::{Attend, DecodeRows, DotRows, Matrix, MixExperts, RowOp, Sample, StoreRows};

@@ -2,6 +2,8 @@
 //! sequences. The runner loads one with [`load`] and keeps it on one thread.
 
 #[cfg(test)]
+mod cuda_tests;
+#[cfg(test)]
 mod encoder_tests;
 #[cfg(test)]
 mod family_tests;

@@ -11,9 +11,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use libloading::Library;
 use lode_model::digest::Digest;
 
-use super::super::program::Program;
+use super::super::{DeviceError, Program};
 use super::runtime;
-use crate::error::DeviceError;
 
 const TYPES: &str = include_str!("../types.cuh");
 const HEADER: &str = include_str!("emulator.h");

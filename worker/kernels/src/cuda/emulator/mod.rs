@@ -16,9 +16,8 @@ use libloading::{Library, Symbol};
 
 pub(super) use compile::{Compiler, compiler};
 
-use super::driver::{Address, Driver, Launch};
-use super::program::Program;
-use crate::error::DeviceError;
+// The tests of the worker include this file, too: everything of this crate comes from the parent module.
+use super::{Address, DeviceError, Driver, Launch, Program};
 
 type KernelFn = unsafe extern "C" fn(*const c_void);
 type LaunchFn = unsafe extern "C" fn(

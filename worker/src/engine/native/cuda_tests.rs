@@ -1,0 +1,119 @@
+//! Whole models on the CUDA back end, on the emulator of its kernels: the results of transformers for every family,
+//! alone and together, with shared prefixes and after a cancelled step. Each launch runs twice on the host, so
+//! that prompts are cut and the context is short.
+
+use lode_kernels::DeviceError;
+use lode_kernels::cuda::{Address, Cuda, Driver, Launch, Program};
+use serde_json::Value;
+
+use super::tests::{checkpoint, expected, greedy, ids, step};
+use super::*;
+
+/// The file of the kernels' tests. Only what these tests need of it is used here.
+#[path = "../../../kernels/src/cuda/emulator/mod.rs"]
+#[allow(dead_code, reason = "shared with the tests of the kernels, which use all of it")]
+mod emulator;
+use emulator::{Compiler, Emulator, compiler};
+
+const FAMILIES: [&str; 11] = [
+    "llama",
+    "llama3-rope",
+    "mistral-swa",
+    "mixtral",
+    "qwen2",
+    "qwen2-yarn",
+    "qwen3",
+    "qwen3-moe",
+    "gemma2",
+    "gemma3",
+    "phi3",
+];
+
+/// `None` if this machine cannot compile the kernels for the emulator; the kernels' tests report it as skipped.
+fn engine(family: &str, kv_type: KvType) -> Option<Box<dyn Engine>> {
+    let Compiler::Found(_) = compiler() else { return None };
+    let options =
+        LoadOptions { kv_type, context_length: Some(64), max_sequences: 3, ..LoadOptions::default() };
+    let opened = open(&checkpoint(&folder(family))).unwrap();
+    let kernels = Cuda::new(Emulator::new()).unwrap();
+    Some(Box::new(Native::load(opened, &options, kernels).unwrap()))
+}
+
+fn folder(family: &str) -> String {
+    format!("tests/fixtures/arch/{family}")
+}
+
+fn cases(family: &str) -> Vec<Value> {
+    expected(&folder(family))["cases"].as_array().unwrap().clone()
+}
+
+/// The largest difference from the logits that a case expects.
+fn error(row: &[f32], case: &Value) -> f64 {
+    let expect = case["last_logits"].as_array().unwrap();
+    assert_eq!(row.len(), expect.len());
+    row.iter().zip(expect).map(|(a, b)| (f64::from(*a) - b.as_f64().unwrap()).abs()).fold(0.0, f64::max)
+}
+
+#[test]
+fn every_family_gives_the_results_of_transformers() {
+    for family in FAMILIES {
+        let Some(mut engine) = engine(family, KvType::F32) else { return };
+        let bound = if expected(&folder(family))["weights"] == "F32" { 1e-4 } else { 5e-4 };
+        // 8 tokens, and 40, which are more than the windows of the models and a tile of columns.
+        for case in &cases(family)[..2] {
+            let prompt = ids(&case["token_ids"]);
+            let sequence = engine.open(prompt.len()).unwrap();
+            let rows = step(engine.as_mut(), sequence, &prompt, RowSelection::Last);
+            engine.close(sequence);
+            let error = error(&rows[0], case);
+            assert!(error <= bound, "{family}, {} tokens: {error}", prompt.len());
+        }
+        let case = &cases(family)[0];
+        let wanted = &ids(&case["greedy"])[..2];
+        assert_eq!(greedy(engine.as_mut(), &ids(&case["token_ids"]), 2, &[]), wanted, "{family}");
+    }
+}
+
+/// As on the CPU, a sequence depends on its own tokens alone: not on the others of a step, nor on where its prompt
+/// was cut, nor on whether its beginning was computed for another sequence.
+#[test]
+fn sequences_do_not_depend_on_each_other() {
+    for family in ["llama", "qwen3-moe"] {
+        let Some(mut engine) = engine(family, KvType::F32) else { return };
+        let prompt = &ids(&cases(family)[0]["token_ids"])[..];
+        let alone = engine.open(64).unwrap();
+        let expect = step(engine.as_mut(), alone, prompt, RowSelection::Last);
+
+        let (head, tail) = prompt.split_at(prompt.len() / 2);
+        let parts = engine.open(64).unwrap();
+        step(engine.as_mut(), parts, head, RowSelection::Nothing);
+        let shared = engine.fork(parts, head.len(), 64).unwrap();
+        let slice = |sequence, tokens| Slice { sequence, tokens, want: RowSelection::Last };
+        // The first sequence goes on in the same step.
+        let logits =
+            engine.step(&[slice(alone, &prompt[..1]), slice(parts, tail), slice(shared, tail)]).unwrap();
+        for index in [1, 2] {
+            assert_eq!(logits.last(index).unwrap().unwrap(), expect[0], "{family}, {index}");
+        }
+
+        // A cancelled step appends nothing, and the next one computes the same.
+        engine.truncate(shared, head.len());
+        let cancelled = engine.step_unless(&|| true, &[slice(shared, tail)]);
+        assert_eq!(cancelled.unwrap_err(), StepError::Cancelled);
+        assert_eq!(engine.len(shared), head.len());
+        assert_eq!(step(engine.as_mut(), shared, tail, RowSelection::Last), expect, "{family}");
+    }
+}
+
+#[test]
+fn a_cache_of_halves_and_of_blocks_gives_close_logits() {
+    for (kv_type, bound) in [(KvType::F16, 0.02), (KvType::Q8_0, 0.2)] {
+        let Some(mut engine) = engine("llama", kv_type) else { return };
+        let case = &cases("llama")[0];
+        let prompt = ids(&case["token_ids"]);
+        let sequence = engine.open(prompt.len()).unwrap();
+        let rows = step(engine.as_mut(), sequence, &prompt, RowSelection::Last);
+        let error = error(&rows[0], case);
+        assert!(error > 0.0 && error < bound, "{kv_type:?}: {error}");
+    }
+}
