@@ -22,12 +22,6 @@ pub enum DeviceError {
     /// The device has no kernels for something that a model needs.
     #[error("this device does not support {what}")]
     Unsupported { what: String },
-    /// The model does not fit.
-    #[error(
-        "the model needs {wanted_bytes} bytes of device memory, of which {free_bytes} are free: choose a \
-         smaller context or fewer parallel sequences, a smaller model, or the CPU"
-    )]
-    TooLarge { wanted_bytes: u64, free_bytes: u64 },
     /// Another failure of the driver.
     #[error("the driver failed to {action}: {reason}")]
     Driver { action: &'static str, reason: String },

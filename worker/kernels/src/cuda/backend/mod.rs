@@ -8,7 +8,7 @@ mod queue;
 
 use self::experts::ExpertBuffers;
 use self::queue::{Queue, in_place, unsupported};
-use super::args::{self, Attend, RowOp, StoreRows};
+use super::args::{self, Attend, DecodeRows, RowOp, StoreRows};
 use super::driver::Driver;
 use super::memory::{Buffer, Memory, Reserved, View};
 use super::planes::Layout;
@@ -137,11 +137,6 @@ impl<D: Driver> Cuda<D> {
         })
     }
 
-    /// Gives access to the driver, between steps.
-    pub fn with_driver<T>(&mut self, ask: impl FnOnce(&mut D) -> T) -> T {
-        ask(&mut self.queue.driver.lock())
-    }
-
     /// Queues work, unless earlier work failed.
     fn queue(&mut self, work: impl FnOnce(&mut Self) -> Result<(), DeviceError>) {
         if self.failure.is_none() {
@@ -208,6 +203,11 @@ impl<D: Driver> Cuda<D> {
             self.visible.push(Visible { window, causal, step: 0, ranges: Reserved::default() });
         }
         let visible = &mut self.visible[index];
+        if visible.step == step.number
+            && let Some(memory) = visible.ranges.get()
+        {
+            return Ok(memory.at().0);
+        }
         let ranges: Vec<u32> = (step.spans.iter())
             .flat_map(|span| (span.start..span.start + span.rows).map(move |position| (span, position)))
             .flat_map(|(span, position)| {
@@ -218,10 +218,8 @@ impl<D: Driver> Cuda<D> {
             .collect();
         let bytes: &[u8] = bytemuck::cast_slice(&ranges);
         let memory = visible.ranges.at_least(&self.queue.driver, "a batch", bytes.len() as u64)?;
-        if visible.step != step.number {
-            memory.write(0, bytes)?;
-            visible.step = step.number;
-        }
+        memory.write(0, bytes)?;
+        visible.step = step.number;
         Ok(memory.at().0)
     }
 
@@ -428,13 +426,15 @@ impl<D: Driver> Kernels for Cuda<D> {
         self.assert_current(step);
         self.queue(|this| {
             let out = x.resize(&this.queue.driver, step.rows, table.args.cols as usize)?;
-            this.queue.look_up(table, step.tokens, scale, out)
+            this.queue.look_up(table, out, DecodeRows { ids: step.tokens, scale, ..DecodeRows::default() })
         });
     }
 
     fn positions(&mut self, step: &Step, table: &Matrix<D>, plus: &Vector<D>, x: &mut Buffer<D>) {
         self.assert_current(step);
-        self.queue(|this| this.queue.add_rows(table, step.positions, plus.address(), x.view()));
+        let (ids, plus) = (step.positions, plus.address());
+        let args = DecodeRows { ids, plus, accumulate: 1, scale: 1.0, ..DecodeRows::default() };
+        self.queue(|this| this.queue.look_up(table, x.view(), args));
     }
 
     fn qkv(

@@ -133,45 +133,11 @@ impl<D: Driver> Queue<D> {
         self.launch(module, kernel.name, grid, kernel.threads, &args)
     }
 
-    /// `out = scale * table[ids]`.
-    pub(super) fn look_up(
-        &self,
-        table: &Matrix<D>,
-        ids: u64,
-        scale: f32,
-        out: View,
-    ) -> Result<(), DeviceError> {
+    /// `out = scale * table[ids]`, or `scale * table[ids] + plus` added to what is there; `args` has everything but the
+    /// table and `out`.
+    pub(super) fn look_up(&self, table: &Matrix<D>, out: View, args: DecodeRows) -> Result<(), DeviceError> {
         assert!(out.cols == table.args.cols, "shapes match");
-        let args = DecodeRows {
-            table: table.args,
-            ids,
-            out: out.at,
-            out_stride: out.stride,
-            scale,
-            ..DecodeRows::default()
-        };
-        self.launch(&self.weights[table.format].1, "decode_rows", [out.rows, 1, 1], 128, &args)
-    }
-
-    /// `out += table[ids] + plus`.
-    pub(super) fn add_rows(
-        &self,
-        table: &Matrix<D>,
-        ids: u64,
-        plus: u64,
-        out: View,
-    ) -> Result<(), DeviceError> {
-        assert!(out.cols == table.args.cols, "shapes match");
-        let args = DecodeRows {
-            table: table.args,
-            ids,
-            out: out.at,
-            plus,
-            out_stride: out.stride,
-            accumulate: 1,
-            scale: 1.0,
-            reserved: 0,
-        };
+        let args = DecodeRows { table: table.args, out: out.at, out_stride: out.stride, ..args };
         self.launch(&self.weights[table.format].1, "decode_rows", [out.rows, 1, 1], 128, &args)
     }
 
