@@ -268,7 +268,7 @@ async fn people_try_a_model_without_scripts() {
         ("temperature", "hot", "Temperature: expected a number from 0 to 2"),
         ("tokens", "0", "Length: expected a number of tokens from 1 to 4096"),
         ("schema", "{", "Schema: "),
-        ("tools", "{}", "Tools: expected another kind of JSON"),
+        ("tools", "{}", "Tools: expected a JSON list"),
         ("history", "[{", "The conversation could not be read"),
     ] {
         let page = send(path, &[(field, value), ("message", "stay"), ("history", "[]")], 400).await;

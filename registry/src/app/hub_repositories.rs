@@ -34,7 +34,7 @@ impl Registry {
         if self.store.repository_has_manifests(repository).await? {
             return Err(exists());
         }
-        // Before it exists, so that nobody sees it earlier.
+        // Set before the repository exists, so that a private one is never visible to others.
         if let Some(visibility) = visibility {
             self.hub_visibility_set(caller, repository, visibility).await?;
         }

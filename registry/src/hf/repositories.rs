@@ -1,4 +1,5 @@
-//! Repositories, branches, tags and settings: what Hugging Face's clients create, change and delete beside files.
+//! Repositories, branches, tags and settings: what Hugging Face's clients create, change and delete
+//! besides files.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};

@@ -6,7 +6,7 @@ use axum::response::Response;
 use http::StatusCode;
 use uuid::Uuid;
 
-use super::format::{bytes, counted, grouped, minute};
+use super::format::{bytes, counted, grouped, minute, minute_of};
 use super::page::{Shell, render};
 use crate::Registry;
 use crate::app::{Job, Status, WorkerStatus};
@@ -86,19 +86,9 @@ fn facts(status: &Status) -> Vec<(&'static str, String)> {
     all
 }
 
-/// A time of the API.
-fn minute_of(text: &str) -> String {
-    let minute: String = text.chars().take(16).collect();
-    format!("{} UTC", minute.replace('T', " "))
-}
-
 impl AdminPage {
     fn memory(&self, worker: &WorkerStatus) -> String {
         format!("{} of {}", bytes(worker.free_bytes), bytes(worker.memory_bytes))
-    }
-
-    fn seen(&self, text: &str) -> String {
-        minute_of(text)
     }
 
     /// The jobs that are not finished, then those that failed.

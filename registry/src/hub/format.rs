@@ -50,7 +50,12 @@ pub(super) fn day(at: i64) -> String {
 
 /// `2026-11-23 18:00 UTC`.
 pub(super) fn minute(at: i64) -> String {
-    let text: String = rfc3339(at).chars().take(16).collect();
+    minute_of(&rfc3339(at))
+}
+
+/// The same of a time as the API writes it.
+pub(super) fn minute_of(time: &str) -> String {
+    let text: String = time.chars().take(16).collect();
     format!("{} UTC", text.replace('T', " "))
 }
 

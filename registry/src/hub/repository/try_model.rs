@@ -119,12 +119,16 @@ impl Fields {
         Ok(options)
     }
 
-    fn json(text: &str, name: &str, is_right: fn(&Value) -> bool) -> Result<Option<Value>, String> {
+    /// The JSON of a field; `expected` names its kind.
+    fn json(
+        (name, text): (&str, &str),
+        (expected, is_right): (&str, fn(&Value) -> bool),
+    ) -> Result<Option<Value>, String> {
         if text.trim().is_empty() {
             return Ok(None);
         }
         let value: Value = serde_json::from_str(text).map_err(|error| format!("{name}: {error}"))?;
-        if is_right(&value) { Ok(Some(value)) } else { Err(format!("{name}: expected another kind of JSON")) }
+        if is_right(&value) { Ok(Some(value)) } else { Err(format!("{name}: expected {expected}")) }
     }
 }
 
@@ -313,13 +317,10 @@ impl TryPage {
             "off" => drop(body.insert("think".to_owned(), false.into())),
             _ => {}
         }
-        let is_schema = |value: &Value| value.is_object();
-        body.extend(
-            Fields::json(&fields.schema, "Schema", is_schema)?.map(|value| ("format".to_owned(), value)),
-        );
-        body.extend(
-            Fields::json(&fields.tools, "Tools", Value::is_array)?.map(|value| ("tools".to_owned(), value)),
-        );
+        let schema = Fields::json(("Schema", &fields.schema), ("a JSON object", Value::is_object))?;
+        body.extend(schema.map(|value| ("format".to_owned(), value)));
+        let tools = Fields::json(("Tools", &fields.tools), ("a JSON list", Value::is_array))?;
+        body.extend(tools.map(|value| ("tools".to_owned(), value)));
         Ok(body.into())
     }
 
@@ -412,9 +413,10 @@ mod tests {
         ] {
             assert!(options(temperature, tokens).unwrap_err().starts_with(begin));
         }
-        assert!(Fields::json("{", "Schema", Value::is_object).unwrap_err().starts_with("Schema: "));
-        assert!(Fields::json("[]", "Schema", Value::is_object).is_err());
-        assert_eq!(Fields::json(" ", "Schema", Value::is_object).unwrap(), None);
+        let schema = |text| Fields::json(("Schema", text), ("a JSON object", Value::is_object));
+        assert!(schema("{").unwrap_err().starts_with("Schema: "));
+        assert_eq!(schema("[]").unwrap_err(), "Schema: expected a JSON object");
+        assert_eq!(schema(" ").unwrap(), None);
     }
 
     #[test]
