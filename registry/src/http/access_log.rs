@@ -27,27 +27,30 @@ pub(super) struct AccessRecord {
     account: Option<String>,
     status: Option<StatusCode>,
     bytes: u64,
+    is_quiet: bool,
     is_complete: bool,
 }
 
 impl AccessRecord {
-    /// `None` if no line would be written.
+    /// `None` if no line would be written. `is_internal` marks a request of this process itself, such as the
+    /// import of the demo model or a download of the local worker.
     pub(super) fn begin(
         method: &Method,
         path: &str,
         headers: &HeaderMap,
         client: Option<IpAddr>,
         request_id: &HeaderValue,
-        started: Instant,
+        is_internal: bool,
     ) -> Option<Box<AccessRecord>> {
-        let is_written = match is_quiet(method, path) {
+        let is_quiet = is_internal || is_probe(method, path);
+        let is_written = match is_quiet {
             true => tracing::enabled!(target: TARGET, tracing::Level::DEBUG),
             false => tracing::enabled!(target: TARGET, tracing::Level::INFO),
         };
         is_written.then(|| {
             let agent = headers.get(header::USER_AGENT).map_or(&[][..], HeaderValue::as_bytes);
             Box::new(AccessRecord {
-                started,
+                started: Instant::now(),
                 method: method.clone(),
                 path: printable(path.as_bytes(), MAX_PATH_LEN),
                 client,
@@ -56,6 +59,7 @@ impl AccessRecord {
                 account: None,
                 status: None,
                 bytes: 0,
+                is_quiet,
                 is_complete: false,
             })
         })
@@ -84,7 +88,6 @@ impl AccessRecord {
 
 impl Drop for AccessRecord {
     fn drop(&mut self) {
-        let is_quiet = is_quiet(&self.method, &self.path);
         let status = self.status.map_or(CLIENT_CLOSED, |status| status.as_u16());
         let (method, path, bytes) = (self.method.as_str(), self.path.as_str(), self.bytes);
         let duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -104,15 +107,15 @@ impl Drop for AccessRecord {
                 )
             };
         }
-        match is_quiet {
+        match self.is_quiet {
             true => write_line!(debug),
             false => write_line!(info),
         }
     }
 }
 
-/// Probes, scrapes and heartbeats, which are logged at level debug.
-fn is_quiet(method: &Method, path: &str) -> bool {
+/// Probes, scrapes and heartbeats, which are logged at level debug, like requests of this process.
+fn is_probe(method: &Method, path: &str) -> bool {
     ["/healthz", "/readyz", "/metrics"].contains(&path)
         || method == Method::PUT && path.starts_with("/lode/v1/workers/") && path.split('/').count() == 5
 }
@@ -149,10 +152,10 @@ mod tests {
 
     #[test]
     fn probes_scrapes_and_heartbeats_are_quiet() {
-        let quiet = |method: Method, path: &str| is_quiet(&method, path);
-        assert!(quiet(Method::GET, "/healthz") && quiet(Method::GET, "/metrics"));
-        assert!(quiet(Method::PUT, "/lode/v1/workers/1"));
-        assert!(!quiet(Method::PUT, "/lode/v1/workers/1/drain"));
-        assert!(!quiet(Method::DELETE, "/lode/v1/workers/1") && !quiet(Method::GET, "/v2/healthz"));
+        let probe = |method: Method, path: &str| is_probe(&method, path);
+        assert!(probe(Method::GET, "/healthz") && probe(Method::GET, "/metrics"));
+        assert!(probe(Method::PUT, "/lode/v1/workers/1"));
+        assert!(!probe(Method::PUT, "/lode/v1/workers/1/drain"));
+        assert!(!probe(Method::DELETE, "/lode/v1/workers/1") && !probe(Method::GET, "/v2/healthz"));
     }
 }

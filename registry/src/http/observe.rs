@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use super::Failure;
 use super::access_log::AccessRecord;
+use super::arrival::RequestArrival;
 use super::error::FailureExtension;
 use super::forwarded;
 use crate::auth::Caller;
@@ -99,7 +100,9 @@ impl RequestObserver {
         request.extensions_mut().insert(RequestId(id.clone()));
         let access = registry.config().access_log.then(|| {
             let (path, headers) = (request.uri().path(), request.headers());
-            AccessRecord::begin(&method, path, headers, client, &id, started)
+            let arrival = request.extensions().get::<RequestArrival>();
+            let is_internal = arrival.is_some_and(|arrival| arrival.internal);
+            AccessRecord::begin(&method, path, headers, client, &id, is_internal)
         });
         let access = access.flatten().map(|record| (record, KnownCaller::default()));
         if let Some((_, caller)) = &access {

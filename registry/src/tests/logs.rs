@@ -15,6 +15,7 @@ use super::access::{PASSWORD, basic, closed};
 use super::issuer::TestIssuer;
 use super::{App, single_sign_on};
 use crate::Config;
+use crate::http::arrival::RequestArrival;
 
 /// Everything that this thread logs, at every level.
 #[derive(Clone, Default)]
@@ -46,7 +47,7 @@ impl Subscriber for Log {
 
     fn event(&self, event: &Event<'_>) {
         let mut text = self.0.lock().unwrap();
-        text.push('\n');
+        write!(text, "\n{}", event.metadata().level()).unwrap();
         event.record(&mut Fields(&mut text));
     }
 
@@ -217,6 +218,15 @@ async fn each_request_has_a_line_in_the_access_log() {
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].contains(r#"user_agent="a\\tb\\xc2\\x9b31m""#), "{}", lines[0]);
     assert!(lines[0].bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{}", lines[0]);
+
+    // 4. A request of the process itself has no line at level info.
+    log.0.lock().unwrap().clear();
+    for internal in [true, false] {
+        let arrival = RequestArrival { https: false, internal };
+        app.send(Request::get("/v2/").extension(arrival), "").await;
+    }
+    let lines: Vec<_> = access_lines(&log).into_iter().filter(|line| line.contains("INFO")).collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
 }
 
 #[tokio::test]
