@@ -265,6 +265,16 @@ async fn openai_library_gets_responses() {
     run_script(&python, &script("openai_responses.py"), &format!("{}/v1", server.url()), models);
 }
 
+/// In a long run, because the packages take minutes to install.
+#[tokio::test]
+async fn frameworks_of_applications_chat_and_embed() {
+    let Some(python) = clients::python_frameworks("python::frameworks_of_applications_chat_and_embed") else {
+        return;
+    };
+    let (server, models) = with_models().await;
+    run_script(&python, &script("frameworks.py"), &server.url(), models);
+}
+
 #[tokio::test]
 async fn javascript_packages_send_messages_and_get_responses() {
     let test = "python::javascript_packages_send_messages_and_get_responses";

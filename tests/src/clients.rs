@@ -53,6 +53,12 @@ pub fn python(test: &str) -> Option<PathBuf> {
     find_program(test, "LODE_PYTHON", &["/usr/local/lib/lode-tests/bin/python"])
 }
 
+/// A Python with litellm, LangChain and LlamaIndex, which `tests/run --long` installs.
+#[must_use]
+pub fn python_frameworks(test: &str) -> Option<PathBuf> {
+    find_program(test, "LODE_PYTHON_FRAMEWORKS", &[])
+}
+
 /// The folder of `tests/clients/node`'s programs, with the npm packages that they use.
 #[must_use]
 pub fn node_packages(test: &str) -> Option<PathBuf> {
