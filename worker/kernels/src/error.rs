@@ -3,7 +3,7 @@
 /// The device failed. The engine that used it cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    #[error("out of device memory: {what} needs {wanted_bytes} bytes")]
+    #[error("out of memory: {what} needs {wanted_bytes} bytes; use a shorter context or a smaller model")]
     OutOfMemory { what: &'static str, wanted_bytes: u64 },
     #[error("cannot start the compute threads: {reason}")]
     Threads { reason: String },

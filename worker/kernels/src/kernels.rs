@@ -24,8 +24,11 @@ pub trait Kernels: Send {
     /// A batch in the device's form: ids, positions, page ids, cosines and sines.
     type Step: Send;
 
-    /// A description for users, such as `cpu (avx2, 8 threads)`.
+    /// A description for users, such as `cpu (avx2, 8 threads)` or `cuda:0 NVIDIA H100 PCIe`.
     fn describe(&self) -> String;
+
+    /// Bytes that are allocated in memory of the device's own; 0 if it computes in the host's memory.
+    fn device_bytes(&self) -> u64;
 
     /// Loads a weight matrix. It stays packed; the mapped bytes may be used in place.
     fn matrix(&mut self, weight: &Weight) -> Result<Self::Matrix, DeviceError>;

@@ -1,6 +1,5 @@
 //! The fused steps of a transformer over opaque buffers. The forward passes in the worker's `arch` are
-//! written once over [`Kernels`]. `cpu` implements it; `cuda` has the kernels for GPUs, which nothing serves
-//! from yet.
+//! written once over [`Kernels`]. `cpu` and `cuda` implement it.
 //!
 //! Each folder except `cpu` and `cuda` is one operation. Its `mod.rs` has the contract, the scalar version,
 //! which is the specification, and a test that compares the versions for other instruction sets with it
@@ -30,10 +29,9 @@ mod report;
 mod rms_norm;
 mod rope;
 mod rows;
+mod self_test;
 mod soft_cap;
 mod softmax;
-#[cfg(test)]
-mod suite;
 mod swiglu;
 #[cfg(test)]
 mod testing;
@@ -49,6 +47,7 @@ pub use kernels::{
 pub use ops::{BEST_LEVEL, Ops, UnavailableLevel};
 pub use rope::Pairing;
 pub use rows::Rows;
+pub use self_test::{SelfTestError, self_test};
 pub use weight::{Weight, WeightError};
 pub use window::Window;
 

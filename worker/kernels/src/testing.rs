@@ -6,6 +6,7 @@ use lode_model::quant::ggml::{self, Type};
 use super::decode;
 use super::dtype::{Dtype, Float, Scaled};
 use super::rows::Rows;
+pub(super) use super::self_test::random;
 use super::weight::Weight;
 
 const fn affine(bits: u8, group: usize, scales: Float) -> Dtype {
@@ -52,20 +53,6 @@ pub(super) const EXAMPLES: &[Dtype] = &[
     Dtype::Ggml(Type::MXFP4),
     Dtype::Ggml(Type::NVFP4),
 ];
-
-/// `n` values between -2 and 2 (splitmix64).
-pub(super) fn random(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (0..n)
-        .map(|_| {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = state;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 22) as f32 - 2.0
-        })
-        .collect()
-}
 
 fn some_bytes(n: usize, seed: u64) -> Vec<u8> {
     random(n, seed).iter().map(|v| ((v + 2.0) * 64.0) as u8).collect()

@@ -230,6 +230,10 @@ impl Kernels for Cpu {
         format!("cpu ({}, {threads} thread{})", self.ops.name, if threads == 1 { "" } else { "s" })
     }
 
+    fn device_bytes(&self) -> u64 {
+        0
+    }
+
     fn matrix(&mut self, weight: &Weight) -> Result<Weight, DeviceError> {
         Ok(weight.clone())
     }

@@ -22,14 +22,24 @@ pub struct Launch {
     pub threads: u32,
 }
 
+/// The memory of a device in bytes: all of it, and what no process has allocated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceMemory {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+}
+
 /// A device that runs kernels. Copies and launches are queued in order; [`synchronise`](Driver::synchronise)
 /// and [`copy_from_device`](Driver::copy_from_device) wait for them and return errors of earlier launches.
 pub trait Driver: Send {
     /// A program that the device can run.
     type Module: Send;
 
-    /// A description for users: name and compute capability.
+    /// A description for users: `cuda:0 NVIDIA H100 PCIe`.
     fn describe(&self) -> String;
+
+    /// The device's memory now.
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError>;
 
     /// Allocates memory whose address is a multiple of 16. Its content is undefined.
     fn allocate(&mut self, what: &'static str, bytes: u64) -> Result<Address, DeviceError>;

@@ -8,14 +8,23 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 
 use super::cubin_cache::CubinCache;
-use super::driver::{Address, Driver, Launch};
+use super::driver::{Address, DeviceMemory, Driver, Launch};
 use super::library::require_driver;
 use super::nvrtc::{Architecture, Nvrtc};
 use super::program::Program;
 use crate::error::DeviceError;
 
+/// What the driver reports about a device without using it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuFacts {
+    pub name: String,
+    pub architecture: Architecture,
+    pub total_bytes: u64,
+}
+
 /// A device with a stream of its own.
 pub struct Gpu {
+    number: usize,
     name: String,
     architecture: Architecture,
     driver_version: i32,
@@ -41,6 +50,11 @@ pub struct GpuModule {
 unsafe impl Send for GpuModule {}
 
 impl Gpu {
+    /// The CUDA version of the driver, or why it is unusable: 12040 is 12.4.
+    pub fn driver_version() -> Result<i32, DeviceError> {
+        require_driver()
+    }
+
     /// The number of devices, or why there are none.
     pub fn count() -> Result<usize, DeviceError> {
         require_driver()?;
@@ -49,11 +63,15 @@ impl Gpu {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// Opens a device by its number.
-    pub fn open(number: usize, compiler: Nvrtc, cache: CubinCache) -> Result<Self, DeviceError> {
+    /// Describes a device by its number.
+    pub fn facts(number: usize) -> Result<GpuFacts, DeviceError> {
+        Self::find(number).map(|(_, facts)| facts)
+    }
+
+    fn find(number: usize) -> Result<(sys::CUdevice, GpuFacts), DeviceError> {
         let count = Self::count()?;
         let ordinal = i32::try_from(number).ok().filter(|_| number < count).ok_or_else(|| {
-            let reason = format!("there is no device {number}, the number of devices is {count}");
+            let reason = format!("there is no device cuda:{number}, the number of devices is {count}");
             DeviceError::Driver { action: "open a device", reason }
         })?;
         let fail = |error| of_driver("open a device", error);
@@ -66,9 +84,22 @@ impl Gpu {
         let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let architecture = Architecture { major: major.unsigned_abs(), minor: minor.unsigned_abs() };
-        let mut driver_version = 0;
-        // SAFETY: valid for writing.
-        unsafe { sys::cuDriverGetVersion(&raw mut driver_version) }.result().map_err(fail)?;
+        // SAFETY: the device exists.
+        let total_bytes = unsafe { result::device::total_mem(device) }.map_err(fail)? as u64;
+        Ok((device, GpuFacts { name, architecture, total_bytes }))
+    }
+
+    /// Opens a device by its number.
+    pub fn open(number: usize, compiler: Nvrtc, cache: CubinCache) -> Result<Self, DeviceError> {
+        let driver_version = require_driver()?;
+        let (device, GpuFacts { name, architecture, .. }) = Self::find(number)?;
+        if architecture < Architecture::OLDEST {
+            let oldest = Architecture::OLDEST;
+            let reason =
+                format!("{name} has compute capability {architecture}, the kernels need {oldest} or higher");
+            return Err(DeviceError::Driver { action: "open a device", reason });
+        }
+        let fail = |error| of_driver("open a device", error);
         // SAFETY: the device exists.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(fail)?;
         let opened = (|| {
@@ -82,7 +113,18 @@ impl Gpu {
             fail(error)
         })?;
         let last_kernel = String::new();
-        Ok(Self { name, architecture, driver_version, device, context, stream, compiler, cache, last_kernel })
+        Ok(Self {
+            number,
+            name,
+            architecture,
+            driver_version,
+            device,
+            context,
+            stream,
+            compiler,
+            cache,
+            last_kernel,
+        })
     }
 
     /// Makes the context current on this thread.
@@ -147,8 +189,14 @@ impl Driver for Gpu {
     type Module = GpuModule;
 
     fn describe(&self) -> String {
-        let Architecture { major, minor } = self.architecture;
-        format!("{} (compute capability {major}.{minor})", self.name)
+        format!("cuda:{} {}", self.number, self.name)
+    }
+
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        self.enter()?;
+        let (free, total) =
+            result::mem_get_info().map_err(|error| self.classify("report its memory", error))?;
+        Ok(DeviceMemory { total_bytes: total as u64, free_bytes: free as u64 })
     }
 
     fn allocate(&mut self, what: &'static str, bytes: u64) -> Result<Address, DeviceError> {

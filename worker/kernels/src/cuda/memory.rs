@@ -1,13 +1,19 @@
 //! Memory of a device that is returned when its owner is dropped.
 #![allow(unsafe_code)] // Calls the driver.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{Address, Driver};
 use crate::error::DeviceError;
 
 /// A driver that its allocations share, so that they outlive the back end.
-pub(super) struct Shared<D>(Arc<Mutex<D>>);
+pub(super) struct Shared<D>(Arc<Owner<D>>);
+
+struct Owner<D> {
+    driver: Mutex<D>,
+    allocated_bytes: AtomicU64,
+}
 
 impl<D> Clone for Shared<D> {
     fn clone(&self) -> Self {
@@ -17,15 +23,21 @@ impl<D> Clone for Shared<D> {
 
 impl<D: Driver> Shared<D> {
     pub(super) fn new(driver: D) -> Self {
-        Self(Arc::new(Mutex::new(driver)))
+        Self(Arc::new(Owner { driver: Mutex::new(driver), allocated_bytes: AtomicU64::new(0) }))
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, D> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.driver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of all allocations.
+    pub(super) fn allocated_bytes(&self) -> u64 {
+        self.0.allocated_bytes.load(Ordering::Relaxed)
     }
 
     pub(super) fn allocate(&self, what: &'static str, bytes: u64) -> Result<Memory<D>, DeviceError> {
         let at = self.lock().allocate(what, bytes)?;
+        self.0.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(Memory { driver: self.clone(), at, bytes })
     }
 }
@@ -75,6 +87,7 @@ impl<D: Driver> Memory<D> {
 
 impl<D: Driver> Drop for Memory<D> {
     fn drop(&mut self) {
+        self.driver.0.allocated_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         // SAFETY: allocated in `Shared::allocate`; work that uses it is queued by owners of this value, before
         // now. A failure of the device is reported by the next operation that waits.
         let _ = unsafe { self.driver.lock().free(self.at) };

@@ -7,6 +7,7 @@
 
 mod args;
 mod backend;
+mod copies;
 mod cubin_cache;
 mod driver;
 mod gpu;
@@ -26,10 +27,11 @@ mod tests;
 
 pub use args::{Attend, DecodeRows, DotRows, Matrix, MixExperts, RowOp, Sample, StoreRows};
 pub use backend::{Cache, Cuda, Matrix as DeviceMatrix, Step, Vector};
+pub use copies::Copies;
 pub use cubin_cache::CubinCache;
-pub use driver::{Address, Driver, Launch};
-pub use gpu::Gpu;
+pub use driver::{Address, DeviceMemory, Driver, Launch};
+pub use gpu::{Gpu, GpuFacts};
 pub use memory::Buffer;
-pub use nvrtc::{Architecture, Compiled, Nvrtc};
+pub use nvrtc::{Architecture, Compiled, NVRTC_FILES, Nvrtc};
 pub use planes::{Layout, Plane};
 pub use program::{DotRowsKernel, Program, attention_kernel, cache_row_bytes, dot_rows_kernel};

@@ -333,7 +333,11 @@ impl<D: Driver> Kernels for Cuda<D> {
     type Step = Step;
 
     fn describe(&self) -> String {
-        format!("cuda ({})", self.queue.driver.lock().describe())
+        self.queue.driver.lock().describe()
+    }
+
+    fn device_bytes(&self) -> u64 {
+        self.queue.driver.allocated_bytes()
     }
 
     fn matrix(&mut self, weight: &Weight) -> Result<Matrix<D>, DeviceError> {

@@ -17,7 +17,7 @@ use libloading::{Library, Symbol};
 pub(super) use compile::{Compiler, compiler};
 
 // The tests of the worker include this file, too: everything of this crate comes from the parent module.
-use super::{Address, DeviceError, Driver, Launch, Program};
+use super::{Address, DeviceError, DeviceMemory, Driver, Launch, Program};
 
 type KernelFn = unsafe extern "C" fn(*const c_void);
 type LaunchFn = unsafe extern "C" fn(
@@ -203,6 +203,12 @@ impl Driver for Emulator {
 
     fn describe(&self) -> String {
         "emulator".to_owned()
+    }
+
+    fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
+        self.check()?;
+        let free_bytes = self.memory_bytes - self.used_bytes;
+        Ok(DeviceMemory { total_bytes: self.memory_bytes, free_bytes })
     }
 
     fn allocate(&mut self, what: &'static str, bytes: u64) -> Result<Address, DeviceError> {

@@ -1,5 +1,5 @@
 //! Compiles every kernel for GPUs with NVRTC, which needs no GPU, and reports the registers and the spilled
-//! bytes of each. `LODE_NVRTC` names the folder of libnvrtc.so.12. With `LODE_GPU_ARCHITECTURES=all`, every
+//! bytes of each. `LODE_NVRTC` names the folder of NVRTC's library. With `LODE_GPU_ARCHITECTURES=all`, every
 //! program is compiled for every architecture, and the whole table is printed.
 
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use lode_model::quant::ggml::Type;
 
 use super::super::emulator;
-use super::super::nvrtc::{Architecture, Nvrtc};
+use super::super::nvrtc::{Architecture, NVRTC_FILES, Nvrtc};
 use super::super::program::Program;
 use crate::dtype::{Dtype, Float};
 use crate::error::DeviceError;
@@ -72,7 +72,9 @@ fn usages(log: &str) -> Vec<Usage> {
 
 fn compiler() -> Option<Nvrtc> {
     let folder = std::env::var_os("LODE_NVRTC").map(PathBuf::from);
-    match Nvrtc::open(folder.as_deref()) {
+    let files =
+        NVRTC_FILES.map(|file| folder.as_ref().map_or(PathBuf::from(file), |folder| folder.join(file)));
+    match Nvrtc::open(&files, None) {
         Ok(nvrtc) => Some(nvrtc),
         // Under emulation of a processor, the library is that of another one.
         Err(error) if *emulator::compiler() == emulator::Compiler::OtherArchitecture => {
