@@ -35,6 +35,7 @@ pub(crate) struct ServeSettings {
 /// Worker settings that the local worker of `serve` reads from the file and the environment.
 const LOCAL_WORKER_KEYS: &[&str] = &[
     "device",
+    "nvrtc",
     "cpu",
     "keep_alive",
     "max_queue",
@@ -80,7 +81,8 @@ pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
     ];
     let registry: lode_registry::Config = resolve(table, env, None, flags)?;
     worker.retain(|key, _| LOCAL_WORKER_KEYS.contains(&key));
-    let worker = resolve(worker, env, Some(LOCAL_WORKER_KEYS), [])?;
+    let worker_flags = [("device", args.device.clone().map(Value::from))];
+    let worker = resolve(worker, env, Some(LOCAL_WORKER_KEYS), worker_flags)?;
     Ok(ServeSettings { registry, worker, no_worker, demo })
 }
 
@@ -112,6 +114,17 @@ pub(crate) fn worker(args: &args::Worker, env: Env) -> Outcome<lode_worker::Conf
         ("device", args.device.clone().map(Value::from)),
     ];
     resolve(worker, env, None, flags)
+}
+
+/// The settings of a worker, as far as `lode doctor` reads them.
+pub(crate) fn doctor(args: &args::Doctor, env: Env) -> Outcome<lode_worker::Config> {
+    let mut table = read_file(args.config.as_deref())?;
+    let worker = take_table(&mut table, "worker")?;
+    let flags = [
+        ("cache", args.cache.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
+        ("device", args.device.clone().map(Value::from)),
+    ];
+    resolve(worker, env, Some(&["device", "cache", "nvrtc"]), flags)
 }
 
 /// Prints the effective settings in the format of the settings file, with secrets hidden.

@@ -10,6 +10,7 @@ use lode_kernels::{KvType, Ops};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+use crate::device::{DeviceSetting, Prober, nvrtc_files};
 use crate::error::Error;
 use crate::runner::TextLimits;
 use crate::scheduler::KeepAlive;
@@ -19,7 +20,7 @@ use crate::scheduler::KeepAlive;
 pub const DEFAULT_CONTEXT_LENGTH: usize = 4096;
 /// The number of parallel requests for `LODE_NUM_PARALLEL` = 0.
 pub const DEFAULT_NUM_PARALLEL: usize = 4;
-/// The number of loaded models for `LODE_MAX_LOADED_MODELS` = 0 on a machine without a GPU.
+/// The number of loaded models for `LODE_MAX_LOADED_MODELS` = 0.
 pub const DEFAULT_MAX_LOADED_MODELS: usize = 3;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -40,8 +41,11 @@ pub struct Config {
     /// Read-only folders whose blobs are used in place: a registry's data folder, an OCI layout, ollama's
     /// models. Their files are not verified against the digests in their names.
     pub sources: Vec<PathBuf>,
-    /// `auto` or `cpu`.
-    pub device: String,
+    /// `auto`, `cpu`, `cuda` or `cuda:N`.
+    pub device: DeviceSetting,
+    /// The folder of NVRTC's library, which compiles kernels for GPUs. Default: where the system or the active
+    /// virtual environment has it.
+    pub nvrtc: Option<PathBuf>,
     /// The instruction level of the CPU kernels: `auto`, or a level that the processor has, to use no better
     /// one.
     pub cpu: String,
@@ -93,7 +97,8 @@ impl Default for Config {
             cache: PathBuf::from("lode-cache"),
             cache_size: 0,
             sources: Vec::new(),
-            device: "auto".into(),
+            device: DeviceSetting::Auto,
+            nvrtc: None,
             cpu: lode_kernels::BEST_LEVEL.into(),
             keep_alive: KeepAlive::For(Duration::from_secs(300)),
             max_queue: 512,
@@ -118,15 +123,19 @@ impl Default for Config {
 impl Config {
     /// Returns an error for a setting that this machine or this program does not support.
     pub fn check(&self) -> Result<(), Error> {
-        if !matches!(self.device.as_str(), "auto" | "cpu") {
-            return Err(Error::Unsupported(format!(
-                "device `{}` is not supported; use auto or cpu",
-                self.device
-            )));
-        }
         self.kv_cache_type.parse::<KvType>().map_err(|error| Error::Invalid(error.to_string()))?;
         Ops::of_level(&self.cpu).map_err(|error| Error::Invalid(error.to_string()))?;
         Ok(())
+    }
+
+    /// How this worker's devices are probed. Compiled kernels are kept in the cache folder.
+    pub fn prober(&self) -> Prober {
+        Prober {
+            program: self.runner_program.clone(),
+            env: self.runner_env.clone(),
+            nvrtc: nvrtc_files(self.nvrtc.as_deref()),
+            kernels: Some(self.cache.join("kernels")),
+        }
     }
 
     pub(crate) fn num_parallel(&self) -> usize {

@@ -5,6 +5,7 @@ use lode_model::reference::Repository;
 
 use lode_client::BodyError;
 
+use crate::device::DeviceUnusable;
 use crate::runner::client::CallError;
 use crate::runner::process::ProcessError;
 use crate::runner::protocol::RunnerError;
@@ -24,12 +25,14 @@ pub enum Error {
     /// This worker cannot run the model; the text names it and the reason.
     #[error("{0}")]
     Unsupported(String),
+    #[error(transparent)]
+    Device(#[from] DeviceUnusable),
     #[error("server busy, please try again.  maximum pending requests exceeded")]
     Busy,
     #[error("model requires more memory ({}) than is available ({})", gibibytes(*.needed), gibibytes(*.available))]
     Memory { needed: u64, available: u64 },
     #[error(
-        "model requires more memory ({}) than is available ({}) on this machine without other models; use a shorter num_ctx or a smaller model",
+        "model requires more memory ({}) than is available ({}) for models on this machine or its GPU; use a shorter num_ctx or a smaller model",
         gibibytes(*.needed), gibibytes(*.total)
     )]
     TooLarge { needed: u64, total: u64 },

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use url::Url;
 
 use crate::cache::Models;
+use crate::device::cpu::processor_name;
 use crate::error::Error;
 use crate::scheduler::Scheduler;
 use crate::scheduler::memory::Memory;
@@ -245,6 +246,7 @@ impl Membership {
                     "size_bytes": model.size_bytes,
                     "context_length": model.context_length,
                     "device": model.device,
+                    "device_bytes": model.device_bytes,
                     "requests": model.users,
                     "expires_at": unix_ms(model.expires_at),
                 })
@@ -304,6 +306,10 @@ impl Membership {
     }
 
     fn device(&self) -> Device {
+        if let Some((name, memory)) = self.scheduler.card() {
+            let Memory { total_bytes: memory_bytes, free_bytes } = memory;
+            return Device { kind: "cuda", name: name.to_owned(), memory_bytes, free_bytes };
+        }
         let memory = Memory::now();
         Device { memory_bytes: memory.total_bytes, free_bytes: memory.free_bytes, ..self.device.clone() }
     }
@@ -342,13 +348,6 @@ fn format_error_chain(error: reqwest::Error) -> String {
 
 fn unix_ms(at: SystemTime) -> u64 {
     at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-}
-
-/// The processor's name, if the kernel reports it.
-fn processor_name() -> String {
-    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
 #[cfg(test)]

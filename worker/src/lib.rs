@@ -3,7 +3,9 @@
 
 pub mod arch;
 pub mod cache;
+mod child_env;
 pub mod config;
+pub mod device;
 pub mod engine;
 pub mod error;
 mod files;

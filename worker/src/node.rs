@@ -13,6 +13,7 @@ use url::Url;
 
 use crate::cache::{Cache, Models};
 use crate::config::Config;
+use crate::device::{CardMemory, Prober, Selected, select};
 use crate::error::Error;
 use crate::http::serve::{MAX_CONNECTIONS, serve};
 use crate::http::{Api, Bodies, router};
@@ -50,6 +51,8 @@ pub async fn start(config: Config) -> Result<Worker, Error> {
 /// As [`start`], with another way to start runners.
 pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Worker, Error> {
     config.check()?;
+    let prober = config.prober();
+    let selected = select(config.device, &prober).await?;
     metrics::describe();
     let credential: Arc<RwLock<Option<Secret>>> = Arc::default();
     let registry = Client::new(ClientOptions {
@@ -75,7 +78,7 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
         None => Url::parse(&format!("http://{addr}")).map_err(|error| Error::Invalid(error.to_string()))?,
     };
 
-    let scheduler = Scheduler::start(options(&config), models.clone(), launcher);
+    let scheduler = Scheduler::start(options(&config, selected, prober), models.clone(), launcher);
     let secret = Arc::new(RwLock::new(None));
     let (stop, stopped) = watch::channel(false);
     let membership = Membership::new(
@@ -155,7 +158,7 @@ impl Drop for Worker {
     }
 }
 
-fn options(config: &Config) -> Options {
+fn options(config: &Config, selected: Selected, prober: Prober) -> Options {
     Options {
         keep_alive: config.keep_alive,
         max_queue: config.max_queue,
@@ -170,5 +173,7 @@ fn options(config: &Config) -> Options {
         text: TextLimits { timeout: config.text_timeout, memory: config.text_memory.0 },
         eviction_delay: EVICTION_DELAY,
         memory: Box::new(Memory::now),
+        device: selected.device,
+        card: selected.card.map(|card| Arc::new(CardMemory::of_card(card, prober))),
     }
 }

@@ -12,6 +12,7 @@ mod contents;
 mod cp;
 mod create;
 mod diff;
+mod doctor;
 mod embed;
 mod fsck;
 mod gc;
@@ -55,6 +56,7 @@ pub(crate) use contents::{Manifest, ManifestInspect, ManifestList, Repo, RepoLis
 pub(crate) use cp::Cp;
 pub(crate) use create::Create;
 pub(crate) use diff::Diff;
+pub(crate) use doctor::Doctor;
 pub(crate) use embed::Embed;
 pub(crate) use fsck::Fsck;
 pub(crate) use gc::{Gc, GcCommand, GcHistory, GcUndo};
@@ -208,6 +210,8 @@ pub(crate) enum Command {
     Backup(Backup),
     /// Move a server's data to another database and blob store
     Migrate(Migrate),
+    /// Check what this machine has for running models: processor, memory, GPUs and their libraries
+    Doctor(Doctor),
     /// Print a shell completion script
     Completions(Completions),
     /// Run one loaded model; started by a worker

@@ -75,6 +75,9 @@ pub(crate) struct Serve {
         hide_env_values = true
     )]
     pub(crate) allow_origin: Vec<String>,
+    /// Compute device of the local worker: auto, cpu, cuda or cuda:N; auto uses the first GPU if it passes a test
+    #[arg(long, env = "LODE_DEVICE", value_name = "DEVICE", hide_env_values = true)]
+    pub(crate) device: Option<String>,
     /// Maximum number of open connections; idle ones are closed to admit new ones [default: 10000]
     #[arg(long, env = "LODE_MAX_CONNECTIONS", value_name = "COUNT", hide_env_values = true)]
     pub(crate) max_connections: Option<u32>,

@@ -18,6 +18,7 @@ without a flag:
   LODE_KV_CACHE_TYPE      f32, f16 or q8_0
   LODE_CPU                instruction level: auto, scalar, avx2, avx512,
                           avx512-vnni, amx, neon or dotprod
+  LODE_NVRTC              folder of NVIDIA's library libnvrtc, for GPUs
   LODE_CONTEXT_LENGTH     context length of requests that set none
   LODE_LOAD_TIMEOUT       maximum time to load a model
   LODE_METRICS_MODELS     models that metrics name; 0: none
@@ -50,7 +51,7 @@ pub(crate) struct Worker {
     /// Folder with blobs/<algorithm>/<hex> that the worker reads in place, without copying; may be repeated
     #[arg(long, env = "LODE_SOURCE", value_name = "DIR", value_delimiter = ',', hide_env_values = true)]
     pub(crate) source: Vec<PathBuf>,
-    /// Compute device: auto or cpu
+    /// Compute device: auto, cpu, cuda or cuda:N; auto uses the first GPU if it passes a test
     #[arg(long, env = "LODE_DEVICE", value_name = "DEVICE", hide_env_values = true)]
     pub(crate) device: Option<String>,
     /// Format of the log on standard error

@@ -11,6 +11,7 @@ pub(crate) mod cp;
 mod create;
 mod demo;
 mod diff;
+mod doctor;
 mod embed;
 mod exchange;
 mod fsck;
@@ -102,6 +103,7 @@ async fn dispatch(cli: Cli) -> Outcome<ExitCode> {
         Command::Fsck(args) => return fsck::run(&connect()?, args).await,
         Command::Backup(args) => backup::run(args).await?,
         Command::Migrate(args) => migrate::run(args).await?,
+        Command::Doctor(args) => return doctor::run(args).await,
         Command::Completions(args) => completions::run(args)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -36,12 +36,13 @@ pub(crate) async fn run(connection: &Connection, args: Ps) -> Outcome {
                 super::list::short_digest(&text("digest")),
                 number("size").map(ui::format_size).unwrap_or_default(),
                 number("context_length").map(|length| length.to_string()).unwrap_or_default(),
+                text("device"),
                 show_time(&text("expires_at")),
             ]
         })
         .collect();
-    Table::new(&["NAME", "DIGEST", "SIZE", "CONTEXT", "UNLOADED"], &rows)
-        .optional(&["DIGEST", "CONTEXT"])
+    Table::new(&["NAME", "DIGEST", "SIZE", "CONTEXT", "DEVICE", "UNLOADED"], &rows)
+        .optional(&["DIGEST", "CONTEXT", "DEVICE"])
         .wide(args.wide)
         .print()
 }

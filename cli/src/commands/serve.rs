@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use lode_registry::{Error, OpenError};
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
-use super::{demo, listen::PublicSocket};
+use super::{demo, listen::PublicSocket, worker::device_hint};
 use crate::{
     args::Serve,
     error::{CANNOT_RUN, Failure, Outcome},
@@ -83,7 +83,15 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     });
     let worker = match worker {
         Some(config) => {
-            start_worker(lode_worker::Config { token: Some(token.clone()), ..config? }, stop.clone()).await
+            match start_worker(lode_worker::Config { token: Some(token.clone()), ..config? }, stop.clone())
+                .await
+            {
+                Ok(worker) => worker,
+                Err(failure) => {
+                    registry.close().await;
+                    return Err(failure);
+                }
+            }
         }
         None => None,
     };
@@ -258,27 +266,30 @@ fn local_worker(
 }
 
 /// Starts the local worker, and waits a short time until it is registered. A failure is logged: the server still
-/// works as a registry.
+/// works as a registry. Only a GPU that was asked for and cannot be used stops the start.
 async fn start_worker(
     config: lode_worker::Config,
     stop: watch::Receiver<bool>,
-) -> Option<lode_worker::Worker> {
+) -> Outcome<Option<lode_worker::Worker>> {
     let started = tokio::select! {
         started = lode_worker::start(config) => started,
-        () = wait_for_stop(stop) => return None,
+        () = wait_for_stop(stop) => return Ok(None),
     };
     match started {
         Ok(worker) => {
             // `/readyz` reports a worker that needs longer.
             let _ = tokio::time::timeout(REGISTRATION_TIME, worker.wait_until_registered()).await;
-            Some(worker)
+            Ok(Some(worker))
+        }
+        Err(error @ lode_worker::Error::Device(_)) => {
+            Err(device_hint(Failure::with_source("the local worker cannot start", &error)))
         }
         Err(error) => {
             tracing::error!(
                 error = crate::error::chain(&error),
                 "failed to start the local worker; models are stored but cannot run"
             );
-            None
+            Ok(None)
         }
     }
 }

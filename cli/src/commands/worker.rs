@@ -3,7 +3,7 @@
 use crate::{
     args::Worker,
     commands::serve::{stop_signal, wait_for_stop},
-    error::{Failure, Outcome},
+    error::{CANNOT_RUN, Failure, Outcome},
     logging, settings, ui, variables,
 };
 
@@ -16,8 +16,11 @@ pub(crate) async fn run(args: Worker) -> Outcome {
     lode_worker::metrics::install();
     let worker = tokio::select! {
         started = lode_worker::start(config) => started.map_err(|error| {
-            Failure::with_source("the worker cannot start", &error)
-                .hint(format!("is {registry} the registry, and does it have the same worker token?"))
+            let failure = Failure::with_source("the worker cannot start", &error);
+            match error {
+                lode_worker::Error::Device(_) => device_hint(failure),
+                _ => failure.hint(format!("is {registry} the registry, and does it have the same worker token?")),
+            }
         })?,
         () = wait_for_stop(stop.clone()) => return Ok(()),
     };
@@ -25,4 +28,11 @@ pub(crate) async fn run(args: Worker) -> Outcome {
     wait_for_stop(stop).await;
     worker.stop().await;
     Ok(())
+}
+
+/// Adds the next step to the failure to use a GPU.
+pub(crate) fn device_hint(failure: Failure) -> Failure {
+    failure.code(CANNOT_RUN).hint(
+        "`lode doctor` shows what was found; --device auto uses the CPU if there is no usable GPU, --device cpu always",
+    )
 }

@@ -40,6 +40,8 @@ struct Worker {
 #[derive(Deserialize)]
 struct Device {
     #[serde(default)]
+    name: String,
+    #[serde(default)]
     memory_bytes: u64,
     #[serde(default)]
     free_bytes: u64,
@@ -145,8 +147,8 @@ fn print(workers: &[Worker]) -> Outcome {
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let rows: Vec<Vec<String>> = workers.iter().map(|worker| row(worker, now)).collect();
-    Table::new(&["ID", "STATE", "ADDRESS", "MODELS", "FREE", "MEMORY", "VERSION", "SEEN"], &rows)
-        .optional(&["VERSION", "FREE", "MODELS", "MEMORY"])
+    Table::new(&["ID", "STATE", "ADDRESS", "MODELS", "FREE", "MEMORY", "DEVICE", "VERSION", "SEEN"], &rows)
+        .optional(&["DEVICE", "VERSION", "FREE", "MODELS", "MEMORY"])
         .print()
 }
 
@@ -159,6 +161,7 @@ fn row(worker: &Worker, now_ms: u128) -> Vec<String> {
     let sum = |bytes: &dyn Fn(&Device) -> u64| {
         ui::format_size(worker.devices.iter().fold(0, |sum: u64, device| sum.saturating_add(bytes(device))))
     };
+    let devices: Vec<&str> = worker.devices.iter().map(|device| device.name.as_str()).collect();
     let seconds = now_ms.saturating_sub(u128::try_from(worker.seen_at).unwrap_or(0)) / 1000;
     vec![
         worker.id.chars().take(8).collect(),
@@ -167,6 +170,7 @@ fn row(worker: &Worker, now_ms: u128) -> Vec<String> {
         worker.loaded.len().to_string(),
         sum(&|device| device.free_bytes),
         sum(&|device| device.memory_bytes),
+        devices.join(", "),
         worker.version.clone(),
         format!("{seconds} s ago"),
     ]
@@ -179,7 +183,7 @@ mod tests {
     fn worker(id: &str, address: &str, draining: bool, loaded: usize) -> Worker {
         serde_json::from_value(json!({
             "id": id, "advertise": address, "version": "0.1.0", "draining": draining, "seen_at": 1000,
-            "devices": [{"memory_bytes": 2_000_000, "free_bytes": 1_000_000}], "loaded": vec![json!({}); loaded],
+            "devices": [{"name": "cuda:0 X", "memory_bytes": 2_000_000, "free_bytes": 1_000_000}], "loaded": vec![json!({}); loaded],
         }))
         .unwrap()
     }
@@ -200,8 +204,8 @@ mod tests {
         let id = "0190a4c4-2f3e-7abc-8def-0123456789ab";
         let shown =
             |draining: bool, loaded: usize| row(&worker(id, "http://a:1/", draining, loaded), 4500).join(" ");
-        assert_eq!(shown(false, 1), "0190a4c4 ready http://a:1 1 1.0 MB 2.0 MB 0.1.0 3 s ago");
-        assert_eq!(shown(true, 1), "0190a4c4 draining http://a:1 1 1.0 MB 2.0 MB 0.1.0 3 s ago");
-        assert_eq!(shown(true, 0), "0190a4c4 drained http://a:1 0 1.0 MB 2.0 MB 0.1.0 3 s ago");
+        assert_eq!(shown(false, 1), "0190a4c4 ready http://a:1 1 1.0 MB 2.0 MB cuda:0 X 0.1.0 3 s ago");
+        assert_eq!(shown(true, 1), "0190a4c4 draining http://a:1 1 1.0 MB 2.0 MB cuda:0 X 0.1.0 3 s ago");
+        assert_eq!(shown(true, 0), "0190a4c4 drained http://a:1 0 1.0 MB 2.0 MB cuda:0 X 0.1.0 3 s ago");
     }
 }

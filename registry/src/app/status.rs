@@ -67,6 +67,8 @@ pub struct WorkerStatus {
     /// `ready`; `draining`, or `drained` once no model is loaded.
     pub state: &'static str,
     pub version: String,
+    /// The names of its devices.
+    pub devices: Vec<String>,
     pub memory_bytes: u64,
     pub free_bytes: u64,
     pub models: Vec<WorkerModel>,
@@ -110,6 +112,7 @@ impl From<Worker> for WorkerStatus {
             id: worker.id,
             address: worker.advertise.to_string(),
             state: worker.state(),
+            devices: worker.devices.iter().map(|device| device.name.clone()).collect(),
             memory_bytes: sum(&|device| device.memory_bytes),
             free_bytes: sum(&|device| device.free_bytes),
             models: worker

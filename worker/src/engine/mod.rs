@@ -7,6 +7,7 @@ use lode_kernels::Ops;
 pub use lode_kernels::{KvType, UnknownKvType};
 
 pub use crate::arch::LoadError;
+pub use crate::device::Device;
 pub use crate::files::{BlobFile, Extent, Format, ModelFiles};
 
 /// One loaded model on one device, owned by one thread.
@@ -82,7 +83,9 @@ pub struct ModelInfo {
     pub kv_bytes_per_token: usize,
     /// Bytes of weights that are mapped and read.
     pub weights_bytes: u64,
-    /// The compute device, for display: `cpu (avx2, 8 threads)`.
+    /// Bytes in the memory of a GPU after the load; 0 on the CPU.
+    pub device_bytes: u64,
+    /// The compute device, for display: `cpu (avx2, 8 threads)`, `cuda:0 NVIDIA H100 PCIe`.
     pub device: String,
 }
 
@@ -240,6 +243,7 @@ pub struct LoadOptions {
     pub max_sequences: usize,
     /// The instruction level of the CPU kernels.
     pub ops: &'static Ops,
+    pub device: Device,
 }
 
 impl Default for LoadOptions {
@@ -250,6 +254,7 @@ impl Default for LoadOptions {
             threads: None,
             max_sequences: 4,
             ops: Ops::best(),
+            device: Device::Cpu,
         }
     }
 }

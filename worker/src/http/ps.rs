@@ -44,7 +44,8 @@ fn model(model: &Snapshot) -> Value {
             "quantization_level": model.quantization,
         },
         "expires_at": timestamp(model.expires_at),
-        "size_vram": 0,
+        "size_vram": model.device_bytes,
+        "device": model.device,
         "context_length": model.context_length,
     })
 }

@@ -27,6 +27,7 @@ pub(super) async fn bench(launcher: InProcess, with_weights: bool) -> Bench {
     let digest = tiny.put_demo(0, with_weights);
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
+        device: crate::device::DeviceSetting::Cpu,
         registry: format!("http://{}", tiny.start().await).parse().unwrap(),
         cache: folder.path().to_owned(),
         kv_cache_type: "f32".into(),
@@ -453,6 +454,7 @@ async fn bodies_are_limited() {
     let digest = tiny.put_demo(0, false);
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
+        device: crate::device::DeviceSetting::Cpu,
         registry: format!("http://{}", tiny.start().await).parse().unwrap(),
         cache: folder.path().to_owned(),
         max_body: lode_client::ByteSize::mib(1),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use lode_kernels::Ops;
+use lode_kernels::{DeviceError, Ops};
 #[cfg(test)]
 use serde_json::Value;
 use tokio::runtime::Handle;
@@ -73,10 +73,12 @@ impl Model {
             context_length: Some(request.context_length),
             threads: request.threads,
             max_sequences: request.num_parallel,
+            device: request.device.clone(),
         };
         let refused = |error: LoadError| {
             let message = format!("{}: {}", spec.name, format_error_chain(&error));
             match error {
+                LoadError::Device(DeviceError::Unsupported { .. }) => RunnerError::unsupported(message),
                 // Not an error of the model.
                 LoadError::File { .. } | LoadError::Device(_) => RunnerError::failed(message),
                 _ => RunnerError::unsupported(message),
@@ -115,6 +117,7 @@ impl Model {
             vocab_size: self.info.vocab_size,
             context_length: self.info.context_length,
             weights_bytes: self.info.weights_bytes,
+            device_bytes: self.info.device_bytes,
             kv_bytes_per_token: self.info.kv_bytes_per_token,
             has_tokenizer: self.text.vocabulary.is_some(),
             has_template: self.text.has_template,

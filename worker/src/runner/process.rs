@@ -13,6 +13,7 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::sync::{oneshot, watch};
 
 use super::client::Client;
+use crate::child_env;
 
 /// How long to wait for a runner to open its socket.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -23,19 +24,6 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Sockets are at `lode-runner-*/s`, in folders that only their owner may enter.
 const FOLDER_PREFIX: &str = "lode-runner-";
 const SOCKET: &str = "s";
-
-/// The variables of this process that a runner gets. Passwords and keys of the server are not among them.
-const INHERITED: &[&str] = &[
-    "HOME",
-    "LANG",
-    "LD_LIBRARY_PATH",
-    "LODE_LOG",
-    "PATH",
-    "RUST_BACKTRACE",
-    "TMPDIR",
-    "TZ",
-    "_RJEM_MALLOC_CONF",
-];
 
 /// Why a runner did not start.
 #[derive(Debug, thiserror::Error)]
@@ -198,10 +186,9 @@ fn spawn_and_wait(program: &Program, socket: &Path, spawned: oneshot::Sender<Res
         tracing::error!(program = %program.path.display(), error = %source, "failed to start a runner");
         ProcessError::Spawn(source)
     };
-    let inherited = INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
     let child = Command::new(&program.path)
         .env_clear()
-        .envs(inherited)
+        .envs(child_env::inherited())
         .envs(program.env.iter().map(|(name, value)| (name, value)))
         .arg("runner")
         .arg("--socket")

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::limits::TextLimits;
+use crate::device::Device;
 pub use crate::files::{Extent, Format};
 use crate::text::{Call, SamplerOptions, Think};
 
@@ -31,6 +32,8 @@ pub struct LoadRequest {
     pub threads: Option<usize>,
     /// The instruction level of the CPU kernels.
     pub cpu: String,
+    #[serde(default)]
+    pub device: Device,
     /// Limits of evaluating the model's text data and requests.
     #[serde(default)]
     pub text: TextLimits,
@@ -95,6 +98,8 @@ pub struct LoadResponse {
     pub vocab_size: usize,
     pub context_length: usize,
     pub weights_bytes: u64,
+    /// Bytes in the memory of a GPU; 0 on the CPU.
+    pub device_bytes: u64,
     pub kv_bytes_per_token: usize,
     /// Whether the model has a tokenizer, and so supports text.
     pub has_tokenizer: bool,

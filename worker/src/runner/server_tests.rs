@@ -47,6 +47,7 @@ fn load_request(name: &str) -> LoadRequest {
         batch_tokens: 64,
         threads: None,
         cpu: BEST_LEVEL.into(),
+        device: crate::device::Device::Cpu,
         text: super::TextLimits::default(),
     }
 }

@@ -48,6 +48,7 @@ impl FakeEngine {
             encoder: false,
             kv_bytes_per_token: 16,
             weights_bytes: 1000,
+            device_bytes: 0,
             device: "test".into(),
         };
         let (sequences, script) = (HashMap::new(), Vec::new());

@@ -69,8 +69,10 @@ pub struct Snapshot {
     pub family: String,
     pub parameter_size: String,
     pub quantization: String,
-    /// Weights and the full KV cache.
+    /// Weights and the full KV cache; on a GPU, what is allocated there.
     pub size_bytes: u64,
+    /// Bytes in the memory of a GPU; 0 on the CPU.
+    pub device_bytes: u64,
     /// The context length of the last request, at most the loaded one.
     pub context_length: usize,
     pub device: String,
@@ -234,7 +236,11 @@ impl LoadedModel {
             family: family.unwrap_or(&self.loaded.architecture).to_owned(),
             parameter_size: details.model_type.clone(),
             quantization: details.file_type.clone(),
-            size_bytes: self.loaded.weights_bytes.saturating_add(cache),
+            size_bytes: match self.loaded.device_bytes {
+                0 => self.loaded.weights_bytes.saturating_add(cache),
+                device_bytes => device_bytes,
+            },
+            device_bytes: self.loaded.device_bytes,
             context_length,
             device: self.loaded.device.clone(),
             users,

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::arch::{Config, Plan, Shape};
 use crate::cache::Model;
+use lode_kernels::cuda::cache_row_bytes;
 use lode_kernels::{CacheShape, KvType, PAGE_LEN};
 
 /// A model fits if it leaves a fifth of the free memory.
@@ -14,6 +15,13 @@ const MAX_FREE_SHARE: f64 = 0.8;
 const OVERHEAD_BYTES: u64 = 96 << 20;
 /// Maximum number of rows in a step: as many as the engine processes in one pass.
 const STEP_ROWS: u64 = 512;
+
+/// Maximum number of rows of logits in one pass of the engine.
+const LOGIT_ROWS: u64 = 128;
+/// The part of the weights that is added for padding and for whole pages.
+const CARD_WEIGHTS_DIVISOR: u64 = 16;
+/// Memory of a process's context and of its kernels on a GPU, besides [`OVERHEAD_BYTES`].
+const CARD_CONTEXT_BYTES: u64 = 416 << 20;
 
 /// The memory that a loaded model needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +43,23 @@ impl Estimate {
             }
             // A model that cannot run is refused at load, with the reason.
             None => Estimate { weights_bytes, cache_bytes: 0, step_bytes: 0 },
+        }
+    }
+
+    /// As [`of`](Self::of), for the memory of a GPU. Weights are padded at the ends of their rows, and the
+    /// driver allocates in whole pages. The process needs little memory of the machine: weights are mapped.
+    pub fn on_card(model: &Model, context: usize, num_parallel: usize, kv_cache_type: &str) -> Estimate {
+        let weights_bytes = model.tensor_bytes.saturating_add(model.tensor_bytes / CARD_WEIGHTS_DIVISOR);
+        let Some((shape, encoder)) = plan_shape(&model.config) else {
+            return Estimate { weights_bytes, cache_bytes: 0, step_bytes: CARD_CONTEXT_BYTES };
+        };
+        let logits = (shape.vocab_size as u64).saturating_mul(4 * LOGIT_ROWS);
+        Estimate {
+            weights_bytes,
+            cache_bytes: card_cache_bytes(&shape, encoder, context, num_parallel, kv_cache_type),
+            step_bytes: step_bytes(&shape, num_parallel)
+                .saturating_add(logits)
+                .saturating_add(CARD_CONTEXT_BYTES),
         }
     }
 
@@ -66,6 +91,25 @@ fn cache_bytes(
     num_parallel: usize,
     kv_cache_type: &str,
 ) -> u64 {
+    let cache = cache_shape(shape, encoder, kv_cache_type);
+    cache_of_tokens(cache.bytes_per_token() as u64, shape, context, num_parallel)
+}
+
+/// The same in the layout of a GPU, which pads the rows of heads.
+fn card_cache_bytes(
+    shape: &Shape,
+    encoder: bool,
+    context: usize,
+    num_parallel: usize,
+    kv_cache_type: &str,
+) -> u64 {
+    let cache = cache_shape(shape, encoder, kv_cache_type);
+    let row = cache_row_bytes(cache.dtype, cache.head_dim) as u64;
+    let rows = 2 * (cache.layers as u64).saturating_mul(cache.n_kv_heads as u64);
+    cache_of_tokens(rows.saturating_mul(row), shape, context, num_parallel)
+}
+
+fn cache_shape(shape: &Shape, encoder: bool, kv_cache_type: &str) -> CacheShape {
     let (layers, kv_type) = match encoder {
         // An encoder keeps keys and values only during the step.
         true => (1, KvType::F32),
@@ -73,9 +117,12 @@ fn cache_bytes(
         false => (shape.layers, kv_cache_type.parse().unwrap_or_default()),
     };
     let (n_kv_heads, head_dim, dtype) = (shape.n_kv_heads, shape.head_dim, kv_type.dtype());
-    let cache = CacheShape { layers, pages: 0, n_kv_heads, head_dim, dtype };
+    CacheShape { layers, pages: 0, n_kv_heads, head_dim, dtype }
+}
+
+fn cache_of_tokens(bytes_per_token: u64, shape: &Shape, context: usize, num_parallel: usize) -> u64 {
     let tokens = context.clamp(1, shape.context_length).next_multiple_of(PAGE_LEN) as u64;
-    (cache.bytes_per_token() as u64).saturating_mul(tokens).saturating_mul(num_parallel.max(1) as u64)
+    bytes_per_token.saturating_mul(tokens).saturating_mul(num_parallel.max(1) as u64)
 }
 
 /// Activations of the longest step, and the logits of all sequences until they are sampled.
@@ -159,6 +206,21 @@ mod tests {
         // An encoder keeps one layer at a time, in full precision.
         let bert = config("BertModel", json!({"hidden_act": "gelu"}));
         check(&bert, "f16", (32, 1), 32 * 2 * 4 * 64 * 4);
+    }
+
+    /// The layout of a GPU: a row of a head has whole units of sixteen bytes.
+    #[test]
+    fn cache_of_a_context_on_a_card() {
+        let check = |config: &Value, kind: &str, expect: u64| {
+            let (shape, encoder) = plan_shape(config).unwrap();
+            assert_eq!(card_cache_bytes(&shape, encoder, 64, 2, kind), expect, "{config} {kind}");
+        };
+        let llama = config("LlamaForCausalLM", json!({"num_key_value_heads": 2, "head_dim": 64}));
+        check(&llama, "f16", 2 * 64 * 2048);
+        // Two blocks of 34 bytes take 80.
+        check(&llama, "q8_0", 2 * 64 * (2 * 4 * 2 * 80));
+        let bert = config("BertModel", json!({"hidden_act": "gelu"}));
+        check(&bert, "f16", 2 * 64 * (2 * 4 * 64 * 4));
     }
 
     /// Gemma 3's published config omits the numbers of heads.

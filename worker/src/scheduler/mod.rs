@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, WeakShared};
+use lode_kernels::cuda::DeviceMemory;
 use lode_model::digest::Digest;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -31,6 +32,7 @@ pub use requirements::ModelRequirements;
 use waiting::WaitingRequests;
 
 use crate::cache::{Model, Models};
+use crate::device::{CardMemory, Device};
 use crate::error::Error;
 use crate::metrics::{Counted, ModelLabels, ModelMetrics};
 use crate::runner::TextLimits;
@@ -68,6 +70,10 @@ pub struct Options {
     pub eviction_delay: Duration,
     /// Reads this machine's total and free memory.
     pub memory: Box<dyn Fn() -> Memory + Send + Sync>,
+    /// The device that runners compute on.
+    pub device: Device,
+    /// The memory of the GPU, which models are placed in instead of this machine's.
+    pub card: Option<Arc<CardMemory>>,
 }
 
 /// Loads, shares and unloads models. Cheap to clone.
@@ -213,6 +219,14 @@ impl Scheduler {
         }
     }
 
+    /// The name of the GPU and its memory, as far as no model of this worker has it; `None` on the CPU.
+    pub fn card(&self) -> Option<(&str, Memory)> {
+        let card = self.inner.options.card.as_ref()?;
+        let memory = self.inner.memory();
+        let free_bytes = self.inner.state().ledger.available(memory.free_bytes);
+        Some((card.name(), Memory { free_bytes, ..memory }))
+    }
+
     /// Number of queued loads.
     #[cfg(test)]
     fn queued(&self) -> usize {
@@ -223,6 +237,17 @@ impl Scheduler {
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The memory that models are placed in, before the ledger's promises: the GPU's if there is one.
+    fn memory(&self) -> Memory {
+        match &self.options.card {
+            None => (self.options.memory)(),
+            Some(card) => {
+                let DeviceMemory { total_bytes, free_bytes } = card.idle();
+                Memory { total_bytes, free_bytes }
+            }
+        }
     }
 
     /// Makes a request a user of the loaded model, or lets it wait for a load, which it begins if none is in
@@ -279,11 +304,20 @@ impl Inner {
     }
 
     async fn load_until_stopped(self: &Arc<Inner>, wanted: ModelRequirements) -> Result<User, Error> {
-        let total = (self.options.memory)().total_bytes;
+        if let Some(card) = &self.options.card
+            && self.state().ledger.is_empty()
+        {
+            card.measure(|| self.state().ledger.is_empty()).await;
+        }
+        let total = self.memory().total_bytes;
         let model = self.models.fetch(&wanted.repository, &wanted.digest, total).await?;
         let default = self.options.context_length;
         let context = wanted.context(&model.params).map_or(default, |requested| requested.max(default));
-        let estimate = Estimate::of(&model, context, self.options.num_parallel, &self.options.kv_cache_type);
+        let (num_parallel, kv_cache_type) = (self.options.num_parallel, &self.options.kv_cache_type);
+        let estimate = match &self.options.card {
+            None => Estimate::of(&model, context, num_parallel, kv_cache_type),
+            Some(_) => Estimate::on_card(&model, context, num_parallel, kv_cache_type),
+        };
         if estimate.needed() > total {
             return Err(Error::TooLarge { needed: estimate.needed(), total });
         }
@@ -300,6 +334,7 @@ impl Inner {
             batch_tokens: BATCH_TOKENS,
             threads: self.options.threads,
             cpu: self.options.cpu.clone(),
+            device: self.options.device.clone(),
             text: self.options.text,
         };
         let (runner, loaded) = self.start_runner(reservation, &model, &request).await?;
@@ -359,7 +394,10 @@ impl Inner {
         let load = async {
             let id = reservation.id;
             let runner = StartingRunner { inner: self, id, runner: Some(self.launcher.launch().await?) };
-            self.state().ledger.attach(id, Box::new(runner.anonymous_bytes()));
+            // The measured memory of a card is that without this worker's models.
+            if self.options.card.is_none() {
+                self.state().ledger.attach(id, Box::new(runner.anonymous_bytes()));
+            }
             let ended = runner.ended();
             // The promised memory becomes available when the process has ended, for whatever reason.
             tokio::spawn(async move {
@@ -393,7 +431,7 @@ impl Inner {
         };
         let to_stop = {
             let mut state = self.state();
-            let memory = if state.is_waiting() { (self.options.memory)() } else { Memory::default() };
+            let memory = if state.is_waiting() { self.memory() } else { Memory::default() };
             state.place(memory, &limits, Instant::now())
         };
         to_stop.into_iter().for_each(stop_runner);

@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lode_kernels::BEST_LEVEL;
+use lode_kernels::cuda::DeviceMemory;
 use lode_model::digest::Digest;
 use lode_model::media_type as mt;
 
 use super::memory::Memory;
 use super::{KeepAlive, ModelRequirements, Options, Scheduler, Ticket};
 use crate::cache::{Cache, Models};
+use crate::device::{CardMemory, Device};
 use crate::error::Error;
 use crate::runner::process::Launch;
 use crate::runner::protocol::RunnerError;
@@ -55,6 +57,8 @@ async fn bench(launcher: InProcess, set: impl FnOnce(&mut Options)) -> Bench {
             total_bytes: total_bytes.load(Ordering::SeqCst),
             free_bytes: free_bytes.load(Ordering::SeqCst),
         }),
+        device: Device::Cpu,
+        card: None,
     };
     set(&mut options);
     let (launched, running) = (launcher.launched.clone(), launcher.running.clone());
@@ -187,6 +191,55 @@ async fn the_least_recently_used_idle_model_makes_room() {
 
 /// The estimated memory of these tests' demo model.
 const NEEDED: u64 = 110 << 20;
+
+/// A card with this much memory, of which other programs leave `free`.
+fn card(total_bytes: u64, free: &Arc<AtomicU64>) -> Arc<CardMemory> {
+    let free = free.clone();
+    let memory = DeviceMemory { total_bytes, free_bytes: total_bytes };
+    let measure = move || {
+        let free_bytes = free.load(Ordering::SeqCst);
+        let measured: futures::future::BoxFuture<'static, _> =
+            Box::pin(async move { Some(DeviceMemory { total_bytes, free_bytes }) });
+        measured
+    };
+    Arc::new(CardMemory::new("cuda:0 NVIDIA Test".into(), memory, Box::new(measure)))
+}
+
+#[tokio::test]
+async fn models_are_placed_by_the_memory_of_the_card() {
+    const GIB: u64 = 1 << 30;
+    let free = Arc::new(AtomicU64::new(3 * GIB / 2));
+    let bench = bench(InProcess::fake(), |options| options.card = Some(card(2 * GIB, &free))).await;
+    // The machine's own memory does not matter.
+    bench.total.store(0, Ordering::SeqCst);
+    bench.free.store(0, Ordering::SeqCst);
+    let (a, b, c) = (bench.model(1), bench.model(2), bench.model(3));
+    drop(bench.acquire(&a).await.unwrap());
+    let (name, memory) = bench.scheduler.card().unwrap();
+    assert_eq!((name, memory.total_bytes), ("cuda:0 NVIDIA Test", 2 * GIB));
+    let promised = 3 * GIB / 2 - memory.free_bytes;
+    assert!((512 << 20..600 << 20).contains(&promised), "{promised}");
+    drop(bench.acquire(&b).await.unwrap());
+    assert_eq!(bench.scheduler.card().unwrap().1.free_bytes, 3 * GIB / 2 - 2 * promised);
+    // The third evicts the first: what other programs use meanwhile is not measured.
+    free.store(0, Ordering::SeqCst);
+    drop(bench.acquire(&c).await.unwrap());
+    assert_eq!(bench.loaded().len(), 2);
+    assert!(!bench.loaded().contains(&a.digest));
+}
+
+#[tokio::test]
+async fn a_model_that_does_not_fit_the_card_is_refused_with_both_numbers() {
+    let free = Arc::new(AtomicU64::new(100 << 20));
+    let bench = bench(InProcess::fake(), |options| options.card = Some(card(1 << 30, &free))).await;
+    // Other programs use the card.
+    let error = bench.acquire(&bench.model(1)).await.err().unwrap();
+    assert!(matches!(error, Error::Memory { available, .. } if available == 100 << 20), "{error}");
+    assert!(error.to_string().contains("(0.5 GiB)") && error.to_string().contains("(0.1 GiB)"), "{error}");
+    // It is measured again for the next request.
+    free.store(1 << 30, Ordering::SeqCst);
+    drop(bench.acquire(&bench.model(1)).await.unwrap());
+}
 
 #[tokio::test]
 async fn memory_is_estimated() {

@@ -63,6 +63,21 @@ impl Gpu {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
+    /// The memory of a device. A context is created for the measurement, and is part of what is not free.
+    pub fn memory_of(number: usize) -> Result<DeviceMemory, DeviceError> {
+        let (device, _) = Self::find(number)?;
+        let fail = |error| of_driver("report the memory of a device", error);
+        // SAFETY: the device exists.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(fail)?;
+        // SAFETY: the context was retained above.
+        let entered = unsafe { result::ctx::set_current(context) };
+        let memory = entered.and_then(|()| result::mem_get_info());
+        // SAFETY: retained above, and not used any more. There is nothing to do about a failure.
+        let _ = unsafe { result::primary_ctx::release(device) };
+        let (free, total) = memory.map_err(fail)?;
+        Ok(DeviceMemory { total_bytes: total as u64, free_bytes: free as u64 })
+    }
+
     /// Describes a device by its number.
     pub fn facts(number: usize) -> Result<GpuFacts, DeviceError> {
         Self::find(number).map(|(_, facts)| facts)

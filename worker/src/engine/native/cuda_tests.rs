@@ -3,7 +3,7 @@
 //! that prompts are cut and the context is short.
 
 use lode_kernels::DeviceError;
-use lode_kernels::cuda::{Address, Cuda, Driver, Launch, Program};
+use lode_kernels::cuda::{Address, Cuda, DeviceMemory, Driver, Launch, Program};
 use serde_json::Value;
 
 use super::tests::{checkpoint, expected, greedy, ids, step};
@@ -32,11 +32,15 @@ const FAMILIES: [&str; 11] = [
 /// `None` if this machine cannot compile the kernels for the emulator; the kernels' tests report it as skipped.
 fn engine(family: &str, kv_type: KvType) -> Option<Box<dyn Engine>> {
     let Compiler::Found(_) = compiler() else { return None };
+    Some(load_on(Emulator::new(), family, kv_type).unwrap())
+}
+
+fn load_on(device: Emulator, family: &str, kv_type: KvType) -> Result<Box<dyn Engine>, LoadError> {
     let options =
         LoadOptions { kv_type, context_length: Some(64), max_sequences: 3, ..LoadOptions::default() };
     let opened = open(&checkpoint(&folder(family))).unwrap();
-    let kernels = Cuda::new(Emulator::new()).unwrap();
-    Some(Box::new(Native::load(opened, &options, kernels).unwrap()))
+    let kernels = Cuda::new(device).unwrap();
+    Ok(Box::new(Native::load(opened, &options, kernels)?))
 }
 
 fn folder(family: &str) -> String {
@@ -115,5 +119,45 @@ fn a_cache_of_halves_and_of_blocks_gives_close_logits() {
         let rows = step(engine.as_mut(), sequence, &prompt, RowSelection::Last);
         let error = error(&rows[0], case);
         assert!(error > 0.0 && error < bound, "{kv_type:?}: {error}");
+    }
+}
+
+#[test]
+fn the_memory_on_the_device_is_reported() {
+    let Some(engine) = engine("llama", KvType::F32) else { return };
+    let info = engine.info();
+    let cache = 3 * 64 * info.kv_bytes_per_token as u64;
+    // Rows of weights are padded to whole units.
+    let weights = info.device_bytes - cache;
+    assert!((info.weights_bytes..2 * info.weights_bytes).contains(&weights), "{info:?}");
+    assert_eq!(info.device, "emulator");
+}
+
+#[test]
+fn a_model_that_does_not_fit_the_device_is_not_loaded() {
+    let Compiler::Found(_) = compiler() else { return };
+    let error = load_on(Emulator::with_memory(100_000), "llama", KvType::F32).err().unwrap();
+    assert!(matches!(error, LoadError::Device(DeviceError::OutOfMemory { .. })), "{error}");
+    assert!(error.to_string().contains("use a shorter context or a smaller model"), "{error}");
+}
+
+/// Each failure of the device is the error of the step; nothing works after it, so that the runner ends.
+#[test]
+fn a_failure_of_the_device_ends_the_engine() {
+    let Compiler::Found(_) = compiler() else { return };
+    for failure in [
+        DeviceError::Lost { device: "emulator".into(), reason: "unplugged".into() },
+        DeviceError::Fault { kernel: "rms_norm".into(), reason: "an illegal access".into() },
+        DeviceError::OutOfMemory { what: "activations", wanted_bytes: 1 << 40 },
+    ] {
+        let mut device = Emulator::new();
+        device.plan_failure(failure.clone());
+        let mut engine = load_on(device, "llama", KvType::F32).unwrap();
+        let sequence = engine.open(8).unwrap();
+        let slice = Slice { sequence, tokens: &[1, 2], want: RowSelection::Last };
+        for _ in 0..2 {
+            let error = engine.step(&[slice]).unwrap_err();
+            assert_eq!(error, StepError::Device(failure.clone()));
+        }
     }
 }

@@ -26,8 +26,8 @@ use lode_model::gguf::Metadata;
 use self::pages::{Pages, pages_for};
 use self::tensors::MappedTensors;
 use super::{
-    AdmitError, Engine, Format, KvType, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo, RowSelection,
-    SequenceId, Slice, StepError,
+    AdmitError, Device, Engine, Format, KvType, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo,
+    RowSelection, SequenceId, Slice, StepError,
 };
 use crate::arch::{Config, Forward, Output, Pass, Plan};
 use lode_kernels::cpu::Cpu;
@@ -38,7 +38,7 @@ const PASS_ROWS: usize = 512;
 /// Maximum rows of logits per pass; each is `vocab_size` wide.
 const PASS_LOGITS: usize = 128;
 
-/// Loads a model onto the CPU.
+/// Loads a model onto the device of the options.
 pub fn load(files: &ModelFiles, options: LoadOptions) -> Result<Box<dyn Engine>, LoadError> {
     open(files)?.load(options)
 }
@@ -75,10 +75,15 @@ impl OpenModel {
         self.tensors.metadata()
     }
 
-    /// Loads it onto the CPU.
+    /// Loads it onto the device of the options.
     pub fn load(self, options: LoadOptions) -> Result<Box<dyn Engine>, LoadError> {
-        let kernels = Cpu::new(options.threads, options.ops)?;
-        Ok(Box::new(Native::load(self, &options, kernels)?))
+        Ok(match &options.device {
+            Device::Cpu => {
+                let kernels = Cpu::new(options.threads, options.ops)?;
+                Box::new(Native::load(self, &options, kernels)?)
+            }
+            Device::Cuda(device) => Box::new(Native::load(self, &options, device.open()?)?),
+        })
     }
 }
 
@@ -146,6 +151,7 @@ impl<K: Kernels + 'static> Native<K> {
             encoder,
             kv_bytes_per_token: cache_shape.bytes_per_token(),
             weights_bytes: tensors.taken_bytes(),
+            device_bytes: kernels.device_bytes(),
             device: kernels.describe(),
         };
         let (pages, sequences) = (Pages::new(pages), BTreeMap::new());

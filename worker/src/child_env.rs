@@ -1,0 +1,21 @@
+//! The environment of child processes: runners and probes of devices.
+
+/// The variables of this process that a child gets. Passwords and keys of the server are not among them.
+const INHERITED: &[&str] = &[
+    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    "HOME",
+    "LANG",
+    "LD_LIBRARY_PATH",
+    "LODE_LOG",
+    "PATH",
+    "RUST_BACKTRACE",
+    "TMPDIR",
+    "TZ",
+    "_RJEM_MALLOC_CONF",
+];
+
+/// The variables that a child inherits, with their values.
+pub(crate) fn inherited() -> impl Iterator<Item = (&'static str, std::ffi::OsString)> {
+    INHERITED.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)))
+}

@@ -1,0 +1,28 @@
+//! This machine's processor.
+
+use lode_kernels::Ops;
+use serde::Serialize;
+
+/// A processor, for display.
+#[derive(Clone, Debug, Serialize)]
+pub struct Processor {
+    pub name: String,
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// The best instruction level of the kernels that it supports.
+    pub level: String,
+}
+
+impl Processor {
+    pub fn of_this_machine() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { name: processor_name(), cores, level: Ops::best().name.to_owned() }
+    }
+}
+
+/// The processor's name, if the kernel reports it.
+pub(crate) fn processor_name() -> String {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
