@@ -6,7 +6,7 @@ use std::process::Child;
 
 use lode_tests::artifact::sha256;
 use lode_tests::checkpoint::{demo, demo_expected, read_folder};
-use lode_tests::command::wait_until;
+use lode_tests::command::{run_to_end, wait_until};
 use lode_tests::server::{Folder, Options, Server, lode_command, output_file, signal};
 use serde_json::json;
 
@@ -101,4 +101,47 @@ async fn a_worker_joins_pulls_responds_and_deregisters() {
     let ended = refused.0.try_wait().unwrap();
     assert!(ended.is_none_or(|status| !status.success()), "{ended:?}");
     assert!(!stranger.join("blobs").is_dir() || read_folder(&stranger.join("blobs")).is_empty());
+}
+
+/// With and without a GPU: no machine has a device with this number.
+#[tokio::test]
+async fn a_gpu_that_cannot_be_used_stops_the_start_and_is_named() {
+    let folder = Folder::new();
+    let cache = folder.path().join("cache");
+    let run = |words: &[&str], variables: &[(&str, &str)]| {
+        let mut command = lode_command(folder.path());
+        command.args(words).envs(variables.iter().copied()).env("LODE_CACHE", &cache);
+        command.current_dir(folder.path());
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        run_to_end(command, vec![])
+    };
+    let refused = run(&["worker", "--listen", "127.0.0.1:0", "--device", "cuda:999"], &[]).await;
+    assert_eq!(refused.code, 2, "{}", refused.stderr);
+    for part in ["device cuda:999 cannot be used", "lode doctor", "--device cpu"] {
+        assert!(refused.stderr.contains(part), "{}", refused.stderr);
+    }
+    let served = run(&["serve", "--listen", "127.0.0.1:0"], &[("LODE_DEVICE", "cuda:999")]).await;
+    assert_eq!(served.code, 2, "{}", served.stderr);
+    assert!(served.stderr.contains("device cuda:999 cannot be used"), "{}", served.stderr);
+    for words in
+        [&["worker", "--device", "gpu"][..], &["serve", "--device", "gpu"], &["doctor", "--device", "gpu"]]
+    {
+        let invalid = run(words, &[]).await;
+        assert_eq!(invalid.code, 2, "{}", invalid.stderr);
+        let stderr = &invalid.stderr;
+        assert!(stderr.contains("--device is `gpu`") && stderr.contains("cuda:N"), "{stderr}");
+    }
+
+    let doctor = run(&["doctor", "--json"], &[]).await.expect_success();
+    let found = doctor.json();
+    assert!(found["cpu"]["cores"].as_u64().is_some_and(|cores| cores > 0), "{found}");
+    assert!(found["device"]["selected"].is_string() && found["cuda"]["devices"].is_array(), "{found}");
+    let of_cpu = run(&["doctor", "--device", "cpu"], &[]).await.expect_success();
+    assert!(
+        !of_cpu.stdout.contains("driver") && of_cpu.stdout.contains("device    cpu"),
+        "{}",
+        of_cpu.stdout
+    );
+    assert_eq!(run(&["doctor", "--device", "cuda:999"], &[]).await.code, 1);
+    assert!(!cache.exists(), "the doctor and a worker that does not start create no cache");
 }

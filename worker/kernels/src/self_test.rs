@@ -5,8 +5,19 @@
 use bytes::Bytes;
 use lode_model::quant::ggml::{self, Type};
 
+use super::batch::{Batch, Span};
 use super::cpu::Cpu;
-use super::*;
+use super::dtype::{Dtype, Float};
+use super::error::DeviceError;
+#[cfg(test)]
+use super::kernels::LayerNorm;
+use super::kernels::{
+    Activation, Attention, CacheShape, Expert, Experts, GateUp, Kernels, Linear, Norm, Qkv, Rope,
+};
+use super::ops::Ops;
+use super::rope::Pairing;
+use super::rows::Rows;
+use super::weight::Weight;
 
 /// Why a device does not pass its test.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
