@@ -10,7 +10,8 @@ use crate::args::Cli;
 
 /// Commands that connect to no registry by the global options. They accept these options, which have no effect
 /// there, and do not show them.
-const WITHOUT_CONNECTION: [&str; 6] = ["serve", "worker", "backup", "migrate", "completions", "runner"];
+const WITHOUT_CONNECTION: [&str; 7] =
+    ["serve", "worker", "backup", "migrate", "doctor", "completions", "runner"];
 
 /// More than the number of options of any command, and less than that of `--help`.
 const GLOBAL_ORDER: usize = 900;
