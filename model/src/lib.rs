@@ -34,5 +34,9 @@ pub use template::{go_template, prompt_template};
 mod invariants;
 #[cfg(test)]
 #[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
+#[path = "../../tests/src/onnx.rs"]
+mod onnx_writer;
+#[cfg(test)]
+#[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
 #[path = "../../tests/src/report.rs"]
 mod report;

@@ -131,4 +131,4 @@ macro_rules! tests {
     };
 }
 
-tests!(safetensors, gguf, onnx, conversion, modelfile, manifest, tar, reference, texts, template);
+tests!(safetensors, gguf, onnx, onnx_graph, conversion, modelfile, manifest, tar, reference, texts, template);

@@ -14,6 +14,7 @@ pub mod disk;
 pub mod endpoints;
 pub mod faults;
 pub mod oci;
+pub mod onnx;
 pub mod postgres;
 pub mod raw;
 pub mod register;

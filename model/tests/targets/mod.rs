@@ -1,6 +1,10 @@
 //! The fuzz targets: for each kind of untrusted input, valid examples and a check that must hold for any
 //! bytes. `tests/fuzz.rs` damages the examples blindly; the crate in `model/fuzz/` is guided by coverage.
 
+#[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
+#[path = "../../../tests/src/onnx.rs"]
+mod onnx_writer;
+
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -38,6 +42,7 @@ pub(crate) fn all() -> Vec<Target> {
         safetensors(),
         ggufs(),
         onnx_files(),
+        onnx_graphs(),
         conversions(),
         modelfiles(),
         manifests_and_what_they_hold(),
@@ -211,6 +216,39 @@ fn onnx_files() -> Target {
             }
         }
         import(&Folder(BTreeMap::from([("m.onnx", bytes.to_vec()), ("m.data", vec![1; 64])])), None);
+    })
+}
+
+/// The graph of a file, whose checks refuse what a runtime must not see.
+fn onnx_graphs() -> Target {
+    let mut inner = onnx_writer::Graph::default();
+    inner.push(onnx_writer::node("Clip", &["x", "", "w"], &["inner"], &[]));
+    inner.output("inner", onnx_writer::FLOAT, &["n"]);
+    let mut graph = onnx_writer::Graph::default();
+    graph.input("x", onnx_writer::FLOAT, &["n", "4"]);
+    graph.output("y", onnx_writer::FLOAT, &["n", "4"]);
+    let outside = onnx_writer::external("m.data", 0, 16);
+    graph.initializer(onnx_writer::tensor("w", onnx_writer::FLOAT, &[4], &outside));
+    graph.floats("v", &[2], &[1.0, 2.0]);
+    graph.push(onnx_writer::node("Add", &["x", "w"], &["a"], &[]));
+    graph.push(onnx_writer::node("If", &["a"], &["y"], &[onnx_writer::subgraph("then_branch", &inner)]));
+    let small = |name: &str| {
+        let shape = if name.contains("embeddings.") { vec![2, 2] } else { vec![2] };
+        let shape = if name.contains("dense.w") || name.contains("self") { vec![2, 2] } else { shape };
+        let values = vec![0.5; shape.iter().product::<u64>() as usize];
+        (shape, values)
+    };
+    let id_type = onnx_writer::INT64;
+    let bert =
+        onnx_writer::Bert { width: 2, heads: 1, layers: 1, norm_eps: 1e-6, first_position: 0, id_type };
+    target("onnx_graph", vec![graph.file(), bert.graph(&small).file()], |bytes| {
+        let size = |location: &str| (location == "m.data").then_some(64);
+        let Ok(graph) = onnx::Graph::read(&bytes.to_vec(), &size) else { return };
+        // Nothing outside of the model is named.
+        assert!(graph.locations.iter().all(|location| location == "m.data"), "{graph:?}");
+        assert!(graph.outputs.iter().chain(&graph.inputs).all(|name| !name.is_empty()), "{graph:?}");
+        // Its initializers are readable as well, except for types that are not listed.
+        let _ = onnx::Model::read(&bytes.to_vec());
     })
 }
 
