@@ -2,16 +2,19 @@
 
 /// The variables of this process that a child gets. Passwords and keys of the server are not among them.
 const INHERITED: &[&str] = &[
+    "CONDA_PREFIX",
     "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
     "HOME",
     "LANG",
     "LD_LIBRARY_PATH",
     "LODE_LOG",
+    "ORT_DYLIB_PATH",
     "PATH",
     "RUST_BACKTRACE",
     "TMPDIR",
     "TZ",
+    "VIRTUAL_ENV",
     "_RJEM_MALLOC_CONF",
 ];
 

@@ -37,6 +37,10 @@ pub enum Format {
     /// A GGUF, or one file of a split GGUF. Its metadata has the model's configuration, vocabulary and
     /// template.
     Gguf,
+    /// An ONNX file: a graph, with weights in it or in other files.
+    Onnx,
+    /// A file with weights of an ONNX file.
+    OnnxData,
 }
 
 /// The place of a file within a larger one, such as a tar.

@@ -15,6 +15,10 @@ pub mod metrics;
 mod node;
 #[cfg(test)]
 #[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
+#[path = "../../tests/src/onnx.rs"]
+mod onnx_writer;
+#[cfg(test)]
+#[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
 #[path = "../../tests/src/report.rs"]
 mod report;
 pub mod runner;

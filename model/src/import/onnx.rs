@@ -50,7 +50,10 @@ pub(super) fn plan(
         file_type: main.unwrap_or_default(),
         ..ModelConfig::default()
     };
-    let notices = vec!["an ONNX model is stored, but cannot be run yet".to_owned()];
+    let notices = match recipes.iter().any(|recipe| recipe.path == "config.json") {
+        true => Vec::new(),
+        false => vec!["without config.json, an ONNX model is stored, but cannot be run".to_owned()],
+    };
     Ok(Plan { layers, config, notices, tensors, parameters, annotations: BTreeMap::new(), files: recipes })
 }
 

@@ -31,6 +31,13 @@ pub enum LoadError {
     TensorData { name: String, reason: String },
     #[error("the configuration has a vocabulary of {config}, but tensor `{name}` has {found} rows")]
     Vocabulary { name: String, config: u64, found: u64 },
+    /// The graph of an ONNX file must not be run.
+    #[error("{file}")]
+    Graph { file: String, source: lode_model::onnx::GraphError },
+    #[error("{file}: {reason}")]
+    Onnx { file: String, reason: String },
+    #[error("an ONNX model needs the ONNX Runtime: {0}")]
+    Runtime(String),
     #[error("the device failed: {0}")]
     Device(#[from] lode_kernels::DeviceError),
 }

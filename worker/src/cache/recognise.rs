@@ -73,8 +73,8 @@ pub enum Unrunnable {
     Adapter(String),
     #[error("it has an image projector (layer {0}), and images cannot be run yet")]
     Projector(String),
-    #[error("its ONNX file `{0}` cannot be run yet; safetensors and GGUF models can")]
-    Onnx(String),
+    #[error("it has several ONNX files ({0}), and none is `model.onnx` or `onnx/model.onnx`")]
+    SeveralOnnx(String),
     #[error("none of its {0} layers is a tensor")]
     NoTensors(usize),
     #[error("it has no config.json, so its architecture is unknown")]
@@ -147,15 +147,17 @@ impl RecognisedModel {
             })
         };
         let weights = artifact.weights();
-        let label = || weights.first().map(|at| artifact.files[*at].label().to_owned()).unwrap_or_default();
         match artifact.format() {
-            Some("onnx") => return Err(Unrunnable::Onnx(label())),
             Some("gguf") if !is_one_gguf(artifact, &weights) => {
                 let labels: Vec<&str> = weights.iter().map(|at| artifact.files[*at].label()).collect();
                 return Err(Unrunnable::SeveralGguf(labels.join(", ")));
             }
             _ => {}
         }
+        if artifact.format() == Some("onnx") {
+            model.tensors = onnx_files(artifact, &weights)?;
+        }
+        let weights = if model.tensors.is_empty() { weights } else { Vec::new() };
         for file in weights.iter().map(|at| &artifact.files[*at]) {
             let whole_file = file.role != Role::Tensor;
             let format = if file.role == Role::Gguf { Format::Gguf } else { Format::Safetensors };
@@ -185,6 +187,37 @@ impl RecognisedModel {
     pub fn tensor_bytes(&self) -> u64 {
         self.tensors.iter().fold(0, |sum, layer| sum.saturating_add(layer.file.size))
     }
+}
+
+/// The ONNX file that is run, then the files that may hold its weights: those in its folder whose names begin
+/// with its own, or end in `.data`.
+fn onnx_files(artifact: &Artifact, weights: &[usize]) -> Result<Vec<TensorLayer>, Unrunnable> {
+    let files: Vec<&ModelFile> = weights.iter().map(|at| &artifact.files[*at]).collect();
+    let named = |name: &str| {
+        files.iter().find(|file| {
+            file.path.as_deref().and_then(|path| path.strip_prefix(artifact.root())) == Some(name)
+        })
+    };
+    let main = match files[..] {
+        [only] => only,
+        _ => named("model.onnx").or_else(|| named("onnx/model.onnx")).copied().ok_or_else(|| {
+            let labels: Vec<&str> = files.iter().map(|file| file.label()).collect();
+            Unrunnable::SeveralOnnx(labels.join(", "))
+        })?,
+    };
+    let layer = |file: &ModelFile, format| TensorLayer { file: file.clone(), whole_file: true, format };
+    let mut layers = vec![layer(main, Format::Onnx)];
+    if let Some(path) = main.path.as_deref() {
+        let folder = path.rfind('/').map_or("", |at| &path[..=at]);
+        let is_data = |other: &str| {
+            let name = other.strip_prefix(folder).unwrap_or_default();
+            other.starts_with(path) || (!name.is_empty() && name.ends_with(".data"))
+        };
+        let rest = artifact.files.iter().filter(|file| file.is_plain() && file.role == Role::File);
+        let data = rest.filter(|file| file.path.as_deref().is_some_and(is_data));
+        layers.extend(data.map(|file| layer(file, Format::OnnxData)));
+    }
+    Ok(layers)
 }
 
 /// Whether GGUF files are one file, or parts of one according to their names. The parts are checked at load.
@@ -317,6 +350,29 @@ mod tests {
     }
 
     #[test]
+    fn onnx_files_and_their_weights() {
+        let title = |path| (mt::OCTET_STREAM, None, Some((mt::TITLE_ANNOTATION, path)));
+        let all = [
+            "config.json",
+            "tokenizer.json",
+            "onnx/model_int8.onnx",
+            "onnx/model.onnx",
+            "onnx/model.onnx_data",
+            "onnx/weights.data",
+            "model.onnx_data",
+            "onnx/notes.txt",
+        ];
+        let model = recognise(mt::OCI_EMPTY, &all.map(title)).unwrap();
+        let found: Vec<_> = model.tensors.iter().map(|layer| (layer.file.label(), layer.format)).collect();
+        let data = Format::OnnxData;
+        let expect =
+            [("onnx/model.onnx", Format::Onnx), ("onnx/model.onnx_data", data), ("onnx/weights.data", data)];
+        assert_eq!((found, names(&model)), (expect.to_vec(), vec!["config.json", "tokenizer.json"]));
+        let model = recognise(mt::OCI_EMPTY, &[title("config.json"), title("encoder.onnx")]).unwrap();
+        assert_eq!(model.tensors.len(), 1);
+    }
+
+    #[test]
     fn unsupported_models_are_refused_with_a_reason() {
         let check = |layers: &[Layer], expect: &str| {
             let error = recognise(mt::OCI_EMPTY, layers).unwrap_err().to_string();
@@ -326,7 +382,11 @@ mod tests {
         check(&[], "none of its 0 layers");
         check(&[title("x.gguf"), title("y.gguf")], "several GGUF models (x.gguf, y.gguf)");
         check(&[(mt::OLLAMA_MODEL, None, None), (mt::OLLAMA_ADAPTER, None, None)], "adapter");
-        check(&[title("x.onnx")], "ONNX file `x.onnx`");
+        check(&[title("x.onnx")], "no config.json");
+        check(
+            &[title("x.onnx"), title("y.onnx"), title("config.json")],
+            "several ONNX files (x.onnx, y.onnx)",
+        );
         check(&[title("x.safetensors")], "no config.json");
         check(&[(mt::OCI_LAYER_TAR_GZIP, None, None)], "is packed");
         check(

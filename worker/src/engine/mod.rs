@@ -1,7 +1,13 @@
 //! The interface between serving and computation: the operations of a loaded model. The runner calls it from
-//! the one thread that owns the model; `native` implements it with the kernels.
+//! the one thread that owns the model. [`open::open`] chooses the implementation: `native` computes with the kernels,
+//! `ort` with the ONNX Runtime.
 
+mod map;
 pub mod native;
+pub mod open;
+pub mod ort;
+
+use std::collections::BTreeSet;
 
 use lode_kernels::Ops;
 pub use lode_kernels::{KvType, UnknownKvType};
@@ -222,11 +228,48 @@ pub enum StepError {
     NoLogits(SequenceId),
     #[error("an encoder needs sequence {} in one slice", .0.0)]
     NotWhole(SequenceId),
+    /// The graph of the model failed for this sequence, or for others that were computed with it.
+    #[error("the graph failed: {reason}")]
+    Graph { sequence: SequenceId, reason: String },
     #[error("the step was cancelled")]
     Cancelled,
     /// The device failed; the engine can no longer be used.
     #[error("the device failed: {0}")]
     Device(#[from] lode_kernels::DeviceError),
+}
+
+/// Checks the slices of a step. `lengths` returns the length of an open sequence, and its maximum.
+fn check_slices(
+    info: &ModelInfo,
+    lengths: impl Fn(SequenceId) -> Option<(usize, usize)>,
+    slices: &[Slice<'_>],
+) -> Result<(), StepError> {
+    let mut seen = BTreeSet::new();
+    for slice in slices {
+        let id = slice.sequence;
+        let (before, max_len) = lengths(id).ok_or(StepError::UnknownSequence(id))?;
+        if !seen.insert(id) {
+            return Err(StepError::DuplicateSequence(id));
+        }
+        if slice.tokens.is_empty() {
+            return Err(StepError::EmptySlice(id));
+        }
+        let vocab_size = info.vocab_size;
+        if let Some(&token) = slice.tokens.iter().find(|t| **t as usize >= vocab_size) {
+            return Err(StepError::TokenOutOfRange { sequence: id, token, vocab_size });
+        }
+        let len = before.saturating_add(slice.tokens.len());
+        if len > max_len {
+            return Err(StepError::TooLong { sequence: id, len, max_len });
+        }
+        if info.encoder && matches!(slice.want, RowSelection::Last | RowSelection::All) {
+            return Err(StepError::NoLogits(id));
+        }
+        if info.encoder && before > 0 {
+            return Err(StepError::NotWhole(id));
+        }
+    }
+    Ok(())
 }
 
 /// The operator's settings for a loaded model.

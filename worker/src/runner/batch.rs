@@ -533,7 +533,8 @@ impl BatchLoop {
             | StepError::NoLogits(sequence)
             | StepError::NotWhole(sequence)
             | StepError::TokenOutOfRange { sequence, .. }
-            | StepError::TooLong { sequence, .. } => Some(*sequence),
+            | StepError::TooLong { sequence, .. }
+            | StepError::Graph { sequence, .. } => Some(*sequence),
             // The loop drops the work of disconnected clients.
             StepError::Cancelled => return true,
             StepError::Device(_) => None,

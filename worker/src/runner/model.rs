@@ -17,7 +17,8 @@ use super::protocol::{
     EmbedRequest, Event, LoadRequest, LoadResponse, ModelSpec, RenderResponse, RunnerError,
 };
 use super::small_files::{parse_json, read_file_up_to};
-use crate::engine::{BlobFile, Engine, KvType, LoadError, LoadOptions, ModelFiles, ModelInfo, native};
+use crate::engine::open::open;
+use crate::engine::{BlobFile, Engine, KvType, LoadError, LoadOptions, ModelFiles, ModelInfo};
 use crate::text::{Constraint, Reader, Sampler, StopMatcher, Think, Vocabulary};
 
 /// Maximum number of generated contexts for a request without `num_predict`.
@@ -84,7 +85,7 @@ impl Model {
                 _ => RunnerError::unsupported(message),
             }
         };
-        let opened = native::open(&files).map_err(refused)?;
+        let opened = open(&files).map_err(refused)?;
         let runtime = Handle::current();
         // Reading a vocabulary of a hundred thousand tokens takes longer than mapping the weights.
         let (engine, text) = std::thread::scope(|scope| {

@@ -62,6 +62,15 @@ impl ModelSpec {
     pub fn is_gguf(&self) -> bool {
         self.tensors.iter().any(|file| file.format == Format::Gguf)
     }
+
+    /// The format of its weights, as clients read it.
+    pub fn format(&self) -> &'static str {
+        match self.tensors.first().map(|file| file.format) {
+            Some(Format::Gguf) => "gguf",
+            Some(Format::Onnx | Format::OnnxData) => "onnx",
+            Some(Format::Safetensors) | None => "safetensors",
+        }
+    }
 }
 
 /// A small file of the model.

@@ -232,7 +232,7 @@ impl LoadedModel {
             name: self.name.clone(),
             repository: self.model.repository.clone(),
             digest: self.model.digest.clone(),
-            format: if self.model.spec.is_gguf() { "gguf" } else { "safetensors" },
+            format: self.model.spec.format(),
             family: family.unwrap_or(&self.loaded.architecture).to_owned(),
             parameter_size: details.model_type.clone(),
             quantization: details.file_type.clone(),

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::arch::{Config, Plan, Shape};
 use crate::cache::Model;
+use crate::engine::ort::RUN_TOKENS;
 use lode_kernels::cuda::cache_row_bytes;
 use lode_kernels::{CacheShape, KvType, PAGE_LEN};
 
@@ -22,6 +23,8 @@ const LOGIT_ROWS: u64 = 128;
 const CARD_WEIGHTS_DIVISOR: u64 = 16;
 /// Memory of a process's context and of its kernels on a GPU, besides [`OVERHEAD_BYTES`].
 const CARD_CONTEXT_BYTES: u64 = 416 << 20;
+/// The runtime's own copy of an ONNX model's weights, and the buffer or message from which it was made.
+const ONNX_COPIES: u64 = 2;
 
 /// The memory that a loaded model needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +39,11 @@ impl Estimate {
     /// Estimates the memory for a model with `num_parallel` sequences of `context` tokens each.
     pub fn of(model: &Model, context: usize, num_parallel: usize, kv_cache_type: &str) -> Estimate {
         let weights_bytes = model.tensor_bytes;
+        if model.spec.format() == "onnx" {
+            let copies = weights_bytes.saturating_mul(ONNX_COPIES);
+            let step_bytes = onnx_step_bytes(&model.config, context).saturating_add(copies);
+            return Estimate { weights_bytes, cache_bytes: 0, step_bytes };
+        }
         match plan_shape(&model.config) {
             Some((shape, encoder)) => {
                 let cache_bytes = cache_bytes(&shape, encoder, context, num_parallel, kv_cache_type);
@@ -48,7 +56,11 @@ impl Estimate {
 
     /// As [`of`](Self::of), for the memory of a GPU. Weights are padded at the ends of their rows, and the
     /// driver allocates in whole pages. The process needs little memory of the machine: weights are mapped.
+    /// ONNX models are computed on the CPU, but are limited by the same budget.
     pub fn on_card(model: &Model, context: usize, num_parallel: usize, kv_cache_type: &str) -> Estimate {
+        if model.spec.format() == "onnx" {
+            return Self::of(model, context, num_parallel, kv_cache_type);
+        }
         let weights_bytes = model.tensor_bytes.saturating_add(model.tensor_bytes / CARD_WEIGHTS_DIVISOR);
         let Some((shape, encoder)) = plan_shape(&model.config) else {
             return Estimate { weights_bytes, cache_bytes: 0, step_bytes: CARD_CONTEXT_BYTES };
@@ -133,6 +145,19 @@ fn step_bytes(shape: &Shape, num_parallel: usize) -> u64 {
     let rows = STEP_ROWS.saturating_mul(2 * 4).saturating_mul(columns as u64);
     let logits = (shape.vocab_size as u64).saturating_mul(3 * 4).saturating_mul(num_parallel.max(1) as u64);
     rows.saturating_add(logits)
+}
+
+/// Activations of a run of an ONNX encoder: hidden states, the wider states between two of them, and the
+/// attention scores of one layer, twice each.
+fn onnx_step_bytes(config: &Value, context: usize) -> u64 {
+    let number = |field: &str, default: u64| config.get(field).and_then(Value::as_u64).unwrap_or(default);
+    let longest = number("max_position_embeddings", 512).min(context as u64).max(1);
+    let tokens = longest.max(RUN_TOKENS as u64);
+    let (width, heads) = (number("hidden_size", 768), number("num_attention_heads", 12));
+    let columns =
+        width.saturating_mul(4).saturating_add(number("intermediate_size", width.saturating_mul(4)));
+    let columns = columns.saturating_add(heads.saturating_mul(longest));
+    tokens.saturating_mul(2 * 4).saturating_mul(columns)
 }
 
 /// This machine's memory: the total, and what is available now.
@@ -241,6 +266,17 @@ mod tests {
         {
             assert!(plan_shape(&config).is_none(), "{config}");
         }
+    }
+
+    #[test]
+    fn activations_of_onnx_models() {
+        let config = json!({"hidden_size": 100, "intermediate_size": 200, "num_attention_heads": 4,
+            "max_position_embeddings": 512});
+        // Short contexts are batched, so there are always as many tokens.
+        assert_eq!(onnx_step_bytes(&config, 64), 2048 * 8 * (400 + 200 + 4 * 64));
+        assert_eq!(onnx_step_bytes(&config, 9999), 2048 * 8 * (400 + 200 + 4 * 512));
+        let long = json!({"hidden_size": u64::MAX, "max_position_embeddings": 8192});
+        assert_eq!(onnx_step_bytes(&long, 8192), u64::MAX);
     }
 
     #[test]

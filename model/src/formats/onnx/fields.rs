@@ -1,6 +1,6 @@
 //! Walks the protobuf fields of a file through a window of bounded size.
 
-use super::OnnxError;
+use super::error::OnnxError;
 use crate::read_at::ReadAt;
 
 /// The most fields and the most reads of a file, so that a file of only tags has a bounded cost.

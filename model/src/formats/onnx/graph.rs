@@ -4,9 +4,9 @@
 
 use std::collections::{BTreeSet, HashSet};
 
+use super::error::OnnxError;
 use super::fields::{Field, FieldReader, Wire};
-use super::tensor::TensorFields;
-use super::{Data, OnnxError};
+use super::tensor::{Data, TensorFields};
 use crate::read_at::ReadAt;
 
 /// The operator domains that may be used: ONNX's own, and the operators that are built into the ONNX Runtime.

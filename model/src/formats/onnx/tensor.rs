@@ -1,11 +1,63 @@
 //! Reads the messages of tensors: initializers, and the values of attributes.
 
+use super::error::OnnxError;
 use super::fields::{Field, FieldReader, Wire};
-use super::{Data, Initializer, OnnxError};
-use crate::safetensors::byte_size;
+use crate::safetensors::{Dtype, byte_size};
 
 /// The most axes of a tensor.
 const MAX_DIMS: usize = 64;
+
+/// A named array of the graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Initializer {
+    pub name: String,
+    /// The value of `TensorProto.DataType`.
+    pub data_type: u64,
+    /// Row-major.
+    pub shape: Vec<u64>,
+    pub data: Data,
+}
+
+/// The location of an initializer's bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Data {
+    /// In the file, as an array of little-endian numbers.
+    Inline { offset: u64, length: u64 },
+    /// In the file, but not as an array: numbers of varying length, texts, or several pieces.
+    Encoded,
+    /// In a separate file.
+    External { location: String, offset: u64, length: Option<u64> },
+}
+
+impl Initializer {
+    /// The type of its elements; `None` for strings and for types with several elements per byte.
+    pub fn dtype(&self) -> Option<Dtype> {
+        Some(match self.data_type {
+            1 => Dtype::F32,
+            2 => Dtype::U8,
+            3 => Dtype::I8,
+            4 => Dtype::U16,
+            5 => Dtype::I16,
+            6 => Dtype::I32,
+            7 => Dtype::I64,
+            9 => Dtype::BOOL,
+            10 => Dtype::F16,
+            11 => Dtype::F64,
+            12 => Dtype::U32,
+            13 => Dtype::U64,
+            16 => Dtype::BF16,
+            17 => Dtype::F8_E4M3,
+            19 => Dtype::F8_E5M2,
+            _ => return None,
+        })
+    }
+
+    /// The size of its elements as an array, in bytes; `None` if [`Initializer::dtype`] is `None` or the size
+    /// overflows.
+    pub fn size_bytes(&self) -> Option<u64> {
+        byte_size(self.dtype()?, &self.shape)
+    }
+}
 
 /// The fields of a tensor, as they are stored.
 #[derive(Default)]

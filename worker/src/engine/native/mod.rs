@@ -11,14 +11,13 @@ mod family_tests;
 mod gguf_tests;
 #[cfg(test)]
 mod load_tests;
-mod map;
 mod pages;
 mod parts;
 mod tensors;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lode_model::gguf::Metadata;
@@ -27,7 +26,7 @@ use self::pages::{Pages, pages_for};
 use self::tensors::MappedTensors;
 use super::{
     AdmitError, Device, Engine, Format, KvType, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo,
-    RowSelection, SequenceId, Slice, StepError,
+    RowSelection, SequenceId, Slice, StepError, check_slices,
 };
 use crate::arch::{Config, Forward, Output, Pass, Plan};
 use lode_kernels::cpu::Cpu;
@@ -182,32 +181,8 @@ impl<K: Kernels + 'static> Native<K> {
     }
 
     fn check(&self, slices: &[Slice<'_>]) -> Result<(), StepError> {
-        let mut seen = BTreeSet::new();
-        for slice in slices {
-            let id = slice.sequence;
-            let sequence = self.sequences.get(&id).ok_or(StepError::UnknownSequence(id))?;
-            if !seen.insert(id) {
-                return Err(StepError::DuplicateSequence(id));
-            }
-            if slice.tokens.is_empty() {
-                return Err(StepError::EmptySlice(id));
-            }
-            let vocab_size = self.info.vocab_size;
-            if let Some(&token) = slice.tokens.iter().find(|t| **t as usize >= vocab_size) {
-                return Err(StepError::TokenOutOfRange { sequence: id, token, vocab_size });
-            }
-            let (len, max_len) = (sequence.len.saturating_add(slice.tokens.len()), sequence.max_len);
-            if len > max_len {
-                return Err(StepError::TooLong { sequence: id, len, max_len });
-            }
-            if self.info.encoder && matches!(slice.want, RowSelection::Last | RowSelection::All) {
-                return Err(StepError::NoLogits(id));
-            }
-            if self.info.encoder && sequence.len > 0 {
-                return Err(StepError::NotWhole(id));
-            }
-        }
-        Ok(())
+        let lengths = |id| self.sequences.get(&id).map(|sequence| (sequence.len, sequence.max_len));
+        check_slices(&self.info, lengths, slices)
     }
 
     /// Extends a sequence by `more` tokens. Copies a shared last page first, so that the new tokens are in

@@ -11,10 +11,10 @@ use lode_model::quant::ggml;
 use lode_model::safetensors::Header;
 use lode_model::tensor::{Part, Tensor, read_blob};
 
-use super::map::{map, prefault};
 use super::parts;
 use crate::arch::gguf::{TensorLocation, TensorLookup, locate_tensor};
 use crate::arch::{Config, ConfigError, Tensors};
+use crate::engine::map::{map, prefault};
 use crate::engine::{BlobFile, Format, LoadError};
 use lode_kernels::{Dtype, Float, Weight};
 
@@ -55,6 +55,7 @@ impl MappedTensors {
                         tensors
                     })
                     .map_err(|error| error.to_string()),
+                Format::Onnx | Format::OnnxData => Err("ONNX files have an engine of their own".to_owned()),
             };
             let tensors = tensors.map_err(|reason| LoadError::Header { path: path.clone(), reason })?;
             mapped.files.push((path, bytes));

@@ -1,5 +1,5 @@
-//! Maps a file of weights read-only; all its tensors share the mapping. The native loader calls it for blobs
-//! and whole model files.
+//! Maps a file of weights read-only; all its tensors share the mapping. The engines call it for blobs and
+//! whole model files.
 #![allow(unsafe_code)] // Mapping a file is unsafe: another process could change it.
 
 use std::fs::File;
