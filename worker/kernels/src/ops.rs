@@ -228,7 +228,7 @@ impl Ops {
     }
 
     /// Multiplies `x[m, cols]` by the transpose of `weight[rows, cols]` to a new `[m, rows]`, on one thread.
-    /// For tests.
+    /// For small products on the host, and for tests.
     pub fn matmul(&self, weight: &Weight, x: &[f32]) -> Vec<f32> {
         let (rows, n) = (Rows::of(weight), weight.rows());
         let mut out = vec![f32::NAN; x.len() / weight.cols() * n];

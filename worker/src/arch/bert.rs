@@ -1,25 +1,46 @@
-//! BERT and RoBERTa: encoders whose positions begin at different rows of the table (transformers
-//! `modeling_bert.py`, `modeling_roberta.py`).
+//! BERT and RoBERTa: encoders whose positions begin at different rows of the table, and whose classification
+//! heads have different names (transformers `modeling_bert.py`, `modeling_roberta.py`).
 
 use serde_json::json;
 
-use super::encoder::Plan;
+use super::encoder::{HeadPlan, Plan};
 use super::family::{Family, GgufFamily, Planner};
 use super::gguf::keys::{GgufModel, Settings};
 use super::{Config, ConfigError, Shape};
 
 pub(super) const BERT: Family = Family {
     class: "BertModel",
-    model_type: "bert",
+    model_type: Some("bert"),
     planner: Planner::Encoder(bert),
     gguf: Some(GgufFamily::new("bert", gguf_settings)),
 };
 
-pub(super) const ROBERTA: Family =
-    Family { class: "RobertaModel", model_type: "roberta", planner: Planner::Encoder(roberta), gguf: None };
+pub(super) const ROBERTA: Family = Family {
+    class: "RobertaModel",
+    model_type: Some("roberta"),
+    planner: Planner::Encoder(roberta),
+    gguf: None,
+};
 
 pub(super) const XLM_ROBERTA: Family =
-    Family { class: "XLMRobertaModel", model_type: "xlm-roberta", ..ROBERTA };
+    Family { class: "XLMRobertaModel", model_type: Some("xlm-roberta"), ..ROBERTA };
+
+/// The same encoders with a classification head, such as cross-encoders.
+pub(super) const BERT_CLASSIFIER: Family = Family {
+    class: "BertForSequenceClassification",
+    model_type: None,
+    planner: Planner::Encoder(bert_classifier),
+    gguf: None,
+};
+
+pub(super) const ROBERTA_CLASSIFIER: Family = Family {
+    class: "RobertaForSequenceClassification",
+    planner: Planner::Encoder(roberta_classifier),
+    ..BERT_CLASSIFIER
+};
+
+pub(super) const XLM_ROBERTA_CLASSIFIER: Family =
+    Family { class: "XLMRobertaForSequenceClassification", ..ROBERTA_CLASSIFIER };
 
 fn gguf_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), ConfigError> {
     let types = model.contents.shape("token_types.weight").and_then(|shape| shape.first().copied());
@@ -31,6 +52,20 @@ fn gguf_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), C
 
 fn bert(config: &Config) -> Result<Plan, ConfigError> {
     of(config, "bert", 0)
+}
+
+/// BERT pools the first token in the encoder itself, so that the pooler has the encoder's prefix.
+fn bert_classifier(config: &Config) -> Result<Plan, ConfigError> {
+    let (dense, out) = ("bert.pooler.dense", "classifier");
+    let head = HeadPlan { classes: config.classes()?, dense, out, has_types: true };
+    Ok(Plan { head: Some(head), ..bert(config)? })
+}
+
+/// RoBERTa's tokenizers give every token the first type, also in pairs.
+fn roberta_classifier(config: &Config) -> Result<Plan, ConfigError> {
+    let (dense, out) = ("classifier.dense", "classifier.out_proj");
+    let head = HeadPlan { classes: config.classes()?, dense, out, has_types: false };
+    Ok(Plan { head: Some(head), ..roberta(config)? })
 }
 
 /// RoBERTa's positions start after the padding token's id.
@@ -76,5 +111,6 @@ fn of(config: &Config, architecture: &'static str, first_position: usize) -> Res
         positions,
         first_position,
         token_types: config.integer("type_vocab_size", 1, 1 << 16)?.unwrap_or(2),
+        head: None,
     })
 }

@@ -147,6 +147,15 @@ impl Config {
         }
     }
 
+    /// Number of classes of a classification head: `id2label`, else `num_labels`, else two, as in transformers.
+    pub fn classes(&self) -> Result<usize, ConfigError> {
+        match object("id2label", self.get("id2label"))?.map(Map::len) {
+            Some(0) => Err(ConfigError::Relation { field: "id2label", rule: "it has no classes".to_owned() }),
+            Some(classes) => Ok(classes),
+            None => Ok(self.integer("num_labels", 1, 1 << 16)?.unwrap_or(2)),
+        }
+    }
+
     /// The rotary embedding in either spelling. If both are present, `rope_parameters` takes precedence, as
     /// in transformers.
     pub fn rope(&self, default_theta: f64) -> Result<RopeConfig, ConfigError> {

@@ -236,7 +236,7 @@ impl<K: Kernels> Decoder<K> {
 
 impl<K: Kernels> Forward<K> for Decoder<K> {
     fn forward(&mut self, pass: Pass<'_, K>) -> Result<(), DeviceError> {
-        let Pass { kernels, batch, cache, output, is_cancelled } = pass;
+        let Pass { kernels, batch, cache, output, is_cancelled, .. } = pass;
         let step = kernels.begin(batch, &self.ropes);
         kernels.embed(&step, &self.embedding, self.embedding_scale, &mut self.x);
         for (layer, block) in self.blocks.iter().enumerate() {

@@ -1,9 +1,13 @@
 //! The encoder shared by all families here: learned positions, a layer norm after each part, and GELU without
-//! a gate. Every token attends to its whole sequence. A family's file turns its configuration into a
-//! [`Plan`].
+//! a gate. Every token attends to its whole sequence. A classification head reads the first token of a
+//! sequence. A family's file turns its configuration into a [`Plan`].
+
+use bytes::Bytes;
 
 use super::{Forward, LoadError, Pass, Shape, Tensors};
-use lode_kernels::{Attention, DeviceError, Kernels, LayerNorm, Linear, Qkv};
+use lode_kernels::{
+    Attention, Batch, DeviceError, Float, Kernels, LayerNorm, Linear, Ops, Qkv, Rows, Weight,
+};
 
 /// A checked configuration.
 pub(super) struct Plan {
@@ -12,8 +16,19 @@ pub(super) struct Plan {
     /// Number of rows of the position table, and the row of the first token.
     pub(super) positions: usize,
     pub(super) first_position: usize,
-    /// Number of rows of the token type table; all tokens use the first row.
+    /// Number of rows of the token type table. Without a head, all tokens use the first row.
     pub(super) token_types: usize,
+    pub(super) head: Option<HeadPlan>,
+}
+
+/// A classification head: `out(tanh(dense(first token)))`.
+pub(super) struct HeadPlan {
+    pub(super) classes: usize,
+    /// The names of its two projections.
+    pub(super) dense: &'static str,
+    pub(super) out: &'static str,
+    /// Whether the second text of a pair has the second token type.
+    pub(super) has_types: bool,
 }
 
 struct Block<K: Kernels> {
@@ -25,6 +40,23 @@ struct Block<K: Kernels> {
     norm: LayerNorm<K>,
 }
 
+/// The classification head. Its second projection has a row for each class, and is computed on the host.
+struct Head<K: Kernels> {
+    dense: Linear<K>,
+    /// `[classes, embedding]`
+    out: Weight,
+    /// `[classes]`
+    bias: Vec<f32>,
+    /// The table of token types, if pairs have different ones.
+    types: Option<TokenTypes<K>>,
+}
+
+/// `[types, embedding]`, and zeros of `[embedding]`.
+struct TokenTypes<K: Kernels> {
+    table: K::Matrix,
+    zeros: K::Vector,
+}
+
 /// The model on a device, with the buffers of its steps.
 pub(super) struct Encoder<K: Kernels> {
     embedding: K::Matrix,
@@ -33,6 +65,7 @@ pub(super) struct Encoder<K: Kernels> {
     norm: LayerNorm<K>,
     blocks: Vec<Block<K>>,
     attention: Attention,
+    head: Option<Head<K>>,
     /// `[R, embedding]`: the residual stream.
     x: K::Buffer,
     /// `[R, embedding]`
@@ -90,6 +123,32 @@ impl<K: Kernels> Loader<'_, K> {
     }
 }
 
+impl<K: Kernels> Loader<'_, K> {
+    /// A head, whose names are complete. `types` is the table of token types.
+    fn head(&mut self, plan: &HeadPlan, width: usize, types: &Weight) -> Result<Head<K>, LoadError> {
+        let HeadPlan { classes, dense, out, has_types } = *plan;
+        let named = |name: &str, part: &str| format!("{name}.{part}");
+        let matrix = self.tensors.matrix(&named(dense, "weight"), width, width)?;
+        let bias = self.tensors.vector(&named(dense, "bias"), width)?;
+        let dense =
+            Linear { matrix: self.kernels.matrix(&matrix)?, bias: Some(self.kernels.vector(&bias, 0.0)?) };
+        let bias_of_out = self.tensors.vector(&named(out, "bias"), classes)?;
+        let out = self.tensors.matrix(&named(out, "weight"), classes, width)?;
+        let mut bias = vec![0.0; classes];
+        Ops::best().decode_row(&Rows::of(&bias_of_out), 0, &mut bias);
+        let types = match has_types && types.rows() > 1 {
+            false => None,
+            true => {
+                let zeros = Weight::floats(Float::F32, (1, width), Bytes::from(vec![0; 4 * width]));
+                let zeros = zeros.expect("four bytes for each value");
+                let zeros = self.kernels.vector(&zeros, 0.0)?;
+                Some(TokenTypes { table: self.kernels.matrix(types)?, zeros })
+            }
+        };
+        Ok(Head { dense, out, bias, types })
+    }
+}
+
 impl<K: Kernels> Encoder<K> {
     pub(super) fn build(plan: &Plan, tensors: &mut dyn Tensors, kernels: &mut K) -> Result<Self, LoadError> {
         let Shape { vocab_size, embedding_length: width, hidden_dim, head_dim, .. } = plan.shape;
@@ -106,6 +165,7 @@ impl<K: Kernels> Encoder<K> {
         let positions = load.kernels.matrix(&table)?;
         let table = load.tensors.matrix(&name("token_type"), plan.token_types, width)?;
         let token_type = load.kernels.vector(&table.row_range(0, 1), 0.0)?;
+        let head = plan.head.as_ref().map(|head| load.head(head, width, &table)).transpose()?;
         let norm = load.norm("embeddings.LayerNorm", width)?;
         let block = |index| load.block(index, width, hidden_dim);
         let blocks = (0..plan.shape.layers).map(block).collect::<Result<Vec<_>, _>>()?;
@@ -121,6 +181,7 @@ impl<K: Kernels> Encoder<K> {
                 window: None,
                 causal: false,
             },
+            head,
             x: kernels.buffer(),
             q: kernels.buffer(),
             mixed: kernels.buffer(),
@@ -129,12 +190,50 @@ impl<K: Kernels> Encoder<K> {
     }
 }
 
+impl<K: Kernels> Encoder<K> {
+    /// Begins the step, and writes the sum of the embeddings to `self.x`.
+    fn embed(&mut self, kernels: &mut K, batch: &Batch, types: &[u32]) -> K::Step {
+        let typed = self.head.as_ref().and_then(|head| head.types.as_ref());
+        let Some(TokenTypes { table, zeros }) = typed.filter(|_| types.iter().any(|kind| *kind > 0)) else {
+            let step = kernels.begin(batch, &[]);
+            kernels.embed(&step, &self.embedding, 1.0, &mut self.x);
+            kernels.positions(&step, &self.positions, &self.token_type, &mut self.x);
+            return step;
+        };
+        // The rows of the type table are added as if they were positions.
+        let step = kernels.begin(&Batch { positions: types.to_vec(), ..batch.clone() }, &[]);
+        kernels.embed(&step, &self.embedding, 1.0, &mut self.x);
+        kernels.positions(&step, table, zeros, &mut self.x);
+        let step = kernels.begin(batch, &[]);
+        kernels.positions(&step, &self.positions, zeros, &mut self.x);
+        step
+    }
+
+    /// Appends the classes of the sequences that begin at these rows of `self.x`.
+    fn classify(&mut self, kernels: &mut K, rows: &[u32], to: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let Some(head) = &self.head else { return Ok(()) };
+        // A step with a row for each sequence, of which only the products are used.
+        let batch = Batch { tokens: vec![0; rows.len()], hidden: rows.to_vec(), ..Batch::default() };
+        let step = kernels.begin(&batch, &[]);
+        kernels.hidden(&step, &self.x, None, &mut self.q);
+        // Zeros, to which the product is added.
+        kernels.embed(&step, &self.embedding, 0.0, &mut self.mixed);
+        kernels.matmul_add(&step, &self.q, &head.dense, None, &mut self.mixed);
+        let mut pooled = Vec::new();
+        kernels.read(&self.mixed, &mut pooled)?;
+        pooled.iter_mut().for_each(|value| *value = value.tanh());
+        for row in pooled.chunks_exact(head.out.cols()) {
+            let logits = Ops::best().matmul(&head.out, row);
+            to.extend(logits.iter().zip(&head.bias).map(|(logit, bias)| logit + bias));
+        }
+        Ok(())
+    }
+}
+
 impl<K: Kernels> Forward<K> for Encoder<K> {
     fn forward(&mut self, pass: Pass<'_, K>) -> Result<(), DeviceError> {
-        let Pass { kernels, batch, cache, output, is_cancelled } = pass;
-        let step = kernels.begin(batch, &[]);
-        kernels.embed(&step, &self.embedding, 1.0, &mut self.x);
-        kernels.positions(&step, &self.positions, &self.token_type, &mut self.x);
+        let Pass { kernels, batch, scored, types, cache, output, is_cancelled } = pass;
+        let step = self.embed(kernels, batch, types);
         kernels.layer_norm(&step, &self.norm, &mut self.x);
         for block in &self.blocks {
             if is_cancelled() {
@@ -152,6 +251,9 @@ impl<K: Kernels> Forward<K> for Encoder<K> {
         if !batch.hidden.is_empty() {
             kernels.hidden(&step, &self.x, None, &mut self.hidden);
             kernels.read(&self.hidden, &mut output.hidden)?;
+        }
+        if !scored.is_empty() {
+            self.classify(kernels, scored, &mut output.scores)?;
         }
         Ok(())
     }

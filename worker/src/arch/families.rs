@@ -10,7 +10,7 @@ use super::{
 };
 use lode_kernels::Kernels;
 
-const FAMILIES: [&Family; 13] = [
+const FAMILIES: [&Family; 16] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &mixtral::FAMILY,
@@ -24,6 +24,9 @@ const FAMILIES: [&Family; 13] = [
     &bert::BERT,
     &bert::ROBERTA,
     &bert::XLM_ROBERTA,
+    &bert::BERT_CLASSIFIER,
+    &bert::ROBERTA_CLASSIFIER,
+    &bert::XLM_ROBERTA_CLASSIFIER,
 ];
 
 /// The supported architectures, with the names from `architectures` in config.json.
@@ -56,7 +59,9 @@ impl Plan {
     /// numbers.
     pub fn new(config: &Config) -> Result<Self, LoadError> {
         let architecture = config.architecture();
-        let is_named = |family: &&&Family| [family.class, family.model_type].contains(&architecture.as_str());
+        let is_named = |family: &&&Family| {
+            family.class == architecture || family.model_type.is_some_and(|name| name == architecture)
+        };
         match FAMILIES.iter().find(is_named).map(|family| family.planner) {
             Some(Planner::Decoder(plan)) => Ok(Self(Kind::Decoder(plan(config)?.check()?))),
             Some(Planner::Encoder(plan)) => Ok(Self(Kind::Encoder(plan(config)?))),
@@ -75,6 +80,14 @@ impl Plan {
     /// whole sequence at a time.
     pub fn is_encoder(&self) -> bool {
         matches!(self.0, Kind::Encoder(_))
+    }
+
+    /// Number of classes of the classification head; `None` without one.
+    pub fn classes(&self) -> Option<usize> {
+        match &self.0 {
+            Kind::Decoder(_) => None,
+            Kind::Encoder(plan) => plan.head.as_ref().map(|head| head.classes),
+        }
     }
 
     /// Reads the tensors and uploads them to the device, for sequences of up to `context_length` tokens.
@@ -100,7 +113,7 @@ mod tests {
     #[test]
     fn names_are_unique() {
         let mut names: Vec<&str> =
-            FAMILIES.iter().flat_map(|family| [family.class, family.model_type]).collect();
+            FAMILIES.iter().flat_map(|family| [Some(family.class), family.model_type]).flatten().collect();
         names.sort_unstable();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
         assert_eq!((SUPPORTED.len(), SUPPORTED[0]), (FAMILIES.len(), "LlamaForCausalLM"));

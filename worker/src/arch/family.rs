@@ -9,8 +9,8 @@ use super::{encoder, plan};
 pub(super) struct Family {
     /// The class in `architectures` of config.json.
     pub(super) class: &'static str,
-    /// `model_type` of config.json.
-    pub(super) model_type: &'static str,
+    /// `model_type` of config.json; `None` for a variant that only its class names.
+    pub(super) model_type: Option<&'static str>,
     pub(super) planner: Planner,
     /// `None` if a GGUF cannot hold it.
     pub(super) gguf: Option<GgufFamily>,

@@ -39,12 +39,18 @@ pub struct Output {
     pub logits: Vec<f32>,
     /// For the rows of `Batch::hidden`: `[H, embedding_length]`.
     pub hidden: Vec<f32>,
+    /// For the sequences of [`Pass::scored`]: `[S, classes]`.
+    pub scores: Vec<f32>,
 }
 
 /// The inputs and outputs of one pass.
 pub struct Pass<'a, K: Kernels> {
     pub kernels: &'a mut K,
     pub batch: &'a Batch,
+    /// The first rows of the sequences whose classes are requested, ascending.
+    pub scored: &'a [u32],
+    /// The token type of each row.
+    pub types: &'a [u32],
     /// The KV cache for the batch.
     pub cache: &'a mut K::Cache,
     /// The rows that the batch requests are appended here.

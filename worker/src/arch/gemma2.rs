@@ -12,7 +12,7 @@ use lode_kernels::Activation;
 
 pub(super) const FAMILY: Family = Family {
     class: "Gemma2ForCausalLM",
-    model_type: "gemma2",
+    model_type: Some("gemma2"),
     planner: Planner::Decoder(plan),
     gguf: Some(GgufFamily { has_post_norms: true, ..GgufFamily::new("gemma2", gguf_settings) }),
 };

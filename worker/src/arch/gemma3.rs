@@ -11,14 +11,14 @@ use super::{Config, ConfigError, RopeConfig, RopeKind, gemma2};
 
 pub(super) const FAMILY: Family = Family {
     class: "Gemma3ForCausalLM",
-    model_type: "gemma3_text",
+    model_type: Some("gemma3_text"),
     planner: Planner::Decoder(plan),
     gguf: Some(GgufFamily { has_post_norms: true, ..GgufFamily::new("gemma3", gguf_settings) }),
 };
 
 pub(super) const MULTIMODAL: Family = Family {
     class: "Gemma3ForConditionalGeneration",
-    model_type: "gemma3",
+    model_type: Some("gemma3"),
     planner: Planner::Decoder(plan_multimodal),
     gguf: None,
 };

@@ -11,7 +11,7 @@ use lode_kernels::Pairing;
 
 pub(super) const FAMILY: Family = Family {
     class: "LlamaForCausalLM",
-    model_type: "llama",
+    model_type: Some("llama"),
     planner: Planner::Decoder(plan),
     gguf: Some(GgufFamily::new("llama", gguf_settings)),
 };

@@ -8,7 +8,7 @@ use super::{Config, ConfigError, llama};
 /// In GGUF files it is a llama.
 pub(super) const FAMILY: Family = Family {
     class: "MistralForCausalLM",
-    model_type: "mistral",
+    model_type: Some("mistral"),
     planner: Planner::Decoder(plan),
     gguf: None,
 };

@@ -11,7 +11,7 @@ use super::{Config, ConfigError, llama};
 /// In GGUF files it is a llama with experts.
 pub(super) const FAMILY: Family = Family {
     class: "MixtralForCausalLM",
-    model_type: "mixtral",
+    model_type: Some("mixtral"),
     planner: Planner::Decoder(plan),
     gguf: Some(GgufFamily { is_mixture: true, ..GgufFamily::new("llama", gguf_settings) }),
 };

@@ -10,7 +10,7 @@ use super::{Config, ConfigError, llama};
 
 pub(super) const FAMILY: Family = Family {
     class: "Phi3ForCausalLM",
-    model_type: "phi3",
+    model_type: Some("phi3"),
     planner: Planner::Decoder(plan),
     gguf: Some(GgufFamily::new("phi3", gguf_settings)),
 };

@@ -7,7 +7,7 @@ use super::{Config, ConfigError, llama};
 
 pub(super) const FAMILY: Family = Family {
     class: "Qwen2ForCausalLM",
-    model_type: "qwen2",
+    model_type: Some("qwen2"),
     planner: Planner::Decoder(plan),
     gguf: Some(GgufFamily::new("qwen2", llama::gguf_settings)),
 };

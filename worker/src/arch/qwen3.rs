@@ -7,7 +7,7 @@ use super::{Config, ConfigError, llama, qwen2};
 
 pub(super) const FAMILY: Family = Family {
     class: "Qwen3ForCausalLM",
-    model_type: "qwen3",
+    model_type: Some("qwen3"),
     planner: Planner::Decoder(plan),
     gguf: Some(GgufFamily::new("qwen3", llama::gguf_settings)),
 };

@@ -10,7 +10,7 @@ use super::{Config, ConfigError, llama, qwen3};
 
 pub(super) const FAMILY: Family = Family {
     class: "Qwen3MoeForCausalLM",
-    model_type: "qwen3_moe",
+    model_type: Some("qwen3_moe"),
     planner: Planner::Decoder(plan),
     gguf: Some(GgufFamily { is_mixture: true, ..GgufFamily::new("qwen3moe", gguf_settings) }),
 };

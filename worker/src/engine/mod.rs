@@ -85,6 +85,8 @@ pub struct ModelInfo {
     /// Every token attends to its whole sequence: the model returns hidden states ([`RowSelection::Hidden`]) but no
     /// logits, and a sequence must be one slice.
     pub encoder: bool,
+    /// Number of classes of the model's classification head ([`RowSelection::Score`]); `None` without a head.
+    pub classes: Option<usize>,
     /// Cache bytes per token, over all layers.
     pub kv_bytes_per_token: usize,
     /// Bytes of weights that are mapped and read.
@@ -115,6 +117,10 @@ pub enum RowSelection {
     All,
     /// The hidden state after the final norm at each token: `tokens.len()` rows of `embedding_length`.
     Hidden,
+    /// The classes of the slice, which is a whole sequence: one row of raw logits, as many as
+    /// [`ModelInfo::classes`]. Tokens from index `second` on belong to the second text of a pair: they have token
+    /// type 1, if the model distinguishes types.
+    Score { second: usize },
 }
 
 /// The rows of one step, grouped by slice.
@@ -226,6 +232,8 @@ pub enum StepError {
     TooLong { sequence: SequenceId, len: usize, max_len: usize },
     #[error("the model is an encoder: it computes embeddings but does not generate text")]
     NoLogits(SequenceId),
+    #[error("the model has no classification head")]
+    NoClasses(SequenceId),
     #[error("an encoder needs sequence {} in one slice", .0.0)]
     NotWhole(SequenceId),
     /// The graph of the model failed for this sequence, or for others that were computed with it.
@@ -264,6 +272,9 @@ fn check_slices(
         }
         if info.encoder && matches!(slice.want, RowSelection::Last | RowSelection::All) {
             return Err(StepError::NoLogits(id));
+        }
+        if info.classes.is_none() && matches!(slice.want, RowSelection::Score { .. }) {
+            return Err(StepError::NoClasses(id));
         }
         if info.encoder && before > 0 {
             return Err(StepError::NotWhole(id));

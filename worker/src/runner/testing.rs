@@ -46,6 +46,7 @@ impl FakeEngine {
             embedding_length: HIDDEN,
             layers: 1,
             encoder: false,
+            classes: None,
             kv_bytes_per_token: 16,
             weights_bytes: 1000,
             device_bytes: 0,
@@ -178,7 +179,7 @@ impl Engine for FakeEngine {
                 match slice.want {
                     RowSelection::All => rows.extend(self.row(&ids)),
                     RowSelection::Hidden => rows.extend(hidden(&ids)),
-                    RowSelection::Nothing | RowSelection::Last => {}
+                    RowSelection::Nothing | RowSelection::Last | RowSelection::Score { .. } => {}
                 }
             }
             if slice.want == RowSelection::Last {

@@ -31,14 +31,18 @@ const FAMILIES: [&str; 11] = [
 
 /// `None` if this machine cannot compile the kernels for the emulator; the kernels' tests report it as skipped.
 fn engine(family: &str, kv_type: KvType) -> Option<Box<dyn Engine>> {
-    let Compiler::Found(_) = compiler() else { return None };
-    Some(load_on(Emulator::new(), family, kv_type).unwrap())
+    engine_of(&folder(family), kv_type)
 }
 
-fn load_on(device: Emulator, family: &str, kv_type: KvType) -> Result<Box<dyn Engine>, LoadError> {
+fn engine_of(folder: &str, kv_type: KvType) -> Option<Box<dyn Engine>> {
+    let Compiler::Found(_) = compiler() else { return None };
+    Some(load_on(Emulator::new(), folder, kv_type).unwrap())
+}
+
+fn load_on(device: Emulator, folder: &str, kv_type: KvType) -> Result<Box<dyn Engine>, LoadError> {
     let options =
         LoadOptions { kv_type, context_length: Some(64), max_sequences: 3, ..LoadOptions::default() };
-    let opened = open(&checkpoint(&folder(family))).unwrap();
+    let opened = open(&checkpoint(folder)).unwrap();
     let kernels = Cuda::new(device).unwrap();
     Ok(Box::new(Native::load(opened, &options, kernels)?))
 }
@@ -136,7 +140,7 @@ fn the_memory_on_the_device_is_reported() {
 #[test]
 fn a_model_that_does_not_fit_the_device_is_not_loaded() {
     let Compiler::Found(_) = compiler() else { return };
-    let error = load_on(Emulator::with_memory(100_000), "llama", KvType::F32).err().unwrap();
+    let error = load_on(Emulator::with_memory(100_000), &folder("llama"), KvType::F32).err().unwrap();
     assert!(matches!(error, LoadError::Device(DeviceError::OutOfMemory { .. })), "{error}");
     assert!(error.to_string().contains("use a shorter context or a smaller model"), "{error}");
 }
@@ -152,12 +156,37 @@ fn a_failure_of_the_device_ends_the_engine() {
     ] {
         let mut device = Emulator::new();
         device.plan_failure(failure.clone());
-        let mut engine = load_on(device, "llama", KvType::F32).unwrap();
+        let mut engine = load_on(device, &folder("llama"), KvType::F32).unwrap();
         let sequence = engine.open(8).unwrap();
         let slice = Slice { sequence, tokens: &[1, 2], want: RowSelection::Last };
         for _ in 0..2 {
             let error = engine.step(&[slice]).unwrap_err();
             assert_eq!(error, StepError::Device(failure.clone()));
+        }
+    }
+}
+
+#[test]
+fn classification_heads_give_the_results_of_transformers() {
+    for name in ["bert", "xlm-roberta"] {
+        let folder = format!("tests/fixtures/reranker/{name}");
+        let Some(mut engine) = engine_of(&folder, KvType::F32) else { return };
+        let cases = expected(&folder)["cases"].as_array().unwrap().clone();
+        // Two pairs of at most 26 tokens in one step.
+        let pairs = [0, 3].map(|at| {
+            let (tokens, types) = (ids(&cases[at]["token_ids"]), ids(&cases[at]["type_ids"]));
+            let second = types.iter().filter(|kind| **kind == 0).count();
+            (engine.open(tokens.len()).unwrap(), tokens, second, cases[at]["logits"][0].as_f64().unwrap())
+        });
+        let slices = pairs.each_ref().map(|(sequence, tokens, second, _)| Slice {
+            sequence: *sequence,
+            tokens,
+            want: RowSelection::Score { second: *second },
+        });
+        let rows = engine.step(&slices).unwrap();
+        for (at, (.., known)) in pairs.iter().enumerate() {
+            let found = f64::from(rows.rows(at).unwrap().next().unwrap()[0]);
+            assert!((found - known).abs() < 1e-4, "{name}: {found} {known}");
         }
     }
 }

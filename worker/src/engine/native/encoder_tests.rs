@@ -228,6 +228,124 @@ fn roberta_positions_start_after_padding() {
     assert!(hidden(a.as_mut(), &[text(20)]) == hidden(b.as_mut(), &[text(20)]));
 }
 
+/// The pairs of a fixture: their ids, the index of the first one with type 1, and the known results.
+fn pairs(folder: &str) -> Vec<(Vec<u32>, usize, Value)> {
+    let pair = |case: &Value| {
+        let second = ids(&case["type_ids"]).iter().filter(|kind| **kind == 0).count();
+        (ids(&case["token_ids"]), second, case.clone())
+    };
+    expected(folder)["cases"].as_array().unwrap().iter().map(pair).collect()
+}
+
+/// The classes of each pair, computed in one step.
+fn classes(engine: &mut dyn Engine, pairs: &[(Vec<u32>, usize, Value)]) -> Vec<Vec<f32>> {
+    let open: Vec<SequenceId> = pairs.iter().map(|(ids, ..)| engine.open(ids.len()).unwrap()).collect();
+    let slices: Vec<Slice<'_>> = open
+        .iter()
+        .zip(pairs)
+        .map(|(sequence, (tokens, second, _))| Slice {
+            sequence: *sequence,
+            tokens,
+            want: RowSelection::Score { second: *second },
+        })
+        .collect();
+    let rows = engine.step(&slices).unwrap();
+    open.into_iter().for_each(|sequence| engine.close(sequence));
+    (0..pairs.len())
+        .map(|at| {
+            let mut rows = rows.rows(at).unwrap();
+            assert_eq!(rows.len(), 1);
+            rows.next().unwrap().to_vec()
+        })
+        .collect()
+}
+
+fn assert_close(found: &[f32], known: &Value, what: &dyn std::fmt::Debug) {
+    let known: Vec<f32> = serde_json::from_value(known.clone()).unwrap();
+    assert_eq!(found.len(), known.len(), "{what:?}");
+    for (found, known) in found.iter().zip(known) {
+        assert!((found - known).abs() < 1e-4, "{what:?}: {found} {known}");
+    }
+}
+
+const CLASSIFIERS: [(&str, &str, usize); 3] =
+    [("bert", "bert", 1), ("xlm-roberta", "roberta", 1), ("three-classes", "bert", 3)];
+
+/// Compares classification heads with the results of transformers: alone, and all pairs in one step.
+#[test]
+fn classifiers_match_the_reference() {
+    for (name, architecture, n) in CLASSIFIERS {
+        let folder = format!("tests/fixtures/reranker/{name}");
+        let pairs = pairs(&folder);
+        for ops in [Ops::best(), Ops::scalar()] {
+            let options = LoadOptions { ops, max_sequences: pairs.len(), ..f32_cache() };
+            let mut engine = load(&checkpoint(&folder), options).unwrap();
+            assert_eq!((engine.info().architecture, engine.info().classes), (architecture, Some(n)));
+            let together = classes(engine.as_mut(), &pairs);
+            for (pair, together) in pairs.iter().zip(together) {
+                let alone = classes(engine.as_mut(), std::slice::from_ref(pair)).remove(0);
+                assert_close(&alone, &pair.2["logits"], &(name, ops, &pair.2["document"]));
+                assert_eq!(alone, together, "{name}: the rest of the step has no effect");
+            }
+            // The hidden states are those of a text without a second part.
+            if name == "xlm-roberta" {
+                let rows = hidden(engine.as_mut(), std::slice::from_ref(&pairs[0].0)).remove(0);
+                assert_close(&rows[0], &pairs[0].2["first"], &"hidden states");
+            }
+        }
+    }
+}
+
+/// Texts to embed and pairs may share a step.
+#[test]
+fn classes_and_hidden_states_share_a_step() {
+    let folder = "tests/fixtures/reranker/bert";
+    let mut engine = load(&checkpoint(folder), LoadOptions { max_sequences: 3, ..f32_cache() }).unwrap();
+    let pairs = pairs(folder);
+    let alone = classes(engine.as_mut(), &pairs[..1]).remove(0);
+    let embedded = hidden(engine.as_mut(), std::slice::from_ref(&pairs[1].0)).remove(0);
+    let open: Vec<SequenceId> = (0..3).map(|_| engine.open(96).unwrap()).collect();
+    let slice = |at: usize, pair: usize, want| Slice { sequence: open[at], tokens: &pairs[pair].0, want };
+    let score = RowSelection::Score { second: pairs[0].1 };
+    let rows = [slice(0, 1, RowSelection::Hidden), slice(1, 0, score), slice(2, 1, RowSelection::Hidden)];
+    let rows = engine.step(&rows).unwrap();
+    assert_eq!(rows.rows(1).unwrap().collect::<Vec<_>>(), [&alone[..]]);
+    for at in [0, 2] {
+        let found: Vec<&[f32]> = rows.rows(at).unwrap().collect();
+        assert_eq!(found.len(), embedded.len());
+        for (found, known) in found.iter().zip(&embedded) {
+            // The sum of the embeddings has another order in a step with pairs.
+            assert!(found.iter().zip(known).all(|(a, b)| (a - b).abs() < 1e-4));
+        }
+    }
+}
+
+#[test]
+fn heads_that_do_not_match_the_configuration_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut engine = load(&bert().whole(folder.path()), f32_cache()).unwrap();
+    assert_eq!(engine.info().classes, None);
+    let sequence = engine.open(10).unwrap();
+    let slice = Slice { sequence, tokens: &[1, 2], want: RowSelection::Score { second: 1 } };
+    assert_eq!(engine.step(&[slice]).unwrap_err(), StepError::NoClasses(sequence));
+
+    let mut files = checkpoint("tests/fixtures/reranker/three-classes");
+    let config: Value = serde_json::from_slice(&files.config_json).unwrap();
+    let mut refused = |change: &dyn Fn(&mut Value), expect: &str| {
+        let mut config = config.clone();
+        change(&mut config);
+        files.config_json = config.to_string().into_bytes();
+        let error = load(&files, f32_cache()).err().expect(expect);
+        assert!(error.to_string().contains(expect), "{error}");
+    };
+    refused(&|config| config["id2label"] = json!({"0": "a"}), "`classifier.bias`");
+    refused(&|config| config["id2label"] = json!({}), "`id2label`: it has no classes");
+    refused(
+        &|config| config["architectures"] = json!(["RobertaForSequenceClassification"]),
+        "`classifier.dense.weight` is missing",
+    );
+}
+
 #[test]
 fn unsupported_encoders_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -148,6 +148,7 @@ impl<K: Kernels + 'static> Native<K> {
             embedding_length: shape.embedding_length,
             layers: shape.layers,
             encoder,
+            classes: plan.classes(),
             kv_bytes_per_token: cache_shape.bytes_per_token(),
             weights_bytes: tensors.taken_bytes(),
             device_bytes: kernels.device_bytes(),
@@ -211,7 +212,7 @@ impl<K: Kernels + 'static> Native<K> {
         pieces: &[Piece],
         rows: &mut Rows,
     ) -> Result<(), StepError> {
-        let mut batch = Batch::default();
+        let (mut batch, mut scored, mut types) = (Batch::default(), Vec::new(), Vec::new());
         for piece in pieces {
             let slice = &slices[piece.slice];
             let (first_row, start) = (batch.tokens.len(), self.len(slice.sequence));
@@ -228,26 +229,41 @@ impl<K: Kernels + 'static> Native<K> {
                 RowSelection::Last => {}
                 RowSelection::All => batch.logits.extend(first_row..end),
                 RowSelection::Hidden => batch.hidden.extend(first_row..end),
+                // A model with classes is an encoder, so that the piece is the whole slice.
+                RowSelection::Score { second } => {
+                    scored.push(first_row);
+                    types.resize(first_row as usize, 0);
+                    types.extend((0..piece.tokens.len()).map(|at| u32::from(at >= second)));
+                }
             }
         }
+        types.resize(batch.tokens.len(), 0);
         self.output.logits.clear();
         self.output.hidden.clear();
+        self.output.scores.clear();
         let (kernels, cache, output) = (&mut self.kernels, &mut self.cache, &mut self.output);
-        self.model.forward(Pass { kernels, batch: &batch, cache, output, is_cancelled })?;
+        let (batch, scored, types) = (&batch, &scored[..], &types[..]);
+        self.model.forward(Pass { kernels, batch, scored, types, cache, output, is_cancelled })?;
         if is_cancelled() {
             return Err(StepError::Cancelled);
         }
 
-        let (mut logits, mut hidden) = (self.output.logits.as_slice(), self.output.hidden.as_slice());
-        rows.numbers.reserve(logits.len() + hidden.len());
+        let Output { logits, hidden, scores } = &self.output;
+        let (mut logits, mut hidden, mut scores) = (&logits[..], &hidden[..], &scores[..]);
+        rows.numbers.reserve(logits.len() + hidden.len() + scores.len());
         for piece in pieces {
             let want = slices[piece.slice].want;
             let wanted = match want {
                 RowSelection::Nothing => 0,
                 RowSelection::Last => usize::from(piece.tokens.end == slices[piece.slice].tokens.len()),
                 RowSelection::All | RowSelection::Hidden => piece.tokens.len(),
+                RowSelection::Score { .. } => 1,
             };
-            let from = if want == RowSelection::Hidden { &mut hidden } else { &mut logits };
+            let from = match want {
+                RowSelection::Hidden => &mut hidden,
+                RowSelection::Score { .. } => &mut scores,
+                RowSelection::Nothing | RowSelection::Last | RowSelection::All => &mut logits,
+            };
             let (numbers, rest) = from.split_at(wanted * self.width(want));
             rows.numbers.extend_from_slice(numbers);
             rows.lengths[piece.slice] += numbers.len();
@@ -257,7 +273,11 @@ impl<K: Kernels + 'static> Native<K> {
     }
 
     fn width(&self, want: RowSelection) -> usize {
-        if want == RowSelection::Hidden { self.info.embedding_length } else { self.info.vocab_size }
+        match want {
+            RowSelection::Hidden => self.info.embedding_length,
+            RowSelection::Score { .. } => self.info.classes.unwrap_or(1),
+            RowSelection::Nothing | RowSelection::Last | RowSelection::All => self.info.vocab_size,
+        }
     }
 }
 
@@ -356,7 +376,7 @@ impl<K: Kernels + 'static> Native<K> {
                 let wanted = match slice.want {
                     RowSelection::All => n,
                     RowSelection::Last => usize::from(done == slice.tokens.len()),
-                    RowSelection::Nothing | RowSelection::Hidden => 0,
+                    RowSelection::Nothing | RowSelection::Hidden | RowSelection::Score { .. } => 0,
                 };
                 free_logits = free_logits.saturating_sub(wanted);
             }

@@ -188,6 +188,7 @@ impl OpenModel {
             encoder: true,
             kv_bytes_per_token: 0,
             device_bytes: 0,
+            classes: None,
             weights_bytes: self.weights_bytes,
             device: format!("cpu (onnxruntime {}, {threads} thread{plural})", runtime.version),
         };
