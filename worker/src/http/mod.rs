@@ -8,6 +8,7 @@ mod generate;
 mod options;
 mod ps;
 mod request;
+mod rerank;
 mod response;
 mod score;
 pub(crate) mod serve;
@@ -61,6 +62,7 @@ pub fn router(api: Api) -> Router {
         .route("/api/generate", post(generate::generate))
         .route("/api/chat", post(chat::chat))
         .route("/api/embed", post(embed::embed))
+        .route("/api/rerank", post(rerank::rerank))
         .route("/api/ps", get(ps::ps))
         .route("/lode/v1/score", post(score::score))
         .fallback(error::unknown_route)

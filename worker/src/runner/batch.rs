@@ -390,14 +390,14 @@ impl BatchLoop {
                     tokens = tokens.min((SCORE_FLOATS / vocab_size).max(1));
                     RowSelection::All
                 }
-                Work::Embed(_) => {
+                Work::Embed(ref pool) => {
                     if is_encoder {
                         tokens = slot.pending.len();
                         if tokens > budget && !shares.is_empty() {
                             continue;
                         }
                     }
-                    RowSelection::Hidden
+                    pool.job.wanted.rows()
                 }
                 _ if tokens == slot.pending.len() => RowSelection::Last,
                 _ => RowSelection::Nothing,

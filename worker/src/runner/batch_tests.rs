@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::batch::{Batch, shared_tokens};
 use super::embedding::Pooling;
 use super::generate::{EVENT_QUEUE, Job};
-use super::jobs::{EmbedJob, ScoreJob};
+use super::jobs::{EmbedJob, ScoreJob, Wanted};
 use super::protocol::{Done, DoneReason, ErrorKind, Event, RunnerError};
 use super::testing::{
     BREAK, ENDLESS, EOS, FakeEngine, NAN, PANIC, POISON, StepLog, demo_tokenizer, greedy_output, hidden, row,
@@ -355,7 +355,10 @@ async fn embeds() {
     let embed = |ids: &[u32], pooling| {
         let (sender, receiver) = oneshot::channel();
         let request = bench.batch.new_request();
-        bench.batch.embed(EmbedJob { request, ids: ids.to_vec(), pooling, sender }).unwrap();
+        bench
+            .batch
+            .embed(EmbedJob { request, ids: ids.to_vec(), wanted: Wanted::Embedding(pooling), sender })
+            .unwrap();
         receiver
     };
     // Longer than a step, and with a common prefix: the cache of another text is not reused.
@@ -387,7 +390,10 @@ async fn a_request_with_many_texts_leaves_room_for_others() {
     let embed = |seed: u32| {
         let (sender, receiver) = oneshot::channel();
         let ids = prompt(seed, 200);
-        bench.batch.embed(EmbedJob { request, ids, pooling: Pooling::Mean, sender }).unwrap();
+        bench
+            .batch
+            .embed(EmbedJob { request, ids, wanted: Wanted::Embedding(Pooling::Mean), sender })
+            .unwrap();
         receiver
     };
     let (texts, short) = {
@@ -437,7 +443,7 @@ async fn a_step_without_waiting_clients_is_cancelled() {
     drop(scores);
     let (sender, vector) = oneshot::channel();
     let request = bench.batch.new_request();
-    let job = EmbedJob { request, ids: vec![ENDLESS], pooling: Pooling::Mean, sender };
+    let job = EmbedJob { request, ids: vec![ENDLESS], wanted: Wanted::Embedding(Pooling::Mean), sender };
     bench.batch.embed(job).unwrap();
     drop(vector);
     assert!(read(bench.job(&prompt(1, 8), |_| {})).await.2.is_ok());

@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 
 use super::protocol::{
     EmbedRequest, EmbedResponse, ErrorKind, Event, GenerateRequest, LoadRequest, LoadResponse,
-    RenderResponse, RunnerError, ScoreRequest, ScoreResponse, Status,
+    RenderResponse, RerankRequest, RerankResponse, RunnerError, ScoreRequest, ScoreResponse, Status,
 };
 
 /// Size limit of a response that is not a stream.
@@ -75,6 +75,10 @@ impl Client {
 
     pub async fn embed(&self, request: &EmbedRequest) -> Result<EmbedResponse, CallError> {
         self.call(Method::POST, "/embed", request).await
+    }
+
+    pub async fn rerank(&self, request: &RerankRequest) -> Result<RerankResponse, CallError> {
+        self.call(Method::POST, "/rerank", request).await
     }
 
     /// The prompt text of a generation.

@@ -1,7 +1,7 @@
-//! Pools a model's hidden states into a vector per text.
+//! Pools a model's hidden states into a vector per text. The classes of a text are a single row.
 
 use super::embedding::Pooling;
-use super::jobs::EmbedJob;
+use super::jobs::{EmbedJob, Wanted};
 use super::protocol::RunnerError;
 
 /// The hidden states of one text, accumulated in pieces.
@@ -17,8 +17,12 @@ impl PooledText {
     }
 
     pub(super) fn add<'a>(&mut self, rows: impl Iterator<Item = &'a [f32]>) {
+        let Wanted::Embedding(pooling) = self.job.wanted else {
+            self.sum = rows.flatten().map(|value| f64::from(*value)).collect();
+            return;
+        };
         for row in rows {
-            match self.job.pooling {
+            match pooling {
                 Pooling::First if self.rows > 0 => {}
                 Pooling::Mean if self.rows > 0 => {
                     self.sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
@@ -30,7 +34,8 @@ impl PooledText {
     }
 
     pub(super) fn finish(self) {
-        let rows = if self.job.pooling == Pooling::Mean { self.rows.max(1) as f64 } else { 1.0 };
+        let is_mean = self.job.wanted == Wanted::Embedding(Pooling::Mean);
+        let rows = if is_mean { self.rows.max(1) as f64 } else { 1.0 };
         let vector = self.sum.iter().map(|sum| (sum / rows) as f32).collect();
         // Ignore that the reader has disconnected.
         let _ = self.job.sender.send(Ok(vector));
@@ -61,8 +66,9 @@ mod tests {
 
     fn pooled(pooling: Pooling, pieces: &[&[[f32; 2]]]) -> Vec<f32> {
         let (sender, mut receiver) = oneshot::channel();
+        let wanted = Wanted::Embedding(pooling);
         let mut pool =
-            PooledText::new(EmbedJob { request: RequestId::default(), ids: vec![1], pooling, sender });
+            PooledText::new(EmbedJob { request: RequestId::default(), ids: vec![1], wanted, sender });
         for piece in pieces {
             pool.add(piece.iter().map(<[f32; 2]>::as_slice));
         }

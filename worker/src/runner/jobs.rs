@@ -1,10 +1,11 @@
-//! The jobs of the batch loop that return rows: windows to score and texts to embed. Generations have their
-//! own file.
+//! The jobs of the batch loop that return rows: windows to score, and texts to embed or to classify. Generations
+//! have their own file.
 
 use tokio::sync::oneshot;
 
 use super::embedding::Pooling;
 use super::protocol::{RunnerError, WindowScores};
+use crate::engine::RowSelection;
 
 /// Identifies the request that a job belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,12 +19,32 @@ pub(crate) struct ScoreJob {
     pub(crate) sender: oneshot::Sender<Result<Vec<WindowScores>, RunnerError>>,
 }
 
-/// One text to embed.
+/// One text to embed, or one pair of texts to classify.
 pub(crate) struct EmbedJob {
     /// The request that the text belongs to.
     pub(crate) request: RequestId,
     /// At least one.
     pub(crate) ids: Vec<u32>,
-    pub(crate) pooling: Pooling,
+    pub(crate) wanted: Wanted,
     pub(crate) sender: oneshot::Sender<Result<Vec<f32>, RunnerError>>,
+}
+
+/// The vector that a job returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Embedding(Pooling),
+    /// The logits of the classes of a pair, whose ids from `second` on have token type 1.
+    Classes {
+        second: usize,
+    },
+}
+
+impl Wanted {
+    /// The rows of the engine that it is made of.
+    pub(super) fn rows(self) -> RowSelection {
+        match self {
+            Wanted::Embedding(_) => RowSelection::Hidden,
+            Wanted::Classes { second } => RowSelection::Score { second },
+        }
+    }
 }

@@ -15,6 +15,7 @@ mod model;
 pub mod process;
 mod prompt;
 pub mod protocol;
+mod relevance;
 mod required_call;
 mod server;
 mod slot;

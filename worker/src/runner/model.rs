@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use lode_kernels::{DeviceError, Ops};
-#[cfg(test)]
 use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -16,6 +15,7 @@ use super::helper::{EngineFacts, Helper, PreparedRequest, TextData};
 use super::protocol::{
     EmbedRequest, Event, LoadRequest, LoadResponse, ModelSpec, RenderResponse, RunnerError,
 };
+use super::relevance::Relevance;
 use super::small_files::{parse_json, read_file_up_to};
 use crate::engine::open::open;
 use crate::engine::{BlobFile, Engine, KvType, LoadError, LoadOptions, ModelFiles, ModelInfo};
@@ -28,15 +28,16 @@ const MAX_EMBEDDED: usize = 1 << 25;
 /// Size limit of config.json: it usually has some kilobytes, but takes many times its length once parsed.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 /// Maximum number and total size of the texts to embed that are tokenized in one call.
-const MAX_CALL_TEXTS: usize = 512;
-const MAX_CALL_BYTES: usize = 256 << 10;
+pub(super) const MAX_CALL_TEXTS: usize = 512;
+pub(super) const MAX_CALL_BYTES: usize = 256 << 10;
 
 /// The data of a loaded model for converting requests to jobs.
 pub(crate) struct Model {
-    name: String,
-    info: ModelInfo,
-    helper: Helper,
+    pub(super) name: String,
+    pub(super) info: ModelInfo,
+    pub(super) helper: Helper,
     text: TextData,
+    pub(super) relevance: Relevance,
 }
 
 impl Model {
@@ -96,7 +97,7 @@ impl Model {
             (engine, text)
         });
         let engine = engine?;
-        let model = Model::new(spec, text?, engine.info().clone());
+        let model = Model::new(spec, &config, text?, engine.info().clone());
         Ok((model, engine))
     }
 
@@ -104,11 +105,11 @@ impl Model {
     #[cfg(test)]
     pub(crate) fn read(request: &LoadRequest, config: &Value, info: ModelInfo) -> Result<Model, RunnerError> {
         let text = Handle::current().block_on(Helper::start(&request.model, config, request.text))?;
-        Ok(Model::new(&request.model, text, info))
+        Ok(Model::new(&request.model, config, text, info))
     }
 
-    fn new(spec: &ModelSpec, (helper, text): (Helper, TextData), info: ModelInfo) -> Model {
-        Model { name: spec.name.clone(), info, helper, text }
+    fn new(spec: &ModelSpec, config: &Value, (helper, text): (Helper, TextData), info: ModelInfo) -> Model {
+        Model { name: spec.name.clone(), info, helper, text, relevance: Relevance::of_config(config) }
     }
 
     pub(crate) fn loaded(&self) -> LoadResponse {
@@ -243,14 +244,14 @@ impl Model {
         Ok(all)
     }
 
-    fn vocabulary(&self) -> Result<Arc<Vocabulary>, RunnerError> {
+    pub(super) fn vocabulary(&self) -> Result<Arc<Vocabulary>, RunnerError> {
         self.text.vocabulary.clone().ok_or_else(|| {
             RunnerError::unsupported(format!("{}: no tokenizer, so it does not support text", self.name))
         })
     }
 
     /// Checks ids, because a tokenizer may have more than the model.
-    fn check(&self, ids: &[u32]) -> Result<(), RunnerError> {
+    pub(super) fn check(&self, ids: &[u32]) -> Result<(), RunnerError> {
         match ids.iter().find(|&&id| id as usize >= self.info.vocab_size) {
             Some(id) => Err(RunnerError::invalid(format!(
                 "token id {id} is outside the model's vocabulary of {}",

@@ -349,6 +349,25 @@ pub struct EmbedResponse {
     pub prompt_tokens: usize,
 }
 
+/// `POST /rerank`: the relevance of documents to a query.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RerankRequest {
+    pub query: String,
+    pub documents: Vec<String>,
+    /// Whether a document that is too long is truncated or refused.
+    pub truncate: bool,
+    /// Maximum length of a query with its document in tokens; the model's limit applies as well.
+    pub num_ctx: Option<usize>,
+}
+
+/// The response to `/rerank`, in the order of the documents.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RerankResponse {
+    pub scores: Vec<f32>,
+    /// Total number of ids of all pairs of the query and a document.
+    pub prompt_tokens: usize,
+}
+
 /// `GET /status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {

@@ -22,11 +22,11 @@ use crate::engine::Engine;
 use super::batch::Batch;
 use super::embed::l2_normalise;
 use super::generate::EVENT_QUEUE;
-use super::jobs::{EmbedJob, ScoreJob};
+use super::jobs::{EmbedJob, ScoreJob, Wanted};
 use super::model::Model;
 use super::protocol::{
-    EmbedRequest, EmbedResponse, ErrorKind, Event, LoadRequest, RunnerError, ScoreRequest, ScoreResponse,
-    Status,
+    EmbedRequest, EmbedResponse, ErrorKind, Event, LoadRequest, RerankRequest, RerankResponse, RunnerError,
+    ScoreRequest, ScoreResponse, Status,
 };
 
 /// Bodies come from the worker, which has its own limits; these only bound memory.
@@ -132,6 +132,7 @@ fn router(runner: Arc<Runner>) -> Router {
         .route("/render", post(render))
         .route("/score", post(score))
         .route("/embed", post(embed))
+        .route("/rerank", post(rerank))
         .with_state(runner)
 }
 
@@ -228,19 +229,39 @@ async fn embed(
     let dimensions = request.dimensions;
     let texts = served.model.prepare_embed(request).await?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
-    let pooling = served.model.embedding().pooling;
-    let request = served.batch.new_request();
-    let vectors = texts.into_iter().map(async |ids| {
-        let (sender, vector) = oneshot::channel();
-        served.batch.embed(EmbedJob { request, ids, pooling, sender })?;
-        let vector = vector.await;
-        vector.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while embedding")))
-    });
-    // In order, and with a limited number in the queue, so that other requests get their turn.
-    let vectors: Vec<Vec<f32>> =
-        futures::stream::iter(vectors).buffered(MAX_TEXTS_IN_FLIGHT).try_collect().await?;
+    let wanted = Wanted::Embedding(served.model.embedding().pooling);
+    let vectors = compute(&served.batch, texts.into_iter().map(|ids| (ids, wanted))).await?;
     let vectors = vectors.into_iter().map(|vector| l2_normalise(vector, dimensions)).collect();
     Ok(json(StatusCode::OK, &EmbedResponse { vectors, prompt_tokens }))
+}
+
+async fn rerank(
+    State(runner): State<Arc<Runner>>,
+    ParsedBody(request): ParsedBody<RerankRequest>,
+) -> Result<Response, RunnerError> {
+    let served = runner.served()?;
+    let (pairs, relevance) = served.model.prepare_rerank(request).await?;
+    let prompt_tokens = pairs.iter().map(|pair| pair.ids.len()).sum();
+    let jobs = pairs.into_iter().map(|pair| (pair.ids, Wanted::Classes { second: pair.second }));
+    let logits = compute(&served.batch, jobs).await?;
+    let scores = logits.into_iter().flatten().map(|logit| relevance.score(logit)).collect();
+    Ok(json(StatusCode::OK, &RerankResponse { scores, prompt_tokens }))
+}
+
+/// The vectors of the texts of one request, in order.
+async fn compute(
+    batch: &Batch,
+    texts: impl Iterator<Item = (Vec<u32>, Wanted)>,
+) -> Result<Vec<Vec<f32>>, RunnerError> {
+    let request = batch.new_request();
+    let vectors = texts.map(async |(ids, wanted)| {
+        let (sender, vector) = oneshot::channel();
+        batch.embed(EmbedJob { request, ids, wanted, sender })?;
+        let vector = vector.await;
+        vector.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while computing the texts")))
+    });
+    // A limited number is in the queue, so that other requests get their turn.
+    futures::stream::iter(vectors).buffered(MAX_TEXTS_IN_FLIGHT).try_collect().await
 }
 
 impl IntoResponse for RunnerError {

@@ -17,8 +17,8 @@ use super::protocol::{Extent, Format, ModelSpec, RunnerError, TensorFile};
 use super::small_files::{MAX_FILE_BYTES, read_file, read_file_up_to, read_json, read_limited};
 use crate::files::blob_name;
 use crate::text::{
-    ChatTemplate, GoChat, PromptTemplate, ReplyFormat, Special, SpecialTokens, Tokenizer, TokenizerError,
-    gguf,
+    ChatTemplate, EncodedPair, GoChat, PairEncoder, PromptTemplate, ReplyFormat, Special, SpecialTokens,
+    Tokenizer, TokenizerError, gguf,
 };
 
 /// Size limit of tokenizer.json: current ones have up to some tens of MiB.
@@ -177,6 +177,19 @@ impl TextProcessor {
             Ok(ids)
         };
         texts.iter().map(ids_of).collect()
+    }
+
+    /// The pairs of a query with each document.
+    pub(super) fn encode_pairs(
+        &self,
+        query: &str,
+        documents: &[String],
+        limit: usize,
+        truncate: bool,
+    ) -> Result<Vec<EncodedPair>, RunnerError> {
+        let invalid = |error| RunnerError::invalid(format_error_chain(&error));
+        let pairs = PairEncoder::new(self.tokenizer()?, query, limit).map_err(invalid)?;
+        documents.iter().map(|document| pairs.encode(document, truncate).map_err(invalid)).collect()
     }
 
     pub(super) fn tokenizer(&self) -> Result<&Tokenizer, RunnerError> {

@@ -1,6 +1,6 @@
 //! Text processing before and after a model: tokenizers, chat templates, sampling, stop texts, the parts of a
 //! response. These modules access no file, socket or device. The modules that evaluate data of a model or a
-//! request (`tokenizer`, `gguf`, `template`, `go_chat`, `grammar`, `reply::probe`) run only in the text
+//! request (`tokenizer`, `pair`, `gguf`, `template`, `go_chat`, `grammar`, `reply::probe`) run only in the text
 //! helper. The per-token modules (`constraint`, `detokenizer`, `sampler`, `stop`, the readers in `reply`)
 //! only scan bytes and run in the runner. `lode tokenize` runs all of them in its own process.
 
@@ -10,6 +10,7 @@ mod dialect;
 pub mod gguf;
 pub mod go_chat;
 pub mod grammar;
+pub mod pair;
 pub mod prompt;
 mod python_json;
 pub mod reply;
@@ -27,6 +28,7 @@ pub use constraint::Constraint;
 pub use detokenizer::Detokenizer;
 pub use go_chat::GoChat;
 pub use grammar::{GrammarCompiler, GrammarState};
+pub use pair::{EncodedPair, PairEncoder, PairError};
 pub use prompt::PromptTemplate;
 pub use reply::{Call, KnownTools, OutputParts, Reader, ReplyFormat};
 pub use sampler::{Sampler, SamplerOptions};

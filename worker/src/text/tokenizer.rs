@@ -14,17 +14,17 @@ use super::vocabulary::Vocabulary;
 
 /// A loaded tokenizer; cheap to share behind an [`Arc`].
 pub struct Tokenizer {
-    inner: Inner,
+    pub(super) inner: Inner,
     vocabulary: Arc<Vocabulary>,
 }
 
-enum Inner {
+pub(super) enum Inner {
     File(Box<FileTokenizer>),
     Gguf(Box<GgufTokenizer>),
 }
 
-struct FileTokenizer {
-    parsing: tokenizers::Tokenizer,
+pub(super) struct FileTokenizer {
+    pub(super) parsing: tokenizers::Tokenizer,
     // The same tokenizer, set to read special tokens in the text as plain characters; built on first use.
     plain: OnceLock<tokenizers::Tokenizer>,
 }

@@ -29,7 +29,7 @@ use super::protocol::{
 };
 use super::session::Session;
 use crate::text::grammar::AllowedIds;
-use crate::text::{ReplyFormat, Vocabulary};
+use crate::text::{EncodedPair, ReplyFormat, Vocabulary};
 
 /// Maximum number of idle evaluators that are kept for later calls.
 const MAX_IDLE: usize = 2;
@@ -107,15 +107,25 @@ impl Helper {
         let expected = texts.len();
         let call = Call::Encode { texts, limit, truncate };
         let (lengths, ids): (Vec<usize>, _) = self.call("tokenizing the input", &call, &[]).await?;
-        let ids = frame::from_bytes(&ids);
-        let mut rest = ids.as_slice();
-        let mut texts = Vec::with_capacity(lengths.len());
-        for len in lengths {
-            let (text, behind) = rest.split_at_checked(len).ok_or_else(invalid_reply_error)?;
-            texts.push(text.to_vec());
-            rest = behind;
-        }
-        if texts.len() == expected { Ok(texts) } else { Err(invalid_reply_error()) }
+        let texts = split(&frame::from_bytes(&ids), lengths.into_iter());
+        texts.filter(|texts| texts.len() == expected).ok_or_else(invalid_reply_error)
+    }
+
+    /// Returns the pairs of a query with documents.
+    pub(crate) async fn encode_pairs(
+        &self,
+        query: String,
+        documents: Vec<String>,
+        limit: usize,
+        truncate: bool,
+    ) -> Result<Vec<EncodedPair>, RunnerError> {
+        let expected = documents.len();
+        let call = Call::EncodePairs { query, documents, limit, truncate };
+        let (sizes, ids): (Vec<(usize, usize)>, _) = self.call("tokenizing the input", &call, &[]).await?;
+        let pairs = split(&frame::from_bytes(&ids), sizes.iter().map(|(len, _)| *len));
+        let pairs = pairs.filter(|pairs| pairs.len() == expected).ok_or_else(invalid_reply_error)?;
+        let pair = |(ids, (_, second))| EncodedPair { ids, second };
+        Ok(pairs.into_iter().zip(sizes).map(pair).collect())
     }
 
     /// Starts a grammar in a separate evaluator. `wake` is called whenever the session has a result.
@@ -209,6 +219,16 @@ impl Helper {
     fn idle(&self) -> MutexGuard<'_, Vec<Evaluator>> {
         self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+}
+
+/// Splits ids into texts of these lengths; `None` if there are too few.
+fn split(mut ids: &[u32], lengths: impl Iterator<Item = usize>) -> Option<Vec<Vec<u32>>> {
+    let mut text = |len: usize| {
+        let (text, rest) = ids.split_at_checked(len)?;
+        ids = rest;
+        Some(text.to_vec())
+    };
+    lengths.map(&mut text).collect()
 }
 
 fn invalid_reply_error() -> RunnerError {

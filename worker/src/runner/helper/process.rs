@@ -170,6 +170,15 @@ impl Helper {
                     });
                     send_reply(socket, encoded, is_last())?;
                 }
+                Call::EncodePairs { query, documents, limit, truncate } => {
+                    let encoded = catch_panic(|| self.text.encode_pairs(&query, &documents, limit, truncate));
+                    let encoded = encoded.map(|pairs| {
+                        let sizes: Vec<_> = pairs.iter().map(|pair| (pair.ids.len(), pair.second)).collect();
+                        let ids: Vec<u32> = pairs.into_iter().flat_map(|pair| pair.ids).collect();
+                        (sizes, frame::to_bytes(&ids))
+                    });
+                    send_reply(socket, encoded, is_last())?;
+                }
                 Call::Begin { schema } => {
                     let begun = catch_panic(|| {
                         let missing = || RunnerError::failed("the grammars were not prepared");

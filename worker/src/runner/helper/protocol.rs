@@ -55,6 +55,9 @@ pub(super) enum Call {
     Render(EngineFacts),
     /// Tokenize texts to embed. Returns the number of ids of each, and all ids.
     Encode { texts: Vec<String>, limit: usize, truncate: bool },
+    /// Tokenize the pairs of a query with documents. Returns the number of ids of each and the index of the first
+    /// one with token type 1, and all ids.
+    EncodePairs { query: String, documents: Vec<String>, limit: usize, truncate: bool },
     /// Start a grammar. Returns an [`AllowedNext`].
     Begin { schema: Map<String, Value> },
     /// Advance the grammar by an id of the response. Returns an [`AllowedNext`].

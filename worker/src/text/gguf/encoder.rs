@@ -5,6 +5,7 @@ use super::merges::BpeModel;
 use super::pieces::SentencePieceModel;
 use super::tokens::Tokens;
 use super::words::WordPieceModel;
+use crate::text::pair::EncodedPair;
 use crate::text::special::Special;
 use crate::text::tokenizer_error::TokenizerError;
 
@@ -42,6 +43,14 @@ impl GgufTokenizer {
         }
         ids.extend(self.end.filter(|_| special.add));
         Ok(ids)
+    }
+
+    /// The ids of two texts with special tokens around and between them, as BERT has them.
+    pub(crate) fn join_pair(&self, first: &[u32], second: &[u32]) -> EncodedPair {
+        let mut ids: Vec<u32> = self.begin.into_iter().chain(first.iter().copied()).chain(self.end).collect();
+        let start = ids.len();
+        ids.extend(second.iter().copied().chain(self.end));
+        EncodedPair { ids, second: start }
     }
 
     pub(crate) fn token_id(&self, token: &str) -> Option<u32> {
