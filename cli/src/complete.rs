@@ -23,9 +23,10 @@ pub(crate) const VARIABLE: &str = "LODE_COMPLETE";
 const TIME_LIMIT: Duration = Duration::from_secs(1);
 
 /// Commands, and those of their arguments that name a model.
-const MODELS: [(&[&str], &[&str]); 9] = [
+const MODELS: [(&[&str], &[&str]); 10] = [
     (&["run"], &["name"]),
     (&["embed"], &["name"]),
+    (&["rerank"], &["name"]),
     (&["stop"], &["name"]),
     (&["diff"], &["here", "there"]),
     (&["create"], &["name"]),

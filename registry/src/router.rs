@@ -8,7 +8,7 @@ use crate::api::copy::copy;
 use crate::api::inference::passthrough_route;
 use crate::api::{
     access, anthropic, audit, blobs, diff, health, import, inference, jobs, maintenance, models, ollama,
-    openai, ps, publishers, repositories, rules, status, webhooks, workers,
+    openai, ps, publishers, repositories, rerank, rules, status, webhooks, workers,
 };
 use crate::gateway::Gateway;
 use crate::http::Failure;
@@ -30,6 +30,7 @@ pub(crate) fn service(registry: Registry) -> Result<Layers, OpenError> {
         .merge(ollama_api())
         .merge(openai_api())
         .merge(anthropic_api())
+        .merge(rerank_api())
         .merge(lode_api())
         .merge(operators())
         .merge(hugging_face_api())
@@ -79,6 +80,8 @@ fn ollama_api() -> Router<ServerState> {
         .route("/api/chat", passthrough_route("/api/chat", model_name::parse))
         .route("/api/embed", passthrough_route("/api/embed", model_name::parse))
         .route("/api/embeddings", post(inference::embeddings))
+        // Ollama has no such route; the name follows its others.
+        .route("/api/rerank", passthrough_route("/api/rerank", model_name::parse))
 }
 
 /// OpenAI's libraries.
@@ -103,6 +106,11 @@ fn anthropic_api() -> Router<ServerState> {
         .route("/v1/messages/count_tokens", post(anthropic::messages::count_tokens))
 }
 
+/// Clients of Jina's and Cohere's rerank APIs.
+fn rerank_api() -> Router<ServerState> {
+    Router::new().route("/v1/rerank", post(rerank::post)).route("/v2/rerank", post(rerank::post))
+}
+
 /// The CLI, workers and scripts. Names here have any number of parts, and may end in a digest.
 fn lode_api() -> Router<ServerState> {
     let member = put(access::add_member).delete(access::remove_member);
@@ -122,6 +130,7 @@ fn lode_api() -> Router<ServerState> {
         .route("/lode/v1/generate", passthrough_route("/api/generate", model_name::parse_any))
         .route("/lode/v1/chat", passthrough_route("/api/chat", model_name::parse_any))
         .route("/lode/v1/embed", passthrough_route("/api/embed", model_name::parse_any))
+        .route("/lode/v1/rerank", passthrough_route("/api/rerank", model_name::parse_any))
         .route("/lode/v1/score", passthrough_route("/lode/v1/score", model_name::parse_any))
         .route("/lode/v1/ps", get(ps::page))
         .route("/lode/v1/workers", get(workers::list).post(workers::register))

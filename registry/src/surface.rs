@@ -18,7 +18,7 @@ pub(crate) enum Surface {
     Distribution,
     /// `/v1/messages`.
     Anthropic,
-    /// The rest of `/v1`.
+    /// The rest of `/v1`, and `/v2/rerank`.
     OpenAi,
     /// `/lode/v1`.
     Lode,
@@ -41,7 +41,9 @@ impl Surface {
     }
 
     fn of_path(path: &str) -> Surface {
-        if path == "/v2" || path.starts_with("/v2/") || path == "/token" {
+        if path == "/v2/rerank" {
+            Surface::OpenAi
+        } else if path == "/v2" || path.starts_with("/v2/") || path == "/token" {
             Surface::Distribution
         } else if path == "/v1/messages" || path.starts_with("/v1/messages/") {
             Surface::Anthropic

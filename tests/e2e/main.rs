@@ -56,6 +56,7 @@ mod redirect;
 mod referrers;
 mod replica_kill;
 mod replicas;
+mod rerank;
 mod responses;
 mod resume;
 mod rolling;

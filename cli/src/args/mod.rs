@@ -24,6 +24,7 @@ mod ps;
 mod publisher;
 mod pull;
 mod push;
+mod rerank;
 mod rm;
 mod run;
 mod runner;
@@ -68,6 +69,7 @@ pub(crate) use ps::Ps;
 pub(crate) use publisher::{Publisher, PublisherAdd};
 pub(crate) use pull::Pull;
 pub(crate) use push::Push;
+pub(crate) use rerank::Rerank;
 pub(crate) use rm::Rm;
 pub(crate) use run::{Run, Think};
 pub(crate) use runner::Runner;
@@ -163,6 +165,8 @@ pub(crate) enum Command {
     Run(Run),
     /// Compute the embeddings of texts
     Embed(Embed),
+    /// Rank documents by their relevance to a query
+    Rerank(Rerank),
     /// List the loaded models
     Ps(Ps),
     /// Unload a model

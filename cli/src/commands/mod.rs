@@ -27,6 +27,7 @@ mod ps;
 mod publisher;
 mod pull;
 mod push;
+mod rerank;
 mod rm;
 mod run;
 pub(crate) mod runner;
@@ -79,6 +80,7 @@ async fn dispatch(cli: Cli) -> Outcome<ExitCode> {
         Command::Diff(args) => diff::run(&connect()?, args).await?,
         Command::Run(args) => run::run(&connect()?, args).await?,
         Command::Embed(args) => embed::run(&connect()?, args).await?,
+        Command::Rerank(args) => rerank::run(&connect()?, args).await?,
         Command::Ps(args) => ps::run(&connect()?, args).await?,
         Command::Stop(args) => stop::run(&connect()?, args).await?,
         Command::Tensor(Tensor::Ls(args)) => tensor::list(&connect()?, args).await?,

@@ -97,6 +97,7 @@ pub(super) fn read(
     let number = |key: &str| config.as_ref().and_then(|config| lookup(config, key)?.as_u64());
     let capability = match &image_index {
         Some(_) => "image",
+        None if config.as_ref().is_some_and(is_cross_encoder) => "rerank",
         None if has_file("modules.json") => "embedding",
         None => "completion",
     };
@@ -118,6 +119,16 @@ pub(super) fn read(
 struct ImageIndex {
     #[serde(default, rename = "_class_name")]
     class_name: String,
+}
+
+/// Whether config.json is that of a cross-encoder: a classifier with one class, as transformers counts them.
+pub fn is_cross_encoder(config: &serde_json::Map<String, Value>) -> bool {
+    let class = config.get("architectures").and_then(|all| all.get(0)?.as_str()).unwrap_or_default();
+    let classes = match config.get("id2label").and_then(Value::as_object) {
+        Some(labels) => Some(labels.len() as u64),
+        None => config.get("num_labels").and_then(Value::as_u64),
+    };
+    class.ends_with("ForSequenceClassification") && classes == Some(1)
 }
 
 /// Returns a key of the config, or of the `text_config` of a multimodal model.

@@ -1,5 +1,5 @@
-//! JSON APIs: our own under `/lode/v1`, the APIs of ollama, OpenAI and Anthropic for their clients, and the
-//! operators' probes. Inference requests go through `gateway`.
+//! JSON APIs: our own under `/lode/v1`, the APIs of ollama, OpenAI, Anthropic, Jina and Cohere for their clients,
+//! and the operators' probes. Inference requests go through `gateway`.
 
 pub(crate) mod access;
 pub(crate) mod anthropic;
@@ -19,6 +19,7 @@ pub(crate) mod openai;
 pub(crate) mod ps;
 pub(crate) mod publishers;
 pub(crate) mod repositories;
+pub(crate) mod rerank;
 pub(crate) mod rules;
 pub(crate) mod status;
 pub(crate) mod webhooks;

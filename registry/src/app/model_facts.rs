@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use lode_model::config::ModelConfig;
 use lode_model::gguf::{self, Metadata};
+use lode_model::import::is_cross_encoder;
 use lode_model::index::{self, FileIndex};
 use lode_model::lineage::{self, Relation};
 use lode_model::manifest::Manifest;
@@ -207,15 +208,16 @@ fn card_facts(card: &str) -> ModelFacts {
 
 fn gguf_facts(metadata: &Metadata) -> ModelFacts {
     let value = |key: &str| metadata.str(key).and_then(text);
-    let is_embedding = metadata.architecture_value("pooling_type").is_some();
+    let capabilities = metadata.capabilities();
     let origins = lineage::gguf_origins(metadata);
     ModelFacts {
         title: value("general.name"),
         description: value("general.description"),
         license: value("general.license"),
-        task: match is_embedding {
-            true => Some("feature-extraction".to_owned()),
-            false => metadata.chat_template().map(|_| "text-generation".to_owned()),
+        task: match capabilities.first() {
+            Some(&"rerank") => Some("text-ranking".to_owned()),
+            Some(&"embedding") => Some("feature-extraction".to_owned()),
+            _ => metadata.chat_template().map(|_| "text-generation".to_owned()),
         },
         context_length: metadata.architecture_value("context_length").and_then(gguf::Value::as_u64),
         bases: origins.iter().filter_map(|origin| lineage::local_name(&origin.name)).collect(),
@@ -233,6 +235,7 @@ fn config_facts(parts: &Parts<'_>) -> ModelFacts {
     let is_embedding = config.capabilities.iter().any(|capability| capability == "embedding");
     let class = checkpoint["architectures"][0].as_str().unwrap_or_default();
     let task = match class {
+        _ if checkpoint.as_object().is_some_and(is_cross_encoder) => Some("text-ranking"),
         _ if is_embedding => Some("feature-extraction"),
         _ if parts.artifact.is_image_model() => Some("text-to-image"),
         _ if class.ends_with("ForCausalLM") || class.ends_with("LMHeadModel") => Some("text-generation"),

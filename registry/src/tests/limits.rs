@@ -55,6 +55,9 @@ async fn bodies_are_limited_by_route() {
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
+        "/api/rerank",
+        "/v1/rerank",
+        "/v2/rerank",
         "/lode/v1/generate",
         "/lode/v1/score",
     ];
@@ -96,6 +99,8 @@ async fn lists_are_limited() {
         ("/v1/responses", "input", message_entry),
         ("/api/embed", "input", "\"\""),
         ("/v1/embeddings", "input", "\"\""),
+        ("/api/rerank", "documents", "\"\""),
+        ("/v2/rerank", "documents", "\"\""),
         ("/lode/v1/score", "windows", "[]"),
     ] {
         let response = app.send(Request::post(path), body(field, entry, 10_001)).await;

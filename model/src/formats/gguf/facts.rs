@@ -7,6 +7,9 @@ use super::header::Header;
 use super::value::{Metadata, Value};
 use crate::prompt_template::JinjaSource;
 
+/// llama.cpp's `pooling_type` of a model that ranks texts.
+const RANK_POOLING: u64 = 4;
+
 impl Header {
     /// The number of elements of all tensors.
     pub fn elements(&self) -> u64 {
@@ -45,8 +48,12 @@ impl Metadata {
     /// The capabilities of a model with these keys, in ollama's terms, apart from those that its templates
     /// add.
     pub fn capabilities(&self) -> Vec<&'static str> {
-        let is_embedding = self.architecture_value("pooling_type").is_some();
-        let mut capabilities = vec![if is_embedding { "embedding" } else { "completion" }];
+        let pooling = self.architecture_value("pooling_type");
+        let mut capabilities = vec![match pooling.map(Value::as_u64) {
+            Some(Some(RANK_POOLING)) => "rerank",
+            Some(_) => "embedding",
+            None => "completion",
+        }];
         if self.iter().any(|(key, _)| key.ends_with(".vision.block_count")) {
             capabilities.push("vision");
         }

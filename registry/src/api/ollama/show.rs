@@ -4,6 +4,7 @@ use axum::extract::State;
 use axum::routing::{MethodRouter, post};
 use lode_model::gguf::Metadata;
 use lode_model::go_template::Template;
+use lode_model::import::is_cross_encoder;
 use lode_model::media_type;
 use lode_model::modelfile::{BASE_NAME_ANNOTATION, Command, Modelfile, Text, UnquotableText};
 use lode_model::prompt_template::{TemplateFeatures, TemplateFiles, prefers_jinja};
@@ -301,6 +302,7 @@ fn capabilities(model: &Model, config: &Value, keys: &[&'static str], can: Templ
         model.manifest.layers.iter().any(|layer| layer.media_type == media_type::OLLAMA_PROJECTOR);
     let mut all = match keys {
         _ if !listed.is_empty() => listed,
+        [] if config.as_object().is_some_and(is_cross_encoder) => vec!["rerank".to_owned()],
         [] => vec![if is_generator { "completion" } else { "embedding" }.to_owned()],
         keys => keys.iter().copied().map(str::to_owned).collect(),
     };

@@ -40,8 +40,11 @@ impl Subject<'_> {
         let token_note = if self.needs_token { WITH_SIGN_IN } else { "" };
         if self.kind == ContentKind::Model {
             let plain = if is_plain && !self.is_loopback() { " --plain-http" } else { "" };
-            let verb = if self.is_embedding() { "embed" } else { "run" };
-            let text = if self.is_embedding() { " \"Hello\"" } else { "" };
+            let (verb, text) = match (self.is_embedding(), self.is_reranker()) {
+                (_, true) => ("rerank", " \"What is water?\" \"A liquid.\" \"A color.\""),
+                (true, false) => ("embed", " \"Hello\""),
+                (false, false) => ("run", ""),
+            };
             add("Lode", format!("lode {verb}{plain} {name}{text}"), token_note);
             if let Some(short) = self.short_name() {
                 if self.is_for_ollama() {
@@ -54,7 +57,9 @@ impl Subject<'_> {
                     add("ollama", format!("ollama run{insecure} {host}/{with_namespace}"), "");
                 }
                 add("curl", self.curl(&short), "The server runs the model on one of its workers.");
-                add("OpenAI for Python", self.python(&short), "pip install openai");
+                if !self.is_reranker() {
+                    add("OpenAI for Python", self.python(&short), "pip install openai");
+                }
             }
             add("Files", format!("lode pull{plain} {name} --to ./{}", self.folder()), token_note);
             if let Some(lines) = self.llama_cpp() {
@@ -117,6 +122,10 @@ impl Subject<'_> {
             .is_some_and(|task| ["feature-extraction", "sentence-similarity"].contains(&task))
     }
 
+    fn is_reranker(&self) -> bool {
+        self.facts.task.as_deref() == Some("text-ranking")
+    }
+
     fn is_for_ollama(&self) -> bool {
         self.artifact.layout == Layout::Ollama
     }
@@ -130,6 +139,11 @@ impl Subject<'_> {
 
     fn curl(&self, name: &str) -> String {
         let (base, header) = (self.base, self.header());
+        if self.is_reranker() {
+            return format!(
+                "curl {base}/v1/rerank{header} \\\n  -d '{{\"model\": \"{name}\", \"query\": \"What is water?\", \"documents\": [\"A liquid.\", \"A color.\"]}}'"
+            );
+        }
         match self.is_embedding() {
             true => format!(
                 "curl {base}/v1/embeddings{header} \\\n  -d '{{\"model\": \"{name}\", \"input\": \"Hello\"}}'"

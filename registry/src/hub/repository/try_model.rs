@@ -61,7 +61,7 @@ impl Mode {
     fn of(task: Option<&str>, wanted: Option<&str>) -> Mode {
         match task {
             Some("feature-extraction" | "sentence-similarity") => Mode::Compare,
-            Some("text-to-image" | "text-classification") => Mode::None,
+            Some("text-to-image" | "text-classification" | "text-ranking") => Mode::None,
             // A model without a chat template has no task: it continues texts.
             None if wanted != Some("chat") => Mode::Complete,
             _ if wanted == Some("complete") => Mode::Complete,
@@ -389,6 +389,7 @@ mod tests {
             (Some("text-generation"), Some("complete"), Mode::Complete),
             (Some("feature-extraction"), Some("chat"), Mode::Compare),
             (Some("text-to-image"), None, Mode::None),
+            (Some("text-ranking"), None, Mode::None),
             (None, None, Mode::Complete),
             (None, Some("chat"), Mode::Chat),
         ] {
