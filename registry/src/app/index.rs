@@ -91,9 +91,10 @@ impl Registry {
         let read = async move |repository: &Repository, digest: &Digest| {
             if let Some(row) = this.store().model_find(digest).await?
                 && row.problem.is_none()
-                && this.store().facts_find(digest).await?.is_some()
+                && this.store().facts_are_current(digest).await?
             {
-                return Ok(());
+                // A repository that was given the manifest meanwhile may not have seen the model.
+                return this.store().search_refresh_tagging(digest).await;
             }
             let reference = Reference::Digest(digest.clone());
             let stored = this.manifest_get(&Caller::INTERNAL, repository, &reference).await?;

@@ -84,7 +84,9 @@ mod worker_table;
 mod workers;
 
 pub use crate::blobs::BlobStream;
-pub(crate) use crate::store::{DerivedModel, ModelQuery, ModelSort, SearchCursor, StoredBlob};
+pub(crate) use crate::store::{
+    DerivedModel, FacetColumn, FacetCounts, MAX_COUNT, ModelQuery, ModelSort, SearchCursor, StoredBlob,
+};
 pub use accounts::{AccountChange, AccountError, AccountInfo, Group, NewAccount};
 pub use audit::{AuditFilter, AuditRecord};
 pub(crate) use card::{Card, CardHtml};
@@ -123,7 +125,7 @@ use registry::{TRIES, detached, retry_on_deadlock};
 pub(crate) use repositories::content_kind;
 pub use repositories::{ContentKind, ContentSummary, ManifestSummary, RepositorySummary, TagSummary};
 pub(crate) use revisions::{ListedModel, Revision, commit_id, main_tag};
-pub(crate) use search::{Facet, MAX_COUNT, SearchHit, SearchQuery, SearchSort};
+pub(crate) use search::{MAX_QUERY_CHARS, SearchHit, SearchPage, SearchQuery, SearchRanges, SearchSort};
 pub(crate) use sign_in::SESSION_TIME;
 pub use sign_in_errors::{PublisherError, SignOnError};
 pub(crate) use single_sign_on::{ProviderInfo, SignOnAnswer, SignOnGoal, SignOnStart, SignedOn};

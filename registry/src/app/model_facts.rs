@@ -2,7 +2,7 @@
 //! them from annotations, configs, GGUF keys and the model card, and pages and searches use them. All of it is stated
 //! by the client that pushed it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lode_model::config::ModelConfig;
 use lode_model::gguf::{self, Metadata};
@@ -22,12 +22,15 @@ use crate::Error;
 use crate::auth::Caller;
 use crate::card::{FrontMatter, MAX_CARD_BYTES, split_front_matter, summary_line};
 use crate::error::chain;
-use crate::store::FactsRow;
+use crate::store::{FactsRow, add_text_words};
 
 /// Longer texts are cut.
 const MAX_CHARS: usize = 300;
 /// The longest text that a search looks through for one manifest.
 const MAX_WORDS_BYTES: usize = 4096;
+/// How much of a card a search looks through, and how many of its words.
+const CARD_WORDS_BYTES: usize = 32 * 1024;
+const MAX_CARD_WORDS: usize = 2000;
 /// The most origins that are kept.
 const MAX_BASES: usize = 16;
 /// The most dtypes that are kept.
@@ -54,6 +57,9 @@ pub(crate) struct ModelFacts {
     pub bases: Vec<String>,
     /// The number of elements of each dtype, most first.
     pub dtypes: Vec<(String, u64)>,
+    /// The words of the card, split for the search.
+    #[serde(skip)]
+    pub card_words: String,
 }
 
 impl ModelFacts {
@@ -80,6 +86,7 @@ impl ModelFacts {
             task: self.task.clone(),
             context_length: self.context_length,
             words,
+            card_words: self.card_words.clone(),
             bases: (!self.bases.is_empty()).then(|| format!("\n{}\n", self.bases.join("\n"))),
         }
     }
@@ -131,6 +138,7 @@ impl Registry {
             }
             None => ModelFacts::default(),
         };
+        let card_words = card.as_deref().map(card_words).unwrap_or_default();
         let card = card.as_deref().map(card_facts).unwrap_or_default();
         let license = ModelFacts { license, ..ModelFacts::default() };
         let stated = [annotated_facts(parts.manifest), card, gguf, config_facts(parts), license];
@@ -138,10 +146,11 @@ impl Registry {
         let origins = lineage::manifest_origins(parts.manifest, parts.artifact, parts.config);
         let named = origins.into_iter().filter(|origin| origin.relation != Relation::Subject);
         facts.bases.extend(named.filter_map(|origin| lineage::local_name(&origin.name)));
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         facts.bases.retain(|base| !base.contains('\n') && seen.insert(base.clone()));
         facts.bases.truncate(MAX_BASES);
         facts.dtypes = dtypes(parts.files);
+        facts.card_words = card_words;
         facts.license = facts.license.map(|license| spdx(&license));
         Ok(facts)
     }
@@ -171,6 +180,7 @@ fn merge(first: ModelFacts, second: ModelFacts) -> ModelFacts {
         datasets: list(first.datasets, second.datasets),
         bases: list(first.bases, second.bases),
         dtypes: Vec::new(),
+        card_words: String::new(),
     }
 }
 
@@ -204,6 +214,18 @@ fn card_facts(card: &str) -> ModelFacts {
         bases: stated.base_models.iter().filter_map(|name| lineage::local_name(name)).collect(),
         ..ModelFacts::default()
     }
+}
+
+/// The distinct words at the beginning of a card's text.
+fn card_words(card: &str) -> String {
+    let (_, text) = split_front_matter(card);
+    let mut end = text.len().min(CARD_WORDS_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut words = BTreeSet::new();
+    add_text_words(&mut words, &text[..end], MAX_CARD_WORDS);
+    words.into_iter().collect::<Vec<String>>().join(" ")
 }
 
 fn gguf_facts(metadata: &Metadata) -> ModelFacts {

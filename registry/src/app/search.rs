@@ -10,16 +10,17 @@ use super::model_facts::ModelFacts;
 use super::{ModelSummary, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
-use crate::store::{FacetColumn, SearchCursor, SearchFilter, SearchRow};
+use crate::store::{
+    Amount, FacetColumn, FacetCounts, FacetRanges, ListFilter, MAX_COUNT, SearchCursor, SearchFilter,
+    SearchOrder, SearchRow, query_words,
+};
 
-/// Longer queries are cut.
-const MAX_QUERY_CHARS: usize = 200;
+/// Of a longer query, the beginning counts.
+pub(crate) const MAX_QUERY_CHARS: usize = 200;
 /// The most words of a query that count.
 const MAX_WORDS: usize = 8;
 /// The most results of a page.
 const MAX_PAGE: u32 = 100;
-/// A count beyond this is not exact.
-pub(crate) const MAX_COUNT: u64 = 10_000;
 /// What loading a model takes beyond its files, in percent of their size: caches, buffers and a short context.
 const LOAD_PERCENT: u64 = 120;
 
@@ -78,6 +79,8 @@ pub(crate) struct SearchQuery {
     pub(crate) max_parameters: Option<u64>,
     /// The memory into which the model has to fit.
     pub(crate) fits_bytes: Option<u64>,
+    /// The least length of the context.
+    pub(crate) min_context: Option<u64>,
     /// The name of a model that it was made from.
     pub(crate) base: Option<String>,
     pub(crate) sort: SearchSort,
@@ -102,81 +105,95 @@ pub(crate) struct SearchHit {
     pub(crate) facts: ModelFacts,
 }
 
-/// The values of one fact, with the number of repositories that have them.
-pub(crate) type Facet = Vec<(String, u64)>;
+/// A page of the repositories that fit a query.
+#[derive(Clone, Debug)]
+pub(crate) struct SearchPage {
+    pub(crate) hits: Vec<SearchHit>,
+    /// Where the next page begins.
+    pub(crate) next: Option<SearchCursor>,
+    /// The number of repositories that fit. `None`: more than [`MAX_COUNT`].
+    pub(crate) count: Option<u64>,
+    pub(crate) facets: Vec<(FacetColumn, FacetCounts)>,
+}
 
+/// The ranges by which a page counts: parameters, bytes of memory, and lengths of the context.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Facets {
-    pub(crate) formats: Facet,
-    pub(crate) quantizations: Facet,
-    pub(crate) architectures: Facet,
-    pub(crate) licenses: Facet,
-    pub(crate) tasks: Facet,
+pub(crate) struct SearchRanges {
+    pub(crate) parameters: FacetRanges,
+    pub(crate) memory: Vec<u64>,
+    pub(crate) context: Vec<u64>,
 }
 
 impl Registry {
-    /// A page of the repositories that fit a query, and where the next page begins.
-    pub(crate) async fn search(
+    /// A page of the repositories that fit a query, with the number of all of them, and the values that their facts
+    /// have: each fact without the query's own choice of it.
+    pub(crate) async fn search_page(
         &self,
         caller: &Caller,
         query: &SearchQuery,
-    ) -> Result<(Vec<SearchHit>, Option<SearchCursor>), Error> {
+        ranges: SearchRanges,
+    ) -> Result<SearchPage, Error> {
         self.authorize(caller, Action::List, Target::Catalog).await?;
         let visible = self.list_filter(caller).await?;
-        let limit = query.limit.clamp(1, MAX_PAGE);
         let filter = filter_of(query);
-        let sort = match query.sort {
-            SearchSort::Relevance if filter.words.is_empty() => SearchSort::Updated,
-            sort => sort,
+        let count = self.store().search_count(&visible, &filter).await?;
+        let amount = if count > MAX_COUNT { Amount::Many } else { Amount::Few };
+        let (hits, next) = self.search_hits(&visible, &filter, query, amount).await?;
+        let ranges = [
+            (FacetColumn::Parameters, ranges.parameters),
+            (FacetColumn::Memory, ranges.memory.into_iter().map(|bytes| (0, model_bytes(bytes))).collect()),
+            (FacetColumn::Context, ranges.context.into_iter().map(|length| (length, u64::MAX)).collect()),
+        ];
+        let facets = self.store().search_facets(&visible, &filter, &ranges, amount).await?;
+        Ok(SearchPage { hits, next, count: (amount == Amount::Few).then_some(count), facets })
+    }
+
+    /// The repositories that the caller may read and whose tags were moved last.
+    pub(crate) async fn search_newest(&self, caller: &Caller, limit: u32) -> Result<Vec<SearchHit>, Error> {
+        self.authorize(caller, Action::List, Target::Catalog).await?;
+        let visible = self.list_filter(caller).await?;
+        let query = SearchQuery { sort: SearchSort::Updated, limit, ..SearchQuery::default() };
+        let (hits, _) = self.search_hits(&visible, &filter_of(&query), &query, Amount::Many).await?;
+        Ok(hits)
+    }
+
+    async fn search_hits(
+        &self,
+        visible: &ListFilter,
+        filter: &SearchFilter,
+        query: &SearchQuery,
+        amount: Amount,
+    ) -> Result<(Vec<SearchHit>, Option<SearchCursor>), Error> {
+        let limit = query.limit.clamp(1, MAX_PAGE) as usize;
+        let order = match query.sort {
+            SearchSort::Relevance if filter.typed.is_empty() => SearchOrder::Updated,
+            SearchSort::Relevance => SearchOrder::Relevance,
+            SearchSort::Updated => SearchOrder::Updated,
+            SearchSort::Name => SearchOrder::Name,
+            SearchSort::Parameters => SearchOrder::Parameters,
+            SearchSort::Size => SearchOrder::Size,
         };
         let after = query.after.as_ref();
-        let mut rows =
-            self.store().search(&visible, &filter, sort.as_str(), after, i64::from(limit) + 1).await?;
-        let more = rows.len() > limit as usize;
-        rows.truncate(limit as usize);
+        let mut rows = self.store().search(visible, filter, order, amount, after, limit + 1).await?;
+        let more = rows.len() > limit;
+        rows.truncate(limit);
         let next = rows
             .last()
             .filter(|_| more)
             .map(|row| SearchCursor { key: row.sort_key, repository: row.repository.to_string() });
         Ok((rows.into_iter().map(SearchHit::from).collect(), next))
     }
+}
 
-    /// The number of repositories that fit a query, at most [`MAX_COUNT`] and one.
-    pub(crate) async fn search_count(&self, caller: &Caller, query: &SearchQuery) -> Result<u64, Error> {
-        self.authorize(caller, Action::List, Target::Catalog).await?;
-        let visible = self.list_filter(caller).await?;
-        self.store().search_count(&visible, &filter_of(query), MAX_COUNT + 1).await
-    }
-
-    /// The values that the repositories that fit a query have, each without the query's own choice of it.
-    pub(crate) async fn search_facets(&self, caller: &Caller, query: &SearchQuery) -> Result<Facets, Error> {
-        self.authorize(caller, Action::List, Target::Catalog).await?;
-        let visible = self.list_filter(caller).await?;
-        let filter = filter_of(query);
-        let facet = async |column: FacetColumn, filter: SearchFilter| {
-            self.store().search_facet(&visible, &filter, column, MAX_COUNT).await
-        };
-        Ok(Facets {
-            formats: facet(FacetColumn::Format, SearchFilter { format: None, ..filter.clone() }).await?,
-            quantizations: facet(
-                FacetColumn::Quantization,
-                SearchFilter { quantization: None, ..filter.clone() },
-            )
-            .await?,
-            architectures: facet(
-                FacetColumn::Architecture,
-                SearchFilter { architecture: None, ..filter.clone() },
-            )
-            .await?,
-            licenses: facet(FacetColumn::License, SearchFilter { license: None, ..filter.clone() }).await?,
-            tasks: facet(FacetColumn::Task, SearchFilter { task: None, ..filter.clone() }).await?,
-        })
-    }
+/// The most bytes of a model that fits into memory.
+fn model_bytes(memory: u64) -> u64 {
+    memory / LOAD_PERCENT * 100
 }
 
 fn filter_of(query: &SearchQuery) -> SearchFilter {
     SearchFilter {
-        words: words(&query.text),
+        words: query_words(&cut(&query.text)),
+        typed: typed(&query.text),
         everything: query.everything,
         format: query.format.clone(),
         quantization: query.quantization.clone(),
@@ -185,15 +202,20 @@ fn filter_of(query: &SearchQuery) -> SearchFilter {
         task: query.task.clone(),
         min_parameters: query.min_parameters,
         max_parameters: query.max_parameters,
-        max_size_bytes: query.fits_bytes.map(|bytes| bytes / LOAD_PERCENT * 100),
+        max_size_bytes: query.fits_bytes.map(model_bytes),
+        min_context: query.min_context,
         base: query.base.clone(),
     }
 }
 
-/// The words of a query, in lower case. All of them have to occur.
-fn words(text: &str) -> Vec<String> {
-    let cut: String = text.chars().filter(|c| *c != '\0').take(MAX_QUERY_CHARS).collect();
-    cut.to_lowercase().split_whitespace().take(MAX_WORDS).map(str::to_owned).collect()
+fn cut(text: &str) -> String {
+    text.chars().take(MAX_QUERY_CHARS).collect()
+}
+
+/// What was typed between spaces, in lower case.
+fn typed(text: &str) -> Vec<String> {
+    let plain: String = cut(text).chars().filter(|c| *c != '\0').collect();
+    plain.to_lowercase().split_whitespace().take(MAX_WORDS).map(str::to_owned).collect()
 }
 
 impl From<SearchRow> for SearchHit {
@@ -218,9 +240,9 @@ mod tests {
 
     #[test]
     fn queries_are_bounded() {
-        assert_eq!(words("  Qwen2.5-7B  GGUF\n"), ["qwen2.5-7b", "gguf"]);
-        assert_eq!(words(&"a ".repeat(50)).len(), MAX_WORDS);
-        assert_eq!(words(&"x".repeat(10_000)), ["x".repeat(MAX_QUERY_CHARS)]);
-        assert!(words("\0").is_empty());
+        assert_eq!(typed("  Qwen2.5-7B  GGUF\n"), ["qwen2.5-7b", "gguf"]);
+        assert_eq!(typed(&"a ".repeat(50)).len(), MAX_WORDS);
+        assert_eq!(typed(&"x".repeat(10_000)), ["x".repeat(MAX_QUERY_CHARS)]);
+        assert!(typed("\0").is_empty());
     }
 }

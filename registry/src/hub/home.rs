@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, header};
 use super::models::HitLine;
 use super::page::{Shell, render_browsed};
 use crate::Registry;
-use crate::app::{LoadedHere, SearchQuery, SearchSort};
+use crate::app::LoadedHere;
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::links::own_base_url;
@@ -39,8 +39,7 @@ pub(crate) async fn get(
         let text = [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::VARY, "accept")];
         return Ok((text, GREETING).into_response());
     }
-    let newest = SearchQuery { sort: SearchSort::Updated, limit: NEWEST, ..SearchQuery::default() };
-    let (hits, _) = registry.search(&caller, &newest).await?;
+    let hits = registry.search_newest(&caller, NEWEST).await?;
     let base = own_base_url(&request, registry.config()).unwrap_or_default();
     let page = HomePage {
         shell: Shell::of(&registry, &caller).await?,

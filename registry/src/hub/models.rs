@@ -5,12 +5,15 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 
-use super::format::{bytes, counted, day, parameters, query as escape};
+use super::format::{bytes, counted, day, grouped, parameters, query as escape};
 use super::page::{Shell, browse, render_browsed};
-use crate::app::{Facet, MAX_COUNT, SearchCursor, SearchHit, SearchQuery, SearchSort};
+use crate::Registry;
+use crate::app::{
+    FacetColumn, FacetCounts, MAX_COUNT, MAX_QUERY_CHARS, SearchCursor, SearchHit, SearchPage, SearchQuery,
+    SearchRanges, SearchSort,
+};
 use crate::auth::Caller;
 use crate::http::{Failure, Query};
-use crate::{Error, Registry};
 
 const PAGE: u32 = 24;
 /// Longer values of a filter match nothing.
@@ -27,6 +30,8 @@ const PARAMETERS: [(&str, Option<u64>, Option<u64>); 6] = [
 ];
 /// Sizes of memory to choose from.
 const MEMORY: [&str; 6] = ["4GiB", "8GiB", "16GiB", "24GiB", "48GiB", "80GiB"];
+/// Lengths of the context to choose from.
+const CONTEXT: [u64; 4] = [8192, 32_768, 131_072, 1_048_576];
 
 #[derive(Template)]
 #[template(path = "models.html")]
@@ -41,6 +46,8 @@ struct ModelsPage {
     sort: SearchSort,
     /// The other parts of the query, for the form of the order.
     kept: Vec<(&'static str, String)>,
+    /// The query is longer than what was searched for.
+    is_cut: bool,
     next: Option<String>,
     first: Option<String>,
     /// The same search over everything; absent if it is one.
@@ -66,7 +73,7 @@ struct FacetList {
 
 struct FacetValue {
     name: String,
-    count: Option<u64>,
+    count: String,
     url: String,
     is_chosen: bool,
 }
@@ -98,8 +105,9 @@ impl Address {
 }
 
 /// What an address may say, in this order. Everything else is ignored.
-const NAMES: [&str; 12] =
-    ["q", "all", "task", "format", "quant", "arch", "license", "min", "max", "fits", "base", "sort"];
+const NAMES: [&str; 13] = [
+    "q", "all", "task", "format", "quant", "arch", "license", "min", "max", "fits", "context", "base", "sort",
+];
 
 pub(crate) async fn get(State(registry): State<Registry>, caller: Caller, query: Query) -> Response {
     let page = async {
@@ -107,28 +115,29 @@ pub(crate) async fn get(State(registry): State<Registry>, caller: Caller, query:
         let after = query.get("after").and_then(parse_cursor);
         let search = search_of(&address, after)?;
         // Without an account, a closed server lists what is public.
-        let listed = async {
-            let (hits, next) = registry.search(&caller, &search).await?;
-            let (count, facets) = (
-                registry.search_count(&caller, &search).await?,
-                registry.search_facets(&caller, &search).await?,
-            );
-            Ok::<_, Error>((hits, next, count, facets))
-        };
-        let (hits, next, count, facets) = listed.await?;
+        let found = registry.search_page(&caller, &search, ranges()).await?;
+        let SearchPage { hits, next, count, facets } = found;
         let noun = if search.everything { ("repository", "repositories") } else { ("model", "models") };
         let count = match count {
-            count if count > MAX_COUNT => format!("{}+ {}", counted(MAX_COUNT, "", "").trim(), noun.1),
-            count => counted(count, noun.0, noun.1),
+            Some(count) => counted(count, noun.0, noun.1),
+            None => format!("{}+ {}", grouped(MAX_COUNT), noun.1),
+        };
+        let facet = |column: FacetColumn| {
+            facets
+                .iter()
+                .find(|(other, _)| *other == column)
+                .map(|(_, counts)| counts.clone())
+                .unwrap_or_default()
         };
         let lists = vec![
-            list(&address, "Task", "task", facets.tasks),
-            list(&address, "Format", "format", facets.formats),
-            parameter_list(&address),
-            memory_list(&address),
-            list(&address, "Quantisation", "quant", facets.quantizations),
-            list(&address, "Architecture", "arch", facets.architectures),
-            list(&address, "Licence", "license", facets.licenses),
+            list(&address, "Task", "task", facet(FacetColumn::Task)),
+            list(&address, "Format", "format", facet(FacetColumn::Format)),
+            parameter_list(&address, &facet(FacetColumn::Parameters)),
+            memory_list(&address, &facet(FacetColumn::Memory)),
+            list(&address, "Quantisation", "quant", facet(FacetColumn::Quantization)),
+            context_list(&address, &facet(FacetColumn::Context)),
+            list(&address, "Architecture", "arch", facet(FacetColumn::Architecture)),
+            list(&address, "Licence", "license", facet(FacetColumn::License)),
         ];
         let shell = Shell { query: search.text.clone(), ..Shell::of(&registry, &caller).await? };
         Ok(render_browsed(&ModelsPage {
@@ -140,6 +149,7 @@ pub(crate) async fn get(State(registry): State<Registry>, caller: Caller, query:
             chosen: chosen(&address),
             sort: search.sort,
             kept: address.without(&["sort"]).0,
+            is_cut: query.get("q").is_some_and(|text| text.trim().chars().nth(MAX_QUERY_CHARS).is_some()),
             next: next
                 .map(|cursor| format!("{}after={}", with_separator(&address.url()), cursor_text(&cursor))),
             first: search.after.is_some().then(|| address.url()),
@@ -195,6 +205,7 @@ fn search_of(address: &Address, after: Option<SearchCursor>) -> Result<SearchQue
         min_parameters: number("min")?,
         max_parameters: number("max")?,
         fits_bytes: fits,
+        min_context: number("context")?,
         base: text("base").map(|base| base.to_lowercase()),
         sort: address.get("sort").and_then(|sort| sort.parse().ok()).unwrap_or_default(),
         after,
@@ -249,29 +260,53 @@ fn parse_cursor(text: &str) -> Option<SearchCursor> {
     Some(SearchCursor { key: key.parse().ok()?, repository: repository.to_string() })
 }
 
-fn list(address: &Address, title: &'static str, name: &'static str, facet: Facet) -> FacetList {
+/// The ranges that the page counts.
+fn ranges() -> SearchRanges {
+    SearchRanges {
+        parameters: PARAMETERS
+            .iter()
+            .map(|(_, min, max)| (min.unwrap_or_default(), max.unwrap_or(u64::MAX)))
+            .collect(),
+        memory: MEMORY.iter().filter_map(|size| parse_memory(size)).collect(),
+        context: CONTEXT.to_vec(),
+    }
+}
+
+fn count_text(count: u64, is_partial: bool) -> String {
+    format!("{}{}", grouped(count), if is_partial { "+" } else { "" })
+}
+
+fn list(address: &Address, title: &'static str, name: &'static str, facet: FacetCounts) -> FacetList {
     let current = address.get(name);
+    let is_partial = facet.is_partial;
     let mut values: Vec<FacetValue> = facet
+        .values
         .into_iter()
         .map(|(value, count)| {
             let is_chosen = current == Some(value.as_str());
             let url = if is_chosen { address.without(&[name]) } else { address.with(name, &value) };
-            FacetValue { url: url.url(), name: value, count: Some(count), is_chosen }
+            FacetValue { url: url.url(), name: value, count: count_text(count, is_partial), is_chosen }
         })
         .collect();
     // A chosen value that nothing has stays visible, so that it can be taken back.
     if let Some(current) = current.filter(|current| values.iter().all(|value| value.name != *current)) {
         let url = address.without(&[name]).url();
-        values.push(FacetValue { name: current.to_owned(), count: Some(0), url, is_chosen: true });
+        let count = count_text(0, is_partial);
+        values.push(FacetValue { name: current.to_owned(), count, url, is_chosen: true });
     }
     let is_open = current.is_some() || ["task", "format"].contains(&name);
     FacetList { title, is_open, values }
 }
 
-fn parameter_list(address: &Address) -> FacetList {
+/// The counts of ranges, in their order.
+fn range_counts(facet: &FacetCounts) -> impl Iterator<Item = String> {
+    facet.values.iter().map(|(_, count)| count_text(*count, facet.is_partial))
+}
+
+fn parameter_list(address: &Address, facet: &FacetCounts) -> FacetList {
     let current = (address.get("min").and_then(parse_count), address.get("max").and_then(parse_count));
     let bare = address.without(&["min", "max"]);
-    let value = |(name, min, max): &(&str, Option<u64>, Option<u64>)| {
+    let value = |((name, min, max), count): (&(&str, Option<u64>, Option<u64>), String)| {
         let is_chosen = current == (*min, *max);
         let mut url = bare.clone();
         if !is_chosen {
@@ -281,20 +316,33 @@ fn parameter_list(address: &Address) -> FacetList {
                 }
             }
         }
-        FacetValue { name: (*name).to_owned(), count: None, url: url.url(), is_chosen }
+        FacetValue { name: (*name).to_owned(), count, url: url.url(), is_chosen }
     };
-    let is_open = current != (None, None);
-    FacetList { title: "Parameters", is_open, values: PARAMETERS.iter().map(value).collect() }
+    let values = PARAMETERS.iter().zip(range_counts(facet)).map(value).collect();
+    FacetList { title: "Parameters", is_open: current != (None, None), values }
 }
 
-fn memory_list(address: &Address) -> FacetList {
+fn memory_list(address: &Address, facet: &FacetCounts) -> FacetList {
     let current = address.get("fits");
-    let value = |size: &&str| {
+    let value = |(size, count): (&&str, String)| {
         let is_chosen = current == Some(*size);
         let url = if is_chosen { address.without(&["fits"]) } else { address.with("fits", size) };
-        FacetValue { name: size.replace("GiB", " GiB"), count: None, url: url.url(), is_chosen }
+        FacetValue { name: size.replace("GiB", " GiB"), count, url: url.url(), is_chosen }
     };
-    FacetList { title: "Fits in", is_open: current.is_some(), values: MEMORY.iter().map(value).collect() }
+    let values = MEMORY.iter().zip(range_counts(facet)).map(value).collect();
+    FacetList { title: "Fits in", is_open: current.is_some(), values }
+}
+
+fn context_list(address: &Address, facet: &FacetCounts) -> FacetList {
+    let current = address.get("context");
+    let value = |(length, count): (&u64, String)| {
+        let text = length.to_string();
+        let is_chosen = current == Some(text.as_str());
+        let url = if is_chosen { address.without(&["context"]) } else { address.with("context", &text) };
+        FacetValue { name: format!("{} or more", grouped(*length)), count, url: url.url(), is_chosen }
+    };
+    let values = CONTEXT.iter().zip(range_counts(facet)).map(value).collect();
+    FacetList { title: "Context", is_open: current.is_some(), values }
 }
 
 /// The chosen filters by name, each with the address without it.
@@ -304,6 +352,7 @@ fn chosen(address: &Address) -> Vec<(String, String)> {
         "min" => format!("at least {value} parameters"),
         "max" => format!("at most {value} parameters"),
         "fits" => format!("fits in {value}"),
+        "context" => format!("context of at least {value}"),
         "base" => format!("made from {value}"),
         _ => value.to_owned(),
     };
@@ -324,9 +373,7 @@ impl From<&SearchHit> for HitLine {
         } else if hit.is_pending {
             chips.push("not read yet".to_owned());
         }
-        facts.extend(
-            hit.facts.context_length.map(|length| format!("{} context", super::format::grouped(length))),
-        );
+        facts.extend(hit.facts.context_length.map(|length| format!("{} context", grouped(length))));
         facts.extend(hit.facts.license.clone());
         facts.push(counted(hit.tags, "tag", "tags"));
         facts.push(format!("updated {}", day(hit.modified_at)));
@@ -373,10 +420,11 @@ mod tests {
         assert_eq!(address.url(), "/models?q=a%26b+c&format=gguf");
         assert_eq!(address.with("format", "onnx").url(), "/models?q=a%26b+c&format=onnx");
         assert_eq!(address.without(&["q", "format"]).url(), "/models");
-        let facet = list(&address, "Format", "format", vec![("gguf".to_owned(), 3), ("onnx".to_owned(), 1)]);
+        let values = vec![("gguf".to_owned(), 3), ("onnx".to_owned(), 1)];
+        let facet = list(&address, "Format", "format", FacetCounts { values, is_partial: true });
         assert!(facet.values[0].is_chosen && facet.values[0].url == "/models?q=a%26b+c");
         assert_eq!(facet.values[1].url, "/models?q=a%26b+c&format=onnx");
-        let facet = list(&address, "Format", "format", Vec::new());
+        let facet = list(&address, "Format", "format", FacetCounts::default());
         assert!(facet.values[0].is_chosen, "a value that nothing has can be taken back");
         let cursor = SearchCursor { key: -1, repository: "team/mini".to_owned() };
         assert_eq!(parse_cursor("-1~team/mini"), Some(cursor));

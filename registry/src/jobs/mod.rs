@@ -1,9 +1,10 @@
 //! Background work that must not delay a response: garbage collection, expiry of uploads, indexing of
-//! pushed manifests and delivery of webhook events. Each is safe to run twice. Started by `open`, stopped by `Registry::close`.
+//! pushed manifests, the rows of the search and delivery of webhook events. Each is safe to run twice. Started by `open`, stopped by `Registry::close`.
 
 mod deliver_webhooks;
 mod expire_uploads;
 mod index_models;
+pub(crate) mod refresh_search;
 mod runner;
 mod webhook_signature;
 
@@ -35,6 +36,7 @@ pub(crate) fn start(registry: &Registry) -> Result<(), OpenError> {
         }
     });
     index_models::start(registry);
+    refresh_search::start(registry);
     let purge = registry.clone();
     registry.start(async move {
         let interval = (purge.config().upload_expiry / 2).clamp(SHORTEST_INTERVAL, PURGE_INTERVAL);

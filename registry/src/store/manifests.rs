@@ -1,7 +1,7 @@
 //! Manifests of a repository, their references, and the referrers of a subject. A link, a manifest and its
 //! references change in one transaction, so that the collection never sees a part of the change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository, Tag};
@@ -493,6 +493,11 @@ impl Tx {
                and not exists (select 1 from manifests m where m.digest = index_queue.digest)")
             .bind(digest_list(manifests.iter().map(|content| &content.digest)))
             .execute(c).await.map(drop))?;
+        // 8. Rewrite the search rows of the repositories that lost tags.
+        let untagged: BTreeSet<&str> = tags.iter().map(|tag| tag.repository.as_str()).collect();
+        for repository in untagged {
+            self.search_refresh(&parse_stored("repository", repository)?).await?;
+        }
         let removed = manifests.into_iter().map(|manifest| {
             let mut tags = names.remove(&key(&manifest)).unwrap_or_default();
             tags.sort_unstable();

@@ -35,6 +35,7 @@ mod repositories;
 mod retention;
 mod revisions;
 mod search;
+mod search_rows;
 mod sessions;
 mod sign_ins;
 mod sizes;
@@ -46,6 +47,7 @@ mod transfer;
 mod uploads;
 mod waiting;
 mod webhooks;
+mod words;
 mod workers;
 
 pub(crate) use access::{AccessState, ListFilter};
@@ -76,7 +78,10 @@ pub(crate) use removals::{RemovalCause, RemovalReason, RemovalRow};
 pub(crate) use repositories::{ContentRow, ListedManifestRow, TagRow};
 pub(crate) use retention::AgedTag;
 pub(crate) use revisions::{ModelFactsRow, ModelQuery, ModelSort};
-pub(crate) use search::{FacetColumn, SearchCursor, SearchFilter, SearchRow};
+pub(crate) use search::{
+    Amount, FacetColumn, FacetCounts, FacetRanges, MAX_COUNT, SearchCursor, SearchFilter, SearchOrder,
+    SearchRow,
+};
 pub(crate) use sessions::SessionRow;
 pub(crate) use sizes::SizedTable;
 pub(crate) use surroundings::{DerivedModel, SharedBytes};
@@ -85,4 +90,5 @@ pub(crate) use transfer::MoveState;
 pub(crate) use uploads::{NewUpload, UploadCheckpoint, UploadRow};
 pub(crate) use waiting::WaitingContent;
 pub(crate) use webhooks::{Delivery, NewDelivery};
+pub(crate) use words::{add_text_words, query_words};
 pub(crate) use workers::{WorkerInventory, WorkerRow};

@@ -12,6 +12,8 @@ use crate::time::now_ms;
 
 /// How many tensors one statement inserts; four parameters each stay far below the engines' limits.
 const INSERT_ROWS: usize = 200;
+/// The most repositories whose search rows change in the transaction that indexes a manifest. The others follow.
+const SEARCHED_AT_ONCE: i64 = 32;
 
 /// An indexed manifest. `format` is empty if it is not a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +36,8 @@ pub(crate) struct FactsRow {
     pub(crate) task: Option<String>,
     pub(crate) context_length: Option<u64>,
     pub(crate) words: String,
+    /// The words of the model card, split for the search.
+    pub(crate) card_words: String,
     pub(crate) bases: Option<String>,
 }
 
@@ -196,6 +200,14 @@ impl Store {
         rows.into_iter().filter_map(|row| decode(row).transpose()).collect()
     }
 
+    /// Whether a manifest was indexed with all that this version records.
+    pub(crate) async fn facts_are_current(&self, digest: &Digest) -> Result<bool, Error> {
+        let (current,): (bool,) = on!(self.read(), c => sqlx::query_as(
+            "select exists (select 1 from models where digest = $1 and facts is not null and card_words is not null)")
+            .bind(digest.as_str()).fetch_one(c).await)?;
+        Ok(current)
+    }
+
     /// What a manifest says about itself, as JSON. `None`: it is not indexed, or by a version that did not record this.
     pub(crate) async fn facts_find(&self, digest: &Digest) -> Result<Option<String>, Error> {
         let row: Option<(Option<String>,)> = on!(self.read(), c => sqlx::query_as(
@@ -204,11 +216,11 @@ impl Store {
         Ok(row.and_then(|(facts,)| facts))
     }
 
-    /// Queues manifests again that were indexed without facts: at most `limit`, of digests after `after`. Returns the
+    /// Queues manifests again that were indexed without the words of their card: at most `limit`, of digests after `after`. Returns the
     /// last one, or `None` at the end.
     pub(crate) async fn facts_enqueue(&self, after: &str, limit: i64) -> Result<Option<String>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
-            "select digest from models where facts is null and digest > $1 order by digest limit $2")
+            "select digest from models where card_words is null and digest > $1 order by digest limit $2")
             .bind(after).bind(limit).fetch_all(c).await)?;
         let digests = serde_json::Value::from_iter(rows.iter().map(|(digest,)| digest.as_str())).to_string();
         on!(self.write(), c => sqlx::query(
@@ -229,21 +241,23 @@ impl Store {
         facts: &FactsRow,
         tensors: &[TensorRow],
     ) -> Result<(), Error> {
+        let tagging = self.repositories_tagging(digest, SEARCHED_AT_ONCE).await?;
         let mut tx = self.begin().await?;
+        tx.repositories_lock(&tagging).await?;
         on!(tx.conn(), c => sqlx::query("delete from models where digest = $1")
             .bind(digest.as_str()).execute(c).await.map(drop))?;
         let inserted = on!(tx.conn(), c => sqlx::query(
             "insert into models (digest, format, architecture, parameters, quantization, size_bytes, tensor_count, problem, indexed_at,
-                 facts, license, task, context_length, words, bases)
+                 facts, license, task, context_length, words, bases, card_words)
              select distinct digest, $2, $3, cast($4 as bigint), $5, cast($6 as bigint), cast($7 as bigint), $8, cast($9 as bigint),
-                 $10, $11, $12, cast($13 as bigint), $14, $15
+                 $10, $11, $12, cast($13 as bigint), $14, $15, $16
              from manifests where digest = $1
              on conflict (digest) do nothing")
             .bind(digest.as_str()).bind(&model.format).bind(&model.architecture).bind(model.parameters.map(bigint))
             .bind(&model.quantization).bind(bigint(model.size_bytes)).bind(bigint(model.tensor_count))
             .bind(&model.problem).bind(now_ms())
             .bind(&facts.json).bind(&facts.license).bind(&facts.task).bind(facts.context_length.map(bigint))
-            .bind(&facts.words).bind(&facts.bases)
+            .bind(&facts.words).bind(&facts.bases).bind(&facts.card_words)
             .execute(c).await.map(|r| r.rows_affected()))?;
         if inserted == 0 {
             return tx.rollback().await;
@@ -273,7 +287,14 @@ impl Store {
                 query.execute(c).await.map(drop)
             })?;
         }
-        tx.commit().await
+        for repository in &tagging {
+            tx.search_refresh(repository).await?;
+        }
+        tx.commit().await?;
+        if tagging.len() as i64 == SEARCHED_AT_ONCE {
+            self.search_refresh_tagging(digest).await?;
+        }
+        Ok(())
     }
 
     /// Tensors of a model, as JSON, in the manifest's order: at most `limit`, from the position `from` on.

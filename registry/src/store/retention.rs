@@ -140,6 +140,7 @@ impl Tx {
             .collect();
         self.removals_put(&records).await?;
         self.manifests_mark_untagged(repository, removed.iter().map(|tag| &tag.digest), why.at).await?;
+        self.search_refresh(repository).await?;
         Ok(removed)
     }
 }

@@ -1,5 +1,6 @@
-//! Search over the names of repositories and the facts of their models. Visibility is part of every query, before its
-//! limit and its counts.
+//! Search over the rows of `search`: words, facts of models, and counts of their values. Visibility is part of every query,
+//! before its limit and its counts. What a query reads is bounded: lists are read in the order of an index, or from a set
+//! of results that is known to be small.
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
@@ -9,13 +10,21 @@ use super::models::{ModelColumns, ModelRow};
 use super::{Engine, ListFilter, Store, bigint, on, parse_stored, size};
 use crate::Error;
 
+/// The most repositories that a count has.
+pub(crate) const MAX_COUNT: u64 = 1000;
+/// The most rows whose values are counted.
+const FACET_ROWS: i64 = 4000;
 /// The most values of a facet.
-const MAX_VALUES: i64 = 30;
+const MAX_VALUES: usize = 30;
+/// The most tags of a repository that are counted.
+const MAX_TAGS: i64 = 1000;
 
 /// The conditions of a search; `None` is no condition.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SearchFilter {
-    /// In lower case. Each occurs in the name or among the words of the facts.
+    /// What was typed, in lower case, split at spaces.
+    pub(crate) typed: Vec<String>,
+    /// Each is the beginning of a word of the repository. Empty although something was typed: nothing fits.
     pub(crate) words: Vec<String>,
     /// Also what is not a model.
     pub(crate) everything: bool,
@@ -27,7 +36,27 @@ pub(crate) struct SearchFilter {
     pub(crate) min_parameters: Option<u64>,
     pub(crate) max_parameters: Option<u64>,
     pub(crate) max_size_bytes: Option<u64>,
+    pub(crate) min_context: Option<u64>,
     pub(crate) base: Option<String>,
+}
+
+/// The order of results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SearchOrder {
+    Relevance,
+    Updated,
+    Name,
+    Parameters,
+    Size,
+}
+
+/// How many repositories fit, which decides how they are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Amount {
+    /// At most [`MAX_COUNT`]: all are found, then sorted.
+    Few,
+    /// They are read in the order of an index, until a page is full.
+    Many,
 }
 
 /// The last result of a page.
@@ -38,24 +67,96 @@ pub(crate) struct SearchCursor {
 }
 
 /// A fact whose values are counted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FacetColumn {
     Format,
     Quantization,
     Architecture,
     License,
     Task,
+    /// The values are positions in the ranges of the query.
+    Parameters,
+    Memory,
+    Context,
 }
 
 impl FacetColumn {
+    pub(crate) const ALL: [FacetColumn; 8] = [
+        FacetColumn::Format,
+        FacetColumn::Quantization,
+        FacetColumn::Architecture,
+        FacetColumn::License,
+        FacetColumn::Task,
+        FacetColumn::Parameters,
+        FacetColumn::Memory,
+        FacetColumn::Context,
+    ];
+
+    fn is_range(self) -> bool {
+        matches!(self, FacetColumn::Parameters | FacetColumn::Memory | FacetColumn::Context)
+    }
+
     fn as_str(self) -> &'static str {
         match self {
-            FacetColumn::Format => "m.format",
-            FacetColumn::Quantization => "m.quantization",
-            FacetColumn::Architecture => "m.architecture",
-            FacetColumn::License => "m.license",
-            FacetColumn::Task => "m.task",
+            FacetColumn::Format => "format",
+            FacetColumn::Quantization => "quantization",
+            FacetColumn::Architecture => "architecture",
+            FacetColumn::License => "license",
+            FacetColumn::Task => "task",
+            FacetColumn::Parameters => "parameters",
+            FacetColumn::Memory => "size_bytes",
+            FacetColumn::Context => "context_length",
         }
+    }
+}
+
+/// The least and the most value of each range of a facet.
+pub(crate) type FacetRanges = Vec<(u64, u64)>;
+
+/// The values of a fact, with the number of repositories that have each, most first; those of ranges in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FacetCounts {
+    pub(crate) values: Vec<(String, u64)>,
+    /// There are more repositories than were counted.
+    pub(crate) is_partial: bool,
+}
+
+impl SearchFilter {
+    /// Whether a condition depends on the kind of model.
+    fn has_facts(&self) -> bool {
+        let texts =
+            [&self.format, &self.quantization, &self.architecture, &self.license, &self.task, &self.base];
+        let numbers = [self.min_parameters, self.max_parameters, self.max_size_bytes, self.min_context];
+        texts.into_iter().any(Option::is_some) || numbers.iter().any(Option::is_some)
+    }
+
+    fn has(&self, column: FacetColumn) -> bool {
+        match column {
+            FacetColumn::Format => self.format.is_some(),
+            FacetColumn::Quantization => self.quantization.is_some(),
+            FacetColumn::Architecture => self.architecture.is_some(),
+            FacetColumn::License => self.license.is_some(),
+            FacetColumn::Task => self.task.is_some(),
+            FacetColumn::Parameters => self.min_parameters.is_some() || self.max_parameters.is_some(),
+            FacetColumn::Memory => self.max_size_bytes.is_some(),
+            FacetColumn::Context => self.min_context.is_some(),
+        }
+    }
+
+    /// The filter without its own choice of a fact.
+    fn without(&self, column: FacetColumn) -> SearchFilter {
+        let mut filter = self.clone();
+        match column {
+            FacetColumn::Format => filter.format = None,
+            FacetColumn::Quantization => filter.quantization = None,
+            FacetColumn::Architecture => filter.architecture = None,
+            FacetColumn::License => filter.license = None,
+            FacetColumn::Task => filter.task = None,
+            FacetColumn::Parameters => (filter.min_parameters, filter.max_parameters) = (None, None),
+            FacetColumn::Memory => filter.max_size_bytes = None,
+            FacetColumn::Context => filter.min_context = None,
+        }
+        filter
     }
 }
 
@@ -135,166 +236,343 @@ impl Text {
         }
     }
 
-    /// The conditions on a model `m`, which may be absent.
-    fn conditions(&mut self, filter: &SearchFilter) -> String {
+    /// Keeps SQLite, which knows no statistics, from using an index of this column instead of that of the order.
+    fn unindexed(&self, column: &str, amount: Amount) -> String {
+        match self.is_sqlite && amount == Amount::Many {
+            true => format!("+{column}"),
+            false => column.to_owned(),
+        }
+    }
+
+    /// The conditions on the facts of a model; `ROW.` stands for the row.
+    fn facts(&mut self, filter: &SearchFilter, amount: Amount) -> String {
         let mut all = Vec::new();
         if !filter.everything {
-            all.push("(m.format is null or m.format <> '')".to_owned());
+            all.push("(ROW.format is null or ROW.format <> '')".to_owned());
         }
         for (column, value) in [
-            ("m.format", &filter.format),
-            ("m.quantization", &filter.quantization),
-            ("m.architecture", &filter.architecture),
-            ("m.license", &filter.license),
-            ("m.task", &filter.task),
+            ("ROW.format", &filter.format),
+            ("ROW.quantization", &filter.quantization),
+            ("ROW.architecture", &filter.architecture),
+            ("ROW.license", &filter.license),
+            ("ROW.task", &filter.task),
         ] {
             if let Some(value) = value {
-                all.push(format!("{column} = {}", self.text(value)));
+                all.push(format!("{} = {}", self.unindexed(column, amount), self.text(value)));
             }
         }
-        for (column, limit) in [
-            ("m.parameters >=", filter.min_parameters),
-            ("m.parameters <=", filter.max_parameters),
-            ("m.size_bytes <=", filter.max_size_bytes),
+        for (column, operator, limit) in [
+            ("ROW.parameters", ">=", filter.min_parameters),
+            ("ROW.parameters", "<=", filter.max_parameters),
+            ("ROW.size_bytes", "<=", filter.max_size_bytes),
+            ("ROW.context_length", ">=", filter.min_context),
         ] {
             if let Some(limit) = limit {
-                all.push(format!("{column} {}", self.number(bigint(limit))));
+                all.push(format!(
+                    "{} {operator} {}",
+                    self.unindexed(column, amount),
+                    self.number(bigint(limit))
+                ));
+                // What is unknown fits no limit.
+                all.push(format!("{} >= 0", self.unindexed(column, amount)));
             }
         }
         if let Some(base) = &filter.base {
             let (whole, tagged) = (self.text(format!("\n{base}\n")), self.text(format!("\n{base}:")));
-            let (whole, tagged) = (self.contains("m.bases", &whole), self.contains("m.bases", &tagged));
+            let (whole, tagged) = (self.contains("ROW.bases", &whole), self.contains("ROW.bases", &tagged));
             all.push(format!("({whole} or {tagged})"));
         }
         if all.is_empty() { "1 = 1".to_owned() } else { all.join(" and ") }
     }
 
-    /// The conditions on the words of the repository `r` and of the model `m`.
-    fn words(&mut self, filter: &SearchFilter) -> String {
-        let mut all = vec!["1 = 1".to_owned()];
-        for word in &filter.words {
-            let word = self.text(word);
-            let (name, words) =
-                (self.contains("r.name", &word), self.contains("coalesce(m.words, '')", &word));
-            all.push(format!("({name} or {words})"));
+    /// The conditions on the words of the row `s`.
+    fn words(&mut self, filter: &SearchFilter, amount: Amount) -> String {
+        if filter.typed.is_empty() {
+            return "1 = 1".to_owned();
+        }
+        if filter.words.is_empty() {
+            return "1 = 0".to_owned();
+        }
+        // The words are ASCII letters and digits, so they are no syntax of either engine.
+        let id = self.unindexed("s.id", amount);
+        let mut all = vec![match self.is_sqlite {
+            true => {
+                let words: Vec<String> = filter.words.iter().map(|word| format!("\"{word}\"*")).collect();
+                let words = self.text(words.join(" AND "));
+                format!("{id} in (select rowid from search_words where search_words match {words})")
+            }
+            false => {
+                let words: Vec<String> = filter.words.iter().map(|word| format!("'{word}':*")).collect();
+                let words = self.text(words.join(" & "));
+                format!("{id} in (select id from search_words where words @@ cast({words} as tsquery))")
+            }
+        }];
+        // A namespace, as links to it are written.
+        for part in filter.typed.iter().filter(|part| part.ends_with('/')) {
+            let part = self.text(part);
+            all.push(self.contains("s.repository", &part));
         }
         all.join(" and ")
     }
 
-    /// How close the name of `r` is to the words: the higher, the closer.
-    fn relevance(&mut self, filter: &SearchFilter) -> String {
-        let whole = self.text(filter.words.join("/"));
-        let first = self.text(filter.words.first().cloned().unwrap_or_default());
-        let in_name = self.contains("r.name", &first);
-        let begins = format!("substr(r.name, 1, length({first})) = {first}");
-        let begins_part = {
-            let slashed = self.text(format!("/{}", filter.words.first().cloned().unwrap_or_default()));
-            self.contains("r.name", &slashed)
+    /// All conditions on the row `s`: it is visible, its repository has the words, and of the rows of its repository it
+    /// is the first one with the facts.
+    fn fitting(&mut self, listed: &str, filter: &SearchFilter, amount: Amount) -> String {
+        let (facts, words) = (self.facts(filter, amount), self.words(filter, amount));
+        let first = match filter.has_facts() {
+            true => format!(
+                "s.position = (select min(x.position) from search x where x.repository = s.repository and {})",
+                facts.replace("ROW.", "x.").replace("+x.", "x.")
+            ),
+            false => "s.position = 0".to_owned(),
         };
+        format!("{} and {words} and {first} and {listed}", facts.replace("ROW.", "s."))
+    }
+
+    /// How close the name of `s` is to what was typed: the higher, the closer.
+    fn relevance(&mut self, names: &TypedNames) -> String {
+        let TypedNames { whole, first, .. } = names;
+        let in_name = self.contains("s.repository", first);
+        let begins = format!("substr(s.repository, 1, length({first})) = {first}");
+        let begins_part = self.contains("s.repository", &format!("'/' || {first}"));
         format!(
-            "case when r.name = {whole} or r.name = {first} then 4
+            "case when s.repository in ({whole}, {first}) then 4
                   when {begins} then 3 when {begins_part} then 2 when {in_name} then 1 else 0 end"
         )
     }
 }
 
+/// Parameters: what was typed as a name, its first word, and the end of the names that begin with the first word.
+struct TypedNames {
+    whole: String,
+    first: String,
+    end: String,
+}
+
 impl Store {
-    /// Repositories that fit, at most `limit`, in the order of `sort` after `after`.
+    /// Repositories that fit, at most `limit`, in an order, after `after`.
     pub(crate) async fn search(
         &self,
         visible: &ListFilter,
         filter: &SearchFilter,
-        sort: &str,
+        order: SearchOrder,
+        amount: Amount,
         after: Option<&SearchCursor>,
-        limit: i64,
+        limit: usize,
     ) -> Result<Vec<SearchRow>, Error> {
-        let mut text = self.text_of(visible);
-        let listed = self.is_listed("r.name", 1);
-        let key = match sort {
-            "updated" => "t.updated_at".to_owned(),
-            "parameters" => "coalesce(m.parameters, -1)".to_owned(),
-            "size" => "coalesce(m.size_bytes, -1)".to_owned(),
-            "relevance" => text.relevance(filter),
-            _ => "0".to_owned(),
-        };
-        let (conditions, words) = (text.conditions(filter), text.words(filter));
-        let after = match after {
-            None => "1 = 1".to_owned(),
-            Some(SearchCursor { key, repository }) => {
-                let (key, name) = (text.number(*key), text.text(repository));
-                format!("(sort_key < {key} or (sort_key = {key} and repository > {name}))")
+        if order != SearchOrder::Relevance || amount == Amount::Few {
+            let (statement, text) = self.search_text(visible, filter, order, amount, None, after, limit);
+            let rows: Vec<SearchColumns> = self.run(statement, text).await?;
+            return rows.into_iter().map(SearchRow::try_from).collect();
+        }
+        // The closest names first. The others follow in the order of names.
+        let mut found = Vec::new();
+        for closeness in [Closeness::Same, Closeness::Begins, Closeness::Other] {
+            let key = closeness as i64;
+            // The cursor may come from a page whose results were sorted.
+            let after = match after.map(|after| (Closeness::of(after.key) as i64, after)) {
+                Some((last, _)) if last < key => continue,
+                Some((last, after)) if last == key => Some(after),
+                _ => None,
+            };
+            let left = limit - found.len();
+            let (statement, text) =
+                self.search_text(visible, filter, order, amount, Some(closeness), after, left);
+            let rows: Vec<SearchColumns> = self.run(statement, text).await?;
+            found.extend(rows);
+            if found.len() >= limit {
+                break;
             }
-        };
-        let limit = text.number(limit);
-        let statement = format!(
-            "select * from (
-                 select r.name as repository, t.name as tag, t.digest, t.updated_at,
-                        m.format, m.architecture, m.parameters, m.quantization, m.size_bytes, m.tensor_count, m.problem,
-                        m.facts, (select count(*) from tags c where c.repository = r.name) as tags,
-                        cast({key} as bigint) as sort_key
-                 from repositories r
-                 join tags t on t.repository = r.name and t.name =
-                     (select x.name from tags x left join models m on m.digest = x.digest
-                      where x.repository = r.name and {conditions}
-                      order by case when x.name = 'latest' then 0 else 1 end, x.updated_at desc, x.name limit 1)
-                 left join models m on m.digest = t.digest
-                 where {listed} and {words}) as found
-             where {after} order by sort_key desc, repository limit {limit}"
-        );
-        let rows: Vec<SearchColumns> = self.run(statement, text).await?;
-        rows.into_iter().map(SearchRow::try_from).collect()
+        }
+        found.into_iter().map(SearchRow::try_from).collect()
     }
 
-    /// The number of repositories that fit, up to `limit`.
+    fn search_text(
+        &self,
+        visible: &ListFilter,
+        filter: &SearchFilter,
+        order: SearchOrder,
+        amount: Amount,
+        closeness: Option<Closeness>,
+        after: Option<&SearchCursor>,
+        limit: usize,
+    ) -> (String, Text) {
+        let mut text = self.text_of(visible);
+        let listed = self.is_listed("s.repository", 1);
+        let mut fitting = text.fitting(&listed, filter, amount);
+        let mut names = || TypedNames {
+            whole: text.text(filter.typed.join("/")),
+            first: text.text(filter.typed.first().cloned().unwrap_or_default()),
+            // Follows every character of a name.
+            end: text.text(format!("{}~", filter.typed.first().map_or("", String::as_str))),
+        };
+        let key = match (order, closeness) {
+            (SearchOrder::Name, _) => None,
+            (SearchOrder::Updated, _) => Some("s.updated_at".to_owned()),
+            (SearchOrder::Parameters, _) => Some("s.parameters".to_owned()),
+            (SearchOrder::Size, _) => Some("s.size_bytes".to_owned()),
+            (SearchOrder::Relevance, None) => {
+                let names = names();
+                Some(text.relevance(&names))
+            }
+            (SearchOrder::Relevance, Some(closeness)) => {
+                let TypedNames { whole, first, end } = names();
+                fitting.push_str(&match closeness {
+                    Closeness::Same => format!(" and s.repository in ({whole}, {first})"),
+                    Closeness::Begins => format!(
+                        " and s.repository >= {first} and s.repository < {end} and s.repository not in ({whole}, {first})"
+                    ),
+                    Closeness::Other => format!(
+                        " and substr(s.repository, 1, length({first})) <> {first} and s.repository <> {whole}"
+                    ),
+                });
+                None
+            }
+        };
+        let sort_key = match (&key, closeness) {
+            (Some(key), _) => key.clone(),
+            (None, Some(closeness)) => (closeness as i64).to_string(),
+            (None, None) => "0".to_owned(),
+        };
+        let in_order = match (amount, &key) {
+            (Amount::Few, _) => None,
+            (Amount::Many, Some(key)) => Some(format!("{key} desc, s.repository")),
+            (Amount::Many, None) => Some("s.repository".to_owned()),
+        };
+        let later = match after {
+            None => "1 = 1".to_owned(),
+            Some(after) => {
+                let (number, name) = (text.number(after.key), text.text(&after.repository));
+                match (&in_order, &key) {
+                    (None, _) => {
+                        format!("sort_key <= {number} and (sort_key < {number} or repository > {name})")
+                    }
+                    (Some(_), None) => format!("s.repository > {name}"),
+                    (Some(_), Some(key)) => {
+                        format!("{key} <= {number} and ({key} < {number} or s.repository > {name})")
+                    }
+                }
+            }
+        };
+        let row = format!(
+            "select s.repository, s.tag, s.digest, s.updated_at, cast({sort_key} as bigint) as sort_key
+             from search s where {fitting}"
+        );
+        let found = match in_order {
+            None => format!(
+                "with found as materialized ({row})
+                 select * from found where {later} order by sort_key desc, repository limit {limit}"
+            ),
+            Some(in_order) => format!("{row} and {later} order by {in_order} limit {limit}"),
+        };
+        let statement = format!(
+            "select f.*, m.format, m.architecture, m.parameters, m.quantization, m.size_bytes, m.tensor_count, m.problem, m.facts,
+                    (select count(*) from (select 1 from tags c where c.repository = f.repository limit {MAX_TAGS}) few) as tags
+             from ({found}) f left join models m on m.digest = f.digest
+             order by f.sort_key desc, f.repository"
+        );
+        (statement, text)
+    }
+
+    /// The number of repositories that fit, up to [`MAX_COUNT`] and one.
     pub(crate) async fn search_count(
         &self,
         visible: &ListFilter,
         filter: &SearchFilter,
-        limit: u64,
     ) -> Result<u64, Error> {
-        let mut text = self.text_of(visible);
-        let from = self.fitting(filter, &mut text);
-        let limit = text.number(bigint(limit));
-        let rows: Vec<(i64,)> = self
-            .run(format!("select count(*) from (select distinct r.name {from} limit {limit}) as f"), text)
-            .await?;
+        let (statement, text) = self.search_count_text(visible, filter);
+        let rows: Vec<(i64,)> = self.run(statement, text).await?;
         size(rows.first().map_or(0, |(count,)| *count))
     }
 
-    /// The values of a fact among the repositories that fit, with the number of repositories that have each, most
-    /// first. At most `limit` pairs are counted.
-    pub(crate) async fn search_facet(
+    fn search_count_text(&self, visible: &ListFilter, filter: &SearchFilter) -> (String, Text) {
+        let mut text = self.text_of(visible);
+        let listed = self.is_listed("s.repository", 1);
+        let fitting = text.fitting(&listed, filter, Amount::Few);
+        let limit = MAX_COUNT + 1;
+        (format!("select count(*) from (select 1 from search s where {fitting} limit {limit}) as f"), text)
+    }
+
+    /// The values of facts among the repositories that fit, each fact without the filter's own choice of it. Of
+    /// many repositories, those that changed last are counted.
+    pub(crate) async fn search_facets(
         &self,
         visible: &ListFilter,
         filter: &SearchFilter,
-        column: FacetColumn,
-        limit: u64,
-    ) -> Result<Vec<(String, u64)>, Error> {
-        let mut text = self.text_of(visible);
-        let from = self.fitting(filter, &mut text);
-        let limit = text.number(bigint(limit));
-        let column = column.as_str();
-        let rows: Vec<(String, i64)> = self
-            .run(
-                format!(
-                    "select value, count(*) as n from
-                         (select distinct r.name, {column} as value {from} and {column} <> '' limit {limit}) as f
-                     group by value order by n desc, value limit {MAX_VALUES}"
-                ),
-                text,
-            )
-            .await?;
-        rows.into_iter().map(|(value, count)| Ok((value, size(count)?))).collect()
+        ranges: &[(FacetColumn, FacetRanges)],
+        amount: Amount,
+    ) -> Result<Vec<(FacetColumn, FacetCounts)>, Error> {
+        let (chosen, others): (Vec<FacetColumn>, Vec<FacetColumn>) =
+            FacetColumn::ALL.into_iter().partition(|column| filter.has(*column));
+        let mut groups = vec![(filter.clone(), others)];
+        groups.extend(chosen.into_iter().map(|column| (filter.without(column), vec![column])));
+        let mut facets = Vec::new();
+        for (at, (filter, columns)) in groups.into_iter().enumerate() {
+            // Without a condition there may be more.
+            let amount = if at > 0 { Amount::Many } else { amount };
+            let (statement, text) = self.search_facets_text(visible, &filter, &columns, ranges, amount);
+            let rows: Vec<(String, String, i64)> = self.run(statement, text).await?;
+            let counted = rows.iter().find(|(fact, ..)| fact.is_empty()).map_or(0, |(_, _, count)| *count);
+            for column in columns {
+                let mine = rows.iter().filter(|(fact, ..)| fact == column.as_str());
+                let values: Result<Vec<(String, u64)>, Error> =
+                    mine.map(|(_, value, count)| Ok((value.clone(), size(*count)?))).collect();
+                let mut values = values?;
+                match column.is_range() {
+                    true => values.sort_by_key(|(value, _)| value.parse::<usize>().ok()),
+                    false => values.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0))),
+                }
+                values.truncate(MAX_VALUES);
+                facets.push((column, FacetCounts { values, is_partial: counted >= FACET_ROWS }));
+            }
+        }
+        facets.sort_by_key(|(column, _)| *column);
+        Ok(facets)
     }
 
-    /// All pairs of a repository and a tag that fit.
-    fn fitting(&self, filter: &SearchFilter, text: &mut Text) -> String {
-        let listed = self.is_listed("r.name", 1);
-        let (conditions, words) = (text.conditions(filter), text.words(filter));
-        format!(
-            "from repositories r join tags t on t.repository = r.name left join models m on m.digest = t.digest
-             where {listed} and {conditions} and {words}"
-        )
+    fn search_facets_text(
+        &self,
+        visible: &ListFilter,
+        filter: &SearchFilter,
+        columns: &[FacetColumn],
+        ranges: &[(FacetColumn, FacetRanges)],
+        amount: Amount,
+    ) -> (String, Text) {
+        let mut text = self.text_of(visible);
+        let listed = self.is_listed("s.repository", 1);
+        // Many rows fit most of the time, so they are soon found in the order of time, except those with words.
+        let amount = if filter.typed.is_empty() { amount } else { Amount::Few };
+        let order = match amount {
+            Amount::Few => "",
+            Amount::Many => " order by s.updated_at desc, s.repository",
+        };
+        let (facts, words) = (text.facts(filter, amount), text.words(filter, amount));
+        let facts = facts.replace("ROW.", "s.");
+        let mut counts = vec!["select '' as fact, '' as value, count(*) as n from fit".to_owned()];
+        for column in columns {
+            let name = column.as_str();
+            match ranges.iter().find(|(other, _)| other == column) {
+                Some((_, ranges)) => counts.extend(ranges.iter().enumerate().map(|(at, (least, most))| {
+                    let (least, most) = (bigint(*least), bigint(*most));
+                    format!(
+                        "select '{name}', '{at}', count(distinct repository) from fit where {name} between {least} and {most}"
+                    )
+                })),
+                None if column.is_range() => {}
+                None => counts.push(format!(
+                    "select '{name}', {name}, count(distinct repository) from fit where {name} <> '' group by {name}"
+                )),
+            }
+        }
+        let statement = format!(
+            "with fit as materialized (
+                 select s.repository, s.format, s.quantization, s.architecture, s.license, s.task, s.parameters, s.size_bytes,
+                        s.context_length
+                 from search s where {facts} and {words} and {listed}{order} limit {FACET_ROWS})
+             {}",
+            counts.join(" union all ")
+        );
+        (statement, text)
     }
 
     /// A text whose first four parameters are those of the visibility.
@@ -318,7 +596,8 @@ impl Store {
         // The statement contains placeholders in the place of what callers have sent.
         let statement = AssertSqlSafe(statement);
         Ok(on!(self.read(), c => {
-            let mut query = sqlx::query_as(statement);
+            // Planned for its parameters each time: Postgres's plan for any parameters is slower.
+            let mut query = sqlx::query_as(statement).persistent(false);
             for parameter in text.parameters {
                 query = match parameter {
                     Parameter::Text(value) => query.bind(value),
@@ -329,3 +608,25 @@ impl Store {
         })?)
     }
 }
+
+/// How close a name is to what was typed, as a key of the order of many results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closeness {
+    Same = 4,
+    Begins = 3,
+    Other = 0,
+}
+
+impl Closeness {
+    fn of(key: i64) -> Closeness {
+        match key {
+            4.. => Closeness::Same,
+            3 => Closeness::Begins,
+            _ => Closeness::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "search_tests.rs"]
+mod tests;

@@ -77,6 +77,7 @@ impl Tx {
                 "update manifests set untagged_at = $3 where repository = $1 and digest = $2")
                 .bind(repository.as_str()).bind(left.as_str()).bind(now).execute(c).await.map(drop))?;
         }
+        self.search_refresh(repository).await?;
         Ok(before)
     }
 
@@ -93,6 +94,7 @@ impl Tx {
         let Some((digest,)) = row else { return Ok(None) };
         let digest = parse_stored("digest", &digest)?;
         self.removal_put_tag(repository, tag.as_str(), &digest, why).await?;
+        self.search_refresh(repository).await?;
         Ok(Some(digest))
     }
 }

@@ -40,6 +40,12 @@ pub(crate) const MOVED: &[&str] = &[
 #[cfg(test)]
 const NOT_MOVED: &[&str] = &[
     "blobs",
+    "search",
+    "search_words",
+    "search_words_config",
+    "search_words_data",
+    "search_words_docsize",
+    "search_words_idx",
     "tombstones",
     "uploads",
     "workers",

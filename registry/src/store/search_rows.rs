@@ -1,0 +1,241 @@
+//! The rows of the search, which follow from tags and models. Each change of a repository's tags, and each manifest that
+//! was read as a model, rewrites the rows of its repositories in the same transaction. `jobs::refresh_search` finds rows
+//! that are missing or outdated: after an upgrade, or if a replica of an earlier version has moved a tag.
+
+use std::collections::{BTreeSet, HashSet};
+
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
+use sqlx::AssertSqlSafe;
+
+use super::words::{add_name_words, add_text_words};
+use super::{Engine, Store, Tx, digest_list, on, parse_stored, placeholders};
+use crate::Error;
+
+/// Of a repository with more tags, the search knows `latest` and those that were moved last.
+const MAX_TAGS: i64 = 64;
+/// The most kinds of models of a repository.
+const MAX_KINDS: usize = 16;
+/// The most words of a repository.
+const MAX_WORDS: usize = 4000;
+/// How many repositories a transaction of the job rewrites.
+const REPOSITORIES_AT_ONCE: usize = 32;
+
+const COLUMNS: &str = "repository, position, id, tag, digest, updated_at, newest_at, created_at, indexed_at, format, architecture,
+    quantization, license, task, parameters, size_bytes, context_length, bases";
+const PLACES: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+
+#[derive(Clone, Debug, PartialEq, Eq, sqlx_macros::FromRow)]
+struct SearchColumns {
+    repository: String,
+    position: i64,
+    id: i64,
+    tag: String,
+    digest: String,
+    updated_at: i64,
+    newest_at: i64,
+    created_at: i64,
+    indexed_at: i64,
+    format: Option<String>,
+    architecture: Option<String>,
+    quantization: Option<String>,
+    license: Option<String>,
+    task: Option<String>,
+    parameters: i64,
+    size_bytes: i64,
+    context_length: i64,
+    bases: Option<String>,
+}
+
+impl SearchColumns {
+    /// Models come before other content, and content that was not read yet may be one.
+    fn is_model(&self) -> bool {
+        self.format.as_deref() != Some("")
+    }
+}
+
+/// What a replica of an earlier version leaves outdated: the rows of `n.name`.
+const IS_STALE: &str = "(coalesce((select max(t.updated_at) from tags t where t.repository = n.name), -1)
+         <> coalesce((select s.newest_at from search s where s.repository = n.name and s.position = 0), -1)
+     or exists (select 1 from search s join models m on m.digest = s.digest
+                where s.repository = n.name and m.indexed_at <> s.indexed_at))";
+
+impl Store {
+    /// Repositories with a tag on this manifest, at most `limit`.
+    pub(super) async fn repositories_tagging(
+        &self,
+        digest: &Digest,
+        limit: i64,
+    ) -> Result<Vec<Repository>, Error> {
+        let rows: Vec<(String,)> = on!(self.write(), c => sqlx::query_as(
+            "select distinct repository from tags where digest = $1 order by repository limit $2")
+            .bind(digest.as_str()).bind(limit).fetch_all(c).await)?;
+        rows.into_iter().map(|(name,)| parse_stored("repository", &name)).collect()
+    }
+
+    /// Rewrites the outdated rows of all repositories with a tag on this manifest.
+    pub(crate) async fn search_refresh_tagging(&self, digest: &Digest) -> Result<(), Error> {
+        let mut after = String::new();
+        loop {
+            let rows: Vec<(String,)> = on!(self.write(), c => sqlx::query_as(
+                "select distinct t.repository from tags t join models m on m.digest = t.digest
+                 left join search s on s.repository = t.repository and s.digest = t.digest
+                 where t.digest = $1 and t.repository > $2 and coalesce(s.indexed_at, -1) <> m.indexed_at
+                 order by t.repository limit $3")
+                .bind(digest.as_str()).bind(&after).bind(REPOSITORIES_AT_ONCE as i64).fetch_all(c).await)?;
+            let Some((last,)) = rows.last() else { return Ok(()) };
+            after.clone_from(last);
+            let outdated: Result<Vec<Repository>, Error> =
+                rows.into_iter().map(|(name,)| parse_stored("repository", &name)).collect();
+            self.search_refresh_all(&outdated?).await?;
+        }
+    }
+
+    /// Looks at the next `limit` repositories after `after`. Returns those whose rows are outdated, and the last one;
+    /// `None` at the end.
+    pub(crate) async fn search_stale(
+        &self,
+        after: &str,
+        limit: i64,
+    ) -> Result<(Vec<Repository>, Option<String>), Error> {
+        let text = AssertSqlSafe(format!(
+            "select n.name, {IS_STALE} as is_stale
+             from (select name from repositories where name > $1
+                   union select repository as name from search where repository > $1 order by name limit $2) n
+             order by n.name"
+        ));
+        let rows: Vec<(String, bool)> = on!(self.read(), c => sqlx::query_as(text)
+            .bind(after).bind(limit).fetch_all(c).await)?;
+        let last = rows.last().map(|(name, _)| name.clone());
+        let stale = rows.into_iter().filter(|(_, is_stale)| *is_stale);
+        let stale: Result<_, Error> = stale.map(|(name, _)| parse_stored("repository", &name)).collect();
+        Ok((stale?, last))
+    }
+
+    /// Rewrites the rows of repositories, some in each transaction.
+    pub(crate) async fn search_refresh_all(&self, repositories: &[Repository]) -> Result<(), Error> {
+        for some in repositories.chunks(REPOSITORIES_AT_ONCE) {
+            let mut tx = self.begin().await?;
+            tx.repositories_lock(some).await?;
+            for repository in some {
+                tx.search_refresh(repository).await?;
+            }
+            tx.commit().await?;
+        }
+        Ok(())
+    }
+}
+
+impl Tx {
+    /// Rewrites the rows of a repository if they changed. The repository is locked.
+    pub(super) async fn search_refresh(&mut self, repository: &Repository) -> Result<(), Error> {
+        let text =
+            AssertSqlSafe(format!("select {COLUMNS} from search where repository = $1 order by position"));
+        let before: Vec<SearchColumns> = on!(self.conn(), c => sqlx::query_as(text)
+            .bind(repository.as_str()).fetch_all(c).await)?;
+        let text = AssertSqlSafe(format!(
+            "select t.repository, cast(0 as bigint) as position, cast(0 as bigint) as id, t.name as tag, t.digest, t.updated_at,
+                    cast(0 as bigint) as newest_at, r.created_at, coalesce(m.indexed_at, 0) as indexed_at,
+                    m.format, m.architecture, m.quantization, m.license, m.task, coalesce(m.parameters, -1) as parameters,
+                    coalesce(m.size_bytes, -1) as size_bytes, coalesce(m.context_length, -1) as context_length, m.bases
+             from (select * from (select repository, name, digest, updated_at from tags
+                                  where repository = $1 order by updated_at desc, name limit {MAX_TAGS}) newest
+                   union select repository, name, digest, updated_at from tags
+                   where repository = $1 and name = 'latest') t
+             join repositories r on r.name = t.repository left join models m on m.digest = t.digest
+             order by case when t.name = 'latest' then 0 else 1 end, t.updated_at desc, t.name"
+        ));
+        let mut tagged: Vec<SearchColumns> = on!(self.conn(), c => sqlx::query_as(text)
+            .bind(repository.as_str()).fetch_all(c).await)?;
+        let newest_at = tagged.iter().map(|row| row.updated_at).max().unwrap_or_default();
+        tagged.sort_by_key(|row| !row.is_model());
+        let mut kinds = HashSet::new();
+        tagged.retain(|row| kinds.insert((row.format.clone(), row.quantization.clone())));
+        tagged.truncate(MAX_KINDS);
+        let mut rows = tagged;
+        let id = match before.first() {
+            Some(row) => row.id,
+            None if rows.is_empty() => return Ok(()),
+            None => self.search_id().await?,
+        };
+        for (at, row) in rows.iter_mut().enumerate() {
+            (row.position, row.id, row.newest_at) = (at as i64, id, newest_at);
+        }
+        if rows == before {
+            return Ok(());
+        }
+        let sources = |rows: &[SearchColumns]| -> Vec<(String, i64)> {
+            rows.iter().map(|row| (row.digest.clone(), row.indexed_at)).collect()
+        };
+        if sources(&rows) != sources(&before) {
+            self.search_words_replace(repository, id, &rows).await?;
+        }
+        on!(self.conn(), c => sqlx::query("delete from search where repository = $1")
+            .bind(repository.as_str()).execute(c).await.map(drop))?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let text = format!("insert into search ({COLUMNS}) values {}", placeholders(rows.len(), PLACES, 1));
+        on!(self.conn(), c => {
+            let mut query = sqlx::query(AssertSqlSafe(text));
+            for row in rows {
+                query = query.bind(row.repository).bind(row.position).bind(row.id).bind(row.tag).bind(row.digest)
+                    .bind(row.updated_at).bind(row.newest_at).bind(row.created_at).bind(row.indexed_at)
+                    .bind(row.format).bind(row.architecture).bind(row.quantization).bind(row.license).bind(row.task)
+                    .bind(row.parameters).bind(row.size_bytes).bind(row.context_length).bind(row.bases);
+            }
+            query.execute(c).await.map(drop)
+        })?;
+        Ok(())
+    }
+
+    /// A number for the words of a repository.
+    async fn search_id(&mut self) -> Result<i64, Error> {
+        let text = match self.0 {
+            // The transaction is the only writer.
+            Engine::Sqlite(_) => "select coalesce(max(id), 0) + 1 from search",
+            Engine::Postgres(_) => "select nextval('search_words_ids')",
+        };
+        let (id,): (i64,) = on!(self.conn(), c => sqlx::query_as(text).fetch_one(c).await)?;
+        Ok(id)
+    }
+
+    /// Replaces the words of a repository by those of its name and of these rows; without rows it has none.
+    async fn search_words_replace(
+        &mut self,
+        repository: &Repository,
+        id: i64,
+        rows: &[SearchColumns],
+    ) -> Result<(), Error> {
+        let (delete, insert) = match self.0 {
+            Engine::Sqlite(_) => (
+                "delete from search_words where rowid = $1",
+                "insert into search_words (rowid, words) values ($1, $2)",
+            ),
+            Engine::Postgres(_) => (
+                "delete from search_words where id = $1",
+                "insert into search_words (id, words) values ($1, cast($2 as tsvector))",
+            ),
+        };
+        on!(self.conn(), c => sqlx::query(delete).bind(id).execute(c).await.map(drop))?;
+        let Some(first) = rows.first() else { return Ok(()) };
+        let digests: Result<Vec<Digest>, Error> =
+            rows.iter().map(|row| parse_stored("digest", &row.digest)).collect();
+        let digests = digests?;
+        // The card of the row that represents the repository.
+        let texts: Vec<(Option<String>, Option<String>)> = on!(self.conn(), c => sqlx::query_as(
+            "select words, case when digest = $2 then card_words end as card_words from models
+             where digest in (select value from json_each($1)) order by digest")
+            .bind(digest_list(&digests)).bind(&first.digest).fetch_all(c).await)?;
+        let mut words = BTreeSet::new();
+        add_name_words(&mut words, repository.as_str());
+        for (text, _) in &texts {
+            add_text_words(&mut words, text.as_deref().unwrap_or_default(), MAX_WORDS);
+        }
+        let card = texts.iter().filter_map(|(_, card)| card.as_deref()).flat_map(str::split_whitespace);
+        words.extend(card.take(MAX_WORDS).map(str::to_owned));
+        let words: Vec<String> = words.into_iter().collect();
+        on!(self.conn(), c => sqlx::query(insert).bind(id).bind(words.join(" ")).execute(c).await.map(drop))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,376 @@
+//! The search on both engines: the same results in the same order, rows that follow every change, and bounded plans.
+
+use url::Url;
+
+use super::*;
+use crate::auth::Visibility;
+use crate::store::manifests::NewManifest;
+use crate::store::removals::{RemovalCause, RemovalReason};
+use crate::store::{FactsRow, query_words};
+
+async fn each_store(test: impl AsyncFn(Store)) {
+    let folder = tempfile::tempdir().unwrap();
+    let sqlite: Url = format!("sqlite:{}", folder.path().join("x.db").display()).parse().unwrap();
+    for url in [Some(sqlite), crate::store::postgres_for_test().await].into_iter().flatten() {
+        test(Store::open(Some(&url), folder.path()).await.unwrap()).await;
+    }
+}
+
+/// A kind of model, which decides its facts.
+#[derive(Clone, Copy, Debug)]
+struct Model {
+    format: &'static str,
+    quantization: &'static str,
+    parameters: u64,
+    words: &'static str,
+}
+
+const SAFE: Model =
+    Model { format: "safetensors", quantization: "BF16", parameters: 7_000_000_000, words: "" };
+const SMALL: Model = Model { format: "gguf", quantization: "Q4_K_M", parameters: 7_000_000_000, words: "" };
+
+fn digest_of(seed: &str) -> Digest {
+    Digest::sha256(seed.as_bytes())
+}
+
+/// Stores a manifest whose content is `seed`, and moves a tag to it.
+async fn push(store: &Store, repository: &str, tag: &str, seed: &str) {
+    let (repository, digest): (Repository, Digest) = (repository.parse().unwrap(), digest_of(seed));
+    let mut tx = store.begin().await.unwrap();
+    tx.blob_insert(&digest, seed.len() as u64, digest.as_str(), None).await.unwrap();
+    tx.link(&repository, &digest, 0).await.unwrap();
+    tx.repository_lock_or_create(&repository).await.unwrap();
+    let new =
+        NewManifest { digest: &digest, media_type: "type", artifact_type: None, bytes: seed.as_bytes() };
+    tx.manifest_insert(&repository, new).await.unwrap();
+    tx.tag_put(&repository, &tag.parse().unwrap(), &digest, "server").await.unwrap();
+    tx.commit().await.unwrap();
+}
+
+/// Records what a manifest is, as the index job does.
+async fn index(store: &Store, seed: &str, model: Model, card: &str) {
+    let row = ModelRow {
+        format: model.format.to_owned(),
+        architecture: Some("llama".to_owned()),
+        parameters: Some(model.parameters),
+        quantization: Some(model.quantization.to_owned()),
+        size_bytes: model.parameters,
+        tensor_count: 1,
+        problem: None,
+    };
+    let facts = FactsRow {
+        json: "{}".to_owned(),
+        license: Some("MIT".to_owned()),
+        task: None,
+        context_length: Some(8192),
+        words: model.words.to_owned(),
+        card_words: card.to_owned(),
+        bases: None,
+    };
+    store.model_put(&digest_of(seed), &row, &facts, &[]).await.unwrap();
+}
+
+async fn untag(store: &Store, repository: &str, tag: &str) {
+    let repository: Repository = repository.parse().unwrap();
+    let why =
+        RemovalCause { reason: RemovalReason::Deleted, actor: "server".to_owned(), at: 1, undo_until: 1 };
+    let mut tx = store.begin().await.unwrap();
+    tx.repository_lock(&repository).await.unwrap();
+    tx.tag_delete(&repository, &tag.parse().unwrap(), &why).await.unwrap();
+    tx.commit().await.unwrap();
+}
+
+fn typed(text: &str) -> SearchFilter {
+    let typed = text.to_lowercase().split_whitespace().map(str::to_owned).collect();
+    SearchFilter { typed, words: query_words(text), ..SearchFilter::default() }
+}
+
+/// All results, in pages of two, read in both ways.
+async fn find(store: &Store, visible: &ListFilter, filter: &SearchFilter, order: SearchOrder) -> Vec<String> {
+    let mut both = Vec::new();
+    for amount in [Amount::Few, Amount::Many] {
+        let (mut all, mut after) = (Vec::new(), None);
+        loop {
+            let rows = store.search(visible, filter, order, amount, after.as_ref(), 2).await.unwrap();
+            let Some(last) = rows.last() else { break };
+            after = Some(SearchCursor { key: last.sort_key, repository: last.repository.to_string() });
+            all.extend(rows.iter().map(|row| format!("{}:{}", row.repository, row.tag)));
+        }
+        both.push(all);
+    }
+    assert_eq!(both[0], both[1], "{filter:?} {order:?}");
+    let count = store.search_count(visible, filter).await.unwrap();
+    assert_eq!(count, both[0].len() as u64, "{filter:?}");
+    both.remove(0)
+}
+
+async fn names(store: &Store, text: &str) -> Vec<String> {
+    find(store, &ListFilter::All, &typed(text), SearchOrder::Relevance).await
+}
+
+#[tokio::test]
+async fn words_find_the_same_on_both_engines() {
+    each_store(async |store: Store| {
+        for (repository, words, card) in [
+            ("team/qwen2.5-7b", "chat apache-2.0", "fluent answers"),
+            ("qwen/tiny", "größe 日本語", ""),
+            ("other/qwen", "code and not near", "answers"),
+            ("alpha", "", ""),
+        ] {
+            push(&store, repository, "latest", repository).await;
+            index(&store, repository, Model { words, ..SAFE }, card).await;
+        }
+        for (query, expect) in [
+            ("qwen", vec!["qwen/tiny", "other/qwen", "team/qwen2.5-7b"]),
+            ("qwen2", vec!["team/qwen2.5-7b"]),
+            ("QWEN2.5 7B", vec!["team/qwen2.5-7b"]),
+            ("qwen25", vec!["team/qwen2.5-7b"]),
+            ("answ", vec!["other/qwen", "team/qwen2.5-7b"]),
+            ("gro", vec!["qwen/tiny"]),
+            ("GRÖ", vec!["qwen/tiny"]),
+            ("本", vec!["qwen/tiny"]),
+            ("team/", vec!["team/qwen2.5-7b"]),
+            ("other/qwen", vec!["other/qwen"]),
+            ("wen", vec![]),
+            // Syntax of the engines is text.
+            ("near", vec!["other/qwen"]),
+            ("NOT near", vec!["other/qwen"]),
+            ("\"qwen\" AND (code*)", vec!["other/qwen"]),
+            ("qwen OR alpha", vec![]),
+            ("words:qwen", vec![]),
+            ("al* :* & | ! ' \\ -", vec!["alpha"]),
+            ("'; drop table search; --", vec![]),
+            ("%_\"'*()^{}", vec![]),
+        ] {
+            let expect: Vec<String> = expect.iter().map(|name| format!("{name}:latest")).collect();
+            assert_eq!(names(&store, query).await, expect, "{query}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_result_is_the_kind_that_fits() {
+    each_store(async |store: Store| {
+        push(&store, "team/a", "latest", "a16").await;
+        push(&store, "team/a", "q4", "a4").await;
+        push(&store, "team/b", "v1", "b").await;
+        push(&store, "team/image", "latest", "image").await;
+        push(&store, "team/new", "latest", "new").await;
+        index(&store, "a16", SAFE, "").await;
+        index(&store, "a4", Model { parameters: 1_000_000_000, ..SMALL }, "").await;
+        index(&store, "b", SMALL, "").await;
+        index(&store, "image", Model { format: "", ..SAFE }, "").await;
+        let find =
+            async |filter: SearchFilter| find(&store, &ListFilter::All, &filter, SearchOrder::Name).await;
+        let all = SearchFilter::default();
+        assert_eq!(find(all.clone()).await, ["team/a:latest", "team/b:v1", "team/new:latest"]);
+        let everything = SearchFilter { everything: true, ..all.clone() };
+        assert_eq!(find(everything).await.len(), 4);
+        let gguf = SearchFilter { format: Some("gguf".to_owned()), ..all.clone() };
+        assert_eq!(find(gguf.clone()).await, ["team/a:q4", "team/b:v1"]);
+        let small = SearchFilter { max_size_bytes: Some(2_000_000_000), ..all.clone() };
+        assert_eq!(find(small.clone()).await, ["team/a:q4"]);
+        let both = SearchFilter { quantization: Some("BF16".to_owned()), ..small };
+        assert_eq!(find(both).await, Vec::<String>::new());
+        let long = SearchFilter { min_context: Some(8193), ..all.clone() };
+        assert_eq!(find(long).await, Vec::<String>::new());
+        // The counts of a facet are those of the lists that its values lead to.
+        let ranges = [(FacetColumn::Memory, vec![(0, 2_000_000_000), (0, 9_000_000_000)])];
+        let facets = store.search_facets(&ListFilter::All, &gguf, &ranges, Amount::Few).await.unwrap();
+        let values = |column: FacetColumn| {
+            facets
+                .iter()
+                .find(|(other, _)| *other == column)
+                .map(|(_, counts)| counts.values.clone())
+                .unwrap()
+        };
+        let pair = |value: &str, count: u64| (value.to_owned(), count);
+        assert_eq!(values(FacetColumn::Format), [pair("gguf", 2), pair("safetensors", 1)]);
+        assert_eq!(values(FacetColumn::Quantization), [pair("Q4_K_M", 2)]);
+        assert_eq!(values(FacetColumn::Memory), [pair("0", 1), pair("1", 2)]);
+        // A tag that moves, and one that is deleted.
+        untag(&store, "team/a", "q4").await;
+        assert_eq!(find(gguf.clone()).await, ["team/b:v1"]);
+        push(&store, "team/b", "v1", "a16").await;
+        assert_eq!(find(gguf).await, Vec::<String>::new());
+        untag(&store, "team/b", "v1").await;
+        assert_eq!(find(all).await, ["team/a:latest", "team/new:latest"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn hidden_repositories_are_in_no_result_and_no_count() {
+    each_store(async |store: Store| {
+        for repository in ["open/a", "open/secret", "closed/b"] {
+            push(&store, repository, "latest", repository).await;
+            index(&store, repository, Model { words: "shared", ..SAFE }, "").await;
+        }
+        let mut tx = store.begin().await.unwrap();
+        tx.visibility_put(&"open/*".parse().unwrap(), Visibility::Public).await.unwrap();
+        tx.visibility_put(&"open/secret".parse().unwrap(), Visibility::Private).await.unwrap();
+        tx.commit().await.unwrap();
+        let visible = ListFilter::Readable {
+            visibility: Visibility::Public,
+            subjects: Vec::new(),
+            targets: Vec::new(),
+        };
+        for text in ["", "shared", "secret", "closed/"] {
+            let shown = find(&store, &visible, &typed(text), SearchOrder::Name).await;
+            let expect: &[&str] = if ["", "shared"].contains(&text) { &["open/a:latest"] } else { &[] };
+            assert_eq!(shown, expect, "{text}");
+            for amount in [Amount::Few, Amount::Many] {
+                let facets = store.search_facets(&visible, &typed(text), &[], amount).await.unwrap();
+                let sum: u64 = facets.iter().flat_map(|(_, counts)| &counts.values).map(|(_, n)| n).sum();
+                // Format, quantisation, architecture and licence.
+                assert_eq!(sum, 4 * expect.len() as u64, "{text}");
+            }
+        }
+        assert_eq!(
+            find(&store, &ListFilter::None, &typed(""), SearchOrder::Name).await,
+            Vec::<String>::new()
+        );
+    })
+    .await;
+}
+
+/// The rows, without the number of the words, and what the words of each repository find.
+async fn contents(store: &Store) -> Vec<String> {
+    let rows: Vec<(String, i64, String, String, i64, i64, i64)> = on!(store.read(), c => sqlx::query_as(
+        "select repository, position, tag, digest, updated_at, newest_at, indexed_at from search order by repository, position")
+        .fetch_all(c).await)
+    .unwrap();
+    let mut all: Vec<String> = rows.iter().map(|row| format!("{row:?}")).collect();
+    for word in ["r0", "r1", "r2", "one", "two", "three", "card"] {
+        let everything = SearchFilter { everything: true, ..typed(word) };
+        all.push(format!("{word} {:?}", find(store, &ListFilter::All, &everything, SearchOrder::Name).await));
+    }
+    let count: (i64,) =
+        on!(store.read(), c => sqlx::query_as("select count(*) from search_words").fetch_one(c).await)
+            .unwrap();
+    all.push(count.0.to_string());
+    all
+}
+
+/// After random changes, the rows are those that a rebuild from tags and models gives.
+#[tokio::test]
+async fn rows_follow_every_change() {
+    each_store(async |store: Store| {
+        let mut seed = 7_u64;
+        let mut draw = |limit: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % limit
+        };
+        for _ in 0..60 {
+            let repository = format!("team/r{}", draw(3));
+            let tag = ["latest", "v1", "v2"][draw(3) as usize];
+            let manifest = format!("m{}", draw(5));
+            match draw(4) {
+                0 => untag(&store, &repository, tag).await,
+                1 => {
+                    let words = ["one", "two", "three"][draw(3) as usize];
+                    let format = ["gguf", "safetensors", ""][draw(3) as usize];
+                    index(&store, &manifest, Model { format, words, ..SMALL }, "card").await;
+                }
+                _ => push(&store, &repository, tag, &manifest).await,
+            }
+        }
+        let followed = contents(&store).await;
+        // What an earlier version leaves: rows that are missing, outdated, or of repositories without tags.
+        for text in [
+            "delete from search where repository = 'team/r1'",
+            "update search set indexed_at = 1, newest_at = 1 where repository = 'team/r2'",
+            "delete from search_words where 1 = 1",
+            "delete from search where repository = 'team/r0'",
+        ] {
+            let text = match (text.contains("search_words"), store.read()) {
+                (true, Engine::Sqlite(_)) => "delete from search_words where rowid > 0",
+                _ => text,
+            };
+            on!(store.write(), c => sqlx::query(text).execute(c).await.map(drop)).unwrap();
+        }
+        let (stale, last) = store.search_stale("", 100).await.unwrap();
+        assert!(!stale.is_empty() && last.is_some());
+        // Interrupted after the first one, and done twice.
+        store.search_refresh_all(&stale[..1]).await.unwrap();
+        let (left, _) = store.search_stale("", 100).await.unwrap();
+        assert_eq!(left.len(), stale.len() - 1);
+        store.search_refresh_all(&stale).await.unwrap();
+        store.search_refresh_all(&stale).await.unwrap();
+        assert!(store.search_stale("", 100).await.unwrap().0.is_empty());
+        assert_eq!(contents(&store).await, followed);
+    })
+    .await;
+}
+
+/// SQLite's plan of a statement, a step in each line.
+async fn plan(store: &Store, statement: &str, text: Text) -> String {
+    let Engine::Sqlite(read) = store.read() else { panic!("SQLite") };
+    let mut query = sqlx::query_as(AssertSqlSafe(format!("explain query plan {statement}")));
+    for parameter in text.parameters {
+        query = match parameter {
+            Parameter::Text(value) => query.bind(value),
+            Parameter::Number(value) => query.bind(value),
+        };
+    }
+    let steps: Vec<(i64, i64, i64, String)> = query.fetch_all(read).await.unwrap();
+    steps.into_iter().map(|(.., step)| step + "\n").collect()
+}
+
+#[tokio::test]
+async fn plans_use_indexes() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(None, folder.path()).await.unwrap();
+    let visible = ListFilter::All;
+    let quantized = SearchFilter { quantization: Some("Q8_0".to_owned()), ..SearchFilter::default() };
+    let no_scan = |plan: &str| {
+        for step in plan.lines() {
+            let is_bounded = !step.starts_with("SCAN")
+                || ["USING INDEX", "VIRTUAL TABLE", "USING COVERING INDEX"]
+                    .iter()
+                    .any(|part| step.contains(part))
+                || [
+                    "SCAN f",
+                    "SCAN fit",
+                    "SCAN found",
+                    "SCAN few",
+                    "SCAN json_each",
+                    "SCAN (",
+                    "SCAN CONSTANT",
+                ]
+                .iter()
+                .any(|part| step.starts_with(part));
+            assert!(is_bounded, "{step}\n{plan}");
+        }
+        assert!(!plan.contains("SCAN tags") && !plan.contains("SCAN repositories"), "{plan}");
+    };
+    // Lists in the order of an index are not sorted before the page is cut.
+    let cursor = SearchCursor { key: 5, repository: "team/a".to_owned() };
+    for (order, index) in [
+        (SearchOrder::Updated, "search_by_update"),
+        (SearchOrder::Parameters, "search_by_parameters"),
+        (SearchOrder::Size, "search_by_size"),
+        (SearchOrder::Name, "sqlite_autoindex_search_1"),
+    ] {
+        for filter in [&typed(""), &typed("qwen"), &quantized] {
+            for after in [None, Some(&cursor)] {
+                let (statement, text) =
+                    store.search_text(&visible, filter, order, Amount::Many, None, after, 25);
+                let plan = plan(&store, &statement, text).await;
+                no_scan(&plan);
+                assert!(plan.contains(&format!("s USING INDEX {index}")), "{order:?} {filter:?}\n{plan}");
+            }
+        }
+    }
+    // A search that finds few begins with its words.
+    let (statement, text) =
+        store.search_text(&visible, &typed("qwen"), SearchOrder::Relevance, Amount::Few, None, None, 25);
+    let words = plan(&store, &statement, text).await;
+    no_scan(&words);
+    assert!(words.contains("SEARCH s USING INDEX search_by_id (id=? AND position=?)"), "{words}");
+    let (statement, text) = store.search_count_text(&visible, &quantized);
+    let counted = plan(&store, &statement, text).await;
+    no_scan(&counted);
+    assert!(counted.contains("search_by_quantization"), "{counted}");
+}
