@@ -135,7 +135,7 @@ mod tests {
     fn names_are_split_at_borders() {
         assert_eq!(
             named("team/Qwen2.5-7B"),
-            ["2", "25", "5", "57b", "7", "7b", "b", "qwen", "qwen2", "qwen25", "team", "teamqwen2"]
+            ["2", "5", "57b", "7", "7b", "b", "qwen", "qwen2", "qwen25", "team", "teamqwen2"]
         );
         assert_eq!(query_words("  qwen2.5 7B qwen2"), ["qwen2", "5", "7b"]);
         assert!(named("org/llama-3-8b").contains(&"llama3".to_owned()));
