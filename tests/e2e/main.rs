@@ -40,6 +40,7 @@ mod mixed_load;
 mod modelfile;
 mod moving;
 mod ollama;
+mod onnx;
 mod oras;
 mod other_clients;
 mod outgoing;

@@ -1,0 +1,173 @@
+//! ONNX encoders, run with the ONNX Runtime: their embeddings are those of the same weights as safetensors, and
+//! without the runtime the error says what to install. `ORT_DYLIB_PATH` names the runtime's library.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lode_tests::checkpoint::{demo, read_tensor_headers};
+use lode_tests::onnx::{Bert, FLOAT, Graph, INT64, bytes, external, node, tensor};
+use lode_tests::report::skip;
+use lode_tests::server::{Folder, Options, Server};
+use serde_json::{Value, json};
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/encoder/roberta")
+}
+
+fn config() -> Value {
+    serde_json::from_slice(&fs::read(fixture().join("config.json")).unwrap()).unwrap()
+}
+
+/// The graph of the fixture's checkpoint.
+fn graph() -> Graph {
+    let file = fs::read(fixture().join("model.safetensors")).unwrap();
+    let tensors = read_tensor_headers(&file);
+    let weight = |name: &str| {
+        let tensor = &tensors[name];
+        let raw = file[tensor.begin..tensor.end].chunks_exact(4);
+        (tensor.shape.clone(), raw.map(|value| f32::from_le_bytes(value.try_into().unwrap())).collect())
+    };
+    let config = config();
+    let number = |field: &str| config[field].as_u64().unwrap() as usize;
+    let bert = Bert {
+        width: number("hidden_size"),
+        heads: number("num_attention_heads"),
+        layers: number("num_hidden_layers"),
+        norm_eps: config["layer_norm_eps"].as_f64().unwrap() as f32,
+        first_position: config["pad_token_id"].as_i64().unwrap() + 1,
+        id_type: INT64,
+    };
+    bert.graph(&weight)
+}
+
+/// Writes a checkpoint: the fixture's small files, the texts of sentence-transformers, and more files.
+fn folder(server: &Server, name: &str, pooling: &str, files: &[(&str, &[u8])]) -> PathBuf {
+    let path = server.folder().path().join(name);
+    fs::create_dir_all(path.join("1_Pooling")).unwrap();
+    fs::create_dir_all(path.join("onnx")).unwrap();
+    for file in ["config.json", "tokenizer.json"] {
+        fs::copy(fixture().join(file), path.join(file)).unwrap();
+    }
+    let modes = json!({ pooling: true, "word_embedding_dimension": 48 });
+    fs::write(path.join("1_Pooling/config.json"), modes.to_string()).unwrap();
+    fs::write(path.join("sentence_bert_config.json"), json!({"max_seq_length": 40}).to_string()).unwrap();
+    for (file, bytes) in files {
+        fs::write(path.join(file), bytes).unwrap();
+    }
+    path
+}
+
+fn vectors(response: &Value) -> Vec<Vec<f32>> {
+    serde_json::from_value(response["embeddings"].clone()).unwrap()
+}
+
+fn assert_close(found: &[Vec<f32>], expect: &[Vec<f32>]) {
+    assert_eq!(found.len(), expect.len());
+    for (found, expect) in found.iter().flatten().zip(expect.iter().flatten()) {
+        assert!((found - expect).abs() < 1e-4, "{found} {expect}");
+    }
+}
+
+#[tokio::test]
+async fn embeddings_are_those_of_the_checkpoint() {
+    if std::env::var_os("ORT_DYLIB_PATH").is_none() {
+        let reason = "ORT_DYLIB_PATH does not name the library of the ONNX Runtime";
+        return skip("onnx::embeddings_are_those_of_the_checkpoint", reason);
+    }
+    let server = Server::fresh_with_worker().await;
+    let (lode, registry) = (server.lode(), server.registry());
+    let weights = fs::read(fixture().join("model.safetensors")).unwrap();
+    let file = graph().file();
+    let long = "many words ".repeat(60);
+    let texts = ["Define water.", "a", "What is 40 plus 41? And a longer sentence after it.", &long];
+    for pooling in ["pooling_mode_mean_tokens", "pooling_mode_cls_token"] {
+        let native = folder(&server, "native", pooling, &[("model.safetensors", &weights)]);
+        lode.create("team/native", &native, &[]).await.expect_success();
+        let onnx = folder(&server, "onnx", pooling, &[("onnx/model.onnx", &file)]);
+        lode.create("team/onnx", &onnx, &[]).await.expect_success();
+        let embed = async |model: &str, input: Value| {
+            registry
+                .post_json("/api/embed", &json!({"model": model, "input": input}))
+                .await
+                .expect(200)
+                .json()
+        };
+        let expect = vectors(&embed("team/native", json!(texts)).await);
+        let found = embed("team/onnx", json!(texts)).await;
+        assert_close(&vectors(&found), &expect);
+        for (text, expect) in texts.iter().zip(&expect) {
+            assert_close(&vectors(&embed("team/onnx", json!(text)).await), std::slice::from_ref(expect));
+        }
+        let body = json!({"model": "team/onnx", "input": texts[2]});
+        let openai = registry.post_json("/v1/embeddings", &body).await.expect(200).json();
+        let of_openai: Vec<f32> = serde_json::from_value(openai["data"][0]["embedding"].clone()).unwrap();
+        assert_close(&[of_openai], &expect[2..3]);
+        let listed = registry.get("/api/ps").await.expect(200).json();
+        let models = listed["models"].as_array().unwrap();
+        assert!(models.iter().any(|model| model["details"]["format"] == "onnx"), "{listed}");
+        lode.run(&["stop", "team/onnx"]).await.expect_success();
+    }
+}
+
+#[tokio::test]
+async fn without_the_runtime_the_error_says_what_to_install() {
+    let options = Options::new().worker().env("ORT_DYLIB_PATH", "/nowhere/libonnxruntime.so");
+    let server = Folder::new().start(options).await;
+    let (lode, registry) = (server.lode(), server.registry());
+    let path = folder(&server, "onnx", "pooling_mode_mean_tokens", &[("model.onnx", &graph().file())]);
+    lode.create("team/onnx", &path, &[]).await.expect_success();
+    let body = json!({"model": "team/onnx", "input": "a"});
+    let error = registry.post_json("/api/embed", &body).await.expect(400).text();
+    assert!(error.contains("team/onnx") && error.contains("ORT_DYLIB_PATH"), "{error}");
+    assert!(error.contains("libonnxruntime.so") && !error.contains("nowhere"), "{error}");
+    // Everything else works.
+    lode.create("team/demo", &demo(), &[]).await.expect_success();
+    registry.post_json("/api/embed", &json!({"model": "team/demo", "input": "a"})).await.expect(200);
+}
+
+/// A graph is refused before the runtime is loaded, by the name of what is wrong in it.
+#[tokio::test]
+async fn graphs_that_must_not_be_run_are_refused() {
+    let server = Server::fresh_with_worker().await;
+    let (lode, registry) = (server.lode(), server.registry());
+    let refused = async |name: &str, change: &dyn Fn(&mut Graph), data: &[(&str, &[u8])], expect: &str| {
+        let mut graph = graph();
+        change(&mut graph);
+        let file = graph.file();
+        let files = [&[("model.onnx", &file[..])], data].concat();
+        let path = folder(&server, name, "pooling_mode_mean_tokens", &files);
+        let model = format!("team/{name}");
+        lode.create(&model, &path, &[]).await.expect_success();
+        let body = json!({"model": model, "input": "a"});
+        let error = registry.post_json("/api/embed", &body).await.expect(400).text();
+        assert!(error.contains(expect) && error.contains(&model), "{error}");
+    };
+    refused(
+        "custom",
+        &|g| g.push(node("Run", &["input_ids"], &["x"], &[bytes(3, "n1"), bytes(7, "evil.ops")])),
+        &[],
+        "node `n1`: operator `Run` is of domain `evil.ops`",
+    )
+    .await;
+    refused(
+        "cycle",
+        &|g| g.push(node("Abs", &["x2"], &["x1"], &[])),
+        &[],
+        "the node that gives `x1` reads `x2`",
+    )
+    .await;
+    refused(
+        "decoder",
+        &|g| g.input("past_key_values.0.key", FLOAT, &["batch"]),
+        &[],
+        "it is a decoder with a cache of keys and values",
+    )
+    .await;
+    refused(
+        "odd-data",
+        &|g| g.initializer(tensor("far", FLOAT, &[4], &external("./weights.data", 0, 16))),
+        &[("weights.data", &[0; 16])],
+        "initializer `far` is stored in `./weights.data`, expected the relative path",
+    )
+    .await;
+}
