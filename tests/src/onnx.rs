@@ -163,6 +163,9 @@ fn value(name: &str, data_type: u64, dims: &[&str]) -> Vec<u8> {
     [bytes(1, name), bytes(2, bytes(1, of_tensor))].concat()
 }
 
+/// Returns the shape and the values of a tensor by its name in a checkpoint.
+pub type Weights<'a> = dyn Fn(&str) -> (Vec<u64>, Vec<f32>) + 'a;
+
 /// The sizes of a BERT encoder.
 #[derive(Debug, Clone, Copy)]
 pub struct Bert {
@@ -182,7 +185,7 @@ pub struct Bert {
 
 impl Bert {
     /// Writes the graph with weights as a checkpoint names them. `weight` returns a tensor's shape and values.
-    pub fn graph(&self, weight: &dyn Fn(&str) -> (Vec<u64>, Vec<f32>)) -> Graph {
+    pub fn graph(&self, weight: &Weights<'_>) -> Graph {
         let mut g = Graph::default();
         let (width, ids) = (self.width.to_string(), ["batch", "tokens"]);
         for input in ["input_ids", "attention_mask", "token_type_ids"] {

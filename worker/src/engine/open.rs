@@ -7,13 +7,13 @@ pub fn open(files: &ModelFiles) -> Result<OpenModel, LoadError> {
     let is_onnx = |file: &BlobFile| matches!(file.format, Format::Onnx | Format::OnnxData);
     match files.tensors.iter().any(is_onnx) {
         true => ort::open(files).map(OpenModel::Ort),
-        false => native::open(files).map(OpenModel::Native),
+        false => native::open(files).map(|model| OpenModel::Native(Box::new(model))),
     }
 }
 
 /// A model that is supported according to its configuration and the headers of its files.
 pub enum OpenModel {
-    Native(native::OpenModel),
+    Native(Box<native::OpenModel>),
     Ort(ort::OpenModel),
 }
 

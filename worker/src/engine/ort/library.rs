@@ -234,7 +234,7 @@ mod tests {
             std::fs::write(capi.join(name), "").unwrap();
         }
         assert_eq!(wheels_below(prefix.path()), [capi.join("libonnxruntime.so.1.32.0")]);
-        assert_eq!(wheels_below(&capi), [PathBuf::new(); 0]);
+        assert!(wheels_below(&capi).is_empty());
     }
 
     /// None of these may panic or stop the process, and the next try works again.
