@@ -112,7 +112,9 @@ impl From<Worker> for WorkerStatus {
             id: worker.id,
             address: worker.advertise.to_string(),
             state: worker.state(),
-            devices: worker.devices.iter().map(|device| device.name.clone()).collect(),
+            devices: (worker.devices.iter().map(|device| device.name.clone()))
+                .filter(|name| !name.is_empty())
+                .collect(),
             memory_bytes: sum(&|device| device.memory_bytes),
             free_bytes: sum(&|device| device.free_bytes),
             models: worker
