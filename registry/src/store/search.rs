@@ -349,6 +349,12 @@ struct TypedNames {
     end: String,
 }
 
+/// At most `limit` rows after `after`.
+struct PageRange<'a> {
+    after: Option<&'a SearchCursor>,
+    limit: usize,
+}
+
 impl Store {
     /// Repositories that fit, at most `limit`, in an order, after `after`.
     pub(crate) async fn search(
@@ -361,7 +367,8 @@ impl Store {
         limit: usize,
     ) -> Result<Vec<SearchRow>, Error> {
         if order != SearchOrder::Relevance || amount == Amount::Few {
-            let (statement, text) = self.search_text(visible, filter, order, amount, None, after, limit);
+            let (statement, text) =
+                self.search_text(visible, filter, order, amount, None, PageRange { after, limit });
             let rows: Vec<SearchColumns> = self.run(statement, text).await?;
             return rows.into_iter().map(SearchRow::try_from).collect();
         }
@@ -376,8 +383,14 @@ impl Store {
                 _ => None,
             };
             let left = limit - found.len();
-            let (statement, text) =
-                self.search_text(visible, filter, order, amount, Some(closeness), after, left);
+            let (statement, text) = self.search_text(
+                visible,
+                filter,
+                order,
+                amount,
+                Some(closeness),
+                PageRange { after, limit: left },
+            );
             let rows: Vec<SearchColumns> = self.run(statement, text).await?;
             found.extend(rows);
             if found.len() >= limit {
@@ -394,8 +407,7 @@ impl Store {
         order: SearchOrder,
         amount: Amount,
         closeness: Option<Closeness>,
-        after: Option<&SearchCursor>,
-        limit: usize,
+        PageRange { after, limit }: PageRange<'_>,
     ) -> (String, Text) {
         let mut text = self.text_of(visible);
         let listed = self.is_listed("s.repository", 1);

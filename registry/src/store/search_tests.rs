@@ -355,8 +355,14 @@ async fn plans_use_indexes() {
     ] {
         for filter in [&typed(""), &typed("qwen"), &quantized] {
             for after in [None, Some(&cursor)] {
-                let (statement, text) =
-                    store.search_text(&visible, filter, order, Amount::Many, None, after, 25);
+                let (statement, text) = store.search_text(
+                    &visible,
+                    filter,
+                    order,
+                    Amount::Many,
+                    None,
+                    PageRange { after, limit: 25 },
+                );
                 let plan = plan(&store, &statement, text).await;
                 no_scan(&plan);
                 assert!(plan.contains(&format!("s USING INDEX {index}")), "{order:?} {filter:?}\n{plan}");
@@ -364,8 +370,14 @@ async fn plans_use_indexes() {
         }
     }
     // A search that finds few begins with its words.
-    let (statement, text) =
-        store.search_text(&visible, &typed("qwen"), SearchOrder::Relevance, Amount::Few, None, None, 25);
+    let (statement, text) = store.search_text(
+        &visible,
+        &typed("qwen"),
+        SearchOrder::Relevance,
+        Amount::Few,
+        None,
+        PageRange { after: None, limit: 25 },
+    );
     let words = plan(&store, &statement, text).await;
     no_scan(&words);
     assert!(words.contains("SEARCH s USING INDEX search_by_id (id=? AND position=?)"), "{words}");
