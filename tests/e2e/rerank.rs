@@ -156,7 +156,7 @@ async fn bad_requests_are_refused() {
         (json!({"top_n": 0}), "top_n must be at least 1"),
         (json!({"top_n": -1}), "top_n: invalid value: integer `-1`"),
         (json!({"rank_fields": ["title"]}), "`rank_fields` is not supported"),
-        (json!({"options": {"num_ctx": 8}}), "leaves no space for a document within the limit of 8"),
+        (json!({"options": {"num_ctx": 7}}), "leaves no space for a document within the limit of 7"),
     ] {
         for route in ROUTES {
             let response = registry.post_json(route, &body(change.clone())).await;

@@ -17,6 +17,7 @@ mod prompt;
 pub mod protocol;
 mod relevance;
 mod required_call;
+mod rerank;
 mod server;
 mod slot;
 mod small_files;

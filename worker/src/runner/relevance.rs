@@ -1,11 +1,6 @@
-//! How a model with a classification head scores documents: the pairs of the query with each document, and the
-//! conversion of their logits.
+//! The conversion of a cross-encoder's logit to the relevance of a document.
 
 use serde_json::Value;
-
-use super::model::{MAX_CALL_BYTES, MAX_CALL_TEXTS, Model};
-use super::protocol::{RerankRequest, RunnerError};
-use crate::text::EncodedPair;
 
 /// How the only logit of a model becomes a relevance score: as sentence-transformers' `CrossEncoder` does, with the
 /// function in config.json, else the sigmoid.
@@ -37,61 +32,6 @@ impl Relevance {
             Relevance::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
             Relevance::Identity | Relevance::Refused(_) => logit,
         }
-    }
-}
-
-impl Model {
-    /// The pair of the query with each document.
-    pub(super) async fn prepare_rerank(
-        &self,
-        request: RerankRequest,
-    ) -> Result<(Vec<EncodedPair>, &Relevance), RunnerError> {
-        let refused = |what: String| RunnerError::unsupported(format!("{}: {what}", self.name));
-        match self.info.classes {
-            Some(1) => {}
-            Some(n) => {
-                return Err(refused(format!(
-                    "it has {n} classes, but rerank needs a model with one: a cross-encoder with `num_labels` 1"
-                )));
-            }
-            None => {
-                return Err(refused(
-                    "it has no classification head, which rerank needs: use a cross-encoder, such as a \
-                     BertForSequenceClassification or XLMRobertaForSequenceClassification with one class"
-                        .to_owned(),
-                ));
-            }
-        }
-        if let Relevance::Refused(function) = &self.relevance {
-            return Err(refused(format!(
-                "activation function `{function}` is not supported in rerank (supported: Sigmoid, Identity)"
-            )));
-        }
-        self.vocabulary()?;
-        let own = self.embedding().max_tokens.unwrap_or(usize::MAX).min(self.info.context_length);
-        let limit = request.num_ctx.unwrap_or(usize::MAX).min(own);
-        let mut documents = request.documents.into_iter().peekable();
-        let mut all = Vec::new();
-        while documents.peek().is_some() {
-            let (mut texts, mut bytes) = (Vec::new(), 0);
-            while texts.len() < MAX_CALL_TEXTS
-                && let Some(text) =
-                    documents.next_if(|text| texts.is_empty() || bytes + text.len() <= MAX_CALL_BYTES)
-            {
-                bytes += text.len();
-                texts.push(text);
-            }
-            let pairs =
-                self.helper.encode_pairs(request.query.clone(), texts, limit, request.truncate).await?;
-            for pair in &pairs {
-                self.check(&pair.ids)?;
-                if pair.ids.is_empty() || pair.ids.len() > limit {
-                    return Err(RunnerError::failed("the query and a document do not fit the context"));
-                }
-            }
-            all.extend(pairs);
-        }
-        Ok((all, &self.relevance))
     }
 }
 

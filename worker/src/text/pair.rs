@@ -58,7 +58,7 @@ impl<'a> PairEncoder<'a> {
             Inner::Gguf(gguf) => {
                 let first = gguf.encode(first, Special::PARSE)?;
                 let tokens = first.len();
-                (First::Gguf(gguf, first), tokens, gguf.join_pair(&[], &[]).ids.len())
+                (First::Gguf(gguf, first), tokens, gguf.join_pair(&[], &[]).0.len())
             }
         };
         let space = limit.saturating_sub(tokens.saturating_add(added));
@@ -92,7 +92,8 @@ impl<'a> PairEncoder<'a> {
                 let mut second = gguf.encode(second, Special::PARSE)?;
                 fits(second.len())?;
                 second.truncate(self.space);
-                Ok(gguf.join_pair(first, &second))
+                let (ids, second) = gguf.join_pair(first, &second);
+                Ok(EncodedPair { ids, second })
             }
         }
     }

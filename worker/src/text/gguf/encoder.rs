@@ -5,7 +5,6 @@ use super::merges::BpeModel;
 use super::pieces::SentencePieceModel;
 use super::tokens::Tokens;
 use super::words::WordPieceModel;
-use crate::text::pair::EncodedPair;
 use crate::text::special::Special;
 use crate::text::tokenizer_error::TokenizerError;
 
@@ -45,12 +44,13 @@ impl GgufTokenizer {
         Ok(ids)
     }
 
-    /// The ids of two texts with special tokens around and between them, as BERT has them.
-    pub(crate) fn join_pair(&self, first: &[u32], second: &[u32]) -> EncodedPair {
+    /// The ids of two texts with special tokens around and between them, as BERT has them, and the index of the
+    /// second text's first one.
+    pub(crate) fn join_pair(&self, first: &[u32], second: &[u32]) -> (Vec<u32>, usize) {
         let mut ids: Vec<u32> = self.begin.into_iter().chain(first.iter().copied()).chain(self.end).collect();
         let start = ids.len();
         ids.extend(second.iter().copied().chain(self.end));
-        EncodedPair { ids, second: start }
+        (ids, start)
     }
 
     pub(crate) fn token_id(&self, token: &str) -> Option<u32> {
