@@ -7,15 +7,16 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// How many messages, tools, inputs, windows, images or files one request may have.
+/// How many messages, tools, inputs, windows, documents, images or files one request may have.
 pub const MAX_ITEMS: usize = 10_000;
 
 /// Fields of requests whose entries are limited.
-const LIMITED: [&str; 10] = [
+const LIMITED: [&str; 11] = [
     "messages",
     "tools",
     "input",
     "windows",
+    "documents",
     "images",
     "files",
     "adapters",
