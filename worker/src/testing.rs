@@ -1,8 +1,9 @@
-//! Shared test helpers: a minimal registry, and runners in the test's own process.
+//! Shared test helpers: a minimal registry, runners in the test's own process, and scripts as child processes.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -23,6 +24,14 @@ use crate::runner::Client;
 use crate::runner::process::{Control, Launch, ProcessError, Runner};
 use crate::runner::testing::{FakeEngine, demo_file, demo_tokenizer};
 use crate::runner::{Loader, Model, serve_runner};
+
+/// Writes a shell script that can be executed. Another process writes it: if this one had the file open while another
+/// test starts a process, that process would have it open as well, and the file could not be executed.
+pub(crate) fn write_program(path: &Path, body: &str) {
+    let write = r#"printf '#!/bin/sh\n%s\n' "$1" > "$0" && chmod 755 "$0""#;
+    let status = std::process::Command::new("/bin/sh").arg("-c").arg(write).arg(path).arg(body).status();
+    assert!(status.expect("there is a shell").success());
+}
 
 /// Serves the content put into it, counts requests, and accepts worker registrations.
 #[derive(Clone, Default)]

@@ -77,16 +77,15 @@ impl Prober {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
     use super::*;
+    use crate::testing::write_program;
 
     /// A program that is started as a probe and runs `body` in a shell.
     pub(in super::super) fn script(folder: &Path, body: &str) -> Prober {
         let program = folder.join("program");
-        std::fs::write(&program, format!("#!/bin/sh\n{body}\n")).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&program, body);
         let kernels = Some(folder.join("kernels"));
         Prober { program, env: Vec::new(), nvrtc: vec!["/x/libnvrtc.so.12".into()], kernels }
     }

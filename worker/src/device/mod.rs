@@ -1,6 +1,6 @@
 //! The compute device of a worker: the setting, the choice at the start, and the device that a runner opens.
 //! The worker itself loads no library of a GPU: it starts a child process that tests the device
-//! ([`probe`]), and its runners use it.
+//! (`probe`), and its runners use it.
 
 mod card;
 mod child;

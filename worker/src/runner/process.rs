@@ -279,16 +279,14 @@ impl Drop for SocketFolder {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
+    use crate::testing::write_program;
 
     /// A program that runs `body` and writes its process id into the same folder.
     fn script(folder: &Path, body: &str) -> Program {
         let path = folder.join("program");
         let pid = folder.join("pid");
-        std::fs::write(&path, format!("#!/bin/sh\necho $$ > {}\n{body}\n", pid.display())).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&path, &format!("echo $$ > {}\n{body}", pid.display()));
         Program { path, env: vec![("LODE_TEST_GIVEN".into(), "this".into())] }
     }
 
