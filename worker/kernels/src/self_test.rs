@@ -1,6 +1,6 @@
 //! Compares the fused methods of a device with the scalar CPU, on awkward shapes: a short test of a device
 //! before it is used ([`self_test`]), and the conformance tests. A new implementation of `Kernels` adds one
-//! test that calls [`check_device`] with its constructor.
+//! test that calls `check_device` with its constructor.
 
 use bytes::Bytes;
 use lode_model::quant::ggml::{self, Type};
