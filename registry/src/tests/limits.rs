@@ -15,10 +15,10 @@ use crate::Config;
 /// The text of an error in the format of its API.
 fn message(path: &str, response: &TestResponse) -> String {
     let json = response.json();
-    let text = if path.starts_with("/v2/") {
-        &json["errors"][0]["message"]
-    } else if path.starts_with("/v1/") {
+    let text = if path == "/v2/rerank" || path.starts_with("/v1/") {
         &json["error"]["message"]
+    } else if path.starts_with("/v2/") {
+        &json["errors"][0]["message"]
     } else if json["detail"].is_string() {
         &json["detail"]
     } else {
