@@ -307,8 +307,8 @@ impl Text {
                 format!("{id} in (select id from search_words where words @@ cast({words} as tsquery))")
             }
         }];
-        // A namespace, as links to it are written.
-        for part in filter.typed.iter().filter(|part| part.ends_with('/')) {
+        // A part of a name.
+        for part in filter.typed.iter().filter(|part| part.contains('/')) {
             let part = self.text(part);
             all.push(self.contains("s.repository", &part));
         }

@@ -131,6 +131,7 @@ async fn words_find_the_same_on_both_engines() {
             ("本", vec!["qwen/tiny"]),
             ("team/", vec!["team/qwen2.5-7b"]),
             ("other/qwen", vec!["other/qwen"]),
+            ("qwen/q", vec![]),
             ("wen", vec![]),
             // Syntax of the engines is text.
             ("near", vec!["other/qwen"]),
