@@ -17,6 +17,7 @@ mod node;
 #[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
 #[path = "../../tests/src/onnx.rs"]
 mod onnx_writer;
+mod python;
 #[cfg(test)]
 #[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
 #[path = "../../tests/src/report.rs"]

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_started_for_the_cpu() {
+    async fn the_cpu_needs_no_probe() {
         let folder = tempfile::tempdir().unwrap();
         let started = folder.path().join("started");
         let prober = script(folder.path(), &format!("touch {}", started.display()));

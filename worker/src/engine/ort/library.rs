@@ -10,12 +10,12 @@ use ::ort::environment::Environment;
 use ::ort::logging::LogLevel;
 use libloading::{Library, Symbol};
 
+use crate::python::{active_packages, packages_below};
+
 /// Names the library.
 const VARIABLE: &str = "ORT_DYLIB_PATH";
 /// The names that the dynamic linker finds in its folders.
 const NAMES: [&str; 2] = ["libonnxruntime.so.1", "libonnxruntime.so"];
-/// Virtual environments of Python.
-const ENVIRONMENTS: [&str; 2] = ["VIRTUAL_ENV", "CONDA_PREFIX"];
 /// The longest message of the runtime that is logged, in bytes.
 const MAX_MESSAGE: usize = 2000;
 
@@ -161,8 +161,8 @@ fn is_supported(version: &str) -> bool {
     }
 }
 
-/// The libraries that may exist, in order: beside the program, in Python's environments, and where the
-/// dynamic linker searches.
+/// The libraries to try, in order: in the program's folder, in the active Python environments, where the dynamic
+/// linker searches, and in the packages of the user's and the system's Python.
 fn candidates() -> Vec<PathBuf> {
     let mut found = Vec::new();
     if let Ok(program) = std::env::current_exe()
@@ -171,44 +171,30 @@ fn candidates() -> Vec<PathBuf> {
         found.extend(runtimes_in(folder));
         found.extend(runtimes_in(&folder.join("../lib")));
     }
-    for prefix in ENVIRONMENTS.iter().filter_map(std::env::var_os) {
-        found.extend(wheels_below(Path::new(&prefix)));
-    }
+    found.extend(active_packages().iter().flat_map(|folder| runtimes_of_package(folder)));
     found.extend(NAMES.map(PathBuf::from));
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".local"));
     for prefix in home.into_iter().chain(["/usr/local".into(), "/usr".into()]) {
-        found.extend(wheels_below(&prefix));
+        found.extend(packages_below(&prefix).iter().flat_map(|folder| runtimes_of_package(folder)));
     }
     found
 }
 
-/// The runtimes of PyPI's package below the prefix of a Python.
-fn wheels_below(prefix: &Path) -> Vec<PathBuf> {
-    let pythons = entries(&prefix.join("lib"));
-    let pythons = pythons.into_iter().filter(|path| file_name(path).starts_with("python3"));
-    let packages =
-        pythons.flat_map(|python| ["site-packages", "dist-packages"].map(|name| python.join(name)));
-    packages.flat_map(|folder| runtimes_in(&folder.join("onnxruntime/capi"))).collect()
+/// The runtimes of PyPI's package `onnxruntime` in a folder of packages.
+fn runtimes_of_package(packages: &Path) -> Vec<PathBuf> {
+    runtimes_in(&packages.join("onnxruntime/capi"))
 }
 
 /// The files in a folder that are named like the runtime: `libonnxruntime.so`, or with a version after it.
 fn runtimes_in(folder: &Path) -> Vec<PathBuf> {
     let is_runtime = |path: &PathBuf| {
-        let name = file_name(path);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.strip_prefix("libonnxruntime.so").is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     };
-    entries(folder).into_iter().filter(is_runtime).collect()
-}
-
-fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    paths.sort();
-    paths
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_runtime).collect();
+    found.sort();
+    found
 }
 
 #[cfg(test)]
@@ -226,15 +212,15 @@ mod tests {
     }
 
     #[test]
-    fn libraries_of_a_python_environment_are_found() {
-        let prefix = tempfile::tempdir().unwrap();
-        let capi = prefix.path().join("lib/python3.11/site-packages/onnxruntime/capi");
+    fn libraries_of_the_package_are_found() {
+        let packages = tempfile::tempdir().unwrap();
+        let capi = packages.path().join("onnxruntime/capi");
         std::fs::create_dir_all(&capi).unwrap();
         for name in ["libonnxruntime.so.1.32.0", "libonnxruntime_providers_shared.so", "x.py"] {
             std::fs::write(capi.join(name), "").unwrap();
         }
-        assert_eq!(wheels_below(prefix.path()), [capi.join("libonnxruntime.so.1.32.0")]);
-        assert!(wheels_below(&capi).is_empty());
+        assert_eq!(runtimes_of_package(packages.path()), [capi.join("libonnxruntime.so.1.32.0")]);
+        assert!(runtimes_of_package(&capi).is_empty());
     }
 
     /// None of these may panic or stop the process, and the next try works again.
