@@ -187,13 +187,20 @@ impl EventStream {
         };
         let line = self.buffer.split_to(at + 1);
         self.scanned = 0;
-        Some(serde_json::from_slice(&line).unwrap_or_else(|error| broken(error.to_string())))
+        Some(serde_json::from_slice(&line).unwrap_or_else(|error| invalid(error.to_string())))
     }
 }
 
+/// The runner sent something else than events.
+fn invalid(detail: String) -> Event {
+    tracing::warn!(detail, "stream of a runner is invalid");
+    Event::Error(RunnerError::failed("the model's runner sent an invalid response"))
+}
+
+/// The runner ended before the last event.
 fn broken(detail: String) -> Event {
     tracing::debug!(detail, "stream of a runner broke");
-    Event::Error(RunnerError::failed("the model's runner exited during the response"))
+    Event::Error(RunnerError::stopped("the model's runner exited during the response"))
 }
 
 impl Stream for EventStream {
@@ -208,7 +215,7 @@ impl Stream for EventStream {
                 break event;
             }
             if self.buffer.len() > MAX_LINE_BYTES {
-                break broken("line too long".into());
+                break invalid("line too long".into());
             }
             match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Pending => return Poll::Pending,

@@ -392,7 +392,7 @@ pub enum ErrorKind {
     Unsupported,
     /// The runner failed: 500.
     Failed,
-    /// The runner is stopping and has not begun to respond: the request can be retried with another one.
+    /// The runner ends or has ended: a request whose client has received nothing can be retried with another one.
     Stopped,
 }
 
