@@ -247,6 +247,7 @@ impl Membership {
                     "context_length": model.context_length,
                     "device": model.device,
                     "device_bytes": model.device_bytes,
+                    "num_parallel": model.num_parallel,
                     "requests": model.users,
                     "expires_at": unix_ms(model.expires_at),
                 })

@@ -46,6 +46,9 @@ pub struct LoadedModel {
     pub digest: Digest,
     #[serde(default)]
     pub size_bytes: u64,
+    /// How many requests it computes at the same time; others wait. 0 if the worker does not report it.
+    #[serde(default)]
+    pub num_parallel: u64,
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
@@ -123,6 +126,15 @@ pub struct Worker {
     /// The digest of its credential.
     #[serde(skip)]
     pub(crate) credential: Option<Digest>,
+}
+
+impl Worker {
+    /// How many requests for a model that it has loaded it computes at the same time; `None` if it is not loaded or not
+    /// known.
+    pub(crate) fn max_requests(&self, digest: &Digest) -> Option<u64> {
+        let model = self.loaded.iter().find(|model| model.digest == *digest)?;
+        (model.num_parallel > 0).then_some(model.num_parallel)
+    }
 }
 
 fn from_json<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, Error> {

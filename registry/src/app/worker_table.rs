@@ -236,7 +236,7 @@ pub(super) fn is_changed(worker: &Worker, heartbeat: &Heartbeat) -> bool {
         let lasting = |model: &LoadedModel| {
             let mut more = model.more.clone();
             more.retain(|name, _| !VOLATILE.contains(&&name[..]));
-            (model.repository.clone(), model.digest.clone(), model.size_bytes, more)
+            (model.repository.clone(), model.digest.clone(), model.size_bytes, model.num_parallel, more)
         };
         lasting(a) != lasting(b)
     };

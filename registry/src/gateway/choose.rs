@@ -6,10 +6,13 @@
 /// How many workers a request is tried on.
 pub(crate) const MAX_TRIES: usize = 4;
 
-/// The workers to try, in order: at most `MAX_TRIES`, starting with the first class of positions in the worker table.
-/// `random(n)` is below `n`. Of
-/// two workers the one with the smaller load is tried first. The cost does not depend on the number of
-/// workers.
+/// How many more requests than on another worker a conversation accepts on its own worker, whose cache has the
+/// start of its prompt.
+const MAX_EXTRA_REQUESTS: usize = 4;
+
+/// The workers to try, in order: at most `MAX_TRIES` positions in the worker table, those of the first class
+/// first. `random(n)` is below `n`. Of two workers the one with the smaller load is tried first. The cost does
+/// not depend on the number of workers.
 pub(crate) fn rank_workers<L: Ord>(
     classes: &[&[usize]],
     mut random: impl FnMut(usize) -> usize,
@@ -40,6 +43,22 @@ pub(crate) fn rank_workers<L: Ord>(
         }
     }
     chosen
+}
+
+/// Tries `home`, the worker of a conversation, first, unless it has many more requests than the first choice.
+pub(super) fn prefer_home(chosen: &mut Vec<usize>, home: usize, requests: impl Fn(usize) -> usize) {
+    let is_overloaded =
+        chosen.first().is_some_and(|first| requests(home) > requests(*first) + MAX_EXTRA_REQUESTS);
+    if !is_overloaded {
+        put_first(chosen, home);
+    }
+}
+
+/// Tries this worker before the others.
+pub(super) fn put_first(chosen: &mut Vec<usize>, at: usize) {
+    chosen.retain(|other| *other != at);
+    chosen.insert(0, at);
+    chosen.truncate(MAX_TRIES);
 }
 
 /// Up to `wanted` different numbers below `count`, in random order.
@@ -74,6 +93,20 @@ mod tests {
             let classes: [&[usize]; 3] = [&[0, 1], &[0, 1, 2], &[0, 1, 2, 3, 4]];
             assert_eq!(rank_workers(&classes, random(seed), |at| loads[at]), [1, 0, 2, 3]);
         }
+    }
+
+    #[test]
+    fn a_conversation_stays_on_its_worker_unless_it_is_overloaded() {
+        for (requests, expect) in
+            [([0, 4, 0], [1, 0, 2].as_slice()), ([0, 5, 0], &[0, 1, 2]), ([9, 9, 9], &[1, 0, 2])]
+        {
+            let mut chosen = vec![0, 1, 2];
+            prefer_home(&mut chosen, 1, |at| requests[at]);
+            assert_eq!(chosen, expect);
+        }
+        let mut chosen = vec![0, 1, 2, 3];
+        prefer_home(&mut chosen, 7, |_| 0);
+        assert_eq!(chosen, [7, 0, 1, 2]);
     }
 
     #[test]

@@ -20,8 +20,9 @@ use serde_json::Value;
 use url::Url;
 use uuid::Uuid;
 
-use super::choose::rank_workers;
+use super::choose::{prefer_home, put_first, rank_workers};
 use super::clients::{Clients, InProgress, RequestClient};
+use super::conversation::ConversationKey;
 use super::error::GatewayError;
 use super::unread::{CancelUnread, ReadTimeout};
 use crate::app::{Worker, WorkerTable};
@@ -35,6 +36,9 @@ const LISTING_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How many workers are told at the same time to unload a model.
 const MAX_CONCURRENT_UNLOADS: usize = 16;
+
+/// How many workers are looked at for an idle one.
+const MAX_IDLE_LOOKED_AT: usize = 16;
 
 /// The connections to workers, and the requests of each client.
 #[derive(Clone)]
@@ -100,14 +104,7 @@ impl Gateway {
         request: InferenceRequest,
     ) -> Result<WorkerResponse, GatewayError> {
         let in_progress = self.clients.admit(request.client.as_ref())?;
-        let classes = [table.loaded(&request.digest), table.cached(&request.digest), table.open()];
-        let load = |at: usize| {
-            let worker = table.worker(at);
-            (self.requests_at(worker.id), Reverse(free_bytes(worker)))
-        };
-        let random = |below: usize| rand::rng().random_range(0..below);
-        let workers: Vec<_> =
-            rank_workers(&classes, random, load).into_iter().map(|at| table.worker(at).clone()).collect();
+        let workers = self.rank(table, &request);
         if workers.is_empty() {
             return Err(match table.len() {
                 0 => GatewayError::NoWorker { model: request.name },
@@ -131,6 +128,35 @@ impl Gateway {
             }
         }
         busy.ok_or(GatewayError::NoWorkerResponded { model: request.name, tried })
+    }
+
+    /// The workers to try, in order.
+    fn rank(&self, table: &WorkerTable, request: &InferenceRequest) -> Vec<Arc<Worker>> {
+        let (loaded, cached) = (table.loaded(&request.digest), table.cached(&request.digest));
+        let requests = |at: usize| self.requests_at(table.worker(at).id);
+        let load = |at: usize| (requests(at), Reverse(free_bytes(table.worker(at))));
+        let random = |below: usize| rand::rng().random_range(0..below);
+        let mut chosen = rank_workers(&[loaded, cached, table.open()], random, load);
+        // 1. The worker that has the start of this conversation in its cache.
+        if loaded.len() > 1
+            && let Some(key) = ConversationKey::read(request.path, &request.body)
+            && let Some(home) = loaded.iter().max_by_key(|at| key.weight(table.worker(**at).id))
+        {
+            prefer_home(&mut chosen, *home, requests);
+        }
+        // 2. If the request would wait there: an idle worker that has the model on disk, which loads it.
+        let is_full = |at: usize| {
+            let most = table.worker(at).max_requests(&request.digest);
+            most.is_some_and(|most| requests(at) as u64 >= most)
+        };
+        if chosen.first().is_some_and(|first| is_full(*first)) {
+            let start = random(cached.len().max(1));
+            let looked_at = cached.iter().cycle().skip(start).take(cached.len().min(MAX_IDLE_LOOKED_AT));
+            if let Some(idle) = looked_at.copied().find(|at| !loaded.contains(at) && requests(*at) == 0) {
+                put_first(&mut chosen, idle);
+            }
+        }
+        chosen.into_iter().map(|at| table.worker(at).clone()).collect()
     }
 
     /// Sends a request that unloads a model to each worker that has reported it as loaded. A worker that

@@ -4,6 +4,7 @@
 
 mod choose;
 mod clients;
+mod conversation;
 mod error;
 mod forward;
 mod unload;

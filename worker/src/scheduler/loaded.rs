@@ -76,6 +76,8 @@ pub struct Snapshot {
     /// The context length of the last request, at most the loaded one.
     pub context_length: usize,
     pub device: String,
+    /// How many requests it computes at the same time.
+    pub num_parallel: usize,
     pub users: usize,
     /// While the model is in use, counted from now.
     pub expires_at: SystemTime,
@@ -243,6 +245,7 @@ impl LoadedModel {
             device_bytes: self.loaded.device_bytes,
             context_length,
             device: self.loaded.device.clone(),
+            num_parallel: self.num_parallel,
             users,
             expires_at,
         }
