@@ -39,6 +39,7 @@ mod memory;
 mod mixed_load;
 mod modelfile;
 mod moving;
+mod nodes;
 mod ollama;
 mod onnx;
 mod oras;

@@ -19,6 +19,7 @@ use lode_tests::artifact::{Image, fresh_seed};
 use lode_tests::checkpoint::{copy_folder, demo};
 use lode_tests::command::wait_until;
 use lode_tests::oci::{Registry, Response};
+use lode_tests::process::{descendants, proportional_bytes, role_of};
 use lode_tests::report::{env_number, figure};
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
@@ -515,18 +516,14 @@ async fn respond(mut stream: TcpStream, response: String) {
 
 // Memory.
 
-/// Memory by role, in bytes: the proportional set size, which counts a page that several processes share once
-/// in their sum. The processes run one program, whose pages the resident size would count in each of them.
+/// Memory by role, in bytes. The processes run one program, whose pages the resident size would count in each of
+/// them, so it is the proportional set size.
 #[derive(Clone, Default)]
 struct Memory(BTreeMap<&'static str, u64>);
 
 impl Memory {
     fn add(&mut self, role: &'static str, pid: u32) {
-        let sums = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-        let line = sums.lines().find_map(|line| line.strip_prefix("Pss:"));
-        let kib: u64 =
-            line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok()).unwrap_or_default();
-        *self.0.entry(role).or_default() += kib * 1024;
+        *self.0.entry(role).or_default() += proportional_bytes(pid);
         let total: u64 = self.0.iter().filter(|(role, _)| **role != "all").map(|(_, bytes)| bytes).sum();
         self.0.insert("all", total);
     }
@@ -548,34 +545,4 @@ impl Memory {
         let role = |(role, bytes): (&&str, &u64)| format!("{role} {} MiB", bytes >> 20);
         self.0.iter().map(role).collect::<Vec<_>>().join(", ")
     }
-}
-
-/// The role of a descendant: `lode runner` runs a model, `lode runner --text` evaluates templates and
-/// grammars.
-fn role_of(pid: u32) -> &'static str {
-    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let says = |word: &str| command.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes());
-    match (says("runner"), says("--text")) {
-        (true, true) => "helpers",
-        (true, false) => "runners",
-        (false, _) => "others",
-    }
-}
-
-/// The descendants of a process.
-fn descendants(pid: u32) -> Vec<u32> {
-    let mut found = Vec::new();
-    let mut waiting = vec![pid];
-    while let Some(pid) = waiting.pop() {
-        let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
-        for task in tasks.flatten() {
-            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            let children = children.split_whitespace().filter_map(|child| child.parse::<u32>().ok());
-            for child in children {
-                found.push(child);
-                waiting.push(child);
-            }
-        }
-    }
-    found
 }

@@ -16,6 +16,7 @@ pub mod faults;
 pub mod oci;
 pub mod onnx;
 pub mod postgres;
+pub mod process;
 pub mod raw;
 pub mod register;
 pub mod report;
