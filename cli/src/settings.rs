@@ -109,6 +109,7 @@ pub(crate) fn worker(args: &args::Worker, env: Env) -> Outcome<lode_worker::Conf
         ("listen", args.listen.clone().map(Value::from)),
         ("advertise", args.advertise.clone().map(Value::from)),
         ("token", args.token.clone().map(Value::from)),
+        ("models", list(&args.models)),
         ("cache", args.cache.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
         ("sources", list(&sources)),
         ("device", args.device.clone().map(Value::from)),

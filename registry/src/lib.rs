@@ -48,8 +48,8 @@ pub use app::{
     JoinProof, KeyInfo, Lineage, LoadedModel, ManifestPut, ManifestSummary, MigrateReport, Model, ModelPage,
     ModelSource, ModelState, ModelSummary, NewAccount, NewModel, NewPublisher, NewToken, Page, Publisher,
     PublisherError, PublisherKind, Quota, Referrer, Registration, Registry, Relative, RemoteModel, Removal,
-    RemovalPage, RepositorySummary, RestoredContent, ServerStatus, SignOnError, Spellings, Status,
-    StorageStatus, StoredManifest, TagSummary, TaggedModel, TargetVisibility, TensorDiff, TokenInfo,
+    RemovalPage, RepositorySummary, ReservedModel, RestoredContent, ServerStatus, SignOnError, Spellings,
+    Status, StorageStatus, StoredManifest, TagSummary, TaggedModel, TargetVisibility, TensorDiff, TokenInfo,
     TransferError, TransferEvent, TransferSink, UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement,
     WorkerModel, WorkerStatus, migrate,
 };

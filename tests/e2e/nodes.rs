@@ -1,8 +1,9 @@
-//! Several workers behind one server: which worker gets a request, and what happens to requests when a worker
-//! or a runner is killed, a worker is drained, or many chats with random cancellations use one model.
+//! Several workers behind one server: which worker gets a request, and what happens to requests when a worker or a
+//! runner is killed, a worker is drained or reserved for models, or many chats are cancelled at random.
 //! LODE_CHAT_SECONDS sets the duration of the chats: 15 by default, 600 with `tests/run --long`.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -59,6 +60,13 @@ impl Nodes {
 
     async fn wait_for(&self, count: usize) {
         wait_until("the workers have joined", || async { workers(&self.server).await == count }).await;
+    }
+
+    /// Creates a model with the tensors of the demo model and another system prompt.
+    async fn derive(&self, name: &str, system: &str) {
+        let modelfile = self.folder.path().join("Modelfile");
+        fs::write(&modelfile, format!("FROM demo\nSYSTEM {system}\n")).unwrap();
+        self.server.lode().create(name, &modelfile, &[]).await.expect_success();
     }
 
     fn registry(&self) -> Registry {
@@ -389,4 +397,45 @@ async fn many_chats_with_random_cancellations() {
     );
     assert!(complete > 64 && cancelled > 0, "{complete} {cancelled}");
     assert!(peak(last) < peak(first) + peak(first) / 4, "memory grows: {memory:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reserved_worker_loads_its_models_and_serves_no_others() {
+    let mut nodes = Nodes::start(0, &[("LODE_MODELS", "demo,team/later:v2")]).await;
+    nodes.join(0);
+    nodes.wait_for(1).await;
+    // Without a request.
+    nodes.wait_until_loaded(1).await;
+    let registry = nodes.registry();
+    let worker = nodes.listed().await.remove(0);
+    assert_eq!(worker["reserved_for"], json!(["demo:latest", "team/later:v2"]));
+    assert!(matches!(generate(&registry, &body("Water is", 1, false)).await, End::Complete(_)));
+
+    let other = json!({"model": "other", "prompt": "Water is", "options": {"num_predict": 1}});
+    nodes.derive("other", "one").await;
+    let refused = registry.post_json("/api/generate", &other).await.expect(503);
+    assert!(refused.text().contains("reserved for other models"), "{}", refused.text());
+
+    // A model that did not exist, and one whose tag moves.
+    let loaded = async |nodes: &Nodes| -> Vec<String> {
+        let worker = nodes.listed().await.remove(0);
+        let loaded = worker["loaded"].as_array().unwrap().iter();
+        loaded.map(|model| model["digest"].as_str().unwrap().to_owned()).collect()
+    };
+    let first = loaded(&nodes).await;
+    nodes.derive("team/later:v2", "two").await;
+    wait_until("the new model is loaded", || async { loaded(&nodes).await.len() == 2 }).await;
+    nodes.derive("demo", "three").await;
+    wait_until("the new version replaces the old one", || async {
+        let now = loaded(&nodes).await;
+        now.len() == 2 && !now.contains(&first[0])
+    })
+    .await;
+    assert!(matches!(generate(&registry, &body("Water is", 1, false)).await, End::Complete(_)));
+
+    // A worker without reservations serves the others.
+    nodes.settings.clear();
+    nodes.join(1);
+    nodes.wait_for(2).await;
+    registry.post_json("/api/generate", &other).await.expect(200);
 }

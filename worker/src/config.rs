@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use lode_client::{ByteSize, Secret};
 use lode_kernels::{KvType, Ops};
+use lode_model::reference::Name;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
@@ -34,6 +35,8 @@ pub struct Config {
     pub advertise: Option<Url>,
     /// The shared secret for joining the registry.
     pub token: Option<Secret>,
+    /// The models that this worker serves only, loads when it joins and keeps loaded; empty: all models.
+    pub models: Vec<Name>,
     /// Folder for pulled blobs.
     pub cache: PathBuf,
     /// Maximum size of the cache in bytes; the least recently used blobs are evicted first. 0 is no limit.
@@ -94,6 +97,7 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             advertise: None,
             token: None,
+            models: Vec::new(),
             cache: PathBuf::from("lode-cache"),
             cache_size: 0,
             sources: Vec::new(),
@@ -125,6 +129,15 @@ impl Config {
     pub fn check(&self) -> Result<(), Error> {
         self.kv_cache_type.parse::<KvType>().map_err(|error| Error::Invalid(error.to_string()))?;
         Ops::of_level(&self.cpu).map_err(|error| Error::Invalid(error.to_string()))?;
+        if let Some(name) = self.models.iter().find(|name| name.host.is_some()) {
+            return Err(Error::Invalid(format!("LODE_MODELS has `{name}`: expected a name without a host")));
+        }
+        let (count, most) = (self.models.len(), self.max_loaded_models());
+        if count > most {
+            return Err(Error::Invalid(format!(
+                "LODE_MODELS has {count} models, more than LODE_MAX_LOADED_MODELS ({most})"
+            )));
+        }
         Ok(())
     }
 
@@ -143,7 +156,12 @@ impl Config {
     }
 
     pub(crate) fn max_loaded_models(&self) -> usize {
-        or_default(self.max_loaded_models, DEFAULT_MAX_LOADED_MODELS)
+        or_default(self.max_loaded_models, DEFAULT_MAX_LOADED_MODELS.max(self.models.len()))
+    }
+
+    /// How long a model stays loaded if a request does not say.
+    pub(crate) fn keep_alive(&self) -> KeepAlive {
+        if self.models.is_empty() { self.keep_alive } else { KeepAlive::Forever }
     }
 
     pub(crate) fn context_length(&self) -> usize {
@@ -183,5 +201,20 @@ mod tests {
         assert_eq!(back.keep_alive, config.keep_alive);
         assert!(!format!("{config:?}").contains("hush"));
         assert!(serde_json::from_str::<Config>("{\"no_such_setting\": 1}").is_err());
+    }
+
+    #[test]
+    fn models_of_a_worker_fit_and_name_no_host() {
+        let check = |models: &[&str], max_loaded_models| {
+            let models = models.iter().map(|name| name.parse().unwrap()).collect();
+            Config { models, max_loaded_models, ..Config::default() }
+                .check()
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&["a", "b:1", "c", "team/d"], 0), Ok(()));
+        assert!(
+            check(&["a", "b"], 1).unwrap_err().contains("2 models, more than LODE_MAX_LOADED_MODELS (1)")
+        );
+        assert!(check(&["hub.example/a"], 0).unwrap_err().contains("without a host"));
     }
 }

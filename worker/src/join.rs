@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
 use lode_client::Secret;
+use lode_model::reference::Name;
 use reqwest::{Client, Method, RequestBuilder};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -16,6 +17,7 @@ use url::Url;
 use crate::cache::Models;
 use crate::device::cpu::processor_name;
 use crate::error::Error;
+use crate::reserved::{ReservedModel, ReservedModels};
 use crate::scheduler::Scheduler;
 use crate::scheduler::memory::Memory;
 
@@ -49,6 +51,7 @@ pub(crate) struct Membership {
     advertise: Url,
     scheduler: Scheduler,
     models: Arc<Models>,
+    reserved_for: Vec<Name>,
     received: Received,
     device: Device,
     registered: watch::Sender<bool>,
@@ -78,6 +81,8 @@ struct Registration {
 struct HeartbeatReply {
     /// An administrator drains this worker: it gets no new requests.
     draining: bool,
+    /// The models that this worker is reserved for.
+    reserved_for: Vec<ReservedModel>,
 }
 
 /// Why a registration failed.
@@ -103,6 +108,7 @@ impl Membership {
         advertise: Url,
         scheduler: Scheduler,
         models: Arc<Models>,
+        reserved_for: Vec<Name>,
         received: Received,
     ) -> Result<Membership, Error> {
         let configure = || {
@@ -118,6 +124,7 @@ impl Membership {
             advertise,
             scheduler,
             models,
+            reserved_for,
             received,
             device: Device { kind: "cpu", name: processor_name(), memory_bytes: 0, free_bytes: 0 },
             registered: watch::Sender::new(false),
@@ -169,6 +176,7 @@ impl Membership {
     async fn send_heartbeats(&self, registration: &Registration, stop: &mut watch::Receiver<bool>) {
         let period = Duration::from_millis(registration.heartbeat_ms.clamp(50, 60_000));
         let mut is_draining = false;
+        let reserved = ReservedModels::new(self.scheduler.clone());
         loop {
             match self.heartbeat(registration).await {
                 Ok(reply) => {
@@ -185,6 +193,9 @@ impl Membership {
                     if is_draining {
                         // Also models that requests in progress have loaded since the last heartbeat.
                         self.scheduler.loaded().iter().for_each(|model| self.scheduler.unload(&model.digest));
+                        reserved.clear();
+                    } else {
+                        reserved.update(reply.reserved_for);
                     }
                 }
                 Err(HeartbeatError::UnknownWorker) => {
@@ -213,6 +224,7 @@ impl Membership {
             "advertise": self.advertise,
             "devices": [self.device()],
             "version": env!("CARGO_PKG_VERSION"),
+            "reserved_for": self.reserved_for,
         });
         let request = self.request(Method::POST, "lode/v1/workers", self.token.as_ref());
         let response = request.map_err(RegisterError::Failed)?.json(&body).send().await;

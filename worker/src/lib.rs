@@ -22,6 +22,7 @@ mod python;
 #[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
 #[path = "../../tests/src/report.rs"]
 mod report;
+mod reserved;
 pub mod runner;
 pub mod scheduler;
 #[cfg(test)]

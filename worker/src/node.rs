@@ -87,6 +87,7 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
         advertise,
         scheduler.clone(),
         models,
+        config.models.clone(),
         Received { secret: secret.clone(), credential },
     )?;
     let registered = membership.registered();
@@ -160,7 +161,7 @@ impl Drop for Worker {
 
 fn options(config: &Config, selected: Selected, prober: Prober) -> Options {
     Options {
-        keep_alive: config.keep_alive,
+        keep_alive: config.keep_alive(),
         max_queue: config.max_queue,
         num_parallel: config.num_parallel(),
         max_loaded_models: config.max_loaded_models(),

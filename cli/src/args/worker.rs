@@ -45,6 +45,9 @@ pub(crate) struct Worker {
     /// Worker token of the server; not required on the server's own machine
     #[arg(long, env = "LODE_WORKER_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,
+    /// Models that the worker serves only, loads when it joins, and keeps loaded
+    #[arg(long, env = "LODE_MODELS", value_name = "MODEL", value_delimiter = ',', hide_env_values = true)]
+    pub(crate) models: Vec<String>,
     /// Folder for the cache of pulled blobs
     #[arg(long, env = "LODE_CACHE", value_name = "DIR", hide_env_values = true)]
     pub(crate) cache: Option<PathBuf>,

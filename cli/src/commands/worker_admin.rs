@@ -32,6 +32,8 @@ struct Worker {
     #[serde(default)]
     loaded: Vec<Value>,
     #[serde(default)]
+    reserved_for: Vec<String>,
+    #[serde(default)]
     seen_at: i64,
     #[serde(default)]
     draining: bool,
@@ -147,9 +149,12 @@ fn print(workers: &[Worker]) -> Outcome {
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let rows: Vec<Vec<String>> = workers.iter().map(|worker| row(worker, now)).collect();
-    Table::new(&["ID", "STATE", "ADDRESS", "MODELS", "FREE", "MEMORY", "DEVICE", "VERSION", "SEEN"], &rows)
-        .optional(&["DEVICE", "VERSION", "FREE", "MODELS", "MEMORY"])
-        .print()
+    Table::new(
+        &["ID", "STATE", "ADDRESS", "LOADED", "MODELS", "FREE", "MEMORY", "DEVICE", "VERSION", "SEEN"],
+        &rows,
+    )
+    .optional(&["DEVICE", "VERSION", "FREE", "LOADED", "MEMORY", "MODELS"])
+    .print()
 }
 
 fn row(worker: &Worker, now_ms: u128) -> Vec<String> {
@@ -168,6 +173,10 @@ fn row(worker: &Worker, now_ms: u128) -> Vec<String> {
         state.to_owned(),
         worker.advertise.trim_end_matches('/').to_owned(),
         worker.loaded.len().to_string(),
+        match worker.reserved_for.is_empty() {
+            true => "all".to_owned(),
+            false => worker.reserved_for.join(", "),
+        },
         sum(&|device| device.free_bytes),
         sum(&|device| device.memory_bytes),
         devices.join(", "),
@@ -204,8 +213,8 @@ mod tests {
         let id = "0190a4c4-2f3e-7abc-8def-0123456789ab";
         let shown =
             |draining: bool, loaded: usize| row(&worker(id, "http://a:1/", draining, loaded), 4500).join(" ");
-        assert_eq!(shown(false, 1), "0190a4c4 ready http://a:1 1 1.0 MB 2.0 MB cuda:0 X 0.1.0 3 s ago");
-        assert_eq!(shown(true, 1), "0190a4c4 draining http://a:1 1 1.0 MB 2.0 MB cuda:0 X 0.1.0 3 s ago");
-        assert_eq!(shown(true, 0), "0190a4c4 drained http://a:1 0 1.0 MB 2.0 MB cuda:0 X 0.1.0 3 s ago");
+        assert_eq!(shown(false, 1), "0190a4c4 ready http://a:1 1 all 1.0 MB 2.0 MB cuda:0 X 0.1.0 3 s ago");
+        assert_eq!(shown(true, 1), "0190a4c4 draining http://a:1 1 all 1.0 MB 2.0 MB cuda:0 X 0.1.0 3 s ago");
+        assert_eq!(shown(true, 0), "0190a4c4 drained http://a:1 0 all 1.0 MB 2.0 MB cuda:0 X 0.1.0 3 s ago");
     }
 }

@@ -55,7 +55,8 @@ pub enum Reference {
 /// A full name, `[host[:port]/]repository[:tag|@digest]`. By docker's rule, the first part is a host only if
 /// it contains `.` or `:` or is `localhost`. The tag defaults to `latest`; a digest takes precedence over a
 /// tag.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Name {
     pub host: Option<String>,
     pub repository: Repository,
@@ -220,7 +221,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// The serde conversions that the three string-like types share.
+/// The serde conversions that the string-like types share.
 macro_rules! string_conversions {
     ($($type:ident),*) => {$(
         impl TryFrom<String> for $type {
@@ -238,7 +239,7 @@ macro_rules! string_conversions {
         }
     )*};
 }
-string_conversions!(Repository, Tag, Reference);
+string_conversions!(Repository, Tag, Reference, Name);
 
 impl fmt::Display for Repository {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

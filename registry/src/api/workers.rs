@@ -17,6 +17,9 @@ use crate::app::{
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
 
+/// How many models a worker may be reserved for: each of its heartbeats resolves their names.
+const MAX_RESERVED_MODELS: usize = 64;
+
 #[derive(Serialize)]
 pub(crate) struct WorkerList {
     workers: Vec<Worker>,
@@ -66,6 +69,12 @@ pub(crate) async fn register(
     let (announcement, _charge) = body.into_parts();
     if !matches!(announcement.advertise.scheme(), "http" | "https") {
         return Err(Failure::Unsupported("advertise must be an http or https URL"));
+    }
+    if announcement.reserved_for.len() > MAX_RESERVED_MODELS {
+        return Err(Failure::Unsupported("reserved_for must have at most 64 models"));
+    }
+    if announcement.reserved_for.iter().any(|name| name.host.is_some()) {
+        return Err(Failure::Unsupported("reserved_for must name models without a host"));
     }
     let registration = registry.worker_register(&caller, shown.proof(), announcement).await?;
     Ok((StatusCode::CREATED, Json(registration)))

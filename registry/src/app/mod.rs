@@ -140,6 +140,7 @@ pub use values::{BlobInfo, Body, ChunkRange, ManifestPut, Page, StoredManifest, 
 pub use webhooks::WebhookDelivery;
 pub(crate) use worker::WORKER_CREDENTIAL_PREFIX;
 pub use worker::{
-    Device, Heartbeat, HeartbeatReply, JoinProof, LoadedModel, Registration, Worker, WorkerAnnouncement,
+    Device, Heartbeat, HeartbeatReply, JoinProof, LoadedModel, Registration, ReservedModel, Worker,
+    WorkerAnnouncement,
 };
 pub(crate) use worker_table::WorkerTable;

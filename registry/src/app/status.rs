@@ -2,6 +2,7 @@
 //! what is measured in the background, and a bounded number of rows.
 
 use lode_model::digest::Digest;
+use lode_model::reference::Name;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -72,6 +73,8 @@ pub struct WorkerStatus {
     pub memory_bytes: u64,
     pub free_bytes: u64,
     pub models: Vec<WorkerModel>,
+    /// The models that it serves only; empty: all.
+    pub reserved_for: Vec<Name>,
     /// The last heartbeat.
     pub seen_at: String,
 }
@@ -126,6 +129,7 @@ impl From<Worker> for WorkerStatus {
                     size_bytes: model.size_bytes,
                 })
                 .collect(),
+            reserved_for: worker.reserved_for,
             version: worker.version,
             seen_at: rfc3339(worker.seen_at),
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lode_client::Secret;
 use lode_model::digest::Digest;
-use lode_model::reference::Repository;
+use lode_model::reference::{Name, Repository};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -62,6 +62,9 @@ pub struct WorkerAnnouncement {
     pub devices: Vec<Device>,
     #[serde(default)]
     pub version: String,
+    /// The models that it serves only; empty: all.
+    #[serde(default)]
+    pub reserved_for: Vec<Name>,
 }
 
 /// A worker's regular report.
@@ -75,10 +78,21 @@ pub struct Heartbeat {
 }
 
 /// The response to a worker's report.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HeartbeatReply {
     /// It gets no new requests, and unloads its models when they are idle.
     pub draining: bool,
+    /// The models that it is reserved for, as their names resolve now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reserved_for: Vec<ReservedModel>,
+}
+
+/// A model that a worker loads before the first request for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ReservedModel {
+    pub name: Name,
+    /// `None` if there is no such manifest.
+    pub digest: Option<Digest>,
 }
 
 /// The response to a registration.
@@ -116,6 +130,8 @@ pub struct Worker {
     pub devices: Vec<Device>,
     pub loaded: Vec<LoadedModel>,
     pub cached: Vec<Digest>,
+    /// The models that it serves only; empty: all.
+    pub reserved_for: Vec<Name>,
     /// Milliseconds since 1970.
     pub registered_at: i64,
     pub seen_at: i64,
@@ -155,6 +171,7 @@ impl TryFrom<WorkerRow> for Worker {
             devices: from_json("worker devices", &row.devices)?,
             loaded: from_json("worker models", &row.loaded)?,
             cached: from_json("worker cache", &row.cached)?,
+            reserved_for: from_json("worker reservations", &row.reserved_for)?,
             registered_at: row.registered_at,
             seen_at: 0,
             draining: row.draining,

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lode_model::digest::Digest;
+use lode_model::reference::Repository;
 use uuid::Uuid;
 
 use super::worker::{ABSENT_AFTER, Device, Heartbeat, LoadedModel, WORKER_SECRET, Worker};
@@ -33,7 +34,9 @@ pub(crate) struct WorkerTable {
     places: HashMap<Uuid, usize>,
     loaded: HashMap<Digest, Vec<usize>>,
     cached: HashMap<Digest, Vec<usize>>,
-    /// The places of the workers that get requests.
+    /// The places of the workers that are reserved for a model of this repository.
+    reserved: HashMap<Repository, Vec<usize>>,
+    /// The places of the workers that get requests for every model.
     open: Vec<usize>,
 }
 
@@ -51,11 +54,21 @@ impl WorkerTable {
             if entry.worker.draining {
                 continue;
             }
-            table.open.push(at);
+            let reserved: BTreeSet<&Repository> =
+                entry.worker.reserved_for.iter().map(|name| &name.repository).collect();
+            let is_reserved = !reserved.is_empty();
+            for repository in reserved {
+                table.reserved.entry(repository.clone()).or_default().push(at);
+            }
             let loaded: BTreeSet<&Digest> = entry.worker.loaded.iter().map(|model| &model.digest).collect();
             for digest in loaded {
                 table.loaded.entry(digest.clone()).or_default().push(at);
             }
+            // What it has on disk may be from an earlier run, with other models.
+            if is_reserved {
+                continue;
+            }
+            table.open.push(at);
             for digest in &entry.worker.cached {
                 table.cached.entry(digest.clone()).or_default().push(at);
             }
@@ -69,9 +82,14 @@ impl WorkerTable {
         self.entries.len()
     }
 
-    /// The places of the workers that get requests.
+    /// The places of the workers that get requests for every model.
     pub(crate) fn open(&self) -> &[usize] {
         &self.open
+    }
+
+    /// Whether no attached worker gets requests.
+    pub(crate) fn all_draining(&self) -> bool {
+        self.entries.iter().all(|entry| entry.worker.draining)
     }
 
     pub(crate) fn worker(&self, at: usize) -> &Arc<Worker> {
@@ -83,7 +101,12 @@ impl WorkerTable {
         self.loaded.get(digest).map_or(&[], Vec::as_slice)
     }
 
-    /// The places of the workers that have this model on disk and get requests.
+    /// The places of the workers that are reserved for a model of this repository and get requests.
+    pub(crate) fn reserved(&self, repository: &Repository) -> &[usize] {
+        self.reserved.get(repository).map_or(&[], Vec::as_slice)
+    }
+
+    /// The places of the workers that have this model on disk and get requests for every model.
     pub(crate) fn cached(&self, digest: &Digest) -> &[usize] {
         self.cached.get(digest).map_or(&[], Vec::as_slice)
     }
@@ -278,6 +301,7 @@ mod tests {
             devices,
             loaded,
             cached,
+            reserved_for: Vec::new(),
             registered_at: 0,
             seen_at: 0,
             draining: false,

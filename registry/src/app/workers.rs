@@ -14,8 +14,8 @@ use uuid::Uuid;
 use super::Registry;
 use super::sign_in_cache::CredentialKey;
 use super::worker::{
-    FORGOTTEN_AFTER, Heartbeat, HeartbeatReply, JoinProof, Registration, WORKER_CREDENTIAL_PREFIX,
-    WORKER_SECRET, Worker, WorkerAnnouncement,
+    FORGOTTEN_AFTER, Heartbeat, HeartbeatReply, JoinProof, Registration, ReservedModel,
+    WORKER_CREDENTIAL_PREFIX, WORKER_SECRET, Worker, WorkerAnnouncement,
 };
 use super::worker_table::{self, WorkerTable};
 use crate::Error;
@@ -81,6 +81,7 @@ impl Registry {
             devices: to_json(&announcement.devices),
             loaded: "[]".to_owned(),
             cached: "[]".to_owned(),
+            reserved_for: to_json(&announcement.reserved_for),
             registered_at: 0,
             inventory: 0,
             draining: false,
@@ -108,12 +109,12 @@ impl Registry {
         let credential = digest_of(credential);
         // 1. Without changes, the heartbeat is written with those of other workers.
         let table = self.workers_attached().await?;
-        let reply = HeartbeatReply { draining: table.find(id).is_some_and(|worker| worker.draining) };
-        if table.find(id).is_some_and(|worker| {
+        let worker = table.find(id);
+        if worker.is_some_and(|worker| {
             worker.credential.as_ref() == Some(&credential) && !worker_table::is_changed(worker, heartbeat)
         }) {
             self.workers.beat(id);
-            return Ok(Some(reply));
+            return Ok(Some(self.heartbeat_reply(worker).await?));
         }
         // 2. Otherwise write its new inventory.
         let (devices, loaded, cached) =
@@ -121,7 +122,18 @@ impl Registry {
         let inventory = WorkerInventory { devices: &devices, loaded: &loaded, cached: &cached };
         let known = self.store().worker_update(id, &credential, inventory).await?;
         self.workers.changed();
-        Ok(known.then_some(reply))
+        Ok(if known { Some(self.heartbeat_reply(worker).await?) } else { None })
+    }
+
+    async fn heartbeat_reply(&self, worker: Option<&Arc<Worker>>) -> Result<HeartbeatReply, Error> {
+        let Some(worker) = worker else { return Ok(HeartbeatReply::default()) };
+        let mut reply = HeartbeatReply { draining: worker.draining, reserved_for: Vec::new() };
+        for name in &worker.reserved_for {
+            let row = self.store().manifest_read(&name.repository, &name.reference).await?;
+            let (name, digest) = (name.clone(), row.map(|row| row.digest));
+            reply.reserved_for.push(ReservedModel { name, digest });
+        }
+        Ok(reply)
     }
 
     /// Stops or resumes sending requests to a worker. Returns false if there is no such worker. A worker that

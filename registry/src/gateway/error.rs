@@ -13,6 +13,10 @@ pub(crate) enum GatewayError {
         "no worker runs '{model}': all {count} are draining; `lode worker list` lists them, `lode worker resume ID` ends it"
     )]
     AllDraining { model: String, count: usize },
+    #[error(
+        "no worker runs '{model}': all {count} are draining or reserved for other models; `lode worker list` lists them, `lode worker --models` reserves one"
+    )]
+    AllReserved { model: String, count: usize },
     #[error("no worker responded for '{model}' ({tried} tried); `GET /lode/v1/workers` lists them")]
     NoWorkerResponded { model: String, tried: usize },
     #[error(
@@ -34,6 +38,7 @@ impl GatewayError {
         match self {
             GatewayError::NoWorker { .. }
             | GatewayError::AllDraining { .. }
+            | GatewayError::AllReserved { .. }
             | GatewayError::NoWorkerResponded { .. } => StatusCode::SERVICE_UNAVAILABLE,
             GatewayError::ClientLimitReached { .. } => StatusCode::TOO_MANY_REQUESTS,
             GatewayError::NotRead { .. } => StatusCode::REQUEST_TIMEOUT,

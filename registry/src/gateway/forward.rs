@@ -108,7 +108,8 @@ impl Gateway {
         if workers.is_empty() {
             return Err(match table.len() {
                 0 => GatewayError::NoWorker { model: request.name },
-                count => GatewayError::AllDraining { model: request.name, count },
+                count if table.all_draining() => GatewayError::AllDraining { model: request.name, count },
+                count => GatewayError::AllReserved { model: request.name, count },
             });
         }
         let tried = workers.len();
@@ -136,7 +137,8 @@ impl Gateway {
         let requests = |at: usize| self.requests_at(table.worker(at).id);
         let load = |at: usize| (requests(at), Reverse(free_bytes(table.worker(at))));
         let random = |below: usize| rand::rng().random_range(0..below);
-        let mut chosen = rank_workers(&[loaded, cached, table.open()], random, load);
+        let mut chosen =
+            rank_workers(&[loaded, table.reserved(&request.repository), cached, table.open()], random, load);
         // 1. The worker that has the start of this conversation in its cache.
         if loaded.len() > 1
             && let Some(key) = ConversationKey::read(request.path, &request.body)

@@ -25,6 +25,7 @@ pub(crate) struct WorkerRow {
     pub(crate) devices: String,
     pub(crate) loaded: String,
     pub(crate) cached: String,
+    pub(crate) reserved_for: String,
     pub(crate) registered_at: i64,
     pub(crate) inventory: i64,
     /// It gets no new requests.
@@ -57,6 +58,7 @@ struct WorkerColumns {
     devices: String,
     loaded: String,
     cached: String,
+    reserved_for: String,
     registered_at: i64,
     inventory: i64,
     draining: i64,
@@ -75,6 +77,7 @@ impl TryFrom<WorkerColumns> for WorkerRow {
             devices: row.devices,
             loaded: row.loaded,
             cached: row.cached,
+            reserved_for: row.reserved_for,
             registered_at: row.registered_at,
             inventory: row.inventory,
             draining: row.draining != 0,
@@ -168,7 +171,8 @@ impl Store {
     /// The rows of those of these workers that exist, in any order.
     pub(crate) async fn worker_rows(&self, ids: &[Uuid]) -> Result<Vec<WorkerRow>, Error> {
         let rows: Vec<WorkerColumns> = on!(self.read(), c => sqlx::query_as(
-            "select id, secret, credential, advertise, version, devices, loaded, cached, registered_at, inventory, draining
+            "select id, secret, credential, advertise, version, devices, loaded, cached, reserved_for, registered_at,
+                 inventory, draining
              from workers where id in (select value from json_each($1))")
             .bind(id_list(ids)).fetch_all(c).await)?;
         rows.into_iter().map(WorkerRow::try_from).collect()
@@ -204,8 +208,9 @@ impl Tx {
     /// Adds a worker, seen now. It replaces workers at the same address, which were restarted.
     pub(crate) async fn worker_insert(&mut self, row: &WorkerRow) -> Result<(), Error> {
         let text = AssertSqlSafe(format!(
-            "insert into workers (id, secret, advertise, version, devices, loaded, cached, credential, registered_at, seen_at)
-             values ($1, $2, $3, $4, $5, $6, $7, $8, {now}, {now})",
+            "insert into workers (id, secret, advertise, version, devices, loaded, cached, credential, reserved_for,
+                 registered_at, seen_at)
+             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, {now}, {now})",
             now = self.0.clock()
         ));
         let replaced = on!(self.conn(), c => sqlx::query("delete from workers where advertise = $1")
@@ -216,7 +221,7 @@ impl Tx {
         on!(self.conn(), c => sqlx::query(text)
             .bind(row.id.to_string()).bind(row.secret.expose()).bind(&row.advertise).bind(&row.version)
             .bind(&row.devices).bind(&row.loaded).bind(&row.cached)
-            .bind(row.credential.as_ref().map(Digest::as_str))
+            .bind(row.credential.as_ref().map(Digest::as_str)).bind(&row.reserved_for)
             .execute(c).await.map(drop))?;
         Ok(())
     }

@@ -37,6 +37,7 @@ async fn join(f: &Fixture, number: usize) -> (Uuid, String) {
         advertise: advertise.parse().unwrap(),
         devices: Vec::new(),
         version: "1".to_owned(),
+        reserved_for: Vec::new(),
     };
     let registration = f.registry.worker_register(&CALLER, PROOF, announcement).await.unwrap();
     (registration.id, registration.credential.expose().to_owned())
