@@ -10,6 +10,7 @@
 //! recognise, source, modelfile    stored models; the files of an import; Modelfiles
 //! convert                         a checkpoint as a GGUF
 //! import, diff                    files as layers; two models compared
+//! xet                             uploads of Hugging Face's clients
 //! ```
 
 pub mod convert;
@@ -19,6 +20,7 @@ pub mod json_outline;
 pub mod modelfile;
 pub mod quant;
 pub mod recognise;
+pub mod xet;
 
 mod formats;
 mod oci;
