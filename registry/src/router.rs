@@ -168,7 +168,7 @@ fn lode_api() -> Router<ServerState> {
 
 /// Hugging Face's libraries.
 fn hugging_face_api() -> Router<ServerState> {
-    use hf::{commit, lfs, list, models, preupload, refs, repositories, resolve, tree};
+    use hf::{commit, lfs, list, models, preupload, refs, repositories, resolve, tree, xet};
     let branch = post(repositories::create_branch).delete(repositories::delete_tag);
     let tag = post(repositories::create_tag).delete(repositories::delete_tag);
     let discussions = get(repositories::discussions).post(repositories::create_discussion);
@@ -194,8 +194,9 @@ fn hugging_face_api() -> Router<ServerState> {
         .route("/hf/api/models/{name}/branch/{revision}", branch)
         .route("/hf/api/models/{name}/tag/{revision}", tag)
         .route("/hf/api/models/{name}/discussions", discussions)
-        .route("/hf/api/models/{name}/xet-write-token/{revision}", get(repositories::xet_token))
-        .route("/hf/api/no-xet-here/set-HF_HUB_DISABLE_XET=1", get(repositories::no_xet))
+        .route("/hf/api/models/{name}/xet-write-token/{revision}", get(xet::write_token))
+        .route("/hf/api/xet/{space}/{name}/v1/xorbs/default/{hash}", post(xet::post_xorb))
+        .route("/hf/api/xet/{space}/{name}/v1/shards", post(xet::post_shard))
         .route("/hf/{name}", get(repositories::page))
         .route("/hf/{name}/commit/{revision}", get(repositories::page_of_commit))
         .route("/hf/{name}/info/lfs/objects/batch", post(lfs::batch))

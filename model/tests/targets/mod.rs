@@ -22,6 +22,8 @@ use lode_model::recognise::{Artifact, tar};
 use lode_model::reference::Name;
 use lode_model::safetensors::Header;
 use lode_model::tensor::{read_blob, read_plain};
+use lode_model::xet::shard::ShardReader;
+use lode_model::xet::xorb::{ChunkIndex, MAX_UNPACKED_BYTES, XorbHasher};
 use lode_model::{index, lineage, media_type as mt};
 use serde_json::json;
 
@@ -50,6 +52,8 @@ pub(crate) fn all() -> Vec<Target> {
         references(),
         texts_about_models(),
         templates(),
+        xorbs(),
+        shards(),
     ]
 }
 
@@ -461,5 +465,49 @@ fn templates() -> Target {
         // A cut template is still a template.
         let _ =
             template.truncate_after("Response").append_field("Response").execute(&data, &Dates::default());
+    })
+}
+
+fn xorbs() -> Target {
+    let seeds = [
+        &include_bytes!("../../../tests/fixtures/xet/text.xorb")[..],
+        include_bytes!("../../../tests/fixtures/xet/floats.xorb"),
+        include_bytes!("../../../tests/fixtures/xet/random.xorb"),
+    ];
+    target("xorb", seeds.map(<[u8]>::to_vec).to_vec(), |bytes| {
+        let hash = |piece_bytes| {
+            let mut hasher = XorbHasher::default();
+            bytes.chunks(piece_bytes).try_for_each(|piece| hasher.push(piece))?;
+            hasher.finish()
+        };
+        let whole = hash(bytes.len().max(1));
+        assert_eq!(whole, hash(1009));
+        let Ok((_, index)) = whole else { return };
+        assert_eq!(ChunkIndex::from_bytes(&index.to_bytes()).as_ref(), Some(&index));
+        let count = (index.to_bytes().len() / 8) as u32;
+        let all = index.range(0, count).unwrap();
+        assert!(all.stored.end <= bytes.len() as u64 && all.unpacked_bytes <= MAX_UNPACKED_BYTES);
+        assert!(index.range(0, count + 1).is_err());
+    })
+}
+
+fn shards() -> Target {
+    let seeds = [
+        &include_bytes!("../../../tests/fixtures/xet/text.shard")[..],
+        include_bytes!("../../../tests/fixtures/xet/many.shard"),
+    ];
+    target("shard", seeds.map(<[u8]>::to_vec).to_vec(), |bytes| {
+        let read = |piece_bytes| {
+            let mut reader = ShardReader::default();
+            bytes.chunks(piece_bytes).try_for_each(|piece| reader.push(piece))?;
+            assert!(reader.records() * 48 <= bytes.len());
+            reader.finish()
+        };
+        let whole = read(bytes.len().max(1));
+        assert_eq!(whole, read(7));
+        for file in whole.unwrap_or_default() {
+            assert!(file.terms.iter().all(|term| term.first < term.end));
+            assert!(file.size_bytes() <= u64::from(u32::MAX) * file.terms.len() as u64);
+        }
     })
 }

@@ -54,6 +54,19 @@ impl Registry {
         Ok(BlobInfo { digest: digest.clone(), size_bytes: blob.size_bytes })
     }
 
+    /// Finds a blob in the repository, or links one that another repository has which the caller may read.
+    pub(super) async fn blob_stat_or_mount(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<BlobInfo>, Error> {
+        match self.blob_stat(caller, repository, digest).await {
+            Err(Error::BlobUnknown { .. }) => self.blob_mount(caller, repository, digest, None).await,
+            found => found.map(Some),
+        }
+    }
+
     /// Like `blob_stat`, without the lease, for reads.
     pub async fn blob_find(
         &self,

@@ -266,10 +266,7 @@ impl Registry {
         path: &str,
         digest: &Digest,
     ) -> Result<ManifestFile, CommitError> {
-        let found = match self.blob_stat(caller, repository, digest).await {
-            Err(Error::BlobUnknown { .. }) => self.blob_mount(caller, repository, digest, None).await?,
-            found => Some(found?),
-        };
+        let found = self.blob_stat_or_mount(caller, repository, digest).await?;
         let Some(BlobInfo { size_bytes, .. }) = found else {
             return Err(CommitError::ObjectUnknown { path: path.to_owned(), oid: digest.clone() });
         };

@@ -22,7 +22,7 @@ const MIN_PART_BYTES: u64 = 64 << 20;
 /// How many parts an object has at most: each has a URL in one response.
 const MAX_PARTS: u64 = 1000;
 /// The largest object.
-const MAX_OBJECT_BYTES: u64 = 1 << 40;
+pub(super) const MAX_OBJECT_BYTES: u64 = 1 << 40;
 /// How long a client has for all the objects of one batch.
 const LINK_TIME: Duration = Duration::from_secs(24 * 3600);
 
@@ -66,11 +66,7 @@ impl Registry {
         if let Some(file) = files.values().find(|file| file.content == id) {
             return is_known(file.size);
         }
-        let found = match self.blob_stat(caller, repository, oid).await {
-            Err(Error::BlobUnknown { .. }) => self.blob_mount(caller, repository, oid, None).await?,
-            found => Some(found?),
-        };
-        if let Some(BlobInfo { size_bytes, .. }) = found {
+        if let Some(BlobInfo { size_bytes, .. }) = self.blob_stat_or_mount(caller, repository, oid).await? {
             return is_known(size_bytes);
         }
         if *size > MAX_OBJECT_BYTES {

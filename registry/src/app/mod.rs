@@ -45,6 +45,7 @@ mod model_facts;
 mod model_files;
 mod model_tree;
 mod models;
+mod pipe;
 mod protected_tags;
 mod publishers;
 mod quotas;
@@ -82,6 +83,7 @@ mod webhooks;
 mod worker;
 mod worker_table;
 mod workers;
+mod xet;
 
 pub use crate::blobs::BlobStream;
 pub(crate) use crate::store::{
@@ -144,3 +146,4 @@ pub use worker::{
     WorkerAnnouncement,
 };
 pub(crate) use worker_table::WorkerTable;
+pub(crate) use xet::{XetError, XetGrant};

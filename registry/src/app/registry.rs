@@ -33,7 +33,7 @@ use crate::config::check_providers;
 use crate::error::chain;
 use crate::issuer::Issuers;
 use crate::retention::Retention;
-use crate::store::{PostgresOptions, Store};
+use crate::store::{PostgresOptions, Store, XetUploader};
 use crate::time::millis;
 use crate::upstream::Upstream;
 use crate::{Config, Error, OpenError, config, metrics};
@@ -80,6 +80,8 @@ pub struct Inner {
     pub(super) writers: Locks<Uuid>,
     /// Locks that serialise commits and deletions of one digest.
     pub(super) digests: Locks<Digest>,
+    /// Uploaders of shards assemble one at a time.
+    pub(super) assembling: Locks<XetUploader>,
     pub(super) retention: Retention,
     /// One collection at a time.
     pub(super) collecting: tokio::sync::Mutex<()>,
@@ -173,6 +175,7 @@ pub(crate) async fn open_idle(mut config: Config, limits: Limits) -> Result<Regi
         timeouts: limits.timeouts,
         writers: Locks::default(),
         digests: Locks::default(),
+        assembling: Locks::default(),
         retention,
         collecting: tokio::sync::Mutex::default(),
         file_lists: FileLists::default(),

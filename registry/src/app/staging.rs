@@ -30,13 +30,7 @@ impl Registry {
     pub async fn staged_stat(&self, caller: &Caller, digest: &Digest) -> Result<bool, Error> {
         let staging = staging(caller);
         self.authorize(caller, Action::Push, Target::Repository(&staging)).await?;
-        match self.blob_stat(caller, &staging, digest).await {
-            Ok(_) => Ok(true),
-            Err(Error::BlobUnknown { .. }) => {
-                Ok(self.blob_mount(caller, &staging, digest, None).await?.is_some())
-            }
-            Err(error) => Err(error),
-        }
+        Ok(self.blob_stat_or_mount(caller, &staging, digest).await?.is_some())
     }
 
     /// Stores a blob. Returns false if it was stored already and the body was not read.

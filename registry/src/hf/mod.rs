@@ -15,3 +15,4 @@ pub(crate) mod repositories;
 pub(crate) mod resolve;
 pub(crate) mod tree;
 pub(crate) mod whoami;
+pub(crate) mod xet;

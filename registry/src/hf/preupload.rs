@@ -15,13 +15,11 @@ use crate::card;
 use crate::http::extract::RequestBody;
 use crate::http::{Failure, HubName, Json, JsonBody, Path, Query};
 
-/// The largest file that is sent within a commit.
+/// The largest file that is accepted within a commit.
 pub(crate) const MAX_INLINE_BYTES: u64 = 64 << 20;
-/// Files up to this size are always sent within a commit, as on the Hub.
+/// Files up to this size are sent within a commit, as on the Hub. Clients hold these in memory, and send larger ones by
+/// Xet or LFS.
 const SMALL_BYTES: u64 = 10_000_000;
-/// Larger files are sent within a commit as long as those of one request have no more than this together: clients
-/// hold them in memory. Beyond, and above [`MAX_INLINE_BYTES`], they are uploaded one by one.
-const MAX_BATCH_BYTES: u64 = 256 << 20;
 /// Clients send 256.
 const MAX_FILES: usize = 1000;
 
@@ -64,16 +62,11 @@ pub(crate) async fn post(
             GitIgnore::parse(&rules).unwrap_or_default()
         }
     };
-    let mut batch_bytes = 0_u64;
     let answers: Vec<Value> = body
         .files
         .iter()
         .map(|NewFile { path, size }| {
-            let is_inline = *size <= SMALL_BYTES
-                || *size <= MAX_INLINE_BYTES && batch_bytes.saturating_add(*size) <= MAX_BATCH_BYTES;
-            if is_inline {
-                batch_bytes += size;
-            }
+            let is_inline = *size <= SMALL_BYTES;
             let mut answer = json!({
                 "path": path,
                 "uploadMode": if is_inline { "regular" } else { "lfs" },

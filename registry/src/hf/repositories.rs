@@ -3,8 +3,8 @@
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use http::StatusCode;
 use http::request::Parts;
-use http::{StatusCode, header};
 use lode_model::reference::Repository;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -20,8 +20,6 @@ use crate::http::{Failure, HubName, Json, JsonBody, Links, Path};
 
 /// The revision of requests that name none.
 const MAIN: &str = "main";
-/// The route of [`no_xet`].
-const XET_ADVICE: &str = "api/no-xet-here/set-HF_HUB_DISABLE_XET=1";
 
 /// The repository that a request names in its body.
 #[derive(Deserialize)]
@@ -223,21 +221,4 @@ pub(crate) async fn create_discussion(
 ) -> Result<Json<Value>, Failure> {
     registry.commit_check(&caller, &repository, MAIN).await?;
     Err(no_pull_requests())
-}
-
-/// Clients with `hf_xet` ask for it before they upload large files, and do not fall back to another way. Of the
-/// response they show only the status and the address, which therefore says what to do.
-pub(crate) async fn xet_token(
-    State(registry): State<Registry>,
-    caller: Caller,
-    parts: Parts,
-    Path((HubName(repository), branch)): Path<(HubName, String)>,
-) -> Result<Response, Failure> {
-    registry.commit_check(&caller, &repository, &branch).await?;
-    let advice = Links::absolute(&parts, registry.config()).hub(XET_ADVICE);
-    Ok((StatusCode::FOUND, [(header::LOCATION, header_value(&advice))]).into_response())
-}
-
-pub(crate) async fn no_xet() -> Failure {
-    Failure::Unsupported("this server has no Xet storage; set HF_HUB_DISABLE_XET=1 and repeat the upload")
 }

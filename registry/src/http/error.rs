@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::Error;
 use crate::app::{
     AccountError, CommitError, CreateError, FilesError, HubImportError, PublisherError, SignOnError,
-    TransferError,
+    TransferError, XetError,
 };
 use crate::auth::UnknownName;
 use crate::error::chain;
@@ -106,6 +106,10 @@ pub(crate) enum Failure {
     #[error("{}", chain(.0))]
     Commit(CommitError),
 
+    /// An upload of Hugging Face's clients by Xet.
+    #[error("{}", chain(.0))]
+    Xet(XetError),
+
     /// The causes may name addresses, and are only for the log.
     #[error(transparent)]
     Import(HubImportError),
@@ -179,6 +183,12 @@ impl Failure {
                 CommitError::Inline { .. } | CommitError::TooManyOperations { .. } => {
                     StatusCode::PAYLOAD_TOO_LARGE
                 }
+                _ => StatusCode::BAD_REQUEST,
+            },
+            Failure::Xet(error) => match error {
+                XetError::Registry(error) => status_of(error),
+                XetError::Body(error) => status_of_body(error),
+                XetError::TooLarge { .. } | XetError::FileSize { .. } => StatusCode::PAYLOAD_TOO_LARGE,
                 _ => StatusCode::BAD_REQUEST,
             },
             Failure::Import(error) => match error {
@@ -257,11 +267,7 @@ impl Failure {
             Failure::TooManyRanges { can_merge: true, .. } => StatusCode::BAD_REQUEST,
             Failure::TooManyRanges { can_merge: false, .. } => StatusCode::RANGE_NOT_SATISFIABLE,
             Failure::TooManyTags { .. } => StatusCode::URI_TOO_LONG,
-            Failure::Body(error) => match error {
-                BodyError::TooLarge { .. } | BodyError::TooCostly { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-                BodyError::BudgetExhausted => StatusCode::SERVICE_UNAVAILABLE,
-                BodyError::Interrupted(_) => StatusCode::BAD_REQUEST,
-            },
+            Failure::Body(error) => status_of_body(error),
             Failure::Link
             | Failure::KeyUnknown { .. }
             | Failure::PublicUrlMissing
@@ -280,6 +286,7 @@ impl Failure {
             Failure::Registry(error)
             | Failure::Upload { source: error, .. }
             | Failure::Commit(CommitError::Registry(error))
+            | Failure::Xet(XetError::Registry(error))
             | Failure::Files(FilesError::Registry(error)) => Some(error),
             _ => None,
         }
@@ -290,6 +297,7 @@ impl Failure {
         matches!(
             self,
             Failure::Body(BodyError::BudgetExhausted)
+                | Failure::Xet(XetError::Body(BodyError::BudgetExhausted))
                 | Failure::Overloaded
                 | Failure::Gateway(GatewayError::ClientLimitReached { .. })
         ) || matches!(self.error(), Some(Error::Unavailable { .. } | Error::UpstreamUnavailable(_)))
@@ -321,6 +329,14 @@ impl Failure {
             _ if self.status().is_server_error() => "internal server error; see the server's log".to_owned(),
             _ => self.to_string(),
         }
+    }
+}
+
+fn status_of_body(error: &BodyError) -> StatusCode {
+    match error {
+        BodyError::TooLarge { .. } | BodyError::TooCostly { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+        BodyError::BudgetExhausted => StatusCode::SERVICE_UNAVAILABLE,
+        BodyError::Interrupted(_) => StatusCode::BAD_REQUEST,
     }
 }
 
@@ -386,6 +402,12 @@ impl From<AccountError> for Failure {
 impl From<FilesError> for Failure {
     fn from(error: FilesError) -> Failure {
         Failure::Files(error)
+    }
+}
+
+impl From<XetError> for Failure {
+    fn from(error: XetError) -> Failure {
+        Failure::Xet(error)
     }
 }
 

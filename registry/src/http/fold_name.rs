@@ -70,6 +70,9 @@ fn fold_hub_path(path: &str) -> Option<String> {
         "lfs-files",
         "super-squash",
     ];
+    if let Some(rest) = path.strip_prefix("api/xet/") {
+        return fold_xet_path(rest);
+    }
     let (prefix, rest, operations): (&str, &str, &[&str]) = match path.strip_prefix("api/models/") {
         Some(rest) => ("/hf/api/models/", rest, &OPERATIONS),
         None if path.starts_with("api/") || path.starts_with("oauth/") => return None,
@@ -83,6 +86,13 @@ fn fold_hub_path(path: &str) -> Option<String> {
     }
     let tail: String = parts[end..].iter().flat_map(|part| ["/", part]).collect();
     Some(format!("{prefix}{}{tail}", parts[..end].join("%2F")))
+}
+
+/// The same for a path after `/hf/api/xet/`: the name follows an id, and the tail of Xet's API begins with its version.
+fn fold_xet_path(path: &str) -> Option<String> {
+    let (space, rest) = path.split_once('/')?;
+    let (name, tail) = rest.split_at(rest.rfind("/v1/")?);
+    name.contains('/').then(|| format!("/hf/api/xet/{space}/{}{tail}", name.replace('/', "%2F")))
 }
 
 /// The same for a page about a repository: its name ends before the first `/-/`, because no part of a name is `-`.
@@ -165,6 +175,11 @@ mod tests {
             ("/hf/b.git/info/lfs/objects/batch", None),
             ("/hf/api/repos/create", None),
             ("/hf/api/lfs/00/1/2", None),
+            ("/hf/api/xet/0-1/a/v1/shards", None),
+            ("/hf/api/xet/0-1/a/b/v1/shards", Some("/hf/api/xet/0-1/a%2Fb/v1/shards")),
+            ("/hf/api/xet/0-1/a/v1/v1/xorbs/default/0", Some("/hf/api/xet/0-1/a%2Fv1/v1/xorbs/default/0")),
+            ("/hf/api/xet/0-1/a/b/v2/shards", None),
+            ("/hf/api/xet/0-1", None),
             ("/hf/api/whoami-v2", None),
             ("/hf/oauth/token", None),
             ("/mini", None),

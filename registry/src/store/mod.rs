@@ -49,6 +49,7 @@ mod waiting;
 mod webhooks;
 mod words;
 mod workers;
+mod xorbs;
 
 pub(crate) use access::{AccessState, ListFilter};
 pub(crate) use accounts::{AccountRow, AccountUpdate};
@@ -92,3 +93,4 @@ pub(crate) use waiting::WaitingContent;
 pub(crate) use webhooks::{Delivery, NewDelivery};
 pub(crate) use words::{add_text_words, query_words};
 pub(crate) use workers::{WorkerInventory, WorkerRow};
+pub(crate) use xorbs::{XetUploader, XorbRow};

@@ -11,6 +11,8 @@ use crate::{Error, OpenError};
 pub(crate) const MOVED: &[&str] = &[
     "repositories",
     "links",
+    "xorbs",
+    "xet_spaces",
     "manifests",
     "manifest_blobs",
     "tags",

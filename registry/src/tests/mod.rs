@@ -57,6 +57,7 @@ mod upgrade;
 mod webhooks;
 mod wire;
 mod workers;
+mod xet;
 
 use axum::Router;
 use axum::body::Body;

@@ -28,6 +28,8 @@ pub(super) enum Need {
     PullAsAccount,
     Infer,
     Push,
+    /// To push, with credentials that can be exchanged for an access token.
+    PushExchange,
     Delete,
     /// The role own on `team/*`.
     Own,
@@ -63,7 +65,7 @@ pub(super) enum Need {
 
 use Need::{
     Account, Administer, Browse, Delete, Exchange, Identity, Infer, Inspect, Join, List, Maintain, Open, Own,
-    OwnHere, OwnWorker, Probe, Pull, PullAsAccount, Push, RemoveWorker, Session, SignIn, Stage,
+    OwnHere, OwnWorker, Probe, Pull, PullAsAccount, Push, PushExchange, RemoveWorker, Session, SignIn, Stage,
 };
 
 /// Method, route as in the router, body, what it needs, and the statuses for a caller that has it.
@@ -238,8 +240,10 @@ pub(super) const ROUTES: &[Route] = &[
     ("DELETE", "/hf/api/models/{name}/tag/{revision}", "", Delete, &[400]),
     ("GET", "/hf/api/models/{name}/discussions", "", Pull, &[200]),
     ("POST", "/hf/api/models/{name}/discussions", "", Push, &[400]),
-    ("GET", "/hf/api/models/{name}/xet-write-token/{revision}", "", Push, &[302]),
-    ("GET", "/hf/api/no-xet-here/set-HF_HUB_DISABLE_XET=1", "", Open, &[400]),
+    ("GET", "/hf/api/models/{name}/xet-write-token/{revision}", "", PushExchange, &[200]),
+    // Without chunks, and no shard.
+    ("POST", "/hf/api/xet/{space}/{name}/v1/xorbs/default/{hash}", "", Push, &[400]),
+    ("POST", "/hf/api/xet/{space}/{name}/v1/shards", "", Push, &[400]),
     ("POST", "/hf/{name}/info/lfs/objects/batch", r#"{"operation":"upload","objects":[]}"#, Push, &[200]),
     ("POST", "/hf/{name}/info/lfs/verify", r#"{"oid":"x","size":1}"#, Push, &[400]),
     ("GET", "/hf/{name}", "", Open, &[303]),
@@ -313,6 +317,8 @@ pub(super) fn address(method: &str, route: &str) -> String {
         .replace("{id}", ID)
         .replace("{oid}", &ZERO[7..])
         .replace("{upload}", ID)
+        .replace("{space}", ID)
+        .replace("{hash}", &ZERO[7..])
         .replace("{part}", "1")
         .replace("{*model}", "team/mini")
         .replace("{provider}", "corp")

@@ -8,9 +8,12 @@ import hashlib
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.parse
 
 server, source, namespace, token, reader, large_mib, scratch = sys.argv[1:]
 os.environ["HF_ENDPOINT"] = f"{server}/hf"
@@ -77,7 +80,7 @@ assert first.repo_url.repo_id == name, first
 again = api.upload_file(path_or_fileobj=b"hello\n", path_in_repo="notes/a.txt", repo_id=name)
 assert again.oid == first.oid
 api.upload_file(path_or_fileobj=b"", path_in_repo="notes/empty", repo_id=name)
-big_inline = os.urandom(12_000_000)
+big_inline = os.urandom(9_000_000)
 api.upload_file(path_or_fileobj=big_inline, path_in_repo="inline.bin", repo_id=name)
 path = hub.hf_hub_download(name, "inline.bin", cache_dir=scratch / "cache")
 assert pathlib.Path(path).read_bytes() == big_inline
@@ -210,12 +213,95 @@ api.upload_file(path_or_fileobj=large.open("rb"), path_in_repo="same.bin", repo_
 assert {"large.bin", "same.bin"} <= listed()
 api.create_commit(
     name, [CommitOperationDelete("same.bin"), CommitOperationDelete("large.bin")], commit_message="Large")
-# Without the setting, the client tries Xet, and the server's message says what to do.
-error = raises(Exception, lambda: api.upload_file(path_or_fileobj=str(large), path_in_repo="large.bin", repo_id=name))
-assert "HF_HUB_DISABLE_XET=1" in str(error), error
-assert "large.bin" not in listed()
 
-# 9. The command line.
+# 9. The same by Xet, without any setting: cut off and killed after a half, repeated, and again under another name.
+# Its content is new: the one above is stored.
+with large.open("r+b") as file:
+    for number in range(int(large_mib)):
+        file.seek(number << 20)
+        file.write(os.urandom(1 << 19))
+sha256 = hashlib.file_digest(large.open("rb"), "sha256").hexdigest()
+
+
+class Relay:
+    """Passes connections on to the server, and counts what clients send."""
+
+    def __init__(self):
+        self.sent = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/hf"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            client, _ = self.listener.accept()
+            address = urllib.parse.urlsplit(server)
+            upstream = socket.create_connection((address.hostname, address.port))
+            threading.Thread(target=self.copy, args=(client, upstream, True), daemon=True).start()
+            threading.Thread(target=self.copy, args=(upstream, client, False), daemon=True).start()
+
+    def copy(self, source, target, counts):
+        try:
+            while piece := source.recv(1 << 16):
+                target.sendall(piece)
+                self.sent += len(piece) if counts else 0
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            for end in (source, target):
+                end.close()
+
+
+def upload_by_xet(relay, path, repository=name, home=None):
+    code = f"""
+import huggingface_hub as hub
+hub.HfApi(token={token or False!r}).upload_file(
+    path_or_fileobj={str(large)!r}, path_in_repo={path!r}, repo_id={repository!r})
+"""
+    env = dict(os.environ, HF_ENDPOINT=relay.url)
+    if home:
+        env["HF_HOME"] = str(home)
+    return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def uploaded(run):
+    output, _ = run.communicate()
+    assert run.returncode == 0, output.decode()
+
+
+relay, half = Relay(), int(large_mib) << 19
+run = upload_by_xet(relay, "xet.bin")
+while relay.sent < half and run.poll() is None:
+    time.sleep(0.01)
+run.kill()
+run.communicate()
+assert relay.sent >= half, "the upload ended before it was killed"
+assert "xet.bin" not in listed()
+uploaded(upload_by_xet(relay, "xet.bin"))
+entry = api.get_paths_info(name, ["xet.bin"])[0]
+assert (entry.size, entry.lfs.sha256) == (int(large_mib) << 20, sha256), entry
+hub.hf_hub_download(name, "xet.bin", local_dir=scratch / "large")
+assert hashlib.file_digest((scratch / "large" / "xet.bin").open("rb"), "sha256").hexdigest() == sha256
+# The client sends nothing again, and the server stores nothing again if another client does.
+head, before = api.model_info(name).sha, relay.sent
+uploaded(upload_by_xet(relay, "xet.bin"))
+assert api.model_info(name).sha == head
+uploaded(upload_by_xet(relay, "same.bin"))
+assert relay.sent - before < 1 << 20, relay.sent - before
+uploaded(upload_by_xet(relay, "other.bin", home=scratch / "other-home"))
+entries = api.get_paths_info(name, ["same.bin", "other.bin"])
+assert [entry.lfs.sha256 for entry in entries] == [sha256, sha256], entries
+# Bytes in memory, and another repository.
+elsewhere = f"{namespace}/by-xet"
+api.create_repo(elsewhere)
+memory = os.urandom(11_000_000)
+api.upload_file(path_or_fileobj=memory, path_in_repo="memory.bin", repo_id=elsewhere)
+uploaded(upload_by_xet(relay, "xet.bin", elsewhere))
+entries = {entry.path: entry.lfs.sha256 for entry in api.get_paths_info(elsewhere, ["memory.bin", "xet.bin"])}
+assert entries == {"memory.bin": hashlib.sha256(memory).hexdigest(), "xet.bin": sha256}, entries
+api.create_commit(
+    name, [CommitOperationDelete(f"{kind}.bin") for kind in ("xet", "same", "other")], commit_message="Xet")
+
+# 10. The command line.
 hf = pathlib.Path(sys.executable).with_name("hf")
 command = f"{namespace}/command"
 run = subprocess.run([hf, "upload", command, source, "."], capture_output=True, text=True)
@@ -229,7 +315,7 @@ run = subprocess.run(
 assert run.returncode == 0, run.stderr
 assert "again.json" in listed(command)
 
-# 10. transformers pushes a model, part by part, and reads it back.
+# 11. transformers pushes a model, part by part, and reads it back.
 import transformers  # noqa: E402
 
 pushed = f"{namespace}/pushed"
@@ -242,7 +328,7 @@ again = transformers.AutoTokenizer.from_pretrained(pushed, cache_dir=scratch / "
 assert again("Define water.").input_ids == tokenizer("Define water.").input_ids
 assert transformers.AutoConfig.from_pretrained(pushed, cache_dir=scratch / "cache").model_type == "llama"
 
-# 11. Who may not write is refused.
+# 12. Who may not write is refused.
 if token:
     for wrong, expect in [(reader, 403), ("hf_" + "x" * 34, 401), (False, 401)]:
         refused = hub.HfApi(token=wrong)
@@ -264,7 +350,7 @@ if token:
     raises(RepositoryNotFoundError, lambda: hub.HfApi(token=False).model_info(private))
     api.delete_repo(private)
 
-# 12. What is deleted is gone, and its name is free.
+# 13. What is deleted is gone, and its name is free.
 api.delete_repo(command)
 assert not api.repo_exists(command)
 api.delete_repo(command, missing_ok=True)
