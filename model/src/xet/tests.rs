@@ -6,7 +6,7 @@ use lz4_flex::frame::FrameEncoder;
 
 use super::hash::XetHash;
 use super::shard::{MAX_FILE_RECORDS, RECORD_BYTES, ShardError, ShardFile, ShardReader};
-use super::xorb::{ChunkIndex, ChunkRange, ChunkReader, MAX_CHUNKS, XorbError, XorbHasher};
+use super::xorb::{Chunk, ChunkIndex, ChunkRange, ChunkReader, MAX_CHUNKS, XorbError, XorbHasher};
 use crate::digest::Digest;
 
 macro_rules! fixture {
@@ -29,7 +29,11 @@ fn read_shard(bytes: &[u8], piece_bytes: usize) -> Result<Vec<ShardFile>, ShardE
 
 fn unpack(bytes: &[u8]) -> Vec<u8> {
     let (mut reader, mut content) = (ChunkReader::default(), Vec::new());
-    reader.push(bytes, |chunk| Ok::<_, XorbError>(content.extend(chunk.content))).unwrap();
+    let each = |chunk: Chunk| {
+        content.extend(chunk.content);
+        Ok(())
+    };
+    reader.push(bytes, each).unwrap();
     reader.finish().unwrap();
     content
 }

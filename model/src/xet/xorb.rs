@@ -128,11 +128,11 @@ pub struct ChunkReader {
 
 impl ChunkReader {
     /// Passes the chunks that the piece completes to `each`.
-    pub fn push<E: From<XorbError>>(
+    pub fn push(
         &mut self,
         piece: &[u8],
-        mut each: impl FnMut(Chunk) -> Result<(), E>,
-    ) -> Result<(), E> {
+        mut each: impl FnMut(Chunk) -> Result<(), XorbError>,
+    ) -> Result<(), XorbError> {
         if self.is_at_index {
             return Ok(());
         }

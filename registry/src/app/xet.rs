@@ -11,7 +11,7 @@ use lode_client::{BodyBudget, Charge, Secret};
 use lode_model::reference::Repository;
 use lode_model::xet::hash::XetHash;
 use lode_model::xet::shard::{MAX_SHARD_BYTES, RECORD_BYTES, ShardError, ShardFile, ShardReader, Term};
-use lode_model::xet::xorb::{ChunkIndex, ChunkReader, MAX_XORB_BYTES, XorbError, XorbHasher};
+use lode_model::xet::xorb::{Chunk, ChunkIndex, ChunkReader, MAX_XORB_BYTES, XorbError, XorbHasher};
 use tokio::task::spawn_blocking;
 use uuid::Uuid;
 
@@ -24,6 +24,8 @@ use crate::auth::{Caller, RepositoryScope, Requested};
 use crate::store::{XetUploader, XorbRow};
 use crate::time::{millis, now_ms};
 
+/// Clients ask again half a minute before a token expires.
+const MIN_TOKEN_TIME: Duration = Duration::from_secs(60);
 /// How much of a xorb is hashed or decompressed at once.
 const BATCH_BYTES: usize = 1 << 20;
 /// The most pieces in a batch, for bodies of tiny pieces.
@@ -86,7 +88,7 @@ impl Registry {
         let (uploader, now, lease) = (uploader(caller, repository), now_ms(), self.lease_ms());
         let space = self.store.xet_space(&uploader, Uuid::new_v4(), now.saturating_sub(lease)).await?;
         self.store.xorbs_lease(&uploader, now.saturating_add(lease)).await?;
-        let valid = valid.min(Duration::from_millis(lease.unsigned_abs() / 2));
+        let valid = valid.min(self.config.upload_lease / 2).max(MIN_TOKEN_TIME);
         Ok(XetGrant { token, expires: now.saturating_add(millis(valid)) / 1000, space })
     }
 
@@ -222,10 +224,11 @@ impl Registry {
         while let Some(pieces) = next_batch(&mut stored).await? {
             let unpacked = spawn_blocking(move || {
                 let mut chunks = Vec::new();
-                for piece in pieces {
-                    reader
-                        .push(&piece, |chunk| Ok::<_, XorbError>(chunks.push(Bytes::from(chunk.content))))?;
-                }
+                let mut each = |chunk: Chunk| {
+                    chunks.push(Bytes::from(chunk.content));
+                    Ok(())
+                };
+                pieces.iter().try_for_each(|piece| reader.push(piece, &mut each))?;
                 Ok((reader, chunks))
             });
             let chunks;
