@@ -131,4 +131,18 @@ macro_rules! tests {
     };
 }
 
-tests!(safetensors, gguf, onnx, onnx_graph, conversion, modelfile, manifest, tar, reference, texts, template);
+tests!(
+    safetensors,
+    gguf,
+    onnx,
+    onnx_graph,
+    conversion,
+    modelfile,
+    manifest,
+    tar,
+    reference,
+    texts,
+    template,
+    xorb,
+    shard
+);
