@@ -153,7 +153,7 @@ fn import_error(error: &ImportError) -> Failure {
         ImportError::QuantizeGguf { .. } => failure
             .hint("a float GGUF can be quantised to GGUF types only, such as q8_0 or q4_K_M: see `lode create --help`"),
         ImportError::AlreadyQuantised { .. }
-        | ImportError::Fp8 { .. }
+        | ImportError::Scaled { .. }
         | ImportError::Blocks(_)
         | ImportError::Convert(ConvertError::Quantised { .. })
         | ImportError::QuantizeOnnx { .. } => failure.hint("omit --quantize"),

@@ -1,5 +1,7 @@
-//! An FP8 checkpoint, as large models are published. Stored unchanged, it is returned byte for byte and a
-//! worker refuses to run it. Quantised on import, it runs and has no trace of FP8.
+//! FP8 and int8 checkpoints, as large models are published. Stored unchanged, they are returned byte for byte and
+//! run. Quantised on import, they have no trace of FP8.
+
+use std::path::PathBuf;
 
 use lode_tests::checkpoint::{
     demo, demo_expected, f32_values, read_folder, read_tensor_headers, write_fp8_demo,
@@ -9,13 +11,13 @@ use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn an_fp8_checkpoint_is_returned_unchanged_and_not_run() {
-    let server = Folder::new().start(Options::new().worker()).await;
+async fn an_fp8_checkpoint_is_returned_unchanged_and_runs() {
+    let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
     let lode = server.lode();
     let source = server.folder().path().join("fp8");
     write_fp8_demo(&source);
     let created = lode.create("team/fp8", &source, &[]).await.expect_success();
-    assert!(created.stderr.contains("weights of F8_E4M3 with scales are stored as they are"), "{created:?}");
+    assert!(!created.stderr.contains("stored as they are"), "{created:?}");
     let back = server.folder().path().join("back");
     lode.run(&["pull", "team/fp8", "--to", back.to_str().unwrap()]).await.expect_success();
     assert!(read_folder(&back) == read_folder(&source));
@@ -24,7 +26,8 @@ async fn an_fp8_checkpoint_is_returned_unchanged_and_not_run() {
     let listed = lode.run(&["tensor", "ls", "team/fp8"]).await.expect_success().stdout;
     assert!(listed.contains("F8_E4M3 g128x128") && !listed.contains("scale_inv"), "{listed}");
     let shown = lode.run(&["show", "team/fp8", "--json"]).await.expect_success().json();
-    assert_eq!(shown["parameters"], 4_196_608, "{shown}");
+    let expect = (&json!(4_196_608), &json!("F8_E4M3"));
+    assert_eq!((&shown["parameters"], &shown["quantization"]), expect, "{shown}");
     let name = "model.layers.0.mlp.down_proj.weight";
     let weights = std::fs::read(source.join("model.safetensors")).unwrap();
     let stored = read_tensor_headers(&weights);
@@ -59,9 +62,65 @@ async fn an_fp8_checkpoint_is_returned_unchanged_and_not_run() {
     let same = |line: &str| line.starts_with("same values") && line.contains(name);
     assert!(compared.lines().any(same) && compared.contains(" 0 changed"), "{compared}");
 
-    // Codes without their scales are different values, so no worker uses them.
-    let run = lode.run(&["run", "team/fp8", "hello"]).await;
-    run.expect_failure(&["model.layers.0.", "F8_E4M3"]);
+    // Workers compute with the same values.
+    let (fp8, floats) =
+        (nats_per_token(&server, "team/fp8").await, nats_per_token(&server, "team/floats").await);
+    figure("nats per token over the demo model's reference outputs, in FP8", &format!("{fp8:.6}"));
+    assert!((fp8 - floats).abs() < 1e-4, "{fp8} {floats}");
+
+    // A worker refuses scales that do not fit, by name.
+    let path = source.join("config.json");
+    let config = std::fs::read_to_string(&path).unwrap().replace("[128,128]", "[64,64]");
+    assert!(config.contains("[64,64]"), "{config}");
+    std::fs::write(&path, config).unwrap();
+    let created = lode.create("team/bad", &source, &[]).await.expect_success();
+    assert!(created.stderr.contains("can be neither run nor quantised"), "{created:?}");
+    let run = lode.run(&["run", "team/bad", "hello"]).await;
+    run.expect_failure(&["model.layers.0.", "_scale_inv", "each block of 64 by 64"]);
+}
+
+/// Checkpoints of transformers' and llm-compressor's forms, with the ids that transformers generates.
+#[tokio::test]
+async fn scaled_checkpoints_answer_as_known() {
+    let options = Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32").env("LODE_MAX_LOADED_MODELS", "1");
+    let server = Folder::new().start(options).await;
+    let (lode, registry) = (server.lode(), server.registry());
+    for (folder, dtype, block, parameters) in [
+        ("fp8-blocks", "F8_E4M3", "F8_E4M3 g128x128", 390_176),
+        ("fp8-channels", "F8_E4M3", "F8_E4M3 g1x64", 94_528),
+        ("fp8-tensors", "F8_E4M3", "F8_E4M3 g96x64", 94_528),
+        ("int8-channels", "I8", "I8 g1x64", 94_528),
+    ] {
+        let name = format!("scaled/{folder}");
+        let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/scaled").join(folder);
+        lode.create(&name, &source, &[]).await.expect_success();
+        let listed = lode.run(&["tensor", "ls", &name]).await.expect_success().stdout;
+        assert!(listed.contains(block) && !listed.contains("weight_scale"), "{listed}");
+        let shown = lode.run(&["show", &name, "--json"]).await.expect_success().json();
+        let expect = (&json!(parameters), &json!(dtype));
+        assert_eq!((&shown["parameters"], &shown["quantization"]), expect, "{shown}");
+        let expected: Value =
+            serde_json::from_slice(&std::fs::read(source.join("expected.json")).unwrap()).unwrap();
+        for case in expected["cases"].as_array().unwrap() {
+            let ids = |value: &Value| -> Vec<u64> { serde_json::from_value(value.clone()).unwrap() };
+            let (prompt, known) = (ids(&case["token_ids"]), ids(&case["greedy"]));
+            let end = known.iter().position(|id| *id == 2).unwrap_or(known.len());
+            let body = json!({"model": name, "prompt": case["prompt"], "raw": true, "stream": false,
+                "options": {"temperature": 0, "num_predict": known.len()}});
+            let found = ids(&registry.post_json("/api/generate", &body).await.expect(200).json()["context"]);
+            assert!(found.starts_with(&prompt), "{folder}: {found:?} does not begin with {prompt:?}");
+            let generated = &found[prompt.len()..];
+            assert!(
+                generated.len() >= end && generated[..end] == known[..end],
+                "{folder}: {found:?} {known:?}"
+            );
+        }
+        // Quantised on import, no array of scales is left.
+        let quantised = format!("{name}-q8");
+        lode.create(&quantised, &source, &["--quantize", "Q8_0"]).await.expect_success();
+        let shown = lode.run(&["show", &quantised, "--json"]).await.expect_success().json();
+        assert_eq!(shown["parameters"], parameters, "{shown}");
+    }
 }
 
 /// Nats per token over the demo model's reference outputs.

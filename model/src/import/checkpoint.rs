@@ -38,7 +38,7 @@ pub(super) struct Checkpoint {
     pub(super) is_image_model: bool,
     /// The config.json, if it is an object.
     pub(super) config: Option<Map<String, Value>>,
-    /// The scales of FP8 weights by the weights' names, after [`super::fp8::pair_scales`] has removed them from the
+    /// The scales of FP8 and int8 weights by the weights' names, after [`super::scaled::pair_scales`] has removed them from the
     /// tensors.
     pub(super) scales: HashMap<String, Scales>,
     pub(super) notices: Vec<String>,
@@ -65,7 +65,7 @@ impl Checkpoint {
             .flat_map(|(at, shard)| shard.tensors.iter().map(move |tensor| (at, tensor)))
     }
 
-    /// The type of a tensor's values: for FP8 with scales, the type that they are decoded to.
+    /// The type of a tensor's values: for codes with scales, the type that they are decoded to.
     pub(super) fn value_dtype(&self, tensor: &Tensor) -> Dtype {
         if self.scales.contains_key(&tensor.name) { Dtype::BF16 } else { tensor.parts.weight.dtype }
     }

@@ -7,7 +7,7 @@ use crate::convert::ConvertError;
 use crate::files_view::PathError;
 use crate::safetensors::HeaderError;
 use crate::tensor::TensorError;
-use crate::tensor::fp8::BlockError;
+use crate::tensor::scaled::BlockError;
 
 /// Why a folder cannot be imported. Each variant names the file, and the key if there is one.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ pub enum ImportError {
     #[error("`{path}` holds `{tensor}`, which is quantised already; import it as it is, without quantising")]
     AlreadyQuantised { path: String, tensor: String },
     #[error("`{path}` holds `{tensor}` of {dtype}, {problem}")]
-    Fp8 { path: String, tensor: String, dtype: String, problem: String },
+    Scaled { path: String, tensor: String, dtype: String, problem: String },
     #[error(transparent)]
     Blocks(#[from] BlockError),
     #[error("`{path}` makes this an image model, whose components are not quantised; import it as it is")]

@@ -10,7 +10,7 @@ use super::gguf_part::{Part, annotations, config};
 use super::layer::{Content, Piece};
 use super::plan::Plan;
 use super::whole_file::{push_assembled, push_side_files};
-use super::{checkpoint, fp8, policy};
+use super::{checkpoint, policy, scaled};
 use crate::convert::{self, CheckpointTensor, ConvertedGguf, FileType, SideFiles};
 use crate::gguf::{Header, PartName};
 use crate::media_type;
@@ -48,7 +48,7 @@ pub(super) fn from_checkpoint(
     file_type: FileType,
 ) -> Result<Plan, ImportError> {
     let mut checkpoint = checkpoint::read(source, files)?;
-    fp8::pair_scales(&mut checkpoint)?;
+    scaled::pair_scales(&mut checkpoint)?;
     policy::check_quantisable(&checkpoint)?;
     let mut taken: BTreeSet<&str> = checkpoint.shards.iter().map(|shard| &*shard.path).collect();
     taken.extend(checkpoint.index.as_deref());
@@ -73,7 +73,7 @@ pub(super) fn from_checkpoint(
     let (mut layers, mut recipes) = (Vec::new(), Vec::new());
     push_assembled(&mut layers, &mut recipes, media_type::OLLAMA_MODEL, &part.file.path, content);
     let is_left = |file: &&SourceFile| {
-        !taken.contains(file.path.as_str()) && !fp8::is_fp8_description(&checkpoint, &file.path)
+        !taken.contains(file.path.as_str()) && !scaled::is_scale_description(&checkpoint, &file.path)
     };
     let rest: Vec<&SourceFile> = files.iter().filter(is_left).collect();
     push_side_files(source, &mut layers, &mut recipes, &rest)?;

@@ -13,7 +13,6 @@ mod error;
 mod facts;
 mod files;
 mod finish;
-mod fp8;
 mod gguf;
 mod gguf_conversion;
 mod gguf_part;
@@ -26,6 +25,7 @@ mod plan;
 mod policy;
 mod quantize;
 mod recipe;
+mod scaled;
 mod tensor_blobs;
 mod whole_file;
 

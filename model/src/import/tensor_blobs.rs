@@ -7,7 +7,7 @@ use super::files::{CONFIG, read_file};
 use super::layer::Content;
 use super::plan::{Options, Plan};
 use super::whole_file::{push_assembled, push_whole};
-use super::{checkpoint, facts, fp8, place, policy};
+use super::{checkpoint, facts, place, policy, scaled};
 use crate::config::format_parameter_count;
 use crate::convert;
 use crate::formats::weight_format::WeightFormat;
@@ -31,12 +31,12 @@ pub(super) fn plan(
         return Err(ImportError::NoModel);
     }
     if options.quantize.is_some() {
-        fp8::pair_scales(&mut checkpoint)?;
+        scaled::pair_scales(&mut checkpoint)?;
     }
     let checkpoint = checkpoint;
     let facts = facts::read(source, files, &checkpoint, options)?;
     let mut notices = facts.notices;
-    notices.extend(fp8::notice(&checkpoint).filter(|_| options.quantize.is_none()));
+    notices.extend(scaled::notice(&checkpoint).filter(|_| options.quantize.is_none()));
     let tensor_layers = policy::plan_tensor_layers(&checkpoint, options.quantize)?;
     let quantised = options.quantize.filter(|_| tensor_layers.is_quantised());
     if let (Some(requested), None) = (options.quantize, quantised) {
@@ -65,8 +65,9 @@ pub(super) fn plan(
 
     let (mut layers, mut recipes) = place::shards(&checkpoint, tensor_layers);
     let taken: BTreeSet<String> = recipes.iter().map(|recipe| recipe.path.clone()).collect();
-    let is_left =
-        |file: &&SourceFile| !taken.contains(&file.path) && !fp8::is_fp8_description(&checkpoint, &file.path);
+    let is_left = |file: &&SourceFile| {
+        !taken.contains(&file.path) && !scaled::is_scale_description(&checkpoint, &file.path)
+    };
     let rest = files.iter().filter(is_left);
     let (json, other): (Vec<_>, Vec<_>) = rest.partition(|file| facts.json_files.contains(&file.path));
     for (media_type, files) in [(media_type::OLLAMA_JSON, json), (media_type::OCTET_STREAM, other)] {
@@ -74,7 +75,7 @@ pub(super) fn plan(
             match file.path.as_str() {
                 CONFIG if !checkpoint.scales.is_empty() => {
                     let config = read_file(source, file)?;
-                    let config = fp8::remove_fp8_config(&config).unwrap_or(config);
+                    let config = scaled::remove_scale_config(&config).unwrap_or(config);
                     let content = Content::bytes(config);
                     push_assembled(&mut layers, &mut recipes, media_type, &file.path, content);
                 }

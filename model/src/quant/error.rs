@@ -14,16 +14,16 @@ pub enum DecodeError {
     #[error("{kind} does not have scales of {dtype}")]
     Scale { kind: Kind, dtype: Dtype },
     #[error(transparent)]
-    Fp8(#[from] Fp8Error),
+    Scaled(#[from] ScaledError),
     #[error("scales of shape {scales:?} do not match a tensor of shape {tensor:?}")]
     Scales { tensor: Vec<u64>, scales: Vec<u64> },
     #[error("{elements} elements of {kind} are not whole groups of {group_size}")]
     Group { kind: Kind, group_size: u32, elements: usize },
 }
 
-/// Why FP8 codes and their scales cannot be decoded.
+/// Why codes and their separate scales cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-pub enum Fp8Error {
+pub enum ScaledError {
     #[error("scale {scale} is {value}, expected a positive number")]
     Scale { scale: u64, value: f32 },
     #[error("element {element} is {value}, expected a finite number")]

@@ -7,9 +7,9 @@ mod decode;
 mod error;
 pub mod float;
 mod fp;
-pub mod fp8;
 pub mod ggml;
 mod kind;
+pub mod scaled;
 
 pub use affine::{NotFinite, QuantiseError, Quantised, quantise};
 pub use decode::{StoredTensor, decode_f32, decode_f32_into};

@@ -1,4 +1,4 @@
-//! Float values in the imported files: stored floats, or FP8 codes whose scales may be in another file.
+//! Float values in the imported files: stored floats, or FP8 or int8 codes whose scales may be in another file.
 //! Quantisation and conversion read their source through this module.
 
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::files::Source;
 use crate::quant::float;
-use crate::quant::fp8::Grid;
+use crate::quant::scaled::Grid;
 use crate::read_at::ReadAt;
 use crate::safetensors::Dtype;
 
@@ -16,12 +16,12 @@ use crate::safetensors::Dtype;
 pub(crate) struct FloatArray {
     pub(crate) path: Arc<str>,
     pub(crate) offset: u64,
-    /// BF16, F16 or F32, or F8_E4M3 under scales.
+    /// BF16, F16 or F32, or F8_E4M3 or I8 under scales.
     pub(crate) dtype: Dtype,
     pub(crate) scales: Option<Scales>,
 }
 
-/// The scales of an array of FP8 codes.
+/// The scales of an array of codes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Scales {
     /// The tensor to which the scales belong.
@@ -62,7 +62,7 @@ pub(crate) struct ArrayReader {
 }
 
 impl ArrayReader {
-    /// Reads the elements from `first` on, one for each place of `out`. An FP8 value that is infinite or NaN
+    /// Reads the elements from `first` on, one for each place of `out`. A scaled value that is infinite or NaN
     /// is an error that names its tensor.
     pub(crate) fn read(&mut self, first: u64, out: &mut [f32]) -> io::Result<()> {
         let count = out.len() as u64;
@@ -75,7 +75,7 @@ impl ArrayReader {
         fetch(&**file, scales.offset, scales.dtype, some, &mut self.scale_bytes)?;
         float::decode_f32_into(scales.dtype, &self.scale_bytes, &mut self.factors)
             .map_err(io::Error::other)?;
-        scales.grid.decode(first, &self.stored, &self.factors, out).map_err(|error| {
+        scales.grid.decode(self.dtype, first, &self.stored, &self.factors, out).map_err(|error| {
             let message = format!("tensor `{}` (scales in `{}`): {error}", scales.tensor, scales.path);
             io::Error::new(io::ErrorKind::InvalidData, message)
         })

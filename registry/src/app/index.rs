@@ -173,7 +173,7 @@ impl Registry {
         };
         // Separate scales are attached to their weights. Matching them needs the tensors of all files.
         let mut lists: Vec<&mut Vec<TensorInfo>> = files.iter_mut().map(|file| &mut file.tensors).collect();
-        tensor::fp8::attach_scales(&mut lists, checkpoint.as_deref());
+        tensor::scaled::attach_scales(&mut lists, checkpoint.as_deref());
         let tensor_count = files.iter().map(|file| file.tensors.len()).sum::<usize>();
         let summary = index::summarise(manifest, &artifact, config.as_deref(), checkpoint.as_deref(), &files);
         if let (None, Some(packed), true) =

@@ -6,8 +6,18 @@ use lode_model::quant::{self, Quantisation};
 use lode_model::safetensors::Dtype as StoredDtype;
 
 /// The formats of tensors that [`Dtype::of`] supports, by their names in a tensor index.
-pub const DTYPES: &[&str] =
-    &["F32", "F16", "BF16", "int4", "int8", "nvfp4", "mxfp4", "mxfp8", "the block types of GGUF"];
+pub const DTYPES: &[&str] = &[
+    "F32",
+    "F16",
+    "BF16",
+    "F8_E4M3 and I8 with scales",
+    "int4",
+    "int8",
+    "nvfp4",
+    "mxfp4",
+    "mxfp8",
+    "the block types of GGUF",
+];
 
 /// A floating-point storage type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +85,25 @@ impl Scaled {
     }
 }
 
+/// The codes of checkpoints with one byte per value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ByteCode {
+    E4m3,
+    /// A signed integer.
+    I8,
+}
+
+impl ByteCode {
+    /// The codes that a file stores as this type.
+    pub fn of(stored: StoredDtype) -> Option<Self> {
+        match stored {
+            StoredDtype::F8_E4M3 => Some(Self::E4m3),
+            StoredDtype::I8 => Some(Self::I8),
+            _ => None,
+        }
+    }
+}
+
 /// The storage format of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
@@ -89,6 +118,12 @@ pub enum Dtype {
     },
     /// Codes with separate one-byte scales.
     Scaled(Scaled),
+    /// Codes of one byte: value = `scale * code`. A row has a separate f32 scale for each `group` of its codes, a
+    /// multiple of 32; the last group may be shorter.
+    ByteCodes {
+        code: ByteCode,
+        group: usize,
+    },
     /// ggml's blocks of codes and scales, one after the other. Its plain types are floats here.
     Ggml(Type),
 }
@@ -121,6 +156,7 @@ impl Dtype {
             Self::Float(float) => cols * float.size(),
             Self::Affine { bits, .. } => cols / 8 * usize::from(bits),
             Self::Scaled(format) => cols / 8 * format.bits(),
+            Self::ByteCodes { .. } => cols,
             // Constants, because attention asks for each page of the cache.
             Self::Ggml(Type::Q8_0) => cols / QK8_0 * BLOCK_Q8_0,
             Self::Ggml(ty) => cols / ty.block_elements() as usize * ty.block_bytes() as usize,
@@ -134,7 +170,7 @@ impl Dtype {
             Self::Float(_) => 1,
             Self::Affine { group, .. } => group,
             // The operations read 32 values at a time.
-            Self::Scaled(_) => 32,
+            Self::Scaled(_) | Self::ByteCodes { .. } => 32,
             Self::Ggml(Type::Q8_0) => QK8_0,
             Self::Ggml(ty) => ty.block_elements() as usize,
         }
@@ -148,7 +184,19 @@ impl Dtype {
                 cols.is_multiple_of(self.multiple()).then(|| self.row_bytes(cols))
             }
             Self::Affine { .. } => None,
+            Self::ByteCodes { group, .. } => {
+                let is_valid = group > 0 && group.is_multiple_of(32) && cols.is_multiple_of(32);
+                is_valid.then_some(cols)
+            }
             Self::Ggml(ty) => usize::try_from(ty.row_bytes(cols as u64)?).ok(),
+        }
+    }
+
+    /// Values per separate scale, in formats that have it as a parameter.
+    pub fn scale_group(self) -> Option<usize> {
+        match self {
+            Self::Affine { group, .. } | Self::ByteCodes { group, .. } => Some(group),
+            Self::Float(_) | Self::Scaled(_) | Self::Ggml(_) => None,
         }
     }
 
@@ -159,6 +207,7 @@ impl Dtype {
             Self::Float(_) | Self::Ggml(_) => 0,
             Self::Affine { group, scales, .. } => cols / group * scales.size(),
             Self::Scaled(format) => cols / format.group(),
+            Self::ByteCodes { group, .. } => cols.div_ceil(group) * Float::F32.size(),
         }
     }
 

@@ -39,7 +39,7 @@ mod weight;
 mod window;
 
 pub use batch::{Batch, PAGE_LEN, Span};
-pub use dtype::{DTYPES, Dtype, Float, KvType, Scaled, UnknownKvType};
+pub use dtype::{ByteCode, DTYPES, Dtype, Float, KvType, Scaled, UnknownKvType};
 pub use error::DeviceError;
 pub use kernels::{
     Activation, Attention, CacheShape, Expert, Experts, GateUp, Kernels, LayerNorm, Linear, Norm, Qkv, Rope,

@@ -26,7 +26,7 @@ impl<'a> Rows<'a> {
     pub fn new(dtype: Dtype, cols: usize, codes: &'a [u8]) -> Self {
         let row = dtype.row_bytes(cols);
         assert!(cols > 0 && cols.is_multiple_of(dtype.multiple()) && codes.len().is_multiple_of(row));
-        assert!(!matches!(dtype, Dtype::Affine { .. } | Dtype::Scaled(_)));
+        assert!(!matches!(dtype, Dtype::Affine { .. } | Dtype::Scaled(_) | Dtype::ByteCodes { .. }));
         let (n, strides) = (codes.len() / row, [row, 0, 0]);
         Self { dtype, n, cols, codes, scales: &[], biases: &[], strides, factor: 1.0 }
     }

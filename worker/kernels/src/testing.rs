@@ -4,7 +4,7 @@ use bytes::Bytes;
 use lode_model::quant::ggml::{self, Type};
 
 use super::decode;
-use super::dtype::{Dtype, Float, Scaled};
+use super::dtype::{ByteCode, Dtype, Float, Scaled};
 use super::rows::Rows;
 pub(super) use super::self_test::random;
 use super::weight::Weight;
@@ -28,6 +28,8 @@ pub(super) const EXAMPLES: &[Dtype] = &[
     Dtype::Scaled(Scaled::Nvfp4),
     Dtype::Scaled(Scaled::Mxfp4),
     Dtype::Scaled(Scaled::Mxfp8),
+    Dtype::ByteCodes { code: ByteCode::E4m3, group: 128 },
+    Dtype::ByteCodes { code: ByteCode::I8, group: 256 },
     Dtype::Ggml(Type::Q4_0),
     Dtype::Ggml(Type::Q4_1),
     Dtype::Ggml(Type::Q5_0),
@@ -129,6 +131,16 @@ impl Packed {
                 .unwrap();
                 let factor = if format == Scaled::Nvfp4 { 0.37 } else { 1.0 };
                 Self { weight: Some(weight.with_factor(factor)), dtype, cols, bytes: Vec::new() }
+            }
+            Dtype::ByteCodes { code, .. } => {
+                let mut codes = some_bytes(1 + n * dtype.row_bytes(cols), seed);
+                if code == ByteCode::E4m3 {
+                    codes.iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code = 0x7e);
+                }
+                let scales = floats(Float::F32, n * dtype.row_scale_bytes(cols) / 4, seed + 1);
+                let (codes, scales) = (skip_first_byte(codes), skip_first_byte(scales));
+                let weight = Weight::new(dtype, (n, cols), codes, scales, Bytes::new());
+                Self { weight: Some(weight.unwrap()), dtype, cols, bytes: Vec::new() }
             }
             Dtype::Ggml(ty) => {
                 let mut bytes = vec![0; 1 + n * dtype.row_bytes(cols)];

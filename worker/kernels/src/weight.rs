@@ -116,7 +116,7 @@ impl Weight {
 mod tests {
     use lode_model::quant::ggml;
 
-    use super::super::dtype::Scaled;
+    use super::super::dtype::{ByteCode, Scaled};
     use super::*;
 
     #[test]
@@ -139,6 +139,18 @@ mod tests {
         let nvfp4 = Weight::new(Dtype::Scaled(Scaled::Nvfp4), (2, 64), bytes(64), bytes(8), bytes(0));
         assert!(nvfp4.is_ok());
         check(Dtype::Scaled(Scaled::Mxfp8), (2, 48), 96, 2, false);
+        let fp8 = |group| Dtype::ByteCodes { code: ByteCode::E4m3, group };
+        for (dtype, shape, scales, ok) in [
+            (fp8(128), (2, 320), 24, true),
+            (fp8(128), (2, 320), 16, false),
+            (fp8(320), (2, 320), 8, true),
+            (fp8(100), (2, 320), 32, false),
+            (fp8(0), (2, 320), 0, false),
+            (fp8(128), (2, 100), 8, false),
+        ] {
+            let weight = Weight::new(dtype, shape, bytes(shape.0 * shape.1), bytes(scales), bytes(0));
+            assert_eq!(weight.is_ok(), ok, "{dtype:?} {shape:?} {scales}");
+        }
         check(Dtype::Float(Float::F32), (usize::MAX, usize::MAX), 0, 0, false);
     }
 }

@@ -1,6 +1,7 @@
 //! Parses and range-checks a checkpoint's `config.json` for the arch modules. Supports both published
 //! spellings of RoPE: `rope_theta` with `rope_scaling`, and `rope_parameters`.
 
+use lode_model::tensor::scaled::{self, BlockError};
 use serde_json::{Map, Value};
 
 use super::rope::{RopeConfig, RopeKind};
@@ -53,6 +54,11 @@ impl Config {
     /// A configuration from the metadata of a GGUF.
     pub fn from_gguf(fields: Map<String, Value>) -> Self {
         Self { fields, container: Container::Gguf }
+    }
+
+    /// The rows and columns that share a scale in weights of FP8 or int8.
+    pub fn scale_block(&self) -> Result<[u64; 2], BlockError> {
+        scaled::block(Some(&self.fields))
     }
 
     pub fn container(&self) -> Container {

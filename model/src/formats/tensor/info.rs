@@ -3,9 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::part::{Part, Parts, rows, stored};
-use super::scaling::{Scaling, allows_scale};
+use super::scaling::Scaling;
 use crate::digest::Digest;
+use crate::quant::scaled::{allows_scale, is_decoded};
 use crate::quant::{self, DecodeError, Quantisation, StoredTensor, float};
+use crate::safetensors::Dtype;
 
 /// One tensor of a blob with its companions, which have been checked against it.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +35,7 @@ pub struct TensorInfo {
     /// The size of the weight and its companions together.
     pub size_bytes: u64,
     pub parts: Parts,
-    /// The scales of FP8, which may be in another blob.
+    /// The scales of FP8 or int8 codes, which may be in another blob.
     #[serde(rename = "scales", default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<Scaling>,
 }
@@ -171,7 +173,8 @@ impl TensorInfo {
         let mut bytes = runs.iter().copied();
         let weight = bytes.next().unwrap_or_default();
         if let Some(scaling) = &self.scaling {
-            return scaled(&self.shape, scaling, weight, bytes.next().unwrap_or_default());
+            let codes = self.parts.weight.dtype;
+            return scaled(&self.shape, codes, scaling, weight, bytes.next().unwrap_or_default());
         }
         let mut next = |there: bool| if there { bytes.next() } else { None };
         let scale = next(self.parts.scale.is_some());
@@ -181,16 +184,24 @@ impl TensorInfo {
     }
 }
 
-fn scaled(shape: &[u64], scaling: &Scaling, codes: &[u8], scales: &[u8]) -> Result<Vec<f32>, DecodeError> {
+fn scaled(
+    shape: &[u64],
+    code_dtype: Dtype,
+    scaling: &Scaling,
+    codes: &[u8],
+    scales: &[u8],
+) -> Result<Vec<f32>, DecodeError> {
     let unfit = || DecodeError::Scales { tensor: shape.to_vec(), scales: scaling.part.shape.clone() };
     let (grid, first) = scaling.grid(shape).ok_or_else(unfit)?;
     let dtype = scaling.part.dtype;
-    if !allows_scale(dtype) {
-        return Err(DecodeError::Dtype { dtype });
+    for (dtype, is_valid) in [(code_dtype, is_decoded(code_dtype)), (dtype, allows_scale(dtype))] {
+        if !is_valid {
+            return Err(DecodeError::Dtype { dtype });
+        }
     }
     let mut factors = vec![0.0; scales.len() * 8 / dtype.bitsize()];
     float::decode_f32_into(dtype, scales, &mut factors)?;
     let mut out = vec![0.0; codes.len()];
-    grid.decode(first, codes, &factors, &mut out)?;
+    grid.decode(code_dtype, first, codes, &factors, &mut out)?;
     Ok(out)
 }

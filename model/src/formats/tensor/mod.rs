@@ -1,10 +1,10 @@
 //! Tensors as stored in blobs: which bytes of which blob are a weight, its scales and its biases. Reads every
 //! form of tensor blob, and whole safetensors files, from their checked headers.
 
-pub mod fp8;
 mod info;
 mod part;
 mod read;
+pub mod scaled;
 mod scaling;
 
 pub use info::{ByteRange, Tensor, TensorInfo};

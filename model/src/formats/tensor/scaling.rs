@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::part::Part;
 use crate::digest::Digest;
-use crate::quant::fp8::Grid;
-use crate::safetensors::Dtype;
+use crate::quant::scaled::Grid;
 
 /// The scales of a tensor's codes, a separate array in any blob.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,9 +29,4 @@ impl Scaling {
             self.cut.as_ref().map_or((shape, 0), |(whole, first)| (whole.as_slice(), *first));
         Some((Grid::of(whole, &self.part.shape, self.block)?, first))
     }
-}
-
-/// Whether scales may be stored as this type.
-pub(crate) fn allows_scale(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16 | Dtype::F8_E8M0)
 }

@@ -216,7 +216,7 @@ fn fp8(shape: &[u64], scale_shape: &[u64], config: &str) -> (Vec<TensorInfo>, Ve
     let mut norm = vec![array("norm.weight", BF16, &[4], 0)];
     let mut first = vec![array("a.weight", Dtype::F8_E4M3, shape, 3)];
     let mut second = vec![array("a.weight_scale_inv", Dtype::F32, scale_shape, 5)];
-    super::fp8::attach_scales(&mut [&mut norm, &mut second, &mut first], Some(config.as_bytes()));
+    super::scaled::attach_scales(&mut [&mut norm, &mut second, &mut first], Some(config.as_bytes()));
     let all = [norm, second, first].concat();
     (all, [vec![9; 3], codes].concat(), [vec![9; 5], scales].concat())
 }
@@ -275,13 +275,13 @@ fn scales_elsewhere_belong_to_their_weight() {
     let (one, ..) = fp8(&[5, 7], &[3, 3], "{}");
     let other = |tensor: &TensorInfo| TensorInfo { digest: Digest::sha256(b"other"), ..tensor.clone() };
     let (mut first, mut second) = (one.clone(), one.iter().map(other).collect::<Vec<_>>());
-    super::fp8::attach_scales(&mut [&mut first, &mut second], Some(config.as_bytes()));
+    super::scaled::attach_scales(&mut [&mut first, &mut second], Some(config.as_bytes()));
     let scales: Vec<&Digest> =
         first.iter().chain(&second).filter_map(|tensor| Some(&tensor.scaling.as_ref()?.digest)).collect();
     assert_eq!(scales, [&Digest::sha256(b"a.weight_scale_inv"), &Digest::sha256(b"other")]);
     let mut apart: Vec<Vec<TensorInfo>> = one.iter().map(|tensor| vec![tensor.clone()]).collect();
     apart.push(vec![other(&one[1])]);
-    super::fp8::attach_scales(&mut apart.iter_mut().collect::<Vec<_>>(), Some(config.as_bytes()));
+    super::scaled::attach_scales(&mut apart.iter_mut().collect::<Vec<_>>(), Some(config.as_bytes()));
     assert!(apart.iter().all(|tensors| tensors.len() == 1 && tensors[0].scaling.is_none()));
     // Arrays that do not match stay separate.
     for (scale_shape, config) in [

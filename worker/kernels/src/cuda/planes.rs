@@ -95,7 +95,7 @@ impl Layout {
                 plane(Part::Codes, 0, float.size(), cols.next_multiple_of(FLOAT_UNIT) * float.size());
                 (float.size(), cols)
             }
-            Dtype::Affine { .. } | Dtype::Scaled(_) => {
+            Dtype::Affine { .. } | Dtype::Scaled(_) | Dtype::ByteCodes { .. } => {
                 let parts = [
                     (Part::Codes, dtype.row_bytes(cols)),
                     (Part::Scales, dtype.row_scale_bytes(cols)),

@@ -5,7 +5,7 @@ use lode_model::quant::ggml::Type;
 
 use super::planes::scale_name;
 use super::{args, tables};
-use crate::dtype::{Dtype, Float, Scaled};
+use crate::dtype::{ByteCode, Dtype, Float, Scaled};
 
 /// A program: a name for messages, and a complete source text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -192,6 +192,8 @@ fn format(dtype: Dtype) -> Option<(String, &'static str)> {
         Dtype::Scaled(Scaled::Nvfp4) => ("Nvfp4", NONE),
         Dtype::Scaled(Scaled::Mxfp4) => ("Mxfp4", NONE),
         Dtype::Scaled(Scaled::Mxfp8) => ("Mxfp8", NONE),
+        Dtype::ByteCodes { code: ByteCode::E4m3, .. } => ("ByteCodes<false>", NONE),
+        Dtype::ByteCodes { code: ByteCode::I8, .. } => ("ByteCodes<true>", NONE),
         Dtype::Ggml(ty) => match ty {
             Type::Q4_0 => ("Q4_0", BLOCKS),
             Type::Q4_1 => ("Q4_1", BLOCKS),

@@ -3,14 +3,14 @@
 
 use std::arch::x86_64::*;
 
-use super::super::dtype::{Dtype, Float, Scaled};
+use super::super::dtype::{ByteCode, Dtype, Float, Scaled};
 use super::super::formats::{formats_in_place, integer_formats, small_formats};
 use super::super::rows::Rows;
 use super::blocks::{
     Iq4Nl, Mxfp4, Mxfp4Block, Mxfp8, Nvfp4, Nvfp4Block, Q1_0, Q2_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0,
 };
 use super::k_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
-use super::load::{Affine, BF16, F16, F32, Load, RowAt};
+use super::load::{Affine, BF16, ByteCodes, F16, F32, Load, RowAt};
 use super::small_codes::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Tq1, Tq2};
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -32,6 +32,12 @@ pub(crate) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
 fn decode_other(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
     match rows.dtype() {
         Dtype::Scaled(Scaled::Mxfp8) => decode(Mxfp8, RowAt::new(rows, row), to),
+        Dtype::ByteCodes { code: ByteCode::E4m3, group } => {
+            decode(ByteCodes::<false> { group }, RowAt::new(rows, row), to);
+        }
+        Dtype::ByteCodes { code: ByteCode::I8, group } => {
+            decode(ByteCodes::<true> { group }, RowAt::new(rows, row), to);
+        }
         _ => super::scalar(rows, row, to),
     }
 }

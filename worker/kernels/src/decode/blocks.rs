@@ -524,7 +524,7 @@ impl Load for Mxfp8 {
 /// whose bias is eight larger; a factor of 2^8 compensates. A code above 448 is NaN.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn e4m3(codes: __m128i) -> __m256 {
+pub(crate) fn e4m3(codes: __m128i) -> __m256 {
     let magnitude = _mm_slli_epi16::<7>(_mm_and_si128(codes, _mm_set1_epi16(0x7f)));
     let magnitude = _mm256_mul_ps(_mm256_cvtph_ps(magnitude), _mm256_set1_ps(256.0));
     let none = _mm256_cmp_ps::<_CMP_GT_OQ>(magnitude, _mm256_set1_ps(448.0));

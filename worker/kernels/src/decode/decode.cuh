@@ -134,3 +134,21 @@ struct Mxfp8 {
         for (u32 i = 0; i < 16; ++i) w[i] = mul(scale, e4m3_to_f32(byte(r.q[run], i)));
     }
 };
+
+// Codes of one byte, E4M3 or signed integers, with an f32 scale per group. A unit is within one group.
+template <bool INTEGERS> struct ByteCodes {
+    static const u32 RUNS = 2;
+    struct Raw { U4 q[2]; f32 scale; };
+    METHOD Raw load(const Matrix &m, u64 row, u32 unit) {
+        const u8 *at = plane(m, 0, row) + 32 * unit;
+        return {{load16(at), load16(at + 16)}, ScaleF32::at(plane(m, 1, row), 32 * unit / m.group)};
+    }
+    METHOD u32 offset(u32 unit, u32 run) { return 32 * unit + 16 * run; }
+    METHOD void decode(const Raw &r, u32 run, f32 *w) {
+        UNROLL
+        for (u32 i = 0; i < 16; ++i) {
+            u32 code = byte(r.q[run], i);
+            w[i] = mul(r.scale, INTEGERS ? (f32)signed_byte(code) : e4m3_to_f32(code));
+        }
+    }
+};

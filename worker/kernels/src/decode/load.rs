@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 
 use super::super::dtype::Float;
 use super::super::rows::Rows;
+use super::blocks::e4m3;
 
 /// Pointers to the parts of one row.
 #[derive(Clone, Copy)]
@@ -69,6 +70,12 @@ pub(crate) struct BF16;
 pub(crate) struct Affine<const BITS: u8> {
     pub(crate) shift: u32,
     pub(crate) scales: Float,
+}
+
+/// Codes of one byte, E4M3 or signed integers, with an f32 scale for each `group` of them, a multiple of 32.
+#[derive(Clone, Copy)]
+pub(crate) struct ByteCodes<const INTEGERS: bool> {
+    pub(crate) group: usize,
 }
 
 /// The common part of float loaders of this size: no groups, and tails through a padded copy.
@@ -173,6 +180,41 @@ impl<const BITS: u8> Load for Affine<BITS> {
 
     unsafe fn tail(self, _: RowAt, _: usize, _: usize) -> [__m256; 4] {
         unreachable!("rows of affine codes are whole groups")
+    }
+}
+
+impl<const INTEGERS: bool> Load for ByteCodes<INTEGERS> {
+    type Group = __m256;
+
+    /// A part of a group, because the last group of a row may be shorter.
+    #[inline(always)]
+    fn group_len(self) -> usize {
+        32
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(self, row: RowAt, k: usize) -> __m256 {
+        // SAFETY: a row has a scale for each of its groups, also for a shorter one.
+        unsafe { broadcast(Float::F32, row.scales, k / self.group) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn block(self, row: RowAt, scale: __m256, k: usize) -> [__m256; 4] {
+        std::array::from_fn(|v| {
+            // SAFETY: eight bytes from k + 8 v belong to the row.
+            let codes = unsafe { _mm_loadl_epi64(row.codes.add(k + 8 * v).cast()) };
+            let numbers = match INTEGERS {
+                true => _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+                false => e4m3(_mm_cvtepu8_epi16(codes)),
+            };
+            _mm256_mul_ps(scale, numbers)
+        })
+    }
+
+    unsafe fn tail(self, _: RowAt, _: usize, _: usize) -> [__m256; 4] {
+        unreachable!("rows have multiples of 32 codes")
     }
 }
 

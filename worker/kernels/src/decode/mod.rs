@@ -3,11 +3,12 @@
 //! one rounding per operation.
 
 use half::f16;
+use lode_model::quant::float::e4m3_to_f32;
 use lode_model::quant::ggml::{self, Type};
 use lode_model::quant::{self, Quantisation, StoredTensor};
 use lode_model::safetensors::Dtype as StoredDtype;
 
-use super::dtype::{BLOCK_Q8_0, Dtype, Float, QK8_0};
+use super::dtype::{BLOCK_Q8_0, ByteCode, Dtype, Float, QK8_0};
 use super::rows::{Rows, float_at};
 
 #[cfg(target_arch = "x86_64")]
@@ -55,6 +56,16 @@ pub(super) fn scalar(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
                 global_scale: (rows.factor() != 1.0).then_some(rows.factor()),
             };
             quant::decode_f32_into(&stored, to).expect("a row has whole groups");
+        }
+        Dtype::ByteCodes { code, group } => {
+            for (index, (to, codes)) in to.chunks_mut(group).zip(codes.chunks(group)).enumerate() {
+                let scale = float_at(Float::F32, scales, index);
+                let number = |byte: u8| match code {
+                    ByteCode::E4m3 => e4m3_to_f32(byte),
+                    ByteCode::I8 => f32::from(byte.cast_signed()),
+                };
+                to.iter_mut().zip(codes).for_each(|(to, byte)| *to = scale * number(*byte));
+            }
         }
         Dtype::Ggml(ty) => {
             ggml::decode_f32_into(ty, codes, to).expect("a row has whole blocks");

@@ -270,8 +270,8 @@ fn unsupported_ggufs_are_refused_with_a_reason() {
                     }
                 }
             },
-            "tensor `blk.0.attn_v.weight` has dtype I32, which is not supported (supported: F32, F16, BF16, int4, int8, nvfp4, \
-             mxfp4, mxfp8, the block types of GGUF)",
+            "tensor `blk.0.attn_v.weight` has dtype I32, which is not supported (supported: F32, F16, BF16, F8_E4M3 and \
+             I8 with scales, int4, int8, nvfp4, mxfp4, mxfp8, the block types of GGUF)",
         ),
     ];
     let folder = tempfile::tempdir().unwrap();

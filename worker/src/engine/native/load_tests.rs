@@ -24,9 +24,9 @@ pub(super) struct Checkpoint {
 
 #[derive(Clone)]
 pub(super) struct Stored {
-    dtype: Dtype,
+    pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Stored {
@@ -77,7 +77,11 @@ impl Checkpoint {
     }
 
     /// Writes one blob per tensor; `spell` returns its key, its layer name and its shift.
-    fn blobs(&self, folder: &Path, spell: impl Fn(&str) -> (String, Option<String>, usize)) -> ModelFiles {
+    pub(super) fn blobs(
+        &self,
+        folder: &Path,
+        spell: impl Fn(&str) -> (String, Option<String>, usize),
+    ) -> ModelFiles {
         let tensors = self.tensors.iter().enumerate().map(|(index, (name, tensor))| {
             let (key, layer, shift) = spell(name);
             let path = folder.join(format!("blob-{index}"));
@@ -103,7 +107,7 @@ impl Checkpoint {
     }
 }
 
-fn logits(files: &ModelFiles) -> Vec<f32> {
+pub(super) fn logits(files: &ModelFiles) -> Vec<f32> {
     let mut engine = load(files, f32_cache()).unwrap();
     let sequence = engine.open(8).unwrap();
     let logits =
@@ -408,14 +412,14 @@ fn unsupported_checkpoints_are_refused_with_a_reason() {
                 let norm = Stored { dtype: Dtype::I32, shape: vec![64], bytes: vec![0; 256] };
                 c.tensors.insert("model.norm.weight".into(), norm);
             },
-            "tensor `model.norm.weight` has dtype I32, which is not supported (supported: F32, F16, BF16, int4, int8, nvfp4, mxfp4, mxfp8, the block types of GGUF)",
+            "tensor `model.norm.weight` has dtype I32, which is not supported (supported: F32, F16, BF16, F8_E4M3 and I8 with scales, int4, int8, nvfp4, mxfp4, mxfp8, the block types of GGUF)",
         ),
         (
             |c| {
                 let q = Stored { dtype: Dtype::F64, shape: vec![64, 64], bytes: vec![0; 64 * 64 * 8] };
                 c.tensors.insert("model.layers.1.self_attn.q_proj.weight".into(), q);
             },
-            "tensor `model.layers.1.self_attn.q_proj.weight` has dtype F64, which is not supported (supported: F32, F16, BF16, int4, int8, nvfp4, mxfp4, mxfp8, the block types of GGUF)",
+            "tensor `model.layers.1.self_attn.q_proj.weight` has dtype F64, which is not supported (supported: F32, F16, BF16, F8_E4M3 and I8 with scales, int4, int8, nvfp4, mxfp4, mxfp8, the block types of GGUF)",
         ),
     ];
     let folder = tempfile::tempdir().unwrap();

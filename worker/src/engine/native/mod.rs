@@ -13,6 +13,9 @@ mod gguf_tests;
 mod load_tests;
 mod pages;
 mod parts;
+mod scaled;
+#[cfg(test)]
+mod scaled_tests;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -46,8 +49,10 @@ pub fn load(files: &ModelFiles, options: LoadOptions) -> Result<Box<dyn Engine>,
 /// mapped.
 pub fn open(files: &ModelFiles) -> Result<OpenModel, LoadError> {
     if files.tensors.iter().all(|file| file.format == Format::Safetensors) {
-        let plan = Plan::new(&Config::parse(&files.config_json)?)?;
-        return Ok(OpenModel { plan, tensors: MappedTensors::open(&files.tensors)? });
+        let config = Config::parse(&files.config_json)?;
+        let plan = Plan::new(&config)?;
+        let tensors = MappedTensors::open(&files.tensors)?.with_scale_block(config.scale_block());
+        return Ok(OpenModel { plan, tensors });
     }
     let tensors = MappedTensors::open(&files.tensors)?;
     let config = match tensors.config()? {

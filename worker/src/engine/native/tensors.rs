@@ -9,6 +9,7 @@ use bytes::Bytes;
 use lode_model::gguf::{self, Metadata};
 use lode_model::quant::ggml;
 use lode_model::safetensors::Header;
+use lode_model::tensor::scaled::{self, BlockError};
 use lode_model::tensor::{Part, Tensor, read_blob};
 
 use super::parts;
@@ -20,24 +21,32 @@ use lode_kernels::{Dtype, Float, Weight};
 
 /// Mapped files and the location of each tensor in them.
 pub(super) struct MappedTensors {
-    tensors: BTreeMap<String, Entry>,
-    files: Vec<(PathBuf, Bytes)>,
+    pub(super) tensors: BTreeMap<String, Entry>,
+    pub(super) files: Vec<(PathBuf, Bytes)>,
     /// The metadata of a GGUF, whose tensors have different names.
     metadata: Option<Arc<Metadata>>,
+    /// The rows and columns that share a scale in weights of FP8 or int8.
+    pub(super) scale_block: Result<[u64; 2], BlockError>,
     taken_bytes: u64,
 }
 
 /// Maximum length of a table that is decoded whole, such as rotary factors or a scale per expert.
 const MAX_TABLE: u64 = 1 << 16;
 
-struct Entry {
-    file: usize,
-    tensor: Tensor,
+pub(super) struct Entry {
+    pub(super) file: usize,
+    pub(super) tensor: Tensor,
 }
 
 impl MappedTensors {
     pub(super) fn open(files: &[BlobFile]) -> Result<Self, LoadError> {
-        let mut mapped = Self { tensors: BTreeMap::new(), files: Vec::new(), metadata: None, taken_bytes: 0 };
+        let mut mapped = Self {
+            tensors: BTreeMap::new(),
+            files: Vec::new(),
+            metadata: None,
+            scale_block: scaled::block(None),
+            taken_bytes: 0,
+        };
         let (mut headers, mut ahead) = (Vec::new(), Vec::new());
         for file in files {
             let path = file.path.clone();
@@ -66,6 +75,11 @@ impl MappedTensors {
         mapped.metadata = parts::join(headers)?.map(Arc::new);
         prefault(ahead);
         Ok(mapped)
+    }
+
+    /// Sets the blocks that the configuration gives.
+    pub(super) fn with_scale_block(self, scale_block: Result<[u64; 2], BlockError>) -> Self {
+        Self { scale_block, ..self }
     }
 
     pub(super) fn metadata(&self) -> Option<Arc<Metadata>> {
@@ -123,14 +137,16 @@ impl MappedTensors {
 
     fn take(&mut self, name: &str, expected: &[u64]) -> Result<Weight, LoadError> {
         let (TensorLocation { name, expert }, entry) = self.find(name);
-        let Entry { file, tensor } = entry.ok_or_else(|| LoadError::MissingTensor { name: name.clone() })?;
+        let entry = entry.ok_or_else(|| LoadError::MissingTensor { name: name.clone() })?;
+        let Entry { file, tensor } = entry;
         let bytes = &self.files[*file].1;
-        let mut cut = None;
+        let (mut cut, mut first_row) = (None, 0);
+        let rows = expected.iter().rev().skip(1).product();
         if let Some(expert) = expert {
-            let rows = expected.first().copied().unwrap_or(1);
             let is_stack =
                 tensor.shape.split_first().is_some_and(|(n, each)| *n > expert && each == expected);
-            cut = is_stack.then(|| tensor.rows(expert.checked_mul(rows)?, rows)).flatten();
+            first_row = expert.saturating_mul(rows);
+            cut = is_stack.then(|| tensor.rows(first_row, rows)).flatten();
             if cut.is_none() {
                 let expected = [&[expert + 1], expected].concat();
                 return Err(LoadError::TensorShape { name, expected, found: tensor.shape.clone() });
@@ -139,7 +155,10 @@ impl MappedTensors {
             let (expected, found) = (expected.to_vec(), tensor.shape.clone());
             return Err(LoadError::TensorShape { name, expected, found });
         }
-        let mut weight = weight(cut.as_ref().unwrap_or(tensor), bytes)?;
+        let mut weight = match self.scaled(entry, first_row, rows)? {
+            Some(weight) => weight,
+            None => weight(cut.as_ref().unwrap_or(tensor), bytes)?,
+        };
         if weight.dtype() == Dtype::Ggml(ggml::Type::NVFP4) {
             weight = weight.with_factor(self.factor(&name, expert.unwrap_or(0))?);
         }
@@ -210,7 +229,7 @@ fn read(layer_name: Option<&str>, bytes: &[u8]) -> Result<Vec<Tensor>, String> {
 }
 
 /// A byte range of a file, not copied.
-fn part(file: &Bytes, offset: u64, size: u64) -> Option<Bytes> {
+pub(super) fn part(file: &Bytes, offset: u64, size: u64) -> Option<Bytes> {
     let begin = usize::try_from(offset).ok()?;
     let end = begin.checked_add(usize::try_from(size).ok()?).filter(|end| *end <= file.len())?;
     Some(file.slice(begin..end))
@@ -253,7 +272,7 @@ fn weight(tensor: &Tensor, file: &Bytes) -> Result<Weight, LoadError> {
     let (scales, biases) = match dtype {
         Dtype::Affine { .. } => (separate(&parts.scale)?, separate(&parts.bias)?),
         Dtype::Scaled(_) => (separate(&parts.scale)?, Bytes::new()),
-        Dtype::Float(_) | Dtype::Ggml(_) => (Bytes::new(), Bytes::new()),
+        Dtype::Float(_) | Dtype::ByteCodes { .. } | Dtype::Ggml(_) => (Bytes::new(), Bytes::new()),
     };
     let weight = Weight::new(dtype, shape, codes, scales, biases).map_err(|e| data(e.to_string()))?;
     let (Dtype::Scaled(_), Some(global)) = (dtype, &parts.global_scale) else { return Ok(weight) };

@@ -14,7 +14,6 @@ use super::memory::{Buffer, Memory, Reserved, View};
 use super::planes::Layout;
 use super::program::{attention_kernel, cache_row_bytes};
 use crate::batch::{Batch, PAGE_LEN, Span};
-use crate::dtype::Dtype;
 use crate::error::DeviceError;
 use crate::kernels::{Attention, CacheShape, Experts, GateUp, Kernels, LayerNorm, Linear, Norm, Qkv, Rope};
 use crate::ops::Ops;
@@ -352,7 +351,7 @@ impl<D: Driver> Kernels for Cuda<D> {
         let mut args = args::Matrix {
             rows: size(rows)?,
             cols: size(cols)?,
-            group: if let Dtype::Affine { group, .. } = dtype { size(group)? } else { 0 },
+            group: dtype.scale_group().map_or(Ok(0), size)?,
             factor: weight.factor(),
             ..args::Matrix::default()
         };

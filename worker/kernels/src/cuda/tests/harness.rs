@@ -8,7 +8,6 @@ use super::super::driver::{Address, Driver, Launch};
 use super::super::emulator::{Compiler, Emulator, Module, compiler};
 use super::super::planes::Layout;
 use super::super::program::Program;
-use crate::dtype::Dtype;
 use crate::error::DeviceError;
 use crate::report;
 use crate::weight::Weight;
@@ -61,7 +60,7 @@ impl Harness {
         let mut matrix = Matrix {
             rows: weight.rows() as u32,
             cols: weight.cols() as u32,
-            group: if let Dtype::Affine { group, .. } = weight.dtype() { group as u32 } else { 0 },
+            group: weight.dtype().scale_group().unwrap_or(0) as u32,
             factor: weight.factor(),
             ..Matrix::default()
         };

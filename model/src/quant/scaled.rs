@@ -1,10 +1,22 @@
-//! FP8 as checkpoints publish it: E4M3 codes, and a separate array of the scales by which they are
-//! multiplied: one for the tensor, one per row, or one per block of rows and columns (usually 128 by 128).
+//! FP8 and int8 as checkpoints publish them: codes of one byte, and a separate array of the scales by which they
+//! are multiplied: one for the tensor, one per row, or one per block of rows and columns (usually 128 by 128).
 
 use std::ops::Range;
 
-pub use super::error::Fp8Error;
+use safetensors::Dtype;
+
+pub use super::error::ScaledError;
 use super::float;
+
+/// Whether codes of this type are decoded.
+pub(crate) fn is_decoded(codes: Dtype) -> bool {
+    matches!(codes, Dtype::F8_E4M3 | Dtype::I8)
+}
+
+/// Whether scales may be stored as this type.
+pub fn allows_scale(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16 | Dtype::F8_E8M0)
+}
 
 /// The mapping from elements to scales. Blocks at the edges of a matrix are cut short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +78,33 @@ impl Grid {
         self.scale_of(start(first))..self.scale_of(start(last) + self.columns - 1) + 1
     }
 
-    /// Decodes the elements from `first` on: code times scale, rounded to float32. `scales` are those of
-    /// [`Grid::scales`]; `out` has one element per code. A scale may be zero only if its codes are.
-    pub fn decode(&self, first: u64, codes: &[u8], scales: &[f32], out: &mut [f32]) -> Result<(), Fp8Error> {
+    /// Returns the scales of whole rows, those of each row in the order of its columns. `scales` are those of
+    /// [`Grid::scales`] for these rows.
+    pub fn scales_by_row(&self, first_row: u64, rows: u64, scales: &[f32]) -> Vec<f32> {
+        let across = self.columns.div_ceil(self.block_columns);
+        let begin = self.scale_of(first_row * self.columns);
+        let of_row = |row: u64| {
+            let start = (self.scale_of(row * self.columns) - begin) as usize;
+            scales[start..start + across as usize].iter().copied()
+        };
+        (first_row..first_row + rows).flat_map(of_row).collect()
+    }
+
+    /// Decodes codes of this type, the elements from `first` on: code times scale, rounded to float32. `scales` are
+    /// those of [`Grid::scales`]; `out` has one element per code. A scale may be zero only if its codes are.
+    pub fn decode(
+        &self,
+        dtype: Dtype,
+        first: u64,
+        codes: &[u8],
+        scales: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), ScaledError> {
         debug_assert_eq!(codes.len(), out.len());
+        let number: fn(u8) -> f32 = match dtype {
+            Dtype::I8 => |code| f32::from(code.cast_signed()),
+            _ => float::e4m3_to_f32,
+        };
         let begin = self.scales(first, codes.len() as u64).start;
         let mut at = 0;
         while at < codes.len() {
@@ -79,19 +114,19 @@ impl Grid {
             let run = at..codes.len().min(at + (end - column) as usize);
             let scale = self.scale_of(element);
             let value = scales.get((scale - begin) as usize).copied().unwrap_or(f32::NAN);
-            let is_zero = |codes: &[u8]| codes.iter().all(|code| code & 0x7f == 0);
+            let is_zero = |codes: &[u8]| codes.iter().all(|code| number(*code) == 0.0);
             if !value.is_finite() || value < 0.0 || (value == 0.0 && !is_zero(&codes[run.clone()])) {
-                return Err(Fp8Error::Scale { scale, value });
+                return Err(ScaledError::Scale { scale, value });
             }
             let mut is_finite = true;
             for (x, code) in out[run.clone()].iter_mut().zip(&codes[run.clone()]) {
-                *x = float::e4m3_to_f32(*code) * value;
+                *x = number(*code) * value;
                 is_finite &= x.is_finite();
             }
             if !is_finite {
                 let found = out[run].iter().enumerate().find(|(_, x)| !x.is_finite());
                 let (within, value) = found.map_or((0, f32::NAN), |(within, x)| (within as u64, *x));
-                return Err(Fp8Error::NotFinite { element: element + within, value });
+                return Err(ScaledError::NotFinite { element: element + within, value });
             }
             at = run.end;
         }
@@ -153,11 +188,42 @@ mod tests {
                     assert!(some.end <= count && (first < end || some.is_empty()), "{some:?}");
                     let mut out = vec![0.0; run.len()];
                     let some = &factors[some.start as usize..some.end as usize];
-                    grid.decode(first, &codes[run.clone()], some, &mut out).unwrap();
+                    grid.decode(Dtype::F8_E4M3, first, &codes[run.clone()], some, &mut out).unwrap();
                     assert_eq!(out, expect[run], "{shape:?} under {scales:?} from {first}");
                 }
             }
         }
+    }
+
+    #[test]
+    fn integers_and_their_scales_by_row() {
+        let grid = Grid::of(&[3, 5], &[2, 3], [2, 2]).unwrap();
+        let scales = [1.0, 2.0, 4.0, 0.5, 0.25, 8.0];
+        let codes: [i8; 15] = [1, -1, 127, -128, 3, 0, 5, -6, 7, 8, 2, -2, 4, 0, -1];
+        let mut out = [0.0; 15];
+        grid.decode(Dtype::I8, 0, &codes.map(i8::cast_unsigned), &scales, &mut out).unwrap();
+        let expect = [1.0, -1.0, 254.0, -256.0, 12.0, 0.0, 5.0, -12.0, 14.0, 32.0, 1.0, -1.0, 1.0, 0.0, -8.0];
+        assert_eq!(out, expect);
+        let some = |rows: Range<u64>| {
+            let scales = &scales[grid_range(&grid, &rows)];
+            grid.scales_by_row(rows.start, rows.end - rows.start, scales)
+        };
+        assert_eq!(some(0..3), [1.0, 2.0, 4.0, 1.0, 2.0, 4.0, 0.5, 0.25, 8.0]);
+        assert_eq!(some(1..3), [1.0, 2.0, 4.0, 0.5, 0.25, 8.0]);
+        assert_eq!(some(2..3), [0.5, 0.25, 8.0]);
+        // A stack has blocks of its own for each matrix, also where rows of a block are missing.
+        let stack = Grid::of(&[2, 3, 4], &[2, 2, 1], [2, 4]).unwrap();
+        assert_eq!(stack.scales_by_row(0, 6, &[1.0, 2.0, 3.0, 4.0]), [1.0, 1.0, 2.0, 3.0, 3.0, 4.0]);
+        assert_eq!(stack.scales_by_row(3, 3, &[3.0, 4.0]), [3.0, 3.0, 4.0]);
+        // A zero scale of other codes is refused, as for FP8.
+        let zero = [0.0, 2.0, 4.0, 0.5, 0.25, 8.0];
+        let error = grid.decode(Dtype::I8, 0, &codes.map(i8::cast_unsigned), &zero, &mut out).unwrap_err();
+        assert_eq!(error, ScaledError::Scale { scale: 0, value: 0.0 });
+    }
+
+    fn grid_range(grid: &Grid, rows: &Range<u64>) -> Range<usize> {
+        let some = grid.scales(rows.start * grid.columns, (rows.end - rows.start) * grid.columns);
+        some.start as usize..some.end as usize
     }
 
     #[test]
@@ -184,19 +250,20 @@ mod tests {
     #[test]
     fn non_finite_products_are_refused() {
         let grid = Grid::of(&[2, 4], &[2], BLOCK).unwrap();
-        let decode = |codes: &[u8], scales: &[f32]| grid.decode(0, codes, scales, &mut [0.0; 8]);
+        let decode =
+            |codes: &[u8], scales: &[f32]| grid.decode(Dtype::F8_E4M3, 0, codes, scales, &mut [0.0; 8]);
         let codes = [0x38, 0xb8, 0x7e, 1, 0, 0x80, 0, 0];
         assert_eq!(decode(&codes, &[1.0, 0.0]), Ok(()));
         for bad in [f32::NAN, f32::INFINITY, -1.0, 0.0] {
             let error = decode(&codes, &[bad, 1.0]).unwrap_err();
-            assert!(matches!(error, Fp8Error::Scale { scale: 0, .. }), "{bad}: {error}");
+            assert!(matches!(error, ScaledError::Scale { scale: 0, .. }), "{bad}: {error}");
         }
-        assert!(matches!(decode(&codes, &[1.0, -1e-9]), Err(Fp8Error::Scale { scale: 1, .. })));
+        assert!(matches!(decode(&codes, &[1.0, -1e-9]), Err(ScaledError::Scale { scale: 1, .. })));
         for nan in [0x7f, 0xff] {
             let mut codes = codes;
             codes[5] = nan;
-            assert!(matches!(decode(&codes, &[1.0; 2]), Err(Fp8Error::NotFinite { element: 5, .. })));
+            assert!(matches!(decode(&codes, &[1.0; 2]), Err(ScaledError::NotFinite { element: 5, .. })));
         }
-        assert!(matches!(decode(&codes, &[1e37, 1.0]), Err(Fp8Error::NotFinite { element: 2, .. })));
+        assert!(matches!(decode(&codes, &[1e37, 1.0]), Err(ScaledError::NotFinite { element: 2, .. })));
     }
 }

@@ -1,7 +1,7 @@
-//! FP8 weights and the arrays of scales that belong to them, by the names that checkpoints use and by
-//! config.json. DeepSeek and Qwen have `X.weight_scale_inv`, compressed-tensors and ModelOpt
-//! `X.weight_scale`. Whatever the name, codes are multiplied by the scales ([`crate::quant::fp8`]), and the
-//! two may be in different files.
+//! FP8 and int8 weights and the arrays of scales that belong to them, by the names that checkpoints use and by
+//! config.json. DeepSeek and Qwen have `X.weight_scale_inv`, compressed-tensors and ModelOpt `X.weight_scale`.
+//! Whatever the name, codes are multiplied by the scales ([`crate::quant::scaled`]), and the two may be in
+//! different files.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,41 +9,46 @@ use serde_json::{Map, Value};
 
 use super::info::TensorInfo;
 pub use super::scaling::Scaling;
-pub(crate) use super::scaling::allows_scale;
-use crate::quant::fp8::Grid;
+use crate::quant::scaled::{Grid, allows_scale, is_decoded};
 use crate::safetensors::Dtype;
 
 /// The suffixes that turn a weight's name into that of its scales.
 const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
 /// The suffixes of other formats' scales, which may be E4M3 themselves.
 const OTHER_SCALES: [&str; 2] = ["_scale_2", ".scales"];
+/// The suffix of a weight's zero points. Symmetric weights may have some; then all are zero.
+pub const ZERO_POINT: &str = "_zero_point";
 /// The blocks of checkpoints that do not give theirs.
 const BLOCK: [u64; 2] = [128, 128];
 /// The keys of config.json that describe quantisation.
 pub(crate) const SECTIONS: [&str; 2] = ["quantization_config", "compression_config"];
 
-/// Whether a tensor is an FP8 weight and not a scale.
-pub(crate) fn is_weight(name: &str, dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2)
+/// Whether a tensor may be a weight of codes, and is not a scale itself. An int8 tensor is one only if it has
+/// scales.
+pub fn is_weight(name: &str, dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::I8)
+        && !name.ends_with(ZERO_POINT)
         && !SCALES.iter().chain(&OTHER_SCALES).any(|end| name.ends_with(end))
 }
 
 /// Returns the possible names of a weight's scales.
-pub(crate) fn names(weight: &str) -> [String; 2] {
+pub fn names(weight: &str) -> [String; 2] {
     SCALES.map(|end| format!("{weight}{end}"))
 }
 
-/// Why the blocks of FP8 weights are unknown.
+/// Why the codes of weights cannot be decoded, or their blocks are unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlockError {
-    #[error("`config.json` gives the blocks of FP8 weights as {found}, expected one size of two numbers")]
+    #[error("`config.json` gives the blocks of scaled weights as {found}, expected one size of two numbers")]
     Size { found: String },
     #[error("`config.json` has a `transform_config`: its weights are rotated, which is not supported")]
     Rotated,
+    #[error("`config.json` describes asymmetric weights of 8 bits, which is not supported")]
+    Asymmetric,
 }
 
 /// Returns the rows and columns that share a scale, from config.json.
-pub(crate) fn block(config: Option<&Map<String, Value>>) -> Result<[u64; 2], BlockError> {
+pub fn block(config: Option<&Map<String, Value>>) -> Result<[u64; 2], BlockError> {
     let text = config.and_then(|config| config.get("text_config")?.as_object());
     let sections =
         config.into_iter().chain(text).flat_map(|map| SECTIONS.iter().filter_map(|key| map.get(*key)));
@@ -55,10 +60,13 @@ pub(crate) fn block(config: Option<&Map<String, Value>>) -> Result<[u64; 2], Blo
             return Err(BlockError::Rotated);
         }
         let groups = section.get("config_groups").and_then(Value::as_object);
-        let structures = groups
-            .into_iter()
-            .flat_map(Map::values)
-            .filter_map(|group| group.get("weights")?.get("block_structure"));
+        let weights = || groups.into_iter().flat_map(Map::values).filter_map(|group| group.get("weights"));
+        let is_asymmetric =
+            |weights: &Value| weights["num_bits"] == 8 && weights["symmetric"] == Value::Bool(false);
+        if weights().any(is_asymmetric) {
+            return Err(BlockError::Asymmetric);
+        }
+        let structures = weights().filter_map(|weights| weights.get("block_structure"));
         let sizes = section.get("weight_block_size").into_iter().chain(structures);
         for value in sizes.filter(|value| !value.is_null()) {
             let wrong = || BlockError::Size { found: value.to_string().chars().take(40).collect() };
@@ -86,7 +94,7 @@ fn size(value: &Value) -> Option<[u64; 2]> {
     (!size.contains(&0)).then_some(size)
 }
 
-/// Attaches the scales of FP8 weights to their weights in the lists of a model's files: the scales in the
+/// Attaches the scales of FP8 and int8 weights to their weights in the lists of a model's files: the scales in the
 /// same file, or the only ones of that name. Arrays that do not match stay listed as separate tensors.
 pub fn attach_scales(files: &mut [&mut Vec<TensorInfo>], config_json: Option<&[u8]>) {
     let config: Option<Map<String, Value>> = config_json.and_then(|json| serde_json::from_slice(json).ok());
@@ -108,7 +116,7 @@ pub fn attach_scales(files: &mut [&mut Vec<TensorInfo>], config_json: Option<&[u
         };
         for (position, tensor) in tensors.iter().enumerate() {
             let dtype = tensor.parts.weight.dtype;
-            if dtype != Dtype::F8_E4M3 || !is_weight(&tensor.name, dtype) {
+            if !is_decoded(dtype) || !is_weight(&tensor.name, dtype) {
                 continue;
             }
             let ([Some(home), None] | [None, Some(home)]) = names(&tensor.name).each_ref().map(find) else {

@@ -1,5 +1,5 @@
-//! FP8 checkpoints that are quantised or converted: every weight is paired with its scales, which are then no
-//! longer tensors of their own. If that fails, the import is refused with the weight's name.
+//! FP8 and int8 checkpoints that are quantised or converted: every weight is paired with its scales, which are then
+//! no longer tensors of their own. If that fails, the import is refused with the weight's name.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,13 +9,15 @@ use serde_json::{Map, Value};
 use super::checkpoint::Checkpoint;
 use super::error::ImportError;
 use crate::convert::format_names;
-use crate::quant::fp8::Grid;
+use crate::quant::scaled::{Grid, allows_scale, is_decoded};
 use crate::safetensors::Dtype;
 use crate::source::Scales;
-use crate::tensor::{Tensor, fp8};
+use crate::tensor::{Tensor, scaled};
 
-/// Scales of computed values rather than stored ones: Lode keeps neither activations nor caches in FP8.
-const DROPPED: [&str; 5] = [".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale"];
+/// Scales and zero points of computed values rather than stored ones: Lode keeps neither activations nor caches in
+/// eight bits.
+const DROPPED: [&str; 6] =
+    [".input_scale", ".input_zero_point", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale"];
 /// The file that ModelOpt writes in addition to config.json. It only describes the original weights.
 const MODELOPT_CONFIG: &str = "hf_quant_config.json";
 
@@ -26,7 +28,7 @@ struct ScaledWeight {
     scales: Scales,
 }
 
-/// Removes the scales of FP8 weights, and other tensors that go with them, from the tensors, and stores the
+/// Removes the scales of weights, and other tensors that go with them, from the tensors, and stores the
 /// scales by weight. Without such weights nothing changes.
 pub(super) fn pair_scales(checkpoint: &mut Checkpoint) -> Result<(), ImportError> {
     // Image models are neither quantised nor converted.
@@ -47,7 +49,7 @@ pub(super) fn pair_scales(checkpoint: &mut Checkpoint) -> Result<(), ImportError
         let listed = format_names(&dropped);
         checkpoint
             .notices
-            .push(format!("{listed}: left out, because activations and caches are not stored as FP8"));
+            .push(format!("{listed}: left out, because activations and caches are not stored in eight bits"));
     }
     for (number, shard) in checkpoint.shards.iter_mut().enumerate() {
         let mut position = 0..;
@@ -58,29 +60,21 @@ pub(super) fn pair_scales(checkpoint: &mut Checkpoint) -> Result<(), ImportError
     Ok(())
 }
 
-/// Returns the notice about FP8 weights that are stored as they are, if there are any.
+/// Returns the notice about FP8 and int8 weights that cannot be run as they are stored, if there are any.
 pub(super) fn notice(checkpoint: &Checkpoint) -> Option<String> {
-    let found = checkpoint.tensors().find(|(_, tensor)| is_weight(tensor))?;
-    let dtype = &found.1.dtype;
-    Some(match pairs(checkpoint) {
-        _ if checkpoint.is_image_model => return None,
-        Ok(_) => format!(
-            "weights of {dtype} with scales are stored as they are and cannot be run; to run them, quantise to mxfp8 or another type"
-        ),
-        Err(error) => {
-            format!(
-                "weights of {dtype} are stored as they are, and can be neither run nor quantised: {error}"
-            )
-        }
-    })
+    if checkpoint.is_image_model {
+        return None;
+    }
+    let error = pairs(checkpoint).err()?;
+    Some(format!("eight-bit weights are stored as they are, and can be neither run nor quantised: {error}"))
 }
 
-/// Removes the FP8 entries from a config.json; `None` if it has none.
-pub(super) fn remove_fp8_config(config: &[u8]) -> Option<Vec<u8>> {
+/// Removes the entries about eight-bit weights from a config.json; `None` if it has none.
+pub(super) fn remove_scale_config(config: &[u8]) -> Option<Vec<u8>> {
     let mut config: Map<String, Value> = serde_json::from_slice(config).ok()?;
     let mut is_changed = false;
     let mut clear = |map: &mut Map<String, Value>| {
-        fp8::SECTIONS.iter().for_each(|key| is_changed |= map.shift_remove(*key).is_some());
+        scaled::SECTIONS.iter().for_each(|key| is_changed |= map.shift_remove(*key).is_some());
     };
     if let Some(Value::Object(text)) = config.get_mut("text_config") {
         clear(text);
@@ -89,29 +83,30 @@ pub(super) fn remove_fp8_config(config: &[u8]) -> Option<Vec<u8>> {
     is_changed.then(|| serde_json::to_vec_pretty(&config).ok()).flatten()
 }
 
-/// Whether a file only describes FP8 weights that have been replaced.
-pub(super) fn is_fp8_description(checkpoint: &Checkpoint, path: &str) -> bool {
+/// Whether a file only describes eight-bit weights that have been replaced.
+pub(super) fn is_scale_description(checkpoint: &Checkpoint, path: &str) -> bool {
     path == MODELOPT_CONFIG && !checkpoint.scales.is_empty()
 }
 
-fn is_weight(tensor: &Tensor) -> bool {
-    fp8::is_weight(&tensor.name, tensor.parts.weight.dtype)
-}
-
-/// Pairs every FP8 weight with its scales.
+/// Pairs every weight of codes with its scales. Other int8 tensors have none.
 fn pairs(checkpoint: &Checkpoint) -> Result<Vec<ScaledWeight>, ImportError> {
-    let weights: Vec<(usize, &Tensor)> =
-        checkpoint.tensors().filter(|(_, tensor)| is_weight(tensor)).collect();
-    if weights.is_empty() {
-        return Ok(Vec::new());
-    }
-    let block = fp8::block(checkpoint.config.as_ref())?;
     let mut homes: HashMap<&str, (usize, usize)> = HashMap::new();
     for (shard, tensors) in checkpoint.shards.iter().map(|shard| &shard.tensors).enumerate() {
         homes.extend(
             tensors.iter().enumerate().map(|(position, tensor)| (tensor.name.as_str(), (shard, position))),
         );
     }
+    let is_weight = |tensor: &Tensor| {
+        let dtype = tensor.parts.weight.dtype;
+        let is_scaled = || scaled::names(&tensor.name).iter().any(|name| homes.contains_key(name.as_str()));
+        scaled::is_weight(&tensor.name, dtype) && (dtype != Dtype::I8 || is_scaled())
+    };
+    let weights: Vec<(usize, &Tensor)> =
+        checkpoint.tensors().filter(|(_, tensor)| is_weight(tensor)).collect();
+    if weights.is_empty() {
+        return Ok(Vec::new());
+    }
+    let block = scaled::block(checkpoint.config.as_ref())?;
     weights.into_iter().map(|(shard, tensor)| pair(checkpoint, &homes, shard, tensor, block)).collect()
 }
 
@@ -122,16 +117,16 @@ fn pair(
     tensor: &Tensor,
     block: [u64; 2],
 ) -> Result<ScaledWeight, ImportError> {
-    let wrong = |problem: String| ImportError::Fp8 {
+    let wrong = |problem: String| ImportError::Scaled {
         path: checkpoint.shards[shard].path.to_string(),
         tensor: tensor.name.clone(),
         dtype: tensor.dtype.clone(),
         problem,
     };
-    if tensor.parts.weight.dtype != Dtype::F8_E4M3 {
+    if !is_decoded(tensor.parts.weight.dtype) {
         return Err(wrong("which is not decoded".to_owned()));
     }
-    let names = fp8::names(&tensor.name);
+    let names = scaled::names(&tensor.name);
     let (name, at) = match names.each_ref().map(|name| homes.get(name.as_str())) {
         [Some(at), None] => (&names[0], *at),
         [None, Some(at)] => (&names[1], *at),
@@ -144,7 +139,7 @@ fn pair(
     };
     let home = &checkpoint.shards[at.0];
     let scale = &home.tensors[at.1].parts.weight;
-    if !fp8::allows_scale(scale.dtype) {
+    if !allows_scale(scale.dtype) {
         return Err(wrong(format!(
             "whose scales `{name}` are {}, expected F32, BF16, F16 or F8_E8M0",
             scale.dtype
