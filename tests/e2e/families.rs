@@ -91,28 +91,39 @@ async fn every_family_answers_from_a_gguf() {
     }
 }
 
-/// An encoder: the ids of its tokenizer, and its embedding, which is the L2-normalised mean of the hidden
+/// Encoders: the ids of their tokenizers, and their embeddings, which are the L2-normalised means of the hidden
 /// states.
 #[tokio::test]
-async fn a_roberta_makes_the_known_vectors() {
+async fn encoders_make_the_known_vectors() {
     let server = Folder::new().start(Options::new().worker()).await;
     let (lode, registry) = (server.lode(), server.registry());
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/encoder/roberta");
-    lode.create("encoder/roberta", &folder, &[]).await.expect_success();
-    let expected: Value =
-        serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
-    for case in expected["cases"].as_array().unwrap() {
-        let body = json!({"model": "encoder/roberta", "input": case["text"]});
-        let got = registry.post_json("/api/embed", &body).await.expect(200).json();
-        let numbers = |value: &Value| serde_json::from_value::<Vec<f64>>(value.clone()).unwrap();
-        let (vector, mean) = (numbers(&got["embeddings"][0]), numbers(&case["mean"]));
-        let length = mean.iter().map(|value| value * value).sum::<f64>().sqrt();
-        assert_eq!(vector.len(), mean.len());
-        for (found, known) in vector.iter().zip(mean) {
-            assert!((found - known / length).abs() < 1e-5, "{}: {found} {}", case["text"], known / length);
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/encoder");
+    for (model, source, expected) in [
+        ("encoder/roberta", "roberta", "roberta"),
+        ("encoder/nomic", "nomic-bert", "nomic-bert"),
+        ("encoder/nomic-gguf", "nomic-bert.gguf", "nomic-bert"),
+    ] {
+        lode.create(model, &fixtures.join(source), &[]).await.expect_success();
+        let expected = std::fs::read(fixtures.join(expected).join("expected.json")).unwrap();
+        let expected: Value = serde_json::from_slice(&expected).unwrap();
+        for case in expected["cases"].as_array().unwrap() {
+            let body = json!({"model": model, "input": case["text"]});
+            let got = registry.post_json("/api/embed", &body).await.expect(200).json();
+            let numbers = |value: &Value| serde_json::from_value::<Vec<f64>>(value.clone()).unwrap();
+            let (vector, mean) = (numbers(&got["embeddings"][0]), numbers(&case["mean"]));
+            let length = mean.iter().map(|value| value * value).sum::<f64>().sqrt();
+            assert_eq!(vector.len(), mean.len());
+            for (found, known) in vector.iter().zip(mean) {
+                let known = known / length;
+                assert!((found - known).abs() < 1e-5, "{model}, {}: {found} {known}", case["text"]);
+            }
+            let text = case["text"].as_str().unwrap();
+            let found = lode.run_with_input(&["tokenize", model, "--json"], text.as_bytes()).await;
+            assert_eq!(
+                ids(&found.expect_success().json()["ids"]),
+                ids(&case["token_ids"]),
+                "{model}: {text}"
+            );
         }
-        let text = case["text"].as_str().unwrap();
-        let found = lode.run_with_input(&["tokenize", "encoder/roberta", "--json"], text.as_bytes()).await;
-        assert_eq!(ids(&found.expect_success().json()["ids"]), ids(&case["token_ids"]), "{text}");
     }
 }

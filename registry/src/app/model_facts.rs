@@ -263,7 +263,9 @@ fn config_facts(parts: &Parts<'_>) -> ModelFacts {
         _ if class.ends_with("ForCausalLM") || class.ends_with("LMHeadModel") => Some("text-generation"),
         _ if class.ends_with("ForConditionalGeneration") => Some("image-text-to-text"),
         _ if class.ends_with("ForSequenceClassification") => Some("text-classification"),
-        _ if ["BertModel", "XLMRobertaModel", "MPNetModel", "RobertaModel"].contains(&class) => {
+        _ if ["BertModel", "XLMRobertaModel", "MPNetModel", "NomicBertModel", "RobertaModel"]
+            .contains(&class) =>
+        {
             Some("feature-extraction")
         }
         _ if config.capabilities.iter().any(|capability| capability == "completion") => {

@@ -96,7 +96,7 @@ pub trait Kernels: Send {
         x: &mut Self::Buffer,
     );
 
-    /// Norm, gate and up projections with biases, then `out[R, hidden_dim] = activation(gate) * up`.
+    /// Norm if there is one, gate and up projections with biases, then `out[R, hidden_dim] = activation(gate) * up`.
     fn gate_up(
         &mut self,
         step: &Self::Step,
@@ -180,7 +180,8 @@ pub struct Qkv<K: Kernels + ?Sized> {
 
 /// The weights before the activation.
 pub struct GateUp<K: Kernels + ?Sized> {
-    pub norm: Norm<K>,
+    /// The norm of the input; encoders have none.
+    pub norm: Option<Norm<K>>,
     /// `[hidden_dim, embedding]`
     pub gate: Linear<K>,
     /// `[hidden_dim, embedding]`

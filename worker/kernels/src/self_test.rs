@@ -211,7 +211,7 @@ fn run<K: Kernels>(
     let post_norms = [None, Some(norm(kernels, next(1, EMBEDDING))?)];
     let gate_up = |kernels: &mut K, next: &mut dyn FnMut(usize, usize) -> Weight, activation| {
         Ok::<_, DeviceError>(GateUp {
-            norm: norm(kernels, next(1, EMBEDDING))?,
+            norm: Some(norm(kernels, next(1, EMBEDDING))?),
             gate: linear(kernels, next(HIDDEN, EMBEDDING), Some(next(1, HIDDEN)))?,
             up: linear(kernels, next(HIDDEN, EMBEDDING), None)?,
             activation,

@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use super::encoder::{HeadPlan, Plan};
+use super::encoder::{HeadPlan, Names, Plan, Positions};
 use super::family::{Family, GgufFamily, Planner};
 use super::gguf::keys::{GgufModel, Settings};
 use super::{Config, ConfigError, Shape};
@@ -41,6 +41,19 @@ pub(super) const ROBERTA_CLASSIFIER: Family = Family {
 
 pub(super) const XLM_ROBERTA_CLASSIFIER: Family =
     Family { class: "XLMRobertaForSequenceClassification", ..ROBERTA_CLASSIFIER };
+
+const NAMES: Names = Names {
+    embedding_norm: "embeddings.LayerNorm",
+    layers: "encoder.layer.",
+    qkv: &["attention.self.query", "attention.self.key", "attention.self.value"],
+    out: "attention.output.dense",
+    attention_norm: "attention.output.LayerNorm",
+    gate: None,
+    up: "intermediate.dense",
+    down: "output.dense",
+    norm: "output.LayerNorm",
+    biases: true,
+};
 
 fn gguf_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), ConfigError> {
     let types = model.contents.shape("token_types.weight").and_then(|shape| shape.first().copied());
@@ -108,8 +121,8 @@ fn of(config: &Config, architecture: &'static str, first_position: usize) -> Res
             head_dim: embedding_length / n_heads,
         },
         norm_eps: config.number("layer_norm_eps", 1e-12, 0.0, 1.0)? as f32,
-        positions,
-        first_position,
+        positions: Positions::Learned { rows: positions, first: first_position },
+        names: &[NAMES],
         token_types: config.integer("type_vocab_size", 1, 1 << 16)?.unwrap_or(2),
         head: None,
     })

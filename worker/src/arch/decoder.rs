@@ -165,7 +165,7 @@ impl<K: Kernels> Loader<'_, K> {
                 self.linear(&name("mlp.up_proj"), (hidden_dim, embedding), plan.mlp_bias)?,
             ]
         };
-        let gate_up = GateUp { norm, gate, up, activation: plan.activation };
+        let gate_up = GateUp { norm: Some(norm), gate, up, activation: plan.activation };
         let down = self.linear(&name("mlp.down_proj"), (embedding, hidden_dim), plan.mlp_bias)?;
         let norm = match plan.post_norms {
             true => Some(self.norm(&name("post_feedforward_layernorm.weight"), embedding)?),

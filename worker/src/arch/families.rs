@@ -6,11 +6,12 @@ use super::error::LoadError;
 use super::family::{Family, GgufFamily, Planner};
 use super::forward::{Forward, Shape, Tensors};
 use super::{
-    bert, decoder, encoder, gemma2, gemma3, llama, mistral, mixtral, phi3, plan, qwen2, qwen3, qwen3_moe,
+    bert, decoder, encoder, gemma2, gemma3, llama, mistral, mixtral, nomic_bert, phi3, plan, qwen2, qwen3,
+    qwen3_moe,
 };
 use lode_kernels::Kernels;
 
-const FAMILIES: [&Family; 16] = [
+const FAMILIES: [&Family; 17] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &mixtral::FAMILY,
@@ -24,6 +25,7 @@ const FAMILIES: [&Family; 16] = [
     &bert::BERT,
     &bert::ROBERTA,
     &bert::XLM_ROBERTA,
+    &nomic_bert::FAMILY,
     &bert::BERT_CLASSIFIER,
     &bert::ROBERTA_CLASSIFIER,
     &bert::XLM_ROBERTA_CLASSIFIER,
@@ -101,7 +103,9 @@ impl Plan {
             Kind::Decoder(plan) => {
                 Ok(Box::new(decoder::Decoder::build(plan, tensors, kernels, context_length)?))
             }
-            Kind::Encoder(plan) => Ok(Box::new(encoder::Encoder::build(plan, tensors, kernels)?)),
+            Kind::Encoder(plan) => {
+                Ok(Box::new(encoder::Encoder::build(plan, tensors, kernels, context_length)?))
+            }
         }
     }
 }

@@ -16,6 +16,7 @@ pub mod gguf;
 mod llama;
 mod mistral;
 mod mixtral;
+mod nomic_bert;
 mod phi3;
 mod plan;
 mod qwen2;

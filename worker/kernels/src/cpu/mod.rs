@@ -410,13 +410,16 @@ impl Kernels for Cpu {
     }
 
     fn gate_up(&mut self, step: &Step, x: &Buffer, w: &GateUp<Self>, out: &mut Buffer) {
-        self.normalise(x, &w.norm);
+        if let Some(norm) = &w.norm {
+            self.normalise(x, norm);
+        }
+        let input = if w.norm.is_some() { &self.normed } else { &x.numbers };
         let (rows, cols) = (step.batch.tokens.len(), w.gate.matrix.rows());
         let (ops, threads) = (self.ops, self.pool.threads());
         let out = Shared::new(out.resize(rows, cols), cols);
         let chunk = chunk_rows(&w.gate.matrix, 2 * rows, threads);
         let weights = [&w.gate.matrix, &w.up.matrix];
-        let normed = prepare_input(&mut self.pool, ops, &mut self.packed, &self.normed, weights);
+        let input = prepare_input(&mut self.pool, ops, &mut self.packed, input, weights);
         self.pool.run(cols.div_ceil(chunk), &|index, scratch| {
             let first = index * chunk;
             let n = chunk.min(cols - first);
@@ -424,9 +427,9 @@ impl Kernels for Cpu {
             up.resize(rows * n, 0.0);
             // SAFETY: each column belongs to exactly one chunk.
             let mut gate = unsafe { out.columns(first, n) };
-            ops.product(&Rows::of(&w.gate.matrix).range(first, n), normed, &mut gate, decoded);
+            ops.product(&Rows::of(&w.gate.matrix).range(first, n), input, &mut gate, decoded);
             let up_rows = Rows::of(&w.up.matrix).range(first, n);
-            ops.product(&up_rows, normed, &mut Window::new(up, n, 0, n), decoded);
+            ops.product(&up_rows, input, &mut Window::new(up, n, 0, n), decoded);
             for (row, up) in up.chunks_exact_mut(n).enumerate() {
                 if let Some(bias) = &w.gate.bias {
                     add(gate.row(row), &bias[first..first + n]);

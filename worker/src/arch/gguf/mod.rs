@@ -73,14 +73,14 @@ pub fn config(metadata: &Metadata, contents: &dyn TensorLookup) -> Result<Map<St
             }
             let window = keys.count("attention.sliding_window")?.filter(|window| *window > 0);
             (gguf.settings)(&GgufModel { window, ..model }, &mut settings)?;
-            settings.set("rope_theta", json!(keys.float("rope.freq_base")?.unwrap_or(10_000.0)));
-            let original = keys.count("rope.scaling.original_context_length")?;
-            if let Some(original) = original {
-                settings.set("original_max_position_embeddings", json!(original));
-            }
-            settings.set("rope_scaling", keys.rope_scaling(contents, original.unwrap_or(context))?);
         }
     }
+    settings.set("rope_theta", json!(keys.float("rope.freq_base")?.unwrap_or(10_000.0)));
+    let original = keys.count("rope.scaling.original_context_length")?;
+    if let Some(original) = original {
+        settings.set("original_max_position_embeddings", json!(original));
+    }
+    settings.set("rope_scaling", keys.rope_scaling(contents, original.unwrap_or(context))?);
     Ok(settings.0)
 }
 

@@ -33,7 +33,7 @@ fn map_name(architecture: &str, name: &str) -> Option<TensorLocation> {
         "lm_head" => Some("output"),
         "embeddings.position_embeddings" => Some("position_embd"),
         "embeddings.token_type_embeddings" => Some("token_types"),
-        "embeddings.LayerNorm" => Some("token_embd_norm"),
+        "embeddings.LayerNorm" | "emb_ln" => Some("token_embd_norm"),
         _ => None,
     };
     if let Some(fixed) = fixed {
@@ -41,7 +41,8 @@ fn map_name(architecture: &str, name: &str) -> Option<TensorLocation> {
     }
     let (layer, part) = stem
         .strip_prefix("model.layers.")
-        .or_else(|| stem.strip_prefix("encoder.layer."))?
+        .or_else(|| stem.strip_prefix("encoder.layer."))
+        .or_else(|| stem.strip_prefix("encoder.layers."))?
         .split_once('.')?;
     if let Some((_, rest)) = part.split_once(".experts.") {
         let (expert, projection) = rest.split_once('.')?;
@@ -59,16 +60,16 @@ fn map_name(architecture: &str, name: &str) -> Option<TensorLocation> {
         "self_attn.q_proj" | "attention.self.query" => "attn_q",
         "self_attn.k_proj" | "attention.self.key" => "attn_k",
         "self_attn.v_proj" | "attention.self.value" => "attn_v",
-        "self_attn.o_proj" | "attention.output.dense" => "attn_output",
-        "self_attn.qkv_proj" => "attn_qkv",
+        "self_attn.o_proj" | "attention.output.dense" | "attn.out_proj" => "attn_output",
+        "self_attn.qkv_proj" | "attn.Wqkv" => "attn_qkv",
         "self_attn.q_norm" => "attn_q_norm",
         "self_attn.k_norm" => "attn_k_norm",
-        "attention.output.LayerNorm" => "attn_output_norm",
+        "attention.output.LayerNorm" | "norm1" => "attn_output_norm",
         "input_layernorm" => "attn_norm",
-        "mlp.gate_proj" => "ffn_gate",
-        "mlp.up_proj" | "mlp.gate_up_proj" | "intermediate.dense" => "ffn_up",
-        "mlp.down_proj" | "output.dense" => "ffn_down",
-        "output.LayerNorm" => "layer_output_norm",
+        "mlp.gate_proj" | "mlp.fc12" => "ffn_gate",
+        "mlp.up_proj" | "mlp.gate_up_proj" | "mlp.fc11" | "intermediate.dense" => "ffn_up",
+        "mlp.down_proj" | "mlp.fc2" | "output.dense" => "ffn_down",
+        "output.LayerNorm" | "norm2" => "layer_output_norm",
         "mlp.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
         "post_attention_layernorm" if has_post_norms => "post_attention_norm",
         "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
@@ -107,6 +108,8 @@ mod tests {
                 Some(0),
             ),
             ("bert", "encoder.layer.3.attention.output.LayerNorm.bias", "blk.3.attn_output_norm.bias", None),
+            ("nomic-bert", "encoder.layers.1.mlp.fc12.weight", "blk.1.ffn_gate.weight", None),
+            ("nomic-bert", "emb_ln.bias", "token_embd_norm.bias", None),
             ("llama", "rope_freqs.weight", "rope_freqs.weight", None),
         ] {
             assert_eq!(

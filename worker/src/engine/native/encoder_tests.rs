@@ -7,7 +7,7 @@ use lode_kernels::Ops;
 use serde_json::{Value, json};
 
 use super::load_tests::{Checkpoint, Stored};
-use super::tests::{checkpoint, expected, f32_cache, ids};
+use super::tests::{checkpoint, expected, f32_cache, ids, repository};
 use super::*;
 
 const VOCAB: usize = 31;
@@ -186,25 +186,127 @@ fn encoder_results_do_not_depend_on_the_batch() {
     assert!(hidden(engine.as_mut(), &texts) == alone);
 }
 
-/// Compares a RoBERTa with the results of transformers.
-#[test]
-fn roberta_matches_the_reference() {
-    let folder = "tests/fixtures/encoder/roberta";
+/// Compares the rows of every text of a fixture with the results of transformers.
+fn check_reference(folder: &str, files: &ModelFiles) {
     for ops in [Ops::best(), Ops::scalar()] {
-        let mut engine = load(&checkpoint(folder), LoadOptions { ops, ..f32_cache() }).unwrap();
+        let mut engine = load(files, LoadOptions { ops, ..f32_cache() }).unwrap();
         assert_eq!((engine.info().context_length, engine.info().embedding_length), (64, 48));
         for case in expected(folder)["cases"].as_array().unwrap() {
             let tokens = ids(&case["token_ids"]);
             let rows = hidden(engine.as_mut(), std::slice::from_ref(&tokens)).remove(0);
             assert_eq!(rows.len(), tokens.len());
-            for (row, known) in [(&rows[0], "first"), (&rows[rows.len() - 1], "last")] {
-                let known: Vec<f32> = serde_json::from_value(case[known].clone()).unwrap();
-                assert_eq!(row.len(), known.len());
-                for (found, known) in row.iter().zip(known) {
-                    assert!((found - known).abs() < 1e-4, "{} {ops:?}: {found} {known}", case["text"]);
-                }
-            }
+            assert_close(&rows[0], &case["first"], &(ops, &case["text"]));
+            assert_close(&rows[rows.len() - 1], &case["last"], &(ops, &case["text"]));
         }
+    }
+}
+
+#[test]
+fn roberta_matches_the_reference() {
+    let folder = "tests/fixtures/encoder/roberta";
+    check_reference(folder, &checkpoint(folder));
+}
+
+#[test]
+fn nomic_bert_matches_the_reference() {
+    let folder = "tests/fixtures/encoder/nomic-bert";
+    check_reference(folder, &checkpoint(folder));
+    check_reference(folder, &gguf_tests::gguf(&[repository("tests/fixtures/encoder/nomic-bert.gguf")]));
+}
+
+/// transformers writes other names, three projections, and other fields of config.json.
+#[test]
+fn nomic_bert_in_the_spelling_of_transformers() {
+    let mut model = Checkpoint::read("tests/fixtures/encoder/nomic-bert");
+    let (place, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut published = load(&model.whole(place.path()), f32_cache()).unwrap();
+    let mut tensors = BTreeMap::new();
+    for (name, tensor) in std::mem::take(&mut model.tensors) {
+        let Some((layer, part)) = name.strip_prefix("encoder.layers.").and_then(|name| name.split_once('.'))
+        else {
+            tensors.insert(name.replace("emb_ln", "embeddings.LayerNorm"), tensor);
+            continue;
+        };
+        if part == "attn.Wqkv.weight" {
+            for (part, rows) in ["q", "k", "v"].iter().zip(tensor.numbers().chunks(WIDTH_OF_NOMIC.pow(2))) {
+                let shape = [WIDTH_OF_NOMIC as u64; 2];
+                tensors.insert(
+                    format!("layers.{layer}.self_attn.{part}_proj.weight"),
+                    Stored::f32s(&shape, rows),
+                );
+            }
+            continue;
+        }
+        let (stem, leaf) = part.rsplit_once('.').unwrap();
+        let stem = match stem {
+            "attn.out_proj" => "self_attn.o_proj",
+            "mlp.fc11" => "mlp.up_proj",
+            "mlp.fc12" => "mlp.gate_proj",
+            "mlp.fc2" => "mlp.down_proj",
+            "norm1" => "post_attention_layernorm",
+            _ => "post_mlp_layernorm",
+        };
+        tensors.insert(format!("layers.{layer}.{stem}.{leaf}"), tensor);
+    }
+    let config = json!({
+        "architectures": ["NomicBertModel"], "vocab_size": model.config["vocab_size"], "hidden_size": 48,
+        "pad_vocab_size_multiple": 64, "num_attention_heads": 4, "head_dim": 12, "intermediate_size": 80,
+        "num_hidden_layers": 3, "max_position_embeddings": 64, "hidden_act": "silu",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    });
+    let renamed = Checkpoint { config, tensors };
+    let mut renamed = load(&renamed.whole(other.path()), f32_cache()).unwrap();
+    assert!(hidden(published.as_mut(), &[text(40)]) == hidden(renamed.as_mut(), &[text(40)]));
+}
+
+const WIDTH_OF_NOMIC: usize = 48;
+
+#[test]
+fn unsupported_nomic_berts_are_refused() {
+    type Change = fn(&mut Checkpoint);
+    let cases: &[(Change, &str)] = &[
+        (
+            |c| c.config["activation_function"] = json!("gelu"),
+            "config.json: `activation_function` `gelu` is not supported (supported: swiglu)",
+        ),
+        (
+            |c| c.config["prenorm"] = json!(true),
+            "config.json: `prenorm` `true` is not supported (supported: false)",
+        ),
+        (
+            |c| c.config["rotary_emb_fraction"] = json!(0.5),
+            "config.json: `rotary_emb_fraction` `0.5` is not supported (supported: 1)",
+        ),
+        (
+            |c| c.config["num_experts"] = json!(8),
+            "config.json: `num_experts` `8` is not supported (supported: 0)",
+        ),
+        (|c| c.config["n_embd"] = json!(null), "config.json: `hidden_size` is missing"),
+        (
+            |c| c.config["n_head"] = json!(5),
+            "config.json: `hidden_size`: 48 is not 5 heads of 9, an even number",
+        ),
+        (
+            |c| c.config["n_head"] = json!(48),
+            "config.json: `hidden_size`: 48 is not 48 heads of 1, an even number",
+        ),
+        (
+            |c| drop(c.tensors.remove("encoder.layers.2.mlp.fc12.weight")),
+            "tensor `encoder.layers.2.mlp.fc12.weight` is missing",
+        ),
+        (
+            |c| {
+                drop(c.tensors.insert("encoder.layers.0.attn.Wqkv.weight".into(), Stored::f32s(&[1], &[0.0])))
+            },
+            "tensor `encoder.layers.0.attn.Wqkv.weight` has shape [1], expected [144, 48]",
+        ),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    for (change, expect) in cases {
+        let mut model = Checkpoint::read("tests/fixtures/encoder/nomic-bert");
+        change(&mut model);
+        let error = load(&model.whole(folder.path()), f32_cache()).err().expect(expect);
+        assert_eq!(error.to_string(), *expect);
     }
 }
 

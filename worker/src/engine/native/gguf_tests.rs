@@ -11,7 +11,7 @@ use super::tests::{f32_cache, repository};
 use super::*;
 use crate::engine::{BlobFile, ModelFiles};
 
-fn gguf(paths: &[PathBuf]) -> ModelFiles {
+pub(super) fn gguf(paths: &[PathBuf]) -> ModelFiles {
     let file = |path: &PathBuf| BlobFile {
         path: path.clone(),
         name: None,

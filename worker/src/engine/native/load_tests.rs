@@ -367,7 +367,7 @@ fn unsupported_checkpoints_are_refused_with_a_reason() {
             "architecture `MambaForCausalLM` is not supported (supported: LlamaForCausalLM, MistralForCausalLM, \
              MixtralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, Gemma2ForCausalLM, \
              Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Phi3ForCausalLM, BertModel, RobertaModel, XLMRobertaModel, \
-             BertForSequenceClassification, RobertaForSequenceClassification, XLMRobertaForSequenceClassification)",
+             NomicBertModel, BertForSequenceClassification, RobertaForSequenceClassification, XLMRobertaForSequenceClassification)",
         ),
         (|c| c.config = json!([]), "config.json: it is not a JSON object"),
         (|c| c.config["hidden_size"] = json!(null), "config.json: `hidden_size` is missing"),

@@ -513,15 +513,21 @@ impl<D: Driver> Kernels for Cuda<D> {
         self.assert_current(step);
         self.queue(|this| {
             let (queue, x, cols) = (&this.queue, x.view(), w.gate.matrix.args.rows as usize);
-            let normed = this.normed.resize(&queue.driver, step.rows, x.cols as usize)?;
-            queue.rms_norm(x, w.norm.weight.norm(w.norm.eps), normed, false)?;
+            let input = match &w.norm {
+                None => x,
+                Some(norm) => {
+                    let normed = this.normed.resize(&queue.driver, step.rows, x.cols as usize)?;
+                    queue.rms_norm(x, norm.weight.norm(norm.eps), normed, false)?;
+                    normed
+                }
+            };
             let gate = out.resize(&queue.driver, step.rows, cols)?;
             let up = this.values.resize(&queue.driver, step.rows, cols)?;
             for (linear, out) in [(&w.gate, gate), (&w.up, up)] {
                 queue.product(
                     &linear.matrix,
                     linear.bias.as_ref().map(Vector::address),
-                    normed,
+                    input,
                     out,
                     false,
                 )?;
