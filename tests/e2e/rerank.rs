@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 
+use crate::onnx::has_runtime;
+
 const ROUTES: [&str; 4] = ["/v1/rerank", "/v2/rerank", "/api/rerank", "/lode/v1/rerank"];
 
 fn fixture(name: &str) -> PathBuf {
@@ -52,6 +54,35 @@ fn indices(results: &Value) -> Vec<usize> {
 #[tokio::test]
 async fn documents_are_ranked_as_by_transformers() {
     let server = server(&[("team/bert", "reranker/bert"), ("team/xlmr", "reranker/xlm-roberta")]).await;
+    check_ranks(&server).await;
+}
+
+/// The same models, exported to ONNX.
+#[tokio::test]
+async fn exported_models_rank_as_transformers() {
+    if !has_runtime("rerank::exported_models_rank_as_transformers") {
+        return;
+    }
+    let server = server(&[]).await;
+    for (model, name) in [("team/bert", "bert"), ("team/xlmr", "xlm-roberta")] {
+        let folder = server.folder().path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        for file in ["config.json", "tokenizer.json"] {
+            std::fs::copy(fixture(&format!("reranker/{name}/{file}")), folder.join(file)).unwrap();
+        }
+        let graph = fixture(&format!("reranker/onnx/{name}.onnx"));
+        std::fs::copy(graph, folder.join("model.onnx")).unwrap();
+        server.lode().create(model, &folder, &[]).await.expect_success();
+    }
+    check_ranks(&server).await;
+    // A graph that returns classes has no hidden states.
+    let body = json!({"model": "team/bert", "input": "Water."});
+    let refused = server.registry().post_json("/api/embed", &body).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert!(refused.text().contains("it returns classes only"), "{}", refused.text());
+}
+
+async fn check_ranks(server: &Server) {
     let registry = server.registry();
     // The configuration of the first one names the identity; the sigmoid is the default.
     let sigmoid = |logit: f64| 1.0 / (1.0 + (-logit).exp());

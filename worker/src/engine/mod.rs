@@ -85,6 +85,8 @@ pub struct ModelInfo {
     /// Every token attends to its whole sequence: the model returns hidden states ([`RowSelection::Hidden`]) but no
     /// logits, and a sequence must be one slice.
     pub encoder: bool,
+    /// Whether it returns hidden states. ONNX files of cross-encoders may return their classes only.
+    pub embeds: bool,
     /// Number of classes of the model's classification head ([`RowSelection::Score`]); `None` without a head.
     pub classes: Option<usize>,
     /// Cache bytes per token, over all layers.
@@ -232,6 +234,8 @@ pub enum StepError {
     TooLong { sequence: SequenceId, len: usize, max_len: usize },
     #[error("the model is an encoder: it computes embeddings but does not generate text")]
     NoLogits(SequenceId),
+    #[error("the model returns classes only: it ranks documents but computes no embeddings")]
+    NoHidden(SequenceId),
     #[error("the model has no classification head")]
     NoClasses(SequenceId),
     #[error("an encoder needs sequence {} in one slice", .0.0)]
@@ -272,6 +276,9 @@ fn check_slices(
         }
         if info.encoder && matches!(slice.want, RowSelection::Last | RowSelection::All) {
             return Err(StepError::NoLogits(id));
+        }
+        if !info.embeds && slice.want == RowSelection::Hidden {
+            return Err(StepError::NoHidden(id));
         }
         if info.classes.is_none() && matches!(slice.want, RowSelection::Score { .. }) {
             return Err(StepError::NoClasses(id));

@@ -531,6 +531,7 @@ impl BatchLoop {
             | StepError::DuplicateSequence(sequence)
             | StepError::EmptySlice(sequence)
             | StepError::NoLogits(sequence)
+            | StepError::NoHidden(sequence)
             | StepError::NoClasses(sequence)
             | StepError::NotWhole(sequence)
             | StepError::TokenOutOfRange { sequence, .. }

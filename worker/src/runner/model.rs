@@ -205,6 +205,12 @@ impl Model {
     /// The ids of each text to embed.
     pub(super) async fn prepare_embed(&self, request: EmbedRequest) -> Result<Vec<Vec<u32>>, RunnerError> {
         self.vocabulary()?;
+        if !self.info.embeds {
+            return Err(RunnerError::unsupported(format!(
+                "{}: it returns classes only: it ranks documents but computes no embeddings",
+                self.name
+            )));
+        }
         let embedding = &self.text.embedding;
         if let Some(what) = &embedding.refused {
             return Err(RunnerError::unsupported(format!(

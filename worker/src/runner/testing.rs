@@ -46,6 +46,7 @@ impl FakeEngine {
             embedding_length: HIDDEN,
             layers: 1,
             encoder: false,
+            embeds: true,
             classes: None,
             kv_bytes_per_token: 16,
             weights_bytes: 1000,

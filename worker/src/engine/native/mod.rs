@@ -153,6 +153,7 @@ impl<K: Kernels + 'static> Native<K> {
             embedding_length: shape.embedding_length,
             layers: shape.layers,
             encoder,
+            embeds: true,
             classes: plan.classes(),
             kv_bytes_per_token: cache_shape.bytes_per_token(),
             weights_bytes: tensors.taken_bytes(),

@@ -1,8 +1,9 @@
-//! The engine for ONNX files: encoders, run by the ONNX Runtime, which is loaded when the first model needs
-//! it. [`open`] checks the graph before the runtime sees it.
+//! The engine for ONNX files: encoders and cross-encoders, run by the ONNX Runtime, which is loaded when the first
+//! model needs it. [`open`] checks the graph before the runtime sees it.
 
 mod grouping;
 mod library;
+mod ports;
 #[cfg(test)]
 mod tests;
 
@@ -14,13 +15,14 @@ use std::time::Duration;
 use ::ort::ep::CPU;
 use ::ort::session::builder::GraphOptimizationLevel;
 use ::ort::session::{RunOptions, Session, SessionInputValue};
-use ::ort::value::{Outlet, Tensor, TensorElementType, ValueType};
+use ::ort::value::Tensor;
 use bytes::Bytes;
 use lode_model::onnx;
 use lode_model::read_at::ReadAt;
 
 pub use self::grouping::RUN_TOKENS;
 use self::grouping::{Sharing, group};
+use self::ports::{Input, InputKind, OutputKind, Ports};
 use super::map::map;
 use super::{
     AdmitError, BlobFile, Engine, Format, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo,
@@ -34,9 +36,6 @@ const CANCEL_POLL: Duration = Duration::from_millis(10);
 const DEFAULT_CONTEXT: usize = 512;
 /// Families whose positions start after the id of the padding token.
 const SHIFTED_POSITIONS: [&str; 5] = ["camembert", "mpnet", "roberta", "xlm-roberta", "xmod"];
-/// The names of outputs with a hidden state for each token, and of those with one for each text.
-const HIDDEN_OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", "hidden_states"];
-const POOLED_OUTPUT: &str = "sentence_embedding";
 /// The longest message of the runtime in an error, in bytes.
 const MAX_REASON: usize = 500;
 
@@ -59,6 +58,10 @@ struct Facts {
     embedding_length: Option<usize>,
     layers: usize,
     pad_token: u32,
+    /// Whether the second text of a pair has a token type of its own.
+    has_types: bool,
+    /// The number of classes of a classification head.
+    classes: Option<usize>,
 }
 
 /// Checks an ONNX model: its configuration, its graph, and the files that the graph refers to.
@@ -149,6 +152,8 @@ impl Facts {
             embedding_length: config.integer("hidden_size", 1, 1 << 20)?,
             layers: config.integer("num_hidden_layers", 0, 1 << 12)?.unwrap_or(0),
             pad_token: pad_token.filter(|id| *id < vocab_size).unwrap_or(0) as u32,
+            has_types: !is_shifted && config.integer("type_vocab_size", 0, 1 << 16)?.unwrap_or(2) > 1,
+            classes: config.classes().ok(),
         })
     }
 }
@@ -167,9 +172,11 @@ impl OpenModel {
         let session = session(&runtime, threads, &data, &self.graph).map_err(refused)?;
         let ports =
             Ports::of(&session).map_err(|reason| LoadError::Onnx { file: self.name.clone(), reason })?;
-        let Some(width) = ports.width.or(self.facts.embedding_length) else {
+        let is_classifier = ports.kind == OutputKind::Classes;
+        let known = if is_classifier { self.facts.classes } else { self.facts.embedding_length };
+        let Some(width) = ports.width.or(known) else {
             let reason =
-                format!("neither its output `{}` nor config.json gives the hidden size", ports.output);
+                format!("neither its output `{}` nor config.json gives the size of its rows", ports.output);
             return Err(LoadError::Onnx { file: self.name, reason });
         };
         let has_mask = ports.inputs.iter().any(|input| input.kind == InputKind::Mask);
@@ -183,12 +190,13 @@ impl OpenModel {
             architecture: "onnx",
             vocab_size: self.facts.vocab_size,
             context_length: options.context_length.unwrap_or(usize::MAX).clamp(1, self.facts.context_length),
-            embedding_length: width,
+            embedding_length: if is_classifier { self.facts.embedding_length.unwrap_or(1) } else { width },
             layers: self.facts.layers,
             encoder: true,
             kv_bytes_per_token: 0,
             device_bytes: 0,
-            classes: None,
+            embeds: !is_classifier,
+            classes: is_classifier.then_some(width),
             weights_bytes: self.weights_bytes,
             device: format!("cpu (onnxruntime {}, {threads} thread{plural})", runtime.version),
         };
@@ -197,7 +205,9 @@ impl OpenModel {
             session,
             ports,
             sharing,
+            width,
             pad_token: self.facts.pad_token,
+            has_types: self.facts.has_types,
             sequences: BTreeMap::new(),
             max_sequences: options.max_sequences.max(1),
             next_id: 0,
@@ -238,104 +248,16 @@ fn reason(error: &::ort::Error) -> String {
     text[..text.floor_char_boundary(MAX_REASON)].to_owned()
 }
 
-/// The inputs of a graph, and the output that is used.
-struct Ports {
-    inputs: Vec<Input>,
-    output: String,
-    /// Whether the output has one row per text rather than per token.
-    is_pooled: bool,
-    /// The number of values in a row, if the graph states it.
-    width: Option<usize>,
-}
-
-struct Input {
-    name: String,
-    kind: InputKind,
-    /// Whether its numbers have 64 bits rather than 32.
-    is_long: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum InputKind {
-    Ids,
-    Mask,
-    Types,
-    Positions,
-}
-
-impl InputKind {
-    const NAMES: [(&str, InputKind); 4] = [
-        ("input_ids", InputKind::Ids),
-        ("attention_mask", InputKind::Mask),
-        ("token_type_ids", InputKind::Types),
-        ("position_ids", InputKind::Positions),
-    ];
-
-    fn of_name(name: &str) -> Option<InputKind> {
-        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind)
-    }
-}
-
-impl Ports {
-    fn of(session: &Session) -> Result<Ports, String> {
-        let mut inputs = Vec::new();
-        for outlet in session.inputs() {
-            let name = outlet.name().to_owned();
-            let is_long = match tensor_type(outlet) {
-                Some((TensorElementType::Int64, [_, _])) => true,
-                Some((TensorElementType::Int32, [_, _])) => false,
-                _ => return Err(format!("its input `{name}` is not a matrix of int64 or int32 numbers")),
-            };
-            // Inputs with a default may have any name.
-            if let Some(kind) = InputKind::of_name(&name) {
-                inputs.push(Input { name, kind, is_long });
-            }
-        }
-        let is_number =
-            |ty: TensorElementType| matches!(ty, TensorElementType::Float32 | TensorElementType::Float16);
-        let of_rank = |outlet: &&Outlet, rank: usize| {
-            tensor_type(outlet).is_some_and(|(ty, shape)| is_number(ty) && shape.len() == rank)
-        };
-        let outputs = session.outputs();
-        let named =
-            HIDDEN_OUTPUTS.iter().find_map(|name| outputs.iter().find(|outlet| outlet.name() == *name));
-        let hidden = named.filter(|outlet| of_rank(outlet, 3));
-        // Logits have three axes, too, but are no hidden states.
-        let first = || outputs.iter().find(|outlet| of_rank(outlet, 3) && outlet.name() != "logits");
-        let pooled = || outputs.iter().find(|outlet| outlet.name() == POOLED_OUTPUT && of_rank(outlet, 2));
-        let Some(output) = hidden.or_else(first).or_else(pooled) else {
-            let names: Vec<&str> = outputs.iter().map(Outlet::name).collect();
-            return Err(format!(
-                "it has no output with a hidden state for each token, such as `{}` (its outputs: `{}`); export it \
-                 for feature extraction",
-                HIDDEN_OUTPUTS[0],
-                names.join("`, `")
-            ));
-        };
-        let shape = tensor_type(output).map_or(&[][..], |(_, shape)| shape);
-        Ok(Ports {
-            inputs,
-            output: output.name().to_owned(),
-            is_pooled: shape.len() == 2,
-            width: shape.last().and_then(|width| usize::try_from(*width).ok()).filter(|width| *width > 0),
-        })
-    }
-}
-
-fn tensor_type(outlet: &Outlet) -> Option<(TensorElementType, &[i64])> {
-    match outlet.dtype() {
-        ValueType::Tensor { ty, shape, .. } => Some((*ty, shape)),
-        _ => None,
-    }
-}
-
 /// A model in the runtime.
 struct Ort {
     info: ModelInfo,
     session: Session,
     ports: Ports,
     sharing: Sharing,
+    /// The number of values in a row of the output.
+    width: usize,
     pad_token: u32,
+    has_types: bool,
     sequences: BTreeMap<SequenceId, Sequence>,
     max_sequences: usize,
     next_id: u64,
@@ -371,34 +293,40 @@ impl Ort {
         Ok(id)
     }
 
-    /// Pads texts, of which the first is the longest.
-    fn pad(&self, texts: &[&[u32]]) -> Padded {
-        let tokens = texts.first().map_or(0, |text| text.len());
+    /// Pads slices, of which the first is the longest.
+    fn pad(&self, slices: &[&Slice<'_>]) -> Padded {
+        let tokens = slices.first().map_or(0, |slice| slice.tokens.len());
         let numbers = |input: &Input| {
-            let mut numbers = Vec::with_capacity(texts.len() * tokens);
-            for text in texts {
+            let mut numbers = Vec::with_capacity(slices.len() * tokens);
+            for slice in slices {
+                let text = slice.tokens;
+                // The first token with the second type.
+                let second = match slice.want {
+                    RowSelection::Score { second } if self.has_types => second,
+                    _ => tokens,
+                };
                 for at in 0..tokens {
                     numbers.push(match input.kind {
                         InputKind::Ids => i64::from(text.get(at).copied().unwrap_or(self.pad_token)),
                         InputKind::Mask => i64::from(at < text.len()),
-                        InputKind::Types => 0,
+                        InputKind::Types => i64::from(at < text.len() && at >= second),
                         InputKind::Positions => at as i64,
                     });
                 }
             }
             numbers
         };
-        Padded { texts: texts.len(), tokens, inputs: self.ports.inputs.iter().map(numbers).collect() }
+        Padded { texts: slices.len(), tokens, inputs: self.ports.inputs.iter().map(numbers).collect() }
     }
 
     /// Runs the graph and returns the rows of all texts, with the rows of padding: [texts, tokens, width], or
-    /// [texts, width] if the output is pooled. `None` if it was cancelled.
+    /// [texts, width] if the output has a row for each text. `None` if it was cancelled.
     fn run(&mut self, is_cancelled: &dyn Fn() -> bool, batch: Padded) -> Option<Result<Vec<f32>, String>> {
         let options = match RunOptions::new() {
             Ok(options) => options,
             Err(error) => return Some(Err(reason(&error))),
         };
-        let (session, ports, width) = (&mut self.session, &self.ports, self.info.embedding_length);
+        let (session, ports, width) = (&mut self.session, &self.ports, self.width);
         let mut was_cancelled = false;
         // The runtime checks between operators whether to end, and only another thread can ask it to.
         let result = std::thread::scope(|scope| {
@@ -429,17 +357,16 @@ impl Ort {
         slices: &[Slice<'_>],
     ) -> Result<Vec<Vec<f32>>, StepError> {
         let mut rows = vec![Vec::new(); slices.len()];
-        let wanted: Vec<usize> =
-            (0..slices.len()).filter(|at| slices[*at].want == RowSelection::Hidden).collect();
+        let is_wanted = |want| matches!(want, RowSelection::Hidden | RowSelection::Score { .. });
+        let wanted: Vec<usize> = (0..slices.len()).filter(|at| is_wanted(slices[*at].want)).collect();
         let lengths: Vec<usize> = wanted.iter().map(|at| slices[*at].tokens.len()).collect();
-        let width = self.info.embedding_length;
+        let width = self.width;
         for members in group(&lengths, self.sharing) {
             if is_cancelled() {
                 return Err(StepError::Cancelled);
             }
             let members: Vec<usize> = members.into_iter().map(|at| wanted[at]).collect();
-            let texts: Vec<&[u32]> = members.iter().map(|at| slices[*at].tokens).collect();
-            let batch = self.pad(&texts);
+            let batch = self.pad(&members.iter().map(|at| &slices[*at]).collect::<Vec<_>>());
             let tokens = batch.tokens;
             let values = match self.run(is_cancelled, batch) {
                 None => return Err(StepError::Cancelled),
@@ -451,10 +378,11 @@ impl Ort {
             };
             for (row, at) in members.into_iter().enumerate() {
                 let len = slices[at].tokens.len();
-                rows[at] = match self.ports.is_pooled {
+                rows[at] = match self.ports.kind {
                     // Every way of pooling equal rows gives that row.
-                    true => values[row * width..(row + 1) * width].repeat(len),
-                    false => values[row * tokens * width..][..len * width].to_vec(),
+                    OutputKind::Pooled => values[row * width..(row + 1) * width].repeat(len),
+                    OutputKind::Classes => values[row * width..(row + 1) * width].to_vec(),
+                    OutputKind::Tokens => values[row * tokens * width..][..len * width].to_vec(),
                 };
             }
         }
@@ -485,9 +413,9 @@ fn compute(
     }
     let outputs = session.run_with_options(inputs, options).map_err(failed)?;
     let output = outputs.get(&ports.output).ok_or_else(|| format!("no output `{}`", ports.output))?;
-    let expected = match ports.is_pooled {
-        true => vec![batch.texts as i64, width as i64],
-        false => vec![batch.texts as i64, batch.tokens as i64, width as i64],
+    let expected = match ports.kind {
+        OutputKind::Pooled | OutputKind::Classes => vec![batch.texts as i64, width as i64],
+        OutputKind::Tokens => vec![batch.texts as i64, batch.tokens as i64, width as i64],
     };
     let check = |found: &[i64]| match found == expected {
         true => Ok(()),
@@ -544,7 +472,7 @@ impl Engine for Ort {
             if let Some(sequence) = self.sequences.get_mut(&slice.sequence) {
                 sequence.len += slice.tokens.len();
             }
-            logits.push_slice(&rows, self.info.embedding_length);
+            logits.push_slice(&rows, self.width);
         }
         Ok(logits)
     }

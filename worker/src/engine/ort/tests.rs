@@ -338,6 +338,61 @@ fn graphs_that_the_runtime_refuses() {
     g.output("logits", FLOAT, &["batch", "tokens", "4"]);
     refused(
         &g,
-        "it has no output with a hidden state for each token, such as `last_hidden_state` (its outputs: `logits`)",
+        "it has no output with a hidden state for each token, such as `last_hidden_state`, and none with the classes of a \
+         text, `logits` (its outputs: `logits`)",
     );
+}
+
+/// Exported cross-encoders give the classes that transformers computed, alone and padded.
+#[test]
+fn exported_classifiers_match_the_reference() {
+    if !has_runtime("ort::exported_classifiers_match_the_reference") {
+        return;
+    }
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/reranker");
+    for name in ["bert", "xlm-roberta"] {
+        let read = |file: String| std::fs::read(fixtures.join(file)).unwrap();
+        let json = |file: String| -> Value { serde_json::from_slice(&read(file)).unwrap() };
+        let (config, place) = (json(format!("{name}/config.json")), tempfile::tempdir().unwrap());
+        let files = model(place.path(), &config, &read(format!("onnx/{name}.onnx")), &[]);
+        let cases = json(format!("{name}/expected.json"))["cases"].as_array().unwrap().clone();
+        let numbers = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+        let pairs: Vec<(Vec<u32>, usize, f32)> = cases
+            .iter()
+            .map(|case| {
+                let second = numbers(&case["type_ids"]).iter().filter(|kind| **kind == 0).count();
+                (numbers(&case["token_ids"]), second, case["logits"][0].as_f64().unwrap() as f32)
+            })
+            .collect();
+        let options = LoadOptions { max_sequences: pairs.len() + 1, ..options() };
+        let mut engine = open(&files).unwrap().load(options).unwrap();
+        assert_eq!((engine.info().classes, engine.info().embeds), (Some(1), false));
+        let ids: Vec<SequenceId> = pairs.iter().map(|_| engine.open(96).unwrap()).collect();
+        let slice = |at: usize, sequence| Slice {
+            sequence,
+            tokens: &pairs[at].0,
+            want: RowSelection::Score { second: pairs[at].1 },
+        };
+        let slices: Vec<Slice<'_>> = ids.iter().enumerate().map(|(at, id)| slice(at, *id)).collect();
+        let together = engine.step(&slices).unwrap();
+        for (at, (_, _, known)) in pairs.iter().enumerate() {
+            let alone = engine.open(96).unwrap();
+            let rows = engine.step(&[slice(at, alone)]).unwrap();
+            engine.close(alone);
+            for (rows, at) in [(&rows, 0), (&together, at)] {
+                let row = rows.rows(at).unwrap().next().unwrap();
+                assert!(row.len() == 1 && (row[0] - known).abs() < 1e-4, "{name}: {row:?} {known}");
+            }
+        }
+        // The types of BERT matter; RoBERTa has none.
+        let sequence = engine.open(96).unwrap();
+        let untyped = Slice { want: RowSelection::Score { second: 96 }, ..slice(0, sequence) };
+        let rows = engine.step(&[untyped]).unwrap();
+        let difference = (rows.rows(0).unwrap().next().unwrap()[0] - pairs[0].2).abs();
+        assert_eq!(difference > 1e-3, name == "bert", "{name}: {difference}");
+        // There are no hidden states, and a text is not pooled.
+        engine.truncate(sequence, 0);
+        let slice = Slice { want: RowSelection::Hidden, ..slice(0, sequence) };
+        assert_eq!(engine.step(&[slice]).unwrap_err(), StepError::NoHidden(sequence));
+    }
 }
