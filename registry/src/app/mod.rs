@@ -23,6 +23,7 @@ mod fsck;
 mod gc;
 mod grants;
 mod hub_import;
+mod hub_list;
 mod hub_repositories;
 mod hub_selection;
 mod id_token;
@@ -86,9 +87,7 @@ mod workers;
 mod xet;
 
 pub use crate::blobs::BlobStream;
-pub(crate) use crate::store::{
-    DerivedModel, FacetColumn, FacetCounts, MAX_COUNT, ModelQuery, ModelSort, SearchCursor, StoredBlob,
-};
+pub(crate) use crate::store::{DerivedModel, FacetColumn, FacetCounts, MAX_COUNT, SearchCursor, StoredBlob};
 pub use accounts::{AccountChange, AccountError, AccountInfo, Group, NewAccount};
 pub use audit::{AuditFilter, AuditRecord};
 pub(crate) use card::{Card, CardHtml};
@@ -103,6 +102,7 @@ pub(crate) use fsck::{Finding, FindingSink};
 pub use gc::{GcReport, GcWaiting, Removal, RemovalPage, RestoredContent};
 pub use grants::{Grant, TargetVisibility};
 pub(crate) use hub_import::{HubImportError, HubModel, ImportSink, ImportStep, ImportTarget};
+pub(crate) use hub_list::{ModelQuery, ModelSort};
 pub(crate) use id_token::SIGN_ON_TIME;
 pub(crate) use identities::IdentityInfo;
 pub(crate) use job_control::JobControl;

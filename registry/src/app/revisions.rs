@@ -6,21 +6,19 @@ use std::sync::Arc;
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository, Tag};
 
-use super::{FilesError, ManifestFiles, Page, Registry, StoredManifest};
+use super::{FilesError, ManifestFiles, Registry, StoredManifest};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
-use crate::store::{ModelFactsRow, ModelQuery, ModelRow};
+use crate::store::ModelRow;
 
 /// The branch that clients request unless they name a revision.
-const MAIN: &str = "main";
+pub(super) const MAIN: &str = "main";
 /// The length of a commit id, in hexadecimal digits.
 const COMMIT_LEN: usize = 40;
 /// How many tags an error names.
 const NAMED_TAGS: i64 = 10;
 /// How many tags are listed as revisions.
 const MAX_TAGS: i64 = 10_000;
-/// The longest page of models, and the default.
-const PAGE: u32 = 1000;
 
 /// The commit id of a manifest: the first digits of its digest.
 pub(crate) fn commit_id(digest: &Digest) -> &str {
@@ -143,27 +141,7 @@ impl Registry {
         })
     }
 
-    /// Repositories with a model that the caller may read.
-    pub(crate) async fn models_of_repositories(
-        &self,
-        caller: &Caller,
-        query: &ModelQuery,
-    ) -> Result<Page<ListedModel>, Error> {
-        self.authorize(caller, Action::List, Target::Catalog).await?;
-        let limit = query.limit.map_or(PAGE, |limit| limit.clamp(1, PAGE));
-        let filter = self.list_filter(caller).await?;
-        let rows = self.store.repositories_with_models(&filter, query, i64::from(limit) + 1).await?;
-        let rows = Page::cut(rows, limit);
-        let mut items = Vec::with_capacity(rows.items.len());
-        for row in rows.items {
-            let ModelFactsRow { repository, digest, created_at, modified_at, model } = row;
-            let is_private = self.is_private(&repository).await?;
-            items.push(ListedModel { repository, digest, created_at, modified_at, model, is_private });
-        }
-        Ok(Page { items, more: rows.more })
-    }
-
-    async fn is_private(&self, repository: &Repository) -> Result<bool, Error> {
+    pub(super) async fn is_private(&self, repository: &Repository) -> Result<bool, Error> {
         Ok(!self.may(&Caller::ANONYMOUS, Action::Pull, repository).await?)
     }
 }

@@ -11,8 +11,8 @@ use super::{ModelSummary, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
 use crate::store::{
-    Amount, FacetColumn, FacetCounts, FacetRanges, ListFilter, MAX_COUNT, SearchCursor, SearchFilter,
-    SearchOrder, SearchRow, query_words,
+    Amount, FacetColumn, FacetCounts, FacetRanges, ListFilter, MAX_COUNT, SearchContent, SearchCursor,
+    SearchFilter, SearchOrder, SearchRow, query_words,
 };
 
 /// Of a longer query, the beginning counts.
@@ -193,8 +193,9 @@ fn model_bytes(memory: u64) -> u64 {
 fn filter_of(query: &SearchQuery) -> SearchFilter {
     SearchFilter {
         words: query_words(&cut(&query.text)),
+        in_name: typed(&query.text).into_iter().filter(|part| part.contains('/')).collect(),
         typed: typed(&query.text),
-        everything: query.everything,
+        content: if query.everything { SearchContent::Everything } else { SearchContent::Models },
         format: query.format.clone(),
         quantization: query.quantization.clone(),
         architecture: query.architecture.clone(),
@@ -205,6 +206,7 @@ fn filter_of(query: &SearchQuery) -> SearchFilter {
         max_size_bytes: query.fits_bytes.map(model_bytes),
         min_context: query.min_context,
         base: query.base.clone(),
+        ..SearchFilter::default()
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::models::{expanded, object};
 use crate::Registry;
-use crate::app::{ModelQuery, ModelSort};
+use crate::app::{ModelQuery, ModelSort, SearchCursor};
 use crate::auth::Caller;
 use crate::http::{Failure, Json, Links, Query, page};
 
@@ -27,16 +27,11 @@ pub(crate) async fn list(
 ) -> Result<Response, Failure> {
     let asked = read(&query)?;
     // Checks the caller, too, if nothing can match.
-    let found = registry.models_of_repositories(&caller, &asked).await?;
+    let (found, end) = registry.models_of_repositories(&caller, &asked).await?;
     let is_matched = UNMATCHED.iter().all(|name| query.get(name).is_none()) && !query.is_true("gated");
-    let items = if is_matched { found.items } else { Vec::new() };
-    let next = items.last().filter(|_| found.more).map(|last| {
-        let key = match asked.sort {
-            ModelSort::Name => 0,
-            ModelSort::Modified => last.modified_at,
-            ModelSort::Created => last.created_at,
-        };
-        let cursor = format!("{key}:{}", last.repository);
+    let items = if is_matched { found } else { Vec::new() };
+    let next = end.filter(|_| is_matched).map(|SearchCursor { key, repository }| {
+        let cursor = format!("{key}:{repository}");
         let mut parameters: Vec<(&str, &str)> = Vec::new();
         for name in REPEATED {
             parameters.extend(query.all(name).map(|value| (name, value)));
@@ -51,7 +46,8 @@ pub(crate) async fn list(
 
 fn read(query: &Query) -> Result<ModelQuery, Failure> {
     let lower = |name: &'static str| -> Result<Vec<String>, Failure> {
-        let values: Vec<String> = query.all(name).map(str::to_lowercase).collect();
+        let values = query.all(name).map(|value| plain(value).to_lowercase());
+        let values: Vec<String> = values.filter(|value| !value.is_empty()).collect();
         match values.len() <= MAX_CONDITIONS {
             true => Ok(values),
             false => Err(invalid(query, name, "at most 16 values")),
@@ -78,15 +74,16 @@ fn read(query: &Query) -> Result<ModelQuery, Failure> {
     }
     let after = match query.get("cursor") {
         Some(cursor) => {
-            let parsed =
-                cursor.split_once(':').and_then(|(key, name)| Some((key.parse().ok()?, name.to_owned())));
+            let parsed = cursor.split_once(':').and_then(|(key, name)| {
+                Some(SearchCursor { key: key.parse().ok()?, repository: plain(name) })
+            });
             Some(parsed.ok_or_else(|| invalid(query, "cursor", "the value of a Link header"))?)
         }
         None => None,
     };
     Ok(ModelQuery {
         search: lower("search")?,
-        author: query.get("author").map(str::to_lowercase),
+        author: query.get("author").map(|author| plain(author).to_lowercase()),
         tags: lower("filter")?,
         min_parameters,
         max_parameters,
@@ -94,6 +91,11 @@ fn read(query: &Query) -> Result<ModelQuery, Failure> {
         after,
         limit: query.limit("limit")?,
     })
+}
+
+/// A text that both databases accept.
+fn plain(text: &str) -> String {
+    text.replace('\0', "")
 }
 
 fn invalid(query: &Query, name: &'static str, expected: &'static str) -> Failure {

@@ -78,6 +78,7 @@ impl Store {
     /// An SQL condition: a [`ListFilter`] shows the repository of this column. Its four parameters begin at
     /// `first`.
     pub(super) fn is_listed(&self, column: &str, first: usize) -> String {
+        let column = self.in_bytes(column);
         let namespace = match self.0 {
             Engine::Sqlite(_) => format!("substr({column}, 1, instr({column} || '/', '/') - 1) || '/*'"),
             Engine::Postgres(_) => format!("split_part({column}, '/', 1) || '/*'"),

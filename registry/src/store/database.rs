@@ -256,6 +256,23 @@ impl Store {
         Ok(now)
     }
 
+    /// A name for a comparison with a column whose collation is that of bytes, such as `search.repository`. Postgres uses
+    /// no index for a comparison of columns with different collations.
+    pub(super) fn in_bytes(&self, name: &str) -> String {
+        match self.0 {
+            Engine::Sqlite(_) => name.to_owned(),
+            Engine::Postgres(_) => format!("({name} collate \"C\")"),
+        }
+    }
+
+    /// The same for a comparison with a column without a collation of its own, such as `tags.repository`.
+    pub(super) fn in_default(&self, name: &str) -> String {
+        match self.0 {
+            Engine::Sqlite(_) => name.to_owned(),
+            Engine::Postgres(_) => format!("({name} collate \"default\")"),
+        }
+    }
+
     pub(crate) async fn close(&self) {
         match &self.0 {
             Engine::Sqlite(pools) => {

@@ -40,6 +40,26 @@ const INDEXES: &[Index] = &[
     Index { name: "models_without_card_words", table: "models", on: "(digest) where card_words is null" },
     Index { name: "tags_by_time", table: "tags", on: "(repository, updated_at desc, name)" },
     Index { name: "tags_by_manifest", table: "tags", on: "(digest, repository)" },
+    Index {
+        name: "search_first_by_size",
+        table: "search",
+        on: "(size_bytes desc, repository) where position = 0",
+    },
+    Index {
+        name: "search_first_by_parameters",
+        table: "search",
+        on: "(parameters desc, repository) where position = 0",
+    },
+    Index { name: "search_by_format_name", table: "search", on: "(lower(format), position)" },
+    Index { name: "search_by_quantization_name", table: "search", on: "(lower(quantization), position)" },
+    Index { name: "search_by_architecture_name", table: "search", on: "(lower(architecture), position)" },
+    // Has all columns of conditions and counts, so that most rows are judged without reading the table.
+    Index {
+        name: "search_facts_by_update",
+        table: "search",
+        on: "(updated_at desc, repository, position, id, format, quantization, architecture, license, task, parameters,
+              size_bytes, context_length)",
+    },
     Index { name: "workers_by_address", table: "workers", on: "(advertise)" },
 ];
 

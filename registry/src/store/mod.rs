@@ -35,6 +35,7 @@ mod repositories;
 mod retention;
 mod revisions;
 mod search;
+mod search_filter;
 mod search_rows;
 mod sessions;
 mod sign_ins;
@@ -78,11 +79,10 @@ pub(crate) use publishers::PublisherRow;
 pub(crate) use removals::{RemovalCause, RemovalReason, RemovalRow};
 pub(crate) use repositories::{ContentRow, ListedManifestRow, TagRow};
 pub(crate) use retention::AgedTag;
-pub(crate) use revisions::{ModelFactsRow, ModelQuery, ModelSort};
 pub(crate) use search::{
-    Amount, FacetColumn, FacetCounts, FacetRanges, MAX_COUNT, SearchCursor, SearchFilter, SearchOrder,
-    SearchRow,
+    Amount, FacetColumn, FacetCounts, FacetRanges, MAX_COUNT, SearchCursor, SearchOrder, SearchRow,
 };
+pub(crate) use search_filter::{SearchContent, SearchFilter};
 pub(crate) use sessions::SessionRow;
 pub(crate) use sizes::SizedTable;
 pub(crate) use surroundings::{DerivedModel, SharedBytes};

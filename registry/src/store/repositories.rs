@@ -21,6 +21,9 @@ const CONTENT_BYTES: &str = "(select cast(coalesce(sum(b.size_bytes), 0) as bigi
         where child.repository = m.repository and child.manifest = m.digest and child.kind = 'child') content
     join blobs b on b.digest = content.digest)";
 
+/// Follows every name.
+pub(super) const AFTER_NAMES: &str = "~";
+
 /// A repository, and the totals of its content.
 #[derive(Clone, Debug)]
 pub(crate) struct RepositoryRow {
@@ -111,6 +114,15 @@ impl ContentColumns {
     }
 }
 
+/// The range of the names below a repository: the first one, and what follows the last one. Empty: all names.
+pub(super) fn names_below(prefix: &str) -> (String, String) {
+    match prefix {
+        "" => (String::new(), AFTER_NAMES.to_owned()),
+        // `0` follows `/`.
+        prefix => (format!("{prefix}/"), format!("{prefix}0")),
+    }
+}
+
 impl Store {
     /// Repositories after `after` (exclusive), at most `limit`, with their totals. `prefix`: only this
     /// repository and those below it; empty for all.
@@ -121,25 +133,11 @@ impl Store {
         after: &str,
         limit: i64,
     ) -> Result<Vec<RepositoryRow>, Error> {
-        let text = AssertSqlSafe(format!(
-            "select r.name, r.created_at,
-                    (select count(*) from tags t where t.repository = r.name) as tags,
-                    (select count(*) from manifests m where m.repository = r.name) as manifests,
-                    (select cast(coalesce(sum(b.size_bytes), 0) as bigint) from links l
-                     join blobs b on b.digest = l.digest where l.repository = r.name) as size_bytes,
-                    (select max(t.updated_at) from tags t where t.repository = r.name) as tagged_at,
-                    (select max(m.created_at) from manifests m where m.repository = r.name) as pushed_at
-             from repositories r
-             where r.name > $1
-               and (cast($2 as text) = '' or r.name = cast($2 as text)
-                    or substr(r.name, 1, length(cast($2 as text)) + 1) = cast($2 as text) || '/')
-               and {}
-             order by r.name limit cast($3 as bigint)",
-            self.is_listed("r.name", 4)
-        ));
+        let text = AssertSqlSafe(self.repository_page_text());
+        let (first, end) = names_below(prefix);
         let (all, visibility, subjects, targets) = filter.parameters();
         let rows: Vec<RepositoryColumns> = on!(self.read(), c => sqlx::query_as(text)
-            .bind(after).bind(prefix).bind(limit)
+            .bind(after).bind(prefix).bind(first).bind(end).bind(limit)
             .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_all(c).await)?;
         rows.into_iter()
             .map(|row| {
@@ -153,6 +151,27 @@ impl Store {
                 })
             })
             .collect()
+    }
+
+    /// The page is cut before any total is computed.
+    pub(super) fn repository_page_text(&self) -> String {
+        let name = self.in_default("r.name");
+        format!(
+            "select r.name, r.created_at,
+                    (select count(*) from tags t where t.repository = {name}) as tags,
+                    (select count(*) from manifests m where m.repository = {name}) as manifests,
+                    (select cast(coalesce(sum(b.size_bytes), 0) as bigint) from links l
+                     join blobs b on b.digest = l.digest where l.repository = {name}) as size_bytes,
+                    (select max(t.updated_at) from tags t where t.repository = {name}) as tagged_at,
+                    (select max(m.created_at) from manifests m where m.repository = {name}) as pushed_at
+             from (select n.name, n.created_at
+                   from (select name, created_at from repositories where name = $2
+                         union all
+                         select name, created_at from repositories where name >= $3 and name < $4) n
+                   where n.name > $1 and {} order by n.name limit cast($5 as bigint)) r
+             order by r.name",
+            self.is_listed("n.name", 6)
+        )
     }
 
     /// Tags after `after` (exclusive), at most `limit`, with their manifests.

@@ -7,38 +7,19 @@ use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 
 use super::models::{ModelColumns, ModelRow};
-use super::{Engine, ListFilter, Store, bigint, on, parse_stored, size};
+use super::repositories::AFTER_NAMES;
+use super::search_filter::{Parameter, SearchFilter, Text, TypedNames};
+use super::{ListFilter, Store, bigint, on, parse_stored, size};
 use crate::Error;
 
 /// The most repositories that a count has.
 pub(crate) const MAX_COUNT: u64 = 1000;
 /// The most rows whose values are counted.
-const FACET_ROWS: i64 = 4000;
+const FACET_ROWS: i64 = 2000;
 /// The most values of a facet.
 const MAX_VALUES: usize = 30;
 /// The most tags of a repository that are counted.
 const MAX_TAGS: i64 = 1000;
-
-/// The conditions of a search; `None` is no condition.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SearchFilter {
-    /// What was typed, in lower case, split at spaces.
-    pub(crate) typed: Vec<String>,
-    /// Each is the beginning of a word of the repository. Empty although something was typed: nothing fits.
-    pub(crate) words: Vec<String>,
-    /// Also what is not a model.
-    pub(crate) everything: bool,
-    pub(crate) format: Option<String>,
-    pub(crate) quantization: Option<String>,
-    pub(crate) architecture: Option<String>,
-    pub(crate) license: Option<String>,
-    pub(crate) task: Option<String>,
-    pub(crate) min_parameters: Option<u64>,
-    pub(crate) max_parameters: Option<u64>,
-    pub(crate) max_size_bytes: Option<u64>,
-    pub(crate) min_context: Option<u64>,
-    pub(crate) base: Option<String>,
-}
 
 /// The order of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +29,10 @@ pub(crate) enum SearchOrder {
     Name,
     Parameters,
     Size,
+    /// When a tag of the repository was moved last. Of this order and the next one, only the kinds that represent
+    /// repositories have an index.
+    Newest,
+    Created,
 }
 
 /// How many repositories fit, which decides how they are read.
@@ -92,7 +77,7 @@ impl FacetColumn {
         FacetColumn::Context,
     ];
 
-    fn is_range(self) -> bool {
+    pub(super) fn is_range(self) -> bool {
         matches!(self, FacetColumn::Parameters | FacetColumn::Memory | FacetColumn::Context)
     }
 
@@ -121,45 +106,6 @@ pub(crate) struct FacetCounts {
     pub(crate) is_partial: bool,
 }
 
-impl SearchFilter {
-    /// Whether a condition depends on the kind of model.
-    fn has_facts(&self) -> bool {
-        let texts =
-            [&self.format, &self.quantization, &self.architecture, &self.license, &self.task, &self.base];
-        let numbers = [self.min_parameters, self.max_parameters, self.max_size_bytes, self.min_context];
-        texts.into_iter().any(Option::is_some) || numbers.iter().any(Option::is_some)
-    }
-
-    fn has(&self, column: FacetColumn) -> bool {
-        match column {
-            FacetColumn::Format => self.format.is_some(),
-            FacetColumn::Quantization => self.quantization.is_some(),
-            FacetColumn::Architecture => self.architecture.is_some(),
-            FacetColumn::License => self.license.is_some(),
-            FacetColumn::Task => self.task.is_some(),
-            FacetColumn::Parameters => self.min_parameters.is_some() || self.max_parameters.is_some(),
-            FacetColumn::Memory => self.max_size_bytes.is_some(),
-            FacetColumn::Context => self.min_context.is_some(),
-        }
-    }
-
-    /// The filter without its own choice of a fact.
-    fn without(&self, column: FacetColumn) -> SearchFilter {
-        let mut filter = self.clone();
-        match column {
-            FacetColumn::Format => filter.format = None,
-            FacetColumn::Quantization => filter.quantization = None,
-            FacetColumn::Architecture => filter.architecture = None,
-            FacetColumn::License => filter.license = None,
-            FacetColumn::Task => filter.task = None,
-            FacetColumn::Parameters => (filter.min_parameters, filter.max_parameters) = (None, None),
-            FacetColumn::Memory => filter.max_size_bytes = None,
-            FacetColumn::Context => filter.min_context = None,
-        }
-        filter
-    }
-}
-
 /// A repository that fits, with one of its tags.
 #[derive(Clone, Debug)]
 pub(crate) struct SearchRow {
@@ -167,6 +113,10 @@ pub(crate) struct SearchRow {
     pub(crate) tag: Tag,
     pub(crate) digest: Digest,
     pub(crate) modified_at: i64,
+    /// When a tag of the repository was moved last.
+    pub(crate) newest_at: i64,
+    /// When the repository was created.
+    pub(crate) created_at: i64,
     pub(crate) tags: u64,
     pub(crate) sort_key: i64,
     /// Absent if it is not indexed yet.
@@ -181,6 +131,8 @@ struct SearchColumns {
     tag: String,
     digest: String,
     updated_at: i64,
+    newest_at: i64,
+    created_at: i64,
     tags: i64,
     sort_key: i64,
     #[sqlx(flatten)]
@@ -197,156 +149,14 @@ impl TryFrom<SearchColumns> for SearchRow {
             tag: parse_stored("tag", &row.tag)?,
             digest: parse_stored("digest", &row.digest)?,
             modified_at: row.updated_at,
+            newest_at: row.newest_at,
+            created_at: row.created_at,
             tags: size(row.tags)?,
             sort_key: row.sort_key,
             model: row.model.decode()?,
             facts: row.facts,
         })
     }
-}
-
-/// A text with its parameters.
-struct Text {
-    parameters: Vec<Parameter>,
-    is_sqlite: bool,
-}
-
-#[derive(Clone)]
-enum Parameter {
-    Text(String),
-    Number(i64),
-}
-
-impl Text {
-    fn text(&mut self, value: impl Into<String>) -> String {
-        self.parameters.push(Parameter::Text(value.into()));
-        format!("cast(${} as text)", self.parameters.len())
-    }
-
-    fn number(&mut self, value: i64) -> String {
-        self.parameters.push(Parameter::Number(value));
-        format!("cast(${} as bigint)", self.parameters.len())
-    }
-
-    /// Whether the text of a column contains a parameter.
-    fn contains(&self, column: &str, parameter: &str) -> String {
-        match self.is_sqlite {
-            true => format!("instr({column}, {parameter}) > 0"),
-            false => format!("strpos({column}, {parameter}) > 0"),
-        }
-    }
-
-    /// Keeps SQLite, which knows no statistics, from using an index of this column instead of that of the order.
-    fn unindexed(&self, column: &str, amount: Amount) -> String {
-        match self.is_sqlite && amount == Amount::Many {
-            true => format!("+{column}"),
-            false => column.to_owned(),
-        }
-    }
-
-    /// The conditions on the facts of a model; `ROW.` stands for the row.
-    fn facts(&mut self, filter: &SearchFilter, amount: Amount) -> String {
-        let mut all = Vec::new();
-        if !filter.everything {
-            all.push("(ROW.format is null or ROW.format <> '')".to_owned());
-        }
-        for (column, value) in [
-            ("ROW.format", &filter.format),
-            ("ROW.quantization", &filter.quantization),
-            ("ROW.architecture", &filter.architecture),
-            ("ROW.license", &filter.license),
-            ("ROW.task", &filter.task),
-        ] {
-            if let Some(value) = value {
-                all.push(format!("{} = {}", self.unindexed(column, amount), self.text(value)));
-            }
-        }
-        for (column, operator, limit) in [
-            ("ROW.parameters", ">=", filter.min_parameters),
-            ("ROW.parameters", "<=", filter.max_parameters),
-            ("ROW.size_bytes", "<=", filter.max_size_bytes),
-            ("ROW.context_length", ">=", filter.min_context),
-        ] {
-            if let Some(limit) = limit {
-                all.push(format!(
-                    "{} {operator} {}",
-                    self.unindexed(column, amount),
-                    self.number(bigint(limit))
-                ));
-                // What is unknown fits no limit.
-                all.push(format!("{} >= 0", self.unindexed(column, amount)));
-            }
-        }
-        if let Some(base) = &filter.base {
-            let (whole, tagged) = (self.text(format!("\n{base}\n")), self.text(format!("\n{base}:")));
-            let (whole, tagged) = (self.contains("ROW.bases", &whole), self.contains("ROW.bases", &tagged));
-            all.push(format!("({whole} or {tagged})"));
-        }
-        if all.is_empty() { "1 = 1".to_owned() } else { all.join(" and ") }
-    }
-
-    /// The conditions on the words of the row `s`.
-    fn words(&mut self, filter: &SearchFilter, amount: Amount) -> String {
-        if filter.typed.is_empty() {
-            return "1 = 1".to_owned();
-        }
-        if filter.words.is_empty() {
-            return "1 = 0".to_owned();
-        }
-        // The words are ASCII letters and digits, so they are no syntax of either engine.
-        let id = self.unindexed("s.id", amount);
-        let mut all = vec![match self.is_sqlite {
-            true => {
-                let words: Vec<String> = filter.words.iter().map(|word| format!("\"{word}\"*")).collect();
-                let words = self.text(words.join(" AND "));
-                format!("{id} in (select rowid from search_words where search_words match {words})")
-            }
-            false => {
-                let words: Vec<String> = filter.words.iter().map(|word| format!("'{word}':*")).collect();
-                let words = self.text(words.join(" & "));
-                format!("{id} in (select id from search_words where words @@ cast({words} as tsquery))")
-            }
-        }];
-        // A part of a name.
-        for part in filter.typed.iter().filter(|part| part.contains('/')) {
-            let part = self.text(part);
-            all.push(self.contains("s.repository", &part));
-        }
-        all.join(" and ")
-    }
-
-    /// All conditions on the row `s`: it is visible, its repository has the words, and of the rows of its repository it
-    /// is the first one with the facts.
-    fn fitting(&mut self, listed: &str, filter: &SearchFilter, amount: Amount) -> String {
-        let (facts, words) = (self.facts(filter, amount), self.words(filter, amount));
-        let first = match filter.has_facts() {
-            true => format!(
-                "s.position = (select min(x.position) from search x where x.repository = s.repository and {})",
-                facts.replace("ROW.", "x.").replace("+x.", "x.")
-            ),
-            false => "s.position = 0".to_owned(),
-        };
-        format!("{} and {words} and {first} and {listed}", facts.replace("ROW.", "s."))
-    }
-
-    /// How close the name of `s` is to what was typed: the higher, the closer.
-    fn relevance(&mut self, names: &TypedNames) -> String {
-        let TypedNames { whole, first, .. } = names;
-        let in_name = self.contains("s.repository", first);
-        let begins = format!("substr(s.repository, 1, length({first})) = {first}");
-        let begins_part = self.contains("s.repository", &format!("'/' || {first}"));
-        format!(
-            "case when s.repository in ({whole}, {first}) then 4
-                  when {begins} then 3 when {begins_part} then 2 when {in_name} then 1 else 0 end"
-        )
-    }
-}
-
-/// Parameters: what was typed as a name, its first word, and the end of the names that begin with the first word.
-struct TypedNames {
-    whole: String,
-    first: String,
-    end: String,
 }
 
 /// At most `limit` rows after `after`.
@@ -409,20 +219,23 @@ impl Store {
         closeness: Option<Closeness>,
         PageRange { after, limit }: PageRange<'_>,
     ) -> (String, Text) {
-        let mut text = self.text_of(visible);
+        let mut text = Text::new(self, visible);
         let listed = self.is_listed("s.repository", 1);
-        let mut fitting = text.fitting(&listed, filter, amount);
+        let is_name_order = order == SearchOrder::Name || closeness.is_some();
+        let (source, mut fitting) = text.fitting(&listed, filter, amount, is_name_order);
         let mut names = || TypedNames {
             whole: text.text(filter.typed.join("/")),
             first: text.text(filter.typed.first().cloned().unwrap_or_default()),
             // Follows every character of a name.
-            end: text.text(format!("{}~", filter.typed.first().map_or("", String::as_str))),
+            end: text.text(format!("{}{AFTER_NAMES}", filter.typed.first().map_or("", String::as_str))),
         };
         let key = match (order, closeness) {
             (SearchOrder::Name, _) => None,
             (SearchOrder::Updated, _) => Some("s.updated_at".to_owned()),
             (SearchOrder::Parameters, _) => Some("s.parameters".to_owned()),
             (SearchOrder::Size, _) => Some("s.size_bytes".to_owned()),
+            (SearchOrder::Newest, _) => Some("s.newest_at".to_owned()),
+            (SearchOrder::Created, _) => Some("s.created_at".to_owned()),
             (SearchOrder::Relevance, None) => {
                 let names = names();
                 Some(text.relevance(&names))
@@ -467,8 +280,8 @@ impl Store {
             }
         };
         let row = format!(
-            "select s.repository, s.tag, s.digest, s.updated_at, cast({sort_key} as bigint) as sort_key
-             from search s where {fitting}"
+            "select s.repository, s.tag, s.digest, s.updated_at, s.newest_at, s.created_at, cast({sort_key} as bigint) as sort_key
+             from {source} where {fitting}"
         );
         let found = match in_order {
             None => format!(
@@ -477,9 +290,10 @@ impl Store {
             ),
             Some(in_order) => format!("{row} and {later} order by {in_order} limit {limit}"),
         };
+        let repository = self.in_default("f.repository");
         let statement = format!(
             "select f.*, m.format, m.architecture, m.parameters, m.quantization, m.size_bytes, m.tensor_count, m.problem, m.facts,
-                    (select count(*) from (select 1 from tags c where c.repository = f.repository limit {MAX_TAGS}) few) as tags
+                    (select count(*) from (select 1 from tags c where c.repository = {repository} limit {MAX_TAGS}) few) as tags
              from ({found}) f left join models m on m.digest = f.digest
              order by f.sort_key desc, f.repository"
         );
@@ -498,11 +312,11 @@ impl Store {
     }
 
     fn search_count_text(&self, visible: &ListFilter, filter: &SearchFilter) -> (String, Text) {
-        let mut text = self.text_of(visible);
+        let mut text = Text::new(self, visible);
         let listed = self.is_listed("s.repository", 1);
-        let fitting = text.fitting(&listed, filter, Amount::Few);
+        let (source, fitting) = text.fitting(&listed, filter, Amount::Few, false);
         let limit = MAX_COUNT + 1;
-        (format!("select count(*) from (select 1 from search s where {fitting} limit {limit}) as f"), text)
+        (format!("select count(*) from (select 1 from {source} where {fitting} limit {limit}) as f"), text)
     }
 
     /// The values of facts among the repositories that fit, each fact without the filter's own choice of it. Of
@@ -550,7 +364,7 @@ impl Store {
         ranges: &[(FacetColumn, FacetRanges)],
         amount: Amount,
     ) -> (String, Text) {
-        let mut text = self.text_of(visible);
+        let mut text = Text::new(self, visible);
         let listed = self.is_listed("s.repository", 1);
         // Many rows fit most of the time, so they are soon found in the order of time, except those with words.
         let amount = if filter.typed.is_empty() { amount } else { Amount::Few };
@@ -558,8 +372,9 @@ impl Store {
             Amount::Few => "",
             Amount::Many => " order by s.updated_at desc, s.repository",
         };
-        let (facts, words) = (text.facts(filter, amount), text.words(filter, amount));
-        let facts = facts.replace("ROW.", "s.");
+        let facts = text.facts(filter, amount).replace("ROW.", "s.");
+        let (source, words) = text.source(filter, amount);
+        let name = text.name(filter, amount, false);
         let mut counts = vec!["select '' as fact, '' as value, count(*) as n from fit".to_owned()];
         for column in columns {
             let name = column.as_str();
@@ -567,36 +382,24 @@ impl Store {
                 Some((_, ranges)) => counts.extend(ranges.iter().enumerate().map(|(at, (least, most))| {
                     let (least, most) = (bigint(*least), bigint(*most));
                     format!(
-                        "select '{name}', '{at}', count(distinct repository) from fit where {name} between {least} and {most}"
+                        "select '{name}', '{at}', count(distinct id) from fit where {name} between {least} and {most}"
                     )
                 })),
                 None if column.is_range() => {}
                 None => counts.push(format!(
-                    "select '{name}', {name}, count(distinct repository) from fit where {name} <> '' group by {name}"
+                    "select '{name}', {name}, count(distinct id) from fit where {name} <> '' group by {name}"
                 )),
             }
         }
         let statement = format!(
             "with fit as materialized (
-                 select s.repository, s.format, s.quantization, s.architecture, s.license, s.task, s.parameters, s.size_bytes,
+                 select s.id, s.format, s.quantization, s.architecture, s.license, s.task, s.parameters, s.size_bytes,
                         s.context_length
-                 from search s where {facts} and {words} and {listed}{order} limit {FACET_ROWS})
+                 from {source} where {facts} and {words} and {name} and {listed}{order} limit {FACET_ROWS})
              {}",
             counts.join(" union all ")
         );
         (statement, text)
-    }
-
-    /// A text whose first four parameters are those of the visibility.
-    fn text_of(&self, visible: &ListFilter) -> Text {
-        let (all, visibility, subjects, targets) = visible.parameters();
-        let parameters = vec![
-            Parameter::Number(all),
-            Parameter::Number(visibility),
-            Parameter::Text(subjects),
-            Parameter::Text(targets),
-        ];
-        Text { parameters, is_sqlite: matches!(self.read(), Engine::Sqlite(_)) }
     }
 
     async fn run<T>(&self, statement: String, text: Text) -> Result<Vec<T>, Error>

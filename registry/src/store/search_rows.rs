@@ -54,13 +54,18 @@ impl SearchColumns {
     }
 }
 
-/// What a replica of an earlier version leaves outdated: the rows of `n.name`.
-const IS_STALE: &str = "(coalesce((select max(t.updated_at) from tags t where t.repository = n.name), -1)
-         <> coalesce((select s.newest_at from search s where s.repository = n.name and s.position = 0), -1)
-     or exists (select 1 from search s join models m on m.digest = s.digest
-                where s.repository = n.name and m.indexed_at <> s.indexed_at))";
-
 impl Store {
+    /// What a replica of an earlier version leaves outdated: the rows of `n.name`.
+    fn is_stale(&self) -> String {
+        let name = self.in_default("n.name");
+        format!(
+            "(coalesce((select max(t.updated_at) from tags t where t.repository = {name}), -1)
+                 <> coalesce((select s.newest_at from search s where s.repository = n.name and s.position = 0), -1)
+             or exists (select 1 from search s join models m on m.digest = s.digest
+                        where s.repository = n.name and m.indexed_at <> s.indexed_at))"
+        )
+    }
+
     /// Repositories with a tag on this manifest, at most `limit`.
     pub(super) async fn repositories_tagging(
         &self,
@@ -77,11 +82,14 @@ impl Store {
     pub(crate) async fn search_refresh_tagging(&self, digest: &Digest) -> Result<(), Error> {
         let mut after = String::new();
         loop {
-            let rows: Vec<(String,)> = on!(self.write(), c => sqlx::query_as(
+            let text = AssertSqlSafe(format!(
                 "select distinct t.repository from tags t join models m on m.digest = t.digest
-                 left join search s on s.repository = t.repository and s.digest = t.digest
+                 left join search s on s.repository = {} and s.digest = t.digest
                  where t.digest = $1 and t.repository > $2 and coalesce(s.indexed_at, -1) <> m.indexed_at
-                 order by t.repository limit $3")
+                 order by t.repository limit $3",
+                self.in_bytes("t.repository")
+            ));
+            let rows: Vec<(String,)> = on!(self.write(), c => sqlx::query_as(text)
                 .bind(digest.as_str()).bind(&after).bind(REPOSITORIES_AT_ONCE as i64).fetch_all(c).await)?;
             let Some((last,)) = rows.last() else { return Ok(()) };
             after.clone_from(last);
@@ -98,8 +106,9 @@ impl Store {
         after: &str,
         limit: i64,
     ) -> Result<(Vec<Repository>, Option<String>), Error> {
+        let is_stale = self.is_stale();
         let text = AssertSqlSafe(format!(
-            "select n.name, {IS_STALE} as is_stale
+            "select n.name, {is_stale} as is_stale
              from (select name from repositories where name > $1
                    union select repository as name from search where repository > $1 order by name limit $2) n
              order by n.name"
@@ -142,7 +151,7 @@ impl Tx {
                                   where repository = $1 order by updated_at desc, name limit {MAX_TAGS}) newest
                    union select repository, name, digest, updated_at from tags
                    where repository = $1 and name = 'latest') t
-             join repositories r on r.name = t.repository left join models m on m.digest = t.digest
+             join repositories r on r.name = $1 left join models m on m.digest = t.digest
              order by case when t.name = 'latest' then 0 else 1 end, t.updated_at desc, t.name"
         ));
         let mut tagged: Vec<SearchColumns> = on!(self.conn(), c => sqlx::query_as(text)

@@ -6,7 +6,7 @@ use super::*;
 use crate::auth::Visibility;
 use crate::store::manifests::NewManifest;
 use crate::store::removals::{RemovalCause, RemovalReason};
-use crate::store::{FactsRow, query_words};
+use crate::store::{Engine, FactsRow, SearchContent, query_words};
 
 async fn each_store(test: impl AsyncFn(Store)) {
     let folder = tempfile::tempdir().unwrap();
@@ -81,8 +81,9 @@ async fn untag(store: &Store, repository: &str, tag: &str) {
 }
 
 fn typed(text: &str) -> SearchFilter {
-    let typed = text.to_lowercase().split_whitespace().map(str::to_owned).collect();
-    SearchFilter { typed, words: query_words(text), ..SearchFilter::default() }
+    let typed: Vec<String> = text.to_lowercase().split_whitespace().map(str::to_owned).collect();
+    let in_name = typed.iter().filter(|part| part.contains('/')).cloned().collect();
+    SearchFilter { typed, in_name, words: query_words(text), ..SearchFilter::default() }
 }
 
 /// All results, in pages of two, read in both ways.
@@ -166,7 +167,7 @@ async fn a_result_is_the_kind_that_fits() {
             async |filter: SearchFilter| find(&store, &ListFilter::All, &filter, SearchOrder::Name).await;
         let all = SearchFilter::default();
         assert_eq!(find(all.clone()).await, ["team/a:latest", "team/b:v1", "team/new:latest"]);
-        let everything = SearchFilter { everything: true, ..all.clone() };
+        let everything = SearchFilter { content: SearchContent::Everything, ..all.clone() };
         assert_eq!(find(everything).await.len(), 4);
         let gguf = SearchFilter { format: Some("gguf".to_owned()), ..all.clone() };
         assert_eq!(find(gguf.clone()).await, ["team/a:q4", "team/b:v1"]);
@@ -244,7 +245,7 @@ async fn contents(store: &Store) -> Vec<String> {
     .unwrap();
     let mut all: Vec<String> = rows.iter().map(|row| format!("{row:?}")).collect();
     for word in ["r0", "r1", "r2", "one", "two", "three", "card"] {
-        let everything = SearchFilter { everything: true, ..typed(word) };
+        let everything = SearchFilter { content: SearchContent::Everything, ..typed(word) };
         all.push(format!("{word} {:?}", find(store, &ListFilter::All, &everything, SearchOrder::Name).await));
     }
     let count: (i64,) =
@@ -305,85 +306,179 @@ async fn rows_follow_every_change() {
     .await;
 }
 
-/// SQLite's plan of a statement, a step in each line.
-async fn plan(store: &Store, statement: &str, text: Text) -> String {
-    let Engine::Sqlite(read) = store.read() else { panic!("SQLite") };
-    let mut query = sqlx::query_as(AssertSqlSafe(format!("explain query plan {statement}")));
-    for parameter in text.parameters {
-        query = match parameter {
-            Parameter::Text(value) => query.bind(value),
-            Parameter::Number(value) => query.bind(value),
+#[tokio::test]
+async fn a_listing_of_representatives() {
+    each_store(async |store: Store| {
+        push(&store, "team/a", "latest", "a16").await;
+        push(&store, "team/a", "q4", "a4").await;
+        push(&store, "team-2/b", "v1", "b").await;
+        push(&store, "team/new", "latest", "new").await;
+        index(&store, "a16", SAFE, "").await;
+        index(&store, "a4", SMALL, "").await;
+        index(&store, "b", SMALL, "").await;
+        let content = SearchContent::ReadModels;
+        let all = SearchFilter { content, represents: true, ..SearchFilter::default() };
+        let find = async |filter: SearchFilter| {
+            let mut orders = Vec::new();
+            for order in [SearchOrder::Name, SearchOrder::Created, SearchOrder::Newest] {
+                let mut found = find(&store, &ListFilter::All, &filter, order).await;
+                found.sort();
+                orders.push(found);
+            }
+            assert_eq!((&orders[0], &orders[0]), (&orders[1], &orders[2]));
+            orders.remove(0)
         };
+        assert_eq!(find(all.clone()).await, ["team-2/b:v1", "team/a:latest"]);
+        let author = |name: &str| SearchFilter { author: Some(name.to_owned()), ..all.clone() };
+        assert_eq!(find(author("team")).await, ["team/a:latest"]);
+        assert_eq!(find(author("tea")).await, Vec::<String>::new());
+        let tagged = |tags: &[&str]| SearchFilter {
+            tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
+            ..all.clone()
+        };
+        assert_eq!(find(tagged(&["GGUF", "q4_k_m", "llama"])).await, ["team-2/b:v1"]);
+        assert_eq!(find(tagged(&["safetensors", "q4_k_m"])).await, Vec::<String>::new());
+    })
+    .await;
+}
+
+/// The plan of a statement, a step in each line. Postgres uses an index wherever it can: it would scan tables that are
+/// as small as these.
+async fn plan(store: &Store, statement: &str, parameters: Vec<Parameter>) -> String {
+    macro_rules! bound {
+        ($text:expr) => {{
+            let mut query = sqlx::query_as(AssertSqlSafe($text)).persistent(false);
+            for parameter in parameters {
+                query = match parameter {
+                    Parameter::Text(value) => query.bind(value),
+                    Parameter::Number(value) => query.bind(value),
+                };
+            }
+            query
+        }};
     }
-    let steps: Vec<(i64, i64, i64, String)> = query.fetch_all(read).await.unwrap();
-    steps.into_iter().map(|(.., step)| step + "\n").collect()
+    match store.read() {
+        Engine::Sqlite(read) => {
+            let steps: Vec<(i64, i64, i64, String)> =
+                bound!(format!("explain query plan {statement}")).fetch_all(read).await.unwrap();
+            steps.into_iter().map(|(.., step)| step + "\n").collect()
+        }
+        Engine::Postgres(pool) => {
+            let mut tx = pool.begin().await.unwrap();
+            sqlx::query("set local enable_seqscan = off").execute(&mut *tx).await.unwrap();
+            let steps: Vec<(String,)> =
+                bound!(format!("explain {statement}")).fetch_all(&mut *tx).await.unwrap();
+            tx.rollback().await.unwrap();
+            steps.into_iter().map(|(step,)| step + "\n").collect()
+        }
+    }
+}
+
+/// Each table is read by an index; what is scanned is the outcome of such a read.
+fn assert_no_scan(plan: &str) {
+    let intermediate = ["f", "fit", "found", "few", "n", "r", "json_each", "(", "CONSTANT", "v", "g"];
+    for step in plan.lines().map(str::trim_start) {
+        let indexed = ["USING INDEX", "VIRTUAL TABLE", "USING COVERING INDEX"];
+        let scanned = step.strip_prefix("SCAN ").filter(|_| indexed.iter().all(|part| !step.contains(part)));
+        let table = scanned.map(|rest| rest.split([' ', '-']).next().unwrap_or_default());
+        let is_bounded = table.is_none_or(|table| intermediate.contains(&table) || table.starts_with('('));
+        assert!(is_bounded && !step.contains("Seq Scan"), "{step}\n{plan}");
+    }
+    // The kinds of a repository are found by its name, and not by a fact that they share with others.
+    assert!(!plan.contains("SEARCH x USING INDEX search_"), "{plan}");
+    assert!(!plan.contains("SCAN tags") && !plan.contains("SCAN repositories"), "{plan}");
 }
 
 #[tokio::test]
 async fn plans_use_indexes() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(None, folder.path()).await.unwrap();
-    let visible = ListFilter::All;
-    let quantized = SearchFilter { quantization: Some("Q8_0".to_owned()), ..SearchFilter::default() };
-    let no_scan = |plan: &str| {
-        for step in plan.lines() {
-            let is_bounded = !step.starts_with("SCAN")
-                || ["USING INDEX", "VIRTUAL TABLE", "USING COVERING INDEX"]
-                    .iter()
-                    .any(|part| step.contains(part))
-                || [
-                    "SCAN f",
-                    "SCAN fit",
-                    "SCAN found",
-                    "SCAN few",
-                    "SCAN json_each",
-                    "SCAN (",
-                    "SCAN CONSTANT",
-                ]
-                .iter()
-                .any(|part| step.starts_with(part));
-            assert!(is_bounded, "{step}\n{plan}");
-        }
-        assert!(!plan.contains("SCAN tags") && !plan.contains("SCAN repositories"), "{plan}");
-    };
-    // Lists in the order of an index are not sorted before the page is cut.
-    let cursor = SearchCursor { key: 5, repository: "team/a".to_owned() };
-    for (order, index) in [
-        (SearchOrder::Updated, "search_by_update"),
-        (SearchOrder::Parameters, "search_by_parameters"),
-        (SearchOrder::Size, "search_by_size"),
-        (SearchOrder::Name, "sqlite_autoindex_search_1"),
-    ] {
-        for filter in [&typed(""), &typed("qwen"), &quantized] {
-            for after in [None, Some(&cursor)] {
-                let (statement, text) = store.search_text(
-                    &visible,
-                    filter,
-                    order,
-                    Amount::Many,
-                    None,
-                    PageRange { after, limit: 25 },
-                );
-                let plan = plan(&store, &statement, text).await;
-                no_scan(&plan);
-                assert!(plan.contains(&format!("s USING INDEX {index}")), "{order:?} {filter:?}\n{plan}");
+    each_store(async |store: Store| {
+        let visible = ListFilter::All;
+        let is_sqlite = matches!(store.read(), Engine::Sqlite(_));
+        let quantized = SearchFilter { quantization: Some("Q8_0".to_owned()), ..SearchFilter::default() };
+        let content = SearchContent::ReadModels;
+        let all = SearchFilter { content, represents: true, ..SearchFilter::default() };
+        let tagged = SearchFilter { tags: vec!["gguf".to_owned(), "q8_0".to_owned()], ..all.clone() };
+        let owned = SearchFilter { author: Some("team".to_owned()), ..all.clone() };
+        let named =
+            SearchFilter { in_name: vec!["qwen".to_owned()], content, represents: true, ..typed("qwen") };
+        // Lists in the order of an index are not sorted before the page is cut.
+        let cursor = SearchCursor { key: 5, repository: "team/a".to_owned() };
+        let pages = [typed(""), typed("qwen"), quantized.clone()];
+        let listings = [all.clone(), tagged.clone(), owned.clone(), named.clone()];
+        let name = if is_sqlite { "sqlite_autoindex_search_1" } else { "search_pkey" };
+        for (order, filters, index) in [
+            (SearchOrder::Updated, &pages[..], "search_facts_by_update"),
+            (SearchOrder::Parameters, &pages[..2], "search_first_by_parameters"),
+            (SearchOrder::Parameters, &pages[2..], "search_by_parameters"),
+            (SearchOrder::Size, &pages[..2], "search_first_by_size"),
+            (SearchOrder::Size, &pages[2..], "search_by_size"),
+            (SearchOrder::Name, &pages[..], name),
+            (SearchOrder::Name, &listings[..], name),
+            (SearchOrder::Newest, &listings[..], "search_by_newest"),
+            (SearchOrder::Created, &listings[..], "search_by_creation"),
+        ] {
+            for filter in filters {
+                for after in [None, Some(&cursor)] {
+                    let range = PageRange { after, limit: 25 };
+                    let (statement, text) =
+                        store.search_text(&visible, filter, order, Amount::Many, None, range);
+                    let plan = plan(&store, &statement, text.parameters).await;
+                    assert_no_scan(&plan);
+                    // Which one is the cheapest depends on the statistics of Postgres, and there are none.
+                    if is_sqlite {
+                        let used = format!("s USING INDEX {index}");
+                        assert!(plan.contains(&used), "{order:?} {filter:?}\n{plan}");
+                    }
+                }
             }
         }
-    }
-    // A search that finds few begins with its words.
-    let (statement, text) = store.search_text(
-        &visible,
-        &typed("qwen"),
-        SearchOrder::Relevance,
-        Amount::Few,
-        None,
-        PageRange { after: None, limit: 25 },
-    );
-    let words = plan(&store, &statement, text).await;
-    no_scan(&words);
-    assert!(words.contains("SEARCH s USING INDEX search_by_id (id=? AND position=?)"), "{words}");
-    let (statement, text) = store.search_count_text(&visible, &quantized);
-    let counted = plan(&store, &statement, text).await;
-    no_scan(&counted);
-    assert!(counted.contains("search_by_quantization"), "{counted}");
+        // A search that finds few begins with its words or its facts.
+        for (filter, order, index) in [
+            (&typed("qwen"), SearchOrder::Relevance, "search_by_id"),
+            (&named, SearchOrder::Name, "search_by_id"),
+            (&quantized, SearchOrder::Size, "search_by_quantization_name"),
+            (&tagged, SearchOrder::Newest, "search_by_quantization_name"),
+            (&owned, SearchOrder::Created, name),
+        ] {
+            let range = PageRange { after: None, limit: 25 };
+            let (statement, text) = store.search_text(&visible, filter, order, Amount::Few, None, range);
+            let (count, counted) = store.search_count_text(&visible, filter);
+            for (statement, text) in [(statement, text), (count, counted)] {
+                let plan = plan(&store, &statement, text.parameters).await;
+                assert_no_scan(&plan);
+                assert!(!is_sqlite || plan.contains(index), "{filter:?}\n{plan}");
+            }
+        }
+        // The facts of many rows are counted without reading the table.
+        for filter in &pages {
+            for amount in [Amount::Few, Amount::Many] {
+                let columns = FacetColumn::ALL;
+                let (statement, text) = store.search_facets_text(&visible, filter, &columns, &[], amount);
+                let plan = plan(&store, &statement, text.parameters).await;
+                assert_no_scan(&plan);
+                if is_sqlite && amount == Amount::Many && filter.typed.is_empty() {
+                    assert!(plan.contains("s USING COVERING INDEX search_facts_by_update"), "{plan}");
+                }
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn repositories_are_listed_by_an_index() {
+    each_store(async |store: Store| {
+        let (all, visibility, subjects, targets) = ListFilter::All.parameters();
+        let parameters = ["team/a", "team", "team/", "team0"].map(|text| Parameter::Text(text.to_owned()));
+        let mut parameters = parameters.to_vec();
+        parameters.extend([Parameter::Number(26), Parameter::Number(all), Parameter::Number(visibility)]);
+        parameters.extend([Parameter::Text(subjects), Parameter::Text(targets)]);
+        let plan = plan(&store, &store.repository_page_text(), parameters).await;
+        assert_no_scan(&plan);
+        if matches!(store.read(), Engine::Sqlite(_)) {
+            let range = "SEARCH repositories USING INDEX sqlite_autoindex_repositories_1 (name>? AND name<?)";
+            assert!(plan.contains(range), "{plan}");
+        }
+    })
+    .await;
 }

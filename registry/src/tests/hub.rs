@@ -223,6 +223,8 @@ async fn repositories_with_models_are_listed() {
         ("?author=tea", vec![]),
         ("?search=TEAM&search=b", vec!["team/b"]),
         ("?search=%25", vec![]),
+        ("?search=&filter=", vec!["other/c", "team/a", "team/b"]),
+        ("?search=team%00&author=te%00am&filter=llama%00", vec!["team/a", "team/b"]),
         ("?filter=safetensors&filter=llama&filter=BF16", vec!["other/c", "team/a", "team/b"]),
         ("?filter=gguf", vec![]),
         ("?num_parameters=min:44,max:44", vec!["other/c", "team/a", "team/b"]),

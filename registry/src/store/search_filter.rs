@@ -1,0 +1,295 @@
+//! The conditions of a search as SQL.
+
+use super::repositories::names_below;
+use super::search::{Amount, FacetColumn};
+use super::{Engine, ListFilter, Store, bigint};
+
+/// The conditions of a search; `None` is no condition.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SearchFilter {
+    /// What was typed, in lower case, split at spaces.
+    pub(crate) typed: Vec<String>,
+    /// Each is the beginning of a word of the repository. Empty although something was typed: nothing fits.
+    pub(crate) words: Vec<String>,
+    /// Each is a part of the repository's name.
+    pub(crate) in_name: Vec<String>,
+    /// The first part of the name.
+    pub(crate) author: Option<String>,
+    pub(crate) content: SearchContent,
+    /// Only the kind of model that represents its repository; otherwise the first kind that fits.
+    pub(crate) represents: bool,
+    /// Each is the format, the architecture or the quantisation, in any case.
+    pub(crate) tags: Vec<String>,
+    pub(crate) format: Option<String>,
+    pub(crate) quantization: Option<String>,
+    pub(crate) architecture: Option<String>,
+    pub(crate) license: Option<String>,
+    pub(crate) task: Option<String>,
+    pub(crate) min_parameters: Option<u64>,
+    pub(crate) max_parameters: Option<u64>,
+    pub(crate) max_size_bytes: Option<u64>,
+    pub(crate) min_context: Option<u64>,
+    pub(crate) base: Option<String>,
+}
+
+/// What a search looks through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum SearchContent {
+    /// Models, and manifests that were not read yet.
+    #[default]
+    Models,
+    /// Models that were read.
+    ReadModels,
+    Everything,
+}
+
+impl SearchFilter {
+    /// Whether a condition depends on the kind of model.
+    fn has_facts(&self) -> bool {
+        let texts =
+            [&self.format, &self.quantization, &self.architecture, &self.license, &self.task, &self.base];
+        let numbers = [self.min_parameters, self.max_parameters, self.max_size_bytes, self.min_context];
+        texts.into_iter().any(Option::is_some) || numbers.iter().any(Option::is_some) || !self.tags.is_empty()
+    }
+
+    pub(super) fn has(&self, column: FacetColumn) -> bool {
+        match column {
+            FacetColumn::Format => self.format.is_some(),
+            FacetColumn::Quantization => self.quantization.is_some(),
+            FacetColumn::Architecture => self.architecture.is_some(),
+            FacetColumn::License => self.license.is_some(),
+            FacetColumn::Task => self.task.is_some(),
+            FacetColumn::Parameters => self.min_parameters.is_some() || self.max_parameters.is_some(),
+            FacetColumn::Memory => self.max_size_bytes.is_some(),
+            FacetColumn::Context => self.min_context.is_some(),
+        }
+    }
+
+    /// The filter without its own choice of a fact.
+    pub(super) fn without(&self, column: FacetColumn) -> SearchFilter {
+        let mut filter = self.clone();
+        match column {
+            FacetColumn::Format => filter.format = None,
+            FacetColumn::Quantization => filter.quantization = None,
+            FacetColumn::Architecture => filter.architecture = None,
+            FacetColumn::License => filter.license = None,
+            FacetColumn::Task => filter.task = None,
+            FacetColumn::Parameters => (filter.min_parameters, filter.max_parameters) = (None, None),
+            FacetColumn::Memory => filter.max_size_bytes = None,
+            FacetColumn::Context => filter.min_context = None,
+        }
+        filter
+    }
+}
+
+/// A text with its parameters.
+pub(super) struct Text {
+    pub(super) parameters: Vec<Parameter>,
+    is_sqlite: bool,
+}
+
+#[derive(Clone)]
+pub(super) enum Parameter {
+    Text(String),
+    Number(i64),
+}
+
+impl Text {
+    /// A text whose first four parameters are those of the visibility.
+    pub(super) fn new(store: &Store, visible: &ListFilter) -> Text {
+        let (all, visibility, subjects, targets) = visible.parameters();
+        let parameters = vec![
+            Parameter::Number(all),
+            Parameter::Number(visibility),
+            Parameter::Text(subjects),
+            Parameter::Text(targets),
+        ];
+        Text { parameters, is_sqlite: matches!(store.read(), Engine::Sqlite(_)) }
+    }
+
+    pub(super) fn text(&mut self, value: impl Into<String>) -> String {
+        self.parameters.push(Parameter::Text(value.into()));
+        format!("cast(${} as text)", self.parameters.len())
+    }
+
+    /// A text for a comparison with an expression that has an index: SQLite uses none if the types differ.
+    fn untyped(&mut self, value: impl Into<String>) -> String {
+        self.parameters.push(Parameter::Text(value.into()));
+        format!("${}", self.parameters.len())
+    }
+
+    pub(super) fn number(&mut self, value: i64) -> String {
+        self.parameters.push(Parameter::Number(value));
+        format!("cast(${} as bigint)", self.parameters.len())
+    }
+
+    /// Whether the text of a column contains a parameter.
+    fn contains(&self, column: &str, parameter: &str) -> String {
+        match self.is_sqlite {
+            true => format!("instr({column}, {parameter}) > 0"),
+            false => format!("strpos({column}, {parameter}) > 0"),
+        }
+    }
+
+    /// Keeps SQLite, which knows no statistics, from using an index of this expression instead of that of the order.
+    fn unindexed(&self, expression: &str, amount: Amount) -> String {
+        match self.is_sqlite && amount == Amount::Many {
+            true => format!("+{expression}"),
+            false => expression.to_owned(),
+        }
+    }
+
+    /// The conditions on the facts of a model; `ROW.` stands for the row.
+    pub(super) fn facts(&mut self, filter: &SearchFilter, amount: Amount) -> String {
+        let mut all = Vec::new();
+        match filter.content {
+            SearchContent::Models => all.push("(ROW.format is null or ROW.format <> '')".to_owned()),
+            SearchContent::ReadModels => all.push("ROW.format <> ''".to_owned()),
+            SearchContent::Everything => {}
+        }
+        for (column, value) in [
+            ("lower(ROW.format)", &filter.format),
+            ("lower(ROW.quantization)", &filter.quantization),
+            ("lower(ROW.architecture)", &filter.architecture),
+        ] {
+            if let Some(value) = value {
+                let value = self.untyped(value.to_ascii_lowercase());
+                all.push(format!("{} = {value}", self.unindexed(column, amount)));
+            }
+        }
+        for (column, value) in [("ROW.license", &filter.license), ("ROW.task", &filter.task)] {
+            if let Some(value) = value {
+                all.push(format!("{} = {}", self.unindexed(column, amount), self.text(value)));
+            }
+        }
+        for tag in &filter.tags {
+            let tag = self.untyped(tag.to_ascii_lowercase());
+            let columns = ["lower(ROW.format)", "lower(ROW.architecture)", "lower(ROW.quantization)"];
+            let any = columns.map(|column| format!("{} = {tag}", self.unindexed(column, amount)));
+            all.push(format!("({})", any.join(" or ")));
+        }
+        for (column, operator, limit) in [
+            ("ROW.parameters", ">=", filter.min_parameters),
+            ("ROW.parameters", "<=", filter.max_parameters),
+            ("ROW.size_bytes", "<=", filter.max_size_bytes),
+            ("ROW.context_length", ">=", filter.min_context),
+        ] {
+            if let Some(limit) = limit {
+                all.push(format!(
+                    "{} {operator} {}",
+                    self.unindexed(column, amount),
+                    self.number(bigint(limit))
+                ));
+                // What is unknown fits no limit.
+                all.push(format!("{} >= 0", self.unindexed(column, amount)));
+            }
+        }
+        if let Some(base) = &filter.base {
+            let (whole, tagged) = (self.text(format!("\n{base}\n")), self.text(format!("\n{base}:")));
+            let (whole, tagged) = (self.contains("ROW.bases", &whole), self.contains("ROW.bases", &tagged));
+            all.push(format!("({whole} or {tagged})"));
+        }
+        if all.is_empty() { "1 = 1".to_owned() } else { all.join(" and ") }
+    }
+
+    /// The table of the rows `s`, and the condition on their words.
+    pub(super) fn source(&mut self, filter: &SearchFilter, amount: Amount) -> (&'static str, String) {
+        let is_found_by_words = !filter.words.is_empty() && !filter.has_facts();
+        if self.is_sqlite && amount == Amount::Few && is_found_by_words {
+            // Reads no more of the words than the limit of the statement needs.
+            let words = self.fts_words(filter);
+            let source = "search_words cross join search s on s.id = search_words.rowid";
+            return (source, format!("search_words match {words}"));
+        }
+        ("search s", self.words(filter, amount))
+    }
+
+    fn fts_words(&mut self, filter: &SearchFilter) -> String {
+        let words: Vec<String> = filter.words.iter().map(|word| format!("\"{word}\"*")).collect();
+        self.text(words.join(" AND "))
+    }
+
+    /// The condition on the words of the row `s`.
+    fn words(&mut self, filter: &SearchFilter, amount: Amount) -> String {
+        if filter.typed.is_empty() {
+            return "1 = 1".to_owned();
+        }
+        if filter.words.is_empty() {
+            return "1 = 0".to_owned();
+        }
+        // The words are ASCII letters and digits, so they are no syntax of either engine.
+        let id = self.unindexed("s.id", amount);
+        match self.is_sqlite {
+            true => {
+                let words = self.fts_words(filter);
+                format!("{id} in (select rowid from search_words where search_words match {words})")
+            }
+            false => {
+                let words: Vec<String> = filter.words.iter().map(|word| format!("'{word}':*")).collect();
+                let words = self.text(words.join(" & "));
+                format!("{id} in (select id from search_words where words @@ cast({words} as tsquery))")
+            }
+        }
+    }
+
+    /// The conditions on the name of the row `s`. `is_order`: rows are read in the order of names.
+    pub(super) fn name(&mut self, filter: &SearchFilter, amount: Amount, is_order: bool) -> String {
+        let mut all = vec!["1 = 1".to_owned()];
+        if let Some(author) = &filter.author {
+            let (first, end) = names_below(author);
+            let name = match is_order {
+                true => "s.repository".to_owned(),
+                false => self.unindexed("s.repository", amount),
+            };
+            all.push(format!("{name} >= {} and {name} < {}", self.text(first), self.text(end)));
+        }
+        for part in &filter.in_name {
+            let part = self.text(part);
+            all.push(self.contains("s.repository", &part));
+        }
+        all.join(" and ")
+    }
+
+    /// Where and which rows `s` fit: a row is visible, its repository has the words, and of the rows of its repository it is
+    /// the first one with the facts.
+    pub(super) fn fitting(
+        &mut self,
+        listed: &str,
+        filter: &SearchFilter,
+        amount: Amount,
+        is_name_order: bool,
+    ) -> (&'static str, String) {
+        let facts = self.facts(filter, amount);
+        let (source, words) = self.source(filter, amount);
+        let name = self.name(filter, amount, is_name_order);
+        let first = match filter.has_facts() && !filter.represents {
+            true => format!(
+                "(s.position = 0 or not exists (select 1 from search x
+                     where x.repository = s.repository and x.position < s.position and {}))",
+                // By the primary key: an index of a fact has rows of all repositories.
+                self.facts(filter, Amount::Many).replace("ROW.", "x.")
+            ),
+            false => "s.position = 0".to_owned(),
+        };
+        (source, format!("{} and {words} and {name} and {first} and {listed}", facts.replace("ROW.", "s.")))
+    }
+
+    /// How close the name of `s` is to what was typed: the higher, the closer.
+    pub(super) fn relevance(&mut self, names: &TypedNames) -> String {
+        let TypedNames { whole, first, .. } = names;
+        let in_name = self.contains("s.repository", first);
+        let begins = format!("substr(s.repository, 1, length({first})) = {first}");
+        let begins_part = self.contains("s.repository", &format!("'/' || {first}"));
+        format!(
+            "case when s.repository in ({whole}, {first}) then 4
+                  when {begins} then 3 when {begins_part} then 2 when {in_name} then 1 else 0 end"
+        )
+    }
+}
+
+/// Parameters: what was typed as a name, its first word, and the end of the names that begin with the first word.
+pub(super) struct TypedNames {
+    pub(super) whole: String,
+    pub(super) first: String,
+    pub(super) end: String,
+}
