@@ -36,19 +36,21 @@ const MODELS: [(&[&str], &[&str]); 10] = [
     (&["tensor", "export"], &["name"]),
 ];
 /// Commands, and those of their arguments that name a model or another artifact.
-const ARTIFACTS: [(&[&str], &[&str]); 6] = [
+const ARTIFACTS: [(&[&str], &[&str]); 7] = [
     (&["pull"], &["name"]),
     (&["cat"], &["name"]),
     (&["show"], &["name"]),
     (&["rm"], &["names"]),
     (&["cp"], &["source", "destination"]),
     (&["manifest", "inspect"], &["name"]),
+    (&["tag", "undo"], &["name"]),
 ];
 /// Commands, and the argument that names a repository.
-const REPOSITORIES: [(&[&str], &[&str]); 5] = [
+const REPOSITORIES: [(&[&str], &[&str]); 6] = [
     (&["list"], &["repository"]),
     (&["repo", "list"], &["prefix"]),
     (&["tag", "list"], &["repository"]),
+    (&["tag", "history"], &["repository"]),
     (&["manifest", "list"], &["repository"]),
     (&["gc", "history"], &["repository"]),
 ];

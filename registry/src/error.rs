@@ -26,6 +26,16 @@ pub enum Error {
     /// Restoring a tag that has been set again since its removal.
     #[error("tag {tag} is in use; delete it first, or undo by digest")]
     TagInUse { tag: Tag },
+    /// The history of a repository has no such move of the tag, or no move of it at all.
+    #[error("the history of {repository} has no such move of tag {tag}")]
+    TagMoveUnknown { repository: Repository, tag: Tag },
+    /// Undoing the move that created a tag.
+    #[error("tag {tag} did not exist before this move; delete it instead")]
+    TagWasNew { tag: Tag },
+    #[error(
+        "tag {tag} cannot be moved back: manifest {digest} was deleted; an administrator may restore it with `lode gc undo`"
+    )]
+    TagTargetDeleted { tag: Tag, digest: Digest },
     #[error("upload {id} does not exist in this repository")]
     UploadUnknown { id: Uuid },
 

@@ -113,11 +113,13 @@ fn rerank_api() -> Router<ServerState> {
 
 /// The CLI, workers and scripts. Names here have any number of parts, and may end in a digest.
 fn lode_api() -> Router<ServerState> {
+    let tag_history = get(repositories::tag_history).post(repositories::move_tag_back);
     let member = put(access::add_member).delete(access::remove_member);
     Router::new()
         .route("/lode/v1/repositories", get(repositories::list))
         .route("/lode/v1/repositories/{name}/tags", get(repositories::tags))
         .route("/lode/v1/repositories/{name}/manifests", get(repositories::manifests))
+        .route("/lode/v1/repositories/{name}/history", tag_history)
         .route("/lode/v1/models", get(models::list).post(ollama::create::start))
         .route("/lode/v1/import", post(import::post))
         .route("/lode/v1/models/{name}/{reference}", get(models::show))
@@ -209,13 +211,16 @@ fn hugging_face_api() -> Router<ServerState> {
 
 /// Browsers.
 fn pages() -> Router<ServerState> {
-    use hub::repository::{diff, files, lineage, overview, referrers, settings, tags, tensors, try_model};
+    use hub::repository::{
+        diff, files, history, lineage, overview, referrers, settings, tags, tensors, try_model,
+    };
     use hub::{account, admin, assets, connect, device, home, setup, sign_in, single_sign_on};
     Router::new()
         .route("/", get(home::get))
         .route("/models", get(hub::models::get))
         .route("/{name}", get(overview::get))
         .route("/{name}/-/tags", get(tags::get))
+        .route("/{name}/-/history", get(history::get).post(history::post))
         .route("/{name}/-/tree/{reference}", get(files::tree))
         .route("/{name}/-/blob/{reference}/{*path}", get(files::blob))
         .route("/{name}/-/raw/{reference}/{*path}", get(files::raw))

@@ -78,6 +78,30 @@ async fn every_repository_tag_and_manifest_is_listed() {
 }
 
 #[tokio::test]
+async fn a_tag_is_moved_back() {
+    let server = Server::fresh().await;
+    let (registry, lode) = (server.registry(), server.lode());
+    let (first, second) = (Image::random(fresh_seed(), 1, 1000), Image::random(fresh_seed(), 1, 1000));
+    let before = first.push(&registry, "team/image", "v1").await;
+    let after = second.push(&registry, "team/image", "v1").await;
+    let moves = entries(lode.run(&["tag", "history", "team/image", "--json"]).await, "moves");
+    assert_eq!((&moves[0]["from"], &moves[0]["to"]), (&json!(before), &json!(after)));
+    let text = lode.run(&["tag", "history", "team/image", "--wide"]).await.expect_success().stdout;
+    assert!(text.contains(&before[7..19]) && text.contains("(new)"), "{text}");
+    let undone = lode.run(&["tag", "undo", "team/image:v1"]).await.expect_success();
+    assert!(undone.stderr.contains(&before), "{}", undone.stderr);
+    first.check(&registry, "team/image", "v1").await;
+    registry.delete("/v2/team/image/manifests/v1").await.expect(202);
+    lode.run(&["tag", "undo", "team/image:v1", "--position", "2"]).await.expect_success();
+    // A manifest that was deleted does not come back.
+    registry.delete(&format!("/v2/team/image/manifests/{before}")).await.expect(202);
+    lode.run(&["tag", "undo", "team/image:v1"]).await.expect_failure(&["was deleted", "lode gc undo"]);
+    let moves = entries(lode.run(&["tag", "history", "team/image", "-n", "3", "--json"]).await, "moves");
+    assert_eq!(moves.len(), 3);
+    lode.run(&["tag", "history", "team/none"]).await.expect_failure(&["team/none"]);
+}
+
+#[tokio::test]
 async fn a_manifest_is_shown_whatever_it_is() {
     let server = Server::fresh().await;
     let (registry, lode) = (server.registry(), server.lode());

@@ -31,12 +31,16 @@ pub(crate) struct RepoList {
     pub(crate) json: bool,
 }
 
-/// List the tags of a repository
+/// List the tags of a repository, show how they were moved, or undo a move
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tag {
     /// List tags with the kind, the size and the digest of what they name
     #[command(visible_alias = "ls")]
     List(TagList),
+    /// List the moves and deletions of tags, newest first
+    History(TagHistory),
+    /// Move a tag back to the manifest to which it pointed before
+    Undo(TagUndo),
 }
 
 #[derive(Debug, Args)]
@@ -53,6 +57,50 @@ pub(crate) struct TagList {
     /// Show all columns, whatever the width of the terminal
     #[arg(long)]
     pub(crate) wide: bool,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A server keeps the last 1,000 moves of each repository. UNDO is `no` if the tag was new, or if its previous
+manifest was deleted.
+
+Examples:
+  lode tag history team/mini
+  lode tag history team/mini --tag v1 --json")]
+pub(crate) struct TagHistory {
+    /// Repository: [host/]repository
+    pub(crate) repository: String,
+    /// Only moves of this tag
+    #[arg(long)]
+    pub(crate) tag: Option<String>,
+    /// Number of moves to list
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
+    pub(crate) limit: u32,
+    /// Show all columns, whatever the width of the terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Without --position the last move or deletion of the tag is undone. It fails if the manifest was deleted;
+`lode gc undo` restores a deleted manifest.
+
+Examples:
+  lode tag undo team/mini:v1
+  lode tag undo team/mini:v1 --position 12")]
+pub(crate) struct TagUndo {
+    /// Tag to move back: [host/]repository[:tag]
+    pub(crate) name: String,
+    /// Undo this move, whatever followed: a position that `lode tag history` lists
+    #[arg(long, value_name = "N")]
+    pub(crate) position: Option<i64>,
     /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -53,7 +53,9 @@ pub(crate) use access::{
 pub(crate) use backup::Backup;
 pub(crate) use cat::Cat;
 pub(crate) use completions::Completions;
-pub(crate) use contents::{Manifest, ManifestInspect, ManifestList, Repo, RepoList, Tag, TagList};
+pub(crate) use contents::{
+    Manifest, ManifestInspect, ManifestList, Repo, RepoList, Tag, TagHistory, TagList, TagUndo,
+};
 pub(crate) use cp::Cp;
 pub(crate) use create::Create;
 pub(crate) use diff::Diff;

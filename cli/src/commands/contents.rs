@@ -137,7 +137,7 @@ pub(crate) async fn manifests(connection: &Connection, args: ManifestList) -> Ou
 }
 
 /// The registry and the repository in a name, whose tag does not matter.
-fn repository_of(connection: &Connection, name: &str) -> Outcome<(Registry, Repository)> {
+pub(super) fn repository_of(connection: &Connection, name: &str) -> Outcome<(Registry, Repository)> {
     let parsed: Name = name.parse().map_err(|error| {
         Failure::with_source(format!("`{name}` is not a repository"), &error)
             .hint("a repository is [host[:port]/]repository, such as team/mini")
@@ -145,7 +145,7 @@ fn repository_of(connection: &Connection, name: &str) -> Outcome<(Registry, Repo
     Ok((connection.registry(parsed.host.as_deref())?, parsed.repository))
 }
 
-fn not_found(registry: &Registry, error: lode_client::Error) -> Failure {
+pub(super) fn not_found(registry: &Registry, error: lode_client::Error) -> Failure {
     let is_unknown = error.is_not_found();
     let failure = Failure::from(error);
     match is_unknown {

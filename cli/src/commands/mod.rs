@@ -35,6 +35,7 @@ mod serve;
 mod show;
 mod status;
 mod stop;
+mod tag_history;
 mod tensor;
 mod tokenize;
 mod worker;
@@ -74,6 +75,8 @@ async fn dispatch(cli: Cli) -> Outcome<ExitCode> {
         Command::List(args) => list::run(&connect()?, args).await?,
         Command::Repo(Repo::List(args)) => contents::repositories(&connect()?, args).await?,
         Command::Tag(Tag::List(args)) => contents::tags(&connect()?, args).await?,
+        Command::Tag(Tag::History(args)) => tag_history::history(&connect()?, args).await?,
+        Command::Tag(Tag::Undo(args)) => tag_history::undo(&connect()?, args).await?,
         Command::Manifest(Manifest::List(args)) => contents::manifests(&connect()?, args).await?,
         Command::Manifest(Manifest::Inspect(args)) => inspect::run(&connect()?, args).await?,
         Command::Show(args) => show::run(&connect()?, args).await?,

@@ -2,13 +2,13 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use lode_model::reference::Repository;
-use serde::Serialize;
+use lode_model::reference::{Repository, Tag};
+use serde::{Deserialize, Serialize};
 
 use crate::Registry;
-use crate::app::{ManifestSummary, RepositorySummary, TagSummary};
-use crate::auth::Caller;
-use crate::http::{Failure, Json, Links, Path, Query, page};
+use crate::app::{ManifestSummary, RepositorySummary, TagMove, TagMovedBack, TagSummary};
+use crate::auth::{Action, Caller};
+use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
 
 #[derive(Serialize)]
 struct RepositoryList {
@@ -25,6 +25,24 @@ struct TagList {
 struct ManifestList {
     repository: Repository,
     manifests: Vec<ManifestSummary>,
+}
+
+#[derive(Serialize)]
+struct TagHistory {
+    repository: Repository,
+    moves: Vec<TagMove>,
+}
+
+/// A move of a tag to undo: the last one, or that at a position.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MoveBack {
+    tag: Tag,
+    position: Option<i64>,
+}
+
+impl RequestBody for MoveBack {
+    const ACTION: Action = Action::Push;
 }
 
 pub(crate) async fn list(
@@ -73,6 +91,35 @@ pub(crate) async fn manifests(
         links.next(&path, &next_page(&query, last.content.digest.as_str()))
     });
     Ok(page(Json(ManifestList { repository, manifests: found.items }), next))
+}
+
+pub(crate) async fn tag_history(
+    State(registry): State<Registry>,
+    caller: Caller,
+    links: Links,
+    Path(repository): Path<Repository>,
+    query: Query,
+) -> Result<Response, Failure> {
+    let tag: Option<Tag> = query.get("tag").map(str::parse).transpose()?;
+    let before = query.number("last")?.map(|position| i64::try_from(position).unwrap_or(i64::MAX));
+    let found = registry.tag_history(&caller, &repository, tag.as_ref(), query.limit("n")?, before).await?;
+    let next = found.items.last().filter(|_| found.more).map(|last| {
+        let path = format!("/lode/v1/repositories/{repository}/history");
+        let last = last.position.to_string();
+        let mut parameters = next_page(&query, &last);
+        parameters.extend(tag.as_ref().map(|tag| ("tag", tag.as_str())));
+        links.next(&path, &parameters)
+    });
+    Ok(page(Json(TagHistory { repository, moves: found.items }), next))
+}
+
+pub(crate) async fn move_tag_back(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(repository): Path<Repository>,
+    body: JsonBody<MoveBack>,
+) -> Result<Json<TagMovedBack>, Failure> {
+    Ok(Json(registry.tag_move_back(&caller, &repository, &body.tag, body.position).await?))
 }
 
 /// The parameters of the next page, whose size is that of this one.

@@ -73,7 +73,7 @@ impl Registry {
 
     /// Like `check_push`, for a manifest. Staged blobs are for models in other repositories: only the server
     /// itself stores manifests with them.
-    pub(super) async fn check_push_manifest(
+    pub(crate) async fn check_push_manifest(
         &self,
         caller: &Caller,
         repository: &Repository,

@@ -72,6 +72,7 @@ mod staging;
 mod status;
 mod stored_file;
 mod surroundings;
+mod tag_history;
 mod tags;
 #[cfg(test)]
 mod tests;
@@ -136,6 +137,7 @@ pub use status::{
     DatabaseStatus, JobsStatus, ServerStatus, Status, StorageStatus, WorkerModel, WorkerStatus,
 };
 pub(crate) use surroundings::LoadedHere;
+pub(crate) use tag_history::{TagMove, TagMovedBack};
 pub use tokens::{KeyInfo, NewToken, TokenInfo};
 pub use transfer::{RemoteModel, TransferError, TransferEvent, TransferSink};
 pub use values::{BlobInfo, Body, ChunkRange, ManifestPut, Page, StoredManifest, UploadStatus};

@@ -346,9 +346,12 @@ fn status_of(error: &Error) -> StatusCode {
         | Error::ManifestUnknown { .. }
         | Error::NameUnknown { .. }
         | Error::RemovalUnknown { .. }
+        | Error::TagMoveUnknown { .. }
         | Error::UploadUnknown { .. }
         | Error::UploadLost { .. } => StatusCode::NOT_FOUND,
-        Error::TagInUse { .. } => StatusCode::CONFLICT,
+        Error::TagInUse { .. } | Error::TagWasNew { .. } | Error::TagTargetDeleted { .. } => {
+            StatusCode::CONFLICT
+        }
         Error::TagMoved { .. } => StatusCode::PRECONDITION_FAILED,
         Error::UploadConflict { .. } | Error::RangeMismatch { .. } | Error::RangeUnsatisfiable { .. } => {
             StatusCode::RANGE_NOT_SATISFIABLE

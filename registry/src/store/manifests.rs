@@ -11,6 +11,7 @@ use super::collect::UnreferencedContent;
 use super::manifest_row::ManifestRow;
 use super::read_cache::CachedValue;
 use super::removals::{RemovalCause, RemovalRow};
+use super::tag_moves::NewTagMove;
 use super::{Store, Tx, bigint, digest_list, on, parse_stored, placeholders, size};
 use crate::Error;
 use crate::time::now_ms;
@@ -335,6 +336,19 @@ impl Tx {
         Ok(gone)
     }
 
+    /// Records deleted tags in the histories of their repositories.
+    async fn tags_deleted(&mut self, tags: &[DeletedTag], why: &RemovalCause) -> Result<(), Error> {
+        let mut moves: BTreeMap<&str, Vec<NewTagMove<'_>>> = BTreeMap::new();
+        for DeletedTag { repository, name, digest } in tags {
+            let moved = NewTagMove { tag: name, from: Some(digest), to: None };
+            moves.entry(repository).or_default().push(moved);
+        }
+        for (repository, moves) in moves {
+            self.tag_moves_put(repository, &moves, &why.actor, why.at).await?;
+        }
+        Ok(())
+    }
+
     async fn manifests_delete_batch(
         &mut self,
         manifests: &[UnreferencedContent],
@@ -411,6 +425,7 @@ impl Tx {
                 ..RemovalRow::new("manifest", digest, why)
             });
         }
+        self.tags_deleted(&tags, why).await?;
         self.removals_put(&records).await?;
         if why.undo_until > why.at {
             self.removal_blobs_put(&records[tags.len()..], why.undo_until).await?;

@@ -7,6 +7,7 @@ use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 
 use super::removals::{RemovalCause, RemovalRow};
+use super::tag_moves::NewTagMove;
 use super::{Store, Tx, digest_list, on, parse_stored, placeholders};
 use crate::Error;
 use crate::time::now_ms;
@@ -139,6 +140,11 @@ impl Tx {
             .map(|tag| RemovalRow::of_tag(repository, tag.name.as_str(), &tag.digest, why))
             .collect();
         self.removals_put(&records).await?;
+        let moves: Vec<NewTagMove<'_>> = removed
+            .iter()
+            .map(|tag| NewTagMove { tag: tag.name.as_str(), from: Some(tag.digest.as_str()), to: None })
+            .collect();
+        self.tag_moves_put(repository.as_str(), &moves, &why.actor, why.at).await?;
         self.manifests_mark_untagged(repository, removed.iter().map(|tag| &tag.digest), why.at).await?;
         self.search_refresh(repository).await?;
         Ok(removed)

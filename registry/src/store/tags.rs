@@ -6,6 +6,7 @@ use sqlx::AssertSqlSafe;
 
 use super::read_cache::CachedValue;
 use super::removals::RemovalCause;
+use super::tag_moves::NewTagMove;
 use super::{ListFilter, Store, Tx, on, parse_stored};
 use crate::Error;
 use crate::time::now_ms;
@@ -77,6 +78,11 @@ impl Tx {
                 "update manifests set untagged_at = $3 where repository = $1 and digest = $2")
                 .bind(repository.as_str()).bind(left.as_str()).bind(now).execute(c).await.map(drop))?;
         }
+        if before.as_ref() != Some(digest) {
+            let (from, to) = (before.as_ref().map(Digest::as_str), Some(digest.as_str()));
+            let moved = NewTagMove { tag: tag.as_str(), from, to };
+            self.tag_moves_put(repository.as_str(), &[moved], actor, now).await?;
+        }
         self.search_refresh(repository).await?;
         Ok(before)
     }
@@ -94,6 +100,8 @@ impl Tx {
         let Some((digest,)) = row else { return Ok(None) };
         let digest = parse_stored("digest", &digest)?;
         self.removal_put_tag(repository, tag.as_str(), &digest, why).await?;
+        let moved = NewTagMove { tag: tag.as_str(), from: Some(digest.as_str()), to: None };
+        self.tag_moves_put(repository.as_str(), &[moved], &why.actor, why.at).await?;
         self.search_refresh(repository).await?;
         Ok(Some(digest))
     }

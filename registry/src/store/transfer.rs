@@ -16,6 +16,7 @@ pub(crate) const MOVED: &[&str] = &[
     "manifests",
     "manifest_blobs",
     "tags",
+    "tag_moves",
     "referrers",
     "models",
     "tensors",

@@ -49,6 +49,7 @@ mod rules;
 mod secret_key;
 mod sign_in;
 mod single_sign_on;
+mod tag_history;
 mod tags;
 mod tls;
 mod tools;

@@ -140,6 +140,9 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/lode/v1/repositories", "", List, &[200]),
     ("GET", "/lode/v1/repositories/{name}/tags", "", Pull, &[200]),
     ("GET", "/lode/v1/repositories/{name}/manifests", "", Pull, &[200]),
+    ("GET", "/lode/v1/repositories/{name}/history", "", Pull, &[200]),
+    // A new tag has no manifest to move back to.
+    ("POST", "/lode/v1/repositories/{name}/history", r#"{"tag":"latest"}"#, Push, &[200, 409]),
     ("GET", "/lode/v1/models", "", List, &[200]),
     ("POST", "/lode/v1/models", r#"{"model":"team/mini:new","from":"team/mini"}"#, Push, &[202]),
     (
@@ -276,6 +279,8 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/models", "", List, &[200]),
     ("GET", "/{name}", "", Browse, &[200]),
     ("GET", "/{name}/-/tags", "", Browse, &[200]),
+    ("GET", "/{name}/-/history", "", Browse, &[200]),
+    ("POST", "/{name}/-/history", "tag=latest&position=1", Push, &[409]),
     ("GET", "/{name}/-/tree/{reference}", "", Browse, &[200]),
     ("GET", "/{name}/-/blob/{reference}/{*path}", "", Browse, &[200]),
     ("GET", "/{name}/-/raw/{reference}/{*path}", "", Browse, &[200]),

@@ -3,6 +3,7 @@
 
 pub(crate) mod diff;
 pub(crate) mod files;
+pub(crate) mod history;
 pub(crate) mod lineage;
 pub(crate) mod overview;
 pub(crate) mod referrers;

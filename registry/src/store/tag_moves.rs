@@ -1,0 +1,135 @@
+//! The history of tags. Each move and each deletion is recorded in its own transaction, under the lock of the repository.
+
+use lode_model::digest::Digest;
+use lode_model::reference::{Repository, Tag};
+use sqlx::AssertSqlSafe;
+
+use super::{Store, Tx, on, parse_stored, placeholders};
+use crate::Error;
+
+/// How many moves of a repository are kept.
+pub(crate) const MAX_MOVES: i64 = 1000;
+/// How many moves one statement inserts: seven parameters each stay below the engines' limits.
+const INSERT_ROWS: usize = 500;
+
+/// A move of a tag to record.
+#[derive(Clone, Debug)]
+pub(super) struct NewTagMove<'a> {
+    pub(super) tag: &'a str,
+    /// `None`: the tag did not exist.
+    pub(super) from: Option<&'a str>,
+    /// `None`: the tag was deleted.
+    pub(super) to: Option<&'a str>,
+}
+
+/// A recorded move of a tag.
+#[derive(Clone, Debug)]
+pub(crate) struct TagMoveRow {
+    pub(crate) position: i64,
+    pub(crate) tag: Tag,
+    pub(crate) moved_at: i64,
+    pub(crate) actor: String,
+    pub(crate) from: Option<Digest>,
+    pub(crate) to: Option<Digest>,
+    /// Whether the repository still has the manifest from which the tag was moved.
+    pub(crate) can_move_back: bool,
+}
+
+/// Which moves of a repository are listed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TagMoveFilter<'a> {
+    pub(crate) tag: Option<&'a Tag>,
+    /// Only this one.
+    pub(crate) position: Option<i64>,
+    /// Only those before this one.
+    pub(crate) before: Option<i64>,
+}
+
+#[derive(sqlx_macros::FromRow)]
+struct TagMoveColumns {
+    position: i64,
+    tag: String,
+    moved_at: i64,
+    actor: String,
+    old_digest: Option<String>,
+    new_digest: Option<String>,
+    can_move_back: bool,
+}
+
+impl TryFrom<TagMoveColumns> for TagMoveRow {
+    type Error = Error;
+
+    fn try_from(row: TagMoveColumns) -> Result<TagMoveRow, Error> {
+        let digest = |text: Option<String>| text.map(|text| parse_stored("digest", &text)).transpose();
+        Ok(TagMoveRow {
+            position: row.position,
+            tag: parse_stored("tag", &row.tag)?,
+            moved_at: row.moved_at,
+            actor: row.actor,
+            from: digest(row.old_digest)?,
+            to: digest(row.new_digest)?,
+            can_move_back: row.can_move_back,
+        })
+    }
+}
+
+impl Store {
+    /// Moves of the tags of a repository, newest first, at most `limit`.
+    pub(crate) async fn tag_moves(
+        &self,
+        repository: &Repository,
+        filter: TagMoveFilter<'_>,
+        limit: i64,
+    ) -> Result<Vec<TagMoveRow>, Error> {
+        let rows: Vec<TagMoveColumns> = on!(self.read(), c => sqlx::query_as(
+            "select t.position, t.tag, t.moved_at, t.actor, t.old_digest, t.new_digest,
+                    exists (select 1 from manifests m
+                            where m.repository = t.repository and m.digest = t.old_digest) as can_move_back
+             from tag_moves t
+             where t.repository = $1 and (cast($2 as text) is null or t.tag = cast($2 as text))
+               and (cast($3 as bigint) is null or t.position = cast($3 as bigint))
+               and (cast($4 as bigint) is null or t.position < cast($4 as bigint))
+             order by t.position desc limit cast($5 as bigint)")
+            .bind(repository.as_str()).bind(filter.tag.map(Tag::as_str)).bind(filter.position).bind(filter.before)
+            .bind(limit).fetch_all(c).await)?;
+        rows.into_iter().map(TagMoveRow::try_from).collect()
+    }
+}
+
+impl Tx {
+    /// Records moves of tags, in this order, and deletes the oldest ones beyond [`MAX_MOVES`]. The repository is locked.
+    pub(super) async fn tag_moves_put(
+        &mut self,
+        repository: &str,
+        moves: &[NewTagMove<'_>],
+        actor: &str,
+        at: i64,
+    ) -> Result<(), Error> {
+        if moves.is_empty() {
+            return Ok(());
+        }
+        let (last,): (i64,) = on!(self.conn(), c => sqlx::query_as(
+            "select cast(coalesce(max(position), 0) as bigint) from tag_moves where repository = $1")
+            .bind(repository).fetch_one(c).await)?;
+        let mut position = last;
+        for some in moves.chunks(INSERT_ROWS) {
+            let text = format!(
+                "insert into tag_moves (repository, position, tag, moved_at, actor, old_digest, new_digest) values {}",
+                placeholders(some.len(), "(?, cast(? as bigint), ?, cast(? as bigint), ?, ?, ?)", 1)
+            );
+            on!(self.conn(), c => {
+                let mut query = sqlx::query(AssertSqlSafe(text));
+                for NewTagMove { tag, from, to } in some {
+                    position += 1;
+                    query = query.bind(repository).bind(position).bind(*tag).bind(at).bind(actor).bind(*from).bind(*to);
+                }
+                query.execute(c).await.map(drop)
+            })?;
+        }
+        if position > MAX_MOVES {
+            on!(self.conn(), c => sqlx::query("delete from tag_moves where repository = $1 and position <= $2")
+                .bind(repository).bind(position - MAX_MOVES).execute(c).await.map(drop))?;
+        }
+        Ok(())
+    }
+}
