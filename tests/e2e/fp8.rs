@@ -1,5 +1,5 @@
-//! FP8 and int8 checkpoints, as large models are published. Stored unchanged, they are returned byte for byte and
-//! run. Quantised on import, they have no trace of FP8.
+//! FP8 and int8 checkpoints, as large models are published. Stored unchanged, they are returned byte for byte
+//! and run. Quantised on import, they have no trace of FP8.
 
 use std::path::PathBuf;
 
@@ -26,7 +26,7 @@ async fn an_fp8_checkpoint_is_returned_unchanged_and_runs() {
     let listed = lode.run(&["tensor", "ls", "team/fp8"]).await.expect_success().stdout;
     assert!(listed.contains("F8_E4M3 g128x128") && !listed.contains("scale_inv"), "{listed}");
     let shown = lode.run(&["show", "team/fp8", "--json"]).await.expect_success().json();
-    let expect = (&json!(4_196_608), &json!("F8_E4M3"));
+    let expect = (&json!(4_196_608), &json!("fp8"));
     assert_eq!((&shown["parameters"], &shown["quantization"]), expect, "{shown}");
     let name = "model.layers.0.mlp.down_proj.weight";
     let weights = std::fs::read(source.join("model.safetensors")).unwrap();
@@ -85,11 +85,11 @@ async fn scaled_checkpoints_answer_as_known() {
     let options = Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32").env("LODE_MAX_LOADED_MODELS", "1");
     let server = Folder::new().start(options).await;
     let (lode, registry) = (server.lode(), server.registry());
-    for (folder, dtype, block, parameters) in [
-        ("fp8-blocks", "F8_E4M3", "F8_E4M3 g128x128", 390_176),
-        ("fp8-channels", "F8_E4M3", "F8_E4M3 g1x64", 94_528),
-        ("fp8-tensors", "F8_E4M3", "F8_E4M3 g96x64", 94_528),
-        ("int8-channels", "I8", "I8 g1x64", 94_528),
+    for (folder, method, block, parameters) in [
+        ("fp8-blocks", "fp8", "F8_E4M3 g128x128", 390_176),
+        ("fp8-channels", "compressed-tensors", "F8_E4M3 g1x64", 94_528),
+        ("fp8-tensors", "compressed-tensors", "F8_E4M3 g96x64", 94_528),
+        ("int8-channels", "compressed-tensors", "I8 g1x64", 94_528),
     ] {
         let name = format!("scaled/{folder}");
         let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/scaled").join(folder);
@@ -97,7 +97,7 @@ async fn scaled_checkpoints_answer_as_known() {
         let listed = lode.run(&["tensor", "ls", &name]).await.expect_success().stdout;
         assert!(listed.contains(block) && !listed.contains("weight_scale"), "{listed}");
         let shown = lode.run(&["show", &name, "--json"]).await.expect_success().json();
-        let expect = (&json!(parameters), &json!(dtype));
+        let expect = (&json!(parameters), &json!(method));
         assert_eq!((&shown["parameters"], &shown["quantization"]), expect, "{shown}");
         let expected: Value =
             serde_json::from_slice(&std::fs::read(source.join("expected.json")).unwrap()).unwrap();
