@@ -91,8 +91,8 @@ async fn every_family_answers_from_a_gguf() {
     }
 }
 
-/// Encoders: the ids of their tokenizers, and their embeddings, which are the L2-normalised means of the hidden
-/// states.
+/// Encoders: the ids of their tokenizers, and their embeddings, which are the L2-normalised means of the
+/// hidden states.
 #[tokio::test]
 async fn encoders_make_the_known_vectors() {
     let server = Folder::new().start(Options::new().worker()).await;

@@ -516,8 +516,8 @@ async fn respond(mut stream: TcpStream, response: String) {
 
 // Memory.
 
-/// Memory by role, in bytes. The processes run one program, whose pages the resident size would count in each of
-/// them, so it is the proportional set size.
+/// Memory by role, in bytes. The processes run one program, whose pages the resident size would count in each
+/// of them, so it is the proportional set size.
 #[derive(Clone, Default)]
 struct Memory(BTreeMap<&'static str, u64>);
 

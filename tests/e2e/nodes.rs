@@ -1,5 +1,5 @@
-//! Several workers behind one server: which worker gets a request, and what happens to requests when a worker or a
-//! runner is killed, a worker is drained or reserved for models, or many chats are cancelled at random.
+//! Several workers behind one server: which worker gets a request, and what happens to requests when a worker
+//! or a runner is killed, a worker is drained or reserved for models, or many chats are cancelled at random.
 //! LODE_CHAT_SECONDS sets the duration of the chats: 15 by default, 600 with `tests/run --long`.
 
 use std::collections::BTreeMap;

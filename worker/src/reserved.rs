@@ -1,5 +1,5 @@
-//! The models that this worker is reserved for: loads each of them before the first request, and again when its name
-//! resolves to another manifest.
+//! The models that this worker is reserved for: loads each of them before the first request, and again when
+//! its name resolves to another manifest.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -55,8 +55,8 @@ impl ReservedModels {
         self.names().clear();
     }
 
-    /// Starts to load the models that changed. A model that the scheduler has unloaded since, for the memory of another
-    /// one, is loaded by its next request.
+    /// Starts to load the models that changed. A model that the scheduler has unloaded since, for the memory
+    /// of another one, is loaded by its next request.
     pub(crate) fn update(&self, models: Vec<ReservedModel>) {
         for ReservedModel { name, digest } in models {
             let mut names = self.names();

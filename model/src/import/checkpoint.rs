@@ -38,8 +38,8 @@ pub(super) struct Checkpoint {
     pub(super) is_image_model: bool,
     /// The config.json, if it is an object.
     pub(super) config: Option<Map<String, Value>>,
-    /// The scales of FP8 and int8 weights by the weights' names, after [`super::scaled::pair_scales`] has removed them from the
-    /// tensors.
+    /// The scales of FP8 and int8 weights by the weights' names, after [`super::scaled::pair_scales`] has
+    /// removed them from the tensors.
     pub(super) scales: HashMap<String, Scales>,
     pub(super) notices: Vec<String>,
 }

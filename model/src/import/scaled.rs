@@ -1,5 +1,5 @@
-//! FP8 and int8 checkpoints that are quantised or converted: every weight is paired with its scales, which are then
-//! no longer tensors of their own. If that fails, the import is refused with the weight's name.
+//! FP8 and int8 checkpoints that are quantised or converted: every weight is paired with its scales, which
+//! are then no longer tensors of their own. If that fails, the import is refused with the weight's name.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::safetensors::Dtype;
 use crate::source::Scales;
 use crate::tensor::{Tensor, scaled};
 
-/// Scales and zero points of computed values rather than stored ones: Lode keeps neither activations nor caches in
-/// eight bits.
+/// Scales and zero points of computed values rather than stored ones: Lode keeps neither activations nor
+/// caches in eight bits.
 const DROPPED: [&str; 6] =
     [".input_scale", ".input_zero_point", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale"];
 /// The file that ModelOpt writes in addition to config.json. It only describes the original weights.

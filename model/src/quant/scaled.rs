@@ -1,5 +1,6 @@
-//! FP8 and int8 as checkpoints publish them: codes of one byte, and a separate array of the scales by which they
-//! are multiplied: one for the tensor, one per row, or one per block of rows and columns (usually 128 by 128).
+//! FP8 and int8 as checkpoints publish them: codes of one byte, and a separate array of the scales by which
+//! they are multiplied: one for the tensor, one per row, or one per block of rows and columns (usually 128 by
+//! 128).
 
 use std::ops::Range;
 
@@ -90,8 +91,9 @@ impl Grid {
         (first_row..first_row + rows).flat_map(of_row).collect()
     }
 
-    /// Decodes codes of this type, the elements from `first` on: code times scale, rounded to float32. `scales` are
-    /// those of [`Grid::scales`]; `out` has one element per code. A scale may be zero only if its codes are.
+    /// Decodes codes of this type, the elements from `first` on: code times scale, rounded to float32.
+    /// `scales` are those of [`Grid::scales`]; `out` has one element per code. A scale may be zero only if
+    /// its codes are.
     pub fn decode(
         &self,
         dtype: Dtype,

@@ -1,5 +1,5 @@
-//! Float values in the imported files: stored floats, or FP8 or int8 codes whose scales may be in another file.
-//! Quantisation and conversion read their source through this module.
+//! Float values in the imported files: stored floats, or FP8 or int8 codes whose scales may be in another
+//! file. Quantisation and conversion read their source through this module.
 
 use std::io;
 use std::ops::Range;
@@ -62,8 +62,8 @@ pub(crate) struct ArrayReader {
 }
 
 impl ArrayReader {
-    /// Reads the elements from `first` on, one for each place of `out`. A scaled value that is infinite or NaN
-    /// is an error that names its tensor.
+    /// Reads the elements from `first` on, one for each place of `out`. A scaled value that is infinite or
+    /// NaN is an error that names its tensor.
     pub(crate) fn read(&mut self, first: u64, out: &mut [f32]) -> io::Result<()> {
         let count = out.len() as u64;
         fetch(&*self.file, self.offset, self.dtype, first..first + count, &mut self.stored)?;

@@ -36,7 +36,8 @@ impl XetHash {
         XetHash(*blake3::keyed_hash(&CHUNK_KEY, bytes).as_bytes())
     }
 
-    /// The root of the tree over chunks with these hashes and lengths: the hash of a xorb. Zeros without chunks.
+    /// The root of the tree over chunks with these hashes and lengths: the hash of a xorb. Zeros without
+    /// chunks.
     pub fn of_chunks(chunks: Vec<(XetHash, u64)>) -> XetHash {
         let mut level = chunks;
         while level.len() > 1 {

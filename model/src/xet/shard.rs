@@ -1,5 +1,5 @@
-//! Shards: records of 48 bytes. The first part lists files, each with the chunks of which it consists and its sha256.
-//! The second part lists the chunks of xorbs; they are in the xorbs, too, so that it is not read.
+//! Shards: records of 48 bytes. The first part lists files, each with the chunks of which it consists and its
+//! sha256. The second part lists the chunks of xorbs; they are in the xorbs, too, so that it is not read.
 
 use super::hash::XetHash;
 use crate::digest::Digest;

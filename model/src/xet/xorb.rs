@@ -1,5 +1,5 @@
-//! Xorbs: up to 64 MiB of chunks, each with a header of eight bytes and mostly compressed. Older clients append an
-//! index, which begins with a byte that is no version of a chunk; it is skipped.
+//! Xorbs: up to 64 MiB of chunks, each with a header of eight bytes and mostly compressed. Older clients
+//! append an index, which begins with a byte that is no version of a chunk; it is skipped.
 
 use std::io::Read;
 use std::ops::Range;
@@ -49,7 +49,8 @@ pub enum XorbError {
 enum Scheme {
     Plain,
     Lz4,
-    /// The bytes at positions 0, 4, 8 and so on first, then those at 1, 5, 9, and so on; then LZ4. It suits floats.
+    /// The bytes at positions 0, 4, 8 and so on first, then those at 1, 5, 9, and so on; then LZ4. It suits
+    /// floats.
     GroupedLz4,
 }
 

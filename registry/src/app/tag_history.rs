@@ -76,8 +76,8 @@ impl Registry {
         Ok(Page::cut(items.collect(), limit))
     }
 
-    /// Points a tag at the manifest from which it was moved or deleted: by the move at `position`, whatever followed; or by
-    /// its last move, if there is no later one.
+    /// Points a tag at the manifest from which it was moved or deleted: by the move at `position`, whatever
+    /// followed; or by its last move, if there is no later one.
     pub(crate) async fn tag_move_back(
         &self,
         caller: &Caller,

@@ -145,8 +145,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// How many requests for a model that it has loaded it computes at the same time; `None` if it is not loaded or not
-    /// known.
+    /// How many requests for a model that it has loaded it computes at the same time; `None` if it is not
+    /// loaded or not known.
     pub(crate) fn max_requests(&self, digest: &Digest) -> Option<u64> {
         let model = self.loaded.iter().find(|model| model.digest == *digest)?;
         (model.num_parallel > 0).then_some(model.num_parallel)

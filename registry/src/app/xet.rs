@@ -1,7 +1,7 @@
-//! Uploads of Hugging Face's clients by Xet. A client sends the chunks of files in xorbs, and then shards that say of
-//! which chunks each file consists. A xorb is stored as a blob of the repository, under its lease, and a file of a shard
-//! is assembled into an ordinary upload, whose sha256 is that of the shard. A commit finds it like any other object, so
-//! that nothing else here knows Xet.
+//! Uploads of Hugging Face's clients by Xet. A client sends the chunks of files in xorbs, and then shards
+//! that say of which chunks each file consists. A xorb is stored as a blob of the repository, under its
+//! lease, and a file of a shard is assembled into an ordinary upload, whose sha256 is that of the shard. A
+//! commit finds it like any other object, so that nothing else here knows Xet.
 
 use std::time::Duration;
 
@@ -68,8 +68,8 @@ pub(crate) struct XetGrant {
     pub(crate) token: Secret,
     /// Seconds since 1970.
     pub(crate) expires: i64,
-    /// A part of the URL. Clients keep a list of uploaded chunks for each URL, and do not send these again. It
-    /// changes before the first of them may be gone.
+    /// A part of the URL. Clients keep a list of uploaded chunks for each URL, and do not send these again.
+    /// It changes before the first of them may be gone.
     pub(crate) space: Uuid,
 }
 
@@ -183,16 +183,19 @@ impl Registry {
     ) -> Result<(), XetError> {
         let mut kept: Vec<(XetHash, XorbRow)> = Vec::with_capacity(KEPT_XORBS);
         for term in &file.terms {
-            if !kept.iter().any(|(hash, _)| *hash == term.xorb) {
-                let Some(row) = self.store.xorb_find(uploader, &term.xorb).await? else {
-                    self.store.xet_space_end(uploader).await?;
-                    return Err(XetError::XorbUnknown { file: file.hash, xorb: term.xorb });
-                };
-                kept.truncate(KEPT_XORBS - 1);
-                kept.insert(0, (term.xorb, row));
-            }
-            let xorb = kept.iter().find(|(hash, _)| *hash == term.xorb).map(|(_, row)| row);
-            let Some(xorb) = xorb else { continue };
+            let at = match kept.iter().position(|(hash, _)| *hash == term.xorb) {
+                Some(at) => at,
+                None => {
+                    let Some(row) = self.store.xorb_find(uploader, &term.xorb).await? else {
+                        self.store.xet_space_end(uploader).await?;
+                        return Err(XetError::XorbUnknown { file: file.hash, xorb: term.xorb });
+                    };
+                    kept.truncate(KEPT_XORBS - 1);
+                    kept.insert(0, (term.xorb, row));
+                    0
+                }
+            };
+            let xorb = &kept[at].1;
             if !self.term_send(caller, uploader, (file.hash, *term), xorb, &sender).await? {
                 return Ok(());
             }

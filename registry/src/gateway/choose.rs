@@ -6,13 +6,13 @@
 /// How many workers a request is tried on.
 pub(crate) const MAX_TRIES: usize = 4;
 
-/// How many more requests than on another worker a conversation accepts on its own worker, whose cache has the
-/// start of its prompt.
+/// How many more requests than on another worker a conversation accepts on its own worker, whose cache has
+/// the start of its prompt.
 const MAX_EXTRA_REQUESTS: usize = 4;
 
 /// The workers to try, in order: at most `MAX_TRIES` positions in the worker table, those of the first class
-/// first. `random(n)` is below `n`. Of two workers the one with the smaller load is tried first. The cost does
-/// not depend on the number of workers.
+/// first. `random(n)` is below `n`. Of two workers the one with the smaller load is tried first. The cost
+/// does not depend on the number of workers.
 pub(crate) fn rank_workers<L: Ord>(
     classes: &[&[usize]],
     mut random: impl FnMut(usize) -> usize,

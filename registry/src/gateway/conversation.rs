@@ -68,8 +68,8 @@ impl ConversationKey {
         Some(ConversationKey(hasher.finish()))
     }
 
-    /// The preference of this conversation for a worker (rendezvous hashing): if a worker leaves, only its own
-    /// conversations move.
+    /// The preference of this conversation for a worker (rendezvous hashing): if a worker leaves, only its
+    /// own conversations move.
     pub(super) fn weight(self, worker: Uuid) -> u64 {
         let (high, low) = worker.as_u64_pair();
         // The finaliser of SplitMix64 (Steele, Lea, Flood 2014) spreads the bits.

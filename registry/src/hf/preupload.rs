@@ -17,8 +17,8 @@ use crate::http::{Failure, HubName, Json, JsonBody, Path, Query};
 
 /// The largest file that is accepted within a commit.
 pub(crate) const MAX_INLINE_BYTES: u64 = 64 << 20;
-/// Files up to this size are sent within a commit, as on the Hub. Clients hold these in memory, and send larger ones by
-/// Xet or LFS.
+/// Files up to this size are sent within a commit, as on the Hub. Clients hold these in memory, and send
+/// larger ones by Xet or LFS.
 const SMALL_BYTES: u64 = 10_000_000;
 /// Clients send 256.
 const MAX_FILES: usize = 1000;

@@ -1,5 +1,6 @@
-//! Xet: the token for an upload, and the part of a Xet server that uploads need. What is not served here, clients do
-//! without: they look for chunks of other uploads, and for other ways to send xorbs, and take 404 as an answer.
+//! Xet: the token for an upload, and the part of a Xet server that uploads need. What is not served here,
+//! clients do without: they look for chunks of other uploads, and for other ways to send xorbs, and take 404
+//! as an answer.
 
 use axum::body::Body;
 use axum::extract::State;

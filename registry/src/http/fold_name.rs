@@ -88,7 +88,8 @@ fn fold_hub_path(path: &str) -> Option<String> {
     Some(format!("{prefix}{}{tail}", parts[..end].join("%2F")))
 }
 
-/// The same for a path after `/hf/api/xet/`: the name follows an id, and the tail of Xet's API begins with its version.
+/// The same for a path after `/hf/api/xet/`: the name follows an id, and the tail of Xet's API begins with
+/// its version.
 fn fold_xet_path(path: &str) -> Option<String> {
     let (space, rest) = path.split_once('/')?;
     let (name, tail) = rest.split_at(rest.rfind("/v1/")?);

@@ -256,8 +256,8 @@ impl Store {
         Ok(now)
     }
 
-    /// A name for a comparison with a column whose collation is that of bytes, such as `search.repository`. Postgres uses
-    /// no index for a comparison of columns with different collations.
+    /// A name for a comparison with a column whose collation is that of bytes, such as `search.repository`.
+    /// Postgres uses no index for a comparison of columns with different collations.
     pub(super) fn in_bytes(&self, name: &str) -> String {
         match self.0 {
             Engine::Sqlite(_) => name.to_owned(),

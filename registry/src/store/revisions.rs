@@ -1,4 +1,5 @@
-//! Queries for Hugging Face's clients: manifests by the beginning of their digest, and tags with their manifests.
+//! Queries for Hugging Face's clients: manifests by the beginning of their digest, and tags with their
+//! manifests.
 
 use std::collections::HashMap;
 

@@ -29,8 +29,8 @@ pub(crate) enum SearchOrder {
     Name,
     Parameters,
     Size,
-    /// When a tag of the repository was moved last. Of this order and the next one, only the kinds that represent
-    /// repositories have an index.
+    /// When a tag of the repository was moved last. Of this order and the next one, only the kinds that
+    /// represent repositories have an index.
     Newest,
     Created,
 }

@@ -131,7 +131,8 @@ impl Text {
         }
     }
 
-    /// Keeps SQLite, which knows no statistics, from using an index of this expression instead of that of the order.
+    /// Keeps SQLite, which knows no statistics, from using an index of this expression instead of that of the
+    /// order.
     fn unindexed(&self, expression: &str, amount: Amount) -> String {
         match self.is_sqlite && amount == Amount::Many {
             true => format!("+{expression}"),
@@ -250,8 +251,8 @@ impl Text {
         all.join(" and ")
     }
 
-    /// Where and which rows `s` fit: a row is visible, its repository has the words, and of the rows of its repository it is
-    /// the first one with the facts.
+    /// Where and which rows `s` fit: a row is visible, its repository has the words, and of the rows of its
+    /// repository it is the first one with the facts.
     pub(super) fn fitting(
         &mut self,
         listed: &str,
@@ -287,7 +288,8 @@ impl Text {
     }
 }
 
-/// Parameters: what was typed as a name, its first word, and the end of the names that begin with the first word.
+/// Parameters: what was typed as a name, its first word, and the end of the names that begin with the first
+/// word.
 pub(super) struct TypedNames {
     pub(super) whole: String,
     pub(super) first: String,

@@ -342,8 +342,8 @@ async fn a_listing_of_representatives() {
     .await;
 }
 
-/// The plan of a statement, a step in each line. Postgres uses an index wherever it can: it would scan tables that are
-/// as small as these.
+/// The plan of a statement, a step in each line. Postgres uses an index wherever it can: it would scan tables
+/// that are as small as these.
 async fn plan(store: &Store, statement: &str, parameters: Vec<Parameter>) -> String {
     macro_rules! bound {
         ($text:expr) => {{

@@ -1,4 +1,5 @@
-//! The history of tags. Each move and each deletion is recorded in its own transaction, under the lock of the repository.
+//! The history of tags. Each move and each deletion is recorded in its own transaction, under the lock of the
+//! repository.
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
@@ -97,7 +98,8 @@ impl Store {
 }
 
 impl Tx {
-    /// Records moves of tags, in this order, and deletes the oldest ones beyond [`MAX_MOVES`]. The repository is locked.
+    /// Records moves of tags, in this order, and deletes the oldest ones beyond [`MAX_MOVES`]. The repository
+    /// is locked.
     pub(super) async fn tag_moves_put(
         &mut self,
         repository: &str,

@@ -1,5 +1,5 @@
-//! Xorbs: blobs with chunks that their uploader may name in shards. Another account, or another repository, does not
-//! find them.
+//! Xorbs: blobs with chunks that their uploader may name in shards. Another account, or another repository,
+//! does not find them.
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;

@@ -118,8 +118,8 @@ pub enum Dtype {
     },
     /// Codes with separate one-byte scales.
     Scaled(Scaled),
-    /// Codes of one byte: value = `scale * code`. A row has a separate f32 scale for each `group` of its codes, a
-    /// multiple of 32; the last group may be shorter.
+    /// Codes of one byte: value = `scale * code`. A row has a separate f32 scale for each `group` of its
+    /// codes, a multiple of 32; the last group may be shorter.
     ByteCodes {
         code: ByteCode,
         group: usize,

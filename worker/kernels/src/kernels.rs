@@ -96,7 +96,8 @@ pub trait Kernels: Send {
         x: &mut Self::Buffer,
     );
 
-    /// Norm if there is one, gate and up projections with biases, then `out[R, hidden_dim] = activation(gate) * up`.
+    /// Norm if there is one, gate and up projections with biases, then `out[R, hidden_dim] = activation(gate)
+    /// * up`.
     fn gate_up(
         &mut self,
         step: &Self::Step,

@@ -1,6 +1,6 @@
-//! The encoder shared by all families here: learned or rotary positions, a layer norm after each part, and GELU
-//! without a gate or SiLU with one. Every token attends to its whole sequence. A classification head reads the first
-//! token of a sequence. A family's file turns its configuration into a [`Plan`].
+//! The encoder shared by all families here: learned or rotary positions, a layer norm after each part, and
+//! GELU without a gate or SiLU with one. Every token attends to its whole sequence. A classification head
+//! reads the first token of a sequence. A family's file turns its configuration into a [`Plan`].
 
 use super::{Forward, LoadError, Pass, RopeConfig, Shape, Tensors};
 use lode_kernels::{
@@ -80,8 +80,8 @@ struct Head<K: Kernels> {
     bias: Vec<f32>,
 }
 
-/// How positions and token types are added to the embeddings. Rows of the type table are added as if they were
-/// positions, together with `zeros` of `[embedding]`.
+/// How positions and token types are added to the embeddings. Rows of the type table are added as if they
+/// were positions, together with `zeros` of `[embedding]`.
 enum Added<K: Kernels> {
     /// The position table, and the first row of the type table, which all tokens have.
     Positions { positions: K::Matrix, token_type: K::Vector },
@@ -206,8 +206,8 @@ impl<K: Kernels> Loader<'_, K> {
         })
     }
 
-    /// Reads the tables that are added to the embeddings. `has_types` tells whether tokens may have other types than
-    /// the first.
+    /// Reads the tables that are added to the embeddings. `has_types` tells whether tokens may have other
+    /// types than the first.
     fn added(&mut self, has_types: bool) -> Result<Added<K>, LoadError> {
         let (prefix, width) = (self.prefix, self.plan.shape.embedding_length);
         let name = |part: &str| format!("{prefix}embeddings.{part}_embeddings.weight");

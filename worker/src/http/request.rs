@@ -34,8 +34,8 @@ const CLIENT_HEADER: &str = "lode-client";
 /// How long to wait for a stopping runner to end.
 const RUNNER_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs a request's work with a ticket for its model. If the runner ended before the client received a part of the
-/// response, retries once with a new runner.
+/// Runs a request's work with a ticket for its model. If the runner ended before the client received a part
+/// of the response, retries once with a new runner.
 pub(super) async fn run_with_model<'a, T>(
     api: &Api,
     wanted: ModelRequirements,

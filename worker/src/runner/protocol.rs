@@ -392,7 +392,8 @@ pub enum ErrorKind {
     Unsupported,
     /// The runner failed: 500.
     Failed,
-    /// The runner ends or has ended: a request whose client has received nothing can be retried with another one.
+    /// The runner ends or has ended: a request whose client has received nothing can be retried with another
+    /// one.
     Stopped,
 }
 

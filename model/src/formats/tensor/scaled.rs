@@ -1,7 +1,7 @@
-//! FP8 and int8 weights and the arrays of scales that belong to them, by the names that checkpoints use and by
-//! config.json. DeepSeek and Qwen have `X.weight_scale_inv`, compressed-tensors and ModelOpt `X.weight_scale`.
-//! Whatever the name, codes are multiplied by the scales ([`crate::quant::scaled`]), and the two may be in
-//! different files.
+//! FP8 and int8 weights and the arrays of scales that belong to them, by the names that checkpoints use and
+//! by config.json. DeepSeek and Qwen have `X.weight_scale_inv`, compressed-tensors and ModelOpt
+//! `X.weight_scale`. Whatever the name, codes are multiplied by the scales ([`crate::quant::scaled`]), and
+//! the two may be in different files.
 
 use std::collections::{HashMap, HashSet};
 
@@ -94,8 +94,8 @@ fn size(value: &Value) -> Option<[u64; 2]> {
     (!size.contains(&0)).then_some(size)
 }
 
-/// Attaches the scales of FP8 and int8 weights to their weights in the lists of a model's files: the scales in the
-/// same file, or the only ones of that name. Arrays that do not match stay listed as separate tensors.
+/// Attaches the scales of FP8 and int8 weights to their weights in the lists of a model's files: the scales
+/// in the same file, or the only ones of that name. Arrays that do not match stay listed as separate tensors.
 pub fn attach_scales(files: &mut [&mut Vec<TensorInfo>], config_json: Option<&[u8]>) {
     let config: Option<Map<String, Value>> = config_json.and_then(|json| serde_json::from_slice(json).ok());
     let Ok(block) = block(config.as_ref()) else { return };

@@ -1,6 +1,6 @@
-//! Weights of one-byte codes, FP8 or int8, whose scales are a separate tensor: one scale for the tensor, one a row,
-//! or one for each block of rows and columns. The codes stay mapped. The scales are copied, each row with its own,
-//! so that rows can be divided among threads and projections.
+//! Weights of one-byte codes, FP8 or int8, whose scales are a separate tensor: one scale for the tensor, one
+//! a row, or one for each block of rows and columns. The codes stay mapped. The scales are copied, each row
+//! with its own, so that rows can be divided among threads and projections.
 
 use bytes::Bytes;
 use lode_kernels::{ByteCode, Dtype, Weight};

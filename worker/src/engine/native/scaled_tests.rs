@@ -1,5 +1,5 @@
-//! Checkpoints of FP8 and int8 weights with separate scales: compared with transformers, which decodes them to
-//! float32, and those that are refused.
+//! Checkpoints of FP8 and int8 weights with separate scales: compared with transformers, which decodes them
+//! to float32, and those that are refused.
 
 use lode_kernels::Ops;
 use lode_model::quant::float;

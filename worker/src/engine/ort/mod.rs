@@ -1,5 +1,5 @@
-//! The engine for ONNX files: encoders and cross-encoders, run by the ONNX Runtime, which is loaded when the first
-//! model needs it. [`open`] checks the graph before the runtime sees it.
+//! The engine for ONNX files: encoders and cross-encoders, run by the ONNX Runtime, which is loaded when the
+//! first model needs it. [`open`] checks the graph before the runtime sees it.
 
 mod grouping;
 mod library;

@@ -3,8 +3,8 @@
 use ::ort::session::Session;
 use ::ort::value::{Outlet, TensorElementType, ValueType};
 
-/// The names of outputs with a hidden state for each token, of those with one for each text, and of those with the
-/// classes of each text.
+/// The names of outputs with a hidden state for each token, of those with one for each text, and of those
+/// with the classes of each text.
 const HIDDEN_OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", "hidden_states"];
 const POOLED_OUTPUT: &str = "sentence_embedding";
 const CLASSES_OUTPUT: &str = "logits";
