@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// All permitted entries of `[dependencies]`: values, formats, hashes.
-const DEPENDENCIES: [&str; 7] = ["base64", "half", "safetensors", "serde", "serde_json", "sha2", "thiserror"];
+const DEPENDENCIES: [&str; 9] =
+    ["base64", "blake3", "half", "lz4_flex", "safetensors", "serde", "serde_json", "sha2", "thiserror"];
 
 /// Text that only occurs in code that does I/O, waits or reads the clock.
 const FORBIDDEN: [&str; 7] =

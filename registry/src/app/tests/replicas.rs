@@ -262,6 +262,7 @@ async fn a_manifest_arrives_while_the_last_one_of_its_layer_goes() {
         let mut tx = store.begin().await.unwrap();
         tx.blob_lock(&digest).await.unwrap().unwrap();
         tx.blobs_lock_shared(&[&config, &layer]).await.unwrap();
+        tx.repository_lock_or_create(&repo("r")).await.unwrap();
         tx.link(&repo("r"), &digest, 0).await.unwrap();
         let named =
             crate::store::ManifestReferences { blobs: vec![config, layer.clone()], ..Default::default() };
