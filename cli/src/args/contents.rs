@@ -77,7 +77,7 @@ pub(crate) struct TagHistory {
     #[arg(long)]
     pub(crate) tag: Option<String>,
     /// Number of moves to list
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: u32,
     /// Show all columns, whatever the width of the terminal
     #[arg(long)]

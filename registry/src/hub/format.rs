@@ -49,8 +49,8 @@ pub(super) fn day(at: i64) -> String {
 }
 
 /// `2026-11-23 18:00 UTC`.
-pub(super) fn minute(at: i64) -> String {
-    minute_of(&rfc3339(at))
+pub(super) fn minute(at: impl Borrow<i64>) -> String {
+    minute_of(&rfc3339(*at.borrow()))
 }
 
 /// The same of a time as the API writes it.

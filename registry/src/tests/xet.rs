@@ -220,8 +220,8 @@ async fn xorbs_belong_to_their_uploader() {
     assert_eq!(app.post_shard(&elsewhere, file).await.status, 401);
     let request = Request::get("/hf/api/models/team/m/xet-write-token/main");
     assert_eq!(app.send_as(&of_alice.credentials, request, "").await.status, 401);
-    let nobody = Session { credentials: "Bearer x".to_owned(), path: of_alice.path.clone() };
-    assert_eq!(app.post_shard(&nobody, file).await.status, 401);
+    let unknown = Session { credentials: "Bearer x".to_owned(), path: of_alice.path.clone() };
+    assert_eq!(app.post_shard(&unknown, file).await.status, 401);
     // 3. It ends with the role.
     app.admin("PUT", "/lode/v1/grants", json!({"target": "team/*", "subject": "alice", "role": "read"}))
         .await;

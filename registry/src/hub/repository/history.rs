@@ -4,7 +4,6 @@ use askama::Template;
 use axum::extract::{FromRequest, Request, State};
 use axum::response::Response;
 use http::StatusCode;
-use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository, Tag};
 
 use super::{Head, Tab, can_configure};
@@ -13,7 +12,6 @@ use crate::auth::{Action, Caller};
 use crate::http::pages::{Form, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Path, Query};
-use crate::hub::format::minute;
 use crate::hub::page::{Shell, browse, render};
 use crate::{Error, Registry};
 
@@ -24,22 +22,11 @@ struct HistoryPage {
     head: Head,
     /// Only the moves of this tag are listed.
     tag: Option<Tag>,
-    moves: Vec<MoveLine>,
+    moves: Vec<TagMove>,
     next: Option<i64>,
     is_first: bool,
     can_push: bool,
     problem: Option<String>,
-}
-
-struct MoveLine {
-    position: i64,
-    tag: Tag,
-    moved: String,
-    actor: Option<String>,
-    from: Option<Digest>,
-    to: Option<Digest>,
-    /// The repository still has the manifest before the move.
-    can_move_back: bool,
 }
 
 pub(crate) async fn get(
@@ -109,24 +96,10 @@ impl HistoryPage {
             head: Head { can_configure: can_configure(registry, caller, repository).await?, ..head },
             tag,
             next: page.items.last().filter(|_| page.more).map(|last| last.position),
-            moves: page.items.into_iter().map(MoveLine::from).collect(),
+            moves: page.items,
             is_first: before.is_none(),
             can_push: registry.may(caller, Action::Push, repository).await?,
             problem: None,
         })
-    }
-}
-
-impl From<TagMove> for MoveLine {
-    fn from(moved: TagMove) -> MoveLine {
-        MoveLine {
-            position: moved.position,
-            tag: moved.tag,
-            moved: minute(moved.moved_at),
-            actor: moved.actor,
-            from: moved.from,
-            to: moved.to,
-            can_move_back: moved.can_move_back,
-        }
     }
 }
