@@ -131,7 +131,7 @@ async fn without_the_runtime_the_error_says_what_to_install() {
     let path = folder(&server, "onnx", "pooling_mode_mean_tokens", &[("model.onnx", &graph().file())]);
     lode.create("team/onnx", &path, &[]).await.expect_success();
     let body = json!({"model": "team/onnx", "input": "a"});
-    let error = registry.post_json("/api/embed", &body).await.expect(400).text();
+    let error = registry.post_json("/api/embed", &body).await.expect(503).text();
     assert!(error.contains("team/onnx") && error.contains("ORT_DYLIB_PATH"), "{error}");
     assert!(error.contains("libonnxruntime.so") && !error.contains("nowhere"), "{error}");
     // Everything else works.

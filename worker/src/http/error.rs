@@ -22,6 +22,9 @@ impl Error {
             Error::Runner(RunnerError { kind: ErrorKind::Invalid | ErrorKind::Unsupported, .. }) => {
                 StatusCode::BAD_REQUEST
             }
+            Error::Runner(RunnerError { kind: ErrorKind::Unavailable, .. }) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Error::Body(error) => match error {
                 BodyError::TooLarge { .. } | BodyError::TooCostly { .. } => StatusCode::PAYLOAD_TOO_LARGE,
                 BodyError::BudgetExhausted => StatusCode::SERVICE_UNAVAILABLE,

@@ -80,6 +80,7 @@ impl Model {
         let refused = |error: LoadError| {
             let message = format!("{}: {}", spec.name, format_error_chain(&error));
             match error {
+                LoadError::Runtime(_) => RunnerError::unavailable(message),
                 LoadError::Device(DeviceError::Unsupported { .. }) => RunnerError::unsupported(message),
                 // Not an error of the model.
                 LoadError::File { .. } | LoadError::Device(_) => RunnerError::failed(message),

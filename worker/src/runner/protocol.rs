@@ -390,6 +390,8 @@ pub enum ErrorKind {
     Invalid,
     /// The model is not supported, or does not support the request: 400.
     Unsupported,
+    /// This machine lacks a library that the model needs: 503, for another worker may have it.
+    Unavailable,
     /// The runner failed: 500.
     Failed,
     /// The runner ends or has ended: a request whose client has received nothing can be retried with another
@@ -404,6 +406,10 @@ impl RunnerError {
 
     pub fn unsupported(message: impl ToString) -> RunnerError {
         RunnerError { kind: ErrorKind::Unsupported, message: message.to_string() }
+    }
+
+    pub fn unavailable(message: impl ToString) -> RunnerError {
+        RunnerError { kind: ErrorKind::Unavailable, message: message.to_string() }
     }
 
     pub fn stopped(message: impl ToString) -> RunnerError {

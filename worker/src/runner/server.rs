@@ -268,6 +268,7 @@ impl IntoResponse for RunnerError {
     fn into_response(self) -> Response {
         let status = match self.kind {
             ErrorKind::Invalid | ErrorKind::Unsupported => StatusCode::BAD_REQUEST,
+            ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Failed | ErrorKind::Stopped => StatusCode::INTERNAL_SERVER_ERROR,
         };
         json(status, &self)
