@@ -99,7 +99,7 @@ impl MappedTensors {
             None => Ok(factors),
             Some(at) => {
                 let (index, value) = (some.start + at as u64, factors[at]);
-                Err(refused(format!("scale {index} is {value}, expected a positive number")))
+                Err(refused(format!("scale {index} is {value}, expected a number of at least 0")))
             }
         }
     }
