@@ -97,7 +97,16 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     };
 
     // Clients connect only once they can be served.
-    let public = socket.listen()?;
+    let public = match socket.listen() {
+        Ok(public) => public,
+        Err(failure) => {
+            if let Some(worker) = worker {
+                worker.stop().await;
+            }
+            registry.close().await;
+            return Err(failure);
+        }
+    };
     let (stop_public, public_stopped) = watch::channel(false);
     let mut serving =
         spawn_boxed(async move { server.serve(public, tls, wait_for_stop(public_stopped)).await });

@@ -11,7 +11,6 @@ pub(crate) async fn run(args: Worker) -> Outcome {
     let mut config = settings::worker(&args, &settings::process_env)?;
     variables::warn_of_unknown();
     config.runner_env = logging::inherited_env(args.log_format);
-    let registry = config.registry.clone();
     let stop = stop_signal()?;
     lode_worker::metrics::install();
     let worker = tokio::select! {
@@ -19,7 +18,8 @@ pub(crate) async fn run(args: Worker) -> Outcome {
             let failure = Failure::with_source("the worker cannot start", &error);
             match error {
                 lode_worker::Error::Device(_) => device_hint(failure),
-                _ => failure.hint(format!("is {registry} the registry, and does it have the same worker token?")),
+                // A registry that is not there yet or refuses the token is logged, and tried again.
+                _ => failure,
             }
         })?,
         () = wait_for_stop(stop.clone()) => return Ok(()),
