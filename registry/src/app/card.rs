@@ -3,14 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::TryStreamExt;
 use lode_model::recognise::{Artifact, ModelFile};
 use lode_model::reference::Repository;
+use serde_json::Value;
 
-use super::Registry;
+use super::{Registry, Revision};
 use crate::Error;
 use crate::auth::Caller;
-use crate::card::{CardLinks, MAX_CARD_BYTES, render_card};
+use crate::card::{CardLinks, FRONT_MATTER_BYTES, MAX_CARD_BYTES, front_matter_json, render_card};
 
+/// The name of a card's file, in any case.
+const CARD: &str = "README.md";
 /// How long a request waits for a card. Rendering continues afterwards, and a later request gets the result.
 const WAIT: Duration = Duration::from_secs(2);
 
@@ -36,11 +40,35 @@ pub(super) fn find_card_file(artifact: &Artifact) -> Option<&ModelFile> {
     let root = artifact.root();
     artifact.files.iter().filter(|file| file.is_plain()).find(|file| {
         let name = file.path.as_deref().and_then(|path| path.strip_prefix(root));
-        name.is_some_and(|name| name.eq_ignore_ascii_case("README.md"))
+        name.is_some_and(|name| name.eq_ignore_ascii_case(CARD))
     })
 }
 
 impl Registry {
+    /// The front matter of a revision's card as JSON. `None` if there is none that can be read.
+    pub(crate) async fn card_front_matter(
+        &self,
+        caller: &Caller,
+        revision: &Revision,
+    ) -> Result<Option<Value>, Error> {
+        let mut files = revision.files.files.iter();
+        let Some((_, file)) = files.find(|(path, _)| path.eq_ignore_ascii_case(CARD)) else {
+            return Ok(None);
+        };
+        let range = 0..file.size.min(FRONT_MATTER_BYTES);
+        let bytes = match self.file_stream(caller, &revision.repository, file, range).await {
+            Ok(bytes) => bytes.try_fold(Vec::new(), async |mut all, piece| {
+                all.extend_from_slice(&piece);
+                Ok(all)
+            }),
+            Err(Error::BlobUnknown { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let bytes = bytes.await.map_err(|error| Error::io("a model card", error))?;
+        let read = tokio::task::spawn_blocking(move || front_matter_json(&String::from_utf8_lossy(&bytes)));
+        read.await.map_err(|_| Error::Interrupted)
+    }
+
     /// The card among the files of a manifest. `None` if it has none, or its blob is not stored.
     pub(crate) async fn card_render(
         &self,

@@ -1,6 +1,7 @@
 //! The listing of models for Hugging Face's clients: one entry for each repository, found by the rows of the search. The tag
 //! `main` stands for a repository, then the kind of model that represents it in the search.
 
+use super::model_facts::ModelFacts;
 use super::revisions::MAIN;
 use super::{ListedModel, Page, Registry};
 use crate::Error;
@@ -27,8 +28,9 @@ pub(crate) struct ModelQuery {
     pub(crate) search: Vec<String>,
     /// The first part of the name.
     pub(crate) author: Option<String>,
-    /// Each is the format, the architecture or the quantisation, in any case.
+    /// Each is a tag, in lower case: see `ModelFacts::hub_tags`.
     pub(crate) tags: Vec<String>,
+    pub(crate) task: Option<String>,
     pub(crate) min_parameters: Option<u64>,
     pub(crate) max_parameters: Option<u64>,
     pub(crate) sort: ModelSort,
@@ -70,14 +72,18 @@ impl Registry {
         let mut items = Vec::with_capacity(page.items.len());
         for row in page.items {
             let is_private = self.is_private(&row.repository).await?;
-            let (digest, model) =
-                main.remove(&row.repository).unwrap_or((row.digest, row.model.unwrap_or_default()));
+            let (digest, model, facts) = main.remove(&row.repository).unwrap_or((
+                row.digest,
+                row.model.unwrap_or_default(),
+                row.facts,
+            ));
             items.push(ListedModel {
                 repository: row.repository,
                 digest,
                 created_at: row.created_at,
                 modified_at: row.newest_at,
                 model,
+                facts: facts.as_deref().map(ModelFacts::from_json).unwrap_or_default(),
                 is_private,
             });
         }
@@ -92,6 +98,7 @@ fn filter_of(query: &ModelQuery) -> SearchFilter {
         in_name: query.search.clone(),
         author: query.author.clone(),
         tags: query.tags.clone(),
+        task: query.task.clone(),
         min_parameters: query.min_parameters,
         max_parameters: query.max_parameters,
         content: SearchContent::ReadModels,

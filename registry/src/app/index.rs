@@ -190,7 +190,7 @@ impl Registry {
         let parts = Parts { manifest, artifact: &artifact, config, checkpoint, files: &files };
         let facts = self.facts_read(repository, &parts).await?;
         let summary = summary.unwrap_or_default();
-        let facts = facts.row(&[summary.architecture.as_deref(), summary.quantization.as_deref()]);
+        let facts = facts.row(&summary);
 
         // 5. Build one row for the model, and one for each tensor.
         let rows = files.iter().flat_map(|file| &file.tensors).map(TensorRow::from).collect();

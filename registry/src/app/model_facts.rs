@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use lode_model::config::ModelConfig;
 use lode_model::gguf::{self, Metadata};
 use lode_model::import::is_cross_encoder;
-use lode_model::index::{self, FileIndex};
+use lode_model::index::{self, FileIndex, ModelSummary};
 use lode_model::lineage::{self, Relation};
 use lode_model::manifest::Manifest;
 use lode_model::media_type;
@@ -35,6 +35,8 @@ const MAX_CARD_WORDS: usize = 2000;
 const MAX_BASES: usize = 16;
 /// The most dtypes that are kept.
 const MAX_DTYPES: usize = 6;
+/// The most tags that are kept.
+const MAX_TAGS: usize = 128;
 /// How much of a licence's text decides which licence it is.
 const LICENSE_BYTES: u64 = 2048;
 
@@ -67,12 +69,44 @@ impl ModelFacts {
         serde_json::from_str(json).unwrap_or_default()
     }
 
+    /// The tags of a model in Hugging Face's API, each once in any case: what it is, does and is written for, those of
+    /// its card, and `license:`, `dataset:` and `base_model:` with a name.
+    pub(crate) fn hub_tags(
+        &self,
+        format: &str,
+        architecture: Option<&str>,
+        quantization: Option<&str>,
+    ) -> Vec<String> {
+        let format = Some(format).filter(|format| !format.is_empty());
+        let texts = [self.library.as_deref(), format, architecture, quantization, self.task.as_deref()];
+        let named = |kind: &str, names: &[String]| -> Vec<String> {
+            names.iter().map(|name| format!("{kind}:{name}")).collect()
+        };
+        let license =
+            self.license.as_ref().map(|license| format!("license:{}", license.to_ascii_lowercase()));
+        let all = texts
+            .into_iter()
+            .flatten()
+            .chain(self.tags.iter().chain(&self.languages).map(String::as_str))
+            .map(str::to_owned)
+            .chain(license)
+            .chain(named("base_model", &self.bases))
+            .chain(named("dataset", &self.datasets));
+        let mut seen = BTreeSet::new();
+        all.filter(|tag| !tag.contains(char::is_control) && seen.insert(tag.to_lowercase()))
+            .take(MAX_TAGS)
+            .collect()
+    }
+
     /// The row of the database, with the architecture and the quantisation among the words.
-    pub(super) fn row(&self, more_words: &[Option<&str>]) -> FactsRow {
+    pub(super) fn row(&self, summary: &ModelSummary) -> FactsRow {
+        let (architecture, quantization) = (summary.architecture.as_deref(), summary.quantization.as_deref());
+        let more_words = [architecture, quantization];
+        let tags = self.hub_tags(&summary.format, architecture, quantization);
         let texts = [&self.title, &self.description, &self.license, &self.task, &self.library];
         let mut words: Vec<String> = Vec::new();
         let lists = [&self.tags, &self.languages, &self.datasets, &self.bases];
-        let all = texts.into_iter().flatten().map(String::as_str).chain(more_words.iter().copied().flatten());
+        let all = texts.into_iter().flatten().map(String::as_str).chain(more_words.into_iter().flatten());
         words.extend(all.chain(lists.into_iter().flatten().map(String::as_str)).map(str::to_lowercase));
         let mut words = words.join(" ");
         let mut end = words.len().min(MAX_WORDS_BYTES);
@@ -88,6 +122,7 @@ impl ModelFacts {
             words,
             card_words: self.card_words.clone(),
             bases: (!self.bases.is_empty()).then(|| format!("\n{}\n", self.bases.join("\n"))),
+            tags: tags.iter().map(|tag| tag.to_lowercase()).collect(),
         }
     }
 }
@@ -383,9 +418,16 @@ mod tests {
         assert_eq!(facts.license.as_deref(), Some("Apache-2.0"));
         assert_eq!(facts.description.as_deref(), Some("A model that answers."));
         assert_eq!(facts.bases, ["org/base"]);
-        let row = facts.row(&[Some("llama"), None]);
+        let summary = ModelSummary {
+            format: "gguf".to_owned(),
+            architecture: Some("llama".to_owned()),
+            parameters: None,
+            quantization: None,
+        };
+        let row = facts.row(&summary);
         assert_eq!(row.words, "a model that answers. apache-2.0 llama chat org/base");
         assert_eq!(row.bases.as_deref(), Some("\norg/base\n"));
+        assert_eq!(row.tags, ["gguf", "llama", "chat", "license:apache-2.0", "base_model:org/base"]);
         assert_eq!(ModelFacts::from_json(&row.json), facts);
         assert_eq!(ModelFacts::from_json("nonsense"), ModelFacts::default());
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository, Tag};
 
+use super::model_facts::ModelFacts;
 use super::{FilesError, ManifestFiles, Registry, StoredManifest};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
@@ -61,6 +62,7 @@ pub(crate) struct ListedModel {
     pub(crate) modified_at: i64,
     /// Empty if the manifest is no model or is not indexed yet.
     pub(crate) model: ModelRow,
+    pub(crate) facts: ModelFacts,
     /// Whether a client without credentials may not read it.
     pub(crate) is_private: bool,
 }
@@ -129,6 +131,7 @@ impl Registry {
     pub(crate) async fn revision_facts(&self, revision: &Revision) -> Result<ListedModel, Error> {
         let (repository, digest) = (&revision.repository, &revision.digest);
         let model = self.store.model_find(digest).await?;
+        let facts = self.store.facts_find(digest).await?;
         let (modified_at, _) = self.store.manifest_change(repository, &revision.reference).await?;
         let created_at = self.store.repository_created_at(repository).await?.unwrap_or(modified_at);
         Ok(ListedModel {
@@ -137,6 +140,7 @@ impl Registry {
             created_at,
             modified_at,
             model: model.unwrap_or_default(),
+            facts: facts.as_deref().map(ModelFacts::from_json).unwrap_or_default(),
             is_private: self.is_private(repository).await?,
         })
     }

@@ -65,6 +65,15 @@ impl FrontMatter {
     }
 }
 
+/// How much of a card contains its front matter: a larger one is not read.
+pub(crate) const FRONT_MATTER_BYTES: u64 = MAX_BYTES as u64 + 64;
+
+/// The front matter of a card as JSON. `None` if it has none, or none that can be read.
+pub(crate) fn front_matter_json(card: &str) -> Option<Value> {
+    let yaml = split_front_matter(card).0?;
+    read(yaml).ok().filter(Value::is_object)
+}
+
 /// Checks that the front matter of a card, if it has any, can be read. The error is for its author.
 pub(crate) fn check_front_matter(card: &str) -> Result<(), String> {
     let Some(yaml) = split_front_matter(card).0 else { return Ok(()) };

@@ -7,7 +7,9 @@ mod render;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use front_matter::{FrontMatter, check_front_matter, split_front_matter};
+pub(crate) use front_matter::{
+    FRONT_MATTER_BYTES, FrontMatter, check_front_matter, front_matter_json, split_front_matter,
+};
 pub(crate) use links::{CardLinks, encode_path};
 pub(crate) use render::{render_card, summary_line};
 

@@ -14,10 +14,21 @@ use crate::http::{Failure, Json, Links, Query, page};
 /// How many conditions of one kind a query may have.
 const MAX_CONDITIONS: usize = 16;
 /// Conditions on properties that no model here has.
-const UNMATCHED: [&str; 5] = ["pipeline_tag", "apps", "inference", "inference_provider", "trained_dataset"];
+const UNMATCHED: [&str; 3] = ["apps", "inference", "inference_provider"];
 /// The parameters that the next page repeats.
-const REPEATED: [&str; 9] =
-    ["search", "author", "filter", "num_parameters", "sort", "limit", "full", "expand", "gated"];
+const REPEATED: [&str; 11] = [
+    "search",
+    "author",
+    "filter",
+    "pipeline_tag",
+    "trained_dataset",
+    "num_parameters",
+    "sort",
+    "limit",
+    "full",
+    "expand",
+    "gated",
+];
 
 pub(crate) async fn list(
     State(registry): State<Registry>,
@@ -81,10 +92,16 @@ fn read(query: &Query) -> Result<ModelQuery, Failure> {
         }
         None => None,
     };
+    let mut tags = lower("filter")?;
+    tags.extend(lower("trained_dataset")?.into_iter().map(|name| match name.starts_with("dataset:") {
+        true => name,
+        false => format!("dataset:{name}"),
+    }));
     Ok(ModelQuery {
         search: lower("search")?,
         author: query.get("author").map(|author| plain(author).to_lowercase()),
-        tags: lower("filter")?,
+        tags,
+        task: query.get("pipeline_tag").map(plain).filter(|task| !task.is_empty()),
         min_parameters,
         max_parameters,
         sort,

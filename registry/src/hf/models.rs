@@ -12,6 +12,8 @@ use crate::http::{Failure, HubName, Json, Path, Query};
 
 /// The revision of requests that name none.
 const MAIN: &str = "main";
+/// The front matter of the model card.
+const CARD_DATA: &str = "cardData";
 
 pub(crate) async fn main(
     State(registry): State<Registry>,
@@ -43,6 +45,10 @@ async fn show(
     let facts = registry.revision_facts(&revision).await?;
     let mut object = object(&facts);
     object.insert("siblings".to_owned(), siblings(&revision, query.is_true("blobs")));
+    let is_wanted = query.get("expand").is_none() || query.all("expand").any(|name| name == CARD_DATA);
+    if is_wanted && let Some(stated) = registry.card_front_matter(caller, &revision).await? {
+        object.insert(CARD_DATA.to_owned(), stated);
+    }
     Ok(Json(Value::Object(expanded(object, query))))
 }
 
@@ -65,8 +71,8 @@ fn siblings(revision: &Revision, with_sizes: bool) -> Value {
 /// The fields that a listing shows, too.
 pub(super) fn object(facts: &ListedModel) -> Map<String, Value> {
     let (name, model) = (facts.repository.as_str(), &facts.model);
-    let format = Some(&model.format).filter(|format| !format.is_empty());
-    let tags = [format, model.architecture.as_ref(), model.quantization.as_ref()];
+    let stated = &facts.facts;
+    let tags = stated.hub_tags(&model.format, model.architecture.as_deref(), model.quantization.as_deref());
     let mut object = json!({
         "_id": commit_id(&facts.digest),
         "id": name,
@@ -79,11 +85,16 @@ pub(super) fn object(facts: &ListedModel) -> Map<String, Value> {
         "gated": false,
         "downloads": 0,
         "likes": 0,
-        "tags": tags.iter().flatten().collect::<Vec<_>>(),
+        "tags": tags,
         "usedStorage": model.size_bytes,
     });
     if let Some((author, _)) = name.split_once('/') {
         object["author"] = author.into();
+    }
+    for (field, value) in [("pipeline_tag", &stated.task), ("library_name", &stated.library)] {
+        if let Some(value) = value {
+            object[field] = value.as_str().into();
+        }
     }
     if let Some(total) = model.parameters {
         match model.format.as_str() {

@@ -37,7 +37,7 @@ const INDEXES: &[Index] = &[
         on: "(target, next_at, id) where given_up_at is null",
     },
     Index { name: "models_without_facts", table: "models", on: "(digest) where facts is null" },
-    Index { name: "models_without_card_words", table: "models", on: "(digest) where card_words is null" },
+    Index { name: "models_without_tags", table: "models", on: "(digest) where tags is null" },
     Index { name: "tags_by_time", table: "tags", on: "(repository, updated_at desc, name)" },
     Index { name: "tags_by_manifest", table: "tags", on: "(digest, repository)" },
     Index {

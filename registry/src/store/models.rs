@@ -39,6 +39,8 @@ pub(crate) struct FactsRow {
     /// The words of the model card, split for the search.
     pub(crate) card_words: String,
     pub(crate) bases: Option<String>,
+    /// In lower case, each once.
+    pub(crate) tags: Vec<String>,
 }
 
 /// The columns of a model, all null where a left join found no row.
@@ -203,7 +205,7 @@ impl Store {
     /// Whether a manifest was indexed with all that this version records.
     pub(crate) async fn facts_are_current(&self, digest: &Digest) -> Result<bool, Error> {
         let (current,): (bool,) = on!(self.read(), c => sqlx::query_as(
-            "select exists (select 1 from models where digest = $1 and facts is not null and card_words is not null)")
+            "select exists (select 1 from models where digest = $1 and facts is not null and tags is not null)")
             .bind(digest.as_str()).fetch_one(c).await)?;
         Ok(current)
     }
@@ -216,11 +218,11 @@ impl Store {
         Ok(row.and_then(|(facts,)| facts))
     }
 
-    /// Queues manifests again that were indexed without the words of their card: at most `limit`, of digests after `after`. Returns the
-    /// last one, or `None` at the end.
+    /// Queues manifests again that were indexed without their tags: at most `limit`, of digests after `after`. Returns
+    /// the last one, or `None` at the end.
     pub(crate) async fn facts_enqueue(&self, after: &str, limit: i64) -> Result<Option<String>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
-            "select digest from models where card_words is null and digest > $1 order by digest limit $2")
+            "select digest from models where tags is null and digest > $1 order by digest limit $2")
             .bind(after).bind(limit).fetch_all(c).await)?;
         let digests = serde_json::Value::from_iter(rows.iter().map(|(digest,)| digest.as_str())).to_string();
         on!(self.write(), c => sqlx::query(
@@ -248,16 +250,16 @@ impl Store {
             .bind(digest.as_str()).execute(c).await.map(drop))?;
         let inserted = on!(tx.conn(), c => sqlx::query(
             "insert into models (digest, format, architecture, parameters, quantization, size_bytes, tensor_count, problem, indexed_at,
-                 facts, license, task, context_length, words, bases, card_words)
+                 facts, license, task, context_length, words, bases, card_words, tags)
              select distinct digest, $2, $3, cast($4 as bigint), $5, cast($6 as bigint), cast($7 as bigint), $8, cast($9 as bigint),
-                 $10, $11, $12, cast($13 as bigint), $14, $15, $16
+                 $10, $11, $12, cast($13 as bigint), $14, $15, $16, $17
              from manifests where digest = $1
              on conflict (digest) do nothing")
             .bind(digest.as_str()).bind(&model.format).bind(&model.architecture).bind(model.parameters.map(bigint))
             .bind(&model.quantization).bind(bigint(model.size_bytes)).bind(bigint(model.tensor_count))
             .bind(&model.problem).bind(now_ms())
             .bind(&facts.json).bind(&facts.license).bind(&facts.task).bind(facts.context_length.map(bigint))
-            .bind(&facts.words).bind(&facts.bases).bind(&facts.card_words)
+            .bind(&facts.words).bind(&facts.bases).bind(&facts.card_words).bind(facts.tags.join("\n"))
             .execute(c).await.map(|r| r.rows_affected()))?;
         if inserted == 0 {
             return tx.rollback().await;

@@ -17,6 +17,7 @@ struct TaggedModel {
     digest: String,
     #[sqlx(flatten)]
     model: ModelColumns,
+    facts: Option<String>,
 }
 
 impl Store {
@@ -68,22 +69,22 @@ impl Store {
         Ok(row.map(|(created_at,)| created_at))
     }
 
-    /// Of these repositories, the models to which a tag points.
+    /// Of these repositories, the models to which a tag points, with their facts as JSON.
     pub(crate) async fn tagged_models(
         &self,
         repositories: &[&str],
         tag: &str,
-    ) -> Result<HashMap<Repository, (Digest, ModelRow)>, Error> {
+    ) -> Result<HashMap<Repository, (Digest, ModelRow, Option<String>)>, Error> {
         let rows: Vec<TaggedModel> = on!(self.read(), c => sqlx::query_as(
             "select t.repository, t.digest, m.format, m.architecture, m.parameters, m.quantization, m.size_bytes,
-                    m.tensor_count, m.problem
+                    m.tensor_count, m.problem, m.facts
              from tags t join models m on m.digest = t.digest
              where t.repository in (select value from json_each($1)) and t.name = $2 and m.format <> ''")
             .bind(Value::from(repositories.to_vec()).to_string()).bind(tag).fetch_all(c).await)?;
         let decode = |row: TaggedModel| match row.model.decode()? {
             Some(model) => {
                 let digest = parse_stored("digest", &row.digest)?;
-                Ok(Some((parse_stored("repository", &row.repository)?, (digest, model))))
+                Ok(Some((parse_stored("repository", &row.repository)?, (digest, model, row.facts))))
             }
             None => Ok(None),
         };

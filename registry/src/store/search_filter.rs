@@ -18,7 +18,7 @@ pub(crate) struct SearchFilter {
     pub(crate) content: SearchContent,
     /// Only the kind of model that represents its repository; otherwise the first kind that fits.
     pub(crate) represents: bool,
-    /// Each is the format, the architecture or the quantisation, in any case.
+    /// Each is a tag of the model that represents the repository, in lower case.
     pub(crate) tags: Vec<String>,
     pub(crate) format: Option<String>,
     pub(crate) quantization: Option<String>,
@@ -49,7 +49,7 @@ impl SearchFilter {
         let texts =
             [&self.format, &self.quantization, &self.architecture, &self.license, &self.task, &self.base];
         let numbers = [self.min_parameters, self.max_parameters, self.max_size_bytes, self.min_context];
-        texts.into_iter().any(Option::is_some) || numbers.iter().any(Option::is_some) || !self.tags.is_empty()
+        texts.into_iter().any(Option::is_some) || numbers.iter().any(Option::is_some)
     }
 
     pub(super) fn has(&self, column: FacetColumn) -> bool {
@@ -163,12 +163,6 @@ impl Text {
                 all.push(format!("{} = {}", self.unindexed(column, amount), self.text(value)));
             }
         }
-        for tag in &filter.tags {
-            let tag = self.untyped(tag.to_ascii_lowercase());
-            let columns = ["lower(ROW.format)", "lower(ROW.architecture)", "lower(ROW.quantization)"];
-            let any = columns.map(|column| format!("{} = {tag}", self.unindexed(column, amount)));
-            all.push(format!("({})", any.join(" or ")));
-        }
         for (column, operator, limit) in [
             ("ROW.parameters", ">=", filter.min_parameters),
             ("ROW.parameters", "<=", filter.max_parameters),
@@ -193,8 +187,25 @@ impl Text {
         if all.is_empty() { "1 = 1".to_owned() } else { all.join(" and ") }
     }
 
-    /// The table of the rows `s`, and the condition on their words.
+    /// The table of the rows `s`, and the condition on their words and tags.
     pub(super) fn source(&mut self, filter: &SearchFilter, amount: Amount) -> (&'static str, String) {
+        if let Some((first, rest)) = filter.tags.split_first() {
+            let words = self.words(filter, amount);
+            // Few rows are those of the first tag; many are read in their order, and each is looked up.
+            let (source, first) = match (amount, self.is_sqlite) {
+                (Amount::Many, _) => ("search s", self.has_tag(first)),
+                (Amount::Few, true) => (
+                    "search_tags g cross join search s on s.repository = g.repository",
+                    format!("g.tag = {}", self.text(first)),
+                ),
+                (Amount::Few, false) => (
+                    "search_tags g join search s on s.repository = g.repository",
+                    format!("g.tag = {}", self.text(first)),
+                ),
+            };
+            let rest: Vec<String> = rest.iter().map(|tag| self.has_tag(tag)).collect();
+            return (source, [vec![words, first], rest].concat().join(" and "));
+        }
         let is_found_by_words = !filter.words.is_empty() && !filter.has_facts();
         if self.is_sqlite && amount == Amount::Few && is_found_by_words {
             // Reads no more of the words than the limit of the statement needs.
@@ -203,6 +214,12 @@ impl Text {
             return (source, format!("search_words match {words}"));
         }
         ("search s", self.words(filter, amount))
+    }
+
+    /// Whether the repository of the row `s` has a tag.
+    fn has_tag(&mut self, tag: &str) -> String {
+        let tag = self.text(tag);
+        format!("exists (select 1 from search_tags h where h.tag = {tag} and h.repository = s.repository)")
     }
 
     fn fts_words(&mut self, filter: &SearchFilter) -> String {

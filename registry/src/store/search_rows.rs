@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
+use serde_json::Value;
 use sqlx::AssertSqlSafe;
 
 use super::words::{add_name_words, add_text_words};
@@ -178,6 +179,7 @@ impl Tx {
         };
         if sources(&rows) != sources(&before) {
             self.search_words_replace(repository, id, &rows).await?;
+            self.search_tags_replace(repository, rows.first()).await?;
         }
         on!(self.conn(), c => sqlx::query("delete from search where repository = $1")
             .bind(repository.as_str()).execute(c).await.map(drop))?;
@@ -207,6 +209,25 @@ impl Tx {
         };
         let (id,): (i64,) = on!(self.conn(), c => sqlx::query_as(text).fetch_one(c).await)?;
         Ok(id)
+    }
+
+    /// Replaces the tags of a repository by those of the model that represents it; without one it has none.
+    async fn search_tags_replace(
+        &mut self,
+        repository: &Repository,
+        first: Option<&SearchColumns>,
+    ) -> Result<(), Error> {
+        on!(self.conn(), c => sqlx::query("delete from search_tags where repository = $1")
+            .bind(repository.as_str()).execute(c).await.map(drop))?;
+        let Some(first) = first else { return Ok(()) };
+        let row: Option<(Option<String>,)> = on!(self.conn(), c => sqlx::query_as(
+            "select tags from models where digest = $1").bind(&first.digest).fetch_optional(c).await)?;
+        let tags = row.and_then(|(tags,)| tags).unwrap_or_default();
+        let tags = Value::from_iter(tags.lines()).to_string();
+        on!(self.conn(), c => sqlx::query(
+            "insert into search_tags (tag, repository) select value, $2 from json_each($1)")
+            .bind(tags).bind(repository.as_str()).execute(c).await.map(drop))?;
+        Ok(())
     }
 
     /// Replaces the words of a repository by those of its name and of these rows; without rows it has none.

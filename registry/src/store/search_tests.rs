@@ -66,6 +66,7 @@ async fn index(store: &Store, seed: &str, model: Model, card: &str) {
         words: model.words.to_owned(),
         card_words: card.to_owned(),
         bases: None,
+        tags: [model.format, model.quantization, "llama", "license:mit"].map(str::to_lowercase).into(),
     };
     store.model_put(&digest_of(seed), &row, &facts, &[]).await.unwrap();
 }
@@ -336,7 +337,7 @@ async fn a_listing_of_representatives() {
             tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
             ..all.clone()
         };
-        assert_eq!(find(tagged(&["GGUF", "q4_k_m", "llama"])).await, ["team-2/b:v1"]);
+        assert_eq!(find(tagged(&["gguf", "q4_k_m", "license:mit"])).await, ["team-2/b:v1"]);
         assert_eq!(find(tagged(&["safetensors", "q4_k_m"])).await, Vec::<String>::new());
     })
     .await;
@@ -437,7 +438,7 @@ async fn plans_use_indexes() {
             (&typed("qwen"), SearchOrder::Relevance, "search_by_id"),
             (&named, SearchOrder::Name, "search_by_id"),
             (&quantized, SearchOrder::Size, "search_by_quantization_name"),
-            (&tagged, SearchOrder::Newest, "search_by_quantization_name"),
+            (&tagged, SearchOrder::Newest, "search_tags"),
             (&owned, SearchOrder::Created, name),
         ] {
             let range = PageRange { after: None, limit: 25 };

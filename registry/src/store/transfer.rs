@@ -44,6 +44,7 @@ pub(crate) const MOVED: &[&str] = &[
 const NOT_MOVED: &[&str] = &[
     "blobs",
     "search",
+    "search_tags",
     "search_words",
     "search_words_config",
     "search_words_data",

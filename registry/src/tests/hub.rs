@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::access::{PASSWORD, basic, closed};
-use super::models::push_model;
+use super::models::{push_model, push_model_with};
 use super::{App, TestResponse};
 use crate::{Config, Switch};
 
@@ -232,16 +232,97 @@ async fn repositories_with_models_are_listed() {
         ("?num_parameters=max:43", vec![]),
         ("?sort=createdAt", vec!["other/c", "team/a", "team/b"]),
         ("?gated=true", vec![]),
-        ("?pipeline_tag=text-generation", vec![]),
+        ("?pipeline_tag=text-generation", vec!["other/c", "team/a", "team/b"]),
+        ("?pipeline_tag=summarization", vec![]),
     ] {
         assert_eq!(list(query).await, expect, "{query}");
     }
     let facts = &app.get("/hf/api/models?search=team/a").await.json()[0];
     assert_eq!(facts["safetensors"], json!({"parameters": {"BF16": 44}, "total": 44}));
     assert_eq!((&facts["author"], &facts["private"]), (&json!("team"), &json!(false)));
-    assert_eq!(facts["tags"], json!(["safetensors", "llama", "BF16"]));
+    assert_eq!(facts["tags"], json!(["safetensors", "llama", "BF16", "text-generation"]));
     let some = &app.get("/hf/api/models?search=team/a&expand=sha&expand=none").await.json()[0];
     assert_eq!(some.as_object().unwrap().keys().collect::<Vec<_>>(), ["_id", "id", "sha"]);
+}
+
+/// Pushes a model with a card as `latest`, and waits until it is indexed.
+async fn push_with_card(app: &App, repository: &str, card: &str) {
+    push_model_with(app, repository, "latest", &[(mt::OLLAMA_JSON, "README.md", card)]).await;
+    app.get(&format!("/lode/v1/models/{repository}/latest")).await;
+}
+
+#[tokio::test]
+async fn models_state_what_their_cards_state() {
+    let app = App::new().await;
+    for (repository, card) in [
+        (
+            "team/a",
+            "---\nlicense: apache-2.0\nlanguage: [en, de]\ntags: [Chat, en]\nlibrary_name: transformers\n\
+             pipeline_tag: text-classification\ndatasets: org/data\nbase_model: Org/Base\nextra: {x: [1, true]}\n---\n# A\n",
+        ),
+        ("team/b", "---\nlicense: [\n---\n# Not YAML\n"),
+        ("team/c", "# No metadata\n"),
+    ] {
+        push_with_card(&app, repository, card).await;
+    }
+
+    let model = app.get("/hf/api/models/team/a").await.json();
+    assert_eq!(model["pipeline_tag"], "text-classification");
+    assert_eq!(model["library_name"], "transformers");
+    let tags = json!([
+        "transformers",
+        "safetensors",
+        "llama",
+        "BF16",
+        "text-classification",
+        "Chat",
+        "en",
+        "de",
+        "license:apache-2.0",
+        "base_model:org/base",
+        "dataset:org/data"
+    ]);
+    assert_eq!(model["tags"], tags);
+    assert_eq!(model["cardData"]["extra"], json!({"x": [1, true]}), "unknown fields are returned, too");
+    assert_eq!(model["cardData"]["license"], "apache-2.0");
+    for (path, has_card) in [
+        ("/hf/api/models/team/b", false),
+        ("/hf/api/models/team/c", false),
+        ("/hf/api/models/team/a?expand=tags", false),
+        ("/hf/api/models/team/a?expand=cardData", true),
+    ] {
+        let model = app.get(path).await.json();
+        assert_eq!(model.get("cardData").is_some(), has_card, "{path}: {model}");
+    }
+    let listed = app.get("/hf/api/models?search=team/a").await.json();
+    assert_eq!((&listed[0]["tags"], &listed[0]["library_name"]), (&tags, &json!("transformers")));
+
+    let list = async |query: &str| -> Vec<String> {
+        let listed = app.get(&format!("/hf/api/models?{query}")).await.json();
+        listed.as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap().to_owned()).collect()
+    };
+    for query in [
+        "filter=CHAT",
+        "filter=de&filter=safetensors",
+        "filter=license:apache-2.0",
+        "filter=base_model:Org/Base",
+        "filter=transformers&filter=text-classification&sort=createdAt",
+        "pipeline_tag=text-classification&limit=1",
+        "trained_dataset=org/data",
+        "trained_dataset=dataset:org/data&search=a",
+    ] {
+        assert_eq!(list(query).await, ["team/a"], "{query}");
+    }
+    assert_eq!(list("filter=safetensors").await, ["team/a", "team/b", "team/c"]);
+    assert_eq!(list("pipeline_tag=text-generation").await, ["team/b", "team/c"]);
+    for query in
+        ["filter=hat", "filter=chat&filter=fr", "pipeline_tag=text", "trained_dataset=data", "filter=%0A"]
+    {
+        assert!(list(query).await.is_empty(), "{query}");
+    }
+    // The tags are those of the card of now.
+    push_with_card(&app, "team/a", "---\ntags: [other]\n---\n").await;
+    assert_eq!((list("filter=chat").await, list("filter=other").await), (vec![], vec!["team/a".to_owned()]));
 }
 
 #[tokio::test]

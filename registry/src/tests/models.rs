@@ -23,7 +23,7 @@ pub(super) async fn push_model(app: &App, repository: &str, tag: &str) {
 type Layers<'a> = &'a [(&'a str, &'a str, &'a str)];
 
 /// The same model with more layers.
-async fn push_model_with(app: &App, repository: &str, tag: &str, more: Layers<'_>) {
+pub(super) async fn push_model_with(app: &App, repository: &str, tag: &str, more: Layers<'_>) {
     let mut layers = Vec::new();
     let more = more.iter().map(|(kind, name, text)| (*kind, *name, text.as_bytes().to_vec()));
     let files = [

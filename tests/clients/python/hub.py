@@ -135,7 +135,9 @@ assert times == sorted(times, reverse=True), times
 assert names(search="QUANT") == ["team/quant"] and names(search="none") == []
 assert names(filter="gguf") == ["team/quant"] and names(filter=["gguf", "safetensors"]) == []
 assert names(num_parameters="min:1M,max:1B", author="team") == ["team/mini"]
-assert names(pipeline_tag="text-generation") == []
+generating = dict(pipeline_tag="text-generation", author="team")
+assert names(filter=["LLAMA", "safetensors"], **generating) == ["team/mini"], list(api.list_models(full=True))
+assert names(pipeline_tag="summarization") == [] and names(filter="license:none") == []
 assert len(names(limit=3)) == 3
 
 # 9. Private models.
