@@ -158,6 +158,10 @@ async fn people_find_a_model_and_look_into_it() {
         format!("curl http://{host}/v1/chat/completions"),
         format!("base_url=\"http://{host}/v1\""),
         format!("lode pull {host}/team/mini:v1 --to ./mini"),
+        format!("export HF_ENDPOINT=http://{host}/hf"),
+        "hf download team/mini --revision v1".to_owned(),
+        "pipeline(\"text-generation\", model=\"team/mini\", revision=\"v1\")".to_owned(),
+        "vllm serve team/mini --revision v1".to_owned(),
     ] {
         assert!(commands.contains(&command), "no `{command}` in {commands}");
     }

@@ -47,6 +47,23 @@ async fn an_open_server() {
     read_models("hub_clients::an_open_server", &server, "");
 }
 
+/// `llama-server -hf team/quant`.
+#[tokio::test(flavor = "multi_thread")]
+async fn llama_cpp_fetches_a_gguf() {
+    let Some(python) = clients::python("hub_clients::llama_cpp_fetches_a_gguf") else { return };
+    let server = Server::fresh().await;
+    let gguf = fixture("wide-k.gguf");
+    server.lode().create("team/quant", &gguf, &[]).await.expect_success();
+    let output = Command::new(&python)
+        .arg(script("llama_cpp_hub.py"))
+        .args(["team/quant", gguf.to_str().unwrap()])
+        .env("HF_ENDPOINT", format!("{}/hf", server.url()))
+        .env("HF_HOME", server.folder().path().join("hub"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_with_accounts() {
     let server = start_team(Options::new()).await;

@@ -3,7 +3,7 @@
 use lode_model::manifest::Manifest;
 use lode_model::media_type;
 use lode_model::recognise::{Artifact, Layout, Role};
-use lode_model::reference::{Reference, Repository};
+use lode_model::reference::{Reference, Repository, Tag};
 
 use crate::app::{ContentKind, ModelFacts};
 
@@ -29,6 +29,8 @@ pub(super) struct Subject<'a> {
     pub(super) needs_token: bool,
 }
 
+/// The tasks for which a pipeline of transformers takes a text.
+const PIPELINES: [&str; 4] = ["text-generation", "text-classification", "token-classification", "fill-mask"];
 const WITH_SIGN_IN: &str = "Sign in first if the model is not public: create a token on your account's page.";
 
 impl Subject<'_> {
@@ -62,6 +64,16 @@ impl Subject<'_> {
                 }
             }
             add("Files", format!("lode pull{plain} {name} --to ./{}", self.folder()), token_note);
+            if let Some(hub) = self.hub_name() {
+                add("hf", format!("{}\nhf download {hub}{}", self.hub_exports(), self.revision_option()), "");
+                if let Some((title, packages, lines)) = self.hub_python(hub) {
+                    add(title, lines, packages);
+                }
+                if self.is_generating_checkpoint() {
+                    let lines = format!("{}\nvllm serve {hub}{}", self.hub_exports(), self.revision_option());
+                    add("vLLM", lines, "");
+                }
+            }
             if let Some(lines) = self.llama_cpp() {
                 add("llama.cpp", lines, "");
             }
@@ -171,10 +183,83 @@ impl Subject<'_> {
         )
     }
 
+    /// The name for Hugging Face's clients, which accept two parts, where a tag is the revision.
+    fn hub_name(&self) -> Option<&str> {
+        let is_tag = matches!(self.reference, Reference::Tag(_));
+        Some(self.repository.as_str()).filter(|name| is_tag && name.matches('/').count() <= 1)
+    }
+
+    /// The revision, unless it is the one that clients get without naming one.
+    fn revision(&self) -> Option<&Tag> {
+        match self.reference {
+            Reference::Tag(tag) if !["main", "latest"].contains(&tag.as_str()) => Some(tag),
+            _ => None,
+        }
+    }
+
+    fn revision_option(&self) -> String {
+        self.revision().map(|tag| format!(" --revision {tag}")).unwrap_or_default()
+    }
+
+    fn hub_exports(&self) -> String {
+        let token = if self.needs_token { "\nexport HF_TOKEN=$LODE_TOKEN" } else { "" };
+        format!("export HF_ENDPOINT={}/hf{token}", self.base)
+    }
+
+    fn is_checkpoint(&self) -> bool {
+        self.artifact.find("config.json").is_some()
+            && !self.artifact.files.iter().any(|file| file.role == Role::Gguf)
+    }
+
+    fn is_generating_checkpoint(&self) -> bool {
+        self.is_checkpoint() && self.facts.task.as_deref() == Some("text-generation")
+    }
+
+    /// Lines for the Python library that loads the checkpoint, with the library's name and its packages.
+    fn hub_python(&self, name: &str) -> Option<(&'static str, &'static str, String)> {
+        let revision = self.revision().map(|tag| format!(", revision=\"{tag}\"")).unwrap_or_default();
+        let (title, packages, lines) = if self.artifact.is_image_model() {
+            let lines = format!(
+                "from diffusers import DiffusionPipeline\npipeline = DiffusionPipeline.from_pretrained(\"{name}\"{revision})"
+            );
+            ("diffusers", "pip install diffusers transformers torch", lines)
+        } else if !self.is_checkpoint() {
+            return None;
+        } else if self.is_reranker() {
+            let lines = format!(
+                "from sentence_transformers import CrossEncoder\nmodel = CrossEncoder(\"{name}\"{revision})\nprint(model.predict([(\"What is water?\", \"A liquid.\")]))"
+            );
+            ("sentence-transformers", "pip install sentence-transformers", lines)
+        } else if self.is_embedding() {
+            let lines = format!(
+                "from sentence_transformers import SentenceTransformer\nmodel = SentenceTransformer(\"{name}\"{revision})\nprint(model.encode(\"Hello\"))"
+            );
+            ("sentence-transformers", "pip install sentence-transformers", lines)
+        } else {
+            let task = self.facts.task.as_deref().filter(|task| PIPELINES.contains(task))?;
+            let lines = format!(
+                "from transformers import pipeline\npipe = pipeline(\"{task}\", model=\"{name}\"{revision})\nprint(pipe(\"Hello\"))"
+            );
+            ("transformers", "pip install transformers torch", lines)
+        };
+        let token =
+            if self.needs_token { "os.environ[\"HF_TOKEN\"] = os.environ[\"LODE_TOKEN\"]\n" } else { "" };
+        Some((
+            title,
+            packages,
+            format!("import os\nos.environ[\"HF_ENDPOINT\"] = \"{}/hf\"\n{token}{lines}", self.base),
+        ))
+    }
+
     /// For a model that is one GGUF file.
     fn llama_cpp(&self) -> Option<String> {
         let mut files = self.artifact.files.iter().filter(|file| file.role == Role::Gguf && file.is_layer());
         let file = files.next().filter(|_| files.next().is_none())?;
+        // It downloads the main revision only, of names with two parts.
+        let hub = self.hub_name().filter(|name| name.contains('/') && self.revision().is_none());
+        if let Some(name) = hub {
+            return Some(format!("{}\nllama-server -hf {name}", self.hub_exports()));
+        }
         let (base, repository, digest) = (self.base, self.repository, &file.layer.digest);
         let header = self.header();
         Some(format!(
