@@ -1,5 +1,5 @@
 //! Writes the search rows that are missing or outdated. Every change of tags writes its own rows; this job does it for
-//! what earlier versions have stored. It looks at some repositories at a time, so it may stop anywhere and run twice.
+//! what earlier versions have stored, and for pulls that are no longer recent. It looks at some repositories at a time, so it may stop anywhere and run twice.
 
 use std::time::Duration;
 

@@ -60,6 +60,7 @@ const INDEXES: &[Index] = &[
         on: "(updated_at desc, repository, position, id, format, quantization, architecture, license, task, parameters,
               size_bytes, context_length)",
     },
+    Index { name: "search_by_pulls", table: "search", on: "(pulls desc, repository, position)" },
     Index { name: "workers_by_address", table: "workers", on: "(advertise)" },
 ];
 

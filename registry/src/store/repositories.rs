@@ -6,6 +6,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 
+use super::pulls::{PullTotals, recent_pulls};
 use super::{ListFilter, Store, digest_list, on, parse_stored, size};
 use crate::Error;
 
@@ -32,6 +33,7 @@ pub(crate) struct RepositoryRow {
     pub(crate) manifests: u64,
     /// The total size of the blobs that are visible in it, manifests included.
     pub(crate) size_bytes: u64,
+    pub(crate) pulls: PullTotals,
     /// When its last manifest was pushed or its last tag was moved; else when it was created.
     pub(crate) modified_at: i64,
 }
@@ -72,6 +74,8 @@ struct RepositoryColumns {
     tags: i64,
     manifests: i64,
     size_bytes: i64,
+    pulls: i64,
+    recent_pulls: i64,
     tagged_at: Option<i64>,
     pushed_at: Option<i64>,
 }
@@ -147,6 +151,7 @@ impl Store {
                     tags: size(row.tags)?,
                     manifests: size(row.manifests)?,
                     size_bytes: size(row.size_bytes)?,
+                    pulls: PullTotals::decode(row.recent_pulls, row.pulls)?,
                     modified_at: changes.max().unwrap_or(row.created_at),
                 })
             })
@@ -156,18 +161,19 @@ impl Store {
     /// The page is cut before any total is computed.
     pub(super) fn repository_page_text(&self) -> String {
         let name = self.in_default("r.name");
+        let recent = recent_pulls("r.name");
         format!(
-            "select r.name, r.created_at,
+            "select r.name, r.created_at, r.pulls, {recent} as recent_pulls,
                     (select count(*) from tags t where t.repository = {name}) as tags,
                     (select count(*) from manifests m where m.repository = {name}) as manifests,
                     (select cast(coalesce(sum(b.size_bytes), 0) as bigint) from links l
                      join blobs b on b.digest = l.digest where l.repository = {name}) as size_bytes,
                     (select max(t.updated_at) from tags t where t.repository = {name}) as tagged_at,
                     (select max(m.created_at) from manifests m where m.repository = {name}) as pushed_at
-             from (select n.name, n.created_at
-                   from (select name, created_at from repositories where name = $2
+             from (select n.name, n.created_at, n.pulls
+                   from (select name, created_at, pulls from repositories where name = $2
                          union all
-                         select name, created_at from repositories where name >= $3 and name < $4) n
+                         select name, created_at, pulls from repositories where name >= $3 and name < $4) n
                    where n.name > $1 and {} order by n.name limit cast($5 as bigint)) r
              order by r.name",
             self.is_listed("n.name", 6)

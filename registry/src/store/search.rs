@@ -7,6 +7,7 @@ use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 
 use super::models::{ModelColumns, ModelRow};
+use super::pulls::PullTotals;
 use super::repositories::AFTER_NAMES;
 use super::search_filter::{Parameter, SearchFilter, Text, TypedNames};
 use super::{ListFilter, Store, bigint, on, parse_stored, size};
@@ -33,6 +34,8 @@ pub(crate) enum SearchOrder {
     /// represent repositories have an index.
     Newest,
     Created,
+    /// The most recent pulls first.
+    Pulls,
 }
 
 /// How many repositories fit, which decides how they are read.
@@ -118,6 +121,7 @@ pub(crate) struct SearchRow {
     /// When the repository was created.
     pub(crate) created_at: i64,
     pub(crate) tags: u64,
+    pub(crate) pulls: PullTotals,
     pub(crate) sort_key: i64,
     /// Absent if it is not indexed yet.
     pub(crate) model: Option<ModelRow>,
@@ -134,6 +138,8 @@ struct SearchColumns {
     newest_at: i64,
     created_at: i64,
     tags: i64,
+    pulls: i64,
+    all_pulls: i64,
     sort_key: i64,
     #[sqlx(flatten)]
     model: ModelColumns,
@@ -152,6 +158,7 @@ impl TryFrom<SearchColumns> for SearchRow {
             newest_at: row.newest_at,
             created_at: row.created_at,
             tags: size(row.tags)?,
+            pulls: PullTotals::decode(row.pulls, row.all_pulls)?,
             sort_key: row.sort_key,
             model: row.model.decode()?,
             facts: row.facts,
@@ -236,6 +243,7 @@ impl Store {
             (SearchOrder::Size, _) => Some("s.size_bytes".to_owned()),
             (SearchOrder::Newest, _) => Some("s.newest_at".to_owned()),
             (SearchOrder::Created, _) => Some("s.created_at".to_owned()),
+            (SearchOrder::Pulls, _) => Some("s.pulls".to_owned()),
             (SearchOrder::Relevance, None) => {
                 let names = names();
                 Some(text.relevance(&names))
@@ -280,7 +288,7 @@ impl Store {
             }
         };
         let row = format!(
-            "select s.repository, s.tag, s.digest, s.updated_at, s.newest_at, s.created_at, cast({sort_key} as bigint) as sort_key
+            "select s.repository, s.tag, s.digest, s.updated_at, s.newest_at, s.created_at, s.pulls, cast({sort_key} as bigint) as sort_key
              from {source} where {fitting}"
         );
         let found = match in_order {
@@ -293,7 +301,8 @@ impl Store {
         let repository = self.in_default("f.repository");
         let statement = format!(
             "select f.*, m.format, m.architecture, m.parameters, m.quantization, m.size_bytes, m.tensor_count, m.problem, m.facts,
-                    (select count(*) from (select 1 from tags c where c.repository = {repository} limit {MAX_TAGS}) few) as tags
+                    (select count(*) from (select 1 from tags c where c.repository = {repository} limit {MAX_TAGS}) few) as tags,
+                    coalesce((select r.pulls from repositories r where r.name = f.repository), 0) as all_pulls
              from ({found}) f left join models m on m.digest = f.digest
              order by f.sort_key desc, f.repository"
         );

@@ -1,6 +1,7 @@
-//! The rows of the search, which follow from tags and models. Each change of a repository's tags, and each manifest that
-//! was read as a model, rewrites the rows of its repositories in the same transaction. `jobs::refresh_search` finds rows
-//! that are missing or outdated: after an upgrade, or if a replica of an earlier version has moved a tag.
+//! The rows of the search, which follow from tags, models and counts of pulls. Each change of a repository's tags, each
+//! manifest that was read as a model, and each written count rewrites the rows of its repositories in the same
+//! transaction. `jobs::refresh_search` finds rows that are missing or outdated: after an upgrade, if a replica of an
+//! earlier version has moved a tag, or if a day with pulls is no longer recent.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -9,6 +10,7 @@ use lode_model::reference::Repository;
 use serde_json::Value;
 use sqlx::AssertSqlSafe;
 
+use super::pulls::recent_pulls;
 use super::words::{add_name_words, add_text_words};
 use super::{Engine, Store, Tx, digest_list, on, parse_stored, placeholders};
 use crate::Error;
@@ -23,8 +25,8 @@ const MAX_WORDS: usize = 4000;
 const REPOSITORIES_AT_ONCE: usize = 32;
 
 const COLUMNS: &str = "repository, position, id, tag, digest, updated_at, newest_at, created_at, indexed_at, format, architecture,
-    quantization, license, task, parameters, size_bytes, context_length, bases";
-const PLACES: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    quantization, license, task, parameters, size_bytes, context_length, bases, pulls";
+const PLACES: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 
 #[derive(Clone, Debug, PartialEq, Eq, sqlx_macros::FromRow)]
 struct SearchColumns {
@@ -46,6 +48,7 @@ struct SearchColumns {
     size_bytes: i64,
     context_length: i64,
     bases: Option<String>,
+    pulls: i64,
 }
 
 impl SearchColumns {
@@ -56,12 +59,15 @@ impl SearchColumns {
 }
 
 impl Store {
-    /// What a replica of an earlier version leaves outdated: the rows of `n.name`.
+    /// Whether the rows of `n.name` are outdated, by a replica of an earlier version or by the end of a day.
     fn is_stale(&self) -> String {
         let name = self.in_default("n.name");
+        let recent = recent_pulls("n.name");
         format!(
             "(coalesce((select max(t.updated_at) from tags t where t.repository = {name}), -1)
                  <> coalesce((select s.newest_at from search s where s.repository = n.name and s.position = 0), -1)
+             or exists (select 1 from search s
+                        where s.repository = n.name and s.position = 0 and s.pulls <> {recent})
              or exists (select 1 from search s join models m on m.digest = s.digest
                         where s.repository = n.name and m.indexed_at <> s.indexed_at))"
         )
@@ -143,11 +149,12 @@ impl Tx {
             AssertSqlSafe(format!("select {COLUMNS} from search where repository = $1 order by position"));
         let before: Vec<SearchColumns> = on!(self.conn(), c => sqlx::query_as(text)
             .bind(repository.as_str()).fetch_all(c).await)?;
+        let recent = recent_pulls("$1");
         let text = AssertSqlSafe(format!(
             "select t.repository, cast(0 as bigint) as position, cast(0 as bigint) as id, t.name as tag, t.digest, t.updated_at,
                     cast(0 as bigint) as newest_at, r.created_at, coalesce(m.indexed_at, 0) as indexed_at,
                     m.format, m.architecture, m.quantization, m.license, m.task, coalesce(m.parameters, -1) as parameters,
-                    coalesce(m.size_bytes, -1) as size_bytes, coalesce(m.context_length, -1) as context_length, m.bases
+                    coalesce(m.size_bytes, -1) as size_bytes, coalesce(m.context_length, -1) as context_length, m.bases, {recent} as pulls
              from (select * from (select repository, name, digest, updated_at from tags
                                   where repository = $1 order by updated_at desc, name limit {MAX_TAGS}) newest
                    union select repository, name, digest, updated_at from tags
@@ -193,7 +200,7 @@ impl Tx {
                 query = query.bind(row.repository).bind(row.position).bind(row.id).bind(row.tag).bind(row.digest)
                     .bind(row.updated_at).bind(row.newest_at).bind(row.created_at).bind(row.indexed_at)
                     .bind(row.format).bind(row.architecture).bind(row.quantization).bind(row.license).bind(row.task)
-                    .bind(row.parameters).bind(row.size_bytes).bind(row.context_length).bind(row.bases);
+                    .bind(row.parameters).bind(row.size_bytes).bind(row.context_length).bind(row.bases).bind(row.pulls);
             }
             query.execute(c).await.map(drop)
         })?;

@@ -343,6 +343,66 @@ async fn a_listing_of_representatives() {
     .await;
 }
 
+#[tokio::test]
+async fn pulls_order_repositories_while_they_are_recent() {
+    each_store(async |store: Store| {
+        for repository in ["team/a", "team/b", "team/c"] {
+            push(&store, repository, "latest", repository).await;
+            push(&store, repository, "q4", &format!("{repository}4")).await;
+            index(&store, repository, SAFE, "").await;
+            index(&store, &format!("{repository}4"), SMALL, "").await;
+        }
+        let name = |text: &str| -> Repository { text.parse().unwrap() };
+        let order = async || {
+            let gguf = SearchFilter { format: Some("gguf".to_owned()), ..SearchFilter::default() };
+            let found = find(&store, &ListFilter::All, &gguf, SearchOrder::Pulls).await;
+            let all = find(&store, &ListFilter::All, &SearchFilter::default(), SearchOrder::Pulls).await;
+            assert_eq!(found.join(" ").replace("q4", "latest"), all.join(" "));
+            all.iter().map(|found| found["team/".len()..=5].to_owned()).collect::<String>()
+        };
+        let totals = async |repository: &str| {
+            let PullTotals { recent, all_time } = store.pull_totals(&name(repository)).await.unwrap();
+            (recent, all_time)
+        };
+        assert_eq!(order().await, "abc");
+        // Counts of several replicas add up. A deleted repository is skipped.
+        let (one, other) = (
+            [(name("team/b"), 3), (name("gone"), 5), (name("team/c"), 1)],
+            [(name("team/c"), 1), (name("team/b"), 4)],
+        );
+        let (one, other) = tokio::join!(store.pulls_add(&one), store.pulls_add(&other));
+        one.and(other).unwrap();
+        assert_eq!(
+            (order().await, totals("team/b").await, totals("gone").await),
+            ("bca".to_owned(), (7, 7), (0, 0))
+        );
+        // A push keeps them.
+        push(&store, "team/b", "v2", "team/c").await;
+        assert_eq!(
+            (order().await, store.search_stale("", 100).await.unwrap().0),
+            ("bca".to_owned(), Vec::new())
+        );
+
+        // A month later they are not recent.
+        let text = "update pull_counts set day = day - 30 where repository = 'team/b'";
+        on!(store.write(), c => sqlx::query(text).execute(c).await.map(drop)).unwrap();
+        assert_eq!(totals("team/b").await, (0, 7));
+        let (stale, _) = store.search_stale("", 100).await.unwrap();
+        assert_eq!(stale, [name("team/b")]);
+        store.search_refresh_all(&stale).await.unwrap();
+        assert_eq!(order().await, "cab");
+        // Old days are deleted in batches.
+        let today = crate::store::today();
+        assert_eq!(store.pull_days(&name("team/b"), today - 31).await.unwrap(), [(today - 30, 7)]);
+        assert_eq!(store.pulls_expire(today - 30, 1).await.unwrap(), 0);
+        assert_eq!(store.pulls_expire(today + 1, 1).await.unwrap(), 1);
+        assert_eq!((totals("team/b").await, totals("team/c").await), ((0, 7), (2, 2)));
+        assert_eq!(store.pulls_expire(today + 1, 10).await.unwrap(), 1);
+        assert_eq!(totals("team/c").await, (0, 2));
+    })
+    .await;
+}
+
 /// The plan of a statement, a step in each line. Postgres uses an index wherever it can: it would scan tables
 /// that are as small as these.
 async fn plan(store: &Store, statement: &str, parameters: Vec<Parameter>) -> String {
@@ -417,6 +477,8 @@ async fn plans_use_indexes() {
             (SearchOrder::Name, &listings[..], name),
             (SearchOrder::Newest, &listings[..], "search_by_newest"),
             (SearchOrder::Created, &listings[..], "search_by_creation"),
+            (SearchOrder::Pulls, &pages[..], "search_by_pulls"),
+            (SearchOrder::Pulls, &listings[..], "search_by_pulls"),
         ] {
             for filter in filters {
                 for after in [None, Some(&cursor)] {

@@ -17,6 +17,7 @@ pub(crate) const MOVED: &[&str] = &[
     "manifest_blobs",
     "tags",
     "tag_moves",
+    "pull_counts",
     "referrers",
     "models",
     "tensors",
