@@ -28,6 +28,7 @@ pub(crate) async fn open_limited(config: Config, limits: Limits) -> Result<Regis
         registry.store().index_recover().await?;
         registry.start_sign_in_upkeep();
         registry.start_providers();
+        registry.start_counting_pulls();
         remove_backup_marker(&registry.config().data)?;
         jobs::start(&registry)?;
     }

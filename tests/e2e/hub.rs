@@ -417,7 +417,7 @@ async fn results_come_in_pages() {
     for number in 0..30 {
         image.push(&registry, &format!("many/m{number:02}"), "latest").await;
     }
-    for sort in ["name", "updated", "size", "parameters", "relevance"] {
+    for sort in ["name", "updated", "size", "parameters", "pulls", "relevance"] {
         let (mut seen, mut next) = (Vec::new(), Some(format!("/models?all=1&q=many&sort={sort}")));
         while let Some(path) = next {
             let page = page(&registry, &path).await;

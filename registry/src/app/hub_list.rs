@@ -19,6 +19,8 @@ pub(crate) enum ModelSort {
     /// The last change first.
     Modified,
     Created,
+    /// The most recent pulls first.
+    Pulls,
 }
 
 /// Which repositories a listing has. The conditions apply together.
@@ -54,6 +56,7 @@ impl Registry {
             ModelSort::Name => SearchOrder::Name,
             ModelSort::Modified => SearchOrder::Newest,
             ModelSort::Created => SearchOrder::Created,
+            ModelSort::Pulls => SearchOrder::Pulls,
         };
         let count = self.store.search_count(&visible, &filter).await?;
         let amount = if count > MAX_COUNT { Amount::Many } else { Amount::Few };
@@ -82,6 +85,7 @@ impl Registry {
                 digest,
                 created_at: row.created_at,
                 modified_at: row.newest_at,
+                pulls: row.pulls,
                 model,
                 facts: facts.as_deref().map(ModelFacts::from_json).unwrap_or_default(),
                 is_private,

@@ -49,6 +49,7 @@ mod models;
 mod pipe;
 mod protected_tags;
 mod publishers;
+mod pulls;
 mod quotas;
 mod rate_limits;
 mod read_at;
@@ -88,6 +89,8 @@ mod workers;
 mod xet;
 
 pub use crate::blobs::BlobStream;
+#[cfg(test)]
+pub(crate) use crate::store::PullTotals;
 pub(crate) use crate::store::{DerivedModel, FacetColumn, FacetCounts, MAX_COUNT, SearchCursor, StoredBlob};
 pub use accounts::{AccountChange, AccountError, AccountInfo, Group, NewAccount};
 pub use audit::{AuditFilter, AuditRecord};
@@ -120,6 +123,7 @@ pub(crate) use model_facts::ModelFacts;
 pub(crate) use model_tree::TreeFile;
 pub use models::{Model, ModelPage, ModelState, ModelSummary, TaggedModel};
 pub use publishers::{NewPublisher, Publisher, PublisherKind};
+pub(crate) use pulls::PullHistory;
 pub use quotas::Quota;
 pub use referrers::Referrer;
 pub use registry::Registry;

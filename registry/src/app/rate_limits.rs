@@ -71,7 +71,8 @@ impl RateLimits {
     }
 }
 
-fn network_of(caller: &Caller) -> Option<IpAddr> {
+/// The network of a request, if it arrived over a connection.
+pub(super) fn network_of(caller: &Caller) -> Option<IpAddr> {
     caller.origin.as_ref()?.address.map(network)
 }
 

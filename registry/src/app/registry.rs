@@ -22,6 +22,7 @@ use super::job_control::Jobs;
 use super::limits::{IndexLimits, Limits, UploadTimeouts};
 use super::manifest_files::FileLists;
 use super::measurements::Measurements;
+use super::pulls::PullCounter;
 use super::rate_limits::RateLimits;
 use super::setup_link::SetupLink;
 use super::sign_in_cache::SignIns;
@@ -102,6 +103,7 @@ pub struct Inner {
     pub(super) access: AccessCache,
     pub(super) sign_ins: SignIns,
     pub(super) audit_queue: AuditQueue,
+    pub(super) pulls: PullCounter,
     pub(super) setup: SetupLink,
     /// What other parts of this process, such as its worker, send as a token.
     pub(super) internal_token: Secret,
@@ -188,6 +190,7 @@ pub(crate) async fn open_idle(mut config: Config, limits: Limits) -> Result<Regi
         access: AccessCache::default(),
         sign_ins: SignIns::default(),
         audit_queue: AuditQueue::default(),
+        pulls: PullCounter::default(),
         setup: SetupLink::default(),
         internal_token: new_token()?,
         body_budget,

@@ -38,6 +38,8 @@ pub struct RepositorySummary {
     pub manifests: u64,
     /// The total size of the blobs that are visible in it.
     pub size_bytes: u64,
+    pub pulls_last_30_days: u64,
+    pub pulls_all_time: u64,
     #[serde(serialize_with = "as_rfc3339")]
     pub modified_at: i64,
 }
@@ -102,6 +104,8 @@ impl Registry {
             tags: row.tags,
             manifests: row.manifests,
             size_bytes: row.size_bytes,
+            pulls_last_30_days: row.pulls.recent,
+            pulls_all_time: row.pulls.all_time,
             modified_at: row.modified_at,
         });
         Ok(Page::cut(items.collect(), limit))

@@ -10,7 +10,7 @@ use super::model_facts::ModelFacts;
 use super::{FilesError, ManifestFiles, Registry, StoredManifest};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
-use crate::store::ModelRow;
+use crate::store::{ModelRow, PullTotals};
 
 /// The branch that clients request unless they name a revision.
 pub(super) const MAIN: &str = "main";
@@ -60,6 +60,7 @@ pub(crate) struct ListedModel {
     pub(crate) digest: Digest,
     pub(crate) created_at: i64,
     pub(crate) modified_at: i64,
+    pub(crate) pulls: PullTotals,
     /// Empty if the manifest is no model or is not indexed yet.
     pub(crate) model: ModelRow,
     pub(crate) facts: ModelFacts,
@@ -139,6 +140,7 @@ impl Registry {
             digest: digest.clone(),
             created_at,
             modified_at,
+            pulls: self.store.pull_totals(repository).await?,
             model: model.unwrap_or_default(),
             facts: facts.as_deref().map(ModelFacts::from_json).unwrap_or_default(),
             is_private: self.is_private(repository).await?,

@@ -34,15 +34,18 @@ pub(crate) enum SearchSort {
     Name,
     Parameters,
     Size,
+    /// The most recent pulls first.
+    Pulls,
 }
 
 impl SearchSort {
-    pub(crate) const ALL: [SearchSort; 5] = [
+    pub(crate) const ALL: [SearchSort; 6] = [
         SearchSort::Relevance,
         SearchSort::Updated,
         SearchSort::Name,
         SearchSort::Parameters,
         SearchSort::Size,
+        SearchSort::Pulls,
     ];
 
     pub(crate) fn as_str(self) -> &'static str {
@@ -52,6 +55,15 @@ impl SearchSort {
             SearchSort::Name => "name",
             SearchSort::Parameters => "parameters",
             SearchSort::Size => "size",
+            SearchSort::Pulls => "pulls",
+        }
+    }
+
+    /// Its name on pages.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            SearchSort::Pulls => "most pulled",
+            other => other.as_str(),
         }
     }
 }
@@ -99,6 +111,8 @@ pub(crate) struct SearchHit {
     /// When the tag was last moved, in milliseconds since 1970.
     pub(crate) modified_at: i64,
     pub(crate) tags: u64,
+    /// Of the last 30 days.
+    pub(crate) pulls: u64,
     /// Absent if it is not a model, or not read yet.
     pub(crate) summary: Option<ModelSummary>,
     pub(crate) is_pending: bool,
@@ -172,6 +186,7 @@ impl Registry {
             SearchSort::Name => SearchOrder::Name,
             SearchSort::Parameters => SearchOrder::Parameters,
             SearchSort::Size => SearchOrder::Size,
+            SearchSort::Pulls => SearchOrder::Pulls,
         };
         let after = query.after.as_ref();
         let mut rows = self.store().search(visible, filter, order, amount, after, limit + 1).await?;
@@ -231,6 +246,7 @@ impl From<SearchRow> for SearchHit {
             digest: row.digest,
             modified_at: row.modified_at,
             tags: row.tags,
+            pulls: row.pulls.recent,
             is_pending,
         }
     }

@@ -65,9 +65,10 @@ fn read(query: &Query) -> Result<ModelQuery, Failure> {
         }
     };
     let sort = match query.get("sort") {
-        None | Some("downloads" | "likes" | "trendingScore" | "trending_score") => ModelSort::Name,
+        None | Some("likes" | "trendingScore" | "trending_score") => ModelSort::Name,
         Some("lastModified" | "last_modified") => ModelSort::Modified,
         Some("createdAt" | "created_at") => ModelSort::Created,
+        Some("downloads") => ModelSort::Pulls,
         Some(_) => {
             return Err(invalid(query, "sort", "lastModified, createdAt, downloads, likes or trendingScore"));
         }

@@ -83,7 +83,8 @@ pub(super) fn object(facts: &ListedModel) -> Map<String, Value> {
         "private": facts.is_private,
         "disabled": false,
         "gated": false,
-        "downloads": 0,
+        "downloads": facts.pulls.recent,
+        "downloadsAllTime": facts.pulls.all_time,
         "likes": 0,
         "tags": tags,
         "usedStorage": model.size_bytes,
@@ -112,10 +113,12 @@ pub(super) fn object(facts: &ListedModel) -> Map<String, Value> {
     }
 }
 
-/// Only the fields that the query names, if it names any.
+/// The fields that the query names; without any, those that the Hub returns by default.
 pub(super) fn expanded(mut object: Map<String, Value>, query: &Query) -> Map<String, Value> {
     let wanted: Vec<&str> = query.all("expand").collect();
-    if !wanted.is_empty() {
+    if wanted.is_empty() {
+        object.remove("downloadsAllTime");
+    } else {
         object.retain(|name, _| ["_id", "id"].contains(&name.as_str()) || wanted.contains(&name.as_str()));
     }
     object

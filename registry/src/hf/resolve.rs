@@ -33,8 +33,23 @@ pub(crate) async fn get(
 ) -> Result<Response, Failure> {
     let revision = registry.revision(&caller, &repository, &name).await?;
     registry.audit_pull(&caller, &repository, &revision.digest);
-    let file = find(&revision, &path)?;
-    let (mut headers, etag) = headers_of(&revision, &path, file);
+    let response = file_response(&registry, &caller, &request, &revision, &path).await?;
+    if response.status() != StatusCode::NOT_MODIFIED {
+        registry.count_pull(&caller, &repository);
+    }
+    Ok(response)
+}
+
+async fn file_response(
+    registry: &Registry,
+    caller: &Caller,
+    request: &Parts,
+    revision: &Revision,
+    path: &str,
+) -> Result<Response, Failure> {
+    let repository = &revision.repository;
+    let file = find(revision, path)?;
+    let (mut headers, etag) = headers_of(revision, path, file);
     if matches_tag(&request.headers, &etag) {
         return Ok((StatusCode::NOT_MODIFIED, headers).into_response());
     }
@@ -50,14 +65,14 @@ pub(crate) async fn get(
             return Err(Error::RangeUnsatisfiable { size_bytes: file.size }.into());
         }
     };
-    let blob = registry.file_blob(&caller, &repository, file).await.map_err(FilesError::from)?;
+    let blob = registry.file_blob(caller, repository, file).await.map_err(FilesError::from)?;
     if let Some(blob) = &blob {
         if let Some(address) = registry.blob_signed_url(blob).await? {
             headers.remove(header::CONTENT_RANGE);
             headers.insert(header::LOCATION, header_value(address.as_str()));
             return Ok((StatusCode::FOUND, headers).into_response());
         }
-        if let Some(outlet) = SendfileQueue::of(&request)
+        if let Some(outlet) = SendfileQueue::of(request)
             && let Some(stored) = registry.blob_file(blob).await?
         {
             headers.insert(header::CONTENT_LENGTH, length(&range).into());
@@ -65,7 +80,7 @@ pub(crate) async fn get(
         }
     }
     headers.insert(header::CONTENT_LENGTH, length(&range).into());
-    let body = registry.file_stream(&caller, &repository, file, range).await?;
+    let body = registry.file_stream(caller, repository, file, range).await?;
     Ok((status, headers, Body::from_stream(body)).into_response())
 }
 

@@ -376,6 +376,9 @@ impl From<&SearchHit> for HitLine {
         facts.extend(hit.facts.context_length.map(|length| format!("{} context", grouped(length))));
         facts.extend(hit.facts.license.clone());
         facts.push(counted(hit.tags, "tag", "tags"));
+        if hit.pulls > 0 {
+            facts.push(format!("{} in 30 days", counted(hit.pulls, "pull", "pulls")));
+        }
         facts.push(format!("updated {}", day(hit.modified_at)));
         let name = hit.repository.to_string();
         let is_default = hit.tag.as_str() == lode_model::reference::DEFAULT_TAG || hit.tags == 1;

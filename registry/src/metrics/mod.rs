@@ -22,8 +22,9 @@ use table::{
     ACQUIRE_SECONDS, ACQUIRING, ALL, CONNECTIONS, CONNECTIONS_MAX, DATABASE_ERRORS, DATABASE_SECONDS,
     DISK_FREE, DISK_SIZE, GC_BYTES, GC_INTERVAL, GC_LAST, GC_LAST_BYTES, GC_LAST_SECONDS, GC_REMOVED,
     GC_RUNS, GC_SECONDS, GC_WAITING, GC_WAITING_BYTES, IN_FLIGHT, INDEX_QUEUE, INFO, Kind, LOGICAL_BYTES,
-    MEASURED, READY, RECEIVED, REQUEST_SECONDS, REQUESTS, SENT, STARTED, STORAGE_ERRORS, STORAGE_SECONDS,
-    STORED_BLOBS, STORED_BYTES, UPLOADS, WEBHOOKS, WEBHOOKS_PENDING, WORKERS, WORKERS_DRAINING,
+    MEASURED, PULLS, READY, RECEIVED, REQUEST_SECONDS, REQUESTS, SENT, STARTED, STORAGE_ERRORS,
+    STORAGE_SECONDS, STORED_BLOBS, STORED_BYTES, UPLOADS, WEBHOOKS, WEBHOOKS_PENDING, WORKERS,
+    WORKERS_DRAINING,
 };
 
 /// Upper bounds of every histogram, in seconds: from a read of one row to a large collection.
@@ -295,6 +296,10 @@ pub(crate) async fn measure_storage<T, E>(
         counter!(STORAGE_ERRORS, "operation" => operation).increment(1);
     }
     result
+}
+
+pub(crate) fn record_pull() {
+    counter!(PULLS).increment(1);
 }
 
 pub(crate) fn record_webhook_attempt(outcome: &'static str) {

@@ -31,6 +31,7 @@ metrics_table! {
     IN_FLIGHT, "lode_http_requests_in_flight", Gauge, "", "Requests whose response has not begun.";
     RECEIVED, "lode_http_received_bytes_total", Counter, "", "Bytes of request bodies.";
     SENT, "lode_http_sent_bytes_total", Counter, "", "Bytes of response bodies. Downloads from object storage after a redirect are not included.";
+    PULLS, "lode_pulls_total", Counter, "", "Pulls of repositories. Those of the same caller and repository count once an hour; workers do not count.";
     UPLOADS, "lode_uploads_open", Gauge, "", "Upload sessions that are neither committed nor cancelled, of all replicas together.";
     WORKERS, "lode_workers_attached", Gauge, "", "Workers with a recent heartbeat, of all replicas together.";
     WORKERS_DRAINING, "lode_workers_draining", Gauge, "", "Attached workers that get no new requests, because an administrator drains them.";

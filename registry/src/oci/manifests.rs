@@ -39,6 +39,9 @@ pub(crate) async fn get(
     if let Some(same) = not_modified(&headers, &manifest.digest) {
         return Ok(same);
     }
+    if method == Method::GET {
+        registry.count_pull(&caller, &repository);
+    }
     let mut response_headers = headers_of(&manifest);
     if let Reference::Digest(_) = reference {
         response_headers.insert(header::CACHE_CONTROL, IMMUTABLE);

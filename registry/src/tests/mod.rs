@@ -37,6 +37,7 @@ mod operators;
 mod postgres;
 mod publishers;
 mod pull;
+mod pulls;
 mod push;
 mod queries;
 mod ranges;

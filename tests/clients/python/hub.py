@@ -132,6 +132,11 @@ newest = list(hub.utils.paginate(f"{server}/hf/api/models", {"sort": "lastModifi
 assert sorted(model["id"] for model in newest) == sorted(shared + pages), newest
 times = [model["lastModified"] for model in newest]
 assert times == sorted(times, reverse=True), times
+pulled = list(api.list_models(sort="downloads"))
+assert sorted(model.id for model in pulled) == sorted(shared + pages), pulled
+counts = [model.downloads for model in pulled]
+assert counts == sorted(counts, reverse=True), counts
+assert api.model_info("team/mini", expand=["downloadsAllTime"]).downloads_all_time is not None
 assert names(search="QUANT") == ["team/quant"] and names(search="none") == []
 assert names(filter="gguf") == ["team/quant"] and names(filter=["gguf", "safetensors"]) == []
 assert names(num_parameters="min:1M,max:1B", author="team") == ["team/mini"]

@@ -4,7 +4,7 @@ use askama::Template;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use lode_model::reference::Reference;
 
 use super::{Head, Shown, Tab, show_one};
@@ -130,6 +130,7 @@ pub(crate) async fn blob(
 pub(crate) async fn raw(
     State(registry): State<Registry>,
     caller: Caller,
+    method: Method,
     Path((name, reference, path)): Path<(String, String, String)>,
 ) -> Response {
     let page = async {
@@ -141,6 +142,10 @@ pub(crate) async fn raw(
             Some(kind) => (kind, "inline"),
             None => ("application/octet-stream", "attachment"),
         };
+        // A picture is a part of a page.
+        if method == Method::GET && disposition == "attachment" {
+            registry.count_pull(&caller, &shown.repository);
+        }
         let disposition = format!("{disposition}; filename*=UTF-8''{}", encode_path(name));
         // What a digest names never changes; what a tag names may.
         let cache = match shown.reference {

@@ -6,6 +6,7 @@ pub(crate) mod files;
 pub(crate) mod history;
 pub(crate) mod lineage;
 pub(crate) mod overview;
+mod pulls;
 pub(crate) mod referrers;
 pub(crate) mod settings;
 mod snippets;

@@ -8,6 +8,7 @@ use http::request::Parts;
 use lode_model::lineage::Relation;
 use lode_model::reference::Repository;
 
+use super::pulls::Pulls;
 use super::snippets::{Snippet, Subject};
 use super::{Head, Shown, Tab, can_configure, show};
 use crate::Registry;
@@ -49,6 +50,7 @@ struct Overview {
     license: Option<String>,
     size: String,
     shared: Option<String>,
+    pulls: Pulls,
     modified: String,
     actor: Option<String>,
     origins: Vec<OriginLine>,
@@ -186,6 +188,7 @@ async fn overview(
         license: facts.license.clone(),
         size: bytes(sizes.size_bytes),
         shared: (sizes.shared_bytes > 0).then(|| bytes(sizes.shared_bytes)),
+        pulls: registry.pull_history(caller, &repository).await?.into(),
         modified: day(model.modified_at),
         actor: model.actor.clone(),
         origins: origins.into_iter().map(OriginLine::from).collect(),
