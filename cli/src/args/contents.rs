@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 #[derive(Debug, Subcommand)]
 #[command(visible_alias = "repository")]
 pub(crate) enum Repo {
-    /// List repositories with the number of tags, the size and the time of the last change
+    /// List repositories with their tags, size, pulls and the time of the last change
     #[command(visible_alias = "ls")]
     List(RepoList),
 }
@@ -14,7 +14,7 @@ pub(crate) enum Repo {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The size is that of all blobs in the repository, each counted once. Repositories share blobs, so the
-sizes may add up to more than the server stores.
+sizes may add up to more than the server stores. PULLS are those of the last 30 days.
 
 Examples:
   lode repo list

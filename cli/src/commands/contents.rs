@@ -47,12 +47,13 @@ pub(crate) async fn repositories(connection: &Connection, args: RepoList) -> Out
                 number(found, "tags"),
                 number(found, "manifests"),
                 size(found),
+                number(found, "pulls_last_30_days"),
                 show_field(found, "modified_at", ""),
             ]
         })
         .collect();
-    Table::new(&["REPOSITORY", "TAGS", "MANIFESTS", "SIZE", "MODIFIED"], &rows)
-        .optional(&["MANIFESTS", "TAGS"])
+    Table::new(&["REPOSITORY", "TAGS", "MANIFESTS", "SIZE", "PULLS", "MODIFIED"], &rows)
+        .optional(&["MANIFESTS", "TAGS", "PULLS"])
         .wide(args.wide)
         .print()
 }
