@@ -212,7 +212,7 @@ fn hugging_face_api() -> Router<ServerState> {
 /// Browsers.
 fn pages() -> Router<ServerState> {
     use hub::repository::{
-        diff, files, history, lineage, overview, referrers, settings, tags, tensors, try_model,
+        card, diff, files, history, lineage, overview, referrers, settings, tags, tensors, try_model,
     };
     use hub::{account, admin, assets, connect, device, home, setup, sign_in, single_sign_on};
     Router::new()
@@ -226,6 +226,7 @@ fn pages() -> Router<ServerState> {
         .route("/{name}/-/raw/{reference}/{*path}", get(files::raw))
         .route("/{name}/-/tensors/{reference}", get(tensors::get))
         .route("/{name}/-/try", get(try_model::get).post(try_model::post))
+        .route("/{name}/-/card", get(card::get).post(card::post))
         .route("/{name}/-/settings", get(settings::get).post(settings::post))
         .route("/{name}/-/lineage", get(lineage::get))
         .route("/{name}/-/referrers", get(referrers::get))

@@ -1,20 +1,28 @@
-//! The model card of a manifest: the README among its files, rendered once and remembered.
+//! The model card of a manifest: the README among its files. It is rendered once and remembered, and a page saves it as
+//! a commit of that file.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::TryStreamExt;
+use lode_model::digest::Digest;
+use lode_model::manifest::Manifest;
+use lode_model::media_type;
 use lode_model::recognise::{Artifact, ModelFile};
-use lode_model::reference::Repository;
+use lode_model::reference::{Reference, Repository, Tag};
 use serde_json::Value;
 
-use super::{Registry, Revision};
+use super::{Commit, CommitError, CommitOperation, Registry, Revision, commit_id};
 use crate::Error;
-use crate::auth::Caller;
-use crate::card::{CardLinks, FRONT_MATTER_BYTES, MAX_CARD_BYTES, front_matter_json, render_card};
+use crate::auth::{Action, Caller, Target};
+use crate::card::{
+    CardLinks, FRONT_MATTER_BYTES, MAX_CARD_BYTES, check_front_matter, front_matter_json, render_card,
+};
+use crate::error::chain;
 
 /// The name of a card's file, in any case.
-const CARD: &str = "README.md";
+const CARD_NAME: &str = "README.md";
 /// How long a request waits for a card. Rendering continues afterwards, and a later request gets the result.
 const WAIT: Duration = Duration::from_secs(2);
 
@@ -35,13 +43,72 @@ pub(crate) enum CardHtml {
     Late,
 }
 
+/// The card of a tag as its author wrote it.
+#[derive(Clone, Debug)]
+pub(crate) struct CardSource {
+    /// The manifest to which the tag points.
+    pub(crate) head: Digest,
+    /// The file that the card is, or will be.
+    pub(crate) path: String,
+    /// `None`: the manifest has no card.
+    pub(crate) text: Option<String>,
+}
+
+/// Why a card is not shown for editing, or not saved.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CardError {
+    #[error(transparent)]
+    Commit(CommitError),
+    #[error("{reason}")]
+    NotEditable { reason: String },
+    #[error(
+        "tag {tag} was changed after this page was opened, and your text is not saved; compare it with the stored card, then save it again to replace that card"
+    )]
+    Changed { tag: Tag },
+    #[error("the card has {bytes} bytes, expected at most {MAX_CARD_BYTES}")]
+    TooLarge { bytes: usize },
+    #[error("the card is empty; write a text")]
+    Empty,
+    #[error("{reason}")]
+    FrontMatter { reason: String },
+}
+
+impl<E: Into<CommitError>> From<E> for CardError {
+    fn from(error: E) -> CardError {
+        CardError::Commit(error.into())
+    }
+}
+
+/// Checks a text that is to become a card.
+pub(crate) fn check_card(text: &str) -> Result<(), CardError> {
+    if text.len() as u64 > MAX_CARD_BYTES {
+        return Err(CardError::TooLarge { bytes: text.len() });
+    }
+    if text.trim().is_empty() {
+        return Err(CardError::Empty);
+    }
+    check_front_matter(text).map_err(|reason| CardError::FrontMatter { reason })
+}
+
+/// Whether a manifest has a format in which commits store files: that of ollama's models, or plain files. A commit
+/// converts others.
+fn is_commit_format(manifest: &Manifest) -> bool {
+    let config = manifest.config.as_ref().map(|config| media_type::essence(&config.media_type));
+    match manifest.artifact_type.as_deref() {
+        Some(kind) => [media_type::LODE_MODEL, media_type::LODE_FILES].contains(&kind),
+        None => config == Some(media_type::DOCKER_CONFIG) && !manifest.layers.is_empty(),
+    }
+}
+
+fn is_card_path(path: &str, root: &str) -> bool {
+    path.strip_prefix(root).is_some_and(|name| name.eq_ignore_ascii_case(CARD_NAME))
+}
+
 /// The card among a manifest's files: `README.md` in the model's folder, in any case.
 pub(super) fn find_card_file(artifact: &Artifact) -> Option<&ModelFile> {
     let root = artifact.root();
-    artifact.files.iter().filter(|file| file.is_plain()).find(|file| {
-        let name = file.path.as_deref().and_then(|path| path.strip_prefix(root));
-        name.is_some_and(|name| name.eq_ignore_ascii_case(CARD))
-    })
+    let is_card = |file: &&ModelFile| file.path.as_deref().is_some_and(|path| is_card_path(path, root));
+    artifact.files.iter().filter(|file| file.is_plain()).find(is_card)
 }
 
 impl Registry {
@@ -52,7 +119,7 @@ impl Registry {
         revision: &Revision,
     ) -> Result<Option<Value>, Error> {
         let mut files = revision.files.files.iter();
-        let Some((_, file)) = files.find(|(path, _)| path.eq_ignore_ascii_case(CARD)) else {
+        let Some((_, file)) = files.find(|(path, _)| is_card_path(path, "")) else {
             return Ok(None);
         };
         let range = 0..file.size.min(FRONT_MATTER_BYTES);
@@ -92,6 +159,28 @@ impl Registry {
         if let Some(html) = self.cards.rendered.get(&key) {
             return Ok(card(CardHtml::Rendered(html)));
         }
+        Ok(card(self.card_html(bytes.into(), links, Some(key)).await?))
+    }
+
+    /// Renders a card that is not stored.
+    pub(crate) async fn card_preview(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        text: &str,
+        links: CardLinks,
+    ) -> Result<CardHtml, Error> {
+        self.authorize(caller, Action::Push, Target::Repository(repository)).await?;
+        self.card_html(Bytes::copy_from_slice(text.as_bytes()), links, None).await
+    }
+
+    /// Renders a card, and remembers it under `key`.
+    async fn card_html(
+        &self,
+        bytes: Bytes,
+        links: CardLinks,
+        key: Option<(String, String)>,
+    ) -> Result<CardHtml, Error> {
         let (cards, permits) = (self.cards.rendered.clone(), self.cards.permits.clone());
         let work = async move {
             let permit = permits.acquire_owned().await;
@@ -99,14 +188,106 @@ impl Registry {
                 // Kept until the end, because the thread continues after the request.
                 let _permit = permit;
                 let html: Arc<str> = render_card(&String::from_utf8_lossy(&bytes), &links).into();
-                cards.insert(key, html.clone());
+                if let Some(key) = key {
+                    cards.insert(key, html.clone());
+                }
                 html
             })
             .await
         };
         match tokio::time::timeout(WAIT, work).await {
-            Ok(html) => Ok(card(CardHtml::Rendered(html.map_err(|_| Error::Interrupted)?))),
-            Err(_) => Ok(card(CardHtml::Late)),
+            Ok(html) => Ok(CardHtml::Rendered(html.map_err(|_| Error::Interrupted)?)),
+            Err(_) => Ok(CardHtml::Late),
+        }
+    }
+
+    /// Whether to offer the caller to edit the card of a manifest. [`Registry::card_source`] decides.
+    pub(crate) async fn may_edit_card(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        (reference, manifest): (&Reference, &Manifest),
+    ) -> Result<bool, Error> {
+        let is_fixed = matches!(reference, Reference::Digest(_))
+            || !is_commit_format(manifest)
+            || self.check_writable().is_err()
+            || self.is_mirrored(caller, repository);
+        Ok(!is_fixed && self.may(caller, Action::Push, repository).await?)
+    }
+
+    /// The card of a tag, for a caller who may change it.
+    pub(crate) async fn card_source(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<CardSource, CardError> {
+        let refuse = |reason: String| Err(CardError::NotEditable { reason });
+        let Reference::Tag(tag) = reference else {
+            return refuse("the content of a digest never changes; choose a tag".to_owned());
+        };
+        // 1. Read the files of the tag. All content has to be among them: a commit keeps nothing else.
+        let branch = self.branch_find(caller, repository, tag.as_str()).await?;
+        let (base, files) = self.commit_base(caller, repository, &branch, tag.as_str()).await?;
+        let (Some(base), Some(head)) = (base, branch.head) else {
+            return Err(Error::ManifestUnknown { reference: reference.clone() }.into());
+        };
+        if !is_commit_format(base.manifest()) || !base.is_listed(&files) {
+            return refuse(
+                "cards are stored with models and files that `lode create`, ollama or Hugging Face's clients have pushed, and this is neither; push it again, with a file README.md, by the tool that made it"
+                    .to_owned(),
+            );
+        }
+        // 2. Read the card among them.
+        let artifact = base.artifact();
+        let found = files.iter().find(|(path, _)| is_card_path(path, artifact.root()));
+        let Some((path, file)) = found else {
+            return Ok(CardSource { head, path: format!("{}{CARD_NAME}", artifact.root()), text: None });
+        };
+        if file.size > MAX_CARD_BYTES {
+            let size = file.size;
+            return refuse(format!("`{path}` has {size} bytes; a page edits at most {MAX_CARD_BYTES}"));
+        }
+        let bytes = self.file_stream(caller, repository, file, 0..file.size).await?;
+        let all = bytes.try_fold(Vec::new(), async |mut all, bytes| {
+            all.extend_from_slice(&bytes);
+            Ok(all)
+        });
+        let text = String::from_utf8(all.await.map_err(|error| Error::io(path, error))?);
+        match text {
+            Ok(text) => Ok(CardSource { head, path: path.clone(), text: Some(text) }),
+            Err(_) => refuse(format!("`{path}` is not UTF-8")),
+        }
+    }
+
+    /// Saves the card of a tag: a commit of its file, if the tag still points to `head`.
+    pub(crate) async fn card_save(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        tag: &Tag,
+        (head, text): (&Digest, &str),
+    ) -> Result<(), CardError> {
+        let source = self.card_source(caller, repository, &Reference::Tag(tag.clone())).await?;
+        if source.head != *head {
+            return Err(CardError::Changed { tag: tag.clone() });
+        }
+        check_card(text)?;
+        let bytes = Bytes::copy_from_slice(text.as_bytes());
+        let blob = self.commit_bytes(caller, repository, bytes).await?;
+        let (digest, size) = (blob.digest, Some(blob.size_bytes));
+        let commit = Commit {
+            parent: Some(commit_id(head).to_owned()),
+            operations: vec![CommitOperation::Add { path: source.path, digest, size }],
+            keeps_model: true,
+        };
+        match self.commit(caller, repository, tag.as_str(), commit).await {
+            Err(CommitError::ParentMoved { .. }) => Err(CardError::Changed { tag: tag.clone() }),
+            Err(CommitError::Create(error)) => {
+                let reason = format!("the model cannot be stored with a card: {}", chain(&error));
+                Err(CardError::NotEditable { reason })
+            }
+            outcome => Ok(outcome.map(drop)?),
         }
     }
 }

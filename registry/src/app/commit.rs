@@ -34,6 +34,8 @@ pub(crate) struct Commit {
     /// The commit that the branch has to be at: the id, or at least 7 digits of it.
     pub(crate) parent: Option<String>,
     pub(crate) operations: Vec<CommitOperation>,
+    /// Fail rather than store the files of a model as plain files.
+    pub(crate) keeps_model: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,7 +149,9 @@ impl Registry {
             return Err(CommitError::EntryUnknown { path });
         }
         // 3. Make the next manifest.
-        let (made, notices) = self.commit_manifest(caller, repository, base.as_ref(), after).await?;
+        let must_be_model = commit.keeps_model && base.as_ref().is_some_and(StoredBase::is_model);
+        let (made, notices) =
+            self.commit_manifest(caller, repository, base.as_ref(), after, must_be_model).await?;
         for blob in &made.blobs {
             self.small_put(caller, repository, blob).await?;
         }

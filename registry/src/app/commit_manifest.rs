@@ -23,13 +23,15 @@ use crate::auth::Caller;
 use crate::error::chain;
 
 impl Registry {
-    /// Makes the manifest of files that replace those of `base`. Also returns notices for the user.
+    /// Makes the manifest of files that replace those of `base`. Also returns notices for the user. With
+    /// `must_be_model`, files that cannot be imported are an error.
     pub(super) async fn commit_manifest(
         &self,
         caller: &Caller,
         repository: &Repository,
         base: Option<&StoredBase>,
         files: Files,
+        must_be_model: bool,
     ) -> Result<(DerivedModel, Vec<String>), CommitError> {
         if files.is_empty() {
             return Ok((plain_files([], &[])?, Vec::new()));
@@ -53,7 +55,7 @@ impl Registry {
         };
         match self.files_import(caller, repository, None, &sources, &edits, &note).await {
             Ok(made) => Ok((made, notices.into_inner().unwrap_or_else(PoisonError::into_inner))),
-            Err(error) if is_no_model(&error) => {
+            Err(error) if !must_be_model && is_no_model(&error) => {
                 let reason = chain(&error);
                 tracing::debug!(%repository, reason, "files of a commit are stored as they are");
                 let made = self.commit_plain(caller, repository, &files, &edits.layers).await?;

@@ -2,7 +2,7 @@
 //! uploaded files. The manifest is written last, so that an interrupted creation leaves nothing visible, and a
 //! repeated one continues.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,12 +17,13 @@ use lode_model::import::{self, FinishError, ImportError, Options, Plan, Quantize
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::media_type;
 use lode_model::modelfile::{Base, DeriveError, DerivedModel, Edits, derive};
+use lode_model::recognise::Artifact;
 use lode_model::reference::{Reference, Repository};
 use serde_json::{Map, Value};
 
 use super::model_files::ModelFiles;
 use super::staging::staging;
-use super::{Body, ChunkRange, Registry, StoredManifest};
+use super::{Body, ChunkRange, ManifestFile, Registry, StoredManifest};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
 
@@ -465,13 +466,35 @@ impl StoredBase {
         }
     }
 
+    pub(super) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    pub(super) fn artifact(&self) -> Artifact {
+        Artifact::read(&self.manifest, Some(&self.config))
+    }
+
+    /// Whether it is more than plain files of a commit.
+    pub(super) fn is_model(&self) -> bool {
+        self.manifest.artifact_type.as_deref() != Some(media_type::LODE_FILES)
+    }
+
+    /// Whether each layer is a part of one of the files, or was added to them.
+    pub(super) fn is_listed(&self, files: &BTreeMap<String, ManifestFile>) -> bool {
+        let parts: HashSet<&Digest> = files.values().flat_map(ManifestFile::blobs).collect();
+        let view = FileView::find(&self.manifest).map(|layer| &layer.digest);
+        let is_listed = |layer: &Descriptor| {
+            is_addition(layer) || Some(&layer.digest) == view || parts.contains(&layer.digest)
+        };
+        self.manifest.layers.iter().all(is_listed)
+    }
+
     /// What was added to the model's files: texts, options, adapters, and names in its config.
     pub(super) fn additions(&self) -> Edits {
-        let is_addition = |layer: &&Descriptor| ADDITIONS.contains(&media_type::essence(&layer.media_type));
         let config: Map<String, Value> = serde_json::from_slice(&self.config).unwrap_or_default();
         let named = |key: &str| config.get(key).and_then(Value::as_str).map(str::to_owned);
         Edits {
-            layers: self.manifest.layers.iter().filter(is_addition).cloned().collect(),
+            layers: self.manifest.layers.iter().filter(|layer| is_addition(layer)).cloned().collect(),
             renderer: named("renderer"),
             parser: named("parser"),
             requires: named("requires"),
@@ -479,6 +502,10 @@ impl StoredBase {
             ..Edits::default()
         }
     }
+}
+
+fn is_addition(layer: &Descriptor) -> bool {
+    ADDITIONS.contains(&media_type::essence(&layer.media_type))
 }
 
 fn encoded_bytes(plan: &Plan) -> u64 {

@@ -109,6 +109,14 @@ impl ManifestFile {
         ManifestFile { size, content, stored: StoredFile::new(entry) }
     }
 
+    /// The blobs that contain its bytes.
+    pub(super) fn blobs(&self) -> impl Iterator<Item = &Digest> {
+        self.stored.segments.iter().filter_map(|(_, segment)| match segment {
+            Segment::Blob { digest, .. } => Some(digest),
+            Segment::Inline { .. } => None,
+        })
+    }
+
     /// The blob whose bytes the file has, if it is a whole blob.
     pub(crate) fn as_blob(&self) -> Option<&Digest> {
         match &self.content {

@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 use crate::Error;
 use crate::app::{
-    AccountError, CommitError, CreateError, FilesError, HubImportError, PublisherError, SignOnError,
-    TransferError, XetError,
+    AccountError, CardError, CommitError, CreateError, FilesError, HubImportError, PublisherError,
+    SignOnError, TransferError, XetError,
 };
 use crate::auth::UnknownName;
 use crate::error::chain;
@@ -106,6 +106,10 @@ pub(crate) enum Failure {
     #[error("{}", chain(.0))]
     Commit(CommitError),
 
+    /// A card that a page edits.
+    #[error(transparent)]
+    Card(CardError),
+
     /// An upload of Hugging Face's clients by Xet.
     #[error("{}", chain(.0))]
     Xet(XetError),
@@ -183,6 +187,12 @@ impl Failure {
                 CommitError::Inline { .. } | CommitError::TooManyOperations { .. } => {
                     StatusCode::PAYLOAD_TOO_LARGE
                 }
+                _ => StatusCode::BAD_REQUEST,
+            },
+            Failure::Card(error) => match error {
+                CardError::NotEditable { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+                CardError::Changed { .. } => StatusCode::CONFLICT,
+                CardError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
                 _ => StatusCode::BAD_REQUEST,
             },
             Failure::Xet(error) => match error {
@@ -417,6 +427,15 @@ impl From<XetError> for Failure {
 impl From<CommitError> for Failure {
     fn from(error: CommitError) -> Failure {
         Failure::Commit(error)
+    }
+}
+
+impl From<CardError> for Failure {
+    fn from(error: CardError) -> Failure {
+        match error {
+            CardError::Commit(error) => Failure::Commit(error),
+            error => Failure::Card(error),
+        }
     }
 }
 

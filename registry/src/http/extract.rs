@@ -321,7 +321,10 @@ fn outline<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<Outline, Failur
 }
 
 /// Runs work whose time grows with the length of a body, on a blocking thread if the body is large.
-async fn blocking_if_large<T: Send + 'static>(len: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) async fn blocking_if_large<T: Send + 'static>(
+    len: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
     if len <= LARGE_BYTES {
         return work();
     }

@@ -4,11 +4,12 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use lode_client::read_body;
+use lode_client::{Charge, read_body};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::Failure;
 use super::authenticate::check_same_origin;
+use super::extract::blocking_if_large;
 use super::links::header_value;
 use super::session_cookie::{is_page, is_repository_page};
 use super::state::ServerState;
@@ -36,11 +37,15 @@ pub(crate) const PAGE_HEADERS: [(HeaderName, HeaderValue); 7] = [
 ];
 
 /// The fields of a form that a page of this server has sent, with the token of the caller's session.
-pub(crate) struct Form(Vec<(String, String)>);
+pub(crate) struct Form {
+    fields: Vec<(String, String)>,
+    /// Of the memory of the fields.
+    _charge: Charge,
+}
 
 impl Form {
     pub(crate) fn get(&self, name: &str) -> &str {
-        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).unwrap_or_default()
+        self.fields.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).unwrap_or_default()
     }
 }
 
@@ -48,12 +53,25 @@ impl FromRequest<ServerState> for Form {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &ServerState) -> Result<Form, Failure> {
+        Form::read(request, state, MAX_FORM_BYTES).await
+    }
+}
+
+impl Form {
+    /// Reads a form of at most `limit_bytes`.
+    pub(crate) async fn read(
+        request: Request,
+        state: &ServerState,
+        limit_bytes: usize,
+    ) -> Result<Form, Failure> {
         let (parts, body) = request.into_parts();
         let registry = &state.registry;
         check_same_origin(registry, &parts)?;
         let mut charge = registry.body_budget().charge();
-        let bytes = read_body(body, MAX_FORM_BYTES, &mut charge).await?;
-        let form = Form(url::form_urlencoded::parse(&bytes).into_owned().collect());
+        let bytes = read_body(body, limit_bytes, &mut charge).await?;
+        let len = bytes.len();
+        let parse = move || url::form_urlencoded::parse(&bytes).into_owned().collect();
+        let form = Form { fields: blocking_if_large(len, parse).await, _charge: charge };
         let caller: Caller = parts.extensions.get().cloned().unwrap_or_default();
         match registry.csrf_token(&caller).await? {
             Some(expected) if !expected.matches(form.get("csrf")) => Err(Failure::Csrf),

@@ -124,9 +124,18 @@ pub(super) async fn browse(
     caller: &Caller,
     page: impl Future<Output = Result<Response, Failure>>,
 ) -> Response {
+    framed(registry, caller, async { page.await.map_err(hide) }).await
+}
+
+/// Responds with a page. That of a failure has the frame of the caller's other pages.
+pub(super) async fn framed(
+    registry: &Registry,
+    caller: &Caller,
+    page: impl Future<Output = Result<Response, Failure>>,
+) -> Response {
     let failure = match page.await {
         Ok(response) => return response,
-        Err(failure) => hide(failure),
+        Err(failure) => failure,
     };
     let mut response = failure.into_response();
     if let Ok(shell) = Shell::of(registry, caller).await {

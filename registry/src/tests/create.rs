@@ -167,7 +167,7 @@ async fn a_model_is_made_from_files() {
 }
 
 /// A GGUF with one matrix whose bytes all have this value.
-fn gguf(ty: Type, byte: u8) -> Vec<u8> {
+pub(super) fn gguf(ty: Type, byte: u8) -> Vec<u8> {
     let mut metadata = Metadata::new();
     metadata.set("general.architecture", "llama");
     let tensor = NewTensor { name: "blk.0.ffn_up.weight".to_owned(), dims: vec![64, 4], ty };

@@ -18,13 +18,14 @@ use super::models::push_model;
 use super::{App, TestResponse};
 use crate::Config;
 
-const CONFIG: &[u8] = br#"{"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":4}"#;
+pub(super) const CONFIG: &[u8] =
+    br#"{"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":4}"#;
 
 fn header(parent: Option<&str>) -> Value {
     json!({"key": "header", "value": {"summary": "A commit", "description": "", "parentCommit": parent}})
 }
 
-fn file(path: &str, content: &[u8]) -> Value {
+pub(super) fn file(path: &str, content: &[u8]) -> Value {
     let content = BASE64.encode(content);
     json!({"key": "file", "value": {"content": content, "path": path, "encoding": "base64"}})
 }

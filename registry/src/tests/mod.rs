@@ -6,6 +6,7 @@ mod access_matrix;
 mod audit_limits;
 mod backup;
 mod bad_input;
+mod cards;
 mod connections;
 mod cookies;
 mod cors;

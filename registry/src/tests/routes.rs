@@ -287,6 +287,9 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/{name}/-/tensors/{reference}", "", Browse, &[200]),
     ("GET", "/{name}/-/try", "", Browse, &[200]),
     ("POST", "/{name}/-/try", "message=Hi", Browse, &[200]),
+    // The files of the model have no names, so that it has no place for a card.
+    ("GET", "/{name}/-/card", "", Push, &[422]),
+    ("POST", "/{name}/-/card", "text=x", Push, &[422]),
     ("GET", "/{name}/-/settings", "", Session, &[200]),
     ("POST", "/{name}/-/settings", "change=visibility&visibility=private", Session, &[303]),
     ("GET", "/-/admin", "", Inspect, &[200]),

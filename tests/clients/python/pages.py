@@ -277,6 +277,15 @@ def browse_models():
     browser.press("Compare")
     browser.expect("stored as the same bytes")
     browser.check("hub-diff")
+    browser.open("/team/mini")
+    browser.press("Edit card")
+    browser.fill(text="---\nlicense: mit\n---\n# A new card\n\nIt is *short*.")
+    browser.press("Preview")
+    browser.expect("Preview, not saved yet")
+    browser.check("hub-card")
+    browser.press("Save")
+    browser.expect("Use it")
+    browser.expect("It is short.")
 
 
 check_scripts()

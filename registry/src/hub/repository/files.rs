@@ -7,11 +7,12 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use lode_model::reference::Reference;
 
+use super::overview::card_links;
 use super::{Head, Shown, Tab, show_one};
 use crate::Registry;
 use crate::app::TreeFile;
 use crate::auth::Caller;
-use crate::card::{CardLinks, encode_path, render_card};
+use crate::card::{encode_path, render_card};
 use crate::http::links::header_value;
 use crate::http::{Failure, Path};
 use crate::hub::format::{bytes, short};
@@ -182,11 +183,7 @@ async fn find(
 }
 
 async fn markdown(shown: &Shown, text: String) -> Result<String, Failure> {
-    let (repository, reference) = (&shown.repository, encode_path(&shown.reference.to_string()));
-    let links = CardLinks {
-        pages: format!("/{repository}/-/blob/{reference}/"),
-        bytes: format!("/{repository}/-/raw/{reference}/"),
-    };
+    let links = card_links(&shown.repository, &shown.reference);
     let rendered = tokio::task::spawn_blocking(move || render_card(&text, &links)).await;
     rendered.map_err(|_| Failure::Registry(crate::Error::Interrupted))
 }

@@ -1,6 +1,7 @@
 //! The pages about a repository: an overview, and one for each aspect of a manifest. Every one asks the policy through
 //! the methods of `app`; what is missing and what is hidden are one page.
 
+pub(crate) mod card;
 pub(crate) mod diff;
 pub(crate) mod files;
 pub(crate) mod history;

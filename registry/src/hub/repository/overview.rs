@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::request::Parts;
 use lode_model::lineage::Relation;
-use lode_model::reference::Repository;
+use lode_model::reference::{Reference, Repository};
 
 use super::pulls::Pulls;
 use super::snippets::{Snippet, Subject};
@@ -44,6 +44,7 @@ struct Overview {
     problem: Option<String>,
     description: Option<String>,
     card: Option<Card>,
+    can_edit_card: bool,
     /// Of the side bar: a name and a value.
     facts: Vec<(&'static str, String)>,
     digest: String,
@@ -115,10 +116,8 @@ async fn overview(
 ) -> Result<Overview, Failure> {
     let Shown { repository, reference, model, facts, .. } = shown;
     let tree = registry.tree(caller, &repository, &model.manifest).await?;
-    let links = CardLinks {
-        pages: format!("/{repository}/-/blob/{}/", encode_path(&reference.to_string())),
-        bytes: format!("/{repository}/-/raw/{}/", encode_path(&reference.to_string())),
-    };
+    let links = card_links(&repository, &reference);
+    let can_edit_card = registry.may_edit_card(caller, &repository, (&reference, &model.manifest)).await?;
     let card = registry.card_render(caller, &repository, &tree.artifact, links).await?;
     let origins = registry.stored_bases(caller, &facts).await?;
     let referrers =
@@ -183,6 +182,7 @@ async fn overview(
         // A card says it itself.
         description: facts.description.clone().filter(|_| card.is_none()),
         card,
+        can_edit_card,
         facts: lines,
         digest: short(&model.digest),
         license: facts.license.clone(),
@@ -198,6 +198,15 @@ async fn overview(
         workers: registry.workers_with(caller, &repository, &model.digest).await?,
         snippets: subject.snippets(),
     })
+}
+
+/// Where the links of a card lead.
+pub(super) fn card_links(repository: &Repository, reference: &Reference) -> CardLinks {
+    let reference = encode_path(&reference.to_string());
+    CardLinks {
+        pages: format!("/{repository}/-/blob/{reference}/"),
+        bytes: format!("/{repository}/-/raw/{reference}/"),
+    }
 }
 
 /// The address of the page of `repository:tag` or `repository@digest`.
