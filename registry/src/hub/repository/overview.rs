@@ -174,7 +174,9 @@ async fn overview(
     if !facts.datasets.is_empty() {
         lines.push(("Datasets", facts.datasets.join(", ")));
     }
-    chips.extend(facts.tags.iter().take(12).cloned());
+    let is_new = |tag: &&String| !chips.iter().any(|chip| chip.eq_ignore_ascii_case(tag));
+    let more: Vec<String> = facts.tags.iter().filter(is_new).take(12).cloned().collect();
+    chips.extend(more);
     Ok(Overview {
         kind: kind_name(kind),
         chips,
