@@ -142,6 +142,9 @@ impl Registry {
         if let Some(head) = branch.head.as_ref().filter(|_| is_same(&before, &after)) {
             return Ok(CommitOutcome { digest: head.clone(), notices: Vec::new() });
         }
+        if base.as_ref().is_some_and(|base| !base.is_listed(&before)) {
+            return Err(CommitError::DropsContent { tag: branch.tag });
+        }
         if let Some(parent) = &commit.parent {
             check_parent(parent, branch.head.as_ref())?;
         }

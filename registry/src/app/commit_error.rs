@@ -2,6 +2,7 @@
 
 use lode_model::digest::Digest;
 use lode_model::import::FinishError;
+use lode_model::reference::Tag;
 
 use super::{CreateError, FilesError};
 use crate::Error;
@@ -28,6 +29,11 @@ pub(crate) enum CommitError {
     MainBranch,
     #[error("A commit has happened since: the branch is at {head}, and the commit follows {parent}")]
     ParentMoved { parent: String, head: String },
+    /// Files alone would replace the manifest of the branch.
+    #[error(
+        "tag {tag} has content that is no file, such as layers of a container image or tensors that ollama pushed, and a commit would drop it; use another repository, or delete the tag first"
+    )]
+    DropsContent { tag: Tag },
     #[error("{what} exists already")]
     Exists { what: String },
     #[error("{what}")]

@@ -182,7 +182,7 @@ impl Failure {
                 CommitError::Registry(error) => status_of(error),
                 CommitError::BranchUnknown { .. } | CommitError::EntryUnknown { .. } => StatusCode::NOT_FOUND,
                 CommitError::ParentMoved { .. } => StatusCode::PRECONDITION_FAILED,
-                CommitError::Exists { .. } => StatusCode::CONFLICT,
+                CommitError::Exists { .. } | CommitError::DropsContent { .. } => StatusCode::CONFLICT,
                 CommitError::BaseFiles(_) => StatusCode::UNPROCESSABLE_ENTITY,
                 CommitError::Inline { .. } | CommitError::TooManyOperations { .. } => {
                     StatusCode::PAYLOAD_TOO_LARGE

@@ -247,7 +247,9 @@ async fn an_incomplete_checkpoint_is_stored_as_it_is_until_it_is_complete() {
 #[tokio::test]
 async fn a_commit_keeps_what_was_added_to_a_model() {
     let app = App::new().await;
-    push_model(&app, "team/mini", "latest").await;
+    let weights = safetensors("model.embed_tokens.weight", 8);
+    app.create_repository("team/mini").await;
+    app.committed("team/mini", &[file("model.safetensors", &weights), file("config.json", CONFIG)]).await;
     let create = json!({"model": "team/mini", "from": "team/mini", "system": "Be brief.", "stream": false});
     assert_eq!(app.post_json("/api/create", create).await.status, 200);
     let before = app.layers("team/mini", mt::OLLAMA_SYSTEM).await;
@@ -256,7 +258,6 @@ async fn a_commit_keeps_what_was_added_to_a_model() {
     assert_eq!(app.layers("team/mini", mt::OLLAMA_SYSTEM).await, before);
     assert!(app.paths("team/mini").await.contains(&"README.md".to_owned()));
     // Also while the model is incomplete.
-    let weights = safetensors("model.embed_tokens.weight", 8);
     app.create_repository("team/broken").await;
     app.committed("team/broken", &[file("model.safetensors", &weights), file("config.json", CONFIG)]).await;
     let create =
@@ -572,10 +573,28 @@ async fn tags_and_branches_are_tags() {
     assert_eq!(send("DELETE", "tag/v1", json!({})).await.0, 200);
     assert_eq!(send("DELETE", "tag/v1", json!({})).await.1, "RevisionNotFound");
     // A tag `main` is the branch, where there is one.
-    app.push_image("team/m", "main", "x").await;
+    let latest = app.get("/v2/team/m/manifests/latest").await.json();
+    assert_eq!(app.push_manifest("team/m", "main", &latest).await.status, 201);
     let head = app.committed("team/m", &[file("c", b"3")]).await;
     assert_eq!(app.get("/hf/api/models/team/m/revision/main").await.json()["sha"], head);
     assert_ne!(app.get("/hf/api/models/team/m/revision/latest").await.json()["sha"], head);
+}
+
+/// What is no file of a branch stays where it is.
+#[tokio::test]
+async fn commits_drop_no_content() {
+    let app = App::new().await;
+    let image = app.push_image("team/image", "latest", "layer").await;
+    for path in ["README.md", "config.json"] {
+        let refused = app.commit("team/image", None, &[file(path, b"{}\n")]).await;
+        assert_eq!(refused.status, 409, "{}", refused.text());
+        assert!(refused.text().contains("tag latest has content that is no file"), "{}", refused.text());
+    }
+    // Tensors without a list of the original files.
+    push_model(&app, "team/tensors", "latest").await;
+    assert_eq!(app.commit("team/tensors", None, &[file("README.md", b"# Tensors\n")]).await.status, 409);
+    let kept = app.get("/v2/team/image/manifests/latest").await;
+    assert_eq!(kept.header("docker-content-digest"), image.as_str());
 }
 
 #[tokio::test]
