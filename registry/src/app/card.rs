@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::TryStreamExt;
 use lode_model::digest::Digest;
 use lode_model::manifest::Manifest;
 use lode_model::media_type;
@@ -123,15 +122,11 @@ impl Registry {
             return Ok(None);
         };
         let range = 0..file.size.min(FRONT_MATTER_BYTES);
-        let bytes = match self.file_stream(caller, &revision.repository, file, range).await {
-            Ok(bytes) => bytes.try_fold(Vec::new(), async |mut all, piece| {
-                all.extend_from_slice(&piece);
-                Ok(all)
-            }),
+        let bytes = match self.file_part(caller, &revision.repository, file, range).await {
+            Ok(bytes) => bytes,
             Err(Error::BlobUnknown { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let bytes = bytes.await.map_err(|error| Error::io("a model card", error))?;
         let read = tokio::task::spawn_blocking(move || front_matter_json(&String::from_utf8_lossy(&bytes)));
         read.await.map_err(|_| Error::Interrupted)
     }
@@ -248,13 +243,7 @@ impl Registry {
             let size = file.size;
             return refuse(format!("`{path}` has {size} bytes; a page edits at most {MAX_CARD_BYTES}"));
         }
-        let bytes = self.file_stream(caller, repository, file, 0..file.size).await?;
-        let all = bytes.try_fold(Vec::new(), async |mut all, bytes| {
-            all.extend_from_slice(&bytes);
-            Ok(all)
-        });
-        let text = String::from_utf8(all.await.map_err(|error| Error::io(path, error))?);
-        match text {
+        match String::from_utf8(self.file_part(caller, repository, file, 0..file.size).await?) {
             Ok(text) => Ok(CardSource { head, path: path.clone(), text: Some(text) }),
             Err(_) => refuse(format!("`{path}` is not UTF-8")),
         }
@@ -269,6 +258,10 @@ impl Registry {
         (head, text): (&Digest, &str),
     ) -> Result<(), CardError> {
         let source = self.card_source(caller, repository, &Reference::Tag(tag.clone())).await?;
+        if source.text.as_deref() == Some(text) {
+            // The browser has sent the form again.
+            return Ok(());
+        }
         if source.head != *head {
             return Err(CardError::Changed { tag: tag.clone() });
         }

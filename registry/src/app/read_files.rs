@@ -105,6 +105,22 @@ impl Registry {
         Ok(first.chain(rest.try_flatten()).boxed())
     }
 
+    /// Reads a range of a file's bytes, of which the caller knows that it is small.
+    pub(super) async fn file_part(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        file: &ManifestFile,
+        range: Range<u64>,
+    ) -> Result<Vec<u8>, Error> {
+        let bytes = self.file_stream(caller, repository, file, range).await?;
+        let all = bytes.try_fold(Vec::new(), async |mut all, bytes| {
+            all.extend_from_slice(&bytes);
+            Ok(all)
+        });
+        all.await.map_err(|error| Error::io("a file of a model", error))
+    }
+
     async fn segment_stream(
         &self,
         caller: &Caller,

@@ -175,6 +175,9 @@ async fn no_change_of_others_is_lost() {
     let old = app.digest_of("team/m").await;
     assert_eq!(writer.post(PAGE, &form("save", &old, "# Theirs\n")).await.status, 303);
     let now = app.digest_of("team/m").await;
+    // The same form again changes nothing, and is no conflict.
+    assert_eq!(writer.post(PAGE, &form("save", &old, "# Theirs\n")).await.status, 303);
+    assert_eq!(app.digest_of("team/m").await, now);
     let conflict = writer.post(PAGE, &form("save", &old, "# Mine\n")).await;
     assert_eq!((conflict.status.as_u16(), base_of(&conflict)), (409, now.clone()));
     for text in ["was changed after this page was opened", "\n# Mine\n</textarea>", "<code># Theirs\n"] {
