@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn few_callers_are_remembered() {
         let (counter, repository) = (PullCounter::new(2, REPEAT_TIME), "a".parse().unwrap());
         for at in 0..100 {
             assert!(counter.is_first(&puller(at), &repository), "new callers always count");
