@@ -1,6 +1,8 @@
 //! The interface of a compute device: the fused steps of a transformer over opaque buffers, and the weights
 //! that they use. `arch` in the worker calls it; `cpu` implements it.
 
+use std::ops::Range;
+
 use super::batch::Batch;
 use super::dtype::Dtype;
 use super::error::DeviceError;
@@ -229,11 +231,24 @@ pub struct Attention {
     pub scale: f32,
     /// Scores become `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
-    /// Number of keys that a row sees, including its own; `None`: all.
+    /// A row sees only keys whose distance from its own position is below this; `None`: at any distance.
     pub window: Option<usize>,
-    /// If set, a row sees the keys up to its own position. Otherwise it sees all keys of its sequence,
-    /// including later ones of the same step.
+    /// If set, a row sees the keys up to its own position. Otherwise it also sees later keys of its sequence,
+    /// including those of the same step.
     pub causal: bool,
+}
+
+impl Attention {
+    /// The keys that the row at `position` sees in a sequence of `len` tokens.
+    pub fn visible(&self, position: usize, len: usize) -> Range<usize> {
+        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let end = match self.window {
+            _ if self.causal => position + 1,
+            None => len,
+            Some(window) => position.saturating_add(window).min(len),
+        };
+        first..end
+    }
 }
 
 /// The dimensions of a cache.

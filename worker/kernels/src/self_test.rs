@@ -310,8 +310,6 @@ fn encode<K: Kernels>(kernels: &mut K, float: Float) -> Vec<f32> {
     let norm = LayerNorm { weight: norm.bias.unwrap(), bias: q.bias.unwrap(), eps: 1e-6 };
     let q = Linear { matrix: q.matrix, bias: None };
     let qkv = Qkv { norm: None, q, k, v, head_norms: None, rope: None };
-    let how = Attention { scale: 0.2, cap: None, window: None, causal: false };
-
     let mut batch = Batch { pages: vec![2, 0, 3], hidden: vec![0, 36, 37, 41], ..Batch::default() };
     for (rows, first_page) in [(37, 0), (5, 2)] {
         batch.spans.push(Span { first_row: batch.tokens.len(), rows, start: 0, first_page });
@@ -322,7 +320,8 @@ fn encode<K: Kernels>(kernels: &mut K, float: Float) -> Vec<f32> {
     let step = kernels.begin(&batch, &[]);
     kernels.embed(&step, &table.matrix, 1.0, &mut x);
     kernels.positions(&step, &places.matrix, &norm.bias, &mut x);
-    for _ in 0..2 {
+    for window in [None, Some(7)] {
+        let how = Attention { scale: 0.2, cap: None, window, causal: false };
         kernels.layer_norm(&step, &norm, &mut x);
         kernels.qkv(&step, &x, &qkv, &mut cache, 0, &mut q);
         kernels.attention(&step, &q, &how, &cache, 0, &mut mixed);

@@ -1,6 +1,8 @@
 //! Attention on the CPU: scores, softmax and weighted mean, for a few rows and the query heads of one key
 //! head at a time. The result of a row depends only on its own position and window.
 
+use std::ops::Range;
+
 use super::super::batch::PAGE_LEN;
 use super::super::kernels::{Attention, CacheShape};
 use super::super::ops::Ops;
@@ -43,8 +45,9 @@ impl Cpu {
             .flat_map(|(span, row)| (0..n_kv_heads).map(move |head| (span, row, head)))
             .map(|(span, row, head)| {
                 let (rows, before) = (rows_a_task.min(span.rows - row), span.start + row);
-                let keys = if how.causal { before + rows } else { span.start + span.rows };
-                let unseen = first_visible_token(how, before) / PAGE_LEN;
+                let len = span.start + span.rows;
+                let keys = how.visible(before + rows - 1, len).end;
+                let unseen = how.visible(before, len).start / PAGE_LEN;
                 let pages = unseen..keys.div_ceil(PAGE_LEN);
                 let pages = &step.batch.pages[span.first_page + pages.start..span.first_page + pages.end];
                 let (first_row, first_token) = (span.first_row + row, unseen * PAGE_LEN);
@@ -63,11 +66,6 @@ impl Cpu {
             attend(ops, task, &q.numbers, group, how, (cache, layer), part, scratch);
         });
     }
-}
-
-/// The first token that is visible to the row at `position`.
-fn first_visible_token(how: &Attention, position: usize) -> usize {
-    how.window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
 /// Computes scores, softmax and mean. The columns are (row, head of the group), in this order.
@@ -102,9 +100,8 @@ fn attend<'a>(
         ops.dot_rows(&keys, queries, &mut Window::new(scores, kv_len, first, n), decoded);
     }
     let seen = |column: usize| {
-        let position = task.before + column / group;
-        let end = if how.causal { position + 1 } else { task.keys };
-        (first_visible_token(how, position) - task.first_token, end - task.first_token)
+        let Range { start, end } = how.visible(task.before + column / group, task.keys);
+        (start - task.first_token, end - task.first_token)
     };
     for (column, scores) in scores.chunks_exact_mut(kv_len).enumerate() {
         let (from, to) = seen(column);

@@ -210,9 +210,8 @@ impl<D: Driver> Cuda<D> {
         let ranges: Vec<u32> = (step.spans.iter())
             .flat_map(|span| (span.start..span.start + span.rows).map(move |position| (span, position)))
             .flat_map(|(span, position)| {
-                let first = how.window.map_or(0, |window| (position + 1).saturating_sub(window));
-                let end = if how.causal { position + 1 } else { span.start + span.rows };
-                [span.first_page as u32, first as u32, end as u32]
+                let keys = how.visible(position, span.start + span.rows);
+                [span.first_page as u32, keys.start as u32, keys.end as u32]
             })
             .collect();
         let bytes: &[u8] = bytemuck::cast_slice(&ranges);
