@@ -205,7 +205,7 @@ async fn a_helper_that_ended_is_started_again() {
     let expected = ids(&helper, "peace").await.unwrap();
     let pid = helper.pid();
     helper.kill_process();
-    until(|| evaluators(pid) == 0).await;
+    until(|| !is_alive(&pid.to_string())).await;
     assert_eq!(ids(&helper, "peace").await.unwrap(), expected);
 }
 
@@ -214,11 +214,13 @@ fn evaluators(pid: u32) -> usize {
     // /proc lists children per thread, and tests run on several threads.
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
-    let is_alive = |pid: &&str| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
-    };
-    children.map(|children| children.split_whitespace().filter(is_alive).count()).sum()
+    children.map(|children| children.split_whitespace().filter(|pid| is_alive(pid)).count()).sum()
+}
+
+/// Whether a process runs. One that has ended may still be listed.
+fn is_alive(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
 }
 
 async fn until(is_so: impl Fn() -> bool) {
