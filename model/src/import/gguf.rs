@@ -16,8 +16,19 @@ use crate::media_type;
 use crate::source::{Source, SourceFile};
 
 /// The known architectures, as `general.architecture` spells them.
-const KNOWN: [&str; 10] =
-    ["llama", "mistral3", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "bert", "nomic-bert"];
+const KNOWN: [&str; 11] = [
+    "llama",
+    "mistral3",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "bert",
+    "nomic-bert",
+    "gemma-embedding",
+];
 /// The hyper-parameters that every transformer has.
 const HYPER_PARAMETERS: [&str; 3] = ["block_count", "embedding_length", "attention.head_count"];
 

@@ -1,6 +1,6 @@
 //! The decoder shared by all families here: attention, then a feed-forward part, each with its norm and added
 //! to the residual stream. A family's file turns its configuration into a [`Plan`]; the forward pass is
-//! written once.
+//! written once. Encoders with the layers of a decoder use it too.
 
 use super::plan::{ExpertPlan, Plan};
 use super::{Forward, LoadError, Pass, RopeConfig, Shape, Tensors};
@@ -138,7 +138,7 @@ impl<K: Kernels> Loader<'_, K> {
                 scale: plan.attention_scale,
                 cap: plan.attention_cap,
                 window: layer.window,
-                causal: true,
+                causal: plan.causal,
             },
             out,
             out_norm,
@@ -243,6 +243,8 @@ impl<K: Kernels> Forward<K> for Decoder<K> {
             if is_cancelled() {
                 return Ok(());
             }
+            // Keys and values of an encoder are used only within the layer, so all layers share one.
+            let layer = if block.attention.causal { layer } else { 0 };
             kernels.qkv(&step, &self.x, &block.qkv, cache, layer, &mut self.q);
             kernels.attention(&step, &self.q, &block.attention, cache, layer, &mut self.mixed);
             kernels.matmul_add(&step, &self.mixed, &block.out, block.out_norm.as_ref(), &mut self.x);

@@ -11,7 +11,7 @@ use super::{
 };
 use lode_kernels::Kernels;
 
-const FAMILIES: [&Family; 17] = [
+const FAMILIES: [&Family; 18] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &mixtral::FAMILY,
@@ -21,6 +21,7 @@ const FAMILIES: [&Family; 17] = [
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &gemma3::MULTIMODAL,
+    &gemma3::EMBEDDING,
     &phi3::FAMILY,
     &bert::BERT,
     &bert::ROBERTA,
@@ -81,7 +82,10 @@ impl Plan {
     /// Whether every token attends to its whole sequence. Such a model returns only hidden states, for a
     /// whole sequence at a time.
     pub fn is_encoder(&self) -> bool {
-        matches!(self.0, Kind::Encoder(_))
+        match &self.0 {
+            Kind::Decoder(plan) => !plan.causal,
+            Kind::Encoder(_) => true,
+        }
     }
 
     /// Number of classes of the classification head; `None` without one.

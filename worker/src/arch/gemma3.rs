@@ -1,5 +1,5 @@
 //! Gemma 3: Gemma 2 with norms of the heads of q and k. One layer in six has full attention and a larger RoPE
-//! theta (transformers `modeling_gemma3.py`).
+//! theta (transformers `modeling_gemma3.py`). In EmbeddingGemma, tokens also attend to later ones.
 
 use lode_model::gguf::{Array, Value};
 use serde_json::json;
@@ -21,6 +21,17 @@ pub(super) const MULTIMODAL: Family = Family {
     model_type: Some("gemma3"),
     planner: Planner::Decoder(plan_multimodal),
     gguf: None,
+};
+
+/// EmbeddingGemma, an encoder.
+pub(super) const EMBEDDING: Family = Family {
+    class: "Gemma3TextModel",
+    model_type: None,
+    planner: Planner::Decoder(plan),
+    gguf: Some(GgufFamily {
+        has_post_norms: true,
+        ..GgufFamily::new("gemma-embedding", gguf_embedding_settings)
+    }),
 };
 
 /// Number of layers of the largest model of the family.
@@ -47,6 +58,11 @@ fn gguf_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), C
     Ok(())
 }
 
+fn gguf_embedding_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), ConfigError> {
+    settings.set("use_bidirectional_attention", json!(true));
+    gguf_settings(model, settings)
+}
+
 /// The text part of a multimodal model. Its configuration has only the values that differ from the defaults.
 fn plan_multimodal(config: &Config) -> Result<Plan, ConfigError> {
     plan(&config.nested_config("text_config")?)
@@ -66,9 +82,14 @@ fn plan(config: &Config) -> Result<Plan, ConfigError> {
         Some(every) => every,
         None => config.integer("_sliding_window_pattern", 1, 1 << 12)?.unwrap_or(6),
     };
-    plan.set_layer_windows(config, plan::window(config, Some(4096))?, |layer| {
-        !(layer + 1).is_multiple_of(every)
-    })?;
+    plan.causal = !config.flag("use_bidirectional_attention", false)?;
+    let window = plan::window(config, Some(4096))?;
+    let window = match plan.causal {
+        true => window,
+        // Half of the window is on each side of a token.
+        false => window.map(|window| window / 2 + 1),
+    };
+    plan.set_layer_windows(config, window, |layer| !(layer + 1).is_multiple_of(every))?;
 
     let local = match config.rope_of_layers("sliding_attention", 10_000.0)? {
         Some(rope) => rope,

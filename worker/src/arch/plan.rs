@@ -18,6 +18,8 @@ pub(super) struct Plan {
     /// Number of dimensions of a head that rotate.
     pub(super) rotated: usize,
     pub(super) pairing: Pairing,
+    /// Whether a token attends only to itself and the tokens before it. Otherwise the model is an encoder.
+    pub(super) causal: bool,
     pub(super) attention_scale: f32,
     pub(super) attention_cap: Option<f32>,
     pub(super) logits_cap: Option<f32>,
@@ -39,7 +41,7 @@ pub(super) struct Plan {
 /// The settings that differ between the layers of a model.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Layer {
-    /// Number of keys that a row attends to; `None`: all.
+    /// A row attends to keys whose distance from it is below this; `None`: to all.
     pub(super) window: Option<usize>,
     /// Index into [`Plan::ropes`].
     pub(super) rope: usize,
@@ -137,6 +139,7 @@ impl Plan {
             ropes: vec![config.rope(silent.theta)?],
             rotated: rotated(config, head_dim)?,
             pairing: Pairing::Halves,
+            causal: true,
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             attention_cap: None,
             logits_cap: None,

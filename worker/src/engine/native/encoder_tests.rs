@@ -214,6 +214,13 @@ fn nomic_bert_matches_the_reference() {
     check_reference(folder, &gguf_tests::gguf(&[repository("tests/fixtures/encoder/nomic-bert.gguf")]));
 }
 
+#[test]
+fn embedding_gemma_matches_the_reference() {
+    let folder = "tests/fixtures/encoder/embedding-gemma";
+    check_reference(folder, &checkpoint(folder));
+    check_reference(folder, &gguf_tests::gguf(&[repository("tests/fixtures/encoder/embedding-gemma.gguf")]));
+}
+
 /// transformers writes other names, three projections, and other fields of config.json.
 #[test]
 fn nomic_bert_in_the_spelling_of_transformers() {

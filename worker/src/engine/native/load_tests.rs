@@ -366,7 +366,7 @@ fn unsupported_checkpoints_are_refused_with_a_reason() {
             |c| c.config["architectures"] = json!(["MambaForCausalLM"]),
             "architecture `MambaForCausalLM` is not supported (supported: LlamaForCausalLM, MistralForCausalLM, \
              MixtralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, Gemma2ForCausalLM, \
-             Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Phi3ForCausalLM, BertModel, RobertaModel, XLMRobertaModel, \
+             Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextModel, Phi3ForCausalLM, BertModel, RobertaModel, XLMRobertaModel, \
              NomicBertModel, BertForSequenceClassification, RobertaForSequenceClassification, XLMRobertaForSequenceClassification)",
         ),
         (|c| c.config = json!([]), "config.json: it is not a JSON object"),
