@@ -91,33 +91,46 @@ async fn every_family_answers_from_a_gguf() {
     }
 }
 
-/// Encoders: the ids of their tokenizers, and their embeddings, which are the L2-normalised means of the
-/// hidden states.
+/// Encoders: the ids of their tokenizers, and their embeddings: the L2-normalised means of the hidden states,
+/// or what linear layers make of the means.
 #[tokio::test]
 async fn encoders_make_the_known_vectors() {
     let server = Folder::new().start(Options::new().worker()).await;
     let (lode, registry) = (server.lode(), server.registry());
     let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/encoder");
-    for (model, source, expected) in [
-        ("encoder/roberta", "roberta", "roberta"),
-        ("encoder/nomic", "nomic-bert", "nomic-bert"),
-        ("encoder/nomic-gguf", "nomic-bert.gguf", "nomic-bert"),
+    for (model, source, folder, field) in [
+        ("encoder/roberta", "roberta", "roberta", "mean"),
+        ("encoder/nomic", "nomic-bert", "nomic-bert", "mean"),
+        ("encoder/nomic-gguf", "nomic-bert.gguf", "nomic-bert", "mean"),
+        ("encoder/gemma", "embedding-gemma", "embedding-gemma", "embedding"),
+        ("encoder/gemma-gguf", "embedding-gemma.gguf", "embedding-gemma", "gguf_embedding"),
     ] {
         lode.create(model, &fixtures.join(source), &[]).await.expect_success();
-        let expected = std::fs::read(fixtures.join(expected).join("expected.json")).unwrap();
+        let expected = std::fs::read(fixtures.join(folder).join("expected.json")).unwrap();
         let expected: Value = serde_json::from_slice(&expected).unwrap();
         for case in expected["cases"].as_array().unwrap() {
             let body = json!({"model": model, "input": case["text"]});
             let got = registry.post_json("/api/embed", &body).await.expect(200).json();
             let numbers = |value: &Value| serde_json::from_value::<Vec<f64>>(value.clone()).unwrap();
-            let (vector, mean) = (numbers(&got["embeddings"][0]), numbers(&case["mean"]));
-            let length = mean.iter().map(|value| value * value).sum::<f64>().sqrt();
-            assert_eq!(vector.len(), mean.len());
-            for (found, known) in vector.iter().zip(mean) {
+            let (vector, known) = (numbers(&got["embeddings"][0]), numbers(&case[field]));
+            let length = known.iter().map(|value| value * value).sum::<f64>().sqrt();
+            assert_eq!(vector.len(), known.len());
+            for (found, known) in vector.iter().zip(known) {
                 let known = known / length;
                 assert!((found - known).abs() < 1e-5, "{model}, {}: {found} {known}", case["text"]);
             }
             let text = case["text"].as_str().unwrap();
+            if let Some(query) = case.get("query_embedding").filter(|_| field == "embedding") {
+                let embed = ["embed", model, "--prompt", "query", text];
+                let of_lode = lode.run(&embed).await.expect_success().json();
+                let body = json!({"model": model, "input": text, "prompt_name": "query"});
+                let of_openai = registry.post_json("/v1/embeddings", &body).await.expect(200).json();
+                for vector in [&of_lode, &of_openai["data"][0]["embedding"]] {
+                    for (found, known) in numbers(vector).iter().zip(numbers(query)) {
+                        assert!((found - known).abs() < 1e-5, "{model}, query {text}: {found} {known}");
+                    }
+                }
+            }
             let found = lode.run_with_input(&["tokenize", model, "--json"], text.as_bytes()).await;
             assert_eq!(
                 ids(&found.expect_success().json()["ids"]),

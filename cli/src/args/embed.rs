@@ -8,12 +8,16 @@ Prints one embedding per line, as a JSON array. Without TEXT, each line of stand
 
 Examples:
   lode embed minilm \"What is water?\"
+  lode embed embeddinggemma --prompt query \"What is water?\"
   lode embed minilm < sentences.txt > vectors.jsonl")]
 pub(crate) struct Embed {
     /// Model: [host/]repository[:tag|@digest]
     pub(crate) name: String,
     /// Text to embed [default: the lines of standard input]
     pub(crate) text: Option<String>,
+    /// Name of the model's prompt that precedes each text, such as query or document
+    #[arg(long, value_name = "NAME")]
+    pub(crate) prompt: Option<String>,
     /// Return only the first N numbers of each embedding, L2-normalised again
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) dimensions: Option<u32>,

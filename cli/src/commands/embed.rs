@@ -58,6 +58,9 @@ async fn request_embeddings(target: &Target, args: &Embed, texts: &[String]) -> 
     if let Some(dimensions) = args.dimensions {
         request["dimensions"] = dimensions.into();
     }
+    if let Some(prompt) = &args.prompt {
+        request["prompt_name"] = prompt.as_str().into();
+    }
     if let Some(keep_alive) = &args.keep_alive {
         request["keep_alive"] = keep_alive.as_str().into();
     }

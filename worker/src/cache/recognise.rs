@@ -13,7 +13,7 @@ use lode_model::recognise::{Artifact, Layout, ModelFile, Role};
 use crate::files::Format;
 
 /// The small files that running a model needs; other files of a checkpoint are not pulled.
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -21,14 +21,24 @@ const FILES: [&str; 9] = [
     "chat_template.jinja",
     "chat_template.json",
     "modules.json",
+    "config_sentence_transformers.json",
     "sentence_bert_config.json",
     "1_Pooling/config.json",
 ];
 
+/// The files of a linear layer after the pooling of an embedding model. Its folder is `N_Dense`.
+const DENSE_FILES: [&str; 2] = ["config.json", "model.safetensors"];
+
+fn is_dense(name: &str) -> bool {
+    name.split_once("_Dense/").is_some_and(|(number, file)| {
+        number.bytes().all(|byte| byte.is_ascii_digit()) && DENSE_FILES.contains(&file)
+    })
+}
+
 /// A model as its manifest describes it.
 #[derive(Debug, Default, PartialEq)]
 pub struct RecognisedModel {
-    /// Small files by their name in the checkpoint.
+    /// Small files by their name in the checkpoint, with the weights of linear layers after the pooling.
     pub files: BTreeMap<String, ModelFile>,
     pub tensors: Vec<TensorLayer>,
     /// Layers from ollama's Modelfile.
@@ -135,8 +145,13 @@ impl RecognisedModel {
                 Role::Messages => model.messages = on_top(file),
                 _ => {}
             }
-            let name = file.path.as_deref().and_then(|path| path.strip_prefix(root));
-            if let Some(name) = name.filter(|name| file.role == Role::File && FILES.contains(name)) {
+            let Some(name) = file.path.as_deref().and_then(|path| path.strip_prefix(root)) else { continue };
+            let is_needed = match file.role {
+                Role::File => FILES.contains(&name) || is_dense(name),
+                Role::Safetensors => is_dense(name),
+                _ => false,
+            };
+            if is_needed {
                 model.files.insert(name.to_owned(), file.clone());
             }
         }
@@ -185,7 +200,9 @@ impl RecognisedModel {
 
     /// Bytes of tensors.
     pub fn tensor_bytes(&self) -> u64 {
-        self.tensors.iter().fold(0, |sum, layer| sum.saturating_add(layer.file.size))
+        let dense = self.files.values().filter(|file| file.role == Role::Safetensors);
+        let files = self.tensors.iter().map(|layer| &layer.file).chain(dense);
+        files.fold(0, |sum, file| sum.saturating_add(file.size))
     }
 }
 

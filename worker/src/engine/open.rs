@@ -18,6 +18,14 @@ pub enum OpenModel {
 }
 
 impl OpenModel {
+    /// The layers in the model's files that follow the pooling of a text's hidden states.
+    pub fn projections(&mut self) -> Result<Vec<native::Projection>, LoadError> {
+        match self {
+            OpenModel::Native(model) => model.projections(),
+            OpenModel::Ort(_) => Ok(Vec::new()),
+        }
+    }
+
     /// Loads it onto the device of the options; ONNX models are always computed on the CPU.
     pub fn load(self, options: LoadOptions) -> Result<Box<dyn Engine>, LoadError> {
         match self {

@@ -22,6 +22,7 @@ use crate::scheduler::KeepAlive;
 #[derive(Deserialize)]
 pub(super) struct Body {
     input: Option<Box<RawValue>>,
+    prompt_name: Option<String>,
     truncate: Option<bool>,
     dimensions: Option<i64>,
     keep_alive: Option<KeepAlive>,
@@ -43,8 +44,8 @@ pub(super) async fn embed(
         }
         dimensions => dimensions.and_then(|dimensions| usize::try_from(dimensions).ok()),
     };
-    let embed_request =
-        &EmbedRequest { inputs, truncate: body.truncate.unwrap_or(true), dimensions, num_ctx: None };
+    let (prompt_name, truncate) = (body.prompt_name.clone(), body.truncate.unwrap_or(true));
+    let embed_request = &EmbedRequest { inputs, prompt_name, truncate, dimensions, num_ctx: None };
     let wanted = request.wanted(options.context(), body.keep_alive);
     if embed_request.inputs.is_empty() {
         let load = api.scheduler.preload(wanted).await.map(|_| started.elapsed())?;

@@ -13,6 +13,7 @@ mod jobs;
 mod limits;
 mod model;
 pub mod process;
+mod projections;
 mod prompt;
 pub mod protocol;
 mod relevance;

@@ -12,6 +12,7 @@ use super::embedding::Embedding;
 use super::error_chain::format_error_chain;
 use super::generate::{Format, Job};
 use super::helper::{EngineFacts, Helper, PreparedRequest, TextData};
+use super::projections::Projections;
 use super::protocol::{
     EmbedRequest, Event, LoadRequest, LoadResponse, ModelSpec, RenderResponse, RunnerError,
 };
@@ -37,6 +38,7 @@ pub(crate) struct Model {
     pub(super) info: ModelInfo,
     pub(super) helper: Helper,
     text: TextData,
+    pub(super) projections: Projections,
     pub(super) relevance: Relevance,
 }
 
@@ -87,7 +89,8 @@ impl Model {
                 _ => RunnerError::unsupported(message),
             }
         };
-        let opened = open(&files).map_err(refused)?;
+        let mut opened = open(&files).map_err(refused)?;
+        let projections = opened.projections().map_err(refused)?;
         let runtime = Handle::current();
         // Reading a vocabulary of a hundred thousand tokens takes longer than mapping the weights.
         let (engine, text) = std::thread::scope(|scope| {
@@ -97,8 +100,10 @@ impl Model {
                 text.join().unwrap_or_else(|_| Err(RunnerError::failed("failed to read the tokenizer")));
             (engine, text)
         });
-        let engine = engine?;
-        let model = Model::new(spec, &config, text?, engine.info().clone());
+        let (engine, text) = (engine?, text?);
+        let (dense, width) = (&text.1.embedding.dense, engine.info().embedding_length);
+        let projections = Projections::read(spec, projections, dense, width, ops)?;
+        let model = Model::new(spec, &config, text, projections, engine.info().clone());
         Ok((model, engine))
     }
 
@@ -106,11 +111,20 @@ impl Model {
     #[cfg(test)]
     pub(crate) fn read(request: &LoadRequest, config: &Value, info: ModelInfo) -> Result<Model, RunnerError> {
         let text = Handle::current().block_on(Helper::start(&request.model, config, request.text))?;
-        Ok(Model::new(&request.model, config, text, info))
+        let projections =
+            Projections::read(&request.model, Vec::new(), &[], info.embedding_length, Ops::best())?;
+        Ok(Model::new(&request.model, config, text, projections, info))
     }
 
-    fn new(spec: &ModelSpec, config: &Value, (helper, text): (Helper, TextData), info: ModelInfo) -> Model {
-        Model { name: spec.name.clone(), info, helper, text, relevance: Relevance::of_config(config) }
+    fn new(
+        spec: &ModelSpec,
+        config: &Value,
+        (helper, text): (Helper, TextData),
+        projections: Projections,
+        info: ModelInfo,
+    ) -> Model {
+        let relevance = Relevance::of_config(config);
+        Model { name: spec.name.clone(), info, helper, text, projections, relevance }
     }
 
     pub(crate) fn loaded(&self) -> LoadResponse {
@@ -219,7 +233,9 @@ impl Model {
                 self.name
             )));
         }
-        let most = (MAX_EMBEDDED / self.info.embedding_length.max(1)).max(1);
+        let prompt = embedding.prompt(request.prompt_name.as_deref()).map_err(RunnerError::invalid)?;
+        let width = self.projections.width().max(self.info.embedding_length);
+        let most = (MAX_EMBEDDED / width.max(1)).max(1);
         if request.inputs.len() > most {
             let n = request.inputs.len();
             return Err(RunnerError::invalid(format!(
@@ -232,10 +248,12 @@ impl Model {
         let mut all = Vec::new();
         while inputs.peek().is_some() {
             let (mut texts, mut bytes) = (Vec::new(), 0);
+            let size = |text: &String| prompt.len() + text.len();
             while texts.len() < MAX_CALL_TEXTS
-                && let Some(text) =
-                    inputs.next_if(|text| texts.is_empty() || bytes + text.len() <= MAX_CALL_BYTES)
+                && let Some(mut text) =
+                    inputs.next_if(|text| texts.is_empty() || bytes + size(text) <= MAX_CALL_BYTES)
             {
+                text.insert_str(0, prompt);
                 bytes += text.len();
                 texts.push(text);
             }

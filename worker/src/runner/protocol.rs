@@ -333,6 +333,8 @@ pub struct WindowScores {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EmbedRequest {
     pub inputs: Vec<String>,
+    /// The prompt of the model that precedes each text; the model's default if absent.
+    pub prompt_name: Option<String>,
     /// Whether a text that is too long is truncated or refused.
     pub truncate: bool,
     /// Number of dimensions to return of each embedding, at most all.

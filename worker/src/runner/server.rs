@@ -24,6 +24,7 @@ use super::embed::l2_normalise;
 use super::generate::EVENT_QUEUE;
 use super::jobs::{EmbedJob, ScoreJob, Wanted};
 use super::model::Model;
+use super::projections::Projections;
 use super::protocol::{
     EmbedRequest, EmbedResponse, ErrorKind, Event, LoadRequest, RerankRequest, RerankResponse, RunnerError,
     ScoreRequest, ScoreResponse, Status,
@@ -231,7 +232,17 @@ async fn embed(
     let prompt_tokens = texts.iter().map(Vec::len).sum();
     let wanted = Wanted::Embedding(served.model.embedding().pooling);
     let vectors = compute(&served.batch, texts.into_iter().map(|ids| (ids, wanted))).await?;
-    let vectors = vectors.into_iter().map(|vector| l2_normalise(vector, dimensions)).collect();
+    let finish = move |projections: &Projections| {
+        let finish = |vector| l2_normalise(projections.apply(vector), dimensions);
+        vectors.into_iter().map(finish).collect()
+    };
+    let vectors = match served.model.projections.is_empty() {
+        true => finish(&served.model.projections),
+        false => {
+            let runner = runner.clone();
+            run_blocking(move || Ok(finish(&runner.served()?.model.projections))).await?
+        }
+    };
     Ok(json(StatusCode::OK, &EmbedResponse { vectors, prompt_tokens }))
 }
 

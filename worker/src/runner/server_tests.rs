@@ -217,7 +217,15 @@ async fn more_vectors_than_a_response_can_hold_are_refused() {
     let model = tokio::task::spawn_blocking(read).await.unwrap();
     let prepare = async |n: usize| {
         let inputs = vec!["a".to_owned(); n];
-        model.prepare_embed(EmbedRequest { inputs, truncate: true, dimensions: None, num_ctx: None }).await
+        model
+            .prepare_embed(EmbedRequest {
+                inputs,
+                prompt_name: None,
+                truncate: true,
+                dimensions: None,
+                num_ctx: None,
+            })
+            .await
     };
     assert_eq!(prepare(2).await.unwrap().len(), 2);
     assert_eq!(prepare(3).await.unwrap_err().message, "3 texts are too many for one request (at most 2)");

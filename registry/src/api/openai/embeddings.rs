@@ -22,6 +22,8 @@ struct Embeddings<'a> {
     #[serde(borrow)]
     input: Option<&'a RawValue>,
     dimensions: Option<u32>,
+    /// The name of the model's prompt for these texts, as for `/api/embed`.
+    prompt_name: Option<String>,
     #[serde(default, deserialize_with = "null_as_default")]
     encoding_format: EncodingFormat,
 }
@@ -33,6 +35,8 @@ struct WorkerEmbed<'a> {
     input: &'a RawValue,
     #[serde(skip_serializing_if = "Option::is_none")]
     dimensions: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_name: Option<String>,
 }
 
 #[derive(Clone, Copy, Default, Deserialize, PartialEq, Eq)]
@@ -67,7 +71,7 @@ pub(crate) async fn post(
 
 /// Translates the request to ollama's format.
 fn translate(body: &[u8]) -> Result<(Vec<u8>, (String, EncodingFormat)), Failure> {
-    let Embeddings { model, input, dimensions, encoding_format } = parse(body)?;
+    let Embeddings { model, input, dimensions, prompt_name, encoding_format } = parse(body)?;
     let is_empty = |input: &RawValue| {
         let mut rest = input.get().chars().filter(|c| !c.is_ascii_whitespace());
         matches!([rest.next(), rest.next()], [Some('['), Some(']')]) || input.get() == "\"\""
@@ -75,7 +79,7 @@ fn translate(body: &[u8]) -> Result<(Vec<u8>, (String, EncodingFormat)), Failure
     let input = input.filter(|input| !is_empty(input));
     let input =
         input.ok_or(Failure::Unsupported("input must be a string or a list of strings, and not empty"))?;
-    let request = WorkerEmbed { model: &model, input, dimensions };
+    let request = WorkerEmbed { model: &model, input, dimensions, prompt_name };
     let json = to_json(&request, body.len());
     Ok((json, (model, encoding_format)))
 }

@@ -13,6 +13,7 @@ mod gguf_tests;
 mod load_tests;
 mod pages;
 mod parts;
+mod projection;
 mod scaled;
 #[cfg(test)]
 mod scaled_tests;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use lode_model::gguf::Metadata;
 
 use self::pages::{Pages, pages_for};
+pub use self::projection::{Projection, ProjectionShape};
 use self::tensors::MappedTensors;
 use super::{
     AdmitError, Device, Engine, Format, KvType, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo,
@@ -77,6 +79,11 @@ impl OpenModel {
     /// The metadata of a GGUF, from the header that was already read.
     pub fn metadata(&self) -> Option<Arc<Metadata>> {
         self.tensors.metadata()
+    }
+
+    /// The layers of a GGUF that follow the pooling of a text's hidden states.
+    pub fn projections(&mut self) -> Result<Vec<Projection>, LoadError> {
+        Projection::of_gguf(&mut self.tensors)
     }
 
     /// Loads it onto the device of the options.
