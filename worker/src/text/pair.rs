@@ -131,6 +131,21 @@ mod tests {
         }
     }
 
+    /// The same pairs by the vocabulary of a GGUF.
+    #[test]
+    fn pairs_of_a_gguf() {
+        let (_, expected) = fixture("xlm-roberta");
+        let path = format!("{}/../tests/fixtures/reranker/xlm-roberta.gguf", env!("CARGO_MANIFEST_DIR"));
+        let file = std::fs::read(path).unwrap();
+        let header = lode_model::gguf::Header::parse(&file, file.len() as u64).unwrap();
+        let (tokenizer, _) = super::super::gguf::read(&header.metadata).unwrap();
+        for case in expected["cases"].as_array().unwrap() {
+            let ids: Vec<u32> = serde_json::from_value(case["token_ids"].clone()).unwrap();
+            let encoder = PairEncoder::new(&tokenizer, case["query"].as_str().unwrap(), 96).unwrap();
+            assert_eq!(encoder.encode(case["document"].as_str().unwrap(), true).unwrap().ids, ids, "{case}");
+        }
+    }
+
     #[test]
     fn limits() {
         let (tokenizer, _) = fixture("bert");

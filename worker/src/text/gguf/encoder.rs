@@ -4,6 +4,7 @@ use super::cut::{Fragment, SpecialTokenSplitter};
 use super::merges::BpeModel;
 use super::pieces::SentencePieceModel;
 use super::tokens::Tokens;
+use super::unigram::UnigramModel;
 use super::words::WordPieceModel;
 use crate::text::special::Special;
 use crate::text::tokenizer_error::TokenizerError;
@@ -20,6 +21,7 @@ pub(crate) struct GgufTokenizer {
 pub(super) enum Model {
     Merges(BpeModel),
     Pieces(SentencePieceModel),
+    Unigrams(UnigramModel),
     Words(WordPieceModel),
 }
 
@@ -35,6 +37,7 @@ impl GgufTokenizer {
                 Fragment::Text(text) => match &self.model {
                     Model::Merges(merges) => merges.encode(&self.tokens, text, &mut ids)?,
                     Model::Pieces(pieces) => pieces.encode(&self.tokens, text, begins, &mut ids),
+                    Model::Unigrams(unigrams) => unigrams.encode(&self.tokens, text, &mut ids),
                     Model::Words(words) => words.encode(&self.tokens, text, &mut ids)?,
                 },
             }
@@ -44,10 +47,11 @@ impl GgufTokenizer {
         Ok(ids)
     }
 
-    /// The ids of two texts with special tokens around and between them, as BERT has them, and the index of the
-    /// second text's first one.
+    /// The ids of two texts with special tokens around and between them, as BERT has them, or XLM-RoBERTa with two
+    /// between them; and the index of the second text's first one.
     pub(crate) fn join_pair(&self, first: &[u32], second: &[u32]) -> (Vec<u32>, usize) {
         let mut ids: Vec<u32> = self.begin.into_iter().chain(first.iter().copied()).chain(self.end).collect();
+        ids.extend(self.end.filter(|_| matches!(self.model, Model::Unigrams(_))));
         let start = ids.len();
         ids.extend(second.iter().copied().chain(self.end));
         (ids, start)

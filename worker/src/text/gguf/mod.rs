@@ -1,6 +1,7 @@
 //! Tokenizers of GGUF files: tokens, their kinds, and scores or merges, in the keys under `tokenizer.ggml.`.
 //! The keys are interpreted as in llama.cpp (src/llama-vocab.cpp), with the same ids as the result.
 
+mod charsmap;
 mod cut;
 pub(super) mod encoder;
 mod merges;
@@ -10,6 +11,7 @@ mod pre;
 mod tests;
 mod texts;
 mod tokens;
+mod unigram;
 mod words;
 
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use self::encoder::{GgufTokenizer, Model};
 use self::merges::BpeModel;
 use self::pieces::SentencePieceModel;
 use self::tokens::{BLANK, Kind, Tokens, byte_of_token};
+use self::unigram::UnigramModel;
 use self::words::WordPieceModel;
 use super::special::SpecialTokens;
 use super::template::{ChatTemplate, TemplateError};
@@ -63,6 +66,15 @@ pub fn read(metadata: &Metadata) -> Result<(Tokenizer, SpecialTokens), Tokenizer
             let roles = Roles { bos: begin, eos: id("eos", None), end: id("seperator", default(102)) };
             (Model::Words(words), AddedTokens { begin: true, end: true }, roles)
         }
+        "t5" => {
+            let unknown = id("unknown", default(2));
+            let unknown =
+                unknown.ok_or(TokenizerError::MissingKey { key: "tokenizer.ggml.unknown_token_id" })?;
+            let ends = AddedTokens { begin: flag("add_bos_token", false), end: flag("add_eos_token", true) };
+            let eos = id("eos", default(1));
+            let roles = Roles { bos: id("bos", None), eos, end: eos };
+            (Model::Unigrams(UnigramModel::read(metadata, &tokens, unknown)?), ends, roles)
+        }
         other => return Err(TokenizerError::UnknownKind { kind: other.to_owned() }),
     };
     let special = tokens.special(metadata, roles.bos, roles.eos);
@@ -70,6 +82,7 @@ pub fn read(metadata: &Metadata) -> Result<(Tokenizer, SpecialTokens), Tokenizer
     let leading_blank = match &model {
         Model::Merges(_) => false,
         Model::Pieces(pieces) => pieces.adds_blank(),
+        Model::Unigrams(unigrams) => unigrams.adds_blank(),
         Model::Words(_) => true,
     };
     let vocabulary = vocabulary(&tokens, matches!(model, Model::Merges(_)), leading_blank);

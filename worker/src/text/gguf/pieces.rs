@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 
 use lode_model::gguf::Metadata;
 
-use super::tokens::{BLANK, Kind, Tokens, byte_of_token};
+use super::tokens::{BLANK, Kind, Tokens, byte_of_token, read_scores};
 use crate::text::tokenizer_error::TokenizerError;
 
 pub(super) struct SentencePieceModel {
@@ -64,20 +64,6 @@ impl SentencePieceModel {
         unknown: Option<u32>,
         adds_blank: bool,
     ) -> Result<SentencePieceModel, TokenizerError> {
-        const SCORES: &str = "tokenizer.ggml.scores";
-        let scores = match metadata.get(SCORES) {
-            None => None,
-            Some(scores) => {
-                let scores = scores.as_array().filter(|scores| scores.len() >= tokens.len());
-                let expected = "a list of one number per token";
-                Some(scores.ok_or(TokenizerError::BadKey { key: SCORES, expected })?)
-            }
-        };
-        let score = |id: u32| {
-            let score = scores.and_then(|scores| scores.get(id as usize)?.as_f64()).unwrap_or_default();
-            // Makes -0 and 0 the same score.
-            score as f32 + 0.0
-        };
         let mut bytes = vec![None; 256];
         for (id, text) in tokens.all() {
             if let Some(byte) = byte_of_token(text).filter(|_| tokens.kind(id) == Kind::Byte) {
@@ -89,7 +75,7 @@ impl SentencePieceModel {
             let ascii = byte.is_ascii().then(|| char::from(byte).to_string());
             *id = id.or_else(|| tokens.id(&hex)).or_else(|| tokens.id(&ascii?));
         }
-        let scores = tokens.all().map(|(id, _)| score(id)).collect();
+        let scores = read_scores(metadata, tokens)?;
         let longest = tokens.all().map(|(_, text)| text.len()).max().unwrap_or_default();
         Ok(SentencePieceModel { scores, longest, bytes, unknown, adds_blank })
     }

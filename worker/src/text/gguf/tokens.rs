@@ -250,6 +250,25 @@ impl Tokens {
     }
 }
 
+/// The score of each token; zeros if the file has none.
+pub(super) fn read_scores(metadata: &Metadata, tokens: &Tokens) -> Result<Vec<f32>, TokenizerError> {
+    const SCORES: &str = "tokenizer.ggml.scores";
+    let scores = match metadata.get(SCORES) {
+        None => None,
+        Some(scores) => {
+            let scores = scores.as_array().filter(|scores| scores.len() >= tokens.len());
+            let expected = "a list of one number per token";
+            Some(scores.ok_or(TokenizerError::BadKey { key: SCORES, expected })?)
+        }
+    };
+    let score = |id: usize| {
+        let score = scores.and_then(|scores| scores.get(id)?.as_f64()).unwrap_or_default();
+        // Makes -0 and 0 the same score.
+        score as f32 + 0.0
+    };
+    Ok((0..tokens.len()).map(score).collect())
+}
+
 /// The byte of a token such as `<0xE2>`.
 pub(super) fn byte_of_token(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>').filter(|digits| digits.len() == 2)?;
