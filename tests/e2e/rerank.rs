@@ -53,8 +53,10 @@ fn indices(results: &Value) -> Vec<usize> {
 
 #[tokio::test]
 async fn documents_are_ranked_as_by_transformers() {
-    let server = server(&[("team/bert", "reranker/bert"), ("team/xlmr", "reranker/xlm-roberta")]).await;
+    let gguf = ("team/gguf", "reranker/xlm-roberta.gguf");
+    let server = server(&[("team/bert", "reranker/bert"), ("team/xlmr", "reranker/xlm-roberta"), gguf]).await;
     check_ranks(&server).await;
+    check_model(&server, "team/gguf", "xlm-roberta", sigmoid).await;
 }
 
 /// The same models, exported to ONNX.
@@ -82,46 +84,48 @@ async fn exported_models_rank_as_transformers() {
     assert!(refused.text().contains("it returns classes only"), "{}", refused.text());
 }
 
+fn sigmoid(logit: f64) -> f64 {
+    1.0 / (1.0 + (-logit).exp())
+}
+
 async fn check_ranks(server: &Server) {
-    let registry = server.registry();
     // The configuration of the first one names the identity; the sigmoid is the default.
-    let sigmoid = |logit: f64| 1.0 / (1.0 + (-logit).exp());
-    for (model, folder, score) in
-        [("team/bert", "bert", (|logit| logit) as fn(f64) -> f64), ("team/xlmr", "xlm-roberta", sigmoid)]
-    {
-        for (query, documents, scores, tokens) in queries(folder, score) {
-            let body = json!({"model": model, "query": query, "documents": documents, "return_documents": true,
-                "user": "ignored"});
-            let ranked = registry.post_json("/v1/rerank", &body).await.expect(200).json();
-            assert_eq!(ranked["model"], model);
-            assert_eq!(ranked["usage"], json!({"prompt_tokens": tokens, "total_tokens": tokens}));
-            let results = ranked["results"].as_array().unwrap();
-            assert_eq!(indices(&ranked["results"]), order(&scores), "{query}: {ranked} {scores:?}");
-            for found in results {
-                let index = found["index"].as_u64().unwrap() as usize;
-                let score = found["relevance_score"].as_f64().unwrap();
-                assert!((score - scores[index]).abs() < 1e-4, "{query}: {found} {}", scores[index]);
-                assert_eq!(found["document"], json!({"text": documents[index]}));
-                // Alone, the document has the same score. It may be an object.
-                let one = json!({"model": model, "query": query, "documents": [{"text": documents[index]}]});
-                let one = registry.post_json("/v1/rerank", &one).await.expect(200).json();
-                assert_eq!(
-                    one["results"],
-                    json!([{"index": 0, "relevance_score": found["relevance_score"]}])
-                );
-            }
-            for route in ROUTES {
-                let again = registry.post_json(route, &body).await.expect(200).json();
-                assert_eq!(again, ranked, "{route}");
-            }
-            let body = json!({"model": model, "query": query, "documents": documents, "top_n": 2});
-            let best = registry.post_json("/v1/rerank", &body).await.expect(200).json();
-            assert_eq!(indices(&best["results"]), order(&scores)[..2]);
-            assert!(best["results"][0].get("document").is_none(), "{best}");
+    check_model(server, "team/bert", "bert", |logit| logit).await;
+    check_model(server, "team/xlmr", "xlm-roberta", sigmoid).await;
+}
+
+/// Compares a model with the scores of a fixture.
+async fn check_model(server: &Server, model: &str, folder: &str, score: fn(f64) -> f64) {
+    let registry = server.registry();
+    for (query, documents, scores, tokens) in queries(folder, score) {
+        let body = json!({"model": model, "query": query, "documents": documents, "return_documents": true,
+            "user": "ignored"});
+        let ranked = registry.post_json("/v1/rerank", &body).await.expect(200).json();
+        assert_eq!(ranked["model"], model);
+        assert_eq!(ranked["usage"], json!({"prompt_tokens": tokens, "total_tokens": tokens}));
+        let results = ranked["results"].as_array().unwrap();
+        assert_eq!(indices(&ranked["results"]), order(&scores), "{query}: {ranked} {scores:?}");
+        for found in results {
+            let index = found["index"].as_u64().unwrap() as usize;
+            let score = found["relevance_score"].as_f64().unwrap();
+            assert!((score - scores[index]).abs() < 1e-4, "{query}: {found} {}", scores[index]);
+            assert_eq!(found["document"], json!({"text": documents[index]}));
+            // Alone, the document has the same score. It may be an object.
+            let one = json!({"model": model, "query": query, "documents": [{"text": documents[index]}]});
+            let one = registry.post_json("/v1/rerank", &one).await.expect(200).json();
+            assert_eq!(one["results"], json!([{"index": 0, "relevance_score": found["relevance_score"]}]));
         }
-        let shown = registry.post_json("/api/show", &json!({"model": model})).await.expect(200).json();
-        assert_eq!(shown["capabilities"], json!(["rerank"]));
+        for route in ROUTES {
+            let again = registry.post_json(route, &body).await.expect(200).json();
+            assert_eq!(again, ranked, "{route}");
+        }
+        let body = json!({"model": model, "query": query, "documents": documents, "top_n": 2});
+        let best = registry.post_json("/v1/rerank", &body).await.expect(200).json();
+        assert_eq!(indices(&best["results"]), order(&scores)[..2]);
+        assert!(best["results"][0].get("document").is_none(), "{best}");
     }
+    let shown = registry.post_json("/api/show", &json!({"model": model})).await.expect(200).json();
+    assert_eq!(shown["capabilities"], json!(["rerank"]));
 }
 
 #[tokio::test]

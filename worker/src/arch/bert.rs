@@ -4,9 +4,9 @@
 use serde_json::json;
 
 use super::encoder::{HeadPlan, Names, Plan, Positions};
-use super::family::{Family, GgufFamily, Planner};
+use super::family::{Family, Form, GgufFamily, Planner};
 use super::gguf::keys::{GgufModel, Settings};
-use super::{Config, ConfigError, Shape};
+use super::{Config, ConfigError, Container, Shape};
 
 pub(super) const BERT: Family = Family {
     class: "BertModel",
@@ -39,8 +39,12 @@ pub(super) const ROBERTA_CLASSIFIER: Family = Family {
     ..BERT_CLASSIFIER
 };
 
-pub(super) const XLM_ROBERTA_CLASSIFIER: Family =
-    Family { class: "XLMRobertaForSequenceClassification", ..ROBERTA_CLASSIFIER };
+/// In a GGUF, RoBERTa is a BERT, and its positions begin with the first row of the table.
+pub(super) const XLM_ROBERTA_CLASSIFIER: Family = Family {
+    class: "XLMRobertaForSequenceClassification",
+    gguf: Some(GgufFamily { form: Form::Classifier, ..GgufFamily::new("bert", gguf_classifier_settings) }),
+    ..ROBERTA_CLASSIFIER
+};
 
 const NAMES: Names = Names {
     embedding_norm: "embeddings.LayerNorm",
@@ -56,11 +60,15 @@ const NAMES: Names = Names {
 };
 
 fn gguf_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), ConfigError> {
-    let types = model.contents.shape("token_types.weight").and_then(|shape| shape.first().copied());
     settings.set("layer_norm_eps", json!(model.keys.require_float("attention.layer_norm_epsilon")?));
-    settings.set("type_vocab_size", json!(types));
+    settings.set("type_vocab_size", json!(model.rows("token_types.weight")));
     settings.set("hidden_act", json!("gelu"));
     Ok(())
+}
+
+fn gguf_classifier_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), ConfigError> {
+    settings.set("num_labels", json!(model.rows("cls.output.weight")));
+    gguf_settings(model, settings)
 }
 
 fn bert(config: &Config) -> Result<Plan, ConfigError> {
@@ -81,10 +89,13 @@ fn roberta_classifier(config: &Config) -> Result<Plan, ConfigError> {
     Ok(Plan { head: Some(head), ..roberta(config)? })
 }
 
-/// RoBERTa's positions start after the padding token's id.
+/// RoBERTa's positions start after the padding token's id. A GGUF does not have the rows before.
 fn roberta(config: &Config) -> Result<Plan, ConfigError> {
-    let padding = config.integer("pad_token_id", 0, 1 << 20)?.unwrap_or(1);
-    of(config, "roberta", padding + 1)
+    let first = match config.container() {
+        Container::Checkpoint => config.integer("pad_token_id", 0, 1 << 20)?.unwrap_or(1) + 1,
+        Container::Gguf => 0,
+    };
+    of(config, "roberta", first)
 }
 
 fn of(config: &Config, architecture: &'static str, first_position: usize) -> Result<Plan, ConfigError> {

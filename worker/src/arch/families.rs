@@ -116,6 +116,7 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use super::super::family::Form;
     use super::*;
 
     #[test]
@@ -128,10 +129,11 @@ mod tests {
     }
 
     #[test]
-    fn files_with_experts_have_a_family_of_their_own() {
+    fn each_form_of_an_architecture_has_one_family() {
         for family in FAMILIES.iter().filter_map(|family| family.gguf.as_ref()) {
-            let variants: Vec<bool> = of_gguf(family.architecture).map(|(_, gguf)| gguf.is_mixture).collect();
-            assert!(matches!(variants[..], [_] | [false, true]), "{}", family.architecture);
+            let forms: Vec<Form> = of_gguf(family.architecture).map(|(_, gguf)| gguf.form).collect();
+            let is_known = matches!(forms[..], [_] | [Form::Plain, Form::Experts | Form::Classifier]);
+            assert!(is_known, "{}", family.architecture);
         }
     }
 }

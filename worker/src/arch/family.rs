@@ -23,12 +23,22 @@ pub(super) enum Planner {
     Encoder(fn(&Config) -> Result<encoder::Plan, ConfigError>),
 }
 
+/// What distinguishes the families that share an architecture in GGUF files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Plain,
+    /// A mixture of experts.
+    Experts,
+    /// An encoder with a classification head.
+    Classifier,
+}
+
 /// The form of a family in GGUF files.
 pub(super) struct GgufFamily {
     /// `general.architecture`
     pub(super) architecture: &'static str,
-    /// Whether it is a mixture of experts, for an architecture that two families share.
-    pub(super) is_mixture: bool,
+    /// For an architecture that several families share.
+    pub(super) form: Form,
     /// Whether `post_attention_norm` is a tensor of its own, besides the norm before the feed-forward part.
     pub(super) has_post_norms: bool,
     /// Sets the fields of config.json that not all families have.
@@ -41,6 +51,6 @@ impl GgufFamily {
         architecture: &'static str,
         settings: fn(&GgufModel<'_>, &mut Settings) -> Result<(), ConfigError>,
     ) -> Self {
-        Self { architecture, is_mixture: false, has_post_norms: false, settings }
+        Self { architecture, form: Form::Plain, has_post_norms: false, settings }
     }
 }

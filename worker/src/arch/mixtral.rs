@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use super::family::{Family, GgufFamily, Planner};
+use super::family::{Family, Form, GgufFamily, Planner};
 use super::gguf::keys::{GgufModel, Settings};
 use super::plan::{self, ExpertPlan, FamilyDefaults, LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError, llama};
@@ -13,7 +13,7 @@ pub(super) const FAMILY: Family = Family {
     class: "MixtralForCausalLM",
     model_type: Some("mixtral"),
     planner: Planner::Decoder(plan),
-    gguf: Some(GgufFamily { is_mixture: true, ..GgufFamily::new("llama", gguf_settings) }),
+    gguf: Some(GgufFamily { form: Form::Experts, ..GgufFamily::new("llama", gguf_settings) }),
 };
 
 fn gguf_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), ConfigError> {

@@ -45,9 +45,8 @@ const OF_TRANSFORMERS: Names = Names {
 };
 
 fn gguf_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), ConfigError> {
-    let types = model.contents.shape("token_types.weight").and_then(|shape| shape.first().copied());
     settings.set("layer_norm_eps", json!(model.keys.require_float("attention.layer_norm_epsilon")?));
-    settings.set("type_vocab_size", json!(types));
+    settings.set("type_vocab_size", json!(model.rows("token_types.weight")));
     Ok(())
 }
 

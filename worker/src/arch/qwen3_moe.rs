@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use super::family::{Family, GgufFamily, Planner};
+use super::family::{Family, Form, GgufFamily, Planner};
 use super::gguf::keys::{GgufModel, Settings};
 use super::plan::{self, ExpertPlan, LLAMA_DEFAULTS, Plan};
 use super::{Config, ConfigError, llama, qwen3};
@@ -12,7 +12,7 @@ pub(super) const FAMILY: Family = Family {
     class: "Qwen3MoeForCausalLM",
     model_type: Some("qwen3_moe"),
     planner: Planner::Decoder(plan),
-    gguf: Some(GgufFamily { is_mixture: true, ..GgufFamily::new("qwen3moe", gguf_settings) }),
+    gguf: Some(GgufFamily { form: Form::Experts, ..GgufFamily::new("qwen3moe", gguf_settings) }),
 };
 
 fn gguf_settings(model: &GgufModel<'_>, settings: &mut Settings) -> Result<(), ConfigError> {

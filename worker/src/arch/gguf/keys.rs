@@ -40,6 +40,17 @@ pub(crate) struct GgufModel<'a> {
     pub(crate) window: Option<u64>,
 }
 
+impl GgufModel<'_> {
+    /// Number of rows of a matrix. One with a single row may have one dimension.
+    pub(crate) fn rows(&self, name: &str) -> Option<u64> {
+        match self.contents.shape(name)?[..] {
+            [_] => Some(1),
+            [rows, ..] => Some(rows),
+            [] => None,
+        }
+    }
+}
+
 /// The fields of a configuration.
 pub(crate) struct Settings(pub(super) Map<String, Json>);
 

@@ -14,7 +14,7 @@ pub use names::{TensorLocation, locate_tensor};
 use self::keys::{GgufModel, Keys, Settings, object};
 use super::ConfigError;
 use super::families;
-use super::family::{GgufFamily, Planner};
+use super::family::{Form, GgufFamily, Planner};
 
 /// Builds the configuration. An unknown architecture keeps its name, so that the error names it.
 pub fn config(metadata: &Metadata, contents: &dyn TensorLookup) -> Result<Map<String, Json>, ConfigError> {
@@ -32,7 +32,12 @@ pub fn config(metadata: &Metadata, contents: &dyn TensorLookup) -> Result<Map<St
         return Ok(object(json!({"model_type": architecture, "architectures": [architecture]})));
     };
     let experts = keys.count("expert_count")?.unwrap_or(0);
-    let fits = |gguf: &GgufFamily| gguf.is_mixture == (experts > 0);
+    let form = match contents.shape("cls.output.weight") {
+        Some(_) => Form::Classifier,
+        None if experts > 0 => Form::Experts,
+        None => Form::Plain,
+    };
+    let fits = |gguf: &GgufFamily| gguf.form == form;
     let (family, gguf) = variants.iter().find(|(_, gguf)| fits(gguf)).unwrap_or(first);
     let width = keys.require_count("embedding_length")?;
     let heads = keys.require_count("attention.head_count")?;

@@ -31,6 +31,8 @@ fn map_name(architecture: &str, name: &str) -> Option<TensorLocation> {
         "model.embed_tokens" | "embeddings.word_embeddings" => Some("token_embd"),
         "model.norm" => Some("output_norm"),
         "lm_head" => Some("output"),
+        "classifier.dense" => Some("cls"),
+        "classifier.out_proj" => Some("cls.output"),
         "embeddings.position_embeddings" => Some("position_embd"),
         "embeddings.token_type_embeddings" => Some("token_types"),
         "embeddings.LayerNorm" | "emb_ln" => Some("token_embd_norm"),

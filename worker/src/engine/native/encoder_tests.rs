@@ -405,6 +405,22 @@ fn classifiers_match_the_reference() {
     }
 }
 
+#[test]
+fn a_classifier_of_a_gguf_matches_the_reference() {
+    let files = gguf_tests::gguf(&[repository("tests/fixtures/reranker/xlm-roberta.gguf")]);
+    let pairs = pairs("tests/fixtures/reranker/xlm-roberta");
+    for ops in [Ops::best(), Ops::scalar()] {
+        let options = LoadOptions { ops, max_sequences: pairs.len(), ..f32_cache() };
+        let mut engine = load(&files, options).unwrap();
+        assert_eq!((engine.info().architecture, engine.info().classes), ("roberta", Some(1)));
+        for (found, pair) in classes(engine.as_mut(), &pairs).iter().zip(&pairs) {
+            assert_close(found, &pair.2["logits"], &(ops, &pair.2["document"]));
+        }
+        let rows = hidden(engine.as_mut(), std::slice::from_ref(&pairs[0].0)).remove(0);
+        assert_close(&rows[0], &pairs[0].2["first"], &"hidden states");
+    }
+}
+
 /// Texts to embed and pairs may share a step.
 #[test]
 fn classes_and_hidden_states_share_a_step() {

@@ -151,7 +151,7 @@ impl MappedTensors {
                 let expected = [&[expert + 1], expected].concat();
                 return Err(LoadError::TensorShape { name, expected, found: tensor.shape.clone() });
             }
-        } else if tensor.shape != expected {
+        } else if tensor.shape != expected && !is_single_row(&tensor.shape, expected) {
             let (expected, found) = (expected.to_vec(), tensor.shape.clone());
             return Err(LoadError::TensorShape { name, expected, found });
         }
@@ -178,6 +178,11 @@ impl MappedTensors {
             LoadError::TensorData { name: name.clone(), reason }
         })
     }
+}
+
+/// Whether a matrix of one row is stored with one dimension, as converters to GGUF do.
+fn is_single_row(found: &[u64], expected: &[u64]) -> bool {
+    matches!((found, expected), ([len], [1, cols]) if len == cols)
 }
 
 /// The stacked tensor that may contain an expert: the same name without the expert's number.
