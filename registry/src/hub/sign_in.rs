@@ -7,12 +7,14 @@ use http::request::Parts;
 use http::{StatusCode, header};
 use lode_client::Secret;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use url::{Position, Url};
 
 use super::page::{Shell, message, message_with_link, render};
 use super::single_sign_on::own_base;
 use crate::Registry;
 use crate::app::ProviderInfo;
 use crate::auth::Caller;
+use crate::http::host::host;
 use crate::http::pages::{Form, next_page, redirect};
 use crate::http::session_cookie::set_session_cookie;
 use crate::http::{Failure, Query};
@@ -50,6 +52,7 @@ impl LoginPage {
 pub(crate) async fn get(
     State(registry): State<Registry>,
     caller: Caller,
+    request: Parts,
     query: Query,
 ) -> Result<Response, Failure> {
     let shell = Shell::of(&registry, &caller).await?;
@@ -60,11 +63,19 @@ pub(crate) async fn get(
             "This server has no accounts: every client may do everything.",
         ));
     }
-    let next = next_page(query.get("next").unwrap_or_default()).to_owned();
+    let from = previous_page(&request);
+    let next = next_page(query.get("next").or(from.as_deref()).unwrap_or_default()).to_owned();
     if shell.account.is_some() && query.get("again").is_none() {
         return Ok(redirect(&next));
     }
     Ok(render(StatusCode::OK, &LoginPage::new(&registry, shell, "", &next, None)))
+}
+
+/// The page of this server whose link led here.
+fn previous_page(request: &Parts) -> Option<String> {
+    let from = Url::parse(request.headers.get(header::REFERER)?.to_str().ok()?).ok()?;
+    let is_own = host(request) == Some(from.authority());
+    is_own.then(|| from[Position::BeforePath..Position::AfterQuery].to_owned())
 }
 
 pub(crate) async fn post(

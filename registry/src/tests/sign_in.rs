@@ -69,6 +69,23 @@ pub(super) fn from_page(request: Builder) -> Builder {
 }
 
 #[tokio::test]
+async fn a_link_to_the_sign_in_leads_back() {
+    let app = closed().await;
+    for (from, expect) in [
+        (format!("{BASE}/team/mini/-/tags?all=1"), "/team/mini/-/tags?all=1"),
+        (format!("{BASE}/models?q=a%20b&sort=size"), "/models?q=a%20b&#38;sort=size"),
+        (format!("{BASE}/login?next=x"), "/-/account"),
+        ("https://evil.example/models".to_owned(), "/-/account"),
+        ("models".to_owned(), "/-/account"),
+    ] {
+        let request = Request::get("/login").header("host", HOST).header("referer", &from);
+        let page = app.send(request, "").await;
+        let field = format!("name=\"next\" value=\"{expect}\"");
+        assert!(page.text().contains(&field), "{from}: {}", page.text());
+    }
+}
+
+#[tokio::test]
 async fn a_browser_signs_in_and_out() {
     let app = closed().await;
     // With `no-referrer`, forms would have no origin over plain http.
