@@ -8,7 +8,7 @@ use crate::api::copy::copy;
 use crate::api::inference::passthrough_route;
 use crate::api::{
     access, anthropic, audit, blobs, diff, health, import, inference, jobs, maintenance, models, ollama,
-    openai, ps, publishers, repositories, rerank, rules, status, webhooks, workers,
+    openai, openapi, ps, publishers, repositories, rerank, rules, status, webhooks, workers,
 };
 use crate::gateway::Gateway;
 use crate::http::Failure;
@@ -116,6 +116,7 @@ fn lode_api() -> Router<ServerState> {
     let tag_history = get(repositories::tag_history).post(repositories::move_tag_back);
     let member = put(access::add_member).delete(access::remove_member);
     Router::new()
+        .route("/lode/v1/openapi.json", get(openapi::get))
         .route("/lode/v1/repositories", get(repositories::list))
         .route("/lode/v1/repositories/{name}/tags", get(repositories::tags))
         .route("/lode/v1/repositories/{name}/manifests", get(repositories::manifests))
@@ -214,7 +215,7 @@ fn pages() -> Router<ServerState> {
     use hub::repository::{
         card, diff, files, history, lineage, overview, referrers, settings, tags, tensors, try_model,
     };
-    use hub::{account, admin, assets, connect, device, home, setup, sign_in, single_sign_on};
+    use hub::{account, admin, api_reference, assets, connect, device, home, setup, sign_in, single_sign_on};
     Router::new()
         .route("/", get(home::get))
         .route("/models", get(hub::models::get))
@@ -240,6 +241,7 @@ fn pages() -> Router<ServerState> {
         .route("/setup", get(setup::get).post(setup::post))
         .route("/device", get(device::get).post(device::post))
         .route("/connect", get(connect::get).post(connect::post))
+        .route("/-/api", get(api_reference::get))
         .route("/-/admin", get(admin::get))
         .route("/-/admin/workers", post(admin::change_worker))
         .route("/-/account", get(account::get))

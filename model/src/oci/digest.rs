@@ -71,6 +71,8 @@ pub struct Digest {
     text: Box<str>,
 }
 
+string_schema!(Digest, "A digest: `sha256:` and 64 hexadecimal digits, or `sha512:` and 128");
+
 impl Digest {
     /// Hashes `bytes`.
     pub fn of(algorithm: Algorithm, bytes: &[u8]) -> Digest {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
 
 use crate::digest::Digest;
 use crate::media_type;
@@ -12,7 +13,7 @@ use crate::media_type;
 pub const MAX_MANIFEST_BYTES: usize = 4 * 1024 * 1024;
 
 /// A reference to content: its media type, digest and size.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
     pub media_type: String,

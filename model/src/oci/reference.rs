@@ -240,6 +240,10 @@ macro_rules! string_conversions {
     )*};
 }
 string_conversions!(Repository, Tag, Reference, Name);
+string_schema!(Repository, "A repository: any number of parts, such as `team/mini`");
+string_schema!(Tag, "A tag, such as `latest`");
+string_schema!(Reference, "A tag, or a digest: `sha256:` and 64 hexadecimal digits");
+string_schema!(Name, "A model: `team/mini:v1`, or `team/mini@sha256:...`");
 
 impl fmt::Display for Repository {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

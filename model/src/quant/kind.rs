@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::ggml::Type;
 
@@ -126,9 +127,10 @@ impl FromStr for Kind {
 }
 
 /// How a tensor is quantised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub struct Quantisation {
     #[serde(rename = "type", with = "kind_as_text")]
+    #[schema(value_type = String, example = "int4")]
     pub kind: Kind,
     /// The number of consecutive elements of a row that share a scale; for a block type, those of a block.
     pub group_size: u32,

@@ -3,6 +3,7 @@
 //! untrusted and not verified.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{Artifact, Layout, ModelFile, Role, kit_parent};
 use crate::digest::Digest;
@@ -15,7 +16,7 @@ use crate::media_type as mt;
 const MAX_NAME_LEN: usize = 512;
 
 /// How a model relates to its origin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Relation {
     /// Derived from the origin in an unstated way.

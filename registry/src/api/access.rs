@@ -7,13 +7,13 @@ use axum::response::Response;
 use http::StatusCode;
 use lode_client::Secret;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::MAX_PAGE;
 use crate::Registry;
 use crate::app::{
-    AccountChange, AccountError, AccountInfo, Grant, KeyInfo, NewAccount, NewToken, TargetVisibility,
+    AccountChange, AccountError, AccountInfo, Grant, Group, KeyInfo, NewAccount, NewToken, TargetVisibility,
     TokenInfo,
 };
 use crate::auth::{
@@ -23,12 +23,14 @@ use crate::auth::{
 use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
 
 /// A request to create an account.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AccountRequest {
     name: String,
+    /// By default `user`.
     #[serde(default = "user")]
     kind: AccountKind,
+    #[schema(value_type = Option<String>)]
     password: Option<Secret>,
     server_role: Option<ServerRole>,
 }
@@ -39,47 +41,53 @@ fn user() -> AccountKind {
 
 /// A request to change an account. `server_role` may be `none`. With `current_password` it changes the caller's own
 /// password, for which it need not be an administrator.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ChangeRequest {
+    #[schema(value_type = Option<String>)]
     password: Option<Secret>,
+    #[schema(value_type = Option<String>)]
     current_password: Option<Secret>,
     server_role: Option<String>,
     disabled: Option<bool>,
 }
 
 /// A request to create a token.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TokenRequest {
+    /// What the token is for.
     name: String,
     /// The account; by default that of the caller.
     account: Option<String>,
     #[serde(default)]
     access: Access,
+    /// Where the token may be used; empty: everywhere.
     #[serde(default)]
     targets: Vec<AccessTarget>,
+    /// By default 90 days.
     expires_in_seconds: Option<u64>,
 }
 
 /// A request to grant or remove a role.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GrantRequest {
     target: AccessTarget,
+    /// The name of an account or a group; `everyone` or `anyone`.
     subject: String,
     /// Absent: remove the role.
     role: Option<Role>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VisibilityRequest {
     target: AccessTarget,
     visibility: Visibility,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GroupRequest {
     name: String,
@@ -113,17 +121,17 @@ impl RequestBody for GroupRequest {
     const ACTION: Action = Action::Administer;
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct AccountList {
     accounts: Vec<AccountInfo>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct TokenList {
     tokens: Vec<TokenInfo>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct CreatedToken {
     #[serde(flatten)]
     info: TokenInfo,
@@ -131,7 +139,40 @@ pub(crate) struct CreatedToken {
     secret: String,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+pub(crate) struct GroupList {
+    groups: Vec<Group>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct KeyList {
+    keys: Vec<KeyInfo>,
+}
+
+/// The account behind the request's credentials.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Me {
+    /// Null: the caller has no account.
+    name: Option<String>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    account: Option<MyAccount>,
+}
+
+/// Present if the caller has an account.
+#[derive(Serialize, ToSchema)]
+struct MyAccount {
+    id: Uuid,
+    kind: AccountKind,
+    server_role: Option<ServerRole>,
+    access: Access,
+    targets: Vec<AccessTarget>,
+    /// The token that was used.
+    token_id: Option<Uuid>,
+    /// The token that scripts of this server's pages send with changes.
+    csrf: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
 pub(crate) struct GrantList {
     grants: Vec<Grant>,
     visibilities: Vec<TargetVisibility>,
@@ -274,8 +315,11 @@ pub(crate) async fn put_visibility(
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(crate) async fn groups(State(registry): State<Registry>, caller: Caller) -> Result<Json<Value>, Failure> {
-    Ok(Json(json!({ "groups": registry.group_list(&caller).await? })))
+pub(crate) async fn groups(
+    State(registry): State<Registry>,
+    caller: Caller,
+) -> Result<Json<GroupList>, Failure> {
+    Ok(Json(GroupList { groups: registry.group_list(&caller).await? }))
 }
 
 pub(crate) async fn create_group(
@@ -316,7 +360,7 @@ pub(crate) async fn remove_member(
 }
 
 /// A request to add a key.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeyRequest {
     /// The line of the public key file.
@@ -335,8 +379,8 @@ pub(crate) async fn keys(
     State(registry): State<Registry>,
     caller: Caller,
     query: Query,
-) -> Result<Json<Value>, Failure> {
-    Ok(Json(json!({ "keys": registry.key_list(&caller, query.get("account")).await? })))
+) -> Result<Json<KeyList>, Failure> {
+    Ok(Json(KeyList { keys: registry.key_list(&caller, query.get("account")).await? }))
 }
 
 pub(crate) async fn add_key(
@@ -361,19 +405,23 @@ pub(crate) async fn remove_key(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The account behind the request's credentials. `token_id` identifies the token that was used. `csrf` is the
-/// token that scripts of this server's pages send with changes.
-pub(crate) async fn me(State(registry): State<Registry>, caller: Caller) -> Result<Json<Value>, Failure> {
+/// The account behind the request's credentials.
+pub(crate) async fn me(State(registry): State<Registry>, caller: Caller) -> Result<Json<Me>, Failure> {
     registry.authorize(&caller, Action::SignIn, Target::Server).await?;
-    let Some(account) = caller.account() else { return Ok(Json(json!({ "name": null }))) };
+    let Some(account) = caller.account() else { return Ok(Json(Me { name: None, account: None })) };
     let csrf = registry.csrf_token(&caller).await?;
     let token_id = match account.credential {
         Credential::Token(id) => Some(id),
         _ => None,
     };
-    Ok(Json(json!({
-        "id": account.id, "name": account.name, "kind": account.kind, "server_role": account.server_role,
-        "access": account.scope.access, "targets": account.scope.targets, "token_id": token_id,
-        "csrf": csrf.as_ref().map(Secret::expose),
-    })))
+    let mine = MyAccount {
+        id: account.id,
+        kind: account.kind,
+        server_role: account.server_role,
+        access: account.scope.access,
+        targets: account.scope.targets.clone(),
+        token_id,
+        csrf: csrf.map(|token| token.expose().to_owned()),
+    };
+    Ok(Json(Me { name: Some(account.name.clone()), account: Some(mine) }))
 }

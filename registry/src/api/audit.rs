@@ -5,6 +5,7 @@ use axum::response::Response;
 use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use utoipa::ToSchema;
 
 use super::MAX_PAGE;
 use crate::Registry;
@@ -12,7 +13,7 @@ use crate::app::{AuditFilter, AuditRecord};
 use crate::auth::Caller;
 use crate::http::{Failure, Json, Links, Query, page};
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct AuditPage {
     records: Vec<AuditRecord>,
 }

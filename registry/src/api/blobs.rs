@@ -3,12 +3,13 @@
 
 use axum::extract::State;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::Registry;
 use crate::auth::Caller;
 use crate::http::{Failure, Json, Query};
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct SizeKnown {
     known: bool,
 }

@@ -5,6 +5,7 @@ use axum::extract::State;
 use axum::routing::{MethodRouter, post};
 use http::StatusCode;
 use serde::Deserialize;
+use utoipa::ToSchema;
 
 use crate::Registry;
 use crate::auth::{Action, Caller};
@@ -12,10 +13,13 @@ use crate::http::model_name::ReadName;
 use crate::http::state::ServerState;
 use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
-struct Copy {
+#[schema(as = CopyRequest)]
+pub(super) struct Copy {
+    #[schema(required)]
     source: String,
+    #[schema(required)]
     destination: String,
 }
 

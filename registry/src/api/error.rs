@@ -5,6 +5,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, header};
 use serde::Serialize;
 use serde_json::json;
+use utoipa::ToSchema;
 
 use crate::http::{Failure, Json};
 
@@ -12,8 +13,9 @@ pub(crate) fn respond(failure: &Failure) -> Response {
     (failure.status(), Json(json!({ "error": failure.message() }))).into_response()
 }
 
-#[derive(Serialize)]
-struct Problem<'a> {
+#[derive(Serialize, ToSchema)]
+/// Problem details, RFC 9457.
+pub(super) struct Problem<'a> {
     /// Always `about:blank`: programs act on the status alone.
     #[serde(rename = "type")]
     kind: &'static str,

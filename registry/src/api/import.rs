@@ -9,6 +9,7 @@ use axum::response::Response;
 use lode_client::Secret;
 use serde::Deserialize;
 use serde_json::json;
+use utoipa::ToSchema;
 
 use super::ollama::records;
 use crate::Registry;
@@ -21,21 +22,27 @@ const SCHEME: &str = "hf://";
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 const DEFAULT_REVISION: &str = "main";
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = ImportRequest)]
 pub(crate) struct Import {
     /// The name here.
     model: String,
     /// `hf://NAMESPACE/MODEL[:VARIANT][@REVISION]`
     from: String,
+    /// By default https://huggingface.co.
     #[serde(default)]
     endpoint: Option<String>,
+    /// A token for the endpoint. It is used for this request and not stored.
     #[serde(default)]
     token: Option<String>,
+    /// The number format of the weights, such as `int4` or `Q4_K_M`.
     #[serde(default)]
     quantize: Option<String>,
+    /// Annotations of the manifest.
     #[serde(default)]
     annotations: BTreeMap<String, String>,
+    /// Whether the response is a stream, as by default.
     #[serde(default)]
     stream: Option<bool>,
 }

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde::Serialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::MAX_PAGE;
@@ -20,12 +21,13 @@ use crate::http::{Failure, Json, Links, Path, Query, page};
 /// The longest time that a request waits for a job to finish.
 const MAX_WAIT_S: u64 = 60;
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct JobList {
     jobs: Vec<Job>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = FindingList)]
 pub(crate) struct Findings {
     findings: Vec<Value>,
 }

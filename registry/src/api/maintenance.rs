@@ -5,6 +5,7 @@ use axum::extract::State;
 use axum::response::Response;
 use lode_model::reference::Repository;
 use serde::Deserialize;
+use utoipa::ToSchema;
 
 use super::{MAX_PAGE, jobs};
 use crate::app::JobKind;
@@ -12,15 +13,19 @@ use crate::auth::{Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Links, Query, RequestBody, page};
 use crate::{GcWaiting, Registry, RestoredContent};
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schema(as = GcRequest)]
 pub(crate) struct Gc {
+    /// Whether nothing is removed, and the removals are only listed.
     dry_run: bool,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schema(as = FsckRequest)]
 pub(crate) struct Fsck {
+    /// Whether every byte is read.
     verify: bool,
 }
 
@@ -52,10 +57,12 @@ pub(crate) async fn waiting(
 }
 
 /// The object to restore: a repository, and one of its tags or digests.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = UndoRequest)]
 pub(crate) struct Undo {
     repository: Repository,
+    /// A tag or a digest.
     reference: String,
 }
 

@@ -16,6 +16,7 @@ pub(crate) mod maintenance;
 pub(crate) mod models;
 pub(crate) mod ollama;
 pub(crate) mod openai;
+pub(crate) mod openapi;
 pub(crate) mod ps;
 pub(crate) mod publishers;
 pub(crate) mod repositories;

@@ -7,6 +7,7 @@ use lode_model::manifest::Descriptor;
 use lode_model::reference::{Reference, Repository, Tag};
 use lode_model::tensor::TensorInfo;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::MAX_PAGE;
 use crate::Registry;
@@ -18,16 +19,18 @@ use crate::time::rfc3339;
 /// The maximum size of a page of tensors; most models have fewer.
 const MAX_TENSOR_PAGE: u32 = 10_000;
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct ModelList {
     models: Vec<Entry>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = ModelEntry)]
 struct Entry {
     repository: Repository,
     tag: Tag,
     digest: Digest,
+    #[schema(format = DateTime)]
     modified_at: String,
     /// It has not been indexed yet, so its details are not known.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -39,12 +42,13 @@ struct Entry {
     problem: Option<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct ModelDetails {
     repository: Repository,
     reference: Reference,
     digest: Digest,
     media_type: String,
+    #[schema(format = DateTime)]
     modified_at: String,
     /// Who has set the tag; only for callers with an account.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,7 +61,7 @@ pub(crate) struct ModelDetails {
     manifests: Vec<Descriptor>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct TensorList {
     tensors: Vec<TensorInfo>,
 }

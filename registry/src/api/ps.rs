@@ -5,7 +5,9 @@ use axum::extract::State;
 use axum::response::Response;
 use futures::future::join_all;
 use lode_model::reference::Name;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
 
 use crate::auth::{Action, Caller, Target};
 use crate::http::model_name;
@@ -15,8 +17,19 @@ use crate::http::{self, Failure, Json, Links, Query};
 /// The maximum size of a page.
 const MAX_PAGE: u64 = 1000;
 
+/// Loaded models, those that are unloaded last first.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct LoadedModels {
+    /// As the workers describe them: `name`, `digest`, `size`, `size_vram`, `expires_at`, ...
+    #[schema(value_type = Vec<Object>)]
+    models: Vec<Value>,
+}
+
 /// `GET /api/ps`: all of them, with the names that `/api/tags` lists.
-pub(crate) async fn list(State(server): State<ServerState>, caller: Caller) -> Result<Json<Value>, Failure> {
+pub(crate) async fn list(
+    State(server): State<ServerState>,
+    caller: Caller,
+) -> Result<Json<LoadedModels>, Failure> {
     let mut models = loaded(&server, &caller).await?;
     for model in &mut models {
         for field in ["name", "model"] {
@@ -27,7 +40,7 @@ pub(crate) async fn list(State(server): State<ServerState>, caller: Caller) -> R
             }
         }
     }
-    Ok(Json(json!({ "models": models })))
+    Ok(Json(LoadedModels { models }))
 }
 
 /// `GET /lode/v1/ps`: the same in pages, with full names. `last` is the position of the previous page's last
@@ -46,7 +59,7 @@ pub(crate) async fn page(
     models.truncate(n as usize);
     let last = (from + models.len() as u64).saturating_sub(1).to_string();
     let next = more.then(|| links.next("/lode/v1/ps", &[("n", &n.to_string()), ("last", &last)]));
-    Ok(http::page(Json(json!({ "models": models })), next))
+    Ok(http::page(Json(LoadedModels { models }), next))
 }
 
 /// The loaded models of all workers that the caller may run, sorted by expiry, the latest first.

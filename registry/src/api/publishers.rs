@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use axum::extract::State;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::Registry;
@@ -13,12 +14,14 @@ use crate::auth::{Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Path, Query, RequestBody};
 
 /// A request to register a publisher.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PublisherRequest {
     robot: String,
     kind: PublisherKind,
+    /// The issuer of the tokens; by default the service's public one.
     issuer: Option<String>,
+    /// Claims and their values.
     #[serde(default)]
     conditions: BTreeMap<String, String>,
 }
@@ -27,7 +30,7 @@ impl RequestBody for PublisherRequest {
     const ACTION: Action = Action::Own;
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct PublisherList {
     publishers: Vec<Publisher>,
 }

@@ -4,40 +4,43 @@ use axum::extract::State;
 use axum::response::Response;
 use lode_model::reference::{Repository, Tag};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::Registry;
 use crate::app::{ManifestSummary, RepositorySummary, TagMove, TagMovedBack, TagSummary};
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
 
-#[derive(Serialize)]
-struct RepositoryList {
+#[derive(Serialize, ToSchema)]
+pub(super) struct RepositoryList {
     repositories: Vec<RepositorySummary>,
 }
 
-#[derive(Serialize)]
-struct TagList {
+#[derive(Serialize, ToSchema)]
+pub(super) struct TagList {
     repository: Repository,
     tags: Vec<TagSummary>,
 }
 
-#[derive(Serialize)]
-struct ManifestList {
+#[derive(Serialize, ToSchema)]
+pub(super) struct ManifestList {
     repository: Repository,
     manifests: Vec<ManifestSummary>,
 }
 
-#[derive(Serialize)]
-struct TagHistory {
+#[derive(Serialize, ToSchema)]
+pub(super) struct TagHistory {
     repository: Repository,
     moves: Vec<TagMove>,
 }
 
 /// A move of a tag to undo: the last one, or that at a position.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = MoveBackRequest)]
 pub(crate) struct MoveBack {
     tag: Tag,
+    /// Of the move in the history; by default the last one.
     position: Option<i64>,
 }
 

@@ -3,14 +3,15 @@
 use axum::extract::State;
 use http::StatusCode;
 use lode_model::reference::Repository;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::Registry;
+use crate::app::Quota;
 use crate::auth::{AccessTarget, Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Query, RequestBody};
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct QuotaRequest {
     namespace: Repository,
@@ -18,12 +19,29 @@ pub(crate) struct QuotaRequest {
     limit_bytes: Option<u64>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ProtectedTagsRequest {
     target: AccessTarget,
-    /// Replace those that the target has.
+    /// They replace those that the target has.
     patterns: Vec<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct QuotaList {
+    quotas: Vec<Quota>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ProtectedTagList {
+    protected_tags: Vec<ProtectedTag>,
+}
+
+/// A pattern of the protected tags of a target.
+#[derive(Serialize, ToSchema)]
+struct ProtectedTag {
+    target: AccessTarget,
+    pattern: String,
 }
 
 impl RequestBody for QuotaRequest {
@@ -38,10 +56,10 @@ pub(crate) async fn quotas(
     State(registry): State<Registry>,
     caller: Caller,
     query: Query,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Json<QuotaList>, Failure> {
     let namespace: Option<Repository> = query.get("namespace").map(str::parse).transpose()?;
     namespace.as_ref().map_or(Ok(()), check_namespace)?;
-    Ok(Json(json!({ "quotas": registry.quota_list(&caller, namespace.as_ref()).await? })))
+    Ok(Json(QuotaList { quotas: registry.quota_list(&caller, namespace.as_ref()).await? }))
 }
 
 pub(crate) async fn put_quota(
@@ -65,7 +83,7 @@ pub(crate) async fn protected_tags(
     State(registry): State<Registry>,
     caller: Caller,
     query: Query,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Json<ProtectedTagList>, Failure> {
     let target: Option<AccessTarget> =
         query.get("target").map(str::parse).transpose().map_err(Failure::UnknownName)?;
     let rules: Vec<(AccessTarget, String)> = match target {
@@ -75,9 +93,8 @@ pub(crate) async fn protected_tags(
         }
         None => registry.tag_rules_list(&caller).await?,
     };
-    let rules: Vec<Value> =
-        rules.into_iter().map(|(target, pattern)| json!({ "target": target, "pattern": pattern })).collect();
-    Ok(Json(json!({ "protected_tags": rules })))
+    let rules = rules.into_iter().map(|(target, pattern)| ProtectedTag { target, pattern });
+    Ok(Json(ProtectedTagList { protected_tags: rules.collect() }))
 }
 
 pub(crate) async fn put_protected_tags(

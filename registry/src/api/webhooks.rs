@@ -4,6 +4,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Serialize;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::MAX_PAGE;
@@ -12,7 +13,8 @@ use crate::app::WebhookDelivery;
 use crate::auth::Caller;
 use crate::http::{Failure, Json, Links, Path, Query, page};
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = DeliveryList)]
 pub(crate) struct Deliveries {
     deliveries: Vec<WebhookDelivery>,
 }

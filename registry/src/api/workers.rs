@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{StatusCode, header};
 use serde::Serialize;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::MAX_PAGE;
@@ -20,7 +21,7 @@ use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page
 /// How many models a worker may be reserved for: each of its heartbeats resolves their names.
 const MAX_RESERVED_MODELS: usize = 64;
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct WorkerList {
     workers: Vec<Worker>,
 }

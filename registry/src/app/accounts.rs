@@ -4,6 +4,7 @@ use lode_client::Secret;
 use lode_model::reference::Repository;
 use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::sign_in_errors::{PublisherError, SignOnError};
@@ -45,20 +46,21 @@ pub struct AccountChange {
 }
 
 /// An account as listings show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct AccountInfo {
     pub id: Uuid,
     pub kind: AccountKind,
     pub name: String,
     pub server_role: Option<ServerRole>,
     pub is_disabled: bool,
-    /// Milliseconds since 1970; RFC 3339 in JSON.
+    // Milliseconds since 1970; RFC 3339 in JSON.
     #[serde(serialize_with = "as_rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub created_at: i64,
 }
 
 /// A group of accounts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Group {
     pub name: String,
     /// The sign-in provider that decides its members.

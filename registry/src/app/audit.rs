@@ -12,6 +12,7 @@ use moka::sync::Cache;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::audit_queue::MAX_DIFFERENT;
@@ -35,10 +36,11 @@ const EXPIRE_INTERVAL: Duration = Duration::from_secs(3600);
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// A record of the audit log.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct AuditRecord {
     pub id: String,
     /// RFC 3339.
+    #[schema(format = DateTime)]
     pub at: String,
     /// `user:alice`, `robot:team+ci`, `worker:ID`, `anonymous` or `server`.
     pub actor: String,

@@ -12,6 +12,7 @@ use lode_model::reference::{Reference, Repository};
 use lode_model::tensor::TensorInfo;
 use serde::Serialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::Registry;
 use super::read_at::BlobReader;
@@ -23,7 +24,7 @@ use crate::error::chain;
 const PAIRS_AT_ONCE: usize = 2;
 
 /// The result for one tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DiffStatus {
     /// Stored as the same bytes.
@@ -36,7 +37,7 @@ pub enum DiffStatus {
 }
 
 /// One side of a pair.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct DiffSide {
     pub name: String,
     pub dtype: String,
@@ -45,7 +46,7 @@ pub struct DiffSide {
 }
 
 /// One tensor of either model.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct TensorDiff {
     /// The name on this side, or on the other side if only that one has the tensor.
     pub name: String,
@@ -70,7 +71,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 /// The last record of a comparison.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct DiffTotal {
     pub same: u64,
     pub same_values: u64,
@@ -119,7 +120,7 @@ impl TensorDiff {
 }
 
 /// A line of the response: `{"tensor": {...}}`, and at the end `{"total": {...}}`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DiffRecord {
     Tensor(TensorDiff),

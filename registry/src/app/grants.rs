@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use serde_json::json;
+use utoipa::ToSchema;
 
 use super::Registry;
 use super::accounts::AccountError;
@@ -10,7 +11,7 @@ use crate::auth::{AccessTarget, Action, Caller, Role, Target, Visibility};
 use crate::store::GrantRow;
 
 /// A role of an account or a group.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Grant {
     pub target: AccessTarget,
     /// The name of the account or group.
@@ -20,7 +21,7 @@ pub struct Grant {
 }
 
 /// Who may read a target without a role.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct TargetVisibility {
     pub target: AccessTarget,
     pub visibility: Visibility,

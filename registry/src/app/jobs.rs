@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::time::Instant;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::job_kind::JobKind;
@@ -53,22 +54,28 @@ impl FindingKind {
 }
 
 /// A job as callers see it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Job {
     pub id: String,
     /// `gc`, `fsck` or `create`.
     pub kind: String,
+    #[schema(value_type = Object)]
     pub parameters: Box<RawValue>,
     /// `queued`, `running`, `succeeded`, `failed` or `cancelled`.
     pub state: String,
+    #[schema(format = DateTime)]
     pub created_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     pub started_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     pub finished_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
     pub progress: Option<Box<RawValue>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
     pub result: Option<Box<RawValue>>,
     /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]

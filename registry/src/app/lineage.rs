@@ -8,6 +8,7 @@ use lode_model::lineage::{self, Origin, Relation};
 use lode_model::recognise::{Artifact, Role};
 use lode_model::reference::{Name, Reference, Repository};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::{Model, Registry};
 use crate::Error;
@@ -22,7 +23,7 @@ const MIN_SHARED_BYTES: u64 = 64 * 1024;
 const MAX_TEXT_BYTES: u64 = 1024 * 1024;
 
 /// The origins of a model, and its relatives.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Lineage {
     pub digest: Digest,
     /// The models that it was made from, according to its parts.
@@ -33,7 +34,7 @@ pub struct Lineage {
     pub relatives: Vec<Relative>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Ancestor {
     pub relation: Relation,
     /// As written in the source.
@@ -47,7 +48,7 @@ pub struct Ancestor {
     pub here: Option<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Descendant {
     pub digest: Digest,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -13,6 +13,7 @@ use lode_model::recognise::{Artifact, FileKind};
 use lode_model::reference::{Reference, Repository, Tag};
 use lode_model::tensor::TensorInfo;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::index::MAX_TENSORS;
 use super::walk::blobs_of;
@@ -34,7 +35,7 @@ const RECHECK: Duration = Duration::from_millis(100);
 const MAX_TEXT_BYTES: u64 = 4 * 1024 * 1024;
 
 /// The summary of a model that listings show.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ModelSummary {
     /// `safetensors`, `gguf`, ...
     pub format: String,

@@ -10,6 +10,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::accounts::{AccountError, namespace, subject};
@@ -58,7 +59,7 @@ const RECORDED: [&str; 14] = [
 type Pins = BTreeMap<String, String>;
 
 /// The services whose tokens have a meaning that this server knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PublisherKind {
     /// GitHub Actions.
@@ -128,7 +129,7 @@ pub struct NewPublisher {
 }
 
 /// A publisher as listings show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Publisher {
     pub id: Uuid,
     pub kind: PublisherKind,
@@ -136,10 +137,12 @@ pub struct Publisher {
     pub conditions: BTreeMap<String, String>,
     /// Claims that have to stay what they were at the first use.
     pub pins: BTreeMap<String, String>,
-    /// Milliseconds since 1970, like all times here; RFC 3339 in JSON.
+    // Milliseconds since 1970, like all times here; RFC 3339 in JSON.
     #[serde(serialize_with = "as_rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub created_at: i64,
     #[serde(serialize_with = "as_rfc3339_option")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub used_at: Option<i64>,
     /// Some claims of the last use.
     pub last_claims: Option<Value>,

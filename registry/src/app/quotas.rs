@@ -6,6 +6,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use serde::Serialize;
 use serde_json::json;
+use utoipa::ToSchema;
 
 use super::Registry;
 use super::accounts::AccountError;
@@ -15,7 +16,7 @@ use crate::auth::{AccessTarget, Action, Caller, Target};
 use crate::store::Tx;
 
 /// The quota of a namespace, and how much of it is used.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Quota {
     pub namespace: String,
     /// Absent: no limit.

@@ -5,6 +5,7 @@ use lode_model::digest::Digest;
 use lode_model::media_type;
 use lode_model::reference::{Repository, Tag};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::{Page, Registry};
 use crate::Error;
@@ -16,7 +17,7 @@ use crate::time::as_rfc3339;
 const PAGE: u32 = 100;
 
 /// What a manifest is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ContentKind {
     Model,
@@ -31,7 +32,7 @@ pub enum ContentKind {
 }
 
 /// A repository, and the totals of its content.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct RepositorySummary {
     pub repository: Repository,
     pub tags: u64,
@@ -41,11 +42,12 @@ pub struct RepositorySummary {
     pub pulls_last_30_days: u64,
     pub pulls_all_time: u64,
     #[serde(serialize_with = "as_rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub modified_at: i64,
 }
 
 /// A manifest as listings show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ContentSummary {
     pub digest: Digest,
     pub kind: ContentKind,
@@ -57,13 +59,14 @@ pub struct ContentSummary {
 }
 
 /// A tag and its manifest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct TagSummary {
     pub tag: Tag,
     #[serde(flatten)]
     pub content: ContentSummary,
-    /// When the tag was last moved, in milliseconds since 1970.
+    /// When the tag was last moved.
     #[serde(serialize_with = "as_rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub modified_at: i64,
     /// Who has set the tag; only for callers with an account.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,7 +74,7 @@ pub struct TagSummary {
 }
 
 /// A manifest and its tags.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ManifestSummary {
     #[serde(flatten)]
     pub content: ContentSummary,
@@ -80,6 +83,7 @@ pub struct ManifestSummary {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<Digest>,
     #[serde(serialize_with = "as_rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub created_at: i64,
 }
 

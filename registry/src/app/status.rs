@@ -4,6 +4,7 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Name;
 use serde::Serialize;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Job, Registry, Worker};
@@ -17,7 +18,7 @@ const NEWEST_JOBS: u32 = 200;
 /// How many failed jobs are reported.
 const FAILED_JOBS: usize = 5;
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Status {
     pub server: ServerStatus,
     pub database: DatabaseStatus,
@@ -30,9 +31,10 @@ pub struct Status {
 }
 
 /// The process that responds.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct ServerStatus {
     pub version: &'static str,
+    #[schema(format = DateTime)]
     pub started_at: String,
     pub uptime_seconds: u64,
     pub ready: bool,
@@ -41,7 +43,7 @@ pub struct ServerStatus {
     pub read_only: bool,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct DatabaseStatus {
     /// `sqlite` or `postgresql`.
     pub kind: &'static str,
@@ -50,18 +52,18 @@ pub struct DatabaseStatus {
     pub max: u32,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct StorageStatus {
     /// `folder`, or a scheme such as `s3`.
     pub kind: String,
     pub location: String,
-    /// `None` before the first measurement.
+    /// Null before the first measurement.
     pub content: Option<ContentSize>,
     /// The file systems of the folders.
     pub disks: Vec<Disk>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct WorkerStatus {
     pub id: Uuid,
     pub address: String,
@@ -76,18 +78,19 @@ pub struct WorkerStatus {
     /// The models that it serves only; empty: all.
     pub reserved_for: Vec<Name>,
     /// The last heartbeat.
+    #[schema(format = DateTime)]
     pub seen_at: String,
 }
 
 /// A model that a worker has loaded.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct WorkerModel {
     pub repository: String,
     pub digest: Digest,
     pub size_bytes: u64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct JobsStatus {
     /// Queued and running ones.
     pub unfinished: Vec<Job>,

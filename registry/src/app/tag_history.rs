@@ -4,6 +4,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 use serde::Serialize;
 use serde_json::json;
+use utoipa::ToSchema;
 
 use super::event::Event;
 use super::{Page, Registry, retry_on_deadlock};
@@ -16,13 +17,14 @@ use crate::time::as_rfc3339;
 const PAGE: u32 = 100;
 
 /// A recorded move of a tag.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct TagMove {
     /// Counts the moves of the repository.
     pub(crate) position: i64,
     pub(crate) tag: Tag,
-    /// In milliseconds since 1970; RFC 3339 in JSON.
+    // In milliseconds since 1970; RFC 3339 in JSON.
     #[serde(serialize_with = "as_rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub(crate) moved_at: i64,
     /// Who moved it; only for callers with an account.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,7 +40,7 @@ pub(crate) struct TagMove {
 }
 
 /// A tag that was moved back.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct TagMovedBack {
     pub(crate) tag: Tag,
     pub(crate) digest: Digest,

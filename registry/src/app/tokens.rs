@@ -5,6 +5,7 @@ use std::time::Duration;
 use lode_client::Secret;
 use serde::Serialize;
 use serde_json::json;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Registry;
@@ -32,35 +33,41 @@ pub struct NewToken {
 }
 
 /// A token as listings show it. Its secret is shown once, when it is created.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct TokenInfo {
     pub id: Uuid,
     pub name: String,
     /// The last four characters of its secret.
     pub last_four: String,
     pub scope: Scope,
-    /// Milliseconds since 1970, like all times here; RFC 3339 in JSON.
+    // Milliseconds since 1970, like all times here; RFC 3339 in JSON.
     #[serde(serialize_with = "as_rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub created_at: i64,
     #[serde(serialize_with = "as_rfc3339_option")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub expires_at: Option<i64>,
     #[serde(serialize_with = "as_rfc3339_option")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub used_at: Option<i64>,
     #[serde(serialize_with = "as_rfc3339_option")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub revoked_at: Option<i64>,
 }
 
 /// A key of ollama as listings show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct KeyInfo {
     pub id: Uuid,
     pub name: String,
     /// As `ssh-keygen -l` prints it.
     pub fingerprint: String,
-    /// Milliseconds since 1970, like all times here; RFC 3339 in JSON.
+    // Milliseconds since 1970, like all times here; RFC 3339 in JSON.
     #[serde(serialize_with = "as_rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub created_at: i64,
     #[serde(serialize_with = "as_rfc3339_option")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub used_at: Option<i64>,
 }
 

@@ -6,6 +6,7 @@ use lode_model::reference::Tag;
 use serde::Serialize;
 use serde_json::Value;
 use url::Url;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::event::Event;
@@ -18,7 +19,7 @@ use crate::store::{NewDelivery, RemovalCause, RemovedManifest, Tx, UnreferencedC
 use crate::time::now_ms;
 
 /// An event that a target has not accepted.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct WebhookDelivery {
     pub id: String,
     /// The event's id, as the target sees it.
@@ -29,7 +30,7 @@ pub struct WebhookDelivery {
     pub created_at: i64,
     pub attempts: i64,
     pub problem: Option<String>,
-    /// Set if there is no further attempt.
+    /// Milliseconds since 1970; set if there is no further attempt.
     pub given_up_at: Option<i64>,
 }
 

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 use url::Url;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::Error;
@@ -27,7 +28,7 @@ pub(super) const WORKER_SECRET: &str = "worker-secret";
 pub(crate) const WORKER_CREDENTIAL_PREFIX: &str = "lode-worker-";
 
 /// A device, as its worker reports it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Device {
     /// `cpu`, `cuda`.
@@ -40,7 +41,8 @@ pub struct Device {
 }
 
 /// A model that a worker has loaded. Other fields of the report are passed on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = WorkerLoadedModel)]
 pub struct LoadedModel {
     pub repository: Repository,
     pub digest: Digest,
@@ -54,9 +56,10 @@ pub struct LoadedModel {
 }
 
 /// The registration of a worker.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct WorkerAnnouncement {
     /// The URL at which the gateway reaches it.
+    #[schema(value_type = String, format = "uri")]
     pub advertise: Url,
     #[serde(default)]
     pub devices: Vec<Device>,
@@ -68,7 +71,7 @@ pub struct WorkerAnnouncement {
 }
 
 /// A worker's regular report.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Heartbeat {
     pub devices: Vec<Device>,
@@ -78,7 +81,7 @@ pub struct Heartbeat {
 }
 
 /// The response to a worker's report.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct HeartbeatReply {
     /// It gets no new requests, and unloads its models when they are idle.
     pub draining: bool,
@@ -88,22 +91,24 @@ pub struct HeartbeatReply {
 }
 
 /// A model that a worker loads before the first request for it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ReservedModel {
     pub name: Name,
-    /// `None` if there is no such manifest.
+    /// Null if there is no such manifest.
     pub digest: Option<Digest>,
 }
 
 /// The response to a registration.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Registration {
     pub id: Uuid,
     /// What the worker sends with its heartbeats and when it leaves. Only its digest is stored.
     #[serde(serialize_with = "expose")]
+    #[schema(value_type = String)]
     pub credential: Secret,
     /// What the gateway sends with every request to that worker.
     #[serde(serialize_with = "expose")]
+    #[schema(value_type = String)]
     pub secret: Secret,
     pub heartbeat_ms: u64,
 }
@@ -122,9 +127,10 @@ pub struct JoinProof<'a> {
 }
 
 /// An attached worker.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Worker {
     pub id: Uuid,
+    #[schema(value_type = String, format = "uri")]
     pub advertise: Url,
     pub version: String,
     pub devices: Vec<Device>,
@@ -134,6 +140,7 @@ pub struct Worker {
     pub reserved_for: Vec<Name>,
     /// Milliseconds since 1970.
     pub registered_at: i64,
+    /// The last heartbeat, in milliseconds since 1970.
     pub seen_at: i64,
     /// It gets no new requests, because an administrator drains it.
     pub draining: bool,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use lode_model::reference::Repository;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::role::{AccessTarget, Role, ServerRole, Visibility};
@@ -130,7 +131,7 @@ impl fmt::Display for Credential {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AccountKind {
     User,

@@ -5,9 +5,11 @@ use std::str::FromStr;
 
 use lode_model::reference::Repository;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 /// A role on a namespace or a repository. Each includes those before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Pull, and run inference.
@@ -21,7 +23,7 @@ pub enum Role {
 }
 
 /// A role on the whole server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ServerRole {
     /// Reads everything, and changes nothing.
@@ -31,7 +33,9 @@ pub enum ServerRole {
 }
 
 /// Who may read a repository without a role.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Visibility {
     /// Nobody.
@@ -56,6 +60,16 @@ impl Serialize for AccessTarget {
         serializer.collect_str(self)
     }
 }
+
+impl PartialSchema for AccessTarget {
+    fn schema() -> RefOr<Schema> {
+        let schema = ObjectBuilder::new().schema_type(Type::String);
+        let text = "A namespace with all its repositories, `team/*`, or a repository, `team/mini`";
+        schema.description(Some(text)).into()
+    }
+}
+
+impl ToSchema for AccessTarget {}
 
 impl<'de> Deserialize<'de> for AccessTarget {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

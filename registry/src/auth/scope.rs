@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use lode_model::reference::Repository;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::role::{AccessTarget, UnknownName};
 
@@ -13,7 +14,9 @@ use super::role::{AccessTarget, UnknownName};
 pub(crate) const CATALOG_SCOPE: &str = "registry:catalog:*";
 
 /// What a credential may do at most. Each value includes those before it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Access {
     /// Run inference and list models, without pulling their content.
@@ -28,20 +31,20 @@ pub enum Access {
 }
 
 /// The limits of a credential.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub struct Scope {
     #[serde(default)]
     pub access: Access,
     /// Where it may be used; empty means everywhere.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<AccessTarget>,
-    /// The scopes of an access token of the distribution API; `None` for other credentials.
+    /// The scopes of an access token of the distribution API; absent for other credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested: Option<Requested>,
 }
 
 /// What an access token of the distribution API was requested for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub struct Requested {
     pub repositories: Vec<RepositoryScope>,
     /// Listings of all repositories that its account may read. Without it they have only those named above.
@@ -97,7 +100,7 @@ impl FromStr for Access {
 }
 
 /// A scope of the distribution API's token protocol: `repository:NAME:ACTION,ACTION`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub struct RepositoryScope {
     pub repository: Repository,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -36,11 +36,11 @@ impl AcceptEncoding {
     }
 }
 
-/// Whether it is a complete JSON body. Content under a digest has an entity tag and must stay as it is.
+/// Whether it is a complete JSON body. Content under a digest has a strong entity tag and must stay as it is.
 fn is_list(response: &Response) -> bool {
     let headers = response.headers();
     headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json")
-        && !headers.contains_key(header::ETAG)
+        && headers.get(header::ETAG).is_none_or(|tag| tag.as_bytes().starts_with(b"W/"))
         && !headers.contains_key(header::CONTENT_ENCODING)
         && response.body().size_hint().exact().is_some_and(|size| size >= MIN_BYTES)
 }

@@ -3,6 +3,7 @@
 
 pub(crate) mod account;
 pub(crate) mod admin;
+pub(crate) mod api_reference;
 pub(crate) mod assets;
 pub(crate) mod connect;
 pub(crate) mod device;

@@ -1,6 +1,7 @@
 //! What a server measures in the background, for `/metrics` and the status page.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 /// The last measurements. A part is `None` before it was measured.
 #[derive(Clone, Debug, Default)]
@@ -13,19 +14,20 @@ pub(crate) struct Measured {
 }
 
 /// The size of the content, of all replicas together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ContentSize {
     pub blobs: u64,
     pub stored_bytes: u64,
     /// Every manifest with every blob that it refers to: the size without sharing.
     pub logical_bytes: u64,
-    /// When the measurement ended, in milliseconds since 1970.
+    /// When the measurement ended.
     #[serde(serialize_with = "crate::time::as_rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub measured_at: i64,
 }
 
 /// Content that waits for a collection, counted up to a limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct WaitingRemovals {
     pub manifests: u64,
     pub links: u64,
@@ -37,7 +39,7 @@ pub struct WaitingRemovals {
 }
 
 /// The file system of a folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Disk {
     /// `data` or `storage`.
     pub folder: &'static str,

@@ -5,6 +5,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository, Tag};
 use serde::Serialize;
 use sqlx::AssertSqlSafe;
+use utoipa::ToSchema;
 
 use super::{ListFilter, Store, bigint, digest_list, on, parse_stored, size};
 use crate::Error;
@@ -90,7 +91,7 @@ pub(crate) struct TensorRow {
 }
 
 /// A tag whose model shares blobs with another model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Relative {
     pub repository: Repository,
     pub tag: Tag,

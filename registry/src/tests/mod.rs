@@ -34,6 +34,7 @@ mod models;
 mod narrow_tokens;
 mod ollama;
 mod openai;
+mod openapi;
 mod operators;
 mod postgres;
 mod publishers;
@@ -110,7 +111,11 @@ impl App {
     }
 
     async fn send(&self, request: Builder, body: impl Into<Body>) -> TestResponse {
-        TestResponse::read(self.raw(request.body(body.into()).unwrap()).await).await
+        let request = request.body(body.into()).unwrap();
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let response = TestResponse::read(self.raw(request).await).await;
+        openapi::check(&method, &path, &response);
+        response
     }
 
     async fn get(&self, path: &str) -> TestResponse {

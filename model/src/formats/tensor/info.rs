@@ -1,6 +1,7 @@
 //! A tensor of a blob, and a tensor together with the digest of its blob: their sizes, rows and values.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::part::{Part, Parts, rows, stored};
 use super::scaling::Scaling;
@@ -22,12 +23,14 @@ pub struct Tensor {
 }
 
 /// A tensor and the blob that holds it, as stored in the database and listed by `/lode/v1/tensors`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TensorInfo {
     pub name: String,
+    /// `BF16`, `F32`, ..., or the quantisation.
     pub dtype: String,
     #[serde(rename = "quantization", default, skip_serializing_if = "Option::is_none")]
     pub quantisation: Option<Quantisation>,
+    /// In elements, row-major.
     pub shape: Vec<u64>,
     pub digest: Digest,
     /// The offset of the weight in the blob.

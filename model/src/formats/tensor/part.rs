@@ -1,13 +1,15 @@
 //! The stored arrays of a tensor: their places in a blob, and their bytes as a tensor that can be decoded.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::quant::{DecodeError, Quantisation, StoredTensor};
 use crate::safetensors::Dtype;
 
 /// A run of bytes in a blob that is one stored array.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Part {
+    #[schema(value_type = String, example = "BF16")]
     pub dtype: Dtype,
     /// The shape as stored, row-major. In U32 words if `dtype` is U32 and the tensor is quantised.
     pub shape: Vec<u64>,
@@ -17,7 +19,7 @@ pub struct Part {
 }
 
 /// The parts of one tensor in a blob.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Parts {
     pub weight: Part,
     #[serde(default, skip_serializing_if = "Option::is_none")]

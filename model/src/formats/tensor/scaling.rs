@@ -1,13 +1,14 @@
 //! The scales of a tensor that are stored apart from its codes, and their mapping to the codes.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::part::Part;
 use crate::digest::Digest;
 use crate::quant::scaled::Grid;
 
 /// The scales of a tensor's codes, a separate array in any blob.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Scaling {
     /// The name in its file.
     pub name: String,

@@ -11,6 +11,7 @@ use lode_model::media_type;
 use lode_model::modelfile::{Edits, Role, check_value, is_version};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use super::{ModelRequest, blobs, records};
 use crate::Registry;
@@ -24,30 +25,47 @@ use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
 /// bar.
 const NO_DIGEST: &str = "0000000000000000000";
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
+#[schema(as = CreateRequest)]
 pub(crate) struct Create {
     #[serde(flatten)]
     named: ModelRequest,
+    /// Whether the response is a stream, as by default. A job has none.
     stream: Option<bool>,
+    /// The stored model to begin with.
     from: Option<String>,
+    /// Without `from`: paths, and the digests of blobs sent to `/api/blobs`.
     files: Option<BTreeMap<String, String>>,
+    /// LoRA adapters, in the same form.
     adapters: Option<BTreeMap<String, String>>,
+    /// The files of a draft model, in the same form.
     draft_files: Option<BTreeMap<String, String>>,
+    /// Replaces the prompt template.
     template: Option<String>,
+    /// Replaces the system prompt.
     system: Option<String>,
+    /// Texts of licences.
     license: Option<StringOrList>,
+    /// Default options of the model, such as `temperature`.
     parameters: Option<Map<String, Value>>,
+    /// The beginning of each conversation.
     messages: Option<Vec<Message>>,
+    /// The number format of the weights, such as `int4` or `Q4_K_M`.
     quantize: Option<String>,
     /// An older name of `quantize`.
     quantization: Option<String>,
+    /// Not supported.
     draft_quantize: Option<String>,
+    /// ollama's name of the code that renders prompts.
     renderer: Option<String>,
+    /// ollama's name of the code that parses responses.
     parser: Option<String>,
+    /// The first version of ollama that runs the model.
     requires: Option<String>,
     /// Annotations of the manifest, which ollama does not have.
     annotations: Option<BTreeMap<String, String>>,
+    /// Not supported.
     remote_host: Option<String>,
 }
 
@@ -55,14 +73,15 @@ impl RequestBody for Create {
     const ACTION: Action = Action::Push;
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected a string or a list of strings")]
 enum StringOrList {
     One(String),
     Many(Vec<String>),
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = CreateMessage)]
 struct Message {
     role: String,
     #[serde(default)]

@@ -15,6 +15,7 @@ use http::StatusCode;
 use lode_model::config::{ModelConfig, format_parameter_count};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::Registry;
@@ -27,10 +28,12 @@ use crate::http::{Failure, Json, JsonBody, OwnHosts, RequestBody};
 const API_VERSION: &str = "0.33.0";
 
 /// A request that names a model, by either key.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 pub(crate) struct ModelRequest {
+    /// Such as `team/mini:v1`.
     #[serde(default)]
     model: String,
+    /// An older name of `model`.
     #[serde(default)]
     name: String,
 }
@@ -46,7 +49,8 @@ impl ModelRequest {
 }
 
 /// The short description of a model in several responses.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = ShowDetails)]
 pub(crate) struct Details {
     parent_model: String,
     format: String,

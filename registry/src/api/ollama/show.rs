@@ -10,6 +10,7 @@ use lode_model::modelfile::{BASE_NAME_ANNOTATION, Command, Modelfile, Text, Unqu
 use lode_model::prompt_template::{TemplateFeatures, TemplateFiles, prefers_jinja};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use super::{Details, ModelRequest};
 use crate::Registry;
@@ -20,10 +21,12 @@ use crate::http::state::ServerState;
 use crate::http::{Failure, Json, JsonBody, OwnHosts, RequestBody};
 use crate::time::rfc3339;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = ShowRequest)]
 pub(crate) struct Show {
     #[serde(flatten)]
     named: ModelRequest,
+    /// Whether the response has all tensors, and arrays of the metadata.
     #[serde(default)]
     verbose: bool,
 }
@@ -32,7 +35,7 @@ impl RequestBody for Show {
     const ACTION: Action = Action::Pull;
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct ShowResponse {
     #[serde(skip_serializing_if = "String::is_empty")]
     license: String,
@@ -54,18 +57,21 @@ pub(crate) struct ShowResponse {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tensors: Vec<Tensor>,
     capabilities: Vec<String>,
+    #[schema(format = DateTime)]
     modified_at: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     requires: String,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = ShowMessage)]
 struct Message {
     role: String,
     content: String,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = ShowTensor)]
 struct Tensor {
     name: String,
     #[serde(rename = "type")]

@@ -2,6 +2,7 @@
 
 use lode_model::reference::Repository;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::Error;
 use crate::app::Registry;
@@ -13,7 +14,7 @@ use crate::time::as_rfc3339_option;
 const PAGE: u32 = 1000;
 
 /// Content that was removed, or that a dry run would remove.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Removal {
     /// `tag`, `manifest` or `blob`.
     pub kind: String,
@@ -30,14 +31,17 @@ pub struct Removal {
     /// The number of the retention rule, counted from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<u32>,
-    /// Milliseconds since 1970, like all times here; RFC 3339 in JSON.
+    // Milliseconds since 1970, like all times here; RFC 3339 in JSON.
     #[serde(serialize_with = "as_rfc3339_option", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub removed_at: Option<i64>,
     /// Until when it can be restored.
     #[serde(serialize_with = "as_rfc3339_option", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub undo_until: Option<i64>,
     /// When it was restored.
     #[serde(serialize_with = "as_rfc3339_option", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub restored_at: Option<i64>,
     /// Who removed it: `user:alice`, `anonymous`, or `server` for the garbage collection.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,7 +49,7 @@ pub struct Removal {
 }
 
 /// A page of records, newest first, and the cursor of the next page.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct RemovalPage {
     pub removals: Vec<Removal>,
     #[serde(skip_serializing_if = "Option::is_none")]

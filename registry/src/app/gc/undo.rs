@@ -9,6 +9,7 @@ use lode_model::manifest::Manifest;
 use lode_model::reference::{Reference, Repository, Tag};
 use serde::Serialize;
 use serde_json::json;
+use utoipa::ToSchema;
 
 use crate::Error;
 use crate::app::event::Event;
@@ -24,7 +25,7 @@ const LEASE: Duration = Duration::from_secs(60);
 const DEPTH: u32 = 8;
 
 /// The restored content.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct RestoredContent {
     pub manifests: Vec<Digest>,
     pub tags: Vec<Tag>,

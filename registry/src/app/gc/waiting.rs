@@ -2,6 +2,7 @@
 //! has not ended.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::auth::{Action, Caller, Target};
 use crate::store::WaitingContent;
@@ -9,14 +10,15 @@ use crate::time::{as_rfc3339_option, millis};
 use crate::{Error, Registry};
 
 /// What waits for its deletion, and when that begins.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct GcWaiting {
     pub manifests: u64,
     pub blobs: u64,
     /// The total size of these blobs.
     pub size_bytes: u64,
-    /// When a collection may delete the first of it. `None` if nothing waits.
+    /// When a collection may delete the first of it. Null if nothing waits.
     #[serde(serialize_with = "as_rfc3339_option")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub first_at: Option<i64>,
     /// How long content stays after its last reference was removed.
     pub grace_seconds: u64,

@@ -1,0 +1,140 @@
+//! The operations on repositories and models.
+
+use utoipa::openapi::{ObjectBuilder, Required, Type};
+
+use super::Group;
+use super::operation::{Named, Operation, number, of, text};
+use crate::api::ollama::{create, show};
+use crate::api::{blobs, copy, import, models, repositories};
+use crate::app::{DiffRecord, Job, Lineage, TagMovedBack};
+
+const LIST: &str = "nothing; the list has what the caller may read";
+const READ: &str = "`read` on the repository";
+const WRITE: &str = "`write` on the repository";
+
+pub(super) fn repositories() -> Group {
+    let tag = text("tag", "Only the moves of this tag.");
+    let prefix = text("prefix", "Only this repository and those below it.");
+    let size = number("size", "A number of bytes.").required(Required::True);
+    let with = text("with", "The other model, such as `team/mini:v1`.").required(Required::True);
+    let operations = vec![
+        Operation::get(
+            "/lode/v1/repositories",
+            "listRepositories",
+            "Lists repositories with their sizes and pulls",
+        )
+        .needs(LIST)
+        .query(prefix)
+        .pages(100)
+        .returns_page(of::<repositories::RepositoryList>()),
+        Operation::get(
+            "/lode/v1/repositories/{name}/tags",
+            "listTags",
+            "Lists tags with digest, kind and size",
+        )
+        .needs(READ)
+        .pages(100)
+        .returns_page(of::<repositories::TagList>()),
+        Operation::get(
+            "/lode/v1/repositories/{name}/manifests",
+            "listManifests",
+            "Lists all manifests, untagged ones and referrers too",
+        )
+        .needs(READ)
+        .pages(100)
+        .returns_page(of::<repositories::ManifestList>()),
+        Operation::get(
+            "/lode/v1/repositories/{name}/history",
+            "listTagMoves",
+            "Lists the last 1,000 moves and deletions of tags, newest first",
+        )
+        .needs(READ)
+        .query(tag)
+        .pages(100)
+        .returns_page(of::<repositories::TagHistory>()),
+        Operation::post(
+            "/lode/v1/repositories/{name}/history",
+            "moveTagBack",
+            "Undoes a move or a deletion of a tag",
+        )
+        .needs(WRITE)
+        .body(of::<repositories::MoveBack>())
+        .returns(200, "The tag was moved back", of::<TagMovedBack>()),
+        Operation::get("/lode/v1/models", "listModels", "Lists tags that are models")
+            .needs(LIST)
+            .pages(1000)
+            .returns_page(of::<models::ModelList>()),
+        Operation::post("/lode/v1/models", "createModel", "Creates a model from a stored one, as a job")
+            .needs("`write` on the repository, and `read` on `from`")
+            .body(of::<create::Create>())
+            .returns(202, "The job", of::<Job>()),
+        Operation::post("/lode/v1/import", "importModel", "Creates a model from one on the Hugging Face Hub")
+            .needs(WRITE)
+            .body(of::<import::Import>())
+            .streams("Progress; the last record is `success` or `error`", import_record(), true),
+        Operation::get(
+            "/lode/v1/models/{name}/{reference}",
+            "showModel",
+            "Shows a manifest with its summary, config and layers",
+        )
+        .needs(READ)
+        .returns(200, "The manifest", of::<models::ModelDetails>()),
+        Operation::get("/lode/v1/tensors/{name}/{reference}", "listTensors", "Lists the tensors of a model")
+            .needs(READ)
+            .pages(10_000)
+            .returns_page(of::<models::TensorList>()),
+        Operation::get(
+            "/lode/v1/diff/{name}/{reference}",
+            "compareModels",
+            "Compares two models, tensor by tensor",
+        )
+        .needs("`read` on both repositories")
+        .query(with)
+        .streams("A record for each tensor; the last one is the total", of::<DiffRecord>(), false),
+        Operation::get(
+            "/lode/v1/lineage/{name}/{reference}",
+            "showLineage",
+            "Shows the origins and relatives of a model",
+        )
+        .needs(READ)
+        .returns(200, "The lineage", of::<Lineage>()),
+        Operation::get("/lode/v1/blobs", "findBlobSize", "Tells whether any blob has a size")
+            .needs("nothing")
+            .query(size)
+            .returns(
+                200,
+                "If none has, content of this size need not be hashed before it is sent",
+                of::<blobs::SizeKnown>(),
+            ),
+        Operation::post("/lode/v1/show", "showModelfile", "Shows a model as Ollama's `/api/show` does")
+            .needs(READ)
+            .body(of::<show::Show>())
+            .returns(200, "The model", of::<show::ShowResponse>()),
+        Operation::post("/lode/v1/copy", "copyModel", "Gives a manifest another name, without copying bytes")
+            .needs("`read` on `source`, and `write` on `destination`")
+            .body(of::<copy::Copy>())
+            .returns_nothing(200, "The name exists"),
+    ];
+    let description = "Stored content: repositories, tags, manifests and models.";
+    Group { name: "Repositories and models", description, operations }
+}
+
+/// A record of an import: a step, a notice, or its end.
+fn import_record() -> Named {
+    let text =
+        |description: &str| ObjectBuilder::new().schema_type(Type::String).description(Some(description));
+    let count =
+        |description: &str| ObjectBuilder::new().schema_type(Type::Integer).description(Some(description));
+    let record = ObjectBuilder::new()
+        .description(Some("A record of an import."))
+        .property("status", text("The step, such as `fetching model.safetensors`, `created` or `success`."))
+        .property("digest", text("Of the created manifest, or the subject of the step."))
+        .property("total", count("Bytes of the step."))
+        .property("completed", count("Bytes of the step that are done."))
+        .property("commit", text("The commit on the Hub."))
+        .property("files", count("The number of files to fetch."))
+        .property("bytes", count("The size of these files."))
+        .property("notice", text("A remark about the model."))
+        .property("error", text("Why the import failed."));
+    Named::new("ImportRecord", record)
+}
