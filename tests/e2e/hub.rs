@@ -112,6 +112,12 @@ async fn people_find_a_model_and_look_into_it() {
     let empty = page(&registry, "/").await;
     empty.expect(&["No models yet", "an OCI model registry and inference server"]);
     page(&registry, "/models").await.expect(&["There are no models yet."]);
+    let api = page(&registry, "/-/api").await;
+    api.expect(&[
+        "PUT /lode/v1/workers/{id}/drain",
+        "Milliseconds since 1970.",
+        "Unknown fields are refused.",
+    ]);
     push_models(&server, &lode).await;
 
     // Search and filters.

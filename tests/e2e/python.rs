@@ -54,6 +54,14 @@ async fn exported_values_are_those_of_the_gguf_package() {
     }
 }
 
+#[tokio::test]
+async fn the_openapi_document_is_valid() {
+    let Some(python) = clients::python("the_openapi_document_is_valid") else { return };
+    let server = with_model().await;
+    let output = Command::new(&python).arg(script("openapi.py")).arg(server.url()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// Runs llama.cpp on each request and returns the generated texts.
 fn generate_with_llama_cpp(python: &Path, questions: &[Value]) -> Vec<String> {
     let mut child = Command::new(python)

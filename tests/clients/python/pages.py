@@ -14,6 +14,7 @@ import urllib.parse
 import urllib.request
 
 from browser import VIEWS, Browser
+from selenium.webdriver.common.by import By
 
 base, setup, without_accounts, database, axe, folder, scripts = sys.argv[1:]
 PASSWORD = "a long password"
@@ -237,6 +238,12 @@ def browse_models():
     browser.open("/")
     browser.expect("Newest models")
     browser.check("hub-home")
+    browser.open("/-/api")
+    browser.expect("HTTP API")
+    for operation in ["createToken", "compareModels", "showStatus"]:
+        browser.driver.find_element(By.CSS_SELECTOR, f"#{operation} > summary").click()
+    browser.expect("Unknown fields are refused.")
+    browser.check("hub-api")
     browser.open("/models?format=safetensors")
     browser.expect("team/mini")
     browser.check("hub-models")
