@@ -13,8 +13,8 @@ pub(crate) fn respond(failure: &Failure) -> Response {
     (failure.status(), Json(json!({ "error": failure.message() }))).into_response()
 }
 
-#[derive(Serialize, ToSchema)]
 /// Problem details, RFC 9457.
+#[derive(Serialize, ToSchema)]
 pub(super) struct Problem<'a> {
     /// Always `about:blank`: programs act on the status alone.
     #[serde(rename = "type")]

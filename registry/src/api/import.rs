@@ -30,7 +30,7 @@ pub(crate) struct Import {
     model: String,
     /// `hf://NAMESPACE/MODEL[:VARIANT][@REVISION]`
     from: String,
-    /// By default https://huggingface.co.
+    /// By default `https://huggingface.co`.
     #[serde(default)]
     endpoint: Option<String>,
     /// A token for the endpoint. It is used for this request and not stored.
