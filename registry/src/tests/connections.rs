@@ -150,6 +150,18 @@ async fn methods_caches_and_compression() {
     assert_eq!(packed.header("content-encoding"), "gzip");
     assert!(packed.body.starts_with(&[0x1f, 0x8b]) && packed.body.len() * 4 < plain.body.len());
     assert_eq!(get("/v2/a/tags/list", "gzip;q=0, identity").await.body, plain.body);
+    let page = get("/models", "gzip, deflate, br").await;
+    let headers = (page.header("content-type"), page.header("content-encoding"));
+    assert_eq!(headers, ("text/html; charset=utf-8", "gzip"));
+    let page = app.get("/models").await;
+    let (style, _) = page.text().split_once(".css").unwrap();
+    let style = format!("{}.css", style.rsplit('"').next().unwrap());
+    assert_eq!(get(&style, "gzip").await.header("content-encoding"), "gzip");
+    for (name, value) in [("cookie", "a=b"), ("authorization", "Basic YTpi")] {
+        let request = http::Request::get("/models").header("accept-encoding", "gzip");
+        let page = app.send(request.header(name, value), "").await;
+        assert_eq!(page.headers.get("content-encoding"), None, "{name}");
+    }
     for path in [
         format!("/v2/a/blobs/{large}"),
         "/v2/a/manifests/latest".to_owned(),

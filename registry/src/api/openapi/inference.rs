@@ -124,6 +124,7 @@ pub(super) fn group() -> Group {
                 "EmbedRequest",
                 &[
                     ("input", TextOrTexts, "The texts."),
+                    ("prompt_name", Text, "The model's prompt that precedes each text."),
                     ("truncate", Flag, "Whether a text that is too long is truncated."),
                     ("dimensions", Integer, "The length of the embeddings."),
                 ],
