@@ -213,7 +213,7 @@ fn hugging_face_api() -> Router<ServerState> {
 /// Browsers.
 fn pages() -> Router<ServerState> {
     use hub::repository::{
-        card, diff, files, history, lineage, overview, referrers, settings, tags, tensors, try_model,
+        card, diff, files, history, lineage, overview, referrers, rules, settings, tags, tensors, try_model,
     };
     use hub::{account, admin, api_reference, assets, connect, device, home, setup, sign_in, single_sign_on};
     Router::new()
@@ -228,6 +228,7 @@ fn pages() -> Router<ServerState> {
         .route("/{name}/-/tensors/{reference}", get(tensors::get))
         .route("/{name}/-/try", get(try_model::get).post(try_model::post))
         .route("/{name}/-/card", get(card::get).post(card::post))
+        .route("/{name}/-/rules", get(rules::get).post(rules::post))
         .route("/{name}/-/settings", get(settings::get).post(settings::post))
         .route("/{name}/-/lineage", get(lineage::get))
         .route("/{name}/-/referrers", get(referrers::get))

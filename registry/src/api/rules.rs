@@ -102,6 +102,6 @@ pub(crate) async fn put_protected_tags(
     caller: Caller,
     body: JsonBody<ProtectedTagsRequest>,
 ) -> Result<StatusCode, Failure> {
-    registry.tag_rules_put(&caller, &body.target, &body.patterns).await?;
+    registry.tag_rules_put(&caller, &body.target, &body.patterns, None).await?;
     Ok(StatusCode::NO_CONTENT)
 }

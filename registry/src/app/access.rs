@@ -89,6 +89,12 @@ impl Registry {
         self.is_allowed(caller, Action::Own, Target::Settings(&target)).await
     }
 
+    /// Whether the caller may protect tags of a repository, and see the rules that remove them.
+    pub(crate) async fn may_maintain(&self, caller: &Caller, repository: &Repository) -> Result<bool, Error> {
+        let target = AccessTarget::Repository(repository.clone());
+        self.is_allowed(caller, Action::Maintain, Target::Settings(&target)).await
+    }
+
     /// Whether the caller may see the state of the server.
     pub(crate) async fn may_inspect(&self, caller: &Caller) -> Result<bool, Error> {
         self.is_allowed(caller, Action::Inspect, Target::Server).await

@@ -108,6 +108,8 @@ pub enum AccountError {
     TooManyPatterns { limit: usize },
     #[error("`{text}` is not a pattern of tags, such as `v*`")]
     Pattern { text: String },
+    #[error("the patterns of `{target}` were changed meanwhile")]
+    PatternsChanged { target: AccessTarget },
     #[error("the code is wrong or has expired; start the sign-in again")]
     DeviceUnknown,
     #[error("`{subject}` may only get the role read")]

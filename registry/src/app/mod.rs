@@ -103,6 +103,7 @@ pub(crate) use devices::{DevicePoll, DeviceRequest, DeviceStart};
 pub use diff::{DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, TensorDiff};
 pub use fsck::{Damage, FsckSummary};
 pub(crate) use fsck::{Finding, FindingSink};
+pub(crate) use gc::RetentionPreview;
 pub use gc::{GcReport, GcWaiting, Removal, RemovalPage, RestoredContent};
 pub use grants::{Grant, TargetVisibility};
 pub(crate) use hub_import::{HubImportError, HubModel, ImportSink, ImportStep, ImportTarget};

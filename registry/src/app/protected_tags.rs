@@ -13,6 +13,13 @@ use crate::auth::{AccessTarget, Action, Caller, ProtectedTags, Target, tag_patte
 const MAX_PATTERNS: usize = 32;
 const MAX_PATTERN_LEN: usize = 128;
 
+/// The patterns that protect the tags of a repository.
+pub(crate) struct RepositoryTagRules {
+    pub(crate) own: Vec<String>,
+    /// Those of its namespace.
+    pub(crate) inherited: Vec<String>,
+}
+
 impl Registry {
     /// The patterns of a repository and its namespace.
     pub(super) async fn protected_tags(&self, repository: &Repository) -> Result<Arc<ProtectedTags>, Error> {
@@ -38,18 +45,32 @@ impl Registry {
         self.store().tag_rules_find(&[target]).await
     }
 
+    /// The patterns that apply to a repository, for those who maintain it.
+    pub(crate) async fn repository_tag_rules(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Result<RepositoryTagRules, Error> {
+        let target = AccessTarget::Repository(repository.clone());
+        let own = self.tag_rules(caller, &target).await?;
+        let inherited = self.store().tag_rules_find(&[&AccessTarget::namespace_of(repository)]).await?;
+        Ok(RepositoryTagRules { own, inherited })
+    }
+
     /// All patterns with their targets.
     pub async fn tag_rules_list(&self, caller: &Caller) -> Result<Vec<(AccessTarget, String)>, Error> {
         self.authorize(caller, Action::Inspect, Target::Server).await?;
         self.store().tag_rules_list().await
     }
 
-    /// Replaces the patterns of a target: `v*` protects every tag that begins with `v`.
+    /// Replaces the patterns of a target: `v*` protects every tag that begins with `v`. With `expected`, only if
+    /// these are its patterns now.
     pub async fn tag_rules_put(
         &self,
         caller: &Caller,
         target: &AccessTarget,
         patterns: &[String],
+        expected: Option<&[String]>,
     ) -> Result<(), AccountError> {
         self.check_recent(caller).await?;
         self.authorize(caller, Action::Maintain, Target::Settings(target)).await?;
@@ -58,12 +79,20 @@ impl Registry {
             return Err(AccountError::TooManyPatterns { limit: MAX_PATTERNS });
         }
         for text in patterns {
-            if text.is_empty() || text.len() > MAX_PATTERN_LEN || tag_pattern(text).is_err() {
+            // Tags have no other characters. The page has a pattern on each line.
+            let is_written = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+            if !is_written || text.len() > MAX_PATTERN_LEN || tag_pattern(text).is_err() {
                 return Err(AccountError::Pattern { text: text.clone() });
             }
         }
         let mut tx = self.store().begin().await?;
         tx.access_changed().await?;
+        // The version's row is locked now, so that no other change comes in between.
+        if let Some(expected) = expected
+            && tx.tag_rules_of(target).await? != expected
+        {
+            return Err(AccountError::PatternsChanged { target: target.clone() });
+        }
         tx.tag_rules_put(target, patterns).await?;
         let detail = serde_json::json!({ "patterns": patterns });
         self.audit(&mut tx, caller, "tags.protect", target.to_string(), detail).await?;

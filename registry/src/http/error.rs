@@ -264,6 +264,7 @@ impl Failure {
                 AccountError::SetupLink | AccountError::SignInAgain => StatusCode::FORBIDDEN,
                 AccountError::NameTaken { .. }
                 | AccountError::KeyTaken
+                | AccountError::PatternsChanged { .. }
                 | AccountError::FirstAccount
                 | AccountError::LastAdmin => StatusCode::CONFLICT,
                 _ => StatusCode::BAD_REQUEST,

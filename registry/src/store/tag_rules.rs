@@ -23,6 +23,14 @@ impl Store {
 }
 
 impl Tx {
+    /// The patterns of a target, in order.
+    pub(crate) async fn tag_rules_of(&mut self, target: &AccessTarget) -> Result<Vec<String>, Error> {
+        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+            "select pattern from tag_rules where target = $1 order by pattern")
+            .bind(target.to_string()).fetch_all(c).await)?;
+        Ok(rows.into_iter().map(|(pattern,)| pattern).collect())
+    }
+
     /// Replaces the patterns of a target.
     pub(crate) async fn tag_rules_put(
         &mut self,

@@ -48,6 +48,7 @@ mod read_only;
 mod revocation;
 mod rights;
 mod routes;
+mod rule_pages;
 mod rules;
 mod secret_key;
 mod sign_in;

@@ -291,6 +291,8 @@ pub(super) const ROUTES: &[Route] = &[
     // The files of the model have no names, so that it has no place for a card.
     ("GET", "/{name}/-/card", "", Push, &[422]),
     ("POST", "/{name}/-/card", "text=x", Push, &[422]),
+    ("GET", "/{name}/-/rules", "", Session, &[200]),
+    ("POST", "/{name}/-/rules", "base=&patterns=", Session, &[303]),
     ("GET", "/{name}/-/settings", "", Session, &[200]),
     ("POST", "/{name}/-/settings", "change=visibility&visibility=private", Session, &[303]),
     ("GET", "/-/api", "", Open, &[200]),

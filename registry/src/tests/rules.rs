@@ -26,7 +26,7 @@ async fn closed_on_each_engine() -> Vec<App> {
 }
 
 /// Pushes an image whose config has this text.
-async fn push(app: &App, credentials: &str, repository: &str, tag: &str, text: &str) -> u16 {
+pub(super) async fn push(app: &App, credentials: &str, repository: &str, tag: &str, text: &str) -> u16 {
     let digest = Digest::sha256(text.as_bytes());
     let path = format!("/v2/{repository}/blobs/uploads/?digest={digest}");
     let blob = app.send_as(credentials, Request::post(path), text).await.status.as_u16();

@@ -3,6 +3,7 @@
 //! repositories that they name). A concurrent push wins, and each removal leaves a record of its reason.
 
 mod plan;
+mod preview;
 mod removals;
 mod retention;
 mod run;
@@ -24,6 +25,7 @@ use crate::metrics;
 use crate::store::{RemovalCause, RemovalReason, ReplicaLock, TimeCursor, UnreferencedContent};
 use crate::time::{millis, now_ms};
 
+pub(crate) use preview::RetentionPreview;
 pub use removals::{Removal, RemovalPage};
 pub use run::GcReport;
 use run::{BATCH, RunTimes};

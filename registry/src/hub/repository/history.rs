@@ -6,7 +6,7 @@ use axum::response::Response;
 use http::StatusCode;
 use lode_model::reference::{Reference, Repository, Tag};
 
-use super::{Head, Tab, can_configure};
+use super::{Head, Tab, manages};
 use crate::app::TagMove;
 use crate::auth::{Action, Caller};
 use crate::http::pages::{Form, redirect};
@@ -93,7 +93,7 @@ impl HistoryPage {
         let head = Head::new(repository, default.as_ref(), Tab::Tags, false);
         Ok(HistoryPage {
             shell: Shell::of(registry, caller).await?,
-            head: Head { can_configure: can_configure(registry, caller, repository).await?, ..head },
+            head: Head { manages: manages(registry, caller, repository).await?, ..head },
             tag,
             next: page.items.last().filter(|_| page.more).map(|last| last.position),
             moves: page.items,

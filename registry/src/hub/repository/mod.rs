@@ -9,6 +9,7 @@ pub(crate) mod lineage;
 pub(crate) mod overview;
 mod pulls;
 pub(crate) mod referrers;
+pub(crate) mod rules;
 pub(crate) mod settings;
 mod snippets;
 pub(crate) mod tags;
@@ -33,8 +34,14 @@ struct Head {
     tab: Tab,
     is_model: bool,
     title: Option<String>,
-    /// Whether the caller has the page of settings.
-    can_configure: bool,
+    manages: Manages,
+}
+
+/// The pages with which the caller manages a repository.
+#[derive(Clone, Copy, Default)]
+struct Manages {
+    rules: bool,
+    settings: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,6 +53,7 @@ enum Tab {
     Tags,
     Lineage,
     Referrers,
+    Rules,
     Settings,
     None,
 }
@@ -65,7 +73,7 @@ impl Head {
             tab,
             is_model,
             title: None,
-            can_configure: false,
+            manages: Manages::default(),
         }
     }
 
@@ -80,14 +88,14 @@ struct Shown {
     reference: Reference,
     model: Model,
     facts: ModelFacts,
-    can_configure: bool,
+    manages: Manages,
 }
 
 impl Shown {
     fn head(&self, tab: Tab) -> Head {
         let is_model = self.model.summary.is_some();
         let head = Head::new(&self.repository, Some(&self.reference), tab, is_model);
-        Head { title: self.facts.title.clone(), can_configure: self.can_configure, ..head }
+        Head { title: self.facts.title.clone(), manages: self.manages, ..head }
     }
 }
 
@@ -109,17 +117,19 @@ async fn show(
         return Err(Failure::PageUnknown);
     };
     let facts = registry.model_facts(caller, repository, &model.digest).await?;
-    let can_configure = can_configure(registry, caller, repository).await?;
-    Ok(Some(Shown { repository: repository.clone(), reference, model, facts, can_configure }))
+    let manages = manages(registry, caller, repository).await?;
+    Ok(Some(Shown { repository: repository.clone(), reference, model, facts, manages }))
 }
 
 /// Settings are changed by people: who has no account has no page for it.
-async fn can_configure(
-    registry: &Registry,
-    caller: &Caller,
-    repository: &Repository,
-) -> Result<bool, Failure> {
-    Ok(caller.account().is_some() && registry.may_configure(caller, repository).await?)
+async fn manages(registry: &Registry, caller: &Caller, repository: &Repository) -> Result<Manages, Failure> {
+    if caller.account().is_none() {
+        return Ok(Manages::default());
+    }
+    Ok(Manages {
+        rules: registry.may_maintain(caller, repository).await?,
+        settings: registry.may_configure(caller, repository).await?,
+    })
 }
 
 /// The manifest of a reference.

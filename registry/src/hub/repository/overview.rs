@@ -10,7 +10,7 @@ use lode_model::reference::{Reference, Repository};
 
 use super::pulls::Pulls;
 use super::snippets::{Snippet, Subject};
-use super::{Head, Shown, Tab, can_configure, show};
+use super::{Head, Shown, Tab, manages, show};
 use crate::Registry;
 use crate::app::{Card, CardHtml, ContentKind, DerivedModel};
 use crate::auth::Caller;
@@ -91,8 +91,8 @@ pub(crate) async fn get(
         let head = match &shown {
             Some(shown) => shown.head(Tab::Overview),
             None => {
-                let can_configure = can_configure(&registry, &caller, &repository).await?;
-                Head { can_configure, ..Head::new(&repository, None, Tab::Overview, false) }
+                let manages = manages(&registry, &caller, &repository).await?;
+                Head { manages, ..Head::new(&repository, None, Tab::Overview, false) }
             }
         };
         let push = format!("{}/{repository}:latest", base.split_once("://").map_or("", |(_, host)| host));

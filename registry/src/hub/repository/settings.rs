@@ -1,4 +1,4 @@
-//! `/{name}/-/settings`: who may do what with a repository, and its protected tags, for its owners.
+//! `/{name}/-/settings`: who may do what with a repository, for its owners.
 
 use askama::Template;
 use axum::extract::{FromRequest, Request, State};
@@ -6,7 +6,7 @@ use axum::response::Response;
 use http::StatusCode;
 use lode_model::reference::{Reference, Repository};
 
-use super::{Head, Tab};
+use super::{Head, Manages, Tab};
 use crate::Registry;
 use crate::app::{AccountError, Grant};
 use crate::auth::{AccessTarget, Action, Caller, Role, Target, Visibility};
@@ -27,8 +27,6 @@ struct SettingsPage {
     grants: Vec<Grant>,
     /// Roles on the namespace, which count here as well.
     inherited: Vec<Grant>,
-    /// One on each line.
-    patterns: String,
     problem: Option<String>,
 }
 
@@ -88,12 +86,7 @@ async fn change(
             registry.grant_put(caller, &target, form.get("subject").trim(), role).await?;
         }
         "remove" => registry.grant_delete(caller, &target, form.get("subject")).await?,
-        "tags" => {
-            let lines = form.get("patterns").lines().map(str::trim);
-            let patterns: Vec<String> = lines.filter(|line| !line.is_empty()).map(str::to_owned).collect();
-            registry.tag_rules_put(caller, &target, &patterns).await?;
-        }
-        _ => return Err(Failure::Unsupported("change must be `visibility`, `grant`, `remove` or `tags`")),
+        _ => return Err(Failure::Unsupported("change must be `visibility`, `grant` or `remove`")),
     }
     Ok(())
 }
@@ -122,12 +115,11 @@ impl SettingsPage {
         let head = Head::new(repository, tag.as_ref(), Tab::Settings, false);
         Ok(SettingsPage {
             shell: Shell::of(registry, caller).await?,
-            head: Head { can_configure: true, ..head },
+            head: Head { manages: Manages { rules: true, settings: true }, ..head },
             visibility: visibility_of(&target),
             namespace_visibility: visibility_of(&namespace).unwrap_or_default(),
             grants: registry.grant_list(caller, Some(&target)).await?,
             inherited,
-            patterns: registry.tag_rules(caller, &target).await?.join("\n"),
             namespace,
             problem: None,
         })
