@@ -4,9 +4,19 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// All permitted entries of `[dependencies]`: values, formats, hashes.
-const DEPENDENCIES: [&str; 9] =
-    ["base64", "blake3", "half", "lz4_flex", "safetensors", "serde", "serde_json", "sha2", "thiserror"];
+/// All permitted entries of `[dependencies]`: values, formats, hashes, and schemas of values (ADR 0017).
+const DEPENDENCIES: [&str; 10] = [
+    "base64",
+    "blake3",
+    "half",
+    "lz4_flex",
+    "safetensors",
+    "serde",
+    "serde_json",
+    "sha2",
+    "thiserror",
+    "utoipa",
+];
 
 /// Text that only occurs in code that does I/O, waits or reads the clock.
 const FORBIDDEN: [&str; 7] =

@@ -71,11 +71,15 @@ pub(crate) async fn get(
     Ok(render(StatusCode::OK, &LoginPage::new(&registry, shell, "", &next, None)))
 }
 
+/// Below these are the addresses of forms, which have no page to return to.
+const FORMS: [&str; 2] = ["/-/account/", "/-/admin/"];
+
 /// The page of this server whose link led here.
 fn previous_page(request: &Parts) -> Option<String> {
     let from = Url::parse(request.headers.get(header::REFERER)?.to_str().ok()?).ok()?;
     let is_own = host(request) == Some(from.authority());
-    is_own.then(|| from[Position::BeforePath..Position::AfterQuery].to_owned())
+    let is_form = FORMS.iter().any(|folder| from.path().starts_with(folder));
+    (is_own && !is_form).then(|| from[Position::BeforePath..Position::AfterQuery].to_owned())
 }
 
 pub(crate) async fn post(

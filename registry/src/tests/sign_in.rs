@@ -75,6 +75,7 @@ async fn a_link_to_the_sign_in_leads_back() {
         (format!("{BASE}/team/mini/-/tags?all=1"), "/team/mini/-/tags?all=1"),
         (format!("{BASE}/models?q=a%20b&sort=size"), "/models?q=a%20b&#38;sort=size"),
         (format!("{BASE}/login?next=x"), "/-/account"),
+        (format!("{BASE}/-/account/tokens"), "/-/account"),
         ("https://evil.example/models".to_owned(), "/-/account"),
         ("models".to_owned(), "/-/account"),
     ] {
