@@ -126,6 +126,7 @@ async fn encoders_make_the_known_vectors() {
                 let body = json!({"model": model, "input": text, "prompt_name": "query"});
                 let of_openai = registry.post_json("/v1/embeddings", &body).await.expect(200).json();
                 for vector in [&of_lode, &of_openai["data"][0]["embedding"]] {
+                    assert_eq!(numbers(vector).len(), numbers(query).len());
                     for (found, known) in numbers(vector).iter().zip(numbers(query)) {
                         assert!((found - known).abs() < 1e-5, "{model}, query {text}: {found} {known}");
                     }

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::protocol::{ModelSpec, RunnerError};
 use super::small_files::read_json;
+use crate::engine::native::ProjectionShape;
 
 /// How the hidden states of a text become one vector.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,10 +26,7 @@ pub(crate) enum Pooling {
 pub(super) struct Dense {
     /// The folder of its files, such as `2_Dense`.
     pub(super) folder: String,
-    pub(super) in_features: usize,
-    pub(super) out_features: usize,
-    pub(super) has_bias: bool,
-    pub(super) has_tanh: bool,
+    pub(super) shape: ProjectionShape,
 }
 
 /// Maximum size of all prompts of a model.
@@ -188,13 +186,13 @@ fn read_dense(folder: &str, config: &Value) -> Result<Dense, String> {
         "Identity" => false,
         other => return Err(format!("activation `{other}`")),
     };
-    Ok(Dense {
-        folder: folder.to_owned(),
+    let shape = ProjectionShape {
         in_features: features("in_features")?,
         out_features: features("out_features")?,
         has_bias: config.get("bias").is_none_or(|bias| *bias != false),
         has_tanh,
-    })
+    };
+    Ok(Dense { folder: folder.to_owned(), shape })
 }
 
 /// The pooling in either spelling: a field `pooling_mode`, or a flag for each mode.
@@ -280,7 +278,8 @@ mod tests {
         let list = [&START[..], &[("Dense", "2_Dense"), ("Dense", "3_Dense"), ("Normalize", "4")]].concat();
         let dense = |folder: &str, in_features, out_features, has_both| {
             let folder = folder.to_owned();
-            Dense { folder, in_features, out_features, has_bias: has_both, has_tanh: has_both }
+            let shape = ProjectionShape { in_features, out_features, has_bias: has_both, has_tanh: has_both };
+            Dense { folder, shape }
         };
         let expect = vec![dense("2_Dense", 4, 6, false), dense("3_Dense", 6, 4, true)];
         assert_eq!(modules(&list, &files), Ok(expect));

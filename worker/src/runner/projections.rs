@@ -5,7 +5,7 @@ use lode_kernels::Ops;
 use super::embedding::Dense;
 use super::error_chain::format_error_chain;
 use super::protocol::{ModelSpec, RunnerError};
-use crate::engine::native::{Projection, ProjectionShape};
+use crate::engine::native::Projection;
 use crate::engine::{BlobFile, Format};
 
 pub(super) struct Projections {
@@ -37,13 +37,7 @@ impl Projections {
                 format: Format::Safetensors,
                 extent: file.extent,
             };
-            let shape = ProjectionShape {
-                in_features: layer.in_features,
-                out_features: layer.out_features,
-                has_bias: layer.has_bias,
-                has_tanh: layer.has_tanh,
-            };
-            let read = Projection::read(&file, shape)
+            let read = Projection::read(&file, layer.shape)
                 .map_err(|error| refused(format!("`{name}`: {}", format_error_chain(&error))))?;
             projections.layers.push(read);
         }
@@ -73,5 +67,63 @@ impl Projections {
     /// The embedding of a text, from its pooled hidden states.
     pub(super) fn apply(&self, pooled: Vec<f32>) -> Vec<f32> {
         self.layers.iter().fold(pooled, |vector, layer| layer.apply(self.ops, &vector))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::super::embedding::Embedding;
+    use super::super::protocol::SmallFile;
+    use super::*;
+
+    /// The model of a fixture, with the files that its layers need.
+    fn model() -> (ModelSpec, Vec<Dense>) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/encoder/embedding-gemma");
+        let names = ["modules.json", "2_Dense/config.json", "3_Dense/config.json"];
+        let weights = ["2_Dense/model.safetensors", "3_Dense/model.safetensors"];
+        let file = |name: &str| (name.to_owned(), SmallFile::from(PathBuf::from(folder.join(name))));
+        let spec = ModelSpec {
+            name: "m".to_owned(),
+            files: names.iter().chain(&weights).map(|name| file(name)).collect(),
+            ..ModelSpec::default()
+        };
+        let dense = Embedding::of_checkpoint(&spec).map_err(|error| error.message).unwrap().dense;
+        (spec, dense)
+    }
+
+    fn refused(spec: &ModelSpec, dense: &[Dense], width: usize) -> String {
+        let read = Projections::read(spec, Vec::new(), dense, width, Ops::scalar());
+        read.err().expect("an error").message
+    }
+
+    #[test]
+    fn layers_must_fit_each_other_and_their_files() {
+        let (spec, dense) = model();
+        let projections = Projections::read(&spec, Vec::new(), &dense, 48, Ops::scalar());
+        let projections = projections.map_err(|error| error.message).unwrap();
+        let embedding = projections.apply(vec![0.5; 48]);
+        assert_eq!((projections.width(), embedding.len()), (48, 48));
+        // The last layer has tanh.
+        assert!(embedding.iter().all(|value| value.abs() <= 1.0));
+
+        let inputs = "a linear layer after the pooling has";
+        assert_eq!(refused(&spec, &dense, 40), format!("m: {inputs} 48 inputs, expected 40"));
+        assert_eq!(refused(&spec, &dense[1..], 48), format!("m: {inputs} 56 inputs, expected 48"));
+        let mut wide = dense.clone();
+        wide[0].shape.out_features = 57;
+        let error = refused(&spec, &wide, 48);
+        assert!(
+            error.contains("`2_Dense/model.safetensors`: tensor `linear.weight` has shape [56, 48]"),
+            "{error}"
+        );
+        let mut biased = dense.clone();
+        biased[0].shape.has_bias = true;
+        let error = refused(&spec, &biased, 48);
+        assert!(error.contains("tensor `linear.bias` is missing"), "{error}");
+        let mut without = spec.clone();
+        without.files.remove("3_Dense/model.safetensors");
+        assert_eq!(refused(&without, &dense, 48), "m: no file `3_Dense/model.safetensors`");
     }
 }

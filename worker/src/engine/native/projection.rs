@@ -3,6 +3,7 @@
 //! computes them.
 
 use lode_kernels::{Ops, Rows, Weight};
+use serde::{Deserialize, Serialize};
 
 use super::tensors::MappedTensors;
 use crate::arch::Tensors;
@@ -19,7 +20,7 @@ pub struct Projection {
 }
 
 /// The form of a layer in a checkpoint.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProjectionShape {
     pub in_features: usize,
     pub out_features: usize,
