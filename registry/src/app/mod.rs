@@ -105,7 +105,7 @@ pub use diff::{DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTo
 pub use fsck::{Damage, FsckSummary};
 pub(crate) use fsck::{Finding, FindingSink};
 pub use gc::{GcReport, GcWaiting, Removal, RemovalPage, RestoredContent};
-pub(crate) use gc::RetentionPreview;
+pub(crate) use gc::{RetentionPreview, RetentionRemovals};
 pub use grants::{Grant, TargetVisibility};
 pub(crate) use hub_import::{HubImportError, HubModel, ImportSink, ImportStep, ImportTarget};
 pub(crate) use hub_list::{ModelQuery, ModelSort};

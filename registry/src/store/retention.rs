@@ -71,6 +71,19 @@ impl Store {
         rows.into_iter().map(AgedTag::try_from).collect()
     }
 
+    /// Whether a repository has more tags or more manifests than `limit`.
+    pub(crate) async fn repository_exceeds(
+        &self,
+        repository: &Repository,
+        limit: i64,
+    ) -> Result<bool, Error> {
+        let (tags, manifests): (i64, i64) = on!(self.read(), c => sqlx::query_as(
+            "select (select count(*) from (select 1 from tags where repository = $1 limit $2) t),
+                (select count(*) from (select 1 from manifests where repository = $1 limit $2) m)")
+            .bind(repository.as_str()).bind(limit + 1).fetch_one(c).await)?;
+        Ok(tags.max(manifests) > limit)
+    }
+
     /// Manifests that no tag, index or subject has kept since before `cutoff`, in digest order after `after`.
     pub(crate) async fn manifests_untagged(
         &self,
@@ -194,6 +207,9 @@ mod tests {
             }
             tx.commit().await.unwrap();
             let tags = store.tags_by_age(&repository).await.unwrap();
+            for (limit, exceeds) in [(TAGS as i64 - 1, true), (TAGS as i64, false)] {
+                assert_eq!(store.repository_exceeds(&repository, limit).await.unwrap(), exceeds);
+            }
             // One tag is moved after it was read.
             let mut tx = store.begin().await.unwrap();
             tx.tag_put(&repository, &tags[7].name, &new, "server").await.unwrap();

@@ -25,7 +25,7 @@ use crate::metrics;
 use crate::store::{RemovalCause, RemovalReason, ReplicaLock, TimeCursor, UnreferencedContent};
 use crate::time::{millis, now_ms};
 
-pub(crate) use preview::RetentionPreview;
+pub(crate) use preview::{RetentionPreview, RetentionRemovals};
 pub use removals::{Removal, RemovalPage};
 pub use run::GcReport;
 use run::{BATCH, RunTimes};

@@ -8,7 +8,7 @@ use lode_model::reference::{Reference, Repository};
 
 use super::{Head, Tab, manages};
 use crate::Registry;
-use crate::app::{AccountError, RetentionPreview};
+use crate::app::{AccountError, RetentionPreview, RetentionRemovals};
 use crate::auth::{AccessTarget, Caller};
 use crate::http::pages::{Form, SignedIn, redirect};
 use crate::http::state::ServerState;
@@ -134,18 +134,17 @@ impl RetentionPreview {
         }
         all
     }
+}
 
-    fn removals(&self) -> String {
+impl RetentionRemovals {
+    /// What is removed, as a sentence has it.
+    fn summary(&self) -> String {
         let mut parts = Vec::new();
         if self.tag_count > 0 {
             parts.push(counted(self.tag_count, "tag", "tags"));
         }
         if self.untagged_count > 0 {
-            let more = if self.has_more_untagged { "more than " } else { "" };
-            parts.push(format!(
-                "{more}{}",
-                counted(self.untagged_count, "untagged manifest", "untagged manifests")
-            ));
+            parts.push(counted(self.untagged_count, "untagged manifest", "untagged manifests"));
         }
         match parts.is_empty() {
             true => "nothing".to_owned(),
