@@ -83,6 +83,14 @@ pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<HyperParam
         model_type: model_type.chars().take(60).collect(),
         known: Family::known_model_types().join(", "),
     })?;
+    // EmbeddingGemma has the model_type of Gemma 3.
+    if let Some(found @ Json::Bool(true)) = c.get("use_bidirectional_attention") {
+        return Err(invalid_key(
+            "use_bidirectional_attention",
+            found,
+            "false, because encoders are not converted to GGUF",
+        ));
+    }
     let (width, n_layers) = (c.count("hidden_size")?, c.count("num_hidden_layers")?);
     let n_heads = c.count("num_attention_heads")?;
     let n_kv_heads = match c.optional("num_key_value_heads")? {
@@ -302,6 +310,7 @@ mod tests {
             (json!({"partial_rotary_factor": 1e300}), "`partial_rotary_factor`"),
             (json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}), "dynamic"),
             (json!({"model_type": "phi3"}), "`original_max_position_embeddings`"),
+            (json!({"use_bidirectional_attention": true}), "encoders are not converted to GGUF"),
         ] {
             let error = written(more).unwrap_err();
             assert!(error.contains(expect), "{error}");

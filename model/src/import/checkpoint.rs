@@ -14,6 +14,7 @@ use super::mlx::{self, MlxQuantisation};
 use crate::formats::weight_format::WeightFormat;
 use crate::gguf::PartName;
 use crate::quant::Kind;
+use crate::recognise::is_dense_module;
 use crate::safetensors::{Dtype, Header};
 use crate::source::{Scales, Source, SourceFile};
 use crate::tensor::{self, Tensor, TensorError};
@@ -134,7 +135,7 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
                     .for_each(|tensor| tensor.name.insert_str(0, &format!("{component}/")));
             }
             shards.push(shard);
-        } else {
+        } else if !is_dense_module(&file.path) {
             notices.push(format!("`{}` is not part of the checkpoint and is stored whole", file.path));
         }
     }

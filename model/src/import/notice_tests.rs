@@ -24,6 +24,17 @@ fn every_part_has_to_be_there() {
 }
 
 #[test]
+fn files_that_a_loader_ignores_get_a_notice() {
+    let weights = || safetensors(&[("linear.weight", Dtype::F32, &[2, 2])]);
+    let notices = |path: &str| import(&small().with(path, weights()), None).notices();
+    let ignored = notices("other/model.safetensors");
+    assert!(ignored.contains("`other/model.safetensors` is not part of the checkpoint"), "{ignored}");
+    // The linear layers of an embedding model are stored whole, too, but used.
+    let dense = notices("2_Dense/model.safetensors");
+    assert!(!dense.contains("2_Dense"), "{dense}");
+}
+
+#[test]
 fn unquantised_tensors_get_a_notice() {
     let odd = [("b.weight", Dtype::F32, &[64u64, 64][..]), ("odd.weight", Dtype::BF16, &[100, 33])];
     let folder = Folder::default().with("Odd.SafeTensors", safetensors(&odd));

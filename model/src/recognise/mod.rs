@@ -23,6 +23,15 @@ use tar::Member;
 /// The file that marks a folder of components as an image model.
 const IMAGE_INDEX: &str = "model_index.json";
 
+/// Whether a path is that of a linear layer after the pooling of an embedding model: a file of sentence-transformers'
+/// module `N_Dense`.
+pub fn is_dense_module(path: &str) -> bool {
+    path.split_once("_Dense/").is_some_and(|(number, file)| {
+        number.bytes().all(|byte| byte.is_ascii_digit())
+            && matches!(file, "config.json" | "model.safetensors")
+    })
+}
+
 /// A manifest, classified into files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Artifact {

@@ -8,7 +8,7 @@ use lode_model::gguf::PartName;
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::media_type as mt;
 use lode_model::recognise::tar::Member;
-use lode_model::recognise::{Artifact, Layout, ModelFile, Role};
+use lode_model::recognise::{Artifact, Layout, ModelFile, Role, is_dense_module};
 
 use crate::files::Format;
 
@@ -25,15 +25,6 @@ const FILES: [&str; 10] = [
     "sentence_bert_config.json",
     "1_Pooling/config.json",
 ];
-
-/// The files of a linear layer after the pooling of an embedding model. Its folder is `N_Dense`.
-const DENSE_FILES: [&str; 2] = ["config.json", "model.safetensors"];
-
-fn is_dense(name: &str) -> bool {
-    name.split_once("_Dense/").is_some_and(|(number, file)| {
-        number.bytes().all(|byte| byte.is_ascii_digit()) && DENSE_FILES.contains(&file)
-    })
-}
 
 /// A model as its manifest describes it.
 #[derive(Debug, Default, PartialEq)]
@@ -147,8 +138,8 @@ impl RecognisedModel {
             }
             let Some(name) = file.path.as_deref().and_then(|path| path.strip_prefix(root)) else { continue };
             let is_needed = match file.role {
-                Role::File => FILES.contains(&name) || is_dense(name),
-                Role::Safetensors => is_dense(name),
+                Role::File => FILES.contains(&name) || is_dense_module(name),
+                Role::Safetensors => is_dense_module(name),
                 _ => false,
             };
             if is_needed {
