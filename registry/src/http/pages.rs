@@ -93,8 +93,11 @@ impl FromRequestParts<ServerState> for SignedIn {
         if has_session {
             return Ok(SignedIn(caller));
         }
-        let next = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-        let next = utf8_percent_encode(next, NON_ALPHANUMERIC);
+        // For the router, the slashes of a repository's name were escaped.
+        let path = parts.uri.path().replace("%2F", "/");
+        let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+        let next = format!("{path}{query}");
+        let next = utf8_percent_encode(&next, NON_ALPHANUMERIC);
         Err(redirect(&format!("/login?next={next}")))
     }
 }

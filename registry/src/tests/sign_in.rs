@@ -98,6 +98,8 @@ async fn a_browser_signs_in_and_out() {
         (page.status.as_u16(), page.header("location")),
         (303, "/login?next=%2Fdevice%3Fuser%5Fcode%3DBCDF%2DGHJK")
     );
+    let page = app.get_as("", "/team/mini/-/rules").await;
+    assert_eq!(page.header("location"), "/login?next=%2Fteam%2Fmini%2F%2D%2Frules");
     let page = app.get_as("", "/login?next=%2Fdevice%3Fuser%5Fcode%3DBCDF%2DGHJK").await;
     assert!(page.text().contains("name=\"next\" value=\"/device?user_code=BCDF-GHJK\""), "{}", page.text());
     assert!(page.header("content-security-policy").starts_with("default-src 'none'"));
