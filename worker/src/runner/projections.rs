@@ -72,7 +72,7 @@ impl Projections {
 
 #[cfg(test)]
 mod tests {
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
 
     use super::super::embedding::Embedding;
     use super::super::protocol::SmallFile;
@@ -83,7 +83,7 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/encoder/embedding-gemma");
         let names = ["modules.json", "2_Dense/config.json", "3_Dense/config.json"];
         let weights = ["2_Dense/model.safetensors", "3_Dense/model.safetensors"];
-        let file = |name: &str| (name.to_owned(), SmallFile::from(PathBuf::from(folder.join(name))));
+        let file = |name: &str| (name.to_owned(), SmallFile::from(folder.join(name)));
         let spec = ModelSpec {
             name: "m".to_owned(),
             files: names.iter().chain(&weights).map(|name| file(name)).collect(),
