@@ -19,6 +19,8 @@ use lode_tests::report::{env_number, figure};
 use lode_tests::server::{Folder, Options, output_file};
 use lode_tests::services::Backends;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use crate::attached_worker::Worker;
@@ -347,6 +349,82 @@ async fn a_stopping_server_is_not_ready_and_still_serves() {
             assert!(registry.blob_get("team/drain", &digest).await.expect(200).body == bytes);
         }
     }
+    assert!(server.try_wait().is_none(), "the server has not ended before its delay");
+    assert!(server.wait_end().await.success());
+}
+
+/// Types of frames of HTTP/2 (RFC 9113, section 6).
+const HEADERS: u8 = 1;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const ACK: u8 = 1;
+
+/// A connection of HTTP/2 whose frames a test sees.
+struct Http2(TcpStream);
+
+impl Http2 {
+    async fn connect(address: SocketAddr) -> Http2 {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        let mut connection = Http2(stream);
+        let settings = 4;
+        connection.send((settings, 0, 0), b"").await;
+        connection
+    }
+
+    async fn send(&mut self, (kind, flags, stream): (u8, u8, u32), payload: &[u8]) {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        let mut frame = vec![length[1], length[2], length[3], kind, flags];
+        frame.extend(stream.to_be_bytes());
+        frame.extend(payload);
+        self.0.write_all(&frame).await.unwrap();
+    }
+
+    /// Sends `GET /healthz` as this stream.
+    async fn request(&mut self, stream: u32) {
+        // Entries of the static table, and a path and an authority as they are (RFC 7541, section 6 and appendix A).
+        let fields = b"\x82\x86\x44\x08/healthz\x41\x09localhost";
+        let end_of_stream_and_headers = 0x5;
+        self.send((HEADERS, end_of_stream_and_headers, stream), fields).await;
+    }
+
+    /// Reads frames up to one of this type; returns its stream and its content. `None`: the connection is closed.
+    async fn read_until(&mut self, kind: u8) -> Option<(u32, Vec<u8>)> {
+        loop {
+            let mut head = [0; 9];
+            self.0.read_exact(&mut head).await.ok()?;
+            let [high, middle, low, found, flags, stream @ ..] = head;
+            let mut payload = vec![0; u32::from_be_bytes([0, high, middle, low]) as usize];
+            self.0.read_exact(&mut payload).await.ok()?;
+            if found == PING && flags & ACK == 0 {
+                self.send((PING, ACK, 0), &payload).await;
+            }
+            if found == kind {
+                return Some((u32::from_be_bytes(stream), payload));
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn http2_connections_are_replaced_without_losing_a_request() {
+    let folder = Folder::new();
+    let mut server = folder.start(Options::new().env("LODE_DRAIN_DELAY", "3s")).await;
+    let mut connection = Http2::connect(server.address).await;
+    connection.request(1).await;
+    assert_eq!(connection.read_until(HEADERS).await.expect("a response").0, 1);
+    let begun = Instant::now();
+    server.terminate();
+    let (_, payload) = connection.read_until(GOAWAY).await.expect("GOAWAY");
+    assert!(begun.elapsed() < Duration::from_secs(2), "before the listener closes");
+    // The last stream that the server handles, and the reason, which is none.
+    assert_eq!(payload[..8], [0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
+    // A request that was in transit has a response.
+    connection.request(3).await;
+    assert_eq!(connection.read_until(HEADERS).await.expect("a response").0, 3);
+    let (_, payload) = connection.read_until(GOAWAY).await.expect("GOAWAY");
+    assert_eq!(payload[..8], [0, 0, 0, 3, 0, 0, 0, 0]);
+    assert_eq!(connection.read_until(GOAWAY).await, None, "the connection is closed");
     assert!(server.try_wait().is_none(), "the server has not ended before its delay");
     assert!(server.wait_end().await.success());
 }

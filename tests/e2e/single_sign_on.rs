@@ -3,7 +3,9 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Instant;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use lode_tests::access::{PASSWORD, log_in};
 use lode_tests::clients::{find_program, node_packages, python};
@@ -11,6 +13,8 @@ use lode_tests::command::wait_for;
 use lode_tests::server::{Folder, Options, Server, lode_command};
 
 use crate::python::script;
+
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A program of `tests/clients/node` that serves on a port, until it is dropped.
 pub(crate) struct NodeServer {
@@ -25,9 +29,14 @@ impl NodeServer {
         let mut command = Command::new("node");
         command.arg(packages.join(script)).args(args).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = command.spawn().expect("node");
-        let mut line = String::new();
         let mut output = BufReader::new(process.stdout.take().unwrap());
-        output.read_line(&mut line).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || {
+            let mut line = String::new();
+            let read = output.read_line(&mut line);
+            sender.send(read.map(|_| (line, output)))
+        });
+        let (line, output) = receiver.recv_timeout(START_TIMEOUT).expect("no line in time").unwrap();
         let url = line.trim().strip_prefix("listening on ").expect("an address").to_owned();
         NodeServer { process, _output: output, url }
     }

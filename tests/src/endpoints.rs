@@ -114,8 +114,8 @@ pub struct EndpointCase {
     session: String,
 }
 
-/// The response, or `None` if the connection broke or the request timed out.
-pub type Reply = Option<Response>;
+/// The response, or why there is none: the connection broke, or the request timed out.
+pub type Reply = Result<Response, reqwest::Error>;
 
 impl EndpointCase {
     /// Pushes the content that the request needs to a new repository.
@@ -197,7 +197,7 @@ impl EndpointCase {
             Endpoint::Collection => request.json(&json!({})),
             _ => request,
         };
-        registry.try_send(request).await.ok()
+        registry.try_send(request).await
     }
 
     /// The status of a request that was carried out.
@@ -222,21 +222,23 @@ impl EndpointCase {
     pub fn check_reply(&self, fault: &str, reply: &Reply) {
         let endpoint = self.endpoint;
         match reply {
-            Some(response) if response.status == self.success_status() => {}
-            Some(response) => {
+            Ok(response) if response.status == self.success_status() => {}
+            Ok(response) => {
                 assert_eq!(response.status, 503, "{fault}: {endpoint:?} returns `{}`", response.text());
                 assert!(
                     response.header("retry-after").is_some(),
                     "{fault}: {endpoint:?} returns no Retry-After"
                 );
             }
-            None => assert_eq!(endpoint, Endpoint::BlobGet, "{fault}: {endpoint:?} gets no response"),
+            Err(error) => {
+                assert_eq!(endpoint, Endpoint::BlobGet, "{fault}: {endpoint:?} gets no response: {error:?}");
+            }
         }
     }
 
     /// Checks, after the fault, that acknowledged changes are stored and that the repeated request succeeds.
-    pub async fn check_recovery(&self, registry: &Registry, reply: &Reply) {
-        let acknowledged = reply.as_ref().is_some_and(|response| response.status == self.success_status());
+    pub async fn check_recovery(&self, registry: &Registry, response: Option<&Response>) {
+        let acknowledged = response.is_some_and(|response| response.status == self.success_status());
         let (repository, what) = (&self.repository, self.endpoint);
         match what {
             Endpoint::UploadAppend | Endpoint::UploadFinish => {

@@ -3,14 +3,13 @@
 //
 // Arguments: the port (0: any), the server's URL, and a JSON file with the groups of everyone.
 
-import { generateKeyPairSync } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { Provider } from "oidc-provider";
+import { newPrivateKey } from "./keys.mjs";
 
 const [port, server, groups] = process.argv.slice(2);
-const { privateKey } = generateKeyPairSync("rsa", { modulusLength: 2048 });
-const key = { ...privateKey.export({ format: "jwk" }), use: "sig", alg: "RS256", kid: String(Date.now()) };
+const key = { ...newPrivateKey().export({ format: "jwk" }), use: "sig", alg: "RS256", kid: String(Date.now()) };
 
 const configuration = {
     clients: [{
