@@ -27,6 +27,7 @@ mod secret;
 mod session_file;
 mod tls_problem;
 mod transport;
+mod urgency;
 
 pub use address::{PlainHttp, base_url, is_loopback_host};
 pub use blobs::{BlobInfo, BlobStream};
@@ -46,3 +47,4 @@ pub use retry::RetryPolicy;
 pub use secret::Secret;
 pub use tls_problem::TlsProblem;
 pub use transport::{Client, ClientOptions, host_and_port};
+pub use urgency::Urgency;

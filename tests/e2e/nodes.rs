@@ -37,8 +37,12 @@ struct Nodes {
 
 impl Nodes {
     async fn start(count: usize, settings: &[(&'static str, &'static str)]) -> Nodes {
+        Nodes::start_with(Options::new(), count, settings).await
+    }
+
+    async fn start_with(server: Options, count: usize, settings: &[(&'static str, &'static str)]) -> Nodes {
         let folder = Folder::new();
-        let server = folder.start(Options::new().env("LODE_WORKER_TOKEN", TOKEN)).await;
+        let server = folder.start(server.env("LODE_WORKER_TOKEN", TOKEN)).await;
         server.lode().create("demo", &demo(), &[]).await.expect_success();
         let mut nodes = Nodes { folder, server, workers: Vec::new(), settings: settings.to_vec() };
         for _ in 0..count {
@@ -262,6 +266,59 @@ async fn a_busy_model_is_loaded_by_an_idle_worker_and_conversations_stay_on_thei
     }
     figure("turns that found their conversation in the worker's cache", &format!("{found} of {turns}"));
     assert_eq!(found, turns);
+}
+
+/// Of a client with many requests, few are completed while another client's single request waits. The same holds for
+/// a single request of the same client, if the many are less urgent.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_client_with_many_requests_delays_others_little() {
+    const MANY: usize = 200;
+    const SINGLE: usize = 5;
+    let server = Options::new().env("LODE_TRUSTED_PROXY", "127.0.0.1");
+    let nodes = Nodes::start_with(server, 2, &[("LODE_NUM_PARALLEL", "2")]).await;
+    let registry = nodes.registry();
+    let send = |headers: [(&'static str, &'static str); 2], prompt: String| {
+        let request =
+            registry.request("POST", "/api/generate").json(&body(&prompt, 8, false)).timeout(DEADLINE);
+        let request = headers.into_iter().fold(request, |request, (name, value)| request.header(name, value));
+        async move { read(request.send().await.unwrap()).await }
+    };
+    let (usual, batch) = (("priority", "u=3"), ("priority", "u=7"));
+    let (one, other) = (("x-forwarded-for", "192.0.2.1"), ("x-forwarded-for", "192.0.2.2"));
+    for (what, of_many, of_single) in [
+        ("another client", [one, usual], [other, usual]),
+        ("the same client, more urgent", [one, batch], [one, usual]),
+    ] {
+        let completed = Arc::new(AtomicUsize::new(0));
+        let many: Vec<_> = (0..MANY)
+            .map(|number| {
+                let (request, completed) = (send(of_many, format!("{number} Water is")), completed.clone());
+                tokio::spawn(async move {
+                    let end = request.await;
+                    completed.fetch_add(1, Ordering::SeqCst);
+                    end
+                })
+            })
+            .collect();
+        wait_until("some are completed", || async { completed.load(Ordering::SeqCst) >= 8 }).await;
+        let before = completed.load(Ordering::SeqCst);
+        for number in 0..SINGLE {
+            let end = send(of_single, format!("{number} Fire is")).await;
+            assert!(matches!(end, End::Complete(_)), "{end:?}");
+        }
+        let meanwhile = completed.load(Ordering::SeqCst) - before;
+        for end in join_all(many).await {
+            let end = end.unwrap();
+            assert!(matches!(end, End::Complete(_)), "{end:?}");
+        }
+        let each = meanwhile as f64 / SINGLE as f64;
+        figure(
+            &format!("of {MANY} waiting requests, completed while one of {what} waited"),
+            &format!("{each:.1}, with four places"),
+        );
+        // A turn of each place, and what is in progress: without turns it would be all of them.
+        assert!(each <= 12.0, "{what}: {each}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use lode_client::Urgency;
 use lode_model::digest::Digest;
 use lode_model::reference::Name;
 use serde::Deserialize;
@@ -108,6 +109,7 @@ fn requirements(name: &Name, digest: &Digest) -> ModelRequirements {
         digest: digest.clone(),
         name: name.to_string(),
         client: "".into(),
+        urgency: Urgency::default(),
         num_ctx: None,
         sequence_length: None,
         keep_alive: Some(KeepAlive::Forever),

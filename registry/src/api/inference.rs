@@ -18,7 +18,7 @@ use crate::auth::Caller;
 use crate::error::chain;
 use crate::gateway::{GatewayError, InferenceRequest, RequestClient, WorkerResponse, is_unload};
 use crate::http::extract::{InferenceBody, Members, parse};
-use crate::http::forwarded::ClientAddress;
+use crate::http::forwarded::RequestOrigin;
 use crate::http::model_name::{self, ModelName, ReadName};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Json, OwnHosts};
@@ -33,12 +33,12 @@ pub(crate) fn passthrough_route(path: &'static str, read_name: ReadName) -> Meth
     post(
         move |State(server): State<ServerState>,
               caller: Caller,
-              client: ClientAddress,
+              client: RequestOrigin,
               own: OwnHosts,
               mut body: InferenceBody| async move {
             let name = body.outline.model.take().unwrap_or_default();
             let model = resolve(&server.registry, &caller, &name, read_name(&name, &own)?).await?;
-            let client = RequestClient::of(&caller, client.0);
+            let client = RequestClient::of(&caller, client.address, client.urgency);
             forward(&server, model, ForwardedBody { name, client, path, body }).await
         },
     )
@@ -94,7 +94,7 @@ pub(crate) async fn resolve(
 pub(crate) async fn embeddings(
     State(server): State<ServerState>,
     caller: Caller,
-    client: ClientAddress,
+    client: RequestOrigin,
     own: OwnHosts,
     mut body: InferenceBody,
 ) -> Result<Response, Failure> {
@@ -102,7 +102,7 @@ pub(crate) async fn embeddings(
     let model = resolve(&server.registry, &caller, &name, model_name::parse(&name, &own)?).await?;
     // Without a prompt there is no embedding, but the model is loaded.
     let (body, is_empty) = body.translate(translate_embed_request).await?;
-    let client = RequestClient::of(&caller, client.0);
+    let client = RequestClient::of(&caller, client.address, client.urgency);
     let response = forward(&server, model, ForwardedBody { name, client, path: "/api/embed", body }).await?;
     if !response.status.is_success() {
         return Ok(response.into_response());

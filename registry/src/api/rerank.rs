@@ -8,13 +8,13 @@ use crate::auth::Caller;
 use crate::gateway::WorkerResponse;
 use crate::http::Failure;
 use crate::http::extract::InferenceBody;
-use crate::http::forwarded::ClientAddress;
+use crate::http::forwarded::RequestOrigin;
 use crate::http::state::ServerState;
 
 pub(crate) async fn post(
     State(server): State<ServerState>,
     caller: Caller,
-    client: ClientAddress,
+    client: RequestOrigin,
     mut body: InferenceBody,
 ) -> Result<WorkerResponse, Failure> {
     let model = body.outline.model.take().unwrap_or_default();

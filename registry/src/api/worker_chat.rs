@@ -12,7 +12,7 @@ use crate::auth::Caller;
 use crate::gateway::{RequestClient, WorkerResponse};
 use crate::http::Failure;
 use crate::http::extract::InferenceBody;
-use crate::http::forwarded::ClientAddress;
+use crate::http::forwarded::RequestOrigin;
 use crate::http::model_name;
 use crate::http::state::ServerState;
 
@@ -209,12 +209,12 @@ impl Target {
     /// Resolves a model's name with the rights of the caller.
     pub(super) async fn resolve(
         server: &ServerState,
-        (caller, client): (&Caller, ClientAddress),
+        (caller, client): (&Caller, RequestOrigin),
         name: &str,
         path: &'static str,
     ) -> Result<Target, Failure> {
         let model = resolve(&server.registry, caller, name, model_name::parse_exact(name)?).await?;
-        let client = RequestClient::of(caller, client.0);
+        let client = RequestClient::of(caller, client.address, client.urgency);
         Ok(Target { server: server.clone(), model, name: name.to_owned(), client, path })
     }
 
@@ -235,7 +235,7 @@ impl Target {
 /// Resolves a model's name, and sends a translated request to a worker.
 pub(super) async fn request_worker(
     server: &ServerState,
-    caller: (&Caller, ClientAddress),
+    caller: (&Caller, RequestOrigin),
     model: &str,
     path: &'static str,
     body: InferenceBody,

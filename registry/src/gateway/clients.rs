@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lode_client::Urgency;
+
 use super::error::GatewayError;
 use crate::auth::Caller;
 use crate::network::network;
@@ -16,18 +18,18 @@ pub(crate) struct RequestClient {
     pub(super) key: String,
     /// Its name in messages.
     name: String,
+    /// The urgency of this request.
+    pub(super) urgency: Urgency,
 }
 
 impl RequestClient {
     /// `None` for a request without an address, which comes from this process.
-    pub(crate) fn of(caller: &Caller, address: Option<IpAddr>) -> Option<RequestClient> {
-        match caller.account() {
-            Some(account) => Some(RequestClient { key: account.id.to_string(), name: caller.actor() }),
-            None => address.map(|address| RequestClient {
-                key: network(address).to_string(),
-                name: address.to_string(),
-            }),
-        }
+    pub(crate) fn of(caller: &Caller, address: Option<IpAddr>, urgency: Urgency) -> Option<RequestClient> {
+        let (key, name) = match caller.account() {
+            Some(account) => (account.id.to_string(), caller.actor()),
+            None => address.map(|address| (network(address).to_string(), address.to_string()))?,
+        };
+        Some(RequestClient { key, name, urgency })
     }
 }
 
@@ -53,7 +55,7 @@ impl Clients {
 
     /// Counts a request, unless its client has too many.
     pub(super) fn admit(&self, client: Option<&RequestClient>) -> Result<Option<InProgress>, GatewayError> {
-        let Some(RequestClient { key, name }) = client.filter(|_| self.max_requests > 0) else {
+        let Some(RequestClient { key, name, .. }) = client.filter(|_| self.max_requests > 0) else {
             return Ok(None);
         };
         let mut in_progress = self.in_progress.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,7 +86,7 @@ mod tests {
 
     #[test]
     fn counts_by_client() {
-        let of = |text: &str| RequestClient::of(&Caller::ANONYMOUS, text.parse().ok());
+        let of = |text: &str| RequestClient::of(&Caller::ANONYMOUS, text.parse().ok(), Urgency::default());
         let clients = Clients::new(2);
         let admit = |text: &str| clients.admit(of(text).as_ref());
         let first = admit("192.0.2.1").unwrap();

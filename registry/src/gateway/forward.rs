@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use http::{HeaderValue, StatusCode, header};
-use lode_client::Charge;
+use lode_client::{Charge, Urgency};
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use rand::Rng;
@@ -188,7 +188,8 @@ impl Gateway {
     ) -> Result<WorkerResponse, reqwest::Error> {
         // Counted until the response has been passed on, or dropped.
         let counted = self.count_request(worker.id);
-        let client = request.client.as_ref().map(|client| &client.key[..]).unwrap_or_default();
+        let client = request.client.as_ref();
+        let urgency = client.map(|client| client.urgency).unwrap_or_default();
         let response = self
             .client
             .post(address(&worker.advertise, request.path))
@@ -200,8 +201,9 @@ impl Gateway {
                 "lode-model-name",
                 HeaderValue::from_str(&request.name).unwrap_or(HeaderValue::from_static("")),
             )
-            // Workers serve clients in turn when requests wait for a model.
-            .header("lode-client", client)
+            // When requests wait for a model, workers serve the most urgent ones first, and their clients in turn.
+            .header("lode-client", client.map(|client| &client.key[..]).unwrap_or_default())
+            .header(Urgency::HEADER, urgency.to_string())
             .body(request.body.clone())
             .send()
             .await?;

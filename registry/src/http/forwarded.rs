@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use axum::extract::{ConnectInfo, FromRequestParts};
 use http::HeaderMap;
 use http::request::Parts;
+use lode_client::Urgency;
 
 use super::state::ServerState;
 use crate::config::Cidr;
@@ -19,18 +20,24 @@ pub(crate) struct ForwardedInfo<'a> {
     pub(crate) host: Option<&'a str>,
 }
 
-/// The address of a request's client; None if the request did not arrive over a connection.
+/// Where an inference request comes from, and how urgent it is there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ClientAddress(pub(crate) Option<IpAddr>);
+pub(crate) struct RequestOrigin {
+    /// The address of the client; None if the request did not arrive over a connection.
+    pub(crate) address: Option<IpAddr>,
+    pub(crate) urgency: Urgency,
+}
 
-impl FromRequestParts<ServerState> for ClientAddress {
+impl FromRequestParts<ServerState> for RequestOrigin {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, state: &ServerState) -> Result<Self, Infallible> {
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
-        Ok(ClientAddress(
-            forwarded_info(&parts.headers, &state.registry.config().trusted_proxies, peer).client,
-        ))
+        let trusted = &state.registry.config().trusted_proxies;
+        Ok(RequestOrigin {
+            address: forwarded_info(&parts.headers, trusted, peer).client,
+            urgency: Urgency::of(&parts.headers),
+        })
     }
 }
 

@@ -40,7 +40,8 @@ pub(super) async fn worker(
             let header = |name: &str| parts.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
             notes.lock().unwrap().push(json!({
                 "path": parts.uri.path(), "model": header("lode-model"), "name": header("lode-model-name"),
-                "authorization": header("authorization"), "client": header("lode-client"), "body": String::from_utf8_lossy(&body),
+                "authorization": header("authorization"), "client": header("lode-client"), "priority": header("priority"),
+                "body": String::from_utf8_lossy(&body),
             }));
             respond()
         }
@@ -117,10 +118,14 @@ async fn a_worker_receives_the_request_and_its_context() {
     assert_eq!(received["authorization"], format!("Bearer {secret}"));
     assert_eq!(received["body"], body.to_string());
 
-    let mut from = Request::post("/api/chat").body(Body::from(body.to_string())).unwrap();
-    from.extensions_mut().insert(ConnectInfo(SocketAddr::from(([192, 0, 2, 7], 9))));
-    assert_eq!(app.raw(from).await.status(), 200);
-    assert_eq!(heard.lock().unwrap().pop().unwrap()["client"], "192.0.2.7");
+    for (priority, expect) in [("i", "u=3"), ("u=7", "u=7"), ("u=0", "u=3")] {
+        let from = Request::post("/api/chat").header("priority", priority);
+        let mut from = from.body(Body::from(body.to_string())).unwrap();
+        from.extensions_mut().insert(ConnectInfo(SocketAddr::from(([192, 0, 2, 7], 9))));
+        assert_eq!(app.raw(from).await.status(), 200);
+        let received = heard.lock().unwrap().pop().unwrap();
+        assert_eq!((&received["client"], &received["priority"]), (&json!("192.0.2.7"), &json!(expect)));
+    }
 
     let by_digest = json!({"model": format!("team/mini@{digest}"), "windows": [[1, 2]]});
     assert_eq!(app.post_json("/lode/v1/score", by_digest).await.status, 200);

@@ -8,7 +8,7 @@ use futures::future::BoxFuture;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
-use lode_client::{Charge, read_body};
+use lode_client::{Charge, Urgency, read_body};
 use lode_model::digest::Digest;
 use lode_model::json_outline::{Outline, OutlineError};
 use lode_model::reference::Repository;
@@ -81,6 +81,7 @@ pub(super) struct ModelRequest<T> {
     /// The name as the caller wrote it.
     pub(super) name: String,
     pub(super) client: Arc<str>,
+    pub(super) urgency: Urgency,
     pub(super) body: T,
     /// Charge for the memory of the body.
     pub(super) _charge: Charge,
@@ -93,6 +94,7 @@ impl<T> ModelRequest<T> {
             digest: self.digest.clone(),
             name: self.name.clone(),
             client: self.client.clone(),
+            urgency: self.urgency,
             num_ctx,
             sequence_length: None,
             keep_alive,
@@ -112,6 +114,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Api> for ModelRequest<T> 
             parse_model(model).ok_or_else(|| Error::Invalid("invalid model name".into()))?;
         let name = header(MODEL_NAME_HEADER).unwrap_or(model).to_owned();
         let client = header(CLIENT_HEADER).unwrap_or_default().into();
+        let urgency = Urgency::of(&parts.headers);
         let mut charge = api.bodies.budget.charge();
         let body = read_body(body, api.bodies.limit_bytes, &mut charge).await?;
         if body.is_empty() {
@@ -129,7 +132,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Api> for ModelRequest<T> 
                 Err(error) => std::panic::resume_unwind(error.into_panic()),
             },
         };
-        Ok(ModelRequest { repository, digest, name, client, body, _charge })
+        Ok(ModelRequest { repository, digest, name, client, urgency, body, _charge })
     }
 }
 

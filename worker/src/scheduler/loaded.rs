@@ -276,7 +276,7 @@ impl User {
 
     /// Waits for one of the places; `None` when the model is being drained or its runner has ended.
     pub(super) async fn wait_for_place(self, wanted: &ModelRequirements, arrival: u64) -> Option<Place> {
-        let permit = self.0.places.take(&wanted.client, arrival).await?;
+        let permit = self.0.places.take(&wanted.client, wanted.urgency, arrival).await?;
         Some(Place { _permit: permit, user: self })
     }
 }

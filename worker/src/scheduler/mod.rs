@@ -139,7 +139,7 @@ impl Scheduler {
     /// Waits for the model to be loaded and for a place in it. Dropping the future cancels the wait, and the
     /// load with it if no other request waits for it.
     pub async fn acquire(&self, wanted: ModelRequirements) -> Result<Ticket, Error> {
-        let mut waiting = self.inner.waiting.enter(&wanted.client).ok_or(Error::Busy)?;
+        let mut waiting = self.inner.waiting.enter(&wanted.client, wanted.urgency).ok_or(Error::Busy)?;
         let _counted = Counted::waiting();
         tokio::select! {
             biased;

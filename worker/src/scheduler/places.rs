@@ -1,13 +1,15 @@
 //! The places of a loaded model: how many requests it serves at once, and in which order the others wait.
-//! Waiting clients take turns, so one client with many requests delays another by at most one request per
-//! place.
+//! The most urgent requests come first. Among equally urgent ones, waiting clients take turns, so one client with many
+//! requests delays another by at most one request per place.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use lode_client::Urgency;
 use tokio::sync::oneshot;
 
-/// Grants permits to the clients in turn, and to the requests of one client in order of arrival.
+/// Grants permits to the most urgent requests first, among those to the clients in turn, and to the requests of one
+/// client in order of arrival.
 pub(super) struct Places {
     state: Mutex<State>,
 }
@@ -18,8 +20,8 @@ struct State {
     /// have a place.
     is_open: bool,
     is_closed: bool,
-    /// The next client in turn is at the front.
-    clients: VecDeque<Client>,
+    /// For each urgency the clients with such requests; the next one in turn is at the front.
+    clients: BTreeMap<Urgency, VecDeque<Client>>,
 }
 
 struct Client {
@@ -37,12 +39,17 @@ pub(super) struct Permit(Option<Arc<Places>>);
 
 impl Places {
     pub(super) fn new(count: usize) -> Arc<Places> {
-        let state = State { free: count.max(1), is_open: true, is_closed: false, clients: VecDeque::new() };
+        let state = State { free: count.max(1), is_open: true, is_closed: false, clients: BTreeMap::new() };
         Arc::new(Places { state: Mutex::new(state) })
     }
 
     /// Waits for a place. `None` when the model is being drained or has been unloaded.
-    pub(super) async fn take(self: &Arc<Places>, client: &Arc<str>, arrival: u64) -> Option<Permit> {
+    pub(super) async fn take(
+        self: &Arc<Places>,
+        client: &Arc<str>,
+        urgency: Urgency,
+        arrival: u64,
+    ) -> Option<Permit> {
         let receiver = {
             let mut state = self.state();
             if state.is_closed {
@@ -56,7 +63,7 @@ impl Places {
                 return None;
             }
             let (permit, receiver) = oneshot::channel();
-            state.enqueue(client, Waiter { arrival, permit });
+            state.enqueue(client, urgency, Waiter { arrival, permit });
             receiver
         };
         receiver.await.ok()
@@ -104,24 +111,31 @@ impl Places {
 }
 
 impl State {
-    fn enqueue(&mut self, client: &Arc<str>, waiter: Waiter) {
-        match self.clients.iter_mut().find(|known| known.name == *client) {
+    fn enqueue(&mut self, client: &Arc<str>, urgency: Urgency, waiter: Waiter) {
+        let clients = self.clients.entry(urgency).or_default();
+        match clients.iter_mut().find(|known| known.name == *client) {
             Some(known) => {
                 // A request that a draining model rejected keeps its rank.
                 let at = known.waiting.partition_point(|other| other.arrival <= waiter.arrival);
                 known.waiting.insert(at, waiter);
             }
-            None => self.clients.push_back(Client { name: client.clone(), waiting: [waiter].into() }),
+            None => clients.push_back(Client { name: client.clone(), waiting: [waiter].into() }),
         }
     }
 
     fn next(&mut self) -> Option<Waiter> {
-        while let Some(mut client) = self.clients.pop_front() {
-            if let Some(waiter) = client.waiting.pop_front() {
+        while let Some(mut most_urgent) = self.clients.first_entry() {
+            let clients = most_urgent.get_mut();
+            if let Some(mut client) = clients.pop_front() {
+                let waiter = client.waiting.pop_front();
                 if !client.waiting.is_empty() {
-                    self.clients.push_back(client);
+                    clients.push_back(client);
                 }
-                return Some(waiter);
+                if waiter.is_some() {
+                    return waiter;
+                }
+            } else {
+                most_urgent.remove();
             }
         }
         None

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use lode_client::Urgency;
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use serde_json::{Map, Value};
@@ -18,6 +19,8 @@ pub struct ModelRequirements {
     pub name: String,
     /// Clients take turns when requests wait.
     pub client: Arc<str>,
+    /// More urgent requests are served first.
+    pub urgency: Urgency,
     /// Context length from the request's options.
     pub num_ctx: Option<usize>,
     /// Tokens of the request's longest sequence, if known beforehand.

@@ -1,10 +1,13 @@
 //! The scheduler over fake runners: which requests wait, which models are evicted, and when keep-alives
 //! expire.
 
+mod queue;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use lode_client::Urgency;
 use lode_kernels::BEST_LEVEL;
 use lode_kernels::cuda::DeviceMemory;
 use lode_model::digest::Digest;
@@ -80,6 +83,7 @@ fn wanted(digest: &Digest) -> ModelRequirements {
         digest: digest.clone(),
         name: "demo".into(),
         client: "client".into(),
+        urgency: Urgency::default(),
         num_ctx: None,
         sequence_length: None,
         keep_alive: None,
@@ -137,29 +141,6 @@ async fn a_gguf_brings_its_configuration_and_its_vocabulary() {
     assert_eq!((loaded.architecture.as_str(), loaded.vocab_size, loaded.has_tokenizer), ("llama", 512, true));
     let shown = &bench.scheduler.loaded()[0];
     assert_eq!((shown.format, shown.family.as_str()), ("gguf", "llama"));
-}
-
-#[tokio::test]
-async fn places_are_limited_and_the_queue_too() {
-    let bench = bench(InProcess::fake(), |options| (options.num_parallel, options.max_queue) = (1, 2)).await;
-    let model = bench.model(1);
-    let first = bench.acquire(&model).await.unwrap();
-    let wait = |wanted: ModelRequirements| {
-        let scheduler = bench.scheduler.clone();
-        tokio::spawn(async move { scheduler.acquire(wanted).await.map(drop) })
-    };
-    let (second, third) = (wait(model.clone()), wait(model.clone()));
-    bench.until("both wait", || bench.scheduler.loaded()[0].users == 3).await;
-    let error = bench.acquire(&model).await.err().unwrap();
-    assert_eq!(error.to_string(), "server busy, please try again.  maximum pending requests exceeded");
-    // A cancelled request frees its place in the queue.
-    third.abort();
-    assert!(third.await.is_err());
-    let fourth = wait(model.clone());
-    bench.until("it waits", || bench.scheduler.loaded()[0].users == 3).await;
-    drop(first);
-    second.await.unwrap().unwrap();
-    fourth.await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -369,67 +350,6 @@ async fn a_model_in_use_is_left_alone_for_a_moment() {
     drop(bench.acquire(&a).await.unwrap());
     drop(in_use);
     waiting.await.unwrap().unwrap();
-}
-
-#[tokio::test]
-async fn clients_take_turns() {
-    let bench =
-        bench(InProcess::fake(), |options| (options.num_parallel, options.max_queue) = (1, 100)).await;
-    let model = bench.model(1);
-    let first = bench.acquire(&model).await.unwrap();
-    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let spawn_request = |client: &str| {
-        let (scheduler, order) = (bench.scheduler.clone(), order.clone());
-        let wanted = ModelRequirements { client: client.into(), ..model.clone() };
-        tokio::spawn(async move {
-            let ticket = scheduler.acquire(wanted.clone()).await.unwrap();
-            order.lock().unwrap().push(wanted.client.to_string());
-            drop(ticket);
-        })
-    };
-    let users = async |count: usize| {
-        bench.until("they wait", || bench.scheduler.loaded()[0].users == count).await;
-    };
-    let many: Vec<_> = (0..20).map(|_| spawn_request("many")).collect();
-    users(21).await;
-    let few: Vec<_> = (0..2).map(|_| spawn_request("few")).collect();
-    users(23).await;
-    drop(first);
-    for request in many.into_iter().chain(few) {
-        request.await.unwrap();
-    }
-    let order = order.lock().unwrap();
-    assert_eq!(order[..5], ["many", "few", "many", "few", "many"], "{order:?}");
-}
-
-#[tokio::test]
-async fn a_client_that_fills_the_queue_does_not_keep_others_out() {
-    let bench = bench(InProcess::fake(), |options| (options.num_parallel, options.max_queue) = (1, 4)).await;
-    let model = bench.model(1);
-    let first = bench.acquire(&model).await.unwrap();
-    let spawn_request = |client: &str| {
-        let scheduler = bench.scheduler.clone();
-        let wanted = ModelRequirements { client: client.into(), ..model.clone() };
-        tokio::spawn(async move { scheduler.acquire(wanted).await.map(drop) })
-    };
-    let users = async |count: usize| {
-        bench.until("they wait", || bench.scheduler.loaded()[0].users == count).await;
-    };
-    let mut many = Vec::new();
-    for count in 0..4 {
-        many.push(spawn_request("many"));
-        users(count + 2).await;
-    }
-    assert!(matches!(spawn_request("many").await.unwrap(), Err(Error::Busy)));
-    let few = spawn_request("few");
-    // Its request takes the place of the newest one.
-    assert!(matches!(many.pop().unwrap().await.unwrap(), Err(Error::Busy)));
-    users(5).await;
-    drop(first);
-    few.await.unwrap().unwrap();
-    for request in many {
-        request.await.unwrap().unwrap();
-    }
 }
 
 #[tokio::test]

@@ -1,10 +1,11 @@
-//! The requests that wait for a model or for a place in it. The queue has a limit. When it is full, a client
-//! with few waiting requests displaces the newest request of the client with the most, so that no client can
-//! keep others out.
+//! The requests that wait for a model or for a place in it. The queue has a limit. When it is full, a request
+//! displaces the newest of the least urgent ones. If it is not more urgent itself, a client with few waiting requests
+//! displaces the newest request of the client with the most, so that no client can keep others out.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lode_client::Urgency;
 use tokio::sync::oneshot;
 
 /// The waiting requests of all clients.
@@ -23,6 +24,7 @@ struct State {
 
 struct Entry {
     id: u64,
+    urgency: Urgency,
     displaced: oneshot::Sender<()>,
 }
 
@@ -39,17 +41,22 @@ impl WaitingRequests {
         Arc::new(WaitingRequests { limit: limit.max(1), state: Mutex::default() })
     }
 
-    /// Adds a request. `None` if the queue is full, and no client has at least two requests more.
-    pub(super) fn enter(self: &Arc<WaitingRequests>, client: &Arc<str>) -> Option<Waiting> {
+    /// Adds a request. `None` if the queue is full, no request is less urgent, and no client has at least two requests
+    /// more.
+    pub(super) fn enter(self: &Arc<WaitingRequests>, client: &Arc<str>, urgency: Urgency) -> Option<Waiting> {
         let mut state = self.state();
         if state.count >= self.limit {
-            state.displace_for(client)?;
+            let displaced = match state.least_urgent(urgency) {
+                Some(less_urgent) => less_urgent,
+                None => state.newest_of_most(client)?,
+            };
+            state.displace(displaced);
         }
         let id = state.next_id;
         state.next_id += 1;
         state.count += 1;
         let (sender, displaced) = oneshot::channel();
-        state.clients.entry(client.clone()).or_default().push(Entry { id, displaced: sender });
+        state.clients.entry(client.clone()).or_default().push(Entry { id, urgency, displaced: sender });
         Some(Waiting { requests: self.clone(), client: client.clone(), id, displaced })
     }
 
@@ -59,16 +66,41 @@ impl WaitingRequests {
 }
 
 impl State {
-    /// Removes the newest request of the client with the most, if `client` then still has fewer.
-    fn displace_for(&mut self, client: &Arc<str>) -> Option<()> {
+    /// The newest of the least urgent requests, if they are less urgent than `urgency`.
+    fn least_urgent(&self, urgency: Urgency) -> Option<(Arc<str>, u64)> {
+        let all = self
+            .clients
+            .iter()
+            .flat_map(|(client, entries)| entries.iter().map(move |entry| (client, entry)));
+        let (client, entry) = all.max_by_key(|(_, entry)| (entry.urgency, entry.id))?;
+        (entry.urgency > urgency).then(|| (client.clone(), entry.id))
+    }
+
+    /// The newest request of the client with the most, if `client` then still has fewer.
+    fn newest_of_most(&self, client: &Arc<str>) -> Option<(Arc<str>, u64)> {
         let own = self.clients.get(client).map_or(0, Vec::len);
-        let most = self.clients.iter().max_by_key(|(_, entries)| entries.len());
-        let (name, _) = most.filter(|(_, entries)| entries.len() > own + 1)?;
-        let newest = self.clients.get_mut(&name.clone())?.pop()?;
+        let (client, entries) = self.clients.iter().max_by_key(|(_, entries)| entries.len())?;
+        let newest = entries.last().filter(|_| entries.len() > own + 1)?;
+        Some((client.clone(), newest.id))
+    }
+
+    fn displace(&mut self, (client, id): (Arc<str>, u64)) {
+        if let Some(entry) = self.remove(&client, id) {
+            // The request may have ended at this moment.
+            let _ = entry.displaced.send(());
+        }
+    }
+
+    /// Removes a request, if it is still there.
+    fn remove(&mut self, client: &Arc<str>, id: u64) -> Option<Entry> {
+        let entries = self.clients.get_mut(client)?;
+        let at = entries.iter().position(|entry| entry.id == id)?;
+        let entry = entries.remove(at);
+        if entries.is_empty() {
+            self.clients.remove(client);
+        }
         self.count -= 1;
-        // The request may have ended at this moment.
-        let _ = newest.displaced.send(());
-        Some(())
+        Some(entry)
     }
 }
 
@@ -83,14 +115,7 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let mut state = self.requests.state();
-        let Some(entries) = state.clients.get_mut(&self.client) else { return };
-        let Some(at) = entries.iter().position(|entry| entry.id == self.id) else { return };
-        entries.remove(at);
-        if entries.is_empty() {
-            state.clients.remove(&self.client);
-        }
-        state.count -= 1;
+        self.requests.state().remove(&self.client, self.id);
     }
 }
 
@@ -103,7 +128,7 @@ mod tests {
     #[test]
     fn a_client_with_few_requests_displaces_one_of_the_client_with_the_most() {
         let requests = WaitingRequests::new(4);
-        let enter = |client: &str| requests.enter(&client.into());
+        let enter = |client: &str| requests.enter(&client.into(), Urgency::default());
         let mut many: Vec<Waiting> = (0..4).map(|_| enter("many").unwrap()).collect();
         assert!(enter("many").is_none(), "its own queue is full");
         let _one = enter("one").unwrap();
@@ -122,8 +147,8 @@ mod tests {
     #[test]
     fn clients_without_requests_are_forgotten() {
         let requests = WaitingRequests::new(2);
-        let first = requests.enter(&"a".into()).unwrap();
-        drop((first, requests.enter(&"b".into())));
+        let first = requests.enter(&"a".into(), Urgency::LEAST).unwrap();
+        drop((first, requests.enter(&"b".into(), Urgency::default())));
         let state = requests.state();
         assert_eq!((state.count, state.clients.len()), (0, 0));
     }

@@ -10,14 +10,14 @@ use crate::api::inference::read_json;
 use crate::api::worker_chat::request_worker;
 use crate::auth::Caller;
 use crate::http::extract::InferenceBody;
-use crate::http::forwarded::ClientAddress;
+use crate::http::forwarded::RequestOrigin;
 use crate::http::state::ServerState;
 use crate::http::{Failure, Json};
 
 pub(crate) async fn post(
     State(server): State<ServerState>,
     caller: Caller,
-    client: ClientAddress,
+    client: RequestOrigin,
     body: InferenceBody,
 ) -> Result<Response, Failure> {
     let (body, options) = body.translate(translate_message).await?;
@@ -35,7 +35,7 @@ pub(crate) async fn post(
 pub(crate) async fn count_tokens(
     State(server): State<ServerState>,
     caller: Caller,
-    client: ClientAddress,
+    client: RequestOrigin,
     body: InferenceBody,
 ) -> Result<Json<Value>, Failure> {
     let (body, options) = body.translate(translate_count).await?;

@@ -19,7 +19,7 @@ use crate::api::worker_chat::{
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse, parse_part};
-use crate::http::forwarded::ClientAddress;
+use crate::http::forwarded::RequestOrigin;
 use crate::http::state::ServerState;
 
 /// A request. Messages, schemas and tools stay text: a long conversation is parsed one message at a time.
@@ -161,7 +161,7 @@ struct Schema<'a> {
 pub(crate) async fn post(
     State(server): State<ServerState>,
     caller: Caller,
-    client: ClientAddress,
+    client: RequestOrigin,
     body: InferenceBody,
 ) -> Result<Response, Failure> {
     let (bodies, options) = body.translate_each(translate).await?;

@@ -14,7 +14,7 @@ use crate::api::worker_chat::{Target, to_json};
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse, parse_part};
-use crate::http::forwarded::ClientAddress;
+use crate::http::forwarded::RequestOrigin;
 use crate::http::state::ServerState;
 
 #[derive(Deserialize)]
@@ -85,7 +85,7 @@ impl WorkerPrompt<'_> {
 pub(crate) async fn post(
     State(server): State<ServerState>,
     caller: Caller,
-    client: ClientAddress,
+    client: RequestOrigin,
     body: InferenceBody,
 ) -> Result<Response, Failure> {
     let (bodies, options) = body.translate_each(translate).await?;

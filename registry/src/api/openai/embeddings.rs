@@ -11,7 +11,7 @@ use crate::api::inference::read_json;
 use crate::api::worker_chat::{request_worker, to_json};
 use crate::auth::Caller;
 use crate::http::extract::{InferenceBody, null_as_default, parse};
-use crate::http::forwarded::ClientAddress;
+use crate::http::forwarded::RequestOrigin;
 use crate::http::state::ServerState;
 use crate::http::{Failure, Json};
 
@@ -57,7 +57,7 @@ struct EmbedResponse {
 pub(crate) async fn post(
     State(server): State<ServerState>,
     caller: Caller,
-    client: ClientAddress,
+    client: RequestOrigin,
     body: InferenceBody,
 ) -> Result<Json<Value>, Failure> {
     let (body, (model, encoding_format)) = body.translate(translate).await?;

@@ -15,7 +15,7 @@ use crate::Registry;
 use crate::api::inference::read_json;
 use crate::auth::Caller;
 use crate::gateway::{InferenceRequest, RequestClient};
-use crate::http::forwarded::ClientAddress;
+use crate::http::forwarded::RequestOrigin;
 use crate::http::pages::Form;
 use crate::http::state::ServerState;
 use crate::http::{Failure, Path, Query};
@@ -184,7 +184,7 @@ pub(crate) async fn post(
     caller: Caller,
     Path(name): Path<String>,
     query: Query,
-    client: ClientAddress,
+    client: RequestOrigin,
     request: Request,
 ) -> Response {
     let registry = &server.registry;
@@ -212,7 +212,7 @@ pub(crate) async fn post(
             repository: shown.repository.clone(),
             digest,
             name: page.model.clone(),
-            client: RequestClient::of(&caller, client.0),
+            client: RequestClient::of(&caller, client.address, client.urgency),
             path,
             body: body.into(),
             _charge: charge,

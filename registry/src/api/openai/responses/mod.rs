@@ -18,14 +18,14 @@ use crate::api::inference::read_json;
 use crate::api::worker_chat::request_worker;
 use crate::auth::{Action, Caller, Target};
 use crate::http::extract::InferenceBody;
-use crate::http::forwarded::ClientAddress;
+use crate::http::forwarded::RequestOrigin;
 use crate::http::state::ServerState;
 use crate::http::{Failure, Json, Path};
 
 pub(crate) async fn post(
     State(server): State<ServerState>,
     caller: Caller,
-    client: ClientAddress,
+    client: RequestOrigin,
     body: InferenceBody,
 ) -> Result<Response, Failure> {
     let (body, settings) = body.translate(translate_response).await?;
@@ -46,7 +46,7 @@ pub(crate) async fn post(
 pub(crate) async fn count_tokens(
     State(server): State<ServerState>,
     caller: Caller,
-    client: ClientAddress,
+    client: RequestOrigin,
     body: InferenceBody,
 ) -> Result<Json<Value>, Failure> {
     let (body, settings) = body.translate(translate_count).await?;
