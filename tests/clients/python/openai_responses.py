@@ -101,4 +101,22 @@ banned = client.completions.create(model=demo, prompt="Water", max_tokens=1, tem
 ids = client.completions.create(model=demo, prompt=[281, 281], echo=True, max_tokens=1, temperature=0, logit_bias={"281": 100})
 token = banned.choices[0].text
 assert ids.choices[0].text == token * 3, (ids, token)
+
+# The log-probabilities of a prompt, as evaluations compute them: those of the same tokens when they are generated.
+generated = client.completions.create(model=demo, prompt="In the beginning", max_tokens=8, temperature=0, logprobs=2).choices[0]
+whole = "In the beginning" + generated.text
+scored = client.completions.create(model=demo, prompt=whole, max_tokens=0, echo=True, logprobs=2).choices[0]
+assert scored.text == whole and scored.finish_reason == "length", scored
+logprobs = scored.logprobs
+assert "".join(logprobs.tokens) == whole and logprobs.text_offset[0] == 0, logprobs
+assert logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None, logprobs
+assert logprobs.tokens[-8:] == generated.logprobs.tokens, (logprobs, generated)
+for found, known in zip(logprobs.token_logprobs[-8:], generated.logprobs.token_logprobs):
+    assert abs(found - known) < 1e-2, (found, known)
+assert all(max(top, key=top.get) == token for token, top in zip(logprobs.tokens[-8:], logprobs.top_logprobs[-8:])), logprobs
+pieces = client.completions.create(model=demo, prompt=whole, max_tokens=1, temperature=0, echo=True, logprobs=0, stream=True)
+streamed = [choice for piece in pieces for choice in piece.choices]
+assert "".join(choice.text for choice in streamed).startswith(whole), streamed
+tokens = [token for choice in streamed if choice.logprobs for token in choice.logprobs.tokens]
+assert tokens[:-1] == logprobs.tokens, (tokens, logprobs)
 refused(openai.BadRequestError, "outside the model's vocabulary", call=client.completions.create, model=demo, prompt=[4096], max_tokens=1)

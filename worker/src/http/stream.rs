@@ -133,9 +133,9 @@ async fn collect_response(
     let mut next = Some(first);
     while let Some(event) = next {
         match event {
-            Event::Token { text, thinking, calls, logprob } => {
+            Event::Token { text, thinking, calls, logprobs: more } => {
                 output.extend(OutputParts { thinking, text, calls });
-                logprobs.extend(logprob);
+                logprobs.extend(more);
             }
             Event::Done(mut done) => {
                 count_tokens(ticket, &done);
@@ -194,12 +194,12 @@ impl Records {
             lines.push(b'\n');
         };
         match event {
-            Event::Token { text, thinking, calls, logprob } => {
+            Event::Token { text, thinking, calls, logprobs } => {
                 let output = OutputParts { thinking, text, calls };
-                if !output.is_empty() || logprob.is_some() {
+                if !output.is_empty() || !logprobs.is_empty() {
                     let first = *calls_before;
                     *calls_before += output.calls.len();
-                    push(&self.partial_record(output, first, logprob.into_iter().collect()));
+                    push(&self.partial_record(output, first, logprobs));
                 }
             }
             Event::Done(mut done) => {

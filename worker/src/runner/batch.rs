@@ -200,9 +200,9 @@ impl BatchLoop {
         {
             let Some(QueuedJob { request, command }) = self.waiting.remove(at) else { return };
             let prompt: &[u32] = match &command {
-                Command::Generate(job) => &job.prompt,
+                Command::Generate(job) if !job.scores_prompt => &job.prompt,
                 // These need the rows of all tokens, so no cached prefix can be used.
-                Command::Score(_) | Command::Embed(_) | Command::Wake => &[],
+                Command::Generate(_) | Command::Score(_) | Command::Embed(_) | Command::Wake => &[],
             };
             match self.assign_sequence(prompt) {
                 Ok(Some(slot)) => self.begin(slot, request, command),
@@ -319,6 +319,9 @@ impl BatchLoop {
         self.slots[slot].request = request;
         match command {
             Command::Generate(job) => {
+                if job.scores_prompt {
+                    self.truncate(slot, 0);
+                }
                 let slot = &mut self.slots[slot];
                 slot.last_used = self.clock;
                 slot.pending = job.prompt[slot.cached.len()..].to_vec();
@@ -366,7 +369,7 @@ impl BatchLoop {
         let mut long = Vec::new();
         for (at, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.is_runnable()) {
             match (&slot.work, slot.pending.len()) {
-                (Work::Generate(_), 1) => {
+                (Work::Generate(generation), 1) if !generation.scores_prompt() => {
                     shares.push(Share { slot: at, tokens: 1, want: RowSelection::Last })
                 }
                 _ => long.push(at),
@@ -385,12 +388,17 @@ impl BatchLoop {
             let slot = &self.slots[at];
             let fair = (budget / (long.len() - done)).max(1);
             let mut tokens = slot.pending.len().min(fair);
-            let want = match slot.work {
-                Work::Score(_) => {
+            let is_scored = match &slot.work {
+                Work::Score(_) => true,
+                Work::Generate(generation) => generation.scores_prompt(),
+                Work::Idle | Work::Embed(_) => false,
+            };
+            let want = match &slot.work {
+                _ if is_scored => {
                     tokens = tokens.min((SCORE_FLOATS / vocab_size).max(1));
                     RowSelection::All
                 }
-                Work::Embed(ref pool) => {
+                Work::Embed(pool) => {
                     if is_encoder {
                         tokens = slot.pending.len();
                         if tokens > budget && !shares.is_empty() {
@@ -452,6 +460,14 @@ impl BatchLoop {
             Work::Generate(generation) => {
                 if share.want == RowSelection::Nothing {
                     return;
+                }
+                if share.want == RowSelection::All
+                    && let Ok(rows) = logits.rows(index)
+                {
+                    generation.score_prompt(rows);
+                    if !slot.pending.is_empty() {
+                        return;
+                    }
                 }
                 let next = match logits.last(index) {
                     Ok(Some(row)) => generation.advance(row),

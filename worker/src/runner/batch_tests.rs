@@ -55,6 +55,7 @@ impl Bench {
             eos: Arc::new(BTreeSet::from([EOS])),
             vocabulary: self.tokenizer.vocabulary().clone(),
             top_logprobs: None,
+            scores_prompt: false,
             whole: false,
             events,
         };
@@ -274,18 +275,50 @@ async fn stop_texts_and_log_probabilities() {
     let mut events = bench.job(&ids, |job| (job.top_logprobs, job.num_predict) = (Some(3), 5));
     let mut so_far = ids.clone();
     for &id in &expected[..5] {
-        let Some(Event::Token { logprob: Some(logprob), .. }) = events.recv().await else {
-            panic!("a token")
-        };
+        let Some(Event::Token { logprobs, .. }) = events.recv().await else { panic!("a token") };
+        let [logprob] = &logprobs[..] else { panic!("{logprobs:?}") };
         let row = row(&so_far);
-        assert_eq!(logprob.token.logprob, LogSoftmax::new(&row).of(id));
-        assert_eq!(logprob.token.bytes, bench.tokenizer.token_bytes(id));
+        assert_eq!(logprob.logprob, Some(LogSoftmax::new(&row).of(id)));
+        assert_eq!(logprob.bytes, bench.tokenizer.token_bytes(id));
         assert_eq!(logprob.top_logprobs.len(), 3);
-        assert_eq!(logprob.top_logprobs[0], logprob.token);
+        let likeliest = &logprob.top_logprobs[0];
+        assert_eq!((&likeliest.token, Some(likeliest.logprob)), (&logprob.token, logprob.logprob));
         so_far.push(id);
     }
     let (_, _, done) = read(bench.job(&ids, |job| job.num_predict = 0)).await;
     assert_eq!(done.unwrap().context, ids);
+}
+
+/// In several pieces, next to other requests, and although a sequence has the prompt in its cache.
+#[tokio::test]
+async fn prompts_are_scored() {
+    let bench = bench(2, 64);
+    for len in [1, 2, 64, 65, 150] {
+        let ids = prompt(3, len);
+        read(bench.job(&ids, |job| job.num_predict = 1)).await.2.unwrap();
+        let other = bench.job(&prompt(4, 90), |_| {});
+        let mut events = bench.job(&ids, |job| {
+            (job.top_logprobs, job.scores_prompt, job.num_predict) = (Some(2), true, 2);
+        });
+        let (mut scores, mut done) = (Vec::new(), None);
+        while let Some(event) = events.recv().await {
+            match event {
+                Event::Token { logprobs, .. } => scores.extend(logprobs),
+                Event::Done(end) => done = Some(end),
+                Event::Error(error) => panic!("{error:?}"),
+            }
+        }
+        let done = done.unwrap();
+        assert_eq!((scores.len(), done.cached_tokens), (done.context.len(), 0));
+        for (at, (score, &id)) in scores.iter().zip(&done.context).enumerate() {
+            assert_eq!(score.bytes, bench.tokenizer.token_bytes(id), "{len}: {at}");
+            let expected = (at > 0).then(|| LogSoftmax::new(&row(&done.context[..at])).of(id));
+            assert_eq!(score.logprob, expected, "{len}: {at}");
+            assert_eq!(score.top_logprobs.len(), if at == 0 { 0 } else { 2 });
+        }
+        assert_eq!(done.context[len..], greedy_output(&ids, 2)[..]);
+        read(other).await.2.unwrap();
+    }
 }
 
 #[tokio::test]

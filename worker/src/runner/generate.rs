@@ -34,6 +34,8 @@ pub(crate) struct Job {
     pub(crate) vocabulary: Arc<Vocabulary>,
     /// How many alternatives to report, if log-probabilities are requested.
     pub(crate) top_logprobs: Option<usize>,
+    /// Whether to report the log-probabilities of the prompt, too.
+    pub(crate) scores_prompt: bool,
     /// Whether to send the text at the end, in one piece, instead of streaming it.
     pub(crate) whole: bool,
     pub(crate) events: mpsc::Sender<Event>,
@@ -72,6 +74,8 @@ pub(crate) struct Generation {
     /// Length of the text so far in bytes, including held back text.
     text_len: usize,
     cached_tokens: usize,
+    /// Number of ids of the prompt whose log-probabilities were sent.
+    scored: usize,
     thinking_tokens: usize,
     started: Instant,
     prompt_done: Option<Instant>,
@@ -106,6 +110,7 @@ impl Generation {
             held_back: OutputParts::default(),
             text_len: 0,
             cached_tokens,
+            scored: 0,
             thinking_tokens: 0,
             started: Instant::now(),
             prompt_done: None,
@@ -120,6 +125,30 @@ impl Generation {
     /// Whether the reader does not keep up, so that more events would only fill the queue.
     pub(crate) fn is_stalled(&self) -> bool {
         self.job.events.capacity() < 4
+    }
+
+    /// Whether the rows after all ids of the prompt are needed.
+    pub(crate) fn scores_prompt(&self) -> bool {
+        self.job.scores_prompt && self.scored < self.job.prompt.len()
+    }
+
+    /// Takes the rows after the next ids of the prompt. Each gives the log-probability of the id after it.
+    pub(crate) fn score_prompt<'a>(&mut self, rows: impl Iterator<Item = &'a [f32]>) {
+        let rest = &self.job.prompt[self.scored..];
+        // No row precedes the first id.
+        let first = rest.first().filter(|_| self.scored == 0).map(|id| {
+            let bytes = self.job.vocabulary.bytes(*id).to_vec();
+            let token = String::from_utf8_lossy(&bytes).into_owned();
+            TokenLogprob { token, bytes, logprob: None, top_logprobs: Vec::new() }
+        });
+        let rest = &rest[usize::from(first.is_some())..];
+        let top = self.job.top_logprobs.unwrap_or(0);
+        let scores = rows.zip(rest).map(|(row, id)| self.logprob(row, *id, top));
+        let logprobs: Vec<TokenLogprob> = first.into_iter().chain(scores).collect();
+        self.scored += logprobs.len();
+        let text = String::new();
+        // If the reader has disconnected, the loop drops the work.
+        self.send(Event::Token { text, thinking: String::new(), calls: Vec::new(), logprobs });
     }
 
     /// Takes the row of logits after the last token.
@@ -147,12 +176,13 @@ impl Generation {
         let released = self.job.stop.push(&piece);
         let output = self.job.reader.push(released.text);
         self.thinking_tokens += usize::from(!output.thinking.is_empty());
-        let logprob = self.job.top_logprobs.map(|top| self.logprob(logits, id, top));
-        if self.job.whole && logprob.is_none() {
+        let logprobs: Vec<_> =
+            self.job.top_logprobs.iter().map(|top| self.logprob(logits, id, *top)).collect();
+        if self.job.whole && logprobs.is_empty() {
             self.held_back.extend(output);
         } else {
             let OutputParts { text, thinking, calls } = output;
-            if !self.send(Event::Token { text, thinking, calls, logprob }) {
+            if !self.send(Event::Token { text, thinking, calls, logprobs }) {
                 return NextAction::Finished;
             }
         }
@@ -252,8 +282,9 @@ impl Generation {
             let bytes = self.job.vocabulary.bytes(id).to_vec();
             TokenProbability { token: String::from_utf8_lossy(&bytes).into_owned(), logprob, bytes }
         };
+        let TokenProbability { token, bytes, logprob } = chance(id, row.of(id));
         let top_logprobs = row.top(top).into_iter().map(|(id, logprob)| chance(id, logprob)).collect();
-        TokenLogprob { token: chance(id, row.of(id)), top_logprobs }
+        TokenLogprob { token, bytes, logprob: Some(logprob), top_logprobs }
     }
 
     fn send(&self, event: Event) -> bool {

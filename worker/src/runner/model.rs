@@ -180,8 +180,10 @@ impl Model {
             }
             None => None,
         };
+        let scores_prompt = echo.is_some() && request.logprobs;
         if let Some(text) = echo {
-            let token = Event::Token { text, thinking: String::new(), calls: Vec::new(), logprob: None };
+            let token =
+                Event::Token { text, thinking: String::new(), calls: Vec::new(), logprobs: Vec::new() };
             // The queue is empty, so this fails only if the worker has disconnected.
             let _ = events.try_send(token);
         }
@@ -198,6 +200,7 @@ impl Model {
             eos: self.text.eos.clone(),
             vocabulary,
             top_logprobs: request.logprobs.then_some(request.top_logprobs),
+            scores_prompt,
             whole: request.whole,
             prompt,
             events,

@@ -84,6 +84,10 @@ impl TextProcessor {
         if facts.encoder {
             return Err(RunnerError::unsupported(format!("{:?} does not support generate", self.name)));
         }
+        if request.echo && request.logprobs {
+            // A part of the prompt cannot be scored as if it were the whole.
+            request.truncate = false;
+        }
         let can_think = self.reply.thinking.is_some();
         if !can_think && request.think.is_some_and(Think::is_on) {
             return Err(RunnerError::unsupported(format!("{:?} does not support thinking", self.name)));

@@ -189,7 +189,7 @@ pub struct GenerateRequest<J = Value, T = String> {
     /// Whether the response is constrained to a tool call.
     #[serde(default)]
     pub tool_choice: Option<ToolChoice>,
-    /// Whether the response begins with the text of the prompt.
+    /// Whether the response begins with the text of the prompt and, if they are requested, its log-probabilities.
     #[serde(default)]
     pub echo: bool,
 }
@@ -238,15 +238,16 @@ pub enum Input<J = Value, T = String> {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// One id was generated. All fields may be empty while a character, a stop text or a call is incomplete.
+    /// One id was generated, or a part of the prompt is repeated. All fields may be empty while a character, a stop
+    /// text or a call is incomplete.
     Token {
         text: String,
         #[serde(default, skip_serializing_if = "String::is_empty")]
         thinking: String,
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         calls: Vec<Call>,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        logprob: Option<TokenLogprob>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        logprobs: Vec<TokenLogprob>,
     },
     /// The last line of a completed generation.
     Done(Done),
@@ -289,11 +290,14 @@ pub enum DoneReason {
     Length,
 }
 
-/// The log-probability of one generated id, under the unmodified distribution.
+/// The log-probability of one id of the response, or of a repeated prompt, under the unmodified distribution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprob {
-    #[serde(flatten)]
-    pub token: TokenProbability,
+    /// The id as text and bytes, as in [`TokenProbability`].
+    pub token: String,
+    pub bytes: Vec<u8>,
+    /// `None` for the first id of a prompt, which follows nothing.
+    pub logprob: Option<f32>,
     pub top_logprobs: Vec<TokenProbability>,
 }
 

@@ -104,9 +104,6 @@ fn translate(body: &[u8]) -> Result<(Vec<Bytes>, ResponseOptions), Failure> {
     let choices_of_each = choices_of_each(sampling.n, prompts.len())?;
     let suffix = text(completion.suffix, || "suffix".to_owned())?.filter(|suffix| suffix.get() != "\"\"");
     let echo = completion.echo == Some(true);
-    if echo && completion.logprobs.is_some() {
-        return Err(Failure::field("echo", "is not supported with `logprobs`"));
-    }
     if echo && suffix.is_some() {
         return Err(Failure::field("echo", "is not supported with `suffix`"));
     }

@@ -170,6 +170,10 @@ impl Choice {
     fn completion_logprobs(&mut self, tokens: &[Value]) -> Value {
         let column = |key: &str| tokens.iter().map(|token| token[key].clone()).collect::<Value>();
         let likeliest = |token: &Value| {
+            // The first token of a repeated prompt follows nothing.
+            if token["logprob"].is_null() {
+                return Value::Null;
+            }
             let mut map = Map::new();
             for other in token["top_logprobs"].as_array().into_iter().flatten() {
                 let text = other["token"].as_str().unwrap_or_default().to_owned();
