@@ -123,6 +123,59 @@ async fn embeddings_are_those_of_the_checkpoint() {
     }
 }
 
+/// Exported decoders generate the ids that transformers chose, alone and at the same time as others.
+#[tokio::test]
+async fn decoders_generate() {
+    if !has_runtime("onnx::decoders_generate") {
+        return;
+    }
+    let options = Options::new().worker().env("LODE_NUM_PARALLEL", "3");
+    let server = Folder::new().start(options).await;
+    let (lode, registry) = (server.lode(), server.registry());
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
+    for (name, checkpoint) in [("gpt2", "onnx-decoder/gpt2"), ("llama3-rope", "arch/llama3-rope")] {
+        let (model, path) = (format!("team/{name}"), server.folder().path().join(name));
+        fs::create_dir_all(path.join("onnx")).unwrap();
+        fs::copy(fixtures.join(checkpoint).join("config.json"), path.join("config.json")).unwrap();
+        fs::copy(fixtures.join("arch/tokenizer.json"), path.join("tokenizer.json")).unwrap();
+        let graph = fixtures.join("onnx-decoder").join(name).join("model.onnx");
+        fs::copy(graph, path.join("onnx/model.onnx")).unwrap();
+        lode.create(&model, &path, &[]).await.expect_success();
+        let expected = fs::read(fixtures.join(checkpoint).join("expected.json")).unwrap();
+        let expected: Value = serde_json::from_slice(&expected).unwrap();
+        let cases = expected["cases"].as_array().unwrap();
+        let generate = async |case: &Value| {
+            let body = json!({
+                "model": model, "prompt": case["prompt"], "raw": true, "stream": false,
+                "options": {"temperature": 0, "num_predict": 40},
+            });
+            let response = registry.post_json("/api/generate", &body).await.expect(200).json();
+            let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+            let (prompt, known, found) =
+                (ids(&case["token_ids"]), ids(&case["greedy"]), ids(&response["context"]));
+            // The reference does not stop at the end-of-sequence id.
+            let end = known.iter().position(|id| *id == 2).unwrap_or(known.len());
+            let found = found.strip_prefix(&prompt[..]).expect("the prompt");
+            assert!(found.len() >= end && found[..end] == known[..end], "{model}: {found:?} {known:?}");
+        };
+        for case in cases {
+            generate(case).await;
+        }
+        // Each shares its prompt with an earlier one.
+        futures::future::join_all(cases.iter().chain(cases).map(generate)).await;
+        let shown = registry.post_json("/api/show", &json!({"model": model})).await.expect(200).json();
+        assert_eq!(shown["capabilities"], json!(["completion"]));
+        let context = if name == "gpt2" { "gpt2.context_length" } else { "llama.context_length" };
+        assert!(shown["model_info"][context].is_number(), "{shown}");
+        let body = json!({"model": model, "input": "a"});
+        let error = registry.post_json("/api/embed", &body).await.expect(400).text();
+        assert!(error.contains("it returns no hidden states, so it computes no embeddings"), "{error}");
+        let listed = registry.get("/api/ps").await.expect(200).json();
+        let models = listed["models"].as_array().unwrap();
+        assert!(models.iter().any(|loaded| loaded["name"] == format!("{model}:latest")), "{listed}");
+    }
+}
+
 #[tokio::test]
 async fn without_the_runtime_the_error_says_what_to_install() {
     let options = Options::new().worker().env("ORT_DYLIB_PATH", "/nowhere/libonnxruntime.so");
@@ -171,10 +224,13 @@ async fn graphs_that_must_not_be_run_are_refused() {
     )
     .await;
     refused(
-        "decoder",
-        &|g| g.input("past_key_values.0.key", FLOAT, &["batch"]),
+        "merged",
+        &|g| {
+            g.input("past_key_values.0.key", FLOAT, &["batch"]);
+            g.input("use_cache_branch", FLOAT, &["1"]);
+        },
         &[],
-        "it is a decoder with a cache of keys and values",
+        "its input `use_cache_branch` is not supported",
     )
     .await;
     refused(

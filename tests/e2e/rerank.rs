@@ -81,7 +81,7 @@ async fn exported_models_rank_as_transformers() {
     let body = json!({"model": "team/bert", "input": "Water."});
     let refused = server.registry().post_json("/api/embed", &body).await;
     assert_eq!(refused.status, 400, "{}", refused.text());
-    assert!(refused.text().contains("it returns classes only"), "{}", refused.text());
+    assert!(refused.text().contains("it returns no hidden states"), "{}", refused.text());
 }
 
 fn sigmoid(logit: f64) -> f64 {

@@ -131,6 +131,12 @@ pub fn is_cross_encoder(config: &serde_json::Map<String, Value>) -> bool {
     class.ends_with("ForSequenceClassification") && classes == Some(1)
 }
 
+/// Whether a class of transformers is a decoder that generates text.
+#[must_use]
+pub fn is_text_generator(class: &str) -> bool {
+    class.ends_with("ForCausalLM") || class.ends_with("LMHeadModel")
+}
+
 /// Returns a key of the config, or of the `text_config` of a multimodal model.
 fn lookup<'a>(config: &'a serde_json::Map<String, Value>, key: &str) -> Option<&'a Value> {
     config.get(key).or_else(|| config.get("text_config")?.get(key))

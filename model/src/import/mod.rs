@@ -31,7 +31,7 @@ mod whole_file;
 
 pub use checked_reader::CheckedReader;
 pub use error::ImportError;
-pub use facts::is_cross_encoder;
+pub use facts::{is_cross_encoder, is_text_generator};
 pub use files::{MAX_JSON_BYTES, hash_file};
 pub use finish::FinishError;
 pub use layer::{Content, LayerPart, LayerReader};

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lode_model::config::ModelConfig;
 use lode_model::gguf::{self, Metadata};
-use lode_model::import::is_cross_encoder;
+use lode_model::import::{is_cross_encoder, is_text_generator};
 use lode_model::index::{self, FileIndex, ModelSummary};
 use lode_model::lineage::{self, Relation};
 use lode_model::manifest::Manifest;
@@ -295,7 +295,7 @@ fn config_facts(parts: &Parts<'_>) -> ModelFacts {
         _ if checkpoint.as_object().is_some_and(is_cross_encoder) => Some("text-ranking"),
         _ if is_embedding => Some("feature-extraction"),
         _ if parts.artifact.is_image_model() => Some("text-to-image"),
-        _ if class.ends_with("ForCausalLM") || class.ends_with("LMHeadModel") => Some("text-generation"),
+        _ if is_text_generator(class) => Some("text-generation"),
         _ if class.ends_with("ForConditionalGeneration") => Some("image-text-to-text"),
         _ if class.ends_with("ForSequenceClassification") => Some("text-classification"),
         _ if ["BertModel", "XLMRobertaModel", "MPNetModel", "NomicBertModel", "RobertaModel"]

@@ -85,7 +85,8 @@ pub struct ModelInfo {
     /// Every token attends to its whole sequence: the model returns hidden states ([`RowSelection::Hidden`]) but no
     /// logits, and a sequence must be one slice.
     pub encoder: bool,
-    /// Whether it returns hidden states. ONNX files of cross-encoders may return their classes only.
+    /// Whether it returns hidden states. ONNX files of cross-encoders may return their classes only, those of decoders
+    /// their logits.
     pub embeds: bool,
     /// Number of classes of the model's classification head ([`RowSelection::Score`]); `None` without a head.
     pub classes: Option<usize>,
@@ -234,7 +235,7 @@ pub enum StepError {
     TooLong { sequence: SequenceId, len: usize, max_len: usize },
     #[error("the model is an encoder: it computes embeddings but does not generate text")]
     NoLogits(SequenceId),
-    #[error("the model returns classes only: it ranks documents but computes no embeddings")]
+    #[error("the model returns no hidden states, so it computes no embeddings")]
     NoHidden(SequenceId),
     #[error("the model has no classification head")]
     NoClasses(SequenceId),

@@ -225,7 +225,7 @@ impl Model {
         self.vocabulary()?;
         if !self.info.embeds {
             return Err(RunnerError::unsupported(format!(
-                "{}: it returns classes only: it ranks documents but computes no embeddings",
+                "{}: it returns no hidden states, so it computes no embeddings",
                 self.name
             )));
         }

@@ -9,6 +9,7 @@ use crate::cache::Model;
 use crate::engine::ort::RUN_TOKENS;
 use lode_kernels::cuda::cache_row_bytes;
 use lode_kernels::{CacheShape, KvType, PAGE_LEN};
+use lode_model::import::is_text_generator;
 
 /// A model fits if it leaves a fifth of the free memory.
 const MAX_FREE_SHARE: f64 = 0.8;
@@ -40,9 +41,14 @@ impl Estimate {
     pub fn of(model: &Model, context: usize, num_parallel: usize, kv_cache_type: &str) -> Estimate {
         let weights_bytes = model.tensor_bytes;
         if model.spec.format() == "onnx" {
+            let config = OnnxConfig(&model.config);
             let copies = weights_bytes.saturating_mul(ONNX_COPIES);
-            let step_bytes = onnx_step_bytes(&model.config, context).saturating_add(copies);
-            return Estimate { weights_bytes, cache_bytes: 0, step_bytes };
+            let step_bytes = config.step_bytes(context).saturating_add(copies);
+            return Estimate {
+                weights_bytes,
+                cache_bytes: config.cache_bytes(context, num_parallel),
+                step_bytes,
+            };
         }
         match plan_shape(&model.config) {
             Some((shape, encoder)) => {
@@ -147,17 +153,51 @@ fn step_bytes(shape: &Shape, num_parallel: usize) -> u64 {
     rows.saturating_add(logits)
 }
 
-/// Activations of a run of an ONNX encoder: hidden states, the wider states between two of them, and the
-/// attention scores of one layer, twice each.
-fn onnx_step_bytes(config: &Value, context: usize) -> u64 {
-    let number = |field: &str, default: u64| config.get(field).and_then(Value::as_u64).unwrap_or(default);
-    let longest = number("max_position_embeddings", 512).min(context as u64).max(1);
-    let tokens = longest.max(RUN_TOKENS as u64);
-    let (width, heads) = (number("hidden_size", 768), number("num_attention_heads", 12));
-    let columns =
-        width.saturating_mul(4).saturating_add(number("intermediate_size", width.saturating_mul(4)));
-    let columns = columns.saturating_add(heads.saturating_mul(longest));
-    tokens.saturating_mul(2 * 4).saturating_mul(columns)
+/// The configuration of an ONNX model, of any family.
+struct OnnxConfig<'a>(&'a Value);
+
+impl OnnxConfig<'_> {
+    /// The first of these fields; GPT-2 and others have names of their own.
+    fn number(&self, names: &[&str], default: u64) -> u64 {
+        names.iter().find_map(|name| self.0.get(name).and_then(Value::as_u64)).unwrap_or(default)
+    }
+
+    fn tokens(&self, context: usize) -> u64 {
+        self.number(&["max_position_embeddings", "n_positions"], 512).min(context as u64).max(1)
+    }
+
+    fn width(&self) -> u64 {
+        self.number(&["hidden_size", "n_embd"], 768)
+    }
+
+    fn heads(&self) -> u64 {
+        self.number(&["num_attention_heads", "n_head"], 12).max(1)
+    }
+
+    /// Activations of a run: hidden states, the wider states between two of them, and the attention scores of one
+    /// layer, twice each.
+    fn step_bytes(&self, context: usize) -> u64 {
+        let (longest, width) = (self.tokens(context), self.width());
+        let tokens = longest.max(RUN_TOKENS as u64);
+        let between = self.number(&["intermediate_size", "n_inner"], width.saturating_mul(4));
+        let columns = width.saturating_mul(4).saturating_add(between);
+        let columns = columns.saturating_add(self.heads().saturating_mul(longest));
+        tokens.saturating_mul(2 * 4).saturating_mul(columns)
+    }
+
+    /// Keys and values of a decoder in float32. A run returns a copy of those that it is given.
+    fn cache_bytes(&self, context: usize, num_parallel: usize) -> u64 {
+        let class = self.0.get("architectures").and_then(|names| names.get(0)).and_then(Value::as_str);
+        if !class.is_some_and(is_text_generator) {
+            return 0;
+        }
+        let head_dim = self.number(&["head_dim"], self.width() / self.heads());
+        let kv_heads = self.number(&["num_key_value_heads"], self.heads());
+        let layers = self.number(&["num_hidden_layers", "n_layer"], 12);
+        [kv_heads, head_dim, 2 * 4 * 2, self.tokens(context), num_parallel.max(1) as u64]
+            .into_iter()
+            .fold(layers, u64::saturating_mul)
+    }
 }
 
 /// This machine's memory: the total, and what is available now.
@@ -273,10 +313,24 @@ mod tests {
         let config = json!({"hidden_size": 100, "intermediate_size": 200, "num_attention_heads": 4,
             "max_position_embeddings": 512});
         // Short contexts are batched, so there are always as many tokens.
-        assert_eq!(onnx_step_bytes(&config, 64), 2048 * 8 * (400 + 200 + 4 * 64));
-        assert_eq!(onnx_step_bytes(&config, 9999), 2048 * 8 * (400 + 200 + 4 * 512));
+        assert_eq!(OnnxConfig(&config).step_bytes(64), 2048 * 8 * (400 + 200 + 4 * 64));
+        assert_eq!(OnnxConfig(&config).step_bytes(9999), 2048 * 8 * (400 + 200 + 4 * 512));
         let long = json!({"hidden_size": u64::MAX, "max_position_embeddings": 8192});
-        assert_eq!(onnx_step_bytes(&long, 8192), u64::MAX);
+        assert_eq!(OnnxConfig(&long).step_bytes(8192), u64::MAX);
+    }
+
+    #[test]
+    fn caches_of_onnx_decoders() {
+        let cache = |config: &Value| OnnxConfig(config).cache_bytes(100, 3);
+        assert_eq!(cache(&json!({"architectures": ["BertModel"], "hidden_size": 64})), 0);
+        let llama = json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 5});
+        assert_eq!(cache(&llama), 5 * 2 * (2 * 32 * 4) * 100 * 3 * 2);
+        let gpt2 = json!({"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 4, "n_layer": 5,
+            "n_positions": 80});
+        assert_eq!(cache(&gpt2), 5 * 2 * (4 * 16 * 4) * 80 * 3 * 2);
+        let absurd = json!({"architectures": ["XForCausalLM"], "n_embd": u64::MAX, "n_layer": u64::MAX});
+        assert_eq!(cache(&absurd), u64::MAX);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use axum::extract::State;
 use axum::routing::{MethodRouter, post};
 use lode_model::gguf::Metadata;
 use lode_model::go_template::Template;
-use lode_model::import::is_cross_encoder;
+use lode_model::import::{is_cross_encoder, is_text_generator};
 use lode_model::media_type;
 use lode_model::modelfile::{BASE_NAME_ANNOTATION, Command, Modelfile, Text, UnquotableText};
 use lode_model::prompt_template::{TemplateFeatures, TemplateFiles, prefers_jinja};
@@ -269,17 +269,19 @@ fn model_info(model: &Model, config: &Value, keys: Map<String, Value>) -> Map<St
         return info;
     };
     info.insert("general.architecture".to_owned(), json!(architecture));
+    // GPT-2 and others have names of their own.
     for (ours, theirs) in [
-        ("context_length", "max_position_embeddings"),
-        ("embedding_length", "hidden_size"),
-        ("block_count", "num_hidden_layers"),
-        ("feed_forward_length", "intermediate_size"),
-        ("attention.head_count", "num_attention_heads"),
-        ("attention.head_count_kv", "num_key_value_heads"),
-        ("rope.freq_base", "rope_theta"),
-        ("vocab_size", "vocab_size"),
+        ("context_length", &["max_position_embeddings", "n_positions"][..]),
+        ("embedding_length", &["hidden_size", "n_embd"]),
+        ("block_count", &["num_hidden_layers", "n_layer"]),
+        ("feed_forward_length", &["intermediate_size", "n_inner"]),
+        ("attention.head_count", &["num_attention_heads", "n_head"]),
+        ("attention.head_count_kv", &["num_key_value_heads"]),
+        ("rope.freq_base", &["rope_theta"]),
+        ("vocab_size", &["vocab_size"]),
     ] {
-        if let Some(number) = config.get(theirs).filter(|value| value.is_number()) {
+        let mut numbers = theirs.iter().filter_map(|name| config.get(*name));
+        if let Some(number) = numbers.find(|value| value.is_number()) {
             info.insert(format!("{architecture}.{ours}"), number.clone());
         }
     }
@@ -303,7 +305,7 @@ fn capabilities(model: &Model, config: &Value, keys: &[&'static str], can: Templ
     let listed = model.config.as_ref().map(|config| config.capabilities.clone()).unwrap_or_default();
     let class = config["architectures"][0].as_str().unwrap_or_default();
     let is_generator =
-        class.is_empty() || class.ends_with("CausalLM") || class.ends_with("ConditionalGeneration");
+        class.is_empty() || is_text_generator(class) || class.ends_with("ForConditionalGeneration");
     let has_projector =
         model.manifest.layers.iter().any(|layer| layer.media_type == media_type::OLLAMA_PROJECTOR);
     let mut all = match keys {

@@ -1,0 +1,292 @@
+//! Runs decoders: exported ones against their references, and a small graph that shows what each run is given.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::tests::{assert_close, has_runtime, model, options};
+use super::*;
+use crate::engine::open::open;
+use crate::engine::{AdmitError, RowSelection, SequenceId, Slice, StepError};
+use crate::onnx_writer::{self as w, FLOAT, INT64, node};
+
+const HALF: u64 = 10;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
+}
+
+fn read_json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// Appends tokens to a sequence and returns the row after the last.
+fn last(engine: &mut dyn Engine, sequence: SequenceId, tokens: &[u32]) -> Vec<f32> {
+    let slice = Slice { sequence, tokens, want: RowSelection::Last };
+    engine.step(&[slice]).unwrap().last(0).unwrap().unwrap().to_vec()
+}
+
+fn argmax(row: &[f32]) -> u32 {
+    (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as u32
+}
+
+/// The exports of optimum give the logits of transformers, in one piece, in several, and from a fork.
+#[test]
+fn exported_decoders_match_the_reference() {
+    if !has_runtime("ort::exported_decoders_match_the_reference") {
+        return;
+    }
+    for (name, checkpoint) in [("gpt2", "onnx-decoder/gpt2"), ("llama3-rope", "arch/llama3-rope")]
+        .map(|(a, b)| (a, fixtures().join(b)))
+    {
+        let graph = std::fs::read(fixtures().join(format!("onnx-decoder/{name}/model.onnx"))).unwrap();
+        let (config, folder) = (read_json(&checkpoint.join("config.json")), tempfile::tempdir().unwrap());
+        let files = model(folder.path(), &config, &graph, &[]);
+        let mut engine = open(&files).unwrap().load(options()).unwrap();
+        let info = engine.info().clone();
+        let engine = engine.as_mut();
+        assert_eq!(
+            (info.encoder, info.embeds, info.classes, info.layers, info.vocab_size),
+            (false, false, None, 2, 512)
+        );
+        // Both have two layers with keys and values of 32 numbers.
+        assert_eq!(info.kv_bytes_per_token, 2 * 2 * 32 * 4);
+        for case in read_json(&checkpoint.join("expected.json"))["cases"].as_array().unwrap() {
+            let ids = |field: &str| -> Vec<u32> { serde_json::from_value(case[field].clone()).unwrap() };
+            let known: Vec<f32> = serde_json::from_value(case["last_logits"].clone()).unwrap();
+            let (prompt, greedy) = (ids("token_ids"), ids("greedy"));
+            let whole = engine.open(prompt.len() + greedy.len()).unwrap();
+            let mut row = last(engine, whole, &prompt);
+            assert_close(&row, &known, name);
+            let found: Vec<u32> = (0..greedy.len())
+                .map(|_| {
+                    let next = argmax(&row);
+                    row = last(engine, whole, &[next]);
+                    next
+                })
+                .collect();
+            assert_eq!(found, greedy, "{name}");
+            // A fork of the start of that sequence, to which the rest of the prompt is added in two pieces.
+            let at = prompt.len() / 3;
+            let fork = engine.fork(whole, at, prompt.len()).unwrap();
+            assert_eq!(engine.len(fork), at);
+            let middle = at + (prompt.len() - at) / 2;
+            if middle > at {
+                engine
+                    .step(&[Slice {
+                        sequence: fork,
+                        tokens: &prompt[at..middle],
+                        want: RowSelection::Nothing,
+                    }])
+                    .unwrap();
+            }
+            assert_close(&last(engine, fork, &prompt[middle..]), &known, "a fork");
+            // The rows of all tokens, together with another sequence.
+            engine.truncate(whole, 0);
+            let slices = [
+                Slice { sequence: whole, tokens: &prompt, want: RowSelection::All },
+                Slice { sequence: engine.open(8).unwrap(), tokens: &[7, 8], want: RowSelection::Last },
+            ];
+            let rows = engine.step(&slices).unwrap();
+            assert_eq!(rows.rows(0).unwrap().len(), prompt.len());
+            assert_close(rows.last(0).unwrap().unwrap(), &known, "all rows");
+            assert!(rows.last(1).unwrap().is_some());
+            for sequence in [whole, fork, slices[1].sequence] {
+                engine.close(sequence);
+            }
+        }
+    }
+}
+
+/// A graph whose row after a token is `[id, sum of all ids, sum of the mask, sum of all positions]`. Its keys are the
+/// ids, its values the positions.
+struct Ledger {
+    cache_type: u64,
+    /// Whether it returns the keys and values of the new tokens only.
+    forgets: bool,
+    has_logits_to_keep: bool,
+}
+
+impl Ledger {
+    fn new() -> Ledger {
+        Ledger { cache_type: FLOAT, forgets: false, has_logits_to_keep: false }
+    }
+
+    fn graph(&self) -> w::Graph {
+        let mut g = w::Graph::default();
+        for name in ["input_ids", "position_ids"] {
+            g.input(name, INT64, &["batch", "new"]);
+        }
+        g.input("attention_mask", INT64, &["batch", "all"]);
+        g.output("logits", FLOAT, &["batch", "rows", "4"]);
+        let of_heads = g.integers(&[1, 3]);
+        let (last, all) = (g.integers(&[-1]), g.integers(&[0, 1]));
+        let number = |g: &mut w::Graph, name: &str| g.add("Cast", &[name], &[w::int("to", FLOAT as i64)]);
+        let ids = number(&mut g, "input_ids");
+        let column = g.add("Unsqueeze", &[&ids, &last], &[]);
+        let zero = g.add("Sub", &[&column, &column], &[]);
+        let mut columns = vec![column];
+        for (part, source) in [("key", "input_ids"), ("value", "position_ids")] {
+            let (past, present) = (format!("past_key_values.0.{part}"), format!("present.0.{part}"));
+            g.input(&past, self.cache_type, &["batch", "1", "past", "1"]);
+            g.output(&present, self.cache_type, &["batch", "1", "all", "1"]);
+            let new = g.add("Cast", &[source], &[w::int("to", self.cache_type as i64)]);
+            let new = g.add("Unsqueeze", &[&new, &of_heads], &[]);
+            match self.forgets {
+                true => g.push(node("Identity", &[&new], &[&present], &[])),
+                false => g.push(node("Concat", &[&past, &new], &[&present], &[w::int("axis", 2)])),
+            }
+            let kept = number(&mut g, &present);
+            let sum = g.add("ReduceSum", &[&kept], &[w::int("keepdims", 0)]);
+            columns.push(g.add("Add", &[&zero, &sum], &[]));
+        }
+        let mask = number(&mut g, "attention_mask");
+        let sum = g.add("ReduceSum", &[&mask, &all], &[w::int("keepdims", 0)]);
+        columns.insert(2, g.add("Add", &[&zero, &sum], &[]));
+        let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+        let rows = g.add("Concat", &columns, &[w::int("axis", -1)]);
+        if self.has_logits_to_keep {
+            g.input("num_logits_to_keep", INT64, &[]);
+            let (first, end, axis) = (g.integers(&[0]), g.integers(&[i64::MAX]), g.integers(&[1]));
+            let start = g.add("Neg", &["num_logits_to_keep"], &[]);
+            let start = g.add("Unsqueeze", &[&start, &first], &[]);
+            g.push(node("Slice", &[&rows, &start, &end, &axis], &["logits"], &[]));
+        } else {
+            g.push(node("Identity", &[&rows], &["logits"], &[]));
+        }
+        g
+    }
+}
+
+fn config() -> Value {
+    json!({"vocab_size": 600, "n_embd": 1, "n_layer": 1, "n_positions": 600})
+}
+
+fn load(folder: &Path, graph: &w::Graph) -> Result<Box<dyn Engine>, String> {
+    let files = model(folder, &config(), &graph.file(), &[]);
+    let opened = open(&files).map_err(|error| error.to_string())?;
+    opened.load(options()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn each_run_is_given_the_tokens_before() {
+    if !has_runtime("ort::each_run_is_given_the_tokens_before") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for (cache_type, has_logits_to_keep) in [(FLOAT, false), (HALF, false), (FLOAT, true)] {
+        let graph = Ledger { cache_type, has_logits_to_keep, ..Ledger::new() }.graph();
+        let mut engine = load(folder.path(), &graph).unwrap();
+        let engine = engine.as_mut();
+        assert_eq!(engine.info().kv_bytes_per_token, if cache_type == HALF { 4 } else { 8 });
+        assert_eq!((engine.info().context_length, engine.info().vocab_size), (600, 4));
+        let a = engine.open(500).unwrap();
+        assert_eq!(last(engine, a, &[1, 2, 3]), [3.0, 6.0, 3.0, 3.0]);
+        let b = engine.fork(a, 2, 500).unwrap();
+        assert_eq!(last(engine, a, &[0]), [0.0, 6.0, 4.0, 6.0]);
+        assert_eq!(last(engine, b, &[3]), [3.0, 6.0, 3.0, 3.0], "the fork has two of its tokens");
+        engine.truncate(a, 1);
+        assert_eq!(last(engine, a, &[1]), [1.0, 2.0, 2.0, 1.0]);
+        engine.truncate(a, 0);
+        assert_eq!(last(engine, a, &[2]), [2.0, 2.0, 1.0, 0.0]);
+        // A long slice is computed in pieces.
+        engine.truncate(a, 0);
+        let long = vec![1; 2 * decoder::RUN_TOKENS - 100];
+        let slice = Slice { sequence: a, tokens: &long, want: RowSelection::All };
+        let rows = engine.step(&[slice]).unwrap();
+        let (rows, n) = (rows.rows(0).unwrap(), long.len() as f32);
+        assert_eq!(rows.len(), long.len());
+        assert_eq!(rows.last().unwrap(), [1.0, n, n, n * (n - 1.0) / 2.0]);
+    }
+}
+
+#[test]
+fn a_failed_step_changes_nothing() {
+    if !has_runtime("ort::a_failed_step_changes_nothing") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut graph = Ledger::new().graph();
+    // Only ids below 3 are in the table.
+    graph.floats("table", &[3], &[0.0; 3]);
+    graph.push(node("Gather", &["table", "input_ids"], &["unused"], &[]));
+    graph.output("unused", FLOAT, &["batch", "new"]);
+    let mut engine = load(folder.path(), &graph).unwrap();
+    let engine = engine.as_mut();
+    let (a, b) = (engine.open(10).unwrap(), engine.open(10).unwrap());
+    last(engine, a, &[1, 2]);
+    let slice = |sequence, tokens| Slice { sequence, tokens, want: RowSelection::Last };
+    let error = engine.step(&[slice(a, &[2]), slice(b, &[3])]).unwrap_err();
+    assert!(matches!(&error, StepError::Graph { sequence, .. } if *sequence == b), "{error}");
+    assert_eq!((engine.len(a), engine.len(b)), (2, 0));
+    assert_eq!(last(engine, a, &[2]), [2.0, 5.0, 3.0, 3.0]);
+    let long = Slice { sequence: a, tokens: &[1; 9], want: RowSelection::Last };
+    assert!(matches!(engine.step(&[long]).unwrap_err(), StepError::TooLong { len: 12, .. }));
+    let hidden = Slice { sequence: a, tokens: &[1], want: RowSelection::Hidden };
+    assert_eq!(engine.step(&[hidden]).unwrap_err(), StepError::NoHidden(a));
+    assert!(matches!(engine.open(601), Err(AdmitError::Context { wanted: 601, context_length: 600 })));
+}
+
+#[test]
+fn graphs_that_forget_tokens_fail() {
+    if !has_runtime("ort::graphs_that_forget_tokens_fail") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut engine = load(folder.path(), &Ledger { forgets: true, ..Ledger::new() }.graph()).unwrap();
+    let sequence = engine.open(10).unwrap();
+    // There is nothing to forget so far.
+    last(engine.as_mut(), sequence, &[1, 2]);
+    let slice = Slice { sequence, tokens: &[3], want: RowSelection::Last };
+    let error = engine.step(&[slice]).unwrap_err().to_string();
+    let expect = "output `present.0.key` has shape [1, 1, 1, 1], expected [1, 1, 3, 1]";
+    assert!(error.contains(expect), "{error}");
+    assert_eq!(engine.len(sequence), 2);
+}
+
+#[test]
+fn graphs_that_are_no_decoders_are_refused() {
+    let has_runtime = has_runtime("ort::graphs_that_are_no_decoders_are_refused");
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |change: &dyn Fn(&mut w::Graph), expect: &str| {
+        let mut graph = Ledger::new().graph();
+        change(&mut graph);
+        let error = load(folder.path(), &graph).err().expect(expect);
+        assert!(error.starts_with("onnx/model.onnx: ") && error.contains(expect), "{error}");
+    };
+    // By their names, before they are loaded.
+    refused(
+        &|g| g.input("use_cache_branch", 9, &["1"]),
+        "its input `use_cache_branch` is not supported (supported: `input_ids`, `attention_mask`, `token_type_ids`, \
+         `position_ids`, `num_logits_to_keep`, `past_key_values.*`)",
+    );
+    refused(
+        &|g| g.input("encoder_hidden_states", FLOAT, &["batch"]),
+        "its input `encoder_hidden_states` is not",
+    );
+    let without = |g: &mut w::Graph, field: u8, name: &str| {
+        let has_name = |bytes: &Vec<u8>| bytes.windows(name.len()).any(|part| part == name.as_bytes());
+        g.fields.retain(|bytes| !(bytes.starts_with(&[field << 3 | 2]) && has_name(bytes)));
+    };
+    if !has_runtime {
+        return;
+    }
+    refused(&|g| without(g, 12, "present.0.value"), "it has no output `present.0.value` for its input");
+    refused(
+        &|g| without(g, 12, "logits"),
+        "it has no output `logits` with a row for each token (its outputs: `present",
+    );
+    refused(
+        &|g| {
+            g.input("past_key_values.1.key", INT64, &["batch", "1", "past", "1"]);
+        },
+        "its input `past_key_values.1.key` is not a tensor of float32 or float16 numbers of the shape [batch, heads,",
+    );
+    refused(
+        &|g| {
+            without(g, 11, "position_ids");
+            g.input("position_ids", INT64, &["batch", "1"]);
+        },
+        "its input `position_ids` takes exactly 1 tokens at a time, expected any number",
+    );
+}
