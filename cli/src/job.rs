@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lode_client::Registry;
 use reqwest::Method;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{
@@ -18,11 +18,16 @@ const WATCH_S: u64 = 1;
 const WAIT_S: u64 = 30;
 /// Time limit for a cancelled job to end; then the command exits.
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
+/// The route that copies models from other servers.
+pub(crate) const IMPORT: &str = "lode/v1/import";
+/// What to do after such a copy has ended early.
+pub(crate) const KEPT: &str = "what was fetched completely is kept: repeat the command to continue";
 /// The exit code that shells report after Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
 
+/// A job on the server.
 #[derive(Deserialize)]
-struct Job {
+pub(crate) struct Job {
     id: String,
     state: String,
     progress: Option<Progress>,
@@ -35,6 +40,7 @@ struct Progress {
     phase: String,
     done: u64,
     total: Option<u64>,
+    unit: Option<String>,
 }
 
 /// A successful job.
@@ -45,7 +51,16 @@ pub(crate) struct Finished {
 
 /// Starts the job at `path` and follows it. `what` names it in messages.
 pub(crate) async fn run(registry: &Registry, path: &str, body: &Value, what: &str) -> Outcome<Finished> {
-    let started: Job = registry.json_post(path, body).await?;
+    finish(registry, start(registry, path, body).await?, what).await
+}
+
+/// Starts the job at `path`.
+pub(crate) async fn start(registry: &Registry, path: &str, body: &Value) -> Result<Job, lode_client::Error> {
+    registry.json_post(path, body).await
+}
+
+/// Follows a started job to its end.
+pub(crate) async fn finish(registry: &Registry, started: Job, what: &str) -> Outcome<Finished> {
     let id = started.id.clone();
     tokio::select! {
         job = follow(registry, started, what) => finished(job?, what),
@@ -60,10 +75,14 @@ async fn follow(registry: &Registry, mut job: Job, what: &str) -> Outcome<Job> {
     let wait = if ui::stderr_is_terminal() { WATCH_S } else { WAIT_S };
     while matches!(&job.state[..], "queued" | "running") {
         job = registry.json_get(&format!("lode/v1/jobs/{}?wait={wait}", job.id)).await?;
-        if let Some(Progress { phase, done, total }) = &job.progress {
+        if let Some(Progress { phase, done, total, unit }) = &job.progress {
+            let shown = |number: u64| match unit.as_deref() {
+                Some("bytes") => ui::format_size(number),
+                _ => number.to_string(),
+            };
             meter.say(match total {
-                Some(total) => format!("{what}: {phase} ({done} of {total})"),
-                None => format!("{what}: {phase} ({done})"),
+                Some(total) => format!("{what}: {phase} ({} of {})", shown(*done), shown(*total)),
+                None => format!("{what}: {phase} ({})", shown(*done)),
             });
         }
     }
@@ -95,6 +114,12 @@ async fn cancel(registry: &Registry, id: &str, what: &str) -> Failure {
 }
 
 impl Finished {
+    /// The result as a type.
+    pub(crate) fn read<T: DeserializeOwned>(self) -> Outcome<T> {
+        serde_json::from_value(self.result)
+            .map_err(|error| Failure::with_source("cannot parse the result of the job", &error))
+    }
+
     /// The job's findings of one kind, as many as the server stored.
     pub(crate) async fn findings(&self, registry: &Registry, kind: &str) -> Outcome<Vec<Value>> {
         #[derive(Deserialize)]

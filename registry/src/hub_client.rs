@@ -110,11 +110,6 @@ impl HubClient {
         Ok(HubClient { endpoint: url, token, egress })
     }
 
-    /// The address of a model, for people.
-    pub(crate) fn model_url(&self, model: &str) -> String {
-        format!("{}/{model}", self.endpoint.as_str().trim_end_matches('/'))
-    }
-
     /// The commit id of a revision.
     pub(crate) async fn commit(&self, model: &str, revision: &str) -> Result<String, HubError> {
         let url = self.url(&["api", "models"], model, &["revision", revision], "");

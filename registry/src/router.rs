@@ -122,7 +122,7 @@ fn lode_api() -> Router<ServerState> {
         .route("/lode/v1/repositories/{name}/manifests", get(repositories::manifests))
         .route("/lode/v1/repositories/{name}/history", tag_history)
         .route("/lode/v1/models", get(models::list).post(ollama::create::start))
-        .route("/lode/v1/import", post(import::post))
+        .route("/lode/v1/import", post(import::start))
         .route("/lode/v1/models/{name}/{reference}", get(models::show))
         .route("/lode/v1/tensors/{name}/{reference}", get(models::tensors))
         .route("/lode/v1/diff/{name}/{reference}", get(diff::get))

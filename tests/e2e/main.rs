@@ -13,6 +13,7 @@ mod bad_models;
 mod chat;
 mod contents;
 mod converted;
+mod copies;
 mod cosign;
 mod demo;
 mod docker;

@@ -1,31 +1,64 @@
-//! `lode cp SRC DST`: copies manifests byte for byte and mounts their blobs. Blob data is transferred only
-//! between registries.
+//! `lode cp SRC DST`: copies manifests byte for byte and mounts their blobs. Between registries, the destination
+//! fetches the blobs in a job. If it cannot, they pass through this machine.
 
+use http::StatusCode;
+use lode_client::{Login, RawManifest, is_loopback_host};
 use lode_model::reference::Reference;
+use serde::Deserialize;
+use serde_json::json;
 
 use crate::{
     args::Cp,
-    connect::Connection,
+    connect::{self, Connection, Target},
     copy::Copy,
     error::{Failure, Outcome},
-    ui,
+    job, ui,
 };
+
+/// The result of the job.
+#[derive(Deserialize)]
+struct Imported {
+    digest: String,
+    blobs: u64,
+    bytes: u64,
+    fetched_blobs: u64,
+    fetched_bytes: u64,
+}
 
 pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
     let source = connection.target(&args.source)?;
     let destination = connection.target(&args.destination)?;
-    let raw = source
-        .registry
-        .manifest_get(&source.repository, &source.reference)
-        .await
-        .map_err(|error| source.not_found(error))?;
+    let is_within = source.registry.url() == destination.registry.url();
+    let mut refusal = None;
+    if !is_within && !args.through_client {
+        match start_job(&source, &destination).await? {
+            Started::Job(started) => return follow(&source, &destination, started).await,
+            Started::Refused(reason) => refusal = Some(reason),
+        }
+    }
+    let raw = match (source.registry.manifest_get(&source.repository, &source.reference).await, &refusal) {
+        (Ok(raw), Some(reason)) => {
+            ui::print_message(format!("copying through this machine: {reason}"));
+            raw
+        }
+        (Ok(raw), None) => raw,
+        (Err(error), Some(reason)) if !error.is_not_found() => {
+            let host = destination.registry.host();
+            return Err(source.not_found(error).hint(format!("{host} does not copy by itself: {reason}")));
+        }
+        (Err(error), _) => return Err(source.not_found(error)),
+    };
+    copy(&source, &destination, raw).await
+}
+
+async fn copy(source: &Target, destination: &Target, raw: RawManifest) -> Outcome {
     if let Reference::Digest(expected) = &destination.reference
         && *expected != raw.digest
     {
         return Err(Failure::new(format!("{source} has the digest {}, not {expected}", raw.digest))
             .hint("use a tag as the destination"));
     }
-    let copy = Copy::new(&source, &destination);
+    let copy = Copy::new(source, destination);
     let manifests = copy.gather(raw).await?;
     copy.blobs(&manifests).await?;
     // Push children before parents and the named manifest last, so that every visible manifest is complete.
@@ -37,5 +70,79 @@ pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
     }
     copy.end();
     ui::print_message(format!("copied {source} to {} on {}", destination, destination.registry.host()));
+    Ok(())
+}
+
+/// The response of the destination to the request to copy by itself.
+enum Started {
+    Job(job::Job),
+    /// It is no Lode server, or may not connect to the source.
+    Refused(String),
+}
+
+/// Requests a copy by the destination server. The login for the source is sent only if the source requires one.
+async fn start_job(source: &Target, destination: &Target) -> Outcome<Started> {
+    let (from, to) = (&source.registry, &destination.registry);
+    let is_local = |registry: &lode_client::Registry| registry.url().host_str().is_some_and(is_loopback_host);
+    if is_local(from) && !is_local(to) {
+        return Ok(Started::Refused(format!("{} is known on this machine only", from.host())));
+    }
+    let mut request =
+        json!({ "model": destination.model(), "from": format!("{}{}", from.url(), source.model()) });
+    let mut refused = match job::start(to, job::IMPORT, &request).await {
+        Ok(started) => return Ok(Started::Job(started)),
+        Err(error) => error,
+    };
+    if refused.status() == Some(StatusCode::FAILED_DEPENDENCY)
+        && let Some(login) = saved_login(from)?
+    {
+        if to.url().scheme() != "https" && !is_local(to) {
+            let reason = format!("the login for {} is not sent to {} without TLS", from.host(), to.host());
+            return Ok(Started::Refused(reason));
+        }
+        ui::print_message(format!("sending the login for {} to {}, for this copy", from.host(), to.host()));
+        request["username"] = login.username.into();
+        request["password"] = login.password.into();
+        refused = match job::start(to, job::IMPORT, &request).await {
+            Ok(started) => return Ok(Started::Job(started)),
+            Err(error) => error,
+        };
+    }
+    let host = from.host();
+    match refused.status() {
+        Some(StatusCode::FAILED_DEPENDENCY) => Err(Failure::from(refused)
+            .hint(format!("`lode login {host}` saves credentials of an account that may read {source}"))),
+        Some(StatusCode::TOO_MANY_REQUESTS | StatusCode::PAYLOAD_TOO_LARGE) => Err(Failure::from(refused)),
+        Some(status) if status.is_client_error() => Ok(Started::Refused(refused.to_string())),
+        // The response is not one of Lode.
+        None if matches!(refused, lode_client::Error::Protocol { .. }) => {
+            Ok(Started::Refused(refused.to_string()))
+        }
+        Some(_) => Err(Failure::from(refused).hint("`--through-client` copies through this machine")),
+        None => Err(Failure::from(refused)),
+    }
+}
+
+fn saved_login(registry: &lode_client::Registry) -> Outcome<Option<Login>> {
+    match connect::credential_file() {
+        Some(file) => Ok(file.get(&registry.host())?),
+        None => Ok(None),
+    }
+}
+
+async fn follow(source: &Target, destination: &Target, started: job::Job) -> Outcome {
+    let done = job::finish(&destination.registry, started, &format!("copying {source}")).await;
+    let done = done.map_err(|failure| failure.hint(job::KEPT))?;
+    let Imported { digest, blobs, bytes, fetched_blobs, fetched_bytes } = done.read()?;
+    let host = destination.registry.host();
+    ui::print_message(format!("copied {source} to {destination} on {host}: {digest}"));
+    let (stored, stored_bytes) = (blobs.saturating_sub(fetched_blobs), bytes.saturating_sub(fetched_bytes));
+    ui::print_message(format!(
+        "{host} fetched {} ({}); {} ({}) were stored already",
+        ui::counted(fetched_blobs, "blob"),
+        ui::format_size(fetched_bytes),
+        ui::counted(stored, "blob"),
+        ui::format_size(stored_bytes),
+    ));
     Ok(())
 }

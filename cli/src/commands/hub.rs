@@ -1,40 +1,33 @@
 //! `lode create NAME hf://NAMESPACE/MODEL`: the server imports a model from the Hugging Face Hub, or from another server
-//! with its API.
+//! with its API, in a job.
 
 use std::path::PathBuf;
 
-use futures::StreamExt;
-use reqwest::Method;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::diff::Lines;
 use crate::{
     args::Create,
-    connect::{Connection, Target},
+    connect::Connection,
     error::{Failure, Outcome},
-    ui,
+    job, ui,
 };
 
 /// The beginning of an address on the Hub.
 const SCHEME: &str = "hf://";
-const ROUTE: &str = "lode/v1/import";
 
 /// Whether a source is on the Hub.
 pub(super) fn is_address(text: &str) -> bool {
     text.starts_with(SCHEME)
 }
 
+/// The result of the job.
 #[derive(Deserialize)]
-struct Record {
-    status: Option<String>,
-    notice: Option<String>,
-    error: Option<String>,
-    digest: Option<String>,
-    total: Option<u64>,
-    completed: Option<u64>,
-    files: Option<u64>,
-    bytes: Option<u64>,
+struct Imported {
+    digest: String,
+    blobs: u64,
+    bytes: u64,
+    notices: Vec<String>,
 }
 
 pub(super) async fn create(connection: &Connection, args: &Create, source: &str) -> Outcome {
@@ -43,7 +36,7 @@ pub(super) async fn create(connection: &Connection, args: &Create, source: &str)
             .hint("import it first, and create a second model with `FROM` its name"));
     }
     let (target, _) = connection.target_tag(&args.name)?;
-    let annotations: serde_json::Map<String, serde_json::Value> =
+    let annotations: serde_json::Map<String, Value> =
         args.annotation.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
     let request = json!({
         "model": target.model(),
@@ -53,66 +46,26 @@ pub(super) async fn create(connection: &Connection, args: &Create, source: &str)
         "quantize": args.quantize.map(|quantize| quantize.to_string()),
         "annotations": annotations,
     });
-    tokio::select! {
-        done = follow(&target, args, source, &request) => done,
-        signal = tokio::signal::ctrl_c() => {
-            signal?;
-            Err(Failure::new("interrupted").hint("repeat the command to continue").code(crate::job::INTERRUPTED))
-        }
-    }
-}
-
-async fn follow(target: &Target, args: &Create, source: &str, request: &serde_json::Value) -> Outcome {
-    let response = target.registry.json_stream(Method::POST, ROUTE, request).await.map_err(|error| {
+    let started = job::start(&target.registry, job::IMPORT, &request).await.map_err(|error| {
         match error.status().map(|status| status.as_u16()) {
             Some(404 | 405) => Failure::from(error).hint("an older server does not import from the Hub"),
             _ => Failure::from(error),
         }
     })?;
-    let meter = ui::Meter::wait(&format!("importing {source}"));
-    let mut lines = Lines { bytes: response.bytes_stream().boxed(), buffer: Vec::new() };
-    let (mut notices, mut fetched, mut digest) = (Vec::new(), (0, 0), None);
-    while let Some(line) = lines.next().await? {
-        let record: Record = serde_json::from_slice(&line)
-            .map_err(|error| Failure::with_source("cannot parse the server's response", &error))?;
-        if let Some(error) = record.error {
-            meter.end();
-            return Err(Failure::new(format!("importing {source}: {error}"))
-                .hint("files that were fetched completely are kept: repeat the command to continue"));
-        }
-        if let (Some(files), Some(bytes)) = (record.files, record.bytes) {
-            fetched = (files, bytes);
-        }
-        notices.extend(record.notice);
-        match (record.status.as_deref(), record.digest) {
-            (Some("created"), Some(created)) => digest = Some(created),
-            (Some(status), _) => meter.say(match record.total {
-                Some(total) => {
-                    let completed = ui::format_size(record.completed.unwrap_or_default());
-                    format!("{status}: {completed} of {}", ui::format_size(total))
-                }
-                None => status.to_owned(),
-            }),
-            (None, _) => {}
-        }
-    }
-    meter.end();
-    let digest = digest.ok_or_else(|| {
-        Failure::new("the server's response ended before its last record")
-            .hint("the server's log has the reason; repeat the command to continue")
-    })?;
+    let done = job::finish(&target.registry, started, &format!("importing {source}")).await;
+    let done = done.map_err(|failure| failure.hint(job::KEPT))?;
+    let Imported { digest, blobs, bytes, notices } = done.read()?;
     for notice in &notices {
         ui::print_message(format!("notice: {notice}"));
     }
-    let (files, bytes) = fetched;
     if args.json {
         return ui::json(&json!({
             "name": target.model(), "digest": digest, "source": source,
-            "files": files, "bytes": bytes, "notices": notices,
+            "files": blobs, "bytes": bytes, "notices": notices,
         }));
     }
     let size = ui::format_size(bytes);
-    ui::print_line(format!("created {target} {digest} from {source}: {}, {size}", ui::counted(files, "file")))
+    ui::print_line(format!("created {target} {digest} from {source}: {}, {size}", ui::counted(blobs, "file")))
 }
 
 /// A variable that is set to more than nothing.

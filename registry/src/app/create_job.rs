@@ -8,51 +8,18 @@ use lode_model::reference::Reference;
 use serde::Serialize;
 
 use super::job_control::JobControl;
-use super::job_kind::{BaseModel, CreateJob, JobKind};
+use super::job_error::JobError;
+use super::job_kind::{BaseModel, CreateJob, JobKind, JobRights};
 use super::jobs::Job;
-use super::sign_in::account_of;
 use super::{CreateError, CreateStep, ModelSource, NewModel, Registry};
 use crate::Error;
-use crate::auth::{Caller, Credential, Identity, Scope};
-use crate::error::chain;
+use crate::auth::{Caller, Identity};
 
 /// The result of the job.
 #[derive(Debug, Serialize)]
 pub(crate) struct CreatedModel {
     digest: Digest,
     notices: Vec<String>,
-}
-
-/// Why a job failed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum JobError {
-    #[error(transparent)]
-    Registry(#[from] Error),
-    #[error(transparent)]
-    Create(CreateError),
-}
-
-impl JobError {
-    pub(crate) fn is_cancelled(&self) -> bool {
-        matches!(self, JobError::Registry(Error::Cancelled))
-    }
-
-    /// The message for the caller, without internal details.
-    pub(crate) fn public_message(&self) -> String {
-        match self {
-            JobError::Registry(error) => error.public_message(),
-            JobError::Create(error) => chain(error),
-        }
-    }
-}
-
-impl From<CreateError> for JobError {
-    fn from(error: CreateError) -> JobError {
-        match error {
-            CreateError::Registry(error) => JobError::Registry(error),
-            error => JobError::Create(error),
-        }
-    }
 }
 
 impl Registry {
@@ -76,9 +43,9 @@ impl Registry {
             from: BaseModel { repository: base, digest, name },
             quantize: quantize.map(|quantize| quantize.to_string()),
             edits,
-            scope: caller.account().map(|account| account.scope.clone()).unwrap_or_default(),
+            rights: JobRights::of(caller),
         };
-        Ok(self.job_add(caller, JobKind::Create(Box::new(job))).await?)
+        Ok(self.job_add(caller, JobKind::Create(Box::new(job)), None).await?)
     }
 
     /// Does the work of the job, with the rights that the account has now.
@@ -88,7 +55,7 @@ impl Registry {
         account: Option<&str>,
         control: &JobControl,
     ) -> Result<CreatedModel, JobError> {
-        let caller = self.job_caller(account, &job.scope).await?;
+        let caller = self.job_caller(account, &job.rights).await?;
         let corrupt = |value: &str| Error::Corrupt { what: "job", value: value.to_owned() };
         let quantize = match &job.quantize {
             Some(text) => Some(text.parse().map_err(|_| corrupt(text))?),
@@ -106,29 +73,41 @@ impl Registry {
             edits: job.edits.clone(),
             quantize,
         };
-        let notices = Arc::new(Mutex::new(Vec::new()));
-        let (reporting, noticed) = (control.clone(), notices.clone());
-        let report = move |step| match step {
-            CreateStep::Reading => reporting.report_progress("reading files", 0, None),
-            CreateStep::Quantising { total, completed, .. } => {
-                reporting.report_progress("quantising", completed, Some(total));
-            }
-            CreateStep::WritingManifest => reporting.report_progress("writing manifest", 0, None),
-            CreateStep::Notice(notice) => noticed.lock().unwrap_or_else(PoisonError::into_inner).push(notice),
-            CreateStep::Existing(_) | CreateStep::Created(_) => {}
-        };
-        let digest = self.model_create(&caller, new, &report).await?;
-        let notices = std::mem::take(&mut *notices.lock().unwrap_or_else(PoisonError::into_inner));
+        let (digest, notices) = self.model_create_reporting(&caller, new, control).await?;
         Ok(CreatedModel { digest, notices })
     }
 
-    /// The account that started a job, as a caller with the scope that it had then.
-    async fn job_caller(&self, account: Option<&str>, scope: &Scope) -> Result<Caller, Error> {
+    /// Creates a model, and reports its steps as the progress of a job. Also returns the notices.
+    pub(super) async fn model_create_reporting(
+        &self,
+        caller: &Caller,
+        new: NewModel,
+        control: &JobControl,
+    ) -> Result<(Digest, Vec<String>), CreateError> {
+        let notices = Mutex::new(Vec::new());
+        let report = |step| match step {
+            CreateStep::Reading => control.report_progress("reading files", 0, None),
+            CreateStep::Quantising { total, completed, .. } => {
+                control.report_bytes("quantising", completed, total);
+            }
+            CreateStep::WritingManifest => control.report_progress("writing manifest", 0, None),
+            CreateStep::Notice(notice) => notices.lock().unwrap_or_else(PoisonError::into_inner).push(notice),
+            CreateStep::Existing(_) | CreateStep::Created(_) => {}
+        };
+        let digest = self.model_create(caller, new, &report).await?;
+        Ok((digest, notices.into_inner().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// The account that started a job, as a caller with the scope that it had then. Refused once the account is
+    /// disabled or deleted, or its credential revoked.
+    pub(super) async fn job_caller(
+        &self,
+        account: Option<&str>,
+        rights: &JobRights,
+    ) -> Result<Caller, Error> {
         let Some(account) = account else { return Ok(Caller::ANONYMOUS) };
         let id = account.parse().map_err(|_| Error::Corrupt { what: "job", value: account.to_owned() })?;
-        // A disabled or deleted account may do nothing any more.
-        let row = self.account_live(id).await?.ok_or(Error::Denied)?;
-        let account = account_of(&row, Credential::Password, scope.clone());
-        Ok(Identity::Account(Arc::new(account)).into())
+        let account = self.account_of_work(id, rights.credential, &rights.scope).await?;
+        Ok(Identity::Account(Arc::new(account.ok_or(Error::Denied)?)).into())
     }
 }

@@ -1,21 +1,18 @@
-//! Imports of models from a server with the API of the Hugging Face Hub. The files are fetched as uploads of the caller,
-//! each verified by its digest, and then imported like files that a client has sent. A repeated import fetches only the
-//! files that are not stored yet.
+//! Models on a server with the API of the Hugging Face Hub. The files are fetched as uploads of the caller, each
+//! verified by its digest, so that they can be imported like files that a client has sent. Stored files are not
+//! fetched again.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
 use lode_client::Secret;
 use lode_model::digest::Digest;
-use lode_model::import::Quantize;
-use lode_model::modelfile::Edits;
-use lode_model::reference::{Reference, Repository};
 use sha1::{Digest as _, Sha1};
 
-use super::hub_selection::{SelectionError, select};
-use super::{Body, CreateError, CreateStep, ModelSource, NewModel, Registry};
+use super::hub_selection::SelectionError;
+use super::job_control::FetchProgress;
+use super::{Body, CreateError, Registry};
 use crate::auth::Caller;
 use crate::hub_client::{HubClient, HubError, HubFile};
 use crate::{BodyError, Error};
@@ -24,51 +21,8 @@ use crate::{BodyError, Error};
 const FILES_AT_ONCE: usize = 4;
 /// The largest file without a known sha256: it is read into memory. The Hub knows the sha256 of larger ones.
 const MAX_SMALL_BYTES: u64 = 16 << 20;
-const SOURCE_ANNOTATION: &str = "org.opencontainers.image.source";
-const REVISION_ANNOTATION: &str = "org.opencontainers.image.revision";
 
-/// A model on the Hub.
-#[derive(Clone, Debug)]
-pub(crate) struct HubModel {
-    /// The URL of the server.
-    pub(crate) endpoint: String,
-    pub(crate) token: Option<Secret>,
-    /// `acme/llama`
-    pub(crate) name: String,
-    pub(crate) revision: String,
-    /// Which of several GGUF files: a part of its name.
-    pub(crate) variant: Option<String>,
-}
-
-/// The model to create from it.
-#[derive(Clone, Debug)]
-pub(crate) struct ImportTarget {
-    pub(crate) repository: Repository,
-    pub(crate) reference: Reference,
-    pub(crate) quantize: Option<Quantize>,
-    pub(crate) annotations: BTreeMap<String, String>,
-}
-
-/// A step of an import.
-#[derive(Clone, Debug)]
-pub(crate) enum ImportStep {
-    /// The files that will be fetched, and their total size.
-    Selected {
-        commit: String,
-        files: usize,
-        bytes: u64,
-    },
-    File {
-        path: String,
-        total: u64,
-        completed: u64,
-    },
-    Create(CreateStep),
-}
-
-pub(crate) type ImportSink = Arc<dyn Fn(ImportStep) + Send + Sync>;
-
-/// Why a model cannot be imported.
+/// Why a model cannot be imported from the Hub.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HubImportError {
     #[error(transparent)]
@@ -94,82 +48,70 @@ impl From<CreateError> for HubImportError {
     }
 }
 
+/// The files of a model, which are stored for the caller now.
+#[derive(Debug, Default)]
+pub(super) struct HubFiles {
+    pub(super) digests: BTreeMap<String, Digest>,
+    pub(super) bytes: u64,
+    /// Those that were not stored before.
+    pub(super) fetched: u64,
+    pub(super) fetched_bytes: u64,
+}
+
 impl Registry {
-    /// Imports a model, and returns the digest of its manifest.
-    pub(crate) async fn hub_import(
-        &self,
-        caller: &Caller,
-        source: &HubModel,
-        target: ImportTarget,
-        tell: &ImportSink,
-    ) -> Result<Digest, HubImportError> {
-        self.check_push_manifest(caller, &target.repository).await?;
-        // 1. Find the revision, and choose its files. A server that only this machine reaches may import from it.
-        let client = HubClient::new(&source.endpoint, source.token.clone(), |url| {
-            let is_local = url.host_str().is_some_and(lode_client::is_loopback_host);
-            match is_local && !self.is_known_closed() && self.config().is_on_loopback() {
-                true => self.egress().with_permitted(url),
-                false => self.egress().clone(),
-            }
-        })?;
-        let commit = client.commit(&source.name, &source.revision).await?;
-        let files = select(client.files(&source.name, &commit).await?, source.variant.as_deref())?;
-        let bytes = files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.size));
-        tell(ImportStep::Selected { commit: commit.clone(), files: files.len(), bytes });
-        // 2. Fetch those that are not stored.
-        let fetched: Vec<(String, Digest)> = stream::iter(files)
-            .map(|file| self.hub_file_fetch(caller, &client, (&source.name, &commit), file, tell))
-            .buffer_unordered(FILES_AT_ONCE)
-            .try_collect()
-            .await?;
-        // 3. Import them.
-        let mut annotations = target.annotations;
-        annotations.entry(SOURCE_ANNOTATION.to_owned()).or_insert_with(|| client.model_url(&source.name));
-        annotations.entry(REVISION_ANNOTATION.to_owned()).or_insert(commit);
-        let new = NewModel {
-            repository: target.repository,
-            reference: target.reference,
-            from: ModelSource::Files(fetched.into_iter().collect()),
-            extra: Vec::new(),
-            edits: Edits { annotations, ..Edits::default() },
-            quantize: target.quantize,
-        };
-        self.model_create_check(caller, &new).await?;
-        let report = |step| tell(ImportStep::Create(step));
-        Ok(self.model_create(caller, new, &report).await?)
+    pub(super) fn hub_client(&self, endpoint: &str, token: Option<Secret>) -> Result<HubClient, HubError> {
+        HubClient::new(endpoint, token, |url| self.egress_to(url))
     }
 
+    /// Fetches those of the files that are not stored yet.
+    pub(super) async fn hub_files_fetch(
+        &self,
+        caller: &Caller,
+        client: &HubClient,
+        (model, commit): (&str, &str),
+        files: Vec<HubFile>,
+        progress: &FetchProgress,
+    ) -> Result<HubFiles, HubImportError> {
+        stream::iter(files)
+            .map(|file| async move {
+                let (path, size) = (file.path.clone(), file.size);
+                let fetched = self.hub_file_fetch(caller, client, (model, commit), file, progress).await;
+                fetched.map(|(digest, was_fetched)| (path, size, digest, was_fetched))
+            })
+            .buffer_unordered(FILES_AT_ONCE)
+            .try_fold(HubFiles::default(), |mut all, (path, size, digest, was_fetched)| async move {
+                all.digests.insert(path, digest);
+                all.bytes = all.bytes.saturating_add(size);
+                all.fetched += u64::from(was_fetched);
+                all.fetched_bytes = all.fetched_bytes.saturating_add(if was_fetched { size } else { 0 });
+                Ok(all)
+            })
+            .await
+    }
+
+    /// Returns the digest of the file, and false if it was stored already.
     async fn hub_file_fetch(
         &self,
         caller: &Caller,
         client: &HubClient,
         (model, commit): (&str, &str),
         file: HubFile,
-        tell: &ImportSink,
-    ) -> Result<(String, Digest), HubImportError> {
-        let report = |completed| {
-            tell(ImportStep::File { path: file.path.clone(), total: file.size, completed });
-        };
-        report(0);
+        progress: &FetchProgress,
+    ) -> Result<(Digest, bool), HubImportError> {
         let Some(digest) = file.sha256.clone() else {
             let digest = self.hub_small_fetch(caller, client, (model, commit), &file).await?;
-            report(file.size);
-            return Ok((file.path, digest));
+            progress.add(file.size);
+            return Ok((digest, true));
         };
-        if !self.staged_stat(caller, &digest).await? {
-            let body = client.open(model, commit, &file).await?;
-            let (tell, path, total) = (tell.clone(), file.path.clone(), file.size);
-            let mut completed = 0;
-            let body: Body = body
-                .inspect_ok(move |piece| {
-                    completed += piece.len() as u64;
-                    tell(ImportStep::File { path: path.clone(), total, completed });
-                })
-                .boxed();
-            self.staged_put(caller, &digest, Some(file.size), body).await.map_err(from_body)?;
+        if self.staged_stat(caller, &digest).await? {
+            progress.add(file.size);
+            return Ok((digest, false));
         }
-        report(file.size);
-        Ok((file.path, digest))
+        let body = client.open(model, commit, &file).await?;
+        let counted = progress.clone();
+        let body: Body = body.inspect_ok(move |piece| counted.add(piece.len() as u64)).boxed();
+        self.staged_put(caller, &digest, Some(file.size), body).await.map_err(from_body)?;
+        Ok((digest, true))
     }
 
     /// Fetches a small file, of which only the id in git is known.

@@ -1,6 +1,7 @@
 //! What the work of a job, its runner and its callers share: progress, cancellation and notifications.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
@@ -17,6 +18,9 @@ pub(crate) struct Progress {
     pub(crate) done: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) total: Option<u64>,
+    /// `bytes`, if these are counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) unit: Option<&'static str>,
 }
 
 /// The state that a job's work and its runner share: cancellation and progress.
@@ -40,13 +44,42 @@ impl JobControl {
     }
 
     pub(crate) fn report_progress(&self, phase: &'static str, done: u64, total: Option<u64>) {
-        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = Progress { phase, done, total };
+        self.replace_progress(Progress { phase, done, total, unit: None });
+    }
+
+    /// Like `report_progress`, in bytes.
+    pub(crate) fn report_bytes(&self, phase: &'static str, done: u64, total: u64) {
+        self.replace_progress(Progress { phase, done, total: Some(total), unit: Some("bytes") });
+    }
+
+    fn replace_progress(&self, progress: Progress) {
+        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = progress;
     }
 
     /// Records progress at a point where the work may end, and returns an error if the job was cancelled.
     pub(crate) fn checkpoint(&self, phase: &'static str, done: u64) -> Result<(), Error> {
         self.report_progress(phase, done, None);
         if self.cancelled.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+    }
+}
+
+/// Adds up the bytes of concurrent transfers as the progress of a job.
+#[derive(Clone)]
+pub(super) struct FetchProgress {
+    control: JobControl,
+    done: Arc<AtomicU64>,
+    total: u64,
+}
+
+impl FetchProgress {
+    pub(super) fn new(control: &JobControl, total: u64) -> FetchProgress {
+        control.report_bytes("fetching", 0, total);
+        FetchProgress { control: control.clone(), done: Arc::default(), total }
+    }
+
+    pub(super) fn add(&self, bytes: u64) {
+        let done = self.done.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        self.control.report_bytes("fetching", done.min(self.total), self.total);
     }
 }
 

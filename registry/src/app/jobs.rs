@@ -1,8 +1,9 @@
-//! Long work that callers start, follow and cancel: collections, checks, and the creation of models.
+//! Long work that callers start, follow and cancel: collections, checks, and the creation and import of models.
 //! `jobs::runner` runs it.
 
 use std::time::Duration;
 
+use lode_client::Secret;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -14,13 +15,14 @@ use super::job_kind::JobKind;
 use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
-use crate::store::{JobLimits, JobRow, NewJob};
+use crate::store::{JobLimits, JobRow, JobRun, NewJob};
 use crate::time::rfc3339;
 
 /// The most jobs that may be queued or running.
 const MAX_UNFINISHED: i64 = 100;
-/// The most models that one account may be creating, so that the jobs of others can start, too.
-const MAX_UNFINISHED_CREATES: i64 = 20;
+/// The most models that one account may be creating, and as many imports, so that the jobs of others can start,
+/// too.
+const MAX_UNFINISHED_MODELS: i64 = 20;
 /// The most bytes of a job's parameters.
 const MAX_PARAMETERS_BYTES: usize = 64 << 10;
 /// How often the row of another replica's job is read again while a caller waits for the job.
@@ -57,7 +59,7 @@ impl FindingKind {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Job {
     pub id: String,
-    /// `gc`, `fsck` or `create`.
+    /// `gc`, `fsck`, `create` or `import`.
     pub kind: String,
     #[schema(value_type = Object)]
     pub parameters: Box<RawValue>,
@@ -86,11 +88,16 @@ impl Registry {
     /// Adds a job, which this replica or another one runs.
     pub async fn job_start(&self, caller: &Caller, kind: JobKind) -> Result<Job, Error> {
         self.authorize(caller, Action::Administer, Target::Server).await?;
-        self.job_add(caller, kind).await
+        self.job_add(caller, kind, None).await
     }
 
-    /// Adds a job that the caller may start.
-    pub(super) async fn job_add(&self, caller: &Caller, kind: JobKind) -> Result<Job, Error> {
+    /// Adds a job that the caller may start. `secret` is for its runs alone and is deleted when it ends.
+    pub(super) async fn job_add(
+        &self,
+        caller: &Caller,
+        kind: JobKind,
+        secret: Option<&Secret>,
+    ) -> Result<Job, Error> {
         if kind.writes() {
             self.check_writable()?;
         }
@@ -101,15 +108,17 @@ impl Registry {
             return Err(Error::JobTooLarge { bytes: parameters.len(), limit_bytes: MAX_PARAMETERS_BYTES });
         }
         let account = caller.account().map(|account| account.id.to_string());
+        let secret = secret.map(|secret| self.vault.seal_text(&secret_name(&id), secret)).transpose()?;
         let job = NewJob {
             id: &id,
             kind: kind.name(),
             parameters: &parameters,
             writes: kind.writes(),
             account: account.as_deref(),
+            secret: secret.as_ref().map(Secret::expose),
         };
         let of_account = match kind {
-            JobKind::Create(_) => MAX_UNFINISHED_CREATES,
+            JobKind::Create(_) | JobKind::Import(_) => MAX_UNFINISHED_MODELS,
             JobKind::Gc { .. } | JobKind::Fsck { .. } => MAX_UNFINISHED,
         };
         let limits = JobLimits { all: MAX_UNFINISHED, of_account };
@@ -201,6 +210,12 @@ impl Registry {
         self.authorize(caller, action, Target::Job { owner }).await
     }
 
+    /// The secret of a job, for its run.
+    pub(crate) async fn job_secret(&self, run: &JobRun) -> Result<Option<Secret>, Error> {
+        let Some(sealed) = self.store.job_credentials(run).await? else { return Ok(None) };
+        Ok(Some(self.vault.open_text(&secret_name(&run.id), &Secret::new(sealed))?))
+    }
+
     async fn job_find(&self, id: &str) -> Result<Option<Job>, Error> {
         let mut job = self.store.job_find(id).await?.map(Job::try_from).transpose()?;
         // If this process runs the job, its progress in memory is newer than its row.
@@ -211,6 +226,11 @@ impl Registry {
         }
         Ok(job)
     }
+}
+
+/// The name of a job's secret in the vault.
+fn secret_name(id: &str) -> String {
+    format!("job:{id}")
 }
 
 fn corrupt(what: &'static str, value: String) -> Error {

@@ -381,6 +381,28 @@ impl Registry {
         Ok(Some(row))
     }
 
+    /// The account whose credential started work that continues without it. `None` if the account is disabled or
+    /// the credential was revoked; the end of a session or of a token's time does not end the work.
+    pub(super) async fn account_of_work(
+        &self,
+        id: Uuid,
+        credential: Option<Credential>,
+        scope: &Scope,
+    ) -> Result<Option<Account>, Error> {
+        let key = match credential {
+            Some(Credential::Token(token)) => Some(CredentialKey::TokenId(token)),
+            Some(Credential::Key(key)) => Some(CredentialKey::KeyId(key)),
+            Some(Credential::Password | Credential::Session(_)) | None => None,
+        };
+        if let Some(key) = key
+            && self.credential_holder(key, Expiry::Ignored).await?.is_none_or(|account| account.id != id)
+        {
+            return Ok(None);
+        }
+        let Some(row) = self.account_live(id).await? else { return Ok(None) };
+        Ok(Some(account_of(&row, credential.unwrap_or(Credential::Password), scope.clone())))
+    }
+
     /// The account of a credential, if both are valid.
     async fn credential_holder(
         &self,

@@ -1,6 +1,6 @@
-//! This server as a client of another registry: `/api/pull` and `/api/push`. Blobs that the target already
-//! has are not transferred. Received content is verified and stored like any push, and a name changes only
-//! once all its content is stored.
+//! This server as a client of another registry: `/api/pull`, `/api/push` and jobs that copy from it. Blobs
+//! that the target already has are not transferred. Received content is verified and stored like any push, and
+//! a name changes only once all its content is stored.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -10,13 +10,14 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use futures::{StreamExt, TryStreamExt, stream};
 use lode_client::{
-    Client, ClientOptions, Content, Credentials, Login, Offer, PlainHttp, Progress, RawManifest, RetryPolicy,
-    host_and_port,
+    Client, ClientOptions, Content, Credentials, Egress, Login, Offer, PlainHttp, Progress, RawManifest,
+    RetryPolicy, host_and_port,
 };
 use lode_model::digest::Digest;
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::reference::{Reference, Repository};
 use tokio::runtime::Handle;
+use url::Url;
 
 use super::walk::{Walk, blobs_of};
 use super::{BlobStream, Body, ChunkRange, Registry};
@@ -25,6 +26,9 @@ use crate::{BodyError, Error};
 
 /// How long another registry may take to begin a response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a request is repeated for a caller who waits for it.
+pub(crate) const INTERACTIVE_RETRY: RetryPolicy =
+    RetryPolicy { attempts: 4, base: Duration::from_millis(200), cap: Duration::from_secs(5) };
 /// How many blobs are transferred at a time.
 const BLOBS_AT_ONCE: usize = 4;
 
@@ -37,6 +41,13 @@ pub struct RemoteModel {
 }
 
 impl RemoteModel {
+    pub(super) async fn manifest(&self) -> Result<RawManifest, TransferError> {
+        match self.registry.manifest_get(&self.repository, &self.reference).await {
+            Err(error) if error.is_not_found() => Err(self.unknown()),
+            raw => raw.map_err(TransferError::Remote),
+        }
+    }
+
     fn unknown(&self) -> TransferError {
         let RemoteModel { registry, repository, reference } = self.clone();
         TransferError::RemoteUnknown { registry: registry.host(), repository, reference }
@@ -77,31 +88,33 @@ pub enum TransferError {
 }
 
 impl Registry {
+    /// The egress policy for a request that names the server at `url`. If all callers are on this machine, they
+    /// may name a server on it. That server may not name another.
+    pub(super) fn egress_to(&self, url: &Url) -> Egress {
+        let is_local = url.host_str().is_some_and(lode_client::is_loopback_host);
+        match is_local && !self.is_known_closed() && self.config().is_on_loopback() {
+            true => self.egress().with_permitted(url),
+            false => self.egress().clone(),
+        }
+    }
+
     /// A client of the registry at `address` (a base URL or `host[:port]`), for a request that names it.
     pub(crate) fn remote_registry(
         &self,
         address: &str,
         login: Option<Login>,
+        retry: RetryPolicy,
     ) -> Result<lode_client::Registry, TransferError> {
         let url = lode_client::base_url(address, PlainHttp::default()).map_err(TransferError::Remote)?;
-        // If all callers are on this machine, they may name a registry on it. That registry may not name
-        // another.
-        let is_local = url.host_str().is_some_and(lode_client::is_loopback_host);
-        let egress = match is_local && !self.is_known_closed() && self.config().is_on_loopback() {
-            true => self.egress().with_permitted(&url),
-            false => self.egress().clone(),
-        };
         let credentials = match login {
             Some(login) => Credentials::fixed(host_and_port(&url), login),
             None => Credentials::none(),
         };
-        let retry =
-            RetryPolicy { attempts: 4, base: Duration::from_millis(200), cap: Duration::from_secs(5) };
         let options = ClientOptions {
             credentials,
             retry,
             response_timeout: RESPONSE_TIMEOUT,
-            egress: Some(egress),
+            egress: Some(self.egress_to(&url)),
             ..ClientOptions::default()
         };
         let client = Client::new(options).map_err(TransferError::Remote)?;
@@ -119,15 +132,22 @@ impl Registry {
         self.check_push_manifest(caller, repository).await?;
         // 1. Fetch its manifest, and the manifests of an index.
         tell(TransferEvent::Manifest);
-        let manifests = self.gather_remote(remote).await?;
+        let manifests = self.manifests_fetch(remote).await?;
         // 2. Fetch the missing blobs.
-        stream::iter(blobs_of(&manifests))
-            .map(|blob| self.blob_fetch(caller, remote, repository, blob, tell))
-            .buffer_unordered(BLOBS_AT_ONCE)
-            .try_collect::<Vec<()>>()
-            .await?;
+        self.blobs_fetch(caller, remote, repository, blobs_of(&manifests), tell).await?;
         tell(TransferEvent::AllBlobs);
-        // 3. Store the manifests, children first: a name is visible only when it is complete.
+        // 3. Store the manifests.
+        Ok(self.manifests_store(caller, &manifests, (repository, reference)).await?)
+    }
+
+    /// Stores fetched manifests, children first: a name is visible only when it is complete. Returns the digest
+    /// of the last one, which gets the name.
+    pub(super) async fn manifests_store(
+        &self,
+        caller: &Caller,
+        manifests: &[(RawManifest, Manifest)],
+        (repository, reference): (&Repository, &Reference),
+    ) -> Result<Digest, Error> {
         let mut digest = None;
         for (at, (raw, manifest)) in manifests.iter().enumerate() {
             let by_digest = Reference::Digest(raw.digest.clone());
@@ -136,19 +156,23 @@ impl Registry {
             let put = self.manifest_put(caller, repository, name, kind, raw.bytes.clone(), &[]).await?;
             digest = Some(put.digest);
         }
-        digest.ok_or_else(|| remote.unknown())
+        digest.ok_or(Error::Interrupted)
     }
 
-    async fn gather_remote(
+    /// Fetches a manifest and all manifests below it. Each follows what it lists. A sparse index lists absent
+    /// manifests, and is copied as a sparse one if this server accepts it.
+    pub(super) async fn manifests_fetch(
         &self,
         remote: &RemoteModel,
     ) -> Result<Vec<(RawManifest, Manifest)>, TransferError> {
         let mut walk = Walk::from(remote.reference.clone());
         while let Some(reference) = walk.next() {
-            let raw = match remote.registry.manifest_get(&remote.repository, &reference).await {
-                Ok(raw) => raw,
-                Err(error) if error.is_not_found() => return Err(remote.unknown()),
-                Err(error) => return Err(TransferError::Remote(error)),
+            let one = RemoteModel { reference, ..remote.clone() };
+            let raw = match one.manifest().await {
+                Err(TransferError::RemoteUnknown { .. }) if walk.is_below() && self.config().allow_sparse => {
+                    continue;
+                }
+                raw => raw?,
             };
             let kind = Some(raw.media_type.as_str()).filter(|kind| !kind.is_empty());
             let manifest = Manifest::parse(kind, &raw.bytes)
@@ -159,6 +183,27 @@ impl Registry {
         Ok(walk.done)
     }
 
+    /// Fetches those of the blobs that are not stored yet. Returns their number and size.
+    pub(super) async fn blobs_fetch(
+        &self,
+        caller: &Caller,
+        remote: &RemoteModel,
+        repository: &Repository,
+        blobs: Vec<Descriptor>,
+        tell: &TransferSink,
+    ) -> Result<(u64, u64), TransferError> {
+        stream::iter(blobs)
+            .map(|blob| async move {
+                let size = blob.size;
+                let was_fetched = self.blob_fetch(caller, remote, repository, blob, tell).await?;
+                Ok(if was_fetched { (1, size) } else { (0, 0) })
+            })
+            .buffer_unordered(BLOBS_AT_ONCE)
+            .try_fold((0, 0), |(count, bytes), (one, size)| async move { Ok((count + one, bytes + size)) })
+            .await
+    }
+
+    /// Fetches a blob. Returns false if it was stored already.
     async fn blob_fetch(
         &self,
         caller: &Caller,
@@ -166,7 +211,7 @@ impl Registry {
         repository: &Repository,
         blob: Descriptor,
         tell: &TransferSink,
-    ) -> Result<(), TransferError> {
+    ) -> Result<bool, TransferError> {
         let Descriptor { digest, size, .. } = blob;
         let report = |completed| tell(TransferEvent::Blob { digest: digest.clone(), total: size, completed });
         report(0);
@@ -180,7 +225,7 @@ impl Registry {
         };
         if is_here {
             report(size);
-            return Ok(());
+            return Ok(false);
         }
         // 2. Otherwise it is fetched as an upload, which checks its length and digest.
         let (tell, counted) = (tell.clone(), digest.clone());
@@ -189,10 +234,10 @@ impl Registry {
             completed += piece.len() as u64;
             tell(TransferEvent::Blob { digest: counted.clone(), total: size, completed });
         });
-        let body: Body = bytes.map_err(|error| BodyError::from(Box::new(error))).boxed();
+        let body: Body = bytes.map_err(BodyError::from).boxed();
         let chunk = ChunkRange { range: None, length: Some(size) };
         match self.blob_put(caller, repository, &digest, chunk, body).await {
-            Ok(_) => Ok(()),
+            Ok(_) => Ok(true),
             Err(Error::BodyInterrupted(reason)) => Err(match reason.downcast::<lode_client::Error>() {
                 Ok(error) => TransferError::Remote(*error),
                 Err(reason) => Error::BodyInterrupted(reason).into(),

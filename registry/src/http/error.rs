@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 use crate::Error;
 use crate::app::{
-    AccountError, CardError, CommitError, CreateError, FilesError, HubImportError, PublisherError,
-    SignOnError, TransferError, XetError,
+    AccountError, CardError, CommitError, CreateError, FilesError, HubImportError, ImportError,
+    PublisherError, SignOnError, TransferError, XetError,
 };
 use crate::auth::UnknownName;
 use crate::error::chain;
@@ -116,7 +116,7 @@ pub(crate) enum Failure {
 
     /// The causes may name addresses, and are only for the log.
     #[error(transparent)]
-    Import(HubImportError),
+    Import(ImportError),
 
     #[error("model is required")]
     ModelMissing,
@@ -202,13 +202,16 @@ impl Failure {
                 _ => StatusCode::BAD_REQUEST,
             },
             Failure::Import(error) => match error {
-                HubImportError::Registry(error) => status_of(error),
-                HubImportError::Hub(HubError::Egress(_)) => StatusCode::FORBIDDEN,
-                HubImportError::Hub(HubError::Endpoint { .. } | HubError::Refused { .. })
-                | HubImportError::Selection(_)
-                | HubImportError::DigestUnknown { .. }
-                | HubImportError::Create(_) => StatusCode::BAD_REQUEST,
-                HubImportError::Hub(_) | HubImportError::Different { .. } => StatusCode::BAD_GATEWAY,
+                ImportError::Registry(error) => status_of(error),
+                ImportError::Hub(HubImportError::Hub(HubError::Egress(_))) => StatusCode::FORBIDDEN,
+                ImportError::Hub(HubImportError::Hub(
+                    HubError::Endpoint { .. } | HubError::Refused { .. },
+                ))
+                | ImportError::OtherDigest { .. } => StatusCode::BAD_REQUEST,
+                ImportError::Unknown { .. } => StatusCode::NOT_FOUND,
+                ImportError::Refused { .. } => StatusCode::FAILED_DEPENDENCY,
+                ImportError::Transfer { error, .. } => status_of_transfer(error),
+                ImportError::Hub(_) | ImportError::TooSlow { .. } => StatusCode::BAD_GATEWAY,
             },
             Failure::Gateway(error) => error.status(),
             Failure::Worker { status, .. } => *status,
@@ -269,12 +272,7 @@ impl Failure {
                 | AccountError::LastAdmin => StatusCode::CONFLICT,
                 _ => StatusCode::BAD_REQUEST,
             },
-            Failure::Transfer(error) => match error {
-                TransferError::RemoteUnknown { .. } => StatusCode::NOT_FOUND,
-                TransferError::Remote(lode_client::Error::InvalidAddress { .. }) => StatusCode::BAD_REQUEST,
-                TransferError::Remote(lode_client::Error::Egress { .. }) => StatusCode::FORBIDDEN,
-                _ => StatusCode::BAD_GATEWAY,
-            },
+            Failure::Transfer(error) => status_of_transfer(error),
             Failure::TooManyRanges { can_merge: true, .. } => StatusCode::BAD_REQUEST,
             Failure::TooManyRanges { can_merge: false, .. } => StatusCode::RANGE_NOT_SATISFIABLE,
             Failure::TooManyTags { .. } => StatusCode::URI_TOO_LONG,
@@ -340,6 +338,15 @@ impl Failure {
             _ if self.status().is_server_error() => "internal server error; see the server's log".to_owned(),
             _ => self.to_string(),
         }
+    }
+}
+
+fn status_of_transfer(error: &TransferError) -> StatusCode {
+    match error {
+        TransferError::RemoteUnknown { .. } => StatusCode::NOT_FOUND,
+        TransferError::Remote(lode_client::Error::InvalidAddress { .. }) => StatusCode::BAD_REQUEST,
+        TransferError::Remote(lode_client::Error::Egress { .. }) => StatusCode::FORBIDDEN,
+        _ => StatusCode::BAD_GATEWAY,
     }
 }
 

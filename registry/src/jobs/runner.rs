@@ -16,6 +16,8 @@ use crate::{Error, Registry};
 
 /// How many jobs one process runs at a time. Most of them wait for the collection's lock.
 const AT_ONCE: usize = 4;
+/// How many of them fetch a model from another server: a slow one must not stop collections.
+const IMPORTS_AT_ONCE: usize = 2;
 const LEASE: Duration = Duration::from_secs(30);
 /// How often a running job's lease is renewed, its progress stored, and its row checked for a cancellation.
 const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(1);
@@ -39,16 +41,25 @@ async fn run(registry: Registry) {
     let mut running = JoinSet::new();
     // Creating a model uses all cores, so that one at a time is as fast as several.
     let creating = Arc::new(Semaphore::new(1));
+    let importing = Arc::new(Semaphore::new(IMPORTS_AT_ONCE));
     while !registry.stopping().is_cancelled() {
         if running.len() < AT_ONCE {
-            let permit = creating.clone().try_acquire_owned().ok();
+            let create = creating.clone().try_acquire_owned().ok();
+            let import = importing.clone().try_acquire_owned().ok();
             let claimable = Claimable {
                 writing: registry.check_writable().is_ok(),
-                except: permit.is_none().then_some(JobKind::CREATE),
+                except: [
+                    create.is_none().then_some(JobKind::CREATE),
+                    import.is_none().then_some(JobKind::IMPORT),
+                ],
             };
             match registry.store().job_claim(&registry.jobs.holder, claimable, LEASE).await {
                 Ok(Some(row)) => {
-                    let permit = permit.filter(|_| row.kind == JobKind::CREATE);
+                    let permit = match &row.kind[..] {
+                        JobKind::CREATE => create,
+                        JobKind::IMPORT => import,
+                        _ => None,
+                    };
                     let work = run_one(registry.clone(), row);
                     running.spawn(async move {
                         work.await;
@@ -166,6 +177,14 @@ async fn work(registry: Registry, row: JobRow, run: JobRun, control: JobControl)
             tokio::select! {
                 created = registry.model_create_run(&job, row.account.as_deref(), &control) => to_json(&created?),
                 // Its manifest is written last, so it can be dropped at any point.
+                () = control.cancelled() => return Err(Error::Cancelled.into()),
+            }
+        }
+        JobKind::Import(job) => {
+            let secret = registry.job_secret(&findings.run).await?;
+            tokio::select! {
+                imported = registry.import_run(&job, row.account.as_deref(), secret, &control) => to_json(&imported?),
+                // The same applies.
                 () = control.cancelled() => return Err(Error::Cancelled.into()),
             }
         }

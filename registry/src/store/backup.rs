@@ -48,10 +48,10 @@ impl Store {
         Store::open_sqlite(file, None).await
     }
 
-    /// Deletes the uploads and workers of the running server: the bytes of its uploads are not part of the
-    /// copy.
+    /// Deletes the uploads, workers and job secrets of the running server: the bytes of its uploads are not
+    /// part of the copy.
     pub(crate) async fn sessions_delete(&self) -> Result<(), Error> {
-        for text in ["delete from uploads", "delete from workers"] {
+        for text in ["delete from uploads", "delete from workers", "update jobs set secret = null"] {
             on!(self.write(), c => sqlx::query(text).execute(c).await.map(drop))?;
         }
         Ok(())

@@ -38,6 +38,8 @@ pub(crate) struct NewJob<'a> {
     pub(crate) parameters: &'a str,
     pub(crate) writes: bool,
     pub(crate) account: Option<&'a str>,
+    /// Credentials for another server, sealed by the vault. They are removed when the job ends.
+    pub(crate) secret: Option<&'a str>,
 }
 
 /// How many jobs may be unfinished.
@@ -53,8 +55,8 @@ pub(crate) struct JobLimits {
 pub(crate) struct Claimable {
     /// Jobs that change the content of the registry.
     pub(crate) writing: bool,
-    /// Jobs of this kind are left to other replicas.
-    pub(crate) except: Option<&'static str>,
+    /// Jobs of these kinds are left to other replicas.
+    pub(crate) except: [Option<&'static str>; 2],
 }
 
 /// A run of a job: the process that runs it, and the number of the attempt.
@@ -87,7 +89,7 @@ macro_rules! claim {
                     started_at = coalesce(started_at, $5)
              where id in (select id from jobs
                  where finished_at is null and (state = 'queued' or lease_until <= $2) and writes <= $4
-                     and kind <> $6
+                     and kind <> $6 and kind <> $7
                  order by id limit 1",
             $lock,
             ") returning ",
@@ -119,7 +121,8 @@ impl Store {
     ) -> Result<Option<JobRow>, Error> {
         let now = self.database_now_ms().await?;
         let until = now.saturating_add(millis(lease));
-        let (writes, except) = (i64::from(claimable.writing), claimable.except.unwrap_or_default());
+        let writes = i64::from(claimable.writing);
+        let [except, also_except] = claimable.except.map(Option::unwrap_or_default);
         let claimed = metrics::database("job_claim", async {
             match (self.write(), self.read()) {
                 (Engine::Sqlite(write), Engine::Sqlite(read)) => {
@@ -127,29 +130,39 @@ impl Store {
                     let waiting: Option<(i64,)> = sqlx::query_as(
                         "select 1 from jobs
                          where finished_at is null and (state = 'queued' or lease_until <= $1) and writes <= $2
-                             and kind <> $3 limit 1",
+                             and kind <> $3 and kind <> $4 limit 1",
                     )
                     .bind(now)
                     .bind(writes)
                     .bind(except)
+                    .bind(also_except)
                     .fetch_optional(read)
                     .await?;
                     if waiting.is_none() {
                         return Ok(None);
                     }
                     let claim = sqlx::query_as(claim!("")).bind(holder).bind(now).bind(until);
-                    claim.bind(writes).bind(now_ms()).bind(except).fetch_optional(write).await
+                    let claim = claim.bind(writes).bind(now_ms()).bind(except).bind(also_except);
+                    claim.fetch_optional(write).await
                 }
                 (Engine::Postgres(c), _) => {
                     let claim = sqlx::query_as(claim!(" for update skip locked"));
                     let claim = claim.bind(holder).bind(now).bind(until);
-                    let claim = claim.bind(writes).bind(now_ms()).bind(except);
+                    let claim = claim.bind(writes).bind(now_ms()).bind(except).bind(also_except);
                     super::postgres::with_timeout(claim.fetch_optional(c)).await
                 }
                 _ => Ok(None),
             }
         });
         Ok(claimed.await?)
+    }
+
+    /// The sealed credentials of a job, for its run.
+    pub(crate) async fn job_credentials(&self, run: &JobRun) -> Result<Option<String>, Error> {
+        let row: Option<(Option<String>,)> = on!(self.read(), c => sqlx::query_as(
+            "select secret from jobs where id = $1 and holder = $2 and attempts = $3 and finished_at is null")
+            .bind(&run.id).bind(&run.holder).bind(run.attempt).fetch_optional(c).await)?;
+        Ok(row.and_then(|(secret,)| secret))
     }
 
     /// Renews the lease and stores the progress. Returns whether a caller requested cancellation, or `None`
@@ -173,7 +186,7 @@ impl Store {
     pub(crate) async fn job_finish(&self, run: &JobRun, end: &JobEnd<'_>) -> Result<bool, Error> {
         let rows = on!(self.write(), c => sqlx::query(
             "update jobs set state = $4, finished_at = $5, progress = coalesce($6, progress), result = $7, problem = $8,
-                    holder = null, lease_until = null
+                    holder = null, lease_until = null, secret = null
              where id = $1 and holder = $2 and attempts = $3 and finished_at is null")
             .bind(&run.id).bind(&run.holder).bind(run.attempt).bind(end.state).bind(now_ms())
             .bind(end.progress).bind(end.result).bind(end.problem)
@@ -276,13 +289,13 @@ impl Tx {
     /// Adds a job, unless as many are unfinished as `limits` allow.
     pub(crate) async fn job_insert(&mut self, job: &NewJob<'_>, limits: JobLimits) -> Result<bool, Error> {
         let rows = on!(self.conn(), c => sqlx::query(
-            "insert into jobs (id, kind, parameters, writes, state, created_at, account)
-             select $1, $2, $3, cast($4 as bigint), 'queued', cast($5 as bigint), $8
+            "insert into jobs (id, kind, parameters, writes, state, created_at, account, secret)
+             select $1, $2, $3, cast($4 as bigint), 'queued', cast($5 as bigint), $8, $9
              where (select count(*) from jobs where finished_at is null) < cast($6 as bigint)
                and (select count(*) from jobs where finished_at is null and kind = $2
                     and coalesce(account, '') = coalesce($8, '')) < cast($7 as bigint)")
             .bind(job.id).bind(job.kind).bind(job.parameters).bind(i64::from(job.writes)).bind(now_ms())
-            .bind(limits.all).bind(limits.of_account).bind(job.account)
+            .bind(limits.all).bind(limits.of_account).bind(job.account).bind(job.secret)
             .execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }
@@ -292,7 +305,8 @@ impl Tx {
     pub(crate) async fn job_cancel(&mut self, id: &str) -> Result<bool, Error> {
         let rows = on!(self.conn(), c => sqlx::query(
             "update jobs set cancelled = 1, finished_at = case when state = 'queued' then cast($2 as bigint) end,
-                    state = case when state = 'queued' then 'cancelled' else state end
+                    state = case when state = 'queued' then 'cancelled' else state end,
+                    secret = case when state = 'queued' then null else secret end
              where id = $1 and finished_at is null")
             .bind(id).bind(now_ms()).execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)

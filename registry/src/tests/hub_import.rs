@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::Router;
 use axum::extract::Request;
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use axum::routing::get;
 use http::{HeaderMap, StatusCode};
 use lode_model::digest::Digest;
@@ -15,6 +15,7 @@ use sha1::{Digest as _, Sha1};
 
 use super::{App, TestResponse};
 use crate::Config;
+use crate::store::on;
 
 const COMMIT: &str = "0123456789012345678901234567890123456789";
 const CONFIG: &[u8] = br#"{"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":4}"#;
@@ -116,22 +117,28 @@ async fn import(app: &App, hub: &Hub, more: Value) -> TestResponse {
     app.post_json("/lode/v1/import", body).await
 }
 
-fn last_records(response: &TestResponse) -> Vec<Value> {
-    response.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+/// Imports the model, and returns the job when it has ended.
+async fn imported(app: &App, hub: &Hub, more: Value) -> Value {
+    let started = import(app, hub, more).await;
+    assert_eq!(started.status, 202, "{}", started.text());
+    app.until_finished(started.header("location")).await
 }
 
 #[tokio::test]
 async fn a_model_is_imported_and_resumed() {
     let hub = hub(None).await;
     let app = App::new().await;
-    let records = last_records(&import(&app, &hub, json!({})).await);
-    assert_eq!(records.last().unwrap(), &json!({"status": "success"}), "{records:?}");
-    let created = &records[records.len() - 2];
-    assert_eq!(created["status"], "created");
+    let job = imported(&app, &hub, json!({})).await;
+    assert_eq!((&job["kind"], &job["state"]), (&json!("import"), &json!("succeeded")), "{job}");
+    let bytes = hub.weights.len() + CONFIG.len();
+    let result = &job["result"];
+    assert_eq!((&result["blobs"], &result["bytes"]), (&json!(2), &json!(bytes)), "{job}");
+    assert_eq!((&result["fetched_blobs"], &result["fetched_bytes"]), (&json!(2), &json!(bytes)), "{job}");
+    assert!(result["notices"][0].as_str().unwrap().contains("num_hidden_layers"), "{job}");
     // The first response for the weights ended early, and the rest was requested.
     assert_eq!(hub.reads.load(Ordering::SeqCst), 2);
     let manifest = app.get("/v2/team/m/manifests/latest").await;
-    assert_eq!(manifest.header("docker-content-digest"), created["digest"]);
+    assert_eq!(manifest.header("docker-content-digest"), result["digest"]);
     let annotations = &manifest.json()["annotations"];
     assert_eq!(annotations["org.opencontainers.image.revision"], COMMIT);
     assert_eq!(annotations["org.opencontainers.image.source"], format!("http://{}/acme/m", hub.address));
@@ -140,17 +147,20 @@ async fn a_model_is_imported_and_resumed() {
     }
     let tree = app.get("/hf/api/models/team/m/tree/main").await.json();
     assert_eq!(tree.as_array().unwrap().len(), 2, "{tree}");
-    // Files that are stored are not fetched again.
-    let records = last_records(&import(&app, &hub, json!({"model": "team/again"})).await);
-    assert_eq!(records.last().unwrap(), &json!({"status": "success"}), "{records:?}");
+    // Weights that are stored are not fetched again.
+    let job = imported(&app, &hub, json!({"model": "team/again"})).await;
+    assert_eq!((&job["state"], &job["result"]["fetched_blobs"]), (&json!("succeeded"), &json!(1)), "{job}");
     assert_eq!(hub.reads.load(Ordering::SeqCst), 2);
-    let quantised = import(&app, &hub, json!({"model": "team/small", "quantize": "int8"})).await;
-    assert_eq!(
-        last_records(&quantised).last().unwrap(),
-        &json!({"status": "success"}),
-        "{}",
-        quantised.text()
-    );
+    let quantised = imported(&app, &hub, json!({"model": "team/small", "quantize": "int8"})).await;
+    assert_eq!(quantised["state"], "succeeded", "{quantised}");
+    // The token is kept while a job runs, and shown nowhere.
+    for path in ["/lode/v1/jobs", "/lode/v1/audit"] {
+        assert!(!app.get(path).await.text().contains("hf_secret"));
+    }
+    let store = app.registry.store();
+    let kept = "select count(*) from jobs where secret is not null";
+    let kept: (i64,) = on!(store.read(), c => sqlx::query_as(kept).fetch_one(c).await).unwrap();
+    assert_eq!(kept, (0,));
 }
 
 #[tokio::test]
@@ -163,7 +173,6 @@ async fn failures_name_their_reason() {
         (&right, json!({"from": "hf://acme/../m"}), 400, "letters, digits"),
         (&right, json!({"from": "hf://acme/m@"}), 400, "is empty"),
         (&right, json!({"from": "hf://acme/m@v2"}), 400, "Invalid rev id (status 404)"),
-        (&right, json!({"from": "hf://acme/m:Q4_K_M@v1"}), 400, "no weights"),
         (
             &right,
             json!({"token": ""}),
@@ -181,10 +190,17 @@ async fn failures_name_their_reason() {
         assert!(response.text().contains(message), "{more}: {}", response.text());
         assert!(!response.text().contains("hf_secret"));
     }
-    // Weights that differ from their description are refused, and no model is created.
-    let response = import(&app, &wrong, json!({})).await;
-    assert!(response.text().contains("digest mismatch"), "{}", response.text());
-    assert_eq!(app.get("/v2/team/m/manifests/latest").await.status, 404);
+    // Files that do not fit are known to the job only. Weights that differ from their description are refused, and no
+    // model is created.
+    for (hub, more, message) in [
+        (&right, json!({"from": "hf://acme/m:Q4_K_M@v1"}), "no weights"),
+        (&wrong, json!({}), "digest mismatch"),
+    ] {
+        let job = imported(&app, hub, more).await;
+        assert_eq!(job["state"], "failed", "{job}");
+        assert!(job["problem"].as_str().unwrap().contains(message), "{job}");
+        assert_eq!(app.get("/v2/team/m/manifests/latest").await.status, 404);
+    }
 }
 
 #[tokio::test]
@@ -197,17 +213,5 @@ async fn addresses_inside_the_network_are_refused() {
     assert_eq!(hub.reads.load(Ordering::SeqCst), 0);
     let allow_egress = vec![hub.address.to_string().parse().unwrap()];
     let app = App::with(Config { listen, allow_anonymous: true, allow_egress, ..Config::default() }).await;
-    let response: Response = app
-        .raw(
-            Request::post("/lode/v1/import")
-                .body(
-                    json!({"model": "team/m", "from": "hf://acme/m@v1", "token": "hf_secret",
-                        "endpoint": format!("http://{}", hub.address), "stream": false})
-                    .to_string()
-                    .into(),
-                )
-                .unwrap(),
-        )
-        .await;
-    assert_eq!(TestResponse::read(response).await.json(), json!({"status": "success"}));
+    assert_eq!(imported(&app, &hub, json!({})).await["state"], "succeeded");
 }

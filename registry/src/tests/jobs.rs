@@ -12,8 +12,8 @@ use crate::auth::Caller;
 use crate::store::{Claimable, JobEnd, JobLimits, JobRun, NewJob};
 
 const LIMITS: JobLimits = JobLimits { all: 100, of_account: 100 };
-const READING: Claimable = Claimable { writing: false, except: None };
-const WRITING: Claimable = Claimable { writing: true, except: None };
+const READING: Claimable = Claimable { writing: false, except: [None; 2] };
+const WRITING: Claimable = Claimable { writing: true, except: [None; 2] };
 
 impl App {
     /// Starts a job and waits for it to finish.
@@ -25,7 +25,7 @@ impl App {
         self.until_finished(&location).await
     }
 
-    async fn until_finished(&self, location: &str) -> Value {
+    pub(super) async fn until_finished(&self, location: &str) -> Value {
         loop {
             let job = self.get(&format!("{location}?wait=60")).await.json();
             if job.get("finished_at").is_some() {
@@ -126,7 +126,7 @@ async fn another_replica_takes_over_what_a_dead_one_ran() {
         let id = Uuid::now_v7().to_string();
         let parameters = r#"{"dry_run":false}"#;
         // This replica is read-only, so it does not claim the job.
-        let new = NewJob { id: &id, kind: "gc", parameters, writes: true, account: None };
+        let new = NewJob { id: &id, kind: "gc", parameters, writes: true, account: None, secret: None };
         let mut tx = store.begin().await.unwrap();
         assert!(tx.job_insert(&new, LIMITS).await.unwrap());
         tx.commit().await.unwrap();
@@ -165,8 +165,14 @@ async fn a_job_of_a_server_that_was_killed_runs_again() {
     let id = Uuid::now_v7().to_string();
     {
         let store = crate::store::Store::open(None, data.path()).await.unwrap();
-        let new =
-            NewJob { id: &id, kind: "fsck", parameters: r#"{"verify":false}"#, writes: false, account: None };
+        let new = NewJob {
+            id: &id,
+            kind: "fsck",
+            parameters: r#"{"verify":false}"#,
+            writes: false,
+            account: None,
+            secret: None,
+        };
         let mut tx = store.begin().await.unwrap();
         assert!(tx.job_insert(&new, LIMITS).await.unwrap());
         tx.commit().await.unwrap();

@@ -21,6 +21,7 @@ mod hidden;
 mod hub;
 mod hub_import;
 mod hub_write;
+mod import;
 mod issuer;
 mod jobs;
 mod layouts;

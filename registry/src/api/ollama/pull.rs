@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::{ModelRequest, records};
 use crate::Registry;
-use crate::app::{RemoteModel, TransferError, TransferEvent, TransferSink};
+use crate::app::{INTERACTIVE_RETRY, RemoteModel, TransferError, TransferEvent, TransferSink};
 use crate::auth::{Action, Caller};
 use crate::http::model_name::{self, ModelName};
 use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
@@ -121,7 +121,11 @@ impl Transfer {
             // Of two spellings, that registry has the one with the namespace.
             let theirs = ours.repositories.iter().find(|repository| repository.as_str().contains('/'));
             let theirs = theirs.unwrap_or(ours.repositories.first()).clone();
-            let registry = registry.remote_registry(&format!("https://{DEFAULT_HOST}"), self.login())?;
+            let registry = registry.remote_registry(
+                &format!("https://{DEFAULT_HOST}"),
+                self.login(),
+                INTERACTIVE_RETRY,
+            )?;
             let remote = RemoteModel { registry, repository: theirs, reference: ours.reference.clone() };
             return Ok(TransferPeer { remote: Some(remote), name: ours, host_given: name.host.is_some() });
         };
@@ -130,7 +134,7 @@ impl Transfer {
             (false, Some(scheme)) => format!("{scheme}://{host}"),
             (false, None) => host,
         };
-        let registry = registry.remote_registry(&address, self.login())?;
+        let registry = registry.remote_registry(&address, self.login(), INTERACTIVE_RETRY)?;
         let remote =
             RemoteModel { registry, repository: name.repository.clone(), reference: name.reference.clone() };
         // `library` is implied here too. A name with more parts has one spelling.

@@ -53,16 +53,6 @@ impl Records {
         self.send(record);
     }
 
-    /// Reports something else.
-    pub(crate) fn record(&self, record: Value) {
-        self.send(record);
-    }
-
-    /// Reports the result, which must arrive.
-    pub(crate) async fn last(&self, record: Value) {
-        let _ = self.sender.send(Ok(record)).await;
-    }
-
     fn send(&self, record: impl Serialize) {
         // A client that does not read misses records, but the work continues.
         let _ = self.sender.try_send(Ok(json!(record)));

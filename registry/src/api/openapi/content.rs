@@ -68,10 +68,10 @@ pub(super) fn repositories() -> Group {
             .needs("`write` on the repository, and `read` on `from`")
             .body(of::<create::Create>())
             .returns(202, "The job", of::<Job>()),
-        Operation::post("/lode/v1/import", "importModel", "Creates a model from one on the Hugging Face Hub")
+        Operation::post("/lode/v1/import", "importModel", "Copies a model from another server, as a job")
             .needs(WRITE)
             .body(of::<import::Import>())
-            .streams("Progress; the last record is `success` or `error`", import_record(), true),
+            .returns(202, "The job", of::<Job>()),
         Operation::get(
             "/lode/v1/models/{name}/{reference}",
             "showModel",
@@ -117,24 +117,4 @@ pub(super) fn repositories() -> Group {
     ];
     let description = "Stored content: repositories, tags, manifests and models.";
     Group { name: "Repositories and models", description, operations }
-}
-
-/// A record of an import: a step, a notice, or its end.
-fn import_record() -> Named {
-    let text =
-        |description: &str| ObjectBuilder::new().schema_type(Type::String).description(Some(description));
-    let count =
-        |description: &str| ObjectBuilder::new().schema_type(Type::Integer).description(Some(description));
-    let record = ObjectBuilder::new()
-        .description(Some("A record of an import."))
-        .property("status", text("The step, such as `fetching model.safetensors`, `created` or `success`."))
-        .property("digest", text("Of the created manifest, or the subject of the step."))
-        .property("total", count("Bytes of the step."))
-        .property("completed", count("Bytes of the step that are done."))
-        .property("commit", text("The commit on the Hub."))
-        .property("files", count("The number of files to fetch."))
-        .property("bytes", count("The size of these files."))
-        .property("notice", text("A remark about the model."))
-        .property("error", text("Why the import failed."));
-    Named::new("ImportRecord", record)
 }

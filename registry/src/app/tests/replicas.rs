@@ -271,7 +271,7 @@ async fn a_manifest_arrives_while_the_last_one_of_its_layer_goes() {
         let new = NewManifest { digest: &digest, media_type, artifact_type, bytes: &bytes };
         tx.manifest_insert(&repo("r"), new).await.unwrap();
         tx.references_replace(&repo("r"), &digest, &named).await.unwrap();
-        tx.tag_put(&repo("r"), &"new".parse().unwrap(), &digest, "server").await.unwrap();
+        tx.tag_put(&repo("r"), &"new".parse().unwrap(), &digest, "server", None).await.unwrap();
 
         let mut deleting = Box::pin(f.delete("r", old.as_str()));
         assert_blocked(&mut deleting).await;
