@@ -215,7 +215,8 @@ fn pages() -> Router<ServerState> {
     use hub::repository::{
         card, diff, files, history, lineage, overview, referrers, rules, settings, tags, tensors, try_model,
     };
-    use hub::{account, admin, api_reference, assets, connect, device, home, setup, sign_in, single_sign_on};
+    use hub::{account, admin, api_reference, assets, connect, device, home, namespace, robot};
+    use hub::{setup, sign_in, single_sign_on};
     Router::new()
         .route("/", get(home::get))
         .route("/models", get(hub::models::get))
@@ -245,9 +246,12 @@ fn pages() -> Router<ServerState> {
         .route("/-/api", get(api_reference::get))
         .route("/-/admin", get(admin::get))
         .route("/-/admin/workers", post(admin::change_worker))
+        .route("/-/admin/accounts", get(admin::accounts::get))
+        .route("/-/admin/quotas", get(admin::quotas::get).post(admin::quotas::post))
+        .route("/-/namespaces/{namespace}", get(namespace::get).post(namespace::post))
+        .route("/-/robots/{robot}", get(robot::get).post(robot::post))
         .route("/-/account", get(account::get))
-        .route("/-/account/tokens", post(account::create_token))
-        .route("/-/account/tokens/revoke", post(account::revoke_token))
+        .route("/-/account/tokens", post(account::change_token))
         .route("/-/account/keys", post(account::add_key))
         .route("/-/account/keys/remove", post(account::remove_key))
         .route("/-/account/identities", post(single_sign_on::connect))

@@ -127,6 +127,8 @@ async fn a_team_works_with_the_command_line() {
     alice.run(&["push", file, "alice/big"]).await.expect_failure(&["quota of namespace alice"]);
     let listed = alice.run(&["quota", "list", "alice", "--json"]).await.expect_success().json();
     assert_eq!(listed["quotas"][0]["limit_bytes"], 1024, "{listed}");
+    let table = alice.run(&["quota", "list", "alice"]).await.expect_success();
+    assert!(table.stdout.contains("1KiB"), "{}", table.stdout);
     alice.run(&["quota", "set", "alice", "1TiB"]).await.expect_failure(&["not allowed"]);
     // 4. A person changes the own password, and needs the current one.
     let change = async |current: &str| {
@@ -163,7 +165,7 @@ async fn a_person_logs_in_with_a_browser() {
     let url =
         lines.find_map(|line| line.unwrap().trim().strip_prefix(&server.url()).map(str::to_owned)).unwrap();
     let page = browser.get(&url).await.expect(200).text();
-    assert!(page.contains("lode on ") && page.contains("everything that you may do"), "{page}");
+    assert!(page.contains("lode on ") && page.contains("everything that the account may do"), "{page}");
     let code = between(&url, "user_code=", "&").to_owned();
     browser.post("/device", &[("user_code", &code), ("decision", "allow")]).await.expect(200);
     let rest: Vec<String> = lines.map(Result::unwrap).collect();

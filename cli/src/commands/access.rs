@@ -7,7 +7,7 @@ use std::path::Path;
 
 use clap::ValueEnum;
 use http::Method;
-use lode_client::Registry;
+use lode_client::{ByteSize, Registry};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
 
@@ -19,6 +19,7 @@ use crate::{
     },
     connect::Connection,
     error::{Failure, Outcome},
+    pages::fetch_all,
     table::Table,
     times::show_field,
     ui,
@@ -177,8 +178,8 @@ pub(crate) async fn token(connection: &Connection, command: Token) -> Outcome {
     match command {
         Token::Create(args) => create_token(&registry, args).await,
         Token::List(args) => {
-            let listed: Value =
-                registry.json_get(&of_account("lode/v1/tokens", args.account.as_deref())).await?;
+            let path = of_account("lode/v1/tokens", args.account.as_deref());
+            let listed = json!({ "tokens": fetch_all(&registry, &path, "tokens").await? });
             if args.json {
                 return ui::json(&listed);
             }
@@ -416,18 +417,22 @@ pub(crate) async fn quota(connection: &Connection, command: Quota) -> Outcome {
                 Some(namespace) => format!("lode/v1/quotas?namespace={}", segment(namespace)),
                 None => "lode/v1/quotas".to_owned(),
             };
-            let listed: Value = registry.json_get(&path).await?;
+            let listed = json!({ "quotas": fetch_all(&registry, &path, "quotas").await? });
             if json {
                 return ui::json(&listed);
             }
             let size = |quota: &Value, key: &str, absent: &str| {
                 quota[key].as_u64().map_or_else(|| absent.to_owned(), ui::format_size)
             };
+            // As it was set.
+            let limit = |quota: &Value| {
+                quota["limit_bytes"].as_u64().map_or_else(|| "none".to_owned(), |at| ByteSize(at).to_string())
+            };
             let rows: Vec<Vec<String>> = items(&listed, "quotas")
                 .map(|quota| {
                     vec![
                         text(quota, "namespace"),
-                        size(quota, "limit_bytes", "none"),
+                        limit(quota),
                         size(quota, "used_bytes", "none"),
                         // Only auditors and administrators get it.
                         size(quota, "own_bytes", "-"),

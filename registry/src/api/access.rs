@@ -239,12 +239,26 @@ pub(crate) async fn delete_account(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Newest first.
 pub(crate) async fn tokens(
     State(registry): State<Registry>,
     caller: Caller,
+    links: Links,
     query: Query,
-) -> Result<Json<TokenList>, Failure> {
-    Ok(Json(TokenList { tokens: registry.token_list(&caller, query.get("account")).await? }))
+) -> Result<Response, Failure> {
+    let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
+    let account = query.get("account");
+    let before = query.id("last")?;
+    let found = registry.token_page(&caller, account, before, n).await?;
+    let last = found.items.last().filter(|_| found.more).map(|token| token.info.id.to_string());
+    let next = last.map(|last| {
+        let n = n.to_string();
+        let mut parameters = vec![("n", &n[..]), ("last", &last[..])];
+        parameters.extend(account.map(|account| ("account", account)));
+        links.next("/lode/v1/tokens", &parameters)
+    });
+    let tokens = found.items.into_iter().map(|token| token.info).collect();
+    Ok(page(Json(TokenList { tokens }), next))
 }
 
 pub(crate) async fn create_token(

@@ -51,7 +51,7 @@ pub(crate) async fn list(
     query: Query,
 ) -> Result<Response, Failure> {
     let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
-    let after: Option<Uuid> = query.get("last").map(id).transpose()?;
+    let after = query.id("last")?;
     let found = registry.job_list(&caller, after, n).await?;
     let last = found.items.last().filter(|_| found.more).map(|job| job.id.clone());
     let next = last.map(|last| links.next("/lode/v1/jobs", &[("n", &n.to_string()), ("last", &last)]));
@@ -100,10 +100,6 @@ pub(crate) async fn findings(
     });
     let findings = found.items.into_iter().map(|(_, detail)| detail).collect();
     Ok(page(Json(Findings { findings }), next))
-}
-
-fn id(text: &str) -> Result<Uuid, Failure> {
-    text.parse().map_err(|_| Failure::Id { id: text.to_owned() })
 }
 
 fn unknown(id: Uuid) -> Failure {

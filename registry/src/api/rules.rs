@@ -1,6 +1,7 @@
 //! `/lode/v1/quotas` and `/lode/v1/protected-tags`.
 
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use lode_model::reference::Repository;
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,11 @@ use utoipa::ToSchema;
 use crate::Registry;
 use crate::app::Quota;
 use crate::auth::{AccessTarget, Action, Caller};
-use crate::http::{Failure, Json, JsonBody, Query, RequestBody};
+use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, check_namespace, page};
+use crate::time::rfc3339;
+
+/// The most quotas of a page. The blobs of each of the namespaces are added up.
+pub(super) const MAX_QUOTAS: u32 = 100;
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -55,11 +60,20 @@ impl RequestBody for ProtectedTagsRequest {
 pub(crate) async fn quotas(
     State(registry): State<Registry>,
     caller: Caller,
+    links: Links,
     query: Query,
-) -> Result<Json<QuotaList>, Failure> {
-    let namespace: Option<Repository> = query.get("namespace").map(str::parse).transpose()?;
-    namespace.as_ref().map_or(Ok(()), check_namespace)?;
-    Ok(Json(QuotaList { quotas: registry.quota_list(&caller, namespace.as_ref()).await? }))
+) -> Result<Response, Failure> {
+    if let Some(namespace) = query.get("namespace") {
+        let namespace: Repository = namespace.parse()?;
+        check_namespace(&namespace)?;
+        let quotas = vec![registry.quota_find(&caller, &namespace).await?];
+        return Ok(Json(QuotaList { quotas }).into_response());
+    }
+    let n = query.limit("n")?.unwrap_or(MAX_QUOTAS).clamp(1, MAX_QUOTAS);
+    let found = registry.quota_page(&caller, "", query.get("last").unwrap_or_default(), n).await?;
+    let last = found.items.last().filter(|_| found.more).map(|quota| quota.namespace.clone());
+    let next = last.map(|last| links.next("/lode/v1/quotas", &[("n", &n.to_string()), ("last", &last)]));
+    Ok(page(Json(QuotaList { quotas: found.items }), next))
 }
 
 pub(crate) async fn put_quota(
@@ -70,13 +84,6 @@ pub(crate) async fn put_quota(
     check_namespace(&body.namespace)?;
     registry.quota_put(&caller, &body.namespace, body.limit_bytes).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-fn check_namespace(name: &Repository) -> Result<(), Failure> {
-    match name.as_str().contains('/') {
-        true => Err(Failure::Unsupported("a namespace is the first part of its repositories' names")),
-        false => Ok(()),
-    }
 }
 
 pub(crate) async fn protected_tags(

@@ -79,14 +79,9 @@ impl Registry {
         self.is_allowed(caller, action, Target::Repository(repository)).await
     }
 
-    /// Whether the caller may change the settings of a repository.
-    pub(crate) async fn may_configure(
-        &self,
-        caller: &Caller,
-        repository: &Repository,
-    ) -> Result<bool, Error> {
-        let target = AccessTarget::Repository(repository.clone());
-        self.is_allowed(caller, Action::Own, Target::Settings(&target)).await
+    /// Whether the caller may change the settings of a repository or a namespace.
+    pub(crate) async fn may_configure(&self, caller: &Caller, target: &AccessTarget) -> Result<bool, Error> {
+        self.is_allowed(caller, Action::Own, Target::Settings(target)).await
     }
 
     /// Whether the caller may protect tags of a repository, and see the rules that remove them.

@@ -235,12 +235,35 @@ impl Registry {
             Some(space) if self.check(caller, Action::Own, Target::Settings(space)).await.is_ok() => {}
             _ => self.authorize(caller, Action::Inspect, Target::Server).await?,
         }
-        // In byte order `,` follows `+`.
-        let first = of.map(|name| format!("{name}+")).unwrap_or_default();
-        let before = of.map(|name| format!("{name},"));
-        let after = after.unwrap_or_default().max(&first);
-        let rows = self.store().account_list(after, before.as_deref(), i64::from(n) + 1).await?;
+        let prefix = of.map(|name| format!("{name}+")).unwrap_or_default();
+        self.accounts_from(&prefix, after, n).await
+    }
+
+    /// Accounts whose names begin with `prefix`, by name, after `after`, at most `n`.
+    pub(crate) async fn account_search(
+        &self,
+        caller: &Caller,
+        prefix: &str,
+        after: Option<&str>,
+        n: u32,
+    ) -> Result<Page<AccountInfo>, AccountError> {
+        self.authorize(caller, Action::Inspect, Target::Server).await?;
+        self.accounts_from(prefix, after, n).await
+    }
+
+    async fn accounts_from(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        n: u32,
+    ) -> Result<Page<AccountInfo>, AccountError> {
+        let rows = self.store().account_list(prefix, after.unwrap_or_default(), i64::from(n) + 1).await?;
         Ok(Page::cut(rows.into_iter().map(AccountInfo::from).collect(), n))
+    }
+
+    /// A robot, for those who manage its credentials.
+    pub(crate) async fn robot_show(&self, caller: &Caller, name: &str) -> Result<AccountInfo, AccountError> {
+        self.robot_of(caller, Some(name)).await.map(AccountInfo::from)
     }
 
     /// Changes an account. Its sessions and access tokens end; its tokens end if it is disabled.

@@ -4,8 +4,8 @@ use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::Registry;
 use super::accounts::AccountError;
+use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{AccessTarget, Action, Caller, Role, Target, Visibility};
 use crate::store::GrantRow;
@@ -98,6 +98,19 @@ impl Registry {
             .into_iter()
             .map(|GrantRow { target, subject, is_group, role }| Grant { target, subject, is_group, role })
             .collect())
+    }
+
+    /// The roles of a robot, by target, at most `n`, for those who manage its credentials.
+    pub(crate) async fn robot_grants(
+        &self,
+        caller: &Caller,
+        robot: &str,
+        n: u32,
+    ) -> Result<Page<Grant>, AccountError> {
+        let row = self.robot_of(caller, Some(robot)).await?;
+        let rows = self.store().grants_of(row.id, i64::from(n) + 1).await?;
+        let grant = |(target, role)| Grant { target, subject: row.name.clone(), is_group: false, role };
+        Ok(Page::cut(rows.into_iter().map(grant).collect(), n))
     }
 
     /// The visibility of one target and of its namespace, for its owners, or all of them. Those that were never set

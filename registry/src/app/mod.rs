@@ -148,6 +148,7 @@ pub use status::{
 };
 pub(crate) use surroundings::LoadedHere;
 pub(crate) use tag_history::{TagMove, TagMovedBack};
+pub(crate) use tokens::ListedToken;
 pub use tokens::{KeyInfo, NewToken, TokenInfo};
 pub(crate) use transfer::INTERACTIVE_RETRY;
 pub use transfer::{RemoteModel, TransferError, TransferEvent, TransferSink};

@@ -164,7 +164,11 @@ impl Registry {
         Ok(())
     }
 
-    async fn robot_of(&self, caller: &Caller, robot: Option<&str>) -> Result<AccountRow, AccountError> {
+    pub(super) async fn robot_of(
+        &self,
+        caller: &Caller,
+        robot: Option<&str>,
+    ) -> Result<AccountRow, AccountError> {
         if let Some(space) = robot.and_then(|name| namespace(name.split_once('+')?.0)) {
             self.authorize(caller, Action::Own, Target::Settings(&space)).await?;
         }

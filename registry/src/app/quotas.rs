@@ -2,18 +2,20 @@
 //! namespace share counts once. Checked before bytes are received, together with those of uploads in progress,
 //! and again in the transaction that links the blob.
 
+use std::collections::BTreeMap;
+
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::Registry;
 use super::accounts::AccountError;
 use super::staging::staging;
+use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{AccessTarget, Action, Caller, Target};
-use crate::store::Tx;
+use crate::store::{NamespaceUsage, QuotaRow, Tx};
 
 /// The quota of a namespace, and how much of it is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -47,6 +49,25 @@ impl QuotaSpace {
         }
         let QuotaSpace { namespace, used_bytes, limit_bytes } = self.clone();
         Err(Error::QuotaExceeded { namespace, used_bytes, limit_bytes })
+    }
+}
+
+impl Quota {
+    /// `usages`: those of the namespaces that have blobs.
+    fn new(
+        namespace: String,
+        limit_bytes: Option<u64>,
+        usages: &BTreeMap<String, NamespaceUsage>,
+        is_inspector: bool,
+    ) -> Quota {
+        let usage = usages.get(&namespace).copied().unwrap_or_default();
+        Quota {
+            namespace,
+            limit_bytes,
+            used_bytes: usage.used_bytes,
+            logical_bytes: usage.logical_bytes,
+            own_bytes: is_inspector.then_some(usage.own_bytes),
+        }
     }
 }
 
@@ -100,44 +121,37 @@ impl Registry {
         }
     }
 
-    /// The quota of a namespace and its use, for its owners, or all quotas.
-    pub async fn quota_list(
-        &self,
-        caller: &Caller,
-        namespace: Option<&Repository>,
-    ) -> Result<Vec<Quota>, Error> {
+    /// The quota of a namespace and its use, for its owners.
+    pub async fn quota_find(&self, caller: &Caller, namespace: &Repository) -> Result<Quota, Error> {
         let is_inspector = match self.check(caller, Action::Inspect, Target::Server).await {
             Ok(()) => true,
-            Err(error) if error.is_refusal() => false,
+            Err(error) if error.is_refusal() => {
+                let target = AccessTarget::namespace_of(namespace);
+                self.authorize(caller, Action::Own, Target::Settings(&target)).await?;
+                false
+            }
             Err(error) => return Err(error),
         };
-        let quotas = match namespace {
-            Some(name) => {
-                if !is_inspector {
-                    let target = AccessTarget::namespace_of(name);
-                    self.authorize(caller, Action::Own, Target::Settings(&target)).await?;
-                }
-                vec![(name.as_str().to_owned(), self.store().quota_find(name.as_str()).await?)]
-            }
-            None => {
-                self.authorize(caller, Action::Inspect, Target::Server).await?;
-                let rows = self.store().quota_list().await?.into_iter();
-                rows.map(|row| (row.namespace, Some(row.limit_bytes))).collect()
-            }
-        };
-        let names: Vec<&str> = quotas.iter().map(|(namespace, _)| &namespace[..]).collect();
+        let limit = self.store().quota_find(namespace.as_str()).await?;
+        let usages = self.store().namespace_usages(&[namespace.as_str()]).await?;
+        Ok(Quota::new(namespace.as_str().to_owned(), limit, &usages, is_inspector))
+    }
+
+    /// The quotas of namespaces whose names begin with `prefix`, by name, after `after`, at most `n`.
+    pub(crate) async fn quota_page(
+        &self,
+        caller: &Caller,
+        prefix: &str,
+        after: &str,
+        n: u32,
+    ) -> Result<Page<Quota>, Error> {
+        self.authorize(caller, Action::Inspect, Target::Server).await?;
+        let rows = self.store().quota_list(prefix, after, i64::from(n) + 1).await?.into_iter();
+        let Page { items, more } = Page::cut(rows.collect(), n);
+        let names: Vec<&str> = items.iter().map(|row| &row.namespace[..]).collect();
         let usages = self.store().namespace_usages(&names).await?;
-        let shown = quotas.into_iter().map(|(namespace, limit_bytes)| {
-            let usage = usages.get(&namespace).copied().unwrap_or_default();
-            Quota {
-                namespace,
-                limit_bytes,
-                used_bytes: usage.used_bytes,
-                logical_bytes: usage.logical_bytes,
-                own_bytes: is_inspector.then_some(usage.own_bytes),
-            }
-        });
-        Ok(shown.collect())
+        let quota = |row: QuotaRow| Quota::new(row.namespace, Some(row.limit_bytes), &usages, true);
+        Ok(Page { items: items.into_iter().map(quota).collect(), more })
     }
 
     /// Sets or removes the quota of a namespace. Content beyond a new one stays.

@@ -8,9 +8,9 @@ use serde_json::json;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::Registry;
 use super::accounts::{AccountError, MAX_LABEL_LEN, is_full, namespace, subject};
 use super::sign_in::scope_of;
+use super::{Page, Registry};
 use crate::Error;
 use crate::auth::token::{digest_of, new_token};
 use crate::auth::{Action, Caller, Credential, OllamaKey, Scope, Target};
@@ -53,6 +53,13 @@ pub struct TokenInfo {
     #[serde(serialize_with = "as_rfc3339_option")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub revoked_at: Option<i64>,
+}
+
+/// A token on a page.
+pub(crate) struct ListedToken {
+    pub(crate) info: TokenInfo,
+    /// Whether a CI job got it, from a publisher. Such a token is not replaced.
+    pub(crate) is_of_job: bool,
 }
 
 /// A key of ollama as listings show it.
@@ -99,15 +106,21 @@ impl Registry {
         Ok((TokenInfo::try_from(row)?, secret))
     }
 
-    /// The tokens of the caller's account, or of `owner`, newest first.
-    pub async fn token_list(
+    /// The tokens of the caller's account, or of `owner`, newest first: at most `n` of those that are older than
+    /// `before`.
+    pub(crate) async fn token_page(
         &self,
         caller: &Caller,
         owner: Option<&str>,
-    ) -> Result<Vec<TokenInfo>, AccountError> {
+        before: Option<Uuid>,
+        n: u32,
+    ) -> Result<Page<ListedToken>, AccountError> {
         let owner = self.credential_owner(caller, owner).await?;
-        let rows = self.store().token_list(owner.id).await?;
-        Ok(rows.into_iter().map(TokenInfo::try_from).collect::<Result<_, _>>()?)
+        let rows = self.store().token_list(owner.id, before, i64::from(n) + 1).await?;
+        let listed = |row: TokenRow| {
+            Ok(ListedToken { is_of_job: row.publisher.is_some(), info: TokenInfo::try_from(row)? })
+        };
+        Ok(Page::cut(rows.into_iter().map(listed).collect::<Result<_, Error>>()?, n))
     }
 
     /// Revokes a token of the caller's account, or of `owner`. A limited token may revoke itself.

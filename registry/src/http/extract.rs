@@ -139,6 +139,14 @@ fn segments<const N: usize>(params: &RawPathParams) -> Result<[&str; N], Failure
     segments.try_into().map_err(|_| Failure::RouteUnknown)
 }
 
+/// Returns an error for a name that is not the first part of repositories' names.
+pub(crate) fn check_namespace(name: &Repository) -> Result<(), Failure> {
+    match name.as_str().contains('/') {
+        true => Err(Failure::Unsupported("a namespace is the first part of its repositories' names")),
+        false => Ok(()),
+    }
+}
+
 /// The query, decoded; keys may repeat.
 pub(crate) struct Query(Vec<(String, String)>);
 
@@ -158,6 +166,11 @@ impl Query {
 
     pub(crate) fn digest(&self, name: &str) -> Result<Option<Digest>, Failure> {
         Ok(self.get(name).map(str::parse).transpose()?)
+    }
+
+    pub(crate) fn id(&self, name: &str) -> Result<Option<Uuid>, Failure> {
+        let parse = |text: &str| text.parse().map_err(|_| Failure::Id { id: text.to_owned() });
+        self.get(name).map(parse).transpose()
     }
 
     /// A number that limits a listing.

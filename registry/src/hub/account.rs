@@ -1,6 +1,4 @@
-//! `/-/account`: a user's own tokens, keys, password and sessions.
-
-use std::time::Duration;
+//! `/-/account`: a user's own tokens, keys, password and sessions, and the namespaces that the user owns.
 
 use askama::Template;
 use axum::extract::State;
@@ -10,41 +8,33 @@ use http::request::Parts;
 use lode_client::Secret;
 use uuid::Uuid;
 
-use super::device::rights_text;
 use super::format::{day, minute};
-use super::page::{Shell, render};
+use super::page::{Shell, is_about_form, render};
+use super::tokens::{self, TokenSection, form_id};
 use crate::Registry;
-use crate::app::{AccountError, IdentityInfo, NewToken, ProviderInfo};
-use crate::auth::{Access, AccessTarget, Caller, OllamaKey, Scope};
-use crate::http::Failure;
+use crate::app::{AccountError, IdentityInfo, ProviderInfo};
+use crate::auth::{Caller, OllamaKey, Role};
 use crate::http::pages::{Form, SignedIn, redirect};
-use crate::time::now_ms;
+use crate::http::{Failure, Query};
 
 const PAGE: &str = "/-/account";
+/// How many namespaces are listed.
+const NAMESPACES: usize = 100;
 
 #[derive(Template)]
 #[template(path = "account.html")]
 struct AccountPage {
     shell: Shell,
     server_role: Option<&'static str>,
-    /// Of a token that was just created.
-    secret: Option<String>,
-    tokens: Vec<TokenLine>,
+    tokens: TokenSection,
+    /// Namespaces that the account owns.
+    namespaces: Vec<String>,
+    has_more_namespaces: bool,
     keys: Vec<KeyLine>,
     sessions: Vec<SessionLine>,
     identities: Vec<IdentityInfo>,
     providers: Vec<ProviderInfo>,
     has_password: bool,
-}
-
-struct TokenLine {
-    id: Uuid,
-    name: String,
-    last_four: String,
-    rights: String,
-    expires: String,
-    used: String,
-    is_valid: bool,
 }
 
 struct KeyLine {
@@ -64,33 +54,26 @@ struct SessionLine {
 pub(crate) async fn get(
     State(registry): State<Registry>,
     SignedIn(caller): SignedIn,
+    query: Query,
 ) -> Result<Response, Failure> {
-    show(&registry, &caller, None).await
+    let page = AccountPage::new(&registry, &caller, Some(&query)).await?;
+    Ok(render(StatusCode::OK, &page))
 }
 
-pub(crate) async fn create_token(
+/// Creates, replaces or revokes a token.
+pub(crate) async fn change_token(
     State(registry): State<Registry>,
     SignedIn(caller): SignedIn,
     form: Form,
 ) -> Result<Response, Failure> {
-    let access: Access = form.get("access").parse().map_err(Failure::UnknownName)?;
-    let days: u64 = form.get("days").parse().map_err(|_| AccountError::TokenTime)?;
-    let new = NewToken {
-        name: form.get("name").to_owned(),
-        scope: Scope { access, ..Scope::default() },
-        valid: Some(Duration::from_secs(days.saturating_mul(24 * 3600))),
+    let changed = match tokens::change(&registry, &caller, None, &form).await {
+        Ok(None) => return Ok(redirect(PAGE)),
+        Err(failure) if !is_about_form(&failure) => return Err(failure),
+        changed => changed,
     };
-    let (_, secret) = registry.token_create(&caller, None, new).await?;
-    show(&registry, &caller, Some(secret)).await
-}
-
-pub(crate) async fn revoke_token(
-    State(registry): State<Registry>,
-    SignedIn(caller): SignedIn,
-    form: Form,
-) -> Result<Response, Failure> {
-    registry.token_revoke(&caller, None, id(&form)?).await?;
-    Ok(redirect(PAGE))
+    let mut page = AccountPage::new(&registry, &caller, None).await?;
+    let status = page.tokens.show(&form, changed);
+    Ok(render(status, &page))
 }
 
 pub(crate) async fn add_key(
@@ -108,7 +91,7 @@ pub(crate) async fn remove_key(
     SignedIn(caller): SignedIn,
     form: Form,
 ) -> Result<Response, Failure> {
-    registry.key_remove(&caller, None, id(&form)?).await?;
+    registry.key_remove(&caller, None, form_id(&form)?).await?;
     Ok(redirect(PAGE))
 }
 
@@ -133,57 +116,41 @@ pub(crate) async fn end_sessions(
     Ok(redirect("/login"))
 }
 
-async fn show(registry: &Registry, caller: &Caller, secret: Option<Secret>) -> Result<Response, Failure> {
-    let now = now_ms();
-    let tokens = registry.token_list(caller, None).await?.into_iter().map(|token| TokenLine {
-        is_valid: token.revoked_at.is_none() && token.expires_at.is_none_or(|at| at > now),
-        rights: rights(&token.scope),
-        expires: match (token.revoked_at, token.expires_at) {
-            (Some(_), _) => "revoked".to_owned(),
-            (None, Some(at)) if at <= now => "expired".to_owned(),
-            (None, Some(at)) => day(at),
-            (None, None) => "never".to_owned(),
-        },
-        used: token.used_at.map_or_else(|| "never".to_owned(), day),
-        id: token.id,
-        name: token.name,
-        last_four: token.last_four,
-    });
-    let keys = registry.key_list(caller, None).await?.into_iter().map(|key| KeyLine {
-        used: key.used_at.map_or_else(|| "never".to_owned(), day),
-        id: key.id,
-        name: key.name,
-        fingerprint: key.fingerprint,
-    });
-    let sessions = registry.session_list(caller).await?.into_iter().map(|session| SessionLine {
-        began: minute(session.created_at),
-        used: minute(session.used_at),
-        address: session.address,
-        agent: session.agent,
-    });
-    let page = AccountPage {
-        shell: Shell::of(registry, caller).await?,
-        server_role: caller.account().and_then(|account| account.server_role).map(|role| role.as_str()),
-        secret: secret.map(|secret| secret.expose().to_owned()),
-        tokens: tokens.collect(),
-        keys: keys.collect(),
-        sessions: sessions.collect(),
-        identities: registry.identity_list(caller).await?,
-        providers: registry.providers(),
-        has_password: registry.has_password(caller).await?,
-    };
-    Ok(render(StatusCode::OK, &page))
-}
-
-fn rights(scope: &Scope) -> String {
-    let text = rights_text(scope.access);
-    if scope.targets.is_empty() {
-        return text.to_owned();
+impl AccountPage {
+    async fn new(
+        registry: &Registry,
+        caller: &Caller,
+        query: Option<&Query>,
+    ) -> Result<AccountPage, Failure> {
+        let keys = registry.key_list(caller, None).await?.into_iter().map(|key| KeyLine {
+            used: key.used_at.map_or_else(|| "never".to_owned(), day),
+            id: key.id,
+            name: key.name,
+            fingerprint: key.fingerprint,
+        });
+        let sessions = registry.session_list(caller).await?.into_iter().map(|session| SessionLine {
+            began: minute(session.created_at),
+            used: minute(session.used_at),
+            address: session.address,
+            agent: session.agent,
+        });
+        let granted = registry.namespaces_of(caller).await?.into_iter();
+        let mut namespaces: Vec<String> =
+            granted.filter(|(_, role)| *role == Role::Own).map(|(name, _)| name).collect();
+        let has_more_namespaces = namespaces.len() > NAMESPACES;
+        namespaces.truncate(NAMESPACES);
+        let server_role = caller.account().and_then(|account| account.server_role);
+        Ok(AccountPage {
+            shell: Shell::of(registry, caller).await?,
+            server_role: server_role.map(|role| role.as_str()),
+            tokens: TokenSection::new(registry, caller, None, query).await?,
+            namespaces,
+            has_more_namespaces,
+            keys: keys.collect(),
+            sessions: sessions.collect(),
+            identities: registry.identity_list(caller).await?,
+            providers: registry.providers(),
+            has_password: registry.has_password(caller).await?,
+        })
     }
-    let targets: Vec<String> = scope.targets.iter().map(AccessTarget::to_string).collect();
-    format!("{text}, in {}", targets.join(", "))
-}
-
-fn id(form: &Form) -> Result<Uuid, Failure> {
-    form.get("id").parse().map_err(|_| Failure::Id { id: form.get("id").to_owned() })
 }

@@ -66,6 +66,6 @@ pub(super) fn rights_text(access: Access) -> &'static str {
         Access::Write => "run models, pull and push",
         Access::Maintain => "run models, pull, push and delete",
         Access::Own => "run models, pull, push, delete and grant roles",
-        Access::Full => "everything that you may do",
+        Access::Full => "everything that the account may do",
     }
 }

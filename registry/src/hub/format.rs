@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 use lode_model::config::format_parameter_count;
 use lode_model::digest::Digest;
 
-use crate::time::rfc3339;
+use crate::time::{date, rfc3339};
 
 /// `1.2 GB`: powers of a thousand, as in the listings of other clients.
 pub(super) fn bytes(size: impl Borrow<u64>) -> String {
@@ -44,8 +44,8 @@ pub(super) fn grouped(number: impl Borrow<u64>) -> String {
 }
 
 /// `2026-11-23`.
-pub(super) fn day(at: i64) -> String {
-    rfc3339(at).chars().take(10).collect()
+pub(super) fn day(at: impl Borrow<i64>) -> String {
+    date(*at.borrow())
 }
 
 /// `2026-11-23 18:00 UTC`.

@@ -161,6 +161,16 @@ fn hide(failure: Failure) -> Failure {
     }
 }
 
+/// Whether a failure is about the values of a form, which shows it next to them. Others have a page of their own.
+pub(super) fn is_about_form(failure: &Failure) -> bool {
+    !matches!(failure, Failure::Account(AccountError::SignInAgain) | Failure::Registry(_))
+}
+
+/// The address of a page of the guide.
+pub(super) fn guide_url(page: &str) -> String {
+    format!("{}/blob/main/docs/guide/{page}", env!("CARGO_PKG_REPOSITORY"))
+}
+
 /// The address and the text of the link on a failure's page.
 fn way_out(failure: &Failure) -> Option<(&'static str, &'static str)> {
     match failure {

@@ -71,8 +71,8 @@ pub(crate) async fn get(
     Ok(render(StatusCode::OK, &LoginPage::new(&registry, shell, "", &next, None)))
 }
 
-/// Below these are the addresses of forms, which have no page to return to.
-const FORMS: [&str; 2] = ["/-/account/", "/-/admin/"];
+/// The addresses of forms begin like this. They have no page to return to.
+const FORMS: [&str; 2] = ["/-/account/", "/-/admin/workers"];
 
 /// The page of this server whose link led here.
 fn previous_page(request: &Parts) -> Option<String> {

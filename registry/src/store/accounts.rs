@@ -91,17 +91,18 @@ impl Store {
         row.decode(groups).map(Some)
     }
 
-    /// Accounts by name, after `after` and before `before`, at most `limit`; without their groups.
+    /// Accounts whose names begin with `prefix`, by name, after `after`, at most `limit`; without their groups.
     pub(crate) async fn account_list(
         &self,
+        prefix: &str,
         after: &str,
-        before: Option<&str>,
         limit: i64,
     ) -> Result<Vec<AccountRow>, Error> {
+        // In byte order `~` follows all characters of names.
         let rows: Vec<AccountColumns> = on!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(format!(
             "select {ACCOUNT_COLUMNS} from accounts
-             where name > $1 and (cast($2 as text) is null or name < $2) order by name limit $3")))
-            .bind(after).bind(before).bind(limit).fetch_all(c).await)?;
+             where name >= $1 and name < $1 || '~' and name > $2 order by name limit $3")))
+            .bind(prefix).bind(after).bind(limit).fetch_all(c).await)?;
         rows.into_iter().map(|row| row.decode(Vec::new())).collect()
     }
 }

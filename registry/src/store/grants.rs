@@ -43,6 +43,20 @@ impl Store {
             .collect()
     }
 
+    /// The roles of one subject, by target, at most `limit`.
+    pub(crate) async fn grants_of(
+        &self,
+        subject: Uuid,
+        limit: i64,
+    ) -> Result<Vec<(AccessTarget, Role)>, Error> {
+        let rows: Vec<(String, i64)> = on!(self.read(), c => sqlx::query_as(
+            "select target, role from grants where subject = $1 order by target limit $2")
+            .bind(subject.to_string()).bind(limit).fetch_all(c).await)?;
+        rows.into_iter()
+            .map(|(target, number)| Ok((parse_stored("target", &target)?, role(number)?)))
+            .collect()
+    }
+
     /// Grants, by target and subject; those of one target if it is given.
     pub(crate) async fn grant_list(&self, target: Option<&AccessTarget>) -> Result<Vec<GrantRow>, Error> {
         let rows: Vec<GrantColumns> = on!(self.read(), c => sqlx::query_as(

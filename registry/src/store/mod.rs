@@ -79,6 +79,7 @@ pub(crate) use ollama_keys::OllamaKeyRow;
 pub(crate) use postgres::PostgresOptions;
 pub(crate) use publishers::PublisherRow;
 pub(crate) use pulls::{PullTotals, RECENT_DAYS, today};
+pub(crate) use quotas::{NamespaceUsage, QuotaRow};
 pub(crate) use removals::{RemovalCause, RemovalReason, RemovalRow};
 pub(crate) use repositories::{ContentRow, ListedManifestRow, TagRow};
 pub(crate) use retention::AgedTag;

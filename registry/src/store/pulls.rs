@@ -6,12 +6,10 @@ use sqlx::AssertSqlSafe;
 
 use super::{Engine, Store, Tx, bigint, on, placeholders, size};
 use crate::Error;
-use crate::time::now_ms;
+use crate::time::{DAY_MS, now_ms};
 
 /// How many days, today included, make the recent pulls of a repository.
 pub(crate) const RECENT_DAYS: i64 = 30;
-
-const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 
 /// How often a repository was pulled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

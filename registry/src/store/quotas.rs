@@ -51,9 +51,18 @@ impl Store {
         row.map(|(limit,)| size(limit)).transpose()
     }
 
-    pub(crate) async fn quota_list(&self) -> Result<Vec<QuotaRow>, Error> {
+    /// The quotas of namespaces whose names begin with `prefix`, by name, after `after`, at most `limit`.
+    pub(crate) async fn quota_list(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: i64,
+    ) -> Result<Vec<QuotaRow>, Error> {
+        // The column is not in byte order.
         let rows: Vec<(String, i64)> = on!(self.read(), c => sqlx::query_as(
-            "select namespace, limit_bytes from quotas order by namespace").fetch_all(c).await)?;
+            "select namespace, limit_bytes from quotas
+             where substr(namespace, 1, length($1)) = $1 and namespace > $2 order by namespace limit $3")
+            .bind(prefix).bind(after).bind(limit).fetch_all(c).await)?;
         rows.into_iter()
             .map(|(namespace, limit)| Ok(QuotaRow { namespace, limit_bytes: size(limit)? }))
             .collect()

@@ -75,12 +75,19 @@ impl Store {
         row.map(TokenRow::try_from).transpose()
     }
 
-    /// The tokens of an account, newest first.
-    pub(crate) async fn token_list(&self, account: Uuid) -> Result<Vec<TokenRow>, Error> {
+    /// The tokens of an account, newest first, at most `limit` of those that are older than `before`.
+    pub(crate) async fn token_list(
+        &self,
+        account: Uuid,
+        before: Option<Uuid>,
+        limit: i64,
+    ) -> Result<Vec<TokenRow>, Error> {
         let rows: Vec<TokenColumns> = on!(self.read(), c => sqlx::query_as(
             "select id, account, name, last_four, scope, created_at, expires_at, used_at, revoked_at, publisher
-             from access_tokens where account = $1 order by id desc")
-            .bind(account.to_string()).fetch_all(c).await)?;
+             from access_tokens where account = $1 and (cast($2 as text) is null or id < $2)
+             order by id desc limit $3")
+            .bind(account.to_string()).bind(before.map(|id| id.to_string())).bind(limit)
+            .fetch_all(c).await)?;
         rows.into_iter().map(TokenRow::try_from).collect()
     }
 

@@ -49,7 +49,7 @@ async fn a_server_that_was_open_a_moment_ago_gives_nobody_an_account() {
         let request = Request::builder().method(method).uri(path);
         let response = app.send(request, body.to_string()).await;
         assert_eq!(response.status, 401, "{method} {path}: {}", response.text());
-        let accounts = app.registry.store().account_list("", None, 10).await.unwrap();
+        let accounts = app.registry.store().account_list("", "", 10).await.unwrap();
         assert_eq!(
             accounts.iter().map(|row| &row.name[..]).collect::<Vec<_>>(),
             ["admin"],

@@ -11,17 +11,45 @@ use super::models::push_model;
 
 /// Reads a list in pages of one entry.
 async fn pages(app: &App, path: &str, list: &str) -> Vec<Value> {
-    let (mut all, mut next) = (Vec::new(), format!("{path}?n=1"));
-    loop {
-        let page = app.get(&next).await;
+    pages_as(app, "", path, list).await
+}
+
+async fn pages_as(app: &App, credentials: &str, path: &str, list: &str) -> Vec<Value> {
+    let separator = if path.contains('?') { '&' } else { '?' };
+    let (mut all, mut next) = (Vec::new(), Some(format!("{path}{separator}n=1")));
+    while let Some(path) = next {
+        let page = app.get_as(credentials, &path).await;
         let found = page.json()[list].as_array().unwrap().clone();
-        assert!(found.len() <= 1, "{next}: {found:?}");
+        assert!(found.len() <= 1, "{path}: {found:?}");
         all.extend(found);
-        let Some(link) = page.headers.get("link") else { return all };
-        let (target, parameters) = link.to_str().unwrap().split_once('>').unwrap();
-        assert_eq!(parameters, "; rel=\"next\"");
-        target.strip_prefix('<').unwrap().clone_into(&mut next);
+        next = page.next_page();
     }
+    all
+}
+
+#[tokio::test]
+async fn tokens_and_quotas_come_in_pages() {
+    let app = App::new().await;
+    let first = json!({"name": "admin", "password": PASSWORD, "server_role": "admin"});
+    assert_eq!(app.post_json("/lode/v1/accounts", first).await.status, 201);
+    let (admin, alice) = (basic("admin", PASSWORD), app.user("alice").await);
+    for name in ["one", "two", "three"] {
+        app.token(&alice, json!({"name": name})).await;
+        app.admin("PUT", "/lode/v1/quotas", json!({"namespace": name, "limit_bytes": 1})).await;
+    }
+    let names = |found: &[Value], key: &str| -> Vec<String> {
+        found.iter().map(|entry| entry[key].as_str().unwrap().to_owned()).collect()
+    };
+    let of_alice = pages_as(&app, &admin, "/lode/v1/tokens?account=alice", "tokens").await;
+    assert_eq!(names(&of_alice, "name"), ["three", "two", "one"]);
+    assert_eq!(pages_as(&app, &alice, "/lode/v1/tokens", "tokens").await, of_alice);
+    assert_eq!(app.get_as(&alice, "/lode/v1/tokens?last=1").await.status, 404);
+    let quotas = pages_as(&app, &admin, "/lode/v1/quotas", "quotas").await;
+    assert_eq!(names(&quotas, "namespace"), ["one", "three", "two"]);
+    // One namespace has an entry even without a quota.
+    let none = app.get_as(&alice, "/lode/v1/quotas?namespace=alice").await.json();
+    assert_eq!((&none["quotas"][0]["limit_bytes"], &none["quotas"][1]), (&Value::Null, &Value::Null));
+    assert_eq!(app.get_as(&alice, "/lode/v1/quotas?namespace=one").await.status, 403);
 }
 
 #[tokio::test]

@@ -3,6 +3,8 @@
 
 mod access;
 mod access_matrix;
+mod account_page;
+mod admin_pages;
 mod audit_limits;
 mod backup;
 mod bad_input;
@@ -48,6 +50,7 @@ mod rates;
 mod read_only;
 mod revocation;
 mod rights;
+mod robot_pages;
 mod routes;
 mod rule_pages;
 mod rules;
@@ -181,6 +184,14 @@ impl TestResponse {
     fn header(&self, name: &str) -> &str {
         let value = self.headers.get(name).unwrap_or_else(|| panic!("no {name} in {:?}", self.headers));
         value.to_str().unwrap()
+    }
+
+    /// The address of the next page of a list.
+    fn next_page(&self) -> Option<String> {
+        let link = self.headers.get("link")?.to_str().unwrap();
+        let (target, parameters) = link.strip_prefix('<').unwrap().split_once('>').unwrap();
+        assert_eq!(parameters, "; rel=\"next\"");
+        Some(target.to_owned())
     }
 
     fn text(&self) -> &str {

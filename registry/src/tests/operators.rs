@@ -11,14 +11,14 @@ use crate::Config;
 #[tokio::test]
 async fn metrics_count_by_route_and_never_by_name() {
     let app = App::new().await;
-    app.push_image("secret-team/secret-model", "v1", "layer").await;
-    assert_eq!(app.get("/v2/secret-team/secret-model/manifests/v1").await.status, 200);
-    assert_eq!(app.get("/v2/secret-team/secret-model/manifests/gone").await.status, 404);
+    app.push_image("zebra-team/zebra-model", "v1", "layer").await;
+    assert_eq!(app.get("/v2/zebra-team/zebra-model/manifests/v1").await.status, 200);
+    assert_eq!(app.get("/v2/zebra-team/zebra-model/manifests/gone").await.status, 404);
     // A page of no repository, and no route.
-    assert_eq!(app.get("/secret-path").await.status, 404);
-    assert_eq!(app.get("/hf/api/secret-path").await.status, 404);
+    assert_eq!(app.get("/zebra-path").await.status, 404);
+    assert_eq!(app.get("/hf/api/zebra-path").await.status, 404);
     app.send(Request::builder().method("MADE-UP").uri("/v2/"), "").await;
-    app.upload("secret-team/secret-model").await;
+    app.upload("zebra-team/zebra-model").await;
 
     let page = app.get("/metrics").await;
     assert_eq!(page.status, 200);
@@ -59,7 +59,8 @@ async fn metrics_count_by_route_and_never_by_name() {
     ] {
         assert!(text.contains(line), "{line} is not in\n{text}");
     }
-    assert!(!text.contains("secret"), "{text}");
+    // Unlike `secret`, no operation of the database has this word in its name.
+    assert!(!text.contains("zebra"), "{text}");
 }
 
 /// Two repositories with a common layer. A page of a measurement has two rows in tests.

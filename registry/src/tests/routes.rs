@@ -262,7 +262,6 @@ pub(super) const ROUTES: &[Route] = &[
     ("POST", "/connect", "", Session, &[400]),
     ("GET", "/-/account", "", Session, &[200]),
     ("POST", "/-/account/tokens", "", Session, &[400]),
-    ("POST", "/-/account/tokens/revoke", "", Session, &[404]),
     ("POST", "/-/account/keys", "", Session, &[400]),
     ("POST", "/-/account/keys/remove", "", Session, &[404]),
     ("POST", "/-/account/identities", "", Session, &[404]),
@@ -298,6 +297,13 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/-/api", "", Open, &[200]),
     ("GET", "/-/admin", "", Inspect, &[200]),
     ("POST", "/-/admin/workers", "id=00000000-0000-7000-8000-000000000000&change=drain", Administer, &[404]),
+    ("GET", "/-/admin/accounts", "", Inspect, &[200]),
+    ("GET", "/-/admin/quotas", "", Inspect, &[200]),
+    ("POST", "/-/admin/quotas", "change=set&namespace=other&limit=1TiB", Administer, &[303]),
+    ("GET", "/-/namespaces/{namespace}", "", Session, &[200]),
+    ("POST", "/-/namespaces/{namespace}", "name=cd", Session, &[303]),
+    ("GET", "/-/robots/{robot}", "", Session, &[200]),
+    ("POST", "/-/robots/{robot}", "change=create-token&name=x&access=read&days=1", Session, &[200]),
     ("GET", "/{name}/-/lineage", "", Browse, &[200]),
     ("GET", "/{name}/-/referrers", "", Browse, &[200]),
     ("GET", "/{name}/-/diff", "", Browse, &[303]),
@@ -334,6 +340,8 @@ pub(super) fn address(method: &str, route: &str) -> String {
         .replace("{part}", "1")
         .replace("{*model}", "team/mini")
         .replace("{provider}", "corp")
+        .replace("{namespace}", "team")
+        .replace("{robot}", "team+ci")
         .replace("{file}", "lode.css")
         // The root: the model has no folder.
         .replace("tree/main/{*path}", "tree/main//")

@@ -133,7 +133,7 @@ async fn a_person_signs_in_and_out() {
     assert_eq!((&first["name"], &first["server_role"]), (&json!("alice"), &Value::Null));
     // 2. It is a user like others, with a namespace and without a password.
     assert_eq!(app.send_as(&basic("alice", ""), Request::get("/v2/"), "").await.status, 401);
-    let created = browser.post("/-/account/tokens", "name=ci&access=write&days=30").await;
+    let created = browser.post("/-/account/tokens", "change=create-token&name=ci&access=write&days=30").await;
     let (_, rest) = created.text().split_once("class=\"secret\">").unwrap();
     let token = format!("Bearer {}", rest.split('<').next().unwrap());
     assert_eq!(app.push_as(&token, "alice/app").await.status, 201);
@@ -238,7 +238,8 @@ async fn a_newcomer_owns_nothing_that_exists() {
         if status != 303 {
             continue;
         }
-        let created = browser.post("/-/account/tokens", "name=ci&access=full&days=30").await;
+        let created =
+            browser.post("/-/account/tokens", "change=create-token&name=ci&access=full&days=30").await;
         let (_, rest) = created.text().split_once("class=\"secret\">").unwrap();
         let token = format!("Bearer {}", rest.split('<').next().unwrap());
         let pushed = app.push_as(&token, &format!("{name}/new")).await;
@@ -313,7 +314,8 @@ async fn a_silent_sign_in_changes_no_credentials() {
         let mut browser = Browser::new(&app, &issuer);
         let back = browser.authorize(path).await;
         assert_eq!(browser.get(&back).await.status, 303, "{path} {auth_time}");
-        let created = browser.post("/-/account/tokens", "name=ci&access=write&days=30").await;
+        let created =
+            browser.post("/-/account/tokens", "change=create-token&name=ci&access=write&days=30").await;
         assert_eq!(created.status, status, "{path} {auth_time}: {}", created.text());
         assert_eq!(created.text().contains("/login?again=1"), status == 403, "{path} {auth_time}");
     }

@@ -102,9 +102,9 @@ def manage_tokens_and_keys():
     browser.check("home")
 
 
-def push_notes():
-    """Pushes an artifact as the administrator; returns its repository."""
-    credentials = base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
+def push_notes(name="admin", password=PASSWORD):
+    """Pushes an artifact as an account, by default as the administrator; returns its repository."""
+    credentials = base64.b64encode(f"{name}:{password}".encode()).decode()
 
     def send(method, path, body, kind):
         headers = {"Authorization": f"Basic {credentials}", "Content-Type": kind}
@@ -150,6 +150,67 @@ def manage_repositories_and_the_server():
     browser.expect("Free for data")
     browser.check("server")
     browser.open("/")
+
+
+def unfold(text):
+    browser.driver.find_element(By.XPATH, f"//summary[starts-with(normalize-space(.), '{text}')]").click()
+
+
+def manage_robots():
+    browser.open("/team/notes/-/settings")
+    browser.press("page of the namespace team")
+    browser.expect("There are no robots.")
+    browser.fill(name="Not a name")
+    browser.press("Create a robot")
+    browser.expect("expected lower-case letters and digits")
+    browser.check("namespace-problem")
+    browser.fill(name="ci")
+    browser.press("Create a robot")
+    browser.expect("The robot has no role yet")
+    browser.fill(name="nightly")
+    browser.press("Create a token")
+    browser.expect("shown only once")
+    secret = browser.driver.find_element(By.CLASS_NAME, "secret").text
+    browser.check("robot-token", ONE_VIEW)
+    browser.press("Grant the role")
+    browser.expect("the role on team/*")
+    push_notes("team+ci", secret)
+    unfold("Add: GitHub Actions")
+    browser.fill(repository="octo-org/octo-repo", workflow="publish.yml", claims="nonsense")
+    browser.press("Add the publisher")
+    browser.expect("`nonsense` is not a claim")
+    browser.check("robot-problem")
+    browser.fill(claims="ref=refs/heads/main")
+    browser.press("Add the publisher")
+    browser.expect("workflow=publish.yml")
+    browser.press("Revoke")
+    browser.expect("revoked")
+    unfold("Delete team+ci")
+    browser.fill(confirm="team+ci")
+    browser.press("Delete the robot")
+    browser.expect("There are no robots.")
+
+
+def manage_quotas_and_find_accounts():
+    browser.press("Quotas")
+    browser.expect("No namespace has a quota.")
+    browser.fill(limit="much")
+    browser.press("Set the quota")
+    browser.expect("`much` is not a size")
+    browser.fill(limit="1GiB")
+    browser.press("Set the quota")
+    browser.expect("1GiB")
+    browser.check("quotas")
+    browser.press("team")
+    browser.expect("Robots")
+    browser.press("Server")
+    browser.expect("Free for data")
+    browser.press("Accounts")
+    browser.expect("Name begins with")
+    browser.check("accounts", ONE_VIEW)
+    browser.fill(name="nobody")
+    browser.press("Find")
+    browser.expect("No account has a name that begins with nobody")
 
 
 def connect_ollama():
@@ -294,7 +355,8 @@ def browse_models():
     browser.check("hub-diff")
     browser.open("/team/mini")
     browser.press("Edit card")
-    browser.fill(text="---\nlicense: mit\n---\n# A new card\n\nIt is *short*.")
+    parts = ["---\nlicense: mit\n---\n# A new card", "It is *short*.", "```python\nprint(1)  # one\n```", r"$$\frac{1}{n}$$"]
+    browser.fill(text="\n\n".join(parts))
     browser.press("Preview")
     browser.expect("Preview, not saved yet")
     browser.check("hub-card")
@@ -308,6 +370,8 @@ set_up()
 wrong_sign_in()
 manage_tokens_and_keys()
 manage_repositories_and_the_server()
+manage_robots()
+manage_quotas_and_find_accounts()
 connect_ollama()
 allow_devices()
 meet_errors()

@@ -76,7 +76,8 @@ fn credentials() -> Vec<Operation> {
         Operation::get("/lode/v1/tokens", "listTokens", "Lists the tokens of an account")
             .needs(ACCOUNT)
             .query(account())
-            .returns(200, "The tokens", of::<access::TokenList>()),
+            .pages(1000)
+            .returns_page(of::<access::TokenList>()),
         Operation::post("/lode/v1/tokens", "createToken", "Creates a token")
             .needs(ACCOUNT)
             .body(of::<access::TokenRequest>())
@@ -144,9 +145,10 @@ fn rights() -> Vec<Operation> {
             .body(of::<access::VisibilityRequest>())
             .returns_nothing(204, "The visibility was set"),
         Operation::get("/lode/v1/quotas", "listQuotas", "Lists the limits and the use of namespaces")
-            .needs(AUDITOR)
+            .needs("the server role `auditor` or `admin`; with `namespace`, `own` there")
             .query(text("namespace", "Only this namespace."))
-            .returns(200, "The quotas", of::<rules::QuotaList>()),
+            .pages(rules::MAX_QUOTAS)
+            .returns_page(of::<rules::QuotaList>()),
         Operation::put("/lode/v1/quotas", "setQuota", "Sets or removes the limit of a namespace")
             .needs(ADMINISTRATOR)
             .body(of::<rules::QuotaRequest>())

@@ -19,8 +19,10 @@ pub(crate) mod try_model;
 
 use lode_model::reference::{Reference, Repository};
 
+pub(super) use self::settings::ROLES;
+
 use crate::app::{Model, ModelFacts};
-use crate::auth::Caller;
+use crate::auth::{AccessTarget, Caller};
 use crate::http::Failure;
 use crate::{Error, Registry};
 
@@ -128,7 +130,7 @@ async fn manages(registry: &Registry, caller: &Caller, repository: &Repository) 
     }
     Ok(Manages {
         rules: registry.may_maintain(caller, repository).await?,
-        settings: registry.may_configure(caller, repository).await?,
+        settings: registry.may_configure(caller, &AccessTarget::Repository(repository.clone())).await?,
     })
 }
 

@@ -14,7 +14,7 @@ use crate::http::pages::{Form, SignedIn, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Path};
 use crate::hub::format::counted;
-use crate::hub::page::{Shell, browse, render};
+use crate::hub::page::{Shell, browse, is_about_form, render};
 
 #[derive(Template)]
 #[template(path = "rules.html")]
@@ -65,7 +65,7 @@ pub(crate) async fn post(
             Ok(()) => return Ok(redirect(&format!("/{repository}/-/rules"))),
             Err(error) => Failure::from(error),
         };
-        if matches!(failure, Failure::Account(AccountError::SignInAgain) | Failure::Registry(_)) {
+        if !is_about_form(&failure) {
             return Err(failure);
         }
         let page = RulesPage::new(registry, &caller, &repository).await?;

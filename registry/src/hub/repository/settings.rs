@@ -8,12 +8,20 @@ use lode_model::reference::{Reference, Repository};
 
 use super::{Head, Manages, Tab};
 use crate::Registry;
-use crate::app::{AccountError, Grant};
+use crate::app::Grant;
 use crate::auth::{AccessTarget, Action, Caller, Role, Target, Visibility};
 use crate::http::pages::{Form, SignedIn, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Path};
-use crate::hub::page::{Shell, browse, render};
+use crate::hub::page::{Shell, browse, is_about_form, render};
+
+/// The choices of a role, with what each means.
+pub(in crate::hub) const ROLES: [(Role, &str); 4] = [
+    (Role::Read, "Read: pull, and run models"),
+    (Role::Write, "Write: push, too"),
+    (Role::Maintain, "Maintain: delete and protect tags, too"),
+    (Role::Own, "Own: change settings, too"),
+];
 
 #[derive(Template)]
 #[template(path = "settings.html")]
@@ -27,6 +35,8 @@ struct SettingsPage {
     grants: Vec<Grant>,
     /// Roles on the namespace, which count here as well.
     inherited: Vec<Grant>,
+    /// Whether the caller owns the namespace, too.
+    owns_namespace: bool,
     problem: Option<String>,
 }
 
@@ -57,9 +67,7 @@ pub(crate) async fn post(
         let form = Form::from_request(request, &server).await?;
         match change(registry, &caller, &repository, &form).await {
             Ok(()) => Ok(redirect(&format!("/{repository}/-/settings"))),
-            Err(failure @ (Failure::Account(AccountError::SignInAgain) | Failure::Registry(_))) => {
-                Err(failure)
-            }
+            Err(failure) if !is_about_form(&failure) => Err(failure),
             Err(failure) => {
                 page.problem = Some(failure.message());
                 Ok(render(failure.status(), &page))
@@ -120,6 +128,7 @@ impl SettingsPage {
             namespace_visibility: visibility_of(&namespace).unwrap_or_default(),
             grants: registry.grant_list(caller, Some(&target)).await?,
             inherited,
+            owns_namespace: registry.may_configure(caller, &namespace).await?,
             namespace,
             problem: None,
         })
@@ -134,16 +143,16 @@ impl SettingsPage {
         ]
     }
 
+    /// The name of the namespace.
+    fn namespace_name(&self) -> &str {
+        self.head.parts.first().map(|(name, _)| name.as_str()).unwrap_or_default()
+    }
+
     fn is_chosen(&self, visibility: &Visibility) -> bool {
         self.visibility == Some(*visibility)
     }
 
     fn roles(&self) -> [(Role, &'static str); 4] {
-        [
-            (Role::Read, "Read: pull, and run models"),
-            (Role::Write, "Write: push, too"),
-            (Role::Maintain, "Maintain: delete and protect tags, too"),
-            (Role::Own, "Own: change these settings, too"),
-        ]
+        ROLES
     }
 }

@@ -1,4 +1,7 @@
-//! `/-/admin`: the state of the server for its operators, and its workers.
+//! The pages below `/-/admin` for operators. This one: the state of the server, and its workers.
+
+pub(crate) mod accounts;
+pub(crate) mod quotas;
 
 use askama::Template;
 use axum::extract::{FromRequest, Request, State};
@@ -6,32 +9,62 @@ use axum::response::Response;
 use http::StatusCode;
 use uuid::Uuid;
 
-use super::format::{bytes, counted, grouped, minute, minute_of};
-use super::page::{Shell, render};
 use crate::Registry;
 use crate::app::{Job, Status, WorkerStatus};
 use crate::auth::{Action, Caller, Target};
-use crate::http::Failure;
 use crate::http::pages::{Form, redirect};
 use crate::http::state::ServerState;
+use crate::http::{Failure, Query};
+use crate::hub::format::{bytes, counted, grouped, minute, minute_of};
+use crate::hub::page::{Shell, render};
 
 const PAGE: &str = "/-/admin";
+/// How many workers are on a page.
+const WORKERS: usize = 50;
+
+/// The pages for operators.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AdminTab {
+    Server,
+    Accounts,
+    Quotas,
+}
 
 #[derive(Template)]
 #[template(path = "admin.html")]
 struct AdminPage {
     shell: Shell,
+    tab: AdminTab,
+    /// With the workers of this page only.
     status: Status,
+    worker_count: usize,
+    /// The last worker of the page, if another page follows.
+    next: Option<Uuid>,
+    is_first: bool,
     /// Of the server, database and storage: a name and a value.
     facts: Vec<(&'static str, String)>,
     may_change: bool,
 }
 
-pub(crate) async fn get(State(registry): State<Registry>, caller: Caller) -> Result<Response, Failure> {
-    let status = registry.status(&caller).await?;
+pub(crate) async fn get(
+    State(registry): State<Registry>,
+    caller: Caller,
+    query: Query,
+) -> Result<Response, Failure> {
+    let mut status = registry.status(&caller).await?;
+    let after: Option<Uuid> = query.get("after").and_then(|id| id.parse().ok());
+    let worker_count = status.workers.len();
+    status.workers.retain(|worker| after.is_none_or(|after| worker.id > after));
+    status.workers.sort_unstable_by_key(|worker| worker.id);
+    let has_more = status.workers.len() > WORKERS;
+    status.workers.truncate(WORKERS);
     let page = AdminPage {
         shell: Shell::of(&registry, &caller).await?,
+        tab: AdminTab::Server,
         facts: facts(&status),
+        worker_count,
+        next: status.workers.last().filter(|_| has_more).map(|worker| worker.id),
+        is_first: after.is_none(),
         may_change: registry.may_administer(&caller).await?,
         status,
     };
