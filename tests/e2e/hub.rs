@@ -186,7 +186,9 @@ async fn people_find_a_model_and_look_into_it() {
     // Files, of which a checkpoint's weights are assembled from tensors.
     let tree = page(&registry, "/team/mini/-/tree/v1").await;
     tree.expect(&["README.md", "model.safetensors", "img/chart.png"]);
-    page(&registry, "/team/mini/-/blob/v1/config.json").await.expect(&["LlamaForCausalLM"]);
+    let config = page(&registry, "/team/mini/-/blob/v1/config.json").await;
+    config.expect(&["LlamaForCausalLM"]);
+    assert!(config.all("pre.file .hl-name").contains(&"\"architectures\"".to_owned()));
     page(&registry, "/team/mini/-/blob/v1/model.safetensors").await.expect(&["This file is not text."]);
     let weights = registry.get("/team/mini/-/raw/v1/model.safetensors").await.expect(200);
     assert!(weights.body == std::fs::read(demo().join("model.safetensors")).unwrap());

@@ -4,15 +4,19 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ammonia::{Builder, UrlRelative};
 use comrak::adapters::{HeadingAdapter, HeadingMeta};
-use comrak::nodes::{NodeLink, NodeValue, Sourcepos};
+use comrak::arena_tree::NodeEdge;
+use comrak::nodes::{AstNode, NodeCodeBlock, NodeLink, NodeMath, NodeValue, Sourcepos};
 use comrak::options::Plugins;
 use comrak::{Anchorizer, Arena, Options, format_html_with_plugins, parse_document};
 
+use super::highlight::{Highlighter, Language};
+use super::inserts::Inserts;
 use super::links::{CardLinks, ID_PREFIX, is_absolute};
+use super::math::Formulas;
 use super::split_front_matter;
 
 /// Elements beyond ammonia's usual ones.
@@ -36,23 +40,10 @@ pub(crate) fn render_card(text: &str, links: &CardLinks) -> String {
     let arena = Arena::new();
     let options = options();
     let root = parse_document(&arena, body, &options);
-    // Pictures of other hosts become links: a page must not report its readers to them.
-    for node in root.descendants() {
-        let mut data = node.data.borrow_mut();
-        // The page's own heading is the first one.
-        if let NodeValue::Heading(heading) = &mut data.value {
-            heading.level = (heading.level + 1).min(6);
-        }
-        if let NodeValue::Image(link) = &data.value
-            && is_absolute(&link.url)
-        {
-            let link = NodeLink { url: link.url.clone(), title: link.title.clone() };
-            data.value = NodeValue::Link(Box::new(link));
-        }
-    }
+    let inserts = Arc::new(replace_nodes(root, body));
     let mut html = String::new();
     // Writing to a string does not fail.
-    let headings = Headings::default();
+    let headings = Headings { anchorizer: Mutex::default(), inserts: inserts.clone() };
     let mut plugins = Plugins::default();
     plugins.render.heading_adapter = Some(&headings);
     let _infallible = format_html_with_plugins(root, &options, &mut html, &plugins);
@@ -63,7 +54,85 @@ pub(crate) fn render_card(text: &str, links: &CardLinks) -> String {
             "<p>Its elements are nested too deeply to be shown. This is its text:</p><pre tabindex=\"0\">{text}</pre>"
         );
     }
-    sanitiser(links.clone()).clean(&html).to_string()
+    let cleaned = sanitiser(links.clone(), inserts.clone()).clean(&html).to_string();
+    inserts.fill(&cleaned)
+}
+
+/// Replaces the parts of a card that are shown in another way than Markdown has: headings, pictures, formulas and code.
+fn replace_nodes<'a>(root: &'a AstNode<'a>, body: &str) -> Inserts {
+    let mut inserts = Inserts::new(body);
+    let (mut formulas, mut highlighter) = (Formulas::default(), Highlighter::default());
+    let mut pictures = 0_usize;
+    for edge in root.traverse() {
+        let node = match edge {
+            NodeEdge::Start(node) => node,
+            NodeEdge::End(node) => {
+                pictures -= usize::from(matches!(node.data.borrow().value, NodeValue::Image(_)));
+                continue;
+            }
+        };
+        let mut data = node.data.borrow_mut();
+        let replaced = match &mut data.value {
+            // The page's own heading is the first one.
+            NodeValue::Heading(heading) => {
+                heading.level = (heading.level + 1).min(6);
+                None
+            }
+            // Pictures of other hosts become links: a page must not report its readers to them.
+            NodeValue::Image(link) if is_absolute(&link.url) => {
+                let link = NodeLink { url: link.url.clone(), title: link.title.clone() };
+                Some(NodeValue::Link(Box::new(link)))
+            }
+            NodeValue::Image(_) => {
+                pictures += 1;
+                None
+            }
+            // The description of a picture is an attribute.
+            NodeValue::Math(math) if pictures > 0 => Some(NodeValue::Text(math_source(math).into())),
+            NodeValue::Math(math) => {
+                let placed = formulas.render(&math.literal, math.display_math);
+                let placed = placed.and_then(|html| inserts.add(html));
+                Some(NodeValue::Text(placed.unwrap_or_else(|| math_source(math)).into()))
+            }
+            NodeValue::CodeBlock(block) => code_block(block, (&mut formulas, &mut highlighter), &mut inserts),
+            _ => None,
+        };
+        if let Some(value) = replaced {
+            data.value = value;
+        }
+    }
+    inserts
+}
+
+/// A formula as its author wrote it.
+fn math_source(math: &NodeMath) -> String {
+    let (open, close) = match (math.dollar_math, math.display_math) {
+        (true, true) => ("$$", "$$"),
+        (true, false) => ("$", "$"),
+        (false, _) => ("$`", "`$"),
+    };
+    format!("{open}{}{close}", math.literal)
+}
+
+/// Gives a block of code its colours; returns what takes the place of a block of math.
+fn code_block(
+    block: &mut NodeCodeBlock,
+    (formulas, highlighter): (&mut Formulas, &mut Highlighter),
+    inserts: &mut Inserts,
+) -> Option<NodeValue> {
+    let name = block.info.split([' ', '\t', ',', '{']).next().unwrap_or_default();
+    if name == "math" {
+        let html = formulas.render(&block.literal, true)?;
+        return inserts.add(format!("<p>{html}</p>\n")).map(NodeValue::Raw);
+    }
+    let html = highlighter.highlight(Language::from_name(name)?, &block.literal)?;
+    block.literal = inserts.add(html)?;
+    None
+}
+
+/// The text of a file as HTML with colours, if its name tells a language that has them.
+pub(crate) fn highlight_file(path: &str, text: &str) -> Option<String> {
+    Highlighter::default().highlight(Language::from_path(path)?, text)
 }
 
 /// How deeply elements are nested, or would be if a parser were as simple as this one.
@@ -101,6 +170,7 @@ pub(crate) fn summary_line(text: &str) -> Option<String> {
                 NodeValue::Image(_) => break,
                 NodeValue::Text(text) => line.push_str(text),
                 NodeValue::Code(code) => line.push_str(&code.literal),
+                NodeValue::Math(math) => line.push_str(&math.literal),
                 NodeValue::SoftBreak | NodeValue::LineBreak => line.push(' '),
                 _ => {}
             }
@@ -130,17 +200,23 @@ fn options() -> Options<'static> {
     options.extension.tasklist = true;
     options.extension.footnotes = true;
     options.extension.alerts = true;
+    // Not TeX's own `\(` and `\[`, which are escaped brackets in Markdown.
+    options.extension.math_dollars = true;
+    options.extension.math_code = true;
     options.render.r#unsafe = true;
     options
 }
 
 /// Headings with ids that the card's own links name, without comrak's empty links. ammonia adds the prefix of all ids.
-#[derive(Default)]
-struct Headings(Mutex<Anchorizer>);
+struct Headings {
+    anchorizer: Mutex<Anchorizer>,
+    inserts: Arc<Inserts>,
+}
 
 impl HeadingAdapter for Headings {
     fn enter(&self, output: &mut dyn fmt::Write, heading: &HeadingMeta, _: Option<Sourcepos>) -> fmt::Result {
-        let id = self.0.lock().unwrap_or_else(PoisonError::into_inner).anchorize(&heading.content);
+        let content = self.inserts.strip(&heading.content);
+        let id = self.anchorizer.lock().unwrap_or_else(PoisonError::into_inner).anchorize(&content);
         // Ids consist of letters, digits, `-` and `_`.
         write!(output, "<h{} id=\"{id}\">", heading.level)
     }
@@ -150,7 +226,7 @@ impl HeadingAdapter for Headings {
     }
 }
 
-fn sanitiser(links: CardLinks) -> Builder<'static> {
+fn sanitiser(links: CardLinks, inserts: Arc<Inserts>) -> Builder<'static> {
     let mut builder = Builder::default();
     builder
         .add_tags(MORE_TAGS)
@@ -174,6 +250,7 @@ fn sanitiser(links: CardLinks) -> Builder<'static> {
         .add_allowed_classes("div", ALERTS)
         .add_allowed_classes("p", ["markdown-alert-title"])
         .attribute_filter(move |element, attribute, value| match (element, attribute) {
+            _ if inserts.is_in(value) => None,
             ("a", "href") => links.link(value).map(Cow::Owned),
             ("img", "src") => links.picture(value).map(Cow::Owned),
             // One address, without sizes.

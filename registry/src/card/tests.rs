@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 fn links() -> CardLinks {
@@ -31,7 +33,25 @@ fn allowed_markup_is_kept() {
     );
     check("<details><summary>More</summary>text</details>", "<summary>More</summary>");
     check("https://example.com", "rel=\"nofollow noopener noreferrer\"");
-    check("```python\nprint(1)\n```", "<code>print(1)");
+    check("```text\nprint(1)\n```", "<code>print(1)");
+    check(
+        "```python\nprint(1)\n```",
+        "<pre tabindex=\"0\"><code><span class=\"hl-name\">print</span>(<span class=\"hl-constant\">1</span>)\n</code></pre>",
+    );
+    check("```{.sh}\n$A\n```", "<code>$A\n</code>");
+    check("~~~sh title=\"x\"\n$A\n~~~", "<span class=\"hl-name\">$A</span>");
+    check("    if x", "<code>if x\n</code>");
+    check("For $x$.", "<p>For <math><mrow><mi>x</mi></mrow></math>.</p>");
+    check("For $`x`$.", "<p>For <math><mrow><mi>x</mi></mrow></math>.</p>");
+    check("$$x$$", "<math display=\"block\"><mrow><mi>x</mi></mrow></math>");
+    check("```math\nx\n```", "<p><span class=\"math\" tabindex=\"0\"><math display=\"block\">");
+    check("```math\n\\x\n```", "<code>\\x\n</code>");
+    check("For $\\unknown{a_b_c}$ & `$x$`.", "<p>For $\\unknown{a_b_c}$ &amp; <code>$x$</code>.</p>");
+    check("$5 and $10, $5-$10, US$5, \\$x\\$", "<p>$5 and $10, $5-$10, US$5, $x$</p>");
+    check("Unclosed $x + y and $$z", "<p>Unclosed $x + y and $$z</p>");
+    check("\\[not math\\]", "<p>[not math]</p>");
+    check("# The $x$ value", "<h2 id=\"user-content-the--value\">The <math>");
+    check("![of $x$](a.png)", "alt=\"of $x$\"");
     check("---\nlicense: mit\n---\n\nBody", "<p>Body</p>");
 }
 
@@ -91,6 +111,11 @@ const HOSTILE: &[&str] = &[
     "<a href=\"https://example.com\" target=\"_top\" ping=\"//evil.example\">x</a>",
     "<blockquote cite=\"javascript:alert(1)\">x</blockquote>",
     "\u{0}<scr\u{0}ipt>alert(1)</script>",
+    "<span class=\"hl-keyword\">x</span><mtd class=\"math-left\">x</mtd><span class=\"math\">x</span>",
+    "<math><mi href=\"https://evil.example\" style=\"position:fixed\">x</mi></math>",
+    "<div title=\"\n\n```python\n\" onmouseover=alert(1) x=\"\n1 + 1\n```\n\n\">x</div>",
+    "<p align=\"$x$\" id=\"$\\text{\" onmouseover=alert(1)}$\">x</p>",
+    "<xmp>\n\n```sh\n</xmp><script>alert(1)</script> 1\n```\n",
 ];
 
 #[test]
@@ -150,7 +175,10 @@ fn hostile_cards_do_nothing() {
                     (_, "id") => assert!(value.starts_with("user-content-"), "{card}\n{html}"),
                     ("input", "type") => assert_eq!(value, "checkbox", "{card}"),
                     (_, "class") => {
-                        assert!(value.is_empty() || value.starts_with("markdown-alert"), "{card}\n{html}")
+                        // The classes of code are the server's.
+                        let is_known = value.starts_with("markdown-alert") || value.starts_with("hl-");
+                        assert!(value.is_empty() || is_known, "{card}\n{html}");
+                        assert!(!value.starts_with("hl-") || card.contains("```"), "{card}\n{html}");
                     }
                     (_, "src" | "href" | "srcset") => panic!("{card}\n{html}"),
                     _ => {}
@@ -161,6 +189,132 @@ fn hostile_cards_do_nothing() {
             }
         }
     }
+}
+
+/// A card, out of pieces that matter to Markdown, HTML and TeX.
+fn card() -> impl Strategy<Value = String> {
+    const PIECES: [&str; 44] = [
+        "$",
+        "$$",
+        "`",
+        "```",
+        "```python\n",
+        "```math\n",
+        "\n",
+        "\n\n",
+        "~~~json\n",
+        "<div title=\"",
+        "<p id='",
+        "\">",
+        "<span class=\"hl-keyword\">",
+        "</span>",
+        "<math>",
+        "<pre>",
+        "<xmp>",
+        "<table><tr><td>",
+        "</table>",
+        "<script>",
+        "\\frac",
+        "\\text{",
+        "\\operatorname{",
+        "\\begin{array}{c|c}",
+        "\\end{array}",
+        "&",
+        "\\\\",
+        "{",
+        "}",
+        "^",
+        "_",
+        "\\not",
+        "\\left(",
+        "\\right)",
+        "\\hspace{-9em}",
+        "\\color{red}",
+        "![",
+        "](a.png)",
+        "# ",
+        "> ",
+        "| a |\n| - |\n",
+        "if \"x\" 1 # y",
+        "/*",
+        "é",
+    ];
+    let piece = prop_oneof![
+        6 => proptest::sample::select(&PIECES[..]).prop_map(str::to_owned),
+        1 => any::<char>().prop_map(String::from),
+        1 => "[ -~]{0,8}",
+    ];
+    proptest::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
+}
+
+/// Elements that a card may have.
+const ELEMENTS: &str = "a abbr acronym article aside b bdi bdo blockquote br caption center cite code col colgroup data dd \
+    del details dfn div dl dt em figcaption figure footer h1 h2 h3 h4 h5 h6 header hgroup hr i img input ins kbd li mark \
+    nav ol p picture pre q rp rt rtc ruby s samp section small source span strike strong sub summary sup table tbody \
+    td tfoot th thead time tr tt u ul var wbr";
+const ATTRIBUTES: &str =
+    "align alt aria-label checked class disabled href id rel src start tabindex title type";
+/// Elements that the server writes.
+const MATH: &str = "math mfrac mi mn mo mover mroot mrow mspace msqrt msub msubsup msup mtable mtd mtext mtr munder \
+    munderover";
+const MATH_ATTRIBUTES: &str = "class depth display displaystyle form height largeop linethickness lspace mathvariant \
+    maxsize minsize movablelimits rspace scriptlevel stretchy symmetric width";
+const CLASSES: &str =
+    "hl-comment hl-constant hl-keyword hl-name hl-string math math-left math-line math-right math-rule";
+const VOID: &str = "br col hr img input source wbr";
+
+fn is_among(words: &str, word: &str) -> bool {
+    words.split_ascii_whitespace().any(|known| known == word)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn every_card_becomes_known_elements(card in card()) {
+        let html = html(&card);
+        prop_assert!(html.len() < 64 * card.len() + 1024);
+        for (element, attributes) in elements(&html) {
+            let is_math = is_among(MATH, &element);
+            prop_assert!(is_math || is_among(ELEMENTS, &element), "{} {}", element, html);
+            for (name, value) in attributes {
+                let known = if is_math { MATH_ATTRIBUTES } else { ATTRIBUTES };
+                prop_assert!(is_among(known, &name), "{} {}", name, html);
+                let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || ".- ".contains(c);
+                prop_assert!(!is_math || value.chars().all(is_plain), "{}", html);
+                let mut classes = value.split_ascii_whitespace();
+                prop_assert!(name != "class" || classes.all(|class| is_among(CLASSES, class)), "{}", html);
+            }
+        }
+        // Each element ends where it began.
+        let mut open = Vec::new();
+        for part in html.split('<').skip(1) {
+            let end = part.strip_prefix('/');
+            let name: String = end.unwrap_or(part).chars().take_while(char::is_ascii_alphanumeric).collect();
+            if end.is_some() {
+                prop_assert_eq!(open.pop(), Some(name), "{}", html);
+            } else if !is_among(VOID, &name) {
+                open.push(name);
+            }
+        }
+        prop_assert!(open.is_empty(), "{}", html);
+    }
+}
+
+#[test]
+fn limits_are_for_the_whole_card() {
+    let size = MAX_CARD_BYTES as usize;
+    for (unit, most) in [
+        ("```py\n1,1,1,1,1,1,1,1,1,1,1,1\n```\n", 5 * size),
+        ("$\\frac{a}{b}$ ", 3 * size),
+        ("```py\n1\n```\n$x$\n", 6 * size),
+    ] {
+        let html = html(&unit.repeat(size / unit.len()));
+        assert!(html.contains("class=\"hl-") || html.contains("<math"), "{unit}");
+        assert!(html.len() < most, "{unit} {}", html.len());
+    }
+    let code = format!("```py\n{}\n```\n", "1,".repeat(size / 2 - 16));
+    assert!(html(&code).len() < 4 * size);
 }
 
 /// The elements of sanitised HTML: their names and attributes. Its quotes and brackets are escaped, so that this
@@ -187,9 +341,34 @@ fn elements(html: &str) -> Vec<(String, Vec<(String, String)>)> {
 #[test]
 fn large_cards_are_rendered_in_bounded_time() {
     let size = 32 * 1024;
-    for unit in
-        ["[", "(", "*", "_a", "> ", "`", "![", "<", "|a", "- ", "&", "[a](", "<p>", "~~", "[^1]", "#\n", "\\"]
-    {
+    for unit in [
+        "[",
+        "(",
+        "*",
+        "_a",
+        "> ",
+        "`",
+        "![",
+        "<",
+        "|a",
+        "- ",
+        "&",
+        "[a](",
+        "<p>",
+        "~~",
+        "[^1]",
+        "#\n",
+        "\\",
+        "$a$ ",
+        "$",
+        "$$",
+        "$`",
+        "$\\frac{a}{b}$",
+        "$${",
+        "```py\n1,\n```\n",
+        "```math\nx\n```\n",
+        "\\hat",
+    ] {
         let card = unit.repeat(size / unit.len());
         // A deadline would depend on the machine: superlinear work here would take minutes.
         assert!(html(&card).len() < 64 * size, "{unit}");
@@ -271,6 +450,7 @@ fn the_first_paragraph_describes_a_model() {
         Some("A small model for tests."),
     );
     check("# Only a title", None);
+    check("Of $x^2$ parts.", Some("Of x^2 parts."));
     check("![badge](https://example.com/b.svg)\n\nA description follows.", Some("A description follows."));
     check("", None);
     let long = summary_line(&"word ".repeat(200)).unwrap();

@@ -12,7 +12,7 @@ use super::{Head, Shown, Tab, show_one};
 use crate::Registry;
 use crate::app::TreeFile;
 use crate::auth::Caller;
-use crate::card::{encode_path, render_card};
+use crate::card::{encode_path, highlight_file, render_card};
 use crate::http::links::header_value;
 use crate::http::{Failure, Path};
 use crate::hub::format::{bytes, short};
@@ -86,6 +86,8 @@ struct FilePage {
     /// Sanitised HTML.
     html: Option<String>,
     text: Option<String>,
+    /// The text as HTML with colours.
+    code: Option<String>,
     is_picture: bool,
     is_cut: bool,
 }
@@ -99,7 +101,7 @@ pub(crate) async fn blob(
         let (shown, file) = find(&registry, &caller, (&name, &reference, &path)).await?;
         let first = registry.tree_read(&caller, &shown.repository, &file, MAGIC_BYTES).await?;
         let is_picture = picture_type(&first).is_some();
-        let (mut text, mut html) = (None, None);
+        let (mut text, mut html, mut code) = (None, None, None);
         if !is_picture && is_text(&file) {
             let read = registry.tree_read(&caller, &shown.repository, &file, MAX_SHOWN_BYTES).await?;
             let cut = String::from_utf8_lossy(&read).into_owned();
@@ -108,7 +110,10 @@ pub(crate) async fn blob(
                 let is_markdown = path.to_ascii_lowercase().ends_with(".md");
                 match is_markdown && file.size_bytes <= MAX_RENDERED_BYTES {
                     true => html = Some(markdown(&shown, cut).await?),
-                    false => text = Some(pretty(&path, cut)),
+                    false => {
+                        let (shown, colours) = coloured(&path, cut).await?;
+                        (text, code) = (Some(shown), colours);
+                    }
                 }
             }
         }
@@ -119,6 +124,7 @@ pub(crate) async fn blob(
             size: bytes(file.size_bytes),
             html,
             text,
+            code,
             is_picture,
             is_cut: file.size_bytes > MAX_SHOWN_BYTES,
             path,
@@ -186,6 +192,17 @@ async fn markdown(shown: &Shown, text: String) -> Result<String, Failure> {
     let links = card_links(&shown.repository, &shown.reference);
     let rendered = tokio::task::spawn_blocking(move || render_card(&text, &links)).await;
     rendered.map_err(|_| Failure::Registry(crate::Error::Interrupted))
+}
+
+/// The text of a file as it is shown, and the same as HTML with colours if its language is known.
+async fn coloured(path: &str, text: String) -> Result<(String, Option<String>), Failure> {
+    let path = path.to_owned();
+    let work = move || {
+        let text = pretty(&path, text);
+        let code = highlight_file(&path, &text);
+        (text, code)
+    };
+    tokio::task::spawn_blocking(work).await.map_err(|_| Failure::Registry(crate::Error::Interrupted))
 }
 
 /// Indents JSON that is written on one line.
