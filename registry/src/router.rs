@@ -7,8 +7,9 @@ use axum::routing::{delete, get, patch, post, put};
 use crate::api::copy::copy;
 use crate::api::inference::passthrough_route;
 use crate::api::{
-    access, anthropic, audit, blobs, diff, health, import, inference, jobs, maintenance, models, ollama,
-    openai, openapi, ps, publishers, repositories, rerank, rules, status, webhooks, workers,
+    access, anthropic, audit, blobs, cards, diff, files, health, import, inference, jobs, maintenance,
+    models, ollama, openai, openapi, ps, publishers, repositories, rerank, rules, search, status, webhooks,
+    workers,
 };
 use crate::gateway::Gateway;
 use crate::http::Failure;
@@ -117,14 +118,19 @@ fn lode_api() -> Router<ServerState> {
     let member = put(access::add_member).delete(access::remove_member);
     Router::new()
         .route("/lode/v1/openapi.json", get(openapi::get))
+        .route("/lode/v1/search", get(search::get))
         .route("/lode/v1/repositories", get(repositories::list))
         .route("/lode/v1/repositories/{name}/tags", get(repositories::tags))
         .route("/lode/v1/repositories/{name}/manifests", get(repositories::manifests))
         .route("/lode/v1/repositories/{name}/history", tag_history)
+        .route("/lode/v1/repositories/{name}/pulls", get(repositories::pulls))
+        .route("/lode/v1/repositories/{name}/retention", get(rules::retention))
         .route("/lode/v1/models", get(models::list).post(ollama::create::start))
         .route("/lode/v1/import", post(import::start))
         .route("/lode/v1/models/{name}/{reference}", get(models::show))
         .route("/lode/v1/tensors/{name}/{reference}", get(models::tensors))
+        .route("/lode/v1/files/{name}/{reference}", get(files::list))
+        .route("/lode/v1/card/{name}/{reference}", get(cards::get).put(cards::put))
         .route("/lode/v1/diff/{name}/{reference}", get(diff::get))
         .route("/lode/v1/lineage/{name}/{reference}", get(models::lineage))
         .route("/lode/v1/blobs", get(blobs::get))

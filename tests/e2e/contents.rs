@@ -78,6 +78,43 @@ async fn every_repository_tag_and_manifest_is_listed() {
 }
 
 #[tokio::test]
+async fn models_are_found_by_words_and_facts() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    lode.create("team/mini", &demo(), &[]).await.expect_success();
+    lode.create("team/mini-q4", &demo(), &["--quantize", "q4_K_M"]).await.expect_success();
+    Image::random(fresh_seed(), 1, 1000).push(&server.registry(), "ops/image", "v1").await;
+
+    let found = lode.run(&["search", "--sort", "name"]).await.expect_success().stdout;
+    let lines: Vec<&str> = found.lines().collect();
+    assert!(
+        lines.len() == 3 && lines[0].starts_with("NAME ") && lines[1].starts_with("team/mini "),
+        "{found}"
+    );
+    assert!(lines[2].contains(" gguf ") && lines[2].contains("Q4_K_M"), "{found}");
+    for (arguments, expect) in [
+        (&["mini-q4"][..], vec!["team/mini-q4"]),
+        (&["--format", "gguf"], vec!["team/mini-q4"]),
+        (&["--quantization", "Q4_K_M", "--architecture", "llama", "mini"], vec!["team/mini-q4"]),
+        (&["--max", "1B", "--fits", "1GiB", "--sort", "name"], vec!["team/mini", "team/mini-q4"]),
+        (&["--min", "1B"], vec![]),
+        (&["image"], vec![]),
+        (&["image", "--all"], vec!["ops/image"]),
+        (&["--sort", "name", "--limit", "1"], vec!["team/mini"]),
+    ] {
+        let command = [&["search", "--json"], arguments].concat();
+        let found = entries(lode.run(&command).await, "repositories");
+        let names: Vec<&str> = found.iter().map(|hit| hit["repository"].as_str().unwrap()).collect();
+        assert_eq!(names, expect, "{arguments:?}");
+    }
+    let none = lode.run(&["search", "nothing"]).await.expect_success();
+    assert!(none.stdout.is_empty() && none.stderr.contains("no models fit"), "{}", none.stderr);
+    let first = lode.run(&["search", "--limit", "1"]).await.expect_success();
+    assert!(first.stderr.contains("the first 1 of 2; `--limit COUNT` shows more"), "{}", first.stderr);
+    lode.run(&["search", "--fits", "much"]).await.expect_failure(&["`fits` is `much`", "24GiB"]);
+}
+
+#[tokio::test]
 async fn a_tag_is_moved_back() {
     let server = Server::fresh().await;
     let (registry, lode) = (server.registry(), server.lode());

@@ -28,6 +28,7 @@ mod rerank;
 mod rm;
 mod run;
 mod runner;
+mod search;
 mod serve;
 mod shared;
 mod show;
@@ -75,6 +76,7 @@ pub(crate) use rerank::Rerank;
 pub(crate) use rm::Rm;
 pub(crate) use run::{Run, Think};
 pub(crate) use runner::Runner;
+pub(crate) use search::Search;
 pub(crate) use serve::Serve;
 pub(crate) use shared::{DataLocation, LogFormat};
 pub(crate) use show::Show;
@@ -153,6 +155,8 @@ pub(crate) enum Command {
     /// List the models in a registry
     #[command(visible_alias = "ls")]
     List(List),
+    /// Search the models of a registry by words, task, size and other facts
+    Search(Search),
     #[command(subcommand)]
     Repo(Repo),
     #[command(subcommand)]

@@ -31,6 +31,7 @@ mod rerank;
 mod rm;
 mod run;
 pub(crate) mod runner;
+mod search;
 mod serve;
 mod show;
 mod status;
@@ -73,6 +74,7 @@ async fn dispatch(cli: Cli) -> Outcome<ExitCode> {
         Command::Cp(args) => cp::run(&connect()?, args).await?,
         Command::Rm(args) => rm::run(&connect()?, args).await?,
         Command::List(args) => list::run(&connect()?, args).await?,
+        Command::Search(args) => search::run(&connect()?, args).await?,
         Command::Repo(Repo::List(args)) => contents::repositories(&connect()?, args).await?,
         Command::Tag(Tag::List(args)) => contents::tags(&connect()?, args).await?,
         Command::Tag(Tag::History(args)) => tag_history::history(&connect()?, args).await?,

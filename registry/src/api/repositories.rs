@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Registry;
-use crate::app::{ManifestSummary, RepositorySummary, TagMove, TagMovedBack, TagSummary};
+use crate::app::{ManifestSummary, PullHistory, RepositorySummary, TagMove, TagMovedBack, TagSummary};
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
+use crate::time::{DAY_MS, date};
 
 #[derive(Serialize, ToSchema)]
 pub(super) struct RepositoryList {
@@ -32,6 +33,24 @@ pub(super) struct ManifestList {
 pub(super) struct TagHistory {
     repository: Repository,
     moves: Vec<TagMove>,
+}
+
+/// How often a repository was pulled. A caller counts once an hour.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Pulls {
+    repository: Repository,
+    last_30_days: u64,
+    all_time: u64,
+    /// Each of the last 30 days, the oldest first.
+    days: Vec<PullsOfDay>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct PullsOfDay {
+    /// In UTC.
+    #[schema(format = Date)]
+    date: String,
+    pulls: u64,
 }
 
 /// A move of a tag to undo: the last one, or that at a position.
@@ -114,6 +133,22 @@ pub(crate) async fn tag_history(
         links.next(&path, &parameters)
     });
     Ok(page(Json(TagHistory { repository, moves: found.items }), next))
+}
+
+pub(crate) async fn pulls(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(repository): Path<Repository>,
+) -> Result<Json<Pulls>, Failure> {
+    let PullHistory { totals, days, today } = registry.pull_history(&caller, &repository).await?;
+    let first = today + 1 - days.len() as i64;
+    let days = (first..).zip(days).map(|(day, pulls)| PullsOfDay { date: date(day * DAY_MS), pulls });
+    Ok(Json(Pulls {
+        repository,
+        last_30_days: totals.recent,
+        all_time: totals.all_time,
+        days: days.collect(),
+    }))
 }
 
 pub(crate) async fn move_tag_back(

@@ -3,12 +3,12 @@
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use lode_model::reference::Repository;
+use lode_model::reference::{Repository, Tag};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Registry;
-use crate::app::Quota;
+use crate::app::{Quota, RetentionPreview, RetentionRemovals};
 use crate::auth::{AccessTarget, Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, check_namespace, page};
 use crate::time::rfc3339;
@@ -47,6 +47,48 @@ pub(crate) struct ProtectedTagList {
 struct ProtectedTag {
     target: AccessTarget,
     pattern: String,
+}
+
+/// The retention rule of a repository. Its rules are in the settings of the server.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Retention {
+    repository: Repository,
+    /// Null: nothing is removed.
+    rule: Option<RuleOfRepository>,
+    /// What a collection would remove now; null without a rule, and for a repository with more than 10,000 tags or
+    /// manifests.
+    removals: Option<Removals>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = RetentionRule)]
+struct RuleOfRepository {
+    /// Of the rule in the settings, counted from 1.
+    number: u32,
+    /// How many tags to keep, the most recently moved first; null: all.
+    keep_last: Option<u32>,
+    /// Patterns of tags that are kept at any age.
+    keep: Vec<String>,
+    /// In seconds; null: never.
+    remove_untagged_after: Option<u64>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = RetentionRemovals)]
+struct Removals {
+    /// The first 100, the most recently moved first.
+    tags: Vec<RemovedTag>,
+    tag_count: u64,
+    /// Manifests that have been untagged for too long.
+    untagged_count: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = RetentionTag)]
+struct RemovedTag {
+    tag: Tag,
+    #[schema(format = DateTime)]
+    modified_at: String,
 }
 
 impl RequestBody for QuotaRequest {
@@ -111,4 +153,33 @@ pub(crate) async fn put_protected_tags(
 ) -> Result<StatusCode, Failure> {
     registry.tag_rules_put(&caller, &body.target, &body.patterns, None).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn retention(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(repository): Path<Repository>,
+) -> Result<Json<Retention>, Failure> {
+    let preview = registry.retention_preview(&caller, &repository).await?;
+    let (rule, removals) = match preview {
+        Some(RetentionPreview { number, rule, removals }) => {
+            let rule = RuleOfRepository {
+                number,
+                keep_last: rule.keep_last,
+                keep: rule.keep,
+                remove_untagged_after: rule.remove_untagged_after.map(|after| after.as_secs()),
+            };
+            (Some(rule), removals.map(Removals::from))
+        }
+        None => (None, None),
+    };
+    Ok(Json(Retention { repository, rule, removals }))
+}
+
+impl From<RetentionRemovals> for Removals {
+    fn from(removals: RetentionRemovals) -> Removals {
+        let RetentionRemovals { tags, tag_count, untagged_count } = removals;
+        let tags = tags.into_iter().map(|(tag, at)| RemovedTag { tag, modified_at: rfc3339(at) });
+        Removals { tags: tags.collect(), tag_count, untagged_count }
+    }
 }

@@ -42,7 +42,19 @@ pub(crate) enum CardHtml {
     Late,
 }
 
-/// The card of a tag as its author wrote it.
+/// The text of a card, as its author wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CardText {
+    /// The file that it is.
+    pub(crate) path: String,
+    pub(crate) text: String,
+    /// Whether the file is longer than the text.
+    pub(crate) is_cut: bool,
+    /// The front matter, if there is one that can be read.
+    pub(crate) metadata: Option<Value>,
+}
+
+/// The card of a tag, to change it.
 #[derive(Clone, Debug)]
 pub(crate) struct CardSource {
     /// The manifest to which the tag points.
@@ -61,7 +73,7 @@ pub(crate) enum CardError {
     #[error("{reason}")]
     NotEditable { reason: String },
     #[error(
-        "tag {tag} was changed after this page was opened, and your text is not saved; compare it with the stored card, then save it again to replace that card"
+        "tag {tag} was changed after you read the card, and your text is not saved; compare it with the stored card, then save it again to replace that card"
     )]
     Changed { tag: Tag },
     #[error("the card has {bytes} bytes, expected at most {MAX_CARD_BYTES}")]
@@ -96,6 +108,16 @@ fn is_commit_format(manifest: &Manifest) -> bool {
     match manifest.artifact_type.as_deref() {
         Some(kind) => [media_type::LODE_MODEL, media_type::LODE_FILES].contains(&kind),
         None => config == Some(media_type::DOCKER_CONFIG) && !manifest.layers.is_empty(),
+    }
+}
+
+/// The tag whose card is edited.
+fn editable_tag(reference: &Reference) -> Result<&Tag, CardError> {
+    match reference {
+        Reference::Tag(tag) => Ok(tag),
+        Reference::Digest(_) => Err(CardError::NotEditable {
+            reason: "the content of a digest never changes; choose a tag".to_owned(),
+        }),
     }
 }
 
@@ -139,22 +161,54 @@ impl Registry {
         artifact: &Artifact,
         links: CardLinks,
     ) -> Result<Option<Card>, Error> {
-        let Some(file) = find_card_file(artifact) else { return Ok(None) };
+        // Before what is remembered, because it asks the policy.
+        let Some((file, bytes)) = self.card_bytes(caller, repository, artifact).await? else {
+            return Ok(None);
+        };
         let path = file.path.clone().unwrap_or_default();
         let is_cut = file.size > MAX_CARD_BYTES;
         let card = |html| Some(Card { path: path.clone(), html, is_cut });
-        let range = file.offset..file.offset.saturating_add(file.size.min(MAX_CARD_BYTES));
-        let key = (format!("{} {}", file.layer.digest, range.start), links.pages.clone());
-        // Before what is remembered, because it asks the policy.
-        let bytes = match self.blob_part(caller, repository, &file.layer.digest, range).await {
-            Ok(bytes) => bytes,
-            Err(Error::BlobUnknown { .. } | Error::RangeUnsatisfiable { .. }) => return Ok(None),
-            Err(error) => return Err(error),
-        };
+        let key = (format!("{} {}", file.layer.digest, file.offset), links.pages.clone());
         if let Some(html) = self.cards.rendered.get(&key) {
             return Ok(card(CardHtml::Rendered(html)));
         }
         Ok(card(self.card_html(bytes.into(), links, Some(key)).await?))
+    }
+
+    /// The text of the card among the files of a manifest. `None` if it has none, or its blob is not stored.
+    pub(crate) async fn card_text(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        artifact: &Artifact,
+    ) -> Result<Option<CardText>, Error> {
+        let Some((file, bytes)) = self.card_bytes(caller, repository, artifact).await? else {
+            return Ok(None);
+        };
+        let path = file.path.clone().unwrap_or_default();
+        let is_cut = file.size > MAX_CARD_BYTES;
+        let read = tokio::task::spawn_blocking(move || {
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            let metadata = front_matter_json(&text);
+            CardText { path, text, is_cut, metadata }
+        });
+        Ok(Some(read.await.map_err(|_| Error::Interrupted)?))
+    }
+
+    /// The file of the card among those of a manifest, and its bytes, at most [`MAX_CARD_BYTES`].
+    async fn card_bytes<'a>(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        artifact: &'a Artifact,
+    ) -> Result<Option<(&'a ModelFile, Vec<u8>)>, Error> {
+        let Some(file) = find_card_file(artifact) else { return Ok(None) };
+        let range = file.offset..file.offset.saturating_add(file.size.min(MAX_CARD_BYTES));
+        match self.blob_part(caller, repository, &file.layer.digest, range).await {
+            Ok(bytes) => Ok(Some((file, bytes))),
+            Err(Error::BlobUnknown { .. } | Error::RangeUnsatisfiable { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Renders a card that is not stored.
@@ -218,9 +272,7 @@ impl Registry {
         reference: &Reference,
     ) -> Result<CardSource, CardError> {
         let refuse = |reason: String| Err(CardError::NotEditable { reason });
-        let Reference::Tag(tag) = reference else {
-            return refuse("the content of a digest never changes; choose a tag".to_owned());
-        };
+        let tag = editable_tag(reference)?;
         // 1. Read the files of the tag. All content has to be among them: a commit keeps nothing else.
         let branch = self.branch_find(caller, repository, tag.as_str()).await?;
         let (base, files) = self.commit_base(caller, repository, &branch, tag.as_str()).await?;
@@ -249,18 +301,20 @@ impl Registry {
         }
     }
 
-    /// Saves the card of a tag: a commit of its file, if the tag still points to `head`.
+    /// Saves the card of a tag: a commit of its file, if the tag still points to `head`. Returns the manifest to which
+    /// the tag points then.
     pub(crate) async fn card_save(
         &self,
         caller: &Caller,
         repository: &Repository,
-        tag: &Tag,
+        reference: &Reference,
         (head, text): (&Digest, &str),
-    ) -> Result<(), CardError> {
-        let source = self.card_source(caller, repository, &Reference::Tag(tag.clone())).await?;
+    ) -> Result<Digest, CardError> {
+        let source = self.card_source(caller, repository, reference).await?;
+        let tag = editable_tag(reference)?;
         if source.text.as_deref() == Some(text) {
-            // The browser has sent the form again.
-            return Ok(());
+            // The client has sent it again.
+            return Ok(source.head);
         }
         if source.head != *head {
             return Err(CardError::Changed { tag: tag.clone() });
@@ -280,7 +334,7 @@ impl Registry {
                 let reason = format!("the model cannot be stored with a card: {}", chain(&error));
                 Err(CardError::NotEditable { reason })
             }
-            outcome => Ok(outcome.map(drop)?),
+            outcome => Ok(outcome?.digest),
         }
     }
 }

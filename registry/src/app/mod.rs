@@ -97,7 +97,7 @@ pub(crate) use crate::store::PullTotals;
 pub(crate) use crate::store::{DerivedModel, FacetColumn, FacetCounts, MAX_COUNT, SearchCursor, StoredBlob};
 pub use accounts::{AccountChange, AccountError, AccountInfo, Group, NewAccount};
 pub use audit::{AuditFilter, AuditRecord};
-pub(crate) use card::{Card, CardError, CardHtml, check_card};
+pub(crate) use card::{Card, CardError, CardHtml, CardText, check_card};
 pub(crate) use commit::{Commit, CommitOperation, MAX_OPERATIONS};
 pub(crate) use commit_error::CommitError;
 pub use create::{CreateError, CreateStep, ExtraFile, ModelSource, NewModel};

@@ -104,6 +104,8 @@ pub(crate) struct PullHistory {
     pub(crate) totals: PullTotals,
     /// Of the last [`RECENT_DAYS`], the oldest first.
     pub(crate) days: Vec<u64>,
+    /// The last one of them, in days since 1970.
+    pub(crate) today: i64,
 }
 
 impl Registry {
@@ -185,11 +187,13 @@ impl Registry {
     ) -> Result<PullHistory, Error> {
         self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
         let totals = self.store.pull_totals(repository).await?;
-        let before = today() - RECENT_DAYS;
+        self.check_repository_exists(repository, totals.all_time == 0).await?;
+        let today = today();
+        let before = today - RECENT_DAYS;
         let counted: BTreeMap<i64, u64> =
             self.store.pull_days(repository, before).await?.into_iter().collect();
         let days = (1..=RECENT_DAYS).map(|day| counted.get(&(before + day)).copied().unwrap_or_default());
-        Ok(PullHistory { totals, days: days.collect() })
+        Ok(PullHistory { totals, days: days.collect(), today })
     }
 }
 

@@ -9,6 +9,7 @@ use super::models::{expanded, object};
 use crate::Registry;
 use crate::app::{ModelQuery, ModelSort, SearchCursor};
 use crate::auth::Caller;
+use crate::http::search_address::parse_count;
 use crate::http::{Failure, Json, Links, Query, page};
 
 /// How many conditions of one kind a query may have.
@@ -77,7 +78,7 @@ fn read(query: &Query) -> Result<ModelQuery, Failure> {
     for bound in query.get("num_parameters").unwrap_or_default().split(',').filter(|part| !part.is_empty()) {
         let unknown = || invalid(query, "num_parameters", "min:6B,max:128B");
         let (kind, number) = bound.split_once(':').ok_or_else(unknown)?;
-        let number = parameters(number).ok_or_else(unknown)?;
+        let number = parse_count(number).ok_or_else(unknown)?;
         match kind {
             "min" => min_parameters = Some(number),
             "max" => max_parameters = Some(number),
@@ -118,43 +119,4 @@ fn plain(text: &str) -> String {
 
 fn invalid(query: &Query, name: &'static str, expected: &'static str) -> Failure {
     Failure::Query { name, value: query.get(name).unwrap_or_default().to_owned(), expected }
-}
-
-/// A number such as `6B` or `360m`.
-fn parameters(text: &str) -> Option<u64> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let factor = match text[digits.len()..].to_ascii_uppercase().as_str() {
-        "" => 1.0,
-        "K" => 1e3,
-        "M" => 1e6,
-        "B" => 1e9,
-        "T" => 1e12,
-        _ => return None,
-    };
-    let number: f64 = digits.parse().ok()?;
-    (number >= 0.0 && number.is_finite()).then_some((number * factor) as u64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counts_of_parameters_are_read() {
-        let cases = [
-            ("6B", Some(6_000_000_000)),
-            ("1.5b", Some(1_500_000_000)),
-            ("360M", Some(360_000_000)),
-            ("12", Some(12)),
-            ("0", Some(0)),
-            ("", None),
-            ("-1B", None),
-            ("6X", None),
-            ("B", None),
-            ("infB", None),
-        ];
-        for (text, expect) in cases {
-            assert_eq!(parameters(text), expect, "{text}");
-        }
-    }
 }

@@ -205,6 +205,7 @@ pub(crate) struct Json<T>(pub(crate) T);
 pub(crate) trait RequestBody: DeserializeOwned + Send + 'static {
     /// The action that the caller must be allowed on some resource before the body is read.
     const ACTION: Action;
+    const MAX_BYTES: usize = MAX_JSON_BYTES;
 }
 
 /// A parsed JSON body. `Content-Type` is not checked: not all of ollama's clients send it.
@@ -232,7 +233,7 @@ impl<T: RequestBody> FromRequest<ServerState> for JsonBody<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &ServerState) -> Result<Self, Failure> {
-        let (bytes, mut charge) = read_allowed(request, state, T::ACTION, MAX_JSON_BYTES).await?;
+        let (bytes, mut charge) = read_allowed(request, state, T::ACTION, T::MAX_BYTES).await?;
         let (value, charge) = blocking_if_large(bytes.len(), move || {
             let outline = outline::<T>(&bytes)?;
             charge.set(bytes.len().saturating_add(outline.parsed_bytes()))?;

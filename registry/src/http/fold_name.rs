@@ -31,12 +31,14 @@ fn fold_path(path: &str) -> Option<String> {
     if let Some(rest) = path.strip_prefix("/hf/") {
         return fold_hub_path(rest);
     }
-    const PREFIXES: [&str; 6] = [
+    const PREFIXES: [&str; 8] = [
         "/v2/",
         "/lode/v1/models/",
         "/lode/v1/tensors/",
         "/lode/v1/diff/",
         "/lode/v1/lineage/",
+        "/lode/v1/files/",
+        "/lode/v1/card/",
         "/lode/v1/repositories/",
     ];
     let Some(prefix) = PREFIXES.into_iter().find(|prefix| path.starts_with(prefix)) else {
@@ -150,6 +152,8 @@ mod tests {
             ("/lode/v1/models/a/b/latest", Some("/lode/v1/models/a%2Fb/latest")),
             ("/lode/v1/tensors/a/latest", None),
             ("/lode/v1/diff/a/b/latest", Some("/lode/v1/diff/a%2Fb/latest")),
+            ("/lode/v1/files/a/b/latest", Some("/lode/v1/files/a%2Fb/latest")),
+            ("/lode/v1/card/a/b/latest", Some("/lode/v1/card/a%2Fb/latest")),
             ("/lode/v1/repositories", None),
             ("/lode/v1/repositories/a/tags", None),
             ("/lode/v1/repositories/a/b/tags", Some("/lode/v1/repositories/a%2Fb/tags")),

@@ -23,6 +23,7 @@ pub(crate) mod observe;
 pub(crate) mod origin;
 pub(crate) mod pages;
 pub(crate) mod range;
+pub(crate) mod search_address;
 pub(crate) mod session_cookie;
 pub(crate) mod stall;
 pub(crate) mod state;

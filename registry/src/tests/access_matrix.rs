@@ -31,7 +31,7 @@ const REPOSITORY: &str = "team/mini";
 const MISSING: &str = "team/none";
 
 /// The columns of the table.
-const NEEDS: [Need; 24] = [
+const NEEDS: [Need; 25] = [
     Need::SignIn,
     Need::List,
     Need::Pull,
@@ -56,47 +56,48 @@ const NEEDS: [Need; 24] = [
     Need::Browse,
     Need::OwnHere,
     Need::PushExchange,
+    Need::MaintainHere,
 ];
 
 /// What each caller gets: `ok` is a status of the route in `ROUTES`, and a number the status of a refusal. Where
 /// a caller may not pull, requests for the repository get the response of one that does not exist. `40x`: a
 /// refusal, and the route decides which. `any`: whatever the visibility of the repository is.
 const TABLE: &str = "\
-caller     repository sign list pull acct infr push del  own  main stag tokn iden sess insp admn join work remv exch prob open brws ownh pshx
-anonymous  private    401  ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok   404  401  401
-anonymous  internal   401  ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok   404  401  401
-anonymous  public     401  ok   ok   401  ok   401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok   ok   401  401
-guest      private    ok   ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok   404  401  401
-guest      internal   ok   ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok   404  401  401
-guest      public     ok   ok   ok   401  ok   401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok   ok   401  401
-disabled   any        401  401  401  401  401  401  401  401  401  401  401  401  401  401  401  401  404  401  401  ok   401  401  401  401
-user       private    ok   ok   404  404  404  404  404  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   404  404  404
-user       internal   ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  403
-user       public     ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  403
-stranger   private    ok   ok   404  404  404  404  404  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   404  404  404
-stranger   internal   ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  403
-stranger   public     ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  403
-reader     any        ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  403
-writer     any        ok   ok   ok   ok   ok   ok   403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  ok
-one-writer any        ok   ok   ok   ok   ok   ok   403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  ok
-maintainer any        ok   ok   ok   ok   ok   ok   ok   403  ok   ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  ok
-owner      any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   ok   ok
-one-owner  any        ok   ok   ok   ok   ok   ok   ok   403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   ok   ok
-infer      any        ok   ok   403  403  ok   403  403  403  403  403  403  ok   303  403  403  401  404  403  ok   ok   ok   404  403  403
-read       any        ok   ok   ok   403  ok   403  403  403  403  403  403  ok   303  403  403  401  404  403  ok   ok   ok   ok   403  403
-write      any        ok   ok   ok   ok   ok   ok   403  403  403  ok   403  ok   303  403  403  401  404  403  ok   ok   ok   ok   403  ok
-one-target any        ok   ok   ok   ok   ok   ok   ok   403  403  ok   403  ok   303  403  403  401  404  403  ok   ok   ok   ok   ok   ok
-elsewhere  any        ok   ok   404  404  404  404  404  403  403  ok   403  ok   303  403  403  401  404  403  ok   ok   ok   404  404  404
-pull       any        ok   ok   ok   ok   ok   401  401  403  403  ok   403  ok   303  403  403  401  404  403  401  ok   ok   ok   401  401
-pull-push  any        ok   ok   ok   ok   ok   ok   401  403  403  ok   403  ok   303  403  403  401  404  403  401  ok   ok   ok   401  401
-robot      any        ok   ok   ok   ok   ok   ok   403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  ok
-publisher  any        ok   ok   ok   ok   ok   ok   403  403  403  ok   403  ok   303  403  403  401  404  403  ok   ok   ok   ok   403  ok
-key        any        ok   ok   ok   ok   ok   ok   403  403  403  ok   403  ok   303  403  403  401  404  401  ok   ok   ok   ok   403  ok
-session    any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   403  403  401  404  403  ok   ok   ok   ok   ok   ok
-worker     any        ok   ok   ok   403  ok   403  403  403  403  403  40x  401  303  403  403  401  ok   ok   ok   ok   ok   ok   403  403
-internal   any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   401  401  303  ok   ok   ok   404  ok   ok   ok   ok   ok   ok   ok
-auditor    any        ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  ok   403  401  404  403  ok   ok   ok   ok   403  403
-admin      any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   303  ok   ok   401  404  ok   ok   ok   ok   ok   ok   ok
+caller     repository sign list pull acct infr push del  own  main stag tokn iden sess insp admn join work remv exch prob open brws ownh pshx mnth
+anonymous  private    401  ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok   404  401  401  401
+anonymous  internal   401  ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok   404  401  401  401
+anonymous  public     401  ok   ok   401  ok   401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok   ok   401  401  401
+guest      private    ok   ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok   404  401  401  401
+guest      internal   ok   ok   401  401  401  401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok   404  401  401  401
+guest      public     ok   ok   ok   401  ok   401  401  401  401  401  401  401  303  401  401  401  404  401  ok   ok   ok   ok   401  401  401
+disabled   any        401  401  401  401  401  401  401  401  401  401  401  401  401  401  401  401  404  401  401  ok   401  401  401  401  401
+user       private    ok   ok   404  404  404  404  404  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   404  404  404  403
+user       internal   ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  403  403
+user       public     ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  403  403
+stranger   private    ok   ok   404  404  404  404  404  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   404  404  404  403
+stranger   internal   ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  403  403
+stranger   public     ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  403  403
+reader     any        ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  403  403
+writer     any        ok   ok   ok   ok   ok   ok   403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  ok   403
+one-writer any        ok   ok   ok   ok   ok   ok   403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  ok   403
+maintainer any        ok   ok   ok   ok   ok   ok   ok   403  ok   ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  ok   ok
+owner      any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   ok   ok   ok
+one-owner  any        ok   ok   ok   ok   ok   ok   ok   403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   ok   ok   ok
+infer      any        ok   ok   403  403  ok   403  403  403  403  403  403  ok   303  403  403  401  404  403  ok   ok   ok   404  403  403  403
+read       any        ok   ok   ok   403  ok   403  403  403  403  403  403  ok   303  403  403  401  404  403  ok   ok   ok   ok   403  403  403
+write      any        ok   ok   ok   ok   ok   ok   403  403  403  ok   403  ok   303  403  403  401  404  403  ok   ok   ok   ok   403  ok   403
+one-target any        ok   ok   ok   ok   ok   ok   ok   403  403  ok   403  ok   303  403  403  401  404  403  ok   ok   ok   ok   ok   ok   ok
+elsewhere  any        ok   ok   404  404  404  404  404  403  403  ok   403  ok   303  403  403  401  404  403  ok   ok   ok   404  404  404  403
+pull       any        ok   ok   ok   ok   ok   401  401  403  403  ok   403  ok   303  403  403  401  404  403  401  ok   ok   ok   401  401  403
+pull-push  any        ok   ok   ok   ok   ok   ok   401  403  403  ok   403  ok   303  403  403  401  404  403  401  ok   ok   ok   401  401  403
+robot      any        ok   ok   ok   ok   ok   ok   403  403  403  ok   ok   ok   303  403  403  401  404  403  ok   ok   ok   ok   403  ok   403
+publisher  any        ok   ok   ok   ok   ok   ok   403  403  403  ok   403  ok   303  403  403  401  404  403  ok   ok   ok   ok   403  ok   403
+key        any        ok   ok   ok   ok   ok   ok   403  403  403  ok   403  ok   303  403  403  401  404  401  ok   ok   ok   ok   403  ok   403
+session    any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   403  403  401  404  403  ok   ok   ok   ok   ok   ok   ok
+worker     any        ok   ok   ok   403  ok   403  403  403  403  403  40x  401  303  403  403  401  ok   ok   ok   ok   ok   ok   403  403  403
+internal   any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   401  401  303  ok   ok   ok   404  ok   ok   ok   ok   ok   ok   ok   ok
+auditor    any        ok   ok   ok   ok   ok   403  403  403  403  ok   ok   ok   303  ok   403  401  404  403  ok   ok   ok   ok   403  403  403
+admin      any        ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   ok   303  ok   ok   401  404  ok   ok   ok   ok   ok   ok   ok   ok
 ";
 
 /// The needs that depend on the caller's rights on the repository.

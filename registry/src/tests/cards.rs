@@ -129,6 +129,61 @@ async fn only_writers_edit_cards() {
 }
 
 #[tokio::test]
+async fn programs_read_and_save_cards() {
+    const PATH: &str = "/lode/v1/card/team/m/latest";
+    let app = app().await;
+    let (reader, writer) = (basic("reader", PASSWORD), basic("writer", PASSWORD));
+    let none = app.get_as(&reader, PATH).await.json();
+    let base = app.digest_of("team/m").await;
+    assert_eq!((&none["digest"], &none["path"], &none["text"]), (&json!(base), &Value::Null, &Value::Null));
+    let put = async |credentials: &str, path: &str, base: &str, text: &str| {
+        let body = json!({"base": base, "text": text}).to_string();
+        app.send_as(credentials, Request::put(path), body).await
+    };
+    let saved = put(&writer, PATH, &base, CARD).await;
+    assert_eq!(saved.status, 200, "{}", saved.text());
+    let head = app.digest_of("team/m").await;
+    assert_eq!((&saved.json()["digest"], head == base), (&json!(head), false));
+    let read = app.get_as(&reader, PATH).await.json();
+    for (name, expect) in [
+        ("digest", json!(head)),
+        ("path", json!("README.md")),
+        ("text", json!(CARD)),
+        ("metadata", json!({"license": "mit"})),
+        ("is_cut", json!(false)),
+    ] {
+        assert_eq!(read[name], expect, "{name}");
+    }
+    // An earlier revision has none.
+    let earlier = app.get_as(&reader, &format!("/lode/v1/card/team/m/{base}")).await.json();
+    assert_eq!(earlier["text"], Value::Null);
+    // The same request again, one made from an earlier manifest, and others that are refused.
+    assert_eq!(put(&writer, PATH, &base, CARD).await.json()["digest"], head);
+    let limit = MAX_CARD_BYTES as usize;
+    let by_digest = format!("/lode/v1/card/team/m/{head}");
+    for (credentials, path, base, text, status, problem) in [
+        (&writer, PATH, &base, "# Mine\n", 409, "was changed after you read the card"),
+        (&writer, PATH, &head, " ", 400, "the card is empty"),
+        (&writer, PATH, &head, "---\nlicense: [mit\n---\n", 400, "is not valid YAML"),
+        (&writer, PATH, &head, &"a".repeat(limit + 1), 413, "has 1048577 bytes"),
+        (&writer, PATH, &head, &"a".repeat(7 * limit), 413, ""),
+        (&writer, &by_digest, &head, CARD, 422, "choose a tag"),
+        (&writer, PATH, &"latest".to_owned(), CARD, 400, "digest"),
+        (&reader, PATH, &head, "# Mine\n", 403, ""),
+        (&String::new(), PATH, &head, "# Mine\n", 401, ""),
+    ] {
+        let refused = put(credentials, path, base, text).await;
+        assert_eq!(refused.status, status, "{problem}: {}", refused.text());
+        assert!(refused.text().contains(problem), "{problem}: {}", refused.text());
+    }
+    assert_eq!(app.digest_of("team/m").await, head);
+    // The longest text: its line breaks take two bytes in JSON.
+    let longest = format!("{}#", "\n".repeat(limit - 1));
+    assert_eq!(put(&writer, PATH, &head, &longest).await.status, 200);
+    assert_eq!(app.get_as(&reader, PATH).await.json()["text"], longest);
+}
+
+#[tokio::test]
 async fn a_preview_writes_nothing() {
     let app = app().await;
     let writer = Browser::signed_in(&app, "writer").await;
@@ -180,7 +235,7 @@ async fn no_change_of_others_is_lost() {
     assert_eq!(app.digest_of("team/m").await, now);
     let conflict = writer.post(PAGE, &form("save", &old, "# Mine\n")).await;
     assert_eq!((conflict.status.as_u16(), base_of(&conflict)), (409, now.clone()));
-    for text in ["was changed after this page was opened", "\n# Mine\n</textarea>", "<code># Theirs\n"] {
+    for text in ["was changed after you read the card", "\n# Mine\n</textarea>", "<code># Theirs\n"] {
         assert!(conflict.text().contains(text), "{text}: {}", conflict.text());
     }
     // A preview does not forget what the form was made from.

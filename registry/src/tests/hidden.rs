@@ -69,7 +69,8 @@ async fn hidden_and_missing_repositories_look_alike() {
             let has_name =
                 route.contains("{name}") || route.contains("{*model}") || body.contains("team/mini");
             // Without a session, all pages that need one lead to the sign-in, with their address.
-            let needs_more = [Need::Own, Need::Administer, Need::Join, Need::Maintain, Need::Session];
+            let needs_more =
+                [Need::Own, Need::Administer, Need::Join, Need::Maintain, Need::MaintainHere, Need::Session];
             if !has_name || needs_more.contains(need) {
                 continue;
             }

@@ -8,6 +8,7 @@ mod admin_pages;
 mod audit_limits;
 mod backup;
 mod bad_input;
+mod browse_api;
 mod cards;
 mod connections;
 mod cookies;

@@ -121,6 +121,15 @@ async fn each_door_counts_a_caller_once_an_hour() {
         assert_eq!(app.send(get(file).header("range", "bytes=1-2"), "").await.status, 206);
         assert_eq!(pulls(&app, "", "team/m").await.0, counted.0 + 1);
         assert!(app.get("/metrics").await.text().contains("\nlode_pulls_total "));
+        // By day, for programs.
+        let found = app.get("/lode/v1/repositories/team/m/pulls").await.json();
+        let days = found["days"].as_array().unwrap();
+        assert_eq!((days.len(), &found["last_30_days"]), (30, &json!(counted.0 + 1)));
+        let today = crate::time::date(crate::time::now_ms());
+        let last = days[29]["date"].as_str().unwrap();
+        assert!(last <= today.as_str() && days[28]["date"].as_str().unwrap() < last, "{found}");
+        let sum: u64 = days.iter().map(|day| day["pulls"].as_u64().unwrap()).sum();
+        assert_eq!(sum, counted.0 + 1);
     })
     .await;
 }

@@ -43,6 +43,8 @@ pub(super) enum Need {
     Identity,
     /// The role maintain on `team/*`.
     Maintain,
+    /// The role maintain on the repository.
+    MaintainHere,
     /// A browser's session. Others are sent to the sign-in.
     Session,
     Inspect,
@@ -64,8 +66,9 @@ pub(super) enum Need {
 }
 
 use Need::{
-    Account, Administer, Browse, Delete, Exchange, Identity, Infer, Inspect, Join, List, Maintain, Open, Own,
-    OwnHere, OwnWorker, Probe, Pull, PullAsAccount, Push, PushExchange, RemoveWorker, Session, SignIn, Stage,
+    Account, Administer, Browse, Delete, Exchange, Identity, Infer, Inspect, Join, List, Maintain,
+    MaintainHere, Open, Own, OwnHere, OwnWorker, Probe, Pull, PullAsAccount, Push, PushExchange,
+    RemoveWorker, Session, SignIn, Stage,
 };
 
 /// Method, route as in the router, body, what it needs, and the statuses for a caller that has it.
@@ -138,12 +141,15 @@ pub(super) const ROUTES: &[Route] = &[
         &[200],
     ),
     ("GET", "/lode/v1/openapi.json", "", Open, &[200]),
+    ("GET", "/lode/v1/search", "", List, &[200]),
     ("GET", "/lode/v1/repositories", "", List, &[200]),
     ("GET", "/lode/v1/repositories/{name}/tags", "", Pull, &[200]),
     ("GET", "/lode/v1/repositories/{name}/manifests", "", Pull, &[200]),
     ("GET", "/lode/v1/repositories/{name}/history", "", Pull, &[200]),
     // A new tag has no manifest to move back to.
     ("POST", "/lode/v1/repositories/{name}/history", r#"{"tag":"latest"}"#, Push, &[200, 409]),
+    ("GET", "/lode/v1/repositories/{name}/pulls", "", Pull, &[200]),
+    ("GET", "/lode/v1/repositories/{name}/retention", "", MaintainHere, &[200]),
     ("GET", "/lode/v1/models", "", List, &[200]),
     ("POST", "/lode/v1/models", r#"{"model":"team/mini:new","from":"team/mini"}"#, Push, &[202]),
     (
@@ -155,6 +161,16 @@ pub(super) const ROUTES: &[Route] = &[
     ),
     ("GET", "/lode/v1/models/{name}/{reference}", "", Pull, &[200]),
     ("GET", "/lode/v1/tensors/{name}/{reference}", "", Pull, &[200]),
+    ("GET", "/lode/v1/files/{name}/{reference}", "", Pull, &[200]),
+    ("GET", "/lode/v1/card/{name}/{reference}", "", Pull, &[200]),
+    // The files of the model have no names, so that it has no place for a card.
+    (
+        "PUT",
+        "/lode/v1/card/{name}/{reference}",
+        r#"{"base":"sha256:0000000000000000000000000000000000000000000000000000000000000000","text":"x"}"#,
+        Push,
+        &[422],
+    ),
     ("GET", "/lode/v1/diff/{name}/{reference}", "", Pull, &[200]),
     ("GET", "/lode/v1/lineage/{name}/{reference}", "", Pull, &[200]),
     ("GET", "/lode/v1/blobs", "", List, &[200]),

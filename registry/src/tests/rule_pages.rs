@@ -128,6 +128,18 @@ async fn the_page_shows_what_retention_would_remove() {
         assert!(page.text().contains(text), "{text}: {}", page.text());
     }
     assert!(!page.text().contains("/ci/app?tag=2"));
+    // For programs, too.
+    let path = "/lode/v1/repositories/ci/app/retention";
+    let as_keeper = basic("keeper", PASSWORD);
+    let found = app.get_as(&as_keeper, path).await.json();
+    let rule = json!({"number": 1, "keep_last": 1, "keep": ["lts-*"], "remove_untagged_after": 604_800});
+    assert_eq!(found["rule"], rule);
+    let removals = &found["removals"];
+    assert_eq!(
+        (&removals["tag_count"], &removals["tags"][0]["tag"], &removals["untagged_count"]),
+        (&json!(1), &json!("1"), &json!(0))
+    );
+    assert_eq!(app.get_as(&basic("writer", PASSWORD), path).await.status, 403);
     assert_eq!(keeper.post(PAGE, &form("", "1")).await.status, 303);
     let page = keeper.get(PAGE).await;
     assert!(page.text().contains("A collection would remove nothing now."), "{}", page.text());
@@ -136,4 +148,6 @@ async fn the_page_shows_what_retention_would_remove() {
     assert_eq!(push(&app, &basic("admin", PASSWORD), "team/app", "1", "x").await, 201);
     let page = keeper.get("/team/app/-/rules").await;
     assert!(page.text().contains("No retention rule applies here"), "{}", page.text());
+    let found = app.get_as(&as_keeper, "/lode/v1/repositories/team/app/retention").await.json();
+    assert_eq!((&found["rule"], &found["removals"]), (&json!(null), &json!(null)));
 }

@@ -1,23 +1,43 @@
 //! The operations on repositories and models.
 
-use utoipa::openapi::{ObjectBuilder, Required, Type};
+use utoipa::openapi::Required;
 
 use super::Group;
-use super::operation::{Named, Operation, number, of, text};
+use super::operation::{Operation, choice, number, of, text};
+use crate::api::MAX_PAGE;
 use crate::api::ollama::{create, show};
-use crate::api::{blobs, copy, import, models, repositories};
-use crate::app::{DiffRecord, Job, Lineage, TagMovedBack};
+use crate::api::{blobs, cards, copy, files, import, models, repositories, rules, search};
+use crate::app::{DiffRecord, Job, Lineage, SearchSort, TagMovedBack};
 
 const LIST: &str = "nothing; the list has what the caller may read";
 const READ: &str = "`read` on the repository";
 const WRITE: &str = "`write` on the repository";
+const MAINTAIN: &str = "`maintain` on the repository";
 
 pub(super) fn repositories() -> Group {
     let tag = text("tag", "Only the moves of this tag.");
     let prefix = text("prefix", "Only this repository and those below it.");
     let size = number("size", "A number of bytes.").required(Required::True);
     let with = text("with", "The other model, such as `team/mini:v1`.").required(Required::True);
+    let sorts = SearchSort::ALL.map(SearchSort::as_str);
     let operations = vec![
+        Operation::get("/lode/v1/search", "search", "Finds models by words and by their facts")
+            .needs(LIST)
+            .query(text("q", "Words of names, tags and cards, or a part of a name."))
+            .query(text("all", "With any value, repositories that have no models are found, too."))
+            .query(text("task", "Such as `text-generation`."))
+            .query(text("format", "Such as `gguf`."))
+            .query(text("quant", "A quantisation, such as `Q4_K_M`."))
+            .query(text("arch", "An architecture, such as `llama`."))
+            .query(text("license", "Such as `apache-2.0`."))
+            .query(text("min", "The least number of parameters, such as `7B`."))
+            .query(text("max", "The most parameters."))
+            .query(text("fits", "The memory into which the model has to fit, such as `24GiB`."))
+            .query(text("context", "The least length of the context, in tokens."))
+            .query(text("base", "The name of a model that it was made from."))
+            .query(choice("sort", &sorts, "The order; by default by relevance, without words by time."))
+            .pages(search::MAX_HITS)
+            .returns_page(of::<search::SearchResult>()),
         Operation::get(
             "/lode/v1/repositories",
             "listRepositories",
@@ -60,6 +80,16 @@ pub(super) fn repositories() -> Group {
         .needs(WRITE)
         .body(of::<repositories::MoveBack>())
         .returns(200, "The tag was moved back", of::<TagMovedBack>()),
+        Operation::get("/lode/v1/repositories/{name}/pulls", "showPulls", "Counts the pulls of each day")
+            .needs(READ)
+            .returns(200, "The pulls", of::<repositories::Pulls>()),
+        Operation::get(
+            "/lode/v1/repositories/{name}/retention",
+            "showRetention",
+            "Shows the retention rule, and what it would remove now",
+        )
+        .needs(MAINTAIN)
+        .returns(200, "The rule", of::<rules::Retention>()),
         Operation::get("/lode/v1/models", "listModels", "Lists tags that are models")
             .needs(LIST)
             .pages(1000)
@@ -83,6 +113,21 @@ pub(super) fn repositories() -> Group {
             .needs(READ)
             .pages(10_000)
             .returns_page(of::<models::TensorList>()),
+        Operation::get(
+            "/lode/v1/files/{name}/{reference}",
+            "listFiles",
+            "Lists the files of a manifest, with the address of each",
+        )
+        .needs(READ)
+        .pages(MAX_PAGE)
+        .returns_page(of::<files::FileList>()),
+        Operation::get("/lode/v1/card/{name}/{reference}", "showCard", "Shows the text of a model card")
+            .needs(READ)
+            .returns(200, "The card", of::<cards::Card>()),
+        Operation::put("/lode/v1/card/{name}/{reference}", "saveCard", "Saves the model card of a tag")
+            .needs(WRITE)
+            .body(of::<cards::CardRequest>())
+            .returns(200, "The card is stored", of::<cards::CardSaved>()),
         Operation::get(
             "/lode/v1/diff/{name}/{reference}",
             "compareModels",

@@ -41,6 +41,7 @@ impl Registry {
     ) -> Result<Option<RetentionPreview>, Error> {
         let target = AccessTarget::Repository(repository.clone());
         self.authorize(caller, Action::Maintain, Target::Settings(&target)).await?;
+        self.check_repository_exists(repository, true).await?;
         let Some(rule) = self.retention.of(repository) else { return Ok(None) };
         let removals = match self.store.repository_exceeds(repository, MAX_ROWS).await? {
             true => None,

@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use http::StatusCode;
 use lode_model::digest::Digest;
-use lode_model::reference::{Reference, Repository};
+use lode_model::reference::{Reference, Repository, Tag};
 
 use super::overview::card_links;
 use super::{Head, Tab, show_queried};
@@ -111,9 +111,10 @@ async fn save(
     repository: &Repository,
     (tag, base, text): (Option<&str>, &str, &str),
 ) -> Result<String, Failure> {
-    let tag = tag.ok_or(Failure::QueryMissing { name: "tag", expected: "the tag of the card" })?.parse()?;
+    let tag: Tag =
+        tag.ok_or(Failure::QueryMissing { name: "tag", expected: "the tag of the card" })?.parse()?;
     let base: Digest = base.parse()?;
-    registry.card_save(caller, repository, &tag, (&base, text)).await?;
+    registry.card_save(caller, repository, &Reference::Tag(tag.clone()), (&base, text)).await?;
     Ok(format!("/{repository}?tag={tag}"))
 }
 

@@ -28,7 +28,7 @@ pub(super) struct Bar {
 }
 
 impl From<PullHistory> for Pulls {
-    fn from(PullHistory { totals, days }: PullHistory) -> Pulls {
+    fn from(PullHistory { totals, days, .. }: PullHistory) -> Pulls {
         let text = format!(
             "{} in {} days, {} in total",
             grouped(totals.recent),
@@ -64,7 +64,8 @@ mod tests {
     fn each_day_with_pulls_has_a_bar() {
         let history = |days: &[u64]| {
             let recent = days.iter().sum();
-            PullHistory { totals: PullTotals { recent, all_time: recent + 1000 }, days: days.to_vec() }
+            let totals = PullTotals { recent, all_time: recent + 1000 };
+            PullHistory { totals, days: days.to_vec(), today: 20_000 }
         };
         let pulls = Pulls::from(history(&[0, 1, 1000, 500]));
         assert_eq!(pulls.text, "1,501 in 4 days, 2,501 in total");
