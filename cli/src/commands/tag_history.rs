@@ -16,6 +16,8 @@ use crate::{
 
 /// Moves per page.
 const PAGE: u32 = 100;
+/// The most characters of a commit's title in the table.
+const TITLE_CHARS: usize = 50;
 
 pub(crate) async fn history(connection: &Connection, args: TagHistory) -> Outcome {
     let (registry, repository) = repository_of(connection, &args.repository)?;
@@ -62,13 +64,23 @@ pub(crate) async fn history(connection: &Connection, args: TagHistory) -> Outcom
                 digest(found, "to", "(deleted)"),
                 if found["can_move_back"] == true { "yes" } else { "no" }.to_owned(),
                 text(found, "actor"),
+                short_title(&text(found, "message")),
             ]
         })
         .collect();
-    Table::new(&["POSITION", "TAG", "MOVED", "FROM", "TO", "UNDO", "BY"], &rows)
-        .optional(&["BY", "MOVED"])
+    Table::new(&["POSITION", "TAG", "MOVED", "FROM", "TO", "UNDO", "BY", "COMMIT"], &rows)
+        .optional(&["COMMIT", "BY", "MOVED"])
         .wide(args.wide)
         .print()
+}
+
+/// The title of a commit's message, cut if it is long.
+fn short_title(message: &str) -> String {
+    let title = message.lines().next().unwrap_or_default();
+    match title.char_indices().nth(TITLE_CHARS) {
+        Some((end, _)) => format!("{}...", &title[..end]),
+        None => title.to_owned(),
+    }
 }
 
 pub(crate) async fn undo(connection: &Connection, args: TagUndo) -> Outcome {

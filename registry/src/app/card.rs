@@ -325,6 +325,7 @@ impl Registry {
         let (digest, size) = (blob.digest, Some(blob.size_bytes));
         let commit = Commit {
             parent: Some(commit_id(head).to_owned()),
+            message: Some(format!("Edit {}", source.path)),
             operations: vec![CommitOperation::Add { path: source.path, digest, size }],
             keeps_model: true,
         };

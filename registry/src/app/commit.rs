@@ -34,6 +34,8 @@ pub(crate) struct Commit {
     /// The commit that the branch has to be at: the id, or at least 7 digits of it.
     pub(crate) parent: Option<String>,
     pub(crate) operations: Vec<CommitOperation>,
+    /// See [`super::commit_message`].
+    pub(crate) message: Option<String>,
     /// Fail rather than store the files of a model as plain files.
     pub(crate) keeps_model: bool,
 }
@@ -161,7 +163,8 @@ impl Registry {
         // 4. Move the tag.
         let (kind, bytes) = (made.media_type, Bytes::from(made.manifest));
         let at = (&branch.tag, branch.head.as_ref());
-        let digest = self.manifest_put_after(caller, repository, at, &kind, bytes).await?;
+        let message = commit.message.as_deref();
+        let digest = self.manifest_put_after(caller, repository, at, &kind, bytes, message).await?;
         Ok(CommitOutcome { digest, notices })
     }
 

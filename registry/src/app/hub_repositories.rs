@@ -42,8 +42,9 @@ impl Registry {
         for blob in &made.blobs {
             self.small_put(caller, repository, blob).await?;
         }
-        let at = (&Tag::default(), None);
-        match self.manifest_put_after(caller, repository, at, &made.media_type, made.manifest.into()).await {
+        let (at, kind, bytes) = ((&Tag::default(), None), &made.media_type, made.manifest.into());
+        let message = Some("Create the repository");
+        match self.manifest_put_after(caller, repository, at, kind, bytes, message).await {
             Ok(_) => Ok(()),
             Err(Error::TagMoved { .. }) => Err(exists()),
             Err(error) => Err(error.into()),
@@ -132,13 +133,14 @@ impl Registry {
         Ok(!removed.is_empty() && manifests.len() as i64 == PAGE)
     }
 
-    /// Sets a new tag to a revision.
+    /// Sets a new tag to a revision. `message`: what the client says of the tag.
     pub(crate) async fn hub_tag_create(
         &self,
         caller: &Caller,
         repository: &Repository,
         name: &str,
         revision: &str,
+        message: Option<&str>,
     ) -> Result<(), CommitError> {
         self.check_push_manifest(caller, repository).await?;
         let tag = branch_tag(name)?;
@@ -155,7 +157,7 @@ impl Registry {
         }
         let bytes: Bytes = stored.bytes;
         let at = (&tag, None);
-        match self.manifest_put_after(caller, repository, at, &stored.media_type, bytes).await {
+        match self.manifest_put_after(caller, repository, at, &stored.media_type, bytes, message).await {
             Ok(_) => Ok(()),
             Err(Error::TagMoved { .. }) => Err(exists()),
             Err(error) => Err(error.into()),

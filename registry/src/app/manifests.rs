@@ -62,12 +62,12 @@ impl Registry {
     ) -> Result<ManifestPut, Error> {
         self.check_push_manifest(caller, repository).await?;
         let checks = Checks { sparse: self.config.allow_sparse, sizes: true };
-        let pushed = PushedManifest { reference, content_type, bytes, tags, replaces: None };
+        let pushed = PushedManifest { reference, content_type, bytes, tags, replaces: None, message: None };
         Box::pin(self.manifest_store(caller, repository, pushed, checks)).await
     }
 
     /// Like `manifest_put`, if the tag still points to `head`: `None` if it must not exist. Otherwise the error is
-    /// [`Error::TagMoved`].
+    /// [`Error::TagMoved`]. `message`: that of a commit.
     pub(super) async fn manifest_put_after(
         &self,
         caller: &Caller,
@@ -75,11 +75,13 @@ impl Registry {
         (tag, head): (&Tag, Option<&Digest>),
         content_type: &str,
         bytes: Bytes,
+        message: Option<&str>,
     ) -> Result<Digest, Error> {
         self.check_push_manifest(caller, repository).await?;
         let checks = Checks { sparse: self.config.allow_sparse, sizes: true };
         let (reference, content_type) = (&Reference::Tag(tag.clone()), Some(content_type));
-        let pushed = PushedManifest { reference, content_type, bytes, tags: &[], replaces: Some(head) };
+        let pushed =
+            PushedManifest { reference, content_type, bytes, tags: &[], replaces: Some(head), message };
         Ok(Box::pin(self.manifest_store(caller, repository, pushed, checks)).await?.digest)
     }
 
@@ -91,8 +93,8 @@ impl Registry {
         pushed: PushedManifest<'_>,
         checks: Checks,
     ) -> Result<ManifestPut, Error> {
-        let PushedManifest { reference, content_type, bytes, tags, replaces } = pushed;
-        let replaces = replaces.map(|head| head.cloned());
+        let PushedManifest { reference, content_type, bytes, tags, replaces, message } = pushed;
+        let (replaces, message) = (replaces.map(|head| head.cloned()), message.map(str::to_owned));
         // 1. Parse it.
         let manifest = Manifest::parse(content_type, &bytes).map_err(|error| match error {
             ManifestError::TooLarge { .. } => {
@@ -133,8 +135,18 @@ impl Registry {
         //    to its end, even if the client disconnects.
         let protected = self.protected_tags(repository).await?;
         let (sparse, caller) = (checks.sparse, caller.clone());
-        let put =
-            CheckedManifest { digest, manifest, named, bytes, tags, replaces, sparse, caller, protected };
+        let put = CheckedManifest {
+            digest,
+            manifest,
+            named,
+            bytes,
+            tags,
+            replaces,
+            message,
+            sparse,
+            caller,
+            protected,
+        };
         let (this, target) = (self.clone(), repository.clone());
         let put = detached(async move {
             this.manifest_write(&target, &put).await?;
@@ -214,8 +226,8 @@ impl Registry {
         put: &CheckedManifest,
         stored: &ManifestBytes,
     ) -> Result<RecordOutcome, Error> {
-        let CheckedManifest { digest, manifest, named, bytes, tags, replaces, sparse, caller, protected } =
-            put;
+        let CheckedManifest { digest, manifest, named, bytes, tags, replaces, message, .. } = put;
+        let CheckedManifest { sparse, caller, protected, .. } = put;
         let actor = caller.actor();
         let size_bytes = bytes.len() as u64;
         let mut tx = self.store.begin().await?;
@@ -259,7 +271,7 @@ impl Registry {
         tx.referrer_replace(repository, digest, row.as_ref().map(|(subject, row)| (*subject, row))).await?;
         let mut moved = Vec::new();
         for tag in tags {
-            let previous = tx.tag_put(repository, tag, digest, &actor).await?;
+            let previous = tx.tag_put(repository, tag, digest, &actor, message.as_deref()).await?;
             if replaces.as_ref().is_some_and(|head| *head != previous) {
                 return Err(Error::TagMoved { tag: tag.clone() });
             }
@@ -397,6 +409,8 @@ pub(super) struct PushedManifest<'a> {
     pub(super) tags: &'a [Tag],
     /// To what all tags must point before. `Some(None)`: they must not exist.
     pub(super) replaces: Option<Option<&'a Digest>>,
+    /// What the client said of the commit.
+    pub(super) message: Option<&'a str>,
 }
 
 /// A manifest that passed the checks.
@@ -407,6 +421,7 @@ struct CheckedManifest {
     bytes: Bytes,
     tags: Vec<Tag>,
     replaces: Option<Option<Digest>>,
+    message: Option<String>,
     /// Its references may be absent.
     sparse: bool,
     caller: Caller,

@@ -306,8 +306,14 @@ impl Registry {
         };
         // 3. Store the manifest. Its blobs are fetched on request.
         let kind = Some(fetched.media_type.as_str()).filter(|kind| !kind.is_empty());
-        let pushed =
-            PushedManifest { reference, content_type: kind, bytes: fetched.bytes, tags: &[], replaces: None };
+        let pushed = PushedManifest {
+            reference,
+            content_type: kind,
+            bytes: fetched.bytes,
+            tags: &[],
+            replaces: None,
+            message: None,
+        };
         match self.manifest_store(&Caller::INTERNAL, ours, pushed, Checks::NONE).await {
             Ok(put) => {
                 tracing::info!(repository = %ours, %reference, digest = %put.digest, "manifest fetched");
@@ -371,7 +377,7 @@ impl Registry {
         }
         // 2. Otherwise fetch the bytes as an upload.
         let bytes = upstream.registry.blob_read(theirs, digest, size_bytes);
-        let body: Body = bytes.map_err(|error| BodyError::from(Box::new(error))).boxed();
+        let body: Body = bytes.map_err(BodyError::from).boxed();
         let chunk = ChunkRange { range: None, length: Some(size_bytes) };
         match self.blob_put(&Caller::INTERNAL, ours, digest, chunk, body).await {
             Ok(_) => {

@@ -37,6 +37,16 @@ pub(crate) struct TagMove {
     pub(crate) to: Option<Digest>,
     /// Whether the repository still has the manifest `from`.
     pub(crate) can_move_back: bool,
+    /// What the client said of the commit that moved it: a title, and a description after an empty line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) message: Option<String>,
+}
+
+impl TagMove {
+    /// The title of the commit's message.
+    pub(crate) fn title(&self) -> Option<&str> {
+        self.message.as_deref().and_then(|message| message.lines().next())
+    }
 }
 
 /// A tag that was moved back.
@@ -74,6 +84,7 @@ impl Registry {
             from: row.from,
             to: row.to,
             can_move_back: row.can_move_back,
+            message: row.message,
         });
         Ok(Page::cut(items.collect(), limit))
     }
@@ -118,7 +129,7 @@ impl Registry {
             return Err(Error::TagTargetDeleted { tag: tag.clone(), digest: digest.clone() });
         }
         let actor = caller.actor();
-        let previous = tx.tag_put(repository, tag, digest, &actor).await?;
+        let previous = tx.tag_put(repository, tag, digest, &actor, None).await?;
         if expected.is_some_and(|last| last.to != previous) {
             return Err(Error::TagMoved { tag: tag.clone() });
         }

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
 use super::preupload::MAX_INLINE_BYTES;
-use crate::app::{self, BlobInfo, Commit, CommitError, CommitOperation, MAX_OPERATIONS};
+use crate::app::{self, BlobInfo, Commit, CommitError, CommitOperation, MAX_OPERATIONS, commit_message};
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::{BodyError, Error, Registry};
@@ -36,6 +36,10 @@ struct Line<'a> {
 struct Header {
     #[serde(default, rename = "parentCommit")]
     parent: Option<String>,
+    #[serde(default)]
+    summary: Option<String>,
+    #[serde(default)]
+    description: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -85,11 +89,13 @@ pub(super) async fn read_commit(
         let number = reader.number;
         let Line { key, value } = parse_line(number, &line)?;
         if key == "header" {
-            let Header { parent } = parse_line(number, value.get().as_bytes())?;
+            let header: Header = parse_line(number, value.get().as_bytes())?;
             if std::mem::replace(&mut has_header, true) {
                 return Err(wrong_line(number, "is a second header").into());
             }
-            commit.parent = parent;
+            commit.parent = header.parent;
+            let (title, description) = (header.summary.as_deref(), header.description.as_deref());
+            commit.message = commit_message(title.unwrap_or_default(), description.unwrap_or_default());
             continue;
         }
         if !has_header {

@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use lode_model::reference::Repository;
 use serde::Serialize;
 use sha1::{Digest as _, Sha1};
 
-use crate::app::{ContentId, ManifestFile, Revision};
+use crate::app::{ContentId, ManifestFile, RecordedCommit, Revision};
 use crate::time::rfc3339;
 
 /// The digits of an object's id in git.
@@ -41,13 +42,15 @@ pub(crate) struct LastCommit {
 }
 
 impl LastCommit {
-    pub(crate) fn of(revision: &Revision, modified_at: i64) -> LastCommit {
-        LastCommit {
-            id: revision.commit().to_owned(),
-            title: format!("{}@{}", revision.repository, revision.digest),
-            date: hub_time(modified_at),
-        }
+    pub(crate) fn of(repository: &Repository, commit: &RecordedCommit) -> LastCommit {
+        let (title, date) = (commit_title(repository, commit), hub_time(commit.at));
+        LastCommit { id: commit.id().to_owned(), title, date }
     }
+}
+
+/// The title of a commit, or else the name of its manifest.
+pub(crate) fn commit_title(repository: &Repository, commit: &RecordedCommit) -> String {
+    commit.title().map_or_else(|| format!("{repository}@{}", commit.digest), str::to_owned)
 }
 
 impl TreeEntry {

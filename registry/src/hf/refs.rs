@@ -1,17 +1,22 @@
-//! `refs`, `commits` and `auth-check` of a repository. Each tag is a revision with one commit: its manifest.
+//! `refs`, `commits` and `auth-check` of a repository. Each tag is a revision whose commits are the manifests to which
+//! it was moved.
 
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use http::HeaderName;
+use http::request::Parts;
 use serde_json::{Value, json};
 
-use super::entries::hub_time;
+use super::entries::{commit_title, hub_time};
 use crate::Registry;
-use crate::app::{FilesError, commit_id, main_tag};
+use crate::app::{FilesError, RecordedCommit, commit_id, main_tag};
 use crate::auth::Caller;
-use crate::http::{Failure, HubName, Json, Path, Query};
+use crate::http::{Failure, HubName, Json, Links, Path, Query, page};
 
 const TOTAL_COUNT: HeaderName = HeaderName::from_static("x-total-count");
+/// The commits of a page.
+const PAGE: u32 = 100;
+const MAX_PAGE: u32 = 1000;
 
 pub(crate) async fn list(
     State(registry): State<Registry>,
@@ -39,18 +44,31 @@ pub(crate) async fn list(
 pub(crate) async fn commits(
     State(registry): State<Registry>,
     caller: Caller,
+    parts: Parts,
     Path((HubName(repository), name)): Path<(HubName, String)>,
+    query: Query,
 ) -> Result<Response, Failure> {
     let revision = registry.revision(&caller, &repository, &name).await?;
-    let facts = registry.revision_facts(&revision).await?;
-    let commit = json!([{
-        "id": revision.commit(),
-        "title": format!("{repository}@{}", revision.digest),
-        "message": "",
-        "authors": [],
-        "date": hub_time(facts.modified_at),
-    }]);
-    Ok(([(TOTAL_COUNT, "1")], Json(commit)).into_response())
+    let commits = registry.commits(&caller, &revision).await?;
+    let limit = query.limit("limit")?.unwrap_or(PAGE).clamp(1, MAX_PAGE) as usize;
+    let nth = query.limit("p")?.unwrap_or_default() as usize;
+    let from = nth.saturating_mul(limit);
+    let next = (from.saturating_add(limit) < commits.len()).then(|| {
+        let parameters = [("limit", &limit.to_string()[..]), ("p", &(nth + 1).to_string())];
+        Links::absolute(&parts, registry.config()).next(parts.uri.path(), &parameters)
+    });
+    let object = |commit: &RecordedCommit| {
+        let authors: Vec<Value> = commit.author.iter().map(|author| json!({ "user": author })).collect();
+        json!({
+            "id": commit.id(),
+            "title": commit_title(&repository, commit),
+            "message": commit.description(),
+            "authors": authors,
+            "date": hub_time(commit.at),
+        })
+    };
+    let shown: Vec<Value> = commits.iter().skip(from).take(limit).map(object).collect();
+    Ok(page(([(TOTAL_COUNT, commits.len().to_string())], Json(shown)), next))
 }
 
 /// Whether the caller may read the repository.

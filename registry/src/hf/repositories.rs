@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::error::{ERROR_MESSAGE, no_pull_requests};
 use crate::Registry;
-use crate::app::CommitError;
+use crate::app::{CommitError, commit_message};
 use crate::auth::{Action, Caller, Visibility};
 use crate::http::extract::RequestBody;
 use crate::http::links::header_value;
@@ -171,13 +171,15 @@ pub(crate) async fn create_branch(
     body: JsonBody<NewBranch>,
 ) -> Result<Json<Value>, Failure> {
     let from = body.starting_point.as_deref().unwrap_or(MAIN);
-    registry.hub_tag_create(&caller, &repository, &branch, from).await?;
+    registry.hub_tag_create(&caller, &repository, &branch, from, None).await?;
     Ok(Json(json!({})))
 }
 
 #[derive(Deserialize)]
 pub(crate) struct NewTag {
     tag: String,
+    #[serde(default)]
+    message: Option<String>,
 }
 
 impl RequestBody for NewTag {
@@ -190,7 +192,8 @@ pub(crate) async fn create_tag(
     Path((HubName(repository), revision)): Path<(HubName, String)>,
     body: JsonBody<NewTag>,
 ) -> Result<Json<Value>, Failure> {
-    registry.hub_tag_create(&caller, &repository, &body.tag, &revision).await?;
+    let message = body.message.as_deref().and_then(|message| commit_message(message, ""));
+    registry.hub_tag_create(&caller, &repository, &body.tag, &revision, message.as_deref()).await?;
     Ok(Json(json!({})))
 }
 

@@ -49,7 +49,7 @@ async fn list(
     query: &Query,
 ) -> Result<Response, Failure> {
     let revision = registry.revision(caller, repository, name).await?;
-    let last_commit = last_commit(registry, &revision, query.is_true("expand")).await?;
+    let last_commit = last_commit(registry, caller, &revision, query.is_true("expand")).await?;
     let entries = below(&revision, folder, query.is_true("recursive"), last_commit.as_ref());
     let mut entries = entries.ok_or_else(|| revision.entry_unknown(folder))?;
     let Some(limit) = query.limit("limit")? else { return Ok(page(Json(entries), None)) };
@@ -85,7 +85,7 @@ pub(crate) async fn paths_info(
         true => parse::<PathsRequest>(&bytes)?,
         false => PathsRequest::of_form(&bytes),
     };
-    let last_commit = last_commit(&registry, &revision, asked.expand).await?;
+    let last_commit = last_commit(&registry, &caller, &revision, asked.expand).await?;
     Ok(Json(named(&revision, asked.paths.iter().map(String::as_str), last_commit.as_ref())))
 }
 
@@ -112,12 +112,14 @@ impl PathsRequest {
 
 async fn last_commit(
     registry: &Registry,
+    caller: &Caller,
     revision: &Revision,
     is_wanted: bool,
 ) -> Result<Option<LastCommit>, Failure> {
     if !is_wanted {
         return Ok(None);
     }
-    let facts = registry.revision_facts(revision).await?;
-    Ok(Some(LastCommit::of(revision, facts.modified_at)))
+    let commits = registry.commits(caller, revision).await?;
+    let own = commits.iter().find(|commit| commit.digest == revision.digest);
+    Ok(own.map(|commit| LastCommit::of(&revision.repository, commit)))
 }

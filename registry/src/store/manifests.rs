@@ -340,7 +340,7 @@ impl Tx {
     async fn tags_deleted(&mut self, tags: &[DeletedTag], why: &RemovalCause) -> Result<(), Error> {
         let mut moves: BTreeMap<&str, Vec<NewTagMove<'_>>> = BTreeMap::new();
         for DeletedTag { repository, name, digest } in tags {
-            let moved = NewTagMove { tag: name, from: Some(digest), to: None };
+            let moved = NewTagMove { tag: name, from: Some(digest), to: None, message: None };
             moves.entry(repository).or_default().push(moved);
         }
         for (repository, moves) in moves {

@@ -90,7 +90,7 @@ pub(crate) use search_filter::{SearchContent, SearchFilter};
 pub(crate) use sessions::SessionRow;
 pub(crate) use sizes::SizedTable;
 pub(crate) use surroundings::{DerivedModel, SharedBytes};
-pub(crate) use tag_moves::{TagMoveFilter, TagMoveRow};
+pub(crate) use tag_moves::{MAX_MOVES, TagMoveFilter, TagMoveRow};
 pub(crate) use tokens::TokenRow;
 pub(crate) use transfer::MoveState;
 pub(crate) use uploads::{NewUpload, UploadCheckpoint, UploadRow};

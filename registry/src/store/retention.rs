@@ -155,7 +155,12 @@ impl Tx {
         self.removals_put(&records).await?;
         let moves: Vec<NewTagMove<'_>> = removed
             .iter()
-            .map(|tag| NewTagMove { tag: tag.name.as_str(), from: Some(tag.digest.as_str()), to: None })
+            .map(|tag| NewTagMove {
+                tag: tag.name.as_str(),
+                from: Some(tag.digest.as_str()),
+                to: None,
+                message: None,
+            })
             .collect();
         self.tag_moves_put(repository.as_str(), &moves, &why.actor, why.at).await?;
         self.manifests_mark_untagged(repository, removed.iter().map(|tag| &tag.digest), why.at).await?;
@@ -203,7 +208,9 @@ mod tests {
             let new = manifest(&mut tx, &repository, b"new").await;
             tx.repository_lock(&repository).await.unwrap();
             for nth in 0..TAGS {
-                tx.tag_put(&repository, &format!("t{nth}").parse().unwrap(), &old, "server").await.unwrap();
+                tx.tag_put(&repository, &format!("t{nth}").parse().unwrap(), &old, "server", None)
+                    .await
+                    .unwrap();
             }
             tx.commit().await.unwrap();
             let tags = store.tags_by_age(&repository).await.unwrap();
@@ -212,7 +219,7 @@ mod tests {
             }
             // One tag is moved after it was read.
             let mut tx = store.begin().await.unwrap();
-            tx.tag_put(&repository, &tags[7].name, &new, "server").await.unwrap();
+            tx.tag_put(&repository, &tags[7].name, &new, "server", None).await.unwrap();
             tx.commit().await.unwrap();
             let reason = RemovalReason::KeepLast { rule: 1 };
             let actor = "server".to_owned();

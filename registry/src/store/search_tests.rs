@@ -43,7 +43,7 @@ async fn push(store: &Store, repository: &str, tag: &str, seed: &str) {
     let new =
         NewManifest { digest: &digest, media_type: "type", artifact_type: None, bytes: seed.as_bytes() };
     tx.manifest_insert(&repository, new).await.unwrap();
-    tx.tag_put(&repository, &tag.parse().unwrap(), &digest, "server").await.unwrap();
+    tx.tag_put(&repository, &tag.parse().unwrap(), &digest, "server", None).await.unwrap();
     tx.commit().await.unwrap();
 }
 

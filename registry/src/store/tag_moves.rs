@@ -10,7 +10,7 @@ use crate::Error;
 
 /// How many moves of a repository are kept.
 pub(crate) const MAX_MOVES: i64 = 1000;
-/// How many moves one statement inserts: seven parameters each stay below the engines' limits.
+/// How many moves one statement inserts: eight parameters each stay below the engines' limits.
 const INSERT_ROWS: usize = 500;
 
 /// A move of a tag to record.
@@ -21,6 +21,7 @@ pub(super) struct NewTagMove<'a> {
     pub(super) from: Option<&'a str>,
     /// `None`: the tag was deleted.
     pub(super) to: Option<&'a str>,
+    pub(super) message: Option<&'a str>,
 }
 
 /// A recorded move of a tag.
@@ -34,6 +35,7 @@ pub(crate) struct TagMoveRow {
     pub(crate) to: Option<Digest>,
     /// Whether the repository still has the manifest from which the tag was moved.
     pub(crate) can_move_back: bool,
+    pub(crate) message: Option<String>,
 }
 
 /// Which moves of a repository are listed.
@@ -55,6 +57,7 @@ struct TagMoveColumns {
     old_digest: Option<String>,
     new_digest: Option<String>,
     can_move_back: bool,
+    message: Option<String>,
 }
 
 impl TryFrom<TagMoveColumns> for TagMoveRow {
@@ -70,6 +73,7 @@ impl TryFrom<TagMoveColumns> for TagMoveRow {
             from: digest(row.old_digest)?,
             to: digest(row.new_digest)?,
             can_move_back: row.can_move_back,
+            message: row.message,
         })
     }
 }
@@ -83,7 +87,7 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<TagMoveRow>, Error> {
         let rows: Vec<TagMoveColumns> = on!(self.read(), c => sqlx::query_as(
-            "select t.position, t.tag, t.moved_at, t.actor, t.old_digest, t.new_digest,
+            "select t.position, t.tag, t.moved_at, t.actor, t.old_digest, t.new_digest, t.message,
                     exists (select 1 from manifests m
                             where m.repository = t.repository and m.digest = t.old_digest) as can_move_back
              from tag_moves t
@@ -116,14 +120,16 @@ impl Tx {
         let mut position = last;
         for some in moves.chunks(INSERT_ROWS) {
             let text = format!(
-                "insert into tag_moves (repository, position, tag, moved_at, actor, old_digest, new_digest) values {}",
-                placeholders(some.len(), "(?, cast(? as bigint), ?, cast(? as bigint), ?, ?, ?)", 1)
+                "insert into tag_moves
+                     (repository, position, tag, moved_at, actor, old_digest, new_digest, message) values {}",
+                placeholders(some.len(), "(?, cast(? as bigint), ?, cast(? as bigint), ?, ?, ?, ?)", 1)
             );
             on!(self.conn(), c => {
                 let mut query = sqlx::query(AssertSqlSafe(text));
-                for NewTagMove { tag, from, to } in some {
+                for NewTagMove { tag, from, to, message } in some {
                     position += 1;
-                    query = query.bind(repository).bind(position).bind(*tag).bind(at).bind(actor).bind(*from).bind(*to);
+                    query = query.bind(repository).bind(position).bind(*tag).bind(at).bind(actor);
+                    query = query.bind(*from).bind(*to).bind(*message);
                 }
                 query.execute(c).await.map(drop)
             })?;

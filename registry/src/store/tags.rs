@@ -53,14 +53,15 @@ impl Store {
 }
 
 impl Tx {
-    /// Points a tag at a manifest of this repository, and returns its previous target. The repository is
-    /// locked.
+    /// Points a tag at a manifest of this repository, and returns its previous target. `message`: that of a commit.
+    /// The repository is locked.
     pub(crate) async fn tag_put(
         &mut self,
         repository: &Repository,
         tag: &Tag,
         digest: &Digest,
         actor: &str,
+        message: Option<&str>,
     ) -> Result<Option<Digest>, Error> {
         let now = now_ms();
         let before: Option<(String,)> = on!(self.conn(), c => sqlx::query_as(
@@ -80,7 +81,7 @@ impl Tx {
         }
         if before.as_ref() != Some(digest) {
             let (from, to) = (before.as_ref().map(Digest::as_str), Some(digest.as_str()));
-            let moved = NewTagMove { tag: tag.as_str(), from, to };
+            let moved = NewTagMove { tag: tag.as_str(), from, to, message };
             self.tag_moves_put(repository.as_str(), &[moved], actor, now).await?;
         }
         self.search_refresh(repository).await?;
@@ -100,7 +101,7 @@ impl Tx {
         let Some((digest,)) = row else { return Ok(None) };
         let digest = parse_stored("digest", &digest)?;
         self.removal_put_tag(repository, tag.as_str(), &digest, why).await?;
-        let moved = NewTagMove { tag: tag.as_str(), from: Some(digest.as_str()), to: None };
+        let moved = NewTagMove { tag: tag.as_str(), from: Some(digest.as_str()), to: None, message: None };
         self.tag_moves_put(repository.as_str(), &[moved], &why.actor, why.at).await?;
         self.search_refresh(repository).await?;
         Ok(Some(digest))

@@ -22,6 +22,7 @@ mod gateway;
 mod guessing;
 mod hidden;
 mod hub;
+mod hub_commits;
 mod hub_import;
 mod hub_write;
 mod import;

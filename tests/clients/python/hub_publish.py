@@ -95,6 +95,8 @@ operations = [
 ]
 done = api.create_commit(name, operations, commit_message="Several", parent_commit=head)
 assert listed() == {"inline.bin", "copy.bin", "kept.txt"}, listed()
+titles = [commit.title for commit in api.list_repo_commits(name)]
+assert titles[0] == "Several" and titles[-2:] == ["One", "Create the repository"], titles
 stale = [CommitOperationAdd("stale.txt", b"x")]
 assert status(lambda: api.create_commit(name, stale, commit_message="Stale", parent_commit=head)) == 412
 api.delete_file("copy.bin", name)

@@ -125,6 +125,7 @@ impl Registry {
             bytes: bytes.into(),
             tags: &[],
             replaces: None,
+            message: None,
         };
         self.manifest_store(caller, repository, new, Checks::NONE).await?;
         let mut tx = self.store.begin().await?;
@@ -165,7 +166,7 @@ impl Registry {
         for row in removals {
             let tag: Tag = parse_stored("tag", row.tag.as_deref().unwrap_or_default())?;
             if !tags.contains(&tag) {
-                let previous = tx.tag_put(repository, &tag, digest, &actor).await?;
+                let previous = tx.tag_put(repository, &tag, digest, &actor, None).await?;
                 if previous.as_ref() != Some(digest) {
                     let previous = previous.as_ref();
                     let event = Event::Tag { repository, tag: &tag, digest, previous };
