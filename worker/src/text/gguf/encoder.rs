@@ -1,8 +1,8 @@
 //! Encodes a text with the tokenizer of a GGUF.
 
+use super::characters::CharacterBpeModel;
 use super::cut::{Fragment, SpecialTokenSplitter};
 use super::merges::BpeModel;
-use super::pieces::SentencePieceModel;
 use super::tokens::Tokens;
 use super::unigram::UnigramModel;
 use super::words::WordPieceModel;
@@ -20,7 +20,7 @@ pub(crate) struct GgufTokenizer {
 
 pub(super) enum Model {
     Merges(BpeModel),
-    Pieces(SentencePieceModel),
+    Characters(CharacterBpeModel),
     Unigrams(UnigramModel),
     Words(WordPieceModel),
 }
@@ -36,7 +36,7 @@ impl GgufTokenizer {
                 Fragment::Id(id) => ids.push(id),
                 Fragment::Text(text) => match &self.model {
                     Model::Merges(merges) => merges.encode(&self.tokens, text, &mut ids)?,
-                    Model::Pieces(pieces) => pieces.encode(&self.tokens, text, begins, &mut ids),
+                    Model::Characters(characters) => characters.encode(&self.tokens, text, begins, &mut ids),
                     Model::Unigrams(unigrams) => unigrams.encode(&self.tokens, text, &mut ids),
                     Model::Words(words) => words.encode(&self.tokens, text, &mut ids)?,
                 },

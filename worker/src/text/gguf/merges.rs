@@ -41,16 +41,21 @@ struct Pair {
     id: u32,
 }
 
+/// The list of merges: `left right`, in order of priority. A repeated one has its first place, as in llama.cpp.
+pub(super) fn read_merges(metadata: &Metadata) -> Result<TextTable, TokenizerError> {
+    const MERGES: &str = "tokenizer.ggml.merges";
+    let merges = metadata.get(MERGES).ok_or(TokenizerError::MissingKey { key: MERGES })?;
+    let merges = merges.as_array().and_then(Array::as_strings);
+    let merges = merges.ok_or(TokenizerError::BadKey { key: MERGES, expected: "a list of strings" })?;
+    Ok(TextTable::with_first_of_repeated(merges.clone()))
+}
+
 impl BpeModel {
     pub(super) fn read(
         metadata: &Metadata,
         tokens: &Tokens,
         pre: &PreTokeniser,
     ) -> Result<BpeModel, TokenizerError> {
-        const MERGES: &str = "tokenizer.ggml.merges";
-        let merges = metadata.get(MERGES).ok_or(TokenizerError::MissingKey { key: MERGES })?;
-        let merges = merges.as_array().and_then(Array::as_strings);
-        let merges = merges.ok_or(TokenizerError::BadKey { key: MERGES, expected: "a list of strings" })?;
         let split = |pattern: &&str| {
             let pattern = SplitPattern::Regex((*pattern).to_owned());
             Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(TokenizerError::Format)
@@ -62,7 +67,7 @@ impl BpeModel {
             }
         }
         Ok(BpeModel {
-            merges: TextTable::new(merges.clone()),
+            merges: read_merges(metadata)?,
             patterns: pre.patterns.iter().map(split).collect::<Result<_, _>>()?,
             is_whole_token_first: pre.ignore_merges,
             bytes,

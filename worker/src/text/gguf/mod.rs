@@ -1,11 +1,11 @@
 //! Tokenizers of GGUF files: tokens, their kinds, and scores or merges, in the keys under `tokenizer.ggml.`.
 //! The keys are interpreted as in llama.cpp (src/llama-vocab.cpp), with the same ids as the result.
 
+mod characters;
 mod charsmap;
 mod cut;
 pub(super) mod encoder;
 mod merges;
-mod pieces;
 mod pre;
 #[cfg(test)]
 mod tests;
@@ -18,10 +18,10 @@ use std::sync::Arc;
 
 use lode_model::gguf::Metadata;
 
+use self::characters::CharacterBpeModel;
 use self::cut::SpecialTokenSplitter;
 use self::encoder::{GgufTokenizer, Model};
 use self::merges::BpeModel;
-use self::pieces::SentencePieceModel;
 use self::tokens::{BLANK, Kind, Tokens, byte_of_token};
 use self::unigram::UnigramModel;
 use self::words::WordPieceModel;
@@ -49,11 +49,18 @@ pub fn read(metadata: &Metadata) -> Result<(Tokenizer, SpecialTokens), Tokenizer
         }
         "llama" => {
             let unknown = id("unknown", default(0));
-            let pieces =
-                SentencePieceModel::read(metadata, &tokens, unknown, flag("add_space_prefix", true))?;
+            let characters =
+                CharacterBpeModel::read(metadata, &tokens, unknown, flag("add_space_prefix", true))?;
             let ends = AddedTokens { begin: flag("add_bos_token", true), end: flag("add_eos_token", false) };
             let eos = id("eos", default(2));
-            (Model::Pieces(pieces), ends, Roles { bos: id("bos", default(1)), eos, end: eos })
+            (Model::Characters(characters), ends, Roles { bos: id("bos", default(1)), eos, end: eos })
+        }
+        "gemma4" => {
+            let characters = CharacterBpeModel::read_with_merges(metadata, &tokens)?;
+            // Some files say that no token begins a text, but the model expects it.
+            let ends = AddedTokens { begin: true, end: flag("add_eos_token", false) };
+            let eos = id("eos", None);
+            (Model::Characters(characters), ends, Roles { bos: id("bos", None), eos, end: eos })
         }
         "bert" => {
             let unknown = id("unknown", default(100));
@@ -81,7 +88,7 @@ pub fn read(metadata: &Metadata) -> Result<(Tokenizer, SpecialTokens), Tokenizer
     let cutter = SpecialTokenSplitter::new(&tokens, metadata);
     let leading_blank = match &model {
         Model::Merges(_) => false,
-        Model::Pieces(pieces) => pieces.adds_blank(),
+        Model::Characters(characters) => characters.adds_blank(),
         Model::Unigrams(unigrams) => unigrams.adds_blank(),
         Model::Words(_) => true,
     };

@@ -144,6 +144,7 @@ fn errors_name_the_key() {
     assert!(matches!(read(&Metadata::new()), Err(TokenizerError::NoVocabulary)));
     check(&tiny("rwkv"), "`rwkv`");
     check(&tiny("gpt2"), "`tokenizer.ggml.merges`");
+    check(&tiny("gemma4"), "`tokenizer.ggml.merges`");
     check(&tiny("bert"), "`tokenizer.ggml.unknown_token_id`");
     let mut metadata = tiny("gpt2");
     metadata.set("tokenizer.ggml.pre", "nobody-knows");

@@ -13,7 +13,7 @@ pub(super) struct TextTable {
     hasher: RandomState,
     /// A power of two of slots, at least half of them empty.
     slots: Vec<Slot>,
-    /// Numbers whose text has a higher number as well.
+    /// Numbers whose text is found under another number.
     replaced: BTreeSet<u32>,
 }
 
@@ -26,12 +26,26 @@ struct Slot {
 }
 
 impl TextTable {
+    /// A table that finds the last number of a repeated text.
     pub(super) fn new(strings: Strings) -> TextTable {
+        TextTable::build(strings, false)
+    }
+
+    /// A table that finds the first number of a repeated text.
+    pub(super) fn with_first_of_repeated(strings: Strings) -> TextTable {
+        TextTable::build(strings, true)
+    }
+
+    fn build(strings: Strings, finds_first: bool) -> TextTable {
         let slots = vec![Slot::default(); (strings.len() * 2).next_power_of_two().max(2)];
         let mut texts = TextTable { strings, hasher: RandomState::new(), slots, replaced: BTreeSet::new() };
         for number in 0..u32::try_from(texts.strings.len()).unwrap_or(u32::MAX) {
             let (at, tag) = texts.slot(texts.bytes(number));
             if let Some(before) = texts.slots[at].next.checked_sub(1) {
+                if finds_first {
+                    texts.replaced.insert(number);
+                    continue;
+                }
                 texts.replaced.insert(before);
             }
             texts.slots[at] = Slot { tag, next: number + 1 };
@@ -47,7 +61,7 @@ impl TextTable {
         self.strings.get(number as usize).unwrap_or_default()
     }
 
-    /// The highest number of a text.
+    /// The number of a text.
     pub(super) fn find(&self, text: &[u8]) -> Option<u32> {
         let (at, _) = self.slot(text);
         self.slots[at].next.checked_sub(1)
@@ -107,5 +121,12 @@ mod tests {
             [0, 1, 2, 3, 4].map(|number| texts.is_replaced(number)),
             [true, false, true, false, false]
         );
+    }
+
+    #[test]
+    fn the_first_of_a_text_counts() {
+        let texts = TextTable::with_first_of_repeated(["a", "b", "a", "b"].iter().collect());
+        assert_eq!([&b"a"[..], b"b", b"c"].map(|text| texts.find(text)), [Some(0), Some(1), None]);
+        assert_eq!([0, 1, 2, 3].map(|number| texts.is_replaced(number)), [false, false, true, true]);
     }
 }

@@ -1,22 +1,32 @@
-//! SentencePiece's BPE: the neighbours whose union is the token with the highest score are merged, the
-//! leftmost first, until none is left. A character without a token becomes bytes. Scores determine the order,
-//! so a list of merges cannot express it.
+//! BPE of characters: neighbours are merged in the order of the model, of equal ones the leftmost first, until none is
+//! left. A character without a token becomes bytes. In SentencePiece's vocabularies (`llama`) the order is that of the
+//! scores of the merged tokens, which a list of merges cannot express. Gemma 4 has such a list, as byte-level BPE does.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use lode_model::gguf::Metadata;
 
+use super::merges::read_merges;
+use super::texts::TextTable;
 use super::tokens::{BLANK, Kind, Tokens, byte_of_token, read_scores};
 use crate::text::tokenizer_error::TokenizerError;
 
-pub(super) struct SentencePieceModel {
-    /// The score of each token.
-    scores: Vec<f32>,
+pub(super) struct CharacterBpeModel {
+    order: MergeOrder,
     longest: usize,
     bytes: Vec<Option<u32>>,
     unknown: Option<u32>,
     adds_blank: bool,
+}
+
+/// Which neighbours are merged first.
+enum MergeOrder {
+    /// Those whose union has the highest score. The score of each token.
+    Scores(Vec<f32>),
+    /// Those that are first in the list: `left right`. Lines without text are not merged with others, and not
+    /// merged at all if they are a token.
+    List(TextTable),
 }
 
 /// A range of the text that is one token until it is merged with a neighbour; empty once merged into the one
@@ -30,7 +40,8 @@ struct Symbol {
 
 /// Two neighbours that can be merged.
 struct Pair {
-    score: f32,
+    /// Exact for a score, and for a place in a list.
+    priority: f64,
     left: usize,
     right: usize,
     len: usize,
@@ -39,7 +50,7 @@ struct Pair {
 impl Ord for Pair {
     fn cmp(&self, other: &Pair) -> Ordering {
         let key = |pair: &Pair| Reverse(pair.left);
-        self.score.total_cmp(&other.score).then_with(|| key(self).cmp(&key(other)))
+        self.priority.total_cmp(&other.priority).then_with(|| key(self).cmp(&key(other)))
     }
 }
 
@@ -57,13 +68,26 @@ impl PartialEq for Pair {
 
 impl Eq for Pair {}
 
-impl SentencePieceModel {
+impl CharacterBpeModel {
     pub(super) fn read(
         metadata: &Metadata,
         tokens: &Tokens,
         unknown: Option<u32>,
         adds_blank: bool,
-    ) -> Result<SentencePieceModel, TokenizerError> {
+    ) -> Result<CharacterBpeModel, TokenizerError> {
+        let order = MergeOrder::Scores(read_scores(metadata, tokens)?);
+        Ok(CharacterBpeModel::new(tokens, order, unknown, adds_blank))
+    }
+
+    /// The model of Gemma 4.
+    pub(super) fn read_with_merges(
+        metadata: &Metadata,
+        tokens: &Tokens,
+    ) -> Result<CharacterBpeModel, TokenizerError> {
+        Ok(CharacterBpeModel::new(tokens, MergeOrder::List(read_merges(metadata)?), None, false))
+    }
+
+    fn new(tokens: &Tokens, order: MergeOrder, unknown: Option<u32>, adds_blank: bool) -> CharacterBpeModel {
         let mut bytes = vec![None; 256];
         for (id, text) in tokens.all() {
             if let Some(byte) = byte_of_token(text).filter(|_| tokens.kind(id) == Kind::Byte) {
@@ -75,9 +99,8 @@ impl SentencePieceModel {
             let ascii = byte.is_ascii().then(|| char::from(byte).to_string());
             *id = id.or_else(|| tokens.id(&hex)).or_else(|| tokens.id(&ascii?));
         }
-        let scores = read_scores(metadata, tokens)?;
         let longest = tokens.all().map(|(_, text)| text.len()).max().unwrap_or_default();
-        Ok(SentencePieceModel { scores, longest, bytes, unknown, adds_blank })
+        CharacterBpeModel { order, longest, bytes, unknown, adds_blank }
     }
 
     pub(super) fn adds_blank(&self) -> bool {
@@ -90,8 +113,27 @@ impl SentencePieceModel {
             escaped.push(BLANK);
         }
         escaped.extend(text.chars().map(|c| if c == ' ' { BLANK } else { c }));
+        match &self.order {
+            MergeOrder::Scores(_) => self.merge(tokens, &escaped, ids),
+            MergeOrder::List(_) => {
+                let mut rest = &escaped[..];
+                while let Some(first) = rest.chars().next() {
+                    let is_end = |c: char| (c == '\n') != (first == '\n');
+                    let (run, after) = rest.split_at(rest.find(is_end).unwrap_or(rest.len()));
+                    match tokens.id(run).filter(|_| first == '\n') {
+                        Some(id) => ids.push(id),
+                        None => self.merge(tokens, run, ids),
+                    }
+                    rest = after;
+                }
+            }
+        }
+    }
+
+    /// Merges the characters of a text.
+    fn merge(&self, tokens: &Tokens, text: &str, ids: &mut Vec<u32>) {
         let mut symbols: Vec<Symbol> = Vec::new();
-        for (start, c) in escaped.char_indices() {
+        for (start, c) in text.char_indices() {
             let at = symbols.len();
             let symbol =
                 Symbol { start, end: start + c.len_utf8(), before: at.checked_sub(1), after: Some(at + 1) };
@@ -102,7 +144,7 @@ impl SentencePieceModel {
         }
         let mut queue = BinaryHeap::new();
         for right in 1..symbols.len() {
-            queue.extend(self.pair(tokens, &escaped, &symbols, [Some(right - 1), Some(right)]));
+            queue.extend(self.pair(tokens, text, &symbols, [Some(right - 1), Some(right)]));
         }
         while let Some(Pair { left, right, len, .. }) = queue.pop() {
             let (l, r) = (&symbols[left], &symbols[right]);
@@ -118,16 +160,16 @@ impl SentencePieceModel {
                 symbols[after].before = Some(left);
             }
             let before = symbols[left].before;
-            queue.extend(self.pair(tokens, &escaped, &symbols, [before, Some(left)]));
-            queue.extend(self.pair(tokens, &escaped, &symbols, [Some(left), after]));
+            queue.extend(self.pair(tokens, text, &symbols, [before, Some(left)]));
+            queue.extend(self.pair(tokens, text, &symbols, [Some(left), after]));
         }
         for symbol in symbols.iter().filter(|symbol| symbol.start < symbol.end) {
-            let text = &escaped[symbol.start..symbol.end];
-            match tokens.id(text) {
+            let piece = &text[symbol.start..symbol.end];
+            match tokens.id(piece) {
                 Some(id) => ids.push(id),
                 None => {
                     let byte = |byte: u8| self.bytes[usize::from(byte)].or(self.unknown);
-                    ids.extend(text.bytes().filter_map(byte));
+                    ids.extend(piece.bytes().filter_map(byte));
                 }
             }
         }
@@ -146,7 +188,14 @@ impl SentencePieceModel {
         if len > self.longest {
             return None;
         }
-        let score = self.scores[tokens.id(&text[start..end])? as usize];
-        Some(Pair { score, left, right, len })
+        let id = tokens.id(&text[start..end])?;
+        let priority = match &self.order {
+            MergeOrder::Scores(scores) => f64::from(scores[id as usize]),
+            MergeOrder::List(merges) => {
+                let (left, right) = text[start..end].split_at(symbols[left].end - start);
+                -f64::from(merges.find(format!("{left} {right}").as_bytes())?)
+            }
+        };
+        Some(Pair { priority, left, right, len })
     }
 }
