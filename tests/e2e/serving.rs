@@ -219,7 +219,7 @@ async fn structured_output_matches_its_schema() {
     let alone = registry.post_json("/api/generate", &plain).await.expect(200).json();
     let any = format(json!({"type": "json_object"}));
     let impossible = format(json!({"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}));
-    let (any, beside, refused) = tokio::join!(
+    let (any, concurrent, refused) = tokio::join!(
         registry.post_json("/v1/chat/completions", &any),
         registry.post_json("/api/generate", &plain),
         registry.post_json("/v1/chat/completions", &impossible),
@@ -229,7 +229,7 @@ async fn structured_output_matches_its_schema() {
     let text = choice["message"]["content"].as_str().unwrap();
     let is_object = serde_json::from_str::<Value>(text).is_ok_and(|value| value.is_object());
     assert!(text.starts_with('{') && (is_object || choice["finish_reason"] == "length"), "{any}");
-    assert_eq!(beside.expect(200).json()["response"], alone["response"]);
+    assert_eq!(concurrent.expect(200).json()["response"], alone["response"]);
     let refused = refused.expect(400).json();
     assert_eq!(refused["error"]["type"], "invalid_request_error");
     assert!(refused["error"]["message"].as_str().unwrap().starts_with("invalid format: "), "{refused}");

@@ -371,7 +371,7 @@ pub(crate) struct SetVisibility {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum Visibility {
-    /// Nobody
+    /// Only accounts with a role
     Private,
     /// Every signed-in account
     Internal,
@@ -381,7 +381,7 @@ pub(crate) enum Visibility {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A protected tag is created once. Then nobody moves or deletes it, and retention rules keep it.
+A protected tag is created once. It cannot be moved or deleted, and retention rules keep it.
 
 Examples:
   lode protect 'team/*' 'v*' 'release-*'

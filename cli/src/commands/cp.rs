@@ -44,7 +44,7 @@ pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
         (Ok(raw), None) => raw,
         (Err(error), Some(reason)) if !error.is_not_found() => {
             let host = destination.registry.host();
-            return Err(source.not_found(error).hint(format!("{host} does not copy by itself: {reason}")));
+            return Err(source.not_found(error).hint(format!("{host} cannot fetch it: {reason}")));
         }
         (Err(error), _) => return Err(source.not_found(error)),
     };
@@ -73,7 +73,7 @@ async fn copy(source: &Target, destination: &Target, raw: RawManifest) -> Outcom
     Ok(())
 }
 
-/// The response of the destination to the request to copy by itself.
+/// The response of the destination to the request to fetch the source.
 enum Started {
     Job(job::Job),
     /// It is no Lode server, or may not connect to the source.

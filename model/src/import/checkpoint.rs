@@ -196,17 +196,17 @@ fn check_parts(shards: &[Shard], is_alone: bool, notices: &mut Vec<String>) -> R
 /// (fewer bits, or another training step) of the folder's main file.
 fn is_component(files: &[SourceFile], path: &str) -> bool {
     let Some((folder, name)) = path.rsplit_once('/') else { return false };
-    let beside = || {
+    let weight_files = || {
         let inside = files.iter().filter_map(|file| file.path.rsplit_once('/'));
         inside
             .filter(|(other, name)| *other == folder && name.ends_with(".safetensors"))
             .map(|(_, name)| name)
     };
-    if beside().any(|name| COMPONENT_FILES.contains(&name)) {
+    if weight_files().any(|name| COMPONENT_FILES.contains(&name)) {
         return COMPONENT_FILES.contains(&name);
     }
     let is_variant = |name: &str| [".fp16", ".bf16", ".ema", "_ema"].iter().any(|mark| name.contains(mark));
-    !is_variant(name) || beside().all(is_variant)
+    !is_variant(name) || weight_files().all(is_variant)
 }
 
 /// Whether a name is the scale or bias of a quantised tensor, which includes it.

@@ -58,15 +58,15 @@ impl MlxQuantisation {
         let mut foreign = 0;
         for entry in header.tensors().iter().filter(|entry| entry.dtype == Dtype::U32) {
             let Some(module) = entry.name.strip_suffix(WEIGHT) else { continue };
-            let beside = COMPANIONS.map(|(theirs, ours)| (format!("{module}{theirs}"), ours));
-            if header.get(&beside[0].0).is_none() {
+            let companions = COMPANIONS.map(|(theirs, ours)| (format!("{module}{theirs}"), ours));
+            if header.get(&companions[0].0).is_none() {
                 continue;
             }
             let Some(Quantisation { kind, group_size }) = self.quantisation(module) else {
                 foreign += 1;
                 continue;
             };
-            names.extend(beside.map(|(theirs, ours)| (theirs, format!("{}{ours}", entry.name))));
+            names.extend(companions.map(|(theirs, ours)| (theirs, format!("{}{ours}", entry.name))));
             metadata.insert(format!("{}.quant_type", entry.name), kind.to_string());
             metadata.insert(format!("{}.group_size", entry.name), group_size.to_string());
         }

@@ -312,7 +312,7 @@ fn check_parent(parent: &str, head: Option<&Digest>) -> Result<(), CommitError> 
     }
 }
 
-/// Checks the path of a new file by itself. Those of stored files may be stranger.
+/// Checks the path of a new file. Those of stored files may be stranger.
 fn check_new_path(path: &str) -> Result<(), CommitError> {
     let refuse = |reason: &str| {
         Err(CommitError::Path { path: path.escape_debug().take(200).collect(), reason: reason.to_owned() })

@@ -81,7 +81,7 @@ impl PublisherKind {
         }
     }
 
-    /// Claims that never change for one project. Names can be given to somebody else after a deletion.
+    /// Claims that never change for one project. The names of a deleted project can be used by another one.
     pub(super) fn pinned(self) -> &'static [&'static str] {
         match self {
             PublisherKind::Github => &["repository_id", "repository_owner_id"],

@@ -57,7 +57,7 @@ impl RateLimits {
         }
     }
 
-    /// Forgets clients that have sent nothing for a while.
+    /// Drops the counts of idle clients.
     pub(super) fn forget_idle(&self) {
         let RateLimits { networks, accounts, wrong_tokens } = self;
         networks.iter().chain([wrong_tokens]).for_each(|limiter| {

@@ -40,7 +40,7 @@ pub enum SignOnError {
     Disabled,
     #[error("another account is connected with this identity at {title}")]
     IdentityTaken { title: String },
-    #[error("the account has no password: without this identity nobody could sign in to it")]
+    #[error("the account has no password: it could not be signed in to without this identity")]
     LastIdentity,
 }
 

@@ -1,5 +1,5 @@
-//! Deletes what is left of sign-ins: expired sessions, programs that nobody allowed, old failures; and forgets
-//! clients whose requests were counted.
+//! Deletes expired state of sign-ins: sessions, unanswered requests of programs, and failures; and the request
+//! counts of idle clients.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::time::{millis, now_ms};
 
 /// How often expired sessions and the like are deleted.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(600);
-/// How often clients that have sent nothing for a while are forgotten.
+/// How often the request counts of idle clients are dropped.
 const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 /// How long listings show the expired tokens of publishers. Each run of a CI job creates one.
 const PUBLISHED_TOKEN_HISTORY: Duration = Duration::from_secs(24 * 3600);

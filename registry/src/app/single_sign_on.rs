@@ -1,6 +1,5 @@
-//! Signing in at an OpenID Connect provider (authorization code with PKCE). What has to be known until the
-//! person comes back is in a signed cookie, so that any replica can finish a sign-in and none keeps a record
-//! of those that nobody finishes.
+//! Signing in at an OpenID Connect provider (authorization code with PKCE). The state of an unfinished
+//! sign-in is in a signed cookie, so that any replica can finish it and abandoned ones leave no record.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

@@ -38,7 +38,7 @@ pub enum ServerRole {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Visibility {
-    /// Nobody.
+    /// Only accounts with a role.
     #[default]
     Private = 0,
     /// Every signed-in account.

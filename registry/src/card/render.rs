@@ -33,8 +33,7 @@ const NOT_NESTED: [&str; 22] = [
 /// How much of a card is searched for its first paragraph.
 const SUMMARY_BYTES: usize = 16 * 1024;
 
-/// The card as HTML, without its front matter. It takes a processor for a while: run it off the threads that serve
-/// requests.
+/// The card as HTML, without its front matter. It is expensive: run it off the async threads.
 pub(crate) fn render_card(text: &str, links: &CardLinks) -> String {
     let (_, body) = split_front_matter(text);
     let arena = Arena::new();

@@ -40,7 +40,7 @@ pub struct OidcProvider {
     /// The claim with the person's groups. A `.` separates the names of nested claims.
     #[serde(default)]
     pub groups_claim: Option<String>,
-    /// The group without which nobody may sign in.
+    /// Only members of this group may sign in.
     #[serde(default)]
     pub required_group: Option<String>,
     /// The group of administrators. With it, each sign-in gives or takes the server role `admin`.

@@ -109,7 +109,7 @@ pub(crate) async fn token(
         _ => return Ok(refused("unsupported_grant_type", &format!("expected {DEVICE_GRANT}"))),
     }
     Ok(match registry.device_poll(&caller, form.get("device_code")).await {
-        Ok(DevicePoll::Pending) => refused("authorization_pending", "nobody has allowed this sign-in yet"),
+        Ok(DevicePoll::Pending) => refused("authorization_pending", "the sign-in was not allowed yet"),
         Ok(DevicePoll::TooFast) => refused("slow_down", "wait longer between requests"),
         Ok(DevicePoll::Denied) => refused("access_denied", "the sign-in was denied"),
         Ok(DevicePoll::Expired) => refused("expired_token", "the code has expired; start again"),

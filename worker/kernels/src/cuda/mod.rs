@@ -2,8 +2,8 @@
 //!
 //! [`Driver`] is what the kernels need of a device. [`Gpu`] implements it with NVIDIA's libraries, which are
 //! loaded at run time; the tests implement it with an emulator that executes the same sources on the host, so
-//! that every kernel is tested on machines without a GPU. The `.cu` file of an operation is beside its scalar
-//! version. The formats of weights are in `decode/*.cuh`.
+//! that every kernel is tested on machines without a GPU. The `.cu` file of an operation is in the folder of its
+//! scalar version. The formats of weights are in `decode/*.cuh`.
 
 mod args;
 mod backend;

@@ -29,9 +29,9 @@ fn llama_cpp_vocabularies() {
         if path.extension().is_none_or(|extension| extension != "gguf") {
             continue;
         }
-        let beside = |end: &str| std::fs::read_to_string(format!("{}{end}", path.display())).unwrap();
+        let with_suffix = |end: &str| std::fs::read_to_string(format!("{}{end}", path.display())).unwrap();
         let (tokenizer, _) = read(&header(&path).metadata).unwrap();
-        let (texts, ids) = (beside(".inp"), beside(".out"));
+        let (texts, ids) = (with_suffix(".inp"), with_suffix(".out"));
         let mut texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
         assert_eq!(texts.pop(), Some(""), "every text ends with the line");
         assert_eq!(texts.len(), ids.lines().count(), "{}", path.display());
