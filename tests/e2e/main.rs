@@ -64,6 +64,7 @@ mod responses;
 mod resume;
 mod rolling;
 mod serving;
+mod shells;
 mod single_sign_on;
 mod skopeo;
 mod soak;
