@@ -1,6 +1,8 @@
 //! The command line as clap sees it: the derived commands, with help that fits any terminal and that shows no
 //! option without an effect.
 
+use std::ffi::OsString;
+
 use clap::{
     Arg, Command, CommandFactory, FromArgMatches,
     error::{ContextKind, ContextValue, ErrorKind},
@@ -39,7 +41,30 @@ pub(crate) fn command() -> Command {
 /// Parses the command line of this process, or ends it with help or an error.
 pub(crate) fn parse() -> Cli {
     let parsed = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
-    parsed.unwrap_or_else(|error| without_hidden_suggestions(error).exit())
+    parsed.unwrap_or_else(|error| {
+        let error = without_hidden_suggestions(error);
+        with_subcommands(error, std::env::args_os()).exit()
+    })
+}
+
+/// Names the commands of a group, such as `lode grant`, if a word after it is none of them.
+fn with_subcommands(mut error: clap::Error, words: impl IntoIterator<Item = OsString>) -> clap::Error {
+    let Some(ContextValue::String(invalid)) = error.get(ContextKind::InvalidSubcommand) else { return error };
+    let mut group = command();
+    let mut path = vec![group.get_name().to_owned()];
+    for word in words.into_iter().take_while(|word| *word != **invalid) {
+        if let Some(sub) = group.find_subcommand(&word).cloned() {
+            path.push(sub.get_name().to_owned());
+            group = sub;
+        }
+    }
+    let is_suggested = error.get(ContextKind::SuggestedSubcommand).is_some();
+    if path.len() > 1 && !is_suggested {
+        let names: Vec<&str> = group.get_subcommands().map(Command::get_name).collect();
+        let tip = format!("`{}` has the commands {}", path.join(" "), names.join(", "));
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// Removes suggestions of commands that the help does not list.
@@ -100,6 +125,17 @@ mod tests {
         assert!(misspelled.contains("'run'") && !misspelled.contains("'runner'"), "{misspelled}");
         let misspelled = error_of(&["lode", "pulll"]);
         assert!(misspelled.contains("'pull'"), "{misspelled}");
+    }
+
+    #[test]
+    fn the_commands_of_a_group_are_named() {
+        let words = ["lode", "--host", "x", "grant", "team/a", "alice", "read"];
+        let error = command().try_get_matches_from(words).unwrap_err();
+        let error = with_subcommands(error, words.map(OsString::from)).to_string();
+        assert!(error.contains("tip: `lode grant` has the commands add, list, rm"), "{error}");
+        let words = ["lode", "nothing"];
+        let error = command().try_get_matches_from(words).unwrap_err();
+        assert!(!with_subcommands(error, words.map(OsString::from)).to_string().contains("tip"));
     }
 
     #[test]
