@@ -35,7 +35,17 @@ async fn a_checkpoint_is_described_and_comes_back_byte_for_byte() {
     let listed = lode.run(&["list", "--json"]).await.expect_success().json();
     assert!(listed.to_string().contains("team/mini"), "{listed}");
     let show = lode.run(&["show", "team/mini"]).await.expect_success();
-    assert!(show.stdout.to_lowercase().contains("llama") && show.stdout.contains("4.2M"), "{}", show.stdout);
+    for line in [
+        "architecture  llama",
+        "parameters    4.2M",
+        "context       2048 tokens",
+        "task          text-generation",
+        "capabilities  completion",
+        "files         ",
+        "format        safetensors, 38 tensors",
+    ] {
+        assert!(show.stdout.contains(&format!("\n  {line}")), "{line}: {}", show.stdout);
+    }
     let shown = lode.run(&["show", "team/mini", "--json"]).await.expect_success().json();
     assert_eq!(shown["parameters"], 4_196_608, "{shown}");
 

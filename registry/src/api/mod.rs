@@ -25,6 +25,7 @@ pub(crate) mod repositories;
 pub(crate) mod rerank;
 pub(crate) mod rules;
 pub(crate) mod search;
+mod stated_facts;
 pub(crate) mod status;
 pub(crate) mod webhooks;
 mod worker_chat;

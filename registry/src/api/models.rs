@@ -10,6 +10,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::MAX_PAGE;
+use super::stated_facts::StatedFacts;
 use crate::Registry;
 use crate::app::{Lineage, ModelState, ModelSummary, TaggedModel};
 use crate::auth::Caller;
@@ -56,6 +57,8 @@ pub(crate) struct ModelDetails {
     /// Null if the manifest is not a model.
     #[serde(flatten)]
     summary: Option<ModelSummary>,
+    #[serde(flatten)]
+    facts: StatedFacts,
     config: Option<Descriptor>,
     layers: Vec<Descriptor>,
     manifests: Vec<Descriptor>,
@@ -100,7 +103,9 @@ pub(crate) async fn show(
 ) -> Result<Json<ModelDetails>, Failure> {
     let model = registry.model_show(&caller, &repository, &reference).await?;
     let model = model.ok_or_else(|| unknown(&repository, &reference))?;
+    let facts = registry.model_facts(&caller, &repository, &model.digest).await?;
     Ok(Json(ModelDetails {
+        facts: facts.into(),
         digest: model.digest,
         media_type: model.manifest.media_type,
         modified_at: rfc3339(model.modified_at),

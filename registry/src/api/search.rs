@@ -9,6 +9,7 @@ use lode_model::reference::{Repository, Tag};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::stated_facts::StatedFacts;
 use crate::Registry;
 use crate::app::{FacetColumn, FacetCounts, ModelSummary, SearchHit, SearchPage, SearchSort};
 use crate::auth::Caller;
@@ -47,21 +48,8 @@ struct Hit {
     pending: bool,
     #[serde(flatten)]
     summary: Option<ModelSummary>,
-    /// What the model's card or its annotations state.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    title: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    description: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    license: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    task: Option<String>,
-    /// In tokens.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    context_length: Option<u64>,
-    /// Names of the models that it was made from.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    bases: Vec<String>,
+    #[serde(flatten)]
+    facts: StatedFacts,
 }
 
 /// A fact, and how many of the repositories that fit have each of its values. It disregards the query's own choice
@@ -127,12 +115,7 @@ impl From<SearchHit> for Hit {
             pulls_last_30_days: hit.pulls,
             pending: hit.is_pending,
             summary: hit.summary,
-            title: hit.facts.title,
-            description: hit.facts.description,
-            license: hit.facts.license,
-            task: hit.facts.task,
-            context_length: hit.facts.context_length,
-            bases: hit.facts.bases,
+            facts: hit.facts.into(),
         }
     }
 }

@@ -92,6 +92,10 @@ async fn a_result_has_the_facts_of_its_model() {
     ] {
         assert_eq!(hit[name], expect, "{name}: {hit}");
     }
+    let details = app.get("/lode/v1/models/open/small/latest").await.json();
+    for name in ["license", "task", "description", "context_length", "bases"] {
+        assert_eq!(details[name], hit[name], "{name}: {details}");
+    }
     let facets = found["facets"].as_array().unwrap();
     let facet = |name: &str| facets.iter().find(|facet| facet["name"] == name).unwrap()["values"].clone();
     assert_eq!(facet("format"), json!([{"filter": {"format": "safetensors"}, "count": 1}]));
