@@ -56,6 +56,8 @@ async fn a_server_without_accounts_needs_no_login() {
         assert!(output.stderr.contains("no sign-in is needed"), "{}", output.stderr);
     }
     assert!(!lode.credentials_file().exists(), "nothing is saved");
+    let whoami = lode.run(&["whoami"]).await.expect_success();
+    assert!(whoami.stderr.contains("has no accounts: every client may do everything"), "{}", whoami.stderr);
 }
 
 #[tokio::test]
@@ -72,6 +74,10 @@ async fn a_team_works_with_the_command_line() {
     std::fs::write(&file, b"weights").unwrap();
     let file = file.to_str().unwrap();
     let (url, host) = (server.url(), server.registry().host().to_owned());
+    let whoami = admin.run(&["whoami"]).await.expect_success();
+    assert_eq!(whoami.stdout, format!("admin on {host}, admin of the server\n"));
+    let whoami = server.lode_of("guest").run(&["whoami"]).await;
+    whoami.expect_error(&format!("not signed in to {host}\n\nhint: `lode login {host}`"));
     let login = ["login", "--username", "alice", "--password-stdin"];
     let output = server.lode_of("guest").run_with_input(&login, b"wrong").await;
     output.expect_error(&format!("{host} rejected this user name and password"));
@@ -104,6 +110,8 @@ async fn a_team_works_with_the_command_line() {
     let secret = create_token(&alice, &["ci", "--account", "alice+ci", "--expires", "1d"]).await;
     let ci = server.lode_of("ci");
     ci.run_with_input(&["login", "--password-stdin"], secret.as_bytes()).await.expect_success();
+    let whoami = ci.run(&["whoami"]).await.expect_success();
+    assert_eq!(whoami.stdout, format!("alice+ci on {host}\n"));
     ci.run(&["push", file, "alice/data:v3"]).await.expect_success();
     ci.run(&["push", file, "alice/other:v1"]).await.expect_failure(&["does not exist"]);
     // Logging out leaves a token that the job was given.

@@ -1,4 +1,4 @@
-//! Arguments of `lode login` and `lode logout`.
+//! Arguments of `lode login`, `lode logout` and `lode whoami`.
 
 use clap::{ArgAction, Args};
 
@@ -32,4 +32,18 @@ pub(crate) struct Logout {
     /// Registry host [default: the server that LODE_HOST names]
     #[arg(value_name = "HOST")]
     pub(crate) server: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  lode whoami
+  lode whoami lode.example --json")]
+pub(crate) struct Whoami {
+    /// Registry host [default: the server that LODE_HOST names]
+    #[arg(value_name = "HOST")]
+    pub(crate) server: Option<String>,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }

@@ -65,7 +65,7 @@ pub(crate) use embed::Embed;
 pub(crate) use fsck::Fsck;
 pub(crate) use gc::{Gc, GcCommand, GcHistory, GcUndo};
 pub(crate) use list::List;
-pub(crate) use login::{Login, Logout};
+pub(crate) use login::{Login, Logout, Whoami};
 pub(crate) use migrate::Migrate;
 pub(crate) use perplexity::Perplexity;
 pub(crate) use ps::Ps;
@@ -188,6 +188,8 @@ pub(crate) enum Command {
     Login(Login),
     /// Remove the saved credentials for a registry
     Logout(Logout),
+    /// Show the account that is signed in, and what its credentials may do
+    Whoami(Whoami),
     #[command(subcommand)]
     User(User),
     #[command(subcommand)]

@@ -39,6 +39,7 @@ mod stop;
 mod tag_history;
 mod tensor;
 mod tokenize;
+mod whoami;
 mod worker;
 mod worker_admin;
 
@@ -94,6 +95,7 @@ async fn dispatch(cli: Cli) -> Outcome<ExitCode> {
         Command::Perplexity(args) => perplexity::run(&connect()?, args).await?,
         Command::Login(args) => login::login(&connect()?, args).await?,
         Command::Logout(args) => login::logout(&connect()?, args).await?,
+        Command::Whoami(args) => whoami::run(&connect()?, args).await?,
         Command::User(command) => access::user(&connect()?, command).await?,
         Command::Robot(command) => access::robot(&connect()?, command).await?,
         Command::Group(command) => access::group(&connect()?, command).await?,
