@@ -81,7 +81,8 @@ impl Layers {
         };
         let request = Request::from_parts(parts, body);
         let accepted = AcceptEncoding::of(request.method(), request.headers());
-        let result = AssertUnwindSafe(self.check_and_route(request)).catch_unwind().await;
+        let response = body::guard(request, async |request| self.check_and_route(request).await);
+        let result = AssertUnwindSafe(response).catch_unwind().await;
         let request_id = id.clone();
         let id = id.to_str().unwrap_or_default();
         let response = format_failure(surface, id, result.unwrap_or_else(|panic| panic_response(&*panic)));
@@ -105,8 +106,7 @@ impl Layers {
         response
     }
 
-    /// Refuses requests from other sites' pages and those with wrong credentials, and guards the body of all
-    /// others.
+    /// Refuses requests from other sites' pages and those with wrong credentials.
     async fn check_and_route(self, request: Request) -> Response {
         let (mut parts, body) = request.into_parts();
         if let Err(failure) = origin::check(&self.registry, &parts) {
@@ -136,8 +136,7 @@ impl Layers {
             Err(error) => return Failure::from(error).into_response(),
         }
         let request = fold_name(Request::from_parts(parts, body));
-        let result = body::guard(request, |request| self.routes.oneshot(request)).await;
-        result.unwrap_or_else(|never| match never {})
+        self.routes.oneshot(request).await.unwrap_or_else(|never| match never {})
     }
 }
 

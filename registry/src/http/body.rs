@@ -1,8 +1,8 @@
 //! Request bodies: a body that stalls is abandoned, and the rest of a body is read after an early response.
 //! Nothing here limits a body's total time or size; its reader does.
 
+use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -12,7 +12,9 @@ use bytes::Bytes;
 use http::header;
 use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
-use tokio::time::{Instant, Sleep};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::metrics;
 
@@ -32,22 +34,23 @@ pub(crate) async fn guard<T>(request: Request, handler: impl AsyncFnOnce(Request
     if request.body().is_end_stream() {
         return handler(request).await;
     }
-    let unread = Arc::new(Mutex::new(None));
     // A client that sent `Expect` waits for permission, so do not ask it for bytes that would be discarded.
-    let expects_continue = request.headers().contains_key(header::EXPECT);
-    let request = request.map(|body| Body::new(GuardedBody::new(body, unread.clone())));
+    let sends_at_once = !request.headers().contains_key(header::EXPECT);
+    let (running, ended) = oneshot::channel();
+    let request = request.map(|body| Body::new(GuardedBody::new(body, sends_at_once, ended)));
     let response = handler(request).await;
-    let unread = unread.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(body) = unread.filter(|_| !expects_continue) {
-        tokio::spawn(tokio::time::timeout(DRAIN_TIMEOUT, drain(body)));
-    }
+    drop(running);
     response
 }
 
-async fn drain(mut body: Body) {
-    while let Some(Ok(_)) = body.frame().await {}
+/// Reads the rest of a body after the handler has ended.
+async fn drain(mut body: Body, handler_ended: oneshot::Receiver<Infallible>) {
+    let _ = handler_ended.await;
+    let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+    let _ = timeout(DRAIN_TIMEOUT, rest).await;
 }
 
+/// A body whose rest is read if it is dropped before its end. A task that outlives its handler may have it.
 struct GuardedBody {
     body: Body,
     /// Runs only while the reader waits for bytes: time that the reader spends elsewhere is not the client's.
@@ -55,15 +58,18 @@ struct GuardedBody {
     waiting: bool,
     received: &'static ::metrics::Counter,
     over: bool,
-    /// Receives the body if it is dropped before its end.
-    unread: Arc<Mutex<Option<Body>>>,
+    /// Whether the client sends the body, or has sent a part of it.
+    is_sent: bool,
+    /// Closed when the handler of the request has ended.
+    handler_ended: Option<oneshot::Receiver<Infallible>>,
 }
 
 impl GuardedBody {
-    fn new(body: Body, unread: Arc<Mutex<Option<Body>>>) -> GuardedBody {
+    fn new(body: Body, is_sent: bool, handler_ended: oneshot::Receiver<Infallible>) -> GuardedBody {
         let over = body.is_end_stream();
-        let (idle, received) = (Box::pin(tokio::time::sleep(BODY_STALL_TIMEOUT)), metrics::bytes_received());
-        GuardedBody { body, idle, waiting: false, received, over, unread }
+        let (idle, received) = (Box::pin(sleep(BODY_STALL_TIMEOUT)), metrics::bytes_received());
+        let handler_ended = Some(handler_ended);
+        GuardedBody { body, idle, waiting: false, received, over, is_sent, handler_ended }
     }
 }
 
@@ -75,6 +81,8 @@ impl HttpBody for GuardedBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
+        // Polling for the first time permits the client to send it.
+        self.is_sent = true;
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
             self.waiting = false;
             self.over = !matches!(frame, Some(Ok(_)));
@@ -102,9 +110,11 @@ impl HttpBody for GuardedBody {
 
 impl Drop for GuardedBody {
     fn drop(&mut self) {
-        if !self.over && !self.body.is_end_stream() {
-            *self.unread.lock().unwrap_or_else(PoisonError::into_inner) =
-                Some(std::mem::take(&mut self.body));
+        if self.over || self.body.is_end_stream() || !self.is_sent {
+            return;
+        }
+        if let (Some(ended), Ok(runtime)) = (self.handler_ended.take(), Handle::try_current()) {
+            runtime.spawn(drain(std::mem::take(&mut self.body), ended));
         }
     }
 }

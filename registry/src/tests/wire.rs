@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::App;
+use super::access::{basic, closed};
 use crate::{OpenError, Tls, serve};
 
 pub(super) struct Server {
@@ -97,14 +98,11 @@ async fn expect_100_continue() {
     assert!(refused.starts_with("HTTP/1.1 413 "), "no 100 Continue: {refused}");
 }
 
-#[tokio::test]
-async fn an_early_response_arrives() {
-    let app = App::new().await;
-    let server = Server::start(&app).await;
-    let location = app.upload("a").await;
+/// Sends a chunk of 8 MB, which the server does not need for its response.
+async fn response_to_large_chunk(server: &Server, location: &str, headers: &str) -> String {
     let mut stream = server.connect().await;
     let size = 8 * 1024 * 1024;
-    let headers = format!("content-range: 7-{}\r\ncontent-length: {size}\r\n", 6 + size);
+    let headers = format!("content-range: 7-{}\r\ncontent-length: {size}\r\n{headers}", 6 + size);
     stream.write_all(request(&format!("PATCH {location}"), &headers).as_bytes()).await.unwrap();
     let (mut reader, mut writer) = stream.split();
     let sent = async { writer.write_all(&vec![1; size]).await };
@@ -112,7 +110,31 @@ async fn an_early_response_arrives() {
     let (sent, read) = within(async { tokio::join!(sent, reader.read_to_string(&mut response)) }).await;
     sent.expect("the connection is not reset while the client sends");
     read.unwrap();
+    response
+}
+
+#[tokio::test]
+async fn an_early_response_arrives() {
+    let app = App::new().await;
+    let server = Server::start(&app).await;
+    let location = app.upload("a").await;
+    let response = response_to_large_chunk(&server, &location, "").await;
     assert!(response.starts_with("HTTP/1.1 416 ") && response.contains("range: 0-0\r\n"), "{response}");
+}
+
+/// Such as one whose token has expired, or while the database does not respond.
+#[tokio::test]
+async fn a_response_to_a_refused_request_arrives() {
+    let app = closed().await;
+    let server = Server::start(&app).await;
+    let location = format!("/v2/a/blobs/uploads/{}", uuid::Uuid::new_v4());
+    let credentials = |password| format!("authorization: {}\r\n", basic("admin", password));
+    let response = response_to_large_chunk(&server, &location, &credentials("wrong")).await;
+    assert!(response.starts_with("HTTP/1.1 401 "), "{response}");
+    app.registry.store().close().await;
+    // A wrong password is refused without the database if it was refused before.
+    let response = response_to_large_chunk(&server, &location, &credentials("other")).await;
+    assert!(response.starts_with("HTTP/1.1 50"), "{response}");
 }
 
 #[tokio::test]
