@@ -26,7 +26,8 @@ impl OpenModel {
         }
     }
 
-    /// Loads it onto the device of the options; ONNX models are always computed on the CPU.
+    /// Loads it onto the device of the options. ONNX models are computed on the CPU if the ONNX Runtime cannot use the
+    /// GPU.
     pub fn load(self, options: LoadOptions) -> Result<Box<dyn Engine>, LoadError> {
         match self {
             OpenModel::Native(model) => model.load(options),

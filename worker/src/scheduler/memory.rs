@@ -62,7 +62,7 @@ impl Estimate {
 
     /// As [`of`](Self::of), for the memory of a GPU. Weights are padded at the ends of their rows, and the
     /// driver allocates in whole pages. The process needs little memory of the machine: weights are mapped.
-    /// ONNX models are computed on the CPU, but are limited by the same budget.
+    /// ONNX models are limited by the same budget, also if the ONNX Runtime computes them on the CPU.
     pub fn on_card(model: &Model, context: usize, num_parallel: usize, kv_cache_type: &str) -> Estimate {
         if model.spec.format() == "onnx" {
             return Self::of(model, context, num_parallel, kv_cache_type);
@@ -185,7 +185,8 @@ impl OnnxConfig<'_> {
         tokens.saturating_mul(2 * 4).saturating_mul(columns)
     }
 
-    /// Keys and values of a decoder in float32. A run returns a copy of those that it is given.
+    /// Keys and values of a decoder in float32. A run returns a copy of those that it is given, which may be a copy
+    /// themselves.
     fn cache_bytes(&self, context: usize, num_parallel: usize) -> u64 {
         let class = self.0.get("architectures").and_then(|names| names.get(0)).and_then(Value::as_str);
         if !class.is_some_and(is_text_generator) {
@@ -194,7 +195,7 @@ impl OnnxConfig<'_> {
         let head_dim = self.number(&["head_dim"], self.width() / self.heads());
         let kv_heads = self.number(&["num_key_value_heads"], self.heads());
         let layers = self.number(&["num_hidden_layers", "n_layer"], 12);
-        [kv_heads, head_dim, 2 * 4 * 2, self.tokens(context), num_parallel.max(1) as u64]
+        [kv_heads, head_dim, 2 * 4 * 3, self.tokens(context), num_parallel.max(1) as u64]
             .into_iter()
             .fold(layers, u64::saturating_mul)
     }
@@ -325,10 +326,10 @@ mod tests {
         assert_eq!(cache(&json!({"architectures": ["BertModel"], "hidden_size": 64})), 0);
         let llama = json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_attention_heads": 4,
             "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 5});
-        assert_eq!(cache(&llama), 5 * 2 * (2 * 32 * 4) * 100 * 3 * 2);
+        assert_eq!(cache(&llama), 5 * 2 * (2 * 32 * 4) * 100 * 3 * 3);
         let gpt2 = json!({"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 4, "n_layer": 5,
             "n_positions": 80});
-        assert_eq!(cache(&gpt2), 5 * 2 * (4 * 16 * 4) * 80 * 3 * 2);
+        assert_eq!(cache(&gpt2), 5 * 2 * (4 * 16 * 4) * 80 * 3 * 3);
         let absurd = json!({"architectures": ["XForCausalLM"], "n_embd": u64::MAX, "n_layer": u64::MAX});
         assert_eq!(cache(&absurd), u64::MAX);
     }

@@ -38,6 +38,8 @@ pub struct Graph {
     pub locations: BTreeSet<String>,
     /// Whether results for one row of a batch depend on the other rows.
     pub quantises_dynamically: bool,
+    /// Whether it has attention as one operator of the ONNX Runtime's own, which takes padding only at the end.
+    pub fuses_attention: bool,
 }
 
 /// Why a file must not be run.
@@ -241,6 +243,7 @@ impl Checker<'_> {
             return Err(GraphError::Operator { node: node.label(), operator: node.operator });
         }
         self.found.quantises_dynamically |= DYNAMIC_QUANTISATION.contains(&node.operator.as_str());
+        self.found.fuses_attention |= node.domain == "com.microsoft" && node.operator.ends_with("Attention");
         // Optional inputs and outputs that are absent have empty names.
         if let Some(input) = node.inputs.iter().find(|name| !name.is_empty() && !self.is_defined(name)) {
             return Err(GraphError::Order { node: node.label(), input: input.clone() });

@@ -56,7 +56,12 @@ fn sound_files_are_accepted() {
     outer.push(node("DynamicQuantizeLinear", &["x"], &["a", "b", "c"], &[bytes(7, "ai.onnx")]));
     let found = check(&outer.file()).unwrap();
     assert_eq!(found.inputs, ["x"]);
-    assert!(found.quantises_dynamically);
+    assert!(found.quantises_dynamically && !found.fuses_attention);
+
+    let mut fused = small();
+    let attention = [w::int("num_heads", 2), bytes(7, "com.microsoft")];
+    fused.push(node("GroupQueryAttention", &["x", "x", "x"], &["z"], &attention));
+    assert!(check(&fused.file()).unwrap().fuses_attention);
 
     // Several elements per byte, texts, and data that is not an array.
     let mut g = w::Graph::default();

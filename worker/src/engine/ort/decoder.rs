@@ -1,35 +1,27 @@
 //! Decoders: graphs that take new tokens with the keys and values of those before, and return the logits after them
 //! and the keys and values of all.
 
-use std::fmt::Debug;
-use std::sync::Arc;
-
 use ::ort::session::{RunOptions, Session, SessionInputValue};
-use ::ort::value::{DynValue, PrimitiveTensorElementType, Tensor};
+use ::ort::value::DynValue;
 
 use super::super::{RowSelection, Slice, StepError};
+use super::cache::{Cache, Member, Past};
 use super::engine::{Computed, Graph};
-use super::ports::{CachePort, DecoderPorts, Input, InputKind};
+use super::grouping::{Sharing, group};
+use super::ports::{DecoderPorts, Input, InputKind};
 use super::run::{RunError, check_shape, floats, integers, run_unless};
 use super::sequences::Sequences;
 
-/// The most tokens of a run: the graph may compute the logits of all.
+/// The most tokens of a sequence in a run: the graph may compute the logits of all.
 pub(super) const RUN_TOKENS: usize = 256;
 
-/// How slices become runs of a decoder: one after the other.
+/// How slices become runs of a decoder: those of one token share runs, the others are computed one after the other.
 pub(super) struct Decoder {
     pub(super) ports: DecoderPorts,
+    /// Which sequences may share a run.
+    pub(super) sharing: Sharing,
     /// The number of logits of a token.
     pub(super) width: usize,
-}
-
-/// The keys and values of a sequence as the graph returned them, in the order of [`DecoderPorts::cache`]; shared by
-/// forks. They may have more tokens than the sequence, which keeps its first.
-#[derive(Clone, Default)]
-pub(super) struct Cache {
-    /// Empty without tokens.
-    values: Arc<Vec<DynValue>>,
-    tokens: usize,
 }
 
 impl Graph for Decoder {
@@ -39,6 +31,19 @@ impl Graph for Decoder {
         self.width
     }
 
+    fn prepare(&self, sequences: &mut Sequences<Cache>, slices: &[Slice<'_>]) {
+        // A sequence that rests must not keep the tensors of those that go on.
+        sequences.update(|id, len, cache| {
+            if !cache.is_shared() || slices.iter().any(|slice| slice.sequence == id) {
+                return;
+            }
+            match cache.alone(&self.ports.cache, len) {
+                Ok(copy) => *cache = copy,
+                Err(error) => tracing::debug!(%error, "failed to copy the keys and values of a sequence"),
+            }
+        });
+    }
+
     fn compute(
         &self,
         session: &mut Session,
@@ -46,168 +51,164 @@ impl Graph for Decoder {
         is_cancelled: &dyn Fn() -> bool,
         slices: &[Slice<'_>],
     ) -> Result<Vec<Computed<Cache>>, StepError> {
-        let mut computed = Vec::with_capacity(slices.len());
-        for slice in slices {
-            let (cache, len) = match sequences.get(slice.sequence) {
-                Some(sequence) => (sequence.state.clone(), sequence.len),
-                None => (Cache::default(), 0),
-            };
-            let result = self.compute_slice(session, (cache, len), is_cancelled, slice);
-            computed.push(result.map_err(|error| error.of_sequence(slice.sequence))?);
+        let nothing = Cache::default();
+        let member = |slice: &Slice<'_>| match sequences.get(slice.sequence) {
+            Some(sequence) => (&sequence.state, sequence.len),
+            None => (&nothing, 0),
+        };
+        let members: Vec<Member<'_>> = slices
+            .iter()
+            .map(|slice| (slice, member(slice)))
+            .map(|(slice, (cache, len))| Member { tokens: slice.tokens, cache, len })
+            .collect();
+        let mut computed = vec![Computed::default(); slices.len()];
+        let mut alone: Vec<usize> = (0..slices.len()).filter(|at| slices[*at].tokens.len() > 1).collect();
+        for group in self.groups(&members) {
+            if group.len() == 1 {
+                alone.extend(group);
+                continue;
+            }
+            let batch: Vec<Member<'_>> = group.iter().map(|at| members[*at]).collect();
+            let wanted = usize::from(group.iter().any(|at| slices[*at].want != RowSelection::Nothing));
+            match self.run(session, is_cancelled, &batch, wanted) {
+                Ok(results) => {
+                    for (at, (rows, cache)) in group.into_iter().zip(results) {
+                        let is_wanted = slices[at].want != RowSelection::Nothing;
+                        computed[at] = (if is_wanted { rows } else { Vec::new() }, cache);
+                    }
+                }
+                Err(RunError::Cancelled) => return Err(StepError::Cancelled),
+                // Which of them failed shows when each is computed alone.
+                Err(RunError::Failed(reason)) => {
+                    tracing::debug!(reason, "a run of several sequences failed");
+                    alone.extend(group);
+                }
+            }
+        }
+        for at in alone {
+            let result = self.compute_slice(session, is_cancelled, members[at], slices[at].want);
+            computed[at] = result.map_err(|error| error.of_sequence(slices[at].sequence))?;
         }
         Ok(computed)
     }
 }
 
 impl Decoder {
-    /// Computes a slice after the first `len` tokens of a cache. Returns the rows that it requests, and the keys and
-    /// values of the whole sequence.
+    /// Groups the members with one new token, as positions. The members of a group keep their order, so that the next
+    /// step can use the tensors of this one.
+    fn groups(&self, members: &[Member<'_>]) -> Vec<Vec<usize>> {
+        let single: Vec<usize> = (0..members.len()).filter(|at| members[*at].tokens.len() == 1).collect();
+        let lengths: Vec<usize> = single.iter().map(|at| members[*at].len + 1).collect();
+        let mut groups = group(&lengths, self.sharing, usize::MAX);
+        for group in &mut groups {
+            group.iter_mut().for_each(|at| *at = single[*at]);
+            group.sort_unstable();
+        }
+        groups
+    }
+
+    /// Computes a slice in pieces. Returns the rows that it requests, and the keys and values of the whole sequence.
     fn compute_slice(
         &self,
         session: &mut Session,
-        (mut cache, mut len): (Cache, usize),
         is_cancelled: &dyn Fn() -> bool,
-        slice: &Slice<'_>,
+        member: Member<'_>,
+        want: RowSelection,
     ) -> Result<Computed<Cache>, RunError> {
-        let (ports, width) = (&self.ports, self.width);
-        let mut rows = Vec::new();
-        let mut rest = slice.tokens;
-        while let Some((tokens, after)) = rest.split_at_checked(rest.len().min(RUN_TOKENS))
-            && !tokens.is_empty()
+        let Member { mut tokens, cache, mut len } = member;
+        let (mut rows, mut cache) = (Vec::new(), cache.clone());
+        while let Some((piece, rest)) = tokens.split_at_checked(tokens.len().min(RUN_TOKENS))
+            && !piece.is_empty()
         {
-            rest = after;
-            let wanted = match slice.want {
-                RowSelection::All => tokens.len(),
+            tokens = rest;
+            let wanted = match want {
+                RowSelection::All => piece.len(),
                 RowSelection::Last if rest.is_empty() => 1,
                 _ => 0,
             };
-            let past = cache;
-            let run = Run { tokens, len, past, wanted, width };
-            let session = &mut *session;
-            let (logits, present) = run_unless(is_cancelled, |options| run.compute(session, ports, options))?;
-            rows.extend(logits);
-            cache = present;
-            len += tokens.len();
+            let member = Member { tokens: piece, cache: &cache, len };
+            let result = self.run(session, is_cancelled, &[member], wanted)?;
+            for (logits, present) in result {
+                rows.extend(logits);
+                cache = present;
+            }
+            len += piece.len();
         }
         Ok((rows, cache))
     }
-}
 
-/// One run of the graph.
-struct Run<'a> {
-    /// The new tokens, at least one.
-    tokens: &'a [u32],
-    /// The number of tokens before them.
-    len: usize,
-    past: Cache,
-    /// For how many of the last new tokens logits are wanted.
-    wanted: usize,
-    /// The number of logits of a token.
-    width: usize,
-}
-
-impl Run<'_> {
-    fn compute(
-        self,
+    /// Runs the graph once. Returns the logits of the last `wanted` tokens of each member, and its keys and values.
+    fn run(
+        &self,
         session: &mut Session,
-        ports: &DecoderPorts,
+        is_cancelled: &dyn Fn() -> bool,
+        members: &[Member<'_>],
+        wanted: usize,
+    ) -> Result<Vec<Computed<Cache>>, RunError> {
+        run_unless(is_cancelled, |options| self.run_with(session, options, members, wanted))
+    }
+
+    fn run_with(
+        &self,
+        session: &mut Session,
         options: &RunOptions,
-    ) -> Result<Computed<Cache>, RunError> {
-        let new = self.tokens.len();
-        let total = self.len + new;
+        members: &[Member<'_>],
+        wanted: usize,
+    ) -> Result<Vec<Computed<Cache>>, RunError> {
+        let ports = &self.ports;
+        let new = members.first().map_or(0, |member| member.tokens.len());
+        let past = Past::of(&ports.cache, members)?;
+        let total = past.tokens + new;
         let mut inputs: Vec<(&str, SessionInputValue<'_>)> = Vec::new();
         for input in &ports.inputs {
-            inputs.push((&input.name, self.numbers(input)?.into()));
+            inputs.push((&input.name, numbers(input, members, new, total)?.into()));
         }
         if let Some((name, is_vector)) = &ports.logits_to_keep {
             // 0 stands for all.
-            let keep = vec![self.wanted.max(1) as i64];
+            let keep = vec![wanted.max(1) as i64];
             let shape: &[usize] = if *is_vector { &[1] } else { &[] };
             inputs.push((name, integers(shape, keep, true)?.into()));
         }
-        let is_whole = self.past.tokens == self.len && self.len > 0;
-        for (at, port) in ports.cache.iter().enumerate() {
-            let past = match self.past.values.get(at) {
-                Some(value) if is_whole => value.into(),
-                Some(value) => port.first_tokens(value, self.len)?.into(),
-                None => port.empty()?.into(),
-            };
-            inputs.push((&port.past, past));
-        }
+        let past_names = ports.cache.iter().map(|port| port.past.as_str());
+        inputs.extend(past_names.zip(past.values));
         let mut outputs = session.run_with_options(inputs, options)?;
         let mut values = Vec::with_capacity(ports.cache.len());
         for port in &ports.cache {
             let value = outputs.remove(&port.present).ok_or_else(|| RunError::no_output(&port.present))?;
-            port.check(&value, total)?;
+            port.check(&value, members.len(), total)?;
             values.push(value);
         }
-        let logits = match self.wanted {
-            0 => Vec::new(),
-            wanted => {
-                let output = outputs.get(&ports.logits).ok_or_else(|| RunError::no_output(&ports.logits))?;
-                let (found, logits) = floats(output)?;
-                // Some graphs compute the last rows only.
-                let rows = found.get(1).map_or(0, |rows| usize::try_from(*rows).unwrap_or(0));
-                let expected = rows.clamp(wanted, new);
-                check_shape(&ports.logits, found, &[1, expected as i64, self.width as i64])?;
-                logits[(expected - wanted) * self.width..].to_vec()
+        let mut rows = vec![Vec::new(); members.len()];
+        if wanted > 0 {
+            let output = outputs.get(&ports.logits).ok_or_else(|| RunError::no_output(&ports.logits))?;
+            let (found, logits) = floats(output)?;
+            // Some graphs compute the last rows only.
+            let computed = found.get(1).map_or(0, |rows| usize::try_from(*rows).unwrap_or(0));
+            let computed = computed.clamp(wanted, new);
+            check_shape(&ports.logits, found, &[members.len() as i64, computed as i64, self.width as i64])?;
+            for (row, rows) in rows.iter_mut().enumerate() {
+                let end = (row + 1) * computed * self.width;
+                *rows = logits[end - wanted * self.width..end].to_vec();
             }
-        };
-        Ok((logits, Cache { values: Arc::new(values), tokens: total }))
-    }
-
-    /// The numbers of an input.
-    fn numbers(&self, input: &Input) -> ::ort::Result<DynValue> {
-        let (new, total) = (self.tokens.len(), self.len + self.tokens.len());
-        let numbers: Vec<i64> = match input.kind {
-            InputKind::Ids => self.tokens.iter().map(|id| i64::from(*id)).collect(),
-            // Also for the tokens before.
-            InputKind::Mask => vec![1; total],
-            InputKind::Types => vec![0; new],
-            InputKind::Positions => (self.len as i64..total as i64).collect(),
-        };
-        integers(&[1, numbers.len()], numbers, input.is_long)
+        }
+        Ok(rows.into_iter().zip(Cache::of_run(values, total, members)).collect())
     }
 }
 
-impl CachePort {
-    /// Keys or values of no tokens.
-    fn empty(&self) -> ::ort::Result<DynValue> {
-        let shape = [1, self.heads, 0, self.head_dim];
-        match self.is_half {
-            true => Ok(Tensor::from_array((shape, Vec::<half::f16>::new()))?.into_dyn()),
-            false => Ok(Tensor::from_array((shape, Vec::<f32>::new()))?.into_dyn()),
+/// The numbers of an input, for `new` tokens of each member. `total` is their number with those before and padding.
+fn numbers(input: &Input, members: &[Member<'_>], new: usize, total: usize) -> ::ort::Result<DynValue> {
+    let mut numbers: Vec<i64> = Vec::with_capacity(members.len() * total);
+    for Member { tokens, len, .. } in members {
+        match input.kind {
+            InputKind::Ids => numbers.extend(tokens.iter().map(|id| i64::from(*id))),
+            // Also for the tokens before.
+            InputKind::Mask => {
+                let padding = total - new - len;
+                numbers.extend((0..total).map(|at| i64::from(at >= padding)));
+            }
+            InputKind::Types => numbers.extend(std::iter::repeat_n(0, new)),
+            InputKind::Positions => numbers.extend(*len as i64..(len + new) as i64),
         }
     }
-
-    /// The keys or values of the first `len` tokens.
-    fn first_tokens(&self, value: &DynValue, len: usize) -> ::ort::Result<DynValue> {
-        match self.is_half {
-            true => self.first_tokens_of::<half::f16>(value, len),
-            false => self.first_tokens_of::<f32>(value, len),
-        }
-    }
-
-    fn first_tokens_of<T: PrimitiveTensorElementType + Copy + Debug + 'static>(
-        &self,
-        value: &DynValue,
-        len: usize,
-    ) -> ::ort::Result<DynValue> {
-        let (shape, numbers) = value.try_extract_tensor::<T>()?;
-        let tokens = shape.get(2).map_or(0, |tokens| *tokens as usize);
-        let heads = numbers.chunks_exact((tokens * self.head_dim).max(1));
-        let first: Vec<T> =
-            heads.flat_map(|head| &head[..len.min(tokens) * self.head_dim]).copied().collect();
-        Ok(Tensor::from_array(([1, self.heads, len, self.head_dim], first))?.into_dyn())
-    }
-
-    /// Fails unless the graph returned keys or values of this many tokens.
-    fn check(&self, value: &DynValue, tokens: usize) -> Result<(), RunError> {
-        let shape = match self.is_half {
-            true => value.try_extract_tensor::<half::f16>()?.0,
-            false => value.try_extract_tensor::<f32>()?.0,
-        };
-        let expected = [1, self.heads as i64, tokens as i64, self.head_dim as i64];
-        check_shape(&self.present, shape, &expected)
-    }
+    integers(&[members.len(), numbers.len() / members.len().max(1)], numbers, input.is_long)
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::tests::{assert_close, has_runtime, model, options};
 use super::*;
+use crate::device::CudaDevice;
 use crate::engine::open::open;
 use crate::engine::{AdmitError, RowSelection, SequenceId, Slice, StepError};
 use crate::onnx_writer::{self as w, FLOAT, INT64, node};
@@ -95,13 +96,45 @@ fn exported_decoders_match_the_reference() {
                 engine.close(sequence);
             }
         }
+        // All prompts together: they have different lengths.
+        let cases = read_json(&checkpoint.join("expected.json"))["cases"].as_array().unwrap().clone();
+        let ids =
+            |case: &Value, field: &str| -> Vec<u32> { serde_json::from_value(case[field].clone()).unwrap() };
+        let mut running: Vec<(SequenceId, Vec<u32>, Vec<u32>)> = Vec::new();
+        for case in &cases {
+            let (prompt, greedy) = (ids(case, "token_ids"), ids(case, "greedy"));
+            let sequence = engine.open(prompt.len() + greedy.len()).unwrap();
+            let first = argmax(&last(engine, sequence, &prompt));
+            running.push((sequence, vec![first], greedy));
+        }
+        while running.iter().any(|(_, found, greedy)| found.len() < greedy.len()) {
+            let next = |(sequence, found, _): &(SequenceId, Vec<u32>, Vec<u32>)| {
+                (*sequence, [found[found.len() - 1]])
+            };
+            let next: Vec<_> =
+                running.iter().filter(|(_, found, greedy)| found.len() < greedy.len()).map(next).collect();
+            let slices: Vec<_> = next
+                .iter()
+                .map(|(sequence, tokens)| Slice { sequence: *sequence, tokens, want: RowSelection::Last })
+                .collect();
+            let rows = engine.step(&slices).unwrap();
+            for (at, (sequence, _)) in next.iter().enumerate() {
+                let (_, found, _) = running.iter_mut().find(|(running, _, _)| running == sequence).unwrap();
+                found.push(argmax(rows.last(at).unwrap().unwrap()));
+            }
+        }
+        for (_, found, greedy) in running {
+            assert_eq!(found, greedy, "{name}");
+        }
     }
 }
 
-/// A graph whose row after a token is `[id, sum of all ids, sum of the mask, sum of all positions]`. Its keys are the
-/// ids, its values the positions.
+/// A graph whose row after a token is `[id, sum of all ids, sum of the mask, sum of all positions, sequences in the
+/// run]`. Its keys are the ids, its values the positions.
 struct Ledger {
     cache_type: u64,
+    /// The number of sequences that it takes, or a name for any number.
+    batch: &'static str,
     /// Whether it returns the keys and values of the new tokens only.
     forgets: bool,
     has_logits_to_keep: bool,
@@ -109,18 +142,18 @@ struct Ledger {
 
 impl Ledger {
     fn new() -> Ledger {
-        Ledger { cache_type: FLOAT, forgets: false, has_logits_to_keep: false }
+        Ledger { cache_type: FLOAT, batch: "batch", forgets: false, has_logits_to_keep: false }
     }
 
     fn graph(&self) -> w::Graph {
         let mut g = w::Graph::default();
         for name in ["input_ids", "position_ids"] {
-            g.input(name, INT64, &["batch", "new"]);
+            g.input(name, INT64, &[self.batch, "new"]);
         }
-        g.input("attention_mask", INT64, &["batch", "all"]);
-        g.output("logits", FLOAT, &["batch", "rows", "4"]);
+        g.input("attention_mask", INT64, &[self.batch, "all"]);
+        g.output("logits", FLOAT, &["batch", "rows", "5"]);
         let of_heads = g.integers(&[1, 3]);
-        let (last, all) = (g.integers(&[-1]), g.integers(&[0, 1]));
+        let (last, tokens) = (g.integers(&[-1]), g.integers(&[2]));
         let number = |g: &mut w::Graph, name: &str| g.add("Cast", &[name], &[w::int("to", FLOAT as i64)]);
         let ids = number(&mut g, "input_ids");
         let column = g.add("Unsqueeze", &[&ids, &last], &[]);
@@ -137,12 +170,16 @@ impl Ledger {
                 false => g.push(node("Concat", &[&past, &new], &[&present], &[w::int("axis", 2)])),
             }
             let kept = number(&mut g, &present);
-            let sum = g.add("ReduceSum", &[&kept], &[w::int("keepdims", 0)]);
+            let sum = g.add("ReduceSum", &[&kept, &tokens], &[w::int("keepdims", 0)]);
             columns.push(g.add("Add", &[&zero, &sum], &[]));
         }
         let mask = number(&mut g, "attention_mask");
-        let sum = g.add("ReduceSum", &[&mask, &all], &[w::int("keepdims", 0)]);
+        let sum = g.add("ReduceSum", &[&mask, &last], &[w::int("keepdims", 1)]);
+        let sum = g.add("Unsqueeze", &[&sum, &last], &[]);
         columns.insert(2, g.add("Add", &[&zero, &sum], &[]));
+        let sequences = g.add("Shape", &["input_ids"], &[w::int("end", 1)]);
+        let sequences = number(&mut g, &sequences);
+        columns.push(g.add("Add", &[&zero, &sequences], &[]));
         let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
         let rows = g.add("Concat", &columns, &[w::int("axis", -1)]);
         if self.has_logits_to_keep {
@@ -179,16 +216,16 @@ fn each_run_is_given_the_tokens_before() {
         let mut engine = load(folder.path(), &graph).unwrap();
         let engine = engine.as_mut();
         assert_eq!(engine.info().kv_bytes_per_token, if cache_type == HALF { 4 } else { 8 });
-        assert_eq!((engine.info().context_length, engine.info().vocab_size), (600, 4));
+        assert_eq!((engine.info().context_length, engine.info().vocab_size), (600, 5));
         let a = engine.open(500).unwrap();
-        assert_eq!(last(engine, a, &[1, 2, 3]), [3.0, 6.0, 3.0, 3.0]);
+        assert_eq!(last(engine, a, &[1, 2, 3]), [3.0, 6.0, 3.0, 3.0, 1.0]);
         let b = engine.fork(a, 2, 500).unwrap();
-        assert_eq!(last(engine, a, &[0]), [0.0, 6.0, 4.0, 6.0]);
-        assert_eq!(last(engine, b, &[3]), [3.0, 6.0, 3.0, 3.0], "the fork has two of its tokens");
+        assert_eq!(last(engine, a, &[0]), [0.0, 6.0, 4.0, 6.0, 1.0]);
+        assert_eq!(last(engine, b, &[3]), [3.0, 6.0, 3.0, 3.0, 1.0], "the fork has two of its tokens");
         engine.truncate(a, 1);
-        assert_eq!(last(engine, a, &[1]), [1.0, 2.0, 2.0, 1.0]);
+        assert_eq!(last(engine, a, &[1]), [1.0, 2.0, 2.0, 1.0, 1.0]);
         engine.truncate(a, 0);
-        assert_eq!(last(engine, a, &[2]), [2.0, 2.0, 1.0, 0.0]);
+        assert_eq!(last(engine, a, &[2]), [2.0, 2.0, 1.0, 0.0, 1.0]);
         // A long slice is computed in pieces.
         engine.truncate(a, 0);
         let long = vec![1; 2 * decoder::RUN_TOKENS - 100];
@@ -196,8 +233,115 @@ fn each_run_is_given_the_tokens_before() {
         let rows = engine.step(&[slice]).unwrap();
         let (rows, n) = (rows.rows(0).unwrap(), long.len() as f32);
         assert_eq!(rows.len(), long.len());
-        assert_eq!(rows.last().unwrap(), [1.0, n, n, n * (n - 1.0) / 2.0]);
+        assert_eq!(rows.last().unwrap(), [1.0, n, n, n * (n - 1.0) / 2.0, 1.0]);
     }
+}
+
+/// Appends a token to each sequence in one step, and returns the rows.
+fn together(engine: &mut dyn Engine, tokens: &[(SequenceId, u32)]) -> Vec<Vec<f32>> {
+    let slices: Vec<_> = tokens
+        .iter()
+        .map(|(sequence, token)| Slice {
+            sequence: *sequence,
+            tokens: std::slice::from_ref(token),
+            want: RowSelection::Last,
+        })
+        .collect();
+    let rows = engine.step(&slices).unwrap();
+    (0..tokens.len()).map(|at| rows.last(at).unwrap().unwrap().to_vec()).collect()
+}
+
+#[test]
+fn sequences_share_runs() {
+    if !has_runtime("ort::sequences_share_runs") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for cache_type in [FLOAT, HALF] {
+        let mut engine = load(folder.path(), &Ledger { cache_type, ..Ledger::new() }.graph()).unwrap();
+        let engine = engine.as_mut();
+        let [a, b, c, long] = [(); 4].map(|()| engine.open(40).unwrap());
+        last(engine, a, &[1, 2, 3]);
+        last(engine, b, &[4, 4]);
+        last(engine, c, &[1, 1, 1, 1]);
+        last(engine, long, &[2; 20]);
+        // Half of the run of the long one would be padding.
+        assert_eq!(
+            together(engine, &[(a, 1), (long, 2), (b, 2), (c, 3)]),
+            [
+                [1.0, 7.0, 4.0, 6.0, 3.0],
+                [2.0, 42.0, 21.0, 210.0, 1.0],
+                [2.0, 10.0, 3.0, 3.0, 3.0],
+                [3.0, 7.0, 5.0, 10.0, 3.0]
+            ]
+        );
+        assert_eq!(
+            together(engine, &[(a, 0), (b, 1), (c, 0)]),
+            [[0.0, 7.0, 5.0, 10.0, 3.0], [1.0, 11.0, 4.0, 6.0, 3.0], [0.0, 7.0, 6.0, 15.0, 3.0]]
+        );
+        // Another order, one that rests, one that lost tokens, and a fork that has a part of them.
+        let fork = engine.fork(a, 3, 40).unwrap();
+        engine.truncate(c, 4);
+        assert_eq!(
+            together(engine, &[(c, 2), (a, 4), (fork, 4)]),
+            [[2.0, 6.0, 5.0, 10.0, 3.0], [4.0, 11.0, 6.0, 15.0, 3.0], [4.0, 10.0, 4.0, 6.0, 3.0]]
+        );
+        assert_eq!(
+            together(engine, &[(b, 0), (fork, 1)]),
+            [[0.0, 11.0, 5.0, 10.0, 2.0], [1.0, 11.0, 5.0, 10.0, 2.0]]
+        );
+        engine.close(a);
+        assert_eq!(last(engine, c, &[1]), [1.0, 7.0, 6.0, 15.0, 1.0]);
+        // The first token of a sequence, beside a part of another one's prompt.
+        let [first, prompt] = [(); 2].map(|()| engine.open(40).unwrap());
+        let slices = [
+            Slice { sequence: b, tokens: &[3], want: RowSelection::Nothing },
+            Slice { sequence: prompt, tokens: &[1, 2], want: RowSelection::All },
+            Slice { sequence: first, tokens: &[3], want: RowSelection::Last },
+            Slice { sequence: fork, tokens: &[3], want: RowSelection::All },
+        ];
+        let rows = engine.step(&slices).unwrap();
+        let rows: Vec<Vec<&[f32]>> = (0..4).map(|at| rows.rows(at).unwrap().collect()).collect();
+        assert!(rows[0].is_empty());
+        assert_eq!(rows[1], [[1.0, 3.0, 2.0, 1.0, 1.0], [2.0, 3.0, 2.0, 1.0, 1.0]]);
+        assert_eq!(rows[2], [[3.0, 3.0, 1.0, 0.0, 1.0]]);
+        assert_eq!(rows[3], [[3.0, 14.0, 6.0, 15.0, 2.0]]);
+    }
+}
+
+/// Graphs for which padding or other sequences change the results.
+#[test]
+fn sequences_share_no_runs_that_change_results() {
+    if !has_runtime("ort::sequences_share_no_runs_that_change_results") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let sharing = |ledger: Ledger, change: &dyn Fn(&mut w::Graph)| {
+        let mut graph = ledger.graph();
+        change(&mut graph);
+        let mut engine = load(folder.path(), &graph).unwrap();
+        let engine = engine.as_mut();
+        let [a, b, c] = [(); 3].map(|()| engine.open(40).unwrap());
+        last(engine, a, &[1, 2, 3]);
+        last(engine, b, &[1, 2, 3]);
+        last(engine, c, &[1, 2]);
+        let rows = together(engine, &[(a, 1), (b, 1), (c, 1)]);
+        assert_eq!(rows[0][..4], [1.0, 7.0, 4.0, 6.0]);
+        assert_eq!(rows[2][..4], [1.0, 4.0, 3.0, 3.0]);
+        [rows[0][4], rows[1][4], rows[2][4]]
+    };
+    assert_eq!(sharing(Ledger::new(), &|_| {}), [3.0; 3]);
+    let quantise = |g: &mut w::Graph| {
+        let number = g.add("Cast", &["input_ids"], &[w::int("to", FLOAT as i64)]);
+        g.push(node("DynamicQuantizeLinear", &[&number], &["y", "y_scale", "y_zero_point"], &[]));
+    };
+    assert_eq!(sharing(Ledger::new(), &quantise), [1.0; 3]);
+    assert_eq!(sharing(Ledger { batch: "1", ..Ledger::new() }, &|_| {}), [1.0; 3]);
+    let fuse = |g: &mut w::Graph| {
+        let heads = [w::int("num_heads", 1), w::bytes(7, "com.microsoft")];
+        g.push(node("MultiHeadAttention", &["logits", "logits", "logits"], &["attended"], &heads));
+    };
+    assert_eq!(sharing(Ledger::new(), &fuse), [2.0, 2.0, 1.0]);
 }
 
 #[test]
@@ -219,12 +363,35 @@ fn a_failed_step_changes_nothing() {
     let error = engine.step(&[slice(a, &[2]), slice(b, &[3])]).unwrap_err();
     assert!(matches!(&error, StepError::Graph { sequence, .. } if *sequence == b), "{error}");
     assert_eq!((engine.len(a), engine.len(b)), (2, 0));
-    assert_eq!(last(engine, a, &[2]), [2.0, 5.0, 3.0, 3.0]);
+    // The one that fails is found also if they share a run.
+    last(engine, b, &[1, 2]);
+    for slices in [[slice(a, &[2]), slice(b, &[3])], [slice(b, &[3]), slice(a, &[2])]] {
+        let error = engine.step(&slices).unwrap_err();
+        assert!(matches!(&error, StepError::Graph { sequence, .. } if *sequence == b), "{error}");
+    }
+    assert_eq!(last(engine, a, &[2]), [2.0, 5.0, 3.0, 3.0, 1.0]);
     let long = Slice { sequence: a, tokens: &[1; 9], want: RowSelection::Last };
     assert!(matches!(engine.step(&[long]).unwrap_err(), StepError::TooLong { len: 12, .. }));
     let hidden = Slice { sequence: a, tokens: &[1], want: RowSelection::Hidden };
     assert_eq!(engine.step(&[hidden]).unwrap_err(), StepError::NoHidden(a));
     assert!(matches!(engine.open(601), Err(AdmitError::Context { wanted: 601, context_length: 600 })));
+}
+
+/// The ONNX Runtime of the tests cannot use a GPU, so the model is computed on the CPU.
+#[test]
+fn without_the_cuda_provider_the_cpu_computes() {
+    if !has_runtime("ort::without_the_cuda_provider_the_cpu_computes") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let files = model(folder.path(), &config(), &Ledger::new().graph().file(), &[]);
+    let card = CudaDevice { ordinal: 900, nvrtc: "/nowhere/nvrtc".into(), kernels: "/nowhere".into() };
+    let options = LoadOptions { device: Device::Cuda(card), ..options() };
+    let mut engine = open(&files).unwrap().load(options).unwrap();
+    assert!(engine.info().device.starts_with("cpu (onnxruntime 1."), "{}", engine.info().device);
+    assert_eq!(engine.info().device_bytes, 0);
+    let sequence = engine.open(4).unwrap();
+    assert_eq!(last(engine.as_mut(), sequence, &[1, 2]), [2.0, 3.0, 2.0, 1.0, 1.0]);
 }
 
 #[test]

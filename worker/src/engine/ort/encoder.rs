@@ -4,7 +4,7 @@ use ::ort::session::{RunOptions, Session, SessionInputValue};
 
 use super::super::{RowSelection, Slice, StepError};
 use super::engine::{Computed, Graph};
-use super::grouping::{Sharing, group};
+use super::grouping::{RUN_TOKENS, Sharing, group};
 use super::ports::{EncoderPorts, Input, InputKind, OutputKind};
 use super::run::{RunError, check_shape, floats, integers, run_unless};
 use super::sequences::Sequences;
@@ -75,7 +75,7 @@ impl Graph for Encoder {
         let wanted: Vec<usize> = (0..slices.len()).filter(|at| is_wanted(slices[*at].want)).collect();
         let lengths: Vec<usize> = wanted.iter().map(|at| slices[*at].tokens.len()).collect();
         let width = self.width;
-        for members in group(&lengths, self.sharing) {
+        for members in group(&lengths, self.sharing, RUN_TOKENS) {
             if is_cancelled() {
                 return Err(StepError::Cancelled);
             }

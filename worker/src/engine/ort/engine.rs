@@ -19,6 +19,9 @@ pub(super) trait Graph: Send {
     /// The number of values in a row.
     fn width(&self) -> usize;
 
+    /// Called before each step with all open sequences.
+    fn prepare(&self, _: &mut Sequences<Self::State>, _: &[Slice<'_>]) {}
+
     /// Computes slices that were checked.
     fn compute(
         &self,
@@ -70,6 +73,7 @@ impl<G: Graph> Engine for Ort<G> {
         slices: &[Slice<'_>],
     ) -> Result<Logits, StepError> {
         check_slices(&self.info, |id| self.sequences.lengths(id), slices)?;
+        self.graph.prepare(&mut self.sequences, slices);
         let computed = self.graph.compute(&mut self.session, &self.sequences, is_cancelled, slices)?;
         let mut logits = Logits::default();
         for (slice, (rows, state)) in slices.iter().zip(computed) {

@@ -1,12 +1,12 @@
 //! Chooses which texts are computed in one run of the graph.
 
-/// The most tokens of a run, with padding. A longer text is a run of its own.
+/// The most tokens of a run of an encoder, with padding. A longer text is a run of its own.
 pub const RUN_TOKENS: usize = 2048;
 
 /// Which texts may share a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sharing {
-    /// Shorter texts are padded: the graph has an attention mask.
+    /// Shorter texts are padded: the graph ignores the padding.
     Padded,
     /// Only texts of the same length.
     SameLength,
@@ -15,8 +15,8 @@ pub(super) enum Sharing {
 }
 
 /// Groups texts by their lengths. Each group is a list of positions, the longest text first, and has at most
-/// [`RUN_TOKENS`] tokens or one text. Less than half of a run is padding.
-pub(super) fn group(lengths: &[usize], sharing: Sharing) -> Vec<Vec<usize>> {
+/// `max_tokens` tokens with padding, or one text. Less than half of a run is padding.
+pub(super) fn group(lengths: &[usize], sharing: Sharing, max_tokens: usize) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..lengths.len()).collect();
     order.sort_by_key(|at| std::cmp::Reverse(lengths[*at]));
     let mut groups: Vec<Vec<usize>> = Vec::new();
@@ -28,7 +28,7 @@ pub(super) fn group(lengths: &[usize], sharing: Sharing) -> Vec<Vec<usize>> {
                 Sharing::SameLength => lengths[at] == longest,
                 Sharing::Alone => false,
             };
-            may_share && longest.saturating_mul(group.len() + 1) <= RUN_TOKENS
+            may_share && longest.saturating_mul(group.len() + 1) <= max_tokens
         };
         match groups.last_mut().filter(|group| fits(group)) {
             Some(group) => group.push(at),
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn groups_are_bounded() {
         let check = |lengths: &[usize], sharing, expect: &[&[usize]]| {
-            assert_eq!(group(lengths, sharing), expect, "{lengths:?}");
+            assert_eq!(group(lengths, sharing, RUN_TOKENS), expect, "{lengths:?}");
         };
         check(&[], Sharing::Padded, &[]);
         check(&[3, 5, 4], Sharing::Padded, &[&[1, 2, 0]]);

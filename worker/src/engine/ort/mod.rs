@@ -1,6 +1,7 @@
 //! The engine for ONNX files: encoders, cross-encoders and decoders, run by the ONNX Runtime, which is loaded when
 //! the first model needs it. [`open`] checks the graph before the runtime sees it.
 
+mod cache;
 mod decoder;
 #[cfg(test)]
 mod decoder_tests;
@@ -17,7 +18,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ::ort::ep::CPU;
+use ::ort::ep::{ArenaExtendStrategy, CPU, CUDA, ExecutionProvider};
 use ::ort::session::Session;
 use ::ort::session::builder::GraphOptimizationLevel;
 use bytes::Bytes;
@@ -29,11 +30,13 @@ use self::encoder::Encoder;
 use self::engine::Ort;
 pub use self::grouping::RUN_TOKENS;
 use self::grouping::Sharing;
-use self::ports::{DecoderPorts, EncoderPorts, GraphKind, InputKind, OutputKind, graph_kind};
+use self::ports::{
+    DecoderPorts, EncoderPorts, GraphKind, InputKind, OutputKind, graph_kind, has_fixed_batch,
+};
 use self::run::reason;
 use self::sequences::Sequences;
 use super::map::map;
-use super::{BlobFile, Engine, Format, LoadError, LoadOptions, ModelFiles, ModelInfo};
+use super::{BlobFile, Device, Engine, Format, LoadError, LoadOptions, ModelFiles, ModelInfo};
 use crate::arch::Config;
 
 /// The context of a model whose configuration does not state one.
@@ -51,6 +54,7 @@ pub struct OpenModel {
     /// The files that hold initializers, by their location in the graph.
     data: Vec<(String, Bytes)>,
     quantises_dynamically: bool,
+    fuses_attention: bool,
     weights_bytes: u64,
 }
 
@@ -101,6 +105,7 @@ pub fn open(files: &ModelFiles) -> Result<OpenModel, LoadError> {
         graph,
         data: others.into_iter().collect(),
         quantises_dynamically: checked.quantises_dynamically,
+        fuses_attention: checked.fuses_attention,
         weights_bytes: weights_bytes as u64,
     })
 }
@@ -154,8 +159,21 @@ impl OpenModel {
             |error: ::ort::Error| LoadError::Onnx { file: self.name.clone(), reason: reason(&error) };
         let data: Vec<(&str, Arc<[u8]>)> =
             self.data.iter().map(|(location, bytes)| (location.as_str(), Arc::from(&bytes[..]))).collect();
-        let session = session(&runtime, threads, &data, &self.graph).map_err(refused)?;
+        let card = match &options.device {
+            Device::Cuda(card) => {
+                on_card(card.ordinal, || session(&runtime, threads, &data, &self.graph, Some(card.ordinal)))
+            }
+            Device::Cpu => None,
+        };
+        let version = &runtime.version;
         let plural = if threads == 1 { "" } else { "s" };
+        let (session, device_bytes, device) = match card {
+            Some((session, name)) => (session, self.weights_bytes, format!("{name} (onnxruntime {version})")),
+            None => {
+                let session = session(&runtime, threads, &data, &self.graph, None).map_err(refused)?;
+                (session, 0, format!("cpu (onnxruntime {version}, {threads} thread{plural})"))
+            }
+        };
         let info = ModelInfo {
             architecture: "onnx",
             vocab_size: self.facts.vocab_size,
@@ -167,8 +185,8 @@ impl OpenModel {
             classes: None,
             kv_bytes_per_token: 0,
             weights_bytes: self.weights_bytes,
-            device_bytes: 0,
-            device: format!("cpu (onnxruntime {}, {threads} thread{plural})", runtime.version),
+            device_bytes,
+            device,
         };
         let _data = data.into_iter().map(|(_, bytes)| bytes).collect();
         let wrong = |reason| LoadError::Onnx { file: self.name.clone(), reason };
@@ -195,11 +213,7 @@ impl OpenModel {
             format!("neither its output `{}` nor config.json gives the size of its rows", ports.output)
         })?;
         let has_mask = ports.inputs.iter().any(|input| input.kind == InputKind::Mask);
-        let sharing = match (self.quantises_dynamically, has_mask) {
-            (true, _) => Sharing::Alone,
-            (false, true) => Sharing::Padded,
-            (false, false) => Sharing::SameLength,
-        };
+        let sharing = self.sharing(session, has_mask);
         let info = ModelInfo {
             embedding_length: if is_classifier { self.facts.embedding_length.unwrap_or(1) } else { width },
             encoder: true,
@@ -217,21 +231,63 @@ impl OpenModel {
         let width = ports.width.unwrap_or(info.vocab_size);
         let bytes = ports.cache.iter().fold(0, |sum: usize, port| sum.saturating_add(port.token_bytes()));
         let info = ModelInfo { vocab_size: width, kv_bytes_per_token: bytes, ..info };
-        Ok((info, Decoder { ports, width }))
+        let has = |kind| ports.inputs.iter().any(|input| input.kind == kind);
+        // Without an input for them, graphs compute positions from the number of tokens before, which padding changes.
+        // Fused attention expects padding at the end.
+        let ignores_padding = has(InputKind::Mask) && has(InputKind::Positions) && !self.fuses_attention;
+        let sharing = self.sharing(session, ignores_padding);
+        Ok((info, Decoder { ports, sharing, width }))
+    }
+
+    /// Which texts may share a run of the graph.
+    fn sharing(&self, session: &Session, ignores_padding: bool) -> Sharing {
+        match (self.quantises_dynamically || has_fixed_batch(session), ignores_padding) {
+            (true, _) => Sharing::Alone,
+            (false, true) => Sharing::Padded,
+            (false, false) => Sharing::SameLength,
+        }
     }
 }
 
-/// Creates a session. All bytes come from memory, so the runtime opens no file.
+/// Creates a session on a GPU, and names the GPU. `None` if the runtime cannot use it, which is logged.
+fn on_card(ordinal: usize, create: impl FnOnce() -> ::ort::Result<Session>) -> Option<(Session, String)> {
+    if !CUDA::is_available().unwrap_or(false) {
+        tracing::info!(
+            "computing an ONNX model on the CPU: this ONNX Runtime is built without CUDA; PyPI's onnxruntime-gpu has it"
+        );
+        return None;
+    }
+    match create() {
+        Ok(session) => Some((session, format!("cuda:{ordinal}"))),
+        Err(error) => {
+            let reason = reason(&error);
+            tracing::warn!(reason, "computing an ONNX model on the CPU: the ONNX Runtime cannot use the GPU");
+            None
+        }
+    }
+}
+
+/// Creates a session on the CPU, or on the GPU with this number. All bytes come from memory, so the runtime opens no
+/// file.
 fn session(
     runtime: &library::Runtime,
     threads: usize,
     data: &[(&str, Arc<[u8]>)],
     graph: &[u8],
+    card: Option<usize>,
 ) -> ::ort::Result<Session> {
     // Without the arena, memory is returned after each run: an arena keeps the most that any batch needed.
     let cpu = CPU::default().with_arena_allocator(false).build();
+    // TF32 would round the factors of a product to 10 bits.
+    let cuda = |ordinal: usize| {
+        let provider = CUDA::default().with_device_id(i32::try_from(ordinal).unwrap_or(i32::MAX));
+        let provider =
+            provider.with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested).with_tf32(false);
+        provider.build().error_on_failure()
+    };
+    let providers: Vec<_> = card.map(cuda).into_iter().chain([cpu]).collect();
     let mut builder = Session::builder(&runtime.environment)?
-        .with_execution_providers([cpu])?
+        .with_execution_providers(providers)?
         .with_optimization_level(GraphOptimizationLevel::All)?
         .with_intra_threads(threads)?
         .with_intra_op_spinning(false)?

@@ -73,7 +73,7 @@ pub(super) struct DecoderPorts {
     pub(super) cache: Vec<CachePort>,
 }
 
-/// The keys or the values of a layer: [1, heads, tokens, head_dim].
+/// The keys or the values of a layer: [sequences, heads, tokens, head_dim].
 pub(super) struct CachePort {
     /// The input for the tokens before.
     pub(super) past: String,
@@ -231,6 +231,14 @@ impl CachePort {
     pub(super) fn token_bytes(&self) -> usize {
         self.heads.saturating_mul(self.head_dim).saturating_mul(if self.is_half { 2 } else { 4 })
     }
+}
+
+/// Whether the graph takes an exact number of texts.
+pub(super) fn has_fixed_batch(session: &Session) -> bool {
+    let batch = |outlet: &Outlet| tensor_type(outlet).and_then(|(_, shape)| shape.first().copied());
+    let ids =
+        session.inputs().iter().find(|outlet| InputKind::of_name(outlet.name()) == Some(InputKind::Ids));
+    ids.and_then(batch).is_some_and(|texts| texts > 0)
 }
 
 fn tensor_type(outlet: &Outlet) -> Option<(TensorElementType, &[i64])> {

@@ -78,6 +78,13 @@ impl<S: Clone + Default> Sequences<S> {
         self.get(id).map(|sequence| (sequence.len, sequence.max_len))
     }
 
+    /// Calls `change` with each sequence: its id, its length, and the state to change.
+    pub(super) fn update(&mut self, change: impl Fn(SequenceId, usize, &mut S)) {
+        for (id, sequence) in &mut self.open {
+            change(*id, sequence.len, &mut sequence.state);
+        }
+    }
+
     /// Appends `tokens` tokens to a sequence, which then has this state.
     pub(super) fn append(&mut self, id: SequenceId, tokens: usize, state: S) {
         if let Some(sequence) = self.open.get_mut(&id) {
