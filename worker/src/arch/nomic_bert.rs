@@ -98,6 +98,8 @@ fn plan(config: &Config) -> Result<Plan, ConfigError> {
     let multiple = config.integer("pad_vocab_size_multiple", 1, 1 << 16)?.unwrap_or(1);
     let theta = config.number("rotary_emb_base", 1000.0, 1.0, 1e12)?;
     let eps = config.number("layer_norm_epsilon", 1e-12, 0.0, 1.0)?;
+    let rope = config.rope(theta)?;
+    rope.check(head_dim)?;
     Ok(Plan {
         shape: Shape {
             architecture: "nomic-bert",
@@ -111,7 +113,7 @@ fn plan(config: &Config) -> Result<Plan, ConfigError> {
             head_dim,
         },
         norm_eps: config.number("layer_norm_eps", eps, 0.0, 1.0)? as f32,
-        positions: Positions::Rotary(config.rope(theta)?),
+        positions: Positions::Rotary(rope),
         token_types: config.integer("type_vocab_size", 1, 1 << 16)?.unwrap_or(2),
         names: &[OF_TRANSFORMERS, PUBLISHED],
         head: None,

@@ -1,7 +1,7 @@
 //! A decoder's structure as its configuration describes it: dimensions, norms, windows, rotations, experts. A
 //! family's file adapts llama's [`Plan`]; `decoder` builds and runs it.
 
-use super::{Config, ConfigError, RopeConfig, RopeKind, Shape};
+use super::{Config, ConfigError, RopeConfig, Shape};
 use lode_kernels::{Activation, Pairing};
 
 /// A checked configuration. [`Plan::of`] builds llama's; other families change the parts that differ.
@@ -173,14 +173,7 @@ impl Plan {
 
     /// Checks the plan after the family has changed it.
     pub(super) fn check(self) -> Result<Self, ConfigError> {
-        for rope in &self.ropes {
-            if let RopeKind::LongRope { short, long, .. } = &rope.kind
-                && let Some(list) = [short, long].into_iter().find(|list| list.len() != self.rotated / 2)
-            {
-                let rule = format!("{} factors for {} pairs", list.len(), self.rotated / 2);
-                return Err(ConfigError::Relation { field: "rope_scaling", rule });
-            }
-        }
+        self.ropes.iter().try_for_each(|rope| rope.check(self.rotated))?;
         Ok(self)
     }
 }

@@ -5,6 +5,8 @@ use std::f32::consts::PI;
 
 use lode_kernels::{Pairing, Rope};
 
+use super::config::ConfigError;
+
 /// The rotary embedding of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
@@ -51,6 +53,18 @@ pub enum RopeKind {
 }
 
 impl RopeConfig {
+    /// Fails unless lists of factors have one for each pair of the `dims` dimensions that rotate.
+    pub fn check(&self, dims: usize) -> Result<(), ConfigError> {
+        let RopeKind::LongRope { short, long, .. } = &self.kind else { return Ok(()) };
+        match [short, long].into_iter().find(|list| list.len() != dims / 2) {
+            None => Ok(()),
+            Some(list) => {
+                let rule = format!("{} factors for {} pairs", list.len(), dims / 2);
+                Err(ConfigError::Relation { field: "rope_scaling", rule })
+            }
+        }
+    }
+
     /// The table for heads whose first `dims` dimensions rotate, `dims` even, in a model loaded for sequences
     /// of up to `context_length`. That length selects the list of [`RopeKind::LongRope`] once: switching
     /// lists for a growing sequence would make the cached keys wrong.

@@ -21,6 +21,7 @@ use lode_model::recognise::tar::{self, Member};
 use lode_model::reference::{Reference, Repository};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
+use tokio::sync::Semaphore;
 
 use super::recognise::{Archives, RecognisedModel, Recognition};
 use super::store::{Cache, Lease};
@@ -32,6 +33,10 @@ use crate::runner::protocol::{Extent, ModelSpec, SmallFile, TensorFile};
 const PARALLEL_BLOBS: usize = 4;
 /// Size limit for small files that are read into memory here.
 const MAX_SMALL_BYTES: u64 = 4 << 20;
+/// Size limit of a GGUF file's header. One with a vocabulary of 262,144 tokens and their merges has some 16 MiB.
+const MAX_GGUF_HEADER_BYTES: u64 = 96 << 20;
+/// GGUF headers take some times their size in memory, so they are read one after the other.
+static GGUF_HEADER: Semaphore = Semaphore::const_new(1);
 
 /// A model whose blobs are all on this machine. They are leased until this value is dropped.
 #[derive(Debug)]
@@ -329,7 +334,7 @@ async fn gguf_config(files: Vec<TensorFile>) -> Result<Value, String> {
             let whole = Extent { offset: 0, size: opened.len };
             let Extent { offset, size } = extent.unwrap_or(whole);
             let window = Window::new(&opened, offset, size);
-            let header = gguf::Header::read(&window)
+            let header = gguf::Header::read_up_to(&window, MAX_GGUF_HEADER_BYTES)
                 .map_err(|error| format!("{} is not a GGUF file: {error}", label()))?;
             if header.metadata.architecture().is_some() {
                 let config = crate::arch::gguf::config(&header.metadata, &header);
@@ -338,6 +343,9 @@ async fn gguf_config(files: Vec<TensorFile>) -> Result<Value, String> {
         }
         Err("none of its GGUF files has `general.architecture`".to_owned())
     };
+    let turn = GGUF_HEADER.acquire().await.map_err(|error| error.to_string())?;
+    // The permit goes with the work, which a caller that disconnects does not end.
+    let read = move || (read(), turn).0;
     tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?
 }
 

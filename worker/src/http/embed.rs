@@ -49,7 +49,7 @@ pub(super) async fn embed(
     let wanted = request.wanted(options.context(), body.keep_alive);
     if embed_request.inputs.is_empty() {
         let load = api.scheduler.preload(wanted).await.map(|_| started.elapsed())?;
-        return Ok(embed_response(&request.name, EmbedResponse::default(), started, load));
+        return embed_response(request.name, EmbedResponse::default(), started, load).await;
     }
     let (embedded, load) = run_with_model(&api, wanted, move |ticket| {
         Box::pin(async move {
@@ -62,7 +62,7 @@ pub(super) async fn embed(
         })
     })
     .await?;
-    Ok(embed_response(&request.name, embedded, started, load))
+    embed_response(request.name, embedded, started, load).await
 }
 
 /// One text or a list of texts. A single empty text means no inputs, as in ollama.
@@ -78,11 +78,16 @@ fn inputs(input: Option<Box<RawValue>>) -> Result<Vec<String>, Error> {
     }
 }
 
-fn embed_response(model: &str, embedded: EmbedResponse, started: Instant, load: Duration) -> Response {
+async fn embed_response(
+    model: String,
+    embedded: EmbedResponse,
+    started: Instant,
+    load: Duration,
+) -> Result<Response, Error> {
     /// Not a JSON value, because that would print each number as a float64 with more digits.
     #[derive(Serialize)]
-    struct EmbedBody<'a> {
-        model: &'a str,
+    struct EmbedBody {
+        model: String,
         embeddings: Vec<Vec<f32>>,
         total_duration: u64,
         load_duration: u64,
@@ -96,7 +101,9 @@ fn embed_response(model: &str, embedded: EmbedResponse, started: Instant, load: 
         load_duration: nanoseconds(load),
         prompt_eval_count: embedded.prompt_tokens,
     };
-    json_response(StatusCode::OK, &body)
+    // Many numbers take long to print.
+    let print = move || json_response(StatusCode::OK, &body);
+    tokio::task::spawn_blocking(print).await.map_err(|_| Error::Stopping)
 }
 
 #[cfg(test)]

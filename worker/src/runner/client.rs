@@ -21,7 +21,9 @@ use super::protocol::{
 };
 
 /// Size limit of a response that is not a stream.
-const MAX_RESPONSE_BYTES: usize = 1 << 30;
+const MAX_RESPONSE_BYTES: usize = 256 << 20;
+/// Responses above this size are parsed off the async threads.
+const LARGE_BYTES: usize = 256 << 10;
 /// Size limit of one line of a stream; the last line has the ids of a whole context.
 const MAX_LINE_BYTES: usize = 64 << 20;
 
@@ -98,7 +100,7 @@ impl Client {
         Ok(EventStream { body, buffer: BytesMut::new(), scanned: 0, ended: false, _connection: connection })
     }
 
-    async fn call<T: DeserializeOwned>(
+    async fn call<T: DeserializeOwned + Send + 'static>(
         &self,
         method: Method,
         path: &str,
@@ -110,7 +112,12 @@ impl Client {
             .await
             .map_err(disconnected_error)?
             .to_bytes();
-        serde_json::from_slice(&bytes).map_err(disconnected_error)
+        let is_large = bytes.len() > LARGE_BYTES;
+        let parse = move || serde_json::from_slice(&bytes).map_err(disconnected_error);
+        match is_large {
+            true => tokio::task::spawn_blocking(parse).await.map_err(disconnected_error)?,
+            false => parse(),
+        }
     }
 
     async fn send(

@@ -24,8 +24,9 @@ use crate::text::{Constraint, Reader, Sampler, StopMatcher, Think, Vocabulary};
 
 /// Maximum number of generated contexts for a request without `num_predict`.
 const MAX_CONTEXTS: usize = 10;
-/// Maximum number of values in all embeddings of a request; each takes about 20 bytes.
-const MAX_EMBEDDED: usize = 1 << 25;
+/// Maximum number of values in all embeddings of a request; each takes about 20 bytes, in each process that has the
+/// response.
+const MAX_EMBEDDED: usize = 1 << 22;
 /// Size limit of config.json: it usually has some kilobytes, but takes many times its length once parsed.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 /// Maximum number and total size of the texts to embed that are tokenized in one call.
@@ -242,7 +243,7 @@ impl Model {
         if request.inputs.len() > most {
             let n = request.inputs.len();
             return Err(RunnerError::invalid(format!(
-                "{n} texts are too many for one request (at most {most})"
+                "{n} texts are too many for one request, expected at most {most}: send them in several requests"
             )));
         }
         let own = embedding.max_tokens.unwrap_or(usize::MAX).min(self.info.context_length);

@@ -60,10 +60,6 @@ impl Projections {
         self.width
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.layers.is_empty()
-    }
-
     /// The embedding of a text, from its pooled hidden states.
     pub(super) fn apply(&self, pooled: Vec<f32>) -> Vec<f32> {
         self.layers.iter().fold(pooled, |vector, layer| layer.apply(self.ops, &vector))

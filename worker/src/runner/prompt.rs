@@ -249,7 +249,9 @@ impl TextProcessor {
             Ok(with_bos(tokenizer, encode_prompt(tokenizer, text, special)?))
         };
         let whole = without(0)?;
-        if whole.ids.len() <= limit || !request.truncate {
+        // As `fit_to_context`: there is space for at least one new token.
+        let fits = |prompt: &Prompt| prompt.ids.len() < limit.max(2);
+        if fits(&whole) || !request.truncate {
             return Ok(whole);
         }
         // Search for the fewest messages to drop. A conversation that the template rejects, because of its
@@ -259,7 +261,7 @@ impl TextProcessor {
         while fewest < most {
             let middle = fewest.midpoint(most);
             match without(middle) {
-                Ok(prompt) if prompt.ids.len() <= limit => {
+                Ok(prompt) if fits(&prompt) => {
                     fitting = Some(prompt);
                     most = middle;
                 }

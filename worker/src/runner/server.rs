@@ -41,7 +41,7 @@ const LARGE_BYTES: usize = 256 << 10;
 const MAX_TEXTS_IN_FLIGHT: usize = 32;
 
 /// Maximum number of values in a response to `/score`; each takes about 20 bytes.
-const MAX_SCORES: usize = 1 << 24;
+const MAX_SCORES: usize = 1 << 22;
 
 /// Why a runner process could not start.
 #[derive(Debug, thiserror::Error)]
@@ -219,7 +219,7 @@ async fn score(
     served.batch.score(ScoreJob { windows: request.windows, top: request.top, sender })?;
     let windows =
         scores.await.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while scoring")))?;
-    Ok(json(StatusCode::OK, &ScoreResponse { windows }))
+    run_blocking(move || Ok(json(StatusCode::OK, &ScoreResponse { windows }))).await
 }
 
 async fn embed(
@@ -236,14 +236,12 @@ async fn embed(
         let finish = |vector| l2_normalise(projections.apply(vector), dimensions);
         vectors.into_iter().map(finish).collect()
     };
-    let vectors = match served.model.projections.is_empty() {
-        true => finish(&served.model.projections),
-        false => {
-            let runner = runner.clone();
-            run_blocking(move || Ok(finish(&runner.served()?.model.projections))).await?
-        }
-    };
-    Ok(json(StatusCode::OK, &EmbedResponse { vectors, prompt_tokens }))
+    let runner = runner.clone();
+    run_blocking(move || {
+        let vectors = finish(&runner.served()?.model.projections);
+        Ok(json(StatusCode::OK, &EmbedResponse { vectors, prompt_tokens }))
+    })
+    .await
 }
 
 async fn rerank(

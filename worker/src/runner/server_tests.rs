@@ -212,7 +212,7 @@ async fn prompts_are_fitted_to_the_context() {
 
 #[tokio::test]
 async fn more_vectors_than_a_response_can_hold_are_refused() {
-    let info = ModelInfo { embedding_length: 1 << 24, ..FakeEngine::new(CONTEXT, 1).info().clone() };
+    let info = ModelInfo { embedding_length: 1 << 21, ..FakeEngine::new(CONTEXT, 1).info().clone() };
     let read = move || Model::read(&load_request("demo"), &json!({}), info).unwrap();
     let model = tokio::task::spawn_blocking(read).await.unwrap();
     let prepare = async |n: usize| {
@@ -228,7 +228,10 @@ async fn more_vectors_than_a_response_can_hold_are_refused() {
             .await
     };
     assert_eq!(prepare(2).await.unwrap().len(), 2);
-    assert_eq!(prepare(3).await.unwrap_err().message, "3 texts are too many for one request (at most 2)");
+    assert_eq!(
+        prepare(3).await.unwrap_err().message,
+        "3 texts are too many for one request, expected at most 2: send them in several requests"
+    );
 }
 
 #[tokio::test]

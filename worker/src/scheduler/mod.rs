@@ -105,6 +105,14 @@ struct PendingLoad {
     load: WeakShared<LoadFuture>,
 }
 
+impl PendingLoad {
+    /// The load, unless it has ended. Requests that wait for it keep it until each has its result, and one for which
+    /// the loaded context is too short must not wait for the same load again.
+    fn in_progress(&self) -> Option<Shared<LoadFuture>> {
+        self.load.upgrade().filter(|load| load.peek().is_none())
+    }
+}
+
 /// Yields a user of the model, which keeps it loaded until each waiting request has its own user.
 type LoadFuture = BoxFuture<'static, Result<Arc<User>, Arc<Error>>>;
 
@@ -270,14 +278,13 @@ impl Inner {
             }
         }
         loads.retain(|_, pending| {
-            pending.retain(|pending| pending.load.upgrade().is_some());
+            pending.retain(|pending| pending.in_progress().is_some());
             !pending.is_empty()
         });
         let needed = wanted.num_ctx.max(wanted.sequence_length);
         let pending = loads.entry(wanted.digest.clone()).or_default();
-        let joined =
-            pending.iter().find(|pending| needed <= pending.num_ctx).and_then(|it| it.load.upgrade());
-        if let Some(load) = joined {
+        let joined = pending.iter().find(|pending| needed <= pending.num_ctx);
+        if let Some(load) = joined.and_then(PendingLoad::in_progress) {
             return Ok(Entry::Loading(load));
         }
         let (inner, load) = (self.clone(), wanted.clone());

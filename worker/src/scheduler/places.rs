@@ -113,6 +113,11 @@ impl Places {
 impl State {
     fn enqueue(&mut self, client: &Arc<str>, urgency: Urgency, waiter: Waiter) {
         let clients = self.clients.entry(urgency).or_default();
+        // Requests that were cancelled must not add up while all places are in use.
+        clients.retain_mut(|client| {
+            client.waiting.retain(|waiter| !waiter.permit.is_closed());
+            !client.waiting.is_empty()
+        });
         match clients.iter_mut().find(|known| known.name == *client) {
             Some(known) => {
                 // A request that a draining model rejected keeps its rank.
@@ -147,5 +152,24 @@ impl Drop for Permit {
         if let Some(places) = self.0.take() {
             places.give_back();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn cancelled_requests_do_not_add_up() {
+        let places = Places::new(1);
+        let _permit = places.take(&"a".into(), Urgency::default(), 0).await;
+        for arrival in 1..100 {
+            let client = Arc::from(format!("client {}", arrival % 3));
+            let waiting = places.take(&client, Urgency::default(), arrival);
+            assert!(tokio::time::timeout(std::time::Duration::ZERO, waiting).await.is_err());
+        }
+        let state = places.state();
+        let waiting = state.clients.values().flatten().map(|client| client.waiting.len());
+        assert_eq!(waiting.sum::<usize>(), 1, "only the last one is still listed");
     }
 }

@@ -502,6 +502,45 @@ async fn a_model_is_loaded_with_the_context_of_its_parameters() {
     assert_eq!((in_force(), bench.launched()), (1024, 1));
 }
 
+/// Requests that wait for a load with a shorter context than the model's own parameters ask for: they wait for one more
+/// load, and leave the threads to others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_load_with_too_short_a_context_is_not_joined_again() {
+    let (go_on, slow) = std::sync::mpsc::channel::<()>();
+    let slow = std::sync::Mutex::new(slow);
+    let started = Arc::<AtomicUsize>::default();
+    let loads = started.clone();
+    let quick = InProcess::fake().loader();
+    let launcher = InProcess::new(Arc::new(move |request| {
+        loads.fetch_add(1, Ordering::SeqCst);
+        let _ = slow.lock().unwrap().recv();
+        quick(request)
+    }));
+    let bench = bench(launcher, |options| options.num_parallel = 16).await;
+    let params = (mt::OLLAMA_PARAMS, "", br#"{"num_ctx": 1024}"#.to_vec());
+    let model = wanted(&bench.tiny.put_demo_with(1, false, &[params]));
+    let wait = |num_ctx| {
+        let (scheduler, wanted) = (bench.scheduler.clone(), ModelRequirements { num_ctx, ..model.clone() });
+        tokio::spawn(
+            async move { scheduler.acquire(wanted).await.map(|t| t.model().loaded().context_length) },
+        )
+    };
+    let short = wait(Some(300));
+    bench.until("the load runs", || started.load(Ordering::SeqCst) == 1).await;
+    let others: Vec<_> = (0..8).map(|_| wait(None)).collect();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    for _ in 0..2 {
+        go_on.send(()).unwrap();
+    }
+    let short = tokio::time::timeout(TEST_TIMEOUT, short).await.expect("in time");
+    assert!(short.unwrap().unwrap() >= 300);
+    for other in others {
+        let context = tokio::time::timeout(TEST_TIMEOUT, other).await.expect("in time");
+        assert_eq!(context.unwrap().unwrap(), 1024);
+    }
+    assert_eq!(started.load(Ordering::SeqCst), 2);
+}
+
 #[tokio::test]
 async fn failed_loads_report_the_reason_and_end_the_runner() {
     let refusing = InProcess::new(Arc::new(|_| Err(RunnerError::unsupported("demo: tensor `x` is missing"))));

@@ -266,8 +266,8 @@ fn without_generation_tags(source: &str) -> String {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(len) = rest[start..].find("%}") else { break };
-        let tag = &rest[start..start + len + 2];
+        let Some(len) = rest[start + 2..].find("%}") else { break };
+        let tag = &rest[start..start + len + 4];
         let inner = tag[2..tag.len() - 2].trim_matches(['-', '+']).trim();
         text.push_str(&rest[..start]);
         match inner {
@@ -275,7 +275,7 @@ fn without_generation_tags(source: &str) -> String {
             "endgeneration" => text.push_str(&tag.replace("endgeneration", "endif")),
             _ => text.push_str(tag),
         }
-        rest = &rest[start + len + 2..];
+        rest = &rest[start + len + 4..];
     }
     text.push_str(rest);
     text
@@ -361,6 +361,7 @@ mod tests {
         );
         check("{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{% endfor %}x", "x");
         check("a{% generation %}{{ messages[0].role }}{%- endgeneration -%} b", "auserb");
+        check("a{# {%} #}b{{ '{%}' }}", "ab{%}");
         check("{{ tools is defined }}{{ tools is none }}{% if not tools %}none{% endif %}", "TrueTruenone");
         check("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(1) }}", "<1>");
         check("{{ messages[0].nothing }}{{ messages[0].get('nothing', 'd') }}", "d");

@@ -288,6 +288,13 @@ fn unsupported_nomic_berts_are_refused() {
             |c| c.config["num_experts"] = json!(8),
             "config.json: `num_experts` `8` is not supported (supported: 0)",
         ),
+        (
+            |c| {
+                c.config["rope_scaling"] = json!({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0],
+                    "original_max_position_embeddings": 64, "factor": 2.0});
+            },
+            "config.json: `rope_scaling`: 1 factors for 6 pairs",
+        ),
         (|c| c.config["n_embd"] = json!(null), "config.json: `hidden_size` is missing"),
         (
             |c| c.config["n_head"] = json!(5),

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::timeout;
 
 use super::super::embedding::Embedding;
@@ -38,7 +38,7 @@ const MAX_IDLE: usize = 2;
 pub(crate) struct Helper {
     request: ReadText,
     limits: TextLimits,
-    state: tokio::sync::Mutex<State>,
+    state: Arc<tokio::sync::Mutex<State>>,
     idle: Mutex<Vec<Evaluator>>,
 }
 
@@ -70,7 +70,7 @@ impl Helper {
         let read_memory = limits.read_memory(&model);
         let request = ReadText { model, config, memory, read_memory };
         let (process, data) = Process::start(&request, &limits).await?;
-        let state = tokio::sync::Mutex::new(State { process, no_grammars: None });
+        let state = Arc::new(tokio::sync::Mutex::new(State { process, no_grammars: None }));
         Ok((Helper { request, limits, state, idle: Mutex::default() }, data))
     }
 
@@ -176,10 +176,7 @@ impl Helper {
 
     /// Forks a fresh evaluator. Restarts the helper if it has ended.
     async fn fork(&self, with_grammars: bool) -> Result<Evaluator, RunnerError> {
-        let mut state = self.state.lock().await;
-        if let Some(error) = state.no_grammars.as_ref().filter(|_| with_grammars) {
-            return Err(error.clone());
-        }
+        let mut state = self.state.clone().lock_owned().await;
         loop {
             let is_new = state.process.is_ended();
             if is_new {
@@ -187,9 +184,8 @@ impl Helper {
                 tracing::warn!(model = %self.request.model.name, "text helper ended; starting another");
                 state.process = Process::start(&self.request, &self.limits).await?.0;
             }
-            if with_grammars && let Err(error) = state.process.make_grammars(&self.limits).await {
-                state.no_grammars = Some(error.clone());
-                return Err(error);
+            if with_grammars {
+                state = make_grammars(state, self.limits).await?;
             }
             match state.process.fork(&self.limits).await {
                 Ok(evaluator) => return Ok(evaluator),
@@ -219,6 +215,26 @@ impl Helper {
     fn idle(&self) -> MutexGuard<'_, Vec<Evaluator>> {
         self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+}
+
+/// Has the helper build the data shared by all grammars, once. A caller that disconnects does not interrupt it: a reply
+/// that is not read would be taken for that to the next command.
+async fn make_grammars(
+    mut state: OwnedMutexGuard<State>,
+    limits: TextLimits,
+) -> Result<OwnedMutexGuard<State>, RunnerError> {
+    let make = async move {
+        if let Some(error) = &state.no_grammars {
+            return Err(error.clone());
+        }
+        let made = state.process.make_grammars(&limits).await;
+        state.no_grammars = made.err();
+        match &state.no_grammars {
+            Some(error) => Err(error.clone()),
+            None => Ok(state),
+        }
+    };
+    tokio::spawn(make).await.unwrap_or_else(|_| Err(invalid_reply_error()))
 }
 
 /// Splits ids into texts of these lengths; `None` if there are too few.

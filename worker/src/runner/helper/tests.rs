@@ -199,6 +199,22 @@ async fn work_ends_with_its_caller() {
     assert!(ids(&helper, "peace").await.is_ok());
 }
 
+/// The reply of a call that was cancelled must not be taken for another one's, nor for the helper's end.
+#[tokio::test]
+async fn a_cancelled_preparation_of_grammars_keeps_the_helper() {
+    let schema = || schema(json!({"type": "object", "properties": {"a": {"type": "integer"}}}));
+    for delay in [0, 200, 500, 1000, 2000, 5000, 10_000, 20_000].map(Duration::from_micros) {
+        let helper = start(&demo(), limits(NEVER, 512)).await.unwrap();
+        let (pid, known) = (helper.pid(), ids(&helper, "hello").await.unwrap());
+        let _ = tokio::time::timeout(delay, helper.begin(schema(), || {})).await;
+        for _ in 0..2 {
+            helper.begin(schema(), || {}).await.unwrap();
+            assert_eq!(ids(&helper, "hello").await.unwrap(), known);
+        }
+        assert_eq!(helper.pid(), pid, "it was started again after {delay:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_helper_that_ended_is_started_again() {
     let helper = start(&demo(), TextLimits::default()).await.unwrap();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::held_back::{MAX_BLANKS, partial_suffix_len, trailing_blanks};
+use super::held_back::{MAX_BLANKS, PendingText, partial_suffix_len, trailing_blanks};
 use super::json::{self, Progress, Scanner};
 use super::parts::Call;
 use super::tagged::{self, CallTags, TaggedCall};
@@ -74,7 +74,7 @@ pub(super) struct CallParser {
     known: Known,
     state: State,
     /// Text that may be part of a call.
-    pending_text: String,
+    pending_text: PendingText,
 }
 
 #[derive(Debug)]
@@ -128,7 +128,7 @@ enum Reading {
 impl CallParser {
     pub(super) fn new(format: CallFormat, known: Known) -> CallParser {
         let state = if format.open.is_empty() { State::Beginning } else { State::Text };
-        CallParser { format, known, state, pending_text: String::new() }
+        CallParser { format, known, state, pending_text: PendingText::default() }
     }
 
     /// Adds text. Returns the text outside of calls, and the complete calls.
@@ -143,7 +143,7 @@ impl CallParser {
     pub(super) fn finish(&mut self) -> (String, Vec<Call>) {
         let (mut text, mut calls) = (String::new(), Vec::new());
         while self.step_once(true, &mut text, &mut calls) {}
-        text.push_str(&std::mem::take(&mut self.pending_text));
+        self.pending_text.move_to(&mut text, self.pending_text.len());
         (text, calls)
     }
 
@@ -167,12 +167,12 @@ impl CallParser {
                     Reading::More | Reading::Broken => {
                         // The marker is text; the text after it may contain another one.
                         let given = body.at;
-                        text.extend(self.pending_text.drain(..given));
+                        self.pending_text.move_to(text, given);
                         self.state = self.state_without_call();
                     }
                     Reading::Calls(read, end) => {
                         calls.extend(read);
-                        self.pending_text.drain(..end);
+                        self.pending_text.skip(end);
                         self.state = State::Between;
                     }
                 }
@@ -180,7 +180,7 @@ impl CallParser {
             }
             State::Between => self.read_after_call(at_end),
             State::NoMoreCalls => {
-                text.push_str(&std::mem::take(&mut self.pending_text));
+                self.pending_text.move_to(text, self.pending_text.len());
                 false
             }
         }
@@ -191,8 +191,13 @@ impl CallParser {
     }
 
     fn look_for_mark(&mut self, text: &mut String) -> bool {
-        let found =
-            self.format.openers().filter_map(|mark| Some((self.pending_text.find(mark)?, mark.len()))).min();
+        // One search for all markers: one that never appears must not cost a search to the end for each that does.
+        let mark_at = |at| {
+            let rest = &self.pending_text[at..];
+            let len = self.format.openers().filter(|mark| rest.starts_with(mark)).map(str::len).min()?;
+            Some((at, len))
+        };
+        let found = self.pending_text.char_indices().find_map(|(at, _)| mark_at(at));
         let Some((at, len)) = found else {
             let partial = self
                 .format
@@ -202,11 +207,11 @@ impl CallParser {
                 .unwrap_or(0);
             let shown = self.pending_text.len() - partial;
             let shown = shown - trailing_blanks(&self.pending_text[..shown]);
-            text.extend(self.pending_text.drain(..shown));
+            self.pending_text.move_to(text, shown);
             return false;
         };
         let blanks = trailing_blanks(&self.pending_text[..at]);
-        text.extend(self.pending_text.drain(..at - blanks));
+        self.pending_text.move_to(text, at - blanks);
         self.state = State::Called(Body::marked(blanks + len));
         true
     }
@@ -214,13 +219,13 @@ impl CallParser {
     /// Expects another call, a closing marker, or text.
     fn read_after_call(&mut self, at_end: bool) -> bool {
         let blanks = self.pending_text.len() - self.pending_text.trim_start().len();
-        self.pending_text.drain(..blanks);
+        self.pending_text.skip(blanks);
         if self.pending_text.is_empty() {
             return false;
         }
         let marks = || self.format.openers().chain(self.format.closers.iter().map(String::as_str));
         let may_grow =
-            |mark: &str| mark.len() > self.pending_text.len() && mark.starts_with(&self.pending_text);
+            |mark: &str| mark.len() > self.pending_text.len() && mark.starts_with(&*self.pending_text);
         if !at_end && marks().any(may_grow) {
             return false;
         }
@@ -231,7 +236,7 @@ impl CallParser {
             if self.format.openers().any(|opener| opener == mark) {
                 self.state = State::Called(Body::marked(len));
             } else {
-                self.pending_text.drain(..len);
+                self.pending_text.skip(len);
             }
             return true;
         }

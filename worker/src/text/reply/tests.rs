@@ -247,6 +247,22 @@ fn without_tools_or_thoughts() {
     assert!(reader.finish().is_empty());
 }
 
+/// Many markers in a call that never ends: each is text in the end, and none may cost a pass over the rest.
+#[test]
+fn work_is_linear() {
+    let two_markers = CallFormat { each: "<call>".into(), ..hermes() };
+    for (format, start, marker) in
+        [(hermes(), "<tool_call>{\"a\":\"", "<tool_call>"), (two_markers, "<tool_call>{\"a\":\"", "<call> ")]
+    {
+        let response = format!("{start}{}", marker.repeat(400_000));
+        let started = std::time::Instant::now();
+        let output = read(reader(format, ""), [response.clone()]);
+        assert!(output.text == response && output.calls.is_empty());
+        // Quadratic work takes minutes.
+        assert!(started.elapsed().as_secs() < 30, "{:?}", started.elapsed());
+    }
+}
+
 fn piece() -> impl Strategy<Value = &'static str> {
     prop_oneof![
         Just("<tool_call>"),
