@@ -1,5 +1,5 @@
 //! The interface of a compute device: the fused steps of a transformer over opaque buffers, and the weights
-//! that they use. `arch` in the worker calls it; `cpu` implements it.
+//! that they use. `arch` in the worker calls it; `cpu` and `cuda` implement it.
 
 use std::ops::Range;
 

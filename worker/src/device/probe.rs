@@ -90,7 +90,7 @@ fn probe(request: &ProbeRequest) -> Report {
             Ok(found) => {
                 let (major, minor) = found.version();
                 report.nvrtc.version = Some(format!("{major}.{minor}"));
-                report.nvrtc.path = mapped_file("libnvrtc.so").or_else(|| Some(found.path().to_owned()));
+                report.nvrtc.path = Some(loaded_file(found.path()));
                 compiler = Some(found);
             }
             Err(error) => report.nvrtc.error = Some(error.to_string()),
@@ -173,6 +173,14 @@ fn millis(started: Instant) -> u64 {
     u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
+/// The file of a library that was loaded by this path. Libraries that were tried and refused stay mapped, so only a name without a folder, which the
+/// system looked for, is searched among the mapped files.
+fn loaded_file(library: &Path) -> PathBuf {
+    let has_folder = library.components().count() > 1;
+    let name = library.to_str().filter(|_| !has_folder);
+    name.and_then(mapped_file).unwrap_or_else(|| library.to_owned())
+}
+
 /// The file of a library that this process has loaded, by the beginning of its name.
 fn mapped_file(name: &str) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -185,6 +193,15 @@ fn mapped_file(name: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_file_of_a_library() {
+        for path in ["/opt/nvrtc/libnvrtc.so.12", "libnothing.so.7"] {
+            assert_eq!(loaded_file(Path::new(path)), Path::new(path));
+        }
+        let libc = loaded_file(Path::new("libc.so.6"));
+        assert!(libc.is_absolute() && libc.ends_with("libc.so.6"), "{}", libc.display());
+    }
 
     /// On machines with and without a GPU: a device that does not exist is a value with a reason.
     #[test]

@@ -4,12 +4,16 @@
 
 use super::super::backend::Cuda;
 use super::super::copies::Copies;
+use super::super::cubin_cache::CubinCache;
 use super::super::driver::{Address, DeviceMemory, Driver, Launch};
 use super::super::emulator::{Emulator, Module};
+use super::super::gpu::Gpu;
 use super::super::program::Program;
 use super::harness::is_available;
+use super::machine_code;
 use crate::error::DeviceError;
 use crate::kernels::Kernels;
+use crate::report;
 use crate::self_test::{SelfTestError, check_device, self_test};
 
 #[test]
@@ -17,6 +21,19 @@ fn the_back_end_agrees_with_the_scalar_cpu() {
     if is_available() {
         check_device(|| Cuda::new(Emulator::new()).unwrap());
     }
+}
+
+/// On a machine with a GPU, the same on the GPU.
+#[test]
+fn a_gpu_agrees_with_the_scalar_cpu() {
+    if !Gpu::count().is_ok_and(|count| count > 0) {
+        report::skip_optional(&report::current_test(), "there is no GPU");
+        return;
+    }
+    let Some(compiler) = machine_code::compiler() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let cache = || CubinCache::new(folder.path());
+    check_device(|| Cuda::new(Gpu::open(0, compiler.clone(), cache()).unwrap()).unwrap());
 }
 
 /// A device that loses a launch of one kernel, or changes the bytes that are read from it.

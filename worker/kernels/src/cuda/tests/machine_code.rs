@@ -70,7 +70,8 @@ fn usages(log: &str) -> Vec<Usage> {
     found
 }
 
-fn compiler() -> Option<Nvrtc> {
+/// NVRTC; if it is not installed, the test is reported as skipped.
+pub(super) fn compiler() -> Option<Nvrtc> {
     let folder = std::env::var_os("LODE_NVRTC").map(PathBuf::from);
     let files =
         NVRTC_FILES.map(|file| folder.as_ref().map_or(PathBuf::from(file), |folder| folder.join(file)));
