@@ -103,6 +103,16 @@ pub enum Error {
 
     #[error("not allowed")]
     Denied,
+    /// The credential that started work ended while the work continued without it.
+    #[error(
+        "the account that started this was disabled or deleted, or its token or key was revoked; start it again with valid credentials"
+    )]
+    CredentialRevoked,
+    /// The account that started work lost a role while the work continued.
+    #[error(
+        "the account that started this may no longer {action} {repository}; ask an owner for a role, and start it again"
+    )]
+    RoleRevoked { action: &'static str, repository: Repository },
     #[error("authentication is required")]
     Unauthorized,
     /// The server has no account yet, and everything but the setup page is closed.
@@ -134,9 +144,16 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Too many jobs have not finished.
-    #[error("{limit} jobs are pending or running; wait for some of them to finish, or cancel them")]
+    /// Too many jobs of this server have not finished.
+    #[error(
+        "this server has {limit} or more unfinished jobs; wait until some have finished, or ask an administrator to cancel some"
+    )]
     TooManyJobs { limit: i64 },
+    /// Too many jobs of one kind of one account have not finished.
+    #[error(
+        "{limit} jobs of the kind `{kind}` of this account are pending or running; wait until one has finished, or cancel one"
+    )]
+    TooManyJobsOfAccount { kind: &'static str, limit: i64 },
     #[error("the parameters of the job have {bytes} bytes, expected at most {limit_bytes}")]
     JobTooLarge { bytes: usize, limit_bytes: usize },
     /// The caller cancelled the work.
@@ -203,7 +220,7 @@ impl From<sqlx::Error> for Error {
         if code == "13" || code == "53100" {
             return Error::StorageFull;
         }
-        let silent = match &error {
+        let is_unavailable = match &error {
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
             | sqlx::Error::Protocol(_)
@@ -217,7 +234,7 @@ impl From<sqlx::Error> for Error {
                     || ["53300", "57P01", "57P02", "57P03", "25006", "5", "261", "517"].contains(&&code[..])
             }
         };
-        match silent {
+        match is_unavailable {
             true => {
                 Error::Unavailable { what: "the database is unavailable".to_owned(), source: Box::new(error) }
             }

@@ -115,7 +115,7 @@ impl HubClient {
         let url = self.url(&["api", "models"], model, &["revision", revision], "");
         let info: ModelInfo = self.json(url, &format!("the revision {revision} of {model}")).await?.0;
         let is_commit = info.sha.len() == 40 && info.sha.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if is_commit { Ok(info.sha) } else { Err(self.invalid("the commit id is not one")) }
+        if is_commit { Ok(info.sha) } else { Err(self.invalid("the commit id is not 40 hexadecimal digits")) }
     }
 
     /// The files of a commit.
@@ -147,7 +147,7 @@ impl HubClient {
         let (size, sha256) = match lfs {
             Some(lfs) => {
                 let digest = format!("sha256:{}", lfs.oid).parse();
-                (lfs.size, Some(digest.map_err(|_| self.invalid("the sha256 of a file is not one"))?))
+                (lfs.size, Some(digest.map_err(|_| self.invalid("a file has an invalid sha256"))?))
             }
             None => (size, None),
         };
@@ -204,8 +204,8 @@ impl HubClient {
             body.extend_from_slice(&piece);
         }
         // The parser's message would repeat parts of the response.
-        let parsed =
-            serde_json::from_slice(&body).map_err(|_| self.invalid("it is not one of the Hub's API"))?;
+        let parsed = serde_json::from_slice(&body)
+            .map_err(|_| self.invalid("the response is not JSON in the form of the Hub's API"))?;
         Ok((parsed, next))
     }
 

@@ -22,7 +22,7 @@ use crate::config::{OidcProvider, check_issuer};
 use crate::error::chain;
 
 /// How long metadata and keys are used before they are fetched again.
-const FRESH: Duration = Duration::from_secs(3600);
+const MAX_AGE: Duration = Duration::from_secs(3600);
 /// How long after a request an issuer is not asked again for its metadata and keys, however many tokens have unknown
 /// keys.
 pub(crate) const COOLDOWN: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 10_000 });
@@ -214,7 +214,7 @@ impl Issuer {
     async fn known(&self) -> Result<Known, IssuerError> {
         let known = self.lock().known.clone();
         let Some(known) = known else { return self.newer(None).await };
-        if known.at.elapsed() >= FRESH
+        if known.at.elapsed() >= MAX_AGE
             && let Ok(turn) = self.fetching.clone().try_lock_owned()
             && !self.lock().is_cooling()
         {
@@ -351,7 +351,7 @@ impl Issuer {
     #[cfg(test)]
     pub(crate) fn age(&self) {
         if let Some(known) = &mut self.lock().known {
-            known.at -= FRESH;
+            known.at -= MAX_AGE;
         }
     }
 

@@ -9,6 +9,9 @@ use serde_json::Value as Json;
 /// The character that replaces a blank.
 const BLANK: &str = "\u{2581}";
 
+/// The longest piece, in bytes. Checking a piece takes time quadratic in its length.
+const MAX_PIECE_LEN: usize = 1024;
+
 /// Whether the normaliser or the pre-tokeniser puts a blank before the text. Returns the reason as an error
 /// if they do something that llama.cpp does not do.
 pub(super) fn adds_blank(normalizer: &Json, pre_tokenizer: &Json) -> Result<bool, &'static str> {
@@ -66,6 +69,10 @@ pub(super) fn merge_scores<'a>(
     merges: &[(&'a str, &'a str)],
     pieces: &HashSet<&'a str>,
 ) -> Result<HashMap<String, f32>, String> {
+    if let Some(piece) = pieces.iter().find(|piece| piece.len() > MAX_PIECE_LEN) {
+        let (start, len) = (piece.chars().take(32).collect::<String>(), piece.len());
+        return Err(format!("token `{start}...` has {len} bytes, expected at most {MAX_PIECE_LEN}"));
+    }
     let mut scores: HashMap<String, f32> = HashMap::new();
     let mut last = String::new();
     for (left, right) in merges {
@@ -132,6 +139,15 @@ mod tests {
         assert!(merge_scores(&merges[..3], &pieces).unwrap_err().contains("`a` and `bc`"));
         // Tokens that are cut out of the text before merging are not pieces.
         assert!(merge_scores(&merges[..2], &["a", "b", "c", "ab", "bc"].into()).is_ok());
+    }
+
+    #[test]
+    fn long_pieces_are_refused() {
+        let longest = "a".repeat(MAX_PIECE_LEN);
+        assert!(merge_scores(&[], &[longest.as_str()].into()).is_ok());
+        let too_long = longest + "a";
+        let error = merge_scores(&[], &[too_long.as_str()].into()).unwrap_err();
+        assert_eq!(error, format!("token `{}...` has 1025 bytes, expected at most 1024", "a".repeat(32)));
     }
 
     #[test]

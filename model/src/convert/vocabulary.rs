@@ -191,9 +191,15 @@ fn write_pieces(
     Ok(())
 }
 
+/// The largest embedding, in rows. Every row needs a token in memory, and a small file can declare billions.
+const MAX_ROWS: u64 = 4_194_304;
+
 /// Returns the token and the type of every id.
 fn tokens(parsed: &Tokenizer, rows: u64) -> Result<(Strings, Vec<i32>), ConvertError> {
     let refused = |reason: String| ConvertError::Tokenizer { reason };
+    if rows > MAX_ROWS {
+        return Err(refused(format!("the embedding has {rows} rows, expected at most {MAX_ROWS}")));
+    }
     let vocab = parsed.model.vocab.as_object().ok_or_else(|| refused("it has no vocabulary".to_owned()))?;
     let mut by_id: BTreeMap<u64, (&str, i32)> = BTreeMap::new();
     for (token, id) in vocab {
@@ -387,6 +393,13 @@ mod tests {
         };
         let mut metadata = Metadata::new();
         write(&mut metadata, &files, rows).map(|()| metadata).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn embeddings_with_too_many_rows_are_refused() {
+        let tokenizer = json!({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}});
+        let error = written(tokenizer, Json::Null, MAX_ROWS + 1).unwrap_err();
+        assert!(error.contains("4194305 rows, expected at most 4194304"), "{error}");
     }
 
     #[test]

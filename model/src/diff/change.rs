@@ -27,7 +27,10 @@ pub(super) fn of_conversion(name: &str, hints: &Hints) -> Change {
     let part = name.rsplit('.').nth(1).unwrap_or_default();
     match (architecture, part) {
         // GGUF also uses the name llama for Mistral and Mixtral.
-        ("llama", "attn_q" | "attn_k") => hints.head_dim.map_or(Change::None, Change::ReorderHeads),
+        ("llama", "attn_q" | "attn_k") => {
+            let head = hints.head_dim.filter(|head| *head > 0);
+            head.map_or(Change::None, Change::ReorderHeads)
+        }
         (gemma, norm) if gemma.starts_with("gemma") && norm.ends_with("_norm") && gemma != "gemma3n" => {
             Change::SubtractOne
         }
@@ -51,5 +54,7 @@ mod tests {
         assert_eq!(of_conversion("output_norm.weight", &hints("gemma2")), Change::SubtractOne);
         assert_eq!(of_conversion("blk.0.attn_norm.weight", &hints("llama")), Change::None);
         assert_eq!(of_conversion("blk.0.attn_q.weight", &Hints::default()), Change::None);
+        let no_head = Hints { head_dim: Some(0), ..hints("llama") };
+        assert_eq!(of_conversion("blk.0.attn_q.weight", &no_head), Change::None);
     }
 }

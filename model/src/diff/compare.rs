@@ -158,9 +158,12 @@ fn undo_change(mut values: Vec<f32>, columns: usize, change: Change) -> Vec<f32>
             values
         }
         Change::ReorderHeads(head) => {
-            let (head, columns) = (head as usize, columns.max(1));
+            let (head, columns) = (usize::try_from(head).unwrap_or(usize::MAX), columns.max(1));
+            // A head without rows, or with more values than the tensor, permutes nothing.
+            let size = head.checked_mul(columns).filter(|size| (1..=values.len()).contains(size));
+            let Some(size) = size else { return values };
             let mut out = values.clone();
-            for (from, to) in values.chunks_exact(head * columns).zip(out.chunks_exact_mut(head * columns)) {
+            for (from, to) in values.chunks_exact(size).zip(out.chunks_exact_mut(size)) {
                 // Row 2i + j of the GGUF is row j * head/2 + i of the checkpoint.
                 for (at, row) in from.chunks_exact(columns).enumerate() {
                     let home = (at % 2) * (head / 2) + at / 2;

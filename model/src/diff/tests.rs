@@ -110,6 +110,15 @@ fn a_conversion_is_undone() {
 }
 
 #[test]
+fn heads_without_rows_are_not_reordered() {
+    let tensor = tensor("blk.0.attn_q.weight", Dtype::F32, &[2, 1], 0);
+    let values = f32s(&[1.0, 2.0]);
+    let changes = (Change::ReorderHeads(0), Change::None);
+    let found = compare((&tensor, &values), (&tensor, &values), changes).unwrap();
+    assert_eq!(found.relative_error, Some(0.0));
+}
+
+#[test]
 fn long_tensors_go_by_rows() {
     let (rows, columns) = (3000, 1000);
     let here = tensor("a", Dtype::BF16, &[rows, columns], 0);

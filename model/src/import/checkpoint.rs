@@ -2,7 +2,7 @@
 //! in transformers, these are the files that the index lists, else `model.safetensors`, else every
 //! safetensors file at the top level, of which no part may be missing.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -111,11 +111,17 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
         None => None,
     };
 
-    let is_image_model = files.iter().any(|file| file.path == IMAGE_INDEX);
-    let is_shard = |file: &SourceFile| match &index {
-        _ if is_image_model => is_component(files, &file.path),
-        Some((_, weight_map)) => weight_map.values().any(|shard| *shard == file.path),
-        None if files.iter().any(|file| file.path == MAIN_FILE) => file.path == MAIN_FILE,
+    // Sets, because an untrusted folder may have very many files, and an index very many tensors.
+    let paths: HashSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
+    let indexed: Option<HashSet<&str>> =
+        index.as_ref().map(|(_, weight_map)| weight_map.values().map(String::as_str).collect());
+    let is_image_model = paths.contains(IMAGE_INDEX);
+    let has_main_file = paths.contains(MAIN_FILE);
+    let components = Components::new(files);
+    let is_shard = |file: &SourceFile| match &indexed {
+        _ if is_image_model => components.contains(&file.path),
+        Some(shards) => shards.contains(file.path.as_str()),
+        None if has_main_file => file.path == MAIN_FILE,
         None => !file.path.contains('/'),
     };
     let config = files.iter().find(|file| file.path == CONFIG);
@@ -157,13 +163,18 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
         }
     }
     if let Some((index, weight_map)) = &index {
+        let tensors = shards.iter().flat_map(|shard| &shard.tensors);
+        let quantised: HashSet<&str> = tensors
+            .filter(|tensor| tensor.quantisation.is_some())
+            .map(|tensor| tensor.name.as_str())
+            .collect();
         for (tensor, shard) in weight_map {
             let (index, tensor, shard) = (|| index.clone(), tensor.clone(), shard.clone());
-            if !files.iter().any(|file| file.path == shard) {
+            if !paths.contains(shard.as_str()) {
                 return Err(ImportError::MissingShard { index: index(), tensor, shard });
             }
             let is_there = homes.get(tensor.as_str()).is_some_and(|home| *home.path == *shard)
-                || is_companion(&tensor, &homes);
+                || is_companion(&tensor, &quantised);
             if !is_there {
                 return Err(ImportError::MissingTensor { index: index(), tensor, shard });
             }
@@ -192,29 +203,50 @@ fn check_parts(shards: &[Shard], is_alone: bool, notices: &mut Vec<String>) -> R
     Ok(())
 }
 
-/// Whether a component of an image model is loaded from this file: it is in a folder, and it is not a variant
-/// (fewer bits, or another training step) of the folder's main file.
-fn is_component(files: &[SourceFile], path: &str) -> bool {
-    let Some((folder, name)) = path.rsplit_once('/') else { return false };
-    let weight_files = || {
+/// The folders of an image model, by the safetensors files in them.
+struct Components<'a> {
+    /// The folders with a main file.
+    with_main: HashSet<&'a str>,
+    /// The folders with a file that is not a variant.
+    with_plain: HashSet<&'a str>,
+}
+
+impl<'a> Components<'a> {
+    fn new(files: &'a [SourceFile]) -> Components<'a> {
+        let mut components = Components { with_main: HashSet::new(), with_plain: HashSet::new() };
         let inside = files.iter().filter_map(|file| file.path.rsplit_once('/'));
-        inside
-            .filter(|(other, name)| *other == folder && name.ends_with(".safetensors"))
-            .map(|(_, name)| name)
-    };
-    if weight_files().any(|name| COMPONENT_FILES.contains(&name)) {
-        return COMPONENT_FILES.contains(&name);
+        for (folder, name) in inside.filter(|(_, name)| name.ends_with(".safetensors")) {
+            if COMPONENT_FILES.contains(&name) {
+                components.with_main.insert(folder);
+            }
+            if !is_variant(name) {
+                components.with_plain.insert(folder);
+            }
+        }
+        components
     }
-    let is_variant = |name: &str| [".fp16", ".bf16", ".ema", "_ema"].iter().any(|mark| name.contains(mark));
-    !is_variant(name) || weight_files().all(is_variant)
+
+    /// Whether a component is loaded from this file: it is in a folder, and it is not a variant of the
+    /// folder's main file.
+    fn contains(&self, path: &str) -> bool {
+        let Some((folder, name)) = path.rsplit_once('/') else { return false };
+        if self.with_main.contains(folder) {
+            return COMPONENT_FILES.contains(&name);
+        }
+        !is_variant(name) || !self.with_plain.contains(folder)
+    }
+}
+
+/// Whether a file name is that of a variant: fewer bits, or another training step.
+fn is_variant(name: &str) -> bool {
+    [".fp16", ".bf16", ".ema", "_ema"].iter().any(|mark| name.contains(mark))
 }
 
 /// Whether a name is the scale or bias of a quantised tensor, which includes it.
-fn is_companion(name: &str, homes: &HashMap<&str, &Shard>) -> bool {
+fn is_companion(name: &str, quantised: &HashSet<&str>) -> bool {
     let ours = [".scale", ".bias", ".global_scale"].iter().find_map(|suffix| name.strip_suffix(suffix));
     let base = ours.map(str::to_owned).or_else(|| mlx::weight_of(name));
-    base.and_then(|base| Some((homes.get(base.as_str())?, base)))
-        .is_some_and(|(shard, base)| shard.tensors.iter().any(|t| t.name == base && t.quantisation.is_some()))
+    base.is_some_and(|base| quantised.contains(base.as_str()))
 }
 
 fn read_shard(

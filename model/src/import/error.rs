@@ -4,7 +4,7 @@ use std::io;
 
 use super::quantize::Quantize;
 use crate::convert::ConvertError;
-use crate::files_view::PathError;
+use crate::files_view::{MAX_FILES, PathError};
 use crate::safetensors::HeaderError;
 use crate::tensor::TensorError;
 use crate::tensor::scaled::BlockError;
@@ -22,6 +22,8 @@ pub enum ImportError {
     Pointer { path: String },
     #[error(transparent)]
     Path(#[from] PathError),
+    #[error("there are {found} files to import, expected at most {MAX_FILES}")]
+    TooManyFiles { found: usize },
     #[error("the folder lists `{path}` twice")]
     DuplicatePath { path: String },
     #[error("could not read `{path}`")]

@@ -22,6 +22,9 @@ pub(super) fn check_files(files: &[SourceFile]) -> Result<(), ImportError> {
     if files.is_empty() {
         return Err(ImportError::Empty);
     }
+    if files.len() > files_view::MAX_FILES {
+        return Err(ImportError::TooManyFiles { found: files.len() });
+    }
     for file in files {
         files_view::check_path(&file.path)?;
     }

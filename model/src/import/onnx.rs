@@ -1,7 +1,7 @@
 //! Folders of ONNX files. Each file is stored whole, and so are the files that hold its weights. Files are
 //! parsed, so that a damaged file, or one with missing weights, is refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::error::ImportError;
 use super::plan::{Options, Plan};
@@ -25,10 +25,11 @@ pub(super) fn plan(
     let (mut layers, mut recipes) = (Vec::new(), Vec::new());
     let (mut tensors, mut parameters) = (0, 0u64);
     let mut elements = BTreeMap::<String, u64>::new();
+    let sizes: HashMap<&str, u64> = files.iter().map(|file| (file.path.as_str(), file.size)).collect();
     for file in models {
         let model = read(source, file)?;
         for tensor in &model.tensors {
-            check_outside(file, tensor, files)?;
+            check_outside(file, tensor, &sizes)?;
             let count = tensor.shape.iter().fold(1u64, |product, dim| product.saturating_mul(*dim));
             parameters = parameters.saturating_add(count);
             if let Some(dtype) = tensor.dtype() {
@@ -63,13 +64,17 @@ fn read(source: &dyn Source, file: &SourceFile) -> Result<Model, ImportError> {
     Model::read(&*opened).map_err(|source| ImportError::Onnx { path: path(), source })
 }
 
-/// Checks that weights in another file are part of the folder.
-fn check_outside(file: &SourceFile, tensor: &Initializer, files: &[SourceFile]) -> Result<(), ImportError> {
+/// Checks that weights in another file are part of the folder. `sizes` has the size of each file by path.
+fn check_outside(
+    file: &SourceFile,
+    tensor: &Initializer,
+    sizes: &HashMap<&str, u64>,
+) -> Result<(), ImportError> {
     let Data::External { location, offset, length } = &tensor.data else { return Ok(()) };
-    let found = files.iter().find(|other| other.path == Model::resolve_location(&file.path, location));
+    let found = sizes.get(Model::resolve_location(&file.path, location).as_str());
     let length = tensor.size_bytes().or(*length).unwrap_or(0);
     match found {
-        Some(found) if offset.checked_add(length).is_some_and(|end| end <= found.size) => Ok(()),
+        Some(found) if offset.checked_add(length).is_some_and(|end| end <= *found) => Ok(()),
         found => Err(ImportError::OnnxData {
             path: file.path.clone(),
             tensor: tensor.name.clone(),

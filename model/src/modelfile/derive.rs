@@ -10,12 +10,8 @@ use super::command::{Command, Modelfile, Role};
 use crate::digest::Digest;
 use crate::go_template::{SyntaxError, Template};
 use crate::manifest::{Descriptor, MAX_MANIFEST_BYTES, Manifest};
-use crate::media_type;
+use crate::media_type::{self, BASE_DIGEST_ANNOTATION, BASE_NAME_ANNOTATION};
 use crate::oci::new_manifest::{NewManifest, SmallBlob};
-
-/// The annotations in which OCI tools look for the base of an artifact.
-pub const BASE_NAME_ANNOTATION: &str = "org.opencontainers.image.base.name";
-pub const BASE_DIGEST_ANNOTATION: &str = "org.opencontainers.image.base.digest";
 
 /// The base of a derived model.
 #[derive(Clone, Copy, Debug)]

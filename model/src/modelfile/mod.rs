@@ -13,9 +13,7 @@ mod text;
 mod tests;
 
 pub use command::{Command, Modelfile, Role, UnknownRole};
-pub use derive::{
-    BASE_DIGEST_ANNOTATION, BASE_NAME_ANNOTATION, Base, DeriveError, DerivedModel, Edits, derive,
-};
+pub use derive::{Base, DeriveError, DerivedModel, Edits, derive};
 pub use parameter::{ParameterError, check_value, is_deprecated, parameter_names, read_value};
 pub use parse::{ParseError, Problem, is_version};
 pub use text::{Text, UnquotableText};

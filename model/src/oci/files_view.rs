@@ -2,9 +2,11 @@
 //! written at import and read by everything that restores files; every number in it is checked before use.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::digest::Digest;
@@ -15,13 +17,20 @@ use crate::media_type;
 pub const LAYER_NAME: &str = "lode.files.json";
 /// The version that is written. No other version can be read.
 pub const VERSION: u32 = 1;
+/// A longer view is not read: it is parsed in memory. It has the headers of the files.
+pub const MAX_VIEW_BYTES: u64 = 64 << 20;
 /// The longest path of a file, in bytes.
 pub const MAX_PATH_LEN: usize = 1024;
+/// The most folders that a file is in. Listings of a model have an entry for each folder.
+pub const MAX_FOLDERS: usize = 64;
+/// The most files of a view.
+pub const MAX_FILES: usize = 20_000;
 
 /// The files of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileView {
     pub version: u32,
+    #[serde(deserialize_with = "read_files")]
     pub files: Vec<FileEntry>,
 }
 
@@ -101,21 +110,32 @@ pub enum FileViewError {
     OutOfBounds { path: String, digest: Digest, end: u64, size: u64 },
 }
 
-/// A path that must not be written.
+/// A path that must not be written. Its text is escaped, and cut.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{path}` is not a relative path of plain names")]
-pub struct PathError {
-    pub path: String,
+pub enum PathError {
+    #[error("`{path}` is not a relative path of plain names")]
+    NotPlain { path: String },
+    #[error("`{path}` has more than {MAX_PATH_LEN} bytes")]
+    TooLong { path: String },
+    #[error("`{path}` has more than {MAX_FOLDERS} folders")]
+    TooDeep { path: String },
 }
 
 /// Checks that an untrusted path is relative and has no empty, `.` or `..` part, no backslash and no control
-/// character.
+/// character, and that it is neither too long nor too deep.
 pub fn check_path(path: &str) -> Result<(), PathError> {
-    let plain = |part: &str| !part.is_empty() && part != "." && part != "..";
-    let safe = path.len() <= MAX_PATH_LEN
-        && path.split('/').all(plain)
-        && !path.chars().any(|c| c == '\\' || c.is_control());
-    if safe { Ok(()) } else { Err(PathError { path: path.escape_debug().take(MAX_PATH_LEN).collect() }) }
+    let shown = || path.escape_debug().take(MAX_PATH_LEN).collect();
+    if path.len() > MAX_PATH_LEN {
+        return Err(PathError::TooLong { path: shown() });
+    }
+    let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
+    if !path.split('/').all(is_plain) || path.chars().any(|c| c == '\\' || c.is_control()) {
+        return Err(PathError::NotPlain { path: shown() });
+    }
+    if path.matches('/').count() > MAX_FOLDERS {
+        return Err(PathError::TooDeep { path: shown() });
+    }
+    Ok(())
 }
 
 impl FileView {
@@ -184,6 +204,31 @@ impl FileView {
     }
 }
 
+/// Reads the files of a view. It stops at the limit, before it has read a longer list.
+fn read_files<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<FileEntry>, D::Error> {
+    struct Files;
+
+    impl<'de> Visitor<'de> for Files {
+        type Value = Vec<FileEntry>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of files")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<FileEntry>, A::Error> {
+            let mut files = Vec::new();
+            while let Some(file) = entries.next_element()? {
+                if files.len() == MAX_FILES {
+                    return Err(A::Error::custom(format_args!("there are more than {MAX_FILES} files")));
+                }
+                files.push(file);
+            }
+            Ok(files)
+        }
+    }
+    d.deserialize_seq(Files)
+}
+
 fn write_base64<S: Serializer>(bytes: &[u8], s: S) -> Result<S::Ok, S::Error> {
     s.serialize_str(&BASE64.encode(bytes))
 }
@@ -222,7 +267,8 @@ mod tests {
 
     #[test]
     fn unsafe_paths() {
-        for path in ["a", "a/b/c.d", ".gitattributes", "..a", "a b", "日本.json"] {
+        let deep = |folders: usize| "d/".repeat(folders) + "a";
+        for path in ["a", "a/b/c.d", ".gitattributes", "..a", "a b", "日本.json", &deep(64)] {
             assert!(check_path(path).is_ok(), "{path}");
         }
         for path in [
@@ -239,9 +285,14 @@ mod tests {
             "a\0b",
             "a\nb",
             &"x".repeat(1025),
+            &deep(65),
+            &deep(511),
         ] {
             assert!(check_path(path).is_err(), "{path}");
         }
+        let reason = |path: &str| check_path(path).unwrap_err().to_string();
+        assert!(reason(&deep(65)).ends_with("/a` has more than 64 folders"));
+        assert!(reason(&"x".repeat(1025)).ends_with("` has more than 1024 bytes"));
     }
 
     #[test]
@@ -263,6 +314,17 @@ mod tests {
         let mut overflow = entry("a", vec![blob(0, 4)]);
         overflow.segments.push(blob(0, u64::MAX));
         assert!(refused(&view(vec![overflow])).contains("expected 4"));
+    }
+
+    #[test]
+    fn views_of_too_many_files_are_refused() {
+        let of = |count: usize| view((0..count).map(|n| entry(&n.to_string(), vec![])).collect()).to_bytes();
+        assert_eq!(FileView::parse(&of(MAX_FILES)).unwrap().files.len(), MAX_FILES);
+        let mut many = of(MAX_FILES + 1);
+        // What follows is not read.
+        many.truncate(many.len() - 2);
+        let Err(FileViewError::Json(error)) = FileView::parse(&many) else { panic!("it was read") };
+        assert!(error.to_string().starts_with("there are more than 20000 files"), "{error}");
     }
 
     #[test]

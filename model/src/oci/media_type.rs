@@ -78,7 +78,7 @@ pub const CNAI_FILEPATH_ANNOTATION: &str = "org.cnai.model.filepath";
 /// JSON metadata of the file, under both of ModelPack's names; its `name` is the file name without folders.
 pub const METADATA_ANNOTATIONS: [&str; 2] =
     ["org.cncf.model.file.metadata+json", "org.cnai.model.file.metadata+json"];
-/// The base of an artifact.
+/// The annotations in which OCI tools look for the base of an artifact.
 pub const BASE_NAME_ANNOTATION: &str = "org.opencontainers.image.base.name";
 pub const BASE_DIGEST_ANNOTATION: &str = "org.opencontainers.image.base.digest";
 

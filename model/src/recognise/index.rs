@@ -196,16 +196,29 @@ impl<'a> ArtifactFiles<'a> {
         ArtifactFiles { image_root: artifact.is_image_model().then(|| artifact.root()), by_path }
     }
 
-    /// Converts a file's tensors to offsets in its layer. The tensors of an image model's components get
-    /// their folder as a prefix, as in imports that store each tensor as a layer.
-    pub fn index(&self, file: &ModelFile, is_main: bool, listed: TensorListing) -> FileIndex {
-        let folder = match (&file.path, file.role, self.image_root) {
+    /// The number of bytes in the names that [`Self::index`] gives to a file's tensors.
+    pub fn name_bytes(&self, file: &ModelFile, listed: &TensorListing) -> u64 {
+        let folder = self.component_folder(file).len() as u64;
+        let inside = listed.tensors.iter().map(|tensor| folder.saturating_add(tensor.name.len() as u64));
+        let outside = listed.external_tensors.iter().map(|(_, tensor)| tensor.name.len() as u64);
+        inside.chain(outside).fold(0, u64::saturating_add)
+    }
+
+    /// Returns the folder of an image model's component, with a trailing slash; empty for other files.
+    fn component_folder<'f>(&self, file: &'f ModelFile) -> &'f str {
+        match (&file.path, file.role, self.image_root) {
             (Some(path), Role::Safetensors, Some(root)) => {
                 let inside = path.strip_prefix(root).unwrap_or(path);
                 inside.rfind('/').map_or("", |at| &inside[..=at])
             }
             _ => "",
-        };
+        }
+    }
+
+    /// Converts a file's tensors to offsets in its layer. The tensors of an image model's components get
+    /// their folder as a prefix, as in imports that store each tensor as a layer.
+    pub fn index(&self, file: &ModelFile, is_main: bool, listed: TensorListing) -> FileIndex {
+        let folder = self.component_folder(file);
         let place = |mut tensor: Tensor| {
             tensor.name.insert_str(0, folder);
             tensor.moved_by(file.offset).in_blob(file.layer.digest.clone())
@@ -472,6 +485,24 @@ mod tests {
         let blob = blob(r#"{"data":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#, 12);
         assert_eq!(read(&artifact, 0, &blob).tensors[0].dtype, "BF16");
         assert!(list_tensors(&artifact.files[0], &vec![0; 23]).is_err());
+    }
+
+    #[test]
+    fn component_folders_are_short_and_counted() {
+        let index_of = |path: &str| {
+            let layers = [("x/y", media_type::TITLE_ANNOTATION, "model_index.json")];
+            let layers = [layers[0], ("x/y", media_type::TITLE_ANNOTATION, path)];
+            let artifact = Artifact::read(&manifest(media_type::OCI_EMPTY, &layers), None);
+            let bytes = blob(r#"{"w":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}}"#, 0);
+            let listed = list_tensors(&artifact.files[1], &bytes).unwrap();
+            let files = ArtifactFiles::new(&artifact);
+            let name_bytes = files.name_bytes(&artifact.files[1], &listed);
+            let index = files.index(&artifact.files[1], true, listed);
+            assert_eq!(name_bytes, index.tensors[0].name.len() as u64);
+            index.tensors[0].name.clone()
+        };
+        assert_eq!(index_of("unet/x.safetensors"), "unet/w");
+        assert_eq!(index_of(&format!("{}/x.safetensors", "a".repeat(2000))), "w");
     }
 
     #[test]

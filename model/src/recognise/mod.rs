@@ -16,6 +16,7 @@ pub use file::{FileKind, ModelFile, Packing, Role};
 pub(crate) use kitfile::parent as kit_parent;
 pub use layout::Layout;
 
+use crate::files_view::MAX_PATH_LEN;
 use crate::formats::weight_format::WeightFormat;
 use crate::manifest::Manifest;
 use tar::Member;
@@ -42,7 +43,8 @@ pub struct Artifact {
 
 impl Artifact {
     /// Classifies the layers of an image manifest. `config` is the config blob if the caller has it; without
-    /// it, files that only the config names stay unnamed.
+    /// it, files that only the config names stay unnamed. Files whose path is too long for a file view have no
+    /// path.
     pub fn read(manifest: &Manifest, config: Option<&[u8]>) -> Artifact {
         let layout = Layout::detect(manifest, config);
         let mut files = match layout {
@@ -59,6 +61,10 @@ impl Artifact {
                 && let Some(rest) = path.strip_prefix("./")
             {
                 *path = rest.to_owned();
+            }
+            // Paths are copied into the names of tensors, so an untrusted one must be short.
+            if file.path.as_deref().is_some_and(|path| path.len() > MAX_PATH_LEN) {
+                file.path = None;
             }
         }
         Artifact { layout, files }

@@ -226,6 +226,11 @@ impl ChunkIndex {
         Ok(())
     }
 
+    /// The bytes of all chunks in the xorb.
+    pub fn stored_bytes(&self) -> u64 {
+        self.chunks.last().map_or(0, |entry| u64::from(entry.stored_end))
+    }
+
     /// The chunks from `first` to `end`, excluded.
     pub fn range(&self, first: u32, end: u32) -> Result<ChunkRange, XorbError> {
         let before = |chunk: u32| match chunk {

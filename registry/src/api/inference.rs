@@ -13,6 +13,7 @@ use lode_model::reference::Repository;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::Error;
 use crate::Registry;
 use crate::auth::Caller;
 use crate::error::chain;
@@ -27,6 +28,8 @@ const NDJSON: &str = "application/x-ndjson";
 
 /// The largest response that is read completely before it is passed on.
 const MAX_RESPONSE_BYTES: usize = 256 * 1024 * 1024;
+/// Responses above this size are parsed off the async threads.
+const LARGE_BYTES: usize = 256 * 1024;
 
 /// A route that passes its body to `path` on a worker.
 pub(crate) fn passthrough_route(path: &'static str, read_name: ReadName) -> MethodRouter<ServerState> {
@@ -61,7 +64,7 @@ pub(super) async fn forward(
     let ForwardedBody { name, client, path, body } = request;
     let table = server.registry.workers_attached().await?;
     let InferenceBody { bytes, charge, .. } = body;
-    let is_unload = is_unload(&bytes);
+    let is_unload = is_unload(path, &bytes);
     let inference = InferenceRequest { repository, digest, name, client, path, body: bytes, _charge: charge };
     if is_unload {
         // Boxed: otherwise each request's future would have room for it.
@@ -148,7 +151,7 @@ impl IntoResponse for WorkerResponse {
 }
 
 /// Reads a response that is one JSON value.
-pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(
+pub(crate) async fn read_json<T: serde::de::DeserializeOwned + Send + 'static>(
     mut response: WorkerResponse,
 ) -> Result<T, Failure> {
     let mut all = Vec::new();
@@ -158,5 +161,10 @@ pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(
         }
         all.extend_from_slice(&bytes);
     }
-    Ok(serde_json::from_slice(&all).map_err(GatewayError::InvalidResponse)?)
+    let is_large = all.len() > LARGE_BYTES;
+    let parse = move || serde_json::from_slice(&all).map_err(GatewayError::InvalidResponse);
+    Ok(match is_large {
+        true => tokio::task::spawn_blocking(parse).await.map_err(|_| Error::Interrupted)??,
+        false => parse()?,
+    })
 }

@@ -14,7 +14,7 @@ use crate::auth::{AccessTarget, ProtectedTags, Rights};
 use crate::store::{AccessState, Store};
 
 /// How long the version of access control is used before it is read again.
-const FRESH: Duration = Duration::from_millis(500);
+const MAX_AGE: Duration = Duration::from_millis(500);
 /// How many rights are remembered.
 const MAX_RIGHTS: u64 = 100_000;
 /// For how many repositories the patterns of protected tags are remembered.
@@ -64,7 +64,7 @@ impl AccessCache {
     /// The state, if it was read recently and this replica has changed nothing since.
     pub(super) fn fresh(&self) -> Option<AccessState> {
         let changes = self.changes.load(Ordering::SeqCst);
-        let is_fresh = |last: &LastRead| last.at.elapsed() < FRESH && last.changes == changes;
+        let is_fresh = |last: &LastRead| last.at.elapsed() < MAX_AGE && last.changes == changes;
         self.last().filter(is_fresh).map(|last| last.state)
     }
 

@@ -26,6 +26,8 @@ const RESERVED: [&str; 19] = [
 const MAX_NAME_LEN: usize = 63;
 /// The longest name of a token or a key.
 pub(super) const MAX_LABEL_LEN: usize = 100;
+/// The characters of an invalid name that its error repeats.
+const MAX_SHOWN_CHARS: usize = 2 * MAX_NAME_LEN + 1;
 
 /// The description of an account to create.
 #[derive(Clone, Debug)]
@@ -86,25 +88,30 @@ pub enum AccountError {
     TokenUnknown { id: Uuid },
     #[error("`{subject}` has no role on `{target}`")]
     GrantUnknown { subject: String, target: String },
-    #[error("a password has {MIN_LEN} to {MAX_LEN} bytes")]
-    Password,
+    #[error("invalid password: expected {MIN_LEN} to {MAX_LEN} bytes, got {len}")]
+    Password { len: usize },
     #[error("a robot has no password and no server role; create a token for it")]
     Robot,
     #[error("the first account must be a user with the server role `admin` and a password")]
     FirstAccount,
     #[error("this is the last administrator that can sign in")]
     LastAdmin,
-    #[error("a token or a key has a name of 1 to {MAX_LABEL_LEN} characters")]
+    #[error("invalid name of a token or a key: expected 1 to {MAX_LABEL_LEN} characters")]
     Label,
-    #[error("a token is valid for at least a minute and at most ten years")]
+    #[error("invalid lifetime of a token: expected a minute to ten years")]
     TokenTime,
+    /// A limited token that cannot write, replacing itself.
+    #[error(
+        "a token that is limited to `infer` or `read` cannot replace itself; its owner rotates it with a password, a session or an unlimited token"
+    )]
+    TokenRotate,
     #[error(transparent)]
     Key(#[from] OllamaKeyError),
     #[error("an account has this key already")]
     KeyTaken,
     #[error("no key has the id {id}")]
     KeyUnknown { id: Uuid },
-    #[error("a repository or a namespace has at most {limit} patterns")]
+    #[error("too many patterns: expected at most {limit} for a repository or a namespace")]
     TooManyPatterns { limit: usize },
     #[error("`{text}` is not a pattern of tags, such as `v*`")]
     Pattern { text: String },
@@ -148,8 +155,8 @@ impl Registry {
             }
             AccountKind::Robot => {
                 let (owner, own) = name.split_once('+').ok_or_else(|| AccountError::Name {
-                    name: name.clone(),
-                    reason: "a robot is called NAMESPACE+NAME",
+                    name: shorten(&name),
+                    reason: "expected NAMESPACE+NAME for a robot",
                 })?;
                 check_name(&name, owner)?;
                 check_name(&name, own)?;
@@ -455,8 +462,9 @@ impl Registry {
     }
 
     pub(super) async fn password_hash(&self, password: Secret) -> Result<Secret, AccountError> {
-        if !(MIN_LEN..=MAX_LEN).contains(&password.expose().len()) {
-            return Err(AccountError::Password);
+        let len = password.expose().len();
+        if !(MIN_LEN..=MAX_LEN).contains(&len) {
+            return Err(AccountError::Password { len });
         }
         Ok(self.sign_ins.hashing.hash(password).await?)
     }
@@ -518,9 +526,14 @@ pub(super) fn is_account_name(name: &str) -> bool {
     (1..=2 * MAX_NAME_LEN + 1).contains(&name.len()) && name.bytes().all(is_known)
 }
 
+/// The beginning of an invalid name, for an error.
+fn shorten(name: &str) -> String {
+    name.chars().take(MAX_SHOWN_CHARS).collect()
+}
+
 /// Checks a part of an account's name. It is also a namespace, so it has the same characters.
 pub(super) fn check_name(name: &str, part: &str) -> Result<(), AccountError> {
-    let wrong = |reason| Err(AccountError::Name { name: name.to_owned(), reason });
+    let wrong = |reason| Err(AccountError::Name { name: shorten(name), reason });
     if part.is_empty() || part.len() > MAX_NAME_LEN {
         return wrong("expected 1 to 63 characters");
     }

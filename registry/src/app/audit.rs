@@ -33,7 +33,7 @@ const OTHER_TARGETS: &str = "other";
 const MAX_TEXT_BYTES: usize = 512;
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(3600);
 /// How long a stopping server writes the records that wait.
-const STOP_LIMIT: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A record of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -238,7 +238,7 @@ impl Registry {
                 self.audit_write_batch(&mut rows).await;
             }
         };
-        if tokio::time::timeout(STOP_LIMIT, rest).await.is_err() {
+        if tokio::time::timeout(STOP_TIMEOUT, rest).await.is_err() {
             tracing::warn!("the server stopped before all audit records were written; the others are lost");
         }
     }

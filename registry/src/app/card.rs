@@ -2,7 +2,7 @@
 //! a commit of that file.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lode_model::digest::Digest;
@@ -17,6 +17,7 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target};
 use crate::card::{
     CardLinks, FRONT_MATTER_BYTES, MAX_CARD_BYTES, check_front_matter, front_matter_json, render_card,
+    render_code,
 };
 use crate::error::chain;
 
@@ -24,6 +25,8 @@ use crate::error::chain;
 const CARD_NAME: &str = "README.md";
 /// How long a request waits for a card. Rendering continues afterwards, and a later request gets the result.
 const WAIT: Duration = Duration::from_secs(2);
+/// How long a card is rendered. The largest one takes a tenth of it, unless its HTML is malformed on purpose.
+const MAX_RENDER_TIME: Duration = Duration::from_secs(1);
 
 /// A rendered card.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +41,7 @@ pub(crate) struct Card {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CardHtml {
     Rendered(Arc<str>),
-    /// It takes longer than a request waits.
+    /// It takes longer than a request waits, or than it may take.
     Late,
 }
 
@@ -121,6 +124,16 @@ fn editable_tag(reference: &Reference) -> Result<&Tag, CardError> {
     }
 }
 
+fn render_markdown(text: &str, links: &CardLinks) -> Option<String> {
+    let started = Instant::now();
+    render_card(text, links, &|| started.elapsed() > MAX_RENDER_TIME)
+}
+
+async fn text_digest(text: Arc<str>) -> Result<String, Error> {
+    let hashed = tokio::task::spawn_blocking(move || Digest::sha256(text.as_bytes()).to_string());
+    hashed.await.map_err(|_| Error::Interrupted)
+}
+
 fn is_card_path(path: &str, root: &str) -> bool {
     path.strip_prefix(root).is_some_and(|name| name.eq_ignore_ascii_case(CARD_NAME))
 }
@@ -169,9 +182,6 @@ impl Registry {
         let is_cut = file.size > MAX_CARD_BYTES;
         let card = |html| Some(Card { path: path.clone(), html, is_cut });
         let key = (format!("{} {}", file.layer.digest, file.offset), links.pages.clone());
-        if let Some(html) = self.cards.rendered.get(&key) {
-            return Ok(card(CardHtml::Rendered(html)));
-        }
         Ok(card(self.card_html(bytes.into(), links, Some(key)).await?))
     }
 
@@ -230,22 +240,47 @@ impl Registry {
         links: CardLinks,
         key: Option<(String, String)>,
     ) -> Result<CardHtml, Error> {
+        self.render(key, move || render_markdown(&String::from_utf8_lossy(&bytes), &links)).await
+    }
+
+    /// Renders Markdown of a file that the caller has read.
+    pub(crate) async fn markdown_render(&self, text: Arc<str>, links: CardLinks) -> Result<CardHtml, Error> {
+        let key = (text_digest(text.clone()).await?, links.pages.clone());
+        self.render(Some(key), move || render_markdown(&text, &links)).await
+    }
+
+    /// Renders a file that the caller has read, as code with colours.
+    pub(crate) async fn code_render(&self, path: &str, text: Arc<str>) -> Result<CardHtml, Error> {
+        let key = (text_digest(text.clone()).await?, format!("code {path}"));
+        let path = path.to_owned();
+        self.render(Some(key), move || Some(render_code(&path, &text))).await
+    }
+
+    /// Returns what is remembered under `key`, or renders it, a few texts at a time.
+    async fn render(
+        &self,
+        key: Option<(String, String)>,
+        render: impl FnOnce() -> Option<String> + Send + 'static,
+    ) -> Result<CardHtml, Error> {
         let (cards, permits) = (self.cards.rendered.clone(), self.cards.permits.clone());
+        if let Some(html) = key.as_ref().and_then(|key| cards.get(key)) {
+            return Ok(CardHtml::Rendered(html));
+        }
         let work = async move {
             let permit = permits.acquire_owned().await;
             tokio::task::spawn_blocking(move || {
                 // Kept until the end, because the thread continues after the request.
                 let _permit = permit;
-                let html: Arc<str> = render_card(&String::from_utf8_lossy(&bytes), &links).into();
+                let html: Arc<str> = render()?.into();
                 if let Some(key) = key {
                     cards.insert(key, html.clone());
                 }
-                html
+                Some(html)
             })
             .await
         };
         match tokio::time::timeout(WAIT, work).await {
-            Ok(html) => Ok(CardHtml::Rendered(html.map_err(|_| Error::Interrupted)?)),
+            Ok(html) => Ok(html.map_err(|_| Error::Interrupted)?.map_or(CardHtml::Late, CardHtml::Rendered)),
             Err(_) => Ok(CardHtml::Late),
         }
     }
@@ -337,5 +372,35 @@ impl Registry {
             }
             outcome => Ok(outcome?.digest),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    #[tokio::test]
+    async fn texts_are_rendered_a_few_at_a_time() {
+        let data = tempfile::tempdir().unwrap();
+        let config = Config { data: data.path().to_owned(), ..Config::default() };
+        let registry = crate::open::open(config).await.unwrap();
+        let links = CardLinks { pages: "/m/-/blob/v1/".to_owned(), bytes: "/m/-/raw/v1/".to_owned() };
+        let permits = registry.cards.permits.clone();
+        let all = u32::try_from(permits.available_permits()).unwrap();
+        let html = "<span class=\"hl-name\">&quot;a&quot;</span>";
+        let is_coloured =
+            |rendered: CardHtml| matches!(rendered, CardHtml::Rendered(text) if text.contains(html));
+        let taken = permits.clone().acquire_many_owned(all).await.unwrap();
+        let code = || registry.code_render("a.json", "{\"a\": 1}".into());
+        let (late, card) = tokio::join!(code(), registry.markdown_render("# A".into(), links.clone()));
+        assert_eq!((late.unwrap(), card.unwrap()), (CardHtml::Late, CardHtml::Late));
+        drop(taken);
+        assert!(is_coloured(code().await.unwrap()));
+        // What is remembered needs no permit. Another name can mean another language.
+        let _taken = permits.acquire_many_owned(all).await.unwrap();
+        assert!(is_coloured(code().await.unwrap()));
+        let other = registry.code_render("b.json", "{\"a\": 1}".into()).await.unwrap();
+        assert_eq!(other, CardHtml::Late);
     }
 }

@@ -6,7 +6,7 @@ use moka::sync::Cache;
 use tokio::sync::Semaphore;
 
 /// How many cards are rendered at a time.
-const AT_ONCE: usize = 2;
+const MAX_CONCURRENT_CARDS: usize = 2;
 /// The most memory of remembered cards.
 const MAX_REMEMBERED_BYTES: u64 = 16 * 1024 * 1024;
 
@@ -23,7 +23,7 @@ impl Default for Cards {
         };
         Cards {
             rendered: Cache::builder().max_capacity(MAX_REMEMBERED_BYTES).weigher(weigh).build(),
-            permits: Arc::new(Semaphore::new(AT_ONCE)),
+            permits: Arc::new(Semaphore::new(MAX_CONCURRENT_CARDS)),
         }
     }
 }

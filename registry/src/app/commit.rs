@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use futures::{StreamExt, stream};
 use lode_model::digest::Digest;
-use lode_model::files_view::{FileEntry, check_path};
+use lode_model::files_view::{FileEntry, MAX_FILES, check_path};
 use lode_model::reference::{Reference, Repository, Tag};
 
 use super::commit_error::CommitError;
@@ -263,6 +263,9 @@ impl Registry {
                 }
             }
         }
+        if after.len() > MAX_FILES {
+            return Err(CommitError::TooManyFiles { found: after.len(), limit: MAX_FILES });
+        }
         check_paths(&after, &added)?;
         Ok((after, absent))
     }
@@ -319,7 +322,7 @@ fn check_new_path(path: &str) -> Result<(), CommitError> {
     };
     if check_path(path).is_err() {
         return refuse(
-            "expected at most 1024 bytes, parts between `/` that are not empty, `.` or `..`, and no backslash or control character",
+            "expected at most 1024 bytes and 64 folders, parts between `/` that are not empty, `.` or `..`, and no backslash or control character",
         );
     }
     if path.split('/').any(|part| part.eq_ignore_ascii_case(".git")) {

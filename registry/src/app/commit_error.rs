@@ -52,12 +52,14 @@ pub(crate) enum CommitError {
     Inline { what: String, limit: u64 },
     #[error("the commit has more than {limit} operations; split it")]
     TooManyOperations { limit: usize },
+    #[error(
+        "the branch would have {found} files, expected at most {limit}; store some in another repository"
+    )]
+    TooManyFiles { found: usize, limit: usize },
     #[error("line {line} of the commit {reason}")]
     Line { line: usize, reason: String },
     #[error("the commit has no header line")]
     HeaderMissing,
-    #[error("{reason}")]
-    Object { reason: String },
 }
 
 impl From<CreateError> for CommitError {

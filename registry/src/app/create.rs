@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Digest;
-use lode_model::files_view::{FileView, FileViewError};
+use lode_model::files_view::{FileView, FileViewError, MAX_VIEW_BYTES};
 use lode_model::gguf::PartName;
 use lode_model::import::{self, FinishError, ImportError, Options, Plan, Quantize, SmallBlob};
 use lode_model::manifest::{Descriptor, Manifest};
@@ -28,11 +28,9 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target};
 
 /// How many layers are created at a time.
-const LAYERS_AT_ONCE: usize = 4;
+const MAX_CONCURRENT_LAYERS: usize = 4;
 /// How often the progress of quantisation is reported.
 const QUANTISE_REPORT_INTERVAL: Duration = Duration::from_millis(250);
-/// The largest file view that is read into memory. It has the headers of the files.
-const MAX_VIEW_BYTES: u64 = 64 << 20;
 /// The types of layers that are added to a model's files.
 const ADDITIONS: [&str; 9] = [
     media_type::OLLAMA_TEMPLATE,
@@ -150,12 +148,12 @@ impl Registry {
         Ok(())
     }
 
-    /// Creates a model. `tell` receives each step.
+    /// Creates a model. `report_step` receives each step.
     pub async fn model_create(
         &self,
         caller: &Caller,
         mut new: NewModel,
-        tell: &(dyn Fn(CreateStep) + Send + Sync),
+        report_step: &(dyn Fn(CreateStep) + Send + Sync),
     ) -> Result<Digest, CreateError> {
         self.check_push_manifest(caller, &new.repository).await?;
         for file in &new.extra {
@@ -164,28 +162,36 @@ impl Registry {
             let mut layer = Descriptor::new(file.media_type, file.digest.clone(), size);
             layer.name = Some(file.path.clone());
             new.edits.layers.push(layer);
-            tell(CreateStep::Existing(file.digest.clone()));
+            report_step(CreateStep::Existing(file.digest.clone()));
         }
         let derived = match &new.from {
             ModelSource::Model { repository, reference, name } => {
                 let base = self.base_read(caller, repository, reference, name).await?;
                 match new.quantize {
-                    None => self.create_from_model(caller, &new, &base, tell).await?,
-                    Some(_) => self.create_from_model_files(caller, &new, &base, tell).await?,
+                    None => self.create_from_model(caller, &new, &base, report_step).await?,
+                    Some(_) => self.create_from_model_files(caller, &new, &base, report_step).await?,
                 }
             }
             ModelSource::Files(files) => {
                 let files = Arc::new(self.staged_files(caller, files).await?);
-                self.files_import(caller, &new.repository, new.quantize, &files, &new.edits, tell).await?
+                self.files_import(caller, &new.repository, new.quantize, &files, &new.edits, report_step)
+                    .await?
             }
         };
         for blob in &derived.blobs {
             self.small_put(caller, &new.repository, blob).await?;
-            tell(CreateStep::Created(blob.descriptor.digest.clone()));
+            report_step(CreateStep::Created(blob.descriptor.digest.clone()));
         }
-        tell(CreateStep::WritingManifest);
+        report_step(CreateStep::WritingManifest);
+        // The rights may have ended while the layers were created.
+        let base = match &new.from {
+            ModelSource::Model { repository, .. } => Some(repository),
+            ModelSource::Files(_) => None,
+        };
+        let caller = self.caller_recheck(caller, &new.repository, base).await?;
         let (kind, bytes) = (derived.media_type, Bytes::from(derived.manifest));
-        let put = self.manifest_put(caller, &new.repository, &new.reference, Some(&kind), bytes, &[]).await?;
+        let put =
+            self.manifest_put(&caller, &new.repository, &new.reference, Some(&kind), bytes, &[]).await?;
         Ok(put.digest)
     }
 
@@ -241,10 +247,10 @@ impl Registry {
         caller: &Caller,
         new: &NewModel,
         base: &StoredBase,
-        tell: &(dyn Fn(CreateStep) + Send + Sync),
+        report_step: &(dyn Fn(CreateStep) + Send + Sync),
     ) -> Result<DerivedModel, CreateError> {
         let derived = derive(&base.base(), &new.edits)?;
-        self.blobs_link(caller, new, base, base.manifest.blobs(), tell).await?;
+        self.blobs_link(caller, new, base, base.manifest.blobs(), report_step).await?;
         Ok(derived)
     }
 
@@ -255,7 +261,7 @@ impl Registry {
         caller: &Caller,
         new: &NewModel,
         base: &StoredBase,
-        tell: &(dyn Fn(CreateStep) + Send + Sync),
+        report_step: &(dyn Fn(CreateStep) + Send + Sync),
     ) -> Result<DerivedModel, CreateError> {
         if base.manifest.is_index() {
             return Err(DeriveError::Index.into());
@@ -263,9 +269,10 @@ impl Registry {
         // 1. Import the base's files, with its texts, options and adapters.
         let files = Arc::new(self.base_files(caller, base).await?);
         let inherited = base.additions();
-        self.blobs_link(caller, new, base, inherited.layers.iter(), tell).await?;
+        self.blobs_link(caller, new, base, inherited.layers.iter(), report_step).await?;
         let (repository, quantize) = (&new.repository, new.quantize);
-        let imported = self.files_import(caller, repository, quantize, &files, &inherited, tell).await?;
+        let imported =
+            self.files_import(caller, repository, quantize, &files, &inherited, report_step).await?;
         // 2. Apply the edits of the new model.
         let manifest =
             Manifest::parse(Some(&imported.media_type), &imported.manifest).map_err(FinishError::from)?;
@@ -302,14 +309,14 @@ impl Registry {
         new: &NewModel,
         base: &StoredBase,
         blobs: impl Iterator<Item = &Descriptor>,
-        tell: &(dyn Fn(CreateStep) + Send + Sync),
+        report_step: &(dyn Fn(CreateStep) + Send + Sync),
     ) -> Result<(), Error> {
         let mut seen = BTreeSet::new();
         for blob in blobs.filter(|blob| seen.insert(blob.digest.clone())) {
             if base.repository != new.repository {
                 self.blob_link_from(caller, &base.repository, &new.repository, blob).await?;
             }
-            tell(CreateStep::Existing(blob.digest.clone()));
+            report_step(CreateStep::Existing(blob.digest.clone()));
         }
         Ok(())
     }
@@ -340,10 +347,10 @@ impl Registry {
         quantize: Option<Quantize>,
         files: &Arc<ModelFiles>,
         edits: &Edits,
-        tell: &(dyn Fn(CreateStep) + Send + Sync),
+        report_step: &(dyn Fn(CreateStep) + Send + Sync),
     ) -> Result<DerivedModel, CreateError> {
         // 1. Plan the layers.
-        tell(CreateStep::Reading);
+        report_step(CreateStep::Reading);
         let options = Options { quantize, architectures: &[] };
         let (planning, planned_edits) = (files.clone(), edits.clone());
         let plan = blocking(move || {
@@ -352,15 +359,15 @@ impl Registry {
             Ok::<_, CreateError>(plan)
         });
         let plan = plan.await??;
-        plan.notices.iter().for_each(|notice| tell(CreateStep::Notice(notice.clone())));
+        plan.notices.iter().for_each(|notice| report_step(CreateStep::Notice(notice.clone())));
         // 2. Create the layers that are not stored yet.
         let made = Arc::new(AtomicU64::new(0));
-        let telling = report_quantising(quantize, &plan, &made, tell);
+        let reporting = report_quantising(quantize, &plan, &made, report_step);
         let layers = stream::iter(plan.layers.clone())
             .map(|layer| self.layer_store(caller, repository, layer, files, &made))
-            .buffered(LAYERS_AT_ONCE)
+            .buffered(MAX_CONCURRENT_LAYERS)
             .inspect_ok(|(digest, is_new)| {
-                tell(if *is_new {
+                report_step(if *is_new {
                     CreateStep::Created(digest.clone())
                 } else {
                     CreateStep::Existing(digest.clone())
@@ -368,11 +375,11 @@ impl Registry {
             });
         let digests: Vec<Digest> = tokio::select! {
             digests = layers.map_ok(|(digest, _)| digest).try_collect() => digests?,
-            never = telling => match never {},
+            never = reporting => match never {},
         };
         let total = encoded_bytes(&plan);
         if let Some(to) = quantize.filter(|_| total > 0) {
-            tell(CreateStep::Quantising { to, total, completed: total });
+            report_step(CreateStep::Quantising { to, total, completed: total });
         }
         // 3. Make the metadata.
         let mut split: BTreeMap<String, Digest> = BTreeMap::new();
@@ -517,7 +524,7 @@ async fn report_quantising(
     to: Option<Quantize>,
     plan: &Plan,
     made: &AtomicU64,
-    tell: &(dyn Fn(CreateStep) + Send + Sync),
+    report_step: &(dyn Fn(CreateStep) + Send + Sync),
 ) -> Infallible {
     let total = encoded_bytes(plan);
     let Some(to) = to.filter(|_| total > 0) else { return std::future::pending().await };
@@ -526,7 +533,7 @@ async fn report_quantising(
         ticks.tick().await;
         let completed = made.load(Ordering::Relaxed).min(total);
         if last_reported.replace(completed) != Some(completed) {
-            tell(CreateStep::Quantising { to, total, completed });
+            report_step(CreateStep::Quantising { to, total, completed });
         }
     }
 }

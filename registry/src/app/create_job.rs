@@ -1,7 +1,7 @@
 //! The creation of a model as a job: no client has to stay connected while weights are quantised, and another
 //! replica takes over if this one stops.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use lode_model::digest::Digest;
 use lode_model::reference::Reference;
@@ -13,7 +13,7 @@ use super::job_kind::{BaseModel, CreateJob, JobKind, JobRights};
 use super::jobs::Job;
 use super::{CreateError, CreateStep, ModelSource, NewModel, Registry};
 use crate::Error;
-use crate::auth::{Caller, Identity};
+use crate::auth::Caller;
 
 /// The result of the job.
 #[derive(Debug, Serialize)]
@@ -48,7 +48,8 @@ impl Registry {
         Ok(self.job_add(caller, JobKind::Create(Box::new(job)), None).await?)
     }
 
-    /// Does the work of the job, with the rights that the account has now.
+    /// Does the work of the job, with the rights that the account has now. They are checked again before the manifest
+    /// is written; meanwhile, the runner checks them.
     pub(crate) async fn model_create_run(
         &self,
         job: &CreateJob,
@@ -56,6 +57,7 @@ impl Registry {
         control: &JobControl,
     ) -> Result<CreatedModel, JobError> {
         let caller = self.job_caller(account, &job.rights).await?;
+        let caller = self.caller_recheck(&caller, &job.repository, Some(&job.from.repository)).await?;
         let corrupt = |value: &str| Error::Corrupt { what: "job", value: value.to_owned() };
         let quantize = match &job.quantize {
             Some(text) => Some(text.parse().map_err(|_| corrupt(text))?),
@@ -96,18 +98,5 @@ impl Registry {
         };
         let digest = self.model_create(caller, new, &report).await?;
         Ok((digest, notices.into_inner().unwrap_or_else(PoisonError::into_inner)))
-    }
-
-    /// The account that started a job, as a caller with the scope that it had then. Refused once the account is
-    /// disabled or deleted, or its credential revoked.
-    pub(super) async fn job_caller(
-        &self,
-        account: Option<&str>,
-        rights: &JobRights,
-    ) -> Result<Caller, Error> {
-        let Some(account) = account else { return Ok(Caller::ANONYMOUS) };
-        let id = account.parse().map_err(|_| Error::Corrupt { what: "job", value: account.to_owned() })?;
-        let account = self.account_of_work(id, rights.credential, &rights.scope).await?;
-        Ok(Identity::Account(Arc::new(account.ok_or(Error::Denied)?)).into())
     }
 }

@@ -21,7 +21,7 @@ use crate::auth::Caller;
 use crate::error::chain;
 
 /// How many pairs of one comparison are read at a time.
-const PAIRS_AT_ONCE: usize = 2;
+const MAX_CONCURRENT_PAIRS: usize = 2;
 
 /// The result for one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -184,7 +184,7 @@ impl Registry {
                     (registry.clone(), caller.clone(), repositories.clone());
                 async move { registry.diff_pair(&caller, &repositories, pair).await }
             })
-            .buffered(PAIRS_AT_ONCE);
+            .buffered(MAX_CONCURRENT_PAIRS);
         Ok(DiffOutcome::Records(with_total(compared.boxed(), weighed)))
     }
 
@@ -340,7 +340,8 @@ fn with_total(
 fn head_dim(config: &Value) -> Option<u64> {
     let config = config.get("text_config").unwrap_or(config);
     let number = |key: &str| config.get(key).and_then(Value::as_u64).filter(|number| *number > 0);
-    number("head_dim").or_else(|| Some(number("hidden_size")? / number("num_attention_heads")?))
+    let quotient = || Some(number("hidden_size")? / number("num_attention_heads")?);
+    number("head_dim").or_else(quotient).filter(|head_dim| *head_dim > 0)
 }
 
 impl From<&TensorInfo> for DiffSide {

@@ -16,8 +16,8 @@ use crate::time::now_ms;
 
 const PAGE: i64 = 1000;
 /// How many blobs are looked up, or read, at a time.
-const STATS_AT_ONCE: usize = 16;
-const VERIFIED_AT_ONCE: usize = 2;
+const MAX_CONCURRENT_STATS: usize = 16;
+const MAX_CONCURRENT_READS: usize = 2;
 /// In object storage the bytes of a manifest are written before any row. An object younger than this may
 /// belong to a push in progress.
 const MIN_ORPHAN_AGE_MS: i64 = 60 * 60 * 1000;
@@ -109,12 +109,12 @@ impl Registry {
             let blobs = self.store.blobs_live(&after, PAGE).await?;
             let Some(last) = blobs.last() else { break };
             after = last.digest.as_str().to_owned();
-            let at_once = if verify { VERIFIED_AT_ONCE } else { STATS_AT_ONCE };
+            let concurrency = if verify { MAX_CONCURRENT_READS } else { MAX_CONCURRENT_STATS };
             let checks = stream::iter(blobs).map(|blob| async move {
                 let damage = self.check_blob(&blob, verify).await?;
                 Ok::<_, Error>((blob.size_bytes, damage))
             });
-            let mut checks = std::pin::pin!(checks.buffered(at_once));
+            let mut checks = std::pin::pin!(checks.buffered(concurrency));
             while let Some((size_bytes, damage)) = checks.try_next().await? {
                 summary.blobs += 1;
                 summary.size_bytes += size_bytes;

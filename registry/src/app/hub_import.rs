@@ -18,7 +18,7 @@ use crate::hub_client::{HubClient, HubError, HubFile};
 use crate::{BodyError, Error};
 
 /// How many files are fetched at a time.
-const FILES_AT_ONCE: usize = 4;
+const MAX_CONCURRENT_FILES: usize = 4;
 /// The largest file without a known sha256: it is read into memory. The Hub knows the sha256 of larger ones.
 const MAX_SMALL_BYTES: u64 = 16 << 20;
 
@@ -78,7 +78,7 @@ impl Registry {
                 let fetched = self.hub_file_fetch(caller, client, (model, commit), file, progress).await;
                 fetched.map(|(digest, was_fetched)| (path, size, digest, was_fetched))
             })
-            .buffer_unordered(FILES_AT_ONCE)
+            .buffer_unordered(MAX_CONCURRENT_FILES)
             .try_fold(HubFiles::default(), |mut all, (path, size, digest, was_fetched)| async move {
                 all.digests.insert(path, digest);
                 all.bytes = all.bytes.saturating_add(size);

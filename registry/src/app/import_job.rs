@@ -204,8 +204,8 @@ impl Registry {
         Ok(self.job_add(caller, JobKind::Import(Box::new(job)), secret.as_ref()).await?)
     }
 
-    /// Does the work of the job, with the rights that the account has now. They are checked again before the model
-    /// becomes visible.
+    /// Does the work of the job, with the rights that the account has now. They are checked again before manifests are
+    /// written; meanwhile, the runner checks them.
     pub(crate) async fn import_run(
         &self,
         job: &ImportJob,
@@ -214,17 +214,15 @@ impl Registry {
         control: &JobControl,
     ) -> Result<ImportedModel, ImportError> {
         let caller = self.job_caller(account, &job.rights).await?;
-        self.check_push_manifest(&caller, &job.repository).await?;
+        let caller = self.caller_recheck(&caller, &job.repository, None).await?;
         let run = async {
             match &job.source {
                 ImportSource::Registry(model) => {
                     let fetched = self.registry_fetch(&caller, job, model, secret, control).await?;
-                    let caller = self.job_caller(account, &job.rights).await?;
                     self.registry_store(&caller, job, fetched, control).await
                 }
                 ImportSource::Hub(model) => {
                     let fetched = self.hub_fetch(&caller, model, secret, control).await?;
-                    let caller = self.job_caller(account, &job.rights).await?;
                     self.hub_store(&caller, job, model, fetched, control).await
                 }
             }

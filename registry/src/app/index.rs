@@ -24,17 +24,20 @@ use crate::error::chain;
 use crate::store::{FactsRow, IndexClaim, ModelRow, TensorRow};
 
 /// How long reading one manifest may take.
-const READ_LIMIT: Duration = Duration::from_secs(600);
+const READ_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How long a request waits for its own manifest. Reading continues afterwards, and a later request uses the
 /// result.
-const REQUEST_LIMIT: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How many layers of one manifest are read at a time.
-const LAYERS_AT_ONCE: usize = 4;
+const MAX_CONCURRENT_LAYERS: usize = 4;
 
 /// The most tensors of one model. An untrusted file may list more; the rest is not recorded.
 pub(super) const MAX_TENSORS: u32 = 250_000;
+
+/// The most bytes in the names of one model's tensors. An untrusted file may have long names in long folders.
+const MAX_TENSOR_NAME_BYTES: u64 = 64 * 1024 * 1024;
 
 /// A longer config.json is ignored.
 const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
@@ -61,9 +64,9 @@ impl Registry {
             let permit = permit.expect("the semaphore is never closed");
             self.model_read_once(repository, digest, Some(permit)).await
         };
-        match tokio::time::timeout(REQUEST_LIMIT, reading).await {
+        match tokio::time::timeout(REQUEST_TIMEOUT, reading).await {
             Ok(read) => read?,
-            Err(_) => return Err(read_timeout(repository, digest, REQUEST_LIMIT)),
+            Err(_) => return Err(read_timeout(repository, digest, REQUEST_TIMEOUT)),
         }
         let row = self.store().model_find(digest).await?;
         // It may have been deleted meanwhile.
@@ -99,9 +102,9 @@ impl Registry {
             let reference = Reference::Digest(digest.clone());
             let stored = this.manifest_get(&Caller::INTERNAL, repository, &reference).await?;
             let manifest = stored.parse()?;
-            let reading = tokio::time::timeout(READ_LIMIT, this.model_read(repository, &manifest));
+            let reading = tokio::time::timeout(READ_TIMEOUT, this.model_read(repository, &manifest));
             let (row, facts, tensors) =
-                reading.await.map_err(|_| read_timeout(repository, digest, READ_LIMIT))??;
+                reading.await.map_err(|_| read_timeout(repository, digest, READ_TIMEOUT))??;
             this.store().model_put(digest, &row, &facts, &tensors).await
         };
         let reading = async move {
@@ -143,8 +146,8 @@ impl Registry {
                     Ok::<_, Error>((at, listed.await?))
                 }
             })
-            .buffered(LAYERS_AT_ONCE);
-        let (mut files, mut tensor_count) = (Vec::new(), 0);
+            .buffered(MAX_CONCURRENT_LAYERS);
+        let (mut files, mut tensor_count, mut name_bytes) = (Vec::new(), 0, 0u64);
         while let Some((at, listed)) = read.try_next().await? {
             let file = &artifact.files[at];
             match listed {
@@ -154,6 +157,12 @@ impl Registry {
                 }
                 Ok(listed) => {
                     tensor_count += listed.tensors.len();
+                    name_bytes = name_bytes.saturating_add(places.name_bytes(file, &listed));
+                    if name_bytes > MAX_TENSOR_NAME_BYTES {
+                        let limit = MAX_TENSOR_NAME_BYTES >> 20;
+                        problem = Some(format!("the names of its tensors have more than {limit} MiB"));
+                        break;
+                    }
                     files.push(places.index(file, weights.contains(&at), listed));
                 }
                 Err(reason) => problem = problem.or(Some(format!("{}: {reason}", file.label()))),

@@ -7,7 +7,7 @@ use tokio::sync::{Notify, Semaphore};
 use super::coalescing::Coalescer;
 
 /// How many manifests are read at a time for requests, in addition to those of the queue.
-const REQUESTS_AT_ONCE: usize = 2;
+const MAX_CONCURRENT_REQUESTS: usize = 2;
 
 pub(crate) struct Indexing {
     /// Reads in progress, one per manifest; requests for the same manifest share it.
@@ -24,7 +24,7 @@ impl Default for Indexing {
     fn default() -> Self {
         Indexing {
             flights: Coalescer::default(),
-            requests: Arc::new(Semaphore::new(REQUESTS_AT_ONCE)),
+            requests: Arc::new(Semaphore::new(MAX_CONCURRENT_REQUESTS)),
             queued: Notify::new(),
             attempted: Notify::new(),
         }

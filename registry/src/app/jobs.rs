@@ -15,11 +15,14 @@ use super::job_kind::JobKind;
 use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
-use crate::store::{JobLimits, JobRow, JobRun, NewJob};
+use crate::store::{JobInsert, JobLimits, JobRow, JobRun, NewJob};
 use crate::time::rfc3339;
 
 /// The most jobs that may be queued or running.
 const MAX_UNFINISHED: i64 = 100;
+/// How many there may be before a job that creates or imports a model is refused. The rest is reserved for the jobs of
+/// administrators: collections and checks.
+const MAX_UNFINISHED_FOR_MODELS: i64 = 80;
 /// The most models that one account may be creating, and as many imports, so that the jobs of others can start,
 /// too.
 const MAX_UNFINISHED_MODELS: i64 = 20;
@@ -117,14 +120,21 @@ impl Registry {
             account: account.as_deref(),
             secret: secret.as_ref().map(Secret::expose),
         };
-        let of_account = match kind {
-            JobKind::Create(_) | JobKind::Import(_) => MAX_UNFINISHED_MODELS,
-            JobKind::Gc { .. } | JobKind::Fsck { .. } => MAX_UNFINISHED,
+        let limits = match kind {
+            JobKind::Create(_) | JobKind::Import(_) => {
+                JobLimits { all: MAX_UNFINISHED_FOR_MODELS, of_account: MAX_UNFINISHED_MODELS }
+            }
+            JobKind::Gc { .. } | JobKind::Fsck { .. } => {
+                JobLimits { all: MAX_UNFINISHED, of_account: MAX_UNFINISHED }
+            }
         };
-        let limits = JobLimits { all: MAX_UNFINISHED, of_account };
         let mut tx = self.store.begin().await?;
-        if !tx.job_insert(&job, limits).await? {
-            return Err(Error::TooManyJobs { limit: of_account });
+        match tx.job_insert(&job, limits).await? {
+            JobInsert::Added => {}
+            JobInsert::ServerFull => return Err(Error::TooManyJobs { limit: limits.all }),
+            JobInsert::AccountFull => {
+                return Err(Error::TooManyJobsOfAccount { kind: kind.name(), limit: limits.of_account });
+            }
         }
         self.audit(&mut tx, caller, kind.start_action(), format!("job:{id}"), json!(kind)).await?;
         tx.commit().await?;

@@ -2,6 +2,7 @@
 //! stored already, and links under which clients without credentials send the others. The bytes go through the same
 //! uploads as those of every other client.
 
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,8 +20,13 @@ use crate::{BodyError, Error};
 
 /// Larger objects are sent in parts of at least this size.
 const MIN_PART_BYTES: u64 = 64 << 20;
-/// How many parts an object has at most: each has a URL in one response.
+/// How many parts an object has at most.
 const MAX_PARTS: u64 = 1000;
+/// How many parts the objects of a batch have together: each has a URL in the response. The parts of large batches are
+/// larger.
+const MAX_BATCH_PARTS: u64 = 10_000;
+/// How many objects a batch has at most. Clients send 256.
+pub(crate) const MAX_OBJECTS: usize = 1000;
 /// The largest object.
 pub(super) const MAX_OBJECT_BYTES: u64 = 1 << 40;
 /// How long a client has for all the objects of one batch.
@@ -45,40 +51,61 @@ pub(crate) enum LfsPlan {
 }
 
 impl Registry {
-    /// Plans the upload of an object to a branch with these files.
+    /// Plans the uploads of at most [`MAX_OBJECTS`] objects to a branch with these files. An object that cannot be
+    /// uploaded has the reason instead of a plan.
     pub(crate) async fn lfs_plan(
         &self,
         caller: &Caller,
         repository: &Repository,
         files: &Files,
-        object: &LfsObject,
+        objects: Vec<Result<LfsObject, String>>,
         with_parts: bool,
-    ) -> Result<LfsPlan, CommitError> {
-        let LfsObject { oid, size } = object;
-        let is_known = |stored: u64| match stored == *size {
-            true => Ok(LfsPlan::Stored),
-            false => {
-                let reason = format!("the object has {stored} bytes, not {size}");
-                Err(CommitError::Object { reason })
-            }
+    ) -> Result<Vec<Result<(LfsObject, LfsPlan), String>>, CommitError> {
+        // 1. Find the objects that are stored.
+        let known: HashMap<&Digest, u64> = files
+            .values()
+            .filter_map(|file| match &file.content {
+                ContentId::Sha256(digest) => Some((digest, file.size)),
+                ContentId::Parts(_) => None,
+            })
+            .collect();
+        let mut plans = Vec::with_capacity(objects.len());
+        for object in objects {
+            plans.push(match object {
+                Ok(object) => {
+                    let stored = match known.get(&object.oid) {
+                        Some(size) => Some(*size),
+                        None => {
+                            let blob = self.blob_stat_or_mount(caller, repository, &object.oid).await?;
+                            blob.map(|blob| blob.size_bytes)
+                        }
+                    };
+                    plan_whole(&object, stored).map(|plan| (object, plan))
+                }
+                Err(reason) => Err(reason),
+            });
+        }
+        // 2. Check that there is space for all others.
+        let missing = plans.iter().flatten().filter(|(_, plan)| *plan == LfsPlan::Whole);
+        let missing: BTreeSet<(&Digest, u64)> =
+            missing.map(|(object, _)| (&object.oid, object.size)).collect();
+        if missing.is_empty() {
+            return Ok(plans);
+        }
+        let total = missing.iter().fold(0_u64, |total, (_, size)| total.saturating_add(*size));
+        self.check_space(caller, repository, total).await?;
+        // 3. Send large ones in parts.
+        let is_large = |(object, plan): &(LfsObject, LfsPlan)| {
+            with_parts && *plan == LfsPlan::Whole && object.size > MIN_PART_BYTES
         };
-        let id = ContentId::Sha256(oid.clone());
-        if let Some(file) = files.values().find(|file| file.content == id) {
-            return is_known(file.size);
+        let max_parts = max_parts(plans.iter().flatten().filter(|planned| is_large(planned)).count());
+        for planned in plans.iter_mut().flatten() {
+            if is_large(planned) {
+                let upload = self.upload_create(caller, repository, None).await?.id;
+                planned.1 = plan_parts(upload, planned.0.size, max_parts);
+            }
         }
-        if let Some(BlobInfo { size_bytes, .. }) = self.blob_stat_or_mount(caller, repository, oid).await? {
-            return is_known(size_bytes);
-        }
-        if *size > MAX_OBJECT_BYTES {
-            let reason = format!("the object has {size} bytes, expected at most {MAX_OBJECT_BYTES}");
-            return Err(CommitError::Object { reason });
-        }
-        if !with_parts || *size <= MIN_PART_BYTES {
-            return Ok(LfsPlan::Whole);
-        }
-        let part_bytes = size.div_ceil(MAX_PARTS).next_multiple_of(1 << 20).max(MIN_PART_BYTES);
-        let upload = self.upload_create(caller, repository, None).await?.id;
-        Ok(LfsPlan::Parts { upload, part_bytes, parts: size.div_ceil(part_bytes) })
+        Ok(plans)
     }
 
     /// What the URLs of an upload carry instead of credentials: the right of the caller to upload this object to this
@@ -179,6 +206,29 @@ impl Registry {
     }
 }
 
+/// Plans to upload an object in one request, unless it is stored. `stored`: the size of the stored one.
+fn plan_whole(object: &LfsObject, stored: Option<u64>) -> Result<LfsPlan, String> {
+    let size = object.size;
+    match stored {
+        Some(stored) if stored == size => Ok(LfsPlan::Stored),
+        Some(stored) => Err(format!("the object has {stored} bytes, not {size}")),
+        None if size > MAX_OBJECT_BYTES => {
+            Err(format!("the object has {size} bytes, expected at most {MAX_OBJECT_BYTES}"))
+        }
+        None => Ok(LfsPlan::Whole),
+    }
+}
+
+/// How many parts each of the large objects of a batch may have.
+fn max_parts(objects: usize) -> u64 {
+    (MAX_BATCH_PARTS / objects.max(1) as u64).clamp(1, MAX_PARTS)
+}
+
+fn plan_parts(upload: Uuid, size: u64, max_parts: u64) -> LfsPlan {
+    let part_bytes = size.div_ceil(max_parts).next_multiple_of(1 << 20).max(MIN_PART_BYTES);
+    LfsPlan::Parts { upload, part_bytes, parts: size.div_ceil(part_bytes) }
+}
+
 /// A body without its first bytes.
 fn skip(body: Body, mut left: u64) -> Body {
     let rest = body.map_ok(move |mut piece: Bytes| {
@@ -188,4 +238,25 @@ fn skip(body: Body, mut left: u64) -> Body {
     });
     let is_kept = |piece: &Result<Bytes, BodyError>| piece.as_ref().map_or(true, |piece| !piece.is_empty());
     rest.filter(move |piece| std::future::ready(is_kept(piece))).boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_batch_are_limited() {
+        for objects in [1, 2, 10, 163, 256, MAX_OBJECTS] {
+            for size in [MIN_PART_BYTES + 1, 4_300_000_000, 1 << 36, MAX_OBJECT_BYTES - 1, MAX_OBJECT_BYTES] {
+                let plan = plan_parts(Uuid::nil(), size, max_parts(objects));
+                let LfsPlan::Parts { part_bytes, parts, .. } = plan else { panic!("{plan:?}") };
+                assert!(
+                    parts <= MAX_PARTS && parts * objects as u64 <= MAX_BATCH_PARTS,
+                    "{objects} {plan:?}"
+                );
+                assert!((parts - 1) * part_bytes < size && size <= parts * part_bytes, "{plan:?}");
+                assert!(part_bytes >= MIN_PART_BYTES, "{plan:?}");
+            }
+        }
+    }
 }

@@ -30,18 +30,18 @@ impl Default for IndexLimits {
 #[derive(Clone, Copy)]
 pub(crate) struct UploadTimeouts {
     /// For another writer of the same upload to stop: longer than a part takes on a slow connection.
-    pub(crate) turn: Duration,
+    pub(crate) writer_lock: Duration,
     /// The same for a cancellation. It could skip the wait: a writer on another replica is not waited for
     /// either.
-    pub(crate) cancel_turn: Duration,
+    pub(crate) cancel_writer_lock: Duration,
     /// For the deletion of an upload's bytes, which continues in the background. If it fails, the upload is
     /// deleted when it is cancelled again or expires.
-    pub(crate) end: Duration,
+    pub(crate) deletion: Duration,
 }
 
 impl Default for UploadTimeouts {
     fn default() -> Self {
-        let [turn, cancel_turn, end] = [30, 5, 15].map(Duration::from_secs);
-        UploadTimeouts { turn, cancel_turn, end }
+        let [writer_lock, cancel_writer_lock, deletion] = [30, 5, 15].map(Duration::from_secs);
+        UploadTimeouts { writer_lock, cancel_writer_lock, deletion }
     }
 }

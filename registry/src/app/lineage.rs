@@ -10,10 +10,12 @@ use lode_model::reference::{Name, Reference, Repository};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::model_facts::ModelFacts;
 use super::{Model, Registry};
 use crate::Error;
-use crate::auth::{Action, Caller};
+use crate::auth::{Action, Caller, Target};
 pub use crate::store::Relative;
+use crate::store::{DerivedModel, SharedBytes};
 
 /// The most relatives, and the most referrers, in a response.
 const MAX_RELATIVES: u32 = 100;
@@ -21,6 +23,10 @@ const MAX_RELATIVES: u32 = 100;
 const MIN_SHARED_BYTES: u64 = 64 * 1024;
 /// The largest text file that is searched for origins.
 const MAX_TEXT_BYTES: u64 = 1024 * 1024;
+/// The most derived models that are listed.
+const MAX_DERIVED: u32 = 100;
+/// The most origins that are looked up for a page.
+const MAX_BASES: usize = 8;
 
 /// The origins of a model, and its relatives.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
@@ -83,6 +89,52 @@ impl Registry {
             relatives,
             digest: model.digest,
         }))
+    }
+
+    /// The size of a manifest's content, and how much of it other manifests name that the caller may read.
+    pub(crate) async fn shared_bytes(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<SharedBytes, Error> {
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
+        let filter = self.list_filter(caller).await?;
+        self.store().shared_bytes(repository, digest, &filter).await
+    }
+
+    /// Models that name a repository as their origin, of those that the caller may read.
+    pub(crate) async fn derived_models(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Result<Vec<DerivedModel>, Error> {
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
+        let filter = self.list_filter(caller).await?;
+        self.store().derived_models(repository, &filter, MAX_DERIVED).await
+    }
+
+    /// The first origins that a manifest names, and whether each is a repository here that the caller may read.
+    pub(crate) async fn stored_bases(
+        &self,
+        caller: &Caller,
+        facts: &ModelFacts,
+    ) -> Result<Vec<(String, bool)>, Error> {
+        let mut bases = Vec::new();
+        for base in facts.bases.iter().take(MAX_BASES) {
+            let name = base.parse::<Name>().ok().filter(|name| name.host.is_none());
+            // What the caller may not read is reported as absent. No refusal is recorded, because the request did not
+            // ask for it.
+            let is_here = match name {
+                Some(Name { repository, .. }) => {
+                    self.may(caller, Action::Pull, &repository).await?
+                        && self.store().repository_exists(&repository).await?
+                }
+                None => false,
+            };
+            bases.push((base.clone(), is_here));
+        }
+        Ok(bases)
     }
 
     /// The origins that a model's parts name.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lode_model::digest::{Algorithm, Digest, Hasher};
-use lode_model::files_view::{FileEntry, FileViewError, Segment};
+use lode_model::files_view::{FileEntry, FileViewError, MAX_VIEW_BYTES, Segment};
 use lode_model::reference::Repository;
 use moka::sync::Cache;
 use tokio::sync::Semaphore;
@@ -12,14 +12,12 @@ use tokio::sync::Semaphore;
 use super::stored_file::StoredFile;
 use crate::Error;
 
-/// A longer file view is not read: it is parsed in memory.
-pub(super) const MAX_VIEW_BYTES: u64 = 64 << 20;
 /// Approximate limit for the lists of files that are kept.
 const CACHE_BYTES: u64 = 64 << 20;
 /// An estimate of the memory of a listed file, without its literal bytes.
 const FILE_BYTES: u64 = 512;
 /// How many lists are read at a time.
-const READS_AT_ONCE: usize = 2;
+const MAX_CONCURRENT_READS: usize = 2;
 
 /// Why the files of a manifest cannot be listed or found.
 #[derive(Debug, thiserror::Error)]
@@ -139,7 +137,7 @@ impl Default for FileLists {
         };
         FileLists {
             known: Cache::builder().max_capacity(CACHE_BYTES).weigher(weigh).build(),
-            reads: Semaphore::new(READS_AT_ONCE),
+            reads: Semaphore::new(MAX_CONCURRENT_READS),
         }
     }
 }

@@ -50,7 +50,8 @@ impl Registry {
         }
     }
 
-    /// Stores a manifest and moves its tags, all or nothing.
+    /// Stores a manifest and moves its tags, all or nothing. The rights of the caller are those of this moment: its
+    /// request may have begun long before.
     pub async fn manifest_put(
         &self,
         caller: &Caller,
@@ -60,6 +61,7 @@ impl Registry {
         bytes: Bytes,
         tags: &[Tag],
     ) -> Result<ManifestPut, Error> {
+        let caller = &self.caller_refresh(caller).await?;
         self.check_push_manifest(caller, repository).await?;
         let checks = Checks { sparse: self.config.allow_sparse, sizes: true };
         let pushed = PushedManifest { reference, content_type, bytes, tags, replaces: None, message: None };
@@ -77,6 +79,7 @@ impl Registry {
         bytes: Bytes,
         message: Option<&str>,
     ) -> Result<Digest, Error> {
+        let caller = &self.caller_refresh(caller).await?;
         self.check_push_manifest(caller, repository).await?;
         let checks = Checks { sparse: self.config.allow_sparse, sizes: true };
         let (reference, content_type) = (&Reference::Tag(tag.clone()), Some(content_type));

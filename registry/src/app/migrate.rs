@@ -18,7 +18,7 @@ use crate::{BodyError, Config, Error, OpenError};
 
 const PAGE: i64 = 1000;
 /// How many blobs are copied at a time.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT_BLOBS: usize = 8;
 /// The repository that links the copied blobs until the rows of their repositories are copied.
 const COPY_REPOSITORY: &str = "lode-migrate";
 const IDENTITY: &str = "identity";
@@ -94,7 +94,7 @@ impl Registry {
                     let fresh = self.blob_move(to, &blob).await?;
                     Ok::<_, Error>((blob.size_bytes, fresh))
                 })
-                .buffer_unordered(AT_ONCE);
+                .buffer_unordered(MAX_CONCURRENT_BLOBS);
             while let Some((size_bytes, fresh)) = copied.try_next().await? {
                 progress.transferred(size_bytes);
                 if fresh {

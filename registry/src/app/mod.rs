@@ -76,7 +76,6 @@ mod spellings;
 mod staging;
 mod status;
 mod stored_file;
-mod surroundings;
 mod tag_history;
 mod tags;
 #[cfg(test)]
@@ -87,6 +86,7 @@ mod uploads;
 mod values;
 mod walk;
 mod webhooks;
+mod work_rights;
 mod worker;
 mod worker_table;
 mod workers;
@@ -119,7 +119,7 @@ pub(crate) use job_control::JobControl;
 pub(crate) use job_error::JobError;
 pub use job_kind::JobKind;
 pub use jobs::{FindingKind, Job};
-pub(crate) use lfs::{LfsObject, LfsPlan};
+pub(crate) use lfs::{LfsObject, LfsPlan, MAX_OBJECTS};
 pub(crate) use limits::Limits;
 #[cfg(test)]
 pub(crate) use limits::{IndexLimits, UploadTimeouts};
@@ -143,12 +143,11 @@ pub(crate) use revisions::{ListedModel, Revision, commit_id, main_tag};
 pub(crate) use search::{MAX_QUERY_CHARS, SearchHit, SearchPage, SearchQuery, SearchRanges, SearchSort};
 pub(crate) use sign_in::SESSION_TIME;
 pub use sign_in_errors::{PublisherError, SignOnError};
-pub(crate) use single_sign_on::{ProviderInfo, SignOnAnswer, SignOnGoal, SignOnStart, SignedOn};
+pub(crate) use single_sign_on::{OidcCallback, OidcRedirect, OidcSignIn, ProviderInfo, SignOnGoal};
 pub use spellings::Spellings;
 pub use status::{
     DatabaseStatus, JobsStatus, ServerStatus, Status, StorageStatus, WorkerModel, WorkerStatus,
 };
-pub(crate) use surroundings::LoadedHere;
 pub(crate) use tag_history::{TagMove, TagMovedBack};
 pub(crate) use tokens::ListedToken;
 pub use tokens::{KeyInfo, NewToken, TokenInfo};
@@ -162,4 +161,5 @@ pub use worker::{
     WorkerAnnouncement,
 };
 pub(crate) use worker_table::WorkerTable;
+pub(crate) use workers::LoadedOnWorkers;
 pub(crate) use xet::{XetError, XetGrant};

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Digest;
-use lode_model::files_view::{FileView, Segment, check_path};
+use lode_model::files_view::{FileView, MAX_FILES, MAX_VIEW_BYTES, Segment, check_path};
 use lode_model::manifest::Manifest;
 use lode_model::recognise::{Artifact, Role};
 use lode_model::reference::Repository;
@@ -14,11 +14,6 @@ use lode_model::reference::Repository;
 use super::{BlobStream, Registry};
 use crate::Error;
 use crate::auth::Caller;
-
-/// A larger file view is not read: its files are not listed.
-const MAX_VIEW_BYTES: u64 = 16 * 1024 * 1024;
-/// The most files that are listed.
-const MAX_FILES: usize = 20_000;
 
 /// A file of a manifest.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,13 +58,29 @@ impl Registry {
         };
         let artifact = Artifact::read(manifest, config.as_deref());
         let (artifact, _) = self.expand_archives(repository, artifact).await?;
-        let view = match FileView::find(manifest) {
-            Some(layer) if layer.size <= MAX_VIEW_BYTES => self.blob_text(caller, repository, layer).await?,
-            _ => None,
-        };
-        let view = view.and_then(|bytes| FileView::parse(&bytes).ok());
+        let view = self.file_view(caller, repository, manifest).await?;
         let view = view.filter(|view| view.check_layers(manifest).is_ok());
         Ok(list_files(artifact, view))
+    }
+
+    /// The file view of a manifest. `None` if it has none, or one that is absent, invalid or too large.
+    async fn file_view(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        manifest: &Manifest,
+    ) -> Result<Option<FileView>, Error> {
+        let Some(layer) = FileView::find(manifest).filter(|layer| layer.size <= MAX_VIEW_BYTES) else {
+            return Ok(None);
+        };
+        let _permit = self.file_lists.reads.acquire().await.map_err(|_| Error::Interrupted)?;
+        let bytes = match self.blob_part(caller, repository, &layer.digest, 0..layer.size).await {
+            Ok(bytes) => bytes,
+            Err(Error::BlobUnknown { .. } | Error::RangeUnsatisfiable { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let parsed = tokio::task::spawn_blocking(move || FileView::parse(&bytes).ok());
+        parsed.await.map_err(|_| Error::Interrupted)
     }
 
     /// The bytes of a file of the manifest, or the first ones.

@@ -1,6 +1,7 @@
 //! Models: which manifests are models, their content, and copying them. A manifest is indexed after its push,
 //! or by the first request that needs it; never by the push itself.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lode_model::config::ModelConfig;
@@ -16,6 +17,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::index::MAX_TENSORS;
+use super::model_facts::ModelFacts;
 use super::walk::blobs_of;
 use super::{Page, Registry, StoredManifest};
 use crate::Error;
@@ -214,6 +216,30 @@ impl Registry {
         let (modified_at, actor) = self.store().manifest_change(repository, reference).await?;
         let actor = actor.filter(|_| caller.account().is_some());
         Ok(Some(Model { digest: stored.digest, modified_at, actor, manifest, summary, config }))
+    }
+
+    /// The summaries of those manifests that are indexed models.
+    pub(crate) async fn model_summaries(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digests: &[Digest],
+    ) -> Result<BTreeMap<Digest, ModelSummary>, Error> {
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
+        let found = self.store().models_find(digests).await?;
+        Ok(found.into_iter().filter_map(|(digest, row)| Some((digest, summary_of(row)?))).collect())
+    }
+
+    /// The facts of a manifest as a model; none while it is not indexed.
+    pub(crate) async fn model_facts(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<ModelFacts, Error> {
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
+        let json = self.store().facts_find(digest).await?;
+        Ok(json.as_deref().map(ModelFacts::from_json).unwrap_or_default())
     }
 
     /// Runs `look` on the metadata of a model's GGUF file. `None` if it has no such file or the file is

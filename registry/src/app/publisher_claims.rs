@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use url::Url;
 use utoipa::ToSchema;
 
 use super::sign_in_errors::{MAX_VALUE_LEN, Mismatch};
@@ -13,6 +14,8 @@ use crate::store::PublisherRow;
 
 /// Where GitHub's workflows are.
 pub(super) const WORKFLOW_FOLDER: &str = ".github/workflows/";
+/// The path of the issuer of GitHub Enterprise Server.
+const ENTERPRISE_SERVER_PATH: &str = "/_services/token";
 /// The claims that are recorded.
 const RECORDED: [&str; 14] = [
     "iss",
@@ -61,6 +64,31 @@ impl PublisherKind {
             "gitlab" => Ok(PublisherKind::Gitlab),
             "oidc" => Ok(PublisherKind::Oidc),
             _ => Err(Error::Corrupt { what: "kind of publisher", value: text.to_owned() }),
+        }
+    }
+
+    /// The service's name in texts.
+    pub(super) fn service(self) -> &'static str {
+        match self {
+            PublisherKind::Github => "GitHub Actions",
+            PublisherKind::Gitlab => "GitLab CI",
+            PublisherKind::Oidc => "another service",
+        }
+    }
+
+    /// The service of an issuer whose address is known. A self-managed GitLab can have any address.
+    pub(super) fn of_issuer(issuer: &Url) -> Option<PublisherKind> {
+        let host = issuer.host_str()?;
+        let is_enterprise =
+            host.strip_prefix("token.actions.").is_some_and(|rest| rest.ends_with(".ghe.com"));
+        match host {
+            // Organisations can have an issuer below this host.
+            "token.actions.githubusercontent.com" => Some(PublisherKind::Github),
+            "gitlab.com" => Some(PublisherKind::Gitlab),
+            _ if is_enterprise || issuer.path().trim_end_matches('/') == ENTERPRISE_SERVER_PATH => {
+                Some(PublisherKind::Github)
+            }
+            _ => None,
         }
     }
 

@@ -101,7 +101,12 @@ impl Registry {
             Some(issuer) => issuer,
             None => kind.default_issuer().ok_or(PublisherError::IssuerMissing)?.to_owned(),
         };
-        check_issuer(&issuer).map_err(|reason| PublisherError::Issuer { issuer: issuer.clone(), reason })?;
+        let url = check_issuer(&issuer)
+            .map_err(|reason| PublisherError::Issuer { issuer: issuer.clone(), reason })?;
+        // Without the conditions of its kind, a publisher could match the jobs of every project of the service.
+        if let Some(known) = PublisherKind::of_issuer(&url).filter(|known| *known != kind) {
+            return Err(PublisherError::IssuerOfKind { issuer, kind: known }.into());
+        }
         if self.store().publisher_list(robot.id).await?.len() >= MAX_PUBLISHERS {
             return Err(PublisherError::TooMany.into());
         }
@@ -322,9 +327,13 @@ impl Registry {
             }
         }
         let robots: BTreeSet<&str> = matching.iter().map(|found| &found.robot.name[..]).collect();
-        if robots.len() > 1 {
-            let robots = robots.into_iter().collect::<Vec<_>>().join(", ");
-            return Err(PublisherError::Ambiguous { robots }.into());
+        let namespaces: BTreeSet<&str> = robots.iter().filter_map(|robot| robot.split('+').next()).collect();
+        match namespaces.first() {
+            Some(_) if namespaces.len() > 1 => return Err(PublisherError::ResourceMissing.into()),
+            Some(namespace) if robots.len() > 1 => {
+                return Err(PublisherError::RobotMissing { namespace: (*namespace).to_owned() }.into());
+            }
+            _ => {}
         }
         match (matching.into_iter().next(), resource) {
             (Some(found), _) => Ok(found),

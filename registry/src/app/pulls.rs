@@ -32,7 +32,7 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(10);
 /// How many repositories a transaction locks and changes.
 const BATCH: usize = 32;
 /// How long a stopping server writes the counts that wait.
-const STOP_LIMIT: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many days counts by day are kept.
 const HISTORY_DAYS: i64 = 365;
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(3600);
@@ -135,7 +135,7 @@ impl Registry {
                     tracing::warn!(error = chain(&error), "failed to write counts of pulls; will retry");
                 }
             }
-            match tokio::time::timeout(STOP_LIMIT, this.write_pulls()).await {
+            match tokio::time::timeout(STOP_TIMEOUT, this.write_pulls()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     tracing::warn!(error = chain(&error), "failed to write counts of pulls; they are lost");

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use lode_model::files_view::{FileView, Segment};
+use lode_model::files_view::{FileView, MAX_VIEW_BYTES, Segment};
 use lode_model::recognise::{Artifact, files};
 use lode_model::reference::Repository;
 
-use super::manifest_files::{FilesError, MAX_VIEW_BYTES, ManifestFile, ManifestFiles};
+use super::manifest_files::{FilesError, ManifestFile, ManifestFiles};
 use super::{BlobStream, Registry, StoredManifest};
 use crate::Error;
 use crate::auth::Caller;

@@ -59,7 +59,7 @@ impl Registry {
         let (id, start) = (writing.id(), writing.offset);
         let mut rest = None;
         let mut next =
-            next_batch(&mut body, &mut rest, writing.file.writable_after(0), &mut writing.turn).await;
+            next_batch(&mut body, &mut rest, writing.file.writable_after(0), &mut writing.writer_lock).await;
         loop {
             let Batch { pieces, len, end } = next;
             let got = writing.offset - start + len;
@@ -81,11 +81,11 @@ impl Registry {
             }
             // 2. Write the whole batch in any case, so that no write is in progress when the next writer
             //    starts.
-            let room = writing.file.writable_after(len);
+            let writable = writing.file.writable_after(len);
             let written = write(&mut writing.file, &mut writing.hasher, writing.offset, pieces);
             let ahead = async {
                 match end {
-                    None => Ok(next_batch(&mut body, &mut rest, room, &mut writing.turn).await),
+                    None => Ok(next_batch(&mut body, &mut rest, writable, &mut writing.writer_lock).await),
                     Some(end) => Err(end),
                 }
             };
@@ -220,7 +220,7 @@ pub(super) struct UploadSession {
     /// `None` only while a batch is hashed.
     hasher: Option<Hasher>,
     checkpoint: Option<JoinHandle<Result<SavedState, Error>>>,
-    turn: KeyLock<Uuid>,
+    writer_lock: KeyLock<Uuid>,
 }
 
 #[derive(Clone, Copy)]
@@ -234,7 +234,7 @@ impl UploadSession {
     pub(super) fn start(
         row: UploadRow,
         file: UploadWriter,
-        turn: KeyLock<Uuid>,
+        writer_lock: KeyLock<Uuid>,
     ) -> Result<UploadSession, Error> {
         let hasher = Hasher::restore(&row.hash_state)
             .map_err(|_| Error::Corrupt { what: "hash state", value: row.id.to_string() })?;
@@ -246,7 +246,7 @@ impl UploadSession {
             file,
             hasher: Some(hasher),
             checkpoint: None,
-            turn,
+            writer_lock,
             row,
         })
     }
@@ -320,17 +320,22 @@ enum BodyEnd {
     Superseded,
 }
 
-/// The next batch of at most `room` bytes. Excess bytes of the last piece are kept in `rest` for the
+/// The next batch of at most `writable` bytes. Excess bytes of the last piece are kept in `rest` for the
 /// following batch.
-async fn next_batch(body: &mut Body, rest: &mut Option<Bytes>, room: u64, turn: &mut KeyLock<Uuid>) -> Batch {
-    let most = room.min(BATCH_BYTES as u64);
+async fn next_batch(
+    body: &mut Body,
+    rest: &mut Option<Bytes>,
+    writable: u64,
+    writer_lock: &mut KeyLock<Uuid>,
+) -> Batch {
+    let most = writable.min(BATCH_BYTES as u64);
     let mut batch = Batch::default();
     while batch.len < most && batch.pieces.len() < BATCH_PIECES {
         let piece = match rest.take() {
             Some(piece) => Some(Ok(piece)),
             None => tokio::select! {
                 piece = body.next() => piece,
-                () = turn.wait_for_contender() => {
+                () = writer_lock.wait_for_contender() => {
                     batch.end = Some(BodyEnd::Superseded);
                     break;
                 }
@@ -338,8 +343,8 @@ async fn next_batch(body: &mut Body, rest: &mut Option<Bytes>, room: u64, turn: 
         };
         match piece {
             Some(Ok(mut piece)) => {
-                // A file has unlimited room, so its pieces are never split.
-                let fits = usize::try_from(room - batch.len).unwrap_or(usize::MAX);
+                // A file accepts any number of bytes, so its pieces are never split.
+                let fits = usize::try_from(writable - batch.len).unwrap_or(usize::MAX);
                 if piece.len() > fits {
                     *rest = Some(piece.split_off(fits));
                 }

@@ -47,7 +47,7 @@ const SAMPLE_LIMIT: Duration = Duration::from_secs(5);
 const MIN_SECRET_LEN: usize = 16;
 
 /// How many pairs of tensors are decoded and compared at a time.
-const COMPARING_AT_ONCE: usize = 2;
+const MAX_CONCURRENT_COMPARISONS: usize = 2;
 
 /// How many times a transaction is attempted when it ends in a deadlock.
 pub(super) const TRIES: u32 = 5;
@@ -184,7 +184,7 @@ pub(crate) async fn open_idle(mut config: Config, limits: Limits) -> Result<Regi
         indexing: Indexing::default(),
         index_limits: limits.index,
         jobs: Jobs::default(),
-        comparing: Arc::new(tokio::sync::Semaphore::new(COMPARING_AT_ONCE)),
+        comparing: Arc::new(tokio::sync::Semaphore::new(MAX_CONCURRENT_COMPARISONS)),
         cards: Cards::default(),
         workers: Workers::default(),
         access: AccessCache::default(),

@@ -11,14 +11,12 @@ use super::{ModelSummary, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
 use crate::store::{
-    Amount, FacetColumn, FacetCounts, FacetRanges, ListFilter, MAX_COUNT, SearchContent, SearchCursor,
-    SearchFilter, SearchOrder, SearchRow, query_words,
+    Amount, FacetColumn, FacetCounts, FacetRanges, ListFilter, MAX_COUNT, MAX_QUERY_WORDS, SearchContent,
+    SearchCursor, SearchFilter, SearchOrder, SearchRow, query_words,
 };
 
 /// Of a longer query, the beginning counts.
 pub(crate) const MAX_QUERY_CHARS: usize = 200;
-/// The most words of a query that count.
-const MAX_WORDS: usize = 8;
 /// The most results of a page.
 const MAX_PAGE: u32 = 100;
 /// What loading a model takes beyond its files, in percent of their size: caches, buffers and a short context.
@@ -232,7 +230,7 @@ fn cut(text: &str) -> String {
 /// What was typed between spaces, in lower case.
 fn typed(text: &str) -> Vec<String> {
     let plain: String = cut(text).chars().filter(|c| *c != '\0').collect();
-    plain.to_lowercase().split_whitespace().take(MAX_WORDS).map(str::to_owned).collect()
+    plain.to_lowercase().split_whitespace().take(MAX_QUERY_WORDS).map(str::to_owned).collect()
 }
 
 impl From<SearchRow> for SearchHit {
@@ -259,7 +257,7 @@ mod tests {
     #[test]
     fn queries_are_bounded() {
         assert_eq!(typed("  Qwen2.5-7B  GGUF\n"), ["qwen2.5-7b", "gguf"]);
-        assert_eq!(typed(&"a ".repeat(50)).len(), MAX_WORDS);
+        assert_eq!(typed(&"a ".repeat(50)).len(), MAX_QUERY_WORDS);
         assert_eq!(typed(&"x".repeat(10_000)), ["x".repeat(MAX_QUERY_CHARS)]);
         assert!(typed("\0").is_empty());
     }

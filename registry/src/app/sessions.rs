@@ -19,7 +19,7 @@ use crate::store::{AccountRow, SessionRow};
 use crate::time::{millis, now_ms};
 
 /// How long after a sign-in a session may change credentials and rights.
-const RECENT: Duration = Duration::from_secs(15 * 60);
+const RECENT_SIGN_IN_AGE: Duration = Duration::from_secs(15 * 60);
 /// The random bytes of a cookie.
 const COOKIE_BYTES: usize = 32;
 
@@ -100,7 +100,7 @@ impl Registry {
     pub(super) async fn check_recent(&self, caller: &Caller) -> Result<(), AccountError> {
         let Some((_, id)) = session_of(caller) else { return Ok(()) };
         let fresh_at = self.store().session_fresh_at(id).await?.unwrap_or_default();
-        match now_ms().saturating_sub(fresh_at) <= millis(RECENT) {
+        match now_ms().saturating_sub(fresh_at) <= millis(RECENT_SIGN_IN_AGE) {
             true => Ok(()),
             false => Err(AccountError::SignInAgain),
         }

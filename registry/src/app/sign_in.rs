@@ -184,7 +184,7 @@ impl Registry {
         }
         let (now, mut tx) = (now_ms(), self.store().begin().await?);
         for (subject, free) in subjects {
-            let failures = tx.failure_count(subject, now, now - millis(throttle::MEMORY)).await?;
+            let failures = tx.failure_count(subject, now, now - millis(throttle::FAILURE_RETENTION)).await?;
             tx.failure_delay(subject, now + millis(throttle::delay(failures, *free))).await?;
         }
         tx.commit().await
@@ -394,8 +394,9 @@ impl Registry {
             Some(Credential::Key(key)) => Some(CredentialKey::KeyId(key)),
             Some(Credential::Password | Credential::Session(_)) | None => None,
         };
+        // Checking it is no use of the credential.
         if let Some(key) = key
-            && self.credential_holder(key, Expiry::Ignored).await?.is_none_or(|account| account.id != id)
+            && self.holder_find(key).await?.is_none_or(|holder| holder.account.id != id)
         {
             return Ok(None);
         }
@@ -409,22 +410,24 @@ impl Registry {
         key: CredentialKey,
         expiry: Expiry,
     ) -> Result<Option<Arc<Account>>, Error> {
-        let key = (self.access_state().await?.version, key);
-        let now = now_ms();
-        let known = self.sign_ins.holders.get(&key);
-        let holder = match known.filter(|known| known.known_until.is_none_or(|until| until > now)) {
-            Some(known) => known,
-            None => {
-                let Some(found) = self.credential_find(&key.1).await?.map(Arc::new) else { return Ok(None) };
-                self.sign_ins.holders.insert(key, found.clone());
-                found
-            }
-        };
-        if expiry == Expiry::Checked && holder.expires_at.is_some_and(|expires_at| expires_at <= now) {
+        let Some(holder) = self.holder_find(key).await? else { return Ok(None) };
+        if expiry == Expiry::Checked && holder.expires_at.is_some_and(|expires_at| expires_at <= now_ms()) {
             return Ok(None);
         }
         self.note_use(holder.account.credential);
         Ok(Some(holder.account.clone()))
+    }
+
+    /// A credential that was not revoked and its account, from the database or from memory.
+    async fn holder_find(&self, key: CredentialKey) -> Result<Option<Arc<Holder>>, Error> {
+        let key = (self.access_state().await?.version, key);
+        let known = self.sign_ins.holders.get(&key);
+        if let Some(known) = known.filter(|known| known.known_until.is_none_or(|until| until > now_ms())) {
+            return Ok(Some(known));
+        }
+        let Some(found) = self.credential_find(&key.1).await?.map(Arc::new) else { return Ok(None) };
+        self.sign_ins.holders.insert(key, found.clone());
+        Ok(Some(found))
     }
 
     async fn credential_find(&self, key: &CredentialKey) -> Result<Option<Holder>, Error> {

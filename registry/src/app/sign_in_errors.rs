@@ -4,6 +4,8 @@ use std::fmt;
 
 use uuid::Uuid;
 
+use super::PublisherKind;
+
 pub(super) const MAX_CONDITIONS: usize = 16;
 pub(super) const MAX_VALUE_LEN: usize = 500;
 /// How many publishers a robot may have.
@@ -51,13 +53,18 @@ pub enum PublisherError {
     NotARobot { name: String },
     #[error("the condition `{name}` is missing")]
     ConditionMissing { name: &'static str },
-    #[error("a publisher has 1 to {MAX_CONDITIONS} conditions of 1 to {MAX_VALUE_LEN} characters")]
+    #[error(
+        "invalid publisher: expected 1 to {MAX_CONDITIONS} conditions of 1 to {MAX_VALUE_LEN} characters"
+    )]
     Conditions,
     #[error("invalid issuer `{issuer}`: {reason}")]
     Issuer { issuer: String, reason: &'static str },
     #[error("a publisher of this kind needs its issuer's address")]
     IssuerMissing,
-    #[error("a robot has at most {MAX_PUBLISHERS} publishers")]
+    /// The issuer is of a service whose tokens this server knows, and the publisher is not.
+    #[error("`{issuer}` is the issuer of {}: use the kind `{}`", .kind.service(), .kind.as_str())]
+    IssuerOfKind { issuer: String, kind: PublisherKind },
+    #[error("too many publishers: expected at most {MAX_PUBLISHERS} for a robot")]
     TooMany,
     #[error("no publisher has the id {id}")]
     Unknown { id: Uuid },
@@ -80,8 +87,16 @@ pub enum PublisherError {
         "no publisher for this job has a robot that belongs to the resource `{resource}`; expected the robot's name (NAMESPACE+NAME), its namespace, or a repository in its namespace"
     )]
     ResourceMismatch { resource: String },
-    #[error("publishers of several robots match; name one as the resource: {robots}")]
-    Ambiguous { robots: String },
+    /// Robots of several namespaces, whose owners need not know each other. The error does not name them.
+    #[error(
+        "publishers of several namespaces match this job; send the `resource` for which it needs the token: a repository, its namespace, or the robot (NAMESPACE+NAME), as in `lode token exchange --resource team/app`"
+    )]
+    ResourceMissing,
+    /// Robots of one namespace.
+    #[error(
+        "publishers of several robots of the namespace `{namespace}` match this job; send the name of one as the `resource`, as in `lode token exchange --resource {namespace}+NAME`"
+    )]
+    RobotMissing { namespace: String },
     #[error("this token was used before; request a new one for each sign-in")]
     Replayed,
     #[error("the issuer does not respond; try again later")]

@@ -48,6 +48,6 @@ impl Registry {
         store.sessions_expire(now - millis(SESSION_IDLE_TIME), now - millis(SESSION_TIME)).await?;
         store.devices_expire(now - millis(DEVICE_TIME)).await?;
         store.published_tokens_expire(now - millis(PUBLISHED_TOKEN_HISTORY)).await?;
-        store.sign_ins_expire(now - millis(throttle::MEMORY), now).await
+        store.sign_ins_expire(now - millis(throttle::FAILURE_RETENTION), now).await
     }
 }

@@ -39,9 +39,9 @@ pub(crate) struct ProviderInfo {
     pub(crate) title: String,
 }
 
-/// What the provider's redirect says. Not printed: the code is a secret.
+/// The parameters of the provider's redirect. Not printed: the code is a secret.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct SignOnAnswer<'a> {
+pub(crate) struct OidcCallback<'a> {
     pub(crate) code: &'a str,
     pub(crate) state: &'a str,
     pub(crate) issuer: Option<&'a str>,
@@ -49,13 +49,13 @@ pub(crate) struct SignOnAnswer<'a> {
 }
 
 /// A sign-in that has begun: where the browser goes, and the value of its cookie until it comes back.
-pub(crate) struct SignOnStart {
+pub(crate) struct OidcRedirect {
     pub(crate) url: Url,
     pub(crate) cookie: Secret,
 }
 
 /// A finished sign-in: the cookie of the new session, if there is one, and the next page.
-pub(crate) struct SignedOn {
+pub(crate) struct OidcSignIn {
     pub(crate) session: Option<Secret>,
     pub(crate) next: String,
 }
@@ -118,7 +118,7 @@ impl Registry {
         base: &str,
         next: &str,
         goal: SignOnGoal,
-    ) -> Result<SignOnStart, AccountError> {
+    ) -> Result<OidcRedirect, AccountError> {
         let (provider, issuer) = self.provider(provider)?;
         self.check_writable()?;
         if self.is_open().await? {
@@ -163,7 +163,7 @@ impl Registry {
         if goal == SignOnGoal::SignInAgain {
             url.query_pairs_mut().append_pair("prompt", "login");
         }
-        Ok(SignOnStart { url, cookie: self.pending_seal(&pending).await? })
+        Ok(OidcRedirect { url, cookie: self.pending_seal(&pending).await? })
     }
 
     /// Finishes a sign-in when the browser comes back. `cookie`: from the start of the sign-in.
@@ -173,13 +173,13 @@ impl Registry {
         provider: &str,
         base: &str,
         cookie: &str,
-        answer: SignOnAnswer<'_>,
-    ) -> Result<SignedOn, AccountError> {
+        callback: OidcCallback<'_>,
+    ) -> Result<OidcSignIn, AccountError> {
         let (provider, issuer) = self.provider(provider)?;
         self.check_writable()?;
         // 1. The redirect belongs to a sign-in of this browser, and counts once.
         let pending = self.pending_open(cookie).await?.ok_or(SignOnError::Expired)?;
-        let is_ours = pending.provider == provider.name && pending.state == answer.state;
+        let is_ours = pending.provider == provider.name && pending.state == callback.state;
         if !is_ours
             || pending.expires <= now_ms()
             || pending.account.is_some_and(|id| caller_id(client) != Some(id))
@@ -188,14 +188,14 @@ impl Registry {
             return Err(SignOnError::Expired.into());
         }
         // 2. Who it is.
-        let (claims, identity) = match self.sign_on_identity(provider, &issuer, base, &pending, answer).await
-        {
-            Ok(found) => found,
-            Err(error) => {
-                self.audit_sign_on_refused(client, &provider.name, &error);
-                return Err(error.into());
-            }
-        };
+        let (claims, identity) =
+            match self.sign_on_identity(provider, &issuer, base, &pending, callback).await {
+                Ok(found) => found,
+                Err(error) => {
+                    self.audit_sign_on_refused(client, &provider.name, &error);
+                    return Err(error.into());
+                }
+            };
         // 3. Its account.
         let signed_in = match pending.account {
             Some(account) => self.identity_connect(client, provider, account, &identity).await.map(|()| None),
@@ -211,7 +211,7 @@ impl Registry {
             }
             None => None,
         };
-        Ok(SignedOn { session, next: pending.next })
+        Ok(OidcSignIn { session, next: pending.next })
     }
 
     /// The claims and the identity of the person who comes back from the provider.
@@ -221,7 +221,7 @@ impl Registry {
         issuer: &Issuer,
         base: &str,
         pending: &Pending,
-        answer: SignOnAnswer<'_>,
+        callback: OidcCallback<'_>,
     ) -> Result<(Claims, IdentityRow), SignOnError> {
         let title = || provider.title().to_owned();
         let invalid = |error: JwtError| SignOnError::Invalid { title: title(), reason: error.to_string() };
@@ -229,20 +229,20 @@ impl Registry {
         // 1. The redirect. Another provider's redirect could carry its code to this one (RFC 9207).
         let metadata = issuer.metadata().await.map_err(failed)?;
         let must_name = metadata.authorization_response_iss_parameter_supported;
-        if answer.issuer.map_or(must_name, |named| named != provider.issuer) {
+        if callback.issuer.map_or(must_name, |named| named != provider.issuer) {
             return Err(SignOnError::Invalid {
                 title: title(),
                 reason: "another issuer has responded".into(),
             });
         }
-        if let Some(error) = answer.error {
+        if let Some(error) = callback.error {
             let reason = error.chars().filter(|c| !c.is_control()).take(100).collect();
             return Err(SignOnError::Refused { title: title(), reason });
         }
         // 2. The ID token.
         let verifier = Secret::new(pending.verifier.clone());
         let tokens = issuer
-            .exchange(provider, answer.code, &verifier, &redirect_uri(base, provider))
+            .exchange(provider, callback.code, &verifier, &redirect_uri(base, provider))
             .await
             .map_err(failed)?;
         let audiences = std::slice::from_ref(&provider.client_id);

@@ -75,7 +75,7 @@ pub struct WorkerStatus {
     pub memory_bytes: u64,
     pub free_bytes: u64,
     pub models: Vec<WorkerModel>,
-    /// The models that it serves only; empty: all.
+    /// The only models that it serves; empty: all models.
     pub reserved_for: Vec<Name>,
     /// The last heartbeat.
     #[schema(format = DateTime)]

@@ -37,6 +37,18 @@ impl Registry {
         Ok(Page::cut(items, limit))
     }
 
+    /// The tag that a page about a repository shows: `latest`, else the one that was moved last. `None`: it has no tags.
+    pub(crate) async fn default_tag(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Result<Option<Tag>, Error> {
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
+        let tag = self.store().default_tag(repository).await?;
+        self.check_repository_exists(repository, tag.is_none()).await?;
+        Ok(tag)
+    }
+
     /// Repositories after `last` (which need not exist), at most `n`, of those that the caller may see.
     pub async fn repository_list(
         &self,

@@ -13,7 +13,7 @@ use super::sign_in::scope_of;
 use super::{Page, Registry};
 use crate::Error;
 use crate::auth::token::{digest_of, new_token};
-use crate::auth::{Action, Caller, Credential, OllamaKey, Scope, Target};
+use crate::auth::{Access, Action, Caller, Credential, OllamaKey, Scope, Target};
 use crate::store::{AccountRow, OllamaKeyRow, TokenRow};
 use crate::time::{as_rfc3339, as_rfc3339_option, millis, now_ms};
 
@@ -144,8 +144,9 @@ impl Registry {
         Ok(())
     }
 
-    /// Replaces a token by a new one with the same name and limits, which is valid as long as the old one was at
-    /// first. The old one ends at once. A limited token may replace itself.
+    /// Replaces a token by a new one with the same name and limits. The old one ends at once. The new one is valid
+    /// as long as the old one was at first. A limited token that may write may replace itself, and the new one then
+    /// expires with the old one: otherwise a token that was given away would never expire.
     pub async fn token_rotate(
         &self,
         caller: &Caller,
@@ -155,12 +156,21 @@ impl Registry {
         self.check_recent(caller).await?;
         let owner = self.token_owner(caller, owner, id).await?;
         self.check_writable()?;
+        let limits =
+            caller.account().map(|account| &account.scope).filter(|scope| **scope != Scope::default());
+        // Tokens that only read are given to many programs: one of them must not lock out the others.
+        if limits.is_some_and(|scope| scope.access < Access::Write) {
+            return Err(AccountError::TokenRotate);
+        }
         let is_it = |row: &TokenRow| row.account == owner.id && row.publisher.is_none();
         let old = self.store().token_find_by_id(id).await?.filter(is_it);
         let old = old.ok_or(AccountError::TokenUnknown { id })?;
         let scope = scope_of(&old)?;
         let valid = old.expires_at.map(|at| Duration::from_millis((at - old.created_at).unsigned_abs()));
-        let (row, secret) = token_row(&owner, NewToken { name: old.name, scope, valid })?;
+        let (mut row, secret) = token_row(&owner, NewToken { name: old.name, scope, valid })?;
+        if limits.is_some() && old.expires_at.is_some() {
+            row.expires_at = old.expires_at;
+        }
         let mut tx = self.store().begin().await?;
         tx.access_changed().await?;
         if !tx.token_revoke(owner.id, id).await? {

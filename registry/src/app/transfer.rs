@@ -21,7 +21,7 @@ use url::Url;
 
 use super::walk::{Walk, blobs_of};
 use super::{BlobStream, Body, ChunkRange, Registry};
-use crate::auth::Caller;
+use crate::auth::{Action, Caller, Target};
 use crate::{BodyError, Error};
 
 /// How long another registry may take to begin a response.
@@ -30,7 +30,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const INTERACTIVE_RETRY: RetryPolicy =
     RetryPolicy { attempts: 4, base: Duration::from_millis(200), cap: Duration::from_secs(5) };
 /// How many blobs are transferred at a time.
-const BLOBS_AT_ONCE: usize = 4;
+const MAX_CONCURRENT_BLOBS: usize = 4;
 
 /// The name of a model on another registry.
 #[derive(Clone, Debug)]
@@ -127,15 +127,15 @@ impl Registry {
         caller: &Caller,
         remote: &RemoteModel,
         (repository, reference): (&Repository, &Reference),
-        tell: &TransferSink,
+        report_event: &TransferSink,
     ) -> Result<Digest, TransferError> {
         self.check_push_manifest(caller, repository).await?;
         // 1. Fetch its manifest, and the manifests of an index.
-        tell(TransferEvent::Manifest);
+        report_event(TransferEvent::Manifest);
         let manifests = self.manifests_fetch(remote).await?;
         // 2. Fetch the missing blobs.
-        self.blobs_fetch(caller, remote, repository, blobs_of(&manifests), tell).await?;
-        tell(TransferEvent::AllBlobs);
+        self.blobs_fetch(caller, remote, repository, blobs_of(&manifests), report_event).await?;
+        report_event(TransferEvent::AllBlobs);
         // 3. Store the manifests.
         Ok(self.manifests_store(caller, &manifests, (repository, reference)).await?)
     }
@@ -148,6 +148,8 @@ impl Registry {
         manifests: &[(RawManifest, Manifest)],
         (repository, reference): (&Repository, &Reference),
     ) -> Result<Digest, Error> {
+        // The rights may have ended while the blobs were fetched.
+        let caller = &self.caller_recheck(caller, repository, None).await?;
         let mut digest = None;
         for (at, (raw, manifest)) in manifests.iter().enumerate() {
             let by_digest = Reference::Digest(raw.digest.clone());
@@ -190,15 +192,15 @@ impl Registry {
         remote: &RemoteModel,
         repository: &Repository,
         blobs: Vec<Descriptor>,
-        tell: &TransferSink,
+        report_event: &TransferSink,
     ) -> Result<(u64, u64), TransferError> {
         stream::iter(blobs)
             .map(|blob| async move {
                 let size = blob.size;
-                let was_fetched = self.blob_fetch(caller, remote, repository, blob, tell).await?;
+                let was_fetched = self.blob_fetch(caller, remote, repository, blob, report_event).await?;
                 Ok(if was_fetched { (1, size) } else { (0, 0) })
             })
-            .buffer_unordered(BLOBS_AT_ONCE)
+            .buffer_unordered(MAX_CONCURRENT_BLOBS)
             .try_fold((0, 0), |(count, bytes), (one, size)| async move { Ok((count + one, bytes + size)) })
             .await
     }
@@ -210,10 +212,11 @@ impl Registry {
         remote: &RemoteModel,
         repository: &Repository,
         blob: Descriptor,
-        tell: &TransferSink,
+        report_event: &TransferSink,
     ) -> Result<bool, TransferError> {
         let Descriptor { digest, size, .. } = blob;
-        let report = |completed| tell(TransferEvent::Blob { digest: digest.clone(), total: size, completed });
+        let report =
+            |completed| report_event(TransferEvent::Blob { digest: digest.clone(), total: size, completed });
         report(0);
         // 1. The blob may be stored, in this repository or in another one that the caller may read.
         let is_here = match self.blob_stat(caller, repository, &digest).await {
@@ -228,11 +231,11 @@ impl Registry {
             return Ok(false);
         }
         // 2. Otherwise it is fetched as an upload, which checks its length and digest.
-        let (tell, counted) = (tell.clone(), digest.clone());
+        let (report_event, counted) = (report_event.clone(), digest.clone());
         let mut completed = 0;
         let bytes = remote.registry.blob_read(&remote.repository, &digest, size).inspect_ok(move |piece| {
             completed += piece.len() as u64;
-            tell(TransferEvent::Blob { digest: counted.clone(), total: size, completed });
+            report_event(TransferEvent::Blob { digest: counted.clone(), total: size, completed });
         });
         let body: Body = bytes.map_err(BodyError::from).boxed();
         let chunk = ChunkRange { range: None, length: Some(size) };
@@ -252,7 +255,7 @@ impl Registry {
         caller: &Caller,
         (repository, reference): (&Repository, &Reference),
         remote: &RemoteModel,
-        tell: &TransferSink,
+        report_event: &TransferSink,
     ) -> Result<Digest, TransferError> {
         // 1. Collect its manifests. A sparse index lists absent manifests, and is pushed as a sparse one.
         let unknown = || TransferError::Unknown { name: format!("{repository}:{reference}") };
@@ -264,12 +267,14 @@ impl Registry {
         self.audit_pull(caller, repository, &named.digest);
         // 2. Send the missing blobs.
         stream::iter(blobs_of(&manifests))
-            .map(|blob| self.blob_send(caller, repository, remote, blob, tell))
-            .buffer_unordered(BLOBS_AT_ONCE)
+            .map(|blob| self.blob_send(caller, repository, remote, blob, report_event))
+            .buffer_unordered(MAX_CONCURRENT_BLOBS)
             .try_collect::<Vec<()>>()
             .await?;
-        // 3. Push the manifests, children first.
-        tell(TransferEvent::AllBlobs);
+        // 3. Push the manifests, children first, if the caller may still read them.
+        report_event(TransferEvent::AllBlobs);
+        let caller = self.caller_refresh(caller).await?;
+        self.authorize(&caller, Action::Pull, Target::Repository(repository)).await?;
         let mut digest = None;
         for (at, (stored, _)) in manifests.iter().enumerate() {
             let by_digest = Reference::Digest(stored.digest.clone());
@@ -290,14 +295,16 @@ impl Registry {
         repository: &Repository,
         remote: &RemoteModel,
         blob: Descriptor,
-        tell: &TransferSink,
+        report_event: &TransferSink,
     ) -> Result<(), TransferError> {
         let Descriptor { digest, size, .. } = blob;
-        let tell = tell.clone();
-        tell(TransferEvent::Blob { digest: digest.clone(), total: size, completed: 0 });
+        // The rights may have ended while other blobs were sent.
+        let caller = &self.caller_refresh(caller).await?;
+        let report_event = report_event.clone();
+        report_event(TransferEvent::Blob { digest: digest.clone(), total: size, completed: 0 });
         let offer = remote.registry.blob_offer(&remote.repository, &digest, size, None).await;
         match offer.map_err(TransferError::Remote)? {
-            Offer::Present => tell(TransferEvent::Blob { digest, total: size, completed: size }),
+            Offer::Present => report_event(TransferEvent::Blob { digest, total: size, completed: size }),
             Offer::Needed(upload) => {
                 // Checked here, so that a caller without permission gets the error.
                 self.blob_find(caller, repository, &digest).await?;
@@ -309,7 +316,8 @@ impl Registry {
                     size,
                     runtime: Handle::current(),
                 });
-                let progress = Arc::new(SendProgress { digest, size, completed: AtomicU64::new(0), tell });
+                let progress =
+                    Arc::new(SendProgress { digest, size, completed: AtomicU64::new(0), report_event });
                 remote
                     .registry
                     .upload_send(upload, content, progress)
@@ -372,12 +380,12 @@ struct SendProgress {
     digest: Digest,
     size: u64,
     completed: AtomicU64,
-    tell: TransferSink,
+    report_event: TransferSink,
 }
 
 impl SendProgress {
     fn report_completed(&self, completed: u64) {
-        (self.tell)(TransferEvent::Blob { digest: self.digest.clone(), total: self.size, completed });
+        (self.report_event)(TransferEvent::Blob { digest: self.digest.clone(), total: self.size, completed });
     }
 }
 

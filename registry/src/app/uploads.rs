@@ -76,7 +76,7 @@ impl Registry {
         let this = self.clone();
         let repository = repository.clone();
         detached(async move {
-            let _turn = this.upload_writer_lock(id, this.timeouts.cancel_turn).await;
+            let _lock = this.upload_writer_lock(id, this.timeouts.cancel_writer_lock).await;
             // A writer on another replica may save or commit first; after a commit there is no row.
             while !this.upload_remove_in_time(this.upload_row_to_remove(&repository, id).await?).await? {}
             Ok(())
@@ -221,15 +221,15 @@ impl Registry {
             let stored = async {
                 chunk.fits(&row)?;
                 // No other request knows this upload, so there is nothing to take over.
-                let turn = this.writers.lock(id).await;
-                let mut writing = this.upload_start(row, turn).await?;
+                let writer_lock = this.writers.lock(id).await;
+                let mut writing = this.upload_start(row, writer_lock).await?;
                 writing.space = space;
                 this.upload_receive_and_commit(&repository, &mut writing, chunk, body, digest).await
             };
             let stored = stored.await;
             if stored.is_err() {
                 // The first error is returned; a remaining session expires.
-                let _turn = this.writers.lock(id).await;
+                let _lock = this.writers.lock(id).await;
                 if let Ok(Some(row)) = this.store.upload_find(&repository, id).await {
                     let _ = this.upload_remove_in_time(row).await;
                 }
@@ -287,16 +287,18 @@ impl Registry {
 
     /// Like `upload_remove`, while a client waits: after a timeout the deletion continues in the background.
     async fn upload_remove_in_time(&self, row: UploadRow) -> Result<bool, Error> {
-        tokio::time::timeout(self.timeouts.end, self.upload_remove(row)).await.map_err(storage_timeout)?
+        tokio::time::timeout(self.timeouts.deletion, self.upload_remove(row))
+            .await
+            .map_err(storage_timeout)?
     }
 
     /// Takes the lock of an upload's only writer in this process. With object storage the database decides
     /// between writers, so the wait is limited.
     async fn upload_writer_lock(&self, id: Uuid, limit: Duration) -> Result<KeyLock<Uuid>, Error> {
-        let turn = self.writers.lock(id);
+        let lock = self.writers.lock(id);
         match self.blobs.is_shared() {
-            true => tokio::time::timeout(limit, turn).await.map_err(storage_timeout),
-            false => Ok(turn.await),
+            true => tokio::time::timeout(limit, lock).await.map_err(storage_timeout),
+            false => Ok(lock.await),
         }
     }
 
@@ -361,7 +363,7 @@ impl Registry {
         //    connection is dead. A writer in this process stops; one on another replica fails at its next
         //    save. Taking over waits for a commit whose response was lost, so from here on it is certain that
         //    there was none.
-        let turn = self.upload_writer_lock(id, self.timeouts.turn).await?;
+        let writer_lock = self.upload_writer_lock(id, self.timeouts.writer_lock).await?;
         let row = self.upload_row(repository, id).await?;
         let placed = self.blobs.find_linked_blob(&row.store_key).await?;
         let row = match self.blobs.is_shared() || placed.is_some() {
@@ -378,13 +380,13 @@ impl Registry {
             let lock = self.digests.lock(digest.clone()).await;
             self.blob_delete_unlisted(&digest, &lock).await?;
         }
-        self.upload_start(row, turn).await
+        self.upload_start(row, writer_lock).await
     }
 
     /// Opens the bytes and the hash of an upload at its row's offset.
-    async fn upload_start(&self, row: UploadRow, turn: KeyLock<Uuid>) -> Result<UploadSession, Error> {
+    async fn upload_start(&self, row: UploadRow, writer_lock: KeyLock<Uuid>) -> Result<UploadSession, Error> {
         let file = self.blobs.append(&row.stored()).await?;
-        UploadSession::start(row, file, turn)
+        UploadSession::start(row, file, writer_lock)
     }
 
     /// Distinguishes an upload that another writer advanced from one that no longer exists.

@@ -65,7 +65,7 @@ pub struct WorkerAnnouncement {
     pub devices: Vec<Device>,
     #[serde(default)]
     pub version: String,
-    /// The models that it serves only; empty: all.
+    /// The only models that it serves, loaded when it joins and kept loaded; empty: all models.
     #[serde(default)]
     pub reserved_for: Vec<Name>,
 }
@@ -136,7 +136,7 @@ pub struct Worker {
     pub devices: Vec<Device>,
     pub loaded: Vec<LoadedModel>,
     pub cached: Vec<Digest>,
-    /// The models that it serves only; empty: all.
+    /// The only models that it serves, loaded when it joins and kept loaded; empty: all models.
     pub reserved_for: Vec<Name>,
     /// Milliseconds since 1970.
     pub registered_at: i64,

@@ -17,7 +17,7 @@ use crate::error::chain;
 use crate::store::{Store, WorkerRow};
 
 /// How long the table is used before it is read again.
-const FRESH: Duration = Duration::from_secs(1);
+const MAX_AGE: Duration = Duration::from_secs(1);
 /// How often every row is read again: replicas of the previous version do not number their changes.
 const FULL_INTERVAL: Duration = Duration::from_secs(30);
 /// A change of free memory by less than this fraction of all memory does not cause a write.
@@ -149,7 +149,7 @@ impl Workers {
     fn fresh(&self) -> Option<Arc<WorkerTable>> {
         let last = self.last();
         let (at, changes) = last.read?;
-        (at.elapsed() < FRESH && changes == self.changes.load(Ordering::SeqCst)).then_some(last.table)
+        (at.elapsed() < MAX_AGE && changes == self.changes.load(Ordering::SeqCst)).then_some(last.table)
     }
 
     /// The table, read again if it is older than a second or this replica changed something. While the

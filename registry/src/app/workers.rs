@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lode_client::Secret;
 use lode_model::digest::Digest;
-use lode_model::reference::Name;
+use lode_model::reference::{Name, Repository};
 use serde::Serialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -29,6 +29,16 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// How often workers that were not seen for long are deleted.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
+/// The most loaded models that are listed.
+const MAX_LOADED: usize = 20;
+
+/// A model that some worker has loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LoadedOnWorkers {
+    pub(crate) repository: Repository,
+    pub(crate) digest: Digest,
+    pub(crate) workers: usize,
+}
 
 impl Registry {
     /// Writes heartbeats and deletes old workers while the registry runs.
@@ -195,6 +205,42 @@ impl Registry {
     /// The attached workers, at most a second old.
     pub(crate) async fn workers_attached(&self) -> Result<Arc<WorkerTable>, Error> {
         self.workers.table(self.store(), &self.vault).await
+    }
+
+    /// How many workers have a manifest loaded.
+    pub(crate) async fn workers_with(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<usize, Error> {
+        self.authorize(caller, Action::Infer, Target::Repository(repository)).await?;
+        Ok(self.workers_attached().await?.loaded(digest).len())
+    }
+
+    /// The models that workers have loaded and that the caller may run, a few of them.
+    pub(crate) async fn loaded_on_workers(&self, caller: &Caller) -> Result<Vec<LoadedOnWorkers>, Error> {
+        self.authorize(caller, Action::List, Target::Catalog).await?;
+        let workers = self.workers_attached().await?;
+        let mut found: Vec<LoadedOnWorkers> = Vec::new();
+        for worker in workers.open().iter().map(|at| workers.worker(*at)) {
+            for model in &worker.loaded {
+                let same = |known: &LoadedOnWorkers| {
+                    known.repository == model.repository && known.digest == model.digest
+                };
+                if found.len() >= MAX_LOADED || found.iter().any(same) {
+                    continue;
+                }
+                if self.may(caller, Action::Pull, &model.repository).await? {
+                    found.push(LoadedOnWorkers {
+                        repository: model.repository.clone(),
+                        digest: model.digest.clone(),
+                        workers: workers.loaded(&model.digest).len(),
+                    });
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Which of the worker and the model that this process waits for are still missing.

@@ -3,6 +3,7 @@
 //! lease, and a file of a shard is assembled into an ordinary upload, whose sha256 is that of the shard. A
 //! commit finds it like any other object, so that nothing else here knows Xet.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -32,6 +33,11 @@ const BATCH_BYTES: usize = 1 << 20;
 const BATCH_PIECES: usize = 512;
 /// How many xorbs' indexes are kept while a file is assembled.
 const KEPT_XORBS: usize = 4;
+/// How many bytes the files of a shard may have for each byte of the shard and its xorbs. Xorbs are compressed, and
+/// files can name chunks many times.
+const MAX_EXPANSION: u64 = 1000;
+/// The files of a shard may have this many bytes, however they are made.
+const MIN_SHARD_SPACE: u64 = 4 << 30;
 
 /// Why an upload by Xet fails.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +65,10 @@ pub(crate) enum XetError {
     TermSize { file: XetHash, xorb: XetHash, first: u32, end: u32, declared: u32, got: u64 },
     #[error("file {file} has {size} bytes, expected at most {MAX_OBJECT_BYTES}")]
     FileSize { file: XetHash, size: u64 },
+    #[error(
+        "the files of the shard have {size} bytes, expected at most {limit} from {uploaded} uploaded bytes; upload files that repeat themselves so often as LFS objects (HF_HUB_DISABLE_XET=1)"
+    )]
+    Expansion { size: u64, uploaded: u64, limit: u64 },
     #[error("file {file} has {declared} bytes, and the stored content with its sha256 has {stored}")]
     StoredSize { file: XetHash, declared: u64, stored: u64 },
 }
@@ -137,11 +147,62 @@ impl Registry {
         // A small shard can name chunks many times, so that its uploader waits for the shards before.
         let _turn = self.assembling.lock(uploader.clone()).await;
         let (files, _charge) = read_shard(body, self.body_budget()).await?;
+        self.shard_check_expansion(caller, &uploader, &files).await?;
         let mut is_new = false;
         for file in files {
             is_new |= self.shard_file_put(caller, &uploader, &file).await?;
         }
         Ok(is_new)
+    }
+
+    /// Returns an error if the files of a shard that are not stored have too many bytes, compared with those that were
+    /// uploaded for them.
+    async fn shard_check_expansion(
+        &self,
+        caller: &Caller,
+        uploader: &XetUploader,
+        files: &[ShardFile],
+    ) -> Result<(), XetError> {
+        let total = files.iter().fold(0_u64, |total, file| total.saturating_add(file.size_bytes()));
+        if total <= MIN_SHARD_SPACE {
+            return Ok(());
+        }
+        let (mut size, mut records, mut xorbs) = (0_u64, 0, BTreeMap::new());
+        for file in files {
+            check_file_size(file)?;
+            if self.blob_stat_or_mount(caller, &uploader.repository, &file.sha256).await?.is_none() {
+                size = size.saturating_add(file.size_bytes());
+                records += 1 + file.terms.len();
+                xorbs.extend(file.terms.iter().map(|term| (term.xorb, file.hash)));
+            }
+        }
+        let limit = |uploaded: u64| uploaded.saturating_mul(MAX_EXPANSION).max(MIN_SHARD_SPACE);
+        let mut uploaded = (records * RECORD_BYTES) as u64;
+        for (xorb, file) in xorbs {
+            // The first few suffice, unless something is wrong.
+            if size <= limit(uploaded) {
+                return Ok(());
+            }
+            uploaded += self.xorb_find(uploader, file, xorb).await?.chunks.stored_bytes();
+        }
+        let limit = limit(uploaded);
+        if size <= limit { Ok(()) } else { Err(XetError::Expansion { size, uploaded, limit }) }
+    }
+
+    /// The xorb of which a file consists.
+    async fn xorb_find(
+        &self,
+        uploader: &XetUploader,
+        file: XetHash,
+        xorb: XetHash,
+    ) -> Result<XorbRow, XetError> {
+        match self.store.xorb_find(uploader, &xorb).await? {
+            Some(row) => Ok(row),
+            None => {
+                self.store.xet_space_end(uploader).await?;
+                Err(XetError::XorbUnknown { file, xorb })
+            }
+        }
     }
 
     /// Stores a file of a shard, unless it is stored already.
@@ -152,9 +213,7 @@ impl Registry {
         file: &ShardFile,
     ) -> Result<bool, XetError> {
         let (size, repository) = (file.size_bytes(), &uploader.repository);
-        if size > MAX_OBJECT_BYTES {
-            return Err(XetError::FileSize { file: file.hash, size });
-        }
+        check_file_size(file)?;
         if let Some(stored) = self.blob_stat_or_mount(caller, repository, &file.sha256).await? {
             return match stored.size_bytes == size {
                 true => Ok(false),
@@ -186,10 +245,7 @@ impl Registry {
             let at = match kept.iter().position(|(hash, _)| *hash == term.xorb) {
                 Some(at) => at,
                 None => {
-                    let Some(row) = self.store.xorb_find(uploader, &term.xorb).await? else {
-                        self.store.xet_space_end(uploader).await?;
-                        return Err(XetError::XorbUnknown { file: file.hash, xorb: term.xorb });
-                    };
+                    let row = self.xorb_find(uploader, file.hash, term.xorb).await?;
                     kept.truncate(KEPT_XORBS - 1);
                     kept.insert(0, (term.xorb, row));
                     0
@@ -287,6 +343,14 @@ fn check_xorb_size(bytes: u64) -> Result<(), XetError> {
     match bytes <= MAX_XORB_BYTES {
         true => Ok(()),
         false => Err(XetError::TooLarge { what: "xorb", limit: MAX_XORB_BYTES }),
+    }
+}
+
+fn check_file_size(file: &ShardFile) -> Result<(), XetError> {
+    let size = file.size_bytes();
+    match size <= MAX_OBJECT_BYTES {
+        true => Ok(()),
+        false => Err(XetError::FileSize { file: file.hash, size }),
     }
 }
 

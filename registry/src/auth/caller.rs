@@ -226,7 +226,7 @@ pub(crate) struct Rights {
     pub(crate) visibility: Visibility,
 }
 
-/// The policy's answer.
+/// The policy's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     Allow,

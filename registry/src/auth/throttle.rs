@@ -16,7 +16,7 @@ const ADDRESS_FACTOR: i64 = 10;
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const MAX_DELAY: Duration = Duration::from_secs(15 * 60);
 /// Without a further failure, earlier ones are forgotten after this long.
-pub(crate) const MEMORY: Duration = Duration::from_secs(2 * 15 * 60);
+pub(crate) const FAILURE_RETENTION: Duration = Duration::from_secs(2 * 15 * 60);
 
 /// The subjects whose failures count for an attempt, each with its number of free failures.
 pub(crate) fn subjects(account: &str, address: &str) -> [(String, i64); 2] {
@@ -49,7 +49,7 @@ struct Counter {
 
 impl Default for Counters {
     fn default() -> Counters {
-        Counters(Cache::builder().max_capacity(MAX_COUNTERS).time_to_live(MEMORY).build())
+        Counters(Cache::builder().max_capacity(MAX_COUNTERS).time_to_live(FAILURE_RETENTION).build())
     }
 }
 

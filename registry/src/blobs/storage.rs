@@ -48,12 +48,12 @@ impl Blobs {
             folder::warn_if_shared(&config.data);
         }
         let folder = |root: &Path| Folder::open(root.to_owned(), config, write_limit).map(Backend::Folder);
-        let room = match &config.storage {
+        let backend = match &config.storage {
             None => folder(&config.data)?,
             Some(url) if url.scheme() == "file" => folder(&folder_of(url)?)?,
             Some(url) => Backend::Remote(Remote::open(url, config)?),
         };
-        Ok(Blobs { backend: room, _lock: lock })
+        Ok(Blobs { backend, _lock: lock })
     }
 
     /// Whether it is object storage, which any number of servers share.

@@ -22,7 +22,7 @@ impl UploadWriter {
     pub(crate) fn writable_after(&self, len: u64) -> u64 {
         match self {
             UploadWriter::File(_) => u64::MAX,
-            UploadWriter::Parts(parts) => parts.room_after(len),
+            UploadWriter::Parts(parts) => parts.writable_after(len),
         }
     }
 

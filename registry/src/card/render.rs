@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ammonia::{Builder, UrlRelative};
@@ -14,6 +15,7 @@ use comrak::options::Plugins;
 use comrak::{Anchorizer, Arena, Options, format_html_with_plugins, parse_document};
 
 use super::highlight::{Highlighter, Language};
+use super::html_limits::{MAX_ATTRIBUTES, MAX_DEPTH, depth_of, most_attributes};
 use super::inserts::Inserts;
 use super::links::{CardLinks, ID_PREFIX, is_absolute};
 use super::math::Formulas;
@@ -23,18 +25,12 @@ use super::split_front_matter;
 const MORE_TAGS: [&str; 5] = ["input", "picture", "section", "source", "figcaption"];
 /// The most characters of a description.
 const MAX_SUMMARY_CHARS: usize = 240;
-/// Elements may be nested this deeply.
-const MAX_DEPTH: usize = 200;
-/// Elements without an end, or that the next one of their kind ends.
-const NOT_NESTED: [&str; 22] = [
-    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track",
-    "wbr", "p", "li", "td", "th", "tr", "dt", "dd", "option",
-];
 /// How much of a card is searched for its first paragraph.
 const SUMMARY_BYTES: usize = 16 * 1024;
 
-/// The card as HTML, without its front matter. It is expensive: run it off the async threads.
-pub(crate) fn render_card(text: &str, links: &CardLinks) -> String {
+/// The card as HTML, without its front matter. It is expensive: run it off the async threads. `None` if `is_late`
+/// returns true before it is complete: some malformed HTML takes time in proportion to the square of its length.
+pub(crate) fn render_card(text: &str, links: &CardLinks, is_late: &dyn Fn() -> bool) -> Option<String> {
     let (_, body) = split_front_matter(text);
     let arena = Arena::new();
     let options = options();
@@ -46,15 +42,37 @@ pub(crate) fn render_card(text: &str, links: &CardLinks) -> String {
     let mut plugins = Plugins::default();
     plugins.render.heading_adapter = Some(&headings);
     let _infallible = format_html_with_plugins(root, &options, &mut html, &plugins);
-    // The sanitiser takes time in proportion to the depth for each element.
-    if depth_of(&html) > MAX_DEPTH {
+    // The sanitiser takes time in proportion to the depth for each element, and to the attributes of a tag for each of
+    // them.
+    let problem = if depth_of(&html) > MAX_DEPTH {
+        Some("Its elements are nested too deeply to be shown.")
+    } else if most_attributes(&html) > MAX_ATTRIBUTES {
+        Some("One of its elements has too many attributes to be shown.")
+    } else {
+        None
+    };
+    if let Some(problem) = problem {
         let text = ammonia::clean_text(body);
-        return format!(
-            "<p>Its elements are nested too deeply to be shown. This is its text:</p><pre tabindex=\"0\">{text}</pre>"
-        );
+        return Some(format!("<p>{problem} This is its text:</p><pre tabindex=\"0\">{text}</pre>"));
     }
-    let cleaned = sanitiser(links.clone(), inserts.clone()).clean(&html).to_string();
-    inserts.fill(&cleaned)
+    let reader = TimedReader { rest: html.as_bytes(), is_late };
+    let cleaned = sanitiser(links.clone(), inserts.clone()).clean_from_reader(reader).ok()?;
+    Some(inserts.fill(&cleaned.to_string()))
+}
+
+/// Passes HTML to the sanitiser, which reads a few KiB at a time. Fails when the time is over.
+struct TimedReader<'a> {
+    rest: &'a [u8],
+    is_late: &'a dyn Fn() -> bool,
+}
+
+impl io::Read for TimedReader<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match (self.is_late)() {
+            true => Err(io::ErrorKind::TimedOut.into()),
+            false => self.rest.read(buf),
+        }
+    }
 }
 
 /// Replaces the parts of a card that are shown in another way than Markdown has: headings, pictures, formulas and code.
@@ -127,26 +145,6 @@ fn code_block(
     let html = highlighter.highlight(Language::from_name(name)?, &block.literal)?;
     block.literal = inserts.add(html)?;
     None
-}
-
-/// The text of a file as HTML with colours, if its name tells a language that has them.
-pub(crate) fn highlight_file(path: &str, text: &str) -> Option<String> {
-    Highlighter::default().highlight(Language::from_path(path)?, text)
-}
-
-/// How deeply elements are nested, or would be if a parser were as simple as this one.
-fn depth_of(html: &str) -> usize {
-    let (mut depth, mut deepest) = (0_usize, 0);
-    for part in html.split('<').skip(1) {
-        let (is_end, part) = part.strip_prefix('/').map_or((false, part), |rest| (true, rest));
-        let name: String = part.chars().take_while(char::is_ascii_alphanumeric).take(16).collect();
-        if name.is_empty() || NOT_NESTED.contains(&&name.to_ascii_lowercase()[..]) {
-            continue;
-        }
-        depth = if is_end { depth.saturating_sub(1) } else { depth + 1 };
-        deepest = deepest.max(depth);
-    }
-    deepest
 }
 
 /// The first paragraph of a card as one line of plain text.

@@ -7,7 +7,7 @@ fn links() -> CardLinks {
 }
 
 fn html(text: &str) -> String {
-    render_card(text, &links())
+    render_card(text, &links(), &|| false).unwrap()
 }
 
 #[test]
@@ -384,6 +384,28 @@ fn deep_cards_are_shown_as_text() {
     }
     assert!(html(&"> ".repeat(50)).contains("<blockquote>"));
     assert!(html(&"<p>a".repeat(1000)).contains("<p>a"));
+}
+
+/// The parser compares each attribute with all before it, which would take minutes here.
+#[test]
+fn tags_with_many_attributes_are_shown_as_text() {
+    let names: String = (0..100_000).map(|n| format!("a{n} ")).collect();
+    for card in [format!("<div {names}>"), format!("<p>\n<b {names}>x</b>"), format!("<div>\n</div {names}>")]
+    {
+        let html = html(&card);
+        assert!(html.contains("too many attributes") && html.ends_with("</pre>"), "{}", &card[..20]);
+    }
+    let some: String = (0..64).map(|n| format!(" a{n}='x > y <z'")).collect();
+    assert!(html(&format!("<div{some}>x</div>")).contains("<div>x</div>"));
+    assert!(html(&format!("<div id=b{some}>x</div>")).contains("too many attributes"));
+}
+
+#[test]
+fn rendering_ends_when_the_time_is_over() {
+    let calls = std::cell::Cell::new(0);
+    let is_late = || calls.replace(calls.get() + 1) == 3;
+    assert_eq!(render_card(&"<br>x\n".repeat(10_000), &links(), &is_late), None);
+    assert_eq!(calls.get(), 4);
 }
 
 #[test]

@@ -62,8 +62,9 @@ pub struct Config {
     /// provider's own variables, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for S3.
     pub storage_access_key_id: Option<Secret>,
     pub storage_secret_access_key: Option<Secret>,
-    /// Redirect blob downloads to a presigned object storage URL that is valid for a day. Enabled by default
-    /// with S3. Clients must be able to reach the object storage.
+    /// Redirect blob downloads to a presigned object storage URL, which is valid for 15 minutes, plus a second
+    /// for each MiB of the blob, at most a day. Enabled by default with S3. Clients must be able to reach the
+    /// object storage.
     pub redirect: Switch,
     /// Scheme and host of absolute URLs in responses, when clients reach this server at another address.
     pub public_url: Option<Url>,

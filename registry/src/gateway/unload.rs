@@ -3,6 +3,8 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+/// The worker's routes on which a request without a prompt unloads the model.
+const PATHS: [&str; 3] = ["/api/chat", "/api/generate", "/api/embed"];
 /// Longer bodies have a prompt.
 const MAX_BYTES: usize = 4096;
 
@@ -20,9 +22,9 @@ struct Fields<'a> {
     input: Option<&'a RawValue>,
 }
 
-/// Whether a request for a model asks to unload it.
-pub(crate) fn is_unload(body: &[u8]) -> bool {
-    if body.len() > MAX_BYTES {
+/// Whether a request for a model, to a route of the worker, asks to unload it.
+pub(crate) fn is_unload(path: &str, body: &[u8]) -> bool {
+    if !PATHS.contains(&path) || body.len() > MAX_BYTES {
         return false;
     }
     let Ok(fields) = serde_json::from_slice::<Fields<'_>>(body) else { return false };
@@ -53,7 +55,11 @@ mod tests {
             r#"{"model":"m","keep_alive":"0","messages":[ ]}"#,
             r#"{"model":"m","keep_alive":0.0,"prompt":null}"#,
         ] {
-            assert!(is_unload(body.as_bytes()), "{body}");
+            for path in PATHS {
+                assert!(is_unload(path, body.as_bytes()), "{body}");
+            }
+            // Documents to rerank, texts to score: fields that are not read here.
+            assert!(!is_unload("/api/rerank", body.as_bytes()), "{body}");
         }
         for body in [
             r#"{"model":"m"}"#,
@@ -67,7 +73,7 @@ mod tests {
             r#"{"model":"m","keep_alive":0,"input":["x"]}"#,
             "[]",
         ] {
-            assert!(!is_unload(body.as_bytes()), "{body}");
+            assert!(!is_unload("/api/chat", body.as_bytes()), "{body}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The files and folders of a revision as entries of a tree. A file whose sha256 is known is listed like one in git's
 //! large file storage, so that clients can verify it; its `oid` is that of the pointer that git would store.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use lode_model::reference::Repository;
 use serde::Serialize;
@@ -77,40 +77,63 @@ impl TreeEntry {
     }
 }
 
-/// The entries below a folder, folders first; `""` is the root. A file is its own only entry. `None` if there is neither.
+/// Some entries of a list.
+pub(crate) struct EntryPage {
+    pub(crate) entries: Vec<TreeEntry>,
+    pub(crate) has_more: bool,
+}
+
+/// The entries below a folder, folders first, from the entry `from` on, at most `limit`; `""` is the root. A file is its
+/// own only entry. `None` if there is neither.
 pub(crate) fn below(
     revision: &Revision,
     folder: &str,
     is_recursive: bool,
     last_commit: Option<&LastCommit>,
-) -> Option<Vec<TreeEntry>> {
-    if let Some(file) = revision.files.files.get(folder) {
-        return Some(vec![TreeEntry::file(folder, file, last_commit)]);
+    (from, limit): (usize, usize),
+) -> Option<EntryPage> {
+    let known = &revision.files.files;
+    if let Some(file) = known.get(folder) {
+        let own = std::iter::once(TreeEntry::file(folder, file, last_commit));
+        return Some(EntryPage { entries: own.skip(from).take(limit).collect(), has_more: false });
     }
     let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-    let (mut folders, mut files) = (BTreeMap::new(), Vec::new());
-    for (path, file) in &revision.files.files {
-        let Some(rest) = path.strip_prefix(&prefix) else { continue };
-        for (at, _) in rest.match_indices('/').take(if is_recursive { usize::MAX } else { 1 }) {
-            let path = &path[..prefix.len() + at];
-            folders.entry(path).or_insert_with(|| TreeEntry::folder(revision, path, last_commit));
-        }
-        if is_recursive || !rest.contains('/') {
-            files.push(TreeEntry::file(path, file, last_commit));
-        }
+    let files = known.range(prefix.clone()..).take_while(|(path, _)| path.starts_with(&prefix));
+    if !folder.is_empty() && files.clone().next().is_none() {
+        return None;
     }
-    let is_known = folder.is_empty() || !folders.is_empty() || !files.is_empty();
-    is_known.then(|| folders.into_values().chain(files).collect())
+    // An entry is made only if it is on the page: a model can have more than a million folders.
+    let mut last = "";
+    let folders = files.clone().flat_map(|(path, _)| {
+        let known_len = common_len(std::mem::replace(&mut last, path), path).max(prefix.len());
+        let new = path.match_indices('/').map(|(at, _)| &path[..at]);
+        new.filter(move |folder| folder.len() >= known_len)
+    });
+    let is_shown = |path: &str| is_recursive || !path[prefix.len()..].contains('/');
+    let folders = folders.filter(|path| is_shown(path)).map(|path| (path, None));
+    let files = files.filter(|(path, _)| is_shown(path)).map(|(path, file)| (path.as_str(), Some(file)));
+    let mut listed = folders.chain(files).skip(from);
+    let entry = |(path, file): (&str, Option<&ManifestFile>)| match file {
+        Some(file) => TreeEntry::file(path, file, last_commit),
+        None => TreeEntry::folder(revision, path, last_commit),
+    };
+    let entries = listed.by_ref().take(limit).map(entry).collect();
+    Some(EntryPage { entries, has_more: listed.next().is_some() })
 }
 
-/// The entries of these paths that exist, in their order.
-pub(crate) fn named<'a>(
+/// How long the beginning is that two paths share, up to the last `/` in it.
+fn common_len(a: &str, b: &str) -> usize {
+    let equal = a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
+    a.as_bytes()[..equal].iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1)
+}
+
+/// The entries of these paths that exist, each once, in their order.
+pub(crate) fn named(
     revision: &Revision,
-    paths: impl Iterator<Item = &'a str>,
+    paths: &[String],
     last_commit: Option<&LastCommit>,
 ) -> Vec<TreeEntry> {
     let entry = |path: &str| {
-        let path = path.trim_end_matches('/');
         let files = &revision.files.files;
         if let Some(file) = files.get(path) {
             return Some(TreeEntry::file(path, file, last_commit));
@@ -120,6 +143,8 @@ pub(crate) fn named<'a>(
         let is_folder = next.is_some_and(|(file, _)| file.starts_with(&prefix));
         is_folder.then(|| TreeEntry::folder(revision, path, last_commit))
     };
+    let mut seen = BTreeSet::new();
+    let paths = paths.iter().map(|path| path.trim_end_matches('/')).filter(|path| seen.insert(*path));
     paths.filter_map(entry).collect()
 }
 

@@ -7,23 +7,22 @@ use axum::response::{IntoResponse, Response};
 use futures::TryStreamExt;
 use http::request::Parts;
 use http::{HeaderValue, StatusCode, header};
-use lode_client::read_body;
+use lode_client::{Secret, read_body};
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde::ser::{SerializeMap, Serializer};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::Registry;
-use crate::app::{self, CommitError, LfsObject, LfsPlan};
+use crate::app::{self, LfsObject, LfsPlan, MAX_OBJECTS};
 use crate::auth::{Action, Caller};
 use crate::http::extract::{RequestBody, parse};
 use crate::http::links::header_value;
 use crate::http::{Failure, GitName, Json, JsonBody, Links, Path, Query};
 
 const LFS_JSON: HeaderValue = HeaderValue::from_static("application/vnd.git-lfs+json");
-/// Clients send 256 at most.
-const MAX_OBJECTS: usize = 1000;
 /// The largest list of parts.
 const MAX_PARTS_BYTES: usize = 1 << 20;
 /// The branch of requests that name none.
@@ -75,59 +74,125 @@ pub(crate) async fn batch(
         return Err(Failure::field("objects", format!("has more than {MAX_OBJECTS} objects")));
     }
     let with_parts = body.transfers.iter().any(|name| name == "multipart");
+    let named = body.objects.iter().map(|BatchObject { oid, size }| {
+        let oid = digest(oid)?;
+        Ok(LfsObject { oid, size: *size })
+    });
+    let plans = registry.lfs_plan(&caller, &repository, &files, named.collect(), with_parts).await?;
+    let is_multipart = plans.iter().flatten().any(|(_, plan)| matches!(plan, LfsPlan::Parts { .. }));
     let links = Links::absolute(&parts, registry.config());
-    let (mut objects, mut is_multipart) = (Vec::with_capacity(body.objects.len()), false);
-    for BatchObject { oid, size } in &body.objects {
-        let planned = match digest(oid) {
-            Ok(digest) => {
-                let object = LfsObject { oid: digest, size: *size };
-                let plan = registry.lfs_plan(&caller, &repository, &files, &object, with_parts).await;
-                plan.map(|plan| (object, plan))
-            }
-            Err(reason) => Err(CommitError::Object { reason }),
-        };
-        let mut answer = json!({ "oid": oid, "size": size, "authenticated": true });
-        match planned {
+    let verify = links.hub(&format!("{repository}.git/info/lfs/verify"));
+    let mut objects = Vec::with_capacity(plans.len());
+    for (BatchObject { oid, size }, plan) in body.objects.iter().zip(plans) {
+        let mut response =
+            ObjectResponse { oid, size: *size, authenticated: true, actions: None, error: None };
+        match plan {
             Ok((_, LfsPlan::Stored)) => {}
             Ok((object, plan)) => {
-                is_multipart |= matches!(plan, LfsPlan::Parts { .. });
                 let link = registry.lfs_link(&caller, &repository, &object.oid).await?;
-                let upload = upload_action(&links, &object, &plan, link.expose());
-                let verify = links.hub(&format!("{repository}.git/info/lfs/verify"));
-                answer["actions"] = json!({ "upload": upload, "verify": { "href": verify, "header": {} } });
+                let upload = UploadAction { links: &links, object, plan, link };
+                let verify = VerifyAction { href: &verify, header: NoHeader {} };
+                response.actions = Some(Actions { upload, verify });
             }
-            Err(CommitError::Object { reason }) => {
-                answer["error"] = json!({ "code": 422, "message": reason });
-            }
-            Err(error) => return Err(error.into()),
+            Err(message) => response.error = Some(ObjectError { code: 422, message }),
         }
-        objects.push(answer);
+        objects.push(response);
     }
     // Clients with Xet offer it here, too, and follow this choice.
     let transfer = if is_multipart { "multipart" } else { "basic" };
-    let answer = json!({ "transfer": transfer, "objects": objects, "hash_algo": "sha256" });
-    let mut response = Json(answer).into_response();
+    let mut response = Json(BatchResponse { transfer, objects, hash_algo: "sha256" }).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, LFS_JSON);
     Ok(response)
 }
 
-/// Where and how the client sends an object.
-fn upload_action(links: &Links, object: &LfsObject, plan: &LfsPlan, link: &str) -> Value {
-    let LfsObject { oid, size } = object;
-    let base = format!("api/lfs/{}", oid.hex());
-    match plan {
-        LfsPlan::Parts { upload, part_bytes, parts } => {
-            let end = links.hub(&format!("{base}/{upload}?size={size}&link={link}"));
-            let mut header = Map::from_iter([("chunk_size".to_owned(), part_bytes.to_string().into())]);
-            for number in 1..=*parts {
-                let path = format!("{base}/{upload}/{number}?size={size}&part={part_bytes}&link={link}");
-                header.insert(number.to_string(), links.hub(&path).into());
+#[derive(Serialize)]
+struct BatchResponse<'a> {
+    transfer: &'static str,
+    objects: Vec<ObjectResponse<'a>>,
+    hash_algo: &'static str,
+}
+
+#[derive(Serialize)]
+struct ObjectResponse<'a> {
+    oid: &'a str,
+    size: u64,
+    authenticated: bool,
+    /// Absent for an object that is stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actions: Option<Actions<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ObjectError>,
+}
+
+#[derive(Serialize)]
+struct ObjectError {
+    code: u16,
+    message: String,
+}
+
+#[derive(Serialize)]
+struct Actions<'a> {
+    upload: UploadAction<'a>,
+    verify: VerifyAction<'a>,
+}
+
+#[derive(Serialize)]
+struct VerifyAction<'a> {
+    href: &'a str,
+    header: NoHeader,
+}
+
+#[derive(Serialize)]
+struct NoHeader {}
+
+/// Where and how the client sends an object. The URLs of its parts are written one after another.
+struct UploadAction<'a> {
+    links: &'a Links,
+    object: LfsObject,
+    plan: LfsPlan,
+    link: Secret,
+}
+
+impl UploadAction<'_> {
+    /// A URL of the object, with what follows its id.
+    fn url(&self, rest: &str) -> String {
+        self.links.hub(&format!("api/lfs/{}{rest}&link={}", self.object.oid.hex(), self.link.expose()))
+    }
+}
+
+impl Serialize for UploadAction<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let size = self.object.size;
+        let mut action = serializer.serialize_map(Some(2))?;
+        match &self.plan {
+            LfsPlan::Parts { upload, .. } => {
+                action.serialize_entry("href", &self.url(&format!("/{upload}?size={size}")))?;
+                action.serialize_entry("header", &PartUrls(self))?;
             }
-            json!({ "href": end, "header": header })
+            LfsPlan::Stored | LfsPlan::Whole => {
+                action.serialize_entry("href", &self.url(&format!("?size={size}")))?;
+                action.serialize_entry("header", &NoHeader {})?;
+            }
         }
-        LfsPlan::Stored | LfsPlan::Whole => {
-            json!({ "href": links.hub(&format!("{base}?size={size}&link={link}")), "header": {} })
+        action.end()
+    }
+}
+
+/// The header of an upload in parts: the size of the parts, and a URL by the number of each.
+struct PartUrls<'a>(&'a UploadAction<'a>);
+
+impl Serialize for PartUrls<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut header = serializer.serialize_map(None)?;
+        if let LfsPlan::Parts { upload, part_bytes, parts } = &self.0.plan {
+            let size = self.0.object.size;
+            header.serialize_entry("chunk_size", &part_bytes.to_string())?;
+            for number in 1..=*parts {
+                let url = self.0.url(&format!("/{upload}/{number}?size={size}&part={part_bytes}"));
+                header.serialize_entry(&number.to_string(), &url)?;
+            }
         }
+        header.end()
     }
 }
 

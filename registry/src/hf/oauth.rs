@@ -156,7 +156,9 @@ async fn exchange(registry: &Registry, client: &Caller, form: &Fields) -> Result
             let code = match error {
                 PublisherError::NoPublicUrl
                 | PublisherError::Resource { .. }
-                | PublisherError::ResourceMismatch { .. } => "invalid_request",
+                | PublisherError::ResourceMismatch { .. }
+                | PublisherError::ResourceMissing
+                | PublisherError::RobotMissing { .. } => "invalid_request",
                 _ => "invalid_grant",
             };
             Ok(refused(code, &error.to_string()))

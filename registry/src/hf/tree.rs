@@ -9,15 +9,17 @@ use lode_client::read_body;
 use lode_model::reference::Repository;
 use serde::Deserialize;
 
-use super::entries::{LastCommit, TreeEntry, below, named};
+use super::entries::{EntryPage, LastCommit, TreeEntry, below, named};
 use crate::Registry;
 use crate::app::Revision;
 use crate::auth::Caller;
 use crate::http::extract::parse;
 use crate::http::{Failure, HubName, Json, Links, Path, Query, page};
 
-/// The longest page of a client that asks for pages. Others get everything at once.
-const MAX_PAGE: usize = 10_000;
+/// The longest page. Clients follow the link to the next one, as they do on the Hub.
+const MAX_PAGE: usize = 1000;
+/// The most paths of a request for some files. Clients ask for 500 at most, unless their users name more.
+const MAX_PATHS: usize = 1000;
 /// The largest body with paths.
 const MAX_PATHS_BYTES: usize = 1 << 20;
 
@@ -50,22 +52,18 @@ async fn list(
 ) -> Result<Response, Failure> {
     let revision = registry.revision(caller, repository, name).await?;
     let last_commit = last_commit(registry, caller, &revision, query.is_true("expand")).await?;
-    let entries = below(&revision, folder, query.is_true("recursive"), last_commit.as_ref());
-    let mut entries = entries.ok_or_else(|| revision.entry_unknown(folder))?;
-    let Some(limit) = query.limit("limit")? else { return Ok(page(Json(entries), None)) };
-    let limit = (limit as usize).clamp(1, MAX_PAGE);
+    let limit = query.limit("limit")?.map_or(MAX_PAGE, |limit| (limit as usize).clamp(1, MAX_PAGE));
     let from = usize::try_from(query.number("cursor")?.unwrap_or_default()).unwrap_or(usize::MAX);
-    let until = from.saturating_add(limit);
-    let next = (until < entries.len()).then(|| {
+    let listed = below(&revision, folder, query.is_true("recursive"), last_commit.as_ref(), (from, limit));
+    let EntryPage { entries, has_more } = listed.ok_or_else(|| revision.entry_unknown(folder))?;
+    let next = has_more.then(|| {
         let path = parts.uri.path();
-        let (limit, until) = (limit.to_string(), until.to_string());
+        let (limit, until) = (limit.to_string(), (from + limit).to_string());
         let mut parameters = vec![("limit", limit.as_str()), ("cursor", until.as_str())];
         let given = ["recursive", "expand"].into_iter().filter_map(|name| Some((name, query.get(name)?)));
         parameters.extend(given);
         Links::absolute(parts, registry.config()).next(path, &parameters)
     });
-    entries.truncate(until);
-    entries.drain(..from.min(entries.len()));
     Ok(page(Json(entries), next))
 }
 
@@ -85,8 +83,14 @@ pub(crate) async fn paths_info(
         true => parse::<PathsRequest>(&bytes)?,
         false => PathsRequest::of_form(&bytes),
     };
+    if asked.paths.len() > MAX_PATHS {
+        return Err(Failure::field(
+            "paths",
+            format!("has more than {MAX_PATHS} paths; send several requests"),
+        ));
+    }
     let last_commit = last_commit(&registry, &caller, &revision, asked.expand).await?;
-    Ok(Json(named(&revision, asked.paths.iter().map(String::as_str), last_commit.as_ref())))
+    Ok(Json(named(&revision, &asked.paths, last_commit.as_ref())))
 }
 
 #[derive(Default, Deserialize)]

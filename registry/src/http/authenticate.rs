@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::Failure;
 use super::forwarded::forwarded_info;
-use super::host::{host, is_loopback};
+use super::host::is_loopback;
 use super::links::own_base_url;
 use super::observe::RequestId;
 use super::session_cookie::session_cookie;
@@ -192,13 +192,13 @@ fn signed(
 }
 
 /// The address of this server that a signature has to cover. A request can name any host: without a public URL,
-/// another server could pass on here what was signed for it, so that only loopback names count.
+/// another server could pass on here what was signed for it, so that only loopback names count. The host is checked
+/// in the address itself: `Host` and `X-Forwarded-Host` may differ.
 fn signed_base(registry: &Registry, parts: &Parts) -> Result<String, Failure> {
-    let is_known = registry.config().public_url.is_some() || host(parts).is_some_and(is_loopback);
-    match own_base_url(parts, registry.config()) {
-        Some(base) if is_known => Ok(base),
-        _ => Err(Failure::PublicUrlMissing),
-    }
+    let has_public_url = registry.config().public_url.is_some();
+    let is_known =
+        |base: &String| has_public_url || base.split_once("://").is_some_and(|(_, host)| is_loopback(host));
+    own_base_url(parts, registry.config()).filter(is_known).ok_or(Failure::PublicUrlMissing)
 }
 
 /// The identity of a session. A request that changes something must come from a page of this server.

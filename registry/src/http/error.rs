@@ -264,7 +264,9 @@ impl Failure {
                     _ => StatusCode::BAD_REQUEST,
                 },
                 AccountError::NotAUser => StatusCode::UNAUTHORIZED,
-                AccountError::SetupLink | AccountError::SignInAgain => StatusCode::FORBIDDEN,
+                AccountError::SetupLink | AccountError::SignInAgain | AccountError::TokenRotate => {
+                    StatusCode::FORBIDDEN
+                }
                 AccountError::NameTaken { .. }
                 | AccountError::KeyTaken
                 | AccountError::PatternsChanged { .. }
@@ -387,14 +389,18 @@ fn status_of(error: &Error) -> StatusCode {
         }
         Error::UpstreamUnavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         Error::UpstreamInvalid(_) => StatusCode::BAD_GATEWAY,
-        Error::Denied | Error::TagProtected { .. } | Error::QuotaExceeded { .. } => StatusCode::FORBIDDEN,
+        Error::Denied
+        | Error::CredentialRevoked
+        | Error::RoleRevoked { .. }
+        | Error::TagProtected { .. }
+        | Error::QuotaExceeded { .. } => StatusCode::FORBIDDEN,
         Error::NameReserved { .. } => StatusCode::BAD_REQUEST,
         Error::Unauthorized | Error::InsufficientScope | Error::CredentialsInvalid { .. } => {
             StatusCode::UNAUTHORIZED
         }
         Error::Throttled { .. } | Error::TooManyRequests { .. } => StatusCode::TOO_MANY_REQUESTS,
         Error::StorageFull => StatusCode::INSUFFICIENT_STORAGE,
-        Error::TooManyJobs { .. } => StatusCode::TOO_MANY_REQUESTS,
+        Error::TooManyJobs { .. } | Error::TooManyJobsOfAccount { .. } => StatusCode::TOO_MANY_REQUESTS,
         Error::JobTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
         Error::Unavailable { .. } | Error::SetupPending => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,

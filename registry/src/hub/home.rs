@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, header};
 use super::models::HitLine;
 use super::page::{Shell, render_browsed};
 use crate::Registry;
-use crate::app::LoadedHere;
+use crate::app::LoadedOnWorkers;
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::links::own_base_url;
@@ -25,7 +25,7 @@ const NEWEST: u32 = 6;
 struct HomePage {
     shell: Shell,
     hits: Vec<HitLine>,
-    loaded: Vec<LoadedHere>,
+    loaded: Vec<LoadedOnWorkers>,
     host: String,
 }
 
@@ -44,7 +44,7 @@ pub(crate) async fn get(
     let page = HomePage {
         shell: Shell::of(&registry, &caller).await?,
         hits: hits.iter().map(HitLine::from).collect(),
-        loaded: registry.loaded_here(&caller).await?,
+        loaded: registry.loaded_on_workers(&caller).await?,
         host: base.split_once("://").map_or("localhost:5000", |(_, host)| host).to_owned(),
     };
     let mut response = render_browsed(&page);

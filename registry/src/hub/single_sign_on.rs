@@ -8,7 +8,7 @@ use http::request::Parts;
 
 use super::page::{Shell, message_with_link};
 use crate::Registry;
-use crate::app::{SignOnAnswer, SignOnGoal, SignOnStart, SignedOn};
+use crate::app::{OidcCallback, OidcRedirect, OidcSignIn, SignOnGoal};
 use crate::auth::Caller;
 use crate::http::links::own_base_url;
 use crate::http::pages::{Form, SignedIn, next_page, redirect};
@@ -31,7 +31,7 @@ pub(crate) async fn begin(
         Some(_) => SignOnGoal::SignInAgain,
         None => SignOnGoal::SignIn,
     };
-    let SignOnStart { url, cookie } = registry.sign_on_begin(&caller, &provider, &base, next, goal).await?;
+    let OidcRedirect { url, cookie } = registry.sign_on_begin(&caller, &provider, &base, next, goal).await?;
     let mut response = redirect(url.as_str());
     response.headers_mut().insert(header::SET_COOKIE, set_sign_in_cookie(&registry, &request, Some(&cookie)));
     Ok(response)
@@ -45,7 +45,7 @@ pub(crate) async fn callback(
     request: Parts,
     query: Query,
 ) -> Result<Response, Failure> {
-    let answer = SignOnAnswer {
+    let callback = OidcCallback {
         code: query.get("code").unwrap_or_default(),
         state: query.get("state").unwrap_or_default(),
         issuer: query.get("iss"),
@@ -53,8 +53,8 @@ pub(crate) async fn callback(
     };
     let base = own_base(&registry, &request)?;
     let cookie = sign_in_cookie(&registry, &request).unwrap_or_default();
-    let SignedOn { session, next } =
-        registry.sign_on_finish(&caller, &provider, &base, &cookie, answer).await?;
+    let OidcSignIn { session, next } =
+        registry.sign_on_finish(&caller, &provider, &base, &cookie, callback).await?;
     let mut response = redirect(&next);
     let headers = response.headers_mut();
     headers.append(header::SET_COOKIE, set_sign_in_cookie(&registry, &request, None));
@@ -74,7 +74,7 @@ pub(crate) async fn connect(
 ) -> Result<Response, Failure> {
     let provider = form.get("provider");
     let base = own_base(&registry, &request)?;
-    let SignOnStart { url, cookie } =
+    let OidcRedirect { url, cookie } =
         registry.sign_on_begin(&caller, provider, &base, ACCOUNT_PAGE, SignOnGoal::Connect).await?;
     let shell = Shell::of(&registry, &caller).await?;
     let known = registry.providers().into_iter().find(|known| known.name == provider);

@@ -12,7 +12,7 @@ const LEASE: Duration = Duration::from_secs(60);
 const RENEW_INTERVAL: Duration = Duration::from_secs(20);
 /// How often the queue is polled when no push of this process announces an entry.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
-const OUTDATED_AT_ONCE: i64 = 500;
+const OUTDATED_BATCH: i64 = 500;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// After this many attempts (half a day), a manifest is indexed only after its next push or when a request
@@ -38,7 +38,7 @@ pub(super) fn start(registry: &Registry) {
 /// Queues what an earlier version indexed without facts, a few at a time.
 async fn queue_outdated(registry: &Registry) -> Result<(), Error> {
     let mut after = String::new();
-    while let Some(last) = registry.store().facts_enqueue(&after, OUTDATED_AT_ONCE).await? {
+    while let Some(last) = registry.store().facts_enqueue(&after, OUTDATED_BATCH).await? {
         registry.indexing.queued.notify_one();
         after = last;
     }

@@ -8,7 +8,7 @@ use crate::{Error, Registry};
 
 /// How often all repositories are checked, besides the start.
 const INTERVAL: Duration = Duration::from_secs(60 * 60);
-const REPOSITORIES_AT_ONCE: i64 = 256;
+const REPOSITORY_BATCH: i64 = 256;
 
 pub(super) fn start(registry: &Registry) {
     let registry = registry.clone();
@@ -26,7 +26,7 @@ pub(crate) async fn run(registry: &Registry) -> Result<(), Error> {
     let store = registry.store();
     let (mut after, mut refreshed) = (String::new(), 0);
     loop {
-        let (stale, last) = store.search_stale(&after, REPOSITORIES_AT_ONCE).await?;
+        let (stale, last) = store.search_stale(&after, REPOSITORY_BATCH).await?;
         store.search_refresh_all(&stale).await?;
         refreshed += stale.len();
         match last {

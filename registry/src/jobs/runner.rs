@@ -15,9 +15,9 @@ use crate::time::{millis, now_ms};
 use crate::{Error, Registry};
 
 /// How many jobs one process runs at a time. Most of them wait for the collection's lock.
-const AT_ONCE: usize = 4;
+const MAX_CONCURRENT_JOBS: usize = 4;
 /// How many of them fetch a model from another server: a slow one must not stop collections.
-const IMPORTS_AT_ONCE: usize = 2;
+const MAX_CONCURRENT_IMPORTS: usize = 2;
 const LEASE: Duration = Duration::from_secs(30);
 /// How often a running job's lease is renewed, its progress stored, and its row checked for a cancellation.
 const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// How many attempts a job gets before it counts as failed.
 const MAX_ATTEMPTS: i64 = 3;
 /// How long a stopping server waits for a job to reach a point where it can end.
-const STOP_LIMIT: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long finished jobs are kept, and how many of them.
 const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 const KEPT_JOBS: i64 = 1000;
@@ -41,9 +41,9 @@ async fn run(registry: Registry) {
     let mut running = JoinSet::new();
     // Creating a model uses all cores, so that one at a time is as fast as several.
     let creating = Arc::new(Semaphore::new(1));
-    let importing = Arc::new(Semaphore::new(IMPORTS_AT_ONCE));
+    let importing = Arc::new(Semaphore::new(MAX_CONCURRENT_IMPORTS));
     while !registry.stopping().is_cancelled() {
-        if running.len() < AT_ONCE {
+        if running.len() < MAX_CONCURRENT_JOBS {
             let create = creating.clone().try_acquire_owned().ok();
             let import = importing.clone().try_acquire_owned().ok();
             let claimable = Claimable {
@@ -114,15 +114,19 @@ async fn run_claimed(
         let end = JobEnd { state: "failed", progress: None, result: None, problem: Some(&problem) };
         return store.job_finish(run, &end).await.map(drop);
     }
+    let Ok(kind) = serde_json::from_str::<JobKind>(&row.parameters) else {
+        let error = Error::Corrupt { what: "job", value: row.parameters.clone() };
+        return finish(registry, run, control, Err(error.into())).await;
+    };
     tracing::info!(job = run.id, kind = row.kind, attempt = run.attempt, "job started");
-    let work = work(registry.clone(), row.clone(), run.clone(), control.clone());
+    let work = work(registry.clone(), kind.clone(), row.account.clone(), run.clone(), control.clone());
     let mut work = tokio::spawn(work);
     let outcome = loop {
         tokio::select! {
             outcome = &mut work => break outcome.unwrap_or(Err(Error::Interrupted.into())),
             () = registry.stopping().cancelled() => {
                 control.cancel();
-                return match tokio::time::timeout(STOP_LIMIT, work).await {
+                return match tokio::time::timeout(STOP_TIMEOUT, work).await {
                     // It ended in that moment.
                     Ok(Ok(outcome)) if !outcome.as_ref().is_err_and(JobError::is_cancelled) => {
                         finish(registry, run, control, outcome).await
@@ -147,6 +151,16 @@ async fn run_claimed(
                         tracing::warn!(job = run.id, error = chain(&error), "failed to renew a job's lease");
                     }
                 }
+                if let Err(error @ (Error::CredentialRevoked | Error::RoleRevoked { .. })) =
+                    registry.job_recheck(&kind, row.account.as_deref()).await
+                {
+                    control.cancel();
+                    break match work.await {
+                        // It ended in that moment.
+                        Ok(Ok(result)) => Ok(result),
+                        _ => Err(error.into()),
+                    };
+                }
             }
         }
     };
@@ -154,11 +168,16 @@ async fn run_claimed(
 }
 
 /// Does the work of a job. Returns its result as JSON.
-async fn work(registry: Registry, row: JobRow, run: JobRun, control: JobControl) -> Result<String, JobError> {
-    let corrupt = |_| Error::Corrupt { what: "job", value: row.parameters.clone() };
+async fn work(
+    registry: Registry,
+    kind: JobKind,
+    account: Option<String>,
+    run: JobRun,
+    control: JobControl,
+) -> Result<String, JobError> {
     let mut findings =
         StoredFindings { registry: registry.clone(), run, waiting: Default::default(), stored: [0; 4] };
-    let result = match serde_json::from_str(&row.parameters).map_err(corrupt)? {
+    let result = match kind {
         JobKind::Gc { dry_run } => {
             let mut report = registry.gc_controlled(dry_run, &control).await?;
             for removal in std::mem::take(&mut report.removals) {
@@ -175,7 +194,7 @@ async fn work(registry: Registry, row: JobRow, run: JobRun, control: JobControl)
         }
         JobKind::Create(job) => {
             tokio::select! {
-                created = registry.model_create_run(&job, row.account.as_deref(), &control) => to_json(&created?),
+                created = registry.model_create_run(&job, account.as_deref(), &control) => to_json(&created?),
                 // Its manifest is written last, so it can be dropped at any point.
                 () = control.cancelled() => return Err(Error::Cancelled.into()),
             }
@@ -183,7 +202,7 @@ async fn work(registry: Registry, row: JobRow, run: JobRun, control: JobControl)
         JobKind::Import(job) => {
             let secret = registry.job_secret(&findings.run).await?;
             tokio::select! {
-                imported = registry.import_run(&job, row.account.as_deref(), secret, &control) => to_json(&imported?),
+                imported = registry.import_run(&job, account.as_deref(), secret, &control) => to_json(&imported?),
                 // The same applies.
                 () = control.cancelled() => return Err(Error::Cancelled.into()),
             }

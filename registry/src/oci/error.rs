@@ -103,6 +103,8 @@ fn code_of(error: &Error) -> Code {
         | Error::TagProtected { .. }
         | Error::TagMoved { .. }
         | Error::QuotaExceeded { .. }
+        | Error::CredentialRevoked
+        | Error::RoleRevoked { .. }
         | Error::Denied => ErrorCode::Denied,
         Error::NameReserved { .. } => ErrorCode::NameInvalid,
         Error::Unauthorized | Error::InsufficientScope | Error::CredentialsInvalid { .. } => {

@@ -4,7 +4,7 @@
 
 use uuid::Uuid;
 
-use super::{Engine, Store, Tx, on};
+use super::{Engine, Store, Tx, query};
 use crate::Error;
 use crate::auth::{AccessTarget, Rights, Role, Visibility};
 
@@ -98,7 +98,7 @@ impl Store {
     }
 
     pub(crate) async fn access_state(&self) -> Result<AccessState, Error> {
-        let row: StateColumns = on!(self.read(), c => sqlx::query_as(
+        let row: StateColumns = query!(self.read(), c => sqlx::query_as(
             "select version, exists (select 1 from accounts) as has_accounts,
                     exists (select 1 from tag_rules) as has_tag_rules,
                     exists (select 1 from quotas) as has_quotas
@@ -119,7 +119,7 @@ impl Store {
             AccessTarget::Repository(repository) => AccessTarget::namespace_of(repository).to_string(),
             AccessTarget::Namespace(_) => target.to_string(),
         };
-        let row: RightsColumns = on!(self.read(), c => sqlx::query_as(
+        let row: RightsColumns = query!(self.read(), c => sqlx::query_as(
             "select (select max(role) from grants
                      where target in ($1, $2) and subject in (select value from json_each($3))) as role,
                     coalesce((select visibility from visibilities where target = $1),
@@ -137,7 +137,7 @@ impl Store {
 impl Tx {
     /// Raises the version, so that every replica drops what it remembers. Part of each change.
     pub(crate) async fn access_changed(&mut self) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query("update access_state set version = version + 1")
+        query!(self.conn(), c => sqlx::query("update access_state set version = version + 1")
             .execute(c).await.map(drop))?;
         Ok(())
     }

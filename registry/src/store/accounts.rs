@@ -3,7 +3,7 @@
 use lode_client::Secret;
 use uuid::Uuid;
 
-use super::{Store, Tx, on, parse_stored};
+use super::{Store, Tx, parse_stored, query};
 use crate::Error;
 use crate::auth::{AccountKind, ServerRole};
 use crate::time::now_ms;
@@ -69,14 +69,14 @@ const ACCOUNT_COLUMNS: &str = "id, kind, name, password, server_role, epoch, cre
 
 impl Store {
     pub(crate) async fn account_find_by_name(&self, name: &str) -> Result<Option<AccountRow>, Error> {
-        let row: Option<AccountColumns> = on!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(format!(
+        let row: Option<AccountColumns> = query!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(format!(
             "select {ACCOUNT_COLUMNS} from accounts where name = $1")))
             .bind(name).fetch_optional(c).await)?;
         self.with_groups(row).await
     }
 
     pub(crate) async fn account_find(&self, id: Uuid) -> Result<Option<AccountRow>, Error> {
-        let row: Option<AccountColumns> = on!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(format!(
+        let row: Option<AccountColumns> = query!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(format!(
             "select {ACCOUNT_COLUMNS} from accounts where id = $1")))
             .bind(id.to_string()).fetch_optional(c).await)?;
         self.with_groups(row).await
@@ -84,7 +84,7 @@ impl Store {
 
     async fn with_groups(&self, row: Option<AccountColumns>) -> Result<Option<AccountRow>, Error> {
         let Some(row) = row else { return Ok(None) };
-        let ids: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let ids: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select group_id from group_members where account = $1 order by group_id")
             .bind(&row.id).fetch_all(c).await)?;
         let groups = ids.iter().map(|(id,)| parse_stored("group", id)).collect::<Result<_, _>>()?;
@@ -99,7 +99,7 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<AccountRow>, Error> {
         // In byte order `~` follows all characters of names.
-        let rows: Vec<AccountColumns> = on!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(format!(
+        let rows: Vec<AccountColumns> = query!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(format!(
             "select {ACCOUNT_COLUMNS} from accounts
              where name >= $1 and name < $1 || '~' and name > $2 order by name limit $3")))
             .bind(prefix).bind(after).bind(limit).fetch_all(c).await)?;
@@ -110,7 +110,7 @@ impl Store {
 impl Tx {
     /// Whether an administrator can sign in with a password.
     pub(crate) async fn has_admin(&mut self) -> Result<bool, Error> {
-        let (found,): (bool,) = on!(self.conn(), c => sqlx::query_as(
+        let (found,): (bool,) = query!(self.conn(), c => sqlx::query_as(
             "select exists (select 1 from accounts
                  where server_role = 'admin' and password is not null and disabled_at is null)")
             .fetch_one(c).await)?;
@@ -121,7 +121,7 @@ impl Tx {
     pub(crate) async fn has_accounts(&mut self) -> Result<bool, Error> {
         // The row's lock makes two first accounts follow each other.
         self.access_changed().await?;
-        let (found,): (bool,) = on!(self.conn(), c => sqlx::query_as("select exists (select 1 from accounts)")
+        let (found,): (bool,) = query!(self.conn(), c => sqlx::query_as("select exists (select 1 from accounts)")
             .fetch_one(c).await)?;
         Ok(found)
     }
@@ -132,7 +132,7 @@ impl Tx {
             AccountKind::User => "user",
             AccountKind::Robot => "robot",
         };
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "insert into accounts (id, kind, name, password, server_role, epoch, created_at)
              select $1, $2, $3, $4, $5, $6, $7 where not exists (select 1 from groups where name = $3)
              on conflict (name) do nothing")
@@ -147,7 +147,7 @@ impl Tx {
     pub(crate) async fn account_update(&mut self, id: Uuid, update: &AccountUpdate) -> Result<bool, Error> {
         let AccountUpdate { password, server_role, is_disabled } = update;
         let flag = |set: Option<bool>| set.map(i64::from);
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "update accounts set password = coalesce($2, password),
                  server_role = case cast($3 as bigint) when 1 then $4 else server_role end,
                  disabled_at = case cast($5 as bigint)
@@ -163,7 +163,7 @@ impl Tx {
 
     /// Invalidates the access tokens of an account.
     pub(crate) async fn account_epoch_raise(&mut self, id: Uuid) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query("update accounts set epoch = epoch + 1 where id = $1")
+        query!(self.conn(), c => sqlx::query("update accounts set epoch = epoch + 1 where id = $1")
             .bind(id.to_string()).execute(c).await.map(drop))?;
         Ok(())
     }
@@ -176,7 +176,7 @@ impl Tx {
                  (select id from accounts where id = $1 or (name > $2 || '+' and name < $2 || ','))",
             "delete from accounts where id = $1 or (name > $2 || '+' and name < $2 || ',')",
         ] {
-            on!(self.conn(), c => sqlx::query(text)
+            query!(self.conn(), c => sqlx::query(text)
                 .bind(account.id.to_string()).bind(&account.name).execute(c).await.map(drop))?;
         }
         Ok(())
@@ -185,7 +185,7 @@ impl Tx {
     /// Whether a namespace has repositories, robots or settings. In byte order `0` follows `/`, and `,` follows
     /// `+`.
     pub(crate) async fn namespace_is_used(&mut self, namespace: &str) -> Result<bool, Error> {
-        let (is_used,): (bool,) = on!(self.conn(), c => sqlx::query_as(
+        let (is_used,): (bool,) = query!(self.conn(), c => sqlx::query_as(
             "select exists (select 1 from repositories where name = $1 or (name > $1 || '/' and name < $1 || '0'))
                  or exists (select 1 from grants where target = $1 or (target > $1 || '/' and target < $1 || '0'))
                  or exists (select 1 from visibilities

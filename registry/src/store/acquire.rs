@@ -1,5 +1,5 @@
 //! Metrics of transactions that wait for a connection. Queries outside transactions are measured as a whole: acquiring
-//! their connection in the `on!` macro would make the future of every query larger.
+//! their connection in the `query!` macro would make the future of every query larger.
 
 use std::sync::LazyLock;
 

@@ -7,7 +7,7 @@ use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
 use super::removals::EXPIRE_BATCH;
-use super::{Store, Tx, on};
+use super::{Store, Tx, query};
 use crate::Error;
 
 const COLUMNS: &str = "id, at, actor, account, via, action, target, outcome, address, agent, request, detail";
@@ -47,7 +47,7 @@ impl Tx {
         let text = format!(
             "insert into audit ({COLUMNS}) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
         );
-        on!(self.conn(), c => sqlx::query(AssertSqlSafe(text))
+        query!(self.conn(), c => sqlx::query(AssertSqlSafe(text))
             .bind(&row.id[..]).bind(row.at).bind(&row.actor[..]).bind(row.account.as_deref())
             .bind(row.via.as_deref()).bind(&row.action[..]).bind(&row.target[..]).bind(&row.outcome[..])
             .bind(row.address.as_deref()).bind(row.agent.as_deref()).bind(row.request.as_deref())
@@ -64,7 +64,7 @@ impl Store {
         let given = filters.into_iter().filter_map(|(column, value)| Some((column, value?)));
         let given: Vec<(&str, &str)> = given.collect();
         let text = list_text(given.iter().map(|(column, _)| *column));
-        Ok(on!(self.read(), c => {
+        Ok(query!(self.read(), c => {
             // Every id is a UUID, which sorts before `g`.
             let mut query = sqlx::query_as(AssertSqlSafe(text)).bind(before.unwrap_or("g"))
                 .bind(first_id(since.unwrap_or_default())).bind(limit);
@@ -78,7 +78,7 @@ impl Store {
     /// Deletes records from before `cutoff`, in batches.
     pub(crate) async fn audit_expire(&self, cutoff: i64) -> Result<(), Error> {
         loop {
-            let rows = on!(self.write(), c => sqlx::query(
+            let rows = query!(self.write(), c => sqlx::query(
                 "delete from audit where id in (select id from audit where at < $1 order by at limit $2)")
                 .bind(cutoff).bind(EXPIRE_BATCH).execute(c).await.map(|r| r.rows_affected()))?;
             if rows < EXPIRE_BATCH as u64 {
@@ -170,7 +170,7 @@ mod tests {
             (vec!["actor", "action", "outcome"], "audit_by_actor"),
         ] {
             let text = format!("explain query plan {}", list_text(filters.iter().copied()));
-            let steps: Vec<(i64, i64, i64, String)> = on!(registry.store().read(), c =>
+            let steps: Vec<(i64, i64, i64, String)> = query!(registry.store().read(), c =>
                 sqlx::query_as(AssertSqlSafe(text)).fetch_all(c).await)
             .unwrap();
             let [(.., step)] = &steps[..] else { panic!("{filters:?}: {steps:?}") };

@@ -7,7 +7,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Connection};
 
 use super::database::{BUSY_TIMEOUT, create_private_file, size};
-use super::{Store, on};
+use super::{Store, query};
 use crate::{Config, Error, OpenError};
 
 /// The path of an existing SQLite database file.
@@ -52,14 +52,14 @@ impl Store {
     /// part of the copy.
     pub(crate) async fn sessions_delete(&self) -> Result<(), Error> {
         for text in ["delete from uploads", "delete from workers", "update jobs set secret = null"] {
-            on!(self.write(), c => sqlx::query(text).execute(c).await.map(drop))?;
+            query!(self.write(), c => sqlx::query(text).execute(c).await.map(drop))?;
         }
         Ok(())
     }
 
     /// The number of live blobs and their total size.
     pub(crate) async fn blobs_total(&self) -> Result<(u64, u64), Error> {
-        let (count, bytes): (i64, i64) = on!(self.read(), c => sqlx::query_as(
+        let (count, bytes): (i64, i64) = query!(self.read(), c => sqlx::query_as(
             "select count(*), cast(coalesce(sum(size_bytes), 0) as bigint) from blobs where state = 'live'")
             .fetch_one(c).await)?;
         Ok((size(count)?, size(bytes)?))

@@ -5,7 +5,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use sqlx::AssertSqlSafe;
 
-use super::{ListFilter, Store, Tx, bigint, digest_list, on, size};
+use super::{ListFilter, Store, Tx, bigint, digest_list, query, size};
 use crate::Error;
 use crate::blobs::BlobLocation;
 use crate::time::now_ms;
@@ -69,7 +69,7 @@ impl Store {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<Option<StoredBlob>, Error> {
-        let row: Option<StoredBlobColumns> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<StoredBlobColumns> = query!(self.read(), c => sqlx::query_as(
             "select b.size_bytes, b.store_key, l.leased_until from links l join blobs b on b.digest = l.digest
              where l.repository = $1 and l.digest = $2 and b.state = 'live'")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_optional(c).await)?;
@@ -78,7 +78,7 @@ impl Store {
 
     /// The size and key of a live blob, in any repository.
     pub(crate) async fn blob_live(&self, digest: &Digest) -> Result<Option<(u64, String)>, Error> {
-        let row: Option<(i64, String)> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<(i64, String)> = query!(self.read(), c => sqlx::query_as(
             "select size_bytes, store_key from blobs where digest = $1 and state = 'live'")
             .bind(digest.as_str()).fetch_optional(c).await)?;
         row.map(|(size_bytes, key)| Ok((size(size_bytes)?, key))).transpose()
@@ -86,7 +86,7 @@ impl Store {
 
     /// Whether a blob, or a tombstone whose bytes still have to be deleted, has this key.
     pub(crate) async fn has_key(&self, store_key: &str) -> Result<bool, Error> {
-        let (exists,): (bool,) = on!(self.read(), c => sqlx::query_as(
+        let (exists,): (bool,) = query!(self.read(), c => sqlx::query_as(
             "select exists (select 1 from blobs where store_key = $1)
                  or exists (select 1 from tombstones where store_key = $1)")
             .bind(store_key).fetch_one(c).await)?;
@@ -100,7 +100,7 @@ impl Store {
         digest: &Digest,
         until: i64,
     ) -> Result<bool, Error> {
-        let rows = on!(self.write(), c => sqlx::query(
+        let rows = query!(self.write(), c => sqlx::query(
             "update links set leased_until = case when leased_until < $3 then $3 else leased_until end
              where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).bind(until)
@@ -115,7 +115,7 @@ impl Store {
             self.is_listed("repository", 2)
         ));
         let (all, visibility, subjects, targets) = filter.parameters();
-        let (found,): (bool,) = on!(self.read(), c => sqlx::query_as(text)
+        let (found,): (bool,) = query!(self.read(), c => sqlx::query_as(text)
             .bind(digest.as_str()).bind(all).bind(visibility).bind(subjects).bind(targets)
             .fetch_one(c).await)?;
         Ok(found)
@@ -129,7 +129,7 @@ impl Store {
             self.is_listed("l.repository", 2)
         ));
         let (all, visibility, subjects, targets) = filter.parameters();
-        let (found,): (bool,) = on!(self.read(), c => sqlx::query_as(text)
+        let (found,): (bool,) = query!(self.read(), c => sqlx::query_as(text)
             .bind(bigint(size_bytes)).bind(all).bind(visibility).bind(subjects).bind(targets)
             .fetch_one(c).await)?;
         Ok(found)
@@ -149,7 +149,7 @@ impl Tx {
             false => "select size_bytes, store_key, state from blobs where digest = $1",
             true => "select size_bytes, store_key, state from blobs where digest = $1 for no key update",
         };
-        let row: Option<LockedBlobColumns> = on!(self.conn(), c => sqlx::query_as(query)
+        let row: Option<LockedBlobColumns> = query!(self.conn(), c => sqlx::query_as(query)
             .bind(digest.as_str()).fetch_optional(c).await)?;
         row.map(LockedBlob::try_from).transpose()
     }
@@ -159,7 +159,7 @@ impl Tx {
     pub(crate) async fn blobs_lock_shared(&mut self, digests: &[&Digest]) -> Result<(), Error> {
         if self.locks_rows() {
             // In digest order, so that two transactions with the same blobs cannot deadlock.
-            on!(self.conn(), c => sqlx::query(
+            query!(self.conn(), c => sqlx::query(
                 "select digest from blobs where digest in (select value from json_each($1)) order by digest for share")
                 .bind(digest_list(digests.iter().copied())).execute(c).await.map(drop))?;
         }
@@ -178,7 +178,7 @@ impl Tx {
     ) -> Result<bool, Error> {
         let now = now_ms();
         loop {
-            let fresh = on!(self.conn(), c => sqlx::query(
+            let fresh = query!(self.conn(), c => sqlx::query(
                 "insert into blobs (digest, size_bytes, store_key, state, created_at, released_at, unlinked_at)
                  values ($1, $2, $3, 'live', $4, $4, $4)
                  on conflict (digest) do nothing")
@@ -200,7 +200,7 @@ impl Tx {
                 };
                 self.tombstones_put(&[old], "damaged").await?;
             }
-            on!(self.conn(), c => sqlx::query(
+            query!(self.conn(), c => sqlx::query(
                 "update blobs set size_bytes = $2, store_key = $3, state = 'live' where digest = $1")
                 .bind(digest.as_str()).bind(bigint(size_bytes)).bind(store_key)
                 .execute(c).await.map(drop))?;
@@ -208,7 +208,7 @@ impl Tx {
         }
         // If the key is derived from the digest, this cancels the deletion of the old bytes; the deletion of
         // any other key continues.
-        on!(self.conn(), c => sqlx::query("delete from tombstones where store_key = $1")
+        query!(self.conn(), c => sqlx::query("delete from tombstones where store_key = $1")
             .bind(store_key).execute(c).await.map(drop))?;
         Ok(true)
     }
@@ -222,13 +222,13 @@ impl Tx {
     ) -> Result<(), Error> {
         let now = now_ms();
         self.repository_lock_shared(repository).await?;
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = null where digest = $1 and unlinked_at is not null")
             .bind(digest.as_str()).execute(c).await.map(drop))?;
         // A new link counts as unreferenced until a manifest that names it is pushed, or the collection finds
         // one. Whether there is one cannot be decided here, because manifests of the repository may change at
         // the same time.
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "insert into links (repository, digest, leased_until, unreferenced_at) values ($1, $2, $3, $4)
              on conflict (repository, digest) do update set
                  leased_until = case when links.leased_until < excluded.leased_until
@@ -246,7 +246,7 @@ impl Tx {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<bool, Error> {
-        let (exists,): (bool,) = on!(self.conn(), c => sqlx::query_as(
+        let (exists,): (bool,) = query!(self.conn(), c => sqlx::query_as(
             "select exists (select 1 from links where repository = $1 and digest = $2)
                  and (exists (select 1 from manifest_blobs where repository = $1 and digest = $2)
                      or exists (select 1 from manifests where repository = $1 and digest = $2))")
@@ -256,7 +256,7 @@ impl Tx {
 
     /// Unlinks a blob from a repository. Returns false if there was no link.
     pub(crate) async fn unlink(&mut self, repository: &Repository, digest: &Digest) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query("delete from links where repository = $1 and digest = $2")
+        let rows = query!(self.conn(), c => sqlx::query("delete from links where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str())
             .execute(c).await.map(|r| r.rows_affected()))?;
         if rows > 0 {
@@ -268,9 +268,9 @@ impl Tx {
     /// Records when a repository unlinked a blob. After the last unlink, the grace period counts from the
     /// latest such time.
     pub(crate) async fn blob_record_unlink(&mut self, digest: &Digest, at: i64) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query("update blobs set released_at = $2 where digest = $1 and released_at < $2")
+        query!(self.conn(), c => sqlx::query("update blobs set released_at = $2 where digest = $1 and released_at < $2")
             .bind(digest.as_str()).bind(at).execute(c).await.map(drop))?;
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = released_at
              where digest = $1 and not exists (select 1 from links where digest = $1)")
             .bind(digest.as_str()).execute(c).await.map(drop))?;

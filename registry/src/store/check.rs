@@ -1,7 +1,7 @@
 //! The queries of `fsck`: every blob in digest order, and dangling references.
 
 use super::collect::BlobLocationColumns;
-use super::{Store, on};
+use super::{Store, long_query, query};
 use crate::Error;
 use crate::blobs::BlobLocation;
 
@@ -49,7 +49,7 @@ struct DanglingColumns {
 impl Store {
     /// Live blobs in digest order after `after`.
     pub(crate) async fn blobs_live(&self, after: &str, limit: i64) -> Result<Vec<BlobLocation>, Error> {
-        let rows: Vec<BlobLocationColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<BlobLocationColumns> = query!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key from blobs
              where state = 'live' and digest > $1 order by digest limit $2")
             .bind(after).bind(limit).fetch_all(c).await)?;
@@ -97,7 +97,7 @@ impl Store {
         };
         let (repository, from, digest) =
             after.map_or(("", "", ""), |last| (&last.repository[..], &last.from[..], &last.digest[..]));
-        let rows: Vec<DanglingColumns> = on!(patiently self.read(), c => sqlx::query_as(query)
+        let rows: Vec<DanglingColumns> = long_query!(self.read(), c => sqlx::query_as(query)
             .bind(repository).bind(from).bind(digest).bind(limit).fetch_all(c).await)?;
         let read = |row: DanglingColumns| Dangling {
             kind,

@@ -9,7 +9,7 @@ use lode_model::reference::Repository;
 use sqlx::AssertSqlSafe;
 
 use super::removals::{RemovalCause, RemovalRow};
-use super::{Store, Tx, digest_list, on, parse_stored, placeholders, size};
+use super::{Store, Tx, digest_list, parse_stored, placeholders, query, size};
 use crate::Error;
 use crate::blobs::BlobLocation;
 use crate::time::now_ms;
@@ -116,7 +116,7 @@ impl Store {
     ) -> Result<Page<BlobLocation>, Error> {
         // Blobs that an undo needs are read and skipped here, so that one statement never reads more than a
         // page.
-        let rows: Vec<UnlinkedBlobColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<UnlinkedBlobColumns> = query!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key, unlinked_at, state = 'live' and not exists
                  (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $5) as is_removable
              from blobs where unlinked_at <= $1 and (unlinked_at, digest) > ($2, $3)
@@ -134,7 +134,7 @@ impl Store {
         after: &TimeCursor,
         limit: i64,
     ) -> Result<Page<UnreferencedContent>, Error> {
-        let rows: Vec<UnreferencedColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<UnreferencedColumns> = query!(self.read(), c => sqlx::query_as(
             "select repository, digest, unreferenced_at from manifests
              where unreferenced_at <= $1 and (unreferenced_at, repository, digest) > ($2, $3, $4)
              order by unreferenced_at, repository, digest limit $5")
@@ -151,7 +151,7 @@ impl Store {
         after: &TimeCursor,
         limit: i64,
     ) -> Result<Page<UnreferencedContent>, Error> {
-        let rows: Vec<UnreferencedLinkColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<UnreferencedLinkColumns> = query!(self.read(), c => sqlx::query_as(
             "select repository, digest, unreferenced_at, leased_until from links
              where unreferenced_at <= $1 and (unreferenced_at, repository, digest) > ($2, $3, $4)
              order by unreferenced_at, repository, digest limit $5")
@@ -164,7 +164,7 @@ impl Store {
 
     /// Tombstones (bytes to be deleted) in key order.
     pub(crate) async fn tombstones(&self, after: &str, limit: i64) -> Result<Vec<BlobLocation>, Error> {
-        let rows: Vec<BlobLocationColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<BlobLocationColumns> = query!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key from tombstones where store_key > $1 order by store_key limit $2")
             .bind(after).bind(limit).fetch_all(c).await)?;
         rows.into_iter().map(BlobLocation::try_from).collect()
@@ -176,7 +176,7 @@ impl Store {
         some: &[BlobLocation],
     ) -> Result<Vec<BlobLocation>, Error> {
         let keys: Vec<&str> = some.iter().map(|doomed| &doomed.store_key[..]).collect();
-        let rows: Vec<BlobLocationColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<BlobLocationColumns> = query!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key from tombstones
              where store_key in (select value from json_each($1)) order by store_key")
             .bind(serde_json::Value::from(keys).to_string()).fetch_all(c).await)?;
@@ -189,9 +189,12 @@ impl Store {
         after: &str,
         limit: i64,
     ) -> Result<Vec<(Repository, bool)>, Error> {
-        let rows: Vec<(String, bool)> = on!(self.read(), c => sqlx::query_as(
-            "select name, not exists (select 1 from links where repository = repositories.name)
-             from repositories where name > $1 order by name limit $2")
+        let text = format!(
+            "select name, not exists (select 1 from links where repository = {})
+             from repositories where name > $1 order by name limit $2",
+            self.in_default("repositories.name")
+        );
+        let rows: Vec<(String, bool)> = query!(self.read(), c => sqlx::query_as(AssertSqlSafe(text))
             .bind(after).bind(limit).fetch_all(c).await)?;
         rows.into_iter().map(|(name, is_empty)| Ok((parse_stored("repository", &name)?, is_empty))).collect()
     }
@@ -222,7 +225,7 @@ impl Tx {
              from manifests m where m.unreferenced_at <= $1 and (m.repository, m.digest) in (values {})",
             placeholders(candidates.len(), "(?, ?)", 3)
         );
-        let rows: Vec<RecheckedColumns> = on!(self.conn(), c => {
+        let rows: Vec<RecheckedColumns> = query!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text)).bind(cutoff).bind(now_ms());
             for UnreferencedContent { repository, digest, .. } in candidates {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -243,7 +246,7 @@ impl Tx {
                 "update manifests set unreferenced_at = null where (repository, digest) in (values {})",
                 placeholders(named.len(), "(?, ?)", 1)
             );
-            on!(self.conn(), c => {
+            query!(self.conn(), c => {
                 let mut query = sqlx::query(AssertSqlSafe(text));
                 for UnreferencedContent { repository, digest, .. } in &named {
                     query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -275,7 +278,7 @@ impl Tx {
              where (repository, digest) in (values {}) and {NAMED}",
             placeholders(candidates.len(), "(?, ?)", 1)
         );
-        on!(self.conn(), c => {
+        query!(self.conn(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text));
             for UnreferencedContent { repository, digest, .. } in candidates {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -289,7 +292,7 @@ impl Tx {
              returning repository, digest, unreferenced_at",
             placeholders(candidates.len(), "(?, ?)", 3)
         );
-        let gone: Vec<UnreferencedColumns> = on!(self.conn(), c => {
+        let gone: Vec<UnreferencedColumns> = query!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text)).bind(cutoff).bind(now_ms());
             for UnreferencedContent { repository, digest, .. } in candidates {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -321,14 +324,14 @@ impl Tx {
              where blobs.digest = released.digest and blobs.released_at < released.at",
             placeholders(released.len(), "(?, cast(? as bigint))", 1)
         );
-        on!(self.conn(), c => {
+        query!(self.conn(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text));
             for (digest, at) in released {
                 query = query.bind(digest.as_str()).bind(*at);
             }
             query.execute(c).await.map(drop)
         })?;
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = released_at where digest in (select value from json_each($1))
                  and not exists (select 1 from links l where l.digest = blobs.digest)")
             .bind(digest_list(released.keys())).execute(c).await.map(drop))?;
@@ -348,11 +351,11 @@ impl Tx {
         let locked = self.blobs_lock_free(blobs.iter().map(|blob| &blob.digest)).await?;
         // 2. With the rows locked, check again: the statement that set `unlinked_at` may have seen an older
         //    state of the links.
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = null where digest in (select value from json_each($1))
                and exists (select 1 from links l where l.digest = blobs.digest)")
             .bind(&locked[..]).execute(c).await.map(drop))?;
-        let condemned: Vec<BlobLocationColumns> = on!(self.conn(), c => sqlx::query_as(
+        let condemned: Vec<BlobLocationColumns> = query!(self.conn(), c => sqlx::query_as(
             "update blobs set state = 'deleting' where digest in (select value from json_each($1))
                and state = 'live' and unlinked_at <= $2
                and not exists (select 1 from links l where l.digest = blobs.digest)
@@ -373,7 +376,7 @@ impl Tx {
 
     /// Adds tombstones for blobs, whose rows are locked and still have the location of the bytes.
     pub(super) async fn tombstones_put(&mut self, blobs: &[BlobLocation], reason: &str) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "insert into tombstones (store_key, digest, size_bytes, reason, created_at)
              select store_key, digest, size_bytes, $2, cast($3 as bigint) from blobs
              where digest in (select value from json_each($1))
@@ -393,7 +396,7 @@ impl Tx {
             "delete from blobs where state = 'deleting' and (digest, store_key) in (values {})",
             placeholders(blobs.len(), "(?, ?)", 1)
         );
-        on!(self.conn(), c => {
+        query!(self.conn(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text));
             for blob in blobs {
                 query = query.bind(blob.digest.as_str()).bind(&blob.store_key[..]);
@@ -401,7 +404,7 @@ impl Tx {
             query.execute(c).await.map(drop)
         })?;
         let keys: Vec<&str> = blobs.iter().map(|blob| &blob.store_key[..]).collect();
-        on!(self.conn(), c => sqlx::query("delete from tombstones where store_key in (select value from json_each($1))")
+        query!(self.conn(), c => sqlx::query("delete from tombstones where store_key in (select value from json_each($1))")
             .bind(serde_json::Value::from(keys).to_string()).execute(c).await.map(drop))?;
         Ok(())
     }
@@ -412,15 +415,18 @@ impl Tx {
         let mut list = serde_json::Value::from(names).to_string();
         if self.locks_rows() {
             // In a separate statement, so that the next one sees every link that was created before the lock.
-            let locked: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+            let locked: Vec<(String,)> = query!(self.conn(), c => sqlx::query_as(
                 "select name from repositories where name in (select value from json_each($1))
                  order by name for update skip locked")
                 .bind(list).fetch_all(c).await)?;
             list = serde_json::Value::from_iter(locked.into_iter().map(|(name,)| name)).to_string();
         }
-        on!(self.conn(), c => sqlx::query(
+        let text = format!(
             "delete from repositories where name in (select value from json_each($1))
-                 and not exists (select 1 from links where repository = repositories.name)")
+                 and not exists (select 1 from links where repository = {})",
+            self.0.in_default("repositories.name")
+        );
+        query!(self.conn(), c => sqlx::query(AssertSqlSafe(text))
             .bind(list).execute(c).await.map(drop))?;
         Ok(())
     }

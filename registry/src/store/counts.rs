@@ -3,7 +3,7 @@
 use sqlx::pool::Pool;
 
 use super::acquire::{POSTGRES_POOL, READ_POOL, WRITE_POOL};
-use super::{Engine, Store, on};
+use super::{Engine, Store, query};
 use crate::Error;
 use crate::metrics::PoolState;
 
@@ -21,7 +21,7 @@ pub(crate) struct Counts {
 
 impl Store {
     pub(crate) async fn counts(&self) -> Result<Counts, Error> {
-        Ok(on!(self.read(), c => sqlx::query_as(
+        Ok(query!(self.read(), c => sqlx::query_as(
             "select (select count(*) from (select 1 from uploads limit $1) as u) as uploads,
                  (select count(*) from (select 1 from webhook_deliveries where given_up_at is null limit $1) as w)
                      as webhooks,

@@ -1,4 +1,4 @@
-//! The database: opening it, reads, and transactions. The `on!` macro runs one query text on either engine.
+//! The database: opening it, reads, and transactions. The `query!` macro runs one query text on either engine.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -32,6 +32,15 @@ pub(crate) enum Engine<S, P> {
 }
 
 impl<S, P> Engine<S, P> {
+    /// A name whose collation is that of bytes, such as `repositories.name`, for a comparison with a column without a
+    /// collation of its own, such as `links.repository`.
+    pub(super) fn in_default(&self, name: &str) -> String {
+        match self {
+            Engine::Sqlite(_) => name.to_owned(),
+            Engine::Postgres(_) => format!("({name} collate \"default\")"),
+        }
+    }
+
     /// The database's clock as an SQL expression: milliseconds since 1970.
     pub(super) fn clock(&self) -> &'static str {
         match self {
@@ -52,21 +61,8 @@ macro_rules! measured {
 }
 pub(crate) use measured;
 
-/// Runs one query text on the engine behind `$target`. `patiently` is for reads of a whole table, which need
-/// a longer limit than other statements.
-macro_rules! on {
-    (patiently $target:expr, $c:ident => $run:expr) => {
-        $crate::store::measured!(match $target {
-            $crate::store::Engine::Sqlite($c) => $run,
-            $crate::store::Engine::Postgres(pool) => {
-                let mut patient = $crate::store::postgres::begin_long_read(pool).await?;
-                let $c = &mut *patient;
-                let outcome = $run?;
-                patient.commit().await?;
-                Ok(outcome)
-            }
-        })
-    };
+/// Runs one query text on the engine behind `$target`.
+macro_rules! query {
     ($target:expr, $c:ident => $run:expr) => {
         $crate::store::measured!(match $target {
             $crate::store::Engine::Sqlite($c) => $run,
@@ -75,7 +71,24 @@ macro_rules! on {
         })
     };
 }
-pub(crate) use on;
+pub(crate) use query;
+
+/// Like `query!`, for reads of a whole table, which need a longer time limit.
+macro_rules! long_query {
+    ($target:expr, $c:ident => $run:expr) => {
+        $crate::store::measured!(match $target {
+            $crate::store::Engine::Sqlite($c) => $run,
+            $crate::store::Engine::Postgres(pool) => {
+                let mut transaction = $crate::store::postgres::begin_long_read(pool).await?;
+                let $c = &mut *transaction;
+                let outcome = $crate::store::postgres::with_long_timeout(async { $run }).await?;
+                $crate::store::postgres::with_timeout(transaction.commit()).await?;
+                Ok(outcome)
+            }
+        })
+    };
+}
+pub(crate) use long_query;
 
 /// The database. A read sees every commit that was acknowledged before it.
 pub(crate) struct Store(pub(super) Engine<SqlitePools, PgPool>);
@@ -240,7 +253,7 @@ impl Store {
 
     /// Checks that the database responds.
     pub(crate) async fn ping(&self) -> Result<(), Error> {
-        on!(self.read(), c => sqlx::query("select 1 from repositories limit 1").execute(c).await.map(drop))?;
+        query!(self.read(), c => sqlx::query("select 1 from repositories limit 1").execute(c).await.map(drop))?;
         Ok(())
     }
 
@@ -252,7 +265,7 @@ impl Store {
     /// Milliseconds since 1970 by the database's clock. All replicas share it, so they agree when a lease expires.
     pub(crate) async fn database_now_ms(&self) -> Result<i64, Error> {
         let text = AssertSqlSafe(format!("select {}", self.clock()));
-        let (now,): (i64,) = on!(self.read(), c => sqlx::query_as(text).fetch_one(c).await)?;
+        let (now,): (i64,) = query!(self.read(), c => sqlx::query_as(text).fetch_one(c).await)?;
         Ok(now)
     }
 
@@ -267,10 +280,7 @@ impl Store {
 
     /// The same for a comparison with a column without a collation of its own, such as `tags.repository`.
     pub(super) fn in_default(&self, name: &str) -> String {
-        match self.0 {
-            Engine::Sqlite(_) => name.to_owned(),
-            Engine::Postgres(_) => format!("({name} collate \"default\")"),
-        }
+        self.0.in_default(name)
     }
 
     pub(crate) async fn close(&self) {
@@ -436,7 +446,7 @@ mod tests {
     async fn a_newer_schema_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(None, folder.path()).await.unwrap();
-        on!(store.write(), c => sqlx::query(
+        query!(store.write(), c => sqlx::query(
             "insert into _sqlx_migrations (version, description, success, checksum, execution_time)
              select max(version) + 1, 'later', success, checksum, 0 from _sqlx_migrations")
             .execute(c).await.map(drop))

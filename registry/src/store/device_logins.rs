@@ -3,7 +3,7 @@
 use lode_model::digest::Digest;
 use uuid::Uuid;
 
-use super::{Store, Tx, on, parse_stored};
+use super::{Store, Tx, parse_stored, query};
 use crate::Error;
 use crate::auth::Access;
 
@@ -73,7 +73,7 @@ impl TryFrom<DeviceColumns> for DeviceRow {
 impl Store {
     /// Adds a program that waits. Returns false if its user code is in use.
     pub(crate) async fn device_insert(&self, row: &DeviceRow) -> Result<bool, Error> {
-        let rows = on!(self.write(), c => sqlx::query(
+        let rows = query!(self.write(), c => sqlx::query(
             "insert into device_logins (device_code, user_code, client, access, address, created_at)
              values ($1, $2, $3, $4, $5, $6) on conflict (user_code) do nothing")
             .bind(row.device_code.as_str()).bind(&row.user_code).bind(&row.client)
@@ -84,14 +84,14 @@ impl Store {
 
     /// How many programs wait, and how many of them have this address.
     pub(crate) async fn device_count(&self, address: &str) -> Result<(i64, i64), Error> {
-        Ok(on!(self.read(), c => sqlx::query_as(
+        Ok(query!(self.read(), c => sqlx::query_as(
             "select count(*) as total, coalesce(sum(case when address = $1 then 1 else 0 end), 0) as here
              from device_logins")
             .bind(address).fetch_one(c).await)?)
     }
 
     pub(crate) async fn device_find(&self, device_code: &Digest) -> Result<Option<DeviceRow>, Error> {
-        let row: Option<DeviceColumns> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<DeviceColumns> = query!(self.read(), c => sqlx::query_as(
             "select device_code, user_code, client, access, address, created_at, polled_at, account, state
              from device_logins where device_code = $1")
             .bind(device_code.as_str()).fetch_optional(c).await)?;
@@ -99,7 +99,7 @@ impl Store {
     }
 
     pub(crate) async fn device_find_by_user(&self, user_code: &str) -> Result<Option<DeviceRow>, Error> {
-        let row: Option<DeviceColumns> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<DeviceColumns> = query!(self.read(), c => sqlx::query_as(
             "select device_code, user_code, client, access, address, created_at, polled_at, account, state
              from device_logins where user_code = $1")
             .bind(user_code).fetch_optional(c).await)?;
@@ -108,13 +108,13 @@ impl Store {
 
     /// Records that the program has asked for the decision.
     pub(crate) async fn device_polled(&self, device_code: &Digest, at: i64) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query("update device_logins set polled_at = $2 where device_code = $1")
+        query!(self.write(), c => sqlx::query("update device_logins set polled_at = $2 where device_code = $1")
             .bind(device_code.as_str()).bind(at).execute(c).await.map(drop))?;
         Ok(())
     }
 
     pub(crate) async fn devices_expire(&self, created_before: i64) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query("delete from device_logins where created_at < $1")
+        query!(self.write(), c => sqlx::query("delete from device_logins where created_at < $1")
             .bind(created_before).execute(c).await.map(drop))?;
         Ok(())
     }
@@ -128,7 +128,7 @@ impl Tx {
         account: Uuid,
         is_allowed: bool,
     ) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "update device_logins set account = $2, state = $3 where device_code = $1 and state = 'pending'")
             .bind(device_code.as_str()).bind(account.to_string())
             .bind(if is_allowed { "allowed" } else { "denied" })
@@ -138,7 +138,7 @@ impl Tx {
 
     /// Ends the wait of a program. Returns false if another request did so first.
     pub(crate) async fn device_delete(&mut self, device_code: &Digest) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query("delete from device_logins where device_code = $1")
+        let rows = query!(self.conn(), c => sqlx::query("delete from device_logins where device_code = $1")
             .bind(device_code.as_str()).execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }

@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use super::access::{id_list, role, visibility};
-use super::{Store, Tx, on, parse_stored};
+use super::{Store, Tx, parse_stored, query};
 use crate::Error;
 use crate::auth::{AccessTarget, Role, Visibility};
 use crate::time::now_ms;
@@ -33,7 +33,7 @@ impl Store {
         subjects: &[Uuid],
         limit: i64,
     ) -> Result<Vec<(AccessTarget, Role)>, Error> {
-        let rows: Vec<(String, i64)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String, i64)> = query!(self.read(), c => sqlx::query_as(
             "select target, max(role) as role from grants
              where subject in (select value from json_each($1)) and target like '%/*'
              group by target order by target limit $2")
@@ -49,7 +49,7 @@ impl Store {
         subject: Uuid,
         limit: i64,
     ) -> Result<Vec<(AccessTarget, Role)>, Error> {
-        let rows: Vec<(String, i64)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String, i64)> = query!(self.read(), c => sqlx::query_as(
             "select target, role from grants where subject = $1 order by target limit $2")
             .bind(subject.to_string()).bind(limit).fetch_all(c).await)?;
         rows.into_iter()
@@ -59,7 +59,7 @@ impl Store {
 
     /// Grants, by target and subject; those of one target if it is given.
     pub(crate) async fn grant_list(&self, target: Option<&AccessTarget>) -> Result<Vec<GrantRow>, Error> {
-        let rows: Vec<GrantColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<GrantColumns> = query!(self.read(), c => sqlx::query_as(
             "select g.target, coalesce(a.name, t.name) as subject, a.name is null as is_group, g.role
              from grants g left join accounts a on a.id = g.subject left join groups t on t.id = g.subject
              where (cast($1 as text) is null or g.target = $1) and coalesce(a.name, t.name) is not null
@@ -86,7 +86,7 @@ impl Store {
             Some(AccessTarget::Repository(repository)) => Some(AccessTarget::namespace_of(repository)),
             _ => None,
         };
-        let rows: Vec<(String, i64)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String, i64)> = query!(self.read(), c => sqlx::query_as(
             "select target, visibility from visibilities
              where cast($1 as text) is null or target in ($1, $2) order by target")
             .bind(target.map(ToString::to_string)).bind(namespace.map(|target| target.to_string()))
@@ -104,7 +104,7 @@ impl Tx {
         subject: Uuid,
         role: Role,
     ) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "insert into grants (target, subject, role, granted_at) values ($1, $2, $3, $4)
              on conflict (target, subject) do update set role = excluded.role, granted_at = excluded.granted_at")
             .bind(target.to_string()).bind(subject.to_string()).bind(role as i64).bind(now_ms())
@@ -114,7 +114,7 @@ impl Tx {
 
     /// Returns false if there is no such grant.
     pub(crate) async fn grant_delete(&mut self, target: &AccessTarget, subject: Uuid) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query("delete from grants where target = $1 and subject = $2")
+        let rows = query!(self.conn(), c => sqlx::query("delete from grants where target = $1 and subject = $2")
             .bind(target.to_string()).bind(subject.to_string())
             .execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
@@ -125,7 +125,7 @@ impl Tx {
         target: &AccessTarget,
         visibility: Visibility,
     ) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "insert into visibilities (target, visibility) values ($1, $2)
              on conflict (target) do update set visibility = excluded.visibility")
             .bind(target.to_string()).bind(visibility as i64).execute(c).await.map(drop))?;
@@ -134,7 +134,7 @@ impl Tx {
 
     /// Makes every repository without a visibility of its own internal.
     pub(crate) async fn repositories_make_internal(&mut self) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "insert into visibilities (target, visibility) select name, cast($1 as bigint) from repositories where true
              on conflict (target) do nothing")
             .bind(Visibility::Internal as i64).execute(c).await.map(drop))?;

@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 
-use super::{Store, Tx, on, parse_stored};
+use super::{Store, Tx, parse_stored, query};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -29,14 +29,14 @@ struct GroupColumns {
 
 impl Store {
     pub(crate) async fn group_find(&self, name: &str) -> Result<Option<Uuid>, Error> {
-        let row: Option<(String,)> = on!(self.read(), c => sqlx::query_as("select id from groups where name = $1")
+        let row: Option<(String,)> = query!(self.read(), c => sqlx::query_as("select id from groups where name = $1")
             .bind(name).fetch_optional(c).await)?;
         row.map(|(id,)| parse_stored("group", &id)).transpose()
     }
 
     /// Groups with the names of their members, both in order.
     pub(crate) async fn group_list(&self) -> Result<Vec<GroupRow>, Error> {
-        let rows: Vec<GroupColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<GroupColumns> = query!(self.read(), c => sqlx::query_as(
             "select g.name, g.provider, g.claim, a.name as member from groups g left join group_members m on m.group_id = g.id
                  left join accounts a on a.id = m.account
              order by g.name, a.name")
@@ -63,7 +63,7 @@ impl Tx {
         provider: Option<&str>,
         claim: Option<&str>,
     ) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "insert into groups (id, name, created_at, provider, claim)
              select $1, $2, $3, $4, $5 where not exists (select 1 from accounts where name = $2)
              on conflict (name) do nothing")
@@ -75,7 +75,7 @@ impl Tx {
     /// Deletes a group with its grants.
     pub(crate) async fn group_delete(&mut self, id: Uuid) -> Result<(), Error> {
         for text in ["delete from grants where subject = $1", "delete from groups where id = $1"] {
-            on!(self.conn(), c => sqlx::query(text).bind(id.to_string()).execute(c).await.map(drop))?;
+            query!(self.conn(), c => sqlx::query(text).bind(id.to_string()).execute(c).await.map(drop))?;
         }
         Ok(())
     }
@@ -91,7 +91,7 @@ impl Tx {
             true => "insert into group_members (account, group_id) values ($1, $2) on conflict do nothing",
             false => "delete from group_members where account = $1 and group_id = $2",
         };
-        on!(self.conn(), c => sqlx::query(text)
+        query!(self.conn(), c => sqlx::query(text)
             .bind(account.to_string()).bind(group.to_string()).execute(c).await.map(drop))?;
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 
-use super::{Store, Tx, on, parse_stored};
+use super::{Store, Tx, parse_stored, query};
 use crate::Error;
 
 /// A person as a provider knows it, and its account.
@@ -49,7 +49,7 @@ impl Store {
         issuer: &str,
         subject: &str,
     ) -> Result<Option<IdentityRow>, Error> {
-        let row: Option<IdentityColumns> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<IdentityColumns> = query!(self.read(), c => sqlx::query_as(
             "select issuer, subject, account, provider, created_at, used_at from identities
              where issuer = $1 and subject = $2")
             .bind(issuer).bind(subject).fetch_optional(c).await)?;
@@ -58,7 +58,7 @@ impl Store {
 
     /// The identities of an account, oldest first.
     pub(crate) async fn identity_list(&self, account: Uuid) -> Result<Vec<IdentityRow>, Error> {
-        let rows: Vec<IdentityColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<IdentityColumns> = query!(self.read(), c => sqlx::query_as(
             "select issuer, subject, account, provider, created_at, used_at from identities
              where account = $1 order by created_at, issuer, subject")
             .bind(account.to_string()).fetch_all(c).await)?;
@@ -67,7 +67,7 @@ impl Store {
 
     /// The groups whose members a provider decides, with its names for them.
     pub(crate) async fn provider_groups(&self, provider: &str) -> Result<Vec<(Uuid, String)>, Error> {
-        let rows: Vec<(String, String)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String, String)> = query!(self.read(), c => sqlx::query_as(
             "select id, coalesce(claim, name) as claim from groups where provider = $1 order by id")
             .bind(provider).fetch_all(c).await)?;
         rows.into_iter().map(|(id, claim)| Ok((parse_stored("group", &id)?, claim))).collect()
@@ -77,7 +77,7 @@ impl Store {
 impl Tx {
     /// Returns false if an account has this identity.
     pub(crate) async fn identity_insert(&mut self, row: &IdentityRow) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "insert into identities (issuer, subject, account, provider, created_at, used_at)
              values ($1, $2, $3, $4, $5, $6) on conflict (issuer, subject) do nothing")
             .bind(&row.issuer).bind(&row.subject).bind(row.account.to_string()).bind(&row.provider)
@@ -86,7 +86,7 @@ impl Tx {
     }
 
     pub(crate) async fn identity_used(&mut self, row: &IdentityRow, at: i64) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "update identities set used_at = $3, provider = $4 where issuer = $1 and subject = $2")
             .bind(&row.issuer).bind(&row.subject).bind(at).bind(&row.provider).execute(c).await.map(drop))?;
         Ok(())
@@ -94,7 +94,7 @@ impl Tx {
 
     /// Whether an account has a password or an identity.
     pub(crate) async fn can_sign_in(&mut self, account: Uuid) -> Result<bool, Error> {
-        let (can,): (bool,) = on!(self.conn(), c => sqlx::query_as(
+        let (can,): (bool,) = query!(self.conn(), c => sqlx::query_as(
             "select exists (select 1 from accounts where id = $1 and password is not null)
                  or exists (select 1 from identities where account = $1)")
             .bind(account.to_string()).fetch_one(c).await)?;
@@ -108,7 +108,7 @@ impl Tx {
         issuer: &str,
         subject: &str,
     ) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "delete from identities where account = $1 and issuer = $2 and subject = $3")
             .bind(account.to_string()).bind(issuer).bind(subject)
             .execute(c).await.map(|r| r.rows_affected()))?;

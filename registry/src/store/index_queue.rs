@@ -6,7 +6,7 @@ use std::time::Duration;
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
-use super::{Engine, Store, Tx, on, parse_stored};
+use super::{Engine, Store, Tx, parse_stored, query};
 use crate::time::{millis, now_ms};
 use crate::{Error, metrics};
 
@@ -45,7 +45,7 @@ const CLAIM_UNLOCKED: &str = "update index_queue set next_at = $2, attempts = at
 impl Store {
     /// Queues a manifest that is already stored.
     pub(crate) async fn index_enqueue(&self, repository: &Repository, digest: &Digest) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query(ENQUEUE)
+        query!(self.write(), c => sqlx::query(ENQUEUE)
             .bind(digest.as_str()).bind(repository.as_str()).bind(now_ms()).execute(c).await.map(drop))?;
         Ok(())
     }
@@ -78,7 +78,7 @@ impl Store {
         .await?;
         let Some(row) = row else { return Ok(None) };
         // The repository that received the last push may have deleted it; any other one serves as well.
-        let holder: Option<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let holder: Option<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select repository from manifests where digest = $1 order by repository <> $2, repository limit 1")
             .bind(&row.digest).bind(&row.repository).fetch_optional(c).await)?;
         Ok(Some(IndexClaim {
@@ -112,7 +112,7 @@ impl Store {
     ) -> Result<(), Error> {
         let now = self.database_now_ms().await?;
         let next_at = delay.map(|delay| now.saturating_add(millis(delay)));
-        on!(self.write(), c => sqlx::query(
+        query!(self.write(), c => sqlx::query(
             "update index_queue set next_at = $3, problem = coalesce($4, problem) where digest = $1 and attempts = $2")
             .bind(claim.digest.as_str()).bind(claim.attempts).bind(next_at).bind(problem)
             .execute(c).await.map(drop))?;
@@ -121,7 +121,7 @@ impl Store {
 
     /// Removes a manifest from the queue, unless it was pushed again meanwhile.
     pub(crate) async fn index_finish(&self, claim: &IndexClaim) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query("delete from index_queue where digest = $1 and attempts = $2")
+        query!(self.write(), c => sqlx::query("delete from index_queue where digest = $1 and attempts = $2")
             .bind(claim.digest.as_str()).bind(claim.attempts).execute(c).await.map(drop))?;
         Ok(())
     }
@@ -144,7 +144,7 @@ impl Tx {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(ENQUEUE)
+        query!(self.conn(), c => sqlx::query(ENQUEUE)
             .bind(digest.as_str()).bind(repository.as_str()).bind(now_ms()).execute(c).await.map(drop))?;
         Ok(())
     }

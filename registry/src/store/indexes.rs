@@ -2,7 +2,7 @@
 //! On Postgres they are built concurrently, so that replicas of the previous version can write while a large
 //! table is indexed.
 
-use super::{Engine, Store, on};
+use super::{Engine, Store, query};
 use crate::Error;
 
 struct Index {
@@ -100,7 +100,7 @@ impl Store {
                  where n.nspname = current_schema() and i.indisvalid"
             }
         };
-        let rows: Vec<(String,)> = on!(self.write(), c => sqlx::query_as(text).fetch_all(c).await)?;
+        let rows: Vec<(String,)> = query!(self.write(), c => sqlx::query_as(text).fetch_all(c).await)?;
         Ok(INDEXES.iter().filter(|index| !rows.iter().any(|(name,)| name == index.name)).collect())
     }
 }

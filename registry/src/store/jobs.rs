@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
 
-use super::{Engine, Store, Tx, on};
+use super::{Engine, Store, Tx, query};
 use crate::time::{millis, now_ms};
 use crate::{Error, metrics};
 
@@ -42,12 +42,22 @@ pub(crate) struct NewJob<'a> {
     pub(crate) secret: Option<&'a str>,
 }
 
-/// How many jobs may be unfinished.
+/// How many jobs may be unfinished when a job is added.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JobLimits {
     pub(crate) all: i64,
     /// Jobs of one kind of one account.
     pub(crate) of_account: i64,
+}
+
+/// Whether a job was added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum JobInsert {
+    Added,
+    /// [`JobLimits::all`] is reached.
+    ServerFull,
+    /// [`JobLimits::of_account`] is reached.
+    AccountFull,
 }
 
 /// The jobs that a replica may claim.
@@ -100,14 +110,16 @@ macro_rules! claim {
 
 impl Store {
     pub(crate) async fn job_find(&self, id: &str) -> Result<Option<JobRow>, Error> {
-        Ok(on!(self.read(), c => sqlx::query_as(concat!("select ", columns!(), " from jobs where id = $1"))
-            .bind(id).fetch_optional(c).await)?)
+        Ok(
+            query!(self.read(), c => sqlx::query_as(concat!("select ", columns!(), " from jobs where id = $1"))
+            .bind(id).fetch_optional(c).await)?,
+        )
     }
 
     /// Jobs after `after`, newest first.
     pub(crate) async fn job_list(&self, after: Option<&str>, limit: u32) -> Result<Vec<JobRow>, Error> {
         // Ids are hexadecimal: all of them sort before this letter.
-        Ok(on!(self.read(), c => sqlx::query_as(concat!(
+        Ok(query!(self.read(), c => sqlx::query_as(concat!(
             "select ", columns!(), " from jobs where id < $1 order by id desc limit $2"))
             .bind(after.unwrap_or("g")).bind(i64::from(limit)).fetch_all(c).await)?)
     }
@@ -159,7 +171,7 @@ impl Store {
 
     /// The sealed credentials of a job, for its run.
     pub(crate) async fn job_credentials(&self, run: &JobRun) -> Result<Option<String>, Error> {
-        let row: Option<(Option<String>,)> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<(Option<String>,)> = query!(self.read(), c => sqlx::query_as(
             "select secret from jobs where id = $1 and holder = $2 and attempts = $3 and finished_at is null")
             .bind(&run.id).bind(&run.holder).bind(run.attempt).fetch_optional(c).await)?;
         Ok(row.and_then(|(secret,)| secret))
@@ -174,7 +186,7 @@ impl Store {
         progress: Option<&str>,
     ) -> Result<Option<bool>, Error> {
         let until = self.database_now_ms().await?.saturating_add(millis(lease));
-        let row: Option<(i64,)> = on!(self.write(), c => sqlx::query_as(
+        let row: Option<(i64,)> = query!(self.write(), c => sqlx::query_as(
             "update jobs set lease_until = $4, progress = coalesce($5, progress)
              where id = $1 and holder = $2 and attempts = $3 and finished_at is null returning cancelled")
             .bind(&run.id).bind(&run.holder).bind(run.attempt).bind(until).bind(progress)
@@ -184,7 +196,7 @@ impl Store {
 
     /// Returns false if the run no longer holds the job.
     pub(crate) async fn job_finish(&self, run: &JobRun, end: &JobEnd<'_>) -> Result<bool, Error> {
-        let rows = on!(self.write(), c => sqlx::query(
+        let rows = query!(self.write(), c => sqlx::query(
             "update jobs set state = $4, finished_at = $5, progress = coalesce($6, progress), result = $7, problem = $8,
                     holder = null, lease_until = null, secret = null
              where id = $1 and holder = $2 and attempts = $3 and finished_at is null")
@@ -196,7 +208,7 @@ impl Store {
 
     /// Returns a job to the queue, for another replica to claim at once.
     pub(crate) async fn job_release(&self, run: &JobRun) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query(
+        query!(self.write(), c => sqlx::query(
             "update jobs set state = 'queued', holder = null, lease_until = null
              where id = $1 and holder = $2 and attempts = $3 and finished_at is null")
             .bind(&run.id).bind(&run.holder).bind(run.attempt).execute(c).await.map(drop))?;
@@ -219,7 +231,7 @@ impl Store {
                 "insert into job_findings (job, attempt, kind, position, detail) values {}",
                 values.join(", ")
             );
-            on!(self.write(), c => {
+            query!(self.write(), c => {
                 // The text contains only placeholders.
                 let mut query = sqlx::query(AssertSqlSafe(text)).bind(&run.id).bind(run.attempt).bind(kind);
                 for (row, detail) in rows.iter().enumerate() {
@@ -239,7 +251,7 @@ impl Store {
         after: i64,
         limit: u32,
     ) -> Result<Vec<(i64, String)>, Error> {
-        Ok(on!(self.read(), c => sqlx::query_as(
+        Ok(query!(self.read(), c => sqlx::query_as(
             "select position, detail from job_findings
              where job = $1 and attempt = $2 and kind = $3 and position > $4 order by position limit $5")
             .bind(&job.id).bind(job.attempts).bind(kind).bind(after).bind(i64::from(limit))
@@ -263,14 +275,14 @@ impl Store {
 
     /// Deletes jobs that finished before `cutoff`, and all but the `kept` newest, with their findings.
     pub(crate) async fn jobs_expire(&self, cutoff: i64, kept: i64) -> Result<(), Error> {
-        let old: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let old: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select id from jobs where finished_at is not null and (finished_at < $1 or id in
                  (select id from jobs where finished_at is not null order by id desc limit 1000 offset $2))
              limit 1000")
             .bind(cutoff).bind(kept).fetch_all(c).await)?;
         for (id,) in old {
             loop {
-                let rows = on!(self.write(), c => sqlx::query(
+                let rows = query!(self.write(), c => sqlx::query(
                     "delete from job_findings where (job, attempt, kind, position) in
                          (select job, attempt, kind, position from job_findings where job = $1 limit $2)")
                     .bind(&id).bind(DELETE_ROWS).execute(c).await.map(|r| r.rows_affected()))?;
@@ -278,7 +290,7 @@ impl Store {
                     break;
                 }
             }
-            on!(self.write(), c => sqlx::query("delete from jobs where id = $1").bind(&id)
+            query!(self.write(), c => sqlx::query("delete from jobs where id = $1").bind(&id)
                 .execute(c).await.map(drop))?;
         }
         Ok(())
@@ -287,8 +299,12 @@ impl Store {
 
 impl Tx {
     /// Adds a job, unless as many are unfinished as `limits` allow.
-    pub(crate) async fn job_insert(&mut self, job: &NewJob<'_>, limits: JobLimits) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
+    pub(crate) async fn job_insert(
+        &mut self,
+        job: &NewJob<'_>,
+        limits: JobLimits,
+    ) -> Result<JobInsert, Error> {
+        let rows = query!(self.conn(), c => sqlx::query(
             "insert into jobs (id, kind, parameters, writes, state, created_at, account, secret)
              select $1, $2, $3, cast($4 as bigint), 'queued', cast($5 as bigint), $8, $9
              where (select count(*) from jobs where finished_at is null) < cast($6 as bigint)
@@ -297,13 +313,18 @@ impl Tx {
             .bind(job.id).bind(job.kind).bind(job.parameters).bind(i64::from(job.writes)).bind(now_ms())
             .bind(limits.all).bind(limits.of_account).bind(job.account).bind(job.secret)
             .execute(c).await.map(|r| r.rows_affected()))?;
-        Ok(rows > 0)
+        if rows > 0 {
+            return Ok(JobInsert::Added);
+        }
+        let (unfinished,): (i64,) = query!(self.conn(), c => sqlx::query_as(
+            "select count(*) from jobs where finished_at is null").fetch_one(c).await)?;
+        Ok(if unfinished >= limits.all { JobInsert::ServerFull } else { JobInsert::AccountFull })
     }
 
     /// Requests the cancellation of a job. A queued job ends at once. Returns false if no unfinished job has
     /// this id.
     pub(crate) async fn job_cancel(&mut self, id: &str) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "update jobs set cancelled = 1, finished_at = case when state = 'queued' then cast($2 as bigint) end,
                     state = case when state = 'queued' then 'cancelled' else state end,
                     secret = case when state = 'queued' then null else secret end

@@ -8,7 +8,7 @@ use lode_model::reference::Repository;
 use sqlx::Postgres;
 use sqlx::pool::PoolConnection;
 
-use super::{Engine, Store, Tx, digest_list, measured, on, postgres};
+use super::{Engine, Store, Tx, digest_list, measured, postgres, query};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -63,7 +63,7 @@ impl Tx {
         if !self.locks_rows() {
             return Ok(list);
         }
-        let locked: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+        let locked: Vec<(String,)> = query!(self.conn(), c => sqlx::query_as(
             "select digest from blobs where digest in (select value from json_each($1))
              order by digest for update skip locked")
             .bind(list).fetch_all(c).await)?;
@@ -84,7 +84,7 @@ impl Tx {
         if self.locks_rows() {
             // The row is not written: each write would leave a dead version of it.
             let names: Vec<&str> = repositories.into_iter().map(Repository::as_str).collect();
-            on!(self.conn(), c => sqlx::query(
+            query!(self.conn(), c => sqlx::query(
                 "select name from repositories where name in (select value from json_each($1))
                  order by name for no key update")
                 .bind(serde_json::Value::from(names).to_string()).execute(c).await.map(drop))?;
@@ -103,14 +103,14 @@ impl Tx {
     pub(super) async fn repository_lock_shared(&mut self, repository: &Repository) -> Result<(), Error> {
         loop {
             if self.locks_rows() {
-                let kept: Option<(String,)> = on!(self.conn(), c => sqlx::query_as(
+                let kept: Option<(String,)> = query!(self.conn(), c => sqlx::query_as(
                     "select name from repositories where name = $1 for key share")
                     .bind(repository.as_str()).fetch_optional(c).await)?;
                 if kept.is_some() {
                     return Ok(());
                 }
             }
-            on!(self.conn(), c => sqlx::query(
+            query!(self.conn(), c => sqlx::query(
                 "insert into repositories (name, created_at) values ($1, $2) on conflict (name) do nothing")
                 .bind(repository.as_str()).bind(now_ms()).execute(c).await.map(drop))?;
             if !self.locks_rows() {

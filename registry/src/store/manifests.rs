@@ -12,7 +12,7 @@ use super::manifest_row::ManifestRow;
 use super::read_cache::CachedValue;
 use super::removals::{RemovalCause, RemovalRow};
 use super::tag_moves::NewTagMove;
-use super::{Store, Tx, bigint, digest_list, on, parse_stored, placeholders, size};
+use super::{Store, Tx, bigint, digest_list, parse_stored, placeholders, query, size};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -130,10 +130,10 @@ impl Store {
         reference: &Reference,
     ) -> Result<Option<ManifestRow>, Error> {
         let row: Option<ManifestColumns> = match reference {
-            Reference::Digest(digest) => on!(self.read(), c => sqlx::query_as(
+            Reference::Digest(digest) => query!(self.read(), c => sqlx::query_as(
                 "select digest, media_type, bytes from manifests where repository = $1 and digest = $2")
                 .bind(repository.as_str()).bind(digest.as_str()).fetch_optional(c).await)?,
-            Reference::Tag(tag) => on!(self.read(), c => sqlx::query_as(
+            Reference::Tag(tag) => query!(self.read(), c => sqlx::query_as(
                 "select m.digest, m.media_type, m.bytes from tags t
                  join manifests m on m.repository = t.repository and m.digest = t.digest
                  where t.repository = $1 and t.name = $2")
@@ -143,7 +143,7 @@ impl Store {
     }
 
     pub(crate) async fn repository_exists(&self, repository: &Repository) -> Result<bool, Error> {
-        let (exists,): (bool,) = on!(self.read(), c => sqlx::query_as(
+        let (exists,): (bool,) = query!(self.read(), c => sqlx::query_as(
             "select exists (select 1 from repositories where name = $1)")
             .bind(repository.as_str()).fetch_one(c).await)?;
         Ok(exists)
@@ -155,7 +155,7 @@ impl Store {
         repository: &Repository,
         digests: &[&Digest],
     ) -> Result<BTreeMap<Digest, u64>, Error> {
-        let rows: Vec<(String, i64)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String, i64)> = query!(self.read(), c => sqlx::query_as(
             "select l.digest, b.size_bytes from links l join blobs b on b.digest = l.digest
              where l.repository = $1 and l.digest in (select value from json_each($2))")
             .bind(repository.as_str()).bind(digest_list(digests.iter().copied())).fetch_all(c).await)?;
@@ -168,7 +168,7 @@ impl Store {
         repository: &Repository,
         digests: &[Digest],
     ) -> Result<Vec<Digest>, Error> {
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(MANIFESTS_MISSING)
+        let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(MANIFESTS_MISSING)
             .bind(repository.as_str()).bind(digest_list(digests)).fetch_all(c).await)?;
         rows.iter().map(|(text,)| parse_stored("digest", text)).collect()
     }
@@ -179,7 +179,7 @@ impl Store {
         query: ReferrerQuery<'_>,
     ) -> Result<Vec<ReferrerRow>, Error> {
         let ReferrerQuery { subject, artifact_type, after, limit } = query;
-        Ok(on!(self.read(), c => sqlx::query_as(
+        Ok(query!(self.read(), c => sqlx::query_as(
             "select digest, media_type, size_bytes, artifact_type, annotations from referrers
              where repository = $1 and subject = $2 and digest > $3 and (artifact_type = $4 or $4 is null)
              order by digest limit $5")
@@ -227,9 +227,9 @@ impl Tx {
             return Ok(Vec::new());
         }
         let list = digest_list(digests);
-        on!(self.conn(), c => sqlx::query(mark)
+        query!(self.conn(), c => sqlx::query(mark)
             .bind(repository.as_str()).bind(&list[..]).execute(c).await.map(drop))?;
-        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(missing)
+        let rows: Vec<(String,)> = query!(self.conn(), c => sqlx::query_as(missing)
             .bind(repository.as_str()).bind(&list[..]).fetch_all(c).await)?;
         rows.iter().map(|(text,)| parse_stored("digest", text)).collect()
     }
@@ -241,7 +241,7 @@ impl Tx {
         manifest: NewManifest<'_>,
     ) -> Result<(), Error> {
         let NewManifest { digest, media_type, artifact_type, bytes } = manifest;
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "insert into manifests (repository, digest, media_type, artifact_type, bytes, created_at)
              values ($1, $2, $3, $4, $5, $6)
              on conflict (repository, digest) do update
@@ -249,7 +249,7 @@ impl Tx {
                  untagged_at = excluded.created_at")
             .bind(repository.as_str()).bind(digest.as_str()).bind(media_type).bind(artifact_type)
             .bind(bytes).bind(now_ms()).execute(c).await.map(drop))?;
-        on!(self.conn(), c => sqlx::query("update links set unreferenced_at = null where repository = $1 and digest = $2")
+        query!(self.conn(), c => sqlx::query("update links set unreferenced_at = null where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).execute(c).await.map(drop))?;
         self.index_enqueue(repository, digest).await
     }
@@ -261,7 +261,7 @@ impl Tx {
         manifest: &Digest,
         named: &ManifestReferences,
     ) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query("delete from manifest_blobs where repository = $1 and manifest = $2")
+        query!(self.conn(), c => sqlx::query("delete from manifest_blobs where repository = $1 and manifest = $2")
             .bind(repository.as_str()).bind(manifest.as_str()).execute(c).await.map(drop))?;
         let groups = [
             (&named.blobs, "blob", 1_i64),
@@ -273,7 +273,7 @@ impl Tx {
             if digests.is_empty() {
                 continue;
             }
-            on!(self.conn(), c => sqlx::query(
+            query!(self.conn(), c => sqlx::query(
                 "insert into manifest_blobs (repository, manifest, digest, kind, required)
                  select distinct $1, $2, value, $4, cast($5 as bigint) from json_each($3) where true
                  on conflict (repository, manifest, digest, kind) do nothing")
@@ -289,10 +289,10 @@ impl Tx {
         digest: &Digest,
         subject: Option<(&Digest, &ReferrerRow)>,
     ) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query("delete from referrers where repository = $1 and digest = $2")
+        query!(self.conn(), c => sqlx::query("delete from referrers where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).execute(c).await.map(drop))?;
         let Some((subject, row)) = subject else { return Ok(()) };
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "insert into referrers (repository, subject, digest, media_type, size_bytes, artifact_type, annotations)
              values ($1, $2, $3, $4, $5, $6, $7)")
             .bind(repository.as_str()).bind(subject.as_str()).bind(digest.as_str())
@@ -310,7 +310,7 @@ impl Tx {
     ) -> Result<Vec<Tag>, Error> {
         // `union` visits each manifest once. `required` is always 0 or 1: its condition makes SQLite search by
         // digest, because the primary key alone does not have the column.
-        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.conn(), c => sqlx::query_as(
             "with recursive above (digest) as (
                  select digest from manifests where repository = $1 and digest = $2
                  union
@@ -360,7 +360,7 @@ impl Tx {
              where (repository, digest) in (values {})",
             placeholders(manifests.len(), "(?, ?)", 1)
         );
-        let found: Vec<DeletedManifest> = on!(self.conn(), c => {
+        let found: Vec<DeletedManifest> = query!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text));
             for UnreferencedContent { repository, digest, .. } in manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -388,7 +388,7 @@ impl Tx {
             "select repository, manifest, digest, kind from manifest_blobs where (repository, manifest) in (values {})",
             pairs(manifests.len(), 1)
         );
-        let named: Vec<DeletedReference> = on!(self.conn(), c => {
+        let named: Vec<DeletedReference> = query!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text));
             for UnreferencedContent { repository, digest, .. } in &manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -400,7 +400,7 @@ impl Tx {
             "delete from tags where (repository, digest) in (values {}) returning repository, name, digest",
             pairs(manifests.len(), 1)
         );
-        let tags: Vec<DeletedTag> = on!(self.conn(), c => {
+        let tags: Vec<DeletedTag> = query!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text));
             for UnreferencedContent { repository, digest, .. } in &manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -435,7 +435,7 @@ impl Tx {
             "delete from manifests where (repository, digest) in (values {})",
             pairs(manifests.len(), 1)
         );
-        on!(self.conn(), c => {
+        query!(self.conn(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text));
             for UnreferencedContent { repository, digest, .. } in &manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -447,7 +447,7 @@ impl Tx {
             "update manifest_blobs set required = 0 where kind = 'child' and (repository, digest) in (values {})",
             pairs(manifests.len(), 1)
         );
-        on!(self.conn(), c => {
+        query!(self.conn(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text));
             for UnreferencedContent { repository, digest, .. } in &manifests {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
@@ -488,7 +488,7 @@ impl Tx {
                     "with released (repository, digest, at) as (values {}) {update}",
                     placeholders(times.len(), "(?, ?, cast(? as bigint))", 1)
                 );
-                on!(self.conn(), c => {
+                query!(self.conn(), c => {
                     let mut query = sqlx::query(AssertSqlSafe(text));
                     for ((repository, digest), at) in times {
                         query = query.bind(&repository[..]).bind(&digest[..]).bind(*at);
@@ -498,12 +498,12 @@ impl Tx {
             }
         }
         // 7. Delete their model rows, unless another repository has the manifest.
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "delete from models where digest in (select value from json_each($1))
                and not exists (select 1 from manifests m where m.digest = models.digest)")
             .bind(digest_list(manifests.iter().map(|content| &content.digest)))
             .execute(c).await.map(drop))?;
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "delete from index_queue where digest in (select value from json_each($1))
                and not exists (select 1 from manifests m where m.digest = index_queue.digest)")
             .bind(digest_list(manifests.iter().map(|content| &content.digest)))
@@ -539,7 +539,7 @@ impl Tx {
         at: i64,
     ) -> Result<(), Error> {
         let list = digest_list(digests);
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "update manifests set unreferenced_at = $3, untagged_at = $3
              where repository = $1 and digest in (select value from json_each($2))
                and not exists (select 1 from tags t where t.repository = $1 and t.digest = manifests.digest)")

@@ -5,14 +5,14 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
-use super::{Store, on, parse_stored};
+use super::{Store, parse_stored, query};
 use crate::Error;
 use crate::time::now_ms;
 
 impl Store {
     /// When a tag was last compared with the upstream.
     pub(crate) async fn mirror_checked_at(&self, repository: &Repository, tag: &str) -> Result<i64, Error> {
-        let row: Option<(i64,)> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<(i64,)> = query!(self.read(), c => sqlx::query_as(
             "select checked_at from mirror_checks where repository = $1 and reference = $2")
             .bind(repository.as_str()).bind(tag).fetch_optional(c).await)?;
         Ok(row.map_or(0, |(at,)| at))
@@ -27,7 +27,7 @@ impl Store {
         holder: &str,
         until: i64,
     ) -> Result<bool, Error> {
-        let rows = on!(self.write(), c => sqlx::query(
+        let rows = query!(self.write(), c => sqlx::query(
             "insert into mirror_checks (repository, reference, checked_at, holder, held_until)
              values ($1, $2, 0, $3, $4)
              on conflict (repository, reference) do update
@@ -47,12 +47,12 @@ impl Store {
         holder: &str,
         checked_at: Option<i64>,
     ) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query(
+        query!(self.write(), c => sqlx::query(
             "update mirror_checks set holder = null, held_until = 0, checked_at = coalesce(cast($4 as bigint), checked_at)
              where repository = $1 and reference = $2 and holder = $3")
             .bind(repository.as_str()).bind(reference).bind(holder).bind(checked_at)
             .execute(c).await.map(drop))?;
-        on!(self.write(), c => sqlx::query(
+        query!(self.write(), c => sqlx::query(
             "delete from mirror_checks where repository = $1 and reference = $2 and checked_at = 0 and held_until = 0")
             .bind(repository.as_str()).bind(reference).execute(c).await.map(drop))?;
         Ok(())
@@ -64,7 +64,7 @@ impl Store {
         repository: &Repository,
         blob: &Digest,
     ) -> Result<Vec<Digest>, Error> {
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select n.manifest from manifest_blobs n
              where n.repository = $1 and n.digest = $2 and n.kind = 'blob' and not exists
                  (select 1 from manifest_blobs o where o.repository = $1 and o.manifest = n.manifest and o.kind = 'blob'

@@ -1,4 +1,4 @@
-//! All SQL of the registry: one query text for SQLite and Postgres, run by the `on!` macro on either pool.
+//! All SQL of the registry: one query text for SQLite and Postgres, run by the `query!` macro on either pool.
 //! `app` and `jobs` call these methods, and group statements that must change together in one `Tx`.
 
 mod access;
@@ -19,6 +19,7 @@ mod index_queue;
 mod indexes;
 mod jobs;
 mod keys;
+mod lineage;
 mod locks;
 mod manifest_row;
 mod manifests;
@@ -41,7 +42,6 @@ mod search_rows;
 mod sessions;
 mod sign_ins;
 mod sizes;
-mod surroundings;
 mod tag_moves;
 mod tag_rules;
 mod tags;
@@ -63,14 +63,15 @@ pub(crate) use check::{Dangling, DanglingKind};
 pub(crate) use collect::{TimeCursor, UnreferencedContent};
 #[cfg(test)]
 pub(crate) use database::postgres_for_test;
-pub(crate) use database::{Engine, Store, Tx, measured, on, parse_stored};
+pub(crate) use database::{Engine, Store, Tx, long_query, measured, parse_stored, query};
 use database::{bigint, digest_list, placeholders, size};
 pub(crate) use device_logins::{DeviceRow, DeviceState};
 pub(crate) use grants::GrantRow;
 pub(crate) use groups::GroupRow;
 pub(crate) use identities::IdentityRow;
 pub(crate) use index_queue::IndexClaim;
-pub(crate) use jobs::{Claimable, JobEnd, JobLimits, JobRow, JobRun, NewJob};
+pub(crate) use jobs::{Claimable, JobEnd, JobInsert, JobLimits, JobRow, JobRun, NewJob};
+pub(crate) use lineage::{DerivedModel, SharedBytes};
 pub(crate) use locks::ReplicaLock;
 pub(crate) use manifests::{ManifestReferences, NewManifest, ReferrerQuery, ReferrerRow, RemovedManifest};
 pub use models::Relative;
@@ -89,13 +90,12 @@ pub(crate) use search::{
 pub(crate) use search_filter::{SearchContent, SearchFilter};
 pub(crate) use sessions::SessionRow;
 pub(crate) use sizes::SizedTable;
-pub(crate) use surroundings::{DerivedModel, SharedBytes};
 pub(crate) use tag_moves::{MAX_MOVES, TagMoveFilter, TagMoveRow};
 pub(crate) use tokens::TokenRow;
 pub(crate) use transfer::MoveState;
 pub(crate) use uploads::{NewUpload, UploadCheckpoint, UploadRow};
 pub(crate) use waiting::WaitingContent;
 pub(crate) use webhooks::{Delivery, NewDelivery};
-pub(crate) use words::{add_text_words, query_words};
+pub(crate) use words::{MAX_QUERY_WORDS, add_text_words, query_words};
 pub(crate) use workers::{WorkerInventory, WorkerRow};
 pub(crate) use xorbs::{XetUploader, XorbRow};

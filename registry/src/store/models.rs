@@ -7,14 +7,14 @@ use serde::Serialize;
 use sqlx::AssertSqlSafe;
 use utoipa::ToSchema;
 
-use super::{ListFilter, Store, bigint, digest_list, on, parse_stored, size};
+use super::{ListFilter, Store, bigint, digest_list, parse_stored, query, size};
 use crate::Error;
 use crate::time::now_ms;
 
 /// How many tensors one statement inserts; four parameters each stay far below the engines' limits.
 const INSERT_ROWS: usize = 200;
 /// The most repositories whose search rows change in the transaction that indexes a manifest. The others follow.
-const SEARCHED_AT_ONCE: i64 = 32;
+const SEARCH_BATCH: i64 = 32;
 
 /// An indexed manifest. `format` is empty if it is not a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -183,7 +183,7 @@ impl TryFrom<TaggedColumns> for TaggedRow {
 
 impl Store {
     pub(crate) async fn model_find(&self, digest: &Digest) -> Result<Option<ModelRow>, Error> {
-        let row: Option<ModelColumns> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<ModelColumns> = query!(self.read(), c => sqlx::query_as(
             "select format, architecture, parameters, quantization, size_bytes, tensor_count, problem
              from models where digest = $1")
             .bind(digest.as_str()).fetch_optional(c).await)?;
@@ -192,7 +192,7 @@ impl Store {
 
     /// The index entries of manifests, where they exist.
     pub(crate) async fn models_find(&self, digests: &[Digest]) -> Result<Vec<(Digest, ModelRow)>, Error> {
-        let rows: Vec<KeyedModel> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<KeyedModel> = query!(self.read(), c => sqlx::query_as(
             "select digest, format, architecture, parameters, quantization, size_bytes, tensor_count, problem
              from models where digest in (select value from json_each($1))")
             .bind(digest_list(digests)).fetch_all(c).await)?;
@@ -205,7 +205,7 @@ impl Store {
 
     /// Whether a manifest was indexed with all that this version records.
     pub(crate) async fn facts_are_current(&self, digest: &Digest) -> Result<bool, Error> {
-        let (current,): (bool,) = on!(self.read(), c => sqlx::query_as(
+        let (current,): (bool,) = query!(self.read(), c => sqlx::query_as(
             "select exists (select 1 from models where digest = $1 and facts is not null and tags is not null)")
             .bind(digest.as_str()).fetch_one(c).await)?;
         Ok(current)
@@ -213,7 +213,7 @@ impl Store {
 
     /// What a manifest says about itself, as JSON. `None`: it is not indexed, or by a version that did not record this.
     pub(crate) async fn facts_find(&self, digest: &Digest) -> Result<Option<String>, Error> {
-        let row: Option<(Option<String>,)> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<(Option<String>,)> = query!(self.read(), c => sqlx::query_as(
             "select facts from models where digest = $1")
             .bind(digest.as_str()).fetch_optional(c).await)?;
         Ok(row.and_then(|(facts,)| facts))
@@ -222,11 +222,11 @@ impl Store {
     /// Queues manifests again that were indexed without their tags: at most `limit`, of digests after `after`. Returns
     /// the last one, or `None` at the end.
     pub(crate) async fn facts_enqueue(&self, after: &str, limit: i64) -> Result<Option<String>, Error> {
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select digest from models where tags is null and digest > $1 order by digest limit $2")
             .bind(after).bind(limit).fetch_all(c).await)?;
         let digests = serde_json::Value::from_iter(rows.iter().map(|(digest,)| digest.as_str())).to_string();
-        on!(self.write(), c => sqlx::query(
+        query!(self.write(), c => sqlx::query(
             "insert into index_queue (digest, repository, queued_at, next_at)
              select digest, min(repository), cast($2 as bigint), 0 from manifests
              where digest in (select value from json_each($1)) group by digest
@@ -244,12 +244,12 @@ impl Store {
         facts: &FactsRow,
         tensors: &[TensorRow],
     ) -> Result<(), Error> {
-        let tagging = self.repositories_tagging(digest, SEARCHED_AT_ONCE).await?;
+        let tagging = self.repositories_tagging(digest, SEARCH_BATCH).await?;
         let mut tx = self.begin().await?;
         tx.repositories_lock(&tagging).await?;
-        on!(tx.conn(), c => sqlx::query("delete from models where digest = $1")
+        query!(tx.conn(), c => sqlx::query("delete from models where digest = $1")
             .bind(digest.as_str()).execute(c).await.map(drop))?;
-        let inserted = on!(tx.conn(), c => sqlx::query(
+        let inserted = query!(tx.conn(), c => sqlx::query(
             "insert into models (digest, format, architecture, parameters, quantization, size_bytes, tensor_count, problem, indexed_at,
                  facts, license, task, context_length, words, bases, card_words, tags)
              select distinct digest, $2, $3, cast($4 as bigint), $5, cast($6 as bigint), cast($7 as bigint), $8, cast($9 as bigint),
@@ -266,7 +266,7 @@ impl Store {
             return tx.rollback().await;
         }
         if model.problem.is_none() {
-            on!(tx.conn(), c => sqlx::query("delete from index_queue where digest = $1")
+            query!(tx.conn(), c => sqlx::query("delete from index_queue where digest = $1")
                 .bind(digest.as_str()).execute(c).await.map(drop))?;
         }
         for (nth, rows) in tensors.chunks(INSERT_ROWS).enumerate() {
@@ -280,7 +280,7 @@ impl Store {
                 "insert into tensors (digest, position, name, blob, detail) values {}",
                 values.join(", ")
             );
-            on!(tx.conn(), c => {
+            query!(tx.conn(), c => {
                 // The text contains only placeholders.
                 let mut query = sqlx::query(AssertSqlSafe(text)).bind(digest.as_str());
                 for (row, tensor) in rows.iter().enumerate() {
@@ -294,7 +294,7 @@ impl Store {
             tx.search_refresh(repository).await?;
         }
         tx.commit().await?;
-        if tagging.len() as i64 == SEARCHED_AT_ONCE {
+        if tagging.len() as i64 == SEARCH_BATCH {
             self.search_refresh_tagging(digest).await?;
         }
         Ok(())
@@ -307,7 +307,7 @@ impl Store {
         from: u64,
         limit: u32,
     ) -> Result<Vec<String>, Error> {
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select detail from tensors where digest = $1 and position >= $2 order by position limit $3")
             .bind(digest.as_str()).bind(bigint(from)).bind(i64::from(limit)).fetch_all(c).await)?;
         Ok(rows.into_iter().map(|(detail,)| detail).collect())
@@ -336,7 +336,7 @@ impl Store {
             self.is_listed("t.repository", 5)
         ));
         let (all, visibility, subjects, targets) = filter.parameters();
-        let rows: Vec<RelativeColumns> = on!(self.read(), c => sqlx::query_as(text)
+        let rows: Vec<RelativeColumns> = query!(self.read(), c => sqlx::query_as(text)
             .bind(repository.as_str()).bind(digest.as_str()).bind(bigint(least)).bind(i64::from(limit))
             .bind(all).bind(visibility).bind(subjects).bind(targets)
             .fetch_all(c).await)?;
@@ -362,7 +362,7 @@ impl Store {
             self.is_listed("t.repository", 4)
         ));
         let (all, visibility, subjects, targets) = filter.parameters();
-        let rows: Vec<TaggedColumns> = on!(self.read(), c => sqlx::query_as(text)
+        let rows: Vec<TaggedColumns> = query!(self.read(), c => sqlx::query_as(text)
             .bind(repository).bind(tag).bind(i64::from(limit))
             .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_all(c).await)?;
         rows.into_iter().map(TaggedRow::try_from).collect()
@@ -380,7 +380,7 @@ impl Store {
             }
             Reference::Tag(_) => "select updated_at, actor from tags where repository = $1 and name = $2",
         };
-        let row: Option<(i64, Option<String>)> = on!(self.read(), c => sqlx::query_as(text)
+        let row: Option<(i64, Option<String>)> = query!(self.read(), c => sqlx::query_as(text)
             .bind(repository.as_str()).bind(reference.to_string()).fetch_optional(c).await)?;
         Ok(row.unwrap_or_default())
     }

@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 
-use super::{Store, Tx, on, parse_stored};
+use super::{Store, Tx, parse_stored, query};
 use crate::Error;
 
 /// A key of an account.
@@ -44,14 +44,14 @@ impl TryFrom<OllamaKeyColumns> for OllamaKeyRow {
 
 impl Store {
     pub(crate) async fn ollama_key_find(&self, public_key: &str) -> Result<Option<OllamaKeyRow>, Error> {
-        let row: Option<OllamaKeyColumns> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<OllamaKeyColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, account, public_key, name, created_at, used_at from ollama_keys where public_key = $1")
             .bind(public_key).fetch_optional(c).await)?;
         row.map(OllamaKeyRow::try_from).transpose()
     }
 
     pub(crate) async fn ollama_key_find_by_id(&self, id: Uuid) -> Result<Option<OllamaKeyRow>, Error> {
-        let row: Option<OllamaKeyColumns> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<OllamaKeyColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, account, public_key, name, created_at, used_at from ollama_keys where id = $1")
             .bind(id.to_string()).fetch_optional(c).await)?;
         row.map(OllamaKeyRow::try_from).transpose()
@@ -59,7 +59,7 @@ impl Store {
 
     /// The keys of an account, newest first.
     pub(crate) async fn ollama_key_list(&self, account: Uuid) -> Result<Vec<OllamaKeyRow>, Error> {
-        let rows: Vec<OllamaKeyColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<OllamaKeyColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, account, public_key, name, created_at, used_at from ollama_keys
              where account = $1 order by id desc")
             .bind(account.to_string()).fetch_all(c).await)?;
@@ -68,7 +68,7 @@ impl Store {
 
     /// Records the use of a key.
     pub(crate) async fn ollama_key_used(&self, id: Uuid, at: i64) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query("update ollama_keys set used_at = $2 where id = $1")
+        query!(self.write(), c => sqlx::query("update ollama_keys set used_at = $2 where id = $1")
             .bind(id.to_string()).bind(at).execute(c).await.map(drop))?;
         Ok(())
     }
@@ -77,7 +77,7 @@ impl Store {
 impl Tx {
     /// Adds a key. Returns false if an account has it already.
     pub(crate) async fn ollama_key_insert(&mut self, key: &OllamaKeyRow) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "insert into ollama_keys (id, account, public_key, name, created_at) values ($1, $2, $3, $4, $5)
              on conflict (public_key) do nothing")
             .bind(key.id.to_string()).bind(key.account.to_string()).bind(&key.public_key).bind(&key.name)
@@ -87,7 +87,7 @@ impl Tx {
 
     /// Deletes a key of an account. Returns false if it has none with this id.
     pub(crate) async fn ollama_key_delete(&mut self, account: Uuid, id: Uuid) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query("delete from ollama_keys where account = $1 and id = $2")
+        let rows = query!(self.conn(), c => sqlx::query("delete from ollama_keys where account = $1 and id = $2")
             .bind(account.to_string()).bind(id.to_string()).execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }

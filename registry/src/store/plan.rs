@@ -3,7 +3,7 @@
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 
-use super::{Store, on, parse_stored, size};
+use super::{Store, parse_stored, query, size};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -53,13 +53,13 @@ impl Store {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<ManifestHolders, Error> {
-        let tags: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let tags: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select name from tags where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
-        let indexes: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let indexes: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select manifest from manifest_blobs where repository = $1 and digest = $2 and kind = 'child'")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
-        let subject: Option<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let subject: Option<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select r.subject from referrers r join manifests m on m.repository = r.repository and m.digest = r.subject
              where r.repository = $1 and r.digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_optional(c).await)?;
@@ -82,7 +82,7 @@ impl Store {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<(Vec<Digest>, Vec<Digest>), Error> {
-        let rows: Vec<(String, String)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String, String)> = query!(self.read(), c => sqlx::query_as(
             "select digest, kind from manifest_blobs where repository = $1 and manifest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
         let (mut blobs, mut children) = (Vec::new(), Vec::new());
@@ -99,13 +99,13 @@ impl Store {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<Option<LinkHolders>, Error> {
-        let link: Option<LinkColumns> = on!(self.read(), c => sqlx::query_as(
+        let link: Option<LinkColumns> = query!(self.read(), c => sqlx::query_as(
             "select leased_until,
                  exists (select 1 from manifests m where m.repository = $1 and m.digest = $2) as is_manifest
              from links where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_optional(c).await)?;
         let Some(link) = link else { return Ok(None) };
-        let named: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let named: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select manifest from manifest_blobs where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
         Ok(Some(LinkHolders {
@@ -120,13 +120,13 @@ impl Store {
 
     /// `None` if it is not live.
     pub(crate) async fn blob_holders(&self, digest: &Digest) -> Result<Option<BlobHolders>, Error> {
-        let row: Option<BlobColumns> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<BlobColumns> = query!(self.read(), c => sqlx::query_as(
             "select size_bytes, released_at,
                  exists (select 1 from removal_blobs k where k.digest = $1 and k.undo_until > $2) as kept_for_undo
              from blobs where digest = $1 and state = 'live'")
             .bind(digest.as_str()).bind(now_ms()).fetch_optional(c).await)?;
         let Some(row) = row else { return Ok(None) };
-        let links: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let links: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select repository from links where digest = $1").bind(digest.as_str()).fetch_all(c).await)?;
         Ok(Some(BlobHolders {
             size_bytes: size(row.size_bytes)?,

@@ -228,7 +228,21 @@ async fn wait_for_database(url: &Url, options: &PgConnectOptions, limit: Duratio
 pub(crate) async fn with_timeout<T>(
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
-    let outcome = match tokio::time::timeout(STATEMENT_LIMIT, statement).await {
+    within(STATEMENT_LIMIT, statement).await
+}
+
+/// The same for a statement in a transaction of [`begin_long_read`], which the server ends at its limit.
+pub(crate) async fn with_long_timeout<T>(
+    statement: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
+    within(LONG_READ_LIMIT + STATEMENT_LIMIT, statement).await
+}
+
+async fn within<T>(
+    limit: Duration,
+    statement: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
+    let outcome = match tokio::time::timeout(limit, statement).await {
         Ok(outcome) => outcome,
         Err(_) => Err(timed_out()),
     };

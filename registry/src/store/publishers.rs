@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
-use super::{Store, Tx, on, parse_stored};
+use super::{Store, Tx, parse_stored, query};
 use crate::Error;
 
 /// A publisher of a robot.
@@ -67,7 +67,7 @@ fn write_texts(texts: &BTreeMap<String, String>) -> String {
 impl Store {
     /// The publishers of a robot, oldest first.
     pub(crate) async fn publisher_list(&self, account: Uuid) -> Result<Vec<PublisherRow>, Error> {
-        let rows: Vec<PublisherColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<PublisherColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, account, kind, issuer, conditions, pins, created_at, used_at, claims from publishers
              where account = $1 order by id")
             .bind(account.to_string()).fetch_all(c).await)?;
@@ -76,7 +76,7 @@ impl Store {
 
     /// Whether an issuer has a publisher.
     pub(crate) async fn issuer_has_publisher(&self, issuer: &str) -> Result<bool, Error> {
-        let found: Option<(i64,)> = on!(self.read(), c => sqlx::query_as(
+        let found: Option<(i64,)> = query!(self.read(), c => sqlx::query_as(
             "select cast(1 as bigint) from publishers where issuer = $1 limit 1")
             .bind(issuer).fetch_optional(c).await)?;
         Ok(found.is_some())
@@ -84,7 +84,7 @@ impl Store {
 
     /// The publishers of an issuer, oldest first.
     pub(crate) async fn publishers_of_issuer(&self, issuer: &str) -> Result<Vec<PublisherRow>, Error> {
-        let rows: Vec<PublisherColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<PublisherColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, account, kind, issuer, conditions, pins, created_at, used_at, claims from publishers
              where issuer = $1 order by id")
             .bind(issuer).fetch_all(c).await)?;
@@ -93,7 +93,7 @@ impl Store {
 
     /// Deletes the tokens of publishers that have expired before this time.
     pub(crate) async fn published_tokens_expire(&self, before: i64) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query(
+        query!(self.write(), c => sqlx::query(
             "delete from access_tokens where publisher is not null and expires_at < $1")
             .bind(before).execute(c).await.map(drop))?;
         Ok(())
@@ -102,7 +102,7 @@ impl Store {
 
 impl Tx {
     pub(crate) async fn publisher_insert(&mut self, row: &PublisherRow) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "insert into publishers (id, account, kind, issuer, conditions, pins, created_at)
              values ($1, $2, $3, $4, $5, $6, $7)")
             .bind(row.id.to_string()).bind(row.account.to_string()).bind(&row.kind).bind(&row.issuer)
@@ -119,7 +119,7 @@ impl Tx {
         claims: &str,
         at: i64,
     ) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "update publishers set pins = $3, claims = $4, used_at = $5 where id = $1 and pins = $2")
             .bind(row.id.to_string()).bind(write_texts(&row.pins)).bind(write_texts(pins)).bind(claims).bind(at)
             .execute(c).await.map(|r| r.rows_affected()))?;
@@ -128,9 +128,9 @@ impl Tx {
 
     /// Deletes a publisher of a robot, and revokes its tokens. Returns false if there is none.
     pub(crate) async fn publisher_delete(&mut self, account: Uuid, id: Uuid, at: i64) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query("delete from publishers where account = $1 and id = $2")
+        let rows = query!(self.conn(), c => sqlx::query("delete from publishers where account = $1 and id = $2")
             .bind(account.to_string()).bind(id.to_string()).execute(c).await.map(|r| r.rows_affected()))?;
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "update access_tokens set revoked_at = $2 where publisher = $1 and revoked_at is null")
             .bind(id.to_string()).bind(at).execute(c).await.map(drop))?;
         Ok(rows > 0)

@@ -4,7 +4,7 @@
 use lode_model::reference::Repository;
 use sqlx::AssertSqlSafe;
 
-use super::{Engine, Store, Tx, bigint, on, placeholders, size};
+use super::{Engine, Store, Tx, bigint, placeholders, query, size};
 use crate::Error;
 use crate::time::{DAY_MS, now_ms};
 
@@ -86,7 +86,7 @@ impl Store {
         let text = AssertSqlSafe(format!(
             "select {recent} as recent, r.pulls from repositories r where r.name = $1"
         ));
-        let row: Option<(i64, i64)> = on!(self.read(), c => sqlx::query_as(text)
+        let row: Option<(i64, i64)> = query!(self.read(), c => sqlx::query_as(text)
             .bind(repository.as_str()).fetch_optional(c).await)?;
         row.map_or(Ok(PullTotals::default()), |(recent, all_time)| PullTotals::decode(recent, all_time))
     }
@@ -97,7 +97,7 @@ impl Store {
         repository: &Repository,
         after: i64,
     ) -> Result<Vec<(i64, u64)>, Error> {
-        let rows: Vec<(i64, i64)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(i64, i64)> = query!(self.read(), c => sqlx::query_as(
             "select day, pulls from pull_counts where repository = $1 and day > $2 order by day")
             .bind(repository.as_str()).bind(after).fetch_all(c).await)?;
         rows.into_iter().map(|(day, pulls)| Ok((day, size(pulls)?))).collect()
@@ -114,7 +114,7 @@ impl Store {
             "delete from pull_counts where (repository, day) in
                  (select repository, day from pull_counts where day < $1 order by day limit $2 {lock})"
         ));
-        Ok(on!(self.write(), c => sqlx::query(text)
+        Ok(query!(self.write(), c => sqlx::query(text)
             .bind(day).bind(limit).execute(c).await.map(|done| done.rows_affected()))?)
     }
 }
@@ -127,7 +127,7 @@ impl Tx {
         added: &[(Repository, u64)],
         day: Option<i64>,
     ) -> Result<(), Error> {
-        on!(self.conn(), c => {
+        query!(self.conn(), c => {
             // The text contains only placeholders, one for each name and count: it is not worth a prepared statement.
             let mut query = sqlx::query(AssertSqlSafe(text)).persistent(false);
             for (repository, pulls) in added {

@@ -6,7 +6,7 @@ use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
-use super::{Store, Tx, bigint, on, parse_stored, placeholders};
+use super::{Store, Tx, bigint, parse_stored, placeholders, query};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -140,7 +140,7 @@ impl Tx {
                  values {}",
                 placeholders(rows.len(), "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", 1)
             );
-            on!(self.conn(), c => {
+            query!(self.conn(), c => {
                 let mut query = sqlx::query(AssertSqlSafe(text));
                 for row in rows {
                     query = query.bind(&row.id[..]).bind(&row.kind[..]).bind(row.repository.as_deref())
@@ -184,7 +184,7 @@ impl Tx {
              on conflict (digest, removal) do nothing",
             placeholders(manifests.len(), "(?, ?, ?)", 2)
         );
-        on!(self.conn(), c => {
+        query!(self.conn(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text)).bind(undo_until);
             for row in manifests {
                 query = query.bind(row.repository.as_deref()).bind(&row.digest[..]).bind(&row.id[..]);
@@ -208,10 +208,10 @@ impl Tx {
     /// Marks removals as restored: they no longer keep blobs, and cannot be restored again.
     pub(crate) async fn removals_mark_restored(&mut self, ids: &[String]) -> Result<(), Error> {
         let list = serde_json::Value::from(ids.to_vec()).to_string();
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "update removals set restored_at = $2 where id in (select value from json_each($1))")
             .bind(&list[..]).bind(now_ms()).execute(c).await.map(drop))?;
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "delete from removal_blobs where removal in (select value from json_each($1))")
             .bind(&list[..]).execute(c).await.map(drop))?;
         Ok(())
@@ -231,7 +231,7 @@ impl Store {
         let query =
             format!("select {COLUMNS} from removals where {wanted} and id < $2 order by id desc limit $3");
         let repository = repository.map_or("", Repository::as_str);
-        Ok(on!(self.read(), c => sqlx::query_as(AssertSqlSafe(query))
+        Ok(query!(self.read(), c => sqlx::query_as(AssertSqlSafe(query))
             .bind(repository).bind(before.unwrap_or("g")).bind(limit).fetch_all(c).await)?)
     }
 
@@ -245,7 +245,7 @@ impl Store {
             "select {COLUMNS} from removals where repository = $1 and digest = $2 and kind = 'manifest'
                and undo_until > $3 and restored_at is null order by id desc limit 1"
         );
-        Ok(on!(self.read(), c => sqlx::query_as(AssertSqlSafe(query))
+        Ok(query!(self.read(), c => sqlx::query_as(AssertSqlSafe(query))
             .bind(repository.as_str()).bind(digest.as_str()).bind(now_ms()).fetch_optional(c).await)?)
     }
 
@@ -259,7 +259,7 @@ impl Store {
             "select {COLUMNS} from removals where repository = $1 and tag = $2 and kind = 'tag'
                and undo_until > $3 and restored_at is null order by id desc limit 1"
         );
-        Ok(on!(self.read(), c => sqlx::query_as(AssertSqlSafe(query))
+        Ok(query!(self.read(), c => sqlx::query_as(AssertSqlSafe(query))
             .bind(repository.as_str()).bind(tag.as_str()).bind(now_ms()).fetch_optional(c).await)?)
     }
 
@@ -275,13 +275,13 @@ impl Store {
                and not exists (select 1 from tags t where t.repository = removals.repository and t.name = removals.tag)
              order by id desc"
         );
-        Ok(on!(self.read(), c => sqlx::query_as(AssertSqlSafe(query))
+        Ok(query!(self.read(), c => sqlx::query_as(AssertSqlSafe(query))
             .bind(repository.as_str()).bind(digest.as_str()).bind(now_ms()).fetch_all(c).await)?)
     }
 
     /// The blobs of a removed manifest, including itself.
     pub(crate) async fn removal_blobs(&self, id: &str) -> Result<Vec<Digest>, Error> {
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select digest from removal_blobs where removal = $1 order by digest").bind(id).fetch_all(c).await)?;
         rows.iter().map(|(digest,)| parse_stored("digest", digest)).collect()
     }
@@ -296,7 +296,7 @@ impl Store {
     ) -> Result<(), Error> {
         let now = now_ms();
         loop {
-            let rows = on!(self.write(), c => sqlx::query(
+            let rows = query!(self.write(), c => sqlx::query(
                 "delete from removal_blobs where (digest, removal) in
                      (select digest, removal from removal_blobs where undo_until <= $1
                       order by undo_until, digest, removal limit $2)")
@@ -309,7 +309,7 @@ impl Store {
         let mut after = (i64::MIN, String::new());
         loop {
             // Records that can still be undone are read once and skipped.
-            let rows: Vec<AgedRemoval> = on!(self.read(), c => sqlx::query_as(
+            let rows: Vec<AgedRemoval> = query!(self.read(), c => sqlx::query_as(
                 "select id, removed_at, undo_until from removals
                  where removed_at < $1 and (removed_at, id) > ($2, $3) order by removed_at, id limit $4")
                 .bind(cutoff).bind(after.0).bind(&after.1[..]).bind(EXPIRE_BATCH).fetch_all(c).await)?;
@@ -317,7 +317,7 @@ impl Store {
             after = (last.removed_at, last.id.clone());
             let over: Vec<&str> =
                 rows.iter().filter(|row| row.undo_until <= now).map(|row| &row.id[..]).collect();
-            let gone = on!(self.write(), c => sqlx::query(
+            let gone = query!(self.write(), c => sqlx::query(
                 "delete from removals where id in (select value from json_each($1))")
                 .bind(serde_json::Value::from(over).to_string())
                 .execute(c).await.map(|r| r.rows_affected()))?;

@@ -7,7 +7,7 @@ use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 
 use super::pulls::{PullTotals, recent_pulls};
-use super::{ListFilter, Store, digest_list, on, parse_stored, size};
+use super::{ListFilter, Store, digest_list, parse_stored, query, size};
 use crate::Error;
 
 /// The total size of the blobs of the manifest `m`; for an index, of its manifests together. Each blob counts
@@ -140,7 +140,7 @@ impl Store {
         let text = AssertSqlSafe(self.repository_page_text());
         let (first, end) = names_below(prefix);
         let (all, visibility, subjects, targets) = filter.parameters();
-        let rows: Vec<RepositoryColumns> = on!(self.read(), c => sqlx::query_as(text)
+        let rows: Vec<RepositoryColumns> = query!(self.read(), c => sqlx::query_as(text)
             .bind(after).bind(prefix).bind(first).bind(end).bind(limit)
             .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_all(c).await)?;
         rows.into_iter()
@@ -194,7 +194,7 @@ impl Store {
              left join models model on model.digest = t.digest
              where t.repository = $1 and t.name > $2 order by t.name limit $3"
         ));
-        let rows: Vec<TagColumns> = on!(self.read(), c => sqlx::query_as(text)
+        let rows: Vec<TagColumns> = query!(self.read(), c => sqlx::query_as(text)
             .bind(repository.as_str()).bind(after).bind(limit).fetch_all(c).await)?;
         rows.into_iter()
             .map(|row| {
@@ -222,7 +222,7 @@ impl Store {
              left join referrers about on about.repository = m.repository and about.digest = m.digest
              where m.repository = $1 and m.digest > $2 order by m.digest limit $3"
         ));
-        let rows: Vec<ManifestColumns> = on!(self.read(), c => sqlx::query_as(text)
+        let rows: Vec<ManifestColumns> = query!(self.read(), c => sqlx::query_as(text)
             .bind(repository.as_str()).bind(after).bind(limit).fetch_all(c).await)?;
         let mut rows: Vec<ListedManifestRow> = rows
             .into_iter()
@@ -248,7 +248,7 @@ impl Store {
         repository: &Repository,
         digests: impl IntoIterator<Item = &Digest>,
     ) -> Result<BTreeMap<Digest, Vec<Tag>>, Error> {
-        let rows: Vec<(String, String)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String, String)> = query!(self.read(), c => sqlx::query_as(
             "select digest, name from tags
              where repository = $1 and digest in (select value from json_each($2)) order by name")
             .bind(repository.as_str()).bind(digest_list(digests)).fetch_all(c).await)?;

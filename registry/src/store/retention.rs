@@ -8,7 +8,7 @@ use sqlx::AssertSqlSafe;
 
 use super::removals::{RemovalCause, RemovalRow};
 use super::tag_moves::NewTagMove;
-use super::{Store, Tx, digest_list, on, parse_stored, placeholders};
+use super::{Store, Tx, digest_list, long_query, parse_stored, placeholders, query};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -65,7 +65,7 @@ macro_rules! untagged {
 impl Store {
     /// The tags of a repository, newest first.
     pub(crate) async fn tags_by_age(&self, repository: &Repository) -> Result<Vec<AgedTag>, Error> {
-        let rows: Vec<AgedTagColumns> = on!(patiently self.read(), c => sqlx::query_as(
+        let rows: Vec<AgedTagColumns> = long_query!(self.read(), c => sqlx::query_as(
             "select name, digest, updated_at from tags where repository = $1 order by updated_at desc, name desc")
             .bind(repository.as_str()).fetch_all(c).await)?;
         rows.into_iter().map(AgedTag::try_from).collect()
@@ -77,7 +77,7 @@ impl Store {
         repository: &Repository,
         limit: i64,
     ) -> Result<bool, Error> {
-        let (tags, manifests): (i64, i64) = on!(self.read(), c => sqlx::query_as(
+        let (tags, manifests): (i64, i64) = query!(self.read(), c => sqlx::query_as(
             "select (select count(*) from (select 1 from tags where repository = $1 limit $2) t),
                 (select count(*) from (select 1 from manifests where repository = $1 limit $2) m)")
             .bind(repository.as_str()).bind(limit + 1).fetch_one(c).await)?;
@@ -92,7 +92,7 @@ impl Store {
         after: &str,
         limit: i64,
     ) -> Result<Vec<Digest>, Error> {
-        let rows: Vec<(String,)> = on!(patiently self.read(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = long_query!(self.read(), c => sqlx::query_as(
             untagged!("select m.digest", " and m.digest > $4 order by m.digest limit $5"))
             .bind(repository.as_str()).bind(cutoff).bind(now_ms()).bind(after).bind(limit).fetch_all(c).await)?;
         rows.iter().map(|(digest,)| parse_stored("digest", digest)).collect()
@@ -107,7 +107,7 @@ impl Tx {
         digests: &[Digest],
         cutoff: i64,
     ) -> Result<Vec<Digest>, Error> {
-        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.conn(), c => sqlx::query_as(
             untagged!("select m.digest", " and m.digest in (select value from json_each($4))"))
             .bind(repository.as_str()).bind(cutoff).bind(now_ms()).bind(digest_list(digests)).fetch_all(c).await)?;
         rows.iter().map(|(digest,)| parse_stored("digest", digest)).collect()
@@ -138,7 +138,7 @@ impl Tx {
             "delete from tags where repository = $1 and (name, digest, updated_at) in (values {}) returning name",
             placeholders(tags.len(), "(?, ?, cast(? as bigint))", 2)
         );
-        let names: Vec<(String,)> = on!(self.conn(), c => {
+        let names: Vec<(String,)> = query!(self.conn(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text)).bind(repository.as_str());
             for tag in tags {
                 query = query.bind(tag.name.as_str()).bind(tag.digest.as_str()).bind(tag.updated_at);

@@ -8,7 +8,7 @@ use lode_model::reference::{Repository, Tag};
 use serde_json::Value;
 
 use super::models::ModelColumns;
-use super::{ModelRow, Store, Tx, on, parse_stored};
+use super::{ModelRow, Store, Tx, parse_stored, query};
 use crate::Error;
 
 #[derive(sqlx_macros::FromRow)]
@@ -28,7 +28,7 @@ impl Store {
         commit: &str,
     ) -> Result<Option<Digest>, Error> {
         // `g` follows every hexadecimal digit.
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select digest from manifests where repository = $1
              and ((digest > 'sha256:' || cast($2 as text) and digest < 'sha256:' || cast($2 as text) || 'g')
                   or (digest > 'sha512:' || cast($2 as text) and digest < 'sha512:' || cast($2 as text) || 'g'))
@@ -42,7 +42,7 @@ impl Store {
 
     /// Whether a repository has any manifest.
     pub(crate) async fn repository_has_manifests(&self, repository: &Repository) -> Result<bool, Error> {
-        let (exists,): (bool,) = on!(self.read(), c => sqlx::query_as(
+        let (exists,): (bool,) = query!(self.read(), c => sqlx::query_as(
             "select exists (select 1 from manifests where repository = $1)")
             .bind(repository.as_str()).fetch_one(c).await)?;
         Ok(exists)
@@ -54,7 +54,7 @@ impl Store {
         repository: &Repository,
         limit: i64,
     ) -> Result<Vec<(Tag, Digest)>, Error> {
-        let rows: Vec<(String, String)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String, String)> = query!(self.read(), c => sqlx::query_as(
             "select name, digest from tags where repository = $1 order by name limit $2")
             .bind(repository.as_str()).bind(limit).fetch_all(c).await)?;
         rows.iter()
@@ -63,7 +63,7 @@ impl Store {
     }
 
     pub(crate) async fn repository_created_at(&self, repository: &Repository) -> Result<Option<i64>, Error> {
-        let row: Option<(i64,)> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<(i64,)> = query!(self.read(), c => sqlx::query_as(
             "select created_at from repositories where name = $1")
             .bind(repository.as_str()).fetch_optional(c).await)?;
         Ok(row.map(|(created_at,)| created_at))
@@ -75,7 +75,7 @@ impl Store {
         repositories: &[&str],
         tag: &str,
     ) -> Result<HashMap<Repository, (Digest, ModelRow, Option<String>)>, Error> {
-        let rows: Vec<TaggedModel> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<TaggedModel> = query!(self.read(), c => sqlx::query_as(
             "select t.repository, t.digest, m.format, m.architecture, m.parameters, m.quantization, m.size_bytes,
                     m.tensor_count, m.problem, m.facts
              from tags t join models m on m.digest = t.digest
@@ -95,7 +95,7 @@ impl Store {
 impl Tx {
     /// All tags of a repository.
     pub(crate) async fn tags_all(&mut self, repository: &Repository) -> Result<Vec<Tag>, Error> {
-        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.conn(), c => sqlx::query_as(
             "select name from tags where repository = $1 order by name")
             .bind(repository.as_str()).fetch_all(c).await)?;
         rows.into_iter().map(|(name,)| parse_stored("tag", &name)).collect()
@@ -107,7 +107,7 @@ impl Tx {
         repository: &Repository,
         limit: i64,
     ) -> Result<Vec<Digest>, Error> {
-        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.conn(), c => sqlx::query_as(
             "select digest from manifests where repository = $1 order by digest limit $2")
             .bind(repository.as_str()).bind(limit).fetch_all(c).await)?;
         rows.into_iter().map(|(digest,)| parse_stored("digest", &digest)).collect()

@@ -10,7 +10,7 @@ use super::models::{ModelColumns, ModelRow};
 use super::pulls::PullTotals;
 use super::repositories::AFTER_NAMES;
 use super::search_filter::{Parameter, SearchFilter, Text, TypedNames};
-use super::{ListFilter, Store, bigint, on, parse_stored, size};
+use super::{ListFilter, Store, bigint, parse_stored, query, size};
 use crate::Error;
 
 /// The most repositories that a count has.
@@ -419,7 +419,7 @@ impl Store {
     {
         // The statement contains placeholders in the place of what callers have sent.
         let statement = AssertSqlSafe(statement);
-        Ok(on!(self.read(), c => {
+        Ok(query!(self.read(), c => {
             // Planned for its parameters each time: Postgres's plan for any parameters is slower.
             let mut query = sqlx::query_as(statement).persistent(false);
             for parameter in text.parameters {

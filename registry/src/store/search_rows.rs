@@ -12,7 +12,7 @@ use sqlx::AssertSqlSafe;
 
 use super::pulls::recent_pulls;
 use super::words::{add_name_words, add_text_words};
-use super::{Engine, Store, Tx, digest_list, on, parse_stored, placeholders};
+use super::{Engine, Store, Tx, digest_list, parse_stored, placeholders, query};
 use crate::Error;
 
 /// Of a repository with more tags, the search knows `latest` and those that were moved last.
@@ -22,7 +22,7 @@ const MAX_KINDS: usize = 16;
 /// The most words of a repository.
 const MAX_WORDS: usize = 4000;
 /// How many repositories a transaction of the job rewrites.
-const REPOSITORIES_AT_ONCE: usize = 32;
+const REPOSITORY_BATCH: usize = 32;
 
 const COLUMNS: &str = "repository, position, id, tag, digest, updated_at, newest_at, created_at, indexed_at, format, architecture,
     quantization, license, task, parameters, size_bytes, context_length, bases, pulls";
@@ -79,7 +79,7 @@ impl Store {
         digest: &Digest,
         limit: i64,
     ) -> Result<Vec<Repository>, Error> {
-        let rows: Vec<(String,)> = on!(self.write(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.write(), c => sqlx::query_as(
             "select distinct repository from tags where digest = $1 order by repository limit $2")
             .bind(digest.as_str()).bind(limit).fetch_all(c).await)?;
         rows.into_iter().map(|(name,)| parse_stored("repository", &name)).collect()
@@ -96,8 +96,8 @@ impl Store {
                  order by t.repository limit $3",
                 self.in_bytes("t.repository")
             ));
-            let rows: Vec<(String,)> = on!(self.write(), c => sqlx::query_as(text)
-                .bind(digest.as_str()).bind(&after).bind(REPOSITORIES_AT_ONCE as i64).fetch_all(c).await)?;
+            let rows: Vec<(String,)> = query!(self.write(), c => sqlx::query_as(text)
+                .bind(digest.as_str()).bind(&after).bind(REPOSITORY_BATCH as i64).fetch_all(c).await)?;
             let Some((last,)) = rows.last() else { return Ok(()) };
             after.clone_from(last);
             let outdated: Result<Vec<Repository>, Error> =
@@ -120,7 +120,7 @@ impl Store {
                    union select repository as name from search where repository > $1 order by name limit $2) n
              order by n.name"
         ));
-        let rows: Vec<(String, bool)> = on!(self.read(), c => sqlx::query_as(text)
+        let rows: Vec<(String, bool)> = query!(self.read(), c => sqlx::query_as(text)
             .bind(after).bind(limit).fetch_all(c).await)?;
         let last = rows.last().map(|(name, _)| name.clone());
         let stale = rows.into_iter().filter(|(_, is_stale)| *is_stale);
@@ -130,7 +130,7 @@ impl Store {
 
     /// Rewrites the rows of repositories, some in each transaction.
     pub(crate) async fn search_refresh_all(&self, repositories: &[Repository]) -> Result<(), Error> {
-        for some in repositories.chunks(REPOSITORIES_AT_ONCE) {
+        for some in repositories.chunks(REPOSITORY_BATCH) {
             let mut tx = self.begin().await?;
             tx.repositories_lock(some).await?;
             for repository in some {
@@ -147,7 +147,7 @@ impl Tx {
     pub(super) async fn search_refresh(&mut self, repository: &Repository) -> Result<(), Error> {
         let text =
             AssertSqlSafe(format!("select {COLUMNS} from search where repository = $1 order by position"));
-        let before: Vec<SearchColumns> = on!(self.conn(), c => sqlx::query_as(text)
+        let before: Vec<SearchColumns> = query!(self.conn(), c => sqlx::query_as(text)
             .bind(repository.as_str()).fetch_all(c).await)?;
         let recent = recent_pulls("$1");
         let text = AssertSqlSafe(format!(
@@ -162,7 +162,7 @@ impl Tx {
              join repositories r on r.name = $1 left join models m on m.digest = t.digest
              order by case when t.name = 'latest' then 0 else 1 end, t.updated_at desc, t.name"
         ));
-        let mut tagged: Vec<SearchColumns> = on!(self.conn(), c => sqlx::query_as(text)
+        let mut tagged: Vec<SearchColumns> = query!(self.conn(), c => sqlx::query_as(text)
             .bind(repository.as_str()).fetch_all(c).await)?;
         let newest_at = tagged.iter().map(|row| row.updated_at).max().unwrap_or_default();
         tagged.sort_by_key(|row| !row.is_model());
@@ -188,13 +188,13 @@ impl Tx {
             self.search_words_replace(repository, id, &rows).await?;
             self.search_tags_replace(repository, rows.first()).await?;
         }
-        on!(self.conn(), c => sqlx::query("delete from search where repository = $1")
+        query!(self.conn(), c => sqlx::query("delete from search where repository = $1")
             .bind(repository.as_str()).execute(c).await.map(drop))?;
         if rows.is_empty() {
             return Ok(());
         }
         let text = format!("insert into search ({COLUMNS}) values {}", placeholders(rows.len(), PLACES, 1));
-        on!(self.conn(), c => {
+        query!(self.conn(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text));
             for row in rows {
                 query = query.bind(row.repository).bind(row.position).bind(row.id).bind(row.tag).bind(row.digest)
@@ -214,7 +214,7 @@ impl Tx {
             Engine::Sqlite(_) => "select coalesce(max(id), 0) + 1 from search",
             Engine::Postgres(_) => "select nextval('search_words_ids')",
         };
-        let (id,): (i64,) = on!(self.conn(), c => sqlx::query_as(text).fetch_one(c).await)?;
+        let (id,): (i64,) = query!(self.conn(), c => sqlx::query_as(text).fetch_one(c).await)?;
         Ok(id)
     }
 
@@ -224,14 +224,14 @@ impl Tx {
         repository: &Repository,
         first: Option<&SearchColumns>,
     ) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query("delete from search_tags where repository = $1")
+        query!(self.conn(), c => sqlx::query("delete from search_tags where repository = $1")
             .bind(repository.as_str()).execute(c).await.map(drop))?;
         let Some(first) = first else { return Ok(()) };
-        let row: Option<(Option<String>,)> = on!(self.conn(), c => sqlx::query_as(
+        let row: Option<(Option<String>,)> = query!(self.conn(), c => sqlx::query_as(
             "select tags from models where digest = $1").bind(&first.digest).fetch_optional(c).await)?;
         let tags = row.and_then(|(tags,)| tags).unwrap_or_default();
         let tags = Value::from_iter(tags.lines()).to_string();
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "insert into search_tags (tag, repository) select value, $2 from json_each($1)")
             .bind(tags).bind(repository.as_str()).execute(c).await.map(drop))?;
         Ok(())
@@ -254,13 +254,13 @@ impl Tx {
                 "insert into search_words (id, words) values ($1, cast($2 as tsvector))",
             ),
         };
-        on!(self.conn(), c => sqlx::query(delete).bind(id).execute(c).await.map(drop))?;
+        query!(self.conn(), c => sqlx::query(delete).bind(id).execute(c).await.map(drop))?;
         let Some(first) = rows.first() else { return Ok(()) };
         let digests: Result<Vec<Digest>, Error> =
             rows.iter().map(|row| parse_stored("digest", &row.digest)).collect();
         let digests = digests?;
         // The card of the row that represents the repository.
-        let texts: Vec<(Option<String>, Option<String>)> = on!(self.conn(), c => sqlx::query_as(
+        let texts: Vec<(Option<String>, Option<String>)> = query!(self.conn(), c => sqlx::query_as(
             "select words, case when digest = $2 then card_words end as card_words from models
              where digest in (select value from json_each($1)) order by digest")
             .bind(digest_list(&digests)).bind(&first.digest).fetch_all(c).await)?;
@@ -272,7 +272,7 @@ impl Tx {
         let card = texts.iter().filter_map(|(_, card)| card.as_deref()).flat_map(str::split_whitespace);
         words.extend(card.take(MAX_WORDS).map(str::to_owned));
         let words: Vec<String> = words.into_iter().collect();
-        on!(self.conn(), c => sqlx::query(insert).bind(id).bind(words.join(" ")).execute(c).await.map(drop))?;
+        query!(self.conn(), c => sqlx::query(insert).bind(id).bind(words.join(" ")).execute(c).await.map(drop))?;
         Ok(())
     }
 }

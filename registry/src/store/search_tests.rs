@@ -240,7 +240,7 @@ async fn hidden_repositories_are_in_no_result_and_no_count() {
 
 /// The rows, without the number of the words, and what the words of each repository find.
 async fn contents(store: &Store) -> Vec<String> {
-    let rows: Vec<(String, i64, String, String, i64, i64, i64)> = on!(store.read(), c => sqlx::query_as(
+    let rows: Vec<(String, i64, String, String, i64, i64, i64)> = query!(store.read(), c => sqlx::query_as(
         "select repository, position, tag, digest, updated_at, newest_at, indexed_at from search order by repository, position")
         .fetch_all(c).await)
     .unwrap();
@@ -250,7 +250,7 @@ async fn contents(store: &Store) -> Vec<String> {
         all.push(format!("{word} {:?}", find(store, &ListFilter::All, &everything, SearchOrder::Name).await));
     }
     let count: (i64,) =
-        on!(store.read(), c => sqlx::query_as("select count(*) from search_words").fetch_one(c).await)
+        query!(store.read(), c => sqlx::query_as("select count(*) from search_words").fetch_one(c).await)
             .unwrap();
     all.push(count.0.to_string());
     all
@@ -291,7 +291,7 @@ async fn rows_follow_every_change() {
                 (true, Engine::Sqlite(_)) => "delete from search_words where rowid > 0",
                 _ => text,
             };
-            on!(store.write(), c => sqlx::query(text).execute(c).await.map(drop)).unwrap();
+            query!(store.write(), c => sqlx::query(text).execute(c).await.map(drop)).unwrap();
         }
         let (stale, last) = store.search_stale("", 100).await.unwrap();
         assert!(!stale.is_empty() && last.is_some());
@@ -385,7 +385,7 @@ async fn pulls_order_repositories_while_they_are_recent() {
 
         // A month later they are not recent.
         let text = "update pull_counts set day = day - 30 where repository = 'team/b'";
-        on!(store.write(), c => sqlx::query(text).execute(c).await.map(drop)).unwrap();
+        query!(store.write(), c => sqlx::query(text).execute(c).await.map(drop)).unwrap();
         assert_eq!(totals("team/b").await, (0, 7));
         let (stale, _) = store.search_stale("", 100).await.unwrap();
         assert_eq!(stale, [name("team/b")]);

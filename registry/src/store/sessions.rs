@@ -3,7 +3,7 @@
 use lode_model::digest::Digest;
 use uuid::Uuid;
 
-use super::{Store, Tx, on, parse_stored};
+use super::{Store, Tx, parse_stored, query};
 use crate::Error;
 
 /// A session. Its cookie is stored as a digest.
@@ -53,7 +53,7 @@ impl TryFrom<SessionColumns> for SessionRow {
 impl Store {
     /// The session of a cookie, whether or not it is still valid.
     pub(crate) async fn session_find(&self, secret: &Digest) -> Result<Option<SessionRow>, Error> {
-        let row: Option<SessionColumns> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<SessionColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, account, address, agent, provider, created_at, used_at, fresh_at from sessions
              where secret = $1")
             .bind(secret.as_str()).fetch_optional(c).await)?;
@@ -62,7 +62,7 @@ impl Store {
 
     /// The sessions of an account, newest first.
     pub(crate) async fn session_list(&self, account: Uuid) -> Result<Vec<SessionRow>, Error> {
-        let rows: Vec<SessionColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<SessionColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, account, address, agent, provider, created_at, used_at, fresh_at from sessions
              where account = $1 order by id desc")
             .bind(account.to_string()).fetch_all(c).await)?;
@@ -71,7 +71,7 @@ impl Store {
 
     /// When the person of a session has last proved who it is. `None` for a session that has ended.
     pub(crate) async fn session_fresh_at(&self, id: Uuid) -> Result<Option<i64>, Error> {
-        let row: Option<(i64,)> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<(i64,)> = query!(self.read(), c => sqlx::query_as(
             "select fresh_at from sessions where id = $1")
             .bind(id.to_string()).fetch_optional(c).await)?;
         Ok(row.map(|(at,)| at))
@@ -79,14 +79,14 @@ impl Store {
 
     /// Records the use of a session.
     pub(crate) async fn session_used(&self, id: Uuid, at: i64) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query("update sessions set used_at = $2 where id = $1")
+        query!(self.write(), c => sqlx::query("update sessions set used_at = $2 where id = $1")
             .bind(id.to_string()).bind(at).execute(c).await.map(drop))?;
         Ok(())
     }
 
     /// Deletes sessions that were not used since `used_before`, or began before `created_before`.
     pub(crate) async fn sessions_expire(&self, used_before: i64, created_before: i64) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query("delete from sessions where used_at < $1 or created_at < $2")
+        query!(self.write(), c => sqlx::query("delete from sessions where used_at < $1 or created_at < $2")
             .bind(used_before).bind(created_before).execute(c).await.map(drop))?;
         Ok(())
     }
@@ -103,10 +103,10 @@ impl Tx {
     ) -> Result<bool, Error> {
         // A change of the account that has not ended yet would not see this session. SQLite has one writer.
         if self.locks_rows() {
-            on!(self.conn(), c => sqlx::query("select 1 from accounts where id = $1 for share")
+            query!(self.conn(), c => sqlx::query("select 1 from accounts where id = $1 for share")
                 .bind(row.account.to_string()).execute(c).await.map(drop))?;
         }
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "insert into sessions (id, account, secret, address, agent, created_at, used_at, provider, fresh_at)
              select $1, $2, $3, $4, $5, $6, $7, $8, $10
              where exists (select 1 from accounts where id = $2 and epoch = $9 and disabled_at is null)")
@@ -118,7 +118,7 @@ impl Tx {
 
     /// Deletes one session of an account, or all of them.
     pub(crate) async fn sessions_delete(&mut self, account: Uuid, id: Option<Uuid>) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "delete from sessions where account = $1 and (cast($2 as text) is null or id = $2)")
             .bind(account.to_string()).bind(id.map(|id| id.to_string())).execute(c).await.map(drop))?;
         Ok(())

@@ -2,7 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{Store, on};
+use super::{Store, query};
 use crate::Error;
 use crate::metrics::WaitingRemovals;
 
@@ -84,7 +84,7 @@ impl Store {
             columns("t."),
             PAGE_ROWS - 1
         );
-        let last: Option<Vec<String>> = on!(self.read(), c => {
+        let last: Option<Vec<String>> = query!(self.read(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text));
             for part in after {
                 query = query.bind(part);
@@ -101,7 +101,7 @@ impl Store {
             "select count(*), cast(coalesce(sum({}), 0) as bigint) from {name} t where {begin} and {end}",
             table.size()
         );
-        let (rows, size_bytes): (i64, i64) = on!(self.read(), c => {
+        let (rows, size_bytes): (i64, i64) = query!(self.read(), c => {
             let mut query = sqlx::query_as(AssertSqlSafe(text));
             for part in after.iter().chain(last.iter().flatten()) {
                 query = query.bind(part);
@@ -114,7 +114,7 @@ impl Store {
     /// What waits for a collection. Indexes have only these rows.
     pub(crate) async fn waiting_removals(&self) -> Result<WaitingRemovals, Error> {
         let (manifests, links, blobs, blob_bytes, deletions, deletion_bytes): (i64, i64, i64, i64, i64, i64) =
-            on!(self.read(), c => sqlx::query_as(
+            query!(self.read(), c => sqlx::query_as(
                 "select
                      (select count(*) from (select 1 from manifests where unreferenced_at is not null limit $1) as m),
                      (select count(*) from (select 1 from links where unreferenced_at is not null limit $1) as l),

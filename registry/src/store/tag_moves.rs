@@ -5,7 +5,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 
-use super::{Store, Tx, on, parse_stored, placeholders};
+use super::{Store, Tx, parse_stored, placeholders, query};
 use crate::Error;
 
 /// How many moves of a repository are kept.
@@ -86,7 +86,7 @@ impl Store {
         filter: TagMoveFilter<'_>,
         limit: i64,
     ) -> Result<Vec<TagMoveRow>, Error> {
-        let rows: Vec<TagMoveColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<TagMoveColumns> = query!(self.read(), c => sqlx::query_as(
             "select t.position, t.tag, t.moved_at, t.actor, t.old_digest, t.new_digest, t.message,
                     exists (select 1 from manifests m
                             where m.repository = t.repository and m.digest = t.old_digest) as can_move_back
@@ -114,7 +114,7 @@ impl Tx {
         if moves.is_empty() {
             return Ok(());
         }
-        let (last,): (i64,) = on!(self.conn(), c => sqlx::query_as(
+        let (last,): (i64,) = query!(self.conn(), c => sqlx::query_as(
             "select cast(coalesce(max(position), 0) as bigint) from tag_moves where repository = $1")
             .bind(repository).fetch_one(c).await)?;
         let mut position = last;
@@ -124,7 +124,7 @@ impl Tx {
                      (repository, position, tag, moved_at, actor, old_digest, new_digest, message) values {}",
                 placeholders(some.len(), "(?, cast(? as bigint), ?, cast(? as bigint), ?, ?, ?, ?)", 1)
             );
-            on!(self.conn(), c => {
+            query!(self.conn(), c => {
                 let mut query = sqlx::query(AssertSqlSafe(text));
                 for NewTagMove { tag, from, to, message } in some {
                     position += 1;
@@ -135,7 +135,7 @@ impl Tx {
             })?;
         }
         if position > MAX_MOVES {
-            on!(self.conn(), c => sqlx::query("delete from tag_moves where repository = $1 and position <= $2")
+            query!(self.conn(), c => sqlx::query("delete from tag_moves where repository = $1 and position <= $2")
                 .bind(repository).bind(position - MAX_MOVES).execute(c).await.map(drop))?;
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! The patterns of protected tags, by repository or namespace.
 
-use super::{Store, Tx, on, parse_stored};
+use super::{Store, Tx, parse_stored, query};
 use crate::Error;
 use crate::auth::AccessTarget;
 
@@ -8,7 +8,7 @@ impl Store {
     /// The patterns of these targets, in order.
     pub(crate) async fn tag_rules_find(&self, targets: &[&AccessTarget]) -> Result<Vec<String>, Error> {
         let list = serde_json::Value::from_iter(targets.iter().map(ToString::to_string)).to_string();
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select distinct pattern from tag_rules where target in (select value from json_each($1)) order by pattern")
             .bind(list).fetch_all(c).await)?;
         Ok(rows.into_iter().map(|(pattern,)| pattern).collect())
@@ -16,7 +16,7 @@ impl Store {
 
     /// All patterns with their targets, in order.
     pub(crate) async fn tag_rules_list(&self) -> Result<Vec<(AccessTarget, String)>, Error> {
-        let rows: Vec<(String, String)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String, String)> = query!(self.read(), c => sqlx::query_as(
             "select target, pattern from tag_rules order by target, pattern").fetch_all(c).await)?;
         rows.into_iter().map(|(target, pattern)| Ok((parse_stored("target", &target)?, pattern))).collect()
     }
@@ -25,7 +25,7 @@ impl Store {
 impl Tx {
     /// The patterns of a target, in order.
     pub(crate) async fn tag_rules_of(&mut self, target: &AccessTarget) -> Result<Vec<String>, Error> {
-        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.conn(), c => sqlx::query_as(
             "select pattern from tag_rules where target = $1 order by pattern")
             .bind(target.to_string()).fetch_all(c).await)?;
         Ok(rows.into_iter().map(|(pattern,)| pattern).collect())
@@ -38,10 +38,10 @@ impl Tx {
         patterns: &[String],
     ) -> Result<(), Error> {
         let target = target.to_string();
-        on!(self.conn(), c => sqlx::query("delete from tag_rules where target = $1")
+        query!(self.conn(), c => sqlx::query("delete from tag_rules where target = $1")
             .bind(&target[..]).execute(c).await.map(drop))?;
         for pattern in patterns {
-            on!(self.conn(), c => sqlx::query(
+            query!(self.conn(), c => sqlx::query(
                 "insert into tag_rules (target, pattern) values ($1, $2) on conflict (target, pattern) do nothing")
                 .bind(&target[..]).bind(&pattern[..]).execute(c).await.map(drop))?;
         }

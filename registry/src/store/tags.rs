@@ -7,7 +7,7 @@ use sqlx::AssertSqlSafe;
 use super::read_cache::CachedValue;
 use super::removals::RemovalCause;
 use super::tag_moves::NewTagMove;
-use super::{ListFilter, Store, Tx, on, parse_stored};
+use super::{ListFilter, Store, Tx, parse_stored, query};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -27,10 +27,19 @@ impl Store {
     }
 
     async fn tag_list(&self, repository: &Repository, after: &str, limit: i64) -> Result<Vec<Tag>, Error> {
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
             "select name from tags where repository = $1 and name > $2 order by name limit $3")
             .bind(repository.as_str()).bind(after).bind(limit).fetch_all(c).await)?;
         rows.iter().map(|(name,)| parse_stored("tag", name)).collect()
+    }
+
+    /// The tag `latest` of a repository, else the one that was moved last.
+    pub(crate) async fn default_tag(&self, repository: &Repository) -> Result<Option<Tag>, Error> {
+        let row: Option<(String,)> = query!(self.read(), c => sqlx::query_as(
+            "select name from tags where repository = $1
+             order by case when name = 'latest' then 0 else 1 end, updated_at desc, name limit 1")
+            .bind(repository.as_str()).fetch_optional(c).await)?;
+        row.map(|(tag,)| parse_stored("tag", &tag)).transpose()
     }
 
     /// Repositories after `after` (exclusive), at most `limit`.
@@ -45,7 +54,7 @@ impl Store {
             self.is_listed("name", 3)
         ));
         let (all, visibility, subjects, targets) = filter.parameters();
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(text)
+        let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(text)
             .bind(after).bind(limit).bind(all).bind(visibility).bind(subjects).bind(targets)
             .fetch_all(c).await)?;
         rows.iter().map(|(name,)| parse_stored("repository", name)).collect()
@@ -64,10 +73,10 @@ impl Tx {
         message: Option<&str>,
     ) -> Result<Option<Digest>, Error> {
         let now = now_ms();
-        let before: Option<(String,)> = on!(self.conn(), c => sqlx::query_as(
+        let before: Option<(String,)> = query!(self.conn(), c => sqlx::query_as(
             "select digest from tags where repository = $1 and name = $2")
             .bind(repository.as_str()).bind(tag.as_str()).fetch_optional(c).await)?;
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "insert into tags (repository, name, digest, updated_at, actor) values ($1, $2, $3, $4, $5)
              on conflict (repository, name) do update set
                  digest = excluded.digest, updated_at = excluded.updated_at, actor = excluded.actor")
@@ -75,7 +84,7 @@ impl Tx {
             .execute(c).await.map(drop))?;
         let before: Option<Digest> = before.map(|(text,)| parse_stored("digest", &text)).transpose()?;
         if let Some(left) = before.as_ref().filter(|before| *before != digest) {
-            on!(self.conn(), c => sqlx::query(
+            query!(self.conn(), c => sqlx::query(
                 "update manifests set untagged_at = $3 where repository = $1 and digest = $2")
                 .bind(repository.as_str()).bind(left.as_str()).bind(now).execute(c).await.map(drop))?;
         }
@@ -95,7 +104,7 @@ impl Tx {
         tag: &Tag,
         why: &RemovalCause,
     ) -> Result<Option<Digest>, Error> {
-        let row: Option<(String,)> = on!(self.conn(), c => sqlx::query_as(
+        let row: Option<(String,)> = query!(self.conn(), c => sqlx::query_as(
             "delete from tags where repository = $1 and name = $2 returning digest")
             .bind(repository.as_str()).bind(tag.as_str()).fetch_optional(c).await)?;
         let Some((digest,)) = row else { return Ok(None) };

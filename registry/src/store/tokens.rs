@@ -3,7 +3,7 @@
 use lode_model::digest::Digest;
 use uuid::Uuid;
 
-use super::{Store, Tx, on, parse_stored};
+use super::{Store, Tx, parse_stored, query};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -60,7 +60,7 @@ impl TryFrom<TokenColumns> for TokenRow {
 impl Store {
     /// The token with this digest, whether or not it is still valid.
     pub(crate) async fn token_find(&self, secret: &Digest) -> Result<Option<TokenRow>, Error> {
-        let row: Option<TokenColumns> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<TokenColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, account, name, last_four, scope, created_at, expires_at, used_at, revoked_at, publisher
              from access_tokens where secret = $1")
             .bind(secret.as_str()).fetch_optional(c).await)?;
@@ -68,7 +68,7 @@ impl Store {
     }
 
     pub(crate) async fn token_find_by_id(&self, id: Uuid) -> Result<Option<TokenRow>, Error> {
-        let row: Option<TokenColumns> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<TokenColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, account, name, last_four, scope, created_at, expires_at, used_at, revoked_at, publisher
              from access_tokens where id = $1")
             .bind(id.to_string()).fetch_optional(c).await)?;
@@ -82,7 +82,7 @@ impl Store {
         before: Option<Uuid>,
         limit: i64,
     ) -> Result<Vec<TokenRow>, Error> {
-        let rows: Vec<TokenColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<TokenColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, account, name, last_four, scope, created_at, expires_at, used_at, revoked_at, publisher
              from access_tokens where account = $1 and (cast($2 as text) is null or id < $2)
              order by id desc limit $3")
@@ -93,7 +93,7 @@ impl Store {
 
     /// Records the use of a token.
     pub(crate) async fn token_used(&self, id: Uuid, at: i64) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query("update access_tokens set used_at = $2 where id = $1")
+        query!(self.write(), c => sqlx::query("update access_tokens set used_at = $2 where id = $1")
             .bind(id.to_string()).bind(at).execute(c).await.map(drop))?;
         Ok(())
     }
@@ -101,7 +101,7 @@ impl Store {
 
 impl Tx {
     pub(crate) async fn token_insert(&mut self, token: &TokenRow, secret: &Digest) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "insert into access_tokens (id, account, name, secret, last_four, scope, created_at, expires_at, publisher)
              values ($1, $2, $3, $4, $5, $6, $7, $8, $9)")
             .bind(token.id.to_string()).bind(token.account.to_string()).bind(&token.name).bind(secret.as_str())
@@ -113,7 +113,7 @@ impl Tx {
 
     /// Revokes a token of an account. Returns false if there is none that is valid.
     pub(crate) async fn token_revoke(&mut self, account: Uuid, id: Uuid) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "update access_tokens set revoked_at = $3 where account = $1 and id = $2 and revoked_at is null")
             .bind(account.to_string()).bind(id.to_string()).bind(now_ms())
             .execute(c).await.map(|r| r.rows_affected()))?;

@@ -3,7 +3,7 @@
 
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{Engine, Store, Tx, on, size};
+use super::{Engine, Store, Tx, query, size};
 use crate::time::now_ms;
 use crate::{Error, OpenError};
 
@@ -143,13 +143,13 @@ impl Store {
     }
 
     async fn key_find(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
-        let row: Option<(Vec<u8>,)> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<(Vec<u8>,)> = query!(self.read(), c => sqlx::query_as(
             "select value from server_keys where name = $1").bind(name).fetch_optional(c).await)?;
         Ok(row.map(|(value,)| value))
     }
 
     async fn is_empty(&self) -> Result<bool, Error> {
-        let (is_empty,): (bool,) = on!(self.read(), c => sqlx::query_as(
+        let (is_empty,): (bool,) = query!(self.read(), c => sqlx::query_as(
             "select not exists (select 1 from repositories) and not exists (select 1 from blobs)")
             .fetch_one(c).await)?;
         Ok(is_empty)
@@ -221,14 +221,14 @@ impl Tx {
                 }
                 table => format!("delete from {table}"),
             };
-            on!(self.conn(), c => sqlx::query(AssertSqlSafe(text)).execute(c).await.map(drop))?;
+            query!(self.conn(), c => sqlx::query(AssertSqlSafe(text)).execute(c).await.map(drop))?;
         }
         let mut counts = Vec::new();
         for table in MOVED {
             counts.push((*table, self.table_fill(source, table).await?));
         }
         // Unlinked blobs start their grace period again.
-        on!(self.conn(), c => sqlx::query(
+        query!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = $1 where not exists (select 1 from links l where l.digest = blobs.digest)")
             .bind(now_ms()).execute(c).await.map(drop))?;
         Ok(counts)
@@ -271,7 +271,7 @@ impl Tx {
         };
         let values: Vec<String> = (0..rows.len()).map(row).collect();
         let text = format!("insert into {table} ({}) values {}", names(columns.iter()), values.join(", "));
-        on!(self.conn(), c => {
+        query!(self.conn(), c => {
             // The text contains only names of our own schema and placeholders.
             let mut query = sqlx::query(AssertSqlSafe(text));
             for cell in rows.into_iter().flatten() {
@@ -294,14 +294,15 @@ impl Tx {
             }
             table => format!("select count(*) from {table}"),
         };
-        let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(AssertSqlSafe(text)).fetch_one(c).await)?;
+        let (count,): (i64,) =
+            query!(self.conn(), c => sqlx::query_as(AssertSqlSafe(text)).fetch_one(c).await)?;
         size(count)
     }
 
     /// Records that the move into this database is done.
     pub(crate) async fn move_done(&mut self) -> Result<(), Error> {
         let now = now_ms();
-        on!(self.conn(), c => sqlx::query("insert into server_keys (name, value, created_at) values ($1, $2, $3)")
+        query!(self.conn(), c => sqlx::query("insert into server_keys (name, value, created_at) values ($1, $2, $3)")
             .bind(MOVED_AT).bind(now.to_string().into_bytes()).bind(now).execute(c).await.map(drop))?;
         Ok(())
     }

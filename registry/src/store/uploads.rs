@@ -5,7 +5,7 @@ use lode_model::digest::{Algorithm, Hasher};
 use lode_model::reference::Repository;
 use uuid::Uuid;
 
-use super::{Store, Tx, bigint, on, parse_stored, size};
+use super::{Store, Tx, bigint, parse_stored, query, size};
 use crate::Error;
 use crate::blobs::{StoredUpload, UploadProgress};
 use crate::time::now_ms;
@@ -98,7 +98,7 @@ impl Store {
     pub(crate) async fn upload_insert(&self, upload: NewUpload<'_>) -> Result<UploadRow, Error> {
         let (state, now) = (Hasher::new(upload.algorithm).save(), now_ms());
         let attempts = i64::from(upload.commits_at_once);
-        on!(self.write(), c => sqlx::query(
+        query!(self.write(), c => sqlx::query(
             "insert into uploads (id, repository, store_key, next_byte, generation, algorithm, hash_state, attempts, created_at, updated_at, account)
              values ($1, $2, $3, 0, 0, $4, $5, $6, $7, $7, $8)")
             .bind(upload.id.to_string()).bind(upload.repository.as_str()).bind(upload.store_key)
@@ -130,7 +130,7 @@ impl Store {
 
     /// The account that opened an upload.
     pub(crate) async fn upload_account(&self, id: Uuid) -> Result<Option<Uuid>, Error> {
-        let row: Option<(Option<String>,)> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<(Option<String>,)> = query!(self.read(), c => sqlx::query_as(
             "select account from uploads where id = $1")
             .bind(id.to_string()).fetch_optional(c).await)?;
         row.and_then(|(account,)| account).map(|text| parse_stored("account", &text)).transpose()
@@ -138,7 +138,7 @@ impl Store {
 
     /// The upload, in any repository, even while it is being deleted.
     pub(crate) async fn upload_find_any(&self, id: Uuid) -> Result<Option<UploadRow>, Error> {
-        let found: Option<UploadColumns> = on!(self.read(), c => sqlx::query_as(concat!(
+        let found: Option<UploadColumns> = query!(self.read(), c => sqlx::query_as(concat!(
             "select ", columns!(), " from uploads where id = $1"))
             .bind(id.to_string()).fetch_optional(c).await)?;
         found.map(UploadRow::try_from).transpose()
@@ -153,7 +153,7 @@ impl Store {
         generation: i64,
         to_commit: bool,
     ) -> Result<Option<UploadRow>, Error> {
-        let taken: Option<UploadColumns> = on!(self.write(), c => sqlx::query_as(concat!(
+        let taken: Option<UploadColumns> = query!(self.write(), c => sqlx::query_as(concat!(
             "update uploads set generation = generation + 1, attempts = attempts + $3
              where id = $1 and generation = $2 and ending_at is null
              returning ", columns!()))
@@ -168,7 +168,7 @@ impl Store {
         id: Uuid,
         generation: i64,
     ) -> Result<Option<UploadRow>, Error> {
-        let taken: Option<UploadColumns> = on!(self.write(), c => sqlx::query_as(concat!(
+        let taken: Option<UploadColumns> = query!(self.write(), c => sqlx::query_as(concat!(
             "update uploads set generation = generation + 1, ending_at = $3
              where id = $1 and generation = $2
              returning ", columns!()))
@@ -184,7 +184,7 @@ impl Store {
         checkpoint: UploadCheckpoint<'_>,
     ) -> Result<bool, Error> {
         let UploadCheckpoint { offset, hash_state, progress } = checkpoint;
-        let rows = on!(self.write(), c => sqlx::query(
+        let rows = query!(self.write(), c => sqlx::query(
             "update uploads set next_byte = $3, hash_state = $4, generation = generation + 1, updated_at = $5,
                     multipart_id = $6, parts = $7
              where id = $1 and generation = $2")
@@ -202,7 +202,7 @@ impl Store {
         generation: i64,
         progress: &UploadProgress,
     ) -> Result<bool, Error> {
-        let rows = on!(self.write(), c => sqlx::query(
+        let rows = query!(self.write(), c => sqlx::query(
             "update uploads set generation = generation + 1, multipart_id = $3, parts = $4
              where id = $1 and generation = $2")
             .bind(id.to_string()).bind(generation)
@@ -212,7 +212,7 @@ impl Store {
     }
 
     pub(crate) async fn upload_delete(&self, repository: &Repository, id: Uuid) -> Result<bool, Error> {
-        let rows = on!(self.write(), c => sqlx::query("delete from uploads where id = $1 and repository = $2")
+        let rows = query!(self.write(), c => sqlx::query("delete from uploads where id = $1 and repository = $2")
             .bind(id.to_string()).bind(repository.as_str())
             .execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
@@ -220,7 +220,7 @@ impl Store {
 
     /// Uploads idle since before `cutoff`, oldest first.
     pub(crate) async fn uploads_idle(&self, cutoff: i64, limit: u32) -> Result<Vec<UploadRow>, Error> {
-        let rows: Vec<UploadColumns> = on!(self.read(), c => sqlx::query_as(concat!(
+        let rows: Vec<UploadColumns> = query!(self.read(), c => sqlx::query_as(concat!(
             "select ", columns!(), " from uploads where updated_at < $1 order by updated_at limit $2"))
             .bind(cutoff).bind(i64::from(limit)).fetch_all(c).await)?;
         rows.into_iter().map(UploadRow::try_from).collect()
@@ -228,7 +228,7 @@ impl Store {
 
     /// Whether an upload stores its bytes under this key.
     pub(crate) async fn upload_has_key(&self, store_key: &str) -> Result<bool, Error> {
-        let (exists,): (bool,) = on!(self.read(), c => sqlx::query_as(
+        let (exists,): (bool,) = query!(self.read(), c => sqlx::query_as(
             "select exists (select 1 from uploads where store_key = $1)")
             .bind(store_key).fetch_one(c).await)?;
         Ok(exists)
@@ -238,7 +238,7 @@ impl Store {
 impl Tx {
     /// Deletes an upload as part of its commit. Returns false if another writer or a cancellation came first.
     pub(crate) async fn upload_delete_committed(&mut self, id: Uuid, generation: i64) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query("delete from uploads where id = $1 and generation = $2")
+        let rows = query!(self.conn(), c => sqlx::query("delete from uploads where id = $1 and generation = $2")
             .bind(id.to_string()).bind(generation).execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }

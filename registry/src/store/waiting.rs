@@ -3,7 +3,7 @@
 
 use sqlx::AssertSqlSafe;
 
-use super::{Store, on, size};
+use super::{Store, query, size};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -37,8 +37,8 @@ impl Store {
              where {WAITS}"
         ));
         let (manifests, first_manifest): (i64, Option<i64>) =
-            on!(self.read(), c => sqlx::query_as(text).bind(grace_ms).fetch_one(c).await)?;
-        let (first_link,): (Option<i64>,) = on!(self.read(), c => sqlx::query_as(
+            query!(self.read(), c => sqlx::query_as(text).bind(grace_ms).fetch_one(c).await)?;
+        let (first_link,): (Option<i64>,) = query!(self.read(), c => sqlx::query_as(
             "select min(case when l.unreferenced_at + cast($1 as bigint) > l.leased_until
                         then l.unreferenced_at + cast($1 as bigint) else l.leased_until end)
              from links l where l.unreferenced_at is not null
@@ -48,7 +48,7 @@ impl Store {
                                where m.repository = l.repository and m.digest = l.digest)")
             .bind(grace_ms).fetch_one(c).await)?;
         // A removed manifest keeps its blobs until it can no longer be restored.
-        let (first_blob,): (Option<i64>,) = on!(self.read(), c => sqlx::query_as(
+        let (first_blob,): (Option<i64>,) = query!(self.read(), c => sqlx::query_as(
             "select min(case when b.undo_until > b.due then b.undo_until else b.due end) from (
                  select u.unlinked_at + cast($1 as bigint) as due,
                         coalesce((select max(k.undo_until) from removal_blobs k where k.digest = u.digest), 0)
@@ -72,7 +72,8 @@ impl Store {
                  or exists (select 1 from manifests m
                             where m.repository = l.repository and m.digest = l.digest and not {WAITS})))"
         ));
-        let (blobs, size_bytes): (i64, i64) = on!(self.read(), c => sqlx::query_as(text).fetch_one(c).await)?;
+        let (blobs, size_bytes): (i64, i64) =
+            query!(self.read(), c => sqlx::query_as(text).fetch_one(c).await)?;
         let first = [first_manifest, first_link, first_blob].into_iter().flatten().min();
         Ok(WaitingContent {
             manifests: size(manifests)?,

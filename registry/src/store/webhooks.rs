@@ -3,7 +3,7 @@
 
 use sqlx::AssertSqlSafe;
 
-use super::{Engine, Store, Tx, on, placeholders};
+use super::{Engine, Store, Tx, placeholders, query};
 use crate::{Error, metrics};
 
 /// How many deliveries one statement inserts; seven parameters each stay below the engines' limits.
@@ -77,13 +77,8 @@ impl Store {
                     sqlx::query_as(TAKE).bind(target).bind(now).bind(until).bind(limit).fetch_all(c).await
                 }
                 Engine::Postgres(c) => {
-                    sqlx::query_as(TAKE_UNLOCKED)
-                        .bind(target)
-                        .bind(now)
-                        .bind(until)
-                        .bind(limit)
-                        .fetch_all(c)
-                        .await
+                    let take = sqlx::query_as(TAKE_UNLOCKED).bind(target).bind(now).bind(until).bind(limit);
+                    super::postgres::with_timeout(take.fetch_all(c)).await
                 }
             }
         });
@@ -91,7 +86,7 @@ impl Store {
     }
 
     pub(crate) async fn delivery_done(&self, delivery: &Delivery) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query("delete from webhook_deliveries where id = $1")
+        query!(self.write(), c => sqlx::query("delete from webhook_deliveries where id = $1")
             .bind(&delivery.id).execute(c).await.map(drop))?;
         Ok(())
     }
@@ -103,7 +98,7 @@ impl Store {
         problem: &str,
         next_at: i64,
     ) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query(
+        query!(self.write(), c => sqlx::query(
             "update webhook_deliveries set next_at = $3, problem = $4 where id = $1 and attempts = $2")
             .bind(&delivery.id).bind(delivery.attempts).bind(next_at).bind(problem)
             .execute(c).await.map(drop))?;
@@ -116,7 +111,7 @@ impl Store {
         problem: &str,
         now: i64,
     ) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query(
+        query!(self.write(), c => sqlx::query(
             "update webhook_deliveries set given_up_at = $3, problem = $4 where id = $1 and attempts = $2")
             .bind(&delivery.id).bind(delivery.attempts).bind(now).bind(problem)
             .execute(c).await.map(drop))?;
@@ -125,14 +120,14 @@ impl Store {
 
     /// Abandons deliveries that were created before `created_before`.
     pub(crate) async fn deliveries_abandon(&self, created_before: i64, now: i64) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query(
+        query!(self.write(), c => sqlx::query(
             "update webhook_deliveries set given_up_at = $2 where given_up_at is null and created_at < $1")
             .bind(created_before).bind(now).execute(c).await.map(drop))?;
         Ok(())
     }
 
     pub(crate) async fn deliveries_delete_abandoned(&self, given_up_before: i64) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query("delete from webhook_deliveries where given_up_at < $1")
+        query!(self.write(), c => sqlx::query("delete from webhook_deliveries where given_up_at < $1")
             .bind(given_up_before).execute(c).await.map(drop))?;
         Ok(())
     }
@@ -143,7 +138,7 @@ impl Store {
         after: Option<&str>,
         limit: u32,
     ) -> Result<Vec<DeliveryRow>, Error> {
-        Ok(on!(self.read(), c => sqlx::query_as(
+        Ok(query!(self.read(), c => sqlx::query_as(
             "select id, event, kind, target, created_at, attempts, problem, given_up_at
              from webhook_deliveries where id < $1 order by id desc limit $2")
             // Ids are hexadecimal: all of them sort before this letter.
@@ -160,7 +155,7 @@ impl Tx {
                  values {}",
                 placeholders(rows.len(), "(?, ?, ?, ?, ?, ?, ?, 0)", 1)
             );
-            on!(self.conn(), c => {
+            query!(self.conn(), c => {
                 let mut query = sqlx::query(AssertSqlSafe(text));
                 for row in rows {
                     query = query.bind(&row.id[..]).bind(&row.event[..]).bind(row.kind).bind(row.target)
@@ -174,7 +169,7 @@ impl Tx {
 
     /// Makes an abandoned or pending delivery due now. Returns false if there is none.
     pub(crate) async fn delivery_redeliver(&mut self, id: &str, now: i64) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "update webhook_deliveries set given_up_at = null, next_at = $2, created_at = $2 where id = $1")
             .bind(id).bind(now).execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)

@@ -10,7 +10,7 @@ use unicode_normalization::char::is_combining_mark;
 /// Longer words are cut, in texts and in queries.
 const MAX_WORD_CHARS: usize = 32;
 /// The most words of a query that count.
-const MAX_QUERY_WORDS: usize = 12;
+pub(crate) const MAX_QUERY_WORDS: usize = 12;
 
 /// A character's place in a word.
 #[derive(Clone, Copy, PartialEq, Eq)]

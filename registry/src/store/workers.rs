@@ -8,7 +8,7 @@ use lode_model::digest::Digest;
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
-use super::{Store, Tx, on, parse_stored};
+use super::{Store, Tx, parse_stored, query};
 use crate::Error;
 use crate::time::millis;
 
@@ -119,7 +119,7 @@ impl Store {
              where id = $1 and credential = $5",
             self.clock()
         ));
-        let rows = on!(self.write(), c => sqlx::query(text)
+        let rows = query!(self.write(), c => sqlx::query(text)
             .bind(id.to_string()).bind(devices).bind(loaded).bind(cached).bind(credential.as_str())
             .execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
@@ -131,7 +131,7 @@ impl Store {
             "update workers set seen_at = {} where id in (select value from json_each($1))",
             self.clock()
         ));
-        Ok(on!(self.write(), c => sqlx::query(text).bind(id_list(ids))
+        Ok(query!(self.write(), c => sqlx::query(text).bind(id_list(ids))
             .execute(c).await.map(|r| r.rows_affected()))?)
     }
 
@@ -142,7 +142,7 @@ impl Store {
             self.clock()
         ));
         let mut tx = self.begin().await?;
-        let rows = on!(tx.conn(), c => sqlx::query(text).bind(millis(unseen))
+        let rows = query!(tx.conn(), c => sqlx::query(text).bind(millis(unseen))
             .execute(c).await.map(|r| r.rows_affected()))?;
         if rows > 0 {
             tx.access_changed().await?;
@@ -158,19 +158,19 @@ impl Store {
             self.clock()
         ));
         let rows: Vec<WorkerStateColumns> =
-            on!(self.read(), c => sqlx::query_as(text).bind(millis(within)).fetch_all(c).await)?;
+            query!(self.read(), c => sqlx::query_as(text).bind(millis(within)).fetch_all(c).await)?;
         rows.into_iter().map(WorkerState::try_from).collect()
     }
 
     pub(crate) async fn worker_find_by_credential(&self, credential: &Digest) -> Result<Option<Uuid>, Error> {
-        let row: Option<(String,)> = on!(self.read(), c => sqlx::query_as("select id from workers where credential = $1")
+        let row: Option<(String,)> = query!(self.read(), c => sqlx::query_as("select id from workers where credential = $1")
             .bind(credential.as_str()).fetch_optional(c).await)?;
         row.map(|(id,)| parse_stored("worker", &id)).transpose()
     }
 
     /// The rows of those of these workers that exist, in any order.
     pub(crate) async fn worker_rows(&self, ids: &[Uuid]) -> Result<Vec<WorkerRow>, Error> {
-        let rows: Vec<WorkerColumns> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<WorkerColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, secret, credential, advertise, version, devices, loaded, cached, reserved_for, registered_at,
                  inventory, draining
              from workers where id in (select value from json_each($1))")
@@ -188,7 +188,7 @@ impl Tx {
         credential: Option<&Digest>,
     ) -> Result<bool, Error> {
         self.access_changed().await?;
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "delete from workers where id = $1 and (cast($2 as text) is null or credential = $2)")
             .bind(id.to_string()).bind(credential.map(Digest::as_str))
             .execute(c).await.map(|r| r.rows_affected()))?;
@@ -198,7 +198,7 @@ impl Tx {
     /// Sets whether a worker is drained. Returns false if there is no such worker.
     pub(crate) async fn worker_drain(&mut self, id: Uuid, draining: bool) -> Result<bool, Error> {
         // Replicas read a row again when its inventory has another number.
-        let rows = on!(self.conn(), c => sqlx::query(
+        let rows = query!(self.conn(), c => sqlx::query(
             "update workers set draining = cast($2 as bigint), inventory = inventory + 1 where id = $1")
             .bind(id.to_string()).bind(i64::from(draining))
             .execute(c).await.map(|r| r.rows_affected()))?;
@@ -213,12 +213,12 @@ impl Tx {
              values ($1, $2, $3, $4, $5, $6, $7, $8, $9, {now}, {now})",
             now = self.0.clock()
         ));
-        let replaced = on!(self.conn(), c => sqlx::query("delete from workers where advertise = $1")
+        let replaced = query!(self.conn(), c => sqlx::query("delete from workers where advertise = $1")
             .bind(&row.advertise).execute(c).await.map(|r| r.rows_affected()))?;
         if replaced > 0 {
             self.access_changed().await?;
         }
-        on!(self.conn(), c => sqlx::query(text)
+        query!(self.conn(), c => sqlx::query(text)
             .bind(row.id.to_string()).bind(row.secret.expose()).bind(&row.advertise).bind(&row.version)
             .bind(&row.devices).bind(&row.loaded).bind(&row.cached)
             .bind(row.credential.as_ref().map(Digest::as_str)).bind(&row.reserved_for)

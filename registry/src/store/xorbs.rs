@@ -7,7 +7,7 @@ use lode_model::xet::hash::XetHash;
 use lode_model::xet::xorb::ChunkIndex;
 use uuid::Uuid;
 
-use super::{Store, on, parse_stored};
+use super::{Store, parse_stored, query};
 use crate::Error;
 use crate::time::now_ms;
 
@@ -39,7 +39,7 @@ impl Store {
         hash: &XetHash,
         xorb: &XorbRow,
     ) -> Result<bool, Error> {
-        let rows = on!(self.write(), c => sqlx::query(
+        let rows = query!(self.write(), c => sqlx::query(
             "insert into xorbs (repository, account, hash, digest, chunks)
              select repository, $2, $3, digest, $5 from links where repository = $1 and digest = $4
              on conflict (repository, account, hash) do update set digest = excluded.digest, chunks = excluded.chunks")
@@ -54,7 +54,7 @@ impl Store {
         uploader: &XetUploader,
         hash: &XetHash,
     ) -> Result<Option<XorbRow>, Error> {
-        let row: Option<(String, Vec<u8>)> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<(String, Vec<u8>)> = query!(self.read(), c => sqlx::query_as(
             "select digest, chunks from xorbs where repository = $1 and account = $2 and hash = $3")
             .bind(uploader.repository.as_str()).bind(uploader.account()).bind(hash.to_string())
             .fetch_optional(c).await)?;
@@ -68,7 +68,7 @@ impl Store {
 
     /// Extends the leases of all xorbs of an uploader.
     pub(crate) async fn xorbs_lease(&self, uploader: &XetUploader, until: i64) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query(
+        query!(self.write(), c => sqlx::query(
             "update links set leased_until = $3 where repository = $1 and leased_until < $3
                  and digest in (select digest from xorbs where repository = $1 and account = $2)")
             .bind(uploader.repository.as_str()).bind(uploader.account()).bind(until)
@@ -83,7 +83,7 @@ impl Store {
         fresh: Uuid,
         not_before: i64,
     ) -> Result<Uuid, Error> {
-        let (id,): (String,) = on!(self.write(), c => sqlx::query_as(
+        let (id,): (String,) = query!(self.write(), c => sqlx::query_as(
             "insert into xet_spaces (repository, account, id, created_at) values ($1, $2, $3, $4)
              on conflict (repository, account) do update set
                  id = case when xet_spaces.created_at > $5 then xet_spaces.id else excluded.id end,
@@ -97,7 +97,7 @@ impl Store {
 
     /// Ends the uploader's space, so that its client forgets what it has uploaded.
     pub(crate) async fn xet_space_end(&self, uploader: &XetUploader) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query("delete from xet_spaces where repository = $1 and account = $2")
+        query!(self.write(), c => sqlx::query("delete from xet_spaces where repository = $1 and account = $2")
             .bind(uploader.repository.as_str()).bind(uploader.account())
             .execute(c).await.map(drop))?;
         Ok(())

@@ -1,19 +1,24 @@
 //! Accounts, tokens, roles and visibility over HTTP.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 
+use axum::body::Body;
 use axum::extract::ConnectInfo;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use futures::stream;
 use http::Request;
 use http::request::Builder;
 use lode_client::Secret;
 use lode_model::digest::Digest;
 use serde_json::{Value, json};
+use tower::ServiceExt;
 
 use super::{App, TestResponse, failure};
 use crate::Config;
 use crate::auth::{Action, Caller, Target};
+use crate::store::query;
 
 /// A loopback name, which an open server accepts, too.
 const HOST: &str = "localhost:5000";
@@ -412,7 +417,7 @@ async fn tokens_are_limited_and_revoked() {
         assert_eq!(app.pull_as(credentials, "alice/app").await, 401);
     }
     assert_eq!(app.pull_as(&read, "alice/app").await, 200, "others stay valid");
-    // A token is replaced by one with the same limits; a limited one may replace itself, and no other.
+    // A token is replaced by one with the same limits. A limited one replaces no other, and not itself if it only reads.
     let rotate = async |credentials: &str, id: &str| {
         let request = Request::post(format!("/lode/v1/tokens/{id}/rotate"));
         app.send_as(credentials, request, "null").await
@@ -423,7 +428,10 @@ async fn tokens_are_limited_and_revoked() {
         found.unwrap()["id"].as_str().unwrap().to_owned()
     };
     assert_eq!(rotate(&infer, &id_of("ci")).await.status, 403);
-    let response = rotate(&read, &id_of("ci")).await;
+    let refused = rotate(&read, &id_of("ci")).await;
+    assert!(refused.status == 403 && refused.text().contains("cannot replace itself"), "{}", refused.text());
+    assert_eq!(app.pull_as(&read, "alice/app").await, 200, "it stays valid");
+    let response = rotate(&alice, &id_of("ci")).await;
     assert_eq!(response.status, 201, "{}", response.text());
     let newer = response.json();
     assert_eq!((&newer["name"], &newer["scope"]["targets"]), (&json!("ci"), &json!(["alice/app"])));
@@ -440,6 +448,48 @@ async fn tokens_are_limited_and_revoked() {
         Request::delete(format!("/lode/v1/tokens/{id}?account=alice")),
     ] {
         assert_eq!(app.send_as(&bob, request, "").await.status, 403);
+    }
+}
+
+/// Otherwise a token that was given away would never expire.
+#[tokio::test]
+async fn a_limited_token_cannot_extend_its_own_time() {
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    let request = |name: &str, access: &str| json!({"name": name, "access": access, "targets": ["alice/app"], "expires_in_seconds": 3600});
+    let unlimited = json!({"name": "unlimited", "expires_in_seconds": 3600});
+    let mut tokens = Vec::new();
+    for request in [request("write", "write"), request("own", "own"), request("owner", "write"), unlimited] {
+        tokens.push(app.token(&alice, request).await);
+    }
+    // Half of their time is over.
+    let text =
+        "update access_tokens set created_at = created_at - 1800000, expires_at = expires_at - 1800000";
+    query!(app.registry.store().write(), c => sqlx::query(text).execute(c).await.map(drop)).unwrap();
+    let expiry_of = async |id: &str| {
+        let listed = app.get_as(&alice, "/lode/v1/tokens").await.json();
+        let found = listed["tokens"].as_array().unwrap().iter().find(|token| token["id"] == id).cloned();
+        found.unwrap()["expires_at"].as_str().unwrap().to_owned()
+    };
+    let [write, own, of_owner, unlimited] = &tokens[..] else { panic!("four tokens") };
+    for (by, (token, id), is_extended) in [
+        (&write.0, write, false),
+        (&own.0, own, false),
+        (&alice, of_owner, true),
+        (&unlimited.0, unlimited, true),
+    ] {
+        let before = expiry_of(id).await;
+        let response = app.send_as(by, Request::post(format!("/lode/v1/tokens/{id}/rotate")), "null").await;
+        assert_eq!(response.status, 201, "{}", response.text());
+        let newer = response.json();
+        let (name, after) = (&newer["name"], newer["expires_at"].as_str().unwrap());
+        match is_extended {
+            true => assert!(after > &before[..], "{name}: {before} {after}"),
+            false => assert_eq!(after, before, "{name}"),
+        }
+        assert_eq!(app.get_as(token, "/v2/").await.status, 401, "{name}");
+        let newer = bearer(newer["secret"].as_str().unwrap());
+        assert_eq!(app.get_as(&newer, "/v2/").await.status, 200, "{name}");
     }
 }
 
@@ -485,6 +535,33 @@ async fn disabled_and_changed_accounts_lose_their_credentials() {
         assert_eq!(app.send_as(&admin, request, body).await.status, 409, "{method} {body}");
     }
     assert_eq!(app.get_as(&admin, "/v2/").await.status, 200);
+}
+
+/// The rights count when the manifest is stored, and not when its request began.
+#[tokio::test]
+async fn a_manifest_is_refused_if_its_token_ends_while_it_arrives() {
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    assert_eq!(app.push_as(&alice, "alice/app").await.status, 201);
+    let (token, id) = app.token(&alice, json!({"name": "ci"})).await;
+    let manifest = super::image(&Digest::sha256(b"{}"), 2, &[]);
+    let request = |request: Builder, credentials: &str| {
+        request.header("authorization", credentials).header("host", HOST)
+    };
+    // The body is read after the first check, and revokes the token.
+    let revoke = request(Request::delete(format!("/lode/v1/tokens/{id}")), &alice);
+    let (router, revoke, text) =
+        (app.router.clone(), revoke.body(Body::empty()).unwrap(), manifest.to_string());
+    let body = stream::once(async move {
+        assert_eq!(router.oneshot(revoke).await.unwrap().status(), 204);
+        Ok::<_, Infallible>(text)
+    });
+    let put = request(Request::put("/v2/alice/app/manifests/late"), &token)
+        .header("content-type", manifest["mediaType"].as_str().unwrap());
+    let refused = app.send(put, Body::from_stream(body)).await;
+    assert_eq!(refused.failure(), failure(403, "DENIED"), "{}", refused.text());
+    assert!(refused.text().contains("was revoked"), "{}", refused.text());
+    assert_eq!(app.get_as(&alice, "/v2/alice/app/manifests/late").await.status, 404);
 }
 
 #[tokio::test]

@@ -350,3 +350,35 @@ async fn an_empty_repository_gets_its_first_card() {
     assert_eq!(app.send(from_page(Request::post(PAGE)), body).await.status, 303);
     assert_eq!(app.content("team/m", "README.md").await, CARD);
 }
+
+#[tokio::test]
+async fn pages_of_files_have_colours_and_are_bounded() {
+    let app = App::new().await;
+    app.create_repository("team/m").await;
+    let digits = "1.".repeat(MAX_CARD_BYTES as usize / 2);
+    let attributes: String = (0..40_000).map(|n| format!("{n} ")).collect();
+    let files = [
+        file("a.json", b"{\"a\":\"<b>\"}"),
+        file("notes.txt", b"<i>plain</i>"),
+        file("docs/b.md", b"# Title\n\n**bold**"),
+        file("digits.sh", digits.as_bytes()),
+        file("attributes.md", format!("<div {attributes}>").as_bytes()),
+    ];
+    app.committed("team/m", &files).await;
+    for (path, expect) in [
+        (
+            "a.json",
+            "<pre class=\"file\" tabindex=\"0\"><code>{\n  <span class=\"hl-name\">&quot;a&quot;</span>: ",
+        ),
+        ("notes.txt", "plain</code></pre>"),
+        ("docs/b.md", "<strong>bold</strong>"),
+        // Either would take minutes.
+        ("digits.sh", "1.1.1."),
+        ("attributes.md", "too many attributes"),
+    ] {
+        let page = app.get(&format!("/team/m/-/blob/latest/{path}")).await;
+        assert_eq!(page.status, 200, "{path}");
+        assert!(page.text().contains(expect), "{path}: {}", &page.text()[..page.body.len().min(4000)]);
+        assert!(!page.text().contains("<i>") && !page.text().contains("<b>"), "{path}");
+    }
+}

@@ -1,6 +1,9 @@
 //! Models created over `/api`: from an existing model, and from uploaded files.
 
+use std::time::Duration;
+
 use http::Request;
+use lode_client::Secret;
 use lode_model::digest::Digest;
 use lode_model::gguf::{Header, Metadata, NewTensor};
 use lode_model::media_type;
@@ -10,9 +13,11 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::App;
-use super::access::closed;
+use super::access::{PASSWORD, basic, closed};
+use super::import::{Fault, Source, problem, push_layer};
 use super::models::push_model;
-use crate::Config;
+use super::wire::within;
+use crate::{Config, MirrorConfig};
 
 /// The records of a stream.
 async fn records(app: &App, path: &str, body: Value) -> Vec<Value> {
@@ -333,6 +338,90 @@ async fn a_stored_model_is_quantised_by_a_job() {
     assert!(refused.text().contains("/api/create"), "{}", refused.text());
     let long = json!({"model": "alice/m", "from": "alice/base", "system": "x".repeat(70_000)});
     assert_eq!(post(&alice, "/lode/v1/models", long).await.status, 413);
+}
+
+/// A server with the administrator `admin`, below whose `hub/` are the models of `there`.
+async fn mirror_of(there: &Source) -> App {
+    let mirror = MirrorConfig {
+        prefix: "hub/".into(),
+        upstream: format!("http://{}", there.address).parse().unwrap(),
+        username: None,
+        password: None,
+        check_after: Duration::from_secs(3600),
+        plain_http: false,
+    };
+    let admin_password = Some(Secret::new(PASSWORD));
+    let app = App::with(Config { admin_password, mirror: vec![mirror], ..Config::default() }).await;
+    app.show("hub/*", "internal").await;
+    app
+}
+
+#[tokio::test]
+async fn a_job_ends_with_the_rights_of_its_account() {
+    let there = Source::start().await;
+    let app = mirror_of(&there).await;
+    let (alice, bob) = (app.user("alice").await, app.user("bob").await);
+    let (token, id) = app.token(&alice, json!({"name": "ci"})).await;
+    app.grant("alice/made", "bob", "write").await;
+    let (revoke, no_grant) =
+        (format!("/lode/v1/tokens/{id}?account=alice"), json!({"target": "alice/made", "subject": "bob"}));
+    let hidden = json!({"target": "hub/*", "visibility": "private"});
+    for (name, credentials, method, path, body, reason) in [
+        ("one", &token, "DELETE", &revoke[..], json!({}), "or its token or key was revoked"),
+        ("two", &bob, "PUT", "/lode/v1/grants", no_grant, "may no longer push to alice/made"),
+        ("three", &alice, "PUT", "/lode/v1/visibility", hidden, "may no longer read hub/team/three"),
+        (
+            "four",
+            &alice,
+            "PATCH",
+            "/lode/v1/accounts/alice",
+            json!({"disabled": true}),
+            "was disabled or deleted",
+        ),
+    ] {
+        let layer = push_layer(&there.app, &format!("team/{name}"), "latest", name).await;
+        there.set(&layer, Fault::Hold);
+        let create = json!({"model": "alice/made", "from": format!("hub/team/{name}")});
+        let started = app.send_as(credentials, Request::post("/lode/v1/models"), create.to_string()).await;
+        assert_eq!(started.status, 202, "{name}: {}", started.text());
+        there.is_asked_for(&layer).await;
+        app.admin(method, path, body).await;
+        // The job ends while it waits for the layer.
+        let location = format!("{}?wait=60", started.header("location"));
+        let job = within(app.get_as(&basic("admin", PASSWORD), &location)).await.json();
+        assert!(problem(&job).contains(reason), "{name}: {job}");
+        let made = app.get_as(&basic("admin", PASSWORD), "/v2/alice/made/manifests/latest").await;
+        assert_eq!(made.status, 404, "{name}");
+        there.repair();
+        app.show("hub/*", "internal").await;
+    }
+}
+
+/// Nothing checks the rights of a long request while it runs.
+#[tokio::test]
+async fn the_rights_are_checked_again_before_the_manifest_is_stored() {
+    let there = Source::start().await;
+    let app = mirror_of(&there).await;
+    let alice = app.user("alice").await;
+    let layer = push_layer(&there.app, "app", "latest", "layer").await;
+    for (at, is_revoked) in [true, false].into_iter().enumerate() {
+        let (token, id) = app.token(&alice, json!({"name": "ci"})).await;
+        there.set(&layer, Fault::Hold);
+        let model = format!("alice/made{at}");
+        let create = json!({"model": model, "from": "hub/app", "stream": false}).to_string();
+        let request = Request::post("/api/create").header("content-type", "application/json");
+        let (response, ()) = futures::join!(app.send_as(&token, request, create), async {
+            if is_revoked {
+                there.is_asked_for(&layer).await;
+                app.admin("DELETE", &format!("/lode/v1/tokens/{id}?account=alice"), json!(null)).await;
+            }
+            there.repair();
+        });
+        let made = app.get_as(&alice, &format!("/v2/{model}/manifests/latest")).await;
+        let expected = if is_revoked { (403, 404) } else { (200, 200) };
+        assert_eq!((response.status.as_u16(), made.status.as_u16()), expected, "{}", response.text());
+        assert_eq!(response.text().contains("was revoked"), is_revoked, "{}", response.text());
+    }
 }
 
 #[tokio::test]

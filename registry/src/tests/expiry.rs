@@ -9,7 +9,7 @@ use super::issuer::TestIssuer;
 use super::sign_in::{Browser, Ollama, from_page};
 use super::{App, publishers};
 use crate::Config;
-use crate::store::on;
+use crate::store::query;
 use crate::time::now_ms;
 
 const HOST: &str = "localhost:5000";
@@ -23,7 +23,7 @@ macro_rules! backdate {
         let app: &App = $app;
         let text = concat!("update ", $table, " set ", $column, " = ", $column, " - $1");
         let ms: i64 = $ms;
-        on!(app.registry.store().write(), c => sqlx::query(text).bind(ms).execute(c).await.map(drop)).unwrap();
+        query!(app.registry.store().write(), c => sqlx::query(text).bind(ms).execute(c).await.map(drop)).unwrap();
         app.show("any/thing", "private").await;
     }};
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::access::{PASSWORD, basic, closed};
+use super::hub_write::file;
 use super::models::{push_model, push_model_with};
 use super::{App, TestResponse};
 use crate::{Config, Switch};
@@ -49,6 +50,27 @@ async fn push_assembled(app: &App, repository: &str, tag: &str) -> Vec<u8> {
     let response = app.push_manifest(repository, tag, &manifest).await;
     assert_eq!(response.status, 201, "{}", response.text());
     content
+}
+
+/// Pushes a manifest whose file view has empty files with these paths.
+async fn push_empty_files(app: &App, repository: &str, paths: impl Iterator<Item = String>) {
+    let empty = |path| FileEntry { path, size: 0, digest: None, assembled: false, segments: vec![] };
+    let view = FileView { version: VERSION, files: paths.map(empty).collect() }.to_bytes();
+    let size = view.len();
+    let digest = app.push_blob(repository, view).await;
+    let config = app.push_blob(repository, "{}").await;
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": mt::DOCKER_MANIFEST,
+        "layers": [{"mediaType": mt::OLLAMA_JSON, "digest": digest, "size": size, "name": LAYER_NAME}],
+        "config": {"mediaType": mt::DOCKER_CONFIG, "digest": config, "size": 2},
+    });
+    let response = app.push_manifest(repository, "latest", &manifest).await;
+    assert_eq!(response.status, 201, "{}", response.text());
+}
+
+fn entry_paths(response: &TestResponse) -> Vec<String> {
+    let entries = response.json();
+    entries.as_array().unwrap().iter().map(|entry| entry["path"].as_str().unwrap().to_owned()).collect()
 }
 
 async fn ranged(app: &App, path: &str, range: &str) -> TestResponse {
@@ -121,10 +143,7 @@ async fn a_revision_is_a_tag_or_the_beginning_of_a_digest() {
 async fn trees_have_folders_and_pages() {
     let app = App::new().await;
     push_assembled(&app, "team/m", "latest").await;
-    let paths = |response: &TestResponse| -> Vec<String> {
-        let entries = response.json();
-        entries.as_array().unwrap().iter().map(|entry| entry["path"].as_str().unwrap().to_owned()).collect()
-    };
+    let paths = entry_paths;
     let root = app.get("/hf/api/models/team/m/tree/main").await;
     assert_eq!(paths(&root), ["dir", "config.json"]);
     assert_eq!(root.json()[0]["type"], "directory");
@@ -157,6 +176,71 @@ async fn trees_have_folders_and_pages() {
     assert_eq!(paths(&json), ["config.json"]);
     let large = vec![b'x'; (1 << 20) + 1];
     assert_eq!(app.send(Request::post(paths_info), large).await.status, 413);
+    // Each path counts once.
+    let twice = app.send(Request::post(paths_info), "paths=dir/&paths=dir&".repeat(500)).await;
+    assert_eq!(paths(&twice), ["dir"]);
+    let many = app.send(Request::post(paths_info), "paths=dir&".repeat(1001)).await;
+    assert!(many.status == 400 && many.text().contains("more than 1000 paths"), "{}", many.text());
+}
+
+#[tokio::test]
+async fn pages_of_trees_are_limited() {
+    let app = App::new().await;
+    // Files in as many folders as possible, which have none in common but the first.
+    let deep = |n: usize| format!("top/{}f", format!("{n}-/").repeat(63));
+    let names = |n: usize| [deep(n), format!("top/{n}.txt"), format!("top-{n}/a")];
+    push_empty_files(&app, "team/m", (0..50).flat_map(names)).await;
+    let tree = "/hf/api/models/team/m/tree/main";
+    let mut path = format!("{tree}?recursive=true");
+    let (mut pages, mut listed) = (Vec::new(), Vec::new());
+    loop {
+        let page = app.send(Request::get(&path).header("host", "localhost:5000"), "").await;
+        assert_eq!(page.status, 200, "{}", page.text());
+        pages.push(entry_paths(&page).len());
+        listed.extend(entry_paths(&page));
+        let Some(next) = page.next_page() else { break };
+        path = next.strip_prefix("http://localhost:5000").unwrap().to_owned();
+    }
+    // 150 files, `top`, 50 folders beside it, and 63 folders of each deep file.
+    assert_eq!(pages, [1000, 1000, 1000, 351]);
+    let count = listed.len();
+    listed.sort_unstable();
+    listed.dedup();
+    assert_eq!(listed.len(), count, "each entry once");
+    for expect in ["top", "top-7", "top/7-", "top/7-/7-", "top/7.txt", "top-49/a", &deep(49)] {
+        assert!(listed.binary_search(&expect.to_owned()).is_ok(), "{expect}");
+    }
+    for (query, expect) in [
+        ("?recursive=true&limit=5000", 1000),
+        ("?recursive=true&limit=0", 1),
+        ("?recursive=true&cursor=3350", 1),
+        ("?recursive=true&cursor=3351", 0),
+        ("?recursive=true&cursor=99999999999999999999", 0),
+        ("", 51),
+        ("/top", 100),
+        ("/top/7-?recursive=true", 63),
+        ("/top/7-/7-", 1),
+    ] {
+        let page = app.get(&format!("{tree}{query}")).await;
+        assert_eq!((page.status.as_u16(), entry_paths(&page).len()), (200, expect), "{query}");
+    }
+    assert_eq!(app.get(&format!("{tree}/to")).await.status, 404);
+}
+
+#[tokio::test]
+async fn models_of_too_many_or_deep_files_are_refused() {
+    let app = App::new().await;
+    push_empty_files(&app, "team/deep", ["a/".repeat(65) + "a"].into_iter()).await;
+    push_empty_files(&app, "team/many", (0..20_001).map(|n| n.to_string())).await;
+    for (repository, reason) in [("deep", "more than 64 folders"), ("many", "more than 20000 files")] {
+        let refused = app.get(&format!("/hf/api/models/team/{repository}/tree/main")).await;
+        assert_eq!(refused.status, 422, "{}", refused.text());
+        assert!(refused.text().contains(reason), "{}", refused.text());
+    }
+    push_empty_files(&app, "team/full", (0..20_000).map(|n| n.to_string())).await;
+    let full = app.commit("team/full", None, &[file("new", b"x")]).await;
+    assert_eq!(full.status, 400, "{}", full.text());
+    assert!(full.text().contains("would have 20001 files"), "{}", full.text());
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use sha1::{Digest as _, Sha1};
 
 use super::{App, TestResponse};
 use crate::Config;
-use crate::store::on;
+use crate::store::query;
 
 const COMMIT: &str = "0123456789012345678901234567890123456789";
 const CONFIG: &[u8] = br#"{"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":4}"#;
@@ -159,7 +159,7 @@ async fn a_model_is_imported_and_resumed() {
     }
     let store = app.registry.store();
     let kept = "select count(*) from jobs where secret is not null";
-    let kept: (i64,) = on!(store.read(), c => sqlx::query_as(kept).fetch_one(c).await).unwrap();
+    let kept: (i64,) = query!(store.read(), c => sqlx::query_as(kept).fetch_one(c).await).unwrap();
     assert_eq!(kept, (0,));
 }
 

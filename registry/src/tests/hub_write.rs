@@ -378,6 +378,45 @@ async fn send_in_parts(app: &App) {
     assert!(app.content("team/m", "big.bin").await == content);
 }
 
+/// Each part has a URL in the response.
+#[tokio::test]
+async fn large_batches_have_larger_parts() {
+    let app = App::new().await;
+    app.create_repository("team/m").await;
+    let size: u64 = 1 << 40;
+    let oids: Vec<String> =
+        (0..200).map(|n: u32| Digest::sha256(&n.to_le_bytes()).hex().to_owned()).collect();
+    let mut objects: Vec<(&str, u64)> = oids.iter().map(|oid| (oid.as_str(), size)).collect();
+    objects.insert(1, ("zz", 1));
+    objects.push((&oids[0], size + 1));
+    let response = app.batch("team/m", &objects).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    assert!(response.body.len() < 10 << 20, "{}", response.body.len());
+    let batch = response.json();
+    let answers = batch["objects"].as_array().unwrap();
+    assert!(answers.iter().map(|answer| &answer["oid"]).eq(objects.iter().map(|(oid, _)| oid)));
+    let mut urls = 0;
+    for (answer, (_, size)) in answers.iter().zip(&objects) {
+        if let Some(error) = answer.get("error") {
+            assert_eq!(error["code"], 422);
+            continue;
+        }
+        let header = answer["actions"]["upload"]["header"].as_object().unwrap();
+        let part: u64 = header["chunk_size"].as_str().unwrap().parse().unwrap();
+        let parts = header.len() as u64 - 1;
+        assert!((parts - 1) * part < *size && *size <= parts * part, "{parts} of {part}");
+        assert!(
+            header[&parts.to_string()]
+                .as_str()
+                .unwrap()
+                .contains(&format!("/{parts}?size={size}&part={part}&"))
+        );
+        urls += parts;
+    }
+    assert!((5_000..=10_000).contains(&urls), "{urls}");
+    assert_eq!(answers.iter().filter(|answer| answer.get("error").is_some()).count(), 2);
+}
+
 #[tokio::test]
 async fn files_within_a_commit_are_stored_as_they_arrive() {
     let app = App::new().await;
@@ -475,6 +514,7 @@ async fn hostile_commits_change_nothing() {
         ("a\nb", "expected"),
         ("a\u{7f}b", "expected"),
         (&"a".repeat(1025), "expected"),
+        (&("a/".repeat(65) + "a"), "64 folders"),
         (".git/config", "`.git`"),
         ("x/.GIT", "`.git`"),
         ("lode.files.json", "reserved"),
@@ -527,6 +567,17 @@ async fn files_are_sent_as_the_server_says() {
     let (inline, lfs) = (("regular".to_owned(), false), ("lfs".to_owned(), false));
     let expect = [inline.clone(), ("regular".to_owned(), true), inline.clone(), lfs.clone()];
     assert_eq!(preupload(files, "*.log").await, expect);
+    // Paths that no commit can have are refused before they are matched, which would take hours.
+    for (path, message) in [
+        ("a/".repeat(500_000) + "a", "more than 1024 bytes"),
+        ("a/".repeat(65) + "a", "more than 64 folders"),
+        ("../a".to_owned(), "not a relative path"),
+    ] {
+        let body = json!({"files": [of(&path, 1)], "gitIgnore": "*a*\n".repeat(1000)}).to_string();
+        let refused = app.send(post("/hf/api/models/team/m/preupload/main"), body).await;
+        assert_eq!(refused.status, 400, "{message}");
+        assert!(refused.text().contains(message), "{message}: {}", refused.text());
+    }
     // A card is checked before it is sent.
     for (card, status) in
         [("# x", 200), ("---\nlicense: mit\n---\n", 200), ("---\na: [\n---\n", 400), ("---\n- a\n---\n", 400)]
@@ -644,6 +695,17 @@ async fn rights_rules_and_quotas_count() {
     let kept = app.send_as(&admin, Request::delete("/hf/api/repos/delete"), delete.clone()).await;
     assert!(kept.status == 403 && kept.text().contains("protected"), "{}", kept.text());
     app.admin("PUT", "/lode/v1/protected-tags", json!({"target": "team/*", "patterns": []})).await;
+    app.admin("PUT", "/lode/v1/quotas", json!({"namespace": "team", "limit_bytes": 1_000_000})).await;
+    // The objects of a batch count together.
+    let announce = async |count: u8| {
+        let object = |n: u8| json!({"oid": Digest::sha256(&[n]).hex(), "size": 400_000});
+        let objects: Vec<Value> = (0..count).map(object).collect();
+        let batch = json!({"operation": "upload", "objects": objects}).to_string();
+        app.send_as(&alice, Request::post("/hf/team/m.git/info/lfs/objects/batch"), batch).await
+    };
+    assert_eq!(announce(1).await.status, 200);
+    let full = announce(3).await;
+    assert!(full.status == 403 && full.text().contains("quota"), "{}", full.text());
     app.admin("PUT", "/lode/v1/quotas", json!({"namespace": "team", "limit_bytes": 5000})).await;
     let full = commit(&alice, &[0; 100_000]).await;
     assert!(full.status == 403 && full.text().contains("quota"), "{}", full.text());

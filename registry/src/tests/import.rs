@@ -24,11 +24,11 @@ use super::models::push_model;
 use super::wire::within;
 use super::{App, TestResponse, image};
 use crate::Config;
-use crate::store::on;
+use crate::store::query;
 
 /// What the proxy does with a GET of a blob.
 #[derive(Clone)]
-enum Fault {
+pub(super) enum Fault {
     /// Another content of the same length.
     Lie,
     /// Sends half of it and closes the connection, once.
@@ -40,16 +40,16 @@ enum Fault {
 }
 
 /// A server that has models, with a socket.
-struct Source {
-    app: App,
-    address: SocketAddr,
+pub(super) struct Source {
+    pub(super) app: App,
+    pub(super) address: SocketAddr,
     /// Method and path of each request, and its range.
     heard: Arc<Mutex<Vec<String>>>,
     faults: Arc<Mutex<BTreeMap<Digest, Fault>>>,
 }
 
 impl Source {
-    async fn start() -> Source {
+    pub(super) async fn start() -> Source {
         Source::of(App::new().await).await
     }
 
@@ -72,11 +72,11 @@ impl Source {
         Source { app, address, heard, faults }
     }
 
-    fn set(&self, digest: &Digest, fault: Fault) {
+    pub(super) fn set(&self, digest: &Digest, fault: Fault) {
         self.faults.lock().unwrap().insert(digest.clone(), fault);
     }
 
-    fn repair(&self) {
+    pub(super) fn repair(&self) {
         self.faults.lock().unwrap().clear();
     }
 
@@ -95,17 +95,12 @@ impl Source {
         self.heard("GET").into_iter().filter(|line| line.contains("/blobs/")).collect()
     }
 
-    /// Waits for a GET of this blob.
-    async fn is_asked_for(&self, digest: &Digest) {
-        let ending = format!("/blobs/{digest} ");
+    /// Waits for a request for this blob.
+    pub(super) async fn is_asked_for(&self, digest: &Digest) {
+        let part = format!("/blobs/{digest} ");
+        let is_heard = || self.heard.lock().unwrap().iter().any(|line| line.contains(&part));
         within(async {
-            while !self
-                .heard
-                .lock()
-                .unwrap()
-                .iter()
-                .any(|line| line.starts_with("GET") && line.contains(&ending))
-            {
+            while !is_heard() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         })
@@ -156,7 +151,7 @@ async fn respond(
 }
 
 /// An image with one layer; returns the digest of the layer.
-async fn push_layer(app: &App, repository: &str, tag: &str, layer: &str) -> Digest {
+pub(super) async fn push_layer(app: &App, repository: &str, tag: &str, layer: &str) -> Digest {
     app.push_image(repository, tag, layer).await;
     Digest::sha256(layer.as_bytes())
 }
@@ -170,16 +165,27 @@ async fn copy(app: &App, from: &str, model: &str) -> Value {
     within(app.job("/lode/v1/import", json!({"model": model, "from": from}))).await
 }
 
-fn problem(job: &Value) -> &str {
+pub(super) fn problem(job: &Value) -> &str {
     assert_eq!(job["state"], "failed", "{job}");
     job["problem"].as_str().unwrap()
+}
+
+/// A server with the administrator `admin`, which may connect to the source.
+async fn closed_to(there: &Source) -> App {
+    App::with(Config {
+        listen: "0.0.0.0:5000".parse().unwrap(),
+        allow_egress: vec![there.address.to_string().parse().unwrap()],
+        admin_password: Some(Secret::new(PASSWORD)),
+        ..Config::default()
+    })
+    .await
 }
 
 /// The stored secrets of jobs.
 async fn secrets(app: &App) -> Vec<String> {
     let store = app.registry.store();
     let text = "select secret from jobs where secret is not null";
-    let rows: Vec<(String,)> = on!(store.read(), c => sqlx::query_as(text).fetch_all(c).await).unwrap();
+    let rows: Vec<(String,)> = query!(store.read(), c => sqlx::query_as(text).fetch_all(c).await).unwrap();
     rows.into_iter().map(|(secret,)| secret).collect()
 }
 
@@ -394,15 +400,9 @@ async fn a_login_is_kept_for_the_job_alone() {
 }
 
 #[tokio::test]
-async fn the_rights_of_the_caller_are_checked_at_both_ends() {
+async fn a_copy_ends_with_the_rights_of_the_caller() {
     let there = Source::start().await;
-    let here = App::with(Config {
-        listen: "0.0.0.0:5000".parse().unwrap(),
-        allow_egress: vec![there.address.to_string().parse().unwrap()],
-        admin_password: Some(Secret::new(PASSWORD)),
-        ..Config::default()
-    })
-    .await;
+    let here = closed_to(&there).await;
     let (alice, bob) = (here.user("alice").await, here.user("bob").await);
     let import = async |credentials: &str, repository: &str| {
         let body = json!({"model": "alice/app", "from": there.name(repository)});
@@ -412,15 +412,25 @@ async fn the_rights_of_the_caller_are_checked_at_both_ends() {
     assert_eq!(import(&bob, "team/app").await.status, 404);
     assert_eq!(there.heard(""), [""; 0], "nothing is requested for a caller who may not push");
 
-    // What ends the rights while blobs are fetched: a revoked token, a role, a disabled account.
+    // What ends the rights while blobs are fetched: a revoked token, a role, a disabled account. The source still holds
+    // the blob when the job ends.
     let (token, id) = here.token(&alice, json!({"name": "ci"})).await;
     here.grant("alice/app", "bob", "write").await;
     let revoke = format!("/lode/v1/tokens/{id}");
     let no_grant = json!({"target": "alice/app", "subject": "bob"});
-    for (credentials, method, path, repository, body) in [
-        (&token, "DELETE", &revoke[..], "team/one", json!({})),
-        (&bob, "PUT", "/lode/v1/grants", "team/two", no_grant),
-        (&alice, "PATCH", "/lode/v1/accounts/alice", "team/three", json!({"disabled": true})),
+    let (ended_credential, ended_role) =
+        ("or its token or key was revoked", "may no longer push to alice/app");
+    for (credentials, method, path, repository, body, reason) in [
+        (&token, "DELETE", &revoke[..], "team/one", json!({}), ended_credential),
+        (&bob, "PUT", "/lode/v1/grants", "team/two", no_grant, ended_role),
+        (
+            &alice,
+            "PATCH",
+            "/lode/v1/accounts/alice",
+            "team/three",
+            json!({"disabled": true}),
+            ended_credential,
+        ),
     ] {
         let layer = push_layer(&there.app, repository, "latest", path).await;
         there.set(&layer, Fault::Hold);
@@ -431,15 +441,53 @@ async fn the_rights_of_the_caller_are_checked_at_both_ends() {
         let request = Request::builder().method(method).uri(path);
         let ended = here.send_as(admin, request, body.to_string()).await;
         assert!(ended.status.is_success(), "{method} {path}: {}", ended.text());
-        there.repair();
         let location = format!("{}?wait=60", started.header("location"));
-        let job = here.get_as(&basic("admin", PASSWORD), &location).await.json();
-        let text = problem(&job);
-        assert!(text.contains("not allowed") || text.contains("does not exist"), "{path}: {text}");
+        let job = within(here.get_as(&basic("admin", PASSWORD), &location)).await.json();
+        assert!(problem(&job).contains(reason), "{path}: {job}");
+        there.repair();
         let made = here.get_as(&basic("admin", PASSWORD), "/v2/alice/app/manifests/latest").await;
         assert_eq!(made.status, 404, "{path}");
         there.heard("");
     }
+}
+
+/// What is left is for collections and checks.
+#[tokio::test]
+async fn copies_of_many_accounts_leave_room_for_administrators() {
+    let there = Source::start().await;
+    let layer = push_layer(&there.app, "team/app", "v1", "layer").await;
+    there.set(&layer, Fault::Hold);
+    let here = closed_to(&there).await;
+    let import = async |credentials: &str, model: String| {
+        let body = json!({"model": model, "from": there.name("team/app:v1")});
+        here.send_as(credentials, Request::post("/lode/v1/import"), body.to_string()).await
+    };
+    for name in ["ann", "bob", "cat", "dan"] {
+        let user = here.user(name).await;
+        for at in 0..20 {
+            let started = import(&user, format!("{name}/copy{at}")).await;
+            assert_eq!(started.status, 202, "{}", started.text());
+        }
+        if name == "ann" {
+            let refused = import(&user, "ann/more".to_owned()).await;
+            assert_eq!(refused.status, 429, "{}", refused.text());
+            assert!(refused.text().contains("20 jobs of the kind `import` of this account"));
+        }
+    }
+    let eve = here.user("eve").await;
+    let refused = import(&eve, "eve/copy".to_owned()).await;
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    assert!(
+        refused.text().contains("80 or more unfinished jobs") && refused.text().contains("administrator")
+    );
+    let admin = basic("admin", PASSWORD);
+    for path in ["/lode/v1/gc", "/lode/v1/fsck"] {
+        let started = here.admin("POST", path, json!({})).await;
+        let location = format!("{}?wait=60", started.header("location"));
+        let job = within(here.get_as(&admin, &location)).await.json();
+        assert_eq!(job["state"], "succeeded", "{job}");
+    }
+    here.registry.close().await;
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::App;
 use crate::Config;
 use crate::auth::Caller;
-use crate::store::{Claimable, JobEnd, JobLimits, JobRun, NewJob};
+use crate::store::{Claimable, JobEnd, JobInsert, JobLimits, JobRun, NewJob};
 
 const LIMITS: JobLimits = JobLimits { all: 100, of_account: 100 };
 const READING: Claimable = Claimable { writing: false, except: [None; 2] };
@@ -128,7 +128,7 @@ async fn another_replica_takes_over_what_a_dead_one_ran() {
         // This replica is read-only, so it does not claim the job.
         let new = NewJob { id: &id, kind: "gc", parameters, writes: true, account: None, secret: None };
         let mut tx = store.begin().await.unwrap();
-        assert!(tx.job_insert(&new, LIMITS).await.unwrap());
+        assert_eq!(tx.job_insert(&new, LIMITS).await.unwrap(), JobInsert::Added);
         tx.commit().await.unwrap();
         let lease = Duration::from_secs(600);
         assert!(store.job_claim("reader", READING, lease).await.unwrap().is_none());
@@ -174,7 +174,7 @@ async fn a_job_of_a_server_that_was_killed_runs_again() {
             secret: None,
         };
         let mut tx = store.begin().await.unwrap();
-        assert!(tx.job_insert(&new, LIMITS).await.unwrap());
+        assert_eq!(tx.job_insert(&new, LIMITS).await.unwrap(), JobInsert::Added);
         tx.commit().await.unwrap();
         store.job_claim("dead", WRITING, Duration::from_secs(600)).await.unwrap().unwrap();
         store.close().await;

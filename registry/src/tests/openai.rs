@@ -35,6 +35,25 @@ async fn a_chat_streams_events() {
 }
 
 #[tokio::test]
+async fn a_stream_without_text_has_the_role() {
+    let app = App::new().await;
+    app.push_image("mini", "latest", "x").await;
+    let done =
+        "{\"message\":{\"role\":\"assistant\",\"content\":\"\"},\"done\":true,\"done_reason\":\"stop\"}\n";
+    let (address, _) = worker(move || records(done)).await;
+    join(&app, address).await;
+    let request = json!({"model": "mini", "messages": [{"role": "user", "content": "?"}], "stream": true});
+    let events = app.post_json("/v1/chat/completions", request).await;
+    let deltas: Vec<Value> = events
+        .text()
+        .split("\n\n")
+        .filter_map(|event| serde_json::from_str::<Value>(event.strip_prefix("data: ")?).ok())
+        .map(|chunk| chunk["choices"][0]["delta"].clone())
+        .collect();
+    assert_eq!(deltas, [json!({"role": "assistant", "content": ""}), json!({})]);
+}
+
+#[tokio::test]
 async fn responses_without_streaming() {
     let app = App::new().await;
     app.push_image("mini", "latest", "x").await;

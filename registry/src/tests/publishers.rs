@@ -13,7 +13,7 @@ use super::access::{PASSWORD, basic};
 use super::issuer::{TestIssuer, TestKey, merge};
 use super::{App, TestResponse};
 use crate::Config;
-use crate::store::on;
+use crate::store::query;
 
 const URL: &str = "https://hub.example";
 const GRANT: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
@@ -443,10 +443,12 @@ async fn the_resource_chooses_among_robots() {
             None => response.json()["error_description"].as_str().unwrap().to_owned(),
         }
     };
-    assert_eq!(
-        name("").await,
-        "publishers of several robots match; name one as the resource: lab+ci, team+ci"
+    let refused = name("").await;
+    assert!(
+        refused.starts_with("publishers of several namespaces match this job; send the `resource`"),
+        "{refused}"
     );
+    assert!(!refused.contains("lab") && !refused.contains("team+"), "{refused}");
     assert_eq!(name("lab+ci").await, "lab+ci []");
     assert_eq!(name("team").await, r#"team+ci ["team/*"]"#);
     assert_eq!(name("team/app").await, r#"team+ci ["team/app"]"#);
@@ -460,6 +462,16 @@ async fn the_resource_chooses_among_robots() {
         );
     }
     assert!(name("Not/Valid").await.contains("is not a robot, a namespace or a repository"));
+    // Of several robots of one namespace, one has to be named.
+    app.admin("POST", "/lode/v1/accounts", json!({"name": "lab+other", "kind": "robot"})).await;
+    let mut other = body.clone();
+    merge(&mut other, &json!({"robot": "lab+other"}));
+    app.admin("POST", "/lode/v1/publishers", other).await;
+    let refused = name("lab").await;
+    assert!(refused.contains("several robots of the namespace `lab`"), "{refused}");
+    assert!(refused.contains("--resource lab+NAME") && !refused.contains("lab+ci"), "{refused}");
+    assert_eq!(name("lab+other").await, "lab+other []");
+    app.admin("PATCH", "/lode/v1/accounts/lab%2Bother", json!({"disabled": true})).await;
     // What differs is of the robots of the resource.
     app.admin("POST", "/lode/v1/accounts", json!({"name": "shop+ci", "kind": "robot"})).await;
     let mut strict = body.clone();
@@ -500,6 +512,22 @@ async fn publishers_are_registered_by_owners() {
         (json!({"kind": "gitlab"}), "`project_path` is missing"),
         (json!({"kind": "github", "conditions": {"repository": "a/b"}}), "`workflow` is missing"),
         (json!({"kind": "other"}), "kind"),
+        // Publishers that could match the jobs of every project.
+        (
+            json!({"issuer": "https://token.actions.githubusercontent.com"}),
+            "is the issuer of GitHub Actions: use the kind `github`",
+        ),
+        (json!({"issuer": "https://token.actions.githubusercontent.com/acme"}), "use the kind `github`"),
+        (json!({"issuer": "https://token.actions.acme.ghe.com"}), "use the kind `github`"),
+        (json!({"issuer": "https://github.example/_services/token"}), "use the kind `github`"),
+        (json!({"issuer": "https://gitlab.com"}), "is the issuer of GitLab CI: use the kind `gitlab`"),
+        (
+            json!({
+                "kind": "gitlab", "issuer": "https://token.actions.githubusercontent.com",
+                "conditions": {"project_path": "a/b"},
+            }),
+            "use the kind `github`",
+        ),
     ] {
         let mut body = right.clone();
         merge(&mut body, &changes);
@@ -599,7 +627,7 @@ async fn publishers_are_read_after_the_signature_was_verified() {
     let conditions = json!({"repository": "octo-org/octo-repo", "workflow": "publish.yml"});
     register(&app, &issuer, "github", conditions).await;
     // Reading this one fails.
-    on!(app.registry.store().write(), c => sqlx::query("update publishers set conditions = 'x'")
+    query!(app.registry.store().write(), c => sqlx::query("update publishers set conditions = 'x'")
         .execute(c).await.map(drop))
     .unwrap();
     let forged = TestKey::new("forged").sign(&github(&issuer, &json!({})));

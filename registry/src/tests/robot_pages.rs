@@ -181,7 +181,7 @@ async fn refused_forms_keep_what_was_entered() {
         (
             &[("change", "create-token"), ("name", "x"), ("access", "read"), ("days", "x")],
             400,
-            &["a token is valid for at least a minute", "<option value=\"read\" selected>"],
+            &["invalid lifetime of a token", "<option value=\"read\" selected>"],
         ),
         (&[("change", "revoke-token"), ("id", "x")], 404, &["`x` is not a valid id"]),
         (&[("change", "revoke-token"), ("id", none)], 404, &["no valid token has the id"]),
@@ -200,7 +200,7 @@ async fn refused_forms_keep_what_was_entered() {
         (&[("change", "remove-role"), ("target", "team/*")], 404, &["has no role on"]),
         (&bare("github"), 400, &["the condition `repository` is missing"]),
         (&bare("gitlab"), 400, &["the condition `project_path` is missing"]),
-        (&bare("oidc"), 400, &["a publisher has 1 to 16 conditions"]),
+        (&bare("oidc"), 400, &["expected 1 to 16 conditions"]),
         (&bare("jenkins"), 400, &["kind must be"]),
         (
             &[

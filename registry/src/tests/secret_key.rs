@@ -7,7 +7,7 @@ use url::Url;
 use super::App;
 use super::access::{PASSWORD, basic};
 use super::gateway::local;
-use crate::store::on;
+use crate::store::query;
 use crate::{Config, open};
 
 const KEY: &str = "0123456789abcdef0123456789abcdef";
@@ -15,10 +15,10 @@ const KEY: &str = "0123456789abcdef0123456789abcdef";
 /// The values of the database that others could use: of keys, and of secrets of workers.
 async fn stored(app: &App) -> Vec<Vec<u8>> {
     let keys: Vec<(Vec<u8>,)> =
-        on!(app.registry.store().read(), c => sqlx::query_as("select value from server_keys").fetch_all(c).await)
+        query!(app.registry.store().read(), c => sqlx::query_as("select value from server_keys").fetch_all(c).await)
             .unwrap();
     let secrets: Vec<(String,)> =
-        on!(app.registry.store().read(), c => sqlx::query_as("select secret from workers").fetch_all(c).await)
+        query!(app.registry.store().read(), c => sqlx::query_as("select secret from workers").fetch_all(c).await)
             .unwrap();
     keys.into_iter()
         .map(|(key,)| key)

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
+use axum::extract::ConnectInfo;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::Request;
@@ -341,6 +342,43 @@ async fn signatures_need_a_known_address() {
         let request = Request::get(format!("/token?{query}")).header("host", host);
         let response = app.send(request.header("authorization", signed), "").await;
         assert_eq!(response.status, expect, "{public_url:?} {base}: {}", response.text());
+    }
+}
+
+/// The host that a trusted proxy forwards is the one that is signed, so it has to be the one that is checked.
+#[tokio::test]
+async fn signatures_need_a_known_address_behind_a_proxy() {
+    let peer: SocketAddr = "127.0.0.1:4711".parse().unwrap();
+    let app = App::with(Config {
+        admin_password: Some(Secret::new(PASSWORD)),
+        trusted_proxies: vec!["127.0.0.1/32".parse().unwrap()],
+        ..Config::default()
+    })
+    .await;
+    let alice = app.user("alice").await;
+    app.push_as(&alice, "alice/app").await;
+    let ollama = Ollama::new(&app, 7);
+    let line = format!("ssh-ed25519 {} alice@laptop", ollama.public());
+    let added = app.send_as(&alice, Request::post("/lode/v1/keys"), json!({"key": line}).to_string()).await;
+    assert_eq!(added.status, 201, "{}", added.text());
+    let evil = "http://evil.example";
+    for (n, (host, (name, value), base, expect)) in [
+        (HOST, ("x-forwarded-host", "evil.example"), evil, 403),
+        (HOST, ("forwarded", "for=192.0.2.1;host=evil.example"), evil, 403),
+        (HOST, ("x-forwarded-host", "evil.example"), BASE, 403),
+        ("inner.example", ("x-forwarded-host", HOST), BASE, 200),
+        (HOST, ("x-forwarded-for", "192.0.2.1"), BASE, 200),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (pull, now) = ("repository%3Aalice%2Fapp%3Apull", now_ms() / 1000);
+        let query = format!("nonce=n{n}&scope={pull}&service=x&ts={now}");
+        let signed = ollama.authorization(&format!("GET,{base}/token?{query},{EMPTY}"));
+        let request = Request::get(format!("/token?{query}")).header("host", host).header(name, value);
+        let request = request.header("authorization", signed).extension(ConnectInfo(peer));
+        let response = app.send(request, "").await;
+        assert_eq!(response.status, expect, "{host} {name}: {value}: {}", response.text());
     }
 }
 

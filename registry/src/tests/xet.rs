@@ -195,6 +195,29 @@ async fn hostile_uploads_store_nothing() {
     refused(&shard_of(&[(hash, 0, 1, 5)]).await, 400, "has 5 bytes");
 }
 
+/// A shard of some MB would fill terabytes.
+#[tokio::test]
+async fn files_that_repeat_one_xorb_are_limited() {
+    let app = App::new().await;
+    app.create_repository("team/m").await;
+    let session = app.xet("", "team/m").await;
+    let chunk = vec![7; 128 << 10];
+    let (hash, bytes) = xorb(&[&chunk]);
+    assert_eq!(app.post_xorb(&session, hash, &bytes).await.status, 200);
+    // Together 4 GiB and a chunk.
+    let sha256 = [Digest::sha256(b"first"), Digest::sha256(b"second")];
+    let terms = vec![(hash, 0, 1, 128 << 10); (16 << 10) + 1];
+    let shard = app.post_shard(&session, &[(&sha256[0], &terms), (&sha256[1], &terms[1..])]).await;
+    refused(&shard, 400, "have 4295098368 bytes, expected at most 4294967296 from ");
+    // A xorb that is missing is reported first: the client sends it again.
+    let unknown = vec![(XetHash::of_chunk(b"x"), 0, 1, 128 << 10); (32 << 10) + 1];
+    refused(&app.post_shard(&session, &[(&sha256[0], &unknown)]).await, 400, "repeat the upload");
+    // Less than the limit is accepted, however often it repeats itself.
+    let content = chunk.repeat(100);
+    let stored = app.post_shard(&session, &[(&Digest::sha256(&content), &terms[..100])]).await;
+    assert_eq!(stored.json(), json!({"result": 1}));
+}
+
 #[tokio::test]
 async fn xorbs_belong_to_their_uploader() {
     let app = closed().await;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::error::SyntaxError;
 use super::functions::Function;
 use super::lex::{Position, Token, tokens};
-use super::limits::MAX_DEPTH;
+use super::limits::{MAX_DEPTH, MAX_VARIABLES};
 
 /// A run of nodes.
 pub(super) type List = Vec<Node>;
@@ -349,6 +349,10 @@ impl Parser {
                             self.check_variable(name)?;
                         }
                     } else {
+                        if self.variables.len() + names.len() > MAX_VARIABLES {
+                            let limit = format!("more than {MAX_VARIABLES} variables in scope");
+                            return Err(self.error(limit));
+                        }
                         self.variables.extend(names.iter().cloned());
                     }
                     pipeline.variables = names;

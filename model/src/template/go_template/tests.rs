@@ -111,6 +111,8 @@ fn errors_have_a_line() {
     check("ä\nö {{- if .a -}}\n  {{ else }}{{ $x }}", "undefined variable \"$x\" (line 3, column 16)");
     check("{{ (.a }}", "unclosed left paren");
     check("{{ $x }}", "undefined variable \"$x\"");
+    let declarations = "{{ $a := 1 }}".repeat(1000);
+    check(&declarations, "more than 1000 variables in scope");
     check("{{ \"open }}", "unterminated quoted string");
     check("{{ .a | 1 }}", "non executable command in pipeline stage 2");
     check("{{ break }}", "outside {{range}}");

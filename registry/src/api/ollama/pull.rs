@@ -79,7 +79,7 @@ pub(crate) async fn post(
         }
         let remote = remote.ok_or(unknown)?;
         let progress_records = records.clone();
-        let tell: TransferSink = Arc::new(move |moved: TransferEvent| match moved {
+        let report_event: TransferSink = Arc::new(move |moved: TransferEvent| match moved {
             TransferEvent::Manifest => progress_records.status("pulling manifest"),
             TransferEvent::Blob { digest, total, completed } => {
                 let status = format!("pulling {}", &digest.hex()[..SHOWN_DIGITS]);
@@ -90,7 +90,7 @@ pub(crate) async fn post(
                 progress_records.status("writing manifest");
             }
         });
-        registry.model_pull(&caller, &remote, (&repository, &reference), &tell).await?;
+        registry.model_pull(&caller, &remote, (&repository, &reference), &report_event).await?;
         Ok(())
     })
     .await

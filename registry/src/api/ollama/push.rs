@@ -35,7 +35,7 @@ pub(crate) async fn post(
         // This server already has it.
         let Some(remote) = remote else { return Ok(()) };
         let telling = records.clone();
-        let tell: TransferSink = Arc::new(move |moved: TransferEvent| match moved {
+        let report_event: TransferSink = Arc::new(move |moved: TransferEvent| match moved {
             TransferEvent::Manifest => {}
             TransferEvent::Blob { digest, total, completed } => {
                 let status = format!("pushing {}", &digest.hex()[..SHOWN_DIGITS]);
@@ -43,7 +43,7 @@ pub(crate) async fn post(
             }
             TransferEvent::AllBlobs => telling.status("pushing manifest"),
         });
-        registry.model_push(&caller, (&repository, &reference), &remote, &tell).await?;
+        registry.model_push(&caller, (&repository, &reference), &remote, &report_event).await?;
         Ok(())
     })
     .await

@@ -44,8 +44,14 @@ pub(super) fn write_requests(
     copied_bytes: &mut usize,
     mut write: impl FnMut(Map<String, Value>) -> Vec<u8>,
 ) -> Result<Vec<Bytes>, Failure> {
+    let mut options = options.clone();
+    // Workers choose a random seed for negative numbers. Here only -1 means that, as in other servers.
+    let seed = options.get("seed").and_then(Value::as_i64).filter(|seed| *seed != -1);
+    let seed = seed.map(|seed| seed & i64::MAX);
+    if let Some(seed) = seed {
+        options.insert("seed".to_owned(), seed.into());
+    }
     let first = Bytes::from(write(options.clone()));
-    let seed = options.get("seed").and_then(Value::as_i64).filter(|seed| *seed >= 0);
     let copies = if seed.is_some() { n } else { 1 };
     *copied_bytes = copied_bytes.saturating_add(first.len().saturating_mul(copies));
     if *copied_bytes > first.len().saturating_add(MAX_COPIED_BYTES) {
@@ -56,7 +62,7 @@ pub(super) fn write_requests(
         Some(seed) if choice > 0 => {
             let mut options = options.clone();
             let offset = i64::try_from(choice).unwrap_or_default();
-            options.insert("seed".to_owned(), seed.wrapping_add(offset).into());
+            options.insert("seed".to_owned(), (seed.wrapping_add(offset) & i64::MAX).into());
             write(options).into()
         }
         _ => first.clone(),
@@ -142,6 +148,8 @@ mod tests {
             [json!({"seed": 7}), json!({"seed": 8}), json!({"seed": 9})]
         );
         assert_eq!(seeds(json!({"seed": -1}), 2), [json!({"seed": -1}), json!({"seed": -1})]);
+        assert_eq!(seeds(json!({"seed": i64::MIN}), 2), [json!({"seed": 0}), json!({"seed": 1})]);
+        assert_eq!(seeds(json!({"seed": i64::MAX}), 2), [json!({"seed": i64::MAX}), json!({"seed": 0})]);
         assert_eq!(seeds(json!({}), 2), [json!({}), json!({})]);
         let large = json!({"seed": 1}).as_object().unwrap().clone();
         let written = write_requests(&large, 32, &mut 0, |_| vec![0; 2 << 20]);

@@ -1,12 +1,13 @@
 //! `POST /v1/embeddings`, implemented with `/api/embed`.
 
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
+use crate::Error;
 use crate::api::inference::read_json;
 use crate::api::worker_chat::{request_worker, to_json};
 use crate::auth::Caller;
@@ -47,6 +48,35 @@ enum EncodingFormat {
     Base64,
 }
 
+/// The response. Numbers are printed as float32, which has fewer digits than a JSON value's float64.
+#[derive(Serialize)]
+struct EmbeddingList {
+    object: &'static str,
+    data: Vec<EmbeddingObject>,
+    model: String,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct EmbeddingObject {
+    object: &'static str,
+    index: usize,
+    embedding: Encoded,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Encoded {
+    Numbers(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: u64,
+    total_tokens: u64,
+}
+
 #[derive(Deserialize)]
 struct EmbedResponse {
     embeddings: Vec<Vec<f32>>,
@@ -59,14 +89,21 @@ pub(crate) async fn post(
     caller: Caller,
     client: RequestOrigin,
     body: InferenceBody,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Response, Failure> {
     let (body, (model, encoding_format)) = body.translate(translate).await?;
     let response = request_worker(&server, (&caller, client), &model, "/api/embed", body).await?;
     let EmbedResponse { embeddings, prompt_eval_count } = read_json(response).await?;
-    let vector = |(index, values): (usize, Vec<f32>)| json!({ "object": "embedding", "index": index, "embedding": encoded(values, encoding_format) });
-    let data: Vec<Value> = embeddings.into_iter().enumerate().map(vector).collect();
-    let usage = json!({ "prompt_tokens": prompt_eval_count, "total_tokens": prompt_eval_count });
-    Ok(Json(json!({ "object": "list", "data": data, "model": model, "usage": usage })))
+    let usage = Usage { prompt_tokens: prompt_eval_count, total_tokens: prompt_eval_count };
+    let print = move || {
+        let object = |(index, values)| {
+            let embedding = Encoded::of(values, encoding_format);
+            EmbeddingObject { object: "embedding", index, embedding }
+        };
+        let data = embeddings.into_iter().enumerate().map(object).collect();
+        Json(EmbeddingList { object: "list", data, model, usage }).into_response()
+    };
+    // Many numbers take long to print.
+    Ok(tokio::task::spawn_blocking(print).await.map_err(|_| Error::Interrupted)?)
 }
 
 /// Translates the request to ollama's format.
@@ -84,13 +121,15 @@ fn translate(body: &[u8]) -> Result<(Vec<u8>, (String, EncodingFormat)), Failure
     Ok((json, (model, encoding_format)))
 }
 
-/// Numbers, or their little-endian bytes in base64.
-fn encoded(values: Vec<f32>, format: EncodingFormat) -> Value {
-    match format {
-        EncodingFormat::Float => json!(values),
-        EncodingFormat::Base64 => {
-            let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
-            json!(STANDARD.encode(bytes))
+impl Encoded {
+    /// Numbers, or their little-endian bytes in base64.
+    fn of(values: Vec<f32>, format: EncodingFormat) -> Encoded {
+        match format {
+            EncodingFormat::Float => Encoded::Numbers(values),
+            EncodingFormat::Base64 => {
+                let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+                Encoded::Base64(STANDARD.encode(bytes))
+            }
         }
     }
 }

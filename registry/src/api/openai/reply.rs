@@ -89,8 +89,10 @@ impl Reply {
     fn chunks(&mut self, index: usize, record: &Value) -> Vec<Value> {
         let mut chunks = Vec::new();
         let is_done = record["done"] == json!(true);
+        // A chat's first chunk has the role, also if there is no text.
+        let has_role = self.shape == Shape::Completion || self.choices[index].has_begun;
         let mut choice = self.content(index, record, "delta");
-        if !is_done || has_content(record) {
+        if !is_done || !has_role || has_content(record) {
             choice.insert("finish_reason".to_owned(), Value::Null);
             chunks.push(self.object([Value::Object(choice)].into(), ".chunk"));
         }

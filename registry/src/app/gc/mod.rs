@@ -203,11 +203,11 @@ impl Registry {
         let (mut after, mut kept) = (String::new(), None);
         loop {
             control.checkpoint("deleting bytes", report.blobs)?;
-            let doomed = self.store.tombstones(&after, DELETE_BATCH).await?;
-            let Some(last) = doomed.last() else { break };
+            let tombstones = self.store.tombstones(&after, DELETE_BATCH).await?;
+            let Some(last) = tombstones.last() else { break };
             after.clone_from(&last.store_key);
-            if self.gc_delete_bytes(&doomed, report).await.is_err() {
-                kept = self.gc_delete_bytes_singly(&doomed, report).await?.or(kept);
+            if self.gc_delete_bytes(&tombstones, report).await.is_err() {
+                kept = self.gc_delete_bytes_singly(&tombstones, report).await?.or(kept);
             }
         }
         Ok(kept)
@@ -262,11 +262,11 @@ impl Registry {
     /// consecutive failures the storage is considered unavailable, and the error ends the collection.
     async fn gc_delete_bytes_singly(
         &self,
-        doomed: &[BlobLocation],
+        tombstones: &[BlobLocation],
         report: &mut GcReport,
     ) -> Result<Option<Error>, Error> {
         let (mut kept, mut in_a_row) = (None, 0);
-        for blob in doomed {
+        for blob in tombstones {
             match self.gc_delete_bytes(std::slice::from_ref(blob), report).await {
                 Ok(()) => in_a_row = 0,
                 Err(error) if in_a_row == MAX_CONSECUTIVE_FAILURES => return Err(error),
@@ -293,9 +293,9 @@ impl Registry {
         tx.repositories_lock(candidates.iter().map(|content| &content.repository)).await?;
         let free = tx.manifests_recheck(candidates, run.cutoff).await?;
         let why = run.removal_cause(RemovalReason::Unreferenced);
-        let gone = self.manifests_remove(&mut tx, &free, &why).await?.len() as u64;
+        let removed = self.manifests_remove(&mut tx, &free, &why).await?.len() as u64;
         tx.commit().await?;
-        Ok(gone)
+        Ok(removed)
     }
 
     /// Removes those of these links that are still past their grace period and lease. Returns how many.
@@ -309,9 +309,9 @@ impl Registry {
         let candidates: Vec<UnreferencedContent> =
             candidates.iter().filter(|content| free.contains(content.digest.as_str())).cloned().collect();
         tx.repositories_lock(candidates.iter().map(|content| &content.repository)).await?;
-        let gone = tx.links_collect(&candidates, run.cutoff).await?;
+        let removed = tx.links_collect(&candidates, run.cutoff).await?;
         tx.commit().await?;
-        Ok(gone)
+        Ok(removed)
     }
 
     async fn gc_tombstone_blobs(&self, blobs: &[BlobLocation], run: RunTimes) -> Result<(), Error> {
@@ -327,33 +327,33 @@ impl Registry {
 
     /// Deletes the bytes, then the tombstones, so that the next run can continue after an interruption at any
     /// point.
-    async fn gc_delete_bytes(&self, doomed: &[BlobLocation], report: &mut GcReport) -> Result<(), Error> {
+    async fn gc_delete_bytes(&self, tombstones: &[BlobLocation], report: &mut GcReport) -> Result<(), Error> {
         // In the folder a blob's key is derived from its digest, so a commit that cancels a deletion waits
         // for this lock, or held it first. A commit holds one of these locks and waits for no other, so this
         // cannot deadlock. In object storage new bytes have a new key.
-        let mut turns = Vec::with_capacity(doomed.len());
-        for blob in doomed {
+        let mut turns = Vec::with_capacity(tombstones.len());
+        for blob in tombstones {
             if turns.iter().all(|(digest, _)| *digest != blob.digest) {
                 turns.push((blob.digest.clone(), self.digests.lock(blob.digest.clone()).await));
             }
         }
-        let doomed = self.store.tombstones_existing(doomed).await?;
+        let tombstones = self.store.tombstones_existing(tombstones).await?;
 
-        let keys = doomed.iter().map(|blob| blob.store_key.clone()).collect();
+        let keys = tombstones.iter().map(|blob| blob.store_key.clone()).collect();
         let guards = turns.iter().map(|(_, lock)| lock.guard()).collect();
         self.blobs.remove(keys, guards).await?;
 
-        retry_on_deadlock!(self.gc_delete_tombstones(&doomed).await)?;
-        for blob in &doomed {
+        retry_on_deadlock!(self.gc_delete_tombstones(&tombstones).await)?;
+        for blob in &tombstones {
             report.blobs += 1;
             report.size_bytes += blob.size_bytes;
         }
         Ok(())
     }
 
-    async fn gc_delete_tombstones(&self, doomed: &[BlobLocation]) -> Result<(), Error> {
+    async fn gc_delete_tombstones(&self, tombstones: &[BlobLocation]) -> Result<(), Error> {
         let mut tx = self.store.begin().await?;
-        tx.tombstones_delete(doomed).await?;
+        tx.tombstones_delete(tombstones).await?;
         tx.commit().await
     }
 }

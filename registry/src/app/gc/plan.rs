@@ -195,10 +195,10 @@ impl Plan<'_> {
                 continue;
             }
             let Some(holders) = self.registry.store.link_holders(&here.0, &here.1).await? else { continue };
-            let gone = |digest: &Digest| self.manifests.contains(&(here.0.clone(), digest.clone()));
+            let is_removed = |digest: &Digest| self.manifests.contains(&(here.0.clone(), digest.clone()));
             if !holders.leased
-                && holders.manifests.iter().all(gone)
-                && (!holders.is_manifest || gone(&here.1))
+                && holders.manifests.iter().all(is_removed)
+                && (!holders.is_manifest || is_removed(&here.1))
             {
                 self.report.links += 1;
                 let since = self.released.entry(here.1.clone()).or_insert(at);
@@ -214,11 +214,11 @@ impl Plan<'_> {
         // 1. Tombstones left by an earlier run.
         let mut after = String::new();
         loop {
-            let doomed = store.tombstones(&after, BATCH).await?;
-            let Some(last) = doomed.last() else { break };
+            let tombstones = store.tombstones(&after, BATCH).await?;
+            let Some(last) = tombstones.last() else { break };
             after.clone_from(&last.store_key);
-            self.report.blobs += doomed.len() as u64;
-            self.report.size_bytes += doomed.iter().map(|blob| blob.size_bytes).sum::<u64>();
+            self.report.blobs += tombstones.len() as u64;
+            self.report.size_bytes += tombstones.iter().map(|blob| blob.size_bytes).sum::<u64>();
         }
         // 2. Blobs that no repository links.
         let mut place = Some(TimeCursor::default());

@@ -129,13 +129,13 @@ impl Registry {
                 unreferenced_at: why.at,
             })
             .collect();
-        let gone = self.manifests_remove(&mut tx, &still, why).await?;
-        for RemovedManifest { repository, digest, .. } in &gone {
+        let removed = self.manifests_remove(&mut tx, &still, why).await?;
+        for RemovedManifest { repository, digest, .. } in &removed {
             let target = format!("{repository}@{digest}");
             self.audit(&mut tx, &Caller::INTERNAL, "manifest.delete", target, detail(why)).await?;
         }
         tx.commit().await?;
-        Ok(gone.len() as u64)
+        Ok(removed.len() as u64)
     }
 }
 

@@ -44,7 +44,7 @@ async fn release_during<T>(
 
 #[tokio::test]
 async fn a_removal_that_a_cancel_did_not_wait_for_keeps_its_digest_locked() {
-    let timeouts = UploadTimeouts { end: Duration::from_millis(10), ..UploadTimeouts::default() };
+    let timeouts = UploadTimeouts { deletion: Duration::from_millis(10), ..UploadTimeouts::default() };
     each_folder_limited(Limits { timeouts, ..Limits::default() }, async |f: Fixture| {
         let digest = Digest::sha256(b"cancelled");
         let id = f.upload("r").await;

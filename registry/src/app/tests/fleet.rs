@@ -8,7 +8,7 @@ use super::*;
 use crate::app::{Heartbeat, JoinProof, WorkerAnnouncement};
 use crate::gateway::rank_workers;
 use crate::report::{env_number, figure};
-use crate::store::{WorkerInventory, on};
+use crate::store::{WorkerInventory, query};
 
 const PROOF: JoinProof<'static> = JoinProof { token: None, is_local: true };
 const CHOICES: u32 = 10_000;
@@ -44,7 +44,7 @@ async fn join(f: &Fixture, number: usize) -> (Uuid, String) {
 }
 
 async fn inventories(f: &Fixture) -> i64 {
-    let (sum,): (i64,) = on!(f.registry.store().read(), c => sqlx::query_as(
+    let (sum,): (i64,) = query!(f.registry.store().read(), c => sqlx::query_as(
         "select cast(coalesce(sum(inventory), 0) as bigint) from workers").fetch_one(c).await)
     .unwrap();
     sum

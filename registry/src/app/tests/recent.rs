@@ -65,8 +65,8 @@ async fn an_abandoned_write_leaves_no_stale_cache_entry() {
     }
     for round in 0..30_u64 {
         let put = f.put("r", "moving", &manifests[(round % 2) as usize]);
-        let patience = Duration::from_micros(100 * (round % 15 + 1));
-        let _ = tokio::time::timeout(patience, put).await;
+        let timeout = Duration::from_micros(100 * (round % 15 + 1));
+        let _ = tokio::time::timeout(timeout, put).await;
         for _ in 0..20 {
             let _ = f.get("r", "moving").await;
             tokio::task::yield_now().await;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::report::{env_number, figure};
-use crate::store::{Store, on};
+use crate::store::{Store, long_query, query};
 
 /// How many records of each kind: LODE_GC_REMOVALS, which the long form sets.
 fn records() -> i64 {
@@ -26,12 +26,12 @@ async fn fill(store: &Store, count: i64) {
     );
     for text in [removals, blobs] {
         let text = sqlx::AssertSqlSafe(text);
-        on!(patiently store.write(), c => sqlx::query(text).bind(count).execute(c).await.map(drop)).unwrap();
+        long_query!(store.write(), c => sqlx::query(text).bind(count).execute(c).await.map(drop)).unwrap();
     }
 }
 
 async fn count(store: &Store) -> (i64, i64) {
-    on!(store.read(), c => sqlx::query_as(
+    query!(store.read(), c => sqlx::query_as(
         "select (select count(*) from removals), (select count(*) from removal_blobs)").fetch_one(c).await)
     .unwrap()
 }
@@ -75,7 +75,7 @@ async fn bytes_are_deleted_even_if_records_cannot_be() {
             return;
         }
         fill(store, 10).await;
-        on!(store.write(), c => sqlx::query(
+        query!(store.write(), c => sqlx::query(
             "create trigger no_expiry before delete on removal_blobs begin select raise(abort, 'held'); end")
             .execute(c).await.map(drop))
         .unwrap();
@@ -83,7 +83,7 @@ async fn bytes_are_deleted_even_if_records_cannot_be() {
         f.registry.blob_delete(&CALLER, &repo("r"), &digest).await.unwrap();
         assert!(f.registry.gc_run(&CALLER, false).await.is_err());
         assert!(!f.holds(&digest).await);
-        on!(store.write(), c => sqlx::query("drop trigger no_expiry").execute(c).await.map(drop)).unwrap();
+        query!(store.write(), c => sqlx::query("drop trigger no_expiry").execute(c).await.map(drop)).unwrap();
         let report = f.registry.gc_run(&CALLER, false).await.unwrap();
         assert_eq!((report.records, count(store).await.1), (20, 0));
         f.assert_sound().await;
@@ -125,7 +125,7 @@ async fn a_collection_of_several_batches_removes_what_a_dry_run_lists() {
         for text in texts {
             let has_bytes = text.contains("$2");
             let text = sqlx::AssertSqlSafe(text);
-            on!(store.write(), c => {
+            query!(store.write(), c => {
                 let query = sqlx::query(text).bind(MANIFESTS);
                 let query = if has_bytes { query.bind(&b"{}"[..]) } else { query };
                 query.execute(c).await.map(drop)
@@ -138,7 +138,7 @@ async fn a_collection_of_several_batches_removes_what_a_dry_run_lists() {
         for report in [dry, report] {
             assert_eq!((report.manifests, report.links, report.blobs), (gone, gone, gone));
         }
-        let (manifests, candidates): (i64, i64) = on!(store.read(), c => sqlx::query_as(
+        let (manifests, candidates): (i64, i64) = query!(store.read(), c => sqlx::query_as(
             "select count(*), count(unreferenced_at) from manifests").fetch_one(c).await)
         .unwrap();
         // A tag keeps them, and they are no longer candidates of a collection.

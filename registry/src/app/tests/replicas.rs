@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::blobs::BlobLocation;
-use crate::store::{NewManifest, RemovalCause, RemovalReason, Store, Tx, UnreferencedContent, on};
+use crate::store::{NewManifest, RemovalCause, RemovalReason, Store, Tx, UnreferencedContent, query};
 use crate::time::{millis, now_ms};
 
 /// Long enough for an operation that does not wait for a lock.
@@ -107,7 +107,7 @@ async fn a_replica_lock_is_not_an_idle_transaction() {
     );
     let turn = one.replica_lock_try("test").await.unwrap().unwrap();
     assert!(two.replica_lock_try("test").await.unwrap().is_none());
-    let (open,): (bool,) = on!(two.read(), c => sqlx::query_as(
+    let (open,): (bool,) = query!(two.read(), c => sqlx::query_as(
         "select exists (select 1 from pg_locks l join pg_stat_activity a on a.pid = l.pid
              where l.locktype = 'advisory' and l.objid = cast(cast(hashtext(current_schema()) as bigint) & 4294967295 as oid)
                and a.state like 'idle in transaction%')")

@@ -456,8 +456,8 @@ async fn a_cancel_does_not_wait_for_an_unresponsive_storage() {
     // First a writer of the same server is held in the storage, then the cancellation itself. Only the limit
     // that is tested is short.
     let cases = [
-        (&["part"][..], UploadTimeouts { cancel_turn: moment, ..default }),
-        (&["abort", "list", "delete"], UploadTimeouts { end: moment, ..default }),
+        (&["part"][..], UploadTimeouts { cancel_writer_lock: moment, ..default }),
+        (&["abort", "list", "delete"], UploadTimeouts { deletion: moment, ..default }),
     ];
     for (kinds, timeouts) in cases {
         let limits = Limits { timeouts, ..Limits::default() };

@@ -59,16 +59,16 @@ struct Inner {
 
 impl Remote {
     pub(super) fn open(url: &Url, config: &Config) -> Result<Remote, OpenError> {
-        let doors = open::open(url, config)?;
+        let clients = open::open(url, config)?;
         let redirect = match config.redirect {
-            Switch::Auto => doors.is_s3,
+            Switch::Auto => clients.is_s3,
             Switch::On => true,
             Switch::Off => false,
         };
         Ok(Remote(Arc::new(Inner {
-            store: doors.store,
-            multipart: doors.multipart,
-            signer: doors.signer.filter(|_| redirect),
+            store: clients.store,
+            multipart: clients.multipart,
+            signer: clients.signer.filter(|_| redirect),
             prefix: Path::from_url_path(url.path())
                 .map_err(|error| OpenError::Config { setting: "storage", reason: error.to_string() })?,
             pool: Arc::new(Semaphore::new(POOL_BYTES >> 20)),

@@ -54,7 +54,7 @@ pub(super) fn open(url: &Url, config: &Config) -> Result<StorageClients, OpenErr
             Ok(storage_clients(Arc::new(store), Arc::new(parts), false))
         }
         #[cfg(test)]
-        "memory" => Ok(super::testing::doors(bucket)),
+        "memory" => Ok(super::testing::test_clients(bucket)),
         other => Err(refused(format!("expected file:, s3:, gs: or az:, got {other}:"))),
     }
 }

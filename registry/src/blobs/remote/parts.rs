@@ -28,7 +28,7 @@ use crate::blobs::upload::{Checkpoint, StoredUpload, UploadProgress};
 use crate::metrics::measure_storage;
 
 /// How many parts of one upload are sent at a time.
-const PARTS_AT_ONCE: usize = 4;
+const MAX_CONCURRENT_PARTS: usize = 4;
 
 /// How long to wait for the object of a multipart upload that another writer is completing, and how often to
 /// look. Some storages report the upload as gone while they assemble its parts.
@@ -114,9 +114,10 @@ impl PartWriter {
         })
     }
 
-    pub(crate) fn room_after(&self, len: u64) -> u64 {
-        let room = part_sizes::size(self.parts.len()).saturating_sub(self.buffered_bytes + len);
-        if room == 0 { part_sizes::size(self.parts.len() + 1) } else { room }
+    /// How many bytes complete the current part after `len` more bytes, or the next part if these complete it.
+    pub(crate) fn writable_after(&self, len: u64) -> u64 {
+        let writable = part_sizes::size(self.parts.len()).saturating_sub(self.buffered_bytes + len);
+        if writable == 0 { part_sizes::size(self.parts.len() + 1) } else { writable }
     }
 
     pub(crate) fn is_whole(&self) -> bool {
@@ -194,7 +195,7 @@ impl PartWriter {
     /// other.
     async fn permit(&self) -> Result<Option<OwnedSemaphorePermit>, Error> {
         let units = u32::try_from(self.buffered_bytes >> 20).unwrap_or(u32::MAX);
-        let recent = self.parts.iter().rev().take(2 * PARTS_AT_ONCE);
+        let recent = self.parts.iter().rev().take(2 * MAX_CONCURRENT_PARTS);
         let mut flying: Vec<Part> =
             recent.filter(|part| matches!(part, Part::Uploading(_))).cloned().collect();
         flying.reverse();
@@ -209,7 +210,7 @@ impl PartWriter {
             }
             flying = still;
             let Some(oldest) = flying.first().cloned() else { return Ok(None) };
-            if flying.len() < PARTS_AT_ONCE
+            if flying.len() < MAX_CONCURRENT_PARTS
                 && let Ok(permit) = self.remote.0.pool.clone().try_acquire_many_owned(units)
             {
                 return Ok(Some(permit));

@@ -76,7 +76,7 @@ pub(crate) fn storage(name: &str) -> Arc<Storage> {
     storages.get_or_insert_default().entry(name.to_owned()).or_default().clone()
 }
 
-pub(super) fn doors(name: &str) -> StorageClients {
+pub(super) fn test_clients(name: &str) -> StorageClients {
     let storage = storage(name);
     StorageClients {
         store: Arc::new(TestStore(storage.clone())),

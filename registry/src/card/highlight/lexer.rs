@@ -11,6 +11,13 @@ const MAX_AHEAD: usize = 256;
 /// The longest character literal: `'\u{10ffff}'`.
 const MAX_LITERAL_BYTES: usize = 12;
 
+/// Where a text ends that begins with a digit.
+enum NumberEnd {
+    Number(usize),
+    /// A word, a version or an address, which has no colour.
+    Word(usize),
+}
+
 pub(super) struct Lexer<'a> {
     text: &'a str,
     rules: &'static Rules,
@@ -181,7 +188,8 @@ impl<'a> Lexer<'a> {
         (length > 0).then_some(self.at + 1 + length)
     }
 
-    fn number(&self) -> Option<usize> {
+    /// The end of a number, or of a word that begins like one.
+    fn number(&self) -> Option<NumberEnd> {
         let rest = self.rest();
         if !rest.starts_with(|c: char| c.is_ascii_digit()) {
             return None;
@@ -202,10 +210,14 @@ impl<'a> Lexer<'a> {
             }
             last = c;
         }
-        // `7b-chat` is a word.
-        let is_whole = !self.rules.shape.separates_words()
-            || !rest[end..].starts_with(|c: char| is_word(c) || "-./:@".contains(c));
-        is_whole.then_some(self.at + end)
+        let after = &rest[end..];
+        if !self.rules.shape.separates_words() || !after.starts_with(['-', '.', '/', ':', '@']) {
+            return Some(NumberEnd::Number(self.at + end));
+        }
+        // `7b-chat` is a word. All of it is skipped: if only a part were, the next step would read the rest again.
+        let is_part = |c: char| is_word(c) || c == '-';
+        let length = after.find(|c: char| !is_part(c)).unwrap_or(after.len());
+        Some(NumberEnd::Word(self.at + end + length))
     }
 
     /// The end of a key at the beginning of a line: of YAML `a key:`, of TOML `a.key =` and `[table]`.
@@ -302,7 +314,11 @@ impl<'a> Lexer<'a> {
         }
         if is_word(next) || (next == '-' && self.rules.shape.separates_words()) {
             return match self.number() {
-                Some(end) => self.take(end, Class::Constant),
+                Some(NumberEnd::Number(end)) => self.take(end, Class::Constant),
+                Some(NumberEnd::Word(end)) => {
+                    self.skip(end);
+                    None
+                }
                 None => self.word(),
             };
         }

@@ -161,3 +161,27 @@ fn work_is_linear() {
         }
     }
 }
+
+/// At the largest size: at 32 KiB, reading these runs again at each step takes seconds only.
+#[test]
+fn runs_of_digits_are_read_once() {
+    for name in NAMES {
+        for unit in ["1.", "1e+", "1-", "1:", "1.1/"] {
+            // The beginning makes the rest a command of a console and a tag of a template.
+            let begin = "$ {{ ";
+            let text = format!("{begin}{}/", unit.repeat((MAX_BYTES - begin.len() - 1) / unit.len()));
+            let html = highlight(name, &text).unwrap_or_default();
+            assert!(html.len() <= 6 * text.len() + 40 * MAX_MARKS, "{name} {unit}");
+        }
+    }
+}
+
+#[test]
+fn words_that_begin_with_digits_have_no_colour() {
+    for text in ["1.2.3/x", "1.1.", "7b-chat", "7b-chat-2", "1e+/", "a 1-b c"] {
+        for name in ["sh", "dockerfile", "modelfile"] {
+            assert_eq!(marks(name, text), text, "{name}");
+        }
+    }
+    assert_eq!(marks("sh", "f 8080:80 0.5"), "f 8080:<constant:80> <constant:0.5>");
+}

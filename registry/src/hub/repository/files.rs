@@ -1,5 +1,7 @@
 //! `/{name}/-/tree/{reference}`: the files of a manifest; `-/blob/` shows the text of one, and `-/raw/` sends its bytes.
 
+use std::sync::Arc;
+
 use askama::Template;
 use axum::body::Body;
 use axum::extract::State;
@@ -8,11 +10,11 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use lode_model::reference::Reference;
 
 use super::overview::card_links;
-use super::{Head, Shown, Tab, show_one};
+use super::{Head, ManifestPage, Tab, show_one};
 use crate::Registry;
-use crate::app::TreeFile;
+use crate::app::{CardHtml, TreeFile};
 use crate::auth::Caller;
-use crate::card::{encode_path, highlight_file, render_card};
+use crate::card::{encode_path, has_colours};
 use crate::http::links::header_value;
 use crate::http::{Failure, Path};
 use crate::hub::format::{bytes, short};
@@ -84,10 +86,13 @@ struct FilePage {
     url: String,
     size: String,
     /// Sanitised HTML.
-    html: Option<String>,
-    text: Option<String>,
+    html: Option<Arc<str>>,
     /// The text as HTML with colours.
-    code: Option<String>,
+    code: Option<Arc<str>>,
+    /// The text, if it is shown without either.
+    text: Option<Arc<str>>,
+    /// Rendering the text takes longer than the request waits.
+    is_late: bool,
     is_picture: bool,
     is_cut: bool,
 }
@@ -101,20 +106,21 @@ pub(crate) async fn blob(
         let (shown, file) = find(&registry, &caller, (&name, &reference, &path)).await?;
         let first = registry.tree_read(&caller, &shown.repository, &file, MAGIC_BYTES).await?;
         let is_picture = picture_type(&first).is_some();
-        let (mut text, mut html, mut code) = (None, None, None);
+        let (mut text, mut html, mut code, mut is_late) = (None, None, None, false);
         if !is_picture && is_text(&file) {
             let read = registry.tree_read(&caller, &shown.repository, &file, MAX_SHOWN_BYTES).await?;
-            let cut = String::from_utf8_lossy(&read).into_owned();
             // A zero byte: whatever its name, it is not text.
             if !read.contains(&0) {
+                let cut: Arc<str> = String::from_utf8_lossy(&read).into();
                 let is_markdown = path.to_ascii_lowercase().ends_with(".md");
-                match is_markdown && file.size_bytes <= MAX_RENDERED_BYTES {
-                    true => html = Some(markdown(&shown, cut).await?),
-                    false => {
-                        let (shown, colours) = coloured(&path, cut).await?;
-                        (text, code) = (Some(shown), colours);
-                    }
+                if is_markdown && file.size_bytes <= MAX_RENDERED_BYTES {
+                    let links = card_links(&shown.repository, &shown.reference);
+                    let rendered = registry.markdown_render(cut.clone(), links).await?;
+                    (html, is_late) = rendered_html(rendered);
+                } else if has_colours(&path) {
+                    (code, is_late) = rendered_html(registry.code_render(&path, cut.clone()).await?);
                 }
+                text = Some(cut).filter(|_| html.is_none() && code.is_none());
             }
         }
         Ok(render_browsed(&FilePage {
@@ -123,8 +129,9 @@ pub(crate) async fn blob(
             url: encode_path(&path),
             size: bytes(file.size_bytes),
             html,
-            text,
             code,
+            text,
+            is_late,
             is_picture,
             is_cut: file.size_bytes > MAX_SHOWN_BYTES,
             path,
@@ -181,38 +188,19 @@ async fn find(
     registry: &Registry,
     caller: &Caller,
     (name, reference, path): (&str, &str, &str),
-) -> Result<(Shown, TreeFile), Failure> {
+) -> Result<(ManifestPage, TreeFile), Failure> {
     let shown = show_one(registry, caller, (name, reference)).await?;
     let tree = registry.tree(caller, &shown.repository, &shown.model.manifest).await?;
     let file = tree.find(path).cloned().ok_or(Failure::PageUnknown)?;
     Ok((shown, file))
 }
 
-async fn markdown(shown: &Shown, text: String) -> Result<String, Failure> {
-    let links = card_links(&shown.repository, &shown.reference);
-    let rendered = tokio::task::spawn_blocking(move || render_card(&text, &links)).await;
-    rendered.map_err(|_| Failure::Registry(crate::Error::Interrupted))
-}
-
-/// The text of a file as it is shown, and the same as HTML with colours if its language is known.
-async fn coloured(path: &str, text: String) -> Result<(String, Option<String>), Failure> {
-    let path = path.to_owned();
-    let work = move || {
-        let text = pretty(&path, text);
-        let code = highlight_file(&path, &text);
-        (text, code)
-    };
-    tokio::task::spawn_blocking(work).await.map_err(|_| Failure::Registry(crate::Error::Interrupted))
-}
-
-/// Indents JSON that is written on one line.
-fn pretty(path: &str, text: String) -> String {
-    let is_json = path.to_ascii_lowercase().ends_with(".json");
-    if !is_json || text.trim_end().contains('\n') {
-        return text;
+/// The HTML, and whether it is late.
+fn rendered_html(rendered: CardHtml) -> (Option<Arc<str>>, bool) {
+    match rendered {
+        CardHtml::Rendered(html) => (Some(html), false),
+        CardHtml::Late => (None, true),
     }
-    let value: Option<serde_json::Value> = serde_json::from_str(&text).ok();
-    value.and_then(|value| serde_json::to_string_pretty(&value).ok()).unwrap_or(text)
 }
 
 /// Whether a page shows the file as text, by its name.
@@ -282,12 +270,5 @@ mod tests {
         {
             assert_eq!(picture_type(other), None, "{other:?}");
         }
-    }
-
-    #[test]
-    fn json_on_one_line_is_indented() {
-        assert_eq!(pretty("a.json", r#"{"b":1,"a":2}"#.to_owned()), "{\n  \"b\": 1,\n  \"a\": 2\n}");
-        assert_eq!(pretty("a.txt", r#"{"b":1}"#.to_owned()), r#"{"b":1}"#);
-        assert_eq!(pretty("a.json", "{".to_owned()), "{");
     }
 }

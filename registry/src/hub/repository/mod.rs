@@ -85,7 +85,7 @@ impl Head {
 }
 
 /// A manifest that a page is about.
-struct Shown {
+struct ManifestPage {
     repository: Repository,
     reference: Reference,
     model: Model,
@@ -93,7 +93,7 @@ struct Shown {
     manages: Manages,
 }
 
-impl Shown {
+impl ManifestPage {
     fn head(&self, tab: Tab) -> Head {
         let is_model = self.model.summary.is_some();
         let head = Head::new(&self.repository, Some(&self.reference), tab, is_model);
@@ -107,7 +107,7 @@ async fn show(
     caller: &Caller,
     repository: &Repository,
     reference: Option<&str>,
-) -> Result<Option<Shown>, Failure> {
+) -> Result<Option<ManifestPage>, Failure> {
     let reference = match reference {
         Some(text) => text.parse::<Reference>()?,
         None => match registry.default_tag(caller, repository).await? {
@@ -120,7 +120,7 @@ async fn show(
     };
     let facts = registry.model_facts(caller, repository, &model.digest).await?;
     let manages = manages(registry, caller, repository).await?;
-    Ok(Some(Shown { repository: repository.clone(), reference, model, facts, manages }))
+    Ok(Some(ManifestPage { repository: repository.clone(), reference, model, facts, manages }))
 }
 
 /// Settings are changed by people: who has no account has no page for it.
@@ -139,7 +139,7 @@ async fn show_one(
     registry: &Registry,
     caller: &Caller,
     (name, reference): (&str, &str),
-) -> Result<Shown, Failure> {
+) -> Result<ManifestPage, Failure> {
     let repository = name.parse()?;
     show(registry, caller, &repository, Some(reference)).await?.ok_or(Failure::PageUnknown)
 }
@@ -150,7 +150,7 @@ async fn show_queried(
     caller: &Caller,
     name: &str,
     reference: Option<&str>,
-) -> Result<Shown, Failure> {
+) -> Result<ManifestPage, Failure> {
     let repository: Repository = name.parse()?;
     let shown = show(registry, caller, &repository, reference).await?;
     shown.ok_or_else(|| Failure::Registry(Error::NameUnknown { repository }))

@@ -10,7 +10,7 @@ use lode_model::reference::{Reference, Repository};
 
 use super::pulls::Pulls;
 use super::snippets::{Snippet, Subject};
-use super::{Head, Shown, Tab, manages, show};
+use super::{Head, ManifestPage, Tab, manages, show};
 use crate::Registry;
 use crate::app::{Card, CardHtml, ContentKind, DerivedModel};
 use crate::auth::Caller;
@@ -110,11 +110,11 @@ pub(crate) async fn get(
 async fn overview(
     registry: &Registry,
     caller: &Caller,
-    shown: Shown,
+    shown: ManifestPage,
     base: &str,
     needs_token: bool,
 ) -> Result<Overview, Failure> {
-    let Shown { repository, reference, model, facts, .. } = shown;
+    let ManifestPage { repository, reference, model, facts, .. } = shown;
     let tree = registry.tree(caller, &repository, &model.manifest).await?;
     let links = card_links(&repository, &reference);
     let can_edit_card = registry.may_edit_card(caller, &repository, (&reference, &model.manifest)).await?;

@@ -10,7 +10,7 @@ use lode_model::reference::{Reference, Repository};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Head, Shown, Tab, show_queried};
+use super::{Head, ManifestPage, Tab, show_queried};
 use crate::Registry;
 use crate::api::inference::read_json;
 use crate::auth::Caller;
@@ -248,7 +248,7 @@ impl TryPage {
     async fn new(
         registry: &Registry,
         caller: &Caller,
-        shown: &Shown,
+        shown: &ManifestPage,
         mode: Option<&str>,
     ) -> Result<TryPage, Failure> {
         if shown.model.summary.is_none() {

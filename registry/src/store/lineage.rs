@@ -1,10 +1,10 @@
-//! What manifests share, which models name others as their origins, and a repository's tag to show.
+//! The bytes that manifests share, and the models that name others as their origins.
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 
-use super::{Engine, ListFilter, Store, on, parse_stored, size};
+use super::{Engine, ListFilter, Store, parse_stored, query, size};
 use crate::Error;
 
 /// The size of a manifest's content.
@@ -44,7 +44,7 @@ impl Store {
             self.is_listed("theirs.repository", 3)
         ));
         let (all, visibility, subjects, targets) = filter.parameters();
-        let (total, shared): (i64, i64) = on!(self.read(), c => sqlx::query_as(text)
+        let (total, shared): (i64, i64) = query!(self.read(), c => sqlx::query_as(text)
             .bind(repository.as_str()).bind(digest.as_str())
             .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_one(c).await)?;
         Ok(SharedBytes { size_bytes: size(total)?, shared_bytes: size(shared)? })
@@ -71,7 +71,7 @@ impl Store {
             self.is_listed("t.repository", 5)
         ));
         let (all, visibility, subjects, targets) = filter.parameters();
-        let rows: Vec<(String, String, Option<String>, Option<i64>)> = on!(self.read(), c => sqlx::query_as(text)
+        let rows: Vec<(String, String, Option<String>, Option<i64>)> = query!(self.read(), c => sqlx::query_as(text)
             .bind(format!("\n{repository}\n")).bind(format!("\n{repository}:"))
             .bind(repository.as_str()).bind(i64::from(limit))
             .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_all(c).await)?;
@@ -85,14 +85,5 @@ impl Store {
                 })
             })
             .collect()
-    }
-
-    /// The tag `latest` of a repository, else the one that was moved last.
-    pub(crate) async fn default_tag(&self, repository: &Repository) -> Result<Option<Tag>, Error> {
-        let row: Option<(String,)> = on!(self.read(), c => sqlx::query_as(
-            "select name from tags where repository = $1
-             order by case when name = 'latest' then 0 else 1 end, updated_at desc, name limit 1")
-            .bind(repository.as_str()).fetch_optional(c).await)?;
-        row.map(|(tag,)| parse_stored("tag", &tag)).transpose()
     }
 }
