@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fs::File,
+    fs::{File, TryLockError},
     io::{self, Write},
     os::unix::fs::FileExt,
     path::Path,
@@ -27,7 +27,8 @@ use crate::{
     ui,
 };
 
-const AT_ONCE: usize = 6;
+/// How many blobs are fetched at a time.
+const MAX_CONCURRENT_BLOBS: usize = 6;
 const WRITE_BYTES: usize = 1 << 20;
 /// After this many bytes the files are synced and the journal is extended.
 const JOURNAL_BYTES: u64 = 256 << 20;
@@ -113,7 +114,7 @@ async fn download_round(
             let progress: Arc<dyn Progress> = meter.clone();
             target.registry.blob_pull_into(&target.repository, &blob, pending.file.clone(), progress).await
         })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(MAX_CONCURRENT_BLOBS)
         .try_collect::<Vec<()>>()
         .await?;
     if !scattered.is_empty() {
@@ -257,7 +258,7 @@ impl BlobSource<'_> {
                     journal.lock().await.add(digest, size).await
                 }
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(MAX_CONCURRENT_BLOBS)
             .try_collect::<Vec<()>>()
             .await?;
 
@@ -318,12 +319,16 @@ fn open_parts(pending: Vec<PendingFile>) -> Outcome<(Vec<PartFile>, bool)> {
             let failed = |error: io::Error| {
                 Failure::with_source(format!("cannot write {}", part.path().display()), &error)
             };
-            parts_exist &= part.file_size() == Some(pending.entry.size);
-            let file = part.open_or_create().map_err(failed)?;
-            file.try_lock().map_err(|_| {
-                Failure::new(format!("{} is being written by another process", part.path().display()))
-                    .hint("wait for it to end, or write to another folder")
+            let existed = part.file_size().is_some();
+            let file = part.open_locked().map_err(|error| match error {
+                TryLockError::WouldBlock => {
+                    Failure::new(format!("{} is being written by another process", part.path().display()))
+                        .hint("wait for it to end, or write to another folder")
+                }
+                TryLockError::Error(error) => failed(error),
             })?;
+            // The locked file may be newer than the one that existed.
+            parts_exist &= existed && file.metadata().map_err(failed)?.len() == pending.entry.size;
             file.set_len(pending.entry.size).map_err(failed)?;
             Ok(PartFile { file, part, pending })
         })

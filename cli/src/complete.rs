@@ -14,6 +14,7 @@ use clap_complete::{
     engine::{ArgValueCompleter, CompletionCandidate},
 };
 use lode_client::Registry;
+use lode_model::reference::{Name, Repository};
 
 use crate::{args::Global, command_line, connect::Connection, pages::fetch_all, suggest::model_names};
 
@@ -110,13 +111,23 @@ fn repositories(current: &OsStr) -> Vec<CompletionCandidate> {
 
 /// The names of models, without the default tag.
 async fn short_model_names(registry: &Registry) -> Vec<String> {
-    let names = model_names(registry).await.into_iter();
+    let names = model_names(registry).await.into_iter().filter(|name| is_model_name(name));
     names.map(|name| name.strip_suffix(":latest").map(str::to_owned).unwrap_or(name)).collect()
 }
 
 async fn repository_names(registry: &Registry) -> Vec<String> {
     let found = fetch_all(registry, "lode/v1/repositories", "repositories").await.unwrap_or_default();
-    found.iter().filter_map(|found| found["repository"].as_str().map(str::to_owned)).collect()
+    let names = found.iter().filter_map(|found| found["repository"].as_str());
+    names.filter(|name| is_repository(name)).map(str::to_owned).collect()
+}
+
+/// Whether the text is a valid `repository:tag`. A shell may expand or run any other text of a server.
+fn is_model_name(text: &str) -> bool {
+    text.parse::<Name>().is_ok()
+}
+
+fn is_repository(text: &str) -> bool {
+    text.parse::<Repository>().is_ok()
 }
 
 /// The names that begin with `current`.
@@ -144,6 +155,16 @@ fn global() -> Option<Global> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn invalid_names_of_a_server_are_not_candidates() {
+        assert!(is_model_name("team/mini:Q4_K.m-1") && is_repository("team/mini"));
+        for text in ["x;cmd", "$(cmd)", "`cmd`", "a b", "a*", "a\nb", "a\u{b}b", "~", "a'b"] {
+            assert!(!is_repository(text), "{text:?}");
+            assert!(!is_model_name(&format!("{text}:v1")), "{text:?}");
+            assert!(!is_model_name(&format!("team/mini:v1{text}")), "{text:?}");
+        }
+    }
 
     /// Every named command and argument exists.
     #[test]

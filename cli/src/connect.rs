@@ -113,7 +113,10 @@ impl Target {
                 self.model(),
                 self.registry.host()
             ))
-            .hint(format!("`lode list {}` shows its tags, `lode list` all repositories", self.repository))
+            .hint(format!(
+                "`lode list {}` shows its tags, `lode repo list` all repositories",
+                self.repository
+            ))
             .missing(self.registry.clone(), self.model());
         }
         error.into()

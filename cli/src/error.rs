@@ -171,7 +171,7 @@ impl From<lode_client::Error> for Failure {
             E::ManifestUnknown { repository, .. } => {
                 failure.hint(format!("`lode list {repository}` shows its tags"))
             }
-            E::NameUnknown { .. } => failure.hint("`lode list` shows the repositories"),
+            E::NameUnknown { .. } => failure.hint("`lode repo list` shows the repositories"),
             E::InvalidAddress { .. } => failure.hint("write `http://host:port`, or `host:port` for https"),
             E::Transport { server, source } if source.is_body() || source.is_request() => {
                 let is_plain = server.starts_with("http://") && source.is_request();

@@ -10,7 +10,7 @@ use std::{
 };
 
 use lode_client::{Content, Destination, OpenFolder};
-use lode_model::{gguf::PartName, onnx, read_at::ReadAt};
+use lode_model::{files_view::MAX_FOLDERS, gguf::PartName, onnx, read_at::ReadAt};
 
 use crate::error::{Failure, Outcome};
 
@@ -31,18 +31,16 @@ pub(crate) fn walk(folder: &Path) -> Outcome<Vec<LocalFile>> {
     Ok(found)
 }
 
-/// A deeper path is assumed to be a loop of links.
-const MAX_DEPTH: usize = 32;
-
 fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<LocalFile>) -> Outcome {
     let failed = |path: &Path, error: io::Error| {
         Failure::with_source(format!("cannot read {}", path.display()), &error)
     };
-    if depth > MAX_DEPTH {
+    if depth > MAX_FOLDERS {
         return Err(Failure::new(format!(
-            "{} is nested too deep: does a link point to a parent folder?",
+            "{} is nested more than {MAX_FOLDERS} folders deep",
             folder.display()
-        )));
+        ))
+        .hint("does a link point to a parent folder?"));
     }
     for entry in fs::read_dir(folder).map_err(|error| failed(folder, error))? {
         let entry = entry.map_err(|error| failed(folder, error))?;
@@ -56,6 +54,9 @@ fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<LocalFile
             io::ErrorKind::NotFound if path.is_symlink() => {
                 Failure::new(format!("{} is a broken link", path.display()))
                     .hint("is the download complete? Remove the link or restore its target")
+            }
+            _ if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+                failed(&path, error).hint("does a link point to a parent folder?")
             }
             _ => failed(&path, error),
         })?;
@@ -153,26 +154,27 @@ impl Content for FileContent {
 
 /// Joins `name` to `folder` and refuses names that leave it: layer titles are untrusted.
 pub(crate) fn join_below(folder: &Path, name: &str) -> Outcome<PathBuf> {
+    let refused = |why: String| Failure::new(format!("the file name `{}` {why}", name.escape_debug()));
     let mut path = folder.to_owned();
-    let mut depth = 0;
+    let mut parts = 0;
     for component in Path::new(name).components() {
         match component {
             Component::Normal(part) => {
                 path.push(part);
-                depth += 1;
+                parts += 1;
             }
             Component::CurDir => {}
-            Component::ParentDir | Component::RootDir | Component::Prefix(_) => depth = usize::MAX - 1,
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
+                return Err(refused("leads outside the folder".into()));
+            }
         }
-        if depth > MAX_DEPTH {
-            break;
+        // The last part is the file.
+        if parts > MAX_FOLDERS + 1 {
+            return Err(refused(format!("has more than {MAX_FOLDERS} folders")));
         }
     }
-    if depth == 0 || depth > MAX_DEPTH || name.contains('\0') {
-        return Err(Failure::new(format!(
-            "the file name `{}` leads outside the folder",
-            name.escape_debug()
-        )));
+    if parts == 0 || name.contains('\0') {
+        return Err(refused("is not a valid path".into()));
     }
     Ok(path)
 }
@@ -288,7 +290,11 @@ mod tests {
         for name in ["", ".", "..", "/etc/passwd", "a/../../b", "../x", "a\0b"] {
             assert!(join_below(folder, name).is_err(), "{name:?}");
         }
-        assert!(join_below(folder, &"a/".repeat(40)).is_err());
+        let deepest = format!("{}f", "a/".repeat(MAX_FOLDERS));
+        lode_model::files_view::check_path(&deepest).unwrap();
+        join_below(folder, &deepest).unwrap();
+        let error = join_below(folder, &format!("a/{deepest}")).unwrap_err().to_string();
+        assert!(error.contains("has more than 64 folders"), "{error}");
     }
 
     #[test]
@@ -320,6 +326,18 @@ mod tests {
         std::os::unix::fs::symlink("gone", folder.path().join("config.json")).unwrap();
         let failure = walk(folder.path()).unwrap_err().to_string();
         assert!(failure.contains("config.json is a broken link"), "{failure}");
+    }
+
+    #[test]
+    fn the_deepest_valid_folder_is_walked() {
+        let folder = tempfile::tempdir().unwrap();
+        let deepest = folder.path().join("a/".repeat(MAX_FOLDERS));
+        fs::create_dir_all(&deepest).unwrap();
+        fs::write(deepest.join("f"), "x").unwrap();
+        assert_eq!(walk(folder.path()).unwrap().len(), 1);
+        fs::create_dir(deepest.join("a")).unwrap();
+        let error = walk(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("is nested more than 64 folders deep"), "{error}");
     }
 
     #[test]

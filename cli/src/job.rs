@@ -80,7 +80,7 @@ async fn follow(registry: &Registry, mut job: Job, what: &str) -> Outcome<Job> {
                 Some("bytes") => ui::format_size(number),
                 _ => number.to_string(),
             };
-            meter.say(match total {
+            meter.set_message(match total {
                 Some(total) => format!("{what}: {phase} ({} of {})", shown(*done), shown(*total)),
                 None => format!("{what}: {phase} ({})", shown(*done)),
             });
@@ -126,12 +126,10 @@ impl Finished {
         struct Page {
             findings: Vec<Value>,
         }
-        let (mut all, mut next) =
-            (Vec::new(), Some(format!("lode/v1/jobs/{}/findings?kind={kind}", self.id)));
-        while let Some(path) = next {
-            let (page, after): (Page, _) = registry.json_page(&path).await?;
+        let mut all = Vec::new();
+        let mut pages = registry.json_pages(format!("lode/v1/jobs/{}/findings?kind={kind}", self.id));
+        while let Some(page) = pages.next::<Page>().await? {
             all.extend(page.findings);
-            next = after;
         }
         Ok(all)
     }

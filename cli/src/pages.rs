@@ -5,13 +5,11 @@ use serde_json::Value;
 
 /// Requests all pages of the listing at `path`, and returns the entries of its list `list`.
 pub(crate) async fn fetch_all(registry: &Registry, path: &str, list: &str) -> Result<Vec<Value>, Error> {
-    let (mut all, mut next) = (Vec::new(), Some(path.to_owned()));
-    while let Some(path) = next {
-        let (mut page, after): (Value, _) = registry.json_page(&path).await?;
+    let (mut all, mut pages) = (Vec::new(), registry.json_pages(path));
+    while let Some(mut page) = pages.next::<Value>().await? {
         if let Some(Value::Array(entries)) = page.get_mut(list).map(Value::take) {
             all.extend(entries);
         }
-        next = after;
     }
     Ok(all)
 }

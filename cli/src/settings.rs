@@ -108,7 +108,7 @@ pub(crate) fn worker(args: &args::Worker, env: Env) -> Outcome<lode_worker::Conf
         ("registry", args.registry.clone().map(Value::from)),
         ("listen", args.listen.clone().map(Value::from)),
         ("advertise", args.advertise.clone().map(Value::from)),
-        ("token", args.token.clone().map(Value::from)),
+        ("worker_token", args.token.clone().map(Value::from)),
         ("models", list(&args.models)),
         ("cache", args.cache.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
         ("sources", list(&sources)),
@@ -171,10 +171,11 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
                 None => value,
             };
             if let Err(error) = try_one::<C>(key, &value) {
-                // The flag of a list setting is singular.
                 let flag = match key {
+                    // The flag of a list setting is singular.
                     "trusted_proxies" => "trusted-proxy".to_owned(),
                     "sources" => "source".to_owned(),
+                    "worker_token" => "token".to_owned(),
                     key => key.replace('_', "-"),
                 };
                 let text =
@@ -331,6 +332,7 @@ mod tests {
     use std::{collections::HashMap, time::Duration};
 
     use clap::Parser;
+    use serde::Deserialize;
 
     use super::*;
     use crate::args::{Cli, Command};
@@ -347,6 +349,29 @@ mod tests {
         let variables: HashMap<String, String> =
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         serve(&args, &|name| variables.get(name).cloned())
+    }
+
+    #[test]
+    fn only_the_worker_token_enrols_a_worker() {
+        let token = |words: &[&str], variables: &[(&str, &str)], file: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("lode.toml");
+            std::fs::write(&path, file).unwrap();
+            let path = path.to_str().unwrap().to_owned();
+            let line = [&["lode", "worker", "--config", &path], words].concat();
+            let Command::Worker(args) = Cli::try_parse_from(line).unwrap().command else {
+                panic!("the command is worker")
+            };
+            let variables: HashMap<&str, &str> = variables.iter().copied().collect();
+            let config = worker(&args, &|name| variables.get(name).map(|value| (*value).to_owned())).unwrap();
+            config.worker_token.map(|token| token.expose().to_owned())
+        };
+        let file = "[worker]\nworker_token = \"file\"";
+        let (api, join) = (("LODE_TOKEN", "api"), ("LODE_WORKER_TOKEN", "join"));
+        assert_eq!(token(&[], &[api], ""), None);
+        assert_eq!(token(&[], &[api, join], file).as_deref(), Some("join"));
+        assert_eq!(token(&[], &[api], file).as_deref(), Some("file"));
+        assert_eq!(token(&["--token", "flag"], &[api, join], file).as_deref(), Some("flag"));
     }
 
     #[test]
@@ -492,8 +517,10 @@ mod tests {
         for (key, _) in kinds::<lode_registry::Config>() {
             assert!(table.contains_key(&key), "deploy/lode.toml lacks `{key}`");
         }
-        for key in LOCAL_WORKER_KEYS {
-            assert!(table["worker"].get(key).is_some(), "deploy/lode.toml lacks `{key}`");
+        let worker = &table["worker"];
+        lode_worker::Config::deserialize(worker.clone()).unwrap();
+        for (key, _) in kinds::<lode_worker::Config>().iter().filter(|(key, _)| key != "runner_program") {
+            assert!(worker.get(key).is_some(), "deploy/lode.toml lacks `{key}` in [worker]");
         }
     }
 }

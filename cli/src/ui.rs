@@ -18,9 +18,26 @@ pub(crate) fn print_line(text: impl AsRef<str>) -> Outcome {
     print_bytes(format!("{}\n", escape_control_except(text.as_ref(), &['\n', '\t'])).as_bytes())
 }
 
-/// Prints a line of JSON unchanged.
+/// Prints a line of valid JSON.
 pub(crate) fn json_line(text: &str) -> Outcome {
-    print_bytes(format!("{text}\n").as_bytes())
+    print_bytes(format!("{}\n", escape_json_control(text)).as_bytes())
+}
+
+/// Escapes the control characters that JSON allows in strings (U+007F to U+009F). Valid JSON contains others only
+/// as whitespace between tokens; they become spaces.
+fn escape_json_control(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            '\0'..='\x1f' => escaped.push(' '),
+            '\x7f'..='\u{9f}' => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => escaped.push(c),
+        }
+    }
+    Cow::Owned(escaped)
 }
 
 /// Escapes untrusted text for display on one line: tensor names come from files and may contain terminal
@@ -151,8 +168,8 @@ impl Meter {
     }
 
     /// Sets the message.
-    pub(crate) fn say(&self, text: String) {
-        self.0.set_message(text);
+    pub(crate) fn set_message(&self, text: String) {
+        self.0.set_message(escape_control(&text).into_owned());
     }
 
     /// Increases the total.
@@ -246,6 +263,22 @@ mod tests {
         assert_eq!(escape_control("blk.0.attn_q.weight ü"), "blk.0.attn_q.weight ü");
         assert_eq!(escape_control("a\nb\x1b[2J\u{9b}31m"), "a\\nb\\u{1b}[2J\\u{9b}31m");
         assert_eq!(escape_control_except("hint:\n\tx\r", &['\n', '\t']), "hint:\n\tx\\r");
+    }
+
+    #[test]
+    fn control_characters_in_json_are_escaped() {
+        assert_eq!(escape_json_control("{\"a\":\"ü\"}"), "{\"a\":\"ü\"}");
+        let escaped = escape_json_control("{\"a\":\r\"\x7f\u{9b}31m\"}");
+        assert_eq!(escaped, "{\"a\": \"\\u007f\\u009b31m\"}");
+        let value: serde_json::Value = serde_json::from_str(&escaped).unwrap();
+        assert_eq!(value["a"], "\x7f\u{9b}31m");
+    }
+
+    #[test]
+    fn messages_of_progress_bars_are_escaped() {
+        let meter = Meter::wait("copying");
+        meter.set_message("copying: \x1b[2J".into());
+        assert_eq!(meter.0.message(), "copying: \\u{1b}[2J");
     }
 
     #[test]

@@ -115,6 +115,7 @@ impl CredentialFile {
     }
 
     pub fn set(&self, host: &str, login: impl Into<SavedLogin>) -> Result<(), Error> {
+        let _lock = self.lock()?;
         let mut stored = self.read()?;
         stored.hosts.insert(host.to_owned(), login.into());
         self.write(&stored)
@@ -122,12 +123,38 @@ impl CredentialFile {
 
     /// Removes the credentials for `host` and returns them.
     pub fn remove(&self, host: &str) -> Result<Option<SavedLogin>, Error> {
+        // A user without credentials may have no config folder.
+        if !self.path.exists() {
+            return Ok(None);
+        }
+        let _lock = self.lock()?;
         let mut stored = self.read()?;
         let removed = stored.hosts.remove(host);
         if removed.is_some() {
             self.write(&stored)?;
         }
         Ok(removed)
+    }
+
+    /// Waits until no other process changes the file, and locks it until the returned file is dropped. The lock is on
+    /// a file of its own, because each change replaces the credentials file.
+    fn lock(&self) -> Result<std::fs::File, Error> {
+        let failed = |source| self.file_error("lock", source);
+        std::fs::create_dir_all(self.folder()).map_err(failed)?;
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create(true).truncate(false);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options.open(self.path.with_extension("lock")).map_err(failed)?;
+        match file.lock() {
+            // Some network file systems have no locks.
+            Err(error) if error.kind() == std::io::ErrorKind::Unsupported => Ok(file),
+            locked => locked.map(|()| file).map_err(failed),
+        }
+    }
+
+    fn folder(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("."))
     }
 
     fn read(&self) -> Result<CredentialsByHost, Error> {
@@ -142,8 +169,7 @@ impl CredentialFile {
     }
 
     fn write(&self, stored: &CredentialsByHost) -> Result<(), Error> {
-        let folder = self.path.parent().unwrap_or(Path::new("."));
-        std::fs::create_dir_all(folder).map_err(|source| self.file_error("write", source))?;
+        std::fs::create_dir_all(self.folder()).map_err(|source| self.file_error("write", source))?;
         let text =
             serde_json::to_vec_pretty(stored).map_err(|error| self.file_error("write", error.into()))?;
         // Write a temporary file and rename it, so that readers see either the old or the new file.
@@ -197,6 +223,22 @@ mod tests {
         file.set("c", owned.clone()).unwrap();
         assert!(!format!("{owned:?}").contains("secret"));
         assert_eq!(file.remove("c").unwrap(), Some(owned));
+    }
+
+    #[test]
+    fn concurrent_changes_are_all_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = CredentialFile::at(folder.path().join("lode/credentials.json"));
+        let hosts: Vec<String> = (0..16).map(|number| format!("host{number}")).collect();
+        std::thread::scope(|scope| {
+            for host in &hosts {
+                let login = Login { username: host.clone(), password: "x".into() };
+                scope.spawn(|| file.set(host, login).unwrap());
+            }
+        });
+        for host in &hosts {
+            assert_eq!(file.get(host).unwrap().unwrap().username, *host);
+        }
     }
 
     #[test]

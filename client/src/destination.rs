@@ -3,7 +3,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    fs::File,
+    fs::{File, TryLockError},
     io::{self, Read},
     os::fd::OwnedFd,
     path::{Component, Path, PathBuf},
@@ -14,6 +14,9 @@ use rustix::{
     fs::{self, AtFlags, FileType, Mode, OFlags},
     io::Errno,
 };
+
+/// How often a file is reopened if other processes rename or remove it before it is locked.
+const MAX_LOCK_ATTEMPTS: usize = 16;
 
 /// An open folder. It stays the same folder even if its path changes.
 #[derive(Clone, Debug)]
@@ -121,6 +124,33 @@ impl Destination {
         self.open(OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)
     }
 
+    /// Opens or creates the file and locks it. The returned file is the one that has this name: another process may
+    /// have renamed or removed the opened file before it unlocked it.
+    pub fn open_locked(&self) -> Result<File, TryLockError> {
+        self.lock_current(|| self.open_or_create())
+    }
+
+    fn lock_current(&self, mut open: impl FnMut() -> io::Result<File>) -> Result<File, TryLockError> {
+        for _ in 0..MAX_LOCK_ATTEMPTS {
+            let file = open().map_err(TryLockError::Error)?;
+            file.try_lock()?;
+            if self.is_name_of(&file).map_err(TryLockError::Error)? {
+                return Ok(file);
+            }
+        }
+        Err(TryLockError::WouldBlock)
+    }
+
+    /// Whether the open file still has this name.
+    pub fn is_name_of(&self, file: &File) -> io::Result<bool> {
+        let open = fs::fstat(file)?;
+        match fs::statat(&*self.folder.fd, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(named) => Ok((named.st_dev, named.st_ino) == (open.st_dev, open.st_ino)),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     pub fn open_to_read(&self) -> io::Result<File> {
         self.open(OFlags::RDONLY)
     }
@@ -195,6 +225,40 @@ mod tests {
         assert_eq!(std::fs::read_to_string(inside.path().join("file")).unwrap(), "new");
         assert_eq!(std::fs::read_to_string(outside.path().join("victim")).unwrap(), "untouched");
         assert!(!outside.path().join("fresh").exists());
+    }
+
+    #[test]
+    fn a_file_that_is_renamed_before_it_is_locked_is_reopened() {
+        let folder = tempfile::tempdir().unwrap();
+        let whole = Destination::at(&folder.path().join("x")).unwrap();
+        let part = whole.with_suffix(".part");
+        std::fs::write(part.path(), "verified").unwrap();
+        let mut opened = 0;
+        let file = part
+            .lock_current(|| {
+                let file = part.open_or_create()?;
+                opened += 1;
+                if opened == 1 {
+                    part.rename_to(&whole)?;
+                }
+                Ok(file)
+            })
+            .unwrap();
+        file.set_len(0).unwrap();
+        assert_eq!(opened, 2);
+        assert_eq!(std::fs::read_to_string(whole.path()).unwrap(), "verified");
+        assert!(part.is_name_of(&file).unwrap());
+        assert!(!whole.is_name_of(&file).unwrap());
+        assert!(matches!(part.open_locked(), Err(TryLockError::WouldBlock)));
+
+        // Other processes replace the file each time.
+        drop(file);
+        let replaced = part.lock_current(|| {
+            let file = part.open_or_create()?;
+            part.remove()?;
+            Ok(file)
+        });
+        assert!(matches!(replaced, Err(TryLockError::WouldBlock)));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use crate::{
     Error, Registry,
     auth::Scope,
+    pages::VisitedPages,
     registry::next_page,
     response::{read_limited, response_error},
     transport::{Body, Request},
@@ -104,7 +105,9 @@ impl Registry {
         }
         let mut url = self.v2(repository, &format!("referrers/{digest}"));
         let mut found = Vec::new();
+        let mut visited = VisitedPages::default();
         loop {
+            visited.visit(url.as_str()).map_err(|why| self.protocol(why))?;
             let request = Request::new(Method::GET, url.clone(), Scope::pull(repository));
             let response = self.inner().send(&request).await?;
             match response.status() {
@@ -117,8 +120,10 @@ impl Registry {
             let list: ReferrerList = self.decode(&body)?;
             found.extend(list.manifests);
             match next {
-                Some(next) if next != url && found.len() <= MAX_REFERRERS => url = next,
-                Some(_) => return Err(self.protocol("the pages of referrers do not end")),
+                Some(next) if found.len() <= MAX_REFERRERS => url = next,
+                Some(_) => {
+                    return Err(self.protocol(format!("`{digest}` has more than {MAX_REFERRERS} referrers")));
+                }
                 None => return Ok(Some(found)),
             }
         }

@@ -2,7 +2,7 @@
 //! written. Only pull.rs uses it.
 
 use std::{
-    fs::File,
+    fs::{File, TryLockError},
     io::{self, Write},
     ops::Range,
     os::unix::fs::FileExt,
@@ -42,12 +42,10 @@ impl Part {
             let (part, state) = (whole.with_suffix(".part"), whole.with_suffix(".part.state"));
             let failed =
                 |action: &'static str, source: io::Error| Error::File { action, path: part.path(), source };
-            let file = part.open_or_create().map_err(|source| failed("create", source))?;
-            match file.try_lock() {
-                Ok(()) => {}
-                Err(std::fs::TryLockError::WouldBlock) => return Err(Error::Busy { path: part.path() }),
-                Err(std::fs::TryLockError::Error(source)) => return Err(failed("lock", source)),
-            }
+            let file = part.open_locked().map_err(|error| match error {
+                TryLockError::WouldBlock => Error::Busy { path: part.path() },
+                TryLockError::Error(source) => failed("open", source),
+            })?;
             let known = state
                 .read()
                 .ok()
@@ -106,6 +104,10 @@ impl Part {
     }
 
     pub(crate) fn discard(&self) {
+        // Another process may have replaced the files.
+        if !self.part.is_name_of(&self.file).unwrap_or(false) {
+            return;
+        }
         self.forget_state();
         let _absent = self.part.remove();
     }

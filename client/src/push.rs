@@ -531,8 +531,8 @@ impl<'a> BlobUpload<'a> {
             let fed = self.feed.sent_bytes();
             waited = if fed == seen { waited + idle } else { Duration::ZERO };
             seen = fed;
-            let patience = if fed >= length { COMMIT_TIMEOUT } else { idle };
-            if waited >= patience {
+            let timeout = if fed >= length { COMMIT_TIMEOUT } else { idle };
+            if waited >= timeout {
                 return Err(Error::Stalled { server: self.registry.server(), seconds: waited.as_secs() });
             }
         }

@@ -283,16 +283,14 @@ impl Inner {
             }
             let server = error::server(&url);
             let sent = builder.send();
-            let response = match request
-                .first_byte_timeout
-                .map(|patience| patience.min(self.options.response_timeout))
-            {
-                Some(patience) => tokio::time::timeout(patience, sent)
-                    .await
-                    .map_err(|_| Error::Stalled { server: server.clone(), seconds: patience.as_secs() })?,
-                None => sent.await,
-            }
-            .map_err(|source| transport_error(server.clone(), source))?;
+            let response =
+                match request.first_byte_timeout.map(|timeout| timeout.min(self.options.response_timeout)) {
+                    Some(timeout) => tokio::time::timeout(timeout, sent)
+                        .await
+                        .map_err(|_| Error::Stalled { server: server.clone(), seconds: timeout.as_secs() })?,
+                    None => sent.await,
+                }
+                .map_err(|source| transport_error(server.clone(), source))?;
             self.responsive_servers.lock().unwrap_or_else(PoisonError::into_inner).insert(server);
 
             let status = response.status();

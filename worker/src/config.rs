@@ -34,8 +34,8 @@ pub struct Config {
     /// The address that the worker reports to the registry. Default: the one that it listens on.
     pub advertise: Option<Url>,
     /// The shared secret for joining the registry.
-    pub token: Option<Secret>,
-    /// The models that this worker serves only, loads when it joins and keeps loaded; empty: all models.
+    pub worker_token: Option<Secret>,
+    /// Serve only these models; they are loaded when the worker joins, and stay loaded. Empty: all models.
     pub models: Vec<Name>,
     /// Folder for pulled blobs.
     pub cache: PathBuf,
@@ -96,7 +96,7 @@ impl Default for Config {
             registry: Url::parse("http://127.0.0.1:5000").expect("a constant address"),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             advertise: None,
-            token: None,
+            worker_token: None,
             models: Vec::new(),
             cache: PathBuf::from("lode-cache"),
             cache_size: 0,
@@ -193,9 +193,9 @@ mod tests {
 
     #[test]
     fn round_trip_hides_the_token() {
-        let config = Config { token: Some(Secret::new("hush")), ..Config::default() };
+        let config = Config { worker_token: Some(Secret::new("hush")), ..Config::default() };
         let json = serde_json::to_value(&config).unwrap();
-        assert_eq!(json["token"], "***");
+        assert_eq!(json["worker_token"], "***");
         assert_eq!((&json["keep_alive"], &json["load_timeout"]), (&"5m".into(), &"5m".into()));
         let back: Config = serde_json::from_value(json).unwrap();
         assert_eq!(back.keep_alive, config.keep_alive);

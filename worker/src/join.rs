@@ -143,7 +143,7 @@ impl Membership {
             match self.register().await {
                 Ok(registration) => {
                     retry = FIRST_RETRY;
-                    tracing::info!(worker = registration.id, registry = %self.registry, "joined");
+                    tracing::info!(worker = registration.id, registry = %self.registry, "registered");
                     self.received.set(&registration);
                     // Before the first heartbeat, which follows at once and reports the cached models.
                     self.registered.send_replace(true);
@@ -294,7 +294,7 @@ impl Membership {
             Err(error) => Err(error),
         };
         match result {
-            Ok(_) => tracing::info!(worker = registration.id, "left"),
+            Ok(_) => tracing::info!(worker = registration.id, "deregistered"),
             // The registry notices missing heartbeats anyway.
             Err(error) => tracing::debug!(worker = registration.id, error, "deregistration failed"),
         }

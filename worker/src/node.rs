@@ -83,7 +83,7 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
     let (stop, stopped) = watch::channel(false);
     let membership = Membership::new(
         config.registry.clone(),
-        config.token.clone(),
+        config.worker_token.clone(),
         advertise,
         scheduler.clone(),
         models,

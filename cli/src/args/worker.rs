@@ -26,6 +26,9 @@ without a flag:
   LODE_CACHE_SIZE         maximum size of the cache in bytes; 0: no limit
   LODE_TEXT_TIMEOUT       time limit of templates and grammars, per request
   LODE_TEXT_MEMORY        memory limit of templates and grammars, per request
+  LODE_MAX_BODY           maximum size of a request body
+  LODE_BODY_BUDGET        memory limit of all request bodies together
+  LODE_SHUTDOWN_GRACE     time that requests in progress get at a stop
 
 Example:
   lode worker --registry https://hub.local --listen 0.0.0.0:5100 \\
@@ -36,7 +39,7 @@ pub(crate) struct Worker {
     /// Registry to join
     #[arg(long, env = "LODE_REGISTRY", value_name = "URL", hide_env_values = true)]
     pub(crate) registry: Option<String>,
-    /// Address and port to listen on for the gateway
+    /// Address and port to listen on for the gateway [default: a free port of 127.0.0.1]
     #[arg(long, env = "LODE_LISTEN", value_name = "ADDR", hide_env_values = true)]
     pub(crate) listen: Option<String>,
     /// URL at which the gateway reaches this worker, if it differs from --listen
@@ -45,7 +48,7 @@ pub(crate) struct Worker {
     /// Worker token of the server; not required on the server's own machine
     #[arg(long, env = "LODE_WORKER_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,
-    /// Models that the worker serves only, loads when it joins, and keeps loaded
+    /// Serve only these models; they are loaded when the worker joins, and stay loaded
     #[arg(long, env = "LODE_MODELS", value_name = "MODEL", value_delimiter = ',', hide_env_values = true)]
     pub(crate) models: Vec<String>,
     /// Folder for the cache of pulled blobs

@@ -466,13 +466,11 @@ fn state(account: &Value) -> &'static str {
 }
 
 async fn list_accounts(registry: &Registry, path: &str) -> Outcome<Vec<Value>> {
-    let (mut all, mut next) = (Vec::new(), Some(path.to_owned()));
-    while let Some(path) = next {
-        let (mut page, after): (Value, _) = registry.json_page(&path).await?;
+    let (mut all, mut pages) = (Vec::new(), registry.json_pages(path));
+    while let Some(mut page) = pages.next::<Value>().await? {
         if let Some(Value::Array(accounts)) = page.get_mut("accounts").map(Value::take) {
             all.extend(accounts);
         }
-        next = after;
     }
     Ok(all)
 }

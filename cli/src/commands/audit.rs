@@ -24,9 +24,9 @@ pub(crate) async fn run(connection: &Connection, args: Audit) -> Outcome {
     let registry = connection.default_registry()?;
     let limit = if args.limit == 0 { usize::MAX } else { args.limit };
     let (mut rows, mut printed) = (Vec::new(), 0);
-    let mut next = Some(first_page(&args, limit)?);
-    while let Some(path) = next.filter(|_| printed < limit) {
-        let (mut page, after): (Value, _) = registry.json_page(&path).await?;
+    let mut pages = registry.json_pages(first_page(&args, limit)?);
+    while printed < limit {
+        let Some(mut page) = pages.next::<Value>().await? else { break };
         let Value::Array(records) = page["records"].take() else { break };
         for record in records.into_iter().take(limit - printed) {
             printed += 1;
@@ -35,7 +35,6 @@ pub(crate) async fn run(connection: &Connection, args: Audit) -> Outcome {
                 false => rows.push(row(&record)),
             }
         }
-        next = after;
     }
     match args.json {
         true => Ok(()),

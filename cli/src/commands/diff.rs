@@ -76,11 +76,11 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
     let mut lines = Lines { bytes: response.bytes_stream().boxed(), buffer: Vec::new() };
     let mut heading = Some(());
     while let Some(line) = lines.next().await? {
+        let record: Record = serde_json::from_slice(&line)
+            .map_err(|error| Failure::with_source("cannot parse the server's response", &error))?;
         if args.json {
             ui::json_line(&String::from_utf8_lossy(&line))?;
         }
-        let record: Record = serde_json::from_slice(&line)
-            .map_err(|error| Failure::with_source("cannot parse the server's response", &error))?;
         if let Some(total) = record.total {
             return if args.json { Ok(()) } else { show_total(&args, &total) };
         }

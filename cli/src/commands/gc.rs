@@ -94,13 +94,13 @@ async fn history(connection: &Connection, args: GcHistory) -> Outcome {
         None => (connection.default_registry()?, String::new()),
     };
     let n = args.limit.min(PAGE);
-    let (mut all, mut next) = (Vec::new(), Some(format!("lode/v1/gc/removals?n={n}{filter}")));
-    while let Some(path) = next.filter(|_| all.len() < args.limit as usize) {
-        let (mut page, after): (Value, _) = registry.json_page(&path).await?;
+    let mut all = Vec::new();
+    let mut pages = registry.json_pages(format!("lode/v1/gc/removals?n={n}{filter}"));
+    while all.len() < args.limit as usize {
+        let Some(mut page) = pages.next::<Value>().await? else { break };
         if let Some(Value::Array(removals)) = page.get_mut("removals").map(Value::take) {
             all.extend(removals);
         }
-        next = after;
     }
     all.truncate(args.limit as usize);
     if args.json {

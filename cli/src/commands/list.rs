@@ -38,11 +38,10 @@ pub(crate) async fn run(connection: &Connection, args: List) -> Outcome {
         }
         None => (connection.default_registry()?, None),
     };
-    let (mut response, mut next): (ListResponse, _) = registry.json_page("lode/v1/models").await?;
-    while let Some(path) = next {
-        let (page, after): (ListResponse, _) = registry.json_page(&path).await?;
+    let mut response = ListResponse { models: Vec::new() };
+    let mut pages = registry.json_pages("lode/v1/models");
+    while let Some(page) = pages.next::<ListResponse>().await? {
         response.models.extend(page.models);
-        next = after;
     }
     if let Some(below) = &below {
         response.models.retain(|model| {

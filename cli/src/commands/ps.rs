@@ -12,11 +12,10 @@ struct PsResponse {
 
 pub(crate) async fn run(connection: &Connection, args: Ps) -> Outcome {
     let registry = connection.default_registry()?;
-    let (mut response, mut next): (PsResponse, _) = registry.json_page("lode/v1/ps").await?;
-    while let Some(path) = next {
-        let (page, after): (PsResponse, _) = registry.json_page(&path).await?;
+    let mut response = PsResponse { models: Vec::new() };
+    let mut pages = registry.json_pages("lode/v1/ps");
+    while let Some(page) = pages.next::<PsResponse>().await? {
         response.models.extend(page.models);
-        next = after;
     }
     if args.json {
         return ui::json(&response);

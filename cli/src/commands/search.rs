@@ -13,18 +13,17 @@ const MAX_PAGE: usize = 100;
 
 pub(crate) async fn run(connection: &Connection, args: Search) -> Outcome {
     let registry = connection.default_registry()?;
-    let mut next = Some(first_page(&args));
+    let mut pages = registry.json_pages(first_page(&args));
     let mut repositories = Vec::new();
     let mut count = Value::Null;
-    while let Some(path) = next.take_if(|_| repositories.len() < args.limit) {
-        let (mut page, after): (Value, _) = registry.json_page(&path).await?;
+    while repositories.len() < args.limit {
+        let Some(mut page) = pages.next::<Value>().await? else { break };
         count = page["count"].take();
         if let Value::Array(found) = page["repositories"].take() {
             repositories.extend(found);
         }
-        next = after;
     }
-    let has_more = next.is_some() || repositories.len() > args.limit;
+    let has_more = pages.has_more() || repositories.len() > args.limit;
     repositories.truncate(args.limit);
     if args.json {
         return ui::json(&json!({ "repositories": repositories, "count": count }));

@@ -83,9 +83,8 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     });
     let worker = match worker {
         Some(config) => {
-            match start_worker(lode_worker::Config { token: Some(token.clone()), ..config? }, stop.clone())
-                .await
-            {
+            let config = lode_worker::Config { worker_token: Some(token.clone()), ..config? };
+            match start_worker(config, stop.clone()).await {
                 Ok(worker) => worker,
                 Err(failure) => {
                     registry.close().await;
@@ -264,7 +263,7 @@ fn local_worker(
             .map_err(|error| Failure::with_source(format!("`{base}` is not a URL"), &error))?,
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         advertise: None,
-        token: None,
+        worker_token: None,
         cache: absolute(&config.data.join("worker")),
         sources: blobs.into_iter().map(|path| absolute(&path)).collect(),
         max_body: config.max_body,

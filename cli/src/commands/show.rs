@@ -171,7 +171,7 @@ fn part(args: &Show) -> Option<&'static str> {
 async fn print_part(target: &Target, part: &str) -> Outcome {
     let response = describe(target).await.map_err(|error| target.not_found(error))?;
     let text = response.get(part).and_then(Value::as_str).unwrap_or_default();
-    ui::print_bytes(text.as_bytes())?;
+    ui::print_text(text)?;
     if !text.is_empty() && !text.ends_with('\n') {
         ui::print_bytes(b"\n")?;
     }

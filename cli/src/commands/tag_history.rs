@@ -31,14 +31,13 @@ pub(crate) async fn history(connection: &Connection, args: TagHistory) -> Outcom
     };
     let n = args.limit.min(PAGE);
     let path = format!("lode/v1/repositories/{repository}/history?n={n}{filter}");
-    let (mut moves, mut next) = (Vec::new(), Some(path));
-    while let Some(path) = next.filter(|_| moves.len() < args.limit as usize) {
-        let (mut page, after): (Value, _) =
-            registry.json_page(&path).await.map_err(|error| not_found(&registry, error))?;
+    let (mut moves, mut pages) = (Vec::new(), registry.json_pages(path));
+    while moves.len() < args.limit as usize {
+        let page = pages.next::<Value>().await.map_err(|error| not_found(&registry, error))?;
+        let Some(mut page) = page else { break };
         if let Some(Value::Array(found)) = page.get_mut("moves").map(Value::take) {
             moves.extend(found);
         }
-        next = after;
     }
     moves.truncate(args.limit as usize);
     if args.json {

@@ -37,13 +37,10 @@ struct Tensors {
 }
 
 async fn fetch_list(target: &Target) -> Outcome<Tensors> {
-    let not_found = |error| target.not_found(error);
-    let (mut all, mut next): (Tensors, _) =
-        target.registry.json_page(&target.api_path("tensors")).await.map_err(not_found)?;
-    while let Some(path) = next {
-        let (page, after): (Tensors, _) = target.registry.json_page(&path).await.map_err(not_found)?;
+    let mut all = Tensors { tensors: Vec::new() };
+    let mut pages = target.registry.json_pages(target.api_path("tensors"));
+    while let Some(page) = pages.next::<Tensors>().await.map_err(|error| target.not_found(error))? {
         all.tensors.extend(page.tensors);
-        next = after;
     }
     Ok(all)
 }

@@ -92,7 +92,10 @@ pub(crate) async fn load_tokenizer(target: &Target) -> Outcome<Tokenizer> {
         let range = file.offset..file.offset.saturating_add(file.size);
         target.registry.blob_range(&target.repository, digest, range).await?
     } else {
-        return Err(Failure::new(format!("the tokenizer of {target} has {} bytes", file.size)));
+        return Err(Failure::new(format!(
+            "the tokenizer of {target} has {} bytes; expected at most {MAX_TOKENIZER}",
+            file.size
+        )));
     };
     Tokenizer::from_json(&bytes).map_err(about)
 }

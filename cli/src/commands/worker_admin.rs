@@ -100,11 +100,9 @@ pub(crate) async fn run(connection: &Connection, command: WorkerCommand) -> Outc
 
 /// All workers of the server.
 async fn list(registry: &Registry) -> Outcome<Vec<Value>> {
-    let (mut workers, mut next) = (Vec::new(), Some("lode/v1/workers".to_owned()));
-    while let Some(path) = next {
-        let (page, after): (WorkersPage, _) = registry.json_page(&path).await?;
+    let (mut workers, mut pages) = (Vec::new(), registry.json_pages("lode/v1/workers"));
+    while let Some(page) = pages.next::<WorkersPage>().await? {
         workers.extend(page.workers);
-        next = after;
     }
     Ok(workers)
 }
