@@ -14,7 +14,7 @@ use lode_tests::server::{Folder, Options, Server};
 use lode_tests::services::{Backends, postgres_address, postgres_through, s3_address};
 
 /// More than any response may take while a service is unavailable.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a silent service stays silent.
 const SILENCE: Duration = Duration::from_secs(25);
 
@@ -45,7 +45,7 @@ impl FaultSetup {
         let cases = EndpointCase::prepare_all(&self.registry).await;
         service.set(fault.clone());
         let started = Instant::now();
-        let requests = join_all(cases.iter().map(|case| case.send(&self.registry, PATIENCE)));
+        let requests = join_all(cases.iter().map(|case| case.send(&self.registry, TIMEOUT)));
         // The server needs some time to tell silence from slowness. The silence ends while requests still
         // wait.
         let silence = async {
@@ -85,7 +85,7 @@ impl FaultSetup {
         for endpoint in endpoints {
             let case = EndpointCase::prepare(&self.registry, *endpoint).await;
             service.set(fault.clone());
-            let reply = case.send(&self.registry, PATIENCE).await;
+            let reply = case.send(&self.registry, TIMEOUT).await;
             let hits = service.hits();
             service.heal();
             self.well_again().await;

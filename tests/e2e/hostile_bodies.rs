@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use lode_tests::report::figure;
-use lode_tests::server::{Folder, Options, PATIENCE, Server};
+use lode_tests::server::{Folder, Options, Server, TIMEOUT};
 use serde_json::{Value, json};
 
 /// The memory that all processes of a server may use above their idle memory.
@@ -115,7 +115,7 @@ async fn large_bodies_cost_little_more_than_themselves() {
     );
     assert!(peak < idle + LIMIT_BYTES, "{} MiB above idle", mib(peak - idle));
     // The memory is released.
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     while memory(&server, "VmRSS:") > idle + LIMIT_BYTES / 4 {
         assert!(
             std::time::Instant::now() < deadline,

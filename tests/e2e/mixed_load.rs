@@ -40,7 +40,7 @@ const SETTINGS: [(&str, &str); 5] = [
 /// How much more memory all processes together may use under attack than when idle.
 const MEMORY_LIMIT: u64 = 300 << 20;
 /// How long an attacker waits for a response before it disconnects.
-const ATTACKER_PATIENCE: Duration = Duration::from_secs(5);
+const ATTACKER_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Chat templates that would use all memory or run for ever.
@@ -392,7 +392,7 @@ async fn attack_with(
     body: impl Into<reqwest::Body>,
 ) -> Result<Option<Response>, String> {
     let request = bench.attacker.request("POST", path).body(body);
-    match tokio::time::timeout(ATTACKER_PATIENCE, bench.attacker.try_send(request)).await {
+    match tokio::time::timeout(ATTACKER_TIMEOUT, bench.attacker.try_send(request)).await {
         Ok(Ok(response)) if response.status == 500 => Err(format!("{path}: {}", response.text())),
         Ok(Ok(response)) => Ok(Some(response)),
         Ok(Err(_)) | Err(_) => Ok(None),
@@ -442,7 +442,7 @@ async fn never_read(bench: &MixedLoad) -> Result<(), String> {
     let (host, length) = (bench.server.address, endless.len());
     let head = format!("POST /api/generate HTTP/1.1\r\nhost: {host}\r\ncontent-length: {length}\r\n\r\n");
     if stream.write_all(head.as_bytes()).await.is_ok() && stream.write_all(endless.as_bytes()).await.is_ok() {
-        tokio::time::sleep(ATTACKER_PATIENCE).await;
+        tokio::time::sleep(ATTACKER_TIMEOUT).await;
     }
     Ok(())
 }
@@ -485,7 +485,7 @@ async fn connect(bench: &MixedLoad, receive_buffer: Option<u32>) -> Option<TcpSt
     if let Some(bytes) = receive_buffer {
         socket.set_recv_buffer_size(bytes).ok()?;
     }
-    let connecting = tokio::time::timeout(ATTACKER_PATIENCE, socket.connect(bench.server.address));
+    let connecting = tokio::time::timeout(ATTACKER_TIMEOUT, socket.connect(bench.server.address));
     connecting.await.ok()?.ok()
 }
 

@@ -395,8 +395,8 @@ async fn many_chats_with_random_cancellations() {
                     let started = Instant::now();
                     let request = generate(&registry, &body);
                     if random.random_bool(0.2) {
-                        let patience = Duration::from_millis(random.random_range(0..400));
-                        if tokio::time::timeout(patience, request).await.is_err() {
+                        let timeout = Duration::from_millis(random.random_range(0..400));
+                        if tokio::time::timeout(timeout, request).await.is_err() {
                             cancelled += 1;
                         }
                         continue;

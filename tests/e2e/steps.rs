@@ -18,7 +18,7 @@ use lode_tests::services::{Backends, postgres_address, postgres_through, s3_addr
 use lode_tests::steps::{Protocol, StepFault, StepFilter, StepProxy, Steps, parse_steps};
 use serde_json::json;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Two replicas. Faults affect only the first.
 struct Site {
@@ -85,7 +85,7 @@ impl Site {
         for before in 0.. {
             let case = EndpointCase::prepare(&other, endpoint).await;
             let mortal = self.mortal().registry();
-            match self.send_and_kill(before, case.send(&mortal, PATIENCE)).await {
+            match self.send_and_kill(before, case.send(&mortal, TIMEOUT)).await {
                 Ok(step) => {
                     case.check_recovery(&other, None).await;
                     eprintln!("{endpoint:?}, killed after {step}");
@@ -108,7 +108,7 @@ impl Site {
         for before in 0.. {
             let case = EndpointCase::prepare(&other, endpoint).await;
             self.steps.arm(before, StepFault::LoseResponse);
-            let reply = case.send(&mortal, PATIENCE).await;
+            let reply = case.send(&mortal, TIMEOUT).await;
             let Some(step) = self.steps.disarm() else {
                 case.check_reply("without a fault", &reply);
                 return before;

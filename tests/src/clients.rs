@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::command::{run_refused, run_successfully};
 use crate::report;
-use crate::server::{Folder, PATIENCE, output_file, signal};
+use crate::server::{Folder, TIMEOUT, output_file, signal};
 
 /// Finds a program: the path in `variable`, or one of the usual `places`. A missing program is reported as a
 /// skip.
@@ -152,7 +152,7 @@ impl Ollama {
         environment(&mut command, &host, &scratch);
         let server = command.arg("serve").stdout(stdout).stderr(stderr).process_group(0).spawn();
         let ollama = Self { server: server.expect("the server starts"), program, host, scratch };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !ollama.command(&["list"]).output().is_ok_and(|output| output.status.success()) {
             assert!(Instant::now() < deadline, "ollama does not respond:\n{}", ollama.log());
             std::thread::sleep(Duration::from_millis(50));
@@ -243,7 +243,7 @@ impl Docker {
     }
 
     fn wait(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if self.command(&["version"]).output().is_ok_and(|output| output.status.success()) {
                 return;

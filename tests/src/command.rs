@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::server::{PATIENCE, Server, lode_command};
+use crate::server::{Server, TIMEOUT, lode_command};
 
 /// The result of a finished command.
 #[derive(Debug, Clone)]
@@ -142,7 +142,7 @@ pub async fn run_to_end(mut command: Command, input: Vec<u8>) -> CommandOutput {
         }
     });
     let started = Instant::now();
-    match tokio::time::timeout(PATIENCE * 2, work).await {
+    match tokio::time::timeout(TIMEOUT * 2, work).await {
         Ok(finished) => finished.expect("the command ran"),
         Err(_) => panic!("{shown} is still running after {:?}", started.elapsed()),
     }
@@ -186,7 +186,7 @@ pub async fn wait_for<T, R>(what: &str, mut attempt: impl FnMut() -> R) -> T
 where
     R: Future<Output = Option<T>>,
 {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(value) = attempt().await {
             return value;

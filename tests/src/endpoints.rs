@@ -150,7 +150,7 @@ impl EndpointCase {
     }
 
     /// Sends the request.
-    pub async fn send(&self, registry: &Registry, patience: Duration) -> Reply {
+    pub async fn send(&self, registry: &Registry, timeout: Duration) -> Reply {
         let repository = &self.repository;
         let manifest = |reference: &str| format!("/v2/{repository}/manifests/{reference}");
         let layer = sha256(&self.image.layers[0]);
@@ -183,7 +183,7 @@ impl EndpointCase {
             }
             Endpoint::Collection => ("POST", "/lode/v1/gc".to_owned()),
         };
-        let request = registry.request(method, &path).timeout(patience);
+        let request = registry.request(method, &path).timeout(timeout);
         let request = match self.endpoint {
             Endpoint::UploadAppend => request
                 .header("content-range", format!("{ACKNOWLEDGED_BYTES}-{}", self.blob.len() - 1))

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::oci::Registry;
 
 /// The deadline for a process to do one thing, after which the test fails.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The program under test: LODE_BIN, or the debug build.
 #[must_use]
@@ -113,7 +113,7 @@ impl Folder {
     ///
     /// # Panics
     ///
-    /// If the server exits or is not ready within [`PATIENCE`]. The message contains its output.
+    /// If the server exits or is not ready within [`TIMEOUT`]. The message contains its output.
     pub async fn start(&self, options: Options) -> Server {
         let mut server = self.spawn(&options);
         server.wait_for_address().await;
@@ -166,7 +166,7 @@ impl Folder {
     /// Starts a server that is expected to exit on its own, and returns its exit status and output.
     pub async fn start_refused(&self, options: Options) -> (ExitStatus, String) {
         let mut server = self.spawn(&options);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = server.try_wait() {
                 return (status, server.output());
@@ -318,9 +318,9 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// If the process has not ended after [`PATIENCE`].
+    /// If the process has not ended after [`TIMEOUT`].
     pub async fn wait_end(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.try_wait() {
                 return status;
@@ -358,7 +358,7 @@ impl Server {
     }
 
     async fn wait_for_address(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let output = self.output();
             if let Some(address) = address_in(&output) {
@@ -377,9 +377,9 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// If this takes longer than [`PATIENCE`].
+    /// If this takes longer than [`TIMEOUT`].
     pub async fn wait_output(&self, text: &str) -> String {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let output = self.output();
             if output.contains(text) {
@@ -392,7 +392,7 @@ impl Server {
 
     /// Waits until `/readyz` returns 200.
     pub async fn wait_ready(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let registry = self.registry();
         let mut last = String::new();
         while Instant::now() < deadline {

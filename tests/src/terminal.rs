@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::server::PATIENCE;
+use crate::server::TIMEOUT;
 
 /// The prompt of `lode run`.
 const PROMPT: &str = ">>>";
@@ -157,7 +157,7 @@ impl Terminal {
     }
 
     async fn wait(&self, what: &str, holds: impl Fn(&Output) -> bool) -> String {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let seen = {
                 let output = self.output();
@@ -197,9 +197,9 @@ impl Terminal {
     ///
     /// # Panics
     ///
-    /// If it runs longer than [`PATIENCE`].
+    /// If it runs longer than [`TIMEOUT`].
     pub async fn end(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().expect("the program can be waited for") {
                 return status;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Bodies are received into a buffer of this size and discarded. It fits into a core's cache.
 const RECEIVE_BYTES: usize = 256 * 1024;
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(crate) struct Connection {
     address: SocketAddr,
@@ -91,8 +91,8 @@ impl Connection {
             None => {
                 let stream = TcpStream::connect(self.address)?;
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
-                stream.set_write_timeout(Some(PATIENCE))?;
+                stream.set_read_timeout(Some(TIMEOUT))?;
+                stream.set_write_timeout(Some(TIMEOUT))?;
                 self.unread_range = 0..0;
                 self.stream.insert(stream)
             }

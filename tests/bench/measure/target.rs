@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::http::{Body, Connection};
 
-const START_PATIENCE: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
@@ -113,7 +113,7 @@ impl Target {
             if response.is_ok_and(|head| [200, 401].contains(&head.status)) {
                 return Ok(running);
             }
-            if running.child.try_wait()?.is_some() || started.elapsed() > START_PATIENCE {
+            if running.child.try_wait()?.is_some() || started.elapsed() > START_TIMEOUT {
                 let log = fs::read_to_string(running.folder.join("server.log")).unwrap_or_default();
                 return Err(io::Error::other(format!("{} did not start:\n{log}", self.name)));
             }

@@ -17,7 +17,7 @@ use reqwest::RequestBuilder;
 use crate::artifact::{Image, random_bytes, sha256};
 use crate::oci::{IMAGE_INDEX, IMAGE_MANIFEST, Registry, Response};
 use crate::register::Register;
-use crate::server::PATIENCE;
+use crate::server::TIMEOUT;
 
 /// A repository to which all workers push images with the same layers.
 const SHARED: &str = "soak/all";
@@ -215,7 +215,7 @@ impl Worker {
         body: Body,
         right: &[u16],
     ) -> Result<Response, Failure> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut repeated = false;
         loop {
             let replica = self.random.random_range(0..self.soak.replicas.len());
