@@ -370,7 +370,7 @@ async fn pages_of_files_have_colours_and_are_bounded() {
             "a.json",
             "<pre class=\"file\" tabindex=\"0\"><code>{\n  <span class=\"hl-name\">&quot;a&quot;</span>: ",
         ),
-        ("notes.txt", "plain</code></pre>"),
+        ("notes.txt", "plain&#60;/i&#62;</code></pre>"),
         ("docs/b.md", "<strong>bold</strong>"),
         // Either would take minutes.
         ("digits.sh", "1.1.1."),
