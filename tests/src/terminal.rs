@@ -29,6 +29,8 @@ pub mod keys {
     pub const TAB: &str = "\t";
     /// Interrupt.
     pub const CTRL_C: &str = "\x03";
+    /// Deletes the line that is being edited.
+    pub const CTRL_U: &str = "\x15";
     /// End of the input.
     pub const CTRL_D: &str = "\x04";
     /// What a terminal sends before pasted text.
