@@ -8,8 +8,8 @@ use crate::{command_line, settings, suggest::closest};
 
 /// The beginning of the variables of this program.
 const PREFIX: &str = "LODE_";
-/// Variables without a setting or an option.
-const OTHERS: [&str; 3] = ["LODE_LOG", "LODE_ID_TOKEN", "LODE_COMPLETE"];
+/// Variables without a setting or an option. The guides name `LODE_TOKEN` for the token of other programs.
+const OTHERS: [&str; 4] = ["LODE_LOG", "LODE_ID_TOKEN", "LODE_COMPLETE", "LODE_TOKEN"];
 /// The beginnings of variables that this repository's tests and their scripts read.
 const TEST_SUITE: [&str; 7] =
     ["LODE_TEST_", "LODE_FUZZ_", "LODE_BIN", "LODE_FIGURES", "LODE_SKIPS", "LODE_TIMES", "LODE_MINUTES"];
@@ -90,6 +90,7 @@ mod tests {
             "LODE_LOG_FORMAT",
             "LODE_SECRET_KEY_FILE",
             "LODE_WORKER_TOKEN",
+            "LODE_TOKEN",
             "LODE_TRUSTED_PROXY",
             "LODE_CA_FILE",
         ] {
