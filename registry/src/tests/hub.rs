@@ -201,7 +201,7 @@ async fn pages_of_trees_are_limited() {
         let Some(next) = page.next_page() else { break };
         path = next.strip_prefix("http://localhost:5000").unwrap().to_owned();
     }
-    // 150 files, `top`, 50 folders beside it, and 63 folders of each deep file.
+    // 150 files, the folder `top`, 50 other folders, and 63 folders of each deep file.
     assert_eq!(pages, [1000, 1000, 1000, 351]);
     let count = listed.len();
     listed.sort_unstable();

@@ -332,10 +332,7 @@ async fn signatures_need_a_known_address() {
         let alice = app.user("alice").await;
         app.push_as(&alice, "alice/app").await;
         let ollama = Ollama::new(&app, 7);
-        let line = format!("ssh-ed25519 {} alice@laptop", ollama.public());
-        let added =
-            app.send_as(&alice, Request::post("/lode/v1/keys"), json!({"key": line}).to_string()).await;
-        assert_eq!(added.status, 201, "{}", added.text());
+        add_key(&app, &alice, &ollama).await;
         let query = format!("nonce=n&scope={pull}&service=x&ts={now}");
         let signed = ollama.authorization(&format!("GET,{base}/token?{query},{EMPTY}"));
         let host = base.strip_prefix("http://").unwrap();
@@ -343,6 +340,14 @@ async fn signatures_need_a_known_address() {
         let response = app.send(request.header("authorization", signed), "").await;
         assert_eq!(response.status, expect, "{public_url:?} {base}: {}", response.text());
     }
+}
+
+/// Adds the key of an ollama client to an account.
+async fn add_key(app: &App, credentials: &str, ollama: &Ollama<'_>) {
+    let line = format!("ssh-ed25519 {} alice@laptop", ollama.public());
+    let added =
+        app.send_as(credentials, Request::post("/lode/v1/keys"), json!({"key": line}).to_string()).await;
+    assert_eq!(added.status, 201, "{}", added.text());
 }
 
 /// The host that a trusted proxy forwards is the one that is signed, so it has to be the one that is checked.
@@ -358,9 +363,7 @@ async fn signatures_need_a_known_address_behind_a_proxy() {
     let alice = app.user("alice").await;
     app.push_as(&alice, "alice/app").await;
     let ollama = Ollama::new(&app, 7);
-    let line = format!("ssh-ed25519 {} alice@laptop", ollama.public());
-    let added = app.send_as(&alice, Request::post("/lode/v1/keys"), json!({"key": line}).to_string()).await;
-    assert_eq!(added.status, 201, "{}", added.text());
+    add_key(&app, &alice, &ollama).await;
     let evil = "http://evil.example";
     for (n, (host, (name, value), base, expect)) in [
         (HOST, ("x-forwarded-host", "evil.example"), evil, 403),
@@ -388,8 +391,7 @@ async fn ollama_pulls_a_private_model_by_either_spelling() {
     let app = closed().await;
     let alice = app.user("alice").await;
     let ollama = Ollama::new(&app, 7);
-    let line = format!("ssh-ed25519 {} alice@laptop", ollama.public());
-    app.send_as(&alice, Request::post("/lode/v1/keys"), json!({"key": line}).to_string()).await;
+    add_key(&app, &alice, &ollama).await;
     for (n, (stored, visibility, expect)) in
         [("model", "internal", 200), ("library/other", "internal", 200), ("library/secret", "private", 404)]
             .into_iter()

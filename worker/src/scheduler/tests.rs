@@ -352,19 +352,25 @@ async fn a_model_in_use_is_left_alone_for_a_moment() {
     waiting.await.unwrap().unwrap();
 }
 
-#[tokio::test]
-async fn a_slow_load_does_not_hold_up_another() {
-    let (go_on, slow) = std::sync::mpsc::channel::<()>();
-    let slow = std::sync::Mutex::new(slow);
+/// A launcher whose first `waiting` loads each wait for a message, and the number of loads so far.
+fn waiting_launcher(waiting: usize) -> (InProcess, std::sync::mpsc::Sender<()>, Arc<AtomicUsize>) {
+    let (go_on, messages) = std::sync::mpsc::channel();
+    let messages = std::sync::Mutex::new(messages);
     let started = Arc::<AtomicUsize>::default();
     let loads = started.clone();
     let quick = InProcess::fake().loader();
     let launcher = InProcess::new(Arc::new(move |request| {
-        if loads.fetch_add(1, Ordering::SeqCst) == 0 {
-            let _ = slow.lock().unwrap().recv();
+        if loads.fetch_add(1, Ordering::SeqCst) < waiting {
+            let _ = messages.lock().unwrap().recv();
         }
         quick(request)
     }));
+    (launcher, go_on, started)
+}
+
+#[tokio::test]
+async fn a_slow_load_does_not_hold_up_another() {
+    let (launcher, go_on, started) = waiting_launcher(1);
     let bench = bench(launcher, |_| {}).await;
     let (a, b) = (bench.model(1), bench.model(2));
     let waiting = {
@@ -506,16 +512,7 @@ async fn a_model_is_loaded_with_the_context_of_its_parameters() {
 /// load, and leave the threads to others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_load_with_too_short_a_context_is_not_joined_again() {
-    let (go_on, slow) = std::sync::mpsc::channel::<()>();
-    let slow = std::sync::Mutex::new(slow);
-    let started = Arc::<AtomicUsize>::default();
-    let loads = started.clone();
-    let quick = InProcess::fake().loader();
-    let launcher = InProcess::new(Arc::new(move |request| {
-        loads.fetch_add(1, Ordering::SeqCst);
-        let _ = slow.lock().unwrap().recv();
-        quick(request)
-    }));
+    let (launcher, go_on, started) = waiting_launcher(2);
     let bench = bench(launcher, |options| options.num_parallel = 16).await;
     let params = (mt::OLLAMA_PARAMS, "", br#"{"num_ctx": 1024}"#.to_vec());
     let model = wanted(&bench.tiny.put_demo_with(1, false, &[params]));

@@ -32,7 +32,7 @@ impl Graph for Decoder {
     }
 
     fn prepare(&self, sequences: &mut Sequences<Cache>, slices: &[Slice<'_>]) {
-        // A sequence that rests must not keep the tensors of those that go on.
+        // A sequence that is not in this step must not keep the tensors of the others in memory.
         sequences.update(|id, len, cache| {
             if !cache.is_shared() || slices.iter().any(|slice| slice.sequence == id) {
                 return;

@@ -279,7 +279,7 @@ fn sequences_share_runs() {
             together(engine, &[(a, 0), (b, 1), (c, 0)]),
             [[0.0, 7.0, 5.0, 10.0, 3.0], [1.0, 11.0, 4.0, 6.0, 3.0], [0.0, 7.0, 6.0, 15.0, 3.0]]
         );
-        // Another order, one that rests, one that lost tokens, and a fork that has a part of them.
+        // Another order, one sequence not in the step, one truncated, and a fork of the first tokens of another.
         let fork = engine.fork(a, 3, 40).unwrap();
         engine.truncate(c, 4);
         assert_eq!(
@@ -292,7 +292,7 @@ fn sequences_share_runs() {
         );
         engine.close(a);
         assert_eq!(last(engine, c, &[1]), [1.0, 7.0, 6.0, 15.0, 1.0]);
-        // The first token of a sequence, beside a part of another one's prompt.
+        // The first token of one sequence and a part of the prompt of another, in one step.
         let [first, prompt] = [(); 2].map(|()| engine.open(40).unwrap());
         let slices = [
             Slice { sequence: b, tokens: &[3], want: RowSelection::Nothing },
