@@ -187,6 +187,10 @@ async fn without_the_runtime_the_error_says_what_to_install() {
     let error = registry.post_json("/api/embed", &body).await.expect(503).text();
     assert!(error.contains("team/onnx") && error.contains("ORT_DYLIB_PATH"), "{error}");
     assert!(error.contains("libonnxruntime.so") && !error.contains("nowhere"), "{error}");
+    // The terminal shows that, and no advice about servers without a worker.
+    let shown = lode.run(&["run", "team/onnx", "a"]).await;
+    shown.expect_failure(&["ORT_DYLIB_PATH"]);
+    assert!(!shown.stderr.contains("--no-worker"), "{}", shown.stderr);
     // Everything else works.
     lode.create("team/demo", &demo(), &[]).await.expect_success();
     registry.post_json("/api/embed", &json!({"model": "team/demo", "input": "a"})).await.expect(200);

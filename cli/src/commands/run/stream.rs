@@ -119,7 +119,8 @@ impl Records {
     async fn request(target: &Target, path: &str, request: &Map<String, Value>) -> Outcome<Records> {
         let response = target.registry.json_stream(Method::POST, path, request).await;
         let response = response.map_err(|error| match error.status().map(|status| status.as_u16()) {
-            Some(503) => Failure::from(error)
+            // Workers have other reasons, too, such as a missing library, and say what to do.
+            Some(503) if error.to_string().contains("no worker") => Failure::from(error)
                 .hint("a server that starts or stops has no worker: try again soon")
                 .hint("`lode serve` starts a worker unless --no-worker is set"),
             _ => target.not_found(error),
