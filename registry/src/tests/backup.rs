@@ -132,15 +132,8 @@ async fn it_never_overwrites_a_registry() {
     // A backup that was served has become a registry, even when it is no longer served.
     let other = restore(to.path()).await;
     other.push_image("b", "latest", "there").await;
-    other.registry.close().await;
-    let App { registry, router: routes, _data: data } = other;
-    drop((registry, routes));
-    let refused = loop {
-        match backup(app.registry.config(), data.path(), BackupMode::Copy, no_progress).await {
-            Err(OpenError::FolderInUse { .. }) => tokio::task::yield_now().await,
-            refused => break refused,
-        }
-    };
+    let data = other.close().await;
+    let refused = backup(app.registry.config(), data.path(), BackupMode::Copy, no_progress).await;
     assert!(matches!(refused, Err(OpenError::Config { setting: "--to", .. })), "{refused:?}");
     let other = restore(data.path()).await;
     assert_eq!(other.get("/v2/b/manifests/latest").await.status, 200);

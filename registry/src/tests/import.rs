@@ -506,9 +506,7 @@ async fn another_server_continues_a_copy() {
         }
     })
     .await;
-    let App { registry, router, _data: data } = here;
-    registry.close().await;
-    drop((registry, router));
+    let data = here.close().await;
     there.repair();
     there.heard("");
     // The tag moves meanwhile: the job copies what it named when the job started.

@@ -48,21 +48,14 @@ async fn serve(config: Config) -> App {
 
 /// Stops a server and returns its folder, unlocked.
 async fn stop(app: App) -> (TempDir, Config) {
-    let App { registry, router, _data } = app;
-    registry.close().await;
-    let config = Config { data: _data.path().to_owned(), ..registry.config().clone() };
-    drop((registry, router));
-    (_data, config)
+    let config = app.registry.config().clone();
+    let folder = app.close().await;
+    let config = Config { data: folder.path().to_owned(), ..config };
+    (folder, config)
 }
 
-/// Like `migrate`, but waits until the folder's lock is released.
 async fn move_registry(from: &Config, to: &Config) -> Result<MigrateReport, OpenError> {
-    loop {
-        match migrate(from.clone(), to.clone(), quiet).await {
-            Err(OpenError::FolderInUse { .. }) => tokio::task::yield_now().await,
-            other => return other,
-        }
-    }
+    migrate(from.clone(), to.clone(), quiet).await
 }
 
 #[tokio::test]
@@ -156,13 +149,7 @@ async fn only_read_only_servers_share_the_folder() {
     let (folder, config) = stop(app).await;
 
     // A read-only one keeps running, and refuses all changes.
-    let reading = loop {
-        match open(Config { read_only: true, ..config.clone() }).await {
-            Err(OpenError::FolderInUse { .. }) => tokio::task::yield_now().await,
-            registry => break registry.unwrap(),
-        }
-    };
-    let app = App { router: router(reading.clone()).unwrap(), registry: reading, _data: folder };
+    let app = App::with_data(Config { read_only: true, ..config.clone() }, folder).await;
     assert_eq!(migrate(config.clone(), to, quiet).await.unwrap().tags, 1);
     assert_eq!(app.get("/v2/team/mini/manifests/v1").await.header("docker-content-digest"), digest.as_str());
     assert_eq!(app.get(&format!("/v2/team/mini/blobs/{layer}")).await.text(), "one");

@@ -70,6 +70,8 @@ mod wire;
 mod workers;
 mod xet;
 
+use std::time::Duration;
+
 use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
@@ -83,6 +85,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tower::ServiceExt;
 
+use self::wire::within;
 use crate::{Config, Registry, open, router};
 
 /// A server without a socket.
@@ -111,6 +114,22 @@ impl App {
     async fn with_data(config: Config, data: TempDir) -> App {
         let registry = open(Config { data: data.path().to_owned(), ..config }).await.unwrap();
         App { router: router(registry.clone()).unwrap(), registry, _data: data }
+    }
+
+    /// Stops the server and returns its folder, unlocked: a task that is about to end may still hold the lock, and
+    /// so may a child process that another test has forked but not yet executed.
+    async fn close(self) -> TempDir {
+        let App { registry, router, _data } = self;
+        registry.close().await;
+        drop((registry, router));
+        let lock = std::fs::File::create(_data.path().join("lode.lock")).unwrap();
+        within(async {
+            while lock.try_lock().is_err() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+        _data
     }
 
     async fn raw(&self, request: Request<Body>) -> Response {

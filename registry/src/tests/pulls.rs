@@ -242,10 +242,7 @@ async fn counts_are_written_at_the_end_and_deleted_with_the_repository() {
         let app = App::with(config.clone()).await;
         app.push_image("team/m", "v1", "layer").await;
         assert_eq!(app.get("/v2/team/m/manifests/v1").await.status, 200);
-        let App { registry, router, _data } = app;
-        registry.close().await;
-        drop((registry, router));
-        let app = App::with_data(config, _data).await;
+        let app = App::with_data(config, app.close().await).await;
         assert_eq!(pulls(&app, "", "team/m").await, (1, 1));
         // This process has not seen the caller.
         assert_eq!(app.get("/v2/team/m/manifests/v1").await.status, 200);

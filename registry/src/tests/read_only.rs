@@ -8,10 +8,7 @@ use crate::Config;
 async fn a_read_only_server_slows_down_guessing() {
     let app = closed().await;
     app.user("alice").await;
-    let App { registry, router, _data: data } = app;
-    registry.close().await;
-    drop((registry, router));
-    let app = App::with_data(Config { read_only: true, ..Config::default() }, data).await;
+    let app = App::with_data(Config { read_only: true, ..Config::default() }, app.close().await).await;
     let attempt =
         async |name: &str, password: &str| app.get_as(&basic(name, password), "/v2/").await.status.as_u16();
     let mut statuses = Vec::new();

@@ -17,9 +17,7 @@ const OLD: i64 = 12;
 /// A data folder as a server of that version would have left it: the rows of a new one, without the tables and
 /// columns that are newer.
 async fn old_data(app: App) -> TempDir {
-    let App { registry, router, _data: newer } = app;
-    registry.close().await;
-    drop((registry, router));
+    let newer = app.close().await;
     let data = tempfile::tempdir().unwrap();
     std::fs::rename(newer.path().join("blobs"), data.path().join("blobs")).unwrap();
     let url = format!("sqlite:{}?mode=rwc", data.path().join("lode.db").display());

@@ -18,7 +18,7 @@ use sha2::Sha256;
 use super::App;
 use super::access::PASSWORD;
 use super::wire::within;
-use crate::{Config, OpenError, open, router};
+use crate::{Config, open, router};
 
 const SECRET: &str = "a secret of the test";
 
@@ -252,23 +252,14 @@ async fn events_of_a_removed_webhook_are_abandoned() {
     let app = App::with(config_with_webhook("http://127.0.0.1:9/hook", json!({ "events": ["push"] }))).await;
     app.push_image("a", "v1", "one").await;
     assert_eq!(pending(&app).await.as_array().unwrap().len(), 1);
-    let App { registry, router: routes, _data } = app;
-    registry.close().await;
-    drop((registry, routes));
-    let index = format!("sqlite:{}", _data.path().join("lode.db").display());
+    let data = app.close().await;
+    let index = format!("sqlite:{}", data.path().join("lode.db").display());
     let pool = sqlx::SqlitePool::connect(&index).await.unwrap();
     sqlx::query("update webhook_deliveries set created_at = 0").execute(&pool).await.unwrap();
     pool.close().await;
 
     // Without webhooks in the settings nothing is delivered.
-    let config = Config { data: _data.path().to_owned(), ..Config::default() };
-    let registry = loop {
-        match open(config.clone()).await {
-            Err(OpenError::FolderInUse { .. }) => tokio::task::yield_now().await,
-            registry => break registry.unwrap(),
-        }
-    };
-    let app = App { router: router(registry.clone()).unwrap(), registry, _data };
+    let app = App::with_data(Config::default(), data).await;
     within(async {
         while !pending(&app).await[0]["given_up_at"].is_i64() {
             tokio::task::yield_now().await;
@@ -293,8 +284,7 @@ async fn an_event_outlives_its_process_and_replicas_share_the_work() {
     for n in 0..20 {
         app.push_image("a", &format!("v{n}"), &format!("layer {n}")).await;
     }
-    app.registry.close().await;
-    drop(app);
+    drop(app.close().await);
 
     // The receiver's URL has changed. Pending events are moved to the new one, because no test may listen on
     // port 9.
