@@ -152,9 +152,22 @@ impl Registry {
     pub async fn model_create(
         &self,
         caller: &Caller,
-        mut new: NewModel,
+        new: NewModel,
         report_step: &(dyn Fn(CreateStep) + Send + Sync),
     ) -> Result<Digest, CreateError> {
+        let (repository, reference) = (new.repository.clone(), new.reference.clone());
+        let (caller, kind, bytes) = self.layers_create(caller, new, report_step).await?;
+        Ok(self.manifest_put(&caller, &repository, &reference, Some(&kind), bytes, &[]).await?.digest)
+    }
+
+    /// Stores the layers of a model. Returns its manifest with the media type, and the caller with the rights that it
+    /// has now.
+    pub(super) async fn layers_create(
+        &self,
+        caller: &Caller,
+        mut new: NewModel,
+        report_step: &(dyn Fn(CreateStep) + Send + Sync),
+    ) -> Result<(Caller, String, Bytes), CreateError> {
         self.check_push_manifest(caller, &new.repository).await?;
         for file in &new.extra {
             let size = self.staged_size(caller, &file.path, &file.digest).await?;
@@ -189,10 +202,7 @@ impl Registry {
             ModelSource::Files(_) => None,
         };
         let caller = self.caller_recheck(caller, &new.repository, base).await?;
-        let (kind, bytes) = (derived.media_type, Bytes::from(derived.manifest));
-        let put =
-            self.manifest_put(&caller, &new.repository, &new.reference, Some(&kind), bytes, &[]).await?;
-        Ok(put.digest)
+        Ok((caller, derived.media_type, Bytes::from(derived.manifest)))
     }
 
     /// Reads what a new model needs of its base.

@@ -14,6 +14,7 @@ use super::jobs::Job;
 use super::{CreateError, CreateStep, ModelSource, NewModel, Registry};
 use crate::Error;
 use crate::auth::Caller;
+use crate::store::JobRun;
 
 /// The result of the job.
 #[derive(Debug, Serialize)]
@@ -54,8 +55,9 @@ impl Registry {
         &self,
         job: &CreateJob,
         account: Option<&str>,
+        run: &JobRun,
         control: &JobControl,
-    ) -> Result<CreatedModel, JobError> {
+    ) -> Result<String, JobError> {
         let caller = self.job_caller(account, &job.rights).await?;
         let caller = self.caller_recheck(&caller, &job.repository, Some(&job.from.repository)).await?;
         let corrupt = |value: &str| Error::Corrupt { what: "job", value: value.to_owned() };
@@ -75,17 +77,20 @@ impl Registry {
             edits: job.edits.clone(),
             quantize,
         };
-        let (digest, notices) = self.model_create_reporting(&caller, new, control).await?;
-        Ok(CreatedModel { digest, notices })
+        let created = |digest, notices| CreatedModel { digest, notices };
+        Ok(self.model_create_reporting(&caller, new, run, control, created).await?)
     }
 
-    /// Creates a model, and reports its steps as the progress of a job. Also returns the notices.
-    pub(super) async fn model_create_reporting(
+    /// Creates a model, and reports its steps as the progress of a job. Returns the job's result, which `result_of`
+    /// makes of the digest and the notices.
+    pub(super) async fn model_create_reporting<T: Serialize>(
         &self,
         caller: &Caller,
         new: NewModel,
+        run: &JobRun,
         control: &JobControl,
-    ) -> Result<(Digest, Vec<String>), CreateError> {
+        result_of: impl FnOnce(Digest, Vec<String>) -> T,
+    ) -> Result<String, CreateError> {
         let notices = Mutex::new(Vec::new());
         let report = |step| match step {
             CreateStep::Reading => control.report_progress("reading files", 0, None),
@@ -96,7 +101,12 @@ impl Registry {
             CreateStep::Notice(notice) => notices.lock().unwrap_or_else(PoisonError::into_inner).push(notice),
             CreateStep::Existing(_) | CreateStep::Created(_) => {}
         };
-        let digest = self.model_create(caller, new, &report).await?;
-        Ok((digest, notices.into_inner().unwrap_or_else(PoisonError::into_inner)))
+        let (repository, reference) = (new.repository.clone(), new.reference.clone());
+        let (caller, kind, bytes) = self.layers_create(caller, new, &report).await?;
+        let notices = notices.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let result_of = |digest| result_of(digest, notices);
+        Ok(self
+            .manifest_put_for_job(&caller, (&repository, &reference), (&kind, bytes), run, result_of)
+            .await?)
     }
 }

@@ -28,6 +28,7 @@ use super::{
 use crate::Error;
 use crate::auth::Caller;
 use crate::hub_client::HubError;
+use crate::store::JobRun;
 
 /// How often a request of a job is repeated: more often than for a caller who waits, because a registry may be
 /// restarting.
@@ -211,24 +212,25 @@ impl Registry {
         job: &ImportJob,
         account: Option<&str>,
         secret: Option<Secret>,
+        run: &JobRun,
         control: &JobControl,
-    ) -> Result<ImportedModel, ImportError> {
+    ) -> Result<String, ImportError> {
         let caller = self.job_caller(account, &job.rights).await?;
         let caller = self.caller_recheck(&caller, &job.repository, None).await?;
-        let run = async {
+        let work = async {
             match &job.source {
                 ImportSource::Registry(model) => {
                     let fetched = self.registry_fetch(&caller, job, model, secret, control).await?;
-                    self.registry_store(&caller, job, fetched, control).await
+                    self.registry_store(&caller, job, fetched, run, control).await
                 }
                 ImportSource::Hub(model) => {
                     let fetched = self.hub_fetch(&caller, model, secret, control).await?;
-                    self.hub_store(&caller, job, model, fetched, control).await
+                    self.hub_store(&caller, job, model, fetched, run, control).await
                 }
             }
         };
         let hours = TIME_LIMIT.as_secs() / 3600;
-        tokio::time::timeout(TIME_LIMIT, run).await.unwrap_or(Err(ImportError::TooSlow { hours }))
+        tokio::time::timeout(TIME_LIMIT, work).await.unwrap_or(Err(ImportError::TooSlow { hours }))
     }
 
     fn import_remote(
@@ -274,13 +276,22 @@ impl Registry {
         caller: &Caller,
         job: &ImportJob,
         fetched: FetchedManifests,
+        run: &JobRun,
         control: &JobControl,
-    ) -> Result<ImportedModel, ImportError> {
+    ) -> Result<String, ImportError> {
         control.report_progress("writing manifests", 0, None);
         let FetchedManifests { manifests, count, bytes, fetched } = fetched;
-        let digest = self.manifests_store(caller, &manifests, (&job.repository, &job.reference)).await?;
+        let Some(((raw, manifest), children)) = manifests.split_last() else {
+            return Err(Error::Interrupted.into());
+        };
+        let caller = &self.children_store(caller, children, &job.repository).await?;
+        let target = (&job.repository, &job.reference);
+        let content = (manifest.media_type.as_str(), raw.bytes.clone());
         let (fetched_blobs, fetched_bytes) = fetched;
-        Ok(ImportedModel { digest, blobs: count, bytes, fetched_blobs, fetched_bytes, notices: Vec::new() })
+        let notices = Vec::new();
+        let imported =
+            |digest| ImportedModel { digest, blobs: count, bytes, fetched_blobs, fetched_bytes, notices };
+        Ok(self.manifest_put_for_job(caller, target, content, run, imported).await?)
     }
 
     /// Fetches the files of a model from the Hub.
@@ -307,8 +318,9 @@ impl Registry {
         job: &ImportJob,
         model: &HubModel,
         files: HubFiles,
+        run: &JobRun,
         control: &JobControl,
-    ) -> Result<ImportedModel, ImportError> {
+    ) -> Result<String, ImportError> {
         let HubModel { endpoint, name, commit, quantize, annotations, .. } = model;
         let HubFiles { digests, bytes, fetched, fetched_bytes } = files;
         let quantize = match quantize {
@@ -329,8 +341,11 @@ impl Registry {
             quantize,
         };
         self.model_create_check(caller, &new).await?;
-        let (digest, notices) = self.model_create_reporting(caller, new, control).await?;
-        Ok(ImportedModel { digest, blobs, bytes, fetched_blobs: fetched, fetched_bytes, notices })
+        let imported = |digest, notices| {
+            let fetched_blobs = fetched;
+            ImportedModel { digest, blobs, bytes, fetched_blobs, fetched_bytes, notices }
+        };
+        Ok(self.model_create_reporting(caller, new, run, control, imported).await?)
     }
 }
 

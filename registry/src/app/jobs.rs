@@ -255,7 +255,8 @@ impl TryFrom<JobRow> for Job {
         Ok(Job {
             parameters: raw(row.parameters)?,
             progress: row.progress.map(raw).transpose()?,
-            result: row.result.map(raw).transpose()?,
+            // One that is recorded before the end is shown at the end.
+            result: row.result.filter(|_| row.finished_at.is_some()).map(raw).transpose()?,
             id: row.id.clone(),
             kind: row.kind,
             state: row.state,

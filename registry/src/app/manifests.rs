@@ -8,6 +8,7 @@ use bytes::Bytes;
 use lode_model::digest::{Algorithm, Digest};
 use lode_model::manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError};
 use lode_model::reference::{Reference, Repository, Tag};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::event::Event;
@@ -15,7 +16,7 @@ use super::{ManifestPut, Registry, StoredManifest, detached, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, ProtectedTags, Target};
 use crate::blobs::PlacedBlob;
-use crate::store::{ManifestReferences, NewManifest, ReferrerRow, UnreferencedContent, UploadRow};
+use crate::store::{JobRun, ManifestReferences, NewManifest, ReferrerRow, UnreferencedContent, UploadRow};
 
 impl Registry {
     pub async fn manifest_get(
@@ -64,8 +65,34 @@ impl Registry {
         let caller = &self.caller_refresh(caller).await?;
         self.check_push_manifest(caller, repository).await?;
         let checks = Checks { sparse: self.config.allow_sparse, sizes: true };
-        let pushed = PushedManifest { reference, content_type, bytes, tags, replaces: None, message: None };
+        let pushed = PushedManifest { content_type, tags, ..PushedManifest::new(reference, bytes) };
         Box::pin(self.manifest_store(caller, repository, pushed, checks)).await
+    }
+
+    /// Like `manifest_put`, for a job: the manifest and the job's result, which `result_of` makes of its digest, are
+    /// stored in one transaction. Returns the result as JSON. The error is [`Error::Interrupted`] if the run no longer
+    /// holds the job, or the job has ended.
+    pub(super) async fn manifest_put_for_job<T: Serialize>(
+        &self,
+        caller: &Caller,
+        (repository, reference): (&Repository, &Reference),
+        (content_type, bytes): (&str, Bytes),
+        run: &JobRun,
+        result_of: impl FnOnce(Digest) -> T,
+    ) -> Result<String, Error> {
+        let caller = &self.caller_refresh(caller).await?;
+        self.check_push_manifest(caller, repository).await?;
+        let digest = match reference {
+            Reference::Digest(digest) => digest.clone(),
+            Reference::Tag(_) => Digest::of(Algorithm::Sha256, &bytes),
+        };
+        let result = serde_json::to_string(&result_of(digest)).expect("texts and numbers serialise to JSON");
+        let checks = Checks { sparse: self.config.allow_sparse, sizes: true };
+        let job = Some(JobResult { run: run.clone(), result: result.clone() });
+        let content_type = Some(content_type);
+        let pushed = PushedManifest { content_type, job, ..PushedManifest::new(reference, bytes) };
+        Box::pin(self.manifest_store(caller, repository, pushed, checks)).await?;
+        Ok(result)
     }
 
     /// Like `manifest_put`, if the tag still points to `head`: `None` if it must not exist. Otherwise the error is
@@ -83,8 +110,12 @@ impl Registry {
         self.check_push_manifest(caller, repository).await?;
         let checks = Checks { sparse: self.config.allow_sparse, sizes: true };
         let (reference, content_type) = (&Reference::Tag(tag.clone()), Some(content_type));
-        let pushed =
-            PushedManifest { reference, content_type, bytes, tags: &[], replaces: Some(head), message };
+        let pushed = PushedManifest {
+            content_type,
+            replaces: Some(head),
+            message,
+            ..PushedManifest::new(reference, bytes)
+        };
         Ok(Box::pin(self.manifest_store(caller, repository, pushed, checks)).await?.digest)
     }
 
@@ -96,7 +127,7 @@ impl Registry {
         pushed: PushedManifest<'_>,
         checks: Checks,
     ) -> Result<ManifestPut, Error> {
-        let PushedManifest { reference, content_type, bytes, tags, replaces, message } = pushed;
+        let PushedManifest { reference, content_type, bytes, tags, replaces, message, job } = pushed;
         let (replaces, message) = (replaces.map(|head| head.cloned()), message.map(str::to_owned));
         // 1. Parse it.
         let manifest = Manifest::parse(content_type, &bytes).map_err(|error| match error {
@@ -146,6 +177,7 @@ impl Registry {
             tags,
             replaces,
             message,
+            job,
             sparse,
             caller,
             protected,
@@ -196,6 +228,7 @@ impl Registry {
                             | Error::TagProtected { .. }
                             | Error::TagMoved { .. }
                             | Error::QuotaExceeded { .. }
+                            | Error::Interrupted
                             | Error::StorageFull,
                         ) => self.blob_delete_unlisted(&put.digest, &lock).await.is_ok(),
                         Err(_) => false,
@@ -230,7 +263,7 @@ impl Registry {
         stored: &ManifestBytes,
     ) -> Result<RecordOutcome, Error> {
         let CheckedManifest { digest, manifest, named, bytes, tags, replaces, message, .. } = put;
-        let CheckedManifest { sparse, caller, protected, .. } = put;
+        let CheckedManifest { job, sparse, caller, protected, .. } = put;
         let actor = caller.actor();
         let size_bytes = bytes.len() as u64;
         let mut tx = self.store.begin().await?;
@@ -287,6 +320,11 @@ impl Registry {
         self.announce_push(&mut tx, &actor, push, &moved).await?;
         let target = format!("{repository}@{digest}");
         self.audit(&mut tx, caller, "manifest.push", target, json!({ "tags": tags })).await?;
+        if let Some(JobResult { run, result }) = job
+            && !tx.job_record_result(run, result).await?
+        {
+            return Err(Error::Interrupted);
+        }
         tx.commit().await?;
         Ok(recorded)
     }
@@ -414,6 +452,21 @@ pub(super) struct PushedManifest<'a> {
     pub(super) replaces: Option<Option<&'a Digest>>,
     /// What the client said of the commit.
     pub(super) message: Option<&'a str>,
+    /// The job whose result it is.
+    pub(super) job: Option<JobResult>,
+}
+
+impl<'a> PushedManifest<'a> {
+    pub(super) fn new(reference: &'a Reference, bytes: Bytes) -> PushedManifest<'a> {
+        let (content_type, replaces, message) = (None, None, None);
+        PushedManifest { reference, content_type, bytes, tags: &[], replaces, message, job: None }
+    }
+}
+
+/// A run of a job, and its result as JSON.
+pub(super) struct JobResult {
+    run: JobRun,
+    result: String,
 }
 
 /// A manifest that passed the checks.
@@ -425,6 +478,7 @@ struct CheckedManifest {
     tags: Vec<Tag>,
     replaces: Option<Option<Digest>>,
     message: Option<String>,
+    job: Option<JobResult>,
     /// Its references may be absent.
     sparse: bool,
     caller: Caller,

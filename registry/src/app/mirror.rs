@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt};
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository, Tag};
 use uuid::Uuid;
@@ -13,12 +12,13 @@ use uuid::Uuid;
 use super::accounts::is_reserved;
 use super::manifests::{Checks, PushedManifest};
 use super::staging::{is_staging, staging};
-use super::{BlobInfo, Body, ChunkRange, Page, Registry, retry_on_deadlock};
+use super::transfer::body_while_held;
+use super::{BlobInfo, ChunkRange, Page, Registry, retry_on_deadlock};
+use crate::Error;
 use crate::auth::{Action, Caller, Target};
 use crate::error::chain;
 use crate::time::{millis, now_ms};
 use crate::upstream::{Upstream, find_upstream};
-use crate::{BodyError, Error};
 
 /// The lease of a fetch, after which other replicas consider its holder dead. The holder renews it meanwhile.
 const LEASE: Duration = Duration::from_secs(30);
@@ -306,14 +306,7 @@ impl Registry {
         };
         // 3. Store the manifest. Its blobs are fetched on request.
         let kind = Some(fetched.media_type.as_str()).filter(|kind| !kind.is_empty());
-        let pushed = PushedManifest {
-            reference,
-            content_type: kind,
-            bytes: fetched.bytes,
-            tags: &[],
-            replaces: None,
-            message: None,
-        };
+        let pushed = PushedManifest { content_type: kind, ..PushedManifest::new(reference, fetched.bytes) };
         match self.manifest_store(&Caller::INTERNAL, ours, pushed, Checks::NONE).await {
             Ok(put) => {
                 tracing::info!(repository = %ours, %reference, digest = %put.digest, "manifest fetched");
@@ -377,7 +370,7 @@ impl Registry {
         }
         // 2. Otherwise fetch the bytes as an upload.
         let bytes = upstream.registry.blob_read(theirs, digest, size_bytes);
-        let body: Body = bytes.map_err(BodyError::from).boxed();
+        let (body, _held) = body_while_held(bytes);
         let chunk = ChunkRange { range: None, length: Some(size_bytes) };
         match self.blob_put(&Caller::INTERNAL, ours, digest, chunk, body).await {
             Ok(_) => {

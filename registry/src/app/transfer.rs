@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use lode_client::{
     Client, ClientOptions, Content, Credentials, Egress, Login, Offer, PlainHttp, Progress, RawManifest,
     RetryPolicy, host_and_port,
@@ -17,6 +17,7 @@ use lode_model::digest::Digest;
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::reference::{Reference, Repository};
 use tokio::runtime::Handle;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use url::Url;
 
 use super::walk::{Walk, blobs_of};
@@ -31,6 +32,17 @@ pub(crate) const INTERACTIVE_RETRY: RetryPolicy =
     RetryPolicy { attempts: 4, base: Duration::from_millis(200), cap: Duration::from_secs(5) };
 /// How many blobs are transferred at a time.
 const MAX_CONCURRENT_BLOBS: usize = 4;
+
+/// The bytes of another server's blob as the body of an upload, and a guard that ends it. An upload goes on if its
+/// caller is dropped, but its body must not: it would keep the connection to the other server for as long as that
+/// one lets it wait. The upload of a body that ended early is refused for its length.
+pub(super) fn body_while_held(
+    bytes: impl Stream<Item = Result<Bytes, lode_client::Error>> + Send + 'static,
+) -> (Body, DropGuard) {
+    let held = CancellationToken::new();
+    let body = bytes.map_err(BodyError::from).take_until(held.clone().cancelled_owned()).boxed();
+    (body, held.drop_guard())
+}
 
 /// The name of a model on another registry.
 #[derive(Clone, Debug)]
@@ -142,23 +154,34 @@ impl Registry {
 
     /// Stores fetched manifests, children first: a name is visible only when it is complete. Returns the digest
     /// of the last one, which gets the name.
-    pub(super) async fn manifests_store(
+    async fn manifests_store(
         &self,
         caller: &Caller,
         manifests: &[(RawManifest, Manifest)],
         (repository, reference): (&Repository, &Reference),
     ) -> Result<Digest, Error> {
-        // The rights may have ended while the blobs were fetched.
-        let caller = &self.caller_recheck(caller, repository, None).await?;
-        let mut digest = None;
-        for (at, (raw, manifest)) in manifests.iter().enumerate() {
-            let by_digest = Reference::Digest(raw.digest.clone());
-            let name = if at + 1 == manifests.len() { reference } else { &by_digest };
-            let kind = Some(manifest.media_type.as_str());
-            let put = self.manifest_put(caller, repository, name, kind, raw.bytes.clone(), &[]).await?;
-            digest = Some(put.digest);
+        let Some(((raw, manifest), children)) = manifests.split_last() else {
+            return Err(Error::Interrupted);
+        };
+        let caller = &self.children_store(caller, children, repository).await?;
+        let kind = Some(manifest.media_type.as_str());
+        Ok(self.manifest_put(caller, repository, reference, kind, raw.bytes.clone(), &[]).await?.digest)
+    }
+
+    /// Stores the fetched manifests below an index. Also returns the caller with the rights that it has now: they may
+    /// have ended while the blobs were fetched.
+    pub(super) async fn children_store(
+        &self,
+        caller: &Caller,
+        children: &[(RawManifest, Manifest)],
+        repository: &Repository,
+    ) -> Result<Caller, Error> {
+        let caller = self.caller_recheck(caller, repository, None).await?;
+        for (raw, manifest) in children {
+            let (reference, kind) = (Reference::Digest(raw.digest.clone()), manifest.media_type.as_str());
+            self.manifest_put(&caller, repository, &reference, Some(kind), raw.bytes.clone(), &[]).await?;
         }
-        digest.ok_or(Error::Interrupted)
+        Ok(caller)
     }
 
     /// Fetches a manifest and all manifests below it. Each follows what it lists. A sparse index lists absent
@@ -237,7 +260,7 @@ impl Registry {
             completed += piece.len() as u64;
             report_event(TransferEvent::Blob { digest: counted.clone(), total: size, completed });
         });
-        let body: Body = bytes.map_err(BodyError::from).boxed();
+        let (body, _held) = body_while_held(bytes);
         let chunk = ChunkRange { range: None, length: Some(size) };
         match self.blob_put(caller, repository, &digest, chunk, body).await {
             Ok(_) => Ok(true),

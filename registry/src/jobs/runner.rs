@@ -23,7 +23,8 @@ const LEASE: Duration = Duration::from_secs(30);
 const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the database is polled for jobs of other replicas.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// How many attempts a job gets before it counts as failed.
+/// How many servers may stop while they run a job before it counts as failed. One that stops in an orderly way
+/// returns its job to the queue.
 const MAX_ATTEMPTS: i64 = 3;
 /// How long a stopping server waits for a job to reach a point where it can end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -106,10 +107,14 @@ async fn run_claimed(
     control: &JobControl,
 ) -> Result<(), Error> {
     let store = registry.store();
+    if let Some(result) = &row.result {
+        // The run before this one stored its manifest and then stopped. A second one could undo a later push.
+        return finish(registry, run, control, Ok(result.clone())).await;
+    }
     if row.cancelled != 0 {
         return finish(registry, run, control, Err(Error::Cancelled.into())).await;
     }
-    if row.attempts > MAX_ATTEMPTS {
+    if row.lost_runs >= MAX_ATTEMPTS {
         let problem = format!("{MAX_ATTEMPTS} servers stopped while running this job");
         let end = JobEnd { state: "failed", progress: None, result: None, problem: Some(&problem) };
         return store.job_finish(run, &end).await.map(drop);
@@ -194,7 +199,7 @@ async fn work(
         }
         JobKind::Create(job) => {
             tokio::select! {
-                created = registry.model_create_run(&job, account.as_deref(), &control) => to_json(&created?),
+                created = registry.model_create_run(&job, account.as_deref(), &findings.run, &control) => created?,
                 // Its manifest is written last, so it can be dropped at any point.
                 () = control.cancelled() => return Err(Error::Cancelled.into()),
             }
@@ -202,7 +207,7 @@ async fn work(
         JobKind::Import(job) => {
             let secret = registry.job_secret(&findings.run).await?;
             tokio::select! {
-                imported = registry.import_run(&job, account.as_deref(), secret, &control) => to_json(&imported?),
+                imported = registry.import_run(&job, account.as_deref(), secret, &findings.run, &control) => imported?,
                 // The same applies.
                 () = control.cancelled() => return Err(Error::Cancelled.into()),
             }

@@ -24,6 +24,8 @@ pub(crate) struct JobRow {
     pub(crate) started_at: Option<i64>,
     pub(crate) finished_at: Option<i64>,
     pub(crate) attempts: i64,
+    /// How many of the attempts ended with their process.
+    pub(crate) lost_runs: i64,
     pub(crate) cancelled: i64,
     pub(crate) progress: Option<String>,
     pub(crate) result: Option<String>,
@@ -88,7 +90,7 @@ pub(crate) struct JobEnd<'a> {
 
 macro_rules! columns {
     () => {
-        "id, kind, parameters, state, created_at, started_at, finished_at, attempts, cancelled, progress, result, problem, account"
+        "id, kind, parameters, state, created_at, started_at, finished_at, attempts, lost_runs, cancelled, progress, result, problem, account"
     };
 }
 
@@ -96,6 +98,7 @@ macro_rules! claim {
     ($lock:literal) => {
         concat!(
             "update jobs set state = 'running', holder = $1, lease_until = $3, attempts = attempts + 1,
+                    lost_runs = lost_runs + case when state = 'running' then 1 else 0 end,
                     started_at = coalesce(started_at, $5)
              where id in (select id from jobs
                  where finished_at is null and (state = 'queued' or lease_until <= $2) and writes <= $4
@@ -194,10 +197,13 @@ impl Store {
         Ok(row.map(|(cancelled,)| cancelled != 0))
     }
 
-    /// Returns false if the run no longer holds the job.
+    /// Ends a job. If its result is recorded already, it has succeeded, whatever `end` says. Returns false if the run no
+    /// longer holds the job.
     pub(crate) async fn job_finish(&self, run: &JobRun, end: &JobEnd<'_>) -> Result<bool, Error> {
         let rows = query!(self.write(), c => sqlx::query(
-            "update jobs set state = $4, finished_at = $5, progress = coalesce($6, progress), result = $7, problem = $8,
+            "update jobs set state = case when result is null then $4 else 'succeeded' end, finished_at = $5,
+                    progress = coalesce($6, progress), result = coalesce(result, $7),
+                    problem = case when result is null then $8 end,
                     holder = null, lease_until = null, secret = null
              where id = $1 and holder = $2 and attempts = $3 and finished_at is null")
             .bind(&run.id).bind(&run.holder).bind(run.attempt).bind(end.state).bind(now_ms())
@@ -263,7 +269,8 @@ impl Store {
         let Engine::Sqlite(write) = self.write() else { return Ok(()) };
         metrics::database("jobs_recover", async {
             sqlx::query(
-                "update jobs set state = 'queued', holder = null, lease_until = null where state = 'running'",
+                "update jobs set state = 'queued', holder = null, lease_until = null, lost_runs = lost_runs + 1
+                 where state = 'running'",
             )
             .execute(write)
             .await
@@ -319,6 +326,17 @@ impl Tx {
         let (unfinished,): (i64,) = query!(self.conn(), c => sqlx::query_as(
             "select count(*) from jobs where finished_at is null").fetch_one(c).await)?;
         Ok(if unfinished >= limits.all { JobInsert::ServerFull } else { JobInsert::AccountFull })
+    }
+
+    /// Records the result of a job in the transaction that makes it true. Returns false if the run no longer holds the
+    /// job, or the job has ended or has a result.
+    pub(crate) async fn job_record_result(&mut self, run: &JobRun, result: &str) -> Result<bool, Error> {
+        let rows = query!(self.conn(), c => sqlx::query(
+            "update jobs set result = $4
+             where id = $1 and holder = $2 and attempts = $3 and finished_at is null and result is null")
+            .bind(&run.id).bind(&run.holder).bind(run.attempt).bind(result)
+            .execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
     }
 
     /// Requests the cancellation of a job. A queued job ends at once. Returns false if no unfinished job has

@@ -80,12 +80,12 @@ impl Source {
         self.faults.lock().unwrap().clear();
     }
 
-    fn name(&self, model: &str) -> String {
+    pub(super) fn name(&self, model: &str) -> String {
         format!("{}/{model}", self.address)
     }
 
     /// The requests that began with this text since the last call.
-    fn heard(&self, start: &str) -> Vec<String> {
+    pub(super) fn heard(&self, start: &str) -> Vec<String> {
         let heard = std::mem::take(&mut *self.heard.lock().unwrap());
         heard.into_iter().filter(|line| line.starts_with(start)).collect()
     }
@@ -156,7 +156,7 @@ pub(super) async fn push_layer(app: &App, repository: &str, tag: &str, layer: &s
     Digest::sha256(layer.as_bytes())
 }
 
-async fn start(app: &App, body: Value) -> TestResponse {
+pub(super) async fn start(app: &App, body: Value) -> TestResponse {
     app.post_json("/lode/v1/import", body).await
 }
 

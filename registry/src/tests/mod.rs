@@ -27,6 +27,7 @@ mod hub_import;
 mod hub_write;
 mod import;
 mod issuer;
+mod job_results;
 mod jobs;
 mod layouts;
 mod limits;

@@ -119,14 +119,8 @@ impl Registry {
         })?;
         // 3. The manifest itself, like a push. References that were absent before may be absent again.
         let (reference, media_type) = (Reference::Digest(digest.clone()), row.media_type.as_deref());
-        let new = PushedManifest {
-            reference: &reference,
-            content_type: media_type,
-            bytes: bytes.into(),
-            tags: &[],
-            replaces: None,
-            message: None,
-        };
+        let new =
+            PushedManifest { content_type: media_type, ..PushedManifest::new(&reference, bytes.into()) };
         self.manifest_store(caller, repository, new, Checks::NONE).await?;
         let mut tx = self.store.begin().await?;
         tx.removals_mark_restored(&[row.id]).await?;
