@@ -144,7 +144,9 @@ impl Registry {
         Ok(true)
     }
 
-    async fn tags_restore(
+    /// Restores removed tags of a manifest. Returns `None` if the manifest is no longer there, and an error if one of
+    /// the tags was pushed since its removal was read.
+    pub(in crate::app) async fn tags_restore(
         &self,
         caller: &Caller,
         repository: &Repository,
@@ -160,11 +162,14 @@ impl Registry {
         for row in removals {
             let tag: Tag = parse_stored("tag", row.tag.as_deref().unwrap_or_default())?;
             if !tags.contains(&tag) {
-                let previous = tx.tag_put(repository, &tag, digest, &actor, None).await?;
-                if previous.as_ref() != Some(digest) {
-                    let previous = previous.as_ref();
-                    let event = Event::Tag { repository, tag: &tag, digest, previous };
-                    self.announce(&mut tx, &actor, event).await?;
+                match tx.tag_put(repository, &tag, digest, &actor, None).await? {
+                    // It was pushed after its removal was read.
+                    Some(other) if other != *digest => return Err(Error::TagInUse { tag }),
+                    Some(_) => {}
+                    None => {
+                        let event = Event::Tag { repository, tag: &tag, digest, previous: None };
+                        self.announce(&mut tx, &actor, event).await?;
+                    }
                 }
                 tags.push(tag);
             }

@@ -81,6 +81,24 @@ async fn a_restored_manifest_gets_its_tags_back() {
 }
 
 #[tokio::test]
+async fn an_undo_keeps_a_tag_that_was_pushed_meanwhile() {
+    each_engine_with(&at_once_with_undo, WriteLimit::default(), async |f: Fixture| {
+        let (old, _) = f.image("r", "one", "1").await;
+        f.delete("r", "one").await.unwrap();
+        // The undo reads the removal, a push takes the tag, and the undo continues.
+        let store = f.registry.store();
+        let removals = store.removals_of_manifest_tags(&repo("r"), &old).await.unwrap();
+        assert_eq!(removals.len(), 1);
+        let (new, _) = f.image("r", "one", "2").await;
+        let restored = f.registry.tags_restore(&CALLER, &repo("r"), &old, &removals).await;
+        assert!(matches!(restored, Err(Error::TagInUse { .. })), "{restored:?}");
+        assert_eq!(f.get("r", "one").await.unwrap(), new);
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_restored_index_restores_its_children() {
     each_engine_with(&at_once_with_undo, WriteLimit::default(), async |f: Fixture| {
         let config = f.push("r", b"{}").await;
