@@ -42,8 +42,11 @@ impl Registry {
                 Err(Error::BodyInterrupted(reason))
             }
             Err(error) => {
-                // Free the space at once: the disk is full, or the body does not match its declaration.
-                let _ = writing.file.truncate(writing.saved.offset).await;
+                // Free the space at once: the disk is full, or the body does not match its declaration. Not if the
+                // row may have a later offset than this writer knows of.
+                if !writing.has_failed_checkpoint {
+                    let _ = writing.file.truncate(writing.saved.offset).await;
+                }
                 Err(error)
             }
         }
@@ -220,6 +223,8 @@ pub(super) struct UploadSession {
     /// `None` only while a batch is hashed.
     hasher: Option<Hasher>,
     checkpoint: Option<JoinHandle<Result<SavedState, Error>>>,
+    /// A checkpoint failed. The row may have it nevertheless, if only the response of the database was lost.
+    has_failed_checkpoint: bool,
     writer_lock: KeyLock<Uuid>,
 }
 
@@ -246,6 +251,7 @@ impl UploadSession {
             file,
             hasher: Some(hasher),
             checkpoint: None,
+            has_failed_checkpoint: false,
             writer_lock,
             row,
         })
@@ -269,7 +275,9 @@ impl UploadSession {
     /// Waits for the checkpoint in progress.
     async fn settle(&mut self) -> Result<(), Error> {
         if let Some(checkpoint) = self.checkpoint.take() {
-            self.saved = checkpoint.await.map_err(|_| Error::Interrupted)??;
+            let saved = checkpoint.await.unwrap_or(Err(Error::Interrupted));
+            self.has_failed_checkpoint |= saved.is_err();
+            self.saved = saved?;
         }
         Ok(())
     }

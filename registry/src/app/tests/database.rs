@@ -23,6 +23,20 @@ enum Mode {
     Silent,
     /// The next commit reaches the database, but its response does not arrive.
     LoseCommit,
+    /// The next statement with this id reaches the database, but its response does not arrive.
+    LoseStatement(Uuid),
+}
+
+impl Mode {
+    /// Whether a request to the database is the one whose response is lost.
+    fn loses(self, request: &[u8]) -> bool {
+        let contains = |text: &[u8]| request.windows(text.len()).any(|part| part == text);
+        match self {
+            Mode::LoseCommit => contains(b"COMMIT"),
+            Mode::LoseStatement(id) => contains(id.to_string().as_bytes()),
+            Mode::Pass | Mode::Cut | Mode::Silent => false,
+        }
+    }
 }
 
 struct Proxy {
@@ -65,7 +79,8 @@ async fn pass(client: TcpStream, server: TcpStream, modes: watch::Sender<Mode>) 
     let up = async {
         let mut buffer = [0; 8192];
         while let Ok(n @ 1..) = from_client.read(&mut buffer).await {
-            if *up_mode.borrow() == Mode::LoseCommit && buffer[..n].windows(6).any(|word| word == b"COMMIT") {
+            let mode = *up_mode.borrow();
+            if mode.loses(&buffer[..n]) {
                 up_mode.send_replace(Mode::Silent);
             }
             to_server.write_all(&buffer[..n]).await.unwrap();
@@ -159,6 +174,37 @@ async fn a_commit_whose_response_is_lost_can_be_repeated() {
     f.registry.gc_run(&CALLER, false).await.unwrap();
     assert!(f.get("r", digest.as_str()).await.is_err());
     assert!(f.pull("r", &layer).await.is_ok());
+    f.assert_sound().await;
+}
+
+#[tokio::test]
+async fn a_checkpoint_whose_response_is_lost_keeps_its_bytes() {
+    const MIB: usize = 1024 * 1024;
+    const LEN: usize = 80 * MIB;
+    let Some(proxy) = Proxy::start(Mode::Pass).await else { return };
+    let f = Fixture::start(Some(proxy.url.clone()), None, &no_grace, WriteLimit::default()).await;
+    let (repository, id, content) = (repo("r"), f.upload("r").await, Bytes::from(vec![7; LEN]));
+    // More bytes than declared, after a checkpoint whose response is lost.
+    let pieces = (0..LEN).step_by(MIB).map(|start| content.slice(start..start + MIB));
+    let pieces: Vec<Bytes> = pieces.chain([Bytes::from_static(b"more")]).collect();
+    let mode = proxy.mode.clone();
+    let too_long = stream::iter(pieces).enumerate().map(move |(at, piece)| {
+        if at == 0 {
+            mode.send_replace(Mode::LoseStatement(id));
+        }
+        Ok(piece)
+    });
+    let chunk = ChunkRange { range: None, length: Some(LEN as u64) };
+    let refused = f.registry.upload_append(&CALLER, &repository, id, chunk, too_long.boxed()).await;
+    assert!(refused.is_err(), "{refused:?}");
+    proxy.set(Mode::Pass);
+    // The upload continues at the offset that the database has.
+    let offset = f.registry.upload_status(&CALLER, &repository, id).await.unwrap().offset;
+    assert!(offset > 0 && offset < LEN as u64, "{offset}");
+    let rest = body(&content[usize::try_from(offset).unwrap()..]);
+    let digest = Digest::sha256(&content);
+    f.registry.upload_finish(&CALLER, &repository, id, ChunkRange::default(), rest, &digest).await.unwrap();
+    assert_eq!(f.pull("r", &digest).await.unwrap().len(), LEN);
     f.assert_sound().await;
 }
 
