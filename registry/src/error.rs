@@ -101,8 +101,9 @@ pub enum Error {
     #[error("the upstream of this mirrored repository refused the request or sent an invalid response")]
     UpstreamInvalid(#[source] Arc<dyn std::error::Error + Send + Sync>),
 
-    #[error("not allowed")]
-    Denied,
+    /// `needs`: what the caller lacks.
+    #[error("not allowed: {needs}")]
+    Denied { needs: String },
     /// The credential that started work ended while the work continued without it.
     #[error(
         "the account that started this was disabled or deleted, or its token or key was revoked; start it again with valid credentials"
@@ -248,7 +249,7 @@ impl Error {
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(
             self,
-            Error::Unauthorized | Error::InsufficientScope | Error::Denied | Error::NameUnknown { .. }
+            Error::Unauthorized | Error::InsufficientScope | Error::Denied { .. } | Error::NameUnknown { .. }
         )
     }
 

@@ -56,8 +56,13 @@ async fn crane_signs_in() {
     // 3. A reader.
     login("bob", PASSWORD);
     crane.run(&pull(&image));
-    crane.run_refused(&push(&other), &pushing(&other, "alice/other", "DENIED: not allowed"));
-    let message = format!("Error: DELETE http://{host}/v2/alice/image/manifests/v1: DENIED: not allowed");
+    crane.run_refused(
+        &push(&other),
+        &pushing(&other, "alice/other", "DENIED: not allowed: it needs the role `write` on `alice/other`"),
+    );
+    let message = format!(
+        "Error: DELETE http://{host}/v2/alice/image/manifests/v1: DENIED: not allowed: it needs the role `maintain` on `alice/image`"
+    );
     crane.run_refused(&["delete", "--insecure", &image], &message);
     // 4. Without credentials.
     crane.run(&["auth", "logout", &host]);
@@ -97,7 +102,7 @@ async fn regctl_signs_in() {
     // 3. A reader.
     regctl.run(&["registry", "login", &host, "-u", "bob", "-p", PASSWORD]);
     regctl.run(&pull(&image));
-    let message = r#"unauthorized [http 403]: {"errors":[{"code":"DENIED","message":"not allowed"}]}"#;
+    let message = r#"unauthorized [http 403]: {"errors":[{"code":"DENIED","message":"not allowed: it needs the role `write` on `alice/other`"}]}"#;
     regctl.run_refused(&push(&other), &pushing(&other, message));
     // 4. Without credentials.
     regctl.run(&["registry", "logout", &host]);
@@ -200,8 +205,10 @@ async fn helm_signs_in() {
     helm.run(&login("bob", PASSWORD));
     helm.run(&pull);
     let unknown = "404: name unknown: repository carol/serving does not exist: map[name:carol/serving]";
-    for (to, namespace, status) in [(&alice, "alice", "403: denied: not allowed"), (&carol, "carol", unknown)]
-    {
+    for (to, namespace, status) in [
+        (&alice, "alice", "403: denied: not allowed: it needs the role `write` on `alice/serving`"),
+        (&carol, "carol", unknown),
+    ] {
         let post = format!("POST \"{v2}/{namespace}/serving/blobs/uploads/\"");
         helm.run_refused(&push("serving-2.0.0.tgz", to), &failed("Push", "destination", &post, status));
     }

@@ -51,7 +51,7 @@ async fn docker_signs_in() {
     // 3. A reader pulls, and is told that it may not push.
     assert!(login("bob", PASSWORD).0);
     run(&["pull", &image]);
-    refused(&["push", &other], "denied: not allowed");
+    refused(&["push", &other], "denied: not allowed: it needs the role `write` on `alice/image`");
     refused(&["push", &foreign], "name unknown: repository carol/image does not exist");
     run(&["logout", &host]);
     // 4. A token takes the place of the password.
@@ -96,7 +96,10 @@ async fn skopeo_signs_in() {
     skopeo.run(&inspect_as(&bob));
     let other = image.replace("v1", "v2");
     let writing = format!("writing manifest: uploading manifest v2 to {host}/alice/image");
-    skopeo.run_refused(&copy_as(&bob, &other), &fatal(&format!("{writing}: denied: not allowed")));
+    skopeo.run_refused(
+        &copy_as(&bob, &other),
+        &fatal(&format!("{writing}: denied: not allowed: it needs the role `write` on `alice/image`")),
+    );
     // 3. A public repository is read without credentials.
     make_public(&server, "alice/image").await;
     skopeo.run(&inspect);
@@ -130,7 +133,10 @@ async fn oras_signs_in() {
     // 3. A reader.
     oras.run(&login("bob", PASSWORD));
     oras.run(&pull("back"));
-    oras.run_refused(&push(&other), "Error response from registry: denied: not allowed");
+    oras.run_refused(
+        &push(&other),
+        "Error response from registry: denied: not allowed: it needs the role `write` on `alice/files`",
+    );
     let message = "name unknown: repository carol/files does not exist: map[name:carol/files]";
     oras.run_refused(&push(&foreign), &format!("Error response from registry: {message}"));
     // 4. A public repository is read without credentials.
@@ -180,7 +186,11 @@ async fn cosign_signs_in() {
     refused(&sign, &wrong, &format!("{reading}: {token}: {wrong_password}"));
     // 2. A reader may look for signatures, but not add one.
     refused(&verify, &bob, "no signatures found");
-    refused(&sign, &bob, &format!("{writing}: DENIED: not allowed"));
+    refused(
+        &sign,
+        &bob,
+        &format!("{writing}: DENIED: not allowed: it needs the role `write` on `alice/signed`"),
+    );
     // 3. The owner signs, and a reader verifies.
     cosign.run(&[&sign[..], &alice].concat());
     cosign.run(&[&verify[..], &bob].concat());

@@ -70,10 +70,14 @@ async fn ollama_enrols_its_key() {
     let add = ["key", "add", public.to_str().unwrap(), "--name", "pasted", "--account", "bob"];
     server.lode().run(&add).await.expect_success();
     run_successfully(&mut ollama.command(&["pull", "--insecure", &name]));
-    let denied = r#"Error: 403: {"errors":[{"code":"DENIED","message":"not allowed"}]}"#;
-    for other in [name.replace("v1", "v2"), name.replace("tiny", "new")] {
+    for (other, repository) in
+        [(name.replace("v1", "v2"), "alice/tiny"), (name.replace("tiny", "new"), "alice/new")]
+    {
         run_successfully(&mut ollama.command(&["cp", &name, &other]));
-        run_refused(&mut ollama.command(&["push", "--insecure", &other]), denied);
+        let needs = format!("it needs the role `write` on `{repository}`");
+        let denied =
+            format!(r#"Error: 403: {{"errors":[{{"code":"DENIED","message":"not allowed: {needs}"}}]}}"#);
+        run_refused(&mut ollama.command(&["push", "--insecure", &other]), &denied);
     }
     // 6. What a reader may not see looks missing.
     let foreign = name.replace("alice", "carol");

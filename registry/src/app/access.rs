@@ -44,7 +44,7 @@ impl Registry {
         target: Target<'_>,
     ) -> Result<(), Error> {
         if let Some(decision) = decide_at_once(&caller.identity, action) {
-            return decision.into_result(target);
+            return decision.into_result(&caller.identity, action, target);
         }
         let state = self.access_state().await?;
         if !state.has_accounts {
@@ -57,7 +57,7 @@ impl Registry {
             Target::Settings(target) => self.rights(state, caller, target.clone()).await?,
             _ => Rights::default(),
         };
-        decide(&caller.identity, action, target, rights).into_result(target)
+        decide(&caller.identity, action, target, rights).into_result(&caller.identity, action, target)
     }
 
     /// Returns an error if `caller` may do this to no target. Checked before the body that names the target is
@@ -66,7 +66,7 @@ impl Registry {
         if !self.access_state().await?.has_accounts {
             return Ok(());
         }
-        decide_some(&caller.identity, action).into_result(Target::Server)
+        decide_some(&caller.identity, action).into_result(&caller.identity, action, Target::Server)
     }
 
     /// Whether the caller may do this to a repository.

@@ -338,7 +338,7 @@ impl Registry {
     ) -> Result<AccountInfo, AccountError> {
         let account = caller.account().ok_or(Error::Unauthorized)?;
         if !is_full(account) {
-            return Err(Error::Denied.into());
+            return Err(limited_credential().into());
         }
         let checked = self.sign_in_basic(caller, &account.name, current, None).await?;
         if !matches!(checked, Identity::Account(checked) if checked.credential == Credential::Password) {
@@ -503,6 +503,13 @@ fn check_signed_in(caller: &Caller) -> Result<(), Error> {
 /// Whether the account's credential is not limited.
 pub(super) fn is_full(account: &Account) -> bool {
     account.scope == Scope::default()
+}
+
+/// The error of a limited credential that would manage credentials.
+pub(super) fn limited_credential() -> Error {
+    let needs = "a token or key with limited rights cannot manage credentials; use the password, or sign in on the \
+                 web page";
+    Error::Denied { needs: needs.to_owned() }
 }
 
 /// The subject of a record about an account.

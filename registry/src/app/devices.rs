@@ -7,7 +7,7 @@ use lode_client::Secret;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::accounts::{AccountError, is_full, subject};
+use super::accounts::{AccountError, is_full, limited_credential, subject};
 use super::sessions::random_text;
 use super::sign_in::account_of;
 use super::tokens::{NewToken, token_row};
@@ -136,7 +136,7 @@ impl Registry {
     async fn device_row(&self, caller: &Caller, user_code: &str) -> Result<DeviceRow, AccountError> {
         let account = caller.account().ok_or(Error::Unauthorized)?;
         if !is_full(account) {
-            return Err(Error::Denied.into());
+            return Err(limited_credential().into());
         }
         let row = self.store().device_find_by_user(&canonical(user_code)).await?;
         row.filter(|row| row.state == DeviceState::Pending && !is_over(row))

@@ -88,7 +88,7 @@ impl Registry {
         match self.visibility_put(caller, &target, visibility).await {
             Ok(()) => Ok(()),
             Err(AccountError::Registry(error)) => Err(error.into()),
-            Err(_) => Err(Error::Denied.into()),
+            Err(error) => Err(Error::Denied { needs: error.to_string() }.into()),
         }
     }
 

@@ -79,7 +79,12 @@ impl Registry {
         repository: &Repository,
     ) -> Result<(), Error> {
         self.check_push(caller, repository).await?;
-        if is_staging(repository) && !caller.is_internal() { Err(Error::Denied) } else { Ok(()) }
+        match is_staging(repository) && !caller.is_internal() {
+            true => {
+                Err(Error::Denied { needs: format!("{repository} is only for uploads, without manifests") })
+            }
+            false => Ok(()),
+        }
     }
 
     /// The upstream of a repository and its name there, for callers that trigger fetches. The server's own

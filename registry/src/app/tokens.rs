@@ -8,7 +8,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::accounts::{AccountError, MAX_LABEL_LEN, is_full, namespace, subject};
+use super::accounts::{AccountError, MAX_LABEL_LEN, is_full, limited_credential, namespace, subject};
 use super::sign_in::scope_of;
 use super::{Page, Registry};
 use crate::Error;
@@ -291,7 +291,7 @@ impl Registry {
         self.authorize(caller, Action::SignIn, Target::Server).await?;
         let own = match caller.account() {
             Some(account) if is_full(account) => Some(&account.name[..]),
-            Some(_) => return Err(Error::Denied.into()),
+            Some(_) => return Err(limited_credential().into()),
             None => None,
         };
         let name = owner.or(own).ok_or(Error::Unauthorized)?;

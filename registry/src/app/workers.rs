@@ -272,7 +272,11 @@ impl Registry {
             Some(expected) if shows(expected) => Ok(()),
             Some(_) => Err(Error::Unauthorized),
             None if proof.is_local && self.is_open().await? => Ok(()),
-            None => Err(Error::Denied),
+            None => {
+                let needs = "a worker on another machine needs a token; set LODE_WORKER_TOKEN on the server and on the \
+                             worker";
+                Err(Error::Denied { needs: needs.to_owned() })
+            }
         }
     }
 

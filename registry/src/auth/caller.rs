@@ -242,7 +242,12 @@ pub(crate) enum Decision {
 
 impl Decision {
     /// The error of a refusal.
-    pub(crate) fn into_result(self, target: Target<'_>) -> Result<(), Error> {
+    pub(crate) fn into_result(
+        self,
+        caller: &Identity,
+        action: Action,
+        target: Target<'_>,
+    ) -> Result<(), Error> {
         match (self, target) {
             (Decision::Allow, _) => Ok(()),
             (Decision::Authenticate, _) => Err(Error::Unauthorized),
@@ -250,8 +255,50 @@ impl Decision {
             (Decision::Hide, Target::Repository(repository)) => {
                 Err(Error::NameUnknown { repository: repository.clone() })
             }
-            (Decision::Hide | Decision::Deny, _) => Err(Error::Denied),
+            (Decision::Hide | Decision::Deny, _) => {
+                Err(Error::Denied { needs: missing_right(caller, action, target) })
+            }
         }
+    }
+}
+
+/// What a caller lacks to do something to a target that it sees.
+fn missing_right(caller: &Identity, action: Action, target: Target<'_>) -> String {
+    let scope = match caller {
+        Identity::Account(account) => &account.scope,
+        Identity::Worker { .. } => return "workers may only read models and run inference".to_owned(),
+        Identity::Anonymous | Identity::Guest { .. } | Identity::Internal => {
+            return "it needs an account".to_owned();
+        }
+    };
+    let access = access_for(action);
+    if scope.access < access {
+        return format!("the token or key is limited; it needs one with the access `{}`", access.as_str());
+    }
+    let is_narrow = !scope.targets.is_empty() || scope.access < Access::Full;
+    let (role, is_limited) = match (target, role_for(action)) {
+        (Target::Repository(_) | Target::Settings(_), Some(role)) => {
+            (format!("the role `{}` on `{target}`", role.as_str()), is_narrow)
+        }
+        _ => {
+            let auditor = if matches!(action, Action::Inspect | Action::List) { "`auditor` or " } else { "" };
+            (format!("the server role {auditor}`admin`"), is_narrow || scope.requested.is_some())
+        }
+    };
+    match is_limited {
+        false => format!("it needs {role}"),
+        true => format!("it needs {role}, and a token or key that is not limited to less"),
+    }
+}
+
+/// The role that an action needs on a repository, or on its settings.
+fn role_for(action: Action) -> Option<Role> {
+    match action {
+        Action::Pull | Action::Infer | Action::List => Some(Role::Read),
+        Action::Push => Some(Role::Write),
+        Action::Delete | Action::Maintain => Some(Role::Maintain),
+        Action::Own => Some(Role::Own),
+        Action::Inspect | Action::Administer | Action::Join | Action::SignIn => None,
     }
 }
 
@@ -304,13 +351,7 @@ pub(crate) fn decide(caller: &Identity, action: Action, target: Target<'_>, righ
 }
 
 fn decide_repository(caller: &Identity, action: Action, repository: &Repository, rights: Rights) -> Decision {
-    let needed = match action {
-        Action::Pull | Action::Infer | Action::List => Role::Read,
-        Action::Push => Role::Write,
-        Action::Delete | Action::Maintain => Role::Maintain,
-        Action::Own => Role::Own,
-        Action::Inspect | Action::Administer | Action::Join | Action::SignIn => return Decision::Deny,
-    };
+    let Some(needed) = role_for(action) else { return Decision::Deny };
     let account = match caller {
         Identity::Anonymous | Identity::Guest { .. } => {
             let is_allowed = needed == Role::Read && rights.visibility == Visibility::Public;
@@ -426,6 +467,49 @@ mod tests {
     fn token(scopes: &[&str]) -> Scope {
         let requested = Requested::parse(scopes.iter().copied());
         Scope { requested: Some(requested), ..Scope::default() }
+    }
+
+    #[test]
+    fn a_refusal_names_what_is_missing() {
+        let repository: Repository = "team/app".parse().unwrap();
+        let (role, namespace) = (Some(Role::Read), "team/*".parse().unwrap());
+        let full = account(None, Scope::default());
+        let narrow = account(None, limited(Access::Full, &["team/app"]));
+        for (caller, action, target, expected) in [
+            (&full, Action::Push, Target::Repository(&repository), "it needs the role `write` on `team/app`"),
+            (&full, Action::Own, Target::Settings(&namespace), "it needs the role `own` on `team/*`"),
+            (&full, Action::Administer, Target::Server, "it needs the server role `admin`"),
+            (&full, Action::Inspect, Target::Workers, "it needs the server role `auditor` or `admin`"),
+            // Clients of the registry API ask for a token of each push, which does not make it limited.
+            (
+                &account(None, token(&["repository:team/app:push"])),
+                Action::Push,
+                Target::Repository(&repository),
+                "it needs the role `write` on `team/app`",
+            ),
+            (
+                &account(None, limited(Access::Read, &[])),
+                Action::Push,
+                Target::Repository(&repository),
+                "the token or key is limited; it needs one with the access `write`",
+            ),
+            (
+                &narrow,
+                Action::Delete,
+                Target::Repository(&repository),
+                "it needs the role `maintain` on `team/app`, and a token or key that is not limited to less",
+            ),
+            (
+                &Identity::Worker { id: Uuid::nil() },
+                Action::Push,
+                Target::Repository(&repository),
+                "workers may only read models and run inference",
+            ),
+        ] {
+            let rights = Rights { role, visibility: Visibility::Private };
+            let refused = decide(caller, action, target, rights).into_result(caller, action, target);
+            assert_eq!(refused.unwrap_err().to_string(), format!("not allowed: {expected}"));
+        }
     }
 
     /// The decisions for Pull, Infer, Push, Delete and Own on `team/app`: (A)llow, (4)01, (S)cope, (H)ide, (D)eny.

@@ -135,6 +135,6 @@ mod tests {
         let invalid = format!("{plain},error=\"invalid_token\"");
         assert_eq!(header(Error::CredentialsInvalid { is_token: true }), Some(invalid));
         assert_eq!(header(Error::CredentialsInvalid { is_token: false }).as_deref(), Some(plain));
-        assert_eq!(header(Error::Denied), None);
+        assert_eq!(header(Error::Denied { needs: String::new() }), None);
     }
 }

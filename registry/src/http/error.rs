@@ -389,7 +389,7 @@ fn status_of(error: &Error) -> StatusCode {
         }
         Error::UpstreamUnavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         Error::UpstreamInvalid(_) => StatusCode::BAD_GATEWAY,
-        Error::Denied
+        Error::Denied { .. }
         | Error::CredentialRevoked
         | Error::RoleRevoked { .. }
         | Error::TagProtected { .. }

@@ -149,7 +149,7 @@ fn hide(failure: Failure) -> Failure {
     match failure {
         Failure::Registry(
             Error::Unauthorized
-            | Error::Denied
+            | Error::Denied { .. }
             | Error::InsufficientScope
             | Error::NameUnknown { .. }
             | Error::ManifestUnknown { .. }

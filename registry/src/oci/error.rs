@@ -105,7 +105,7 @@ fn code_of(error: &Error) -> Code {
         | Error::QuotaExceeded { .. }
         | Error::CredentialRevoked
         | Error::RoleRevoked { .. }
-        | Error::Denied => ErrorCode::Denied,
+        | Error::Denied { .. } => ErrorCode::Denied,
         Error::NameReserved { .. } => ErrorCode::NameInvalid,
         Error::Unauthorized | Error::InsufficientScope | Error::CredentialsInvalid { .. } => {
             ErrorCode::Unauthorized
