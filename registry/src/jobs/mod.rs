@@ -1,5 +1,6 @@
 //! Background work that must not delay a response: garbage collection, expiry of uploads, indexing of
-//! pushed manifests, the rows of the search and delivery of webhook events. Each is safe to run twice. Started by `open`, stopped by `Registry::close`.
+//! pushed manifests, the rows of the search and delivery of webhook events. Each is safe to run twice. Started by
+//! `open`, stopped by `Registry::close`.
 
 mod deliver_webhooks;
 mod expire_uploads;
@@ -17,6 +18,9 @@ const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest interval between two checks for abandoned uploads.
 const PURGE_INTERVAL: Duration = Duration::from_secs(15 * 60);
 
+/// The longest time from the start to the first garbage collection: a server that restarts often collects, too.
+const FIRST_COLLECTION: Duration = Duration::from_secs(5 * 60);
+
 /// Runs the jobs that callers start. A read-only server runs only read-only jobs.
 pub(crate) fn start_runner(registry: &Registry) {
     runner::start(registry);
@@ -28,8 +32,10 @@ pub(crate) fn start(registry: &Registry) -> Result<(), OpenError> {
     let gc = registry.clone();
     registry.start(async move {
         let interval = gc.config().gc_interval.max(SHORTEST_INTERVAL);
+        let mut pause = interval.min(FIRST_COLLECTION);
         loop {
-            tokio::time::sleep(interval).await;
+            tokio::time::sleep(pause).await;
+            pause = interval;
             if let Err(error) = gc.gc_scheduled().await {
                 tracing::error!(error = &error as &dyn std::error::Error, "garbage collection failed");
             }
