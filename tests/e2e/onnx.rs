@@ -133,22 +133,29 @@ async fn decoders_generate() {
     let server = Folder::new().start(options).await;
     let (lode, registry) = (server.lode(), server.registry());
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
-    for (name, checkpoint) in [("gpt2", "onnx-decoder/gpt2"), ("llama3-rope", "arch/llama3-rope")] {
+    for (name, checkpoint, file) in [
+        ("gpt2", "onnx-decoder/gpt2", "model.onnx"),
+        ("llama3-rope", "arch/llama3-rope", "model.onnx"),
+        ("merged", "onnx-decoder/merged", "decoder_model_merged.onnx"),
+    ] {
         let (model, path) = (format!("team/{name}"), server.folder().path().join(name));
         fs::create_dir_all(path.join("onnx")).unwrap();
         fs::copy(fixtures.join(checkpoint).join("config.json"), path.join("config.json")).unwrap();
         fs::copy(fixtures.join("arch/tokenizer.json"), path.join("tokenizer.json")).unwrap();
         let graph = fixtures.join("onnx-decoder").join(name).join("model.onnx");
-        fs::copy(graph, path.join("onnx/model.onnx")).unwrap();
+        fs::copy(graph, path.join("onnx").join(file)).unwrap();
         lode.create(&model, &path, &[]).await.expect_success();
         let expected = fs::read(fixtures.join(checkpoint).join("expected.json")).unwrap();
         let expected: Value = serde_json::from_slice(&expected).unwrap();
         let cases = expected["cases"].as_array().unwrap();
         let generate = async |case: &Value| {
-            let body = json!({
-                "model": model, "prompt": case["prompt"], "raw": true, "stream": false,
-                "options": {"temperature": 0, "num_predict": 40},
+            let mut body = json!({
+                "model": model, "raw": true, "stream": false, "options": {"temperature": 0, "num_predict": 40},
             });
+            match case.get("prompt") {
+                Some(prompt) => body["prompt"] = prompt.clone(),
+                None => body["prompt_ids"] = case["token_ids"].clone(),
+            }
             let response = registry.post_json("/api/generate", &body).await.expect(200).json();
             let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
             let (prompt, known, found) =
@@ -228,13 +235,13 @@ async fn graphs_that_must_not_be_run_are_refused() {
     )
     .await;
     refused(
-        "merged",
+        "beams",
         &|g| {
             g.input("past_key_values.0.key", FLOAT, &["batch"]);
-            g.input("use_cache_branch", FLOAT, &["1"]);
+            g.input("beam_idx", FLOAT, &["1"]);
         },
         &[],
-        "its input `use_cache_branch` is not supported",
+        "its input `beam_idx` is not supported",
     )
     .await;
     refused(

@@ -74,7 +74,9 @@ pub enum Unrunnable {
     Adapter(String),
     #[error("it has an image projector (layer {0}), and images cannot be run yet")]
     Projector(String),
-    #[error("it has several ONNX files ({0}), and none is `model.onnx` or `onnx/model.onnx`")]
+    #[error(
+        "it has several ONNX files ({0}), and none is `model.onnx` or `decoder_model_merged.onnx`, also in `onnx/`"
+    )]
     SeveralOnnx(String),
     #[error("none of its {0} layers is a tensor")]
     NoTensors(usize),
@@ -197,6 +199,10 @@ impl RecognisedModel {
     }
 }
 
+/// The ONNX file that is run, of several. Exporters write the branches of a merged decoder to files as well.
+const ONNX_NAMES: [&str; 4] =
+    ["model.onnx", "onnx/model.onnx", "decoder_model_merged.onnx", "onnx/decoder_model_merged.onnx"];
+
 /// The ONNX file that is run, then the files that may hold its weights: those in its folder whose names begin
 /// with its own, or end in `.data`.
 fn onnx_files(artifact: &Artifact, weights: &[usize]) -> Result<Vec<TensorLayer>, Unrunnable> {
@@ -208,7 +214,7 @@ fn onnx_files(artifact: &Artifact, weights: &[usize]) -> Result<Vec<TensorLayer>
     };
     let main = match files[..] {
         [only] => only,
-        _ => named("model.onnx").or_else(|| named("onnx/model.onnx")).copied().ok_or_else(|| {
+        _ => ONNX_NAMES.iter().find_map(|name| named(name)).copied().ok_or_else(|| {
             let labels: Vec<&str> = files.iter().map(|file| file.label()).collect();
             Unrunnable::SeveralOnnx(labels.join(", "))
         })?,
@@ -378,6 +384,9 @@ mod tests {
         assert_eq!((found, names(&model)), (expect.to_vec(), vec!["config.json", "tokenizer.json"]));
         let model = recognise(mt::OCI_EMPTY, &[title("config.json"), title("encoder.onnx")]).unwrap();
         assert_eq!(model.tensors.len(), 1);
+        let branches = ["config.json", "decoder_model.onnx", "decoder_model_merged.onnx"];
+        let model = recognise(mt::OCI_EMPTY, &branches.map(title)).unwrap();
+        assert_eq!(model.tensors[0].file.label(), "decoder_model_merged.onnx");
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Decoders: graphs that take new tokens with the keys and values of those before, and return the logits after them
 //! and the keys and values of all.
 
+use std::time::{Duration, Instant};
+
 use ::ort::session::{RunOptions, Session, SessionInputValue};
-use ::ort::value::DynValue;
+use ::ort::value::{DynValue, Tensor};
 
 use super::super::{RowSelection, Slice, StepError};
 use super::cache::{Cache, Member, Past};
@@ -14,6 +16,13 @@ use super::sequences::Sequences;
 
 /// The most tokens of a sequence in a run: the graph may compute the logits of all.
 pub(super) const RUN_TOKENS: usize = 256;
+/// The tokens that a merged decoder computes when it is loaded, and how many of them come first.
+const PROBE_TOKENS: usize = 12;
+const PROBE_PAST: usize = 4;
+/// A graph that needs longer appends one token at a time.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
+/// The largest difference of two results for the same tokens, as a part of the range of the logits.
+const PROBE_TOLERANCE: f32 = 1.0 / 500.0;
 
 /// How slices become runs of a decoder: those of one token share runs, the others are computed one after the other.
 pub(super) struct Decoder {
@@ -22,6 +31,8 @@ pub(super) struct Decoder {
     pub(super) sharing: Sharing,
     /// The number of logits of a token.
     pub(super) width: usize,
+    /// Whether a run may append several tokens to a sequence that is not empty.
+    pub(super) appends_several: bool,
 }
 
 impl Graph for Decoder {
@@ -94,6 +105,49 @@ impl Graph for Decoder {
 }
 
 impl Decoder {
+    /// Checks a merged decoder with a few tokens of a context of `context_length`. Some exporters trace its branch for
+    /// keys and values with one new token, so that several would see those after them. Other decoders have one branch.
+    pub(super) fn probe(&mut self, session: &mut Session, context_length: usize) {
+        if self.ports.cache_branch.is_none() {
+            return;
+        }
+        self.appends_several = true;
+        self.appends_several = self.is_right_in_pieces(session, context_length).unwrap_or_else(|error| {
+            let reason = if let RunError::Failed(reason) = &error { reason } else { "it takes too long" };
+            tracing::debug!(reason, "a merged decoder cannot append several tokens in one run");
+            false
+        });
+        if !self.appends_several {
+            tracing::info!(
+                "this merged ONNX decoder appends one token at a time to earlier ones, so long prompts are slow; \
+                 an export without `use_cache_branch` is faster"
+            );
+        }
+    }
+
+    /// Whether tokens have the same logits in one run as in two, the second of which appends several.
+    fn is_right_in_pieces(&self, session: &mut Session, context_length: usize) -> Result<bool, RunError> {
+        let count = PROBE_TOKENS.min(context_length);
+        // The first ids are often special tokens.
+        let first = if self.width >= 10 * PROBE_TOKENS { self.width / 2 } else { 0 };
+        let tokens: Vec<u32> = (first..self.width).cycle().take(count).map(|id| id as u32).collect();
+        let Some((past, new)) = tokens.split_at_checked(PROBE_PAST) else { return Ok(false) };
+        let nothing = Cache::default();
+        let start = Member { tokens: &tokens, cache: &nothing, len: 0 };
+        let started = Instant::now();
+        let is_late = || started.elapsed() > PROBE_TIMEOUT;
+        let (whole, _) = self.compute_slice(session, &is_late, start, RowSelection::All)?;
+        let start = Member { tokens: past, ..start };
+        let (_, cache) = self.compute_slice(session, &is_late, start, RowSelection::Nothing)?;
+        let rest = Member { tokens: new, cache: &cache, len: past.len() };
+        let (rows, _) = self.compute_slice(session, &is_late, rest, RowSelection::All)?;
+        let expected = &whole[past.len() * self.width..];
+        let (min, max) = expected.iter().fold((f32::MAX, f32::MIN), |(a, b), x| (a.min(*x), b.max(*x)));
+        let tolerance = (max - min) * PROBE_TOLERANCE;
+        let is_close = |(a, b): (&f32, &f32)| (a - b).abs() <= tolerance;
+        Ok(new.len() > 1 && rows.len() == expected.len() && rows.iter().zip(expected).all(is_close))
+    }
+
     /// Groups the members with one new token, as positions. The members of a group keep their order, so that the next
     /// step can use the tensors of this one.
     fn groups(&self, members: &[Member<'_>]) -> Vec<Vec<usize>> {
@@ -117,7 +171,8 @@ impl Decoder {
     ) -> Result<Computed<Cache>, RunError> {
         let Member { mut tokens, cache, mut len } = member;
         let (mut rows, mut cache) = (Vec::new(), cache.clone());
-        while let Some((piece, rest)) = tokens.split_at_checked(tokens.len().min(RUN_TOKENS))
+        let limit = |len: usize| if len > 0 && !self.appends_several { 1 } else { RUN_TOKENS };
+        while let Some((piece, rest)) = tokens.split_at_checked(tokens.len().min(limit(len)))
             && !piece.is_empty()
         {
             tokens = rest;
@@ -168,6 +223,10 @@ impl Decoder {
             let keep = vec![wanted.max(1) as i64];
             let shape: &[usize] = if *is_vector { &[1] } else { &[] };
             inputs.push((name, integers(shape, keep, true)?.into()));
+        }
+        if let Some((name, is_vector)) = &ports.cache_branch {
+            let shape: &[usize] = if *is_vector { &[1] } else { &[] };
+            inputs.push((name, Tensor::from_array((shape, vec![past.tokens > 0]))?.into()));
         }
         let past_names = ports.cache.iter().map(|port| port.past.as_str());
         inputs.extend(past_names.zip(past.values));

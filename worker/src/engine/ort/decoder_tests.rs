@@ -12,6 +12,7 @@ use crate::engine::{AdmitError, RowSelection, SequenceId, Slice, StepError};
 use crate::onnx_writer::{self as w, FLOAT, INT64, node};
 
 const HALF: u64 = 10;
+const BOOL: u64 = 9;
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
@@ -37,9 +38,13 @@ fn exported_decoders_match_the_reference() {
     if !has_runtime("ort::exported_decoders_match_the_reference") {
         return;
     }
-    for (name, checkpoint) in [("gpt2", "onnx-decoder/gpt2"), ("llama3-rope", "arch/llama3-rope")]
-        .map(|(a, b)| (a, fixtures().join(b)))
-    {
+    // `width` is the number of keys of a token in a layer.
+    for (name, checkpoint, vocab_size, layers, width) in [
+        ("gpt2", "onnx-decoder/gpt2", 512, 2, 32),
+        ("llama3-rope", "arch/llama3-rope", 512, 2, 32),
+        ("merged", "onnx-decoder/merged", 96, 1, 8),
+    ] {
+        let checkpoint = fixtures().join(checkpoint);
         let graph = std::fs::read(fixtures().join(format!("onnx-decoder/{name}/model.onnx"))).unwrap();
         let (config, folder) = (read_json(&checkpoint.join("config.json")), tempfile::tempdir().unwrap());
         let files = model(folder.path(), &config, &graph, &[]);
@@ -48,10 +53,9 @@ fn exported_decoders_match_the_reference() {
         let engine = engine.as_mut();
         assert_eq!(
             (info.encoder, info.embeds, info.classes, info.layers, info.vocab_size),
-            (false, false, None, 2, 512)
+            (false, false, None, layers, vocab_size)
         );
-        // Both have two layers with keys and values of 32 numbers.
-        assert_eq!(info.kv_bytes_per_token, 2 * 2 * 32 * 4);
+        assert_eq!(info.kv_bytes_per_token, layers * 2 * width * 4);
         for case in read_json(&checkpoint.join("expected.json"))["cases"].as_array().unwrap() {
             let ids = |field: &str| -> Vec<u32> { serde_json::from_value(case[field].clone()).unwrap() };
             let known: Vec<f32> = serde_json::from_value(case["last_logits"].clone()).unwrap();
@@ -140,6 +144,17 @@ struct Ledger {
     has_logits_to_keep: bool,
 }
 
+/// The tokens that the nodes of a `Ledger` take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Branch {
+    /// Any number, after any number of earlier ones.
+    Past,
+    /// One, after earlier ones. The last column is the number of new tokens.
+    OneToken,
+    /// Any number, and the keys and values of earlier ones are ignored.
+    NoPast,
+}
+
 impl Ledger {
     fn new() -> Ledger {
         Ledger { cache_type: FLOAT, batch: "batch", forgets: false, has_logits_to_keep: false }
@@ -147,43 +162,79 @@ impl Ledger {
 
     fn graph(&self) -> w::Graph {
         let mut g = w::Graph::default();
+        self.inputs(&mut g);
+        self.nodes(&mut g, Branch::Past);
+        g
+    }
+
+    /// The same graph with a branch for sequences with earlier tokens, and one for those without.
+    fn merged(&self, past: Branch) -> w::Graph {
+        let subgraph = |name, branch| {
+            let mut g = w::Graph::default();
+            self.nodes(&mut g, branch);
+            w::subgraph(name, &g)
+        };
+        let branches = [subgraph("then_branch", past), subgraph("else_branch", Branch::NoPast)];
+        let mut g = w::Graph::default();
+        self.inputs(&mut g);
+        g.input("use_cache_branch", BOOL, &["1"]);
+        g.push(node("If", &["use_cache_branch"], &["logits", "present.0.key", "present.0.value"], &branches));
+        self.outputs(&mut g);
+        g
+    }
+
+    fn inputs(&self, g: &mut w::Graph) {
         for name in ["input_ids", "position_ids"] {
             g.input(name, INT64, &[self.batch, "new"]);
         }
         g.input("attention_mask", INT64, &[self.batch, "all"]);
+        for name in ["past_key_values.0.key", "past_key_values.0.value"] {
+            g.input(name, self.cache_type, &["batch", "1", "past", "1"]);
+        }
+        if self.has_logits_to_keep {
+            g.input("num_logits_to_keep", INT64, &[]);
+        }
+    }
+
+    fn outputs(&self, g: &mut w::Graph) {
         g.output("logits", FLOAT, &["batch", "rows", "5"]);
+        for name in ["present.0.key", "present.0.value"] {
+            g.output(name, self.cache_type, &["batch", "1", "all", "1"]);
+        }
+    }
+
+    fn nodes(&self, g: &mut w::Graph, branch: Branch) {
+        self.outputs(g);
         let of_heads = g.integers(&[1, 3]);
         let (last, tokens) = (g.integers(&[-1]), g.integers(&[2]));
         let number = |g: &mut w::Graph, name: &str| g.add("Cast", &[name], &[w::int("to", FLOAT as i64)]);
-        let ids = number(&mut g, "input_ids");
+        let ids = number(g, "input_ids");
         let column = g.add("Unsqueeze", &[&ids, &last], &[]);
         let zero = g.add("Sub", &[&column, &column], &[]);
         let mut columns = vec![column];
         for (part, source) in [("key", "input_ids"), ("value", "position_ids")] {
             let (past, present) = (format!("past_key_values.0.{part}"), format!("present.0.{part}"));
-            g.input(&past, self.cache_type, &["batch", "1", "past", "1"]);
-            g.output(&present, self.cache_type, &["batch", "1", "all", "1"]);
             let new = g.add("Cast", &[source], &[w::int("to", self.cache_type as i64)]);
             let new = g.add("Unsqueeze", &[&new, &of_heads], &[]);
-            match self.forgets {
+            match self.forgets || branch == Branch::NoPast {
                 true => g.push(node("Identity", &[&new], &[&present], &[])),
                 false => g.push(node("Concat", &[&past, &new], &[&present], &[w::int("axis", 2)])),
             }
-            let kept = number(&mut g, &present);
+            let kept = number(g, &present);
             let sum = g.add("ReduceSum", &[&kept, &tokens], &[w::int("keepdims", 0)]);
             columns.push(g.add("Add", &[&zero, &sum], &[]));
         }
-        let mask = number(&mut g, "attention_mask");
+        let mask = number(g, "attention_mask");
         let sum = g.add("ReduceSum", &[&mask, &last], &[w::int("keepdims", 1)]);
         let sum = g.add("Unsqueeze", &[&sum, &last], &[]);
         columns.insert(2, g.add("Add", &[&zero, &sum], &[]));
-        let sequences = g.add("Shape", &["input_ids"], &[w::int("end", 1)]);
-        let sequences = number(&mut g, &sequences);
+        let axis = if branch == Branch::OneToken { "start" } else { "end" };
+        let sequences = g.add("Shape", &["input_ids"], &[w::int(axis, 1)]);
+        let sequences = number(g, &sequences);
         columns.push(g.add("Add", &[&zero, &sequences], &[]));
         let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
         let rows = g.add("Concat", &columns, &[w::int("axis", -1)]);
         if self.has_logits_to_keep {
-            g.input("num_logits_to_keep", INT64, &[]);
             let (first, end, axis) = (g.integers(&[0]), g.integers(&[i64::MAX]), g.integers(&[1]));
             let start = g.add("Neg", &["num_logits_to_keep"], &[]);
             let start = g.add("Unsqueeze", &[&start, &first], &[]);
@@ -191,7 +242,6 @@ impl Ledger {
         } else {
             g.push(node("Identity", &[&rows], &["logits"], &[]));
         }
-        g
     }
 }
 
@@ -309,6 +359,46 @@ fn sequences_share_runs() {
     }
 }
 
+/// A branch that is right for one new token only is given one at a time.
+#[test]
+fn merged_decoders_choose_a_branch() {
+    if !has_runtime("ort::merged_decoders_choose_a_branch") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for (cache_type, branch) in
+        [(FLOAT, Branch::Past), (FLOAT, Branch::OneToken), (HALF, Branch::Past), (HALF, Branch::OneToken)]
+    {
+        let graph = Ledger { cache_type, ..Ledger::new() }.merged(branch);
+        let mut engine = load(folder.path(), &graph).unwrap();
+        let engine = engine.as_mut();
+        let [a, b, c] = [(); 3].map(|()| engine.open(500).unwrap());
+        assert_eq!(last(engine, a, &[1, 2, 3]), [3.0, 6.0, 3.0, 3.0, 1.0]);
+        // Several after others.
+        assert_eq!(last(engine, a, &[4, 1, 2]), [2.0, 13.0, 6.0, 15.0, 1.0]);
+        let rows = engine.step(&[Slice { sequence: a, tokens: &[1, 3], want: RowSelection::All }]).unwrap();
+        let rows: Vec<&[f32]> = rows.rows(0).unwrap().collect();
+        // The sums of a run are those after its last token.
+        let first = if branch == Branch::OneToken { [1.0, 14.0, 7.0, 21.0] } else { [1.0, 17.0, 8.0, 28.0] };
+        assert_eq!((rows.len(), &rows[0][..4]), (2, &first[..]));
+        assert_eq!(rows[1], [3.0, 17.0, 8.0, 28.0, 1.0]);
+        // A prompt in several runs, and one after a sequence that lost all its tokens.
+        let long = vec![1; decoder::RUN_TOKENS + 40];
+        let n = long.len() as f32;
+        assert_eq!(last(engine, b, &long), [1.0, n, n, n * (n - 1.0) / 2.0, 1.0]);
+        engine.truncate(b, 0);
+        assert_eq!(last(engine, b, &[4, 1]), [1.0, 5.0, 2.0, 1.0, 1.0]);
+        engine.truncate(a, 2);
+        // One token each, after two others or none. Those with others share a run.
+        let count = if branch == Branch::OneToken { 1.0 } else { 2.0 };
+        assert_eq!(
+            together(engine, &[(a, 3), (c, 4), (b, 2)]),
+            [[3.0, 6.0, 3.0, 3.0, count], [4.0, 4.0, 1.0, 0.0, 1.0], [2.0, 7.0, 3.0, 3.0, count]]
+        );
+        assert_eq!(together(engine, &[(c, 1), (a, 0), (b, 0)])[1], [0.0, 6.0, 4.0, 6.0, count]);
+    }
+}
+
 /// Graphs for which padding or other sequences change the results.
 #[test]
 fn sequences_share_no_runs_that_change_results() {
@@ -423,9 +513,9 @@ fn graphs_that_are_no_decoders_are_refused() {
     };
     // By their names, before they are loaded.
     refused(
-        &|g| g.input("use_cache_branch", 9, &["1"]),
-        "its input `use_cache_branch` is not supported (supported: `input_ids`, `attention_mask`, `token_type_ids`, \
-         `position_ids`, `num_logits_to_keep`, `past_key_values.*`)",
+        &|g| g.input("beam_idx", 9, &["1"]),
+        "its input `beam_idx` is not supported (supported: `input_ids`, `attention_mask`, `token_type_ids`, \
+         `position_ids`, `num_logits_to_keep`, `use_cache_branch`, `past_key_values.*`)",
     );
     refused(
         &|g| g.input("encoder_hidden_states", FLOAT, &["batch"]),
@@ -439,6 +529,7 @@ fn graphs_that_are_no_decoders_are_refused() {
         return;
     }
     refused(&|g| without(g, 12, "present.0.value"), "it has no output `present.0.value` for its input");
+    refused(&|g| g.input("use_cache_branch", FLOAT, &["1"]), "its input `use_cache_branch` is not one bool");
     refused(
         &|g| without(g, 12, "logits"),
         "it has no output `logits` with a row for each token (its outputs: `present",

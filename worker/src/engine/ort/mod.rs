@@ -167,7 +167,7 @@ impl OpenModel {
         };
         let version = &runtime.version;
         let plural = if threads == 1 { "" } else { "s" };
-        let (session, device_bytes, device) = match card {
+        let (mut session, device_bytes, device) = match card {
             Some((session, name)) => (session, self.weights_bytes, format!("{name} (onnxruntime {version})")),
             None => {
                 let session = session(&runtime, threads, &data, &self.graph, None).map_err(refused)?;
@@ -197,7 +197,8 @@ impl OpenModel {
                 Ok(Box::new(Ort { info, session, graph, sequences, _data }))
             }
             GraphKind::Decoder => {
-                let (info, graph) = self.decoder(&session, info).map_err(wrong)?;
+                let (info, mut graph) = self.decoder(&session, info).map_err(wrong)?;
+                graph.probe(&mut session, info.context_length);
                 let sequences = Sequences::new(options.max_sequences, info.context_length);
                 Ok(Box::new(Ort { info, session, graph, sequences, _data }))
             }
@@ -236,7 +237,7 @@ impl OpenModel {
         // Fused attention expects padding at the end.
         let ignores_padding = has(InputKind::Mask) && has(InputKind::Positions) && !self.fuses_attention;
         let sharing = self.sharing(session, ignores_padding);
-        Ok((info, Decoder { ports, sharing, width }))
+        Ok((info, Decoder { ports, sharing, width, appends_several: true }))
     }
 
     /// Which texts may share a run of the graph.

@@ -16,6 +16,8 @@ const PAST: &str = "past_key_values.";
 const PRESENT: &str = "present.";
 /// The input with the number of last tokens for which a decoder computes logits.
 const LOGITS_TO_KEEP: &str = "num_logits_to_keep";
+/// The input of a merged decoder that selects its branch with keys and values of earlier tokens.
+const CACHE_BRANCH: &str = "use_cache_branch";
 
 /// What a graph computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +69,8 @@ pub(super) struct DecoderPorts {
     pub(super) inputs: Vec<Input>,
     /// The input with the number of logits to compute, and whether it is a vector of one number.
     pub(super) logits_to_keep: Option<(String, bool)>,
+    /// The input of a merged decoder that is true if there are earlier tokens, and whether it is a vector of one value.
+    pub(super) cache_branch: Option<(String, bool)>,
     pub(super) logits: String,
     /// The number of logits of a token, if the graph states it.
     pub(super) width: Option<usize>,
@@ -88,11 +92,13 @@ pub(super) struct CachePort {
 pub(super) fn graph_kind(graph: &onnx::Graph) -> Result<GraphKind, String> {
     let is_decoder = graph.inputs.iter().any(|name| name.starts_with(PAST));
     let is_known = |name: &str| {
-        InputKind::of_name(name).is_some() || is_decoder && (name.starts_with(PAST) || name == LOGITS_TO_KEEP)
+        InputKind::of_name(name).is_some()
+            || is_decoder && (name.starts_with(PAST) || [LOGITS_TO_KEEP, CACHE_BRANCH].contains(&name))
     };
     if let Some(name) = graph.inputs.iter().find(|name| !is_known(name)) {
         let known = InputKind::NAMES.map(|(known, _)| known).join("`, `");
-        let cache = if is_decoder { format!("`, `{LOGITS_TO_KEEP}`, `{PAST}*") } else { String::new() };
+        let of_decoder = || format!("`, `{LOGITS_TO_KEEP}`, `{CACHE_BRANCH}`, `{PAST}*");
+        let cache = if is_decoder { of_decoder() } else { String::new() };
         return Err(format!("its input `{name}` is not supported (supported: `{known}{cache}`)"));
     }
     if !graph.inputs.iter().any(|name| name == "input_ids") {
@@ -168,7 +174,8 @@ impl EncoderPorts {
 impl DecoderPorts {
     pub(super) fn of(session: &Session) -> Result<DecoderPorts, String> {
         let outputs = session.outputs();
-        let (mut inputs, mut cache, mut logits_to_keep) = (Vec::new(), Vec::new(), None);
+        let (mut inputs, mut cache) = (Vec::new(), Vec::new());
+        let (mut logits_to_keep, mut cache_branch) = (None, None);
         for outlet in session.inputs() {
             let name = outlet.name();
             if let Some(rest) = name.strip_prefix(PAST) {
@@ -180,6 +187,13 @@ impl DecoderPorts {
                     _ => return Err(format!("its input `{name}` is not an int64 number")),
                 };
                 logits_to_keep = Some((name.to_owned(), is_vector));
+            } else if name == CACHE_BRANCH {
+                let is_vector = match tensor_type(outlet) {
+                    Some((TensorElementType::Bool, [])) => false,
+                    Some((TensorElementType::Bool, [_])) => true,
+                    _ => return Err(format!("its input `{name}` is not one bool")),
+                };
+                cache_branch = Some((name.to_owned(), is_vector));
             } else {
                 if let Some((_, &[_, tokens])) = tensor_type(outlet)
                     && tokens > 0
@@ -199,7 +213,8 @@ impl DecoderPorts {
             )
         })?;
         let width = row_width(logits);
-        Ok(DecoderPorts { inputs, logits_to_keep, logits: LOGITS_OUTPUT.to_owned(), width, cache })
+        let logits = LOGITS_OUTPUT.to_owned();
+        Ok(DecoderPorts { inputs, logits_to_keep, cache_branch, logits, width, cache })
     }
 }
 
