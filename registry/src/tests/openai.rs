@@ -169,6 +169,91 @@ async fn null_fields_are_treated_as_absent() {
     assert_eq!(app.post_json("/v1/embeddings", embed).await.json()["data"][0]["embedding"], json!([0.5]));
 }
 
+/// Of several candidates, those with the highest mean log-probability of a token are returned.
+#[tokio::test]
+async fn the_best_candidates_are_returned() {
+    let app = App::new().await;
+    app.push_image("mini", "latest", "x").await;
+    let record = |text: &str, logprobs: &[f64]| {
+        let tokens: Vec<Value> = logprobs
+            .iter()
+            .map(|logprob| json!({"token": text, "bytes": [], "logprob": logprob, "top_logprobs": []}))
+            .collect();
+        json!({"response": text, "logprobs": tokens, "done": true, "done_reason": "stop",
+            "prompt_eval_count": 2, "eval_count": tokens.len()})
+    };
+    // The long one has the lowest sum, and not the lowest mean.
+    let candidates = [
+        record("none", &[]),
+        record("poor", &[-0.1, -3.0]),
+        record("best", &[-0.5]),
+        record("long", &[-0.6, -0.6, -0.6, -0.6, -0.6, -0.6]),
+    ];
+    let next = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let (address, heard) = worker(move || {
+        let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        axum::response::IntoResponse::into_response(candidates[at % candidates.len()].to_string())
+    })
+    .await;
+    join(&app, address).await;
+    let complete = async |extra: Value| {
+        let mut request = json!({"model": "mini", "prompt": "6 x 7 =", "seed": 5});
+        request.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let response = app.post_json("/v1/completions", request).await;
+        assert_eq!(response.status, 200, "{}", response.text());
+        let bodies = heard.lock().unwrap().split_off(0);
+        let bodies = bodies.iter().map(|request| request["body"].as_str().unwrap());
+        (response.json(), bodies.map(|body| serde_json::from_str(body).unwrap()).collect::<Vec<Value>>())
+    };
+    let choice = |index: u64, text: &str| json!({"index": index, "text": text, "finish_reason": "stop"});
+
+    let (response, bodies) = complete(json!({"best_of": 4})).await;
+    assert_eq!(response["choices"], json!([choice(0, "best")]));
+    assert_eq!(
+        response["usage"],
+        json!({"prompt_tokens": 2, "completion_tokens": 9, "total_tokens": 11}),
+        "all candidates count"
+    );
+    let mut seeds: Vec<u64> = bodies.iter().map(|body| body["options"]["seed"].as_u64().unwrap()).collect();
+    seeds.sort_unstable();
+    assert_eq!(seeds, [5, 6, 7, 8]);
+    assert!(bodies.iter().all(|body| body["logprobs"] == true && body.get("top_logprobs").is_none()));
+
+    let (response, bodies) = complete(json!({"n": 3, "best_of": 4, "logprobs": 0})).await;
+    let texts = |response: &Value| -> Vec<String> {
+        let choices = response["choices"].as_array().unwrap().iter();
+        choices.map(|choice| choice["text"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(texts(&response), ["best", "long", "poor"]);
+    assert_eq!(response["choices"][0]["logprobs"]["token_logprobs"], json!([-0.5]));
+    assert_eq!(bodies[0]["top_logprobs"], 0);
+    // With `echo`, the first two log-probabilities are those of the prompt.
+    let (response, _) = complete(json!({"n": 2, "best_of": 4, "echo": true})).await;
+    assert_eq!(texts(&response)[0], "long");
+    let (response, _) = complete(json!({"prompt": ["a", "b"], "best_of": 2})).await;
+    assert_eq!((texts(&response).len(), &response["usage"]["prompt_tokens"]), (2, &json!(4)));
+    // All candidates are returned, in their order, and may be streamed.
+    let (response, bodies) = complete(json!({"n": 4, "best_of": 4})).await;
+    assert_eq!((texts(&response).len(), bodies[0].get("logprobs")), (4, None));
+    let streamed = json!({"model": "mini", "prompt": "?", "best_of": 1, "stream": true});
+    assert_eq!(app.post_json("/v1/completions", streamed).await.status, 200);
+    heard.lock().unwrap().clear();
+
+    let refused = [
+        (json!({"n": 2, "best_of": 1}), "`best_of` must be from 2 to 32, and not less than `n`"),
+        (json!({"best_of": 2, "stream": true}), "`best_of` must be equal to `n` in a stream"),
+        (json!({"best_of": 17, "prompt": ["a", "b"]}), "`best_of` is 17 for each of 2 prompts"),
+    ];
+    for (extra, expect) in refused {
+        let mut request = json!({"model": "mini", "prompt": "?"});
+        request.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let response = app.post_json("/v1/completions", request).await;
+        let error = response.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(response.status == 400 && error.contains(expect), "{error}");
+    }
+    assert!(heard.lock().unwrap().is_empty(), "no worker got a request");
+}
+
 #[tokio::test]
 async fn unsupported_fields_are_refused_by_name() {
     let app = App::new().await;
@@ -179,7 +264,9 @@ async fn unsupported_fields_are_refused_by_name() {
     for (path, key, value, expect) in [
         (chat, "n", json!(0), "`n` must be from 1 to 32"),
         (chat, "n", json!(33), "`n` must be from 1 to 32"),
-        (text, "best_of", json!(3), "`best_of` must be equal to `n`"),
+        (chat, "best_of", json!(3), "`best_of` must be equal to `n`"),
+        (text, "best_of", json!(0), "`best_of` must be from 1 to 32"),
+        (text, "best_of", json!(33), "`best_of` must be from 1 to 32"),
         (chat, "logit_bias", json!([1]), "logit_bias: invalid type: sequence"),
         (chat, "tool_choice", json!("required"), "`tools` is missing, which `tool_choice` needs"),
         (chat, "tool_choice", json!("any"), "tool_choice: expected `none`, `auto`, `required`"),

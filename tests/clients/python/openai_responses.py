@@ -94,6 +94,13 @@ assert usage == several.usage or usage.completion_tokens == several.usage.comple
 sampled = client.completions.create(model=demo, prompt="In the beginning", n=2, seed=7, max_tokens=16).choices
 alone = [client.completions.create(model=demo, prompt="In the beginning", seed=seed, max_tokens=16).choices[0] for seed in (7, 8)]
 assert [choice.text for choice in sampled] == [choice.text for choice in alone], sampled
+candidates = [client.completions.create(model=demo, prompt="In the beginning", seed=seed, max_tokens=16, logprobs=0) for seed in (7, 8, 9)]
+mean = lambda choice: sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+ranked = sorted((candidate.choices[0] for candidate in candidates), key=mean, reverse=True)
+best = client.completions.create(model=demo, prompt="In the beginning", n=2, best_of=3, seed=7, max_tokens=16)
+assert [choice.text for choice in best.choices] == [choice.text for choice in ranked[:2]], (best, ranked)
+assert best.choices[0].logprobs is None, best
+assert best.usage.completion_tokens == sum(candidate.usage.completion_tokens for candidate in candidates), best
 listed = client.completions.create(model=demo, prompt=["Water", "Fire"], n=2, echo=True, max_tokens=4, temperature=0).choices
 assert [choice.index for choice in listed] == [0, 1, 2, 3], listed
 assert all(choice.text.startswith(start) for choice, start in zip(listed, ["Water", "Water", "Fire", "Fire"])), listed

@@ -176,8 +176,12 @@ fn translate(body: &[u8]) -> Result<(Vec<Bytes>, ResponseOptions), Failure> {
     let chat: Chat<'_> = parse(body)?;
     // Parsed separately, so that an error can name its field.
     let sampling: Sampling = parse(body)?;
-    let options = sampling.options()?;
+    let options = sampling.options();
     let choices_of_each = choices_of_each(sampling.n, 1)?;
+    // OpenAI has the field for completions only.
+    if sampling.best_of.is_some_and(|best_of| usize::try_from(best_of) != Ok(choices_of_each)) {
+        return Err(Failure::field("best_of", "must be equal to `n` in a chat"));
+    }
     // A worker would treat a chat without messages as a request to load the model.
     if chat.messages.is_empty() {
         return Err(Failure::Unsupported("messages is missing or empty"));
@@ -221,10 +225,15 @@ fn translate(body: &[u8]) -> Result<(Vec<Bytes>, ResponseOptions), Failure> {
     })?;
     let include_usage = chat.stream_options.unwrap_or_default().include_usage;
     let is_single_call = chat.parallel_tool_calls == Some(false);
-    Ok((
-        requests,
-        ResponseOptions { model: chat.model, stream, include_usage, choices_of_each, is_single_call },
-    ))
+    let options = ResponseOptions {
+        model: chat.model,
+        stream,
+        include_usage,
+        choices_of_each,
+        best_of: None,
+        is_single_call,
+    };
+    Ok((requests, options))
 }
 
 fn format<'a>(format: &ResponseFormat<'a>) -> Result<Option<WorkerFormat<'a>>, Failure> {

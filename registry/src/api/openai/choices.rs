@@ -35,6 +35,22 @@ pub(super) fn choices_of_each(n: Option<i64>, prompts: usize) -> Result<usize, F
     Ok(n)
 }
 
+/// The number of candidates of each of `prompts`, from which `n` choices are selected.
+pub(super) fn candidates_of_each(best_of: Option<i64>, n: usize, prompts: usize) -> Result<usize, Failure> {
+    let Some(best_of) = best_of else { return Ok(n) };
+    let best_of = usize::try_from(best_of).ok().filter(|best_of| (n..=MAX_CHOICES).contains(best_of));
+    let best_of = best_of.ok_or_else(|| {
+        Failure::field("best_of", format!("must be from {n} to {MAX_CHOICES}, and not less than `n`"))
+    })?;
+    if best_of.saturating_mul(prompts) > MAX_CHOICES {
+        let reason = format!(
+            "is {best_of} for each of {prompts} prompts; a request has at most {MAX_CHOICES} candidates"
+        );
+        return Err(Failure::field("best_of", reason));
+    }
+    Ok(best_of)
+}
+
 /// The requests to workers for the choices of one prompt, which `write` writes with their options. Without a
 /// seed they are the same. With one, each choice has a seed of its own. `copied_bytes` is the size of all
 /// requests so far.
@@ -83,7 +99,7 @@ pub(super) async fn respond(
             async move { read_json::<Value>(target.request(request).await?).await }
         });
         let records: Vec<Value> = stream::iter(records).buffered(MAX_CONCURRENT).try_collect().await?;
-        return Ok(Json(reply.single_response(&records)).into_response());
+        return Ok(Json(reply.single_response(records)).into_response());
     }
     let mut streams = Vec::with_capacity(requests.len());
     for (choice, request) in requests.into_iter().enumerate() {
@@ -132,6 +148,23 @@ mod tests {
         }
         for (n, prompts) in [(Some(0), 1), (Some(-1), 1), (Some(33), 1), (Some(5), 8), (None, 33)] {
             assert!(choices_of_each(n, prompts).is_err(), "{n:?} {prompts}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_candidates_is_limited() {
+        for (best_of, n, prompts, expect) in [
+            (None, 3, 2, Ok(3)),
+            (Some(3), 3, 2, Ok(3)),
+            (Some(32), 1, 1, Ok(32)),
+            (Some(8), 2, 4, Ok(8)),
+            (Some(2), 3, 1, Err("`best_of` must be from 3 to 32, and not less than `n`")),
+            (Some(-1), 1, 1, Err("`best_of` must be from 1 to 32, and not less than `n`")),
+            (Some(33), 1, 1, Err("`best_of` must be from 1 to 32, and not less than `n`")),
+            (Some(9), 2, 4, Err("`best_of` is 9 for each of 4 prompts; a request has at most 32 candidates")),
+        ] {
+            let found = candidates_of_each(best_of, n, prompts).map_err(|failure| failure.to_string());
+            assert_eq!(found, expect.map_err(str::to_owned), "{best_of:?} {n} {prompts}");
         }
     }
 

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::choices::{choices_of_each, respond, write_requests};
+use super::choices::{candidates_of_each, choices_of_each, respond, write_requests};
 use super::reply::{Reply, Shape};
-use super::{ResponseOptions, Sampling, StreamOptions, text};
+use super::{BestOf, ResponseOptions, Sampling, StreamOptions, text};
 use crate::api::worker_chat::{Target, to_json};
 use crate::auth::Caller;
 use crate::http::Failure;
@@ -95,19 +95,26 @@ pub(crate) async fn post(
     respond(target, bodies, reply, is_stream).await
 }
 
-/// Translates the request to ollama's format: a request for each choice of each prompt.
+/// Translates the request to ollama's format: a request for each candidate of each prompt.
 fn translate(body: &[u8]) -> Result<(Vec<Bytes>, ResponseOptions), Failure> {
     let completion: Completion<'_> = parse(body)?;
     let sampling: Sampling = parse(body)?;
-    let options = sampling.options()?;
+    let options = sampling.options();
     let prompts = prompts(completion.prompt)?;
     let choices_of_each = choices_of_each(sampling.n, prompts.len())?;
+    let candidates = candidates_of_each(sampling.best_of, choices_of_each, prompts.len())?;
     let suffix = text(completion.suffix, || "suffix".to_owned())?.filter(|suffix| suffix.get() != "\"\"");
     let echo = completion.echo == Some(true);
     if echo && suffix.is_some() {
         return Err(Failure::field("echo", "is not supported with `suffix`"));
     }
     let stream = completion.stream.unwrap_or(false);
+    let with_logprobs = completion.logprobs.is_some();
+    let best_of = BestOf { candidates, with_logprobs, echo };
+    let best_of = Some(best_of).filter(|_| candidates > choices_of_each);
+    if stream && best_of.is_some() {
+        return Err(Failure::field("best_of", "must be equal to `n` in a stream: all candidates are sent"));
+    }
     let (mut requests, mut copied_bytes) = (Vec::new(), 0);
     for prompt in prompts {
         if matches!(prompt, WorkerPrompt::Ids(_)) && suffix.is_some() {
@@ -122,10 +129,10 @@ fn translate(body: &[u8]) -> Result<(Vec<Bytes>, ResponseOptions), Failure> {
             options: Value::Null,
             echo,
             suffix,
-            logprobs: completion.logprobs.map(|_| true),
+            logprobs: Some(true).filter(|_| with_logprobs || best_of.is_some()),
             top_logprobs: completion.logprobs,
         };
-        requests.extend(write_requests(&options, choices_of_each, &mut copied_bytes, |options| {
+        requests.extend(write_requests(&options, candidates, &mut copied_bytes, |options| {
             request.options = options.into();
             to_json(&request, 1024)
         })?);
@@ -136,6 +143,7 @@ fn translate(body: &[u8]) -> Result<(Vec<Bytes>, ResponseOptions), Failure> {
         stream,
         include_usage,
         choices_of_each,
+        best_of,
         is_single_call: false,
     };
     Ok((requests, options))

@@ -29,8 +29,9 @@ struct Sampling {
     presence_penalty: Option<f64>,
     seed: Option<i64>,
     stop: Option<Stop>,
-    /// The number of choices to return, and the number of candidates to generate.
+    /// The number of choices to return.
     n: Option<i64>,
+    /// The number of candidates from which the choices are selected.
     best_of: Option<i64>,
     logit_bias: Option<Map<String, Value>>,
 }
@@ -50,12 +51,8 @@ struct StreamOptions {
 }
 
 impl Sampling {
-    /// Converts to ollama's `options`, with OpenAI's defaults. Unsupported settings that would change the
-    /// response are refused.
-    fn options(&self) -> Result<Map<String, Value>, Failure> {
-        if self.best_of.is_some_and(|best_of| best_of != self.n.unwrap_or(1)) {
-            return Err(Failure::field("best_of", "must be equal to `n`: all candidates are returned"));
-        }
+    /// Converts to ollama's `options`, with OpenAI's defaults.
+    fn options(&self) -> Map<String, Value> {
         let stop = match &self.stop {
             Some(Stop::One(text)) => vec![text.clone()],
             Some(Stop::Many(texts)) => texts.clone(),
@@ -73,7 +70,7 @@ impl Sampling {
         options.insert("temperature".to_owned(), json!(self.temperature.unwrap_or(1.0)));
         options.insert("top_p".to_owned(), json!(self.top_p.unwrap_or(1.0)));
         options.extend(optional.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
-        Ok(options)
+        options
     }
 }
 
@@ -84,8 +81,21 @@ struct ResponseOptions {
     include_usage: bool,
     /// The number of choices for each prompt.
     choices_of_each: usize,
+    /// How the choices are selected if there are more candidates than choices.
+    best_of: Option<BestOf>,
     /// Whether a choice has at most one tool call.
     is_single_call: bool,
+}
+
+/// The selection of the likeliest candidates.
+#[derive(Clone, Copy)]
+struct BestOf {
+    /// The number of candidates for each prompt.
+    candidates: usize,
+    /// Whether the response has log-probabilities. Candidates always have them.
+    with_logprobs: bool,
+    /// Whether the prompt's log-probabilities precede those of a candidate.
+    echo: bool,
 }
 
 /// A field that must be a JSON string, unparsed. `field` returns its path.

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::ResponseOptions;
+use super::{BestOf, ResponseOptions};
 use crate::time::now_ms;
 
 /// The end of a stream.
@@ -51,10 +51,16 @@ impl Reply {
         Reply { shape, id, created, options, choices, usage: Usage::default() }
     }
 
-    /// The response to a request without streaming: a record for each choice.
-    pub(super) fn single_response(&mut self, records: &[Value]) -> Value {
+    /// The response to a request without streaming: a record for each candidate.
+    pub(super) fn single_response(&mut self, mut records: Vec<Value>) -> Value {
+        let candidates = self.options.best_of.map_or(self.options.choices_of_each, |best| best.candidates);
+        for (index, record) in records.iter().enumerate() {
+            self.usage.add(record, index.is_multiple_of(candidates));
+        }
+        if let Some(best_of) = self.options.best_of {
+            records = best_of.select(records, self.options.choices_of_each);
+        }
         let choices = records.iter().enumerate().map(|(index, record)| {
-            self.usage.add(record, index.is_multiple_of(self.options.choices_of_each));
             let mut choice = self.content(index, record, "message");
             choice.insert("finish_reason".to_owned(), self.finish_reason(index, record));
             Value::Object(choice)
@@ -164,6 +170,40 @@ impl Reply {
             _ if self.choices[index].calls > 0 => json!("tool_calls"),
             _ => json!("stop"),
         }
+    }
+}
+
+impl BestOf {
+    /// Selects the `choices` candidates of each prompt whose tokens have the highest mean log-probability, the best
+    /// first.
+    fn select(self, records: Vec<Value>, choices: usize) -> Vec<Value> {
+        let mut records = records.into_iter().peekable();
+        let mut selected = Vec::new();
+        while records.peek().is_some() {
+            let candidates = records.by_ref().take(self.candidates);
+            let mut ranked: Vec<_> = candidates.map(|record| (self.mean_logprob(&record), record)).collect();
+            ranked.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+            selected.extend(ranked.into_iter().take(choices).map(|(_, record)| record));
+        }
+        if !self.with_logprobs {
+            selected.iter_mut().filter_map(Value::as_object_mut).for_each(|record| {
+                record.remove("logprobs");
+            });
+        }
+        selected
+    }
+
+    /// The mean over the generated tokens. A candidate without tokens is the least likely.
+    fn mean_logprob(self, record: &Value) -> f64 {
+        let of_prompt = if self.echo { record["prompt_eval_count"].as_u64().unwrap_or(0) } else { 0 };
+        let tokens = record["logprobs"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let generated = tokens.iter().skip(usize::try_from(of_prompt).unwrap_or(usize::MAX));
+        let (mut sum, mut count) = (0.0, 0.0);
+        for logprob in generated.filter_map(|token| token["logprob"].as_f64()) {
+            sum += logprob;
+            count += 1.0;
+        }
+        if count > 0.0 { sum / count } else { f64::NEG_INFINITY }
     }
 }
 
