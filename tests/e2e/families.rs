@@ -3,10 +3,11 @@
 
 use std::path::PathBuf;
 
-use lode_tests::server::{Folder, Options};
+use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 
 use crate::gguf::fixture;
+use crate::onnx::{assert_prompts_are_left_out, folder_with_prompts};
 
 /// A folder for each family, with a small checkpoint and its expected outputs.
 fn families() -> Vec<(String, PathBuf)> {
@@ -140,4 +141,15 @@ async fn encoders_make_the_known_vectors() {
             );
         }
     }
+}
+
+/// A mean without the tokens of a prompt is that of transformers and numpy.
+#[tokio::test]
+async fn prompts_are_left_out_of_the_mean() {
+    let server = Server::fresh_with_worker().await;
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/encoder");
+    let weights = std::fs::read(fixtures.join("roberta/model.safetensors")).unwrap();
+    let (path, known) = folder_with_prompts(&server, "prompts", &[("model.safetensors", &weights)]);
+    server.lode().create("team/prompts", &path, &[]).await.expect_success();
+    assert_prompts_are_left_out(&server, "team/prompts", &known).await;
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use lode_tests::checkpoint::{demo, read_tensor_headers};
-use lode_tests::onnx::{Bert, FLOAT, Graph, INT64, bytes, external, node, tensor};
+use lode_tests::onnx::{Bert, FLOAT, Graph, INT64, bytes, external, int, node, tensor};
 use lode_tests::report::skip;
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
@@ -121,6 +121,70 @@ async fn embeddings_are_those_of_the_checkpoint() {
         assert!(models.iter().any(|model| model["details"]["format"] == "onnx"), "{listed}");
         lode.run(&["stop", "team/onnx"]).await.expect_success();
     }
+}
+
+/// Writes a checkpoint with the prompts of `roberta-prompts.json`, and a pooling that leaves them out.
+pub(crate) fn folder_with_prompts(server: &Server, name: &str, files: &[(&str, &[u8])]) -> (PathBuf, Value) {
+    let path = folder(server, name, "pooling_mode_mean_tokens", files);
+    let known = fs::read(fixture().with_file_name("roberta-prompts.json")).unwrap();
+    let known: Value = serde_json::from_slice(&known).unwrap();
+    let pooling = json!({"pooling_mode": "mean", "include_prompt": false});
+    fs::write(path.join("1_Pooling/config.json"), pooling.to_string()).unwrap();
+    let prompts = json!({"prompts": known["prompts"]});
+    fs::write(path.join("config_sentence_transformers.json"), prompts.to_string()).unwrap();
+    (path, known)
+}
+
+/// Embeds all texts of `roberta-prompts.json`, at once and one by one.
+pub(crate) async fn assert_prompts_are_left_out(server: &Server, model: &str, known: &Value) {
+    let cases = known["cases"].as_array().unwrap();
+    for name in ["query", "document"] {
+        let cases: Vec<&Value> = cases.iter().filter(|case| case["prompt_name"] == name).collect();
+        let embed = async |cases: &[&Value]| {
+            let texts: Vec<&Value> = cases.iter().map(|case| &case["text"]).collect();
+            let body = json!({"model": model, "input": texts, "prompt_name": name});
+            let response = server.registry().post_json("/api/embed", &body).await.expect(200).json();
+            let tokens: u64 = cases.iter().map(|case| case["tokens"].as_u64().unwrap()).sum();
+            assert_eq!(response["prompt_eval_count"], tokens, "{model}");
+            let known: Vec<Vec<f32>> =
+                cases.iter().map(|case| serde_json::from_value(case["embedding"].clone()).unwrap()).collect();
+            assert_close(&vectors(&response), &known);
+        };
+        embed(&cases).await;
+        for case in cases {
+            embed(&[case]).await;
+        }
+    }
+}
+
+/// The mean leaves out the tokens of a prompt, unless the graph computes it.
+#[tokio::test]
+async fn prompts_are_left_out_of_the_mean() {
+    if !has_runtime("onnx::prompts_are_left_out_of_the_mean") {
+        return;
+    }
+    let server = Server::fresh_with_worker().await;
+    let lode = server.lode();
+    let (path, known) = folder_with_prompts(&server, "states", &[("model.onnx", &graph().file())]);
+    lode.create("team/states", &path, &[]).await.expect_success();
+    assert_prompts_are_left_out(&server, "team/states", &known).await;
+
+    let mut pooled = graph();
+    let is_output = |field: &Vec<u8>| field.starts_with(&[12 << 3 | 2]);
+    pooled.fields.retain(|field| !is_output(field));
+    let axes = pooled.integers(&[1]);
+    let inputs = ["last_hidden_state", &axes];
+    pooled.push(node("ReduceSum", &inputs, &["sentence_embedding"], &[int("keepdims", 0)]));
+    pooled.output("sentence_embedding", FLOAT, &["batch", "48"]);
+    let (path, _) = folder_with_prompts(&server, "pooled", &[("model.onnx", &pooled.file())]);
+    lode.create("team/pooled", &path, &[]).await.expect_success();
+    let embed = async |prompt: &str, status| {
+        let body = json!({"model": "team/pooled", "input": "a", "prompt_name": prompt});
+        server.registry().post_json("/api/embed", &body).await.expect(status).text()
+    };
+    embed("document", 200).await;
+    let error = embed("query", 400).await;
+    assert!(error.contains("its ONNX file returns pooled embeddings"), "{error}");
 }
 
 /// Exported decoders generate the ids that transformers chose, alone and at the same time as others.

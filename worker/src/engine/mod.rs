@@ -88,6 +88,8 @@ pub struct ModelInfo {
     /// Whether it returns hidden states. ONNX files of cross-encoders may return their classes only, those of decoders
     /// their logits.
     pub embeds: bool,
+    /// Whether the hidden states of a sequence are one state, repeated: an ONNX file that pools them returns one.
+    pub pools: bool,
     /// Number of classes of the model's classification head ([`RowSelection::Score`]); `None` without a head.
     pub classes: Option<usize>,
     /// Cache bytes per token, over all layers.

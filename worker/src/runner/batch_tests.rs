@@ -390,7 +390,12 @@ async fn embeds() {
         let request = bench.batch.new_request();
         bench
             .batch
-            .embed(EmbedJob { request, ids: ids.to_vec(), wanted: Wanted::Embedding(pooling), sender })
+            .embed(EmbedJob {
+                request,
+                ids: ids.to_vec(),
+                wanted: Wanted::Embedding { pooling, prompt: 0 },
+                sender,
+            })
             .unwrap();
         receiver
     };
@@ -425,7 +430,12 @@ async fn a_request_with_many_texts_leaves_room_for_others() {
         let ids = prompt(seed, 200);
         bench
             .batch
-            .embed(EmbedJob { request, ids, wanted: Wanted::Embedding(Pooling::Mean), sender })
+            .embed(EmbedJob {
+                request,
+                ids,
+                wanted: Wanted::Embedding { pooling: Pooling::Mean, prompt: 0 },
+                sender,
+            })
             .unwrap();
         receiver
     };
@@ -476,7 +486,12 @@ async fn a_step_without_waiting_clients_is_cancelled() {
     drop(scores);
     let (sender, vector) = oneshot::channel();
     let request = bench.batch.new_request();
-    let job = EmbedJob { request, ids: vec![ENDLESS], wanted: Wanted::Embedding(Pooling::Mean), sender };
+    let job = EmbedJob {
+        request,
+        ids: vec![ENDLESS],
+        wanted: Wanted::Embedding { pooling: Pooling::Mean, prompt: 0 },
+        sender,
+    };
     bench.batch.embed(job).unwrap();
     drop(vector);
     assert!(read(bench.job(&prompt(1, 8), |_| {})).await.2.is_ok());

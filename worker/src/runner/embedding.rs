@@ -44,7 +44,7 @@ pub(crate) struct Embedding {
     pub(super) prompts: BTreeMap<String, String>,
     /// The name of the prompt for requests that name none.
     pub(super) default_prompt: Option<String>,
-    /// Whether the pooling leaves out the tokens of a prompt, which is not supported.
+    /// Whether the pooling leaves out the tokens of a prompt.
     pub(super) excludes_prompt: bool,
     /// Maximum length of a text with its special tokens, if it is less than the model's context.
     pub(super) max_tokens: Option<usize>,
@@ -90,9 +90,6 @@ impl Embedding {
             None => {
                 let names: Vec<&str> = self.prompts.keys().map(String::as_str).collect();
                 Err(format!("no prompt `{name}` (the model has {})", names.join(", ")))
-            }
-            Some(prompt) if self.excludes_prompt && !prompt.is_empty() => {
-                Err(format!("prompt `{name}`: the model pools without the prompt, which is not supported"))
             }
             Some(prompt) => Ok(prompt),
         }
@@ -248,8 +245,6 @@ mod tests {
         assert_eq!(embedding.prompt(Some("document")), Ok(""));
         let error = embedding.prompt(Some("x")).unwrap_err();
         assert_eq!(error, "no prompt `x` (the model has document, query)");
-        let excludes = Embedding { excludes_prompt: true, ..embedding };
-        assert!(excludes.prompt(Some("document")).is_ok() && excludes.prompt(None).is_err());
 
         let none = Embedding::default();
         assert_eq!(none.prompt(None), Ok(""));

@@ -32,18 +32,17 @@ pub(crate) struct EmbedJob {
 /// The vector that a job returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    Embedding(Pooling),
+    /// Pooled hidden states. The first `prompt` tokens are left out of a mean.
+    Embedding { pooling: Pooling, prompt: usize },
     /// The logits of the classes of a pair, whose ids from `second` on have token type 1.
-    Classes {
-        second: usize,
-    },
+    Classes { second: usize },
 }
 
 impl Wanted {
     /// The rows of the engine that it is made of.
     pub(super) fn rows(self) -> RowSelection {
         match self {
-            Wanted::Embedding(_) => RowSelection::Hidden,
+            Wanted::Embedding { .. } => RowSelection::Hidden,
             Wanted::Classes { second } => RowSelection::Score { second },
         }
     }

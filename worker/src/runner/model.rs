@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::embedding::Embedding;
+use super::embedding::{Embedding, Pooling};
 use super::error_chain::format_error_chain;
 use super::generate::{Format, Job};
 use super::helper::{EngineFacts, Helper, PreparedRequest, TextData};
@@ -41,6 +41,15 @@ pub(crate) struct Model {
     text: TextData,
     pub(super) projections: Projections,
     pub(super) relevance: Relevance,
+}
+
+/// The texts of a request for embeddings.
+#[derive(Debug)]
+pub(super) struct EmbedTexts {
+    /// The ids of each text, with those of the prompt.
+    pub(super) texts: Vec<Vec<u32>>,
+    /// The number of first ids of each that the pooling leaves out.
+    pub(super) prompt: usize,
 }
 
 impl Model {
@@ -221,8 +230,8 @@ impl Model {
         &self.text.embedding
     }
 
-    /// The ids of each text to embed.
-    pub(super) async fn prepare_embed(&self, request: EmbedRequest) -> Result<Vec<Vec<u32>>, RunnerError> {
+    /// Encodes the texts to embed.
+    pub(super) async fn prepare_embed(&self, request: EmbedRequest) -> Result<EmbedTexts, RunnerError> {
         self.vocabulary()?;
         if !self.info.embeds {
             return Err(RunnerError::unsupported(format!(
@@ -248,6 +257,7 @@ impl Model {
         }
         let own = embedding.max_tokens.unwrap_or(usize::MAX).min(self.info.context_length);
         let limit = request.num_ctx.unwrap_or(usize::MAX).min(own);
+        let excluded = self.excluded_tokens(prompt, limit).await?;
         let mut inputs = request.inputs.into_iter().peekable();
         let mut all = Vec::new();
         while inputs.peek().is_some() {
@@ -270,7 +280,28 @@ impl Model {
             }
             all.extend(encoded);
         }
-        Ok(all)
+        Ok(EmbedTexts { texts: all, prompt: excluded })
+    }
+
+    /// The number of a text's first tokens that the pooling leaves out: those of the prompt alone, without a special
+    /// token at its end.
+    async fn excluded_tokens(&self, prompt: &str, limit: usize) -> Result<usize, RunnerError> {
+        let embedding = &self.text.embedding;
+        if prompt.is_empty() || !embedding.excludes_prompt || embedding.pooling == Pooling::First {
+            return Ok(0);
+        }
+        if self.info.pools {
+            return Err(RunnerError::unsupported(format!(
+                "{}: its ONNX file returns pooled embeddings, so the prompt cannot be left out, as `include_prompt` in \
+                 1_Pooling/config.json requires; export it with hidden states for each token",
+                self.name
+            )));
+        }
+        let encoded = self.helper.encode(vec![prompt.to_owned()], limit, true).await?;
+        let ids = encoded.first().map(Vec::as_slice).unwrap_or_default();
+        let vocabulary = self.vocabulary()?;
+        let ends_special = ids.last().is_some_and(|id| vocabulary.is_special(*id));
+        Ok(ids.len() - usize::from(ends_special))
     }
 
     pub(super) fn vocabulary(&self) -> Result<Arc<Vocabulary>, RunnerError> {

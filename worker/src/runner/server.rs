@@ -23,7 +23,7 @@ use super::batch::Batch;
 use super::embed::l2_normalise;
 use super::generate::EVENT_QUEUE;
 use super::jobs::{EmbedJob, ScoreJob, Wanted};
-use super::model::Model;
+use super::model::{EmbedTexts, Model};
 use super::projections::Projections;
 use super::protocol::{
     EmbedRequest, EmbedResponse, ErrorKind, Event, LoadRequest, RerankRequest, RerankResponse, RunnerError,
@@ -228,9 +228,9 @@ async fn embed(
 ) -> Result<Response, RunnerError> {
     let served = runner.served()?;
     let dimensions = request.dimensions;
-    let texts = served.model.prepare_embed(request).await?;
+    let EmbedTexts { texts, prompt } = served.model.prepare_embed(request).await?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
-    let wanted = Wanted::Embedding(served.model.embedding().pooling);
+    let wanted = Wanted::Embedding { pooling: served.model.embedding().pooling, prompt };
     let vectors = compute(&served.batch, texts.into_iter().map(|ids| (ids, wanted))).await?;
     let finish = move |projections: &Projections| {
         let finish = |vector| l2_normalise(projections.apply(vector), dimensions);

@@ -227,7 +227,7 @@ async fn more_vectors_than_a_response_can_hold_are_refused() {
             })
             .await
     };
-    assert_eq!(prepare(2).await.unwrap().len(), 2);
+    assert_eq!(prepare(2).await.unwrap().texts.len(), 2);
     assert_eq!(
         prepare(3).await.unwrap_err().message,
         "3 texts are too many for one request, expected at most 2: send them in several requests"

@@ -47,6 +47,7 @@ impl FakeEngine {
             layers: 1,
             encoder: false,
             embeds: true,
+            pools: false,
             classes: None,
             kv_bytes_per_token: 16,
             weights_bytes: 1000,

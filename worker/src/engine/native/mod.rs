@@ -161,6 +161,7 @@ impl<K: Kernels + 'static> Native<K> {
             layers: shape.layers,
             encoder,
             embeds: true,
+            pools: false,
             classes: plan.classes(),
             kv_bytes_per_token: cache_shape.bytes_per_token(),
             weights_bytes: tensors.taken_bytes(),

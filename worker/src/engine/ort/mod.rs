@@ -182,6 +182,7 @@ impl OpenModel {
             layers: self.facts.layers,
             encoder: false,
             embeds: false,
+            pools: false,
             classes: None,
             kv_bytes_per_token: 0,
             weights_bytes: self.weights_bytes,
@@ -219,6 +220,7 @@ impl OpenModel {
             embedding_length: if is_classifier { self.facts.embedding_length.unwrap_or(1) } else { width },
             encoder: true,
             embeds: !is_classifier,
+            pools: ports.kind == OutputKind::Pooled,
             classes: is_classifier.then_some(width),
             ..info
         };
