@@ -3,7 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use lode_client::{Client, ClientOptions, CredentialFile, Credentials, PlainHttp, Registry};
+use lode_client::{
+    Client, ClientOptions, CredentialFile, Credentials, PlainHttp, Registry, is_loopback_host,
+};
 use lode_model::reference::{Name, Reference, Repository, Tag};
 
 use crate::{
@@ -127,6 +129,16 @@ impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.model())
     }
+}
+
+/// Whether the registry is on this machine.
+pub(crate) fn is_local(registry: &Registry) -> bool {
+    registry.url().host_str().is_some_and(is_loopback_host)
+}
+
+/// Whether requests to the registry are encrypted, or stay on this machine.
+pub(crate) fn is_confidential(registry: &Registry) -> bool {
+    registry.url().scheme() == "https" || is_local(registry)
 }
 
 fn read_authorities(file: &Path) -> Outcome<Vec<reqwest::Certificate>> {

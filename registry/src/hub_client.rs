@@ -12,6 +12,7 @@ use lode_model::files_view::check_path;
 use reqwest::Response;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use url::Url;
 
 use crate::BodyError;
@@ -37,6 +38,9 @@ pub(crate) enum HubError {
     Endpoint { endpoint: String },
     #[error("{server} refused {what}: {reason}")]
     Refused { server: String, what: String, reason: String },
+    /// It requires a token, or the account of this one may not read the model.
+    #[error("{server} refused {what}: {reason}")]
+    Unauthorized { server: String, what: String, reason: String },
     #[error("{server} does not respond")]
     Unavailable {
         server: String,
@@ -73,6 +77,9 @@ pub(crate) struct HubClient {
 #[derive(Deserialize)]
 struct ModelInfo {
     sha: String,
+    /// `false`, or how access is granted. The information about a gated model is public, and its files are not.
+    #[serde(default)]
+    gated: Value,
 }
 
 #[derive(Deserialize)]
@@ -110,10 +117,16 @@ impl HubClient {
         Ok(HubClient { endpoint: url, token, egress })
     }
 
-    /// The commit id of a revision.
+    /// The commit id of a revision whose files can be read: without a token, a gated model is an error.
     pub(crate) async fn commit(&self, model: &str, revision: &str) -> Result<String, HubError> {
         let url = self.url(&["api", "models"], model, &["revision", revision], "");
-        let info: ModelInfo = self.json(url, &format!("the revision {revision} of {model}")).await?.0;
+        let what = format!("the revision {revision} of {model}");
+        let info: ModelInfo = self.json(url, &what).await?.0;
+        let is_gated = !matches!(info.gated, Value::Null | Value::Bool(false));
+        if is_gated && self.token.is_none() {
+            let reason = "it is gated: set HF_TOKEN to a token of an account with access".to_owned();
+            return Err(HubError::Unauthorized { server: self.server(), what, reason });
+        }
         let is_commit = info.sha.len() == 40 && info.sha.bytes().all(|byte| byte.is_ascii_hexdigit());
         if is_commit { Ok(info.sha) } else { Err(self.invalid("the commit id is not 40 hexadecimal digits")) }
     }
@@ -255,13 +268,18 @@ impl HubClient {
         let given = response.headers().get("x-error-message").and_then(|value| value.to_str().ok());
         let given: String =
             given.unwrap_or_default().chars().filter(|c| !c.is_control()).take(MAX_TEXT_CHARS).collect();
+        let is_unauthorized = matches!(status, 401 | 403);
         let status = match status {
-            401 | 403 => format!("status {status}; it may be private: set HF_TOKEN"),
+            _ if is_unauthorized => format!("status {status}; it may be private: set HF_TOKEN"),
             404 if given.is_empty() => format!("it does not exist, status {status}"),
             _ => format!("status {status}"),
         };
         let reason = if given.is_empty() { status } else { format!("{given} ({status})") };
-        HubError::Refused { server: self.server(), what: what.to_owned(), reason }
+        let (server, what) = (self.server(), what.to_owned());
+        match is_unauthorized {
+            true => HubError::Unauthorized { server, what, reason },
+            false => HubError::Refused { server, what, reason },
+        }
     }
 
     fn server(&self) -> String {

@@ -1,5 +1,9 @@
 //! `lode create NAME hf://...`: one server imports from the Hugging Face API of another.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+
 use lode_tests::access::{create_token, start_team};
 use lode_tests::checkpoint::demo;
 use lode_tests::server::{Options, Server};
@@ -71,6 +75,68 @@ async fn a_private_model_needs_a_token() {
     let stored = server.folder().path().join("token");
     std::fs::write(&stored, format!("{token}\n")).unwrap();
     let lode = lode.env("HF_TOKEN_PATH", stored.to_str().unwrap());
-    lode.run(&["create", "copy/mini", source]).await.expect_success();
+    let created = lode.run(&["create", "copy/mini", source]).await.expect_success();
+    let notice = format!("sending the token in {} to {}, for this import", stored.display(), server.url());
+    assert!(created.stderr.contains(&notice), "{}", created.stderr);
     assert!(!server.output().contains(&token), "the token is in the log");
+}
+
+/// Starts a server whose imports of `hf://team/private` require a token, and whose jobs fail. Returns its URL and the
+/// bodies that it receives.
+fn importer() -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let bodies = received.clone();
+    std::thread::spawn(move || {
+        for peer in listener.incoming() {
+            let mut peer = peer.unwrap();
+            let mut reader = BufReader::new(peer.try_clone().unwrap());
+            let head: Vec<String> =
+                reader.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+            let length = head.iter().find_map(|line| line.strip_prefix("content-length: "));
+            let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
+            reader.read_exact(&mut body).unwrap();
+            let body = String::from_utf8(body).unwrap();
+            let (status, response) = match body.contains("hf://team/private") && !body.contains("hf_secret") {
+                true => ("424 Failed Dependency", r#"{"detail":"it requires a token"}"#),
+                false => ("202 Accepted", r#"{"id":"1","state":"failed","problem":"this is only a test"}"#),
+            };
+            bodies.lock().unwrap().push(body);
+            let length = response.len();
+            let head = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
+            let _ = peer.write_all(format!("{head}{response}").as_bytes());
+        }
+    });
+    (format!("http://{address}"), received)
+}
+
+#[tokio::test]
+async fn a_token_is_sent_only_if_it_is_required_and_with_tls() {
+    let server = Server::fresh().await;
+    let (url, received) = importer();
+    let received = || std::mem::take(&mut *received.lock().unwrap());
+    let lode = server.lode().env("HF_TOKEN", "hf_secret").env("LODE_HOST", &url);
+
+    let public = lode.run(&["create", "copy/mini", "hf://team/public"]).await;
+    public.expect_failure(&["this is only a test"]);
+    assert!(!public.stderr.contains("HF_TOKEN"), "{}", public.stderr);
+    let bodies = received();
+    assert!(bodies.len() == 1 && !bodies[0].contains("hf_secret"), "{bodies:?}");
+
+    let private = lode.run(&["create", "copy/mini", "hf://team/private"]).await;
+    private.expect_failure(&[
+        &format!("sending the token in HF_TOKEN to {url}, for this import"),
+        "this is only a test",
+    ]);
+    let bodies = received();
+    assert_eq!(bodies.len(), 2);
+    assert!(!bodies[0].contains("hf_secret") && bodies[1].contains("hf_secret"), "{bodies:?}");
+
+    // The same server, as a proxy: its host is not this machine.
+    let remote = lode.env("LODE_HOST", "http://lode.example").env("http_proxy", &url).env("no_proxy", "");
+    let refused = remote.run(&["create", "copy/mini", "hf://team/private"]).await;
+    refused.expect_failure(&["HF_TOKEN is not sent to http://lode.example without TLS", "https address"]);
+    let bodies = received();
+    assert!(bodies.len() == 1 && !bodies[0].contains("hf_secret"), "{bodies:?}");
 }

@@ -2,7 +2,7 @@
 //! fetches the blobs in a job. If it cannot, they pass through this machine.
 
 use http::StatusCode;
-use lode_client::{Login, RawManifest, is_loopback_host};
+use lode_client::{Login, RawManifest};
 use lode_model::reference::Reference;
 use serde::Deserialize;
 use serde_json::json;
@@ -83,8 +83,7 @@ enum Started {
 /// Requests a copy by the destination server. The login for the source is sent only if the source requires one.
 async fn start_job(source: &Target, destination: &Target) -> Outcome<Started> {
     let (from, to) = (&source.registry, &destination.registry);
-    let is_local = |registry: &lode_client::Registry| registry.url().host_str().is_some_and(is_loopback_host);
-    if is_local(from) && !is_local(to) {
+    if connect::is_local(from) && !connect::is_local(to) {
         return Ok(Started::Refused(format!("{} is known on this machine only", from.host())));
     }
     let mut request =
@@ -96,7 +95,7 @@ async fn start_job(source: &Target, destination: &Target) -> Outcome<Started> {
     if refused.status() == Some(StatusCode::FAILED_DEPENDENCY)
         && let Some(login) = saved_login(from)?
     {
-        if to.url().scheme() != "https" && !is_local(to) {
+        if !connect::is_confidential(to) {
             let reason = format!("the login for {} is not sent to {} without TLS", from.host(), to.host());
             return Ok(Started::Refused(reason));
         }

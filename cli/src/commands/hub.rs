@@ -3,12 +3,14 @@
 
 use std::path::PathBuf;
 
+use http::StatusCode;
+use lode_client::Registry;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
     args::Create,
-    connect::Connection,
+    connect::{self, Connection},
     error::{Failure, Outcome},
     job, ui,
 };
@@ -42,16 +44,10 @@ pub(super) async fn create(connection: &Connection, args: &Create, source: &str)
         "model": target.model(),
         "from": source,
         "endpoint": variable("HF_ENDPOINT"),
-        "token": token(),
         "quantize": args.quantize.map(|quantize| quantize.to_string()),
         "annotations": annotations,
     });
-    let started = job::start(&target.registry, job::IMPORT, &request).await.map_err(|error| {
-        match error.status().map(|status| status.as_u16()) {
-            Some(404 | 405) => Failure::from(error).hint("an older server does not import from the Hub"),
-            _ => Failure::from(error),
-        }
-    })?;
+    let started = start_job(&target.registry, request).await?;
     let done = job::finish(&target.registry, started, &format!("importing {source}")).await;
     let done = done.map_err(|failure| failure.hint(job::KEPT))?;
     let Imported { digest, blobs, bytes, notices } = done.read()?;
@@ -68,13 +64,37 @@ pub(super) async fn create(connection: &Connection, args: &Create, source: &str)
     ui::print_line(format!("created {target} {digest} from {source}: {}, {size}", ui::counted(blobs, "file")))
 }
 
+/// Requests the import. The token is sent only if the source requires one.
+async fn start_job(to: &Registry, mut request: Value) -> Outcome<job::Job> {
+    let mut started = job::start(to, job::IMPORT, &request).await;
+    if let Err(error) = &started
+        && error.status() == Some(StatusCode::FAILED_DEPENDENCY)
+        && let Some((token, origin)) = token()
+    {
+        if !connect::is_confidential(to) {
+            return Err(Failure::new(format!("{error}; {origin} is not sent to {} without TLS", to.server()))
+                .hint("use an https address of the server, or download the model and `lode create` it from its folder"));
+        }
+        ui::print_message(format!("sending the token in {origin} to {}, for this import", to.server()));
+        request["token"] = token.into();
+        started = job::start(to, job::IMPORT, &request).await;
+    }
+    started.map_err(|error| match error.status() {
+        Some(StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) => {
+            Failure::from(error).hint("an older server does not import from the Hub")
+        }
+        _ => Failure::from(error),
+    })
+}
+
 /// A variable that is set to more than nothing.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// The token of Hugging Face's own tools: HF_TOKEN, or the file in which `hf auth login` has stored it.
-fn token() -> Option<String> {
+/// The token of Hugging Face's own tools, and where it is from: HF_TOKEN, or the file in which `hf auth login` has
+/// stored it.
+fn token() -> Option<(String, String)> {
     let stored = || {
         let cache = || {
             let cache = variable("XDG_CACHE_HOME").map(PathBuf::from);
@@ -85,8 +105,8 @@ fn token() -> Option<String> {
             home.or_else(|| Some(cache()?.join("huggingface")))
         };
         let path = variable("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home()?.join("token")))?;
-        let text = std::fs::read_to_string(path).ok()?;
-        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+        let text = std::fs::read_to_string(&path).ok()?.trim().to_owned();
+        (!text.is_empty()).then(|| (text, path.display().to_string()))
     };
-    variable("HF_TOKEN").or_else(stored)
+    variable("HF_TOKEN").map(|token| (token, "HF_TOKEN".to_owned())).or_else(stored)
 }

@@ -209,7 +209,10 @@ impl Failure {
                 ))
                 | ImportError::OtherDigest { .. } => StatusCode::BAD_REQUEST,
                 ImportError::Unknown { .. } => StatusCode::NOT_FOUND,
-                ImportError::Refused { .. } => StatusCode::FAILED_DEPENDENCY,
+                ImportError::Refused { .. }
+                | ImportError::Hub(HubImportError::Hub(HubError::Unauthorized { .. })) => {
+                    StatusCode::FAILED_DEPENDENCY
+                }
                 ImportError::Transfer { error, .. } => status_of_transfer(error),
                 ImportError::Hub(_) | ImportError::TooSlow { .. } => StatusCode::BAD_GATEWAY,
             },

@@ -109,6 +109,23 @@ async fn hub(sha256: Option<&str>) -> Hub {
     Hub { address, weights, reads }
 }
 
+#[tokio::test]
+async fn a_gated_model_requires_a_token() {
+    let info = json!({"sha": COMMIT, "gated": "manual"});
+    let router = Router::new().fallback(move || async move { axum::Json(info) });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let app = App::new().await;
+    let mut body = json!({"model": "team/m", "from": "hf://acme/m", "endpoint": endpoint});
+    let refused = app.post_json("/lode/v1/import", body.clone()).await;
+    assert_eq!(refused.status, 424, "{}", refused.text());
+    assert!(refused.text().contains("it is gated: set HF_TOKEN"), "{}", refused.text());
+    // Whether the account has access is known only when the files are read.
+    body["token"] = "hf_secret".into();
+    assert_eq!(app.post_json("/lode/v1/import", body).await.status, 202);
+}
+
 async fn import(app: &App, hub: &Hub, more: Value) -> TestResponse {
     let endpoint = format!("http://{}", hub.address);
     let mut body =
@@ -176,7 +193,7 @@ async fn failures_name_their_reason() {
         (
             &right,
             json!({"token": ""}),
-            400,
+            424,
             "Repository not found (status 401; it may be private: set HF_TOKEN)",
         ),
         (&right, json!({"endpoint": "http://127.0.0.1:1"}), 502, "does not respond"),
