@@ -72,6 +72,15 @@ fn set_host(url: &mut Url, written: &str, host: &str) {
     }
 }
 
+/// `host[:port]`. The port is included only if the URL has one.
+pub(crate) fn host_and_port(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    match url.port() {
+        Some(port) => format!("{host}:{port}"),
+        None => host.to_owned(),
+    }
+}
+
 /// Whether `host` is this machine. `host` is a name or an address without port; brackets are allowed.
 pub fn is_loopback_host(host: &str) -> bool {
     Host::parse(host).is_ok_and(|host| is_loopback(&host))

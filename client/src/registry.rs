@@ -10,11 +10,11 @@ use serde::{Deserialize, de::DeserializeOwned};
 use url::Url;
 
 use crate::{
-    Client, Error, address,
+    Client, CredentialKey, Error, address,
     auth::Scope,
     error,
     response::{read_limited, response_error},
-    transport::{self, Body, Inner, Request, Retry},
+    transport::{Body, Inner, Request, Retry},
 };
 
 /// A registry that is accessed through a [`Client`]. Cheap to clone.
@@ -50,9 +50,14 @@ impl Registry {
         &self.base
     }
 
-    /// `host[:port]`, the key of its credentials.
+    /// `host[:port]`, for messages.
     pub fn host(&self) -> String {
-        transport::host_and_port(&self.base)
+        address::host_and_port(&self.base)
+    }
+
+    /// The key of its credentials.
+    pub fn credential_key(&self) -> CredentialKey {
+        CredentialKey::of(&self.base)
     }
 
     /// `http://host:port`, for messages.

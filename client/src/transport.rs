@@ -326,7 +326,7 @@ impl Inner {
 
     /// The saved credentials, for a request that sends them without a challenge.
     fn ticket_of_credentials(&self, request: &Request<'_>) -> Option<Ticket> {
-        let login = || self.options.credentials.get(&host_and_port(&request.url));
+        let login = || self.options.credentials.get(&request.url);
         request.credentials_first.then(login)?.map(|login| auth::basic_ticket(&login))
     }
 
@@ -343,7 +343,7 @@ impl Inner {
         registry: &Url,
         scope: &Scope,
     ) -> Result<Option<HeaderValue>, Error> {
-        let login = self.options.credentials.get(&host_and_port(registry));
+        let login = self.options.credentials.get(registry);
         let ticket = match auth::challenge(headers) {
             Some(Challenge::Bearer(challenge)) => {
                 let realm_url = registry.join(&challenge.realm).unwrap_or_else(|_| registry.clone());
@@ -362,15 +362,6 @@ impl Inner {
         tickets.retain(|_, ticket| ticket.is_fresh());
         tickets.insert(key, ticket.clone());
         Ok(Some(ticket.header))
-    }
-}
-
-/// `host[:port]`, the key of credentials. The port is included only if the URL has one.
-pub fn host_and_port(url: &Url) -> String {
-    let host = url.host_str().unwrap_or_default();
-    match url.port() {
-        Some(port) => format!("{host}:{port}"),
-        None => host.to_owned(),
     }
 }
 

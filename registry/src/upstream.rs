@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use lode_client::{Client, ClientOptions, Credentials, Egress, Login, PlainHttp, RetryPolicy, host_and_port};
+use lode_client::{Client, ClientOptions, CredentialKey, Credentials, Egress, Login, PlainHttp, RetryPolicy};
 use lode_model::reference::Repository;
 
 use crate::config::MirrorConfig;
@@ -59,15 +59,17 @@ impl Upstream {
         if upstream.scheme() == "http" && !loopback && !plain_http {
             return Err(unusable(format!("{upstream} is not https; set plain_http = true to allow it")));
         }
-        // 3. The credentials.
         let mut base = upstream.clone();
         base.set_path("");
+        let base = lode_client::base_url(base.as_str(), PlainHttp::default())
+            .map_err(|error| unusable(error.to_string()))?;
+        // 3. The credentials.
         let credentials = match (username, password) {
             (None, None) => Credentials::none(),
             (Some(username), Some(password)) => {
                 let login = Login { username: username.clone(), password: password.expose().to_owned() };
                 // Credentials are sent only to this registry, never to a host that it redirects to.
-                Credentials::fixed(host_and_port(&base), login)
+                Credentials::fixed(CredentialKey::of(&base), login)
             }
             _ => return Err(unusable("set both username and password, or neither".into())),
         };
@@ -75,8 +77,6 @@ impl Upstream {
             RetryPolicy { attempts: ATTEMPTS, base: Duration::from_millis(200), cap: Duration::from_secs(2) };
         // The upstream itself is always permitted; its token server and its redirects are subject to the
         // policy.
-        let base = lode_client::base_url(base.as_str(), PlainHttp::default())
-            .map_err(|error| unusable(error.to_string()))?;
         let options = ClientOptions {
             credentials,
             retry,

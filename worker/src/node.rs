@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use lode_client::{Client, ClientOptions, Credentials, Login, Secret};
+use lode_client::{Client, ClientOptions, CredentialKey, Credentials, Login, Secret};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -108,10 +108,10 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
 
 /// The credentials of pulls from the registry: those of the current registration.
 fn pull_credentials(registry: &Url, credential: Arc<RwLock<Option<Secret>>>) -> Credentials {
-    let host = lode_client::host_and_port(registry);
+    let server = CredentialKey::of(registry);
     Credentials::from_fn(move |requested| {
         let credential = credential.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
-        let password = credential.filter(|_| requested == host)?.expose().to_owned();
+        let password = credential.filter(|_| *requested == server)?.expose().to_owned();
         Some(Login { username: "worker".to_owned(), password })
     })
 }

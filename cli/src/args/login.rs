@@ -6,8 +6,8 @@ use clap::{ArgAction, Args};
 #[command(after_help = "\
 Without a user name, it prints the address of a page on which you allow the sign-in. Otherwise it asks for
 the password, or for a token in its place, and checks it with the registry. The credentials are saved in
-credentials.json in the lode folder of XDG_CONFIG_HOME or ~/.config. A server without accounts needs no
-sign-in, and nothing is saved.
+credentials.json in the lode folder of XDG_CONFIG_HOME or ~/.config, and used for this scheme, host and port
+only: a login for https is not sent over http. A server without accounts needs no sign-in, and nothing is saved.
 
 Examples:
   lode login hub.local

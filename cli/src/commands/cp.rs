@@ -107,7 +107,7 @@ async fn start_job(source: &Target, destination: &Target) -> Outcome<Started> {
             Err(error) => error,
         };
     }
-    let host = from.host();
+    let host = from.credential_key();
     match refused.status() {
         Some(StatusCode::FAILED_DEPENDENCY) => Err(Failure::from(refused)
             .hint(format!("`lode login {host}` saves credentials of an account that may read {source}"))),
@@ -124,7 +124,7 @@ async fn start_job(source: &Target, destination: &Target) -> Outcome<Started> {
 
 fn saved_login(registry: &lode_client::Registry) -> Outcome<Option<Login>> {
     match connect::credential_file() {
-        Some(file) => Ok(file.get(&registry.host())?),
+        Some(file) => Ok(file.get(&registry.credential_key())?),
         None => Ok(None),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{future::Future, io, sync::Arc};
 
-use lode_client::{Client, ClientOptions, Credentials, Login, Secret};
+use lode_client::{Client, ClientOptions, CredentialKey, Credentials, Login, PlainHttp, Secret, base_url};
 use lode_model::{
     import::{ReadAt, Source, SourceFile},
     modelfile::Edits,
@@ -63,9 +63,9 @@ async fn import_if_absent(base: &str, token: &Secret) -> Outcome<bool> {
     let repository: Repository = NAME.parse().map_err(invalid)?;
     let tag: Tag = "latest".parse().map_err(invalid)?;
     let reference = Reference::Tag(tag.clone());
-    let host = base.split_once("://").map_or(base, |(_, host)| host);
+    let server = CredentialKey::of(&base_url(base, PlainHttp::default())?);
     let login = Login { username: "token".to_owned(), password: token.expose().to_owned() };
-    let credentials = Credentials::fixed(host, login);
+    let credentials = Credentials::fixed(server, login);
     let registry = Client::new(ClientOptions { credentials, ..ClientOptions::default() })?.registry(base)?;
     if registry.manifest_head(&repository, &reference).await?.is_some() {
         return Ok(true);

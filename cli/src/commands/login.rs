@@ -58,7 +58,7 @@ pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
     }
     // Check these credentials, not saved ones.
     let options = ClientOptions {
-        credentials: Credentials::fixed(registry.host(), login.clone()),
+        credentials: Credentials::fixed(registry.credential_key(), login.clone()),
         ..connection.anonymous_options()
     };
     let probe: Registry = Client::new(options)?.registry(registry.url().as_str())?;
@@ -68,7 +68,7 @@ pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
         }
         other => other.into(),
     })?;
-    file()?.set(&registry.host(), SavedLogin { login, owns_token })?;
+    file()?.set(&registry.credential_key(), SavedLogin { login, owns_token })?;
     ui::print_message(format!("logged in to {}", registry.host()));
     Ok(())
 }
@@ -90,8 +90,8 @@ async fn needs_no_login(connection: &Connection, registry: &Registry) -> bool {
 
 pub(crate) async fn logout(connection: &Connection, args: Logout) -> Outcome {
     let registry = connection.registry(args.server.as_deref())?;
-    let Some(SavedLogin { login, owns_token }) = file()?.remove(&registry.host())? else {
-        ui::print_message(format!("no saved credentials for {}", registry.host()));
+    let Some(SavedLogin { login, owns_token }) = file()?.remove(&registry.credential_key())? else {
+        ui::print_message(format!("no saved credentials for {}", registry.credential_key()));
         return Ok(());
     };
     ui::print_message(format!("logged out of {}", registry.host()));
@@ -113,7 +113,7 @@ pub(crate) async fn logout(connection: &Connection, args: Logout) -> Outcome {
 async fn revoke_token(connection: &Connection, registry: &Registry, login: Credential) -> Result<(), String> {
     let revoked = async {
         let options = ClientOptions {
-            credentials: Credentials::fixed(registry.host(), login),
+            credentials: Credentials::fixed(registry.credential_key(), login),
             ..connection.anonymous_options()
         };
         let registry = Client::new(options)?.registry(registry.url().as_str())?;

@@ -18,8 +18,8 @@ use bytes::Bytes;
 use futures::StreamExt;
 use http::StatusCode;
 use lode_client::{
-    BlobInfo, Client, ClientOptions, Content, Credentials, Error, Login, NoProgress, Offer, Progress,
-    PushOutcome, RetryPolicy,
+    BlobInfo, Client, ClientOptions, Content, CredentialFile, CredentialKey, Credentials, Error, Login,
+    NoProgress, Offer, Progress, PushOutcome, RetryPolicy,
 };
 use lode_model::{
     digest::{Algorithm, Digest},
@@ -506,9 +506,10 @@ async fn authorization_is_not_sent_to_redirect_targets() {
     let anonymous = serving.registry().ping().await;
     assert!(matches!(anonymous, Err(Error::Unauthorized { .. })), "{anonymous:?}");
 
-    let host = serving.registry().host();
+    let server = serving.registry().credential_key();
     let login = Login { username: "ann".into(), password: "secret".into() };
-    let options = ClientOptions { credentials: Credentials::fixed(host, login), ..ClientOptions::default() };
+    let options =
+        ClientOptions { credentials: Credentials::fixed(server, login), ..ClientOptions::default() };
     let registry = serving.registry_with(options);
     registry.ping().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -519,6 +520,27 @@ async fn authorization_is_not_sent_to_redirect_targets() {
     assert!(serving.count_requests("GET", basic) > 0);
     assert!(storage.count_requests("GET", "/storage/") > 0);
     assert_eq!(storage.count_requests("GET", "Basic"), 0, "the login was sent to the storage");
+}
+
+#[tokio::test]
+async fn a_login_for_https_is_not_sent_over_http() {
+    let basic = "Basic YW5uOnNlY3JldA==";
+    let serving = serve(Faults { password: Some(Auth::Basic(basic)), ..Faults::default() }).await;
+    let mut tls = serving.registry().url().clone();
+    tls.set_scheme("https").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = CredentialFile::at(folder.path().join("credentials.json"));
+    let login = Login { username: "ann".into(), password: "secret".into() };
+    file.set(&CredentialKey::of(&tls), login.clone()).unwrap();
+    let credentials = Credentials::from_file(file.clone());
+    let registry = serving.registry_with(ClientOptions { credentials, ..ClientOptions::default() });
+    let refused = registry.ping().await;
+    assert!(matches!(refused, Err(Error::Unauthorized { .. })), "{refused:?}");
+    assert_eq!(serving.count_requests("GET", basic), 0);
+
+    file.set(&registry.credential_key(), login).unwrap();
+    registry.ping().await.unwrap();
+    assert_eq!(serving.count_requests("GET", basic), 1);
 }
 
 #[tokio::test]
@@ -535,7 +557,7 @@ async fn tokens_are_fetched_once_and_used() {
     assert!(matches!(anonymous, Err(Error::Unauthorized { .. })), "{anonymous:?}");
 
     let login = Login { username: "ann".into(), password: "secret".into() };
-    let credentials = Credentials::fixed(serving.registry().host(), login);
+    let credentials = Credentials::fixed(serving.registry().credential_key(), login);
     let registry = serving.registry_with(ClientOptions { credentials, ..ClientOptions::default() });
     for _ in 0..3 {
         let read = registry.blob_bytes(&repository(), &digest, 300_000).await.unwrap();

@@ -10,8 +10,8 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use futures::{Stream, StreamExt, TryStreamExt, stream};
 use lode_client::{
-    Client, ClientOptions, Content, Credentials, Egress, Login, Offer, PlainHttp, Progress, RawManifest,
-    RetryPolicy, host_and_port,
+    Client, ClientOptions, Content, CredentialKey, Credentials, Egress, Login, Offer, PlainHttp, Progress,
+    RawManifest, RetryPolicy,
 };
 use lode_model::digest::Digest;
 use lode_model::manifest::{Descriptor, Manifest};
@@ -119,7 +119,7 @@ impl Registry {
     ) -> Result<lode_client::Registry, TransferError> {
         let url = lode_client::base_url(address, PlainHttp::default()).map_err(TransferError::Remote)?;
         let credentials = match login {
-            Some(login) => Credentials::fixed(host_and_port(&url), login),
+            Some(login) => Credentials::fixed(CredentialKey::of(&url), login),
             None => Credentials::none(),
         };
         let options = ClientOptions {
