@@ -172,20 +172,18 @@ impl ByteRanges {
         self.0.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// The missing ranges below `size`, split into ranges of at most `most` bytes.
-    pub(crate) fn missing(&self, size: u64, most: u64) -> Vec<Range<u64>> {
+    /// The missing ranges below `size`, split into ranges of at most `most` bytes. They are not collected: the server
+    /// chooses `size`, which may stand for any number of ranges.
+    pub(crate) fn missing(&self, size: u64, most: u64) -> impl Iterator<Item = Range<u64>> + use<> {
         let most = most.max(1);
-        let mut missing = Vec::new();
         let mut at = 0;
-        for &(start, end) in self.0.iter().chain([&(size, size)]) {
-            while at < start {
-                let next = start.min(at + most);
-                missing.push(at..next);
-                at = next;
-            }
-            at = end;
-        }
-        missing
+        self.0.clone().into_iter().chain([(size, size)]).flat_map(move |(start, end)| {
+            let mut from = std::mem::replace(&mut at, end);
+            std::iter::from_fn(move || {
+                let next = start.min(from.saturating_add(most));
+                (from < start).then(|| std::mem::replace(&mut from, next)..next)
+            })
+        })
     }
 
     /// Validates ranges that were read from the state file, which may have any content.
@@ -202,18 +200,29 @@ mod tests {
     #[test]
     fn ranges_join_and_gaps_are_found() {
         let mut landed = ByteRanges::default();
-        assert_eq!(landed.missing(10, 4), [0..4, 4..8, 8..10]);
+        let missing = |landed: &ByteRanges, most| landed.missing(10, most).collect::<Vec<_>>();
+        assert_eq!(missing(&landed, 4), [0..4, 4..8, 8..10]);
         landed.insert(4..8);
         assert_eq!((landed.prefix(), landed.total()), (0, 4));
-        assert_eq!(landed.missing(10, 3), [0..3, 3..4, 8..10]);
+        assert_eq!(missing(&landed, 3), [0..3, 3..4, 8..10]);
         landed.insert(0..4);
         assert_eq!(landed, ByteRanges(vec![(0, 8)]));
         landed.insert(9..10);
-        assert_eq!(landed.missing(10, 100).first(), Some(&(8..9)));
+        assert_eq!(missing(&landed, 100), [8..9]);
         landed.insert(8..9);
         assert_eq!(landed, ByteRanges(vec![(0, 10)]));
-        assert!(landed.missing(10, 4).is_empty());
-        assert!(ByteRanges::default().missing(0, 4).is_empty());
+        assert!(missing(&landed, 4).is_empty());
+        assert_eq!(ByteRanges::default().missing(0, 4).count(), 0);
+    }
+
+    #[test]
+    fn the_ranges_of_a_huge_blob_take_no_memory() {
+        let mut landed = ByteRanges::default();
+        landed.insert(0..4);
+        let mut missing = landed.missing(u64::MAX, 8);
+        assert_eq!((missing.next(), missing.next()), (Some(4..12), Some(12..20)));
+        landed.insert(4..u64::MAX - 3);
+        assert_eq!(landed.missing(u64::MAX, 8).collect::<Vec<_>>(), [u64::MAX - 3..u64::MAX]);
     }
 
     #[test]
