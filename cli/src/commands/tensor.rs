@@ -30,6 +30,9 @@ use crate::{
 /// Size of one range request, and of one piece to decode. A handful of pieces are in memory at the same time.
 const PIECE_BYTES: u64 = 8 << 20;
 const PIECES_AHEAD: usize = 6;
+/// The largest piece, stored or decoded: a row that is longer than PIECE_BYTES, or a tensor whose rows do not start at
+/// whole bytes.
+const MAX_PIECE_BYTES: u64 = 1 << 30;
 
 #[derive(Deserialize, Serialize)]
 struct Tensors {
@@ -94,7 +97,11 @@ pub(crate) async fn export(connection: &Connection, args: TensorExport) -> Outco
         return Err(Failure::new("too many tensors for one safetensors file")
             .hint("name only the tensors that you need"));
     }
-    let total: u64 = header.len() as u64 + out.entries.iter().map(|entry| entry.size_bytes).sum::<u64>();
+    let total =
+        out.entries.iter().try_fold(header.len() as u64, |sum, entry| sum.checked_add(entry.size_bytes));
+    let total = total.ok_or_else(|| {
+        Failure::new("the tensors are too large for one file").hint("name only the tensors that you need")
+    })?;
     let meter = ui::Meter::bytes("exporting", total);
     out.write(&target, &args.to, &header, &meter).await?;
     meter.end();
@@ -133,8 +140,51 @@ struct Entry {
     size_bytes: u64,
 }
 
+/// The source of an array's bytes.
+enum Content {
+    Stored {
+        digest: Digest,
+        range: Range<u64>,
+    },
+    Decoded(Box<TensorInfo>),
+    /// Decoded in pieces of `step` rows.
+    DecodedRows {
+        tensor: Box<TensorInfo>,
+        rows: u64,
+        step: u64,
+    },
+}
+
+impl Content {
+    /// The pieces in order. They are not collected: the server chooses the size.
+    fn pieces(&self) -> Box<dyn Iterator<Item = Outcome<Piece>> + '_> {
+        match self {
+            Content::Stored { digest, range } => Box::new(
+                split(range.clone(), PIECE_BYTES)
+                    .map(move |range| Ok(Piece::Stored { digest: digest.clone(), range })),
+            ),
+            Content::Decoded(tensor) => Box::new(std::iter::once(Ok(Piece::Decoded(tensor.clone())))),
+            Content::DecodedRows { tensor, rows, step } => {
+                Box::new(split(0..*rows, *step).map(move |rows| {
+                    let piece = tensor.rows(rows.start, rows.end - rows.start).ok_or_else(|| {
+                        Failure::new(format!("tensor `{}` cannot be split into rows", tensor.name))
+                    })?;
+                    Ok(Piece::Decoded(Box::new(piece)))
+                }))
+            }
+        }
+    }
+}
+
+/// Splits a range into ranges of at most `most`.
+fn split(mut range: Range<u64>, most: u64) -> impl Iterator<Item = Range<u64>> {
+    std::iter::from_fn(move || {
+        let next = range.end.min(range.start.saturating_add(most.max(1)));
+        (!range.is_empty()).then(|| std::mem::replace(&mut range.start, next)..next)
+    })
+}
+
 /// The source of the next bytes of the file.
-#[derive(Clone)]
 enum Piece {
     Stored { digest: Digest, range: Range<u64> },
     Decoded(Box<TensorInfo>),
@@ -144,7 +194,7 @@ enum Piece {
 struct Export {
     entries: Vec<Entry>,
     metadata: BTreeMap<String, String>,
-    pieces: Vec<Piece>,
+    contents: Vec<Content>,
     names: HashSet<String>,
 }
 
@@ -187,42 +237,35 @@ impl Export {
         let end = end.ok_or_else(|| {
             Failure::new(format!("the server's description of tensor `{}` is invalid", tensor.name))
         })?;
-        let mut at = part.offset;
-        while at < end {
-            let next = end.min(at + PIECE_BYTES);
-            self.pieces.push(Piece::Stored { digest: digest.clone(), range: at..next });
-            at = next;
-        }
+        self.contents.push(Content::Stored { digest: digest.clone(), range: part.offset..end });
         Ok(())
     }
 
     /// Adds the values as F32, row-major, in pieces of whole rows.
     fn add_decoded(&mut self, tensor: &TensorInfo) -> Outcome {
         let size_bytes = self.add(tensor.name.clone(), Dtype::F32, tensor.shape.clone())?;
-        let Some((columns, leading)) = tensor.shape.split_last().filter(|_| size_bytes > 0) else {
-            if size_bytes > 0 {
-                self.pieces.push(Piece::Decoded(Box::new(tensor.clone())));
-            }
+        if size_bytes == 0 {
             return Ok(());
-        };
-        let rows: u64 = leading.iter().product();
-        let step = (PIECE_BYTES / columns.saturating_mul(4).max(1)).max(1);
-        let mut first = 0;
-        while first < rows {
-            let count = step.min(rows - first);
-            match tensor.rows(first, count) {
-                Some(piece) => self.pieces.push(Piece::Decoded(Box::new(piece))),
-                // Rows that do not start at a byte boundary are decoded in one piece.
-                None if first == 0 => {
-                    self.pieces.push(Piece::Decoded(Box::new(tensor.clone())));
-                    return Ok(());
-                }
-                None => {
-                    return Err(Failure::new(format!("tensor `{}` cannot be split into rows", tensor.name)));
-                }
-            }
-            first += count;
         }
+        let rows = tensor.shape.split_last().map_or(1, |(_, leading)| leading.iter().product::<u64>());
+        let row_bytes = size_bytes / rows;
+        let step = (PIECE_BYTES / row_bytes).max(1);
+        // Rows that do not start at whole bytes are decoded in one piece.
+        let is_whole = tensor.rows(0, step.min(rows)).is_none();
+        let piece_bytes = if is_whole { size_bytes } else { row_bytes.saturating_mul(step.min(rows)) };
+        if piece_bytes > MAX_PIECE_BYTES {
+            let (found, most) = (ui::format_size(piece_bytes), ui::format_size(MAX_PIECE_BYTES));
+            return Err(Failure::new(format!(
+                "tensor `{}` would be decoded in one piece of {found}, expected at most {most}",
+                tensor.name
+            ))
+            .hint("omit --dtype to export it as it is stored, or name the other tensors"));
+        }
+        let tensor = Box::new(tensor.clone());
+        self.contents.push(match is_whole {
+            true => Content::Decoded(tensor),
+            false => Content::DecodedRows { tensor, rows, step },
+        });
         Ok(())
     }
 
@@ -235,8 +278,8 @@ impl Export {
         let mut file = File::create(&part).map_err(failed)?;
         file.write_all(header).map_err(failed)?;
         lode_client::Progress::transferred(meter, header.len() as u64);
-        let mut arriving = futures::stream::iter(self.pieces.iter().cloned())
-            .map(|piece| fetch(target, piece))
+        let mut arriving = futures::stream::iter(self.contents.iter().flat_map(Content::pieces))
+            .map(|piece| async move { fetch(target, piece?).await })
             .buffered(PIECES_AHEAD);
         let written = async {
             while let Some(bytes) = arriving.try_next().await? {
@@ -266,7 +309,11 @@ async fn fetch(target: &Target, piece: Piece) -> Outcome<Bytes> {
             let wrong =
                 || Failure::new(format!("the server's description of tensor `{}` is invalid", tensor.name));
             let mut read = Vec::new();
-            for run in tensor.runs().ok_or_else(wrong)? {
+            let runs = tensor.runs().ok_or_else(wrong)?;
+            if runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.size_bytes)) > MAX_PIECE_BYTES {
+                return Err(wrong());
+            }
+            for run in runs {
                 let end = run.offset.checked_add(run.size_bytes).ok_or_else(wrong)?;
                 read.push(get(run.digest, run.offset..end).await?);
             }
@@ -279,5 +326,63 @@ async fn fetch(target: &Target, piece: Piece) -> Outcome<Bytes> {
             };
             files::blocking(decode).await
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn tensor(dtype: &str, shape: Value, size_bytes: u64) -> TensorInfo {
+        let digest = format!("sha256:{}", "0".repeat(64));
+        let weight = json!({"dtype": dtype, "shape": shape, "offset": 0, "size_bytes": size_bytes});
+        let described = json!({"name": "w", "dtype": dtype, "shape": shape, "size_bytes": size_bytes,
+            "digest": digest, "offset": 0, "parts": {"weight": weight}});
+        serde_json::from_value(described).unwrap()
+    }
+
+    #[test]
+    fn the_pieces_of_huge_tensors_take_no_memory() {
+        let mut out = Export::default();
+        let columns = 1_u64 << 20;
+        let rows = 1_u64 << 38;
+        out.add_stored(&tensor("F32", json!([rows, columns]), 1 << 60)).unwrap();
+        let range_of = |piece| match piece {
+            Piece::Stored { range, .. } => range,
+            Piece::Decoded(_) => panic!("not decoded"),
+        };
+        let first: Vec<_> = out.contents[0].pieces().take(2).map(|piece| range_of(piece.unwrap())).collect();
+        assert_eq!(first, [0..PIECE_BYTES, PIECE_BYTES..2 * PIECE_BYTES]);
+
+        let mut out = Export::default();
+        out.add_decoded(&tensor("F32", json!([rows, columns]), 1 << 60)).unwrap();
+        let shape_of = |piece| match piece {
+            Piece::Decoded(tensor) => tensor.shape,
+            Piece::Stored { .. } => panic!("not stored"),
+        };
+        let first: Vec<_> = out.contents[0].pieces().take(2).map(|piece| shape_of(piece.unwrap())).collect();
+        assert_eq!(first, [[2, columns], [2, columns]]);
+    }
+
+    #[test]
+    fn the_last_piece_is_shorter() {
+        let ranges: Vec<_> = split(1..10, 4).collect();
+        assert_eq!(ranges, [1..5, 5..9, 9..10]);
+        assert_eq!(split(3..3, 4).count(), 0);
+        assert_eq!(split(u64::MAX - 1..u64::MAX, 4).collect::<Vec<_>>(), [u64::MAX - 1..u64::MAX]);
+    }
+
+    #[test]
+    fn a_piece_that_fits_in_no_memory_is_refused() {
+        let elements = MAX_PIECE_BYTES / 4;
+        let mut out = Export::default();
+        out.add_decoded(&tensor("BF16", json!([elements]), 2 * elements)).unwrap();
+        let mut out = Export::default();
+        let refused = out.add_decoded(&tensor("BF16", json!([2, elements + 1]), 4 * (elements + 1)));
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("tensor `w` would be decoded in one piece of"), "{refused}");
+        assert!(refused.contains("omit --dtype"), "{refused}");
     }
 }
