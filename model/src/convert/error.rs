@@ -23,6 +23,10 @@ pub enum ConvertError {
     MissingTensor { tensor: String },
     #[error("tensor `{tensor}` has shape {found:?}, expected {expected}")]
     Shape { tensor: String, found: Vec<u64>, expected: &'static str },
+    #[error(
+        "tensor `{tensor}` has rows of {elements} elements, expected at most {max}; import it without quantising"
+    )]
+    LongRow { tensor: String, elements: u64, max: u64 },
     #[error("tensor `{tensor}` is {dtype}, expected BF16, F16 or F32")]
     NotFloat { tensor: String, dtype: String },
     #[error("tensor `{tensor}` of `{path}` is already {ty}; quantise from F32, F16 or BF16")]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::error::ConvertError;
 use super::file_type::FileType;
 use super::mix::{self, Choice};
-use super::rows::{RowOrder, Rows};
+use super::rows::{MAX_ROW_ELEMENTS, RowOrder, Rows};
 use super::weights::{Values, Weight};
 use crate::gguf::{Header, Metadata, NewTensor, Value};
 use crate::quant::ggml::Type;
@@ -70,7 +70,7 @@ pub(super) fn lay_out(
     let mut segments = vec![Segment::Bytes(header.to_bytes())];
     for (weight, entry) in weights.into_iter().zip(&header.tensors) {
         let length = entry.size_bytes().unwrap_or(0);
-        push(&mut segments, weight, entry.ty);
+        push(&mut segments, weight, entry.ty)?;
         let padding = length.next_multiple_of(header.alignment) - length;
         if padding > 0 {
             segments.push(Segment::Bytes(vec![0; padding as usize]));
@@ -116,7 +116,7 @@ pub(crate) fn format_names(names: &[&str]) -> String {
     }
 }
 
-fn push(segments: &mut Vec<Segment>, weight: Weight, ty: Type) {
+fn push(segments: &mut Vec<Segment>, weight: Weight, ty: Type) -> Result<(), ConvertError> {
     let Weight { name, shape, values, .. } = weight;
     match values {
         Values::Verbatim { path, offset, length } => segments.push(Segment::Range { path, offset, length }),
@@ -133,7 +133,7 @@ fn push(segments: &mut Vec<Segment>, weight: Weight, ty: Type) {
                     path: array.path,
                     offset: array.offset,
                 }));
-                return;
+                return Ok(());
             }
             // A permuted bias is laid out as a column: each of its elements belongs to a row of the
             // projection.
@@ -141,6 +141,9 @@ fn push(segments: &mut Vec<Segment>, weight: Weight, ty: Type) {
                 [_] if order != RowOrder::Same => 1,
                 shape => shape.last().copied().unwrap_or(1),
             };
+            if columns > MAX_ROW_ELEMENTS {
+                return Err(ConvertError::LongRow { tensor: name, elements: columns, max: MAX_ROW_ELEMENTS });
+            }
             segments.push(Segment::Rows(Rows {
                 name,
                 arrays,
@@ -151,5 +154,32 @@ fn push(segments: &mut Vec<Segment>, weight: Weight, ty: Type) {
                 to: ty,
             }));
         }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::safetensors::Dtype;
+    use crate::source::FloatArray;
+
+    #[test]
+    fn long_rows_are_refused() {
+        let check = |shape: &[u64], dtype: Dtype, is_allowed: bool| {
+            let array = FloatArray { path: "model.safetensors".into(), offset: 0, dtype, scales: None };
+            let values = Values::Floats { arrays: vec![array], order: RowOrder::Same, add: 0.0 };
+            let weight =
+                Weight { name: "a.weight".to_owned(), shape: shape.to_vec(), values, kept: Type::F32 };
+            let made = lay_out(Metadata::default(), vec![weight], "q8_0".parse().unwrap());
+            let error = made.err().map(|error| error.to_string());
+            assert_eq!(error.is_none(), is_allowed, "{shape:?} {dtype:?}: {error:?}");
+            assert!(error.is_none_or(|error| error.contains("`a.weight` has rows of 16777248 elements")));
+        };
+        check(&[2, MAX_ROW_ELEMENTS], Dtype::BF16, true);
+        check(&[2, MAX_ROW_ELEMENTS + 32], Dtype::BF16, false);
+        check(&[MAX_ROW_ELEMENTS + 32], Dtype::BF16, false);
+        // An array that is copied is not decoded.
+        check(&[MAX_ROW_ELEMENTS + 32], Dtype::F32, true);
     }
 }

@@ -10,6 +10,8 @@ use crate::source::{ArrayReader, FloatArray, Source};
 
 /// The number of elements that are encoded at a time; a longer row is encoded whole.
 const CHUNK_ELEMENTS: u64 = 1 << 17;
+/// The longest row, which is decoded and encoded in memory. Rows of models are below 2^20 elements.
+pub(super) const MAX_ROW_ELEMENTS: u64 = 1 << 24;
 
 /// The recipe of a tensor.
 #[derive(Clone, Debug, PartialEq)]
