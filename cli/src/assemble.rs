@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs::{File, TryLockError},
-    io::{self, Write},
+    io::{self, Seek, SeekFrom, Write},
     os::unix::fs::FileExt,
     path::Path,
     sync::Arc,
@@ -33,6 +33,8 @@ const WRITE_BYTES: usize = 1 << 20;
 /// After this many bytes the files are synced and the journal is extended.
 const JOURNAL_BYTES: u64 = 256 << 20;
 const JOURNAL: &str = ".lode-pull";
+/// Begins the lines of the journal that name the pull which holds it.
+const PULL_LINE: &str = "pull of ";
 
 /// Statistics of a run.
 #[derive(Debug, Default)]
@@ -215,13 +217,12 @@ impl BlobSource<'_> {
     /// Assembles files that consist of several blobs or pieces of them.
     async fn assemble(&self, folder: &OpenFolder, pending: Vec<PendingFile>) -> Outcome {
         let journal_file = folder.file(JOURNAL);
-        let (parts, mut journal) = files::blocking({
-            let journal_file = journal_file.clone();
-            move || {
-                let (parts, parts_exist) = open_parts(pending)?;
-                let key = journal_key(&parts);
-                Ok::<_, Failure>((parts, Journal::open(journal_file, &key, parts_exist)?))
-            }
+        let target = self.target.to_string();
+        let (parts, mut journal) = files::blocking(move || {
+            let locked = Journal::lock(journal_file)?;
+            let (parts, parts_exist) = open_parts(pending)?;
+            let key = journal_key(&parts);
+            Ok::<_, Failure>((parts, locked.open(&key, parts_exist, &target)?))
         })
         .await?;
         let parts = Arc::new(parts);
@@ -269,7 +270,7 @@ impl BlobSource<'_> {
             files::run_on_all_cores((0..count).collect(), move |at| finish(&finishing[at], &*progress)).await;
         verifying.end();
         // The journal is obsolete, whether the files are complete or invalid.
-        let _gone = journal_file.remove();
+        journal.into_inner().remove();
         finished.map(drop)
     }
 
@@ -395,26 +396,66 @@ struct Journal {
     parts: Arc<Vec<PartFile>>,
 }
 
-impl Journal {
-    fn open(destination: Destination, key: &str, parts_exist: bool) -> Outcome<Journal> {
-        let failed = |error: io::Error| {
-            Failure::with_source(format!("cannot write {}", destination.path().display()), &error)
-        };
-        let text = String::from_utf8(destination.read().unwrap_or_default()).unwrap_or_default();
+/// The journal before it is read. No other process writes it.
+struct LockedJournal {
+    file: File,
+    destination: Destination,
+}
+
+impl LockedJournal {
+    fn failed(&self, error: &io::Error) -> Failure {
+        Failure::with_source(format!("cannot write {}", self.destination.path().display()), error)
+    }
+
+    /// Reads the journal, or begins a new one if it is not for this set of files. `target` is what is pulled.
+    fn open(mut self, key: &str, parts_exist: bool, target: &str) -> Outcome<Journal> {
+        let text = String::from_utf8(self.destination.read().unwrap_or_default()).unwrap_or_default();
         let mut lines = text.lines();
         let resumes = parts_exist && lines.next() == Some(key);
-        // A line that a crash truncated does not parse as a digest.
+        // A line that a crash truncated does not parse as a digest, and neither does one that names a pull.
         let durable_blobs =
             if resumes { lines.filter_map(|line| line.parse().ok()).collect() } else { BTreeSet::new() };
-        let mut file = destination.open_to_append().map_err(failed)?;
+        let mut begin = String::new();
         if !resumes {
-            file.set_len(0).map_err(failed)?;
-            writeln!(file, "{key}").map_err(failed)?;
+            self.file.set_len(0).map_err(|error| self.failed(&error))?;
+            begin = format!("{key}\n");
         } else if !text.ends_with('\n') {
-            writeln!(file).map_err(failed)?;
+            begin.push('\n');
         }
+        begin += &format!("{PULL_LINE}{target} (process {})\n", std::process::id());
+        let end = self.file.seek(SeekFrom::End(0)).and_then(|_| self.file.write_all(begin.as_bytes()));
+        end.map_err(|error| self.failed(&error))?;
+        let LockedJournal { file, destination } = self;
         let parts = Arc::new(Vec::new());
         Ok(Journal { file, destination, durable_blobs, pending: Vec::new(), pending_bytes: 0, parts })
+    }
+}
+
+impl Journal {
+    /// Locks the journal of a folder. Two pulls that write it would take each other's blobs for their own.
+    fn lock(destination: Destination) -> Outcome<LockedJournal> {
+        match destination.open_locked() {
+            Ok(file) => Ok(LockedJournal { file, destination }),
+            Err(TryLockError::WouldBlock) => {
+                let text = String::from_utf8(destination.read().unwrap_or_default()).unwrap_or_default();
+                let other = text.lines().rev().find_map(|line| line.strip_prefix(PULL_LINE));
+                let other: String =
+                    other.unwrap_or("other files").chars().filter(|c| !c.is_control()).collect();
+                let folder = destination.folder().path();
+                Err(Failure::new(format!("the pull of {other} writes to {}", folder.display()))
+                    .hint("wait for it to end, or write to another folder"))
+            }
+            Err(TryLockError::Error(error)) => {
+                Err(Failure::with_source(format!("cannot write {}", destination.path().display()), &error))
+            }
+        }
+    }
+
+    /// Removes the file, unless a file of the model has replaced it.
+    fn remove(self) {
+        if self.destination.is_name_of(&self.file).unwrap_or(false) {
+            let _gone = self.destination.remove();
+        }
     }
 
     async fn add(&mut self, digest: Digest, size: u64) -> Outcome {
@@ -489,13 +530,46 @@ mod tests {
     fn a_journal_is_valid_only_for_the_same_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(JOURNAL);
-        let file = || Destination::at(&path).unwrap();
+        let open = |key: &str, parts_exist: bool| {
+            let locked = Journal::lock(Destination::at(&path).unwrap()).unwrap();
+            locked.open(key, parts_exist, "team/x:v1").unwrap().durable_blobs.len()
+        };
+        let holder = format!("{PULL_LINE}team/x:v1 (process {})\n", std::process::id());
         let digest = Digest::of(Algorithm::Sha256, b"x");
         fs::write(&path, format!("key\n{digest}\nsha256:cut")).unwrap();
-        assert_eq!(Journal::open(file(), "key", true).unwrap().durable_blobs.len(), 1);
-        assert_eq!(Journal::open(file(), "key", false).unwrap().durable_blobs.len(), 0);
+        assert_eq!(open("key", true), 1);
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("key\n{digest}\nsha256:cut\n{holder}"));
+        assert_eq!(open("key", true), 1);
+        assert_eq!(open("key", false), 0);
         fs::write(&path, format!("key\n{digest}\n")).unwrap();
-        assert_eq!(Journal::open(file(), "other", true).unwrap().durable_blobs.len(), 0);
-        assert_eq!(fs::read_to_string(&path).unwrap(), "other\n");
+        assert_eq!(open("other", true), 0);
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("other\n{holder}"));
+    }
+
+    #[test]
+    fn a_second_pull_into_a_folder_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(JOURNAL);
+        let lock = || Journal::lock(Destination::at(&path).unwrap());
+        let mut journal = lock().unwrap().open("key", false, "team/x:v1").unwrap();
+        let refused = lock().err().unwrap().to_string();
+        let expect = format!(
+            "the pull of team/x:v1 (process {}) writes to {}",
+            std::process::id(),
+            folder.path().display()
+        );
+        assert!(refused.contains(&expect), "{refused}");
+        // The journal of the first pull is unchanged, and removed when it ends.
+        journal.file.write_all(b"more\n").unwrap();
+        assert!(fs::read_to_string(&path).unwrap().ends_with(")\nmore\n"));
+        journal.remove();
+        assert!(!path.exists());
+
+        // A file of the model that has replaced the journal is kept.
+        let journal = lock().unwrap().open("key", false, "team/x:v1").unwrap();
+        fs::write(folder.path().join("new"), "content").unwrap();
+        fs::rename(folder.path().join("new"), &path).unwrap();
+        journal.remove();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "content");
     }
 }
