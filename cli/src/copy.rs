@@ -1,10 +1,17 @@
 //! Copies manifests and blobs between repositories and registries.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::HashSet,
+    fs::{File, TryLockError},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use futures::{StreamExt, TryStreamExt};
-use lode_client::{BlobInfo, Offer, Progress, RawManifest};
+use lode_client::{BlobInfo, Destination, Offer, Progress, RawManifest};
 use lode_model::{
+    digest::Digest,
     manifest::{Descriptor, Manifest},
     reference::Reference,
 };
@@ -143,19 +150,94 @@ impl<'a> Copy<'a> {
         // Download to a file first: the blob is verified before it is uploaded, and the copy does not need
         // two connections at once.
         let folder = connect::cache_folder().unwrap_or_else(std::env::temp_dir).join("copies");
-        std::fs::create_dir_all(&folder)
-            .map_err(|error| Failure::with_source(format!("cannot create {}", folder.display()), &error))?;
-        let path = folder.join(blob.digest.hex());
+        let staged = StagedBlob::in_folder(&folder, &blob.digest)
+            .map_err(|error| Failure::with_source(format!("cannot write to {}", folder.display()), &error))?;
+        let path = staged.path.clone();
         let silent: Arc<dyn Progress> = Arc::new(lode_client::NoProgress);
         let content = Arc::new(FileContent { path: path.clone(), size: blob.size });
         let blob = BlobInfo { digest: blob.digest, size_bytes: blob.size };
         source.registry.blob_pull_to_file(&source.repository, &blob, &path, silent).await?;
         let sent = destination.registry.upload_send(upload, content, self.meter.clone()).await;
-        files::blocking(move || {
-            let _gone = std::fs::remove_file(path);
-        })
-        .await;
+        files::blocking(move || drop(staged)).await;
         sent?;
         Ok(true)
+    }
+}
+
+/// The most copies of one blob at a time.
+const MAX_COPIES: usize = 64;
+
+/// The file that has a blob between its download and its upload. Only one copy uses it at a time. It is removed at the
+/// end; an incomplete download stays, so that a repeated copy resumes it.
+struct StagedBlob {
+    path: PathBuf,
+    lock: Destination,
+    _locked: File,
+}
+
+impl StagedBlob {
+    /// Locks the first file for this blob that no other copy uses.
+    fn in_folder(folder: &Path, digest: &Digest) -> io::Result<StagedBlob> {
+        std::fs::create_dir_all(folder)?;
+        for number in 0..MAX_COPIES {
+            let name = match number {
+                0 => digest.hex().to_owned(),
+                _ => format!("{}-{number}", digest.hex()),
+            };
+            let lock = Destination::at(&folder.join(format!("{name}.lock")))?;
+            match lock.open_locked() {
+                Ok(locked) => return Ok(StagedBlob { path: folder.join(name), lock, _locked: locked }),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
+        }
+        Err(io::Error::other(format!(
+            "{MAX_COPIES} other copies of {digest} are in progress; wait for them to end"
+        )))
+    }
+}
+
+impl Drop for StagedBlob {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_file(&self.path);
+        let _gone = self.lock.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use lode_model::digest::Algorithm;
+
+    use super::*;
+
+    #[test]
+    fn two_copies_of_a_blob_have_files_of_their_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let digest = Digest::of(Algorithm::Sha256, b"x");
+        let stage = || StagedBlob::in_folder(&folder.path().join("copies"), &digest).unwrap();
+        let names = || {
+            let entries = fs::read_dir(folder.path().join("copies")).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+        };
+        let (first, second) = (stage(), stage());
+        assert_ne!(first.path, second.path);
+        fs::write(&first.path, "x").unwrap();
+        fs::write(&second.path, "x").unwrap();
+        // The end of one copy leaves the file of the other.
+        drop(second);
+        assert_eq!(fs::read_to_string(&first.path).unwrap(), "x");
+        let shared = first.path.clone();
+        drop(first);
+        assert_eq!(names(), [""; 0]);
+
+        // A repeated copy finds what an incomplete one has fetched.
+        let failed = stage();
+        assert_eq!(failed.path, shared);
+        fs::write(failed.path.with_extension("part"), "x").unwrap();
+        drop(failed);
+        assert_eq!(names(), [format!("{}.part", digest.hex())]);
+        assert_eq!(stage().path, shared);
     }
 }
