@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::error::ImportError;
-use super::files::{CONFIG, read_file};
+use super::files::{CONFIG, HeaderBudget, read_file};
 use super::mlx::{self, MlxQuantisation};
 use crate::formats::weight_format::WeightFormat;
 use crate::gguf::PartName;
@@ -23,6 +23,9 @@ use crate::tensor::{self, Tensor, TensorError};
 const MAIN_INDEX: &str = "model.safetensors.index.json";
 const MAIN_FILE: &str = "model.safetensors";
 const END: &str = ".safetensors";
+
+/// Limit for the headers of all files together, in bytes. They have about 100 bytes per tensor.
+const MAX_HEADERS_BYTES: u64 = 128 << 20;
 
 /// The file that marks a folder as an image model, and the file names of components that are stored in one
 /// file.
@@ -95,6 +98,14 @@ struct Index {
 }
 
 pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoint, ImportError> {
+    read_within(source, files, HeaderBudget::new(MAX_HEADERS_BYTES))
+}
+
+fn read_within(
+    source: &dyn Source,
+    files: &[SourceFile],
+    mut budget: HeaderBudget,
+) -> Result<Checkpoint, ImportError> {
     let at_top = |suffix: &'static str| {
         files.iter().filter(move |file| file.path.ends_with(suffix) && !file.path.contains('/'))
     };
@@ -134,6 +145,7 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
         // Headers are checked even if the file is stored whole, so that damage does not go unnoticed.
         let mut shard = read_shard(source, file, mlx.as_ref(), &mut notices)?;
         if is_shard(file) {
+            budget.take(&file.path, shard.front.len() as u64)?;
             if is_image_model && let Some((component, _)) = file.path.rsplit_once('/') {
                 shard
                     .tensors
@@ -288,4 +300,27 @@ fn read_shard(
     };
     let metadata = header.metadata().clone();
     Ok(Shard { path: file.path.as_str().into(), front, metadata, tensors, is_changed: false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Folder, safetensors};
+    use super::*;
+
+    #[test]
+    fn the_headers_of_all_shards_have_a_limit() {
+        let shard = |name: &str| safetensors(&[(name, Dtype::BF16, &[2])]);
+        let folder = Folder::default()
+            .with("a.safetensors", shard("a.weight"))
+            .with("b.safetensors", shard("b.weight"))
+            .with("other/c.safetensors", shard("c.weight"));
+        let mut files = folder.files();
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        let header_bytes = shard("a.weight").len() as u64 - 4;
+        let read = |limit| read_within(&folder, &files, HeaderBudget::new(limit));
+        // Files that are stored whole do not count: their headers are not kept.
+        assert_eq!(read(2 * header_bytes).unwrap().shards.len(), 2);
+        let error = read(2 * header_bytes - 1).err().unwrap().to_string();
+        assert!(error.contains("the headers of the files up to `b.safetensors`"), "{error}");
+    }
 }

@@ -30,6 +30,10 @@ pub enum ImportError {
     Read { path: String, source: io::Error },
     #[error("`{path}` is larger than {limit} bytes, the limit for such files")]
     TooLarge { path: String, limit: u64 },
+    #[error(
+        "the headers of the files up to `{path}` have more than {limit} bytes together, the limit of an import; import fewer files"
+    )]
+    HeadersTooLarge { path: String, limit: u64 },
     #[error("`{path}` is malformed")]
     Header { path: String, source: HeaderError },
     #[error("`{path}` is malformed")]

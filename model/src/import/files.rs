@@ -17,6 +17,34 @@ pub const MAX_JSON_BYTES: u64 = 64 * 1024 * 1024;
 /// real ones have a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 4 * 1024 * 1024;
 
+/// Bounds the headers that an import keeps in memory. Each header has a limit of its own, and a folder may have
+/// thousands of them.
+pub(super) struct HeaderBudget {
+    limit: u64,
+    left: u64,
+}
+
+impl HeaderBudget {
+    pub(super) fn new(limit: u64) -> HeaderBudget {
+        HeaderBudget { limit, left: limit }
+    }
+
+    pub(super) fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Counts the header of the file at `path`.
+    pub(super) fn take(&mut self, path: &str, header_bytes: u64) -> Result<(), ImportError> {
+        self.left = self.left.checked_sub(header_bytes).ok_or_else(|| self.exceeded(path))?;
+        Ok(())
+    }
+
+    /// The error for a file whose header is longer than what is left.
+    pub(super) fn exceeded(&self, path: &str) -> ImportError {
+        ImportError::HeadersTooLarge { path: path.to_owned(), limit: self.limit }
+    }
+}
+
 /// Checks the paths of a sorted list of files.
 pub(super) fn check_files(files: &[SourceFile]) -> Result<(), ImportError> {
     if files.is_empty() {

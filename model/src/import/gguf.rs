@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 
 use super::check;
 use super::error::ImportError;
+use super::files::HeaderBudget;
 use super::gguf_conversion::{self, PlannedGguf};
 use super::gguf_part::{Part, annotations, config};
 use super::plan::{Options, Plan, PlannedLayer};
 use super::quantize::Quantize;
 use super::whole_file::{push_assembled, push_side_files, push_whole};
 use crate::formats::weight_format::WeightFormat;
-use crate::gguf::{self, Header, PartName, ReadError};
+use crate::gguf::{self, Header, HeaderError, PartName, ReadError};
 use crate::media_type;
 use crate::source::{Source, SourceFile};
 
@@ -29,6 +30,8 @@ const KNOWN: [&str; 11] = [
     "nomic-bert",
     "gemma-embedding",
 ];
+/// Limit for the headers of all files together, in bytes. A vocabulary takes up to about 10 MB.
+const MAX_HEADERS_BYTES: u64 = gguf::MAX_HEADER_BYTES;
 /// The hyper-parameters that every transformer has.
 const HYPER_PARAMETERS: [&str; 3] = ["block_count", "embedding_length", "attention.head_count"];
 
@@ -43,10 +46,11 @@ pub(super) fn plan(
         let path = ggufs.first().map(|file| file.path.clone()).unwrap_or_default();
         ImportError::QuantizeGguf { path, quantize }
     };
+    let mut budget = HeaderBudget::new(MAX_HEADERS_BYTES);
     let mut models: BTreeMap<&str, Vec<Part>> = BTreeMap::new();
     let (mut projectors, mut adapters) = (Vec::new(), Vec::new());
     for file in ggufs.iter().copied() {
-        let part = Part { file: file.clone(), header: read(source, file)? };
+        let part = Part { file: file.clone(), header: read(source, file, &mut budget)? };
         if part.header.metadata.is_projector() {
             projectors.push(part);
         } else if part.header.metadata.is_adapter() {
@@ -118,13 +122,19 @@ fn watch_last_layer(layers: &mut [PlannedLayer], header: &Header) {
     }
 }
 
-fn read(source: &dyn Source, file: &SourceFile) -> Result<Header, ImportError> {
+fn read(source: &dyn Source, file: &SourceFile, budget: &mut HeaderBudget) -> Result<Header, ImportError> {
     let path = || file.path.clone();
     let opened = source.open(&file.path).map_err(|source| ImportError::Read { path: path(), source })?;
-    Header::read(&*opened).map_err(|error| match error {
+    let left = budget.left();
+    let header = Header::read_up_to(&*opened, left).map_err(|error| match error {
+        ReadError::Header(HeaderError::TooLong { .. }) if left < MAX_HEADERS_BYTES => {
+            budget.exceeded(&file.path)
+        }
         ReadError::Header(source) => ImportError::Gguf { path: path(), source },
         ReadError::Read(source) => ImportError::Read { path: path(), source },
-    })
+    })?;
+    budget.take(&file.path, header.data_start.min(file.size))?;
+    Ok(header)
 }
 
 fn notices(model: &[Part], adapters: &[Part]) -> Vec<String> {
@@ -158,4 +168,33 @@ fn notices(model: &[Part], adapters: &[Part]) -> Vec<String> {
         }
     }
     notices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Folder;
+    use super::*;
+    use crate::gguf::{Array, Metadata, NewTensor};
+
+    #[test]
+    fn the_headers_of_all_files_have_a_limit() {
+        let mut metadata = Metadata::new();
+        let tokens: Array = Array::String((0..10_000).map(|id| format!("token {id}")).collect());
+        metadata.set("tokenizer.ggml.tokens", tokens);
+        let header = Header::new(metadata, Vec::<NewTensor>::new()).unwrap().to_bytes();
+        let size = header.len() as u64;
+        let folder = Folder::default().with("a.gguf", header.clone()).with("b.gguf", header);
+        let file = |path: &str| SourceFile { path: path.to_owned(), size };
+        let read_both = |limit| {
+            let mut budget = HeaderBudget::new(limit);
+            read(&folder, &file("a.gguf"), &mut budget)?;
+            read(&folder, &file("b.gguf"), &mut budget)
+        };
+        assert!(read_both(2 * size).is_ok());
+        // The second header is too long already while it is read, or only as a whole.
+        for limit in [size + 100_000, 2 * size - 1] {
+            let error = read_both(limit).err().unwrap().to_string();
+            assert!(error.contains("the headers of the files up to `b.gguf`"), "{limit}: {error}");
+        }
+    }
 }
