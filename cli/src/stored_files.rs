@@ -16,7 +16,7 @@ use crate::{
     ui,
 };
 
-/// Limit for a file view, which contains the headers of its files.
+/// Limit in bytes for a file view, which contains the headers of its files.
 const MAX_VIEW: u64 = 1 << 30;
 
 /// The files of a model or another artifact, and the blobs that they consist of.
@@ -64,8 +64,14 @@ pub(crate) fn last_part(target: &Target) -> &str {
 async fn entries(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
     let about = |error: FileViewError| Failure::with_source(format!("the files of {target}"), &error);
     if let Some(view) = FileView::find(manifest) {
-        let bytes =
-            target.registry.blob_bytes(&target.repository, &view.digest, view.size.min(MAX_VIEW)).await?;
+        if view.size > MAX_VIEW {
+            let (found, most) = (ui::format_size(view.size), ui::format_size(MAX_VIEW));
+            return Err(Failure::new(format!(
+                "the list of the files of {target} has {found}, expected at most {most}"
+            ))
+            .hint(format!("`lode tensor export {target} --to FILE` writes its tensors")));
+        }
+        let bytes = target.registry.blob_bytes(&target.repository, &view.digest, view.size).await?;
         let view = FileView::parse(&bytes).map_err(about)?;
         return files::from_view(view, manifest).map_err(about);
     }
@@ -90,5 +96,28 @@ pub(crate) fn shown(names: &[String]) -> String {
     match names.len().saturating_sub(SHOWN) {
         0 => format!("its files are {list}"),
         more => format!("its files are {list} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lode_model::{files_view::LAYER_NAME, media_type};
+    use serde_json::json;
+
+    use super::*;
+    use crate::{args::Global, connect::Connection};
+
+    #[tokio::test]
+    async fn a_view_that_is_too_large_is_not_requested() {
+        let connection =
+            Connection::new(&Global { host: "http://127.0.0.1:1".to_owned(), ..Global::default() });
+        let target = connection.unwrap().target("team/x").unwrap();
+        let layer = |size: u64| json!({"mediaType": media_type::OLLAMA_JSON, "digest": Digest::sha256(b"x"), "size": size, "name": LAYER_NAME});
+        let manifest = json!({"schemaVersion": 2, "mediaType": media_type::DOCKER_MANIFEST,
+            "config": layer(2), "layers": [layer(MAX_VIEW + 1)]});
+        let manifest = Manifest::parse(None, manifest.to_string().as_bytes()).unwrap();
+        let error = entries(&target, &manifest).await.unwrap_err().to_string();
+        assert!(error.contains("the list of the files of team/x:latest has 1.1 GB"), "{error}");
+        assert!(error.contains("lode tensor export"), "{error}");
     }
 }
