@@ -371,7 +371,7 @@ mod tests {
         let ranges: Vec<_> = split(1..10, 4).collect();
         assert_eq!(ranges, [1..5, 5..9, 9..10]);
         assert_eq!(split(3..3, 4).count(), 0);
-        assert_eq!(split(u64::MAX - 1..u64::MAX, 4).collect::<Vec<_>>(), [u64::MAX - 1..u64::MAX]);
+        assert_eq!(split(u64::MAX - 1..u64::MAX, 4).last(), Some(u64::MAX - 1..u64::MAX));
     }
 
     #[test]
