@@ -231,10 +231,12 @@ async fn finish(
             ("failed", Some(error.public_message()))
         }
     };
-    let progress = to_json(&control.progress());
+    // A run that ends before its work begins keeps the progress of the one before.
+    let progress = control.progress();
+    let progress = (!progress.phase.is_empty()).then(|| to_json(&progress));
     let end = JobEnd {
         state,
-        progress: Some(&progress),
+        progress: progress.as_deref(),
         result: outcome.as_ref().ok().map(String::as_str),
         problem: problem.as_deref(),
     };
