@@ -3,7 +3,7 @@
 
 use lode_tests::artifact::{Image, fresh_seed, sha256};
 use lode_tests::checkpoint::{demo, read_folder};
-use lode_tests::command::CommandOutput;
+use lode_tests::command::{CommandOutput, wait_for};
 use lode_tests::oci::{IMAGE_INDEX, IMAGE_MANIFEST, Registry};
 use lode_tests::server::Server;
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ async fn every_repository_tag_and_manifest_is_listed() {
     assert!(text.starts_with("REPOSITORY") && text.lines().nth(1).unwrap().ends_with('Z'), "{text}");
 
     // A server indexes an image shortly after its push.
-    let kinds = lode_tests::command::wait_for("the kinds are known", || async {
+    let kinds = wait_for("the kinds are known", || async {
         let tags = entries(lode.run(&["tag", "list", "team/image", "--json"]).await, "tags");
         let kinds: Vec<String> = tags.iter().map(|tag| tag["kind"].as_str().unwrap().to_owned()).collect();
         (!kinds.contains(&"pending".to_owned())).then_some(kinds)
@@ -85,7 +85,12 @@ async fn models_are_found_by_words_and_facts() {
     lode.create("team/mini-q4", &demo(), &["--quantize", "q4_K_M"]).await.expect_success();
     Image::random(fresh_seed(), 1, 1000).push(&server.registry(), "ops/image", "v1").await;
 
-    let found = lode.run(&["search", "--sort", "name"]).await.expect_success().stdout;
+    // An image counts as a model until it is indexed, shortly after its push.
+    let found = wait_for("the image is indexed", || async {
+        let found = lode.run(&["search", "--sort", "name"]).await.expect_success().stdout;
+        (!found.contains("ops/image")).then_some(found)
+    })
+    .await;
     let lines: Vec<&str> = found.lines().collect();
     assert!(
         lines.len() == 3 && lines[0].starts_with("NAME ") && lines[1].starts_with("team/mini "),
