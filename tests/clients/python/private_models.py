@@ -86,12 +86,13 @@ del os.environ["OLLAMA_API_KEY"]
 
 # 2. A reader may not change anything.
 reading = Ollama(reader).client
-for change in [
-    lambda: reading.create("alice/new", from_=PRIVATE),
-    lambda: reading.copy(PRIVATE, "alice/new"),
-    lambda: reading.delete(PRIVATE),
+for change, access in [
+    (lambda: reading.create("alice/new", from_=PRIVATE), "write"),
+    (lambda: reading.copy(PRIVATE, "alice/new"), "write"),
+    (lambda: reading.delete(PRIVATE), "maintain"),
 ]:
-    refused(change, ollama.ResponseError, "not allowed (status code: 403)", status_code=403)
+    message = f"not allowed: the token or key is limited; it needs one with the access `{access}`"
+    refused(change, ollama.ResponseError, f"{message} (status code: 403)", status_code=403)
 
 # 3. A stranger: what is private looks missing.
 for model in [PRIVATE, MISSING]:
