@@ -79,18 +79,25 @@ impl Store {
     /// `first`.
     pub(super) fn is_listed(&self, column: &str, first: usize) -> String {
         let column = self.in_bytes(column);
-        let namespace = match self.0 {
-            Engine::Sqlite(_) => format!("substr({column}, 1, instr({column} || '/', '/') - 1) || '/*'"),
-            Engine::Postgres(_) => format!("split_part({column}, '/', 1) || '/*'"),
-        };
         let [all, visibility, subjects, targets] = [first, first + 1, first + 2, first + 3];
+        let subjects = format!("(select value from json_each(${subjects}))");
+        let (namespace, is_subject) = match self.0 {
+            Engine::Sqlite(_) => (
+                format!("substr({column}, 1, instr({column} || '/', '/') - 1) || '/*'"),
+                format!("g.subject in {subjects}"),
+            ),
+            // As an array it is read once. A subquery would be joined for each repository, in twice the time.
+            Engine::Postgres(_) => {
+                (format!("split_part({column}, '/', 1) || '/*'"), format!("g.subject = any(array{subjects})"))
+            }
+        };
         format!(
             "(cast(${all} as bigint) = 1
               or ((coalesce((select v.visibility from visibilities v where v.target = {column}),
                             (select v.visibility from visibilities v where v.target = {namespace}), 0)
                        >= cast(${visibility} as bigint)
                    or exists (select 1 from grants g where g.target in ({column}, {namespace})
-                       and g.subject in (select value from json_each(${subjects}))))
+                       and {is_subject}))
                   and (cast(${targets} as text) = '[]'
                        or {column} in (select value from json_each(${targets}))
                        or {namespace} in (select value from json_each(${targets})))))"
