@@ -33,8 +33,8 @@ pub(crate) const INTERACTIVE_RETRY: RetryPolicy =
 /// How many blobs are transferred at a time.
 const MAX_CONCURRENT_BLOBS: usize = 4;
 
-/// The bytes of another server's blob as the body of an upload, and a guard that ends it. An upload goes on if its
-/// caller is dropped, but its body must not: it would keep the connection to the other server for as long as that
+/// The bytes of another server's blob as the body of an upload, and a guard that ends it. An upload continues if
+/// its caller is dropped, but its body must not: it would keep the connection to the other server for as long as that
 /// one lets it wait. The upload of a body that ended early is refused for its length.
 pub(super) fn body_while_held(
     bytes: impl Stream<Item = Result<Bytes, lode_client::Error>> + Send + 'static,

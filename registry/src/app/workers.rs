@@ -273,8 +273,7 @@ impl Registry {
             Some(_) => Err(Error::Unauthorized),
             None if proof.is_local && self.is_open().await? => Ok(()),
             None => {
-                let needs = "a worker on another machine needs a token; set LODE_WORKER_TOKEN on the server and on the \
-                             worker";
+                let needs = "a worker needs a token; set LODE_WORKER_TOKEN on the server and on the worker";
                 Err(Error::Denied { needs: needs.to_owned() })
             }
         }

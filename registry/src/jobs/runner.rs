@@ -25,7 +25,7 @@ const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// How many servers may stop while they run a job before it counts as failed. One that stops in an orderly way
 /// returns its job to the queue.
-const MAX_ATTEMPTS: i64 = 3;
+const MAX_LOST_RUNS: i64 = 3;
 /// How long a stopping server waits for a job to reach a point where it can end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long finished jobs are kept, and how many of them.
@@ -114,8 +114,8 @@ async fn run_claimed(
     if row.cancelled != 0 {
         return finish(registry, run, control, Err(Error::Cancelled.into())).await;
     }
-    if row.lost_runs >= MAX_ATTEMPTS {
-        let problem = format!("{MAX_ATTEMPTS} servers stopped while running this job");
+    if row.lost_runs >= MAX_LOST_RUNS {
+        let problem = format!("{MAX_LOST_RUNS} servers stopped while running this job");
         let end = JobEnd { state: "failed", progress: None, result: None, problem: Some(&problem) };
         return store.job_finish(run, &end).await.map(drop);
     }
