@@ -5,8 +5,11 @@ import pathlib
 import shutil
 import subprocess
 import time
+import urllib.error
+import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
 
 
 class Skip(Exception):
@@ -33,3 +36,15 @@ def wait_until(what, fact, seconds=120):
     while not fact():
         assert time.monotonic() < end, f"not within {seconds} s: {what}"
         time.sleep(0.1)
+
+
+def status(url):
+    """The status of a response, or None without a response."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=5) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None

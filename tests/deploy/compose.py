@@ -13,12 +13,9 @@ import re
 import shlex
 import signal
 import subprocess
-import urllib.error
 import urllib.request
 
-from checks import ROOT, Skip, need, run, wait_until
-
-DEPLOY = ROOT / "deploy"
+from checks import DEPLOY, ROOT, Skip, need, run, status, wait_until
 
 
 def load(environment):
@@ -191,17 +188,6 @@ class Services:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(20)
             process.kill()
-
-
-def status(url):
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=5) as response:
-            return response.status
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return None
 
 
 def read(url):
