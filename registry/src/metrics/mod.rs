@@ -7,6 +7,7 @@ use std::future::Future;
 use std::sync::{LazyLock, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use futures::future::BoxFuture;
 use http::{Method, StatusCode};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -269,18 +270,23 @@ impl PoolWait {
 }
 
 /// Measures one query, in a span of its own when tracing is enabled.
-pub(crate) async fn database<T, E>(
+///
+/// sqlx's futures are deep and large. As a trait object they are not part of the callers' futures: otherwise the compiler
+/// proves again for each function above them, up to the handler, that they can be sent between threads.
+pub(crate) fn database<'a, T, E>(
     operation: &'static str,
-    work: impl Future<Output = Result<T, E>>,
-) -> Result<T, E> {
-    let span = tracing::debug_span!("database", otel.name = operation, otel.kind = "client");
-    let started = Instant::now();
-    let result = work.instrument(span).await;
-    histogram!(DATABASE_SECONDS, "operation" => operation).record(started.elapsed());
-    if result.is_err() {
-        counter!(DATABASE_ERRORS, "operation" => operation).increment(1);
-    }
-    result
+    work: impl Future<Output = Result<T, E>> + Send + 'a,
+) -> BoxFuture<'a, Result<T, E>> {
+    Box::pin(async move {
+        let span = tracing::debug_span!("database", otel.name = operation, otel.kind = "client");
+        let started = Instant::now();
+        let result = work.instrument(span).await;
+        histogram!(DATABASE_SECONDS, "operation" => operation).record(started.elapsed());
+        if result.is_err() {
+            counter!(DATABASE_ERRORS, "operation" => operation).increment(1);
+        }
+        result
+    })
 }
 
 /// Measures one storage operation, in a span of its own when tracing is enabled.

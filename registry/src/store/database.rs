@@ -55,8 +55,7 @@ macro_rules! measured {
     ($run:expr) => {{
         fn here() {}
         let operation = $crate::metrics::function_name(::std::any::type_name_of_val(&here));
-        // Boxed: sqlx's futures are deep and large, and every caller would carry them.
-        $crate::metrics::database(operation, ::std::boxed::Box::pin(async { $run })).await
+        $crate::metrics::database(operation, async { $run }).await
     }};
 }
 pub(crate) use measured;
@@ -240,11 +239,10 @@ impl Store {
         let begun = async {
             Ok::<_, sqlx::Error>(match &self.0 {
                 Engine::Sqlite(pools) => {
-                    Engine::Sqlite(SQLITE_WAIT.measure(Box::pin(begin_sqlite(&pools.write))).await?)
+                    Engine::Sqlite(SQLITE_WAIT.measure(begin_sqlite(&pools.write)).await?)
                 }
                 Engine::Postgres(pool) => {
-                    let begun = Box::pin(postgres::with_timeout(pool.begin()));
-                    Engine::Postgres(POSTGRES_WAIT.measure(begun).await?)
+                    Engine::Postgres(POSTGRES_WAIT.measure(postgres::with_timeout(pool.begin())).await?)
                 }
             })
         };

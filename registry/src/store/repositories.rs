@@ -248,10 +248,11 @@ impl Store {
         repository: &Repository,
         digests: impl IntoIterator<Item = &Digest>,
     ) -> Result<BTreeMap<Digest, Vec<Tag>>, Error> {
+        let digests = digest_list(digests);
         let rows: Vec<(String, String)> = query!(self.read(), c => sqlx::query_as(
             "select digest, name from tags
              where repository = $1 and digest in (select value from json_each($2)) order by name")
-            .bind(repository.as_str()).bind(digest_list(digests)).fetch_all(c).await)?;
+            .bind(repository.as_str()).bind(digests).fetch_all(c).await)?;
         let mut tags: BTreeMap<Digest, Vec<Tag>> = BTreeMap::new();
         for (digest, name) in rows {
             tags.entry(parse_stored("digest", &digest)?).or_default().push(parse_stored("tag", &name)?);
