@@ -2,7 +2,6 @@
 //! The middleware around them is in `layers.rs`.
 
 use axum::Router;
-use axum::routing::{delete, get, patch, post, put};
 
 use crate::api::copy::copy;
 use crate::api::inference::passthrough_route;
@@ -13,6 +12,7 @@ use crate::api::{
 };
 use crate::gateway::Gateway;
 use crate::http::Failure;
+use crate::http::methods::{delete, get, head, patch, post, put};
 use crate::http::model_name;
 use crate::http::state::ServerState;
 use crate::layers::Layers;
@@ -45,15 +45,19 @@ pub(crate) fn service(registry: Registry) -> Result<Layers, OpenError> {
 /// docker, oras, skopeo, crane, ollama and workers.
 fn distribution() -> Router<ServerState> {
     use oci::{blobs, catalog, manifests, referrers, support, tags, token, uploads};
-    let manifest = get(manifests::get).put(manifests::put).delete(manifests::delete);
-    let upload = get(uploads::get).patch(uploads::patch).put(uploads::put).delete(uploads::delete);
+    let blob = get(blobs::get).merge(head(blobs::head)).merge(delete(blobs::delete));
+    let manifest = get(manifests::get).merge(put(manifests::put)).merge(delete(manifests::delete));
+    let upload = get(uploads::get)
+        .merge(patch(uploads::patch))
+        .merge(put(uploads::put))
+        .merge(delete(uploads::delete));
     Router::new()
         .route("/v2", get(support::get))
         .route("/v2/", get(support::get))
-        .route("/token", get(token::get).post(token::post))
+        .route("/token", get(token::get).merge(post(token::post)))
         .route("/v2/_oci/ext/discover", get(support::extensions))
         .route("/v2/_catalog", get(catalog::list))
-        .route("/v2/{name}/blobs/{digest}", get(blobs::get).head(blobs::head).delete(blobs::delete))
+        .route("/v2/{name}/blobs/{digest}", blob)
         .route("/v2/{name}/blobs/uploads", post(uploads::post))
         .route("/v2/{name}/blobs/uploads/", post(uploads::post))
         .route("/v2/{name}/blobs/uploads/{id}", upload)
@@ -71,7 +75,7 @@ fn ollama_api() -> Router<ServerState> {
         .route("/api/delete", delete(ollama::delete))
         .route("/api/copy", copy(model_name::parse))
         .route("/api/create", post(ollama::create::post))
-        .route("/api/blobs/{digest}", post(ollama::blobs::post).head(ollama::blobs::head))
+        .route("/api/blobs/{digest}", post(ollama::blobs::post).merge(head(ollama::blobs::head)))
         .route("/api/pull", post(ollama::pull::post))
         .route("/api/push", post(ollama::push::post))
         .route("/api/ps", get(ps::list))
@@ -95,7 +99,7 @@ fn openai_api() -> Router<ServerState> {
         .route("/v1/embeddings", post(openai::embeddings::post))
         .route("/v1/responses", post(openai::responses::post))
         .route("/v1/responses/input_tokens", post(openai::responses::count_tokens))
-        .route("/v1/responses/{id}", get(openai::responses::stored).delete(openai::responses::stored))
+        .route("/v1/responses/{id}", get(openai::responses::stored).merge(delete(openai::responses::stored)))
         .route("/v1/responses/{id}/cancel", post(openai::responses::stored))
         .route("/v1/responses/{id}/input_items", get(openai::responses::stored))
 }
@@ -114,8 +118,9 @@ fn rerank_api() -> Router<ServerState> {
 
 /// The CLI, workers and scripts. Names here have any number of parts, and may end in a digest.
 fn lode_api() -> Router<ServerState> {
-    let tag_history = get(repositories::tag_history).post(repositories::move_tag_back);
-    let member = put(access::add_member).delete(access::remove_member);
+    let account = patch(access::change_account).merge(delete(access::delete_account));
+    let tag_history = get(repositories::tag_history).merge(post(repositories::move_tag_back));
+    let member = put(access::add_member).merge(delete(access::remove_member));
     Router::new()
         .route("/lode/v1/openapi.json", get(openapi::get))
         .route("/lode/v1/search", get(search::get))
@@ -125,12 +130,12 @@ fn lode_api() -> Router<ServerState> {
         .route("/lode/v1/repositories/{name}/history", tag_history)
         .route("/lode/v1/repositories/{name}/pulls", get(repositories::pulls))
         .route("/lode/v1/repositories/{name}/retention", get(rules::retention))
-        .route("/lode/v1/models", get(models::list).post(ollama::create::start))
+        .route("/lode/v1/models", get(models::list).merge(post(ollama::create::start)))
         .route("/lode/v1/import", post(import::start))
         .route("/lode/v1/models/{name}/{reference}", get(models::show))
         .route("/lode/v1/tensors/{name}/{reference}", get(models::tensors))
         .route("/lode/v1/files/{name}/{reference}", get(files::list))
-        .route("/lode/v1/card/{name}/{reference}", get(cards::get).put(cards::put))
+        .route("/lode/v1/card/{name}/{reference}", get(cards::get).merge(put(cards::put)))
         .route("/lode/v1/diff/{name}/{reference}", get(diff::get))
         .route("/lode/v1/lineage/{name}/{reference}", get(models::lineage))
         .route("/lode/v1/blobs", get(blobs::get))
@@ -142,45 +147,45 @@ fn lode_api() -> Router<ServerState> {
         .route("/lode/v1/rerank", passthrough_route("/api/rerank", model_name::parse_any))
         .route("/lode/v1/score", passthrough_route("/lode/v1/score", model_name::parse_any))
         .route("/lode/v1/ps", get(ps::page))
-        .route("/lode/v1/workers", get(workers::list).post(workers::register))
-        .route("/lode/v1/workers/{id}", put(workers::heartbeat).delete(workers::leave))
-        .route("/lode/v1/workers/{id}/drain", put(workers::drain).delete(workers::resume))
+        .route("/lode/v1/workers", get(workers::list).merge(post(workers::register)))
+        .route("/lode/v1/workers/{id}", put(workers::heartbeat).merge(delete(workers::leave)))
+        .route("/lode/v1/workers/{id}/drain", put(workers::drain).merge(delete(workers::resume)))
         .route("/lode/v1/status", get(status::get))
         .route("/lode/v1/webhooks", get(webhooks::list))
         .route("/lode/v1/webhooks/{id}/retry", post(webhooks::retry))
-        .route("/lode/v1/gc", get(maintenance::waiting).post(maintenance::gc))
+        .route("/lode/v1/gc", get(maintenance::waiting).merge(post(maintenance::gc)))
         .route("/lode/v1/gc/removals", get(maintenance::removals))
         .route("/lode/v1/gc/undo", post(maintenance::undo))
         .route("/lode/v1/fsck", post(maintenance::fsck))
         .route("/lode/v1/me", get(access::me))
-        .route("/lode/v1/accounts", get(access::accounts).post(access::create_account))
-        .route("/lode/v1/accounts/{name}", patch(access::change_account).delete(access::delete_account))
-        .route("/lode/v1/groups", get(access::groups).post(access::create_group))
+        .route("/lode/v1/accounts", get(access::accounts).merge(post(access::create_account)))
+        .route("/lode/v1/accounts/{name}", account)
+        .route("/lode/v1/groups", get(access::groups).merge(post(access::create_group)))
         .route("/lode/v1/groups/{name}", delete(access::delete_group))
         .route("/lode/v1/groups/{name}/members/{account}", member)
-        .route("/lode/v1/tokens", get(access::tokens).post(access::create_token))
+        .route("/lode/v1/tokens", get(access::tokens).merge(post(access::create_token)))
         .route("/lode/v1/tokens/{id}", delete(access::revoke_token))
         .route("/lode/v1/tokens/{id}/rotate", post(access::rotate_token))
-        .route("/lode/v1/grants", get(access::grants).put(access::put_grant))
+        .route("/lode/v1/grants", get(access::grants).merge(put(access::put_grant)))
         .route("/lode/v1/visibility", put(access::put_visibility))
-        .route("/lode/v1/keys", get(access::keys).post(access::add_key))
+        .route("/lode/v1/keys", get(access::keys).merge(post(access::add_key)))
         .route("/lode/v1/keys/{id}", delete(access::remove_key))
-        .route("/lode/v1/publishers", get(publishers::list).post(publishers::create))
+        .route("/lode/v1/publishers", get(publishers::list).merge(post(publishers::create)))
         .route("/lode/v1/publishers/{id}", delete(publishers::remove))
-        .route("/lode/v1/quotas", get(rules::quotas).put(rules::put_quota))
-        .route("/lode/v1/protected-tags", get(rules::protected_tags).put(rules::put_protected_tags))
+        .route("/lode/v1/quotas", get(rules::quotas).merge(put(rules::put_quota)))
+        .route("/lode/v1/protected-tags", get(rules::protected_tags).merge(put(rules::put_protected_tags)))
         .route("/lode/v1/audit", get(audit::list))
         .route("/lode/v1/jobs", get(jobs::list))
-        .route("/lode/v1/jobs/{id}", get(jobs::show).delete(jobs::cancel))
+        .route("/lode/v1/jobs/{id}", get(jobs::show).merge(delete(jobs::cancel)))
         .route("/lode/v1/jobs/{id}/findings", get(jobs::findings))
 }
 
 /// Hugging Face's libraries.
 fn hugging_face_api() -> Router<ServerState> {
     use hf::{commit, lfs, list, models, preupload, refs, repositories, resolve, tree, xet};
-    let branch = post(repositories::create_branch).delete(repositories::delete_tag);
-    let tag = post(repositories::create_tag).delete(repositories::delete_tag);
-    let discussions = get(repositories::discussions).post(repositories::create_discussion);
+    let branch = post(repositories::create_branch).merge(delete(repositories::delete_tag));
+    let tag = post(repositories::create_tag).merge(delete(repositories::delete_tag));
+    let discussions = get(repositories::discussions).merge(post(repositories::create_discussion));
     Router::new()
         .route("/hf/oauth/device", post(hf::oauth::device))
         .route("/hf/oauth/token", post(hf::oauth::token))
@@ -213,7 +218,7 @@ fn hugging_face_api() -> Router<ServerState> {
         .route("/hf/api/lfs/{oid}", put(lfs::put))
         .route("/hf/api/lfs/{oid}/{upload}", post(lfs::finish))
         .route("/hf/api/lfs/{oid}/{upload}/{part}", put(lfs::put_part))
-        .route("/hf/{name}/resolve/{revision}/{*path}", get(resolve::get).head(resolve::head))
+        .route("/hf/{name}/resolve/{revision}/{*path}", get(resolve::get).merge(head(resolve::head)))
 }
 
 /// Browsers.
@@ -228,34 +233,34 @@ fn pages() -> Router<ServerState> {
         .route("/models", get(hub::models::get))
         .route("/{name}", get(overview::get))
         .route("/{name}/-/tags", get(tags::get))
-        .route("/{name}/-/history", get(history::get).post(history::post))
+        .route("/{name}/-/history", get(history::get).merge(post(history::post)))
         .route("/{name}/-/tree/{reference}", get(files::tree))
         .route("/{name}/-/blob/{reference}/{*path}", get(files::blob))
         .route("/{name}/-/raw/{reference}/{*path}", get(files::raw))
         .route("/{name}/-/tensors/{reference}", get(tensors::get))
-        .route("/{name}/-/try", get(try_model::get).post(try_model::post))
-        .route("/{name}/-/card", get(card::get).post(card::post))
-        .route("/{name}/-/rules", get(rules::get).post(rules::post))
-        .route("/{name}/-/settings", get(settings::get).post(settings::post))
+        .route("/{name}/-/try", get(try_model::get).merge(post(try_model::post)))
+        .route("/{name}/-/card", get(card::get).merge(post(card::post)))
+        .route("/{name}/-/rules", get(rules::get).merge(post(rules::post)))
+        .route("/{name}/-/settings", get(settings::get).merge(post(settings::post)))
         .route("/{name}/-/lineage", get(lineage::get))
         .route("/{name}/-/referrers", get(referrers::get))
         .route("/{name}/-/diff", get(diff::begin))
         .route("/{name}/-/diff/{*range}", get(diff::get))
         .route("/static/{file}", get(assets::get))
-        .route("/login", get(sign_in::get).post(sign_in::post))
+        .route("/login", get(sign_in::get).merge(post(sign_in::post)))
         .route("/logout", post(sign_in::logout))
         .route("/login/{provider}", get(single_sign_on::begin))
         .route("/login/{provider}/callback", get(single_sign_on::callback))
-        .route("/setup", get(setup::get).post(setup::post))
-        .route("/device", get(device::get).post(device::post))
-        .route("/connect", get(connect::get).post(connect::post))
+        .route("/setup", get(setup::get).merge(post(setup::post)))
+        .route("/device", get(device::get).merge(post(device::post)))
+        .route("/connect", get(connect::get).merge(post(connect::post)))
         .route("/-/api", get(api_reference::get))
         .route("/-/admin", get(admin::get))
         .route("/-/admin/workers", post(admin::change_worker))
         .route("/-/admin/accounts", get(admin::accounts::get))
-        .route("/-/admin/quotas", get(admin::quotas::get).post(admin::quotas::post))
-        .route("/-/namespaces/{namespace}", get(namespace::get).post(namespace::post))
-        .route("/-/robots/{robot}", get(robot::get).post(robot::post))
+        .route("/-/admin/quotas", get(admin::quotas::get).merge(post(admin::quotas::post)))
+        .route("/-/namespaces/{namespace}", get(namespace::get).merge(post(namespace::post)))
+        .route("/-/robots/{robot}", get(robot::get).merge(post(robot::post)))
         .route("/-/account", get(account::get))
         .route("/-/account/tokens", post(account::change_token))
         .route("/-/account/keys", post(account::add_key))

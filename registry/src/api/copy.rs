@@ -2,13 +2,14 @@
 //! bytes are copied.
 
 use axum::extract::State;
-use axum::routing::{MethodRouter, post};
+use axum::routing::MethodRouter;
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
 use crate::Registry;
 use crate::auth::{Action, Caller};
+use crate::http::methods::post;
 use crate::http::model_name::ReadName;
 use crate::http::state::ServerState;
 use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};

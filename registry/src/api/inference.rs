@@ -4,7 +4,7 @@
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, post};
+use axum::routing::MethodRouter;
 use bytes::Bytes;
 use futures::TryStreamExt;
 use http::header;
@@ -20,6 +20,7 @@ use crate::error::chain;
 use crate::gateway::{GatewayError, InferenceRequest, RequestClient, WorkerResponse, is_unload};
 use crate::http::extract::{InferenceBody, Members, parse};
 use crate::http::forwarded::RequestOrigin;
+use crate::http::methods::post;
 use crate::http::model_name::{self, ModelName, ReadName};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Json, OwnHosts};

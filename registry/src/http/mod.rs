@@ -18,6 +18,7 @@ pub(crate) mod fold_name;
 pub(crate) mod forwarded;
 pub(crate) mod host;
 pub(crate) mod links;
+pub(crate) mod methods;
 pub(crate) mod model_name;
 pub(crate) mod observe;
 pub(crate) mod origin;

@@ -1,7 +1,7 @@
 //! `POST /api/show`: a model's manifest, config and text layers, in ollama's format.
 
 use axum::extract::State;
-use axum::routing::{MethodRouter, post};
+use axum::routing::MethodRouter;
 use lode_model::gguf::Metadata;
 use lode_model::go_template::Template;
 use lode_model::import::{is_cross_encoder, is_text_generator};
@@ -16,6 +16,7 @@ use super::{Details, ModelRequest};
 use crate::Registry;
 use crate::app::Model;
 use crate::auth::{Action, Caller};
+use crate::http::methods::post;
 use crate::http::model_name::{ModelName, ReadName};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Json, JsonBody, OwnHosts, RequestBody};
