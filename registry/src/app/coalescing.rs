@@ -55,7 +55,7 @@ impl Coalescer {
                             Arc::new(error)
                         })
                     };
-                    let task = tokio::spawn(work.in_current_span());
+                    let task = tokio::spawn(work.in_current_span().boxed());
                     let flight =
                         async move { task.await.unwrap_or_else(|_| Err(Arc::new(Error::Interrupted))) };
                     flights.entry(key).or_insert(flight.boxed().shared()).clone()

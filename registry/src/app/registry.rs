@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use lode_client::{BodyBudget, Egress, Secret};
 use lode_model::digest::Digest;
 use lode_model::reference::{Name, ReferenceError};
@@ -246,17 +247,19 @@ impl Registry {
     /// Runs a job until it ends or the registry stops.
     pub(crate) fn start(&self, job: impl Future<Output = ()> + Send + 'static) {
         let stopping = self.stopping.clone();
-        self.tasks.spawn(async move {
+        let job = async move {
             tokio::select! {
                 () = job => {}
                 () = stopping.cancelled() => {}
             }
-        });
+        };
+        // As a trait object, so that tokio's task is compiled once.
+        self.tasks.spawn(job.boxed());
     }
 
     /// Runs work that checks `stopping` itself and must not be dropped before its end.
     pub(crate) fn start_draining(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(work);
+        self.tasks.spawn(work.boxed());
     }
 
     pub(crate) fn stopping(&self) -> &CancellationToken {
@@ -381,7 +384,7 @@ fn read_secret(config: &Config) -> Result<Option<Secret>, OpenError> {
 pub(super) async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {
-    match tokio::spawn(work.in_current_span()).await {
+    match tokio::spawn(work.in_current_span().boxed()).await {
         Ok(result) => result,
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
         Err(_) => Err(Error::Interrupted),

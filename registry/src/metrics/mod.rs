@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use http::{Method, StatusCode};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 mod measured;
 mod table;
@@ -278,15 +278,22 @@ pub(crate) fn database<'a, T, E>(
     work: impl Future<Output = Result<T, E>> + Send + 'a,
 ) -> BoxFuture<'a, Result<T, E>> {
     Box::pin(async move {
-        let span = tracing::debug_span!("database", otel.name = operation, otel.kind = "client");
         let started = Instant::now();
-        let result = work.instrument(span).await;
-        histogram!(DATABASE_SECONDS, "operation" => operation).record(started.elapsed());
-        if result.is_err() {
-            counter!(DATABASE_ERRORS, "operation" => operation).increment(1);
-        }
+        let result = work.instrument(query_span(operation)).await;
+        record_query(operation, started, result.is_ok());
         result
     })
+}
+
+fn query_span(operation: &'static str) -> Span {
+    tracing::debug_span!("database", otel.name = operation, otel.kind = "client")
+}
+
+fn record_query(operation: &'static str, started: Instant, succeeded: bool) {
+    histogram!(DATABASE_SECONDS, "operation" => operation).record(started.elapsed());
+    if !succeeded {
+        counter!(DATABASE_ERRORS, "operation" => operation).increment(1);
+    }
 }
 
 /// Measures one storage operation, in a span of its own when tracing is enabled.

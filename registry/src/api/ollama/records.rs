@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures::{StreamExt, stream};
+use futures::{FutureExt, StreamExt, stream};
 use http::header;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ where
     F: Future<Output = Result<(), Failure>> + Send + 'static,
 {
     let (sender, mut receiver) = mpsc::channel(MAX_WAITING_RECORDS);
-    let working = work(Records { sender: sender.clone(), last_progress: Arc::default() });
+    let working = work(Records { sender: sender.clone(), last_progress: Arc::default() }).boxed();
     let job = async move {
         tokio::select! {
             // The last record must arrive, so wait for space; earlier ones may be dropped.
