@@ -104,7 +104,7 @@ impl Registry {
             }
         }
         // 3. Copy the rows in one transaction, and compare the counts.
-        let mut tx = to.store.begin().await?;
+        let mut tx = to.store.begin_long().await?;
         for (table, rows) in tx.tables_replace(&self.store).await? {
             let got = tx.table_count(table).await?;
             if got != rows {

@@ -78,7 +78,7 @@ macro_rules! long_query {
         $crate::store::measured!(match $target {
             $crate::store::Engine::Sqlite($c) => $run,
             $crate::store::Engine::Postgres(pool) => {
-                let mut transaction = $crate::store::postgres::begin_long_read(pool).await?;
+                let mut transaction = $crate::store::postgres::begin_long(pool).await?;
                 let $c = &mut *transaction;
                 let outcome = $crate::store::postgres::with_long_timeout(async { $run }).await?;
                 $crate::store::postgres::with_timeout(transaction.commit()).await?;
@@ -88,6 +88,18 @@ macro_rules! long_query {
     };
 }
 pub(crate) use long_query;
+
+/// Like `query!`, for a statement on a whole table in a transaction of [`Store::begin_long`].
+macro_rules! long_statement {
+    ($target:expr, $c:ident => $run:expr) => {
+        $crate::store::measured!(match $target {
+            $crate::store::Engine::Sqlite($c) => $run,
+            $crate::store::Engine::Postgres($c) =>
+                $crate::store::postgres::with_long_timeout(async { $run }).await,
+        })
+    };
+}
+pub(crate) use long_statement;
 
 /// The database. A read sees every commit that was acknowledged before it.
 pub(crate) struct Store(pub(super) Engine<SqlitePools, PgPool>);
@@ -249,6 +261,17 @@ impl Store {
         Ok(Tx(metrics::database("begin", begun).await?))
     }
 
+    /// A transaction whose statements may change whole tables.
+    pub(crate) async fn begin_long(&self) -> Result<Tx, Error> {
+        match &self.0 {
+            Engine::Sqlite(_) => self.begin().await,
+            Engine::Postgres(pool) => {
+                let begun = Box::pin(postgres::begin_long(pool));
+                Ok(Tx(Engine::Postgres(metrics::database("begin", begun).await?)))
+            }
+        }
+    }
+
     /// Checks that the database responds.
     pub(crate) async fn ping(&self) -> Result<(), Error> {
         query!(self.read(), c => sqlx::query("select 1 from repositories limit 1").execute(c).await.map(drop))?;
@@ -388,6 +411,35 @@ pub(crate) async fn postgres_for_test() -> Option<Url> {
     sqlx::query(create).execute(&pool).await.expect("the user may create schemas");
     pool.close().await;
     url.query_pairs_mut().append_pair("options", &format!("-c search_path={schema}"));
+    Some(url)
+}
+
+/// Runs a test on an empty database of each engine.
+#[cfg(test)]
+pub(super) async fn each_store(test: impl AsyncFn(Store)) {
+    let folder = tempfile::tempdir().unwrap();
+    let sqlite: Url = format!("sqlite:{}", folder.path().join("x.db").display()).parse().unwrap();
+    for url in [Some(sqlite), postgres_for_test().await].into_iter().flatten() {
+        test(Store::open(Some(&url), folder.path()).await.unwrap()).await;
+    }
+}
+
+/// Like `postgres_for_test`, with a database whose clock is an hour ahead of this process's.
+#[cfg(test)]
+pub(crate) async fn postgres_ahead_for_test() -> Option<Url> {
+    let mut url = postgres_for_test().await?;
+    let options = url.query_pairs().find(|(name, _)| name == "options").unwrap().1.into_owned();
+    url.set_query(None);
+    url.query_pairs_mut().append_pair("options", &format!("{options},pg_catalog"));
+    let pool = PgPool::connect(url.as_str()).await.unwrap();
+    sqlx::raw_sql(
+        "create function clock_timestamp() returns timestamptz language sql volatile as
+         $$ select pg_catalog.clock_timestamp() + interval '1 hour' $$",
+    )
+    .execute(&pool)
+    .await
+    .unwrap();
+    pool.close().await;
     Some(url)
 }
 

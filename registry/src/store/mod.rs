@@ -62,9 +62,11 @@ pub(crate) use blobs::StoredBlob;
 pub(crate) use check::{Dangling, DanglingKind};
 pub(crate) use collect::{TimeCursor, UnreferencedContent};
 #[cfg(test)]
-pub(crate) use database::postgres_for_test;
-pub(crate) use database::{Engine, Store, Tx, long_query, measured, parse_stored, query};
+use database::each_store;
+pub(crate) use database::{Engine, Store, Tx, long_query, long_statement, measured, parse_stored, query};
 use database::{bigint, digest_list, placeholders, size};
+#[cfg(test)]
+pub(crate) use database::{postgres_ahead_for_test, postgres_for_test};
 pub(crate) use device_logins::{DeviceRow, DeviceState};
 pub(crate) use grants::GrantRow;
 pub(crate) use groups::GroupRow;

@@ -17,15 +17,15 @@ use crate::{Error, OpenError};
 /// How long a request waits for a connection before it fails with a retryable error.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(5);
 /// How long one statement or commit may take. A longer wait means that the database does not respond.
-const STATEMENT_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 20 });
+pub(crate) const STATEMENT_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 20 });
 /// How much longer than `STATEMENT_LIMIT` Postgres itself waits for a lock and runs a statement. Only
 /// statements that this process abandoned, or can no longer abandon, reach these limits.
 const SERVER_LOCK_MARGIN: Duration = Duration::from_secs(5);
 const SERVER_STATEMENT_MARGIN: Duration = Duration::from_secs(10);
 /// How long Postgres keeps an idle transaction and its locks.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
-/// How long a read of a whole table may take.
-const LONG_READ_LIMIT: Duration = Duration::from_secs(3600);
+/// How long a statement on a whole table may take.
+const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// How long a migration waits for a table lock before it gives way to the statements that queue behind it.
 const MIGRATION_LOCK_LIMIT: Duration = Duration::from_secs(3);
 const MIGRATION_TRIES: u32 = 20;
@@ -125,10 +125,10 @@ fn limits() -> String {
     )
 }
 
-/// A transaction for one read of a whole table.
-pub(crate) async fn begin_long_read(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+/// A transaction for statements on whole tables.
+pub(crate) async fn begin_long(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
     let mut tx = with_timeout(pool.begin()).await?;
-    let text = format!("set local statement_timeout = {}", LONG_READ_LIMIT.as_millis());
+    let text = format!("set local statement_timeout = {}", LONG_LIMIT.as_millis());
     with_timeout(sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *tx)).await?;
     Ok(tx)
 }
@@ -231,11 +231,11 @@ pub(crate) async fn with_timeout<T>(
     within(STATEMENT_LIMIT, statement).await
 }
 
-/// The same for a statement in a transaction of [`begin_long_read`], which the server ends at its limit.
+/// The same for a statement in a transaction of [`begin_long`], which the server ends at its limit.
 pub(crate) async fn with_long_timeout<T>(
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
-    within(LONG_READ_LIMIT + STATEMENT_LIMIT, statement).await
+    within(LONG_LIMIT + STATEMENT_LIMIT, statement).await
 }
 
 async fn within<T>(
@@ -275,10 +275,10 @@ mod tests {
             assert!(limit > ours && limit < 10 * ours, "{name} {limit}");
         }
         // A read of a whole table has a separate limit, which applies to it alone.
-        let mut tx = begin_long_read(&pool).await.unwrap();
+        let mut tx = begin_long(&pool).await.unwrap();
         let limit = "select cast(setting as bigint) from pg_settings where name = 'statement_timeout'";
         let (patient,): (i64,) = sqlx::query_as(limit).fetch_one(&mut *tx).await.unwrap();
-        assert_eq!(patient, LONG_READ_LIMIT.as_millis() as i64);
+        assert_eq!(patient, LONG_LIMIT.as_millis() as i64);
         tx.commit().await.unwrap();
     }
 }

@@ -1,20 +1,10 @@
 //! The search on both engines: the same results in the same order, rows that follow every change, and bounded plans.
 
-use url::Url;
-
 use super::*;
 use crate::auth::Visibility;
 use crate::store::manifests::NewManifest;
 use crate::store::removals::{RemovalCause, RemovalReason};
-use crate::store::{Engine, FactsRow, SearchContent, query_words};
-
-async fn each_store(test: impl AsyncFn(Store)) {
-    let folder = tempfile::tempdir().unwrap();
-    let sqlite: Url = format!("sqlite:{}", folder.path().join("x.db").display()).parse().unwrap();
-    for url in [Some(sqlite), crate::store::postgres_for_test().await].into_iter().flatten() {
-        test(Store::open(Some(&url), folder.path()).await.unwrap()).await;
-    }
-}
+use crate::store::{Engine, FactsRow, SearchContent, each_store, query_words};
 
 /// A kind of model, which decides its facts.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{Engine, Store, Tx, query, size};
+use super::{Engine, Store, Tx, long_statement, query, size};
 use crate::time::now_ms;
 use crate::{Error, OpenError};
 
@@ -208,7 +208,8 @@ fn names<'a>(columns: impl Iterator<Item = &'a Column>) -> String {
 }
 
 impl Tx {
-    /// Replaces the tables of this database with those of `source`, and returns the number of rows of each.
+    /// Replaces the tables of this database with those of `source`, and returns the number of rows of each. In a
+    /// transaction of [`Store::begin_long`], like all of these: tables may be large.
     pub(crate) async fn tables_replace(
         &mut self,
         source: &Store,
@@ -221,14 +222,14 @@ impl Tx {
                 }
                 table => format!("delete from {table}"),
             };
-            query!(self.conn(), c => sqlx::query(AssertSqlSafe(text)).execute(c).await.map(drop))?;
+            long_statement!(self.conn(), c => sqlx::query(AssertSqlSafe(text)).execute(c).await.map(drop))?;
         }
         let mut counts = Vec::new();
         for table in MOVED {
             counts.push((*table, self.table_fill(source, table).await?));
         }
         // Unlinked blobs start their grace period again.
-        query!(self.conn(), c => sqlx::query(
+        long_statement!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = $1 where not exists (select 1 from links l where l.digest = blobs.digest)")
             .bind(now_ms()).execute(c).await.map(drop))?;
         Ok(counts)
@@ -271,7 +272,7 @@ impl Tx {
         };
         let values: Vec<String> = (0..rows.len()).map(row).collect();
         let text = format!("insert into {table} ({}) values {}", names(columns.iter()), values.join(", "));
-        query!(self.conn(), c => {
+        long_statement!(self.conn(), c => {
             // The text contains only names of our own schema and placeholders.
             let mut query = sqlx::query(AssertSqlSafe(text));
             for cell in rows.into_iter().flatten() {
@@ -295,14 +296,14 @@ impl Tx {
             table => format!("select count(*) from {table}"),
         };
         let (count,): (i64,) =
-            query!(self.conn(), c => sqlx::query_as(AssertSqlSafe(text)).fetch_one(c).await)?;
+            long_statement!(self.conn(), c => sqlx::query_as(AssertSqlSafe(text)).fetch_one(c).await)?;
         size(count)
     }
 
     /// Records that the move into this database is done.
     pub(crate) async fn move_done(&mut self) -> Result<(), Error> {
         let now = now_ms();
-        query!(self.conn(), c => sqlx::query("insert into server_keys (name, value, created_at) values ($1, $2, $3)")
+        long_statement!(self.conn(), c => sqlx::query("insert into server_keys (name, value, created_at) values ($1, $2, $3)")
             .bind(MOVED_AT).bind(now.to_string().into_bytes()).bind(now).execute(c).await.map(drop))?;
         Ok(())
     }

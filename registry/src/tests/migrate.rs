@@ -58,6 +58,32 @@ async fn move_registry(from: &Config, to: &Config) -> Result<MigrateReport, Open
     migrate(from.clone(), to.clone(), quiet).await
 }
 
+/// A copy of a large table takes longer than a statement of a request may take.
+#[tokio::test]
+async fn a_slow_statement_does_not_end_a_migration() {
+    let Some(database) = crate::store::postgres_for_test().await else { return };
+    let app = App::new().await;
+    app.push_image("team/mini", "v1", "one").await;
+    let (_folder, from) = stop(app).await;
+    let elsewhere = tempfile::tempdir().unwrap();
+    let storage = Url::from_file_path(elsewhere.path().join("blobs")).unwrap();
+    let to = Config { database: Some(database.clone()), storage: Some(storage), ..Config::default() };
+    // Creates the tables.
+    drop(stop(serve(to.clone()).await).await);
+    let pool = sqlx::PgPool::connect(database.as_str()).await.unwrap();
+    let seconds = crate::store::postgres::STATEMENT_LIMIT.as_secs() + 1;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(format!(
+        "create function slow() returns trigger language plpgsql as
+             $$ begin perform pg_sleep({seconds}); return null; end $$;
+         create trigger slow after insert on tags for each statement execute function slow()"
+    )))
+    .execute(&pool)
+    .await
+    .unwrap();
+    let report = move_registry(&from, &to).await.unwrap();
+    assert_eq!((report.repositories, report.tags), (1, 1));
+}
+
 #[tokio::test]
 async fn a_migration_copies_everything() {
     // 1. Push some of everything.
