@@ -17,7 +17,6 @@ use super::{BlobInfo, ChunkRange, Page, Registry, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
 use crate::error::chain;
-use crate::time::{millis, now_ms};
 use crate::upstream::{Upstream, find_upstream};
 
 /// The lease of a fetch, after which other replicas consider its holder dead. The holder renews it meanwhile.
@@ -216,13 +215,13 @@ impl Registry {
             if self.fetch_is_done(wanted).await? {
                 return Ok(());
             }
-            if self.store.mirror_lease(repository, &key, &holder, lease_end()).await? {
+            if self.store.mirror_lease(repository, &key, &holder, LEASE).await? {
                 break;
             }
             tokio::time::sleep(POLL).await;
         }
         // 2. Fetch, unless another fetch has just ended.
-        let checked_at = now_ms();
+        let checked_at = self.store.database_now_ms().await?;
         let fetched = match self.fetch_is_done(wanted).await? {
             true => None,
             false => Some(self.fetch_with_lease(wanted, &key, &holder).await),
@@ -257,7 +256,7 @@ impl Registry {
         let renew = async {
             loop {
                 tokio::time::sleep(RENEW).await;
-                if let Err(error) = self.store.mirror_lease(repository, key, holder, lease_end()).await {
+                if let Err(error) = self.store.mirror_lease(repository, key, holder, LEASE).await {
                     tracing::warn!(%repository, reference = key, error = chain(&error), "failed to renew the lease of a fetch");
                 }
             }
@@ -277,8 +276,7 @@ impl Registry {
         reference: &Reference,
     ) -> Result<bool, Error> {
         let Reference::Tag(tag) = reference else { return Ok(true) };
-        let checked_at = self.store.mirror_checked_at(repository, tag.as_str()).await?;
-        Ok(checked_at > now_ms().saturating_sub(millis(upstream.check_after)))
+        self.store.mirror_is_fresh(repository, tag.as_str(), upstream.check_after).await
     }
 
     async fn manifest_fetch_upstream(
@@ -392,8 +390,4 @@ impl Registry {
             Err(error) => Err(error),
         }
     }
-}
-
-fn lease_end() -> i64 {
-    now_ms().saturating_add(millis(LEASE))
 }

@@ -91,11 +91,8 @@ async fn deliver_due(
     client: &reqwest::Client,
     webhook: &Webhook,
 ) -> Result<bool, Error> {
-    let now = now_ms();
-    let taken = registry
-        .store()
-        .deliveries_claim(webhook.url.as_str(), now, now + millis(EVENT_LEASE), MAX_CONCURRENT as i64)
-        .await?;
+    let taken =
+        registry.store().deliveries_claim(webhook.url.as_str(), EVENT_LEASE, MAX_CONCURRENT as i64).await?;
     let any = !taken.is_empty();
     let attempts: Vec<_> =
         taken.iter().map(|delivery| deliver(registry, client, webhook, delivery)).collect();
@@ -147,9 +144,9 @@ async fn record_outcome(
         return registry.store().delivery_done(delivery).await;
     };
     let now = now_ms();
-    let next_at = now + millis(pause_after(delivery.attempts));
+    let pause = pause_after(delivery.attempts);
     let last_at = delivery.created_at + millis(registry.config().webhook_give_up);
-    let is_over = matches!(problem, DeliveryError::Gone) || next_at > last_at;
+    let is_over = matches!(problem, DeliveryError::Gone) || now + millis(pause) > last_at;
     let (text, detail) = (problem.to_string(), crate::error::chain(&problem));
     // Only the host: the rest of the URL may be a secret.
     let host = webhook.url.host_str();
@@ -172,7 +169,7 @@ async fn record_outcome(
             problem = detail,
             "webhook delivery failed; will retry"
         );
-        registry.store().delivery_retry(delivery, &text, next_at).await
+        registry.store().delivery_retry(delivery, &text, pause).await
     }
 }
 
@@ -191,7 +188,7 @@ async fn tidy(registry: &Registry) -> Result<(), Error> {
         .saturating_sub(millis(registry.config().webhook_give_up).saturating_mul(2))
         .saturating_sub(millis(TIDY_INTERVAL));
     registry.store().deliveries_abandon(created_before, now).await?;
-    registry.store().deliveries_delete_abandoned(now - millis(ABANDONED_RETENTION)).await
+    registry.store().deliveries_delete_abandoned(now - millis(ABANDONED_RETENTION)).await.map(drop)
 }
 
 #[cfg(test)]

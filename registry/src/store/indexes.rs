@@ -36,6 +36,13 @@ const INDEXES: &[Index] = &[
         table: "webhook_deliveries",
         on: "(target, next_at, id) where given_up_at is null",
     },
+    Index {
+        name: "webhook_deliveries_by_creation",
+        table: "webhook_deliveries",
+        on: "(created_at, id) where given_up_at is null",
+    },
+    Index { name: "mirror_checks_by_time", table: "mirror_checks", on: "(checked_at)" },
+    Index { name: "uploads_by_key", table: "uploads", on: "(store_key)" },
     Index { name: "models_without_facts", table: "models", on: "(digest) where facts is null" },
     Index { name: "models_without_tags", table: "models", on: "(digest) where tags is null" },
     Index { name: "tags_by_time", table: "tags", on: "(repository, updated_at desc, name)" },

@@ -199,6 +199,21 @@ async fn replicas_take_turns() {
     assert_eq!(upstream.count("GET /v2/team/mini/manifests/"), 1);
 }
 
+/// The clock of the database decides when a tag is compared again: those of replicas differ.
+#[tokio::test]
+async fn a_fresh_tag_is_not_compared_again() {
+    let upstream = Upstream::start().await;
+    upstream.app.push_image("team/mini", "latest", "layer").await;
+    let Some(database) = crate::store::postgres_ahead_for_test().await else { return };
+    let mirror = vec![upstream.mirrored(Duration::from_secs(600))];
+    let app = App::with(Config { mirror, database: Some(database), ..Config::default() }).await;
+    for _ in 0..3 {
+        assert_eq!(app.get(MANIFEST).await.status, 200);
+    }
+    assert_eq!(upstream.count("GET /v2/team/mini/manifests/"), 1);
+    assert_eq!(upstream.count("HEAD /v2/team/mini/manifests/"), 0);
+}
+
 #[tokio::test]
 async fn a_tag_follows_its_upstream() {
     let upstream = Upstream::start().await;

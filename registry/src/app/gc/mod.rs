@@ -35,6 +35,9 @@ pub use waiting::GcWaiting;
 /// How many blobs are deleted at a time. A push of one of them waits for all.
 const DELETE_BATCH: i64 = 100;
 
+/// How long the time is kept at which a tag was last compared with its upstream.
+const MIRROR_CHECK_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// How often a long collection logs its progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -233,7 +236,10 @@ impl Registry {
         };
         let expired = self.store.removals_expire(cutoff, count).await;
         report.records += records;
-        expired
+        expired?;
+        // A deleted time makes the next pull compare the tag with its upstream again.
+        let longest = self.config.mirror.iter().map(|mirror| mirror.check_after).max().unwrap_or_default();
+        self.store.mirror_checks_expire(longest.max(MIRROR_CHECK_AGE)).await.map(drop)
     }
 
     /// Deletes empty repositories.
