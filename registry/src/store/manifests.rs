@@ -9,6 +9,7 @@ use sqlx::AssertSqlSafe;
 
 use super::collect::UnreferencedContent;
 use super::manifest_row::ManifestRow;
+use super::models::DELETE_TENSORS;
 use super::read_cache::CachedValue;
 use super::removals::{RemovalCause, RemovalRow};
 use super::tag_moves::NewTagMove;
@@ -497,12 +498,9 @@ impl Tx {
                 })?;
             }
         }
-        // 7. Delete their model rows, unless another repository has the manifest.
-        query!(self.conn(), c => sqlx::query(
-            "delete from models where digest in (select value from json_each($1))
-               and not exists (select 1 from manifests m where m.digest = models.digest)")
-            .bind(digest_list(manifests.iter().map(|content| &content.digest)))
-            .execute(c).await.map(drop))?;
+        // 7. Delete their model rows, unless another repository has the manifest. The collection deletes those that
+        //    have too many tensors for one statement.
+        self.models_delete_unnamed(manifests.iter().map(|content| &content.digest), DELETE_TENSORS).await?;
         query!(self.conn(), c => sqlx::query(
             "delete from index_queue where digest in (select value from json_each($1))
                and not exists (select 1 from manifests m where m.digest = index_queue.digest)")

@@ -7,12 +7,14 @@ use serde::Serialize;
 use sqlx::AssertSqlSafe;
 use utoipa::ToSchema;
 
-use super::{ListFilter, Store, bigint, digest_list, parse_stored, query, size};
+use super::{ListFilter, Store, Tx, bigint, digest_list, parse_stored, query, size};
 use crate::Error;
 use crate::time::now_ms;
 
 /// How many tensors one statement inserts; four parameters each stay far below the engines' limits.
 const INSERT_ROWS: usize = 200;
+/// The most tensors that a statement deletes with their models. A model with more is deleted by itself.
+pub(super) const DELETE_TENSORS: i64 = if cfg!(test) { 4 } else { 20_000 };
 /// The most repositories whose search rows change in the transaction that indexes a manifest. The others follow.
 const SEARCH_BATCH: i64 = 32;
 
@@ -300,6 +302,44 @@ impl Store {
         Ok(())
     }
 
+    /// The next models after the digest `after`, at most `limit`: those without a manifest, each with the number of
+    /// its tensors, and the last digest that was read; `None` at the end.
+    pub(crate) async fn models_unnamed(
+        &self,
+        after: &str,
+        limit: i64,
+    ) -> Result<(Vec<(Digest, u64)>, Option<String>), Error> {
+        let rows: Vec<(String, i64, bool)> = query!(self.read(), c => sqlx::query_as(
+            "select digest, tensor_count, not exists (select 1 from manifests m where m.digest = models.digest)
+             from models where digest > $1 order by digest limit $2")
+            .bind(after).bind(limit).fetch_all(c).await)?;
+        let last = rows.last().map(|(digest, ..)| digest.clone());
+        let unnamed = rows.into_iter().filter(|(.., is_unnamed)| *is_unnamed);
+        let unnamed: Result<_, Error> = unnamed
+            .map(|(digest, tensors, _)| Ok((parse_stored("digest", &digest)?, size(tensors)?)))
+            .collect();
+        Ok((unnamed?, last))
+    }
+
+    /// Deletes those of these models that still have no manifest, with their tensors: each statement few tensors, or
+    /// one model. Returns how many models.
+    pub(crate) async fn models_delete(&self, models: &[(Digest, u64)]) -> Result<u64, Error> {
+        let (mut deleted, mut rest) = (0, models);
+        while !rest.is_empty() {
+            let mut tensors = 0;
+            let fits = rest.iter().take_while(|(_, count)| {
+                tensors += count;
+                tensors <= DELETE_TENSORS as u64
+            });
+            let (some, others) = rest.split_at(fits.count().max(1));
+            let mut tx = self.begin().await?;
+            deleted += tx.models_delete_unnamed(some.iter().map(|(digest, _)| digest), i64::MAX).await?;
+            tx.commit().await?;
+            rest = others;
+        }
+        Ok(deleted)
+    }
+
     /// Tensors of a model, as JSON, in the manifest's order: at most `limit`, from the position `from` on.
     pub(crate) async fn tensor_list(
         &self,
@@ -383,5 +423,113 @@ impl Store {
         let row: Option<(i64, Option<String>)> = query!(self.read(), c => sqlx::query_as(text)
             .bind(repository.as_str()).bind(reference.to_string()).fetch_optional(c).await)?;
         Ok(row.unwrap_or_default())
+    }
+}
+
+impl Tx {
+    /// Deletes those of these models that have no manifest: the smallest first, with at most `max_tensors` in all.
+    pub(super) async fn models_delete_unnamed(
+        &mut self,
+        digests: impl IntoIterator<Item = &Digest>,
+        max_tensors: i64,
+    ) -> Result<u64, Error> {
+        let digests = digest_list(digests);
+        query!(self.conn(), c => sqlx::query(
+            "delete from models where digest in
+                 (select digest from
+                      (select digest, sum(tensor_count) over (order by tensor_count, digest) as tensors from models
+                       where digest in (select value from json_each($1))
+                         and not exists (select 1 from manifests m where m.digest = models.digest)) unnamed
+                  where tensors <= $2)")
+            .bind(digests).bind(max_tensors).execute(c).await.map(|r| r.rows_affected()))
+        .map_err(Error::from)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::store::{NewManifest, RemovalCause, RemovalReason, UnreferencedContent};
+
+    /// Stores a manifest.
+    pub(in crate::store) async fn push(store: &Store, repository: &Repository, digest: &Digest) {
+        let mut tx = store.begin().await.unwrap();
+        tx.blob_insert(digest, 2, digest.as_str(), None).await.unwrap();
+        tx.link(repository, digest, 0).await.unwrap();
+        tx.repository_lock_or_create(repository).await.unwrap();
+        let new = NewManifest { digest, media_type: "type", artifact_type: None, bytes: b"{}" };
+        tx.manifest_insert(repository, new).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    pub(in crate::store) fn facts(bases: Option<&str>) -> FactsRow {
+        FactsRow {
+            json: "{}".to_owned(),
+            license: None,
+            task: None,
+            context_length: None,
+            words: String::new(),
+            card_words: String::new(),
+            bases: bases.map(str::to_owned),
+            tags: Vec::new(),
+        }
+    }
+
+    async fn remove(store: &Store, repository: &Repository, digests: &[Digest]) {
+        let content = |digest: &Digest| UnreferencedContent {
+            repository: repository.clone(),
+            digest: digest.clone(),
+            unreferenced_at: 1,
+        };
+        let reason = RemovalReason::Deleted;
+        let why = RemovalCause { reason, actor: "server".to_owned(), at: 1, undo_until: 1 };
+        let mut tx = store.begin().await.unwrap();
+        tx.repository_lock(repository).await.unwrap();
+        let removed =
+            tx.manifests_delete(&digests.iter().map(content).collect::<Vec<_>>(), &why).await.unwrap();
+        assert_eq!(removed.len(), digests.len());
+        tx.commit().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn tensors_are_deleted_in_bounded_statements() {
+        crate::store::each_store(async |store: Store| {
+            let repository: Repository = "team/a".parse().unwrap();
+            let digests: Vec<Digest> = (0..4_u8).map(|n| Digest::sha256(&[n])).collect();
+            for (digest, count) in digests.iter().zip([1_usize, 3, 9, 5]) {
+                push(&store, &repository, digest).await;
+                let tensor = |n| TensorRow { name: format!("t{n}"), blob: digest.clone(), detail: "{}".to_owned() };
+                let tensors: Vec<TensorRow> = (0..count).map(tensor).collect();
+                let model = ModelRow {
+                    format: "gguf".to_owned(),
+                    tensor_count: count as u64,
+                    ..ModelRow::default()
+                };
+                store.model_put(digest, &model, &facts(None), &tensors).await.unwrap();
+            }
+            let left = async || {
+                let (tensors,): (i64,) =
+                    query!(store.read(), c => sqlx::query_as("select count(*) from tensors").fetch_one(c).await)
+                        .unwrap();
+                let known = digests.iter().map(|digest| store.model_find(digest));
+                let known = futures::future::try_join_all(known).await.unwrap();
+                (tensors, known.iter().map(Option::is_some).collect::<Vec<_>>())
+            };
+            // The removal itself deletes few tensors.
+            remove(&store, &repository, &digests).await;
+            assert_eq!(left().await, (14, vec![false, false, true, true]));
+            // A manifest that returns has its model, with all tensors.
+            push(&store, &repository, &digests[3]).await;
+            let (mut unnamed, mut after) = (Vec::new(), String::new());
+            while let (found, Some(last)) = store.models_unnamed(&after, 1).await.unwrap() {
+                unnamed.extend(found);
+                after = last;
+            }
+            assert_eq!(unnamed, [(digests[2].clone(), 9)]);
+            unnamed.push((digests[3].clone(), 5));
+            assert_eq!(store.models_delete(&unnamed).await.unwrap(), 1);
+            assert_eq!(left().await, (5, vec![false, false, false, true]));
+        })
+        .await;
     }
 }

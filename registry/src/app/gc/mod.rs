@@ -172,6 +172,7 @@ impl Registry {
                 None => (before, place) = (report.manifests, TimeCursor::default()),
             }
         }
+        self.gc_models(control).await?;
         // 3. Remove links that no manifest of their repository names, and empty repositories.
         let mut place = Some(TimeCursor::default());
         while let Some(after) = place {
@@ -240,6 +241,19 @@ impl Registry {
         // A deleted time makes the next pull compare the tag with its upstream again.
         let longest = self.config.mirror.iter().map(|mirror| mirror.check_after).max().unwrap_or_default();
         self.store.mirror_checks_expire(longest.max(MIRROR_CHECK_AGE)).await.map(drop)
+    }
+
+    /// Deletes what the index knows of manifests that no repository has any more and whose models have too many
+    /// tensors for the statement that removed them.
+    async fn gc_models(&self, control: &JobControl) -> Result<(), Error> {
+        let (mut after, mut deleted) = (String::new(), 0);
+        loop {
+            control.checkpoint("deleting index entries", deleted)?;
+            let (unnamed, last) = self.store.models_unnamed(&after, BATCH).await?;
+            let Some(last) = last else { return Ok(()) };
+            after = last;
+            deleted += retry_on_deadlock!(self.store.models_delete(&unnamed).await)?;
+        }
     }
 
     /// Deletes empty repositories.
