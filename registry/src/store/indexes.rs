@@ -45,6 +45,11 @@ const INDEXES: &[Index] = &[
     Index { name: "uploads_by_key", table: "uploads", on: "(store_key)" },
     Index { name: "models_without_facts", table: "models", on: "(digest) where facts is null" },
     Index { name: "models_without_tags", table: "models", on: "(digest) where tags is null" },
+    Index {
+        name: "models_without_listed_bases",
+        table: "models",
+        on: "(digest) where bases is not null and bases_listed = 0",
+    },
     Index { name: "tags_by_time", table: "tags", on: "(repository, updated_at desc, name)" },
     Index { name: "tags_by_manifest", table: "tags", on: "(digest, repository)" },
     Index {

@@ -1,10 +1,12 @@
 //! The bytes that manifests share, and the models that name others as their origins.
 
+use std::collections::BTreeSet;
+
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 
-use super::{Engine, ListFilter, Store, parse_stored, query, size};
+use super::{Engine, ListFilter, Store, Tx, digest_list, parse_stored, query, size};
 use crate::Error;
 
 /// The size of a manifest's content.
@@ -50,6 +52,33 @@ impl Store {
         Ok(SharedBytes { size_bytes: size(total)?, shared_bytes: size(shared)? })
     }
 
+    /// Lists the origins of models that an earlier version has written, at most `limit`. Returns how many.
+    pub(crate) async fn bases_list(&self, limit: i64) -> Result<usize, Error> {
+        let rows: Vec<(String, String)> = query!(self.read(), c => sqlx::query_as(
+            "select digest, bases from models where bases is not null and bases_listed = 0 order by digest limit $1")
+            .bind(limit).fetch_all(c).await)?;
+        let mut digests = Vec::with_capacity(rows.len());
+        for (digest, _) in &rows {
+            digests.push(parse_stored::<Digest>("digest", digest)?);
+        }
+        if digests.is_empty() {
+            return Ok(0);
+        }
+        let mut tx = self.begin().await?;
+        // Those that are not deleted or written again meanwhile.
+        let marked: Vec<(String,)> = query!(tx.conn(), c => sqlx::query_as(
+            "update models set bases_listed = 1
+             where digest in (select value from json_each($1)) and bases_listed = 0 returning digest")
+            .bind(digest_list(&digests)).fetch_all(c).await)?;
+        for (digest, (text, bases)) in digests.iter().zip(&rows) {
+            if marked.iter().any(|(marked,)| marked == text) {
+                tx.bases_insert(digest, bases).await?;
+            }
+        }
+        tx.commit().await?;
+        Ok(rows.len())
+    }
+
     /// Tags of these repositories whose models name `repository` as their origin, in name order.
     pub(crate) async fn derived_models(
         &self,
@@ -63,10 +92,13 @@ impl Store {
         };
         let text = AssertSqlSafe(format!(
             "select t.repository, t.name, m.quantization, m.parameters
-             from models m join manifests x on x.digest = m.digest
+             from (select digest from model_bases where base = $3
+                   union
+                   select digest from models where bases is not null and bases_listed = 0
+                       and ({contains}(bases, cast($1 as text)) > 0 or {contains}(bases, cast($2 as text)) > 0)) o
+             join models m on m.digest = o.digest join manifests x on x.digest = m.digest
              join tags t on t.repository = x.repository and t.digest = x.digest
-             where m.bases is not null and ({contains}(m.bases, cast($1 as text)) > 0 or {contains}(m.bases, cast($2 as text)) > 0)
-                   and t.repository <> $3 and {}
+             where t.repository <> $3 and {}
              order by t.repository, t.name limit cast($4 as bigint)",
             self.is_listed("t.repository", 5)
         ));
@@ -85,5 +117,79 @@ impl Store {
                 })
             })
             .collect()
+    }
+}
+
+impl Tx {
+    /// Lists the origins of a model, each a line of `bases`, without their tags.
+    pub(super) async fn bases_insert(&mut self, digest: &Digest, bases: &str) -> Result<(), Error> {
+        let names: BTreeSet<&str> =
+            bases.lines().filter_map(|line| line.split(':').next()).filter(|name| !name.is_empty()).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        query!(self.conn(), c => sqlx::query(
+            "insert into model_bases (base, digest) select value, $2 from json_each($1) where true
+             on conflict (base, digest) do nothing")
+            .bind(serde_json::Value::from_iter(names).to_string()).bind(digest.as_str())
+            .execute(c).await.map(drop))?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::ModelRow;
+    use crate::store::models::tests::{facts, push};
+
+    #[tokio::test]
+    async fn derived_models_are_found_by_the_names_of_their_origins() {
+        crate::store::each_store(async |store: Store| {
+            let base: Repository = "team/base".parse().unwrap();
+            for (name, bases) in [
+                ("team/base", None),
+                ("team/one", Some("\nother/x\nteam/base\n")),
+                ("team/two", Some("\nteam/base:v1\nteam/base:v2\n")),
+                ("team/three", Some("\nteam/base-2\nbig-team/base\n")),
+            ] {
+                let (repository, digest) = (name.parse().unwrap(), Digest::sha256(name.as_bytes()));
+                push(&store, &repository, &digest).await;
+                let model = ModelRow { format: "gguf".to_owned(), ..ModelRow::default() };
+                store.model_put(&digest, &model, &facts(bases), &[]).await.unwrap();
+                let mut tx = store.begin().await.unwrap();
+                tx.tag_put(&repository, &"v1".parse().unwrap(), &digest, "server", None).await.unwrap();
+                tx.commit().await.unwrap();
+            }
+            let derived = async || {
+                let found = store.derived_models(&base, &ListFilter::All, 10).await.unwrap();
+                found.iter().map(|model| model.repository.to_string()).collect::<Vec<_>>()
+            };
+            let listed = async || {
+                let (count,): (i64,) =
+                    query!(store.read(), c => sqlx::query_as("select count(*) from model_bases")
+                    .fetch_one(c).await)
+                    .unwrap();
+                count
+            };
+            assert_eq!(
+                (derived().await, listed().await),
+                (vec!["team/one".to_owned(), "team/two".to_owned()], 5)
+            );
+            // What an earlier version leaves.
+            for text in ["delete from model_bases where true", "update models set bases_listed = 0"] {
+                query!(store.write(), c => sqlx::query(text).execute(c).await.map(drop)).unwrap();
+            }
+            assert_eq!(derived().await, ["team/one", "team/two"]);
+            assert_eq!(store.bases_list(2).await.unwrap(), 2);
+            assert_eq!(derived().await, ["team/one", "team/two"]);
+            assert_eq!(store.bases_list(2).await.unwrap(), 1);
+            assert_eq!(store.bases_list(2).await.unwrap(), 0);
+            assert_eq!(
+                (derived().await, listed().await),
+                (vec!["team/one".to_owned(), "team/two".to_owned()], 5)
+            );
+        })
+        .await;
     }
 }

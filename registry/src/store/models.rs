@@ -253,9 +253,9 @@ impl Store {
             .bind(digest.as_str()).execute(c).await.map(drop))?;
         let inserted = query!(tx.conn(), c => sqlx::query(
             "insert into models (digest, format, architecture, parameters, quantization, size_bytes, tensor_count, problem, indexed_at,
-                 facts, license, task, context_length, words, bases, card_words, tags)
+                 facts, license, task, context_length, words, bases, card_words, tags, bases_listed)
              select distinct digest, $2, $3, cast($4 as bigint), $5, cast($6 as bigint), cast($7 as bigint), $8, cast($9 as bigint),
-                 $10, $11, $12, cast($13 as bigint), $14, $15, $16, $17
+                 $10, $11, $12, cast($13 as bigint), $14, $15, $16, $17, 1
              from manifests where digest = $1
              on conflict (digest) do nothing")
             .bind(digest.as_str()).bind(&model.format).bind(&model.architecture).bind(model.parameters.map(bigint))
@@ -267,6 +267,7 @@ impl Store {
         if inserted == 0 {
             return tx.rollback().await;
         }
+        tx.bases_insert(digest, facts.bases.as_deref().unwrap_or_default()).await?;
         if model.problem.is_none() {
             query!(tx.conn(), c => sqlx::query("delete from index_queue where digest = $1")
                 .bind(digest.as_str()).execute(c).await.map(drop))?;

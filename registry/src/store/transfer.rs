@@ -21,6 +21,7 @@ pub(crate) const MOVED: &[&str] = &[
     "referrers",
     "models",
     "tensors",
+    "model_bases",
     "index_queue",
     "server_keys",
     "mirror_checks",
