@@ -113,7 +113,7 @@ impl Registry {
         if !is_counted {
             return Ok(());
         }
-        match tx.quota_lock(namespace).await? {
+        match tx.quota_add(namespace, digest).await? {
             Some((limit_bytes, used_bytes)) if used_bytes > limit_bytes => {
                 Err(Error::QuotaExceeded { namespace: namespace.to_owned(), used_bytes, limit_bytes })
             }

@@ -261,6 +261,7 @@ impl Tx {
             .execute(c).await.map(|r| r.rows_affected()))?;
         if rows > 0 {
             self.blob_record_unlink(digest, now_ms()).await?;
+            self.quotas_recount([repository.as_str()]).await?;
         }
         Ok(rows > 0)
     }

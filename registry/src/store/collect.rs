@@ -299,6 +299,7 @@ impl Tx {
             }
             query.fetch_all(c).await
         })?;
+        self.quotas_recount(gone.iter().map(|link| &link.repository[..])).await?;
         // 3. The repository released its blob when its last manifest did, so that the blob does not wait for
         //    a second grace period.
         let mut released: BTreeMap<Digest, i64> = BTreeMap::new();

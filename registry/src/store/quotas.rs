@@ -1,12 +1,19 @@
-//! Quotas of namespaces, and how much their blobs use.
+//! Quotas of namespaces, and how much their blobs use. The sum of a namespace with a quota is kept: links that add a
+//! blob to it add the blob's size, and links that are removed discard the sum. It is also added up again after a while,
+//! because replicas of an earlier version, and those that do not know of a new quota yet, add no sizes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use lode_model::digest::Digest;
 use sqlx::AssertSqlSafe;
 
 use super::{Engine, Store, Tx, bigint, long_query, query, size};
 use crate::Error;
+use crate::time::millis;
+
+/// How long a sum is kept.
+const SUM_AGE: Duration = Duration::from_secs(3600);
 
 /// The quota of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +50,11 @@ fn used_bytes<S, P>(engine: &Engine<S, P>) -> String {
              (select {} from repositories where name = $1 or (name > $1 || '/' and name < $1 || '0')))",
         engine.in_default("name")
     )
+}
+
+/// Whether the kept sum of a quota is recent.
+fn is_recent<S, P>(engine: &Engine<S, P>) -> String {
+    format!("(used_bytes is not null and counted_at > {} - {})", engine.clock(), millis(SUM_AGE))
 }
 
 /// Whether `repository` is in the namespace in `$1`. For columns that are not in byte order.
@@ -82,9 +94,10 @@ impl Store {
         counted: &str,
     ) -> Result<Option<(u64, u64)>, Error> {
         let text = format!(
-            "select limit_bytes, ({}) + cast(coalesce(
-                 (select sum(next_byte) from uploads where {IS_INSIDE}), 0) as bigint)
+            "select limit_bytes, case when $1 = $2 and {} then used_bytes else ({}) end
+                 + cast(coalesce((select sum(next_byte) from uploads where {IS_INSIDE}), 0) as bigint)
              from quotas where namespace = $2",
+            is_recent(&self.0),
             used_bytes(&self.0)
         );
         let row: Option<(i64, i64)> = query!(self.read(), c => sqlx::query_as(AssertSqlSafe(text))
@@ -139,18 +152,54 @@ impl Tx {
         Ok(is_added)
     }
 
-    /// The quota of a namespace, locked until the end of the transaction, and the bytes that its blobs have,
-    /// those of this transaction included. `None` without a quota.
-    pub(crate) async fn quota_lock(&mut self, namespace: &str) -> Result<Option<(u64, u64)>, Error> {
-        let lock = if matches!(self.0, Engine::Postgres(_)) { "for update" } else { "" };
-        let row: Option<(i64,)> = query!(self.conn(), c => sqlx::query_as(AssertSqlSafe(format!(
-            "select limit_bytes from quotas where namespace = $1 {lock}")))
-            .bind(namespace).fetch_optional(c).await)?;
-        let Some((limit,)) = row else { return Ok(None) };
-        let text = used_bytes(&self.0);
-        let (used,): (i64,) = query!(self.conn(), c => sqlx::query_as(AssertSqlSafe(text))
-            .bind(namespace).fetch_one(c).await)?;
+    /// Adds a blob that this transaction has linked to the sum of its namespace. Returns the quota, locked until the
+    /// end of the transaction, and the sum. `None` without a quota.
+    pub(crate) async fn quota_add(
+        &mut self,
+        namespace: &str,
+        digest: &Digest,
+    ) -> Result<Option<(u64, u64)>, Error> {
+        let lock = if self.locks_rows() { "for update of q" } else { "" };
+        let text = AssertSqlSafe(format!(
+            "select q.limit_bytes, case when {} then q.used_bytes
+                 + (select b.size_bytes from blobs b where b.digest = $2) end
+             from quotas q where q.namespace = $1 {lock}",
+            is_recent(&self.0)
+        ));
+        let row: Option<(i64, Option<i64>)> = query!(self.conn(), c => sqlx::query_as(text)
+            .bind(namespace).bind(digest.as_str()).fetch_optional(c).await)?;
+        let Some((limit, kept)) = row else { return Ok(None) };
+        let used = match kept {
+            Some(used) => used,
+            None => {
+                let text = AssertSqlSafe(used_bytes(&self.0));
+                let (used,): (i64,) =
+                    query!(self.conn(), c => sqlx::query_as(text).bind(namespace).fetch_one(c).await)?;
+                used
+            }
+        };
+        let text = AssertSqlSafe(format!(
+            "update quotas set used_bytes = $2, counted_at = case when cast($3 as bigint) = 1 then counted_at else {} end
+             where namespace = $1",
+            self.0.clock()
+        ));
+        query!(self.conn(), c => sqlx::query(text)
+            .bind(namespace).bind(used).bind(i64::from(kept.is_some())).execute(c).await.map(drop))?;
         Ok(Some((size(limit)?, size(used)?)))
+    }
+
+    /// Discards the sums of the namespaces of repositories that lost a blob.
+    pub(super) async fn quotas_recount(
+        &mut self,
+        repositories: impl IntoIterator<Item = &str>,
+    ) -> Result<(), Error> {
+        let namespaces: BTreeSet<&str> =
+            repositories.into_iter().filter_map(|name| name.split('/').next()).collect();
+        query!(self.conn(), c => sqlx::query(
+            "update quotas set used_bytes = null
+             where namespace in (select value from json_each($1)) and used_bytes is not null")
+            .bind(serde_json::Value::from_iter(namespaces).to_string()).execute(c).await.map(drop))?;
+        Ok(())
     }
 
     /// Sets or removes a quota.
@@ -158,11 +207,69 @@ impl Tx {
         match limit_bytes {
             Some(limit) => query!(self.conn(), c => sqlx::query(
                 "insert into quotas (namespace, limit_bytes) values ($1, $2)
-                 on conflict (namespace) do update set limit_bytes = excluded.limit_bytes")
+                 on conflict (namespace) do update set limit_bytes = excluded.limit_bytes, used_bytes = null")
                 .bind(namespace).bind(bigint(limit)).execute(c).await.map(drop))?,
             None => query!(self.conn(), c => sqlx::query("delete from quotas where namespace = $1")
                 .bind(namespace).execute(c).await.map(drop))?,
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lode_model::reference::Repository;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_sum_of_a_namespace_is_kept_until_a_blob_is_removed() {
+        crate::store::each_store(async |store: Store| {
+            let repository: Repository = "team/a".parse().unwrap();
+            let link = async |bytes: &[u8]| {
+                let digest = Digest::sha256(bytes);
+                let mut tx = store.begin().await.unwrap();
+                tx.blob_insert(&digest, bytes.len() as u64, digest.as_str(), None).await.unwrap();
+                let is_added = tx.link_uses_quota("team", &digest).await.unwrap();
+                tx.link(&repository, &digest, 0).await.unwrap();
+                let used = match is_added {
+                    true => tx.quota_add("team", &digest).await.unwrap().map(|(_, used)| used),
+                    false => None,
+                };
+                tx.commit().await.unwrap();
+                used
+            };
+            let kept = async || {
+                let (used,): (Option<i64>,) =
+                    query!(store.read(), c => sqlx::query_as("select used_bytes from quotas")
+                    .fetch_one(c).await)
+                    .unwrap();
+                used
+            };
+            let change = async |text: &'static str| {
+                query!(store.write(), c => sqlx::query(text).execute(c).await.map(drop)).unwrap();
+            };
+            let used = async || store.quota_use("team", "team").await.unwrap().unwrap().1;
+            assert_eq!(link(b"before").await, None);
+            let mut tx = store.begin().await.unwrap();
+            tx.quota_put("team", Some(1000)).await.unwrap();
+            tx.commit().await.unwrap();
+            assert_eq!((kept().await, used().await), (None, 6));
+            assert_eq!((link(b"12345").await, kept().await, used().await), (Some(11), Some(11), 11));
+            // The kept sum is used, and a blob that the namespace has costs nothing.
+            change("update quotas set used_bytes = 20").await;
+            assert_eq!((link(b"123").await, kept().await, used().await), (Some(23), Some(23), 23));
+            assert_eq!((link(b"123").await, used().await), (None, 23));
+            // One that is too old is not.
+            change("update quotas set counted_at = counted_at - 3600000").await;
+            assert_eq!((used().await, link(b"1").await, kept().await), (14, Some(15), Some(15)));
+            // After a removal it is added up again.
+            let mut tx = store.begin().await.unwrap();
+            assert!(tx.unlink(&repository, &Digest::sha256(b"12345")).await.unwrap());
+            tx.commit().await.unwrap();
+            assert_eq!((kept().await, used().await), (None, 10));
+            assert_eq!((link(b"22").await, kept().await), (Some(12), Some(12)));
+        })
+        .await;
     }
 }
