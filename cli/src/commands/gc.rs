@@ -68,13 +68,14 @@ fn describe_waiting(waiting: &Value) -> Option<String> {
     let Some(first) = waiting["first_at"].as_str() else {
         return Some("waiting: nothing".to_owned());
     };
+    let at_least = if waiting["is_partial"] == true { "at least " } else { "" };
     let duration = |key: &str| number(key).map(show_duration).unwrap_or_default();
     let undo = match number("undo_seconds") {
         Some(0) | None => String::new(),
         Some(_) => format!("; `lode gc undo` restores a manifest for {} more", duration("undo_seconds")),
     };
     Some(format!(
-        "waiting: {} and {} ({}) without references\ndeletion: {} after the last reference was removed, the first at the earliest {}{undo}",
+        "waiting: {at_least}{} and {} ({}) without references\ndeletion: {} after the last reference was removed, the first at the earliest {}{undo}",
         ui::counted(manifests, "manifest"),
         ui::counted(blobs, "blob"),
         number("size_bytes").map(ui::format_size).unwrap_or_default(),
@@ -219,6 +220,9 @@ mod tests {
                 show_time("2023-11-14T22:13:20Z")
             ))
         );
+        let mut many = waiting;
+        many["is_partial"] = true.into();
+        assert!(describe_waiting(&many).unwrap().starts_with("waiting: at least 1 manifest and 3 blobs"));
         let nothing = json!({"manifests": 0, "blobs": 0, "size_bytes": 0, "first_at": null});
         assert_eq!(describe_waiting(&nothing).as_deref(), Some("waiting: nothing"));
         assert_eq!(describe_waiting(&Value::Null), None);

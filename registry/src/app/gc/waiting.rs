@@ -20,6 +20,9 @@ pub struct GcWaiting {
     #[serde(serialize_with = "as_rfc3339_option")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub first_at: Option<i64>,
+    /// More may wait than is counted here: of each kind, only the 10,000 objects that lost their references first
+    /// are examined.
+    pub is_partial: bool,
     /// How long content stays after its last reference was removed.
     pub grace_seconds: u64,
     /// How long the bytes of a deleted manifest stay after that, so that it can be restored.
@@ -30,12 +33,13 @@ impl Registry {
     pub async fn gc_waiting(&self, caller: &Caller) -> Result<GcWaiting, Error> {
         self.authorize(caller, Action::Inspect, Target::Server).await?;
         let found = self.store.waiting_content(millis(self.config.gc_grace)).await?;
-        let WaitingContent { manifests, blobs, size_bytes, first_at } = found;
+        let WaitingContent { manifests, blobs, size_bytes, first_at, is_partial } = found;
         Ok(GcWaiting {
             manifests,
             blobs,
             size_bytes,
             first_at,
+            is_partial,
             grace_seconds: self.config.gc_grace.as_secs(),
             undo_seconds: self.config.gc_undo.unwrap_or(self.config.gc_grace).as_secs(),
         })

@@ -251,3 +251,19 @@ async fn content_without_references_is_counted_while_it_waits() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn what_waits_is_counted_up_to_a_bound() {
+    each_engine(async |f: Fixture| {
+        for number in 0..45 {
+            f.push("team/app", format!("layer {number}").as_bytes()).await;
+            if number == 30 {
+                let found = f.registry.gc_waiting(&CALLER).await.unwrap();
+                assert_eq!((found.blobs, found.is_partial), (31, false));
+            }
+        }
+        let found = f.registry.gc_waiting(&CALLER).await.unwrap();
+        assert_eq!((found.blobs, found.is_partial), (40, true));
+    })
+    .await;
+}
