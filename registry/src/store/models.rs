@@ -393,7 +393,16 @@ impl Store {
     ) -> Result<Vec<TaggedRow>, Error> {
         let (repository, tag) =
             after.map_or(("", ""), |(repository, tag)| (repository.as_str(), tag.as_str()));
-        let text = AssertSqlSafe(format!(
+        let text = AssertSqlSafe(self.tagged_list_text());
+        let (all, visibility, subjects, targets) = filter.parameters();
+        let rows: Vec<TaggedColumns> = query!(self.read(), c => sqlx::query_as(text)
+            .bind(repository).bind(tag).bind(i64::from(limit))
+            .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_all(c).await)?;
+        rows.into_iter().map(TaggedRow::try_from).collect()
+    }
+
+    pub(super) fn tagged_list_text(&self) -> String {
+        format!(
             "select t.repository, t.name, t.digest, t.updated_at,
                     m.format, m.architecture, m.parameters, m.quantization, m.size_bytes, m.tensor_count, m.problem,
                     q.queued_at, q.attempts, q.problem as queue_problem
@@ -401,12 +410,7 @@ impl Store {
              where (m.format is null or m.format <> '') and (t.repository, t.name) > ($1, $2) and {}
              order by t.repository, t.name limit cast($3 as bigint)",
             self.is_listed("t.repository", 4)
-        ));
-        let (all, visibility, subjects, targets) = filter.parameters();
-        let rows: Vec<TaggedColumns> = query!(self.read(), c => sqlx::query_as(text)
-            .bind(repository).bind(tag).bind(i64::from(limit))
-            .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_all(c).await)?;
-        rows.into_iter().map(TaggedRow::try_from).collect()
+        )
     }
 
     /// When a manifest was first pushed, or a tag was last moved, and who has moved it; 0 if it does not exist.

@@ -42,6 +42,9 @@ const MIN_CONNECTIONS: u32 = 4;
 /// Makes Postgres notice within a minute that this machine is gone, and release its locks.
 const KEEPALIVE: &str =
     "set tcp_keepalives_idle = 30; set tcp_keepalives_interval = 10; set tcp_keepalives_count = 3";
+/// Statements read few rows, but their estimated costs are high enough that Postgres would compile many of them, which
+/// takes longer than running them.
+const NO_COMPILATION: &str = "set jit = off";
 /// For statements without a limit: migrations and index builds.
 const NO_LIMITS: &str =
     "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0";
@@ -74,6 +77,7 @@ pub(super) async fn connect(url: &Url, reach: PostgresOptions) -> Result<PgPool,
         .after_connect(|connection, _| {
             Box::pin(async move {
                 sqlx::raw_sql(KEEPALIVE).execute(&mut *connection).await?;
+                sqlx::raw_sql(NO_COMPILATION).execute(&mut *connection).await?;
                 sqlx::raw_sql(AssertSqlSafe(limits())).execute(connection).await.map(drop)
             })
         })

@@ -158,8 +158,10 @@ impl Store {
             .collect()
     }
 
-    /// The page is cut before any total is computed.
+    /// The page is cut before any total is computed, and read in the order of names: `union all` in between would make
+    /// Postgres read all names.
     pub(super) fn repository_page_text(&self) -> String {
+        let listed = self.is_listed("n.name", 6);
         let name = self.in_default("r.name");
         let recent = recent_pulls("r.name");
         format!(
@@ -170,13 +172,14 @@ impl Store {
                      join blobs b on b.digest = l.digest where l.repository = {name}) as size_bytes,
                     (select max(t.updated_at) from tags t where t.repository = {name}) as tagged_at,
                     (select max(m.created_at) from manifests m where m.repository = {name}) as pushed_at
-             from (select n.name, n.created_at, n.pulls
-                   from (select name, created_at, pulls from repositories where name = $2
-                         union all
-                         select name, created_at, pulls from repositories where name >= $3 and name < $4) n
-                   where n.name > $1 and {} order by n.name limit cast($5 as bigint)) r
-             order by r.name",
-            self.is_listed("n.name", 6)
+             from (select * from (select n.name, n.created_at, n.pulls from repositories n
+                                  where n.name = $2 and n.name > $1 and {listed}) own
+                   union all
+                   select * from (select n.name, n.created_at, n.pulls from repositories n
+                                  where n.name > $1 and n.name >= $3 and n.name < $4 and {listed}
+                                  order by n.name limit cast($5 as bigint)) below
+                   order by name limit cast($5 as bigint)) r
+             order by r.name"
         )
     }
 

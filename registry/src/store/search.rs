@@ -17,6 +17,8 @@ use crate::Error;
 pub(crate) const MAX_COUNT: u64 = 1000;
 /// The most rows whose values are counted.
 const FACET_ROWS: i64 = 2000;
+/// The most repositories of a tag that are counted to compare it with others.
+const TAG_ROWS: i64 = 20_000;
 /// The most values of a facet.
 const MAX_VALUES: usize = 30;
 /// The most tags of a repository that are counted.
@@ -307,6 +309,21 @@ impl Store {
              order by f.sort_key desc, f.repository"
         );
         (statement, text)
+    }
+
+    /// Orders tags by the number of their repositories, as far as that is counted.
+    pub(crate) async fn rarest_first(&self, tags: Vec<String>) -> Result<Vec<String>, Error> {
+        if tags.len() < 2 {
+            return Ok(tags);
+        }
+        let text = AssertSqlSafe(format!(
+            "select value, (select count(*) from (select 1 from search_tags where tag = value limit {TAG_ROWS}) few) as n
+             from json_each($1) order by n"
+        ));
+        let list = serde_json::Value::from(tags).to_string();
+        let rows: Vec<(String, i64)> =
+            query!(self.read(), c => sqlx::query_as(text).bind(list).fetch_all(c).await)?;
+        Ok(rows.into_iter().map(|(tag, _)| tag).collect())
     }
 
     /// The number of repositories that fit, up to [`MAX_COUNT`] and one.

@@ -18,7 +18,8 @@ pub(crate) struct SearchFilter {
     pub(crate) content: SearchContent,
     /// Only the kind of model that represents its repository; otherwise the first kind that fits.
     pub(crate) represents: bool,
-    /// Each is a tag of the model that represents the repository, in lower case.
+    /// Each is a tag of the model that represents the repository, in lower case. Few results are read from those of
+    /// the first one: see [`Store::rarest_first`].
     pub(crate) tags: Vec<String>,
     pub(crate) format: Option<String>,
     pub(crate) quantization: Option<String>,
@@ -192,8 +193,9 @@ impl Text {
         if let Some((first, rest)) = filter.tags.split_first() {
             let words = self.words(filter, amount);
             // Few rows are those of the first tag; many are read in their order, and each is looked up.
+            let repository = if amount == Amount::Few { "g.repository" } else { "s.repository" };
             let (source, first) = match (amount, self.is_sqlite) {
-                (Amount::Many, _) => ("search s", self.has_tag(first)),
+                (Amount::Many, _) => ("search s", self.has_tag(first, repository)),
                 (Amount::Few, true) => (
                     "search_tags g cross join search s on s.repository = g.repository",
                     format!("g.tag = {}", self.text(first)),
@@ -203,7 +205,7 @@ impl Text {
                     format!("g.tag = {}", self.text(first)),
                 ),
             };
-            let rest: Vec<String> = rest.iter().map(|tag| self.has_tag(tag)).collect();
+            let rest: Vec<String> = rest.iter().map(|tag| self.has_tag(tag, repository)).collect();
             return (source, [vec![words, first], rest].concat().join(" and "));
         }
         let is_found_by_words = !filter.words.is_empty() && !filter.has_facts();
@@ -216,10 +218,10 @@ impl Text {
         ("search s", self.words(filter, amount))
     }
 
-    /// Whether the repository of the row `s` has a tag.
-    fn has_tag(&mut self, tag: &str) -> String {
+    /// Whether a repository has a tag.
+    fn has_tag(&mut self, tag: &str, repository: &str) -> String {
         let tag = self.text(tag);
-        format!("exists (select 1 from search_tags h where h.tag = {tag} and h.repository = s.repository)")
+        format!("exists (select 1 from search_tags h where h.tag = {tag} and h.repository = {repository})")
     }
 
     fn fts_words(&mut self, filter: &SearchFilter) -> String {

@@ -113,19 +113,27 @@ impl Store {
         after: &str,
         limit: i64,
     ) -> Result<(Vec<Repository>, Option<String>), Error> {
-        let is_stale = self.is_stale();
-        let text = AssertSqlSafe(format!(
-            "select n.name, {is_stale} as is_stale
-             from (select name from repositories where name > $1
-                   union select repository as name from search where repository > $1 order by name limit $2) n
-             order by n.name"
-        ));
+        let text = AssertSqlSafe(self.search_stale_text());
         let rows: Vec<(String, bool)> = query!(self.read(), c => sqlx::query_as(text)
             .bind(after).bind(limit).fetch_all(c).await)?;
         let last = rows.last().map(|(name, _)| name.clone());
         let stale = rows.into_iter().filter(|(_, is_stale)| *is_stale);
         let stale: Result<_, Error> = stale.map(|(name, _)| parse_stored("repository", &name)).collect();
         Ok((stale?, last))
+    }
+
+    /// Each part of the union is cut by itself: Postgres would read all of them for each batch.
+    pub(super) fn search_stale_text(&self) -> String {
+        let is_stale = self.is_stale();
+        format!(
+            "select n.name, {is_stale} as is_stale
+             from (select * from (select name from repositories where name > $1 order by name limit $2) named
+                   union
+                   select * from (select distinct repository as name from search where repository > $1
+                                  order by repository limit $2) listed
+                   order by name limit $2) n
+             order by n.name"
+        )
     }
 
     /// Rewrites the rows of repositories, some in each transaction.
