@@ -12,7 +12,7 @@ use lode_client::Content;
 use lode_model::{
     convert::ConvertError,
     digest::{Algorithm, Digest},
-    import::{self, FinishError, ImportError, Options, Plan, PlannedLayer, Quantize, Source},
+    import::{self, Conversion, FinishError, ImportError, Options, Plan, PlannedLayer, Source},
     modelfile::Edits,
 };
 
@@ -39,10 +39,10 @@ pub(crate) struct Imported {
 pub(crate) async fn model(
     target: &Target,
     source: Arc<dyn Source>,
-    quantize: Option<Quantize>,
+    conversion: Option<Conversion>,
     edits: &Edits,
 ) -> Outcome<Imported> {
-    let options = Options { quantize, architectures: lode_worker::arch::SUPPORTED };
+    let options = Options { conversion, architectures: lode_worker::arch::SUPPORTED };
     let planning = source.clone();
     let plan = files::blocking(move || import::plan(&*planning, &options))
         .await
@@ -130,7 +130,7 @@ async fn build_encoded_layers(
         return Ok(BTreeMap::new());
     }
     let encoded = || plan.layers.iter().enumerate().filter(|(_, layer)| layer.is_encoded());
-    let meter = ui::Meter::bytes("quantising", encoded().map(|(_, layer)| layer.size).sum());
+    let meter = ui::Meter::bytes("converting", encoded().map(|(_, layer)| layer.size).sum());
     let mut made = BTreeMap::new();
     for (at, layer) in encoded() {
         let (digest, spooled) = spool::spool(layer.clone(), source.clone(), &meter).await?;
@@ -150,13 +150,14 @@ fn import_error(error: &ImportError) -> Failure {
         ImportError::Pointer { .. } => failure.hint("`git lfs pull` in its folder fetches the file"),
         ImportError::Path(_) => failure.hint("rename it"),
         ImportError::NoModel => failure.hint("`lode push FOLDER NAME` stores arbitrary files"),
-        ImportError::QuantizeGguf { .. } => failure
+        ImportError::ConvertGguf { .. } => failure
             .hint("a float GGUF can be quantised to GGUF types only, such as q8_0 or q4_K_M: see `lode create --help`"),
+        ImportError::AlreadyGguf { .. } => failure.hint("add --type, such as f16 or q8_0"),
         ImportError::AlreadyQuantised { .. }
         | ImportError::Scaled { .. }
         | ImportError::Blocks(_)
         | ImportError::Convert(ConvertError::Quantised { .. })
-        | ImportError::QuantizeOnnx { .. } => failure.hint("omit --quantize"),
+        | ImportError::ConvertOnnx { .. } => failure.hint("omit --quantize"),
         _ => failure,
     }
 }

@@ -137,6 +137,7 @@ tests!(
     onnx,
     onnx_graph,
     conversion,
+    checkpoint,
     modelfile,
     manifest,
     tar,

@@ -1,11 +1,12 @@
 //! Checkpoints and GGUF files quantised on import: the resulting tensor types, the rounding error, that a
-//! checkpoint and its unquantised GGUF give the same file, and that a repeated import sends nothing.
+//! checkpoint and its unquantised GGUF give the same file, and that a repeated import sends nothing; and GGUF
+//! files converted back to checkpoints.
 
 use std::collections::BTreeMap;
 
 use lode_tests::checkpoint::{demo, f32_values, read_folder, read_tensor_headers};
 use lode_tests::server::{Folder, Options};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 #[tokio::test]
 async fn a_checkpoint_and_its_gguf_give_the_same_q4_k_m() {
@@ -120,4 +121,101 @@ async fn values_stay_near_and_rows_in_their_order() {
         let error = got.iter().zip(&want).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt() / size;
         assert!(error <= bound, "{ty}: relative error {error}, expected at most {bound}");
     }
+}
+
+#[tokio::test]
+async fn a_gguf_becomes_a_checkpoint_that_answers_alike() {
+    let options = Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32").env("LODE_MAX_LOADED_MODELS", "2");
+    let server = Folder::new().start(options).await;
+    let (lode, registry) = (server.lode(), server.registry());
+    lode.create("team/demo", &demo(), &[]).await.expect_success();
+    let convert = async |from: &str, to: &str, more: &[&str]| {
+        let mut args = vec!["convert", from, to];
+        args.extend_from_slice(more);
+        lode.run(&args).await
+    };
+    // Without a type, the weights keep theirs; norms are F32 in every GGUF.
+    let made = convert("team/demo", "team/demo:gguf", &["--to", "gguf"]).await.expect_success();
+    assert!(made.stdout.contains("as GGUF") && made.stderr.contains("model-BF16.gguf"), "{made:?}");
+    let back = ["--to", "checkpoint", "--type", "bf16"];
+    let made = convert("team/demo:gguf", "team/back", &back).await.expect_success();
+    assert!(made.stdout.contains("created") && made.stdout.contains("as BF16 checkpoint"), "{made:?}");
+
+    // Every tensor is the blob of the original.
+    let shown = async |name: &str| lode.run(&["show", name, "--json"]).await.expect_success().json();
+    let tensors = |shown: &Value| -> BTreeMap<String, String> {
+        let layers = shown["layers"].as_array().unwrap().iter();
+        let layers = layers.filter(|layer| layer["mediaType"] == "application/vnd.ollama.image.tensor");
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        layers.map(|layer| (text(&layer["name"]), text(&layer["digest"]))).collect()
+    };
+    let (original, converted) = (shown("team/demo").await, shown("team/back").await);
+    assert_eq!(tensors(&converted), tensors(&original));
+    assert!(!tensors(&original).is_empty(), "{original}");
+    assert_eq!(converted["architecture"], original["architecture"]);
+
+    // The same tokens, for a chat and for a completion; and the same ids of a text.
+    let answers = async |model: &str| {
+        let chat = json!({
+            "model": model, "stream": false, "options": {"temperature": 0, "num_predict": 24},
+            "messages": [{"role": "user", "content": "What is 40 plus 41?"}],
+        });
+        let chat = registry.post_json("/api/chat", &chat).await.expect(200).json();
+        let text = json!({
+            "model": model, "prompt": "What is water?", "stream": false,
+            "options": {"temperature": 0, "num_predict": 24},
+        });
+        let text = registry.post_json("/api/generate", &text).await.expect(200).json();
+        (
+            chat["message"].clone(),
+            chat["done_reason"].clone(),
+            text["response"].clone(),
+            text["context"].clone(),
+        )
+    };
+    let known = answers("team/demo").await;
+    assert_eq!(known.0["content"], "81.");
+    assert_eq!(answers("team/back").await, known);
+
+    // Blocks are decoded, which a notice says. The result is a model of its own, with the GGUF as its base.
+    convert("team/demo", "team/demo:q8", &["--to", "gguf", "--type", "q8_0"]).await.expect_success();
+    let decoded = convert("team/demo:q8", "team/floats", &["--to", "checkpoint"]).await.expect_success();
+    assert!(decoded.stderr.contains("decoded to BF16") && decoded.stderr.contains("Q8_0"), "{decoded:?}");
+    assert_eq!(answers("team/floats").await.0["content"], "81.");
+    let manifest = registry.get("/v2/team/floats/manifests/latest").await.expect(200).json();
+    assert_eq!(manifest["annotations"]["org.opencontainers.image.base.name"], "team/demo:q8");
+
+    // The files, and a conversion of a local one.
+    let folder = server.folder().path();
+    let pulled = folder.join("floats");
+    lode.run(&["pull", "team/floats", "--to", pulled.to_str().unwrap()]).await.expect_success();
+    let files = read_folder(&pulled);
+    for file in [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        assert!(files.contains_key(file), "{file}: {:?}", files.keys());
+    }
+    assert!(!files.keys().any(|file| file.ends_with(".gguf")), "{:?}", files.keys());
+    let gguf = folder.join("gguf");
+    lode.run(&["pull", "team/demo:q8", "--to", gguf.to_str().unwrap()]).await.expect_success();
+    let local = gguf.join("model-Q8_0.gguf");
+    convert(local.to_str().unwrap(), "team/local", &["--to", "checkpoint"]).await.expect_success();
+    assert_eq!(tensors(&shown("team/local").await), tensors(&shown("team/floats").await));
+
+    // Refusals name what was expected, and nothing becomes visible.
+    for (from, more, expect) in [
+        ("team/demo", &["--to", "checkpoint"] as &[&str], "`model.safetensors` is not a GGUF file"),
+        ("team/demo:q8", &["--to", "gguf"], "is a GGUF file already"),
+        ("team/demo:q8", &["--to", "checkpoint", "--type", "q4_0"], "is not a type of a checkpoint's floats"),
+        ("team/demo", &["--to", "gguf", "--type", "int4"], "is not a type of GGUF files"),
+        ("team/gone", &["--to", "gguf"], "team/gone"),
+        ("hf://acme/mini", &["--to", "gguf"], "lode create"),
+    ] {
+        convert(from, "team/never", more).await.expect_failure(&[expect]);
+    }
+    lode.run(&["show", "team/never"]).await.expect_failure(&["team/never"]);
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use lode_model::import::Quantize;
+use lode_model::import::Conversion;
 
 use super::shared::annotation;
 
@@ -44,7 +44,7 @@ pub(crate) struct Create {
     /// Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, Q6_K. Names are not case-sensitive. From local files, a
     /// GGUF is built on all cores in a temporary file in TMPDIR and then uploaded
     #[arg(long, value_name = "TYPE")]
-    pub(crate) quantize: Option<Quantize>,
+    pub(crate) quantize: Option<Conversion>,
     /// Annotation of the manifest; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = annotation)]
     pub(crate) annotation: Vec<(String, String)>,

@@ -9,6 +9,7 @@ mod backup;
 mod cat;
 mod completions;
 mod contents;
+mod convert;
 mod cp;
 mod create;
 mod diff;
@@ -57,6 +58,7 @@ pub(crate) use completions::Completions;
 pub(crate) use contents::{
     Manifest, ManifestInspect, ManifestList, Repo, RepoList, Tag, TagHistory, TagList, TagUndo,
 };
+pub(crate) use convert::Convert;
 pub(crate) use cp::Cp;
 pub(crate) use create::Create;
 pub(crate) use diff::Diff;
@@ -142,6 +144,8 @@ pub(crate) enum Command {
     Worker(Worker),
     /// Create a model in a registry, from files or from another model
     Create(Create),
+    /// Create a model in another format: a GGUF or a checkpoint
+    Convert(Convert),
     /// Download a model's files to a folder and verify them
     Pull(Pull),
     /// Print one file of a model

@@ -8,7 +8,7 @@ use std::{
 };
 
 use lode_model::{
-    import::{self as planner, Quantize, ReadAt, Source, SourceFile},
+    import::{self as planner, Conversion, Format, ReadAt, Source, SourceFile},
     media_type,
     modelfile::{Edits, Role},
     reference::Name,
@@ -85,13 +85,12 @@ pub(crate) async fn run(connection: &Connection, mut args: Create) -> Outcome {
             sent.add(extra);
         }
     }
-    let new = NewModel { target: &target, args: &args, edits: &edits, sent };
+    let conversion = args.quantize;
+    let new = NewModel { target: &target, json: args.json, edits: &edits, conversion, sent };
     match from {
         ModelBase::Files(source, paths) => new.create_from_files(source, &paths).await,
-        ModelBase::Model(base) => match args.quantize {
-            Some(quantize) => new.create_quantised(&base, quantize).await,
-            None => new.create_from_model(&base).await,
-        },
+        ModelBase::Model(base) if conversion.is_some() => new.create_converted(&base).await,
+        ModelBase::Model(base) => new.create_from_model(&base).await,
     }
 }
 
@@ -102,19 +101,21 @@ enum ModelBase {
 }
 
 /// The model to create, without its base.
-struct NewModel<'a> {
-    target: &'a Target,
-    args: &'a Create,
-    edits: &'a Edits,
+pub(super) struct NewModel<'a> {
+    pub(super) target: &'a Target,
+    pub(super) edits: &'a Edits,
+    pub(super) conversion: Option<Conversion>,
     /// The uploads before those of the base.
-    sent: UploadStats,
+    pub(super) sent: UploadStats,
+    /// Whether the result is printed as JSON.
+    pub(super) json: bool,
 }
 
 impl NewModel<'_> {
-    async fn create_from_files(self, source: Files, paths: &[PathBuf]) -> Outcome {
-        let NewModel { target, args, edits, mut sent } = self;
+    pub(super) async fn create_from_files(self, source: Files, paths: &[PathBuf]) -> Outcome {
+        let NewModel { target, edits, conversion, mut sent, json } = self;
         let imported =
-            import::model(target, Arc::new(source), args.quantize, edits).await.map_err(|failure| {
+            import::model(target, Arc::new(source), conversion, edits).await.map_err(|failure| {
                 let named: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
                 failure.with_context(named.join(", "))
             })?;
@@ -122,7 +123,7 @@ impl NewModel<'_> {
             ui::print_message(format!("notice: {notice}"));
         }
         sent.add(imported.sent);
-        if args.json {
+        if json {
             return ui::json(&json!({
                 "name": target.model(), "digest": imported.digest,
                 "tensors": imported.tensors, "parameters": imported.parameters, "notices": imported.notices,
@@ -141,10 +142,10 @@ impl NewModel<'_> {
     }
 
     async fn create_from_model(self, base: &Target) -> Outcome {
-        let NewModel { target, args, edits, mut sent } = self;
+        let NewModel { target, edits, conversion: _, mut sent, json } = self;
         let made = derived::model(target, base, edits).await?;
         sent.add(made.sent);
-        if args.json {
+        if json {
             return ui::json(&json!({
                 "name": target.model(), "digest": made.digest, "base": base.model(),
                 "sent_blobs": sent.sent_blobs, "sent_bytes": sent.sent_bytes,
@@ -156,9 +157,9 @@ impl NewModel<'_> {
         Ok(())
     }
 
-    /// The server quantises the weights of a model that it has, in a job.
-    async fn create_quantised(self, base: &Target, quantize: Quantize) -> Outcome {
-        let NewModel { target, args, edits, sent: _ } = self;
+    /// The server converts the weights of a model that it has, in a job.
+    pub(super) async fn create_converted(self, base: &Target) -> Outcome {
+        let NewModel { target, edits, conversion, sent: _, json } = self;
         if base.registry.host() != target.registry.host() {
             return Err(Failure::new(format!("{base} is in another registry than {target}"))
                 .hint(format!("`lode cp {base} {target}` copies it there first")));
@@ -167,8 +168,10 @@ impl NewModel<'_> {
             return Err(Failure::new("a model cannot be quantised and get an adapter at the same time")
                 .hint("create the quantised model first, and a second one from it with the ADAPTER"));
         }
+        let (format, quantize) = conversion.map(Conversion::named).unwrap_or_default();
         let request = json!({
-            "model": target.model(), "from": base.model(), "quantize": quantize.to_string(),
+            "model": target.model(), "from": base.model(),
+            "format": format.map(Format::as_str), "quantize": quantize,
             "template": edits.template, "system": edits.system, "parameters": edits.parameters,
             "license": edits.licenses, "renderer": edits.renderer, "parser": edits.parser,
             "requires": edits.requires, "messages": messages(edits), "annotations": edits.annotations,
@@ -176,7 +179,7 @@ impl NewModel<'_> {
         let done =
             job::run(&target.registry, "lode/v1/models", &request, &format!("creating {target}")).await;
         let done = done.map_err(|failure| failure.with_context(format!("FROM {base}")))?;
-        if args.json {
+        if json {
             let mut created = json!({ "name": target.model(), "base": base.model() });
             if let (Value::Object(created), Value::Object(result)) = (&mut created, done.result) {
                 created.extend(result);
@@ -187,7 +190,8 @@ impl NewModel<'_> {
             ui::print_message(format!("notice: {notice}"));
         }
         let digest = done.result["digest"].as_str().unwrap_or_default();
-        ui::print_line(format!("created {target} {digest} from {base}, as {quantize}"))
+        let form = conversion.map(|conversion| format!(", as {conversion}")).unwrap_or_default();
+        ui::print_line(format!("created {target} {digest} from {base}{form}"))
     }
 }
 
@@ -212,7 +216,7 @@ fn recipe(path: Option<PathBuf>, file: Option<PathBuf>) -> Outcome<Recipe> {
 }
 
 /// Resolves the model in FROM. Without a host it is in the registry of the new model.
-fn base(connection: &Connection, target: &Target, name: &str) -> Outcome<Target> {
+pub(super) fn base(connection: &Connection, target: &Target, name: &str) -> Outcome<Target> {
     let parsed: Name = name.parse().map_err(|error| {
         Failure::with_source(format!("FROM {name} is neither a file, a folder nor a model name"), &error)
     })?;
@@ -227,7 +231,7 @@ fn base(connection: &Connection, target: &Target, name: &str) -> Outcome<Target>
 }
 
 /// The files to import: all files of a folder, or one file with its companions.
-fn source(paths: &[PathBuf]) -> Outcome<Files> {
+pub(super) fn source(paths: &[PathBuf]) -> Outcome<Files> {
     let mut all = Vec::new();
     for path in paths {
         let found = found(path)?;
@@ -291,7 +295,7 @@ fn found(path: &Path) -> Outcome<Vec<LocalFile>> {
 }
 
 /// Local files as an import source, sorted by name.
-struct Files(Vec<LocalFile>);
+pub(super) struct Files(Vec<LocalFile>);
 
 impl Source for Files {
     fn files(&self) -> Vec<SourceFile> {

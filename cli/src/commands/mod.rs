@@ -7,6 +7,7 @@ mod browser;
 mod cat;
 mod completions;
 mod contents;
+mod convert;
 pub(crate) mod cp;
 mod create;
 mod demo;
@@ -69,6 +70,7 @@ async fn dispatch(cli: Cli) -> Outcome<ExitCode> {
         Command::Worker(args) => worker::run(args).await?,
         Command::Runner(args) => runner::run(args)?,
         Command::Create(args) => create::run(&connect()?, args).await?,
+        Command::Convert(args) => convert::run(&connect()?, args).await?,
         Command::Pull(args) => pull::run(&connect()?, args).await?,
         Command::Cat(args) => cat::run(&connect()?, args).await?,
         Command::Push(args) => push::run(&connect()?, args).await?,

@@ -31,6 +31,20 @@ pub enum ConvertError {
     NotFloat { tensor: String, dtype: String },
     #[error("tensor `{tensor}` of `{path}` is already {ty}; quantise from F32, F16 or BF16")]
     Quantised { path: String, tensor: String, ty: &'static str },
+    #[error("architecture `{architecture}`{form} is not converted to a checkpoint (known: {known})")]
+    Architecture { architecture: String, form: &'static str, known: String },
+    #[error("the GGUF lacks the key `{key}`")]
+    MissingGgufKey { key: String },
+    #[error("the GGUF has `{key}` {found}, expected {expected}")]
+    GgufKey { key: String, found: String, expected: &'static str },
+    #[error("the vocabulary of the GGUF cannot be converted to tokenizer.json: {reason}")]
+    Vocabulary { reason: String },
+    #[error("tensor `{tensor}` of the GGUF has shape {found:?}, expected {expected:?} by its keys")]
+    GgufShape { tensor: String, found: Vec<u64>, expected: Vec<u64> },
+    #[error("the checkpoint would have more than {max} tensors")]
+    TooManyTensors { max: usize },
+    #[error("could not read tensor `{tensor}`")]
+    Table { tensor: String, source: std::io::Error },
     #[error("the GGUF would be invalid")]
     Header(#[from] HeaderError),
 }

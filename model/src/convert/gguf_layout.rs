@@ -167,7 +167,8 @@ mod tests {
     #[test]
     fn long_rows_are_refused() {
         let check = |shape: &[u64], dtype: Dtype, is_allowed: bool| {
-            let array = FloatArray { path: "model.safetensors".into(), offset: 0, dtype, scales: None };
+            let array =
+                FloatArray { path: "model.safetensors".into(), offset: 0, dtype, scales: None, blocks: None };
             let values = Values::Floats { arrays: vec![array], order: RowOrder::Same, add: 0.0 };
             let weight =
                 Weight { name: "a.weight".to_owned(), shape: shape.to_vec(), values, kept: Type::F32 };

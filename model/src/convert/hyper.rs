@@ -14,7 +14,7 @@ static NO_SCALING: Json = Json::Null;
 
 /// The largest accepted head dimension. Tables have one entry per pair of elements, so a larger value is a
 /// mistake.
-const MAX_HEAD_DIM: u64 = 1 << 16;
+pub(super) const MAX_HEAD_DIM: u64 = 1 << 16;
 
 /// The hyper-parameters that the conversion itself needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -216,7 +216,10 @@ fn write_rope(
                 }
             }
         }
-        "llama3" => hyper.tables.push(("rope_freqs.weight", llama3_factors(&scaling, theta, rotated)?)),
+        "llama3" => {
+            let factors = llama3_factors(&Llama3::read(&scaling)?, theta, rotated);
+            hyper.tables.push(("rope_freqs.weight", factors));
+        }
         "longrope" | "su" if hyper.family.has_long_rope => {
             let (context, original) = (c.number("max_position_embeddings")? as f64, original()? as f64);
             let stretch = context / original;
@@ -239,13 +242,31 @@ fn write_rope(
     Ok(())
 }
 
+/// The parameters of Llama 3's scaling.
+pub(super) struct Llama3 {
+    pub(super) factor: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
+    pub(super) original: u64,
+}
+
+impl Llama3 {
+    fn read(scaling: &Config) -> Result<Llama3, ConvertError> {
+        Ok(Llama3 {
+            factor: scaling.float("factor")?,
+            low: scaling.float("low_freq_factor")?,
+            high: scaling.float("high_freq_factor")?,
+            original: scaling.number("original_max_position_embeddings")?,
+        })
+    }
+}
+
 /// Returns the divisors of Llama 3's frequencies: 1 for short waves, the factor for long ones, and a blend in
 /// between.
-fn llama3_factors(scaling: &Config, theta: f64, rotated: u64) -> Result<Vec<f32>, ConvertError> {
-    let factor = scaling.float("factor")?;
-    let (low, high) = (scaling.float("low_freq_factor")?, scaling.float("high_freq_factor")?);
-    let original = scaling.number("original_max_position_embeddings")? as f64;
-    Ok((0..rotated / 2)
+pub(super) fn llama3_factors(scaling: &Llama3, theta: f64, rotated: u64) -> Vec<f32> {
+    let Llama3 { factor, low, high, original } = *scaling;
+    let original = original as f64;
+    (0..rotated / 2)
         .map(|pair| {
             let wave = 2.0 * PI / theta.powf(-((2 * pair) as f64) / rotated as f64);
             if wave < original / high {
@@ -257,7 +278,7 @@ fn llama3_factors(scaling: &Config, theta: f64, rotated: u64) -> Result<Vec<f32>
                 (1.0 / ((1.0 - smooth) / factor + smooth)) as f32
             }
         })
-        .collect())
+        .collect()
 }
 
 #[cfg(test)]

@@ -1,13 +1,17 @@
 //! Converts checkpoints of the known families, and GGUF files of floats, to any of llama.cpp's GGUF file
-//! types. [`crate::import`] plans with it. The bytes are produced only when the planned layer is read.
+//! types, and GGUF files of these families to checkpoints (`from_gguf`). [`crate::import`] plans with it. The
+//! bytes are produced only when the planned layer is read.
 //!
 //! ```text
 //! config.json -> hyper    tokenizer.json -> vocabulary    tensors -> weights (names by family) -> mix -> rows
+//! from_gguf: keys -> config.json    vocabulary -> tokenizer.json    tensors (names by family) -> rows
 //! ```
 
 mod error;
 mod family;
 mod file_type;
+mod float_type;
+mod from_gguf;
 mod gguf_layout;
 mod hyper;
 pub mod mix;
@@ -23,6 +27,8 @@ use serde_json::Value as Json;
 
 pub use error::ConvertError;
 pub use file_type::{FileType, UnknownFileType};
+pub use float_type::{FloatType, UnknownFloatType};
+pub(crate) use from_gguf::{ConvertedCheckpoint, ConvertedTensor, from_gguf};
 pub(crate) use gguf_layout::{ConvertedGguf, Segment, format_names};
 pub(crate) use names::checkpoint_names;
 pub(crate) use rows::{Rows, RowsReader};

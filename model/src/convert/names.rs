@@ -58,6 +58,11 @@ pub(super) fn gguf_expert_part(group: &str, projection: &str) -> Option<&'static
     EXPERTS.iter().find(|(of, name, _)| (*of, *name) == (group, projection)).map(|(.., part)| *part)
 }
 
+/// Returns the projection of an expert whose stacked tensor has this part of the name.
+pub(super) fn expert_projection(group: &str, part: &str) -> Option<&'static str> {
+    EXPERTS.iter().find(|(of, _, gguf)| (*of, *gguf) == (group, part)).map(|(_, projection, _)| *projection)
+}
+
 /// Returns the checkpoint names that a tensor with this GGUF name may have had, likeliest first; empty for
 /// other names, and for stacked experts.
 pub(crate) fn checkpoint_names(name: &str) -> Vec<String> {

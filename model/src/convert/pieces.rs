@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use serde_json::Value as Json;
 
 /// The character that replaces a blank.
-const BLANK: &str = "\u{2581}";
+pub(super) const BLANK: &str = "\u{2581}";
 
 /// The longest piece, in bytes. Checking a piece takes time quadratic in its length.
 const MAX_PIECE_LEN: usize = 1024;

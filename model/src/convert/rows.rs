@@ -1,4 +1,4 @@
-//! Produces the bytes of a GGUF tensor: rows of float arrays are decoded, reordered and encoded. Any range
+//! Produces the bytes of a converted tensor: rows of float arrays are decoded, reordered and encoded. Any range
 //! can be produced without the bytes before it, so that several threads can share one tensor. Memory is
 //! bounded by a few rows.
 
@@ -16,7 +16,7 @@ pub(super) const MAX_ROW_ELEMENTS: u64 = 1 << 24;
 /// The recipe of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rows {
-    /// The tensor's name in the GGUF.
+    /// The tensor's name.
     pub(crate) name: String,
     /// The source of the values: one array, or the experts of a layer in order. All arrays have the same
     /// shape.
@@ -24,15 +24,20 @@ pub(crate) struct Rows {
     pub(crate) rows_each: u64,
     pub(crate) columns: u64,
     pub(crate) order: RowOrder,
-    /// Added to every value: 1 for norms that a checkpoint stores as the difference from 1.
+    /// Added to every value: 1 for norms that a checkpoint stores as the difference from 1, and -1 in the other
+    /// direction.
     pub(crate) add: f32,
     pub(crate) to: ggml::Type,
 }
 
-/// The mapping from rows of the GGUF to rows of the source.
+/// The mapping from rows of the result to rows of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowOrder {
     Same,
+    /// The reverse of [`RowOrder::Pairs`]: row `h * head_dim / 2 + p` of each head is its source row `2p + h`.
+    Halves {
+        head_dim: u64,
+    },
     /// Row `2p + h` of each head is its source row `h * head_dim / 2 + p`: converts rotated halves to rotated
     /// pairs.
     Pairs {
@@ -47,6 +52,11 @@ impl RowOrder {
             RowOrder::Pairs { head_dim } => {
                 let (head, within) = (row / head_dim, row % head_dim);
                 head * head_dim + (within % 2) * (head_dim / 2) + within / 2
+            }
+            RowOrder::Halves { head_dim } => {
+                let (head, within) = (row / head_dim, row % head_dim);
+                let half = head_dim / 2;
+                head * head_dim + within % half * 2 + within / half
             }
         }
     }

@@ -8,23 +8,23 @@ use std::sync::Arc;
 
 use crate::gguf::Header;
 use crate::import::fp8_tests::{self, array, file};
-use crate::import::{Options, Plan, Quantize, ReadAt, Source, SourceFile, plan};
+use crate::import::{Conversion, Options, Plan, ReadAt, Source, SourceFile, plan};
 use crate::quant::Kind;
 use crate::quant::ggml::Type;
 use crate::safetensors::Dtype;
 
 use super::FileType;
 
-fn repository(path: &str) -> PathBuf {
+pub(super) fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
 /// A folder in memory that tests can change.
 #[derive(Clone, Default)]
-struct Folder(BTreeMap<String, Vec<u8>>);
+pub(super) struct Folder(pub(super) BTreeMap<String, Vec<u8>>);
 
 impl Folder {
-    fn read(path: &str) -> Folder {
+    pub(super) fn read(path: &str) -> Folder {
         let entries = fs::read_dir(repository(path)).expect(path);
         let files = entries.flatten().filter(|entry| entry.path().is_file());
         Folder(
@@ -36,11 +36,11 @@ impl Folder {
         )
     }
 
-    fn one(path: &str, bytes: Vec<u8>) -> Folder {
+    pub(super) fn one(path: &str, bytes: Vec<u8>) -> Folder {
         Folder(BTreeMap::from([(path.to_owned(), bytes)]))
     }
 
-    fn with_config(mut self, key: &str, value: serde_json::Value) -> Folder {
+    pub(super) fn with_config(mut self, key: &str, value: serde_json::Value) -> Folder {
         let config = self.0.get_mut("config.json").expect("a config");
         let mut json: serde_json::Value = serde_json::from_slice(config).unwrap();
         json[key] = value;
@@ -61,16 +61,16 @@ impl Source for Folder {
     }
 }
 
-fn planned(folder: &Folder, quantize: Quantize) -> Result<Plan, String> {
-    plan(folder, &Options { quantize: Some(quantize), ..Options::default() }).map_err(|error| {
+pub(super) fn planned(folder: &Folder, quantize: Conversion) -> Result<Plan, String> {
+    plan(folder, &Options { conversion: Some(quantize), ..Options::default() }).map_err(|error| {
         let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
         format!("{error}{}", source.unwrap_or_default())
     })
 }
 
 /// Imports a folder and returns the resulting GGUF with its plan.
-fn made(folder: &Folder, file_type: FileType) -> (Vec<u8>, Plan) {
-    let plan = planned(folder, Quantize::Gguf(file_type)).expect("a model that can be converted");
+pub(super) fn made(folder: &Folder, file_type: FileType) -> (Vec<u8>, Plan) {
+    let plan = planned(folder, Conversion::Gguf(Some(file_type))).expect("a model that can be converted");
     let layer = &plan.layers[0];
     assert_eq!(layer.media_type, crate::media_type::OLLAMA_MODEL);
     assert!(layer.is_encoded() || !file_type.is_quantised());
@@ -91,7 +91,7 @@ fn made(folder: &Folder, file_type: FileType) -> (Vec<u8>, Plan) {
     (bytes, plan)
 }
 
-fn tensor<'a>(file: &'a [u8], header: &Header, name: &str) -> (Type, Vec<u64>, &'a [u8]) {
+pub(super) fn tensor<'a>(file: &'a [u8], header: &Header, name: &str) -> (Type, Vec<u64>, &'a [u8]) {
     let entry = header.tensors.iter().find(|entry| entry.name == name).unwrap_or_else(|| panic!("{name}"));
     let start = (header.data_start + entry.offset) as usize;
     (entry.ty, entry.dims.clone(), &file[start..start + entry.size_bytes().unwrap() as usize])
@@ -141,10 +141,10 @@ fn quantising_a_float_gguf_matches_the_checkpoint() {
     let (twice, plan) = made(&Folder::one("mini-F32.gguf", floats), FileType::Q8_0);
     assert!(direct == twice, "a detour over F32 changes nothing");
     assert_eq!(plan.layers[0].name.as_deref(), Some("mini-Q8_0.gguf"));
-    let refused =
-        planned(&Folder::one("mini.gguf", twice.clone()), Quantize::Gguf(FileType::Q4_0)).unwrap_err();
+    let refused = planned(&Folder::one("mini.gguf", twice.clone()), Conversion::Gguf(Some(FileType::Q4_0)))
+        .unwrap_err();
     assert!(refused.contains("`mini.gguf`") && refused.contains("is already Q8_0"), "{refused}");
-    let refused = planned(&Folder::one("mini.gguf", twice), Quantize::Blobs(Kind::Int4)).unwrap_err();
+    let refused = planned(&Folder::one("mini.gguf", twice), Conversion::Blobs(Kind::Int4)).unwrap_err();
     assert!(refused.contains("int4"), "{refused}");
 }
 
@@ -228,7 +228,7 @@ fn unconvertible_models_are_refused() {
         ),
     ];
     for (folder, expect) in folders {
-        let error = planned(&folder, Quantize::Gguf(FileType::Q8_0)).map(drop).unwrap_err();
+        let error = planned(&folder, Conversion::Gguf(Some(FileType::Q8_0))).map(drop).unwrap_err();
         assert!(error.contains(expect), "{error}\n  wanted {expect}");
     }
 }
@@ -240,7 +240,7 @@ fn values_that_no_block_can_hold_are_named() {
     let header = crate::safetensors::Header::read(file).unwrap();
     let at = header.data_start() + header.get("model.layers.1.self_attn.q_proj.weight").unwrap().begin;
     file[at as usize..][..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
-    let plan = planned(&folder, Quantize::Gguf(FileType::Q8_0)).unwrap();
+    let plan = planned(&folder, Conversion::Gguf(Some(FileType::Q8_0))).unwrap();
     let source: Arc<dyn Source> = Arc::new(folder);
     let error = plan.layers[0].reader(&source).read_to_end(&mut Vec::new()).unwrap_err().to_string();
     assert!(error.contains("expected a finite number") && error.contains("`blk.1.attn_q.weight`"), "{error}");
@@ -252,7 +252,7 @@ fn values_that_no_block_can_hold_are_named() {
     file[at as usize + 70] = 0x7f;
     // Every file type refuses the value, not only those with blocks.
     for file_type in [FileType::F32, FileType::Q8_0] {
-        let plan = planned(&fp8, Quantize::Gguf(file_type)).unwrap();
+        let plan = planned(&fp8, Conversion::Gguf(Some(file_type))).unwrap();
         let source: Arc<dyn Source> = Arc::new(fp8.clone());
         let error = plan.layers[0].reader(&source).read_to_end(&mut Vec::new()).unwrap_err().to_string();
         let expect = "`model.layers.1.mlp.up_proj.weight`";

@@ -9,17 +9,18 @@ use serde_json::Value as Json;
 
 use super::error::ConvertError;
 use super::pieces;
+use crate::gguf::pre_tokeniser::{GPT_4O, LLAMA_3, QWEN_2, QWEN_35, TEKKEN};
 use crate::gguf::{Array, Metadata, Strings};
 
 const TOKENIZER: &str = "tokenizer.json";
 
 /// The values of `tokenizer.ggml.token_type`.
-const NORMAL: i32 = 1;
-const UNKNOWN: i32 = 2;
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
-const BYTE: i32 = 6;
+pub(super) const NORMAL: i32 = 1;
+pub(super) const UNKNOWN: i32 = 2;
+pub(super) const CONTROL: i32 = 3;
+pub(super) const USER_DEFINED: i32 = 4;
+pub(super) const UNUSED: i32 = 5;
+pub(super) const BYTE: i32 = 6;
 
 /// The JSON files that describe the tokenizer; absent ones are null.
 pub(super) struct Files {
@@ -192,7 +193,7 @@ fn write_pieces(
 }
 
 /// The largest embedding, in rows. Every row needs a token in memory, and a small file can declare billions.
-const MAX_ROWS: u64 = 4_194_304;
+pub(super) const MAX_ROWS: u64 = 4_194_304;
 
 /// Returns the token and the type of every id.
 fn tokens(parsed: &Tokenizer, rows: u64) -> Result<(Strings, Vec<i32>), ConvertError> {
@@ -323,12 +324,6 @@ fn collect_steps<'a>(pre_tokenizer: &'a Json, steps_so_far: &mut Vec<Step<'a>>) 
     Some(())
 }
 
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
 /// Returns llama.cpp's name for a pre-tokeniser (`src/llama-vocab.cpp`), matched by its steps rather than by
 /// its name.
 fn pre_tokeniser(pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static str> {
@@ -339,10 +334,10 @@ fn pre_tokeniser(pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static s
         [Step::Digits, Step::Bytes { splits: true }] => Some("smollm"),
         [Step::Split(pattern), Step::Bytes { splits: false }] => match *pattern {
             // Both split alike; only the first looks for a whole token before it applies merges.
-            LLAMA3 if ignore_merges => Some("llama-bpe"),
-            LLAMA3 => Some("smaug-bpe"),
-            QWEN2 => Some("qwen2"),
-            QWEN35 => Some("qwen35"),
+            LLAMA_3 if ignore_merges => Some("llama-bpe"),
+            LLAMA_3 => Some("smaug-bpe"),
+            QWEN_2 => Some("qwen2"),
+            QWEN_35 => Some("qwen35"),
             TEKKEN => Some("tekken"),
             GPT_4O => Some("gpt-4o"),
             _ => None,
@@ -368,9 +363,9 @@ mod tests {
         let bytes = json!({"type": "ByteLevel", "add_prefix_space": false});
         let digits = json!({"type": "Digits", "individual_digits": true});
         for (pre_tokenizer, ignore_merges, expect) in [
-            (split(QWEN2), false, Some("qwen2")),
-            (split(LLAMA3), true, Some("llama-bpe")),
-            (split(LLAMA3), false, Some("smaug-bpe")),
+            (split(QWEN_2), false, Some("qwen2")),
+            (split(LLAMA_3), true, Some("llama-bpe")),
+            (split(LLAMA_3), false, Some("smaug-bpe")),
             (split(TEKKEN), false, Some("tekken")),
             (split(r"\p{L}+"), false, None),
             (bytes.clone(), false, Some("gpt-2")),
@@ -408,7 +403,7 @@ mod tests {
             "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"], "b a"]},
             "added_tokens": [{"id": 2, "content": "<s>", "special": true}, {"id": 3, "content": "<t>"},
                              {"id": 9, "content": "<beyond>"}],
-            "pre_tokenizer": split(QWEN2),
+            "pre_tokenizer": split(QWEN_2),
             "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}]},
         });
         let config = json!({"bos_token": {"content": "<s>"}, "chat_template": [
@@ -481,7 +476,7 @@ mod tests {
         assert!(with(json!({"type": "WordPiece", "vocab": {}}), Json::Null).contains("WordPiece"));
         let sound = |vocab: Json| json!({"type": "BPE", "vocab": vocab, "merges": []});
         assert!(with(sound(json!({})), split("x")).contains("pre-tokeniser"));
-        let beyond = with(sound(json!({"a": 7})), split(QWEN2));
+        let beyond = with(sound(json!({"a": 7})), split(QWEN_2));
         assert!(beyond.contains("token `a` has no row in the embedding of 2"), "{beyond}");
     }
 }

@@ -61,6 +61,7 @@ pub(super) fn list_gguf_weights(parts: &[(Arc<str>, Header)]) -> Result<Vec<Weig
                         offset: stored.offset,
                         dtype: stored.dtype,
                         scales: None,
+                        blocks: None,
                     }],
                     order: RowOrder::Same,
                     add: 0.0,
@@ -152,7 +153,7 @@ fn array(stored: &CheckpointTensor) -> Result<FloatArray, ConvertError> {
         });
     }
     let (path, offset) = (Arc::clone(&stored.path), parts.weight.offset);
-    Ok(FloatArray { path, offset, dtype, scales: stored.scales.cloned() })
+    Ok(FloatArray { path, offset, dtype, scales: stored.scales.cloned(), blocks: None })
 }
 
 /// Stacks the experts of a layer in the order of their numbers.

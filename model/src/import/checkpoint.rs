@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::error::ImportError;
 use super::files::{CONFIG, HeaderBudget, read_file};
 use super::mlx::{self, MlxQuantisation};
+use crate::convert::Segment;
 use crate::formats::weight_format::WeightFormat;
 use crate::gguf::PartName;
 use crate::quant::Kind;
@@ -20,8 +21,8 @@ use crate::source::{Scales, Source, SourceFile};
 use crate::tensor::{self, Tensor, TensorError};
 
 /// The index that transformers writes for shards.
-const MAIN_INDEX: &str = "model.safetensors.index.json";
-const MAIN_FILE: &str = "model.safetensors";
+pub(super) const MAIN_INDEX: &str = "model.safetensors.index.json";
+pub(super) const MAIN_FILE: &str = "model.safetensors";
 const END: &str = ".safetensors";
 
 /// Limit for the headers of all files together, in bytes. They have about 100 bytes per tensor.
@@ -45,6 +46,8 @@ pub(super) struct Checkpoint {
     /// The scales of FP8 and int8 weights by the weights' names, after [`super::scaled::pair_scales`] has
     /// removed them from the tensors.
     pub(super) scales: HashMap<String, Scales>,
+    /// The bytes of the tensors that are converted from another file, by their names.
+    pub(super) converted: HashMap<String, Segment>,
     pub(super) notices: Vec<String>,
 }
 
@@ -194,7 +197,15 @@ fn read_within(
     }
     drop(homes);
     let index = index.map(|(path, _)| path);
-    Ok(Checkpoint { shards, index, is_image_model, config, scales: HashMap::new(), notices })
+    Ok(Checkpoint {
+        shards,
+        index,
+        is_image_model,
+        config,
+        scales: HashMap::new(),
+        converted: HashMap::new(),
+        notices,
+    })
 }
 
 /// Checks that no part of a model is missing. Without an index, only file names tell; otherwise an incomplete

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::quantize::Quantize;
+use super::conversion::Conversion;
 use crate::convert::ConvertError;
 use crate::files_view::{MAX_FILES, PathError};
 use crate::safetensors::HeaderError;
@@ -66,10 +66,18 @@ pub enum ImportError {
     Onnx { path: String, source: crate::onnx::OnnxError },
     #[error("`{path}` has tensor `{tensor}` in `{location}`, which {problem}")]
     OnnxData { path: String, tensor: String, location: String, problem: &'static str },
-    #[error("`{path}` is an ONNX file, which cannot be quantised to {quantize}")]
-    QuantizeOnnx { path: String, quantize: Quantize },
-    #[error("`{path}` is a GGUF file, which cannot be quantised to {quantize}")]
-    QuantizeGguf { path: String, quantize: Quantize },
+    #[error("`{path}` is an ONNX file, which cannot be quantised to {conversion}")]
+    ConvertOnnx { path: String, conversion: Conversion },
+    #[error("`{path}` is a GGUF file, which cannot be quantised to {conversion}")]
+    ConvertGguf { path: String, conversion: Conversion },
+    #[error("`{path}` is a GGUF file already; name the type to convert its floats to")]
+    AlreadyGguf { path: String },
+    #[error("`{path}` is not a GGUF file, and only these are converted to a checkpoint")]
+    NotGguf { path: String },
+    #[error("`{path}` is a projector or an adapter, which is not converted to a checkpoint")]
+    NotAModel { path: String },
+    #[error("`{first}` and `{second}` are two models, expected one to convert to a checkpoint")]
+    SeveralModels { first: String, second: String },
     #[error(transparent)]
     Convert(#[from] ConvertError),
 }

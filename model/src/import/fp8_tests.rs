@@ -129,11 +129,11 @@ fn unquantised_fp8_is_restored() {
 fn fp8_quantises_like_its_float_twin() {
     let (fp8, twin) = folders();
     for quantize in [
-        Quantize::Blobs(Kind::Int4),
-        Quantize::Blobs(Kind::Int8),
-        Quantize::Blobs(Kind::Nvfp4),
-        Quantize::Blobs(Kind::Mxfp4),
-        Quantize::Blobs(Kind::Mxfp8),
+        Conversion::Blobs(Kind::Int4),
+        Conversion::Blobs(Kind::Int8),
+        Conversion::Blobs(Kind::Nvfp4),
+        Conversion::Blobs(Kind::Mxfp4),
+        Conversion::Blobs(Kind::Mxfp8),
     ] {
         let (ours, theirs) = (import(&fp8, Some(quantize)), import(&twin, Some(quantize)));
         let blobs = |imported: &tests::Imported| -> BTreeMap<String, Vec<u8>> {
@@ -187,7 +187,7 @@ fn a_stack_of_experts_has_a_grid_for_each() {
     let twin = array(name, Dtype::BF16, &[3, 96, 160], &floats);
     let twin = Folder::default().with("model.safetensors", file(&[twin]));
     let made = |folder: &Folder| {
-        import(folder, Some(Quantize::Blobs(Kind::Mxfp8))).files()["model.safetensors"].clone()
+        import(folder, Some(Conversion::Blobs(Kind::Mxfp8))).files()["model.safetensors"].clone()
     };
     assert!(made(&fp8) == made(&twin));
 }
@@ -245,7 +245,7 @@ fn unsupported_fp8_weights_are_named() {
         (one(weight(e4m3), Some(words), "{}"), "whose scales `a.weight_scale` are I32"),
         (one(weight(Dtype::U8), fitting(), "{}"), "`a.weight_scale_inv`, which is quantised already"),
     ] {
-        for quantize in [Quantize::Blobs(Kind::Mxfp8), Quantize::Gguf(FileType::Q8_0)] {
+        for quantize in [Conversion::Blobs(Kind::Mxfp8), Conversion::Gguf(Some(FileType::Q8_0))] {
             let message = refused(&folder, Some(quantize));
             assert!(message.contains(expect), "{message}\n  wanted {expect}");
         }
@@ -257,7 +257,7 @@ fn unsupported_fp8_weights_are_named() {
     let small = config(r#"{"config_groups":{"a":{"weights":{"block_structure":"64x100"}}}}"#);
     import(
         &one(weight(e4m3), Some(scales("a.weight_scale", &[4, 3])), &small),
-        Some(Quantize::Blobs(Kind::Int8)),
+        Some(Conversion::Blobs(Kind::Int8)),
     );
 }
 
@@ -283,9 +283,9 @@ fn non_finite_fp8_values_are_named() {
     ] {
         let weight = ("a.up_proj.weight".to_owned(), Dtype::F8_E4M3, vec![64, 64], codes);
         let scales = array("a.up_proj.weight_scale", Dtype::F32, &[], &[scale]);
-        for quantize in [Quantize::Blobs(Kind::Int4), Quantize::Blobs(Kind::Mxfp8)] {
+        for quantize in [Conversion::Blobs(Kind::Int4), Conversion::Blobs(Kind::Mxfp8)] {
             let source: Arc<dyn Source> = Arc::new(one(weight.clone(), Some(scales.clone()), "{}"));
-            let plan = plan(&*source, &Options { quantize: Some(quantize), ..Options::default() }).unwrap();
+            let plan = plan(&*source, &Options { conversion: Some(quantize), ..Options::default() }).unwrap();
             let read = io::Read::read_to_end(&mut plan.layers[0].reader(&source), &mut Vec::new());
             match (read.map_err(|error| error.to_string()), expect) {
                 (Ok(_), None) => {}

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use super::check;
+use super::conversion::Conversion;
 use super::error::ImportError;
 use super::files::HeaderBudget;
 use super::gguf_conversion::{self, PlannedGguf};
 use super::gguf_part::{Part, annotations, config};
 use super::plan::{Options, Plan, PlannedLayer};
-use super::quantize::Quantize;
 use super::whole_file::{push_assembled, push_side_files, push_whole};
 use crate::formats::weight_format::WeightFormat;
 use crate::gguf::{self, Header, HeaderError, PartName, ReadError};
@@ -42,38 +42,19 @@ pub(super) fn plan(
 ) -> Result<Plan, ImportError> {
     let (ggufs, rest): (Vec<_>, Vec<_>) =
         files.iter().partition(|file| file.weight_format() == Some(WeightFormat::Gguf));
-    let not_made = |quantize: Quantize| {
+    let not_made = |conversion: Conversion| {
         let path = ggufs.first().map(|file| file.path.clone()).unwrap_or_default();
-        ImportError::QuantizeGguf { path, quantize }
+        ImportError::ConvertGguf { path, conversion }
     };
-    let mut budget = HeaderBudget::new(MAX_HEADERS_BYTES);
-    let mut models: BTreeMap<&str, Vec<Part>> = BTreeMap::new();
-    let (mut projectors, mut adapters) = (Vec::new(), Vec::new());
-    for file in ggufs.iter().copied() {
-        let part = Part { file: file.clone(), header: read(source, file, &mut budget)? };
-        if part.header.metadata.is_projector() {
-            projectors.push(part);
-        } else if part.header.metadata.is_adapter() {
-            adapters.push(part);
-        } else {
-            let prefix = PartName::parse(&file.path).map_or(file.path.as_str(), |name| name.prefix);
-            models.entry(prefix).or_default().push(part);
-        }
-    }
-    for parts in models.values() {
-        let parts: Vec<(&str, &Header)> =
-            parts.iter().map(|part| (part.file.path.as_str(), &part.header)).collect();
-        gguf::check_parts(&parts)?;
-    }
-
-    let mut models = models.into_values();
+    let GgufFiles { models, projectors, adapters } = read_files(source, &ggufs)?;
+    let mut models = models.into_iter();
     let mut model = models.next().unwrap_or_default();
     let mut made = None;
-    if let Some(quantize) = options.quantize {
-        let Quantize::Gguf(file_type) = quantize else { return Err(not_made(quantize)) };
-        if model.is_empty() {
-            return Err(not_made(quantize));
-        }
+    if let Some(conversion) = options.conversion {
+        let Conversion::Gguf(file_type) = conversion else { return Err(not_made(conversion)) };
+        let Some(part) = model.first() else { return Err(not_made(conversion)) };
+        let path = || part.file.path.clone();
+        let file_type = file_type.ok_or_else(|| ImportError::AlreadyGguf { path: path() })?;
         let PlannedGguf { part, content, notices } = gguf_conversion::from_gguf(model, file_type, files)?;
         model = vec![part];
         made = Some((content, notices));
@@ -113,6 +94,38 @@ pub(super) fn plan(
     let config = config(&model, &projectors, &adapters, parameters);
     let annotations = model.first().map(|part| annotations(&part.header)).unwrap_or_default();
     Ok(Plan { layers, config, notices, tensors, parameters, annotations, files: recipes })
+}
+
+/// The GGUF files of a folder by what they are.
+pub(super) struct GgufFiles {
+    /// The files of each model in order.
+    pub(super) models: Vec<Vec<Part>>,
+    pub(super) projectors: Vec<Part>,
+    pub(super) adapters: Vec<Part>,
+}
+
+/// Reads the headers of GGUF files, and checks that no part of a model is missing.
+pub(super) fn read_files(source: &dyn Source, ggufs: &[&SourceFile]) -> Result<GgufFiles, ImportError> {
+    let mut budget = HeaderBudget::new(MAX_HEADERS_BYTES);
+    let mut models: BTreeMap<&str, Vec<Part>> = BTreeMap::new();
+    let (mut projectors, mut adapters) = (Vec::new(), Vec::new());
+    for file in ggufs.iter().copied() {
+        let part = Part { file: file.clone(), header: read(source, file, &mut budget)? };
+        if part.header.metadata.is_projector() {
+            projectors.push(part);
+        } else if part.header.metadata.is_adapter() {
+            adapters.push(part);
+        } else {
+            let prefix = PartName::parse(&file.path).map_or(file.path.as_str(), |name| name.prefix);
+            models.entry(prefix).or_default().push(part);
+        }
+    }
+    for parts in models.values() {
+        let parts: Vec<(&str, &Header)> =
+            parts.iter().map(|part| (part.file.path.as_str(), &part.header)).collect();
+        gguf::check_parts(&parts)?;
+    }
+    Ok(GgufFiles { models: models.into_values().collect(), projectors, adapters })
 }
 
 /// Makes the last layer's reader check its blocks.

@@ -45,11 +45,13 @@ impl PlannedGguf {
 pub(super) fn from_checkpoint(
     source: &dyn Source,
     files: &[SourceFile],
-    file_type: FileType,
+    file_type: Option<FileType>,
 ) -> Result<Plan, ImportError> {
     let mut checkpoint = checkpoint::read(source, files)?;
     scaled::pair_scales(&mut checkpoint)?;
     policy::check_quantisable(&checkpoint)?;
+    let main_type = || checkpoint.main_dtype().and_then(|dtype| dtype.parse().ok());
+    let file_type = file_type.or_else(main_type).unwrap_or(FileType::BF16);
     let mut taken: BTreeSet<&str> = checkpoint.shards.iter().map(|shard| &*shard.path).collect();
     taken.extend(checkpoint.index.as_deref());
     let mut side = SideFiles::default();

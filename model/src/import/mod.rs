@@ -9,11 +9,13 @@
 mod check;
 mod checked_reader;
 mod checkpoint;
+mod conversion;
 mod error;
 mod facts;
 mod files;
 mod finish;
 mod gguf;
+mod gguf_checkpoint;
 mod gguf_conversion;
 mod gguf_part;
 mod layer;
@@ -23,13 +25,13 @@ mod place;
 mod plain_files;
 mod plan;
 mod policy;
-mod quantize;
 mod recipe;
 mod scaled;
 mod tensor_blobs;
 mod whole_file;
 
 pub use checked_reader::CheckedReader;
+pub use conversion::{Conversion, Format, UnknownConversion};
 pub use error::ImportError;
 pub use facts::{is_cross_encoder, is_text_generator};
 pub use files::{MAX_JSON_BYTES, hash_file};
@@ -37,7 +39,6 @@ pub use finish::FinishError;
 pub use layer::{Content, LayerPart, LayerReader};
 pub use plain_files::plain_files;
 pub use plan::{Options, Plan, PlannedLayer};
-pub use quantize::{Quantize, UnknownQuantize};
 
 use crate::convert;
 use crate::formats::weight_format::WeightFormat;
@@ -59,10 +60,11 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     // next to either.
     let has = |format: WeightFormat| files.iter().any(|file| file.weight_format() == Some(format));
     let (has_checkpoint, has_gguf) = (has(WeightFormat::Safetensors), has(WeightFormat::Gguf));
-    let mut plan = match options.quantize {
+    let mut plan = match options.conversion {
+        Some(Conversion::Checkpoint(float)) => gguf_checkpoint::plan(source, &files, float)?,
         _ if !has_checkpoint && has_gguf => gguf::plan(source, &files, options)?,
         _ if !has_checkpoint && has(WeightFormat::Onnx) => onnx::plan(source, &files, options)?,
-        Some(Quantize::Gguf(file_type)) => gguf_conversion::from_checkpoint(source, &files, file_type)?,
+        Some(Conversion::Gguf(file_type)) => gguf_conversion::from_checkpoint(source, &files, file_type)?,
         _ => tensor_blobs::plan(source, &files, options)?,
     };
     let is_other_format = |file: &&SourceFile| match file.weight_format() {

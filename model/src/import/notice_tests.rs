@@ -38,7 +38,7 @@ fn files_that_a_loader_ignores_get_a_notice() {
 fn unquantised_tensors_get_a_notice() {
     let odd = [("b.weight", Dtype::F32, &[64u64, 64][..]), ("odd.weight", Dtype::BF16, &[100, 33])];
     let folder = Folder::default().with("Odd.SafeTensors", safetensors(&odd));
-    let notices = import(&folder, Some(Quantize::Blobs(Kind::Int4))).notices();
+    let notices = import(&folder, Some(Conversion::Blobs(Kind::Int4))).notices();
     assert!(notices.contains("`odd.weight`: kept as they are"), "{notices}");
     assert!(!import(&folder, None).notices().contains("kept as they are"));
 

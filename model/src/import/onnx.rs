@@ -19,8 +19,8 @@ pub(super) fn plan(
 ) -> Result<Plan, ImportError> {
     let (models, rest): (Vec<_>, Vec<_>) =
         files.iter().partition(|file| file.weight_format() == Some(WeightFormat::Onnx));
-    if let (Some(quantize), Some(file)) = (options.quantize, models.first()) {
-        return Err(ImportError::QuantizeOnnx { path: file.path.clone(), quantize });
+    if let (Some(conversion), Some(file)) = (options.conversion, models.first()) {
+        return Err(ImportError::ConvertOnnx { path: file.path.clone(), conversion });
     }
     let (mut layers, mut recipes) = (Vec::new(), Vec::new());
     let (mut tensors, mut parameters) = (0, 0u64);

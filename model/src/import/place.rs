@@ -64,8 +64,11 @@ pub(super) fn shards(
             let start = offset;
             offset += arrays.iter().map(|array| array.length).sum::<u64>();
             let scales = checkpoint.scales.get(&tensor.name);
-            let is_made = member.quantise.is_some() || scales.is_some();
-            if is_made {
+            let converted = checkpoint.converted.get(&tensor.name);
+            let is_made = member.quantise.is_some() || scales.is_some() || converted.is_some();
+            if let Some(segment) = converted {
+                pieces.push(Piece::from(segment.clone()));
+            } else if is_made {
                 pieces.push(Piece::Quantised(QuantisedPiece {
                     name: tensor.name.clone(),
                     array: FloatArray {
@@ -73,6 +76,7 @@ pub(super) fn shards(
                         offset: tensor.parts.weight.offset,
                         dtype: tensor.parts.weight.dtype,
                         scales: scales.cloned(),
+                        blocks: None,
                     },
                     elements: tensor.elements(),
                     to: member.quantise,

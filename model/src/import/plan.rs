@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::checked_reader::CheckedReader;
+use super::conversion::Conversion;
 use super::layer::{Content, LayerReader};
-use super::quantize::Quantize;
 use super::recipe::FileRecipe;
 use crate::config::ModelConfig;
 use crate::source::Source;
@@ -13,7 +13,7 @@ use crate::source::Source;
 /// The options of an import.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    pub quantize: Option<Quantize>,
+    pub conversion: Option<Conversion>,
     /// The architectures that the workers run, as `config.json` names them; other architectures get a notice.
     /// Empty: no such notice.
     pub architectures: &'static [&'static str],

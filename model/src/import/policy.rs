@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use super::checkpoint::{Checkpoint, IMAGE_INDEX};
+use super::conversion::Conversion;
 use super::error::ImportError;
-use super::quantize::Quantize;
 use crate::quant::{Kind, Quantisation};
 use crate::safetensors::Dtype;
 use crate::tensor::Tensor;
@@ -45,12 +45,12 @@ impl TensorLayers {
 
 pub(super) fn plan_tensor_layers(
     checkpoint: &Checkpoint,
-    quantize: Option<Quantize>,
+    conversion: Option<Conversion>,
 ) -> Result<TensorLayers, ImportError> {
-    if quantize.is_some() {
+    if conversion.is_some() {
         check_quantisable(checkpoint)?;
     }
-    let kind = quantize.and_then(Quantize::kind);
+    let kind = conversion.and_then(Conversion::kind);
     let dtype = |tensor: &Tensor| checkpoint.value_dtype(tensor);
     let target = |tensor: &Tensor| kind.and_then(|kind| target_format(tensor, dtype(tensor), kind));
 

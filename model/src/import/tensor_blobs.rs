@@ -30,16 +30,16 @@ pub(super) fn plan(
     if !files.iter().any(of_model) {
         return Err(ImportError::NoModel);
     }
-    if options.quantize.is_some() {
+    if options.conversion.is_some() {
         scaled::pair_scales(&mut checkpoint)?;
     }
     let checkpoint = checkpoint;
     let facts = facts::read(source, files, &checkpoint, options)?;
     let mut notices = facts.notices;
-    notices.extend(scaled::notice(&checkpoint).filter(|_| options.quantize.is_none()));
-    let tensor_layers = policy::plan_tensor_layers(&checkpoint, options.quantize)?;
-    let quantised = options.quantize.filter(|_| tensor_layers.is_quantised());
-    if let (Some(requested), None) = (options.quantize, quantised) {
+    notices.extend(scaled::notice(&checkpoint).filter(|_| options.conversion.is_none()));
+    let tensor_layers = policy::plan_tensor_layers(&checkpoint, options.conversion)?;
+    let quantised = options.conversion.filter(|_| tensor_layers.is_quantised());
+    if let (Some(requested), None) = (options.conversion, quantised) {
         notices
             .push(format!("nothing was quantised: no tensor is of a kind that is quantised to {requested}"));
     }
@@ -92,7 +92,7 @@ pub(super) fn plan(
     config.model_format = WeightFormat::Safetensors.as_str().to_owned();
     config.model_type = format_parameter_count(parameters);
     config.file_type = match quantised {
-        Some(quantize) => quantize.to_string(),
+        Some(conversion) => conversion.to_string(),
         None => checkpoint.main_dtype().unwrap_or_default(),
     };
     let annotations = BTreeMap::new();

@@ -89,9 +89,10 @@ pub(super) struct Imported {
     finished: FinishedImport,
 }
 
-pub(super) fn import(folder: &Folder, quantize: Option<Quantize>) -> Imported {
+pub(super) fn import(folder: &Folder, quantize: Option<Conversion>) -> Imported {
     let source: Arc<dyn Source> = Arc::new(folder.clone());
-    let plan = plan(&*source, &Options { quantize, ..Options::default() }).expect("a well-formed folder");
+    let plan = plan(&*source, &Options { conversion: quantize, ..Options::default() })
+        .expect("a well-formed folder");
     let mut blobs = BTreeMap::new();
     let mut digests = Vec::new();
     for layer in &plan.layers {
@@ -161,8 +162,9 @@ impl Imported {
     }
 }
 
-pub(super) fn refused(folder: &Folder, quantize: Option<Quantize>) -> String {
-    let error = plan(folder, &Options { quantize, ..Options::default() }).expect_err("a malformed folder");
+pub(super) fn refused(folder: &Folder, quantize: Option<Conversion>) -> String {
+    let error = plan(folder, &Options { conversion: quantize, ..Options::default() })
+        .expect_err("a malformed folder");
     let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
     format!("{error}{source}")
 }
@@ -201,8 +203,8 @@ fn one_blob_a_tensor() {
 
 #[test]
 fn the_same_folder_gives_the_same_manifest() {
-    let once = import(&small(), Some(Quantize::Blobs(Kind::Int4)));
-    let twice = import(&small(), Some(Quantize::Blobs(Kind::Int4)));
+    let once = import(&small(), Some(Conversion::Blobs(Kind::Int4)));
+    let twice = import(&small(), Some(Conversion::Blobs(Kind::Int4)));
     assert_eq!(once.finished.manifest, twice.finished.manifest);
 }
 
@@ -257,7 +259,7 @@ fn shards_experts_and_oddities_come_back() {
 
 #[test]
 fn quantised_blobs_and_assembled_files() {
-    let imported = import(&small(), Some(Quantize::Blobs(Kind::Int4)));
+    let imported = import(&small(), Some(Conversion::Blobs(Kind::Int4)));
     let read = |name: &str| {
         let blob = imported.layer(name).to_vec();
         let [tensor] =
@@ -306,7 +308,7 @@ fn quantised_blobs_and_assembled_files() {
     }
     assert_eq!(again.plan.config.file_type, "int4");
     assert!(
-        refused(&Folder(again.files()), Some(Quantize::Blobs(Kind::Int8))).contains("is quantised already")
+        refused(&Folder(again.files()), Some(Conversion::Blobs(Kind::Int8))).contains("is quantised already")
     );
 }
 
@@ -332,7 +334,7 @@ fn in_mlx_spelling(file: &[u8]) -> Vec<u8> {
 
 #[test]
 fn mlx_tensors_equal_lode_tensors() {
-    let ours = import(&small(), Some(Quantize::Blobs(Kind::Int4)));
+    let ours = import(&small(), Some(Conversion::Blobs(Kind::Int4)));
     let weights = in_mlx_spelling(&ours.files()["model.safetensors"]);
     let with = |quantization: &str| {
         let config = format!("{},\"quantization\":{quantization}}}", CONFIG.trim_end_matches('}'));
@@ -348,7 +350,7 @@ fn mlx_tensors_equal_lode_tensors() {
     }
     assert_eq!((imported.plan.tensors, imported.plan.config.file_type.as_str()), (5, "int4"));
     assert_eq!(imported.files(), folder.0, "and every file comes back as it was");
-    assert!(refused(&folder, Some(Quantize::Blobs(Kind::Int8))).contains("is quantised already"));
+    assert!(refused(&folder, Some(Conversion::Blobs(Kind::Int8))).contains("is quantised already"));
 
     // Other quantisations are not supported as tensors, but the files are stored.
     let odd = with(r#"{"group_size":64,"bits":3}"#);
@@ -393,7 +395,7 @@ fn quantised_experts_are_one_blob_a_projection() {
             imported.plan.layers.iter().filter(|layer| layer.media_type == media_type::OLLAMA_TENSOR);
         tensors.map(|layer| layer.name.clone().unwrap()).collect::<Vec<_>>()
     };
-    let int4 = import(&folder, Some(Quantize::Blobs(Kind::Int4)));
+    let int4 = import(&folder, Some(Conversion::Blobs(Kind::Int4)));
     assert_eq!(
         names(&int4),
         ["layers.0.mlp.experts.down_proj.weight", "layers.0.mlp.experts.up_proj.weight"]
@@ -402,7 +404,7 @@ fn quantised_experts_are_one_blob_a_projection() {
     let header = Header::read(&blob).unwrap();
     assert_eq!(header.metadata()["quant_type"], "int8");
     assert_eq!(tensor::read_blob(None, &header).unwrap().len(), 2);
-    let int8 = import(&folder, Some(Quantize::Blobs(Kind::Int8)));
+    let int8 = import(&folder, Some(Conversion::Blobs(Kind::Int8)));
     assert_eq!(names(&int8), ["layers.0.mlp.experts"]);
     let assembled = &int8.files()["x.safetensors"];
     for tensor in tensor::read_blob(None, &Header::read(assembled).unwrap()).unwrap() {
@@ -417,7 +419,7 @@ fn a_quantised_index_names_what_is_there() {
         .with("m-1.safetensors", safetensors(&[("a.weight", Dtype::BF16, &[16, 64])]))
         .with("m-2.safetensors", safetensors(&[("b", Dtype::BF16, &[4])]))
         .with("model.safetensors.index.json", index);
-    let files = import(&folder, Some(Quantize::Blobs(Kind::Int8))).files();
+    let files = import(&folder, Some(Conversion::Blobs(Kind::Int8))).files();
     let index: serde_json::Value = serde_json::from_slice(&files["model.safetensors.index.json"]).unwrap();
     assert_eq!(index["weight_map"]["a.weight.scale"], "m-1.safetensors");
     assert_eq!(index["weight_map"]["b"], "m-2.safetensors");
@@ -457,7 +459,7 @@ fn an_image_model_goes_in_by_component() {
         (config.model_family.as_str(), &config.capabilities[..]),
         ("FluxPipeline", &["image".to_owned()][..])
     );
-    for quantize in [Quantize::Blobs(Kind::Int8), Quantize::Gguf(FileType::Q4_0)] {
+    for quantize in [Conversion::Blobs(Kind::Int8), Conversion::Gguf(Some(FileType::Q4_0))] {
         assert!(refused(&folder, Some(quantize)).contains("image model"));
     }
 }
@@ -469,7 +471,7 @@ fn incomplete_folders_are_stored() {
     assert_eq!(imported.files(), lone.0);
     assert!(imported.notices().contains("no `config.json`"));
 
-    let nothing = import(&lone, Some(Quantize::Blobs(Kind::Int4)));
+    let nothing = import(&lone, Some(Conversion::Blobs(Kind::Int4)));
     assert_eq!(nothing.files(), lone.0);
     assert!(nothing.notices().contains("nothing was quantised"));
     assert_eq!(nothing.plan.config.file_type, "F32");
@@ -547,7 +549,9 @@ fn malformed_folders_are_refused() {
         assert!(message.contains(expect), "{message}\n  wanted {expect}");
     }
     let fp8 = Folder::default().with("a.safetensors", safetensors(&[("w", Dtype::F8_E4M3, &[2])]));
-    assert!(refused(&fp8, Some(Quantize::Blobs(Kind::Int8))).contains("`w` of F8_E4M3, without its scales"));
+    assert!(
+        refused(&fp8, Some(Conversion::Blobs(Kind::Int8))).contains("`w` of F8_E4M3, without its scales")
+    );
     import(&fp8, None);
 }
 
@@ -557,8 +561,9 @@ fn values_that_cannot_be_quantised() {
     let at = bytes.len() - 4;
     bytes[at..].copy_from_slice(&f32::NAN.to_le_bytes());
     let source: Arc<dyn Source> = Arc::new(Folder::default().with("a.safetensors", bytes));
-    let plan = plan(&*source, &Options { quantize: Some(Quantize::Blobs(Kind::Int8)), ..Options::default() })
-        .unwrap();
+    let plan =
+        plan(&*source, &Options { conversion: Some(Conversion::Blobs(Kind::Int8)), ..Options::default() })
+            .unwrap();
     let error = plan.layers[0].reader(&source).read_to_end(&mut Vec::new()).unwrap_err();
     assert!(
         error.to_string().contains("tensor `a.weight` of `a.safetensors`: element 1023 is NaN"),

@@ -137,7 +137,7 @@ fn malformed_ggufs_are_refused() {
     assert!(refused(&Folder::default().with("m.gguf", key), None).contains("key `number 0` has a name of"));
     let folder = Folder::default().with("m.gguf", whole);
     assert_eq!(
-        refused(&folder, Some(Quantize::Blobs(Kind::Int4))),
+        refused(&folder, Some(Conversion::Blobs(Kind::Int4))),
         "`m.gguf` is a GGUF file, which cannot be quantised to int4"
     );
 }

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::files::Source;
-use crate::quant::float;
 use crate::quant::scaled::Grid;
+use crate::quant::{float, ggml};
 use crate::read_at::ReadAt;
 use crate::safetensors::Dtype;
 
@@ -16,9 +16,11 @@ use crate::safetensors::Dtype;
 pub(crate) struct FloatArray {
     pub(crate) path: Arc<str>,
     pub(crate) offset: u64,
-    /// BF16, F16 or F32, or F8_E4M3 or I8 under scales.
+    /// BF16, F16 or F32, F8_E4M3 or I8 under scales, or U8 for blocks.
     pub(crate) dtype: Dtype,
     pub(crate) scales: Option<Scales>,
+    /// The type of a GGUF tensor of blocks, whose `dtype` is that of its bytes.
+    pub(crate) blocks: Option<ggml::Type>,
 }
 
 /// The scales of an array of codes.
@@ -44,9 +46,9 @@ impl FloatArray {
             Some(scales) => Some((scales.clone(), source.open(&scales.path)?)),
             None => None,
         };
-        let (offset, dtype) = (self.offset, self.dtype);
+        let FloatArray { offset, dtype, blocks, .. } = *self;
         let (stored, scale_bytes, factors) = Default::default();
-        Ok(ArrayReader { file, offset, dtype, scales, stored, scale_bytes, factors })
+        Ok(ArrayReader { file, offset, dtype, scales, blocks, stored, scale_bytes, factors })
     }
 }
 
@@ -56,6 +58,7 @@ pub(crate) struct ArrayReader {
     offset: u64,
     dtype: Dtype,
     scales: Option<(Scales, Box<dyn ReadAt>)>,
+    blocks: Option<ggml::Type>,
     stored: Vec<u8>,
     scale_bytes: Vec<u8>,
     factors: Vec<f32>,
@@ -63,9 +66,19 @@ pub(crate) struct ArrayReader {
 
 impl ArrayReader {
     /// Reads the elements from `first` on, one for each place of `out`. A scaled value that is infinite or
-    /// NaN is an error that names its tensor.
+    /// NaN is an error that names its tensor. Of blocks, whole ones are read.
     pub(crate) fn read(&mut self, first: u64, out: &mut [f32]) -> io::Result<()> {
         let count = out.len() as u64;
+        if let Some(ty) = self.blocks {
+            let bytes = |elements: u64| {
+                let partial =
+                    || io::Error::other(format!("{elements} elements are not whole blocks of {ty}"));
+                ty.row_bytes(elements).ok_or_else(partial)
+            };
+            self.stored.resize(bytes(count)? as usize, 0);
+            self.file.read_at(self.offset + bytes(first)?, &mut self.stored)?;
+            return ggml::decode_f32_into(ty, &self.stored, out).map_err(io::Error::other);
+        }
         fetch(&*self.file, self.offset, self.dtype, first..first + count, &mut self.stored)?;
         let Some((scales, file)) = &self.scales else {
             return float::decode_f32_into(self.dtype, &self.stored, out).map_err(io::Error::other);

@@ -13,7 +13,7 @@ use lode_model::digest::Digest;
 use lode_model::files_view::{FileView, check_path};
 use lode_model::gguf::{self, Array, Metadata, NewTensor, Strings};
 use lode_model::go_template::{Dates, Template, Value};
-use lode_model::import::{self, Options, Quantize, ReadAt, Source, SourceFile};
+use lode_model::import::{self, Conversion, Options, ReadAt, Source, SourceFile};
 use lode_model::manifest::Manifest;
 use lode_model::modelfile::Modelfile;
 use lode_model::onnx;
@@ -46,6 +46,7 @@ pub(crate) fn all() -> Vec<Target> {
         onnx_files(),
         onnx_graphs(),
         conversions(),
+        checkpoints(),
         modelfiles(),
         manifests_and_what_they_hold(),
         tars(),
@@ -117,8 +118,12 @@ impl Source for Folder {
 /// Plans an import and reads the beginning of each layer. A layer has the planned length, or reading it
 /// fails.
 fn import(folder: &Folder, quantize: Option<&str>) {
-    let quantize = quantize.map(|name| name.parse::<Quantize>().unwrap());
-    let Ok(plan) = import::plan(folder, &Options { quantize, ..Options::default() }) else { return };
+    convert(folder, quantize.map(|name| name.parse().unwrap()));
+}
+
+/// As [`import`], with any conversion.
+fn convert(folder: &Folder, conversion: Option<Conversion>) {
+    let Ok(plan) = import::plan(folder, &Options { conversion, ..Options::default() }) else { return };
     let source: Arc<dyn Source> = Arc::new(folder.clone());
     for layer in &plan.layers {
         let mut bytes = Vec::new();
@@ -279,7 +284,8 @@ fn tiny_weights() -> Vec<u8> {
     file(&serde_json::Value::Object(table).to_string(), end)
 }
 
-fn conversions() -> Target {
+/// The configuration and the tokenizer of [`tiny_weights`].
+fn tiny_files() -> (Vec<u8>, Vec<u8>) {
     let config = json!({"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 2, "intermediate_size": 32, "vocab_size": 4, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
         "max_position_embeddings": 64, "tie_word_embeddings": true, "bos_token_id": 0, "eos_token_id": [1],
@@ -293,6 +299,62 @@ fn conversions() -> Target {
         "added_tokens": [{"id": 3, "content": "<s>", "special": true}]})
         .to_string()
         .into_bytes();
+    (config, tokenizer)
+}
+
+/// GGUF files that become checkpoints: of both kinds of vocabularies, of floats and of blocks.
+fn checkpoints() -> Target {
+    let (config, tokenizer) = tiny_files();
+    let folder = Folder(BTreeMap::from([
+        ("config.json", config),
+        ("tokenizer.json", tokenizer),
+        ("model.safetensors", tiny_weights()),
+    ]));
+    let made = |quantize: &str| {
+        let conversion = Some(quantize.parse().unwrap());
+        let plan = import::plan(&folder, &Options { conversion, ..Options::default() }).unwrap();
+        let (source, mut bytes): (Arc<dyn Source>, _) = (Arc::new(folder.clone()), Vec::new());
+        plan.layers[0].reader(&source).read_to_end(&mut bytes).unwrap();
+        bytes
+    };
+    let bytes = (0..=255u8).map(|byte| format!("<0x{byte:02X}>"));
+    let tokens: Vec<String> =
+        bytes.chain(["<unk>", "\u{2581}", "a", "\u{2581}a"].map(str::to_owned)).collect();
+    let floats = made("f32");
+    let mut pieces = gguf::Header::parse(&floats, floats.len() as u64).unwrap();
+    for (key, value) in [
+        ("tokenizer.ggml.scores", gguf::Value::Array(Array::F32(vec![0.0; tokens.len()]))),
+        ("tokenizer.ggml.token_type", gguf::Value::Array(Array::I32(vec![6; tokens.len()]))),
+        ("tokenizer.ggml.model", "llama".into()),
+        ("llama.vocab_size", gguf::Value::U32(tokens.len() as u32)),
+    ] {
+        pieces.metadata.set(key, value);
+    }
+    let tensors = pieces.tensors.iter().map(|tensor| NewTensor {
+        name: tensor.name.clone(),
+        dims: match tensor.name.as_str() {
+            "token_embd.weight" => vec![32, tokens.len() as u64],
+            _ => tensor.dims.clone(),
+        },
+        ty: tensor.ty,
+    });
+    let tensors: Vec<NewTensor> = tensors.filter(|tensor| tensor.name != "rope_freqs.weight").collect();
+    pieces.metadata.set("tokenizer.ggml.tokens", Array::String(tokens.into_iter().collect()));
+    let pieces = gguf::Header::new(pieces.metadata, tensors).unwrap();
+    let mut with_pieces = pieces.to_bytes();
+    with_pieces.resize(pieces.file_len() as usize, 0);
+    let seeds = vec![made("f32"), made("q8_0"), with_pieces];
+    let file = |bytes: &[u8]| Folder(BTreeMap::from([("mini.gguf", bytes.to_vec())]));
+    let conversion = Some(Conversion::Checkpoint(None));
+    // The seeds must be valid, so that only damage makes an import fail.
+    for seed in &seeds {
+        import::plan(&file(seed), &Options { conversion, ..Options::default() }).unwrap();
+    }
+    target("checkpoint", seeds, move |bytes| convert(&file(bytes), conversion))
+}
+
+fn conversions() -> Target {
+    let (config, tokenizer) = tiny_files();
     let pieces = json!({"model": {"type": "BPE", "byte_fallback": true, "unk_token": "<unk>",
             "vocab": {"<unk>": 0, "\u{2581}": 1, "a": 2, "\u{2581}a": 3}, "merges": ["\u{2581} a"]},
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u{2581}"},
@@ -310,7 +372,7 @@ fn conversions() -> Target {
     // The seeds must be valid, so that only damage makes an import fail.
     let sound = folder(&config, &tokenizer);
     let quantize = Some("q8_0".parse().unwrap());
-    let made = import::plan(&sound, &Options { quantize, ..Options::default() }).unwrap();
+    let made = import::plan(&sound, &Options { conversion: quantize, ..Options::default() }).unwrap();
     assert_eq!(made.tensors, 12);
     target("conversion", vec![config.clone(), tokenizer.clone(), pieces], move |bytes| {
         import(&folder(bytes, &tokenizer), Some("q8_0"));

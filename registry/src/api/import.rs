@@ -140,7 +140,7 @@ impl Import {
             name: name.to_owned(),
             revision: revision.to_owned(),
             variant,
-            quantize: quantize.map_err(Failure::Quantize)?,
+            quantize: quantize.map_err(Failure::Conversion)?,
             annotations: self.annotations.clone(),
         })
     }

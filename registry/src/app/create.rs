@@ -1,4 +1,4 @@
-//! Creates models on the server: from a stored model, whose layers are referenced again or quantised, or from
+//! Creates models on the server: from a stored model, whose layers are referenced again or converted, or from
 //! uploaded files. The manifest is written last, so that an interrupted creation leaves nothing visible, and a
 //! repeated one continues.
 
@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Digest;
 use lode_model::files_view::{FileView, FileViewError, MAX_VIEW_BYTES};
 use lode_model::gguf::PartName;
-use lode_model::import::{self, FinishError, ImportError, Options, Plan, Quantize, SmallBlob};
+use lode_model::import::{self, Conversion, FinishError, ImportError, Options, Plan, SmallBlob};
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::media_type;
 use lode_model::modelfile::{Base, DeriveError, DerivedModel, Edits, derive};
@@ -29,8 +29,8 @@ use crate::auth::{Action, Caller, Target};
 
 /// How many layers are created at a time.
 const MAX_CONCURRENT_LAYERS: usize = 4;
-/// How often the progress of quantisation is reported.
-const QUANTISE_REPORT_INTERVAL: Duration = Duration::from_millis(250);
+/// How often the progress of a conversion is reported.
+const CONVERSION_REPORT_INTERVAL: Duration = Duration::from_millis(250);
 /// The types of layers that are added to a model's files.
 const ADDITIONS: [&str; 9] = [
     media_type::OLLAMA_TEMPLATE,
@@ -55,7 +55,7 @@ pub struct NewModel {
     /// Files of adapters and draft models, with the path of each.
     pub extra: Vec<ExtraFile>,
     pub edits: Edits,
-    pub quantize: Option<Quantize>,
+    pub conversion: Option<Conversion>,
 }
 
 /// The source of a new model.
@@ -83,9 +83,9 @@ pub enum CreateStep {
     Reading,
     /// A notice for the user.
     Notice(String),
-    /// The progress over all quantised layers, in bytes.
-    Quantising {
-        to: Quantize,
+    /// The progress over all converted layers, in bytes.
+    Converting {
+        to: Conversion,
         total: u64,
         completed: u64,
     },
@@ -180,14 +180,14 @@ impl Registry {
         let derived = match &new.from {
             ModelSource::Model { repository, reference, name } => {
                 let base = self.base_read(caller, repository, reference, name).await?;
-                match new.quantize {
+                match new.conversion {
                     None => self.create_from_model(caller, &new, &base, report_step).await?,
                     Some(_) => self.create_from_model_files(caller, &new, &base, report_step).await?,
                 }
             }
             ModelSource::Files(files) => {
                 let files = Arc::new(self.staged_files(caller, files).await?);
-                self.files_import(caller, &new.repository, new.quantize, &files, &new.edits, report_step)
+                self.files_import(caller, &new.repository, new.conversion, &files, &new.edits, report_step)
                     .await?
             }
         };
@@ -264,7 +264,7 @@ impl Registry {
         Ok(derived)
     }
 
-    /// Creates a model with quantised weights: imports the files of its base again, and keeps what was added to
+    /// Creates a model with converted weights: imports the files of its base again, and keeps what was added to
     /// them there.
     async fn create_from_model_files(
         &self,
@@ -280,9 +280,9 @@ impl Registry {
         let files = Arc::new(self.base_files(caller, base).await?);
         let inherited = base.additions();
         self.blobs_link(caller, new, base, inherited.layers.iter(), report_step).await?;
-        let (repository, quantize) = (&new.repository, new.quantize);
+        let (repository, conversion) = (&new.repository, new.conversion);
         let imported =
-            self.files_import(caller, repository, quantize, &files, &inherited, report_step).await?;
+            self.files_import(caller, repository, conversion, &files, &inherited, report_step).await?;
         // 2. Apply the edits of the new model.
         let manifest =
             Manifest::parse(Some(&imported.media_type), &imported.manifest).map_err(FinishError::from)?;
@@ -354,14 +354,14 @@ impl Registry {
         &self,
         caller: &Caller,
         repository: &Repository,
-        quantize: Option<Quantize>,
+        conversion: Option<Conversion>,
         files: &Arc<ModelFiles>,
         edits: &Edits,
         report_step: &(dyn Fn(CreateStep) + Send + Sync),
     ) -> Result<DerivedModel, CreateError> {
         // 1. Plan the layers.
         report_step(CreateStep::Reading);
-        let options = Options { quantize, architectures: &[] };
+        let options = Options { conversion, architectures: &[] };
         let (planning, planned_edits) = (files.clone(), edits.clone());
         let plan = blocking(move || {
             let plan = import::plan(&*planning, &options).map_err(CreateError::Import)?;
@@ -372,7 +372,7 @@ impl Registry {
         plan.notices.iter().for_each(|notice| report_step(CreateStep::Notice(notice.clone())));
         // 2. Create the layers that are not stored yet.
         let made = Arc::new(AtomicU64::new(0));
-        let reporting = report_quantising(quantize, &plan, &made, report_step);
+        let reporting = report_converting(conversion, &plan, &made, report_step);
         let layers = stream::iter(plan.layers.clone())
             .map(|layer| self.layer_store(caller, repository, layer, files, &made))
             .buffered(MAX_CONCURRENT_LAYERS)
@@ -388,8 +388,8 @@ impl Registry {
             never = reporting => match never {},
         };
         let total = encoded_bytes(&plan);
-        if let Some(to) = quantize.filter(|_| total > 0) {
-            report_step(CreateStep::Quantising { to, total, completed: total });
+        if let Some(to) = conversion.filter(|_| total > 0) {
+            report_step(CreateStep::Converting { to, total, completed: total });
         }
         // 3. Make the metadata.
         let mut split: BTreeMap<String, Digest> = BTreeMap::new();
@@ -529,21 +529,21 @@ fn encoded_bytes(plan: &Plan) -> u64 {
     plan.layers.iter().filter(|layer| layer.is_computed()).map(|layer| layer.size).sum()
 }
 
-/// Reports the progress of quantisation until it is dropped.
-async fn report_quantising(
-    to: Option<Quantize>,
+/// Reports the progress of a conversion until it is dropped.
+async fn report_converting(
+    to: Option<Conversion>,
     plan: &Plan,
     made: &AtomicU64,
     report_step: &(dyn Fn(CreateStep) + Send + Sync),
 ) -> Infallible {
     let total = encoded_bytes(plan);
     let Some(to) = to.filter(|_| total > 0) else { return std::future::pending().await };
-    let (mut ticks, mut last_reported) = (tokio::time::interval(QUANTISE_REPORT_INTERVAL), None);
+    let (mut ticks, mut last_reported) = (tokio::time::interval(CONVERSION_REPORT_INTERVAL), None);
     loop {
         ticks.tick().await;
         let completed = made.load(Ordering::Relaxed).min(total);
         if last_reported.replace(completed) != Some(completed) {
-            report_step(CreateStep::Quantising { to, total, completed });
+            report_step(CreateStep::Converting { to, total, completed });
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use lode_model::digest::Digest;
+use lode_model::import::Conversion;
 use lode_model::reference::Reference;
 use serde::Serialize;
 
@@ -28,7 +29,7 @@ impl Registry {
     /// manifest references them.
     pub async fn model_create_start(&self, caller: &Caller, new: NewModel) -> Result<Job, CreateError> {
         self.model_create_check(caller, &new).await?;
-        let NewModel { repository, reference, from, extra, edits, quantize } = new;
+        let NewModel { repository, reference, from, extra, edits, conversion } = new;
         let (true, ModelSource::Model { repository: base, reference: base_reference, name }) =
             (extra.is_empty(), from)
         else {
@@ -38,11 +39,13 @@ impl Registry {
             Some(base) => base.digest,
             None => return Err(CreateError::BaseUnknown { name }),
         };
+        let (format, quantize) = conversion.map(Conversion::named).unwrap_or_default();
         let job = CreateJob {
             repository,
             reference,
             from: BaseModel { repository: base, digest, name },
-            quantize: quantize.map(|quantize| quantize.to_string()),
+            format: format.map(|format| format.as_str().to_owned()),
+            quantize,
             edits,
             rights: JobRights::of(caller),
         };
@@ -61,10 +64,9 @@ impl Registry {
         let caller = self.job_caller(account, &job.rights).await?;
         let caller = self.caller_recheck(&caller, &job.repository, Some(&job.from.repository)).await?;
         let corrupt = |value: &str| Error::Corrupt { what: "job", value: value.to_owned() };
-        let quantize = match &job.quantize {
-            Some(text) => Some(text.parse().map_err(|_| corrupt(text))?),
-            None => None,
-        };
+        let format = job.format.as_deref().map(|text| text.parse().map_err(|_| corrupt(text))).transpose()?;
+        let conversion = Conversion::read(format, job.quantize.as_deref())
+            .map_err(|_| corrupt(job.quantize.as_deref().unwrap_or_default()))?;
         let new = NewModel {
             repository: job.repository.clone(),
             reference: job.reference.clone(),
@@ -75,7 +77,7 @@ impl Registry {
             },
             extra: Vec::new(),
             edits: job.edits.clone(),
-            quantize,
+            conversion,
         };
         let created = |digest, notices| CreatedModel { digest, notices };
         Ok(self.model_create_reporting(&caller, new, run, control, created).await?)
@@ -94,8 +96,9 @@ impl Registry {
         let notices = Mutex::new(Vec::new());
         let report = |step| match step {
             CreateStep::Reading => control.report_progress("reading files", 0, None),
-            CreateStep::Quantising { total, completed, .. } => {
-                control.report_bytes("quantising", completed, total);
+            CreateStep::Converting { to, total, completed } => {
+                let phase = if to.is_quantisation() { "quantising" } else { "converting" };
+                control.report_bytes(phase, completed, total);
             }
             CreateStep::WritingManifest => control.report_progress("writing manifest", 0, None),
             CreateStep::Notice(notice) => notices.lock().unwrap_or_else(PoisonError::into_inner).push(notice),

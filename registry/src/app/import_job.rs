@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lode_client::{Login, RawManifest, RetryPolicy, Secret};
 use lode_model::digest::Digest;
-use lode_model::import::Quantize;
+use lode_model::import::Conversion;
 use lode_model::manifest::Manifest;
 use lode_model::modelfile::Edits;
 use lode_model::reference::{Reference, Repository};
@@ -66,7 +66,7 @@ pub(crate) enum ImportFrom {
         revision: String,
         /// Which of several GGUF files: a part of its name.
         variant: Option<String>,
-        quantize: Option<Quantize>,
+        quantize: Option<Conversion>,
         annotations: BTreeMap<String, String>,
     },
 }
@@ -338,7 +338,7 @@ impl Registry {
             from: ModelSource::Files(digests),
             extra: Vec::new(),
             edits: Edits { annotations, ..Edits::default() },
-            quantize,
+            conversion: quantize,
         };
         self.model_create_check(caller, &new).await?;
         let imported = |digest, notices| {

@@ -56,6 +56,9 @@ pub struct CreateJob {
     pub(super) repository: Repository,
     pub(super) reference: Reference,
     pub(super) from: BaseModel,
+    /// The format of the weights, as `lode convert --to` names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) format: Option<String>,
     /// The number format of the weights, as `lode create --quantize` names it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) quantize: Option<String>,

@@ -198,10 +198,16 @@ impl Registry {
     }
 }
 
-/// Whether both have the same architecture and number of parameters, with a different quantisation.
+/// The types of weights that are not quantised.
+const FLOATS: [&str; 3] = ["F32", "F16", "BF16"];
+
+/// Whether both have the same architecture and number of parameters, with a different quantisation; floats that were
+/// decoded from blocks are none.
 fn is_quantised_from(model: &Model, base: &Model) -> bool {
     let (Some(ours), Some(theirs)) = (&model.summary, &base.summary) else { return false };
+    let is_float = |kind: &Option<String>| kind.as_deref().is_some_and(|kind| FLOATS.contains(&kind));
     ours.quantization != theirs.quantization
+        && !is_float(&ours.quantization)
         && ours.parameters.is_some()
         && ours.parameters == theirs.parameters
         && ours.architecture == theirs.architecture

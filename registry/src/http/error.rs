@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use lode_client::BodyError;
 use lode_model::digest::{Digest, DigestError};
-use lode_model::import::UnknownQuantize;
+use lode_model::import::UnknownConversion;
 use lode_model::json_outline::OutlineError;
 use lode_model::modelfile::{ParameterError, UnknownRole};
 use lode_model::reference::ReferenceError;
@@ -84,7 +84,7 @@ pub(crate) enum Failure {
     #[error("digest mismatch, expected \"{expected}\", got \"{got}\"")]
     StagedDigestMismatch { expected: Digest, got: Digest },
     #[error(transparent)]
-    Quantize(UnknownQuantize),
+    Conversion(UnknownConversion),
     #[error(transparent)]
     Parameter(ParameterError),
     #[error(transparent)]
@@ -240,7 +240,7 @@ impl Failure {
             | Failure::Outline(_)
             | Failure::StagedDigest { .. }
             | Failure::StagedDigestMismatch { .. }
-            | Failure::Quantize(_)
+            | Failure::Conversion(_)
             | Failure::Parameter(_)
             | Failure::Role(_)
             | Failure::Create(_)

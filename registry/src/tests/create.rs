@@ -454,6 +454,12 @@ async fn invalid_create_requests_are_refused() {
             "missing value for if (line 2, column 7)",
         ),
         (json!({"model": "m", "from": "base", "quantize": "q9"}), 400, "`q9`"),
+        (json!({"model": "m", "from": "base", "format": "onnx"}), 400, "`onnx` is not a format of models"),
+        (
+            json!({"model": "m", "from": "base", "format": "checkpoint", "quantize": "q4_0"}),
+            400,
+            "`q4_0` is not a type of a checkpoint's floats",
+        ),
         (json!({"model": "m", "from": "base", "remote_host": "https://x"}), 400, "remote models"),
     ] {
         let response = app.post_json("/api/create", body.clone()).await;

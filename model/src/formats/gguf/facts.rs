@@ -10,6 +10,32 @@ use crate::prompt_template::JinjaSource;
 /// llama.cpp's `pooling_type` of a model that ranks texts.
 const RANK_POOLING: u64 = 4;
 
+/// Tokens that end a response regardless of their kind in the file, as in llama.cpp.
+pub const END_TOKENS: [&str; 22] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+    "[e~[",
+];
+
 impl Header {
     /// The number of elements of all tensors.
     pub fn elements(&self) -> u64 {

@@ -9,12 +9,14 @@ mod facts;
 mod file_type;
 mod header;
 mod parse;
+pub mod pre_tokeniser;
 mod read;
 mod split;
 mod tensors;
 mod value;
 mod write;
 
+pub use facts::END_TOKENS;
 pub(crate) use file_type::file_type_id;
 pub use file_type::file_type_name;
 pub use header::{

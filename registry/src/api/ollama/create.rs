@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 use lode_model::digest::Digest;
 use lode_model::files_view::check_path;
+use lode_model::import::Conversion;
 use lode_model::media_type;
 use lode_model::modelfile::{Edits, Role, check_value, is_version};
 use serde::Deserialize;
@@ -53,6 +54,9 @@ pub(crate) struct Create {
     messages: Option<Vec<Message>>,
     /// The number format of the weights, such as `int4` or `Q4_K_M`.
     quantize: Option<String>,
+    /// The format of the weights, which ollama does not have: `gguf` or `checkpoint`. `quantize` is then a type of it,
+    /// by default that of the floats.
+    format: Option<String>,
     /// An older name of `quantize`.
     quantization: Option<String>,
     /// Not supported.
@@ -102,8 +106,9 @@ pub(crate) async fn post(
         let report = |step| match step {
             CreateStep::Reading => records.status("reading files"),
             CreateStep::Notice(notice) => records.status(format!("notice: {notice}")),
-            CreateStep::Quantising { to, total, completed } => {
-                records.progress(&format!("quantizing to {to}"), NO_DIGEST, total, completed);
+            CreateStep::Converting { to, total, completed } => {
+                let verb = if to.is_quantisation() { "quantizing" } else { "converting" };
+                records.progress(&format!("{verb} to {to}"), NO_DIGEST, total, completed);
             }
             CreateStep::Existing(digest) => records.status(format!("using existing layer {digest}")),
             CreateStep::Created(digest) => records.status(format!("creating new layer {digest}")),
@@ -148,10 +153,10 @@ impl Create {
         if non_empty(&self.draft_quantize).is_some() {
             return Err(Failure::Unsupported("draft models cannot be quantised"));
         }
-        let quantize = match non_empty(&self.quantize).or(non_empty(&self.quantization)) {
-            Some(text) => Some(text.parse().map_err(Failure::Quantize)?),
-            None => None,
-        };
+        let format =
+            non_empty(&self.format).map(|text| text.parse().map_err(Failure::Conversion)).transpose()?;
+        let number_type = non_empty(&self.quantize).or(non_empty(&self.quantization));
+        let conversion = Conversion::read(format, number_type).map_err(Failure::Conversion)?;
         if non_empty(&self.requires).is_some_and(|text| !is_version(text)) {
             return Err(Failure::Unsupported("'requires' is not a version such as 0.19.0"));
         }
@@ -208,7 +213,7 @@ impl Create {
             layers: Vec::new(),
             annotations: self.annotations.unwrap_or_default(),
         };
-        Ok(NewModel { repository, reference, from, extra, edits, quantize })
+        Ok(NewModel { repository, reference, from, extra, edits, conversion })
     }
 }
 

@@ -5,11 +5,11 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use lode_model::gguf::pre_tokeniser::PreTokeniser;
 use lode_model::gguf::{Array, Metadata};
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
 
-use super::pre::PreTokeniser;
 use super::texts::TextTable;
 use super::tokens::Tokens;
 use crate::text::tokenizer_error::TokenizerError;

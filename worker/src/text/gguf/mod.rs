@@ -3,10 +3,11 @@
 
 mod characters;
 mod charsmap;
+#[cfg(test)]
+mod checkpoint_tests;
 mod cut;
 pub(super) mod encoder;
 mod merges;
-mod pre;
 #[cfg(test)]
 mod tests;
 mod texts;
@@ -16,7 +17,7 @@ mod words;
 
 use std::sync::Arc;
 
-use lode_model::gguf::Metadata;
+use lode_model::gguf::{Metadata, pre_tokeniser};
 
 use self::characters::CharacterBpeModel;
 use self::cut::SpecialTokenSplitter;
@@ -41,7 +42,8 @@ pub fn read(metadata: &Metadata) -> Result<(Tokenizer, SpecialTokens), Tokenizer
     let (model, ends, roles) = match kind {
         "gpt2" => {
             let name = metadata.str("tokenizer.ggml.pre").unwrap_or_default();
-            let pre = pre::find(name).ok_or_else(|| TokenizerError::UnknownPre { pre: name.to_owned() })?;
+            let pre = pre_tokeniser::find(name)
+                .ok_or_else(|| TokenizerError::UnknownPre { pre: name.to_owned() })?;
             let ends =
                 AddedTokens { begin: flag("add_bos_token", pre.add_bos), end: flag("add_eos_token", false) };
             let roles = Roles { bos: id("bos", None), eos: id("eos", None), end: id("eos", None) };

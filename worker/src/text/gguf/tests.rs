@@ -1,19 +1,19 @@
 use std::path::{Path, PathBuf};
 
-use lode_model::gguf::{Array, Header, Metadata};
+use lode_model::gguf::{Array, Header, Metadata, pre_tokeniser};
 use serde_json::Value;
 
 use super::super::template::Conversation;
-use super::{chat_template, pre, read};
+use super::{chat_template, read};
 use crate::report;
 use crate::text::{Special, Tokenizer, TokenizerError};
 
-fn header(path: &Path) -> Header {
+pub(super) fn header(path: &Path) -> Header {
     let bytes = std::fs::read(path).unwrap();
     Header::parse(&bytes, bytes.len() as u64).unwrap()
 }
 
-fn fixture(name: &str) -> PathBuf {
+pub(super) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
 }
 
@@ -74,7 +74,7 @@ fn small_vocabularies() {
 
 #[test]
 fn every_pre_tokeniser_compiles() {
-    for name in pre::NAMES {
+    for name in pre_tokeniser::NAMES {
         let mut metadata = tiny("gpt2");
         metadata.set("tokenizer.ggml.pre", *name);
         metadata.set("tokenizer.ggml.merges", Array::String(["a b"].iter().collect()));

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use lode_model::gguf::{Array, Metadata, Strings};
+use lode_model::gguf::{Array, END_TOKENS, Metadata, Strings};
 
 use super::super::special::SpecialTokens;
 use super::super::tokenizer_error::TokenizerError;
@@ -22,32 +22,6 @@ pub(super) enum Kind {
     Unused,
     Byte,
 }
-
-/// Tokens that end a response regardless of their kind in the file.
-const END_TOKENS: [&str; 22] = [
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "</s>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<end_of_utterance>",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-    "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
-    "[e~[",
-];
 
 /// Fill-in-the-middle tokens by metadata key: control tokens even if the file has another kind. Those with
 /// `true` also end a response.
