@@ -2,7 +2,9 @@
 //! On Postgres they are built concurrently, so that replicas of the previous version can write while a large
 //! table is indexed.
 
-use super::{Engine, Store, query};
+use sqlx::Connection;
+
+use super::{Engine, Store, postgres, query};
 use crate::Error;
 
 struct Index {
@@ -89,14 +91,21 @@ impl Store {
             tracing::info!("another replica is building database indexes");
             return Ok(());
         };
-        for index in self.missing_indexes().await? {
-            let Index { name, table, on } = index;
-            match &self.0 {
-                Engine::Sqlite(pools) => {
+        let missing = self.missing_indexes().await?;
+        match &self.0 {
+            Engine::Sqlite(pools) => {
+                for Index { name, table, on } in missing {
                     let text = format!("create index if not exists {name} on {table} {on}");
                     sqlx::query(sqlx::AssertSqlSafe(text)).execute(&pools.write).await?;
                 }
-                Engine::Postgres(pool) => super::postgres::build_index(pool, name, table, on).await?,
+            }
+            Engine::Postgres(pool) => {
+                // A new database lacks all of them, so one connection serves all.
+                let mut connection = postgres::connect_unlimited(pool).await?;
+                for Index { name, table, on } in missing {
+                    postgres::build_index(&mut connection, name, table, on).await?;
+                }
+                connection.close().await?;
             }
         }
         Ok(())

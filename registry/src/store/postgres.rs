@@ -76,9 +76,8 @@ pub(super) async fn connect(url: &Url, reach: PostgresOptions) -> Result<PgPool,
         .acquire_timeout(ACQUIRE_LIMIT)
         .after_connect(|connection, _| {
             Box::pin(async move {
-                sqlx::raw_sql(KEEPALIVE).execute(&mut *connection).await?;
-                sqlx::raw_sql(NO_COMPILATION).execute(&mut *connection).await?;
-                sqlx::raw_sql(AssertSqlSafe(limits())).execute(connection).await.map(drop)
+                let settings = format!("{KEEPALIVE}; {NO_COMPILATION}; {}", limits());
+                sqlx::raw_sql(AssertSqlSafe(settings)).execute(connection).await.map(drop)
             })
         })
         // `before_acquire` is cheaper: most connections were in use a moment ago.
@@ -142,8 +141,7 @@ pub(super) async fn migrate(pool: &PgPool, mut migrator: Migrator) -> Result<(),
     // sqlx would wait for its lock within a statement, and a concurrent index build would wait for that
     // statement's snapshot.
     migrator.set_locking(false);
-    let mut connection = pool.acquire().await?.detach();
-    sqlx::raw_sql(NO_LIMITS).execute(&mut connection).await?;
+    let mut connection = connect_unlimited(pool).await?;
     loop {
         let (ours,): (bool,) =
             sqlx::query_as("select pg_try_advisory_lock(hashtext('migrations'), hashtext(current_schema()))")
@@ -181,13 +179,23 @@ fn is_lock_timeout(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
 }
 
-/// Builds an index while other replicas write to its table. An empty table is indexed directly, because a
-/// concurrent build costs several waits.
-pub(super) async fn build_index(pool: &PgPool, name: &str, table: &str, on: &str) -> Result<(), sqlx::Error> {
+/// A connection of its own for statements without a limit.
+pub(super) async fn connect_unlimited(pool: &PgPool) -> Result<PgConnection, sqlx::Error> {
     let mut connection = pool.acquire().await?.detach();
     sqlx::raw_sql(NO_LIMITS).execute(&mut connection).await?;
+    Ok(connection)
+}
+
+/// Builds an index while other replicas write to its table, on a connection of [`connect_unlimited`]. An empty table is
+/// indexed directly, because a concurrent build costs several waits.
+pub(super) async fn build_index(
+    connection: &mut PgConnection,
+    name: &str,
+    table: &str,
+    on: &str,
+) -> Result<(), sqlx::Error> {
     let text = format!("select exists (select 1 from {table})");
-    let (has_rows,): (bool,) = sqlx::query_as(AssertSqlSafe(text)).fetch_one(&mut connection).await?;
+    let (has_rows,): (bool,) = sqlx::query_as(AssertSqlSafe(text)).fetch_one(&mut *connection).await?;
     let how = if has_rows { "concurrently" } else { "" };
     if has_rows {
         tracing::info!(index = name, table, "building an index of the database");
@@ -196,9 +204,9 @@ pub(super) async fn build_index(pool: &PgPool, name: &str, table: &str, on: &str
     let statements =
         [format!("drop index {how} if exists {name}"), format!("create index {how} {name} on {table} {on}")];
     for text in statements {
-        sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut connection).await?;
+        sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *connection).await?;
     }
-    connection.close().await
+    Ok(())
 }
 
 /// Returns once the database accepts a connection. A database that rejects the connection is not waited for.
