@@ -24,6 +24,16 @@ def need(variable, what, *places):
     raise Skip(f"no {what} (set {variable})")
 
 
+def debian(*arguments):
+    """Fetches Debian's packages, as root."""
+    program = need("LODE_MMDEBSTRAP", "mmdebstrap", "/usr/bin/mmdebstrap")
+    if os.geteuid() != 0:
+        raise Skip("not root")
+    done = subprocess.run([program, "--quiet", *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        raise Skip(f"Debian's packages cannot be fetched: {done.stderr[-500:]}")
+
+
 def run(command, **options):
     """Runs a command that has to succeed, and returns its output."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300, **options)

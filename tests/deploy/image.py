@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 
-from checks import DEPLOY, need, run, status, wait_until
+from checks import DEPLOY, debian, need, run, status, wait_until
 
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
 BASE = "docker.io/library/debian:bookworm-slim"
@@ -41,13 +41,12 @@ def running(command, url, **options):
 
 def check_release(scratch):
     buildah = need("LODE_BUILDAH", "buildah", "/usr/bin/buildah")
-    mmdebstrap = need("LODE_MMDEBSTRAP", "mmdebstrap", "/usr/bin/mmdebstrap")
     skopeo = need("LODE_SKOPEO", "skopeo", "/usr/bin/skopeo")
     scratch, program = pathlib.Path(scratch), os.environ["LODE_BIN"]
     (scratch / "storage.conf").write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{scratch}/images"\nrunroot = "{scratch}/containers"\n')
     os.environ |= {"CONTAINERS_STORAGE_CONF": str(scratch / "storage.conf"), "BUILDAH_ISOLATION": "chroot"}
 
-    run([mmdebstrap, "--quiet", "--variant=extract", f"--include={PACKAGES}", "bookworm", scratch / "base.tar"])
+    debian("--variant=extract", f"--include={PACKAGES}", "bookworm", scratch / "base.tar")
     empty = run([buildah, "from", "scratch"]).strip()
     run([buildah, "add", "--quiet", empty, scratch / "base.tar", "/"])
     run([buildah, "commit", "--quiet", "--rm", empty, BASE])
