@@ -50,7 +50,7 @@ pub(crate) async fn run(connection: &Connection, args: Pull) -> Outcome {
             ));
         }
         _ => ui::print_message(
-            "the weights were converted during the import: the safetensors files differ from the original files",
+            "the weights were quantised or converted during the import: the safetensors files differ from the original files",
         ),
     }
     Ok(())
