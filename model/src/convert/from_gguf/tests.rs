@@ -309,7 +309,7 @@ fn unsound_files_are_refused() {
     set("llama.rope.scaling.type", "spiral".into(), "`llama.rope.scaling.type`");
     set("llama.expert_count", Value::U32(2), "`llama.expert_used_count`");
     set("tokenizer.ggml.model", "rwkv".into(), "its kind is `rwkv`, expected gpt2 or llama");
-    set("tokenizer.ggml.pre", "nobody-knows".into(), "its pre-tokeniser is `nobody-knows`");
+    set("tokenizer.ggml.pre", "no-such-name".into(), "its pre-tokeniser is `no-such-name`");
     set("tokenizer.ggml.tokens", Value::U32(3), "expected a list of strings");
     let two: Array = Array::String(["a", "b"].iter().collect());
     set("tokenizer.ggml.tokens", Value::Array(two), "of 2 tokens, and `token_embd.weight` of 3 rows");

@@ -253,7 +253,7 @@ async fn content_without_references_is_counted_while_it_waits() {
 }
 
 #[tokio::test]
-async fn what_waits_is_counted_up_to_a_bound() {
+async fn waiting_content_is_counted_up_to_a_bound() {
     each_engine(async |f: Fixture| {
         for number in 0..45 {
             f.push("team/app", format!("layer {number}").as_bytes()).await;

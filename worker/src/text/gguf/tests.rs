@@ -147,8 +147,8 @@ fn errors_name_the_key() {
     check(&tiny("gemma4"), "`tokenizer.ggml.merges`");
     check(&tiny("bert"), "`tokenizer.ggml.unknown_token_id`");
     let mut metadata = tiny("gpt2");
-    metadata.set("tokenizer.ggml.pre", "nobody-knows");
-    check(&metadata, "`nobody-knows`");
+    metadata.set("tokenizer.ggml.pre", "no-such-name");
+    check(&metadata, "`no-such-name`");
     let mut metadata = tiny("llama");
     metadata.set("tokenizer.ggml.scores", Array::F32(vec![0.0]));
     check(&metadata, "`tokenizer.ggml.scores`");
