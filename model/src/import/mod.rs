@@ -6,6 +6,7 @@
 //! plan(source) -> Plan -> read each layer (digest and push it) -> Plan::model(digests, edits) -> config, file view, manifest
 //! ```
 
+mod card;
 mod check;
 mod checked_reader;
 mod checkpoint;
@@ -30,6 +31,7 @@ mod scaled;
 mod tensor_blobs;
 mod whole_file;
 
+pub use card::{CARD_NAME, attached_card, card_layer};
 pub use checked_reader::CheckedReader;
 pub use conversion::{Conversion, Format, UnknownConversion};
 pub use error::ImportError;

@@ -64,12 +64,16 @@ pub const OCTET_STREAM: &str = "application/octet-stream";
 pub const LODE_MODEL: &str = "application/vnd.lode.model.v1";
 /// The artifact type of files that clients of Hugging Face's API committed, and that are not a model (yet).
 pub const LODE_FILES: &str = "application/vnd.lode.files.v1";
+/// The artifact type of model cards that refer to a manifest.
+pub const LODE_CARD: &str = "application/vnd.lode.card.v1+markdown";
+pub const MARKDOWN: &str = "text/markdown";
 
 /// The annotation in which oras stores the file name of a layer.
 pub const TITLE_ANNOTATION: &str = "org.opencontainers.image.title";
 /// Annotations that OCI tools display for a manifest.
 pub const DESCRIPTION_ANNOTATION: &str = "org.opencontainers.image.description";
 pub const LICENSES_ANNOTATION: &str = "org.opencontainers.image.licenses";
+pub const CREATED_ANNOTATION: &str = "org.opencontainers.image.created";
 pub const VERSION_ANNOTATION: &str = "org.opencontainers.image.version";
 /// The annotation in which ModelPack and Docker's model tooling store the file path of a layer.
 pub const FILEPATH_ANNOTATION: &str = "org.cncf.model.filepath";

@@ -31,6 +31,9 @@ pub(crate) struct NewManifest<'a> {
     pub(crate) artifact_type: Option<&'a str>,
     config: &'a Descriptor,
     layers: &'a [Descriptor],
+    /// What the manifest refers to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) subject: Option<&'a Descriptor>,
     /// Texts by key, written in this order. ollama ignores them; OCI clients show them.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub(crate) annotations: Map<String, Value>,
@@ -48,6 +51,7 @@ impl<'a> NewManifest<'a> {
             artifact_type: None,
             config,
             layers,
+            subject: None,
             annotations: Map::new(),
         }
     }

@@ -21,6 +21,8 @@ pub(crate) struct Card {
     reference: Reference,
     /// Of the manifest.
     digest: Digest,
+    /// The manifest of the card, if it is attached to that manifest instead of one of its files.
+    attached: Option<Digest>,
     /// The file that it is; null without a card.
     path: Option<String>,
     /// Markdown, at most 1 MiB of it.
@@ -35,7 +37,8 @@ pub(crate) struct Card {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CardRequest {
-    /// The manifest whose card was changed. If the tag points to another one meanwhile, nothing is saved.
+    /// The manifest that has the card that was changed: `attached`, or `digest` if that is null. If the tag points to
+    /// another manifest meanwhile, or that has another card, nothing is saved.
     base: Digest,
     /// Markdown, at most 1 MiB of it.
     text: String,
@@ -64,13 +67,23 @@ pub(crate) async fn get(
     let model = registry.model_show(&caller, &repository, &reference).await?;
     let model = model.ok_or_else(|| unknown(&repository, &reference))?;
     let tree = registry.tree(&caller, &repository, &model.manifest).await?;
-    let found = registry.card_text(&caller, &repository, &tree.artifact).await?;
-    let (is_cut, digest) = (found.as_ref().is_some_and(|card| card.is_cut), model.digest);
-    let (path, text, metadata) = match found {
-        Some(CardText { path, text, metadata, .. }) => (Some(path), Some(text), metadata),
-        None => (None, None, None),
+    let digest = model.digest;
+    let found = registry.card_text(&caller, &repository, (&digest, &tree.artifact)).await?;
+    let mut card = Card {
+        repository,
+        reference,
+        digest,
+        attached: None,
+        path: None,
+        text: None,
+        is_cut: false,
+        metadata: None,
     };
-    Ok(Json(Card { repository, reference, digest, path, text, is_cut, metadata }))
+    if let Some(found) = found {
+        let CardText { path, attached, text, is_cut, metadata } = found;
+        card = Card { attached, path: Some(path), text: Some(text), is_cut, metadata, ..card };
+    }
+    Ok(Json(card))
 }
 
 pub(crate) async fn put(

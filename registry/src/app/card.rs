@@ -1,17 +1,19 @@
-//! The model card of a manifest: the README among its files. It is rendered once and remembered, and a page saves it as
-//! a commit of that file.
+//! The model card of a manifest: the README among its files, or else the card that was attached to it last. It is
+//! rendered once and remembered. A page saves it as a commit of that file, or as another attached card.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lode_model::digest::Digest;
+use lode_model::import::CARD_NAME;
 use lode_model::manifest::Manifest;
 use lode_model::media_type;
 use lode_model::recognise::{Artifact, ModelFile};
 use lode_model::reference::{Reference, Repository, Tag};
 use serde_json::Value;
 
+use super::attached_card::AttachedCard;
 use super::{Commit, CommitError, CommitOperation, Registry, Revision, commit_id};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
@@ -21,8 +23,6 @@ use crate::card::{
 };
 use crate::error::chain;
 
-/// The name of a card's file, in any case.
-const CARD_NAME: &str = "README.md";
 /// How long a request waits for a card. Rendering continues afterwards, and a later request gets the result.
 const WAIT: Duration = Duration::from_secs(2);
 /// How long a card is rendered. The largest one takes a tenth of it, unless its HTML is malformed on purpose.
@@ -33,6 +33,8 @@ const MAX_RENDER_TIME: Duration = Duration::from_secs(1);
 pub(crate) struct Card {
     /// The file that it is.
     pub(crate) path: String,
+    /// The blob with its text, if it is attached to the manifest.
+    pub(crate) attached_blob: Option<Digest>,
     pub(crate) html: CardHtml,
     /// Whether the file is longer than what is shown.
     pub(crate) is_cut: bool,
@@ -50,6 +52,8 @@ pub(crate) enum CardHtml {
 pub(crate) struct CardText {
     /// The file that it is.
     pub(crate) path: String,
+    /// The manifest of the card, if it is attached.
+    pub(crate) attached: Option<Digest>,
     pub(crate) text: String,
     /// Whether the file is longer than the text.
     pub(crate) is_cut: bool,
@@ -62,10 +66,32 @@ pub(crate) struct CardText {
 pub(crate) struct CardSource {
     /// The manifest to which the tag points.
     pub(crate) head: Digest,
+    /// The manifest that changes with the card: the last attached card, or else that of the tag.
+    pub(crate) base: Digest,
+    pub(crate) place: CardPlace,
     /// The file that the card is, or will be.
     pub(crate) path: String,
     /// `None`: the manifest has no card.
     pub(crate) text: Option<String>,
+}
+
+/// Where a card is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CardPlace {
+    /// Among the files of the tag, as a commit.
+    Files,
+    /// Beside the manifest, which keeps its digest.
+    Attached,
+}
+
+/// The file of a card, and its bytes, at most [`MAX_CARD_BYTES`].
+struct CardBytes {
+    path: String,
+    attached: Option<AttachedCard>,
+    bytes: Vec<u8>,
+    /// Where the bytes are.
+    place: String,
+    is_cut: bool,
 }
 
 /// Why a card is not shown for editing, or not saved.
@@ -76,7 +102,7 @@ pub(crate) enum CardError {
     #[error("{reason}")]
     NotEditable { reason: String },
     #[error(
-        "tag {tag} was changed after you read the card, and your text is not saved; compare it with the stored card, then save it again to replace that card"
+        "tag {tag} or its card was changed after you read the card, and your text is not saved; compare it with the stored card, then save it again to replace that card"
     )]
     Changed { tag: Tag },
     #[error("the card has {bytes} bytes, expected at most {MAX_CARD_BYTES}")]
@@ -124,6 +150,19 @@ fn editable_tag(reference: &Reference) -> Result<&Tag, CardError> {
     }
 }
 
+fn check_editable_size(path: &str, size: u64) -> Result<(), CardError> {
+    if size <= MAX_CARD_BYTES {
+        return Ok(());
+    }
+    let reason = format!("`{path}` has {size} bytes; a page edits at most {MAX_CARD_BYTES}");
+    Err(CardError::NotEditable { reason })
+}
+
+fn editable_text(path: &str, bytes: Vec<u8>) -> Result<String, CardError> {
+    let reason = || format!("`{path}` is not UTF-8");
+    String::from_utf8(bytes).map_err(|_| CardError::NotEditable { reason: reason() })
+}
+
 fn render_markdown(text: &str, links: &CardLinks) -> Option<String> {
     let started = Instant::now();
     render_card(text, links, &|| started.elapsed() > MAX_RENDER_TIME)
@@ -166,59 +205,70 @@ impl Registry {
         read.await.map_err(|_| Error::Interrupted)
     }
 
-    /// The card among the files of a manifest. `None` if it has none, or its blob is not stored.
+    /// The card of a manifest. `None` if it has none, or its blob is not stored.
     pub(crate) async fn card_render(
         &self,
         caller: &Caller,
         repository: &Repository,
-        artifact: &Artifact,
+        (digest, artifact): (&Digest, &Artifact),
         links: CardLinks,
     ) -> Result<Option<Card>, Error> {
         // Before what is remembered, because it asks the policy.
-        let Some((file, bytes)) = self.card_bytes(caller, repository, artifact).await? else {
+        let Some(card) = self.card_bytes(caller, repository, (digest, artifact)).await? else {
             return Ok(None);
         };
-        let path = file.path.clone().unwrap_or_default();
-        let is_cut = file.size > MAX_CARD_BYTES;
-        let card = |html| Some(Card { path: path.clone(), html, is_cut });
-        let key = (format!("{} {}", file.layer.digest, file.offset), links.pages.clone());
-        Ok(card(self.card_html(bytes.into(), links, Some(key)).await?))
+        let key = (card.place, links.pages.clone());
+        let html = self.card_html(card.bytes.into(), links, Some(key)).await?;
+        let attached_blob = card.attached.map(|attached| attached.layer.digest);
+        Ok(Some(Card { path: card.path, attached_blob, html, is_cut: card.is_cut }))
     }
 
-    /// The text of the card among the files of a manifest. `None` if it has none, or its blob is not stored.
+    /// The text of the card of a manifest. `None` if it has none, or its blob is not stored.
     pub(crate) async fn card_text(
         &self,
         caller: &Caller,
         repository: &Repository,
-        artifact: &Artifact,
+        (digest, artifact): (&Digest, &Artifact),
     ) -> Result<Option<CardText>, Error> {
-        let Some((file, bytes)) = self.card_bytes(caller, repository, artifact).await? else {
+        let Some(card) = self.card_bytes(caller, repository, (digest, artifact)).await? else {
             return Ok(None);
         };
-        let path = file.path.clone().unwrap_or_default();
-        let is_cut = file.size > MAX_CARD_BYTES;
         let read = tokio::task::spawn_blocking(move || {
+            let CardBytes { path, attached, bytes, is_cut, .. } = card;
             let text = String::from_utf8_lossy(&bytes).into_owned();
             let metadata = front_matter_json(&text);
-            CardText { path, text, is_cut, metadata }
+            CardText { path, attached: attached.map(|attached| attached.digest), text, is_cut, metadata }
         });
         Ok(Some(read.await.map_err(|_| Error::Interrupted)?))
     }
 
-    /// The file of the card among those of a manifest, and its bytes, at most [`MAX_CARD_BYTES`].
-    async fn card_bytes<'a>(
+    /// The card among the files of a manifest, or else the one that was attached to it last.
+    async fn card_bytes(
         &self,
         caller: &Caller,
         repository: &Repository,
-        artifact: &'a Artifact,
-    ) -> Result<Option<(&'a ModelFile, Vec<u8>)>, Error> {
-        let Some(file) = find_card_file(artifact) else { return Ok(None) };
-        let range = file.offset..file.offset.saturating_add(file.size.min(MAX_CARD_BYTES));
-        match self.blob_part(caller, repository, &file.layer.digest, range).await {
-            Ok(bytes) => Ok(Some((file, bytes))),
-            Err(Error::BlobUnknown { .. } | Error::RangeUnsatisfiable { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        (digest, artifact): (&Digest, &Artifact),
+    ) -> Result<Option<CardBytes>, Error> {
+        let (path, blob, offset, size, attached) = match find_card_file(artifact) {
+            Some(file) => {
+                let path = file.path.clone().unwrap_or_default();
+                (path, file.layer.digest.clone(), file.offset, file.size, None)
+            }
+            None => match self.attached_card(caller, repository, digest).await? {
+                Some(card) => {
+                    (CARD_NAME.to_owned(), card.layer.digest.clone(), 0, card.layer.size, Some(card))
+                }
+                None => return Ok(None),
+            },
+        };
+        let range = offset..offset.saturating_add(size.min(MAX_CARD_BYTES));
+        let bytes = match self.blob_part(caller, repository, &blob, range).await {
+            Ok(bytes) => bytes,
+            Err(Error::BlobUnknown { .. } | Error::RangeUnsatisfiable { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let (place, is_cut) = (format!("{blob} {offset}"), size > MAX_CARD_BYTES);
+        Ok(Some(CardBytes { path, attached, bytes, place, is_cut }))
     }
 
     /// Renders a card that is not stored.
@@ -290,10 +340,10 @@ impl Registry {
         &self,
         caller: &Caller,
         repository: &Repository,
-        (reference, manifest): (&Reference, &Manifest),
+        (reference, manifest, artifact): (&Reference, &Manifest, &Artifact),
     ) -> Result<bool, Error> {
         let is_fixed = matches!(reference, Reference::Digest(_))
-            || !is_commit_format(manifest)
+            || !is_commit_format(manifest) && find_card_file(artifact).is_some()
             || self.check_writable().is_err()
             || self.is_mirrored(caller, repository);
         Ok(!is_fixed && self.may(caller, Action::Push, repository).await?)
@@ -308,42 +358,64 @@ impl Registry {
     ) -> Result<CardSource, CardError> {
         let refuse = |reason: String| Err(CardError::NotEditable { reason });
         let tag = editable_tag(reference)?;
-        // 1. Read the files of the tag. All content has to be among them: a commit keeps nothing else.
+        // 1. Read the files of the tag.
         let branch = self.branch_find(caller, repository, tag.as_str()).await?;
         let (base, files) = self.commit_base(caller, repository, &branch, tag.as_str()).await?;
         let (Some(base), Some(head)) = (base, branch.head) else {
             return Err(Error::ManifestUnknown { reference: reference.clone() }.into());
         };
-        if !is_commit_format(base.manifest()) || !base.is_listed(&files) {
-            return refuse(
-                "cards are stored with models and files that `lode create`, ollama or Hugging Face's clients have pushed, and this is neither; push it again, with a file README.md, by the tool that made it"
-                    .to_owned(),
-            );
-        }
-        // 2. Read the card among them.
         let artifact = base.artifact();
         let found = files.iter().find(|(path, _)| is_card_path(path, artifact.root()));
-        let Some((path, file)) = found else {
-            return Ok(CardSource { head, path: format!("{}{CARD_NAME}", artifact.root()), text: None });
+        // A commit keeps nothing but files.
+        let can_commit = is_commit_format(base.manifest()) && base.is_listed(&files);
+        // 2. Find the card among them, or the attached one.
+        let (path, file) = match found {
+            Some((path, file)) if can_commit => (path.clone(), file.clone()),
+            Some((path, _)) => {
+                return refuse(format!(
+                    "`{path}` is in an artifact that would lose other content by an edit; change the file and push it again by the tool that made it"
+                ));
+            }
+            None => {
+                let (place, path) = match self.attached_card(caller, repository, &head).await? {
+                    Some(card) => return self.attached_source(caller, repository, head, card).await,
+                    None if can_commit => (CardPlace::Files, format!("{}{CARD_NAME}", artifact.root())),
+                    None => (CardPlace::Attached, CARD_NAME.to_owned()),
+                };
+                return Ok(CardSource { base: head.clone(), head, place, path, text: None });
+            }
         };
-        if file.size > MAX_CARD_BYTES {
-            let size = file.size;
-            return refuse(format!("`{path}` has {size} bytes; a page edits at most {MAX_CARD_BYTES}"));
-        }
-        match String::from_utf8(self.file_part(caller, repository, file, 0..file.size).await?) {
-            Ok(text) => Ok(CardSource { head, path: path.clone(), text: Some(text) }),
-            Err(_) => refuse(format!("`{path}` is not UTF-8")),
-        }
+        // 3. Read it.
+        check_editable_size(&path, file.size)?;
+        let bytes = self.file_part(caller, repository, &file, 0..file.size).await?;
+        let text = Some(editable_text(&path, bytes)?);
+        Ok(CardSource { base: head.clone(), head, place: CardPlace::Files, path, text })
     }
 
-    /// Saves the card of a tag: a commit of its file, if the tag still points to `head`. Returns the manifest to which
-    /// the tag points then.
+    /// An attached card, to change it.
+    async fn attached_source(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        head: Digest,
+        card: AttachedCard,
+    ) -> Result<CardSource, CardError> {
+        let AttachedCard { digest, layer } = card;
+        check_editable_size(CARD_NAME, layer.size)?;
+        let bytes = self.blob_part(caller, repository, &layer.digest, 0..layer.size).await?;
+        let text = Some(editable_text(CARD_NAME, bytes)?);
+        let (place, path) = (CardPlace::Attached, CARD_NAME.to_owned());
+        Ok(CardSource { head, base: digest, place, path, text })
+    }
+
+    /// Saves the card of a tag, if `base` is still the manifest that changes with it. Returns the manifest to which the
+    /// tag points then.
     pub(crate) async fn card_save(
         &self,
         caller: &Caller,
         repository: &Repository,
         reference: &Reference,
-        (head, text): (&Digest, &str),
+        (base, text): (&Digest, &str),
     ) -> Result<Digest, CardError> {
         let source = self.card_source(caller, repository, reference).await?;
         let tag = editable_tag(reference)?;
@@ -351,15 +423,19 @@ impl Registry {
             // The client has sent it again.
             return Ok(source.head);
         }
-        if source.head != *head {
+        if source.base != *base {
             return Err(CardError::Changed { tag: tag.clone() });
         }
         check_card(text)?;
+        if source.place == CardPlace::Attached {
+            self.attach_card(caller, repository, &source.head, text).await?;
+            return Ok(source.head);
+        }
         let bytes = Bytes::copy_from_slice(text.as_bytes());
         let blob = self.commit_bytes(caller, repository, bytes).await?;
         let (digest, size) = (blob.digest, Some(blob.size_bytes));
         let commit = Commit {
-            parent: Some(commit_id(head).to_owned()),
+            parent: Some(commit_id(&source.head).to_owned()),
             message: Some(format!("Edit {}", source.path)),
             operations: vec![CommitOperation::Add { path: source.path, digest, size }],
             keeps_model: true,

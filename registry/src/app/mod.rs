@@ -4,6 +4,7 @@
 mod access;
 mod access_cache;
 mod accounts;
+mod attached_card;
 mod audit;
 mod audit_queue;
 mod blobs;
@@ -98,7 +99,7 @@ pub(crate) use crate::store::PullTotals;
 pub(crate) use crate::store::{DerivedModel, FacetColumn, FacetCounts, MAX_COUNT, SearchCursor, StoredBlob};
 pub use accounts::{AccountChange, AccountError, AccountInfo, Group, NewAccount};
 pub use audit::{AuditFilter, AuditRecord};
-pub(crate) use card::{Card, CardError, CardHtml, CardText, check_card};
+pub(crate) use card::{Card, CardError, CardHtml, CardPlace, CardText, check_card};
 pub(crate) use commit::{Commit, CommitOperation, MAX_OPERATIONS};
 pub(crate) use commit_error::CommitError;
 pub(crate) use commit_history::{RecordedCommit, commit_message};

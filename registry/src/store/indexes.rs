@@ -44,6 +44,11 @@ const INDEXES: &[Index] = &[
         on: "(created_at, id) where given_up_at is null",
     },
     Index { name: "mirror_checks_by_time", table: "mirror_checks", on: "(checked_at)" },
+    Index {
+        name: "referrers_by_type",
+        table: "referrers",
+        on: "(repository, subject, artifact_type, created_at desc, digest)",
+    },
     Index { name: "uploads_by_key", table: "uploads", on: "(store_key)" },
     Index { name: "models_without_facts", table: "models", on: "(digest) where facts is null" },
     Index { name: "models_without_tags", table: "models", on: "(digest) where tags is null" },

@@ -174,6 +174,20 @@ impl Store {
         rows.iter().map(|(text,)| parse_stored("digest", text)).collect()
     }
 
+    /// The referrer of this artifact type that was pushed last.
+    pub(crate) async fn referrer_newest(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        artifact_type: &str,
+    ) -> Result<Option<Digest>, Error> {
+        let row: Option<(String,)> = query!(self.read(), c => sqlx::query_as(
+            "select digest from referrers where repository = $1 and subject = $2 and artifact_type = $3
+             order by created_at desc, digest limit 1")
+            .bind(repository.as_str()).bind(subject.as_str()).bind(artifact_type).fetch_optional(c).await)?;
+        row.map(|(digest,)| parse_stored("digest", &digest)).transpose()
+    }
+
     pub(crate) async fn referrer_list(
         &self,
         repository: &Repository,
@@ -294,11 +308,11 @@ impl Tx {
             .bind(repository.as_str()).bind(digest.as_str()).execute(c).await.map(drop))?;
         let Some((subject, row)) = subject else { return Ok(()) };
         query!(self.conn(), c => sqlx::query(
-            "insert into referrers (repository, subject, digest, media_type, size_bytes, artifact_type, annotations)
-             values ($1, $2, $3, $4, $5, $6, $7)")
+            "insert into referrers (repository, subject, digest, media_type, size_bytes, artifact_type, annotations, created_at)
+             values ($1, $2, $3, $4, $5, $6, $7, $8)")
             .bind(repository.as_str()).bind(subject.as_str()).bind(digest.as_str())
             .bind(&row.media_type[..]).bind(row.size_bytes).bind(row.artifact_type.as_deref())
-            .bind(row.annotations.as_deref()).execute(c).await.map(drop))?;
+            .bind(row.annotations.as_deref()).bind(now_ms()).execute(c).await.map(drop))?;
         Ok(())
     }
 

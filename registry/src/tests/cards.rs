@@ -1,6 +1,7 @@
 //! The page that edits a model card: who may save, what a preview and a save do, and texts that are refused.
 
 use http::Request;
+use lode_model::digest::Digest;
 use lode_model::media_type as mt;
 use lode_model::quant::ggml::Type;
 use serde_json::{Value, json};
@@ -288,25 +289,171 @@ async fn a_model_of_ollama_keeps_its_layers() {
     assert_eq!(app.as_admin("/hf/team/m/resolve/main/README.md").await.text(), CARD);
 }
 
+/// Pushes an artifact that refers to a manifest, as `oras attach` does; returns its digest.
+async fn attach(app: &App, repository: &str, subject: &str, kind: &str, layers: &[(&str, &[u8])]) -> String {
+    let manifest = app.as_admin(&format!("/v2/{repository}/manifests/{subject}")).await;
+    let admin = basic("admin", PASSWORD);
+    let blob = async |bytes: &[u8]| {
+        let digest = Digest::sha256(bytes).to_string();
+        let path = format!("/v2/{repository}/blobs/uploads/?digest={digest}");
+        let request = Request::post(path).header("authorization", &admin).header("host", "localhost:5000");
+        assert_eq!(app.send(request, bytes.to_vec()).await.status, 201);
+        digest
+    };
+    let mut written = Vec::new();
+    for (media_type, bytes) in layers {
+        let digest = blob(bytes).await;
+        written.push(json!({"mediaType": media_type, "digest": digest, "size": bytes.len()}));
+    }
+    let attached = json!({
+        "schemaVersion": 2, "mediaType": mt::OCI_MANIFEST, "artifactType": kind, "layers": written,
+        "config": {"mediaType": mt::OCI_EMPTY, "digest": blob(b"{}").await, "size": 2},
+        "subject": {
+            "mediaType": manifest.header("content-type"), "digest": subject, "size": manifest.body.len(),
+        },
+    })
+    .to_string();
+    let digest = Digest::sha256(attached.as_bytes()).to_string();
+    let request = Request::put(format!("/v2/{repository}/manifests/{digest}"));
+    let pushed = app.send_as(&admin, request.header("content-type", mt::OCI_MANIFEST), attached).await;
+    assert_eq!(pushed.status, 201, "{}", pushed.text());
+    digest
+}
+
 #[tokio::test]
-async fn content_that_a_card_would_lose_has_no_form() {
+async fn every_manifest_can_have_an_attached_card() {
+    const KIND: &str = mt::LODE_CARD;
+    let app = App::new().await;
+    for repository in ["team/image", "other/image"] {
+        app.push_image(repository, "latest", "layer").await;
+    }
+    close(&app).await;
+    let writer = Browser::signed_in(&app, "writer").await;
+    let head = app.digest_of("team/image").await;
+    let shows = async |text: &str| {
+        let page = writer.get("/team/image").await;
+        assert!(page.text().contains(text), "{text}: {}", page.text());
+    };
+    // Neither is a card: another type, and no Markdown.
+    attach(&app, "team/image", &head, "application/x-notes", &[("text/markdown", b"# Notes")]).await;
+    attach(&app, "team/image", &head, KIND, &[("application/x-unknown", b"# Unknown")]).await;
+    shows("No model card.").await;
+    attach(&app, "team/image", &head, KIND, &[("text/markdown", CARD.as_bytes())]).await;
+    shows("Answers questions.").await;
+    shows("This card is attached to the manifest").await;
+    // The last one counts, also if its text was there before.
+    attach(&app, "team/image", &head, KIND, &[("text/markdown", b"# Second\n")]).await;
+    shows(">Second<").await;
+    let again = attach(&app, "team/image", &head, KIND, &[("text/markdown", CARD.as_bytes())]).await;
+    shows("Answers questions.").await;
+    let card = app.get_as(&basic("reader", PASSWORD), "/lode/v1/card/team/image/latest").await.json();
+    for (name, expect) in [
+        ("digest", json!(head)),
+        ("attached", json!(again)),
+        ("path", json!("README.md")),
+        ("text", json!(CARD)),
+        ("metadata", json!({"license": "mit"})),
+    ] {
+        assert_eq!(card[name], expect, "{name}");
+    }
+    // The same manifest in another repository has no card.
+    let other = app.as_admin("/lode/v1/card/other/image/latest").await.json();
+    assert_eq!((&other["digest"], &other["text"]), (&json!(head), &Value::Null));
+    // A card that is deleted is no longer shown.
+    let request = Request::delete(format!("/v2/team/image/manifests/{again}"));
+    assert_eq!(app.send_as(&basic("admin", PASSWORD), request, "").await.status, 202);
+    shows(">Second<").await;
+}
+
+#[tokio::test]
+async fn a_card_is_attached_where_a_commit_would_lose_content() {
     let app = App::new().await;
     app.push_image("team/image", "latest", "layer").await;
     push_as_ollama(&app, "team/more", gguf(Type::F32, 0x3d), &["application/x-unknown"]).await;
-    push_as_ollama(&app, "team/damaged", b"no GGUF".to_vec(), &[]).await;
     push_model(&app, "team/unlisted", "latest").await;
+    close(&app).await;
+    app.admin("PUT", "/lode/v1/protected-tags", json!({"target": "team/*", "patterns": ["*"]})).await;
+    let writer = Browser::signed_in(&app, "writer").await;
+    for repository in ["team/image", "team/more", "team/unlisted"] {
+        let (path, head) = (format!("/{repository}/-/card?tag=latest"), app.digest_of(repository).await);
+        assert!(writer.get(&format!("/{repository}")).await.text().contains("Write a card"), "{repository}");
+        let page = writer.get(&path).await;
+        assert!(page.text().contains("attaches the card"), "{repository}: {}", page.text());
+        assert_eq!(base_of(&page), head);
+        assert_eq!(writer.post(&path, &form("save", &head, CARD)).await.status, 303, "{repository}");
+        // The form was made before the card.
+        let conflict = writer.post(&path, &form("save", &head, "# Mine\n")).await;
+        assert_eq!(conflict.status, 409, "{repository}: {}", conflict.text());
+        assert!(conflict.text().contains("<code>---\nlicense: mit"), "{}", conflict.text());
+        let base = base_of(&conflict);
+        assert_eq!(writer.post(&path, &form("save", &base, "# Mine\n")).await.status, 303, "{repository}");
+        // A text that returns.
+        let base = base_of(&writer.get(&path).await);
+        assert_eq!(writer.post(&path, &form("save", &base, CARD)).await.status, 303, "{repository}");
+        let card = app.as_admin(&format!("/lode/v1/card/{repository}/latest")).await.json();
+        assert_eq!(card["text"], CARD);
+        assert_eq!(app.digest_of(repository).await, head);
+    }
+    let reader = Browser::signed_in(&app, "reader").await;
+    assert!(!reader.get("/team/image").await.text().contains("-/card"));
+}
+
+#[tokio::test]
+async fn an_attached_card_stays_attached() {
+    let app = App::new().await;
+    app.create_repository("team/m").await;
+    app.committed("team/m", &[file("config.json", CONFIG)]).await;
+    app.create_repository("team/own").await;
+    app.committed("team/own", &[file("README.md", b"# Own\n")]).await;
+    close(&app).await;
+    let head = app.digest_of("team/m").await;
+    let card = attach(&app, "team/m", &head, mt::LODE_CARD, &[("text/markdown", b"# First\n")]).await;
+    let writer = Browser::signed_in(&app, "writer").await;
+    assert_eq!(base_of(&writer.get(PAGE).await), card);
+    assert_eq!(writer.post(PAGE, &form("save", &card, "# Second\n")).await.status, 303);
+    assert_eq!(app.digest_of("team/m").await, head);
+    assert!(writer.get("/team/m").await.text().contains(">Second<"));
+    // Texts that cannot be edited.
+    let limit = MAX_CARD_BYTES as usize;
+    for (bytes, reason) in
+        [(&b"\xff\xfe"[..], "is not UTF-8"), (&vec![b'a'; limit + 1][..], "a page edits at most 1048576")]
+    {
+        attach(&app, "team/m", &head, mt::LODE_CARD, &[("text/markdown", bytes)]).await;
+        let page = writer.get(PAGE).await;
+        assert_eq!(page.status, 422, "{}", page.text());
+        assert!(page.text().contains(reason), "{}", page.text());
+    }
+    assert!(writer.get("/team/m").await.text().contains("The card is longer than 1 MiB."));
+    // A card among the files comes first.
+    let own = app.digest_of("team/own").await;
+    attach(&app, "team/own", &own, mt::LODE_CARD, &[("text/markdown", b"# Attached\n")]).await;
+    let page = writer.get("/team/own").await;
+    assert!(page.text().contains(">Own<") && !page.text().contains(">Attached<"), "{}", page.text());
+}
+
+#[tokio::test]
+async fn a_file_that_a_page_cannot_change_has_no_form() {
+    let app = App::new().await;
+    push_as_ollama(&app, "team/damaged", b"no GGUF".to_vec(), &[]).await;
     app.create_repository("team/text").await;
     app.committed("team/text", &[file("readme.md", b"\xff\xfe")]).await;
     app.create_repository("team/m").await;
     app.committed("team/m", &[file("dir/config.json", CONFIG), file("dir/ReadMe.md", b"# Here\n")]).await;
+    let config = app.push_blob("team/oras", &b"{}"[..]).await;
+    let readme = app.push_blob("team/oras", &b"# Own\n"[..]).await;
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": mt::OCI_MANIFEST, "artifactType": "application/x-notes",
+        "config": {"mediaType": mt::OCI_EMPTY, "digest": config, "size": 2},
+        "layers": [{
+            "mediaType": "text/markdown", "digest": readme, "size": 6, "annotations": {mt::TITLE_ANNOTATION: "README.md"},
+        }],
+    });
+    assert_eq!(app.push_manifest("team/oras", "latest", &manifest).await.status, 201);
     close(&app).await;
     let writer = Browser::signed_in(&app, "writer").await;
-    for (repository, reason) in [
-        ("team/image", "and this is neither"),
-        ("team/more", "and this is neither"),
-        ("team/unlisted", "and this is neither"),
-        ("team/text", "`readme.md` is not UTF-8"),
-    ] {
+    for (repository, reason) in
+        [("team/text", "`readme.md` is not UTF-8"), ("team/oras", "push it again by the tool that made it")]
+    {
         let (path, head) = (format!("/{repository}/-/card?tag=latest"), app.digest_of(repository).await);
         for page in [writer.get(&path).await, writer.post(&path, &form("save", &head, CARD)).await] {
             assert_eq!(page.status, 422, "{repository}");
@@ -315,7 +462,7 @@ async fn content_that_a_card_would_lose_has_no_form() {
         }
         assert_eq!(app.digest_of(repository).await, head);
     }
-    assert!(!writer.get("/team/image").await.text().contains("-/card"));
+    assert!(!writer.get("/team/oras").await.text().contains("-/card"));
     let head = app.digest_of("team/damaged").await;
     let damaged = writer.post("/team/damaged/-/card?tag=latest", &form("save", &head, CARD)).await;
     assert_eq!(damaged.status, 422, "{}", damaged.text());

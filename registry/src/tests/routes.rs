@@ -163,13 +163,13 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/lode/v1/tensors/{name}/{reference}", "", Pull, &[200]),
     ("GET", "/lode/v1/files/{name}/{reference}", "", Pull, &[200]),
     ("GET", "/lode/v1/card/{name}/{reference}", "", Pull, &[200]),
-    // The files of the model have no names, so that it has no place for a card.
+    // That manifest has no such card.
     (
         "PUT",
         "/lode/v1/card/{name}/{reference}",
         r#"{"base":"sha256:0000000000000000000000000000000000000000000000000000000000000000","text":"x"}"#,
         Push,
-        &[422],
+        &[409],
     ),
     ("GET", "/lode/v1/diff/{name}/{reference}", "", Pull, &[200]),
     ("GET", "/lode/v1/lineage/{name}/{reference}", "", Pull, &[200]),
@@ -303,9 +303,8 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/{name}/-/tensors/{reference}", "", Browse, &[200]),
     ("GET", "/{name}/-/try", "", Browse, &[200]),
     ("POST", "/{name}/-/try", "message=Hi", Browse, &[200]),
-    // The files of the model have no names, so that it has no place for a card.
-    ("GET", "/{name}/-/card", "", Push, &[422]),
-    ("POST", "/{name}/-/card", "text=x", Push, &[422]),
+    ("GET", "/{name}/-/card", "", Push, &[200]),
+    ("POST", "/{name}/-/card", "text=x", Push, &[200]),
     ("GET", "/{name}/-/rules", "", Session, &[200]),
     ("POST", "/{name}/-/rules", "base=&patterns=", Session, &[303]),
     ("GET", "/{name}/-/settings", "", Session, &[200]),

@@ -1,5 +1,4 @@
-//! `/{name}/-/card`: the text of a model card, to preview and to save. The same code as for commits of Hugging Face's
-//! clients saves it. The form has the manifest that it was made from, so that no change of others is lost.
+//! `/{name}/-/card`: the text of a model card, to preview and to save. The form has the manifest that it was made from, so that no change of others is lost.
 
 use askama::Template;
 use axum::extract::{Request, State};
@@ -11,7 +10,7 @@ use lode_model::reference::{Reference, Repository, Tag};
 use super::overview::card_links;
 use super::{Head, Tab, show_queried};
 use crate::Registry;
-use crate::app::{CardError, CardHtml, check_card};
+use crate::app::{CardError, CardHtml, CardPlace, check_card};
 use crate::auth::Caller;
 use crate::card::MAX_CARD_BYTES;
 use crate::http::pages::{Form, redirect};
@@ -31,6 +30,7 @@ struct CardPage {
     /// The file of the card.
     path: String,
     is_new: bool,
+    is_attached: bool,
     /// Why there is no form.
     refusal: Option<String>,
     /// The manifest that the form was made from.
@@ -131,6 +131,7 @@ impl CardPage {
             head: shown.head(Tab::Overview),
             path: String::new(),
             is_new: false,
+            is_attached: false,
             refusal: None,
             base: String::new(),
             text: String::new(),
@@ -143,7 +144,8 @@ impl CardPage {
             Ok(source) => {
                 page.path = source.path;
                 page.is_new = source.text.is_none();
-                page.base = source.head.to_string();
+                page.is_attached = source.place == CardPlace::Attached;
+                page.base = source.base.to_string();
                 page.text = source.text.unwrap_or_default();
             }
             Err(CardError::NotEditable { reason }) => page.refusal = Some(reason),

@@ -117,8 +117,9 @@ async fn overview(
     let ManifestPage { repository, reference, model, facts, .. } = shown;
     let tree = registry.tree(caller, &repository, &model.manifest).await?;
     let links = card_links(&repository, &reference);
-    let can_edit_card = registry.may_edit_card(caller, &repository, (&reference, &model.manifest)).await?;
-    let card = registry.card_render(caller, &repository, &tree.artifact, links).await?;
+    let edited = (&reference, &model.manifest, &tree.artifact);
+    let can_edit_card = registry.may_edit_card(caller, &repository, edited).await?;
+    let card = registry.card_render(caller, &repository, (&model.digest, &tree.artifact), links).await?;
     let origins = registry.stored_bases(caller, &facts).await?;
     let referrers =
         registry.referrers(caller, &repository, &model.digest, None, None, MAX_REFERRERS).await?.items;
@@ -248,6 +249,14 @@ fn kind_name(kind: ContentKind) -> &'static str {
 }
 
 impl Overview {
+    /// Where the bytes of the card are.
+    fn card_url(&self, head: &Head, card: &Card) -> String {
+        match &card.attached_blob {
+            Some(blob) => format!("/v2/{}/blobs/{blob}", head.repository),
+            None => format!("/{}/-/raw/{}/{}", head.repository, head.reference, encode_path(&card.path)),
+        }
+    }
+
     fn card_html(&self) -> Option<&str> {
         match &self.card.as_ref()?.html {
             CardHtml::Rendered(html) => Some(html),
