@@ -89,6 +89,11 @@ fn weight(name: &str) -> Result<Weight, Box<dyn Error>> {
         "mxfp4" => scaled(Scaled::Mxfp4, all / 2)?,
         "nvfp4" => scaled(Scaled::Nvfp4, all / 2)?,
         "mxfp8" => scaled(Scaled::Mxfp8, all)?,
+        "F32" => Weight::floats(Float::F32, shape, bytemuck::pod_collect_to_vec(&numbers(all)).into())?,
+        "F16" => {
+            let numbers = numbers(all).into_iter().map(|number| half::f16::from_f32(number).to_bits());
+            Weight::floats(Float::F16, shape, numbers.flat_map(u16::to_le_bytes).collect::<Vec<u8>>().into())?
+        }
         "BF16" => Weight::floats(Float::BF16, shape, halves(all))?,
         _ => {
             let ty: Type = name.parse()?;

@@ -20,7 +20,7 @@ const C: usize = 3;
 /// instructions).
 const DECODE_CODES: usize = 8;
 /// The same for floats.
-const DECODE_FLOATS: usize = 32;
+const DECODE_FLOATS: usize = 16;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
@@ -89,18 +89,22 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     let whole = cols / group * group;
     let ahead = Ahead::new(rows, RN);
     for first in (0..whole).step_by(group) {
-        for r in 0..RN {
-            ahead.prefetch(at[r], first, group);
-            // SAFETY: `RowAt` points at a row of `cols` values, a group of which begins at `first`.
-            let parts = unsafe { loader.group(at[r], first) };
-            for k in (first..first + group).step_by(32) {
-                // SAFETY: k + 32 <= cols, inside that group.
-                let w = unsafe { loader.block(at[r], parts, k) };
-                for (v, w) in w.into_iter().enumerate() {
-                    for (c, sums) in sums.iter_mut().enumerate() {
-                        // SAFETY: column c has `cols` values from c * cols, by the assertion above.
-                        let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(c * cols + k + 8 * v)) };
-                        sums[r] = _mm256_fmadd_ps(w, x, sums[r]);
+        // SAFETY: `RowAt` points at a row of `cols` values, a group of which begins at `first`.
+        let parts: [_; RN] = std::array::from_fn(|r| unsafe { loader.group(at[r], first) });
+        for row in at {
+            ahead.prefetch(row, first, group);
+        }
+        for k in (first..first + group).step_by(32) {
+            // Eight values at a time, so that the registers suffice for all rows to share the loads of x.
+            for v in 0..4 {
+                // SAFETY: column c has `cols` values from c * cols, by the assertion above.
+                let x: [_; CN] =
+                    std::array::from_fn(|c| unsafe { _mm256_loadu_ps(x.as_ptr().add(c * cols + k + 8 * v)) });
+                for r in 0..RN {
+                    // SAFETY: k + 32 <= cols, inside that group.
+                    let w = unsafe { loader.block(at[r], parts[r], k)[v] };
+                    for c in 0..CN {
+                        sums[c][r] = _mm256_fmadd_ps(w, x[c], sums[c][r]);
                     }
                 }
             }
