@@ -70,7 +70,7 @@ pub(crate) async fn start(
 impl Import {
     fn source(self) -> Result<ImportFrom, Failure> {
         match self.from.strip_prefix(HUB_SCHEME) {
-            Some(model) => self.hub_model(model),
+            Some(model) => self.hf_model(model),
             None => self.registry_model(),
         }
     }
@@ -113,7 +113,7 @@ impl Import {
         Ok(ImportFrom::Registry { address, repository: name.repository, reference: name.reference, login })
     }
 
-    fn hub_model(&self, model: &str) -> Result<ImportFrom, Failure> {
+    fn hf_model(&self, model: &str) -> Result<ImportFrom, Failure> {
         let invalid = |reason| Failure::ModelName { name: self.from.clone(), reason };
         if given(&self.username).is_some() || given(&self.password).is_some() {
             return Err(Failure::Unsupported("a model from hf:// needs a `token` instead of a login"));

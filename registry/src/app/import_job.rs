@@ -14,20 +14,20 @@ use lode_model::modelfile::Edits;
 use lode_model::reference::{Reference, Repository};
 use serde::Serialize;
 
-use super::hub_import::HubFiles;
-use super::hub_selection::select;
+use super::hf_import::HfFiles;
+use super::hf_selection::select;
 use super::job_control::{FetchProgress, JobControl};
-use super::job_kind::{HubModel, ImportJob, ImportSource, JobKind, JobRights, RegistryModel};
+use super::job_kind::{HfModel, ImportJob, ImportSource, JobKind, JobRights, RegistryModel};
 use super::jobs::Job;
 use super::transfer::INTERACTIVE_RETRY;
 use super::walk::blobs_of;
 use super::{
-    CreateError, HubImportError, ModelSource, NewModel, Registry, RemoteModel, TransferError, TransferEvent,
+    CreateError, HfImportError, ModelSource, NewModel, Registry, RemoteModel, TransferError, TransferEvent,
     TransferSink,
 };
 use crate::Error;
 use crate::auth::Caller;
-use crate::hub_client::HubError;
+use crate::hf_client::HfError;
 use crate::store::JobRun;
 
 /// How often a request of a job is repeated: more often than for a caller who waits, because a registry may be
@@ -90,7 +90,7 @@ pub(crate) enum ImportError {
     #[error(transparent)]
     Registry(#[from] Error),
     #[error(transparent)]
-    Hub(HubImportError),
+    Hub(HfImportError),
     #[error(
         "{server} has no {repository}{}: check the name, and whether the login may read it",
         suffix(reference)
@@ -113,24 +113,24 @@ pub(crate) enum ImportError {
     TooSlow { hours: u64 },
 }
 
-impl From<HubImportError> for ImportError {
-    fn from(error: HubImportError) -> ImportError {
+impl From<HfImportError> for ImportError {
+    fn from(error: HfImportError) -> ImportError {
         match error {
-            HubImportError::Registry(error) => ImportError::Registry(error),
+            HfImportError::Registry(error) => ImportError::Registry(error),
             error => ImportError::Hub(error),
         }
     }
 }
 
-impl From<HubError> for ImportError {
-    fn from(error: HubError) -> ImportError {
+impl From<HfError> for ImportError {
+    fn from(error: HfError) -> ImportError {
         ImportError::Hub(error.into())
     }
 }
 
 impl From<CreateError> for ImportError {
     fn from(error: CreateError) -> ImportError {
-        HubImportError::from(error).into()
+        HfImportError::from(error).into()
     }
 }
 
@@ -195,9 +195,9 @@ impl Registry {
                 (ImportSource::Registry(RegistryModel { address, repository, reference, digest }), secret)
             }
             ImportFrom::Hub { endpoint, token, name, revision, variant, quantize, annotations } => {
-                let commit = self.hub_client(&endpoint, token.clone())?.commit(&name, &revision).await?;
+                let commit = self.hf_client(&endpoint, token.clone())?.commit(&name, &revision).await?;
                 let quantize = quantize.map(|quantize| quantize.to_string());
-                let model = HubModel { endpoint, name, commit, variant, quantize, annotations };
+                let model = HfModel { endpoint, name, commit, variant, quantize, annotations };
                 (ImportSource::Hub(model), token)
             }
         };
@@ -224,8 +224,8 @@ impl Registry {
                     self.registry_store(&caller, job, fetched, run, control).await
                 }
                 ImportSource::Hub(model) => {
-                    let fetched = self.hub_fetch(&caller, model, secret, control).await?;
-                    self.hub_store(&caller, job, model, fetched, run, control).await
+                    let fetched = self.hf_fetch(&caller, model, secret, control).await?;
+                    self.hf_store(&caller, job, model, fetched, run, control).await
                 }
             }
         };
@@ -295,34 +295,34 @@ impl Registry {
     }
 
     /// Fetches the files of a model from the Hub.
-    async fn hub_fetch(
+    async fn hf_fetch(
         &self,
         caller: &Caller,
-        model: &HubModel,
+        model: &HfModel,
         token: Option<Secret>,
         control: &JobControl,
-    ) -> Result<HubFiles, ImportError> {
-        let HubModel { endpoint, name, commit, variant, .. } = model;
-        let client = self.hub_client(endpoint, token)?;
+    ) -> Result<HfFiles, ImportError> {
+        let HfModel { endpoint, name, commit, variant, .. } = model;
+        let client = self.hf_client(endpoint, token)?;
         control.report_progress("reading the list of files", 0, None);
         let files = client.files(name, commit).await?;
-        let files = select(files, variant.as_deref()).map_err(HubImportError::from)?;
+        let files = select(files, variant.as_deref()).map_err(HfImportError::from)?;
         let bytes = files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.size));
         let progress = FetchProgress::new(control, bytes);
-        Ok(self.hub_files_fetch(caller, &client, (name, commit), files, &progress).await?)
+        Ok(self.hf_files_fetch(caller, &client, (name, commit), files, &progress).await?)
     }
 
-    async fn hub_store(
+    async fn hf_store(
         &self,
         caller: &Caller,
         job: &ImportJob,
-        model: &HubModel,
-        files: HubFiles,
+        model: &HfModel,
+        files: HfFiles,
         run: &JobRun,
         control: &JobControl,
     ) -> Result<String, ImportError> {
-        let HubModel { endpoint, name, commit, quantize, annotations, .. } = model;
-        let HubFiles { digests, bytes, fetched, fetched_bytes } = files;
+        let HfModel { endpoint, name, commit, quantize, annotations, .. } = model;
+        let HfFiles { digests, bytes, fetched, fetched_bytes } = files;
         let quantize = match quantize {
             Some(text) => Some(text.parse().map_err(|_| corrupt(text))?),
             None => None,

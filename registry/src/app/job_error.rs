@@ -1,7 +1,7 @@
 //! Why jobs fail, and what their callers may read of it.
 
 use super::import_job::ImportError;
-use super::{CreateError, HubImportError};
+use super::{CreateError, HfImportError};
 use crate::Error;
 use crate::error::chain;
 
@@ -26,9 +26,9 @@ impl JobError {
         match self {
             JobError::Registry(error)
             | JobError::Import(
-                ImportError::Registry(error) | ImportError::Hub(HubImportError::Registry(error)),
+                ImportError::Registry(error) | ImportError::Hub(HfImportError::Registry(error)),
             ) => error.public_message(),
-            JobError::Create(error) | JobError::Import(ImportError::Hub(HubImportError::Create(error))) => {
+            JobError::Create(error) | JobError::Import(ImportError::Hub(HfImportError::Create(error))) => {
                 chain(error)
             }
             // The causes may have texts of other servers, and are only for the log.

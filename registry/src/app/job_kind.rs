@@ -85,7 +85,7 @@ pub(super) enum ImportSource {
     /// Its manifests are stored unchanged.
     Registry(RegistryModel),
     /// Its files become a model.
-    Hub(HubModel),
+    Hub(HfModel),
 }
 
 /// A model on another registry.
@@ -101,7 +101,7 @@ pub(super) struct RegistryModel {
 
 /// A model on a server with the API of the Hugging Face Hub.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct HubModel {
+pub(super) struct HfModel {
     /// The URL of the server.
     pub(super) endpoint: String,
     /// `acme/llama`

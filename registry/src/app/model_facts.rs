@@ -71,7 +71,7 @@ impl ModelFacts {
 
     /// The tags of a model in Hugging Face's API, each once in any case: what it is, does and is written for, those of
     /// its card, and `license:`, `dataset:` and `base_model:` with a name.
-    pub(crate) fn hub_tags(
+    pub(crate) fn hf_tags(
         &self,
         format: &str,
         architecture: Option<&str>,
@@ -102,7 +102,7 @@ impl ModelFacts {
     pub(super) fn row(&self, summary: &ModelSummary) -> FactsRow {
         let (architecture, quantization) = (summary.architecture.as_deref(), summary.quantization.as_deref());
         let more_words = [architecture, quantization];
-        let tags = self.hub_tags(&summary.format, architecture, quantization);
+        let tags = self.hf_tags(&summary.format, architecture, quantization);
         let texts = [&self.title, &self.description, &self.license, &self.task, &self.library];
         let mut words: Vec<String> = Vec::new();
         let lists = [&self.tags, &self.languages, &self.datasets, &self.bases];

@@ -10,13 +10,13 @@ use super::error::no_pull_requests;
 use crate::Registry;
 use crate::app::commit_id;
 use crate::auth::Caller;
-use crate::http::{Failure, HubName, Json, Links, Path, Query};
+use crate::http::{Failure, HfName, Json, Links, Path, Query};
 
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
     parts: Parts,
-    Path((HubName(repository), branch)): Path<(HubName, String)>,
+    Path((HfName(repository), branch)): Path<(HfName, String)>,
     query: Query,
     body: Body,
 ) -> Result<Json<Value>, Failure> {

@@ -43,7 +43,7 @@ pub(crate) struct LastCommit {
 
 impl LastCommit {
     pub(crate) fn of(repository: &Repository, commit: &RecordedCommit) -> LastCommit {
-        let (title, date) = (commit_title(repository, commit), hub_time(commit.at));
+        let (title, date) = (commit_title(repository, commit), hf_time(commit.at));
         LastCommit { id: commit.id().to_owned(), title, date }
     }
 }
@@ -177,7 +177,7 @@ fn git_oid(content: &[u8]) -> String {
 }
 
 /// A time with milliseconds, without which the clients cannot read it.
-pub(crate) fn hub_time(millis: i64) -> String {
+pub(crate) fn hf_time(millis: i64) -> String {
     let text = rfc3339(millis);
     match text.split_once('.') {
         Some((seconds, _)) => format!("{seconds}.{:03}Z", millis.rem_euclid(1000)),
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn times_have_milliseconds() {
-        assert_eq!(hub_time(1_700_000_000_000), "2023-11-14T22:13:20.000Z");
-        assert_eq!(hub_time(1_700_000_000_120), "2023-11-14T22:13:20.120Z");
+        assert_eq!(hf_time(1_700_000_000_000), "2023-11-14T22:13:20.000Z");
+        assert_eq!(hf_time(1_700_000_000_120), "2023-11-14T22:13:20.120Z");
     }
 }

@@ -4,11 +4,11 @@ use axum::extract::State;
 use lode_model::reference::Repository;
 use serde_json::{Map, Value, json};
 
-use super::entries::{TreeEntry, hub_time};
+use super::entries::{TreeEntry, hf_time};
 use crate::Registry;
 use crate::app::{ListedModel, ManifestFile, Revision, commit_id};
 use crate::auth::Caller;
-use crate::http::{Failure, HubName, Json, Path, Query};
+use crate::http::{Failure, HfName, Json, Path, Query};
 
 /// The revision of requests that name none.
 const MAIN: &str = "main";
@@ -18,7 +18,7 @@ const CARD_DATA: &str = "cardData";
 pub(crate) async fn main(
     State(registry): State<Registry>,
     caller: Caller,
-    Path(HubName(repository)): Path<HubName>,
+    Path(HfName(repository)): Path<HfName>,
     query: Query,
 ) -> Result<Json<Value>, Failure> {
     show(&registry, &caller, &repository, MAIN, &query).await
@@ -27,7 +27,7 @@ pub(crate) async fn main(
 pub(crate) async fn revision(
     State(registry): State<Registry>,
     caller: Caller,
-    Path((HubName(repository), name)): Path<(HubName, String)>,
+    Path((HfName(repository), name)): Path<(HfName, String)>,
     query: Query,
 ) -> Result<Json<Value>, Failure> {
     show(&registry, &caller, &repository, &name, &query).await
@@ -72,14 +72,14 @@ fn siblings(revision: &Revision, with_sizes: bool) -> Value {
 pub(super) fn object(facts: &ListedModel) -> Map<String, Value> {
     let (name, model) = (facts.repository.as_str(), &facts.model);
     let stated = &facts.facts;
-    let tags = stated.hub_tags(&model.format, model.architecture.as_deref(), model.quantization.as_deref());
+    let tags = stated.hf_tags(&model.format, model.architecture.as_deref(), model.quantization.as_deref());
     let mut object = json!({
         "_id": commit_id(&facts.digest),
         "id": name,
         "modelId": name,
         "sha": commit_id(&facts.digest),
-        "lastModified": hub_time(facts.modified_at),
-        "createdAt": hub_time(facts.created_at),
+        "lastModified": hf_time(facts.modified_at),
+        "createdAt": hf_time(facts.created_at),
         "private": facts.is_private,
         "disabled": false,
         "gated": false,

@@ -16,7 +16,7 @@ use crate::app::ManifestFile;
 use crate::auth::{Action, Caller};
 use crate::card;
 use crate::http::extract::RequestBody;
-use crate::http::{Failure, HubName, Json, JsonBody, Path, Query};
+use crate::http::{Failure, HfName, Json, JsonBody, Path, Query};
 use crate::{Error, Registry};
 
 /// The largest file that is accepted within a commit.
@@ -47,7 +47,7 @@ impl RequestBody for Preupload {
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
-    Path((HubName(repository), branch)): Path<(HubName, String)>,
+    Path((HfName(repository), branch)): Path<(HfName, String)>,
     query: Query,
     body: JsonBody<Preupload>,
 ) -> Result<Json<Value>, Failure> {

@@ -7,11 +7,11 @@ use http::HeaderName;
 use http::request::Parts;
 use serde_json::{Value, json};
 
-use super::entries::{commit_title, hub_time};
+use super::entries::{commit_title, hf_time};
 use crate::Registry;
 use crate::app::{FilesError, RecordedCommit, commit_id, main_tag};
 use crate::auth::Caller;
-use crate::http::{Failure, HubName, Json, Links, Path, Query, page};
+use crate::http::{Failure, HfName, Json, Links, Path, Query, page};
 
 const TOTAL_COUNT: HeaderName = HeaderName::from_static("x-total-count");
 /// The commits of a page.
@@ -21,7 +21,7 @@ const MAX_PAGE: u32 = 1000;
 pub(crate) async fn list(
     State(registry): State<Registry>,
     caller: Caller,
-    Path(HubName(repository)): Path<HubName>,
+    Path(HfName(repository)): Path<HfName>,
     query: Query,
 ) -> Result<Json<Value>, Failure> {
     let tags = registry.revisions(&caller, &repository).await.map_err(FilesError::from)?;
@@ -45,7 +45,7 @@ pub(crate) async fn commits(
     State(registry): State<Registry>,
     caller: Caller,
     parts: Parts,
-    Path((HubName(repository), name)): Path<(HubName, String)>,
+    Path((HfName(repository), name)): Path<(HfName, String)>,
     query: Query,
 ) -> Result<Response, Failure> {
     let revision = registry.revision(&caller, &repository, &name).await?;
@@ -64,7 +64,7 @@ pub(crate) async fn commits(
             "title": commit_title(&repository, commit),
             "message": commit.description(),
             "authors": authors,
-            "date": hub_time(commit.at),
+            "date": hf_time(commit.at),
         })
     };
     let shown: Vec<Value> = commits.iter().skip(from).take(limit).map(object).collect();
@@ -75,7 +75,7 @@ pub(crate) async fn commits(
 pub(crate) async fn auth_check(
     State(registry): State<Registry>,
     caller: Caller,
-    Path(HubName(repository)): Path<HubName>,
+    Path(HfName(repository)): Path<HfName>,
 ) -> Result<Json<Value>, Failure> {
     registry.revisions(&caller, &repository).await.map_err(FilesError::from)?;
     Ok(Json(json!({})))

@@ -16,7 +16,7 @@ use crate::auth::{Action, Caller, Visibility};
 use crate::http::extract::RequestBody;
 use crate::http::links::header_value;
 use crate::http::pages::redirect;
-use crate::http::{Failure, HubName, Json, JsonBody, Links, Path};
+use crate::http::{Failure, HfName, Json, JsonBody, Links, Path};
 
 /// The revision of requests that name none.
 const MAIN: &str = "main";
@@ -83,7 +83,7 @@ pub(crate) async fn create(
     let private = body.private.filter(|private| *private);
     let visibility = visibility(body.visibility.as_deref(), private)?;
     let url = Links::absolute(&parts, registry.config()).hub(repository.as_str());
-    match registry.hub_repository_create(&caller, &repository, visibility).await {
+    match registry.hf_repository_create(&caller, &repository, visibility).await {
         Ok(()) => {
             let name = repository.as_str();
             Ok(Json(json!({ "url": url, "name": name, "id": name })).into_response())
@@ -112,7 +112,7 @@ pub(crate) async fn delete(
     body: JsonBody<DeletedRepository>,
 ) -> Result<Json<Value>, Failure> {
     let repository = body.0.repository(&caller)?;
-    registry.hub_repository_delete(&caller, &repository).await?;
+    registry.hf_repository_delete(&caller, &repository).await?;
     Ok(Json(json!({})))
 }
 
@@ -133,24 +133,24 @@ impl RequestBody for Settings {
 pub(crate) async fn settings(
     State(registry): State<Registry>,
     caller: Caller,
-    Path(HubName(repository)): Path<HubName>,
+    Path(HfName(repository)): Path<HfName>,
     body: JsonBody<Settings>,
 ) -> Result<Json<Value>, Failure> {
     if body.gated.as_ref().is_some_and(|gated| *gated != Value::Bool(false)) {
         return Err(Failure::field("gated", "cannot be set: this server has no gated models; use roles"));
     }
     let visibility = visibility(body.visibility.as_deref(), body.private)?;
-    registry.hub_settings(&caller, &repository, visibility).await?;
+    registry.hf_settings(&caller, &repository, visibility).await?;
     let private = visibility.map(|visibility| visibility != Visibility::Public);
     Ok(Json(json!({ "private": private, "gated": false })))
 }
 
 /// The addresses that clients print for people lead to the repository's page, which checks who may see it.
-pub(crate) async fn page(Path(HubName(repository)): Path<HubName>) -> Response {
+pub(crate) async fn page(Path(HfName(repository)): Path<HfName>) -> Response {
     redirect(&format!("/{repository}"))
 }
 
-pub(crate) async fn page_of_commit(Path((HubName(repository), _)): Path<(HubName, String)>) -> Response {
+pub(crate) async fn page_of_commit(Path((HfName(repository), _)): Path<(HfName, String)>) -> Response {
     redirect(&format!("/{repository}"))
 }
 
@@ -167,11 +167,11 @@ impl RequestBody for NewBranch {
 pub(crate) async fn create_branch(
     State(registry): State<Registry>,
     caller: Caller,
-    Path((HubName(repository), branch)): Path<(HubName, String)>,
+    Path((HfName(repository), branch)): Path<(HfName, String)>,
     body: JsonBody<NewBranch>,
 ) -> Result<Json<Value>, Failure> {
     let from = body.starting_point.as_deref().unwrap_or(MAIN);
-    registry.hub_tag_create(&caller, &repository, &branch, from, None).await?;
+    registry.hf_tag_create(&caller, &repository, &branch, from, None).await?;
     Ok(Json(json!({})))
 }
 
@@ -189,11 +189,11 @@ impl RequestBody for NewTag {
 pub(crate) async fn create_tag(
     State(registry): State<Registry>,
     caller: Caller,
-    Path((HubName(repository), revision)): Path<(HubName, String)>,
+    Path((HfName(repository), revision)): Path<(HfName, String)>,
     body: JsonBody<NewTag>,
 ) -> Result<Json<Value>, Failure> {
     let message = body.message.as_deref().and_then(|message| commit_message(message, ""));
-    registry.hub_tag_create(&caller, &repository, &body.tag, &revision, message.as_deref()).await?;
+    registry.hf_tag_create(&caller, &repository, &body.tag, &revision, message.as_deref()).await?;
     Ok(Json(json!({})))
 }
 
@@ -201,9 +201,9 @@ pub(crate) async fn create_tag(
 pub(crate) async fn delete_tag(
     State(registry): State<Registry>,
     caller: Caller,
-    Path((HubName(repository), tag)): Path<(HubName, String)>,
+    Path((HfName(repository), tag)): Path<(HfName, String)>,
 ) -> Result<Json<Value>, Failure> {
-    registry.hub_tag_delete(&caller, &repository, &tag).await?;
+    registry.hf_tag_delete(&caller, &repository, &tag).await?;
     Ok(Json(json!({})))
 }
 
@@ -211,7 +211,7 @@ pub(crate) async fn delete_tag(
 pub(crate) async fn discussions(
     State(registry): State<Registry>,
     caller: Caller,
-    Path(HubName(repository)): Path<HubName>,
+    Path(HfName(repository)): Path<HfName>,
 ) -> Result<Json<Value>, Failure> {
     registry.revisions(&caller, &repository).await.map_err(crate::app::FilesError::from)?;
     Ok(Json(json!({ "discussions": [], "count": 0, "start": 0 })))
@@ -220,7 +220,7 @@ pub(crate) async fn discussions(
 pub(crate) async fn create_discussion(
     State(registry): State<Registry>,
     caller: Caller,
-    Path(HubName(repository)): Path<HubName>,
+    Path(HfName(repository)): Path<HfName>,
 ) -> Result<Json<Value>, Failure> {
     registry.commit_check(&caller, &repository, MAIN).await?;
     Err(no_pull_requests())

@@ -17,7 +17,7 @@ use crate::http::conditional::matches_tag;
 use crate::http::file_sender::{FileBody, SendfileQueue};
 use crate::http::links::header_value;
 use crate::http::range::{RequestedRange, requested_range};
-use crate::http::{Failure, HubName, Path};
+use crate::http::{Failure, HfName, Path};
 use crate::{Error, Registry};
 
 const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
@@ -29,7 +29,7 @@ pub(crate) async fn get(
     State(registry): State<Registry>,
     caller: Caller,
     request: Parts,
-    Path((HubName(repository), name, path)): Path<(HubName, String, String)>,
+    Path((HfName(repository), name, path)): Path<(HfName, String, String)>,
 ) -> Result<Response, Failure> {
     let revision = registry.revision(&caller, &repository, &name).await?;
     registry.audit_pull(&caller, &repository, &revision.digest);
@@ -88,7 +88,7 @@ async fn file_response(
 pub(crate) async fn head(
     State(registry): State<Registry>,
     caller: Caller,
-    Path((HubName(repository), name, path)): Path<(HubName, String, String)>,
+    Path((HfName(repository), name, path)): Path<(HfName, String, String)>,
 ) -> Result<Response, Failure> {
     let revision = registry.revision(&caller, &repository, &name).await?;
     let file = find(&revision, &path)?;

@@ -14,7 +14,7 @@ use crate::Registry;
 use crate::app::Revision;
 use crate::auth::Caller;
 use crate::http::extract::parse;
-use crate::http::{Failure, HubName, Json, Links, Path, Query, page};
+use crate::http::{Failure, HfName, Json, Links, Path, Query, page};
 
 /// The longest page. Clients follow the link to the next one, as they do on the Hub.
 const MAX_PAGE: usize = 1000;
@@ -27,7 +27,7 @@ pub(crate) async fn root(
     State(registry): State<Registry>,
     caller: Caller,
     parts: Parts,
-    Path((HubName(repository), revision)): Path<(HubName, String)>,
+    Path((HfName(repository), revision)): Path<(HfName, String)>,
     query: Query,
 ) -> Result<Response, Failure> {
     list(&registry, &caller, &parts, (&repository, &revision, ""), &query).await
@@ -37,7 +37,7 @@ pub(crate) async fn folder(
     State(registry): State<Registry>,
     caller: Caller,
     parts: Parts,
-    Path((HubName(repository), revision, path)): Path<(HubName, String, String)>,
+    Path((HfName(repository), revision, path)): Path<(HfName, String, String)>,
     query: Query,
 ) -> Result<Response, Failure> {
     list(&registry, &caller, &parts, (&repository, &revision, path.trim_matches('/')), &query).await
@@ -71,7 +71,7 @@ async fn list(
 pub(crate) async fn paths_info(
     State(registry): State<Registry>,
     caller: Caller,
-    Path((HubName(repository), name)): Path<(HubName, String)>,
+    Path((HfName(repository), name)): Path<(HfName, String)>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Vec<TreeEntry>>, Failure> {

@@ -17,7 +17,7 @@ use crate::app::{self, XetGrant};
 use crate::auth::Caller;
 use crate::http::extract::Segment;
 use crate::http::links::header_value;
-use crate::http::{Failure, HubName, Json, Links, Path};
+use crate::http::{Failure, HfName, Json, Links, Path};
 
 const ACCESS_TOKEN: HeaderName = HeaderName::from_static("x-xet-access-token");
 const TOKEN_EXPIRATION: HeaderName = HeaderName::from_static("x-xet-token-expiration");
@@ -35,7 +35,7 @@ pub(crate) async fn write_token(
     State(registry): State<Registry>,
     caller: Caller,
     parts: Parts,
-    Path((HubName(repository), branch)): Path<(HubName, String)>,
+    Path((HfName(repository), branch)): Path<(HfName, String)>,
 ) -> Result<Response, Failure> {
     let XetGrant { token, expires, space } = registry.xet_grant(&caller, &repository, &branch).await?;
     let url = Links::absolute(&parts, registry.config()).hub(&format!("api/xet/{space}/{repository}"));
@@ -52,7 +52,7 @@ pub(crate) async fn write_token(
 pub(crate) async fn post_xorb(
     State(registry): State<Registry>,
     caller: Caller,
-    Path((_, HubName(repository), hash)): Path<(Uuid, HubName, XetHash)>,
+    Path((_, HfName(repository), hash)): Path<(Uuid, HfName, XetHash)>,
     body: Body,
 ) -> Result<Json<Value>, Failure> {
     let is_new = registry.xorb_put(&caller, &repository, &hash, stream(body)).await?;
@@ -62,7 +62,7 @@ pub(crate) async fn post_xorb(
 pub(crate) async fn post_shard(
     State(registry): State<Registry>,
     caller: Caller,
-    Path((_, HubName(repository))): Path<(Uuid, HubName)>,
+    Path((_, HfName(repository))): Path<(Uuid, HfName)>,
     body: Body,
 ) -> Result<Json<Value>, Failure> {
     let is_new = registry.shard_put(&caller, &repository, stream(body)).await?;

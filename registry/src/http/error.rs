@@ -16,13 +16,13 @@ use uuid::Uuid;
 
 use crate::Error;
 use crate::app::{
-    AccountError, CardError, CommitError, CreateError, FilesError, HubImportError, ImportError,
+    AccountError, CardError, CommitError, CreateError, FilesError, HfImportError, ImportError,
     PublisherError, SignOnError, TransferError, XetError,
 };
 use crate::auth::UnknownName;
 use crate::error::chain;
 use crate::gateway::GatewayError;
-use crate::hub_client::HubError;
+use crate::hf_client::HfError;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -203,14 +203,12 @@ impl Failure {
             },
             Failure::Import(error) => match error {
                 ImportError::Registry(error) => status_of(error),
-                ImportError::Hub(HubImportError::Hub(HubError::Egress(_))) => StatusCode::FORBIDDEN,
-                ImportError::Hub(HubImportError::Hub(
-                    HubError::Endpoint { .. } | HubError::Refused { .. },
-                ))
+                ImportError::Hub(HfImportError::Hub(HfError::Egress(_))) => StatusCode::FORBIDDEN,
+                ImportError::Hub(HfImportError::Hub(HfError::Endpoint { .. } | HfError::Refused { .. }))
                 | ImportError::OtherDigest { .. } => StatusCode::BAD_REQUEST,
                 ImportError::Unknown { .. } => StatusCode::NOT_FOUND,
                 ImportError::Refused { .. }
-                | ImportError::Hub(HubImportError::Hub(HubError::Unauthorized { .. })) => {
+                | ImportError::Hub(HfImportError::Hub(HfError::Unauthorized { .. })) => {
                     StatusCode::FAILED_DEPENDENCY
                 }
                 ImportError::Transfer { error, .. } => status_of_transfer(error),

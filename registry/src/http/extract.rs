@@ -57,11 +57,11 @@ impl Segment for Spellings {
 }
 
 /// A repository as Hugging Face's clients name it: without regard to case.
-pub(crate) struct HubName(pub(crate) Repository);
+pub(crate) struct HfName(pub(crate) Repository);
 
-impl Segment for HubName {
+impl Segment for HfName {
     fn parse(text: &str, _: &HeaderMap) -> Result<Self, Failure> {
-        Ok(HubName(text.to_ascii_lowercase().parse()?))
+        Ok(HfName(text.to_ascii_lowercase().parse()?))
     }
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct GitName(pub(crate) Repository);
 
 impl Segment for GitName {
     fn parse(text: &str, headers: &HeaderMap) -> Result<Self, Failure> {
-        let HubName(repository) = HubName::parse(text.strip_suffix(".git").unwrap_or(text), headers)?;
+        let HfName(repository) = HfName::parse(text.strip_suffix(".git").unwrap_or(text), headers)?;
         Ok(GitName(repository))
     }
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::access::{PASSWORD, basic};
 use super::create::safetensors;
-use super::hub_write::{CONFIG, file};
+use super::hf_write::{CONFIG, file};
 use super::{App, TestResponse};
 
 const SEARCH: &str = "/lode/v1/search";

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::access::{PASSWORD, basic};
 use super::create::{gguf, safetensors};
-use super::hub_write::{CONFIG, file};
+use super::hf_write::{CONFIG, file};
 use super::models::push_model;
 use super::sign_in::{Browser, from_page};
 use super::{App, TestResponse};

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::access::{PASSWORD, basic, closed};
-use super::hub_write::file;
+use super::hf_write::file;
 use super::models::{push_model, push_model_with};
 use super::{App, TestResponse};
 use crate::{Config, Switch};

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::access::closed;
-use super::hub_write::{lfs_file, post};
+use super::hf_write::{lfs_file, post};
 use super::{App, TestResponse};
 use crate::Config;
 

@@ -64,13 +64,13 @@ impl Subject<'_> {
                 }
             }
             add("Files", format!("lode pull{plain} {name} --to ./{}", self.folder()), token_note);
-            if let Some(hub) = self.hub_name() {
-                add("hf", format!("{}\nhf download {hub}{}", self.hub_exports(), self.revision_option()), "");
-                if let Some((title, packages, lines)) = self.hub_python(hub) {
+            if let Some(hub) = self.hf_name() {
+                add("hf", format!("{}\nhf download {hub}{}", self.hf_exports(), self.revision_option()), "");
+                if let Some((title, packages, lines)) = self.hf_python(hub) {
                     add(title, lines, packages);
                 }
                 if self.is_generating_checkpoint() {
-                    let lines = format!("{}\nvllm serve {hub}{}", self.hub_exports(), self.revision_option());
+                    let lines = format!("{}\nvllm serve {hub}{}", self.hf_exports(), self.revision_option());
                     add("vLLM", lines, "");
                 }
             }
@@ -184,7 +184,7 @@ impl Subject<'_> {
     }
 
     /// The name for Hugging Face's clients, which accept two parts, where a tag is the revision.
-    fn hub_name(&self) -> Option<&str> {
+    fn hf_name(&self) -> Option<&str> {
         let is_tag = matches!(self.reference, Reference::Tag(_));
         Some(self.repository.as_str()).filter(|name| is_tag && name.matches('/').count() <= 1)
     }
@@ -201,7 +201,7 @@ impl Subject<'_> {
         self.revision().map(|tag| format!(" --revision {tag}")).unwrap_or_default()
     }
 
-    fn hub_exports(&self) -> String {
+    fn hf_exports(&self) -> String {
         let token = if self.needs_token { "\nexport HF_TOKEN=$LODE_TOKEN" } else { "" };
         format!("export HF_ENDPOINT={}/hf{token}", self.base)
     }
@@ -216,7 +216,7 @@ impl Subject<'_> {
     }
 
     /// Lines for the Python library that loads the checkpoint, with the library's name and its packages.
-    fn hub_python(&self, name: &str) -> Option<(&'static str, &'static str, String)> {
+    fn hf_python(&self, name: &str) -> Option<(&'static str, &'static str, String)> {
         let revision = self.revision().map(|tag| format!(", revision=\"{tag}\"")).unwrap_or_default();
         let (title, packages, lines) = if self.artifact.is_image_model() {
             let lines = format!(
@@ -256,9 +256,9 @@ impl Subject<'_> {
         let mut files = self.artifact.files.iter().filter(|file| file.role == Role::Gguf && file.is_layer());
         let file = files.next().filter(|_| files.next().is_none())?;
         // It downloads the main revision only, of names with two parts.
-        let hub = self.hub_name().filter(|name| name.contains('/') && self.revision().is_none());
+        let hub = self.hf_name().filter(|name| name.contains('/') && self.revision().is_none());
         if let Some(name) = hub {
-            return Some(format!("{}\nllama-server -hf {name}", self.hub_exports()));
+            return Some(format!("{}\nllama-server -hf {name}", self.hf_exports()));
         }
         let (base, repository, digest) = (self.base, self.repository, &file.layer.digest);
         let header = self.header();

@@ -10,11 +10,11 @@ use lode_client::Secret;
 use lode_model::digest::Digest;
 use sha1::{Digest as _, Sha1};
 
-use super::hub_selection::SelectionError;
+use super::hf_selection::SelectionError;
 use super::job_control::FetchProgress;
 use super::{Body, CreateError, Registry};
 use crate::auth::Caller;
-use crate::hub_client::{HubClient, HubError, HubFile};
+use crate::hf_client::{HfClient, HfError, HfFile};
 use crate::{BodyError, Error};
 
 /// How many files are fetched at a time.
@@ -24,11 +24,11 @@ const MAX_SMALL_BYTES: u64 = 16 << 20;
 
 /// Why a model cannot be imported from the Hub.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HubImportError {
+pub(crate) enum HfImportError {
     #[error(transparent)]
     Registry(#[from] Error),
     #[error(transparent)]
-    Hub(#[from] HubError),
+    Hub(#[from] HfError),
     #[error(transparent)]
     Selection(#[from] SelectionError),
     #[error("`{path}` has {size} bytes, and the server does not know its sha256")]
@@ -39,18 +39,18 @@ pub(crate) enum HubImportError {
     Create(CreateError),
 }
 
-impl From<CreateError> for HubImportError {
-    fn from(error: CreateError) -> HubImportError {
+impl From<CreateError> for HfImportError {
+    fn from(error: CreateError) -> HfImportError {
         match error {
-            CreateError::Registry(error) => HubImportError::Registry(error),
-            error => HubImportError::Create(error),
+            CreateError::Registry(error) => HfImportError::Registry(error),
+            error => HfImportError::Create(error),
         }
     }
 }
 
 /// The files of a model, which are stored for the caller now.
 #[derive(Debug, Default)]
-pub(super) struct HubFiles {
+pub(super) struct HfFiles {
     pub(super) digests: BTreeMap<String, Digest>,
     pub(super) bytes: u64,
     /// Those that were not stored before.
@@ -59,27 +59,27 @@ pub(super) struct HubFiles {
 }
 
 impl Registry {
-    pub(super) fn hub_client(&self, endpoint: &str, token: Option<Secret>) -> Result<HubClient, HubError> {
-        HubClient::new(endpoint, token, |url| self.egress_to(url))
+    pub(super) fn hf_client(&self, endpoint: &str, token: Option<Secret>) -> Result<HfClient, HfError> {
+        HfClient::new(endpoint, token, |url| self.egress_to(url))
     }
 
     /// Fetches those of the files that are not stored yet.
-    pub(super) async fn hub_files_fetch(
+    pub(super) async fn hf_files_fetch(
         &self,
         caller: &Caller,
-        client: &HubClient,
+        client: &HfClient,
         (model, commit): (&str, &str),
-        files: Vec<HubFile>,
+        files: Vec<HfFile>,
         progress: &FetchProgress,
-    ) -> Result<HubFiles, HubImportError> {
+    ) -> Result<HfFiles, HfImportError> {
         stream::iter(files)
             .map(|file| async move {
                 let (path, size) = (file.path.clone(), file.size);
-                let fetched = self.hub_file_fetch(caller, client, (model, commit), file, progress).await;
+                let fetched = self.hf_file_fetch(caller, client, (model, commit), file, progress).await;
                 fetched.map(|(digest, was_fetched)| (path, size, digest, was_fetched))
             })
             .buffer_unordered(MAX_CONCURRENT_FILES)
-            .try_fold(HubFiles::default(), |mut all, (path, size, digest, was_fetched)| async move {
+            .try_fold(HfFiles::default(), |mut all, (path, size, digest, was_fetched)| async move {
                 all.digests.insert(path, digest);
                 all.bytes = all.bytes.saturating_add(size);
                 all.fetched += u64::from(was_fetched);
@@ -90,16 +90,16 @@ impl Registry {
     }
 
     /// Returns the digest of the file, and false if it was stored already.
-    async fn hub_file_fetch(
+    async fn hf_file_fetch(
         &self,
         caller: &Caller,
-        client: &HubClient,
+        client: &HfClient,
         (model, commit): (&str, &str),
-        file: HubFile,
+        file: HfFile,
         progress: &FetchProgress,
-    ) -> Result<(Digest, bool), HubImportError> {
+    ) -> Result<(Digest, bool), HfImportError> {
         let Some(digest) = file.sha256.clone() else {
-            let digest = self.hub_small_fetch(caller, client, (model, commit), &file).await?;
+            let digest = self.hf_small_fetch(caller, client, (model, commit), &file).await?;
             progress.add(file.size);
             return Ok((digest, true));
         };
@@ -115,18 +115,18 @@ impl Registry {
     }
 
     /// Fetches a small file, of which only the id in git is known.
-    async fn hub_small_fetch(
+    async fn hf_small_fetch(
         &self,
         caller: &Caller,
-        client: &HubClient,
+        client: &HfClient,
         (model, commit): (&str, &str),
-        file: &HubFile,
-    ) -> Result<Digest, HubImportError> {
+        file: &HfFile,
+    ) -> Result<Digest, HfImportError> {
         let (path, size) = (file.path.clone(), file.size);
         if size > MAX_SMALL_BYTES {
-            return Err(HubImportError::DigestUnknown { path, size });
+            return Err(HfImportError::DigestUnknown { path, size });
         }
-        let different = || HubImportError::Different { path: path.clone() };
+        let different = || HfImportError::Different { path: path.clone() };
         let mut body = client.open(model, commit, file).await?;
         let mut bytes = BytesMut::new();
         while let Some(piece) =
@@ -149,10 +149,10 @@ impl Registry {
 }
 
 /// The error of the Hub, if it interrupted an upload.
-fn from_body(error: Error) -> HubImportError {
+fn from_body(error: Error) -> HfImportError {
     match error {
-        Error::BodyInterrupted(reason) => match reason.downcast::<HubError>() {
-            Ok(error) => HubImportError::Hub(*error),
+        Error::BodyInterrupted(reason) => match reason.downcast::<HfError>() {
+            Ok(error) => HfImportError::Hub(*error),
             Err(reason) => Error::BodyInterrupted(reason).into(),
         },
         error => error.into(),

@@ -23,7 +23,7 @@ const MAX_IGNORE_BYTES: u64 = 64 << 10;
 
 impl Registry {
     /// Creates a repository with an empty manifest. Without `visibility` it has that of its namespace.
-    pub(crate) async fn hub_repository_create(
+    pub(crate) async fn hf_repository_create(
         &self,
         caller: &Caller,
         repository: &Repository,
@@ -36,7 +36,7 @@ impl Registry {
         }
         // Set before the repository exists, so that a private one is never visible to others.
         if let Some(visibility) = visibility {
-            self.hub_visibility_set(caller, repository, visibility).await?;
+            self.hf_visibility_set(caller, repository, visibility).await?;
         }
         let made = plain_files([], &[])?;
         for blob in &made.blobs {
@@ -52,7 +52,7 @@ impl Registry {
     }
 
     /// Changes the settings of a repository that Hugging Face's clients know.
-    pub(crate) async fn hub_settings(
+    pub(crate) async fn hf_settings(
         &self,
         caller: &Caller,
         repository: &Repository,
@@ -64,13 +64,13 @@ impl Registry {
             return Err(Error::NameUnknown { repository: repository.clone() }.into());
         }
         match visibility {
-            Some(visibility) => self.hub_visibility_set(caller, repository, visibility).await,
+            Some(visibility) => self.hf_visibility_set(caller, repository, visibility).await,
             None => Ok(()),
         }
     }
 
     /// Sets who may read a repository without a role, unless that is so already.
-    async fn hub_visibility_set(
+    async fn hf_visibility_set(
         &self,
         caller: &Caller,
         repository: &Repository,
@@ -93,7 +93,7 @@ impl Registry {
     }
 
     /// Deletes all manifests of a repository. Its content can be restored for as long as that of any deletion.
-    pub(crate) async fn hub_repository_delete(
+    pub(crate) async fn hf_repository_delete(
         &self,
         caller: &Caller,
         repository: &Repository,
@@ -103,13 +103,13 @@ impl Registry {
         if !self.store.repository_has_manifests(repository).await? {
             return Err(Error::NameUnknown { repository: repository.clone() }.into());
         }
-        while retry_on_deadlock!(self.hub_manifests_remove(caller, repository).await)? {}
+        while retry_on_deadlock!(self.hf_manifests_remove(caller, repository).await)? {}
         tracing::info!(%repository, "repository deleted");
         Ok(())
     }
 
     /// Deletes some manifests. Returns whether there may be more.
-    async fn hub_manifests_remove(&self, caller: &Caller, repository: &Repository) -> Result<bool, Error> {
+    async fn hf_manifests_remove(&self, caller: &Caller, repository: &Repository) -> Result<bool, Error> {
         let protected = self.protected_tags(repository).await?;
         let mut tx = self.store.begin().await?;
         tx.repository_lock(repository).await?;
@@ -134,7 +134,7 @@ impl Registry {
     }
 
     /// Sets a new tag to a revision. `message`: what the client says of the tag.
-    pub(crate) async fn hub_tag_create(
+    pub(crate) async fn hf_tag_create(
         &self,
         caller: &Caller,
         repository: &Repository,
@@ -165,7 +165,7 @@ impl Registry {
     }
 
     /// Deletes a tag, as far as it is not protected.
-    pub(crate) async fn hub_tag_delete(
+    pub(crate) async fn hf_tag_delete(
         &self,
         caller: &Caller,
         repository: &Repository,

@@ -33,7 +33,7 @@ const MAX_TEXT_CHARS: usize = 300;
 
 /// Why a model cannot be read from the Hub.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HubError {
+pub(crate) enum HfError {
     #[error("the endpoint `{endpoint}` is not an http or https URL")]
     Endpoint { endpoint: String },
     #[error("{server} refused {what}: {reason}")]
@@ -58,7 +58,7 @@ pub(crate) type FileStream = BoxStream<'static, Result<Bytes, BodyError>>;
 
 /// A file of a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HubFile {
+pub(crate) struct HfFile {
     pub(crate) path: String,
     pub(crate) size: u64,
     /// Absent for files that are not in git's large file storage.
@@ -68,7 +68,7 @@ pub(crate) struct HubFile {
 }
 
 #[derive(Clone)]
-pub(crate) struct HubClient {
+pub(crate) struct HfClient {
     endpoint: Url,
     token: Option<Secret>,
     egress: Egress,
@@ -100,39 +100,39 @@ struct LfsInfo {
     size: u64,
 }
 
-impl HubClient {
+impl HfClient {
     /// A client of the server at `endpoint`. The policy is extended by `permit`.
     pub(crate) fn new(
         endpoint: &str,
         token: Option<Secret>,
         permit: impl FnOnce(&Url) -> Egress,
-    ) -> Result<HubClient, HubError> {
-        let invalid = || HubError::Endpoint { endpoint: endpoint.chars().take(MAX_TEXT_CHARS).collect() };
+    ) -> Result<HfClient, HfError> {
+        let invalid = || HfError::Endpoint { endpoint: endpoint.chars().take(MAX_TEXT_CHARS).collect() };
         let url: Url = endpoint.trim_end_matches('/').parse().map_err(|_| invalid())?;
         let is_plain = url.username().is_empty() && url.password().is_none() && url.query().is_none();
         if !["http", "https"].contains(&url.scheme()) || !url.has_host() || !is_plain {
             return Err(invalid());
         }
         let egress = permit(&url);
-        Ok(HubClient { endpoint: url, token, egress })
+        Ok(HfClient { endpoint: url, token, egress })
     }
 
     /// The commit id of a revision whose files can be read: without a token, a gated model is an error.
-    pub(crate) async fn commit(&self, model: &str, revision: &str) -> Result<String, HubError> {
+    pub(crate) async fn commit(&self, model: &str, revision: &str) -> Result<String, HfError> {
         let url = self.url(&["api", "models"], model, &["revision", revision], "");
         let what = format!("the revision {revision} of {model}");
         let info: ModelInfo = self.json(url, &what).await?.0;
         let is_gated = !matches!(info.gated, Value::Null | Value::Bool(false));
         if is_gated && self.token.is_none() {
             let reason = "it is gated: set HF_TOKEN to a token of an account with access".to_owned();
-            return Err(HubError::Unauthorized { server: self.server(), what, reason });
+            return Err(HfError::Unauthorized { server: self.server(), what, reason });
         }
         let is_commit = info.sha.len() == 40 && info.sha.bytes().all(|byte| byte.is_ascii_hexdigit());
         if is_commit { Ok(info.sha) } else { Err(self.invalid("the commit id is not 40 hexadecimal digits")) }
     }
 
     /// The files of a commit.
-    pub(crate) async fn files(&self, model: &str, commit: &str) -> Result<Vec<HubFile>, HubError> {
+    pub(crate) async fn files(&self, model: &str, commit: &str) -> Result<Vec<HfFile>, HfError> {
         let mut next = Some(self.url(&["api", "models"], model, &["tree", commit], ""));
         if let Some(url) = &mut next {
             url.set_query(Some("recursive=true&expand=false"));
@@ -154,7 +154,7 @@ impl HubClient {
         Ok(files)
     }
 
-    fn file(&self, entry: TreeEntry) -> Result<HubFile, HubError> {
+    fn file(&self, entry: TreeEntry) -> Result<HfFile, HfError> {
         let TreeEntry { path, size, oid, lfs, .. } = entry;
         check_path(&path).map_err(|error| self.invalid(&error.to_string()))?;
         let (size, sha256) = match lfs {
@@ -164,16 +164,11 @@ impl HubClient {
             }
             None => (size, None),
         };
-        Ok(HubFile { path, size, sha256, oid })
+        Ok(HfFile { path, size, sha256, oid })
     }
 
     /// The bytes of a file. After a lost connection the rest is requested.
-    pub(crate) async fn open(
-        &self,
-        model: &str,
-        commit: &str,
-        file: &HubFile,
-    ) -> Result<FileStream, HubError> {
+    pub(crate) async fn open(&self, model: &str, commit: &str, file: &HfFile) -> Result<FileStream, HfError> {
         let url = self.url(&[], model, &["resolve", commit], &file.path);
         let what = format!("{} of {model}", file.path);
         let reading = Reading {
@@ -204,7 +199,7 @@ impl HubClient {
         url
     }
 
-    async fn json<T: DeserializeOwned>(&self, url: Url, what: &str) -> Result<(T, Option<Url>), HubError> {
+    async fn json<T: DeserializeOwned>(&self, url: Url, what: &str) -> Result<(T, Option<Url>), HfError> {
         let mut response = self.get(&url, 0, what).await?;
         let links = response.headers().get_all("link").iter().filter_map(|value| value.to_str().ok());
         let next =
@@ -223,10 +218,10 @@ impl HubClient {
     }
 
     /// A successful response to a request for the bytes from `offset` on.
-    async fn get(&self, url: &Url, offset: u64, what: &str) -> Result<Response, HubError> {
+    async fn get(&self, url: &Url, offset: u64, what: &str) -> Result<Response, HfError> {
         let mut url = url.clone();
         for _ in 0..=MAX_REDIRECTS {
-            let client = self.egress.http(&url).map_err(HubError::Egress)?;
+            let client = self.egress.http(&url).map_err(HfError::Egress)?;
             let mut request = client.get(url.clone()).header("accept-encoding", "identity");
             if let Some(token) = self.token.as_ref().filter(|_| url.origin() == self.endpoint.origin()) {
                 request = request.bearer_auth(token.expose());
@@ -258,13 +253,13 @@ impl HubClient {
         Err(self.invalid("it redirects too often"))
     }
 
-    async fn piece(&self, response: &mut Response) -> Result<Option<Bytes>, HubError> {
+    async fn piece(&self, response: &mut Response) -> Result<Option<Bytes>, HfError> {
         let piece = tokio::time::timeout(TIMEOUT, response.chunk()).await;
         let piece = piece.map_err(|error| self.unavailable(error))?;
         piece.map_err(|error| self.unavailable(error.without_url()))
     }
 
-    fn refused(&self, what: &str, status: u16, response: &Response) -> HubError {
+    fn refused(&self, what: &str, status: u16, response: &Response) -> HfError {
         let given = response.headers().get("x-error-message").and_then(|value| value.to_str().ok());
         let given: String =
             given.unwrap_or_default().chars().filter(|c| !c.is_control()).take(MAX_TEXT_CHARS).collect();
@@ -277,8 +272,8 @@ impl HubClient {
         let reason = if given.is_empty() { status } else { format!("{given} ({status})") };
         let (server, what) = (self.server(), what.to_owned());
         match is_unauthorized {
-            true => HubError::Unauthorized { server, what, reason },
-            false => HubError::Refused { server, what, reason },
+            true => HfError::Unauthorized { server, what, reason },
+            false => HfError::Refused { server, what, reason },
         }
     }
 
@@ -286,19 +281,19 @@ impl HubClient {
         self.endpoint.origin().ascii_serialization()
     }
 
-    fn unavailable(&self, source: impl Into<BodyError>) -> HubError {
-        HubError::Unavailable { server: self.server(), source: source.into() }
+    fn unavailable(&self, source: impl Into<BodyError>) -> HfError {
+        HfError::Unavailable { server: self.server(), source: source.into() }
     }
 
-    fn invalid(&self, reason: &str) -> HubError {
+    fn invalid(&self, reason: &str) -> HfError {
         let reason = reason.chars().filter(|c| !c.is_control()).take(MAX_TEXT_CHARS).collect();
-        HubError::Invalid { server: self.server(), reason }
+        HfError::Invalid { server: self.server(), reason }
     }
 }
 
 /// A file that is being read.
 struct Reading {
-    client: HubClient,
+    client: HfClient,
     url: Url,
     what: String,
     response: Response,
@@ -309,7 +304,7 @@ struct Reading {
 }
 
 impl Reading {
-    async fn next(&mut self) -> Result<Option<Bytes>, HubError> {
+    async fn next(&mut self) -> Result<Option<Bytes>, HfError> {
         loop {
             let lost = match self.client.piece(&mut self.response).await {
                 Ok(Some(piece)) => {
@@ -328,7 +323,7 @@ impl Reading {
             tokio::time::sleep(RETRY_DELAY * self.retries).await;
             match self.client.get(&self.url, self.offset, &self.what).await {
                 Ok(response) => self.response = response,
-                Err(error @ HubError::Unavailable { .. }) if self.retries < MAX_RETRIES => {
+                Err(error @ HfError::Unavailable { .. }) if self.retries < MAX_RETRIES => {
                     tracing::debug!(error = crate::error::chain(&error), "retrying to read a file");
                 }
                 Err(error) => return Err(error),
@@ -352,13 +347,13 @@ mod tests {
     #[test]
     fn addresses_are_escaped() {
         let egress = |_: &Url| Egress::new(Vec::new()).unwrap();
-        let client = HubClient::new("https://hub.example/prefix/", None, egress).unwrap();
+        let client = HfClient::new("https://hub.example/prefix/", None, egress).unwrap();
         let url = client.url(&["api", "models"], "acme/m", &["revision", "refs/pr/1"], "");
         assert_eq!(url.as_str(), "https://hub.example/prefix/api/models/acme/m/revision/refs%2Fpr%2F1");
         let url = client.url(&[], "m", &["resolve", "main"], "a b/c?.json");
         assert_eq!(url.as_str(), "https://hub.example/prefix/m/resolve/main/a%20b/c%3F.json");
         for endpoint in ["ftp://hub.example", "hub.example", "https://u:p@hub.example", "https://"] {
-            assert!(HubClient::new(endpoint, None, egress).is_err(), "{endpoint}");
+            assert!(HfClient::new(endpoint, None, egress).is_err(), "{endpoint}");
         }
     }
 

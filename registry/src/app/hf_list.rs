@@ -30,7 +30,7 @@ pub(crate) struct ModelQuery {
     pub(crate) search: Vec<String>,
     /// The first part of the name.
     pub(crate) author: Option<String>,
-    /// Each is a tag, in lower case: see `ModelFacts::hub_tags`.
+    /// Each is a tag, in lower case: see `ModelFacts::hf_tags`.
     pub(crate) tags: Vec<String>,
     pub(crate) task: Option<String>,
     pub(crate) min_parameters: Option<u64>,

@@ -4,7 +4,7 @@ use http::Request;
 use serde_json::{Value, json};
 
 use super::access::{PASSWORD, basic, closed};
-use super::hub_write::{file, post};
+use super::hf_write::{file, post};
 use super::{App, TestResponse};
 
 const COMMITS: &str = "/hf/api/models/team/m/commits/main";

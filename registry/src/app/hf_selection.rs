@@ -2,7 +2,7 @@
 
 use lode_model::gguf::PartName;
 
-use crate::hub_client::HubFile;
+use crate::hf_client::HfFile;
 
 /// Ends of the names of files that describe a model.
 const TEXTS: [&str; 6] = [".json", ".txt", ".model", ".jinja", ".md", ".tiktoken"];
@@ -28,7 +28,7 @@ pub(crate) enum SelectionError {
 
 /// The files to import: safetensors with texts, or one GGUF with the parts of its file, or ONNX. `variant` is a part of
 /// the name of a GGUF file.
-pub(crate) fn select(files: Vec<HubFile>, variant: Option<&str>) -> Result<Vec<HubFile>, SelectionError> {
+pub(crate) fn select(files: Vec<HfFile>, variant: Option<&str>) -> Result<Vec<HfFile>, SelectionError> {
     let has = |end: &str| files.iter().any(|file| file.path.ends_with(end));
     if variant.is_some() || (has(".gguf") && !has(".safetensors")) {
         return select_gguf(files, variant);
@@ -49,8 +49,8 @@ pub(crate) fn select(files: Vec<HubFile>, variant: Option<&str>) -> Result<Vec<H
     Ok(files.into_iter().filter(|file| weights.contains(&file.path) || is_text(&file.path)).collect())
 }
 
-fn select_gguf(files: Vec<HubFile>, variant: Option<&str>) -> Result<Vec<HubFile>, SelectionError> {
-    let is_model = |file: &&HubFile| {
+fn select_gguf(files: Vec<HfFile>, variant: Option<&str>) -> Result<Vec<HfFile>, SelectionError> {
+    let is_model = |file: &&HfFile| {
         let lower = file.path.to_ascii_lowercase();
         lower.ends_with(".gguf") && !lower.contains("mmproj") && !lower.contains("imatrix")
     };
@@ -102,7 +102,7 @@ mod tests {
 
     fn selected(paths: &[&str], variant: Option<&str>) -> Result<Vec<String>, String> {
         let file =
-            |path: &&str| HubFile { path: (*path).to_owned(), size: 1, sha256: None, oid: String::new() };
+            |path: &&str| HfFile { path: (*path).to_owned(), size: 1, sha256: None, oid: String::new() };
         let chosen = select(paths.iter().map(file).collect(), variant).map_err(|error| error.to_string())?;
         Ok(chosen.into_iter().map(|file| file.path).collect())
     }

@@ -44,13 +44,13 @@ fn read_models(test: &str, server: &Server, token: &str) {
 async fn an_open_server() {
     let server = Server::fresh().await;
     create_models(&server).await;
-    read_models("hub_clients::an_open_server", &server, "");
+    read_models("hf_clients::an_open_server", &server, "");
 }
 
 /// `llama-server -hf team/quant`.
 #[tokio::test(flavor = "multi_thread")]
 async fn llama_cpp_fetches_a_gguf() {
-    let Some(python) = clients::python("hub_clients::llama_cpp_fetches_a_gguf") else { return };
+    let Some(python) = clients::python("hf_clients::llama_cpp_fetches_a_gguf") else { return };
     let server = Server::fresh().await;
     let gguf = fixture("wide-k.gguf");
     server.lode().create("team/quant", &gguf, &[]).await.expect_success();
@@ -74,7 +74,7 @@ async fn a_server_with_accounts() {
         make_public(&server, &format!("{namespace}/*")).await;
     }
     let token = create_token(&admin, &["python", "--account", "alice", "--access", "read"]).await;
-    read_models("hub_clients::a_server_with_accounts", &server, &token);
+    read_models("hf_clients::a_server_with_accounts", &server, &token);
 }
 
 /// The size of the large file, in MiB: more than two parts of an upload.
@@ -87,7 +87,7 @@ fn publish_models(test: &str, server: &Server, writer: &str, reader: &str) -> bo
     std::fs::create_dir(&scratch).unwrap();
     let large = report::env_number("LODE_HUB_MIB", LARGE_MIB).to_string();
     let output = Command::new(&python)
-        .arg(script("hub_publish.py"))
+        .arg(script("hf_publish.py"))
         .args([&server.url(), demo().to_str().unwrap(), "team", writer, reader, &large])
         .arg(&scratch)
         .env("HOME", server.folder().path())
@@ -100,7 +100,7 @@ fn publish_models(test: &str, server: &Server, writer: &str, reader: &str) -> bo
 
 #[tokio::test(flavor = "multi_thread")]
 async fn models_are_published_to_an_open_server() {
-    let test = "hub_clients::models_are_published_to_an_open_server";
+    let test = "hf_clients::models_are_published_to_an_open_server";
     let server = Server::fresh_with_worker().await;
     if !publish_models(test, &server, "", "") {
         return;
@@ -138,5 +138,5 @@ async fn models_are_published_with_accounts() {
     }
     let writer = create_token(&admin, &["hub", "--account", "alice"]).await;
     let reader = create_token(&admin, &["hub", "--account", "bob"]).await;
-    publish_models("hub_clients::models_are_published_with_accounts", &server, &writer, &reader);
+    publish_models("hf_clients::models_are_published_with_accounts", &server, &writer, &reader);
 }
