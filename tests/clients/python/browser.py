@@ -1,5 +1,6 @@
 """Debian's Chromium on the pages of a server, with axe-core for their accessibility."""
 
+import os
 import time
 
 from selenium import webdriver
@@ -11,6 +12,8 @@ from selenium.webdriver.common.by import By
 RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
 # Colour schemes and widths in which a page is checked.
 VIEWS = [("light", 1000), ("dark", 1000), ("light", 320)]
+if os.environ.get("LODE_PAGE_VIEWS") == "all":
+    VIEWS = [(scheme, width) for scheme in ["light", "dark"] for width in [1000, 1500, 320]]
 
 
 class Browser:
