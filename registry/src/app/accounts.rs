@@ -96,8 +96,8 @@ pub enum AccountError {
     FirstAccount,
     #[error("this is the last administrator that can sign in")]
     LastAdmin,
-    #[error("invalid name of a token or a key: expected 1 to {MAX_LABEL_LEN} characters")]
-    Label,
+    #[error("invalid name of a token or a key: expected 1 to {MAX_LABEL_LEN} characters, got {chars}")]
+    Label { chars: usize },
     #[error("invalid lifetime of a token: expected a minute to ten years")]
     TokenTime,
     /// A limited token that cannot write, replacing itself.

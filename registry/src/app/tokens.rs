@@ -78,6 +78,14 @@ pub struct KeyInfo {
     pub used_at: Option<i64>,
 }
 
+/// Checks the name of a token or a key.
+fn check_label(name: &str) -> Result<(), AccountError> {
+    match name.chars().count() {
+        1..=MAX_LABEL_LEN => Ok(()),
+        chars => Err(AccountError::Label { chars }),
+    }
+}
+
 impl Registry {
     /// Creates a token of the caller's account, or of `owner`. Returns its secret, which is not stored.
     pub async fn token_create(
@@ -89,9 +97,7 @@ impl Registry {
         self.check_recent(caller).await?;
         let owner = self.credential_owner(caller, owner).await?;
         self.check_writable()?;
-        if new.name.is_empty() || new.name.chars().count() > MAX_LABEL_LEN {
-            return Err(AccountError::Label);
-        }
+        check_label(&new.name)?;
         if !(MIN_TOKEN_TIME..=MAX_TOKEN_TIME).contains(&new.valid.unwrap_or(TOKEN_TIME)) {
             return Err(AccountError::TokenTime);
         }
@@ -196,9 +202,7 @@ impl Registry {
         self.check_recent(caller).await?;
         let owner = self.credential_owner(caller, owner).await?;
         self.check_writable()?;
-        if name.is_empty() || name.chars().count() > MAX_LABEL_LEN {
-            return Err(AccountError::Label);
-        }
+        check_label(name)?;
         let row = OllamaKeyRow {
             id: Uuid::now_v7(),
             account: owner.id,

@@ -240,7 +240,7 @@ async fn the_best_candidates_are_returned() {
     heard.lock().unwrap().clear();
 
     let refused = [
-        (json!({"n": 2, "best_of": 1}), "`best_of` must be from 2 to 32, and not less than `n`"),
+        (json!({"n": 2, "best_of": 1}), "`best_of` must be from 2 to 32, as `n` is 2"),
         (json!({"best_of": 2, "stream": true}), "`best_of` must be equal to `n` in a stream"),
         (json!({"best_of": 17, "prompt": ["a", "b"]}), "`best_of` is 17 for each of 2 prompts"),
     ];

@@ -40,7 +40,8 @@ pub(super) fn candidates_of_each(best_of: Option<i64>, n: usize, prompts: usize)
     let Some(best_of) = best_of else { return Ok(n) };
     let best_of = usize::try_from(best_of).ok().filter(|best_of| (n..=MAX_CHOICES).contains(best_of));
     let best_of = best_of.ok_or_else(|| {
-        Failure::field("best_of", format!("must be from {n} to {MAX_CHOICES}, and not less than `n`"))
+        let reason = if n > 1 { format!(", as `n` is {n}") } else { String::new() };
+        Failure::field("best_of", format!("must be from {n} to {MAX_CHOICES}{reason}"))
     })?;
     if best_of.saturating_mul(prompts) > MAX_CHOICES {
         let reason = format!(
@@ -158,9 +159,9 @@ mod tests {
             (Some(3), 3, 2, Ok(3)),
             (Some(32), 1, 1, Ok(32)),
             (Some(8), 2, 4, Ok(8)),
-            (Some(2), 3, 1, Err("`best_of` must be from 3 to 32, and not less than `n`")),
-            (Some(-1), 1, 1, Err("`best_of` must be from 1 to 32, and not less than `n`")),
-            (Some(33), 1, 1, Err("`best_of` must be from 1 to 32, and not less than `n`")),
+            (Some(2), 3, 1, Err("`best_of` must be from 3 to 32, as `n` is 3")),
+            (Some(-1), 1, 1, Err("`best_of` must be from 1 to 32")),
+            (Some(33), 1, 1, Err("`best_of` must be from 1 to 32")),
             (Some(9), 2, 4, Err("`best_of` is 9 for each of 4 prompts; a request has at most 32 candidates")),
         ] {
             let found = candidates_of_each(best_of, n, prompts).map_err(|failure| failure.to_string());
