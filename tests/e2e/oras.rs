@@ -92,6 +92,14 @@ async fn there_and_back(program: &Path, front: &Deployment) {
     let tags = registry.tags("oras/files").await;
     assert_eq!(tags, ["v1"], "oras used fallback tags instead of the referrers API");
 
+    // A model card becomes the card of the artifact, which keeps its digest.
+    fs::write(source.join("README.md"), "# Attached\n").unwrap();
+    let kind = "application/vnd.lode.card.v1+markdown";
+    let card = ["attach", "--plain-http", "--artifact-type", kind, &name, "README.md:text/markdown"];
+    run_successfully(&mut run(program, &source, &card));
+    let card = registry.get("/lode/v1/card/oras/files/v1").await.expect(200).json();
+    assert_eq!((&card["digest"], &card["text"]), (&digest.as_str().into(), &"# Attached\n".into()));
+
     // Copy it to another repository with its referrers, and delete the copy.
     let copied = format!("{}/oras/copied:v2", registry.host());
     run_successfully(&mut run(
@@ -104,7 +112,9 @@ async fn there_and_back(program: &Path, front: &Deployment) {
         Some(digest.as_str())
     );
     let found = registry.get(&format!("/v2/oras/copied/referrers/{digest}")).await.expect(200).json();
-    assert_eq!(found["manifests"].as_array().unwrap().len(), 1);
+    assert_eq!(found["manifests"].as_array().unwrap().len(), 2);
+    let card = registry.get("/lode/v1/card/oras/copied/v2").await.expect(200).json();
+    assert_eq!(card["text"], "# Attached\n");
     run_successfully(&mut run(program, &source, &["tag", "--plain-http", &name, "v1.1", "stable"]));
     assert_eq!(
         run_successfully(&mut run(
