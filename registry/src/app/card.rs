@@ -80,7 +80,7 @@ pub(crate) struct CardSource {
 pub(crate) enum CardPlace {
     /// Among the files of the tag, as a commit.
     Files,
-    /// Beside the manifest, which keeps its digest.
+    /// As a referrer of the manifest, which keeps its digest.
     Attached,
 }
 
@@ -89,8 +89,8 @@ struct CardBytes {
     path: String,
     attached: Option<AttachedCard>,
     bytes: Vec<u8>,
-    /// Where the bytes are.
-    place: String,
+    /// Names the bytes: what is rendered from them is remembered by it.
+    key: String,
     is_cut: bool,
 }
 
@@ -217,7 +217,7 @@ impl Registry {
         let Some(card) = self.card_bytes(caller, repository, (digest, artifact)).await? else {
             return Ok(None);
         };
-        let key = (card.place, links.pages.clone());
+        let key = (card.key, links.pages.clone());
         let html = self.card_html(card.bytes.into(), links, Some(key)).await?;
         let attached_blob = card.attached.map(|attached| attached.layer.digest);
         Ok(Some(Card { path: card.path, attached_blob, html, is_cut: card.is_cut }))
@@ -267,8 +267,8 @@ impl Registry {
             Err(Error::BlobUnknown { .. } | Error::RangeUnsatisfiable { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let (place, is_cut) = (format!("{blob} {offset}"), size > MAX_CARD_BYTES);
-        Ok(Some(CardBytes { path, attached, bytes, place, is_cut }))
+        let (key, is_cut) = (format!("{blob} {offset}"), size > MAX_CARD_BYTES);
+        Ok(Some(CardBytes { path, attached, bytes, key, is_cut }))
     }
 
     /// Renders a card that is not stored.
