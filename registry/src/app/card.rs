@@ -358,8 +358,16 @@ impl Registry {
     ) -> Result<CardSource, CardError> {
         let refuse = |reason: String| Err(CardError::NotEditable { reason });
         let tag = editable_tag(reference)?;
-        // 1. Read the files of the tag.
         let branch = self.branch_find(caller, repository, tag.as_str()).await?;
+        // An index has no files.
+        if let Some(head) = &branch.head {
+            let stored = self.manifest_get(caller, repository, &Reference::Digest(head.clone())).await?;
+            if stored.parse()?.is_index() {
+                let card = self.attached_card(caller, repository, head).await?;
+                return self.attached_source(caller, repository, head.clone(), card).await;
+            }
+        }
+        // 1. Read the files of the tag.
         let (base, files) = self.commit_base(caller, repository, &branch, tag.as_str()).await?;
         let (Some(base), Some(head)) = (base, branch.head) else {
             return Err(Error::ManifestUnknown { reference: reference.clone() }.into());
@@ -376,14 +384,13 @@ impl Registry {
                     "`{path}` is in an artifact that would lose other content by an edit; change the file and push it again by the tool that made it"
                 ));
             }
-            None => {
-                let (place, path) = match self.attached_card(caller, repository, &head).await? {
-                    Some(card) => return self.attached_source(caller, repository, head, card).await,
-                    None if can_commit => (CardPlace::Files, format!("{}{CARD_NAME}", artifact.root())),
-                    None => (CardPlace::Attached, CARD_NAME.to_owned()),
-                };
-                return Ok(CardSource { base: head.clone(), head, place, path, text: None });
-            }
+            None => match self.attached_card(caller, repository, &head).await? {
+                None if can_commit => {
+                    let (place, path) = (CardPlace::Files, format!("{}{CARD_NAME}", artifact.root()));
+                    return Ok(CardSource { base: head.clone(), head, place, path, text: None });
+                }
+                card => return self.attached_source(caller, repository, head, card).await,
+            },
         };
         // 3. Read it.
         check_editable_size(&path, file.size)?;
@@ -392,19 +399,21 @@ impl Registry {
         Ok(CardSource { base: head.clone(), head, place: CardPlace::Files, path, text })
     }
 
-    /// An attached card, to change it.
+    /// An attached card to change, or a new one.
     async fn attached_source(
         &self,
         caller: &Caller,
         repository: &Repository,
         head: Digest,
-        card: AttachedCard,
+        card: Option<AttachedCard>,
     ) -> Result<CardSource, CardError> {
-        let AttachedCard { digest, layer } = card;
+        let (place, path) = (CardPlace::Attached, CARD_NAME.to_owned());
+        let Some(AttachedCard { digest, layer }) = card else {
+            return Ok(CardSource { base: head.clone(), head, place, path, text: None });
+        };
         check_editable_size(CARD_NAME, layer.size)?;
         let bytes = self.blob_part(caller, repository, &layer.digest, 0..layer.size).await?;
         let text = Some(editable_text(CARD_NAME, bytes)?);
-        let (place, path) = (CardPlace::Attached, CARD_NAME.to_owned());
         Ok(CardSource { head, base: digest, place, path, text })
     }
 

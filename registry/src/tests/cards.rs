@@ -369,12 +369,19 @@ async fn every_manifest_can_have_an_attached_card() {
 async fn a_card_is_attached_where_a_commit_would_lose_content() {
     let app = App::new().await;
     app.push_image("team/image", "latest", "layer").await;
+    let child = app.push_image("team/index", "amd64", "layer").await;
+    let size = app.get("/v2/team/index/manifests/amd64").await.body.len();
+    let index = json!({
+        "schemaVersion": 2, "mediaType": mt::OCI_INDEX,
+        "manifests": [{"mediaType": mt::OCI_MANIFEST, "digest": child, "size": size}],
+    });
+    assert_eq!(app.push_manifest("team/index", "latest", &index).await.status, 201);
     push_as_ollama(&app, "team/more", gguf(Type::F32, 0x3d), &["application/x-unknown"]).await;
     push_model(&app, "team/unlisted", "latest").await;
     close(&app).await;
     app.admin("PUT", "/lode/v1/protected-tags", json!({"target": "team/*", "patterns": ["*"]})).await;
     let writer = Browser::signed_in(&app, "writer").await;
-    for repository in ["team/image", "team/more", "team/unlisted"] {
+    for repository in ["team/image", "team/index", "team/more", "team/unlisted"] {
         let (path, head) = (format!("/{repository}/-/card?tag=latest"), app.digest_of(repository).await);
         assert!(writer.get(&format!("/{repository}")).await.text().contains("Write a card"), "{repository}");
         let page = writer.get(&path).await;

@@ -1,4 +1,5 @@
-//! `/{name}/-/card`: the text of a model card, to preview and to save. The form has the manifest that it was made from, so that no change of others is lost.
+//! `/{name}/-/card`: the text of a model card, to preview and to save. The form has the manifest that it was made from,
+//! so that no change of others is lost.
 
 use askama::Template;
 use axum::extract::{Request, State};
