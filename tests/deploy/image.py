@@ -6,9 +6,9 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import signal
-import socket
 import subprocess
 
 from checks import DEPLOY, debian, need, run, status, wait_until
@@ -19,20 +19,16 @@ BASE = "docker.io/library/debian:bookworm-slim"
 PACKAGES = "base-files,bash,coreutils,libc6,libgcc-s1"
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @contextlib.contextmanager
-def running(command, url, **options):
-    """Runs a command until the block ends. It has to serve at the URL when the block begins, and to stop without an error."""
-    process = subprocess.Popen(command, start_new_session=True, **options)
+def running(command, log, **options):
+    """Runs a server until the block ends, with its output in the file `log`. Gives the block its port."""
+    with open(log, "w") as output:
+        process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output, **options)
+    listening = re.compile(r"listening on http://[0-9.]+:([0-9]+)\n")
     try:
-        wait_until(f"{url} serves", lambda: process.poll() is not None or status(f"{url}/healthz") == 200)
-        assert process.poll() is None, f"{command[0]} ended with {process.returncode}"
-        yield
+        wait_until(f"{command[0]} serves", lambda: process.poll() is not None or listening.search(log.read_text()))
+        assert process.poll() is None, f"{command[0]} ended with {process.returncode}: {log.read_text()[-3000:]}"
+        yield int(listening.search(log.read_text())[1])
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -57,25 +53,26 @@ def check_release(scratch):
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
     run([DEPLOY / "build-image", archive, f"{architecture}={stripped}"], env=environment)
 
-    port = free_port()
-    host, url = f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"
     variables = {"PATH": os.environ["PATH"], "HOME": str(scratch)}
-    server = [program, "serve", "--no-worker", "--listen", host, "--data", str(scratch / "registry"), "--allow-anonymous"]
-    with running(server, url, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+    server = [program, "serve", "--no-worker", "--listen", "127.0.0.1:0", "--data", str(scratch / "registry"), "--allow-anonymous"]
+    with running(server, scratch / "registry.log", env=variables) as port:
+        host = f"127.0.0.1:{port}"
         run([skopeo, "copy", "--all", "--dest-tls-verify=false", f"oci-archive:{archive}", f"docker://{host}/apps/lode:1"])
         image = run([buildah, "pull", "--quiet", "--tls-verify=false", f"{host}/apps/lode:1"]).strip()
     assert_config(json.loads(run([buildah, "inspect", "--type", "image", image]))["OCIv1"])
 
     container = run([buildah, "from", image]).strip()
-    port = free_port()
-    own = ["--env", f"LODE_LISTEN=0.0.0.0:{port}", container]
-    log = scratch / "log"
-    with open(log, "w") as to, running([buildah, "run", *own, "--", "lode", "serve"], f"http://127.0.0.1:{port}", stdout=to, stderr=to):
-        run([buildah, "run", *own, "--", "healthcheck"])
+    log = scratch / "container.log"
+
+    def in_container(port, *command):
+        return [buildah, "run", "--env", f"LODE_LISTEN=0.0.0.0:{port}", container, "--", *command]
+
+    with running(in_container(0, "lode", "serve"), log) as port:
+        run(in_container(port, "healthcheck"))
         answer = status(f"http://127.0.0.1:{port}/v2/")
         assert answer == 503, f"a server without an administrator answers with {answer}"
     assert "open to other users" not in log.read_text(), log.read_text()
-    unhealthy = subprocess.run([buildah, "run", *own, "--", "healthcheck"], capture_output=True)
+    unhealthy = subprocess.run(in_container(port, "healthcheck"), capture_output=True)
     assert unhealthy.returncode != 0, "a server that has stopped is healthy"
 
 
