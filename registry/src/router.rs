@@ -120,6 +120,9 @@ fn rerank_api() -> Router<ServerState> {
 fn lode_api() -> Router<ServerState> {
     let account = patch(access::change_account).merge(delete(access::delete_account));
     let tag_history = get(repositories::tag_history).merge(post(repositories::move_tag_back));
+    let repository_card = get(cards::get_of_repository)
+        .merge(put(cards::put_of_repository))
+        .merge(delete(cards::delete_of_repository));
     let member = put(access::add_member).merge(delete(access::remove_member));
     Router::new()
         .route("/lode/v1/openapi.json", get(openapi::get))
@@ -130,6 +133,7 @@ fn lode_api() -> Router<ServerState> {
         .route("/lode/v1/repositories/{name}/history", tag_history)
         .route("/lode/v1/repositories/{name}/pulls", get(repositories::pulls))
         .route("/lode/v1/repositories/{name}/retention", get(rules::retention))
+        .route("/lode/v1/repositories/{name}/card", repository_card)
         .route("/lode/v1/models", get(models::list).merge(post(ollama::create::start)))
         .route("/lode/v1/import", post(import::start))
         .route("/lode/v1/models/{name}/{reference}", get(models::show))

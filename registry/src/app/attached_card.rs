@@ -13,11 +13,14 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target};
 use crate::time::{now_ms, rfc3339};
 
-pub(super) struct AttachedCard {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AttachedCard {
     /// The manifest of the card.
-    pub(super) digest: Digest,
+    pub(crate) digest: Digest,
     /// The blob with its text.
-    pub(super) layer: Descriptor,
+    pub(crate) blob: Digest,
+    /// Of the blob, in bytes.
+    pub(crate) size: u64,
 }
 
 impl Registry {
@@ -38,7 +41,8 @@ impl Registry {
             Err(Error::ManifestUnknown { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
-        Ok(import::card_layer(&manifest).map(|layer| AttachedCard { digest, layer: layer.clone() }))
+        let layer = import::card_layer(&manifest);
+        Ok(layer.map(|layer| AttachedCard { digest, blob: layer.digest.clone(), size: layer.size }))
     }
 
     /// Attaches a card to a manifest.

@@ -1,5 +1,6 @@
-//! The model card of a manifest: the README among its files, or else the card that was attached to it last. It is
-//! rendered once and remembered. A page saves it as a commit of that file, or as another attached card.
+//! The model card of a manifest: the README among its files, or else the card that was attached to it last, or else the
+//! card of its repository. It is rendered once and remembered. A page saves it as a commit of that file, or as another
+//! attached card.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,11 +34,21 @@ const MAX_RENDER_TIME: Duration = Duration::from_secs(1);
 pub(crate) struct Card {
     /// The file that it is.
     pub(crate) path: String,
-    /// The blob with its text, if it is attached to the manifest.
-    pub(crate) attached_blob: Option<Digest>,
+    pub(crate) origin: CardOrigin,
     pub(crate) html: CardHtml,
     /// Whether the file is longer than what is shown.
     pub(crate) is_cut: bool,
+}
+
+/// Where a card is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CardOrigin {
+    /// Among the files of the manifest.
+    Files,
+    /// As a referrer of the manifest.
+    Attached(AttachedCard),
+    /// With the repository: the manifest has none.
+    Repository,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +63,7 @@ pub(crate) enum CardHtml {
 pub(crate) struct CardText {
     /// The file that it is.
     pub(crate) path: String,
-    /// The manifest of the card, if it is attached.
-    pub(crate) attached: Option<Digest>,
+    pub(crate) origin: CardOrigin,
     pub(crate) text: String,
     /// Whether the file is longer than the text.
     pub(crate) is_cut: bool,
@@ -87,7 +97,7 @@ pub(crate) enum CardPlace {
 /// The file of a card, and its bytes, at most [`MAX_CARD_BYTES`].
 struct CardBytes {
     path: String,
-    attached: Option<AttachedCard>,
+    origin: CardOrigin,
     bytes: Vec<u8>,
     /// Names the bytes: what is rendered from them is remembered by it.
     key: String,
@@ -102,9 +112,9 @@ pub(crate) enum CardError {
     #[error("{reason}")]
     NotEditable { reason: String },
     #[error(
-        "tag {tag} or its card was changed after you read the card, and your text is not saved; compare it with the stored card, then save it again to replace that card"
+        "{card} was changed after you read it, and your text is not saved; compare it with the stored card, then save it again to replace that card"
     )]
-    Changed { tag: Tag },
+    Changed { card: String },
     #[error("the card has {bytes} bytes, expected at most {MAX_CARD_BYTES}")]
     TooLarge { bytes: usize },
     #[error("the card is empty; write a text")]
@@ -219,8 +229,20 @@ impl Registry {
         };
         let key = (card.key, links.pages.clone());
         let html = self.card_html(card.bytes.into(), links, Some(key)).await?;
-        let attached_blob = card.attached.map(|attached| attached.layer.digest);
-        Ok(Some(Card { path: card.path, attached_blob, html, is_cut: card.is_cut }))
+        Ok(Some(Card { path: card.path, origin: card.origin, html, is_cut: card.is_cut }))
+    }
+
+    /// The card of a repository. `None` if it has none.
+    pub(crate) async fn repository_card_render(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        links: CardLinks,
+    ) -> Result<Option<CardHtml>, Error> {
+        match self.repository_card(caller, repository).await? {
+            Some(card) => Ok(Some(self.markdown_render(card.text.into(), links).await?)),
+            None => Ok(None),
+        }
     }
 
     /// The text of the card of a manifest. `None` if it has none, or its blob is not stored.
@@ -234,31 +256,41 @@ impl Registry {
             return Ok(None);
         };
         let read = tokio::task::spawn_blocking(move || {
-            let CardBytes { path, attached, bytes, is_cut, .. } = card;
+            let CardBytes { path, origin, bytes, is_cut, .. } = card;
             let text = String::from_utf8_lossy(&bytes).into_owned();
             let metadata = front_matter_json(&text);
-            CardText { path, attached: attached.map(|attached| attached.digest), text, is_cut, metadata }
+            CardText { path, origin, text, is_cut, metadata }
         });
         Ok(Some(read.await.map_err(|_| Error::Interrupted)?))
     }
 
-    /// The card among the files of a manifest, or else the one that was attached to it last.
+    /// The card among the files of a manifest, or else the one that was attached to it last, or else its repository's.
     async fn card_bytes(
         &self,
         caller: &Caller,
         repository: &Repository,
         (digest, artifact): (&Digest, &Artifact),
     ) -> Result<Option<CardBytes>, Error> {
-        let (path, blob, offset, size, attached) = match find_card_file(artifact) {
+        let (path, blob, offset, size, origin) = match find_card_file(artifact) {
             Some(file) => {
                 let path = file.path.clone().unwrap_or_default();
-                (path, file.layer.digest.clone(), file.offset, file.size, None)
+                (path, file.layer.digest.clone(), file.offset, file.size, CardOrigin::Files)
             }
             None => match self.attached_card(caller, repository, digest).await? {
                 Some(card) => {
-                    (CARD_NAME.to_owned(), card.layer.digest.clone(), 0, card.layer.size, Some(card))
+                    let (blob, size) = (card.blob.clone(), card.size);
+                    (CARD_NAME.to_owned(), blob, 0, size, CardOrigin::Attached(card))
                 }
-                None => return Ok(None),
+                None => {
+                    let stored = self.repository_card(caller, repository).await?;
+                    return Ok(stored.map(|card| CardBytes {
+                        path: CARD_NAME.to_owned(),
+                        origin: CardOrigin::Repository,
+                        key: format!("{} 0", card.digest),
+                        bytes: card.text.into_bytes(),
+                        is_cut: false,
+                    }));
+                }
             },
         };
         let range = offset..offset.saturating_add(size.min(MAX_CARD_BYTES));
@@ -268,7 +300,7 @@ impl Registry {
             Err(error) => return Err(error),
         };
         let (key, is_cut) = (format!("{blob} {offset}"), size > MAX_CARD_BYTES);
-        Ok(Some(CardBytes { path, attached, bytes, key, is_cut }))
+        Ok(Some(CardBytes { path, origin, bytes, key, is_cut }))
     }
 
     /// Renders a card that is not stored.
@@ -343,9 +375,17 @@ impl Registry {
         (reference, manifest, artifact): (&Reference, &Manifest, &Artifact),
     ) -> Result<bool, Error> {
         let is_fixed = matches!(reference, Reference::Digest(_))
-            || !is_commit_format(manifest) && find_card_file(artifact).is_some()
-            || self.check_writable().is_err()
-            || self.is_mirrored(caller, repository);
+            || !is_commit_format(manifest) && find_card_file(artifact).is_some();
+        Ok(!is_fixed && self.may_edit_repository_card(caller, repository).await?)
+    }
+
+    /// Whether to offer the caller to edit the card of a repository.
+    pub(crate) async fn may_edit_repository_card(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Result<bool, Error> {
+        let is_fixed = self.check_writable().is_err() || self.is_mirrored(caller, repository);
         Ok(!is_fixed && self.may(caller, Action::Push, repository).await?)
     }
 
@@ -408,11 +448,11 @@ impl Registry {
         card: Option<AttachedCard>,
     ) -> Result<CardSource, CardError> {
         let (place, path) = (CardPlace::Attached, CARD_NAME.to_owned());
-        let Some(AttachedCard { digest, layer }) = card else {
+        let Some(AttachedCard { digest, blob, size }) = card else {
             return Ok(CardSource { base: head.clone(), head, place, path, text: None });
         };
-        check_editable_size(CARD_NAME, layer.size)?;
-        let bytes = self.blob_part(caller, repository, &layer.digest, 0..layer.size).await?;
+        check_editable_size(CARD_NAME, size)?;
+        let bytes = self.blob_part(caller, repository, &blob, 0..size).await?;
         let text = Some(editable_text(CARD_NAME, bytes)?);
         Ok(CardSource { head, base: digest, place, path, text })
     }
@@ -432,8 +472,9 @@ impl Registry {
             // The client has sent it again.
             return Ok(source.head);
         }
+        let changed = || CardError::Changed { card: format!("tag {tag} or its card") };
         if source.base != *base {
-            return Err(CardError::Changed { tag: tag.clone() });
+            return Err(changed());
         }
         check_card(text)?;
         if source.place == CardPlace::Attached {
@@ -450,7 +491,7 @@ impl Registry {
             keeps_model: true,
         };
         match self.commit(caller, repository, tag.as_str(), commit).await {
-            Err(CommitError::ParentMoved { .. }) => Err(CardError::Changed { tag: tag.clone() }),
+            Err(CommitError::ParentMoved { .. }) => Err(changed()),
             Err(CommitError::Create(error)) => {
                 let reason = format!("the model cannot be stored with a card: {}", chain(&error));
                 Err(CardError::NotEditable { reason })

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lode_model::config::ModelConfig;
 use lode_model::gguf::{self, Metadata};
-use lode_model::import::{is_cross_encoder, is_text_generator};
+use lode_model::import::{self, is_cross_encoder, is_text_generator};
 use lode_model::index::{self, FileIndex, ModelSummary};
 use lode_model::lineage::{self, Relation};
 use lode_model::manifest::Manifest;
@@ -145,10 +145,13 @@ impl Registry {
         repository: &Repository,
         parts: &Parts<'_>,
     ) -> Result<ModelFacts, Error> {
-        let card = match find_card_file(parts.artifact) {
-            Some(file) => {
-                let range = file.offset..file.offset + file.size.min(MAX_CARD_BYTES);
-                let read = self.blob_part(&Caller::INTERNAL, repository, &file.layer.digest, range).await;
+        let is_card = parts.manifest.referrer_type() == Some(media_type::LODE_CARD);
+        let attached = if is_card { import::card_layer(parts.manifest) } else { None };
+        let file = find_card_file(parts.artifact).map(|file| (&file.layer.digest, file.offset, file.size));
+        let card = match attached.map(|layer| (&layer.digest, 0, layer.size)).or(file) {
+            Some((blob, offset, size)) => {
+                let range = offset..offset.saturating_add(size.min(MAX_CARD_BYTES));
+                let read = self.blob_part(&Caller::INTERNAL, repository, blob, range).await;
                 Some(String::from_utf8_lossy(&some_if_stored(read)?.unwrap_or_default()).into_owned())
             }
             None => None,
@@ -252,7 +255,8 @@ fn card_facts(card: &str) -> ModelFacts {
 }
 
 /// The distinct words at the beginning of a card's text.
-fn card_words(card: &str) -> String {
+/// The words of a card, each once, split for the search.
+pub(super) fn card_words(card: &str) -> String {
     let (_, text) = split_front_matter(card);
     let mut end = text.len().min(CARD_WORDS_BYTES);
     while !text.is_char_boundary(end) {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lode_model::digest::Digest;
+use lode_model::media_type;
 use lode_model::reference::{Reference, Repository, Tag};
 use sqlx::AssertSqlSafe;
 
@@ -72,6 +73,7 @@ struct DeletedManifest {
     repository: String,
     digest: String,
     media_type: String,
+    artifact_type: Option<String>,
     size_bytes: i64,
 }
 
@@ -371,8 +373,8 @@ impl Tx {
     ) -> Result<Vec<RemovedManifest>, Error> {
         // 1. Find those that exist.
         let text = format!(
-            "select repository, digest, media_type, cast(length(bytes) as bigint) as size_bytes from manifests
-             where (repository, digest) in (values {})",
+            "select repository, digest, media_type, artifact_type, cast(length(bytes) as bigint) as size_bytes
+             from manifests where (repository, digest) in (values {})",
             placeholders(manifests.len(), "(?, ?)", 1)
         );
         let found: Vec<DeletedManifest> = query!(self.conn(), c => {
@@ -520,9 +522,11 @@ impl Tx {
                and not exists (select 1 from manifests m where m.digest = index_queue.digest)")
             .bind(digest_list(manifests.iter().map(|content| &content.digest)))
             .execute(c).await.map(drop))?;
-        // 8. Rewrite the search rows of the repositories that lost tags.
-        let untagged: BTreeSet<&str> = tags.iter().map(|tag| tag.repository.as_str()).collect();
-        for repository in untagged {
+        // 8. Rewrite the search rows of the repositories that lost tags or cards.
+        let cards = found.values().filter(|row| row.artifact_type.as_deref() == Some(media_type::LODE_CARD));
+        let untagged = tags.iter().map(|tag| tag.repository.as_str());
+        let changed: BTreeSet<&str> = untagged.chain(cards.map(|row| row.repository.as_str())).collect();
+        for repository in changed {
             self.search_refresh(&parse_stored("repository", repository)?).await?;
         }
         let removed = manifests.into_iter().map(|manifest| {

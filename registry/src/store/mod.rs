@@ -7,6 +7,7 @@ mod acquire;
 mod audit;
 mod backup;
 mod blobs;
+mod cards;
 mod check;
 mod collect;
 mod counts;
@@ -59,6 +60,7 @@ pub(crate) use accounts::{AccountRow, AccountUpdate};
 pub(crate) use audit::{AuditQuery, AuditRow};
 pub(crate) use backup::{database_file, snapshot};
 pub(crate) use blobs::StoredBlob;
+pub(crate) use cards::RepositoryCardRow;
 pub(crate) use check::{Dangling, DanglingKind};
 pub(crate) use collect::{TimeCursor, UnreferencedContent};
 #[cfg(test)]

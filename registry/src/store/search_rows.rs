@@ -1,11 +1,12 @@
-//! The rows of the search, which follow from tags, models and counts of pulls. Each change of a repository's tags, each
-//! manifest that was read as a model, and each written count rewrites the rows of its repositories in the same
-//! transaction. `jobs::refresh_search` finds rows that are missing or outdated: after an upgrade, if a replica of an
+//! The rows of the search, which follow from tags, models, cards and counts of pulls. Each change of a repository's tags
+//! or cards, each manifest that was read as a model, and each written count rewrites the rows of its repositories in the
+//! same transaction. `jobs::refresh_search` finds rows that are missing or outdated: after an upgrade, if a replica of an
 //! earlier version has moved a tag, or if a day with pulls is no longer recent.
 
 use std::collections::{BTreeSet, HashSet};
 
 use lode_model::digest::Digest;
+use lode_model::media_type;
 use lode_model::reference::Repository;
 use serde_json::Value;
 use sqlx::AssertSqlSafe;
@@ -25,8 +26,8 @@ const MAX_WORDS: usize = 4000;
 const REPOSITORY_BATCH: usize = 32;
 
 const COLUMNS: &str = "repository, position, id, tag, digest, updated_at, newest_at, created_at, indexed_at, format, architecture,
-    quantization, license, task, parameters, size_bytes, context_length, bases, pulls";
-const PLACES: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    quantization, license, task, parameters, size_bytes, context_length, bases, pulls, card";
+const PLACES: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 
 #[derive(Clone, Debug, PartialEq, Eq, sqlx_macros::FromRow)]
 struct SearchColumns {
@@ -49,6 +50,7 @@ struct SearchColumns {
     context_length: i64,
     bases: Option<String>,
     pulls: i64,
+    card: Option<String>,
 }
 
 impl SearchColumns {
@@ -73,31 +75,35 @@ impl Store {
         )
     }
 
-    /// Repositories with a tag on this manifest, at most `limit`.
+    /// Repositories in which this manifest has a tag or is a card, at most `limit`.
     pub(super) async fn repositories_tagging(
         &self,
         digest: &Digest,
         limit: i64,
     ) -> Result<Vec<Repository>, Error> {
         let rows: Vec<(String,)> = query!(self.write(), c => sqlx::query_as(
-            "select distinct repository from tags where digest = $1 order by repository limit $2")
-            .bind(digest.as_str()).bind(limit).fetch_all(c).await)?;
+            "select repository from tags where digest = $1
+             union select repository from manifests where digest = $1 and artifact_type = $3
+             order by repository limit $2")
+            .bind(digest.as_str()).bind(limit).bind(media_type::LODE_CARD).fetch_all(c).await)?;
         rows.into_iter().map(|(name,)| parse_stored("repository", &name)).collect()
     }
 
-    /// Rewrites the outdated rows of all repositories with a tag on this manifest.
+    /// Rewrites the outdated rows of all repositories in which this manifest has a tag or is a card.
     pub(crate) async fn search_refresh_tagging(&self, digest: &Digest) -> Result<(), Error> {
         let mut after = String::new();
         loop {
             let text = AssertSqlSafe(format!(
-                "select distinct t.repository from tags t join models m on m.digest = t.digest
+                "select t.repository from tags t join models m on m.digest = t.digest
                  left join search s on s.repository = {} and s.digest = t.digest
                  where t.digest = $1 and t.repository > $2 and coalesce(s.indexed_at, -1) <> m.indexed_at
-                 order by t.repository limit $3",
+                 union select repository from manifests where digest = $1 and repository > $2 and artifact_type = $4
+                 order by repository limit $3",
                 self.in_bytes("t.repository")
             ));
             let rows: Vec<(String,)> = query!(self.write(), c => sqlx::query_as(text)
-                .bind(digest.as_str()).bind(&after).bind(REPOSITORY_BATCH as i64).fetch_all(c).await)?;
+                .bind(digest.as_str()).bind(&after).bind(REPOSITORY_BATCH as i64).bind(media_type::LODE_CARD)
+                .fetch_all(c).await)?;
             let Some((last,)) = rows.last() else { return Ok(()) };
             after.clone_from(last);
             let outdated: Result<Vec<Repository>, Error> =
@@ -158,11 +164,18 @@ impl Tx {
         let before: Vec<SearchColumns> = query!(self.conn(), c => sqlx::query_as(text)
             .bind(repository.as_str()).fetch_all(c).await)?;
         let recent = recent_pulls("$1");
+        // A README among the files is the card; else the last attached card is, or the repository's.
+        let card = "case when coalesce(m.card_words, '') = '' then coalesce(
+                (select r.digest from referrers r join models c on c.digest = r.digest
+                 where r.repository = $1 and r.subject = t.digest and r.artifact_type = $2
+                 order by r.created_at desc, r.digest limit 1),
+                (select digest from repository_cards where repository = $1)) end";
         let text = AssertSqlSafe(format!(
             "select t.repository, cast(0 as bigint) as position, cast(0 as bigint) as id, t.name as tag, t.digest, t.updated_at,
                     cast(0 as bigint) as newest_at, r.created_at, coalesce(m.indexed_at, 0) as indexed_at,
                     m.format, m.architecture, m.quantization, m.license, m.task, coalesce(m.parameters, -1) as parameters,
-                    coalesce(m.size_bytes, -1) as size_bytes, coalesce(m.context_length, -1) as context_length, m.bases, {recent} as pulls
+                    coalesce(m.size_bytes, -1) as size_bytes, coalesce(m.context_length, -1) as context_length, m.bases, {recent} as pulls,
+                    {card} as card
              from (select * from (select repository, name, digest, updated_at from tags
                                   where repository = $1 order by updated_at desc, name limit {MAX_TAGS}) newest
                    union select repository, name, digest, updated_at from tags
@@ -171,7 +184,7 @@ impl Tx {
              order by case when t.name = 'latest' then 0 else 1 end, t.updated_at desc, t.name"
         ));
         let mut tagged: Vec<SearchColumns> = query!(self.conn(), c => sqlx::query_as(text)
-            .bind(repository.as_str()).fetch_all(c).await)?;
+            .bind(repository.as_str()).bind(media_type::LODE_CARD).fetch_all(c).await)?;
         let newest_at = tagged.iter().map(|row| row.updated_at).max().unwrap_or_default();
         tagged.sort_by_key(|row| !row.is_model());
         let mut kinds = HashSet::new();
@@ -189,8 +202,8 @@ impl Tx {
         if rows == before {
             return Ok(());
         }
-        let sources = |rows: &[SearchColumns]| -> Vec<(String, i64)> {
-            rows.iter().map(|row| (row.digest.clone(), row.indexed_at)).collect()
+        let sources = |rows: &[SearchColumns]| -> Vec<(String, i64, Option<String>)> {
+            rows.iter().map(|row| (row.digest.clone(), row.indexed_at, row.card.clone())).collect()
         };
         if sources(&rows) != sources(&before) {
             self.search_words_replace(repository, id, &rows).await?;
@@ -208,7 +221,8 @@ impl Tx {
                 query = query.bind(row.repository).bind(row.position).bind(row.id).bind(row.tag).bind(row.digest)
                     .bind(row.updated_at).bind(row.newest_at).bind(row.created_at).bind(row.indexed_at)
                     .bind(row.format).bind(row.architecture).bind(row.quantization).bind(row.license).bind(row.task)
-                    .bind(row.parameters).bind(row.size_bytes).bind(row.context_length).bind(row.bases).bind(row.pulls);
+                    .bind(row.parameters).bind(row.size_bytes).bind(row.context_length).bind(row.bases).bind(row.pulls)
+                    .bind(row.card);
             }
             query.execute(c).await.map(drop)
         })?;
@@ -277,10 +291,24 @@ impl Tx {
         for (text, _) in &texts {
             add_text_words(&mut words, text.as_deref().unwrap_or_default(), MAX_WORDS);
         }
-        let card = texts.iter().filter_map(|(_, card)| card.as_deref()).flat_map(str::split_whitespace);
+        let own_card = texts.into_iter().find_map(|(_, card)| card).filter(|card| !card.is_empty());
+        let card = match (own_card, &first.card) {
+            (None, Some(card)) => self.card_words(repository, card).await?,
+            (card, _) => card,
+        };
+        let card = card.iter().flat_map(|card| card.split_whitespace());
         words.extend(card.take(MAX_WORDS).map(str::to_owned));
         let words: Vec<String> = words.into_iter().collect();
         query!(self.conn(), c => sqlx::query(insert).bind(id).bind(words.join(" ")).execute(c).await.map(drop))?;
         Ok(())
+    }
+
+    /// The words of a card that is not one of a model's files.
+    async fn card_words(&mut self, repository: &Repository, card: &str) -> Result<Option<String>, Error> {
+        let row: Option<(Option<String>,)> = query!(self.conn(), c => sqlx::query_as(
+            "select card_words from models where digest = $1
+             union all select words from repository_cards where repository = $2 and digest = $1")
+            .bind(card).bind(repository.as_str()).fetch_optional(c).await)?;
+        Ok(row.and_then(|(words,)| words))
     }
 }

@@ -10,6 +10,7 @@ use crate::{Error, OpenError};
 /// The tables to copy, each after those that it references. Blobs are copied with their bytes.
 pub(crate) const MOVED: &[&str] = &[
     "repositories",
+    "repository_cards",
     "links",
     "xorbs",
     "xet_spaces",

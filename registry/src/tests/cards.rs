@@ -27,7 +27,7 @@ async fn app() -> App {
     app
 }
 
-async fn close(app: &App) {
+pub(super) async fn close(app: &App) {
     let first = json!({"name": "admin", "password": PASSWORD, "server_role": "admin"});
     assert_eq!(app.post_json("/lode/v1/accounts", first).await.status, 201);
     for (name, role) in [("reader", "read"), ("writer", "write")] {
@@ -36,23 +36,23 @@ async fn close(app: &App) {
     }
 }
 
-fn form(action: &str, base: &str, text: &str) -> String {
+pub(super) fn form(action: &str, base: &str, text: &str) -> String {
     let fields = [("action", action), ("base", base), ("text", text)];
     url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish()
 }
 
 /// The manifest that the form of a page was made from.
-fn base_of(page: &TestResponse) -> String {
+pub(super) fn base_of(page: &TestResponse) -> String {
     let (_, rest) = page.text().split_once("name=\"base\" value=\"").unwrap();
     rest.split('"').next().unwrap().to_owned()
 }
 
 impl App {
-    async fn as_admin(&self, path: &str) -> TestResponse {
+    pub(super) async fn as_admin(&self, path: &str) -> TestResponse {
         self.get_as(&basic("admin", PASSWORD), path).await
     }
 
-    async fn digest_of(&self, repository: &str) -> String {
+    pub(super) async fn digest_of(&self, repository: &str) -> String {
         let found = self.as_admin(&format!("/v2/{repository}/manifests/latest")).await;
         found.header("docker-content-digest").to_owned()
     }
@@ -163,7 +163,7 @@ async fn programs_read_and_save_cards() {
     let limit = MAX_CARD_BYTES as usize;
     let by_digest = format!("/lode/v1/card/team/m/{head}");
     for (credentials, path, base, text, status, problem) in [
-        (&writer, PATH, &base, "# Mine\n", 409, "was changed after you read the card"),
+        (&writer, PATH, &base, "# Mine\n", 409, "was changed after you read it"),
         (&writer, PATH, &head, " ", 400, "the card is empty"),
         (&writer, PATH, &head, "---\nlicense: [mit\n---\n", 400, "is not valid YAML"),
         (&writer, PATH, &head, &"a".repeat(limit + 1), 413, "has 1048577 bytes"),
@@ -236,7 +236,7 @@ async fn no_change_of_others_is_lost() {
     assert_eq!(app.digest_of("team/m").await, now);
     let conflict = writer.post(PAGE, &form("save", &old, "# Mine\n")).await;
     assert_eq!((conflict.status.as_u16(), base_of(&conflict)), (409, now.clone()));
-    for text in ["was changed after you read the card", "\n# Mine\n</textarea>", "<code># Theirs\n"] {
+    for text in ["was changed after you read it", "\n# Mine\n</textarea>", "<code># Theirs\n"] {
         assert!(conflict.text().contains(text), "{text}: {}", conflict.text());
     }
     // A preview does not forget what the form was made from.
@@ -290,7 +290,13 @@ async fn a_model_of_ollama_keeps_its_layers() {
 }
 
 /// Pushes an artifact that refers to a manifest, as `oras attach` does; returns its digest.
-async fn attach(app: &App, repository: &str, subject: &str, kind: &str, layers: &[(&str, &[u8])]) -> String {
+pub(super) async fn attach(
+    app: &App,
+    repository: &str,
+    subject: &str,
+    kind: &str,
+    layers: &[(&str, &[u8])],
+) -> String {
     let manifest = app.as_admin(&format!("/v2/{repository}/manifests/{subject}")).await;
     let admin = basic("admin", PASSWORD);
     let blob = async |bytes: &[u8]| {
@@ -350,6 +356,7 @@ async fn every_manifest_can_have_an_attached_card() {
     for (name, expect) in [
         ("digest", json!(head)),
         ("attached", json!(again)),
+        ("is_of_repository", json!(false)),
         ("path", json!("README.md")),
         ("text", json!(CARD)),
         ("metadata", json!({"license": "mit"})),

@@ -51,6 +51,7 @@ mod queries;
 mod ranges;
 mod rates;
 mod read_only;
+mod repository_cards;
 mod revocation;
 mod rights;
 mod robot_pages;

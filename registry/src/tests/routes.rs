@@ -150,6 +150,10 @@ pub(super) const ROUTES: &[Route] = &[
     ("POST", "/lode/v1/repositories/{name}/history", r#"{"tag":"latest"}"#, Push, &[200, 409]),
     ("GET", "/lode/v1/repositories/{name}/pulls", "", Pull, &[200]),
     ("GET", "/lode/v1/repositories/{name}/retention", "", MaintainHere, &[200]),
+    ("GET", "/lode/v1/repositories/{name}/card", "", Pull, &[200]),
+    // The first one saves the card, and others find that of someone else or their own.
+    ("PUT", "/lode/v1/repositories/{name}/card", r#"{"text":"x"}"#, Push, &[200]),
+    ("DELETE", "/lode/v1/repositories/{name}/card", "", Push, &[204]),
     ("GET", "/lode/v1/models", "", List, &[200]),
     ("POST", "/lode/v1/models", r#"{"model":"team/mini:new","from":"team/mini"}"#, Push, &[202]),
     (

@@ -90,6 +90,28 @@ pub(super) fn repositories() -> Group {
         )
         .needs(MAINTAIN)
         .returns(200, "The rule", of::<rules::Retention>()),
+        Operation::get(
+            "/lode/v1/repositories/{name}/card",
+            "showRepositoryCard",
+            "Shows the card of a repository",
+        )
+        .needs(READ)
+        .returns(200, "The card", of::<cards::RepositoryCard>()),
+        Operation::put(
+            "/lode/v1/repositories/{name}/card",
+            "saveRepositoryCard",
+            "Saves the card of a repository",
+        )
+        .needs(WRITE)
+        .body(of::<cards::RepositoryCardRequest>())
+        .returns(200, "The card is stored", of::<cards::RepositoryCardSaved>()),
+        Operation::delete(
+            "/lode/v1/repositories/{name}/card",
+            "deleteRepositoryCard",
+            "Deletes the card of a repository",
+        )
+        .needs(WRITE)
+        .returns_nothing(204, "The repository has no card"),
         Operation::get("/lode/v1/models", "listModels", "Lists tags that are models")
             .needs(LIST)
             .pages(1000)

@@ -1,15 +1,16 @@
-//! `/{name}/-/card`: the text of a model card, to preview and to save. The form has the manifest that it was made from,
-//! so that no change of others is lost.
+//! `/{name}/-/card`: the text of a model card, to preview and to save; with `of=repository`, that of the repository. The
+//! form has the digest of what it was made from, so that no change of others is lost.
 
 use askama::Template;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use http::StatusCode;
 use lode_model::digest::Digest;
+use lode_model::import::CARD_NAME;
 use lode_model::reference::{Reference, Repository, Tag};
 
 use super::overview::card_links;
-use super::{Head, Tab, show_queried};
+use super::{Head, Tab, manages, show_queried};
 use crate::Registry;
 use crate::app::{CardError, CardHtml, CardPlace, check_card};
 use crate::auth::Caller;
@@ -27,20 +28,32 @@ const MAX_FORM_BYTES: usize = 6 * MAX_CARD_BYTES as usize + (64 << 10);
 struct CardPage {
     shell: Shell,
     head: Head,
-    reference: Reference,
+    subject: CardSubject,
     /// The file of the card.
     path: String,
     is_new: bool,
     is_attached: bool,
     /// Why there is no form.
     refusal: Option<String>,
-    /// The manifest that the form was made from.
+    /// The digest of what the form was made from: a manifest, or the text of a repository's card. Empty: a repository
+    /// without a card.
     base: String,
     text: String,
     problem: Option<String>,
     preview: Option<CardHtml>,
     /// What is stored now, if it was changed since the form was made.
     stored: Option<String>,
+}
+
+/// What has the card.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CardSubject {
+    Tag,
+    Repository,
+}
+
+fn is_of_repository(query: &Query) -> bool {
+    query.get("of") == Some("repository")
 }
 
 pub(crate) async fn get(
@@ -52,13 +65,13 @@ pub(crate) async fn get(
     let page = async {
         let repository: Repository = name.parse()?;
         registry.check_push_manifest(&caller, &repository).await?;
-        let page = CardPage::new(&registry, &caller, &repository, query.get("tag")).await?;
+        let page = CardPage::new(&registry, &caller, &repository, &query).await?;
         Ok(render(page.status(), &page))
     };
     framed(&registry, &caller, page).await
 }
 
-/// Saves the text, or shows the page again with a preview: the field `action` says which.
+/// Saves the text, removes it, or shows the page again with a preview: the field `action` says which.
 pub(crate) async fn post(
     State(server): State<ServerState>,
     caller: Caller,
@@ -75,15 +88,18 @@ pub(crate) async fn post(
         // Browsers send all line breaks so.
         let text = form.get("text").replace("\r\n", "\n");
         let base = form.get("base");
-        let mut refused = None;
-        if form.get("action") == "save" {
-            match save(registry, &caller, &repository, (query.get("tag"), base, &text)).await {
-                Ok(saved) => return Ok(redirect(&saved)),
-                Err(failure) if failure.status().is_server_error() => return Err(failure),
-                Err(failure) => refused = Some(failure),
-            }
-        }
-        let mut page = CardPage::new(registry, &caller, &repository, query.get("tag")).await?;
+        let changed = match form.get("action") {
+            "save" => Some(save(registry, &caller, &repository, (&query, base, &text)).await),
+            "remove" if is_of_repository(&query) => Some(remove(registry, &caller, &repository, base).await),
+            _ => None,
+        };
+        let refused = match changed {
+            Some(Ok(address)) => return Ok(redirect(&address)),
+            Some(Err(failure)) if failure.status().is_server_error() => return Err(failure),
+            Some(Err(failure)) => Some(failure),
+            None => None,
+        };
+        let mut page = CardPage::new(registry, &caller, &repository, &query).await?;
         if page.refusal.is_some() {
             return Ok(render(page.status(), &page));
         }
@@ -110,8 +126,14 @@ async fn save(
     registry: &Registry,
     caller: &Caller,
     repository: &Repository,
-    (tag, base, text): (Option<&str>, &str, &str),
+    (query, base, text): (&Query, &str, &str),
 ) -> Result<String, Failure> {
+    if is_of_repository(query) {
+        let base: Option<Digest> = if base.is_empty() { None } else { Some(base.parse()?) };
+        registry.repository_card_save(caller, repository, (base.as_ref(), text)).await?;
+        return Ok(format!("/{repository}"));
+    }
+    let tag = query.get("tag");
     let tag: Tag =
         tag.ok_or(Failure::QueryMissing { name: "tag", expected: "the tag of the card" })?.parse()?;
     let base: Digest = base.parse()?;
@@ -119,29 +141,31 @@ async fn save(
     Ok(format!("/{repository}?tag={tag}"))
 }
 
+/// Removes the card of a repository; returns the address of its page.
+async fn remove(
+    registry: &Registry,
+    caller: &Caller,
+    repository: &Repository,
+    base: &str,
+) -> Result<String, Failure> {
+    registry.repository_card_delete(caller, repository, Some(&base.parse()?)).await?;
+    Ok(format!("/{repository}"))
+}
+
 impl CardPage {
     async fn new(
         registry: &Registry,
         caller: &Caller,
         repository: &Repository,
-        tag: Option<&str>,
+        query: &Query,
     ) -> Result<CardPage, Failure> {
-        let shown = show_queried(registry, caller, repository.as_str(), tag).await?;
-        let mut page = CardPage {
-            shell: Shell::of(registry, caller).await?,
-            head: shown.head(Tab::Overview),
-            path: String::new(),
-            is_new: false,
-            is_attached: false,
-            refusal: None,
-            base: String::new(),
-            text: String::new(),
-            problem: None,
-            preview: None,
-            stored: None,
-            reference: shown.reference,
-        };
-        match registry.card_source(caller, repository, &page.reference).await {
+        if is_of_repository(query) {
+            return CardPage::of_repository(registry, caller, repository).await;
+        }
+        let shown = show_queried(registry, caller, repository.as_str(), query.get("tag")).await?;
+        let mut page = CardPage::empty(registry, caller, shown.head(Tab::Overview)).await?;
+        page.subject = CardSubject::Tag;
+        match registry.card_source(caller, repository, &shown.reference).await {
             Ok(source) => {
                 page.path = source.path;
                 page.is_new = source.text.is_none();
@@ -153,6 +177,64 @@ impl CardPage {
             Err(error) => return Err(error.into()),
         }
         Ok(page)
+    }
+
+    async fn of_repository(
+        registry: &Registry,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Result<CardPage, Failure> {
+        let card = registry.repository_card(caller, repository).await?;
+        let default = registry.default_tag(caller, repository).await?.map(Reference::Tag);
+        let manages = manages(registry, caller, repository).await?;
+        let head = Head { manages, ..Head::new(repository, default.as_ref(), Tab::Overview, false) };
+        let page = CardPage::empty(registry, caller, head).await?;
+        let (base, text) = card.map(|card| (card.digest.to_string(), card.text)).unzip();
+        Ok(CardPage {
+            path: CARD_NAME.to_owned(),
+            is_new: text.is_none(),
+            base: base.unwrap_or_default(),
+            text: text.unwrap_or_default(),
+            ..page
+        })
+    }
+
+    async fn empty(registry: &Registry, caller: &Caller, head: Head) -> Result<CardPage, Failure> {
+        Ok(CardPage {
+            shell: Shell::of(registry, caller).await?,
+            head,
+            subject: CardSubject::Repository,
+            path: String::new(),
+            is_new: false,
+            is_attached: false,
+            refusal: None,
+            base: String::new(),
+            text: String::new(),
+            problem: None,
+            preview: None,
+            stored: None,
+        })
+    }
+
+    /// The query of the addresses of this page.
+    fn query(&self) -> String {
+        match self.subject {
+            CardSubject::Tag => format!("tag={}", self.head.reference),
+            CardSubject::Repository => "of=repository".to_owned(),
+        }
+    }
+
+    /// The page that shows the card.
+    fn shown_at(&self) -> String {
+        let Head { repository, reference, .. } = &self.head;
+        match self.subject {
+            CardSubject::Tag => format!("/{repository}?tag={reference}"),
+            CardSubject::Repository => format!("/{repository}"),
+        }
+    }
+
+    fn is_of_repository(&self) -> bool {
+        self.subject == CardSubject::Repository
     }
 
     fn status(&self) -> StatusCode {
@@ -169,7 +251,7 @@ impl CardPage {
             }
         }
         let repository = &self.head.repository;
-        let links = card_links(repository, &self.reference);
+        let links = card_links(repository, &self.head.reference);
         self.preview = Some(registry.card_preview(caller, repository, &self.text, links).await?);
         Ok(StatusCode::OK)
     }

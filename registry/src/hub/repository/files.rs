@@ -114,7 +114,7 @@ pub(crate) async fn blob(
                 let cut: Arc<str> = String::from_utf8_lossy(&read).into();
                 let is_markdown = path.to_ascii_lowercase().ends_with(".md");
                 if is_markdown && file.size_bytes <= MAX_RENDERED_BYTES {
-                    let links = card_links(&shown.repository, &shown.reference);
+                    let links = card_links(&shown.repository, &shown.reference.to_string());
                     let rendered = registry.markdown_render(cut.clone(), links).await?;
                     (html, is_late) = rendered_html(rendered);
                 } else if has_colours(&path) {

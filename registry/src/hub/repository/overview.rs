@@ -6,13 +6,13 @@ use axum::extract::State;
 use axum::response::Response;
 use http::request::Parts;
 use lode_model::lineage::Relation;
-use lode_model::reference::{Reference, Repository};
+use lode_model::reference::Repository;
 
 use super::pulls::Pulls;
 use super::snippets::{Snippet, Subject};
 use super::{Head, ManifestPage, Tab, manages, show};
 use crate::Registry;
-use crate::app::{Card, CardHtml, ContentKind, DerivedModel};
+use crate::app::{Card, CardHtml, CardOrigin, ContentKind, DerivedModel};
 use crate::auth::Caller;
 use crate::card::{CardLinks, encode_path};
 use crate::http::links::own_base_url;
@@ -35,6 +35,8 @@ struct OverviewPage {
     has_more_tags: bool,
     /// A push to copy, for a repository without tags.
     push: String,
+    /// The card of a repository without tags.
+    untagged_card: Option<CardHtml>,
 }
 
 struct Overview {
@@ -45,6 +47,7 @@ struct Overview {
     description: Option<String>,
     card: Option<Card>,
     can_edit_card: bool,
+    can_edit_repository_card: bool,
     /// Of the side bar: a name and a value.
     facts: Vec<(&'static str, String)>,
     digest: String,
@@ -101,8 +104,14 @@ pub(crate) async fn get(
             Some(shown) => Some(overview(&registry, &caller, shown, &base, needs_token).await?),
             None => None,
         };
+        let untagged_card = match shown {
+            Some(_) => None,
+            None => {
+                registry.repository_card_render(&caller, &repository, card_links(&repository, "")).await?
+            }
+        };
         let (has_more_tags, tags) = (tags.more, tags.items.iter().map(ToString::to_string).collect());
-        Ok(render_browsed(&OverviewPage { shell, head, shown, tags, has_more_tags, push }))
+        Ok(render_browsed(&OverviewPage { shell, head, shown, tags, has_more_tags, push, untagged_card }))
     };
     browse(&registry, &caller, page).await
 }
@@ -116,7 +125,7 @@ async fn overview(
 ) -> Result<Overview, Failure> {
     let ManifestPage { repository, reference, model, facts, .. } = shown;
     let tree = registry.tree(caller, &repository, &model.manifest).await?;
-    let links = card_links(&repository, &reference);
+    let links = card_links(&repository, &reference.to_string());
     let edited = (&reference, &model.manifest, &tree.artifact);
     let can_edit_card = registry.may_edit_card(caller, &repository, edited).await?;
     let card = registry.card_render(caller, &repository, (&model.digest, &tree.artifact), links).await?;
@@ -186,6 +195,7 @@ async fn overview(
         description: facts.description.clone().filter(|_| card.is_none()),
         card,
         can_edit_card,
+        can_edit_repository_card: registry.may_edit_repository_card(caller, &repository).await?,
         facts: lines,
         digest: short(&model.digest),
         license: facts.license.clone(),
@@ -203,9 +213,9 @@ async fn overview(
     })
 }
 
-/// Where the links of a card lead.
-pub(super) fn card_links(repository: &Repository, reference: &Reference) -> CardLinks {
-    let reference = encode_path(&reference.to_string());
+/// Where the links of a card lead. `reference`: the tag or digest with their files; empty without any.
+pub(super) fn card_links(repository: &Repository, reference: &str) -> CardLinks {
+    let reference = encode_path(if reference.is_empty() { "latest" } else { reference });
     CardLinks {
         pages: format!("/{repository}/-/blob/{reference}/"),
         bytes: format!("/{repository}/-/raw/{reference}/"),
@@ -248,19 +258,49 @@ fn kind_name(kind: ContentKind) -> &'static str {
     }
 }
 
+impl OverviewPage {
+    fn untagged_card_html(&self) -> Option<&str> {
+        self.untagged_card.as_ref().and_then(rendered)
+    }
+}
+
+fn rendered(html: &CardHtml) -> Option<&str> {
+    match html {
+        CardHtml::Rendered(html) => Some(html),
+        CardHtml::Late => None,
+    }
+}
+
 impl Overview {
     /// Where the bytes of the card are.
     fn card_url(&self, head: &Head, card: &Card) -> String {
-        match &card.attached_blob {
-            Some(blob) => format!("/v2/{}/blobs/{blob}", head.repository),
-            None => format!("/{}/-/raw/{}/{}", head.repository, head.reference, encode_path(&card.path)),
+        let Head { repository, reference, .. } = head;
+        match &card.origin {
+            CardOrigin::Files => format!("/{repository}/-/raw/{reference}/{}", encode_path(&card.path)),
+            CardOrigin::Attached(card) => format!("/v2/{repository}/blobs/{}", card.blob),
+            CardOrigin::Repository => format!("/lode/v1/repositories/{repository}/card"),
         }
     }
 
-    fn card_html(&self) -> Option<&str> {
-        match &self.card.as_ref()?.html {
-            CardHtml::Rendered(html) => Some(html),
-            CardHtml::Late => None,
+    /// What to say of the place of the card.
+    fn card_note(&self, head: &Head) -> Option<String> {
+        match &self.card.as_ref()?.origin {
+            CardOrigin::Files => None,
+            CardOrigin::Attached(_) => {
+                Some("This card is attached to the manifest, and not one of its files.".to_owned())
+            }
+            CardOrigin::Repository => Some(format!(
+                "This card is the repository's, because {} has none of its own.",
+                head.reference
+            )),
         }
+    }
+
+    fn is_repository_card(&self) -> bool {
+        self.card.as_ref().is_some_and(|card| card.origin == CardOrigin::Repository)
+    }
+
+    fn card_html(&self) -> Option<&str> {
+        rendered(&self.card.as_ref()?.html)
     }
 }
