@@ -151,7 +151,7 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/lode/v1/repositories/{name}/pulls", "", Pull, &[200]),
     ("GET", "/lode/v1/repositories/{name}/retention", "", MaintainHere, &[200]),
     ("GET", "/lode/v1/repositories/{name}/card", "", Pull, &[200]),
-    // The first one saves the card, and others find that of someone else or their own.
+    // Later callers send the same text again, which changes nothing.
     ("PUT", "/lode/v1/repositories/{name}/card", r#"{"text":"x"}"#, Push, &[200]),
     ("DELETE", "/lode/v1/repositories/{name}/card", "", Push, &[204]),
     ("GET", "/lode/v1/models", "", List, &[200]),
