@@ -19,8 +19,11 @@ use super::avx2_block::{Factors, Unpacked, multiply_pairs, prefetch, unpack_part
 use super::avx2_panel as panel;
 use super::columns::{Block, Columns, QK, TILE};
 
-/// Minimum number of columns for panels.
-const PANELS: usize = 9;
+/// Minimum number of columns for panels. Codes of more than five bits are unpacked too fast for panels to save time with
+/// few columns (measured).
+const fn min_panel_columns<C: Codes>() -> usize {
+    if C::BITS > 5 { 9 } else { 4 }
+}
 
 /// `pack_scalar` with vectors.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -137,7 +140,8 @@ impl<const BITS: u8> Codes for Affine<BITS> {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn products<C: Codes>(format: C, rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
-    let in_panels = if x.len() < PANELS { 0 } else { rows.len() / panel::R * panel::R };
+    let in_panels =
+        if x.len() < const { min_panel_columns::<C>() } { 0 } else { rows.len() / panel::R * panel::R };
     if in_panels > 0 {
         panel::products(format, &rows.range(0, in_panels), x, out, scratch);
     }

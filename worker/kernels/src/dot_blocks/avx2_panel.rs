@@ -13,6 +13,8 @@ use super::columns::{Block, Columns, LaneOrder, QK};
 
 /// Rows per panel: the lanes of a vector.
 pub(super) const R: usize = 8;
+/// Panels that are multiplied together, and share the loads of the columns.
+const PANELS: usize = 2;
 /// Bytes of panels that stay in the L2 cache while all columns are processed.
 const PANELS_BYTES: usize = 1 << 18;
 /// Vectors for the codes of a block in a panel: four codes of each row in each.
@@ -51,12 +53,15 @@ pub(super) fn products<C: Codes>(
             let mut c = 0;
             while c < t {
                 let step = 1 << (t - c).ilog2().min(2);
-                for (p, panel) in panels.chunks_exact(panel_len).enumerate() {
-                    let to = (j + c, (first + p) * R);
-                    match step {
-                        4 => multiply::<C, 4>(panel, (tile, t, c), out, to),
-                        2 => multiply::<C, 2>(panel, (tile, t, c), out, to),
-                        _ => multiply::<C, 1>(panel, (tile, t, c), out, to),
+                for (pair, panels) in panels.chunks(PANELS * panel_len).enumerate() {
+                    let (x, to) = ((tile, t, c), (j + c, (first + PANELS * pair) * R));
+                    match (step, panels.len() / panel_len) {
+                        (4, PANELS) => multiply::<C, PANELS, 4>(panels, x, out, to),
+                        (4, _) => multiply::<C, 1, 4>(panels, x, out, to),
+                        (2, PANELS) => multiply::<C, PANELS, 2>(panels, x, out, to),
+                        (2, _) => multiply::<C, 1, 2>(panels, x, out, to),
+                        (_, PANELS) => multiply::<C, PANELS, 1>(panels, x, out, to),
+                        _ => multiply::<C, 1, 1>(panels, x, out, to),
                     }
                 }
                 c += step;
@@ -124,34 +129,44 @@ fn transpose(rows: [__m256i; R]) -> [__m256i; R] {
     })
 }
 
-/// Multiplies a panel by CN columns from column `c` of a tile of `t`.
+/// Multiplies PN panels by CN columns from column `c` of a tile of `t`.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn multiply<C: Codes, const CN: usize>(
-    panel: &[__m256i],
+fn multiply<C: Codes, const PN: usize, const CN: usize>(
+    panels: &[__m256i],
     (x, t, c): (&[Block], usize, usize),
     out: &mut Window<'_>,
     (j, i): (usize, usize),
 ) {
     let (len, n) = (const { block_len::<C>() }, const { scale_count::<C>() });
-    assert!(panel.len().is_multiple_of(len) && x.len() == panel.len() / len * t && c + CN <= t);
+    let depth = panels.len() / len / PN;
+    assert!(panels.len() == PN * depth * len && x.len() == depth * t && c + CN <= t);
     // Of a format with a scale per 32 values, only half are used.
-    let mut sums = [[_mm256_setzero_ps(); CN]; 16];
-    for (panel, x) in panel.chunks_exact(len).zip(x.chunks_exact(t)) {
+    let mut sums = [[[_mm256_setzero_ps(); CN]; PN]; 16];
+    for (b, x) in x.chunks_exact(t).enumerate() {
         let Some((x, _)) = x[c..].split_first_chunk::<CN>() else { unreachable!("c + CN <= t") };
+        let blocks: [*const __m256i; PN] =
+            std::array::from_fn(|p| panels[(p * depth + b) * len..(p * depth + b + 1) * len].as_ptr());
         for (lane, sums) in sums.iter_mut().enumerate().take(n) {
-            let dots = multiply_lane::<C, CN>(panel, x, lane);
-            let scale = _mm256_castsi256_ps(panel[CODES + lane]);
+            // SAFETY: whole blocks of panels, which have this lane.
+            let dots = unsafe { multiply_lane::<C, PN, CN>(blocks, x, lane) };
             let coarse = if C::ONE_SCALE { lane } else { lane / 8 * 4 + lane % 4 };
-            let offset = if C::HAS_OFFSET { _mm256_castsi256_ps(panel[CODES + n + lane]) } else { scale };
-            *sums = std::array::from_fn(|c| {
-                let dots = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[c]), _mm256_set1_ps(x[c].d[coarse]));
-                let sum = _mm256_fmadd_ps(dots, scale, sums[c]);
-                if !C::HAS_OFFSET {
-                    return sum;
+            for ((sums, dots), block) in sums.iter_mut().zip(dots).zip(blocks) {
+                // Without checks of bounds: after a branch, the compiler would keep all columns in memory.
+                // SAFETY: a block has n scales after its codes, and then the offsets.
+                let (scale, offset) = unsafe {
+                    let scale = block.add(CODES + lane);
+                    let offset = if C::HAS_OFFSET { scale.add(n) } else { scale };
+                    (_mm256_castsi256_ps(*scale), _mm256_castsi256_ps(*offset))
+                };
+                for ((sum, dots), x) in sums.iter_mut().zip(dots).zip(x) {
+                    let dots = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), _mm256_set1_ps(x.d[coarse]));
+                    *sum = _mm256_fmadd_ps(dots, scale, *sum);
+                    if C::HAS_OFFSET {
+                        let of_x = if C::ONE_SCALE { x.sums[lane] } else { x.fine_sums[lane] };
+                        *sum = _mm256_fnmadd_ps(offset, _mm256_set1_ps(of_x), *sum);
+                    }
                 }
-                let of_x = if C::ONE_SCALE { x[c].sums[lane] } else { x[c].fine_sums[lane] };
-                _mm256_fnmadd_ps(offset, _mm256_set1_ps(of_x), sum)
-            });
+            }
         }
     }
     // The same order as in `avx2::total`.
@@ -159,51 +174,77 @@ fn multiply<C: Codes, const CN: usize>(
     while left > 1 {
         left /= 2;
         let (kept, others) = sums.split_at_mut(left);
-        for (kept, others) in kept.iter_mut().zip(others) {
-            for (sum, other) in kept.iter_mut().zip(others) {
-                *sum = _mm256_add_ps(*sum, *other);
-            }
+        let (kept, others) =
+            (kept.as_flattened_mut().as_flattened_mut(), others.as_flattened().as_flattened());
+        for (sum, other) in kept.iter_mut().zip(others) {
+            *sum = _mm256_add_ps(*sum, *other);
         }
     }
-    for (c, sum) in sums[0].into_iter().enumerate() {
-        let mut numbers = [0.0; R];
-        // SAFETY: eight values.
-        unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), sum) };
-        out.row(j + c)[i..i + R].copy_from_slice(&numbers);
+    for (p, sums) in sums[0].into_iter().enumerate() {
+        for (c, sum) in sums.into_iter().enumerate() {
+            let mut numbers = [0.0; R];
+            // SAFETY: eight values.
+            unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), sum) };
+            out.row(j + c)[i + p * R..i + (p + 1) * R].copy_from_slice(&numbers);
+        }
     }
 }
 
-/// The sums of products of the codes that share scale `lane`, row by row.
+/// Requires a sum to be in a register here. Otherwise the compiler multiplies one panel after the other, and keeps the
+/// columns for the others in memory.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn multiply_lane<C: Codes, const CN: usize>(
-    panel: &[__m256i],
+fn in_register(sum: &mut __m256i) {
+    // SAFETY: the text is a comment.
+    unsafe { std::arch::asm!("/* {} */", inout(ymm_reg) * sum, options(nomem, nostack, preserves_flags)) };
+}
+
+/// The sums of products of the codes that share scale `lane`, by panel and column; a lane per row.
+///
+/// # Safety
+/// The panels have whole blocks of the format.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn multiply_lane<C: Codes, const PN: usize, const CN: usize>(
+    panels: [*const __m256i; PN],
     x: &[Block; CN],
     lane: usize,
-) -> [__m256i; CN] {
+) -> [[__m256i; CN]; PN] {
     let kind = const { Factors::of::<C>() };
     let (group, steps) =
         if C::ONE_SCALE { (LaneOrder::GROUPS_OF_32[lane], 8) } else { (LaneOrder::GROUPS_OF_16[lane], 4) };
     let first = usize::from(group) * steps;
     let narrow_steps = if kind.pairs < steps { kind.pairs } else { steps };
-    let mut dots: [__m256i; CN] = std::array::from_fn(|c| match kind.excess_shift {
+    let mut dots = [x.each_ref().map(|x| match kind.excess_shift {
         Some(shift) => {
-            let less = if C::ONE_SCALE { x[c].less[lane] } else { x[c].fine_less[lane] };
+            let less = if C::ONE_SCALE { x.less[lane] } else { x.fine_less[lane] };
             _mm256_set1_epi32(less >> shift)
         }
         None => _mm256_setzero_si256(),
-    });
-    for narrow in (first..first + steps).step_by(narrow_steps) {
-        let mut pairs = [_mm256_setzero_si256(); CN];
-        for (four, &factors) in (narrow..).zip(&panel[narrow..narrow + narrow_steps]) {
-            pairs = std::array::from_fn(|c| {
+    }); PN];
+    // SAFETY: the block has this lane's codes.
+    let panels = panels.map(|panel| unsafe { panel.add(first) });
+    // SAFETY: as above; four codes at a time.
+    let codes = x.each_ref().map(|x| unsafe { x.codes.as_ptr().cast::<i32>().add(first) });
+    for narrow in (0..steps).step_by(narrow_steps) {
+        let mut pairs = [[_mm256_setzero_si256(); CN]; PN];
+        for four in narrow..narrow + narrow_steps {
+            // SAFETY: guaranteed by the caller.
+            let factors = panels.map(|panel| unsafe { *panel.add(four) });
+            for (c, codes) in codes.iter().enumerate() {
                 // SAFETY: four of the block's 256 codes.
-                let x = unsafe { x[c].codes.as_ptr().cast::<i32>().add(four).read_unaligned() };
-                let products = multiply_pairs(factors, _mm256_set1_epi32(x), kind.is_signed);
-                _mm256_add_epi16(pairs[c], products)
-            });
+                let x = _mm256_set1_epi32(unsafe { codes.add(four).read_unaligned() });
+                for (pairs, factors) in pairs.iter_mut().zip(factors) {
+                    pairs[c] = _mm256_add_epi16(pairs[c], multiply_pairs(factors, x, kind.is_signed));
+                }
+            }
+            for pairs in pairs.as_flattened_mut() {
+                in_register(pairs);
+            }
         }
-        dots = std::array::from_fn(|c| _mm256_add_epi32(dots[c], widen(pairs[c])));
+        for (dots, pairs) in dots.as_flattened_mut().iter_mut().zip(pairs.as_flattened()) {
+            *dots = _mm256_add_epi32(*dots, widen(*pairs));
+        }
     }
     dots
 }

@@ -18,8 +18,6 @@ use super::groups::{Affine, Mxfp4, Nvfp4, Nvfp4Block};
 use super::k_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::panel;
 
-/// Minimum number of columns for panels.
-const PANELS: usize = 9;
 /// Columns that share the codes of unpacked rows.
 const FEW_COLUMNS: usize = 4;
 
@@ -27,6 +25,11 @@ const FEW_COLUMNS: usize = 4;
 /// for these formats, and the results have the same bits.
 fn is_read_in_order(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::Ggml(Type::Q4_K | Type::Q5_K | Type::Q6_K | Type::Q8_0))
+}
+
+/// Minimum number of columns for panels (measured).
+fn min_panel_columns(dtype: Dtype) -> usize {
+    if dtype == Dtype::Ggml(Type::Q6_K) { 9 } else { 5 }
 }
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -48,7 +51,8 @@ fn products<U: Unpack>(
     out: &mut Window<'_>,
     scratch: &mut Vec<f32>,
 ) {
-    let in_panels = if x.len() < PANELS { 0 } else { rows.len() / panel::R * panel::R };
+    let min_columns = min_panel_columns(rows.dtype());
+    let in_panels = if x.len() < min_columns { 0 } else { rows.len() / panel::R * panel::R };
     if in_panels > 0 {
         panel::products::<_, panel::Vnni>(unpack, &rows.range(0, in_panels), x, out, scratch);
     }

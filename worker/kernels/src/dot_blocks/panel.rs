@@ -140,9 +140,8 @@ impl MultiplyTile for Vnni {
     ) {
         let mut c = 0;
         while c < t {
-            let step = 1 << (t - c).ilog2();
+            let step = 1 << (t - c).ilog2().min(3);
             let run = match step {
-                16 => tile::<N, IS_ABOVE, 16>,
                 8 => tile::<N, IS_ABOVE, 8>,
                 4 => tile::<N, IS_ABOVE, 4>,
                 2 => tile::<N, IS_ABOVE, 2>,
@@ -188,14 +187,15 @@ fn tile<const N: usize, const IS_ABOVE: bool, const CN: usize>(
                 }
             }
             let scale = _mm512_castsi512_ps(panel[CODES + lane]);
+            let minimum = if IS_ABOVE { scale } else { _mm512_castsi512_ps(panel[CODES + N + lane]) };
             for ((dots, x), sum) in dots.into_iter().zip(x).zip(sums) {
                 let dots = _mm512_mul_ps(_mm512_cvtepi32_ps(dots), _mm512_set1_ps(x.d[coarse]));
-                *sum = _mm512_fmadd_ps(dots, scale, *sum);
-                if !IS_ABOVE {
-                    let minimum = _mm512_castsi512_ps(panel[CODES + N + lane]);
-                    let of_x = if N == 16 { x.fine_sums[lane] } else { x.sums[lane] };
-                    *sum = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x), *sum);
-                }
+                let with_dots = _mm512_fmadd_ps(dots, scale, *sum);
+                let of_x = if N == 16 { x.fine_sums[lane] } else { x.sums[lane] };
+                *sum = match IS_ABOVE {
+                    true => with_dots,
+                    false => _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x), with_dots),
+                };
             }
         }
     }
