@@ -24,9 +24,15 @@ fn product(ops: &Ops, rows: &Rows<'_>, x: &[f32]) -> Vec<f32> {
 fn every_version_agrees_with_float64() {
     for ops in Ops::all() {
         for dtype in dtypes() {
-            for (n, cols, m) in
-                [(1, 32, 1), (5, 64, 2), (3, 256, 3), (17, 288, 4), (33, 544, 37), (40, 1024, 16)]
-            {
+            for (n, cols, m) in [
+                (1, 32, 1),
+                (5, 64, 2),
+                (3, 256, 3),
+                (17, 288, 4),
+                (24, 288, 7),
+                (33, 544, 37),
+                (40, 1024, 16),
+            ] {
                 let cols = cols.max(dtype.multiple()).next_multiple_of(dtype.multiple());
                 let packed = Packed::random(dtype, n, cols, 7);
                 let x = random(m * cols, 11);
