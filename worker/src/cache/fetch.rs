@@ -23,7 +23,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio::sync::Semaphore;
 
-use super::recognise::{Archives, RecognisedModel, Recognition};
+use super::recognise::{Archives, RecognisedModel, Recognition, TensorLayer};
 use super::store::{Cache, Lease};
 use crate::error::Error;
 use crate::files::blob_name;
@@ -127,6 +127,59 @@ impl Models {
         digest: &Digest,
         memory_bytes: u64,
     ) -> Result<Model, Error> {
+        let (model, files) = self.fetch_files(repository, digest, memory_bytes).await?;
+        let unsupported = |what: &str| Error::Unsupported(format!("cannot run {digest}: {what}"));
+        let details = files.read(model.config.as_ref()).await?;
+        let details = details.and_then(|bytes| ModelConfig::parse(&bytes).ok()).unwrap_or_default();
+        let spec = ModelSpec {
+            name: digest.to_string(),
+            files: model.files.iter().map(|(name, file)| (name.clone(), files.small(file))).collect(),
+            tensors: model.tensors.iter().map(|layer| files.tensor(layer)).collect(),
+            template: model.template.as_ref().map(|blob| SmallFile::from(files.path(blob))),
+            has_renderer: !details.renderer.is_empty() || !details.parser.is_empty(),
+        };
+        let json = |what: &str, bytes: Option<Vec<u8>>| -> Result<Value, Error> {
+            let value = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+            value.map(Option::unwrap_or_default).map_err(|error| unsupported(&format!("{what}: {error}")))
+        };
+        let config = match model.files.get("config.json") {
+            Some(file) => Some(read_small(files.path(&file.layer), file.offset, file.size).await?),
+            None => None,
+        };
+        let config = match spec.is_gguf() {
+            true => gguf_config(spec.tensors.clone()).await.map_err(|reason| unsupported(&reason))?,
+            false => json("config.json", config)?,
+        };
+        let params = json("its parameters", files.read(model.params.as_ref()).await?)?;
+        let messages = json("its messages", files.read(model.messages.as_ref()).await?)?;
+        let system = files.read(model.system.as_ref()).await?;
+        Ok(Model {
+            repository: repository.clone(),
+            digest: digest.clone(),
+            spec,
+            tensor_bytes: model.tensor_bytes(),
+            config,
+            details,
+            system: system.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
+            params: match params {
+                Value::Object(params) => params,
+                _ => serde_json::Map::new(),
+            },
+            messages: match messages {
+                Value::Array(messages) => messages,
+                _ => Vec::new(),
+            },
+            _leases: files.leases.into_values().collect(),
+        })
+    }
+
+    /// Recognises a model and pulls what this machine does not have of it.
+    async fn fetch_files(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        memory_bytes: u64,
+    ) -> Result<(RecognisedModel, LocalFiles), Error> {
         let (manifest, bytes) = self.manifest(repository, digest).await?;
         let unsupported =
             |error: &dyn std::error::Error| Error::Unsupported(format!("cannot run {digest}: {error}"));
@@ -155,75 +208,7 @@ impl Models {
         }
         drop(pulls);
         self.store_manifest(digest, &model, bytes).await;
-
-        let path = |blob: &Descriptor| {
-            leases.get(&blob.digest).map(|lease| lease.path().to_owned()).unwrap_or_default()
-        };
-        let extent =
-            |file: &ModelFile| (!file.is_layer()).then_some(Extent { offset: file.offset, size: file.size });
-        let small = |file: &ModelFile| SmallFile { path: path(&file.layer), extent: extent(file) };
-        let tensor = |layer: &super::recognise::TensorLayer| TensorFile {
-            path: path(&layer.file.layer),
-            // The file name of a whole file is only used in messages.
-            name: match layer.whole_file {
-                true => Some(layer.file.label().to_owned()),
-                false => layer.file.layer.name.clone(),
-            },
-            whole_file: layer.whole_file,
-            format: layer.format,
-            extent: extent(&layer.file),
-        };
-        let read = async |blob: Option<&Descriptor>| match blob {
-            Some(blob) => read_small(path(blob), 0, blob.size).await.map(Some),
-            None => Ok(None),
-        };
-        let details = read(model.config.as_ref()).await?;
-        let details = details.and_then(|bytes| ModelConfig::parse(&bytes).ok()).unwrap_or_default();
-        let spec = ModelSpec {
-            name: digest.to_string(),
-            files: model.files.iter().map(|(name, file)| (name.clone(), small(file))).collect(),
-            tensors: model.tensors.iter().map(tensor).collect(),
-            template: model.template.as_ref().map(|blob| SmallFile::from(path(blob))),
-            has_renderer: !details.renderer.is_empty() || !details.parser.is_empty(),
-        };
-        let json = |what: &str, bytes: Option<Vec<u8>>| -> Result<Value, Error> {
-            let value = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
-            value
-                .map(Option::unwrap_or_default)
-                .map_err(|error| Error::Unsupported(format!("cannot run {digest}: {what}: {error}")))
-        };
-        let config = match model.files.get("config.json") {
-            Some(file) => Some(read_small(path(&file.layer), file.offset, file.size).await?),
-            None => None,
-        };
-        let config = if spec.is_gguf() {
-            gguf_config(spec.tensors.clone())
-                .await
-                .map_err(|reason| Error::Unsupported(format!("cannot run {digest}: {reason}")))?
-        } else {
-            json("config.json", config)?
-        };
-        let params = json("its parameters", read(model.params.as_ref()).await?)?;
-        let messages = json("its messages", read(model.messages.as_ref()).await?)?;
-        let system = read(model.system.as_ref()).await?;
-        Ok(Model {
-            repository: repository.clone(),
-            digest: digest.clone(),
-            spec,
-            tensor_bytes: model.tensor_bytes(),
-            config,
-            details,
-            system: system.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
-            params: match params {
-                Value::Object(params) => params,
-                _ => serde_json::Map::new(),
-            },
-            messages: match messages {
-                Value::Array(messages) => messages,
-                _ => Vec::new(),
-            },
-            _leases: leases.into_values().collect(),
-        })
+        Ok((model, LocalFiles { leases }))
     }
 
     /// Lists the members of a model's tar files. Pulls the tar files, since they will be mapped anyway.
@@ -298,6 +283,47 @@ impl Models {
     fn manifest_path(&self, digest: &Digest) -> PathBuf {
         self.cache.manifests().join(digest.to_string().replace(':', "-"))
     }
+}
+
+/// The files of a model's blobs on this machine.
+struct LocalFiles {
+    leases: HashMap<Digest, Lease>,
+}
+
+impl LocalFiles {
+    fn path(&self, blob: &Descriptor) -> PathBuf {
+        self.leases.get(&blob.digest).map(|lease| lease.path().to_owned()).unwrap_or_default()
+    }
+
+    fn small(&self, file: &ModelFile) -> SmallFile {
+        SmallFile { path: self.path(&file.layer), extent: extent(file) }
+    }
+
+    fn tensor(&self, layer: &TensorLayer) -> TensorFile {
+        TensorFile {
+            path: self.path(&layer.file.layer),
+            // The file name of a whole file is only used in messages.
+            name: match layer.whole_file {
+                true => Some(layer.file.label().to_owned()),
+                false => layer.file.layer.name.clone(),
+            },
+            whole_file: layer.whole_file,
+            format: layer.format,
+            extent: extent(&layer.file),
+        }
+    }
+
+    async fn read(&self, blob: Option<&Descriptor>) -> Result<Option<Vec<u8>>, Error> {
+        match blob {
+            Some(blob) => read_small(self.path(blob), 0, blob.size).await.map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+/// The part of its blob that a file is, unless it is the whole blob.
+fn extent(file: &ModelFile) -> Option<Extent> {
+    (!file.is_layer()).then_some(Extent { offset: file.offset, size: file.size })
 }
 
 /// The blobs that a remembered manifest needs. Blocks.
