@@ -1,25 +1,16 @@
 //! Manifests of a repository, their references, and the referrers of a subject. A link, a manifest and its
 //! references change in one transaction, so that the collection never sees a part of the change.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use lode_model::digest::Digest;
-use lode_model::media_type;
 use lode_model::reference::{Reference, Repository, Tag};
-use sqlx::AssertSqlSafe;
 
-use super::collect::UnreferencedContent;
 use super::manifest_row::ManifestRow;
-use super::models::DELETE_TENSORS;
 use super::read_cache::CachedValue;
-use super::removals::{RemovalCause, RemovalRow};
-use super::tag_moves::NewTagMove;
-use super::{Store, Tx, bigint, digest_list, parse_stored, placeholders, query, size};
+use super::{Store, Tx, bigint, digest_list, parse_stored, query, size};
 use crate::Error;
 use crate::time::now_ms;
-
-/// How many rows one statement of a deletion lists.
-const ROWS: usize = 1000;
 
 #[derive(sqlx_macros::FromRow)]
 struct ManifestColumns {
@@ -65,41 +56,6 @@ pub(crate) struct ReferrerRow {
     pub(crate) size_bytes: i64,
     pub(crate) artifact_type: Option<String>,
     pub(crate) annotations: Option<String>,
-}
-
-/// A manifest that is being deleted.
-#[derive(sqlx_macros::FromRow)]
-struct DeletedManifest {
-    repository: String,
-    digest: String,
-    media_type: String,
-    artifact_type: Option<String>,
-    size_bytes: i64,
-}
-
-/// A manifest that was removed, and the tags that were deleted with it, in order.
-#[derive(Debug)]
-pub(crate) struct RemovedManifest {
-    pub(crate) repository: Repository,
-    pub(crate) digest: Digest,
-    pub(crate) tags: Vec<Tag>,
-}
-
-/// A tag that was deleted with its manifest.
-#[derive(sqlx_macros::FromRow)]
-struct DeletedTag {
-    repository: String,
-    name: String,
-    digest: String,
-}
-
-/// A reference of a manifest that is being deleted.
-#[derive(sqlx_macros::FromRow)]
-struct DeletedReference {
-    repository: String,
-    manifest: String,
-    digest: String,
-    kind: String,
 }
 
 /// The references of a manifest, by kind and by whether they must exist.
@@ -336,205 +292,6 @@ impl Tx {
              select name from tags where repository = $1 and digest in (select digest from above)")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
         rows.iter().map(|(name,)| parse_stored("tag", name)).collect()
-    }
-
-    /// Removes manifests with their tags and records the reason. For content that only they named, the grace
-    /// period starts at the time given with each. Returns the manifests that existed. The repositories are
-    /// locked.
-    pub(crate) async fn manifests_delete(
-        &mut self,
-        manifests: &[UnreferencedContent],
-        why: &RemovalCause,
-    ) -> Result<Vec<RemovedManifest>, Error> {
-        let mut gone = Vec::new();
-        for batch in manifests.chunks(ROWS) {
-            gone.extend(self.manifests_delete_batch(batch, why).await?);
-        }
-        Ok(gone)
-    }
-
-    /// Records deleted tags in the histories of their repositories.
-    async fn tags_deleted(&mut self, tags: &[DeletedTag], why: &RemovalCause) -> Result<(), Error> {
-        let mut moves: BTreeMap<&str, Vec<NewTagMove<'_>>> = BTreeMap::new();
-        for DeletedTag { repository, name, digest } in tags {
-            let moved = NewTagMove { tag: name, from: Some(digest), to: None, message: None };
-            moves.entry(repository).or_default().push(moved);
-        }
-        for (repository, moves) in moves {
-            self.tag_moves_put(repository, &moves, &why.actor, why.at).await?;
-        }
-        Ok(())
-    }
-
-    async fn manifests_delete_batch(
-        &mut self,
-        manifests: &[UnreferencedContent],
-        why: &RemovalCause,
-    ) -> Result<Vec<RemovedManifest>, Error> {
-        // 1. Find those that exist.
-        let text = format!(
-            "select repository, digest, media_type, artifact_type, cast(length(bytes) as bigint) as size_bytes
-             from manifests where (repository, digest) in (values {})",
-            placeholders(manifests.len(), "(?, ?)", 1)
-        );
-        let found: Vec<DeletedManifest> = query!(self.conn(), c => {
-            let mut query = sqlx::query_as(AssertSqlSafe(text));
-            for UnreferencedContent { repository, digest, .. } in manifests {
-                query = query.bind(repository.as_str()).bind(digest.as_str());
-            }
-            query.fetch_all(c).await
-        })?;
-        if found.is_empty() {
-            return Ok(Vec::new());
-        }
-        let found: BTreeMap<(&str, &str), &DeletedManifest> =
-            found.iter().map(|row| ((&row.repository[..], &row.digest[..]), row)).collect();
-        let key = |manifest: &UnreferencedContent| {
-            (manifest.repository.as_str().to_owned(), manifest.digest.as_str().to_owned())
-        };
-        let manifests: Vec<UnreferencedContent> = manifests
-            .iter()
-            .filter(|manifest| found.contains_key(&(manifest.repository.as_str(), manifest.digest.as_str())))
-            .cloned()
-            .collect();
-        let since: BTreeMap<(String, String), i64> =
-            manifests.iter().map(|manifest| (key(manifest), manifest.unreferenced_at)).collect();
-        let pairs = |rows: usize, first: usize| placeholders(rows, "(?, ?)", first);
-        // 2. Read their references before the cascade deletes them.
-        let text = format!(
-            "select repository, manifest, digest, kind from manifest_blobs where (repository, manifest) in (values {})",
-            pairs(manifests.len(), 1)
-        );
-        let named: Vec<DeletedReference> = query!(self.conn(), c => {
-            let mut query = sqlx::query_as(AssertSqlSafe(text));
-            for UnreferencedContent { repository, digest, .. } in &manifests {
-                query = query.bind(repository.as_str()).bind(digest.as_str());
-            }
-            query.fetch_all(c).await
-        })?;
-        // 3. Delete their tags, and record the removal of both.
-        let text = format!(
-            "delete from tags where (repository, digest) in (values {}) returning repository, name, digest",
-            pairs(manifests.len(), 1)
-        );
-        let tags: Vec<DeletedTag> = query!(self.conn(), c => {
-            let mut query = sqlx::query_as(AssertSqlSafe(text));
-            for UnreferencedContent { repository, digest, .. } in &manifests {
-                query = query.bind(repository.as_str()).bind(digest.as_str());
-            }
-            query.fetch_all(c).await
-        })?;
-        let mut records = Vec::with_capacity(tags.len() + manifests.len());
-        let mut names: BTreeMap<(String, String), Vec<Tag>> = BTreeMap::new();
-        for tag in &tags {
-            let repository = parse_stored("repository", &tag.repository)?;
-            let digest = parse_stored("digest", &tag.digest)?;
-            records.push(RemovalRow::of_tag(&repository, &tag.name, &digest, why));
-            let key = (tag.repository.clone(), tag.digest.clone());
-            names.entry(key).or_default().push(parse_stored("tag", &tag.name)?);
-        }
-        for UnreferencedContent { repository, digest, .. } in &manifests {
-            let row = found[&(repository.as_str(), digest.as_str())];
-            records.push(RemovalRow {
-                repository: Some(row.repository.clone()),
-                media_type: Some(row.media_type.clone()),
-                size_bytes: Some(row.size_bytes),
-                ..RemovalRow::new("manifest", digest, why)
-            });
-        }
-        self.tags_deleted(&tags, why).await?;
-        self.removals_put(&records).await?;
-        if why.undo_until > why.at {
-            self.removal_blobs_put(&records[tags.len()..], why.undo_until).await?;
-        }
-        // 4. Delete the manifests. Their references and referrer rows are deleted by cascade.
-        let text = format!(
-            "delete from manifests where (repository, digest) in (values {})",
-            pairs(manifests.len(), 1)
-        );
-        query!(self.conn(), c => {
-            let mut query = sqlx::query(AssertSqlSafe(text));
-            for UnreferencedContent { repository, digest, .. } in &manifests {
-                query = query.bind(repository.as_str()).bind(digest.as_str());
-            }
-            query.execute(c).await.map(drop)
-        })?;
-        // 5. An index that lists one of them stays valid without it.
-        let text = format!(
-            "update manifest_blobs set required = 0 where kind = 'child' and (repository, digest) in (values {})",
-            pairs(manifests.len(), 1)
-        );
-        query!(self.conn(), c => {
-            let mut query = sqlx::query(AssertSqlSafe(text));
-            for UnreferencedContent { repository, digest, .. } in &manifests {
-                query = query.bind(repository.as_str()).bind(digest.as_str());
-            }
-            query.execute(c).await.map(drop)
-        })?;
-        // 6. Start the grace period of content that is no longer named.
-        let (mut children, mut links) = (BTreeMap::new(), since.clone());
-        for row in named {
-            let at = since.get(&(row.repository.clone(), row.manifest)).copied().unwrap_or(why.at);
-            let latest = |times: &mut BTreeMap<(String, String), i64>| {
-                let time = times.entry((row.repository.clone(), row.digest.clone())).or_insert(at);
-                *time = at.max(*time);
-            };
-            latest(&mut links);
-            if row.kind == "child" {
-                latest(&mut children);
-            }
-        }
-        const CHILDREN: &str = "update manifests set unreferenced_at = released.at from released
-             where manifests.repository = released.repository and manifests.digest = released.digest
-               and manifests.unreferenced_at is null
-               and not exists (select 1 from manifest_blobs n
-                   where n.repository = manifests.repository and n.digest = manifests.digest and n.kind = 'child')
-               and not exists (select 1 from tags t
-                   where t.repository = manifests.repository and t.digest = manifests.digest)";
-        const LINKS: &str = "update links set unreferenced_at = released.at from released
-             where links.repository = released.repository and links.digest = released.digest
-               and (links.unreferenced_at is null or links.unreferenced_at < released.at)
-               and not exists (select 1 from manifest_blobs n
-                   where n.repository = links.repository and n.digest = links.digest)
-               and not exists (select 1 from manifests m
-                   where m.repository = links.repository and m.digest = links.digest)";
-        for (times, update) in [(children, CHILDREN), (links, LINKS)] {
-            let times: Vec<((String, String), i64)> = times.into_iter().collect();
-            for times in times.chunks(ROWS) {
-                let text = format!(
-                    "with released (repository, digest, at) as (values {}) {update}",
-                    placeholders(times.len(), "(?, ?, cast(? as bigint))", 1)
-                );
-                query!(self.conn(), c => {
-                    let mut query = sqlx::query(AssertSqlSafe(text));
-                    for ((repository, digest), at) in times {
-                        query = query.bind(&repository[..]).bind(&digest[..]).bind(*at);
-                    }
-                    query.execute(c).await.map(drop)
-                })?;
-            }
-        }
-        // 7. Delete their model rows, unless another repository has the manifest. The collection deletes those that
-        //    have too many tensors for one statement.
-        self.models_delete_unnamed(manifests.iter().map(|content| &content.digest), DELETE_TENSORS).await?;
-        query!(self.conn(), c => sqlx::query(
-            "delete from index_queue where digest in (select value from json_each($1))
-               and not exists (select 1 from manifests m where m.digest = index_queue.digest)")
-            .bind(digest_list(manifests.iter().map(|content| &content.digest)))
-            .execute(c).await.map(drop))?;
-        // 8. Rewrite the search rows of the repositories that lost tags or cards.
-        let cards = found.values().filter(|row| row.artifact_type.as_deref() == Some(media_type::LODE_CARD));
-        let untagged = tags.iter().map(|tag| tag.repository.as_str());
-        let changed: BTreeSet<&str> = untagged.chain(cards.map(|row| row.repository.as_str())).collect();
-        for repository in changed {
-            self.search_refresh(&parse_stored("repository", repository)?).await?;
-        }
-        let removed = manifests.into_iter().map(|manifest| {
-            let mut tags = names.remove(&key(&manifest)).unwrap_or_default();
-            tags.sort_unstable();
-            RemovedManifest { repository: manifest.repository, digest: manifest.digest, tags }
-        });
-        Ok(removed.collect())
     }
 
     /// Starts the grace period of a manifest that lost a tag, if no other tag names it.
