@@ -112,7 +112,7 @@ pub(crate) enum CardError {
     #[error("{reason}")]
     NotEditable { reason: String },
     #[error(
-        "{card} was changed after you read it, and your text is not saved; compare it with the stored card, then save it again to replace that card"
+        "{card} was changed after you read it, and your change was not made; compare it with the stored card, then repeat it to replace that card"
     )]
     Changed { card: String },
     #[error("the card has {bytes} bytes, expected at most {MAX_CARD_BYTES}")]
