@@ -6,6 +6,7 @@
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
+use std::sync::LazyLock;
 
 use super::super::decode::blocks::{Codes, Scales, look_up, scales_of_groups};
 use super::super::decode::load::RowAt;
@@ -55,17 +56,28 @@ impl Factors {
     }
 }
 
-/// How far ahead of the codes memory is read (measured on pages of 4 KiB and of 2 MiB). The processor's own prefetching
-/// ends with each page.
-const PREFETCH_BYTES: usize = 3072;
+/// How far ahead of the codes memory is read, into the L1 cache and, unless zero, into the L2 cache. The processor's own
+/// prefetching ends with each page. With pages of 4 KiB, two distances are faster on Intel's processors (Sapphire Rapids,
+/// 1.1 to 1.2 times), and one is on AMD's (Zen 4, 1.1 to 1.2 times).
+static PREFETCH_BYTES: LazyLock<[usize; 2]> =
+    LazyLock::new(|| if is_made_by_intel() { [1024, 4096] } else { [3072, 0] });
+
+fn is_made_by_intel() -> bool {
+    let vendor = __cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+}
 
 /// Prefetches as many bytes as 256 codes have, further on in this row and those after it.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn prefetch(codes: *const u8, bytes: usize) {
+    let [near, far] = *PREFETCH_BYTES;
     for line in 0..bytes.div_ceil(64) {
         // Prefetching invalid addresses is harmless.
-        _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(PREFETCH_BYTES + 64 * line).cast());
+        _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(near + 64 * line).cast());
+        if far > 0 {
+            _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(far + 64 * line).cast());
+        }
     }
 }
 
