@@ -273,18 +273,12 @@ impl Tx {
              or exists (select 1 from manifests m
                  where m.repository = links.repository and m.digest = links.digest))";
         // 1. Unmark links that a manifest of the repository names.
-        let text = format!(
-            "update links set unreferenced_at = null
-             where (repository, digest) in (values {}) and {NAMED}",
-            placeholders(candidates.len(), "(?, ?)", 1)
-        );
-        query!(self.conn(), c => {
-            let mut query = sqlx::query(AssertSqlSafe(text));
-            for UnreferencedContent { repository, digest, .. } in candidates {
-                query = query.bind(repository.as_str()).bind(digest.as_str());
-            }
-            query.execute(c).await.map(drop)
-        })?;
+        self.execute_of(candidates, |pairs| {
+            format!(
+                "update links set unreferenced_at = null where (repository, digest) in (values {pairs}) and {NAMED}"
+            )
+        })
+        .await?;
         // 2. Delete the others.
         let text = format!(
             "delete from links where unreferenced_at <= $1 and leased_until <= $2

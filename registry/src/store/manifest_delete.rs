@@ -263,8 +263,8 @@ impl Tx {
         Ok(())
     }
 
-    /// Fetches the rows of a statement on manifests. `text` writes it with the placeholders of their repositories and
-    /// digests.
+    /// Fetches the rows of a statement on manifests. `text` writes the statement with a list of their repositories and
+    /// digests, which are bound to it.
     async fn fetch_of<T>(
         &mut self,
         manifests: &[UnreferencedContent],
@@ -285,16 +285,16 @@ impl Tx {
         })?)
     }
 
-    /// Executes a statement on manifests, like [`Self::fetch_of`].
-    async fn execute_of(
+    /// Executes a statement on content, like [`Self::fetch_of`].
+    pub(super) async fn execute_of(
         &mut self,
-        manifests: &[UnreferencedContent],
+        content: &[UnreferencedContent],
         text: impl FnOnce(String) -> String,
     ) -> Result<(), Error> {
-        let text = text(placeholders(manifests.len(), "(?, ?)", 1));
+        let text = text(placeholders(content.len(), "(?, ?)", 1));
         query!(self.conn(), c => {
             let mut query = sqlx::query(AssertSqlSafe(text));
-            for UnreferencedContent { repository, digest, .. } in manifests {
+            for UnreferencedContent { repository, digest, .. } in content {
                 query = query.bind(repository.as_str()).bind(digest.as_str());
             }
             query.execute(c).await.map(drop)
