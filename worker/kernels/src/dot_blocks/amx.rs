@@ -192,18 +192,19 @@ impl MultiplyTile for Amx {
                 let coarse = if N == 16 { lane / 8 * 4 + lane % 4 } else { lane };
                 let scale = _mm512_castsi512_ps(panel[CODES + lane]);
                 let minimum = if IS_ABOVE { scale } else { _mm512_castsi512_ps(panel[CODES + N + lane]) };
-                for ((x, sum), products) in x.iter().zip(sums).zip(&products[step % 2].0) {
+                // Not an iterator over all of them, for which the compiler keeps its state in memory.
+                for c in 0..t {
                     // SAFETY: sixteen products.
-                    let mut dots = unsafe { _mm512_load_si512(products.as_ptr().cast()) };
+                    let mut dots = unsafe { _mm512_load_si512(products[step % 2].0[c].as_ptr().cast()) };
                     if IS_ABOVE {
-                        let less = if N == 16 { x.fine_less[lane] } else { x.less[lane] };
+                        let less = if N == 16 { x[c].fine_less[lane] } else { x[c].less[lane] };
                         dots = _mm512_add_epi32(dots, _mm512_set1_epi32(less >> above));
                     }
-                    let dots = _mm512_mul_ps(_mm512_cvtepi32_ps(dots), _mm512_set1_ps(x.d[coarse]));
-                    *sum = _mm512_fmadd_ps(dots, scale, *sum);
+                    let dots = _mm512_mul_ps(_mm512_cvtepi32_ps(dots), _mm512_set1_ps(x[c].d[coarse]));
+                    sums[c] = _mm512_fmadd_ps(dots, scale, sums[c]);
                     if !IS_ABOVE {
-                        let of_x = if N == 16 { x.fine_sums[lane] } else { x.sums[lane] };
-                        *sum = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x), *sum);
+                        let of_x = if N == 16 { x[c].fine_sums[lane] } else { x[c].sums[lane] };
+                        sums[c] = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x), sums[c]);
                     }
                 }
             }

@@ -20,16 +20,13 @@ use super::panel;
 
 /// Columns that share the codes of unpacked rows.
 const FEW_COLUMNS: usize = 4;
+/// Minimum number of columns for panels (measured).
+const MIN_PANEL_COLUMNS: usize = 5;
 
 /// Whether one column is multiplied with AVX2, one row after the other. Memory is then read in order, which is faster
 /// for these formats, and the results have the same bits.
 fn is_read_in_order(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::Ggml(Type::Q4_K | Type::Q5_K | Type::Q6_K | Type::Q8_0))
-}
-
-/// Minimum number of columns for panels (measured).
-fn min_panel_columns(dtype: Dtype) -> usize {
-    if dtype == Dtype::Ggml(Type::Q6_K) { 9 } else { 5 }
 }
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -51,8 +48,7 @@ fn products<U: Unpack>(
     out: &mut Window<'_>,
     scratch: &mut Vec<f32>,
 ) {
-    let min_columns = min_panel_columns(rows.dtype());
-    let in_panels = if x.len() < min_columns { 0 } else { rows.len() / panel::R * panel::R };
+    let in_panels = if x.len() < MIN_PANEL_COLUMNS { 0 } else { rows.len() / panel::R * panel::R };
     if in_panels > 0 {
         panel::products::<_, panel::Vnni>(unpack, &rows.range(0, in_panels), x, out, scratch);
     }

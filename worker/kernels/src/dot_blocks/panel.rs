@@ -188,14 +188,14 @@ fn tile<const N: usize, const IS_ABOVE: bool, const CN: usize>(
             }
             let scale = _mm512_castsi512_ps(panel[CODES + lane]);
             let minimum = if IS_ABOVE { scale } else { _mm512_castsi512_ps(panel[CODES + N + lane]) };
-            for ((dots, x), sum) in dots.into_iter().zip(x).zip(sums) {
-                let dots = _mm512_mul_ps(_mm512_cvtepi32_ps(dots), _mm512_set1_ps(x.d[coarse]));
-                let with_dots = _mm512_fmadd_ps(dots, scale, *sum);
-                let of_x = if N == 16 { x.fine_sums[lane] } else { x.sums[lane] };
-                *sum = match IS_ABOVE {
-                    true => with_dots,
-                    false => _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x), with_dots),
-                };
+            // Not an iterator over all of them, which the compiler does not unroll.
+            for c in 0..CN {
+                let dots = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[c]), _mm512_set1_ps(x[c].d[coarse]));
+                sums[c] = _mm512_fmadd_ps(dots, scale, sums[c]);
+                if !IS_ABOVE {
+                    let of_x = if N == 16 { x[c].fine_sums[lane] } else { x[c].sums[lane] };
+                    sums[c] = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x), sums[c]);
+                }
             }
         }
     }
