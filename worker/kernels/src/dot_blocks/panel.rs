@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use super::super::rows::Rows;
 use super::super::window::Window;
 use super::columns::{Block, Columns, LaneOrder};
-use super::four_rows::{FOUR, FourRows, Lanes, Unpack};
+use super::four_rows::{FOUR, FourRows, Lanes, Unpack, prefetch};
 
 /// Rows per panel: the lanes of a vector.
 pub(super) const R: usize = 16;
@@ -90,10 +90,15 @@ fn vectors(scratch: &mut Vec<f32>, n: usize) -> &mut [__m512i] {
 fn fill_panel<U: Unpack>(unpack: U, rows: &Rows<'_>, first: usize, panel: &mut [__m512i]) {
     let len = block_len(U::Lanes::N, U::EXCESS_SHIFT.is_none());
     let vectors = U::Lanes::N / FOUR;
+    let codes = rows.row(first).0;
+    let depth = panel.len() / len;
     for q in 0..FOUR {
         // Take rows at a distance of four, so that they come out in order.
         let four = FourRows::new(unpack, rows, first + q, FOUR);
-        for (at, to) in four.blocks(unpack).zip(panel.chunks_exact_mut(len)) {
+        for (b, (at, to)) in four.blocks(unpack).zip(panel.chunks_exact_mut(len)).enumerate() {
+            // The rows of the next panel, in the order of their addresses.
+            let after = R * codes.len() + (q * depth + b) * FOUR * U::BYTES;
+            prefetch(codes.as_ptr().wrapping_add(after), FOUR * U::BYTES);
             // SAFETY: a block of the rows.
             let (codes, (scales, minima)) = unsafe { (unpack.codes(at), unpack.scales(at)) };
             let (to_codes, to_scales) = to.split_at_mut(CODES);
