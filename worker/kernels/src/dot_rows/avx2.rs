@@ -11,6 +11,7 @@ use super::super::formats::formats_in_place;
 use super::super::rows::Rows;
 use super::super::window::Window;
 use super::ahead::Ahead;
+use super::decoded::{Tile, by_tiles};
 
 /// Rows that share the loads of x.
 const R: usize = 4;
@@ -41,8 +42,9 @@ pub(crate) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch
             }]);
         }
     } else {
-        let tile = |w: &[f32], x: &[f32], j: usize, i: usize| decoded(w, x, (j, i), cols, out);
-        super::by_panels(rows, x, scratch, (R, C), |rows, i, to| decode_row(rows, i, to), tile);
+        let decode = |rows: &Rows<'_>, i: usize, to: &mut [f32]| decode_row(rows, i, to);
+        let multiply = |tile: &Tile<'_>, sums: &mut [__m256]| decoded(tile, sums, out);
+        by_tiles(rows, x, scratch, (R, C), _mm256_setzero_ps(), decode, multiply);
     }
 }
 
@@ -91,9 +93,7 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     for first in (0..whole).step_by(group) {
         // SAFETY: `RowAt` points at a row of `cols` values, a group of which begins at `first`.
         let parts: [_; RN] = std::array::from_fn(|r| unsafe { loader.group(at[r], first) });
-        for row in at {
-            ahead.prefetch(row, first, group);
-        }
+        ahead.prefetch(at[0], first, group);
         for k in (first..first + group).step_by(32) {
             // Eight values at a time, so that the registers suffice for all rows to share the loads of x.
             for v in 0..4 {
@@ -134,16 +134,14 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
 /// Multiplies up to R decoded rows by up to C columns. The columns in the inner loop share the loads of the
 /// rows.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn decoded(w: &[f32], x: &[f32], (j, i): (usize, usize), cols: usize, out: &mut Window<'_>) {
-    match (w.len() / cols, x.len() / cols) {
-        (R, 1) => decoded_tile::<R, 1>(w, x, cols, out, (j, i)),
-        (R, 2) => decoded_tile::<R, 2>(w, x, cols, out, (j, i)),
-        (R, C) => decoded_tile::<R, C>(w, x, cols, out, (j, i)),
-        _ => {
-            for (r, w) in w.chunks_exact(cols).enumerate() {
-                for (c, x) in x.chunks_exact(cols).enumerate() {
-                    decoded_tile::<1, 1>(w, x, cols, out, (j + c, i + r));
-                }
+fn decoded(tile: &Tile<'_>, sums: &mut [__m256], out: &mut Window<'_>) {
+    match (tile.rows, tile.columns) {
+        (R, 1) => decoded_tile::<R, 1>(tile, sums, out),
+        (R, 2) => decoded_tile::<R, 2>(tile, sums, out),
+        (R, C) => decoded_tile::<R, C>(tile, sums, out),
+        (n, m) => {
+            for (at, sum) in sums.chunks_exact_mut(1).enumerate().take(n * m) {
+                decoded_tile::<1, 1>(&tile.row(at / m).column(at % m), sum, out);
             }
         }
     }
@@ -152,41 +150,46 @@ fn decoded(w: &[f32], x: &[f32], (j, i): (usize, usize), cols: usize, out: &mut 
 #[expect(clippy::needless_range_loop, reason = "rows and columns index the sums alike")]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn decoded_tile<const RN: usize, const CN: usize>(
-    w: &[f32],
-    x: &[f32],
-    cols: usize,
+    tile: &Tile<'_>,
+    partial: &mut [__m256],
     out: &mut Window<'_>,
-    (j, i): (usize, usize),
 ) {
-    assert!(w.len() == RN * cols && x.len() == CN * cols);
+    assert!(tile.rows == RN && tile.columns == CN && tile.is_whole());
+    let Tile { w, w_stride, x, x_stride, values, .. } = *tile;
     let mut sums = [[_mm256_setzero_ps(); RN]; CN];
-    let whole = cols / 8 * 8;
+    if !tile.is_first {
+        sums.as_flattened_mut().copy_from_slice(&partial[..RN * CN]);
+    }
+    let whole = values / 8 * 8;
     for k in (0..whole).step_by(8) {
-        // SAFETY: k + 8 <= cols; w and x have RN and CN rows of `cols` values, by the assertion above.
-        let x: [__m256; CN] =
-            std::array::from_fn(|c| unsafe { _mm256_loadu_ps(x.as_ptr().add(c * cols + k)) });
+        // SAFETY: the tile has the values of all rows and columns, by the assertion above.
+        let load = |of: &[f32], at: usize| unsafe { _mm256_loadu_ps(of.as_ptr().add(at + k)) };
+        let x: [__m256; CN] = std::array::from_fn(|c| load(x, c * x_stride));
         for r in 0..RN {
-            // SAFETY: as above.
-            let w = unsafe { _mm256_loadu_ps(w.as_ptr().add(r * cols + k)) };
+            let w = load(w, r * w_stride);
             for c in 0..CN {
                 sums[c][r] = _mm256_fmadd_ps(w, x[c], sums[c][r]);
             }
         }
     }
-    if whole < cols {
-        let pad = |from: &[f32]| {
+    if whole < values {
+        let pad = |of: &[f32], at: usize| {
             let mut padded = [0.0; 8];
-            padded[..from.len()].copy_from_slice(from);
+            padded[..values - whole].copy_from_slice(&of[at + whole..at + values]);
             // SAFETY: eight values.
             unsafe { _mm256_loadu_ps(padded.as_ptr()) }
         };
         for (c, sums) in sums.iter_mut().enumerate() {
-            let x = pad(&x[c * cols + whole..(c + 1) * cols]);
+            let x = pad(x, c * x_stride);
             for (r, sum) in sums.iter_mut().enumerate() {
-                *sum = _mm256_fmadd_ps(pad(&w[r * cols + whole..(r + 1) * cols]), x, *sum);
+                *sum = _mm256_fmadd_ps(pad(w, r * w_stride), x, *sum);
             }
         }
     }
+    if !tile.is_last {
+        return partial[..RN * CN].copy_from_slice(sums.as_flattened());
+    }
+    let (j, i) = tile.to;
     for (c, sums) in sums.iter().enumerate() {
         store(sums, &mut out.row(j + c)[i..i + RN]);
     }

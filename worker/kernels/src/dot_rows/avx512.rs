@@ -14,6 +14,7 @@ use super::super::rows::Rows;
 use super::super::window::Window;
 use super::ahead::Ahead;
 use super::avx2::store;
+use super::decoded::{Tile, by_tiles};
 
 /// Packed rows that share the loads of x.
 const R: usize = 4;
@@ -46,8 +47,9 @@ pub(crate) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch
             }]);
         }
     } else {
-        let tile = |w: &[f32], x: &[f32], j: usize, i: usize| decoded(w, x, (j, i), cols, out);
-        super::by_panels(rows, x, scratch, (D, C), |rows, i, to| decode_row(rows, i, to), tile);
+        let decode = |rows: &Rows<'_>, i: usize, to: &mut [f32]| decode_row(rows, i, to);
+        let multiply = |tile: &Tile<'_>, sums: &mut [__m512]| decoded(tile, sums, out);
+        by_tiles(rows, x, scratch, (D, C), _mm512_setzero_ps(), decode, multiply);
     }
 }
 
@@ -93,8 +95,8 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     let whole = cols / group * group;
     let ahead = Ahead::new(rows, RN);
     for first in (0..whole).step_by(group) {
+        ahead.prefetch(at[0], first, group);
         for r in 0..RN {
-            ahead.prefetch(at[r], first, group);
             // SAFETY: `RowAt` points at a row of `cols` values, a group of which begins at `first`.
             let parts = unsafe { Load::group(loader, at[r], first) };
             for k in (first..first + group).step_by(32) {
@@ -135,22 +137,20 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
 /// Multiplies up to D decoded rows by up to C columns. The columns in the inner loop share the loads of the
 /// rows.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-fn decoded(w: &[f32], x: &[f32], (j, i): (usize, usize), cols: usize, out: &mut Window<'_>) {
-    match (w.len() / cols, x.len() / cols) {
-        (D, C) => decoded_tile::<D, C>(w, x, cols, out, (j, i)),
-        (D, 1) => decoded_tile::<D, 1>(w, x, cols, out, (j, i)),
-        (D, 2) => decoded_tile::<D, 2>(w, x, cols, out, (j, i)),
-        (D, 3) => decoded_tile::<D, 3>(w, x, cols, out, (j, i)),
-        (_, C) => {
-            for (r, w) in w.chunks_exact(cols).enumerate() {
-                decoded_tile::<1, C>(w, x, cols, out, (j, i + r));
+fn decoded(tile: &Tile<'_>, sums: &mut [__m512], out: &mut Window<'_>) {
+    match (tile.rows, tile.columns) {
+        (D, C) => decoded_tile::<D, C>(tile, sums, out),
+        (D, 1) => decoded_tile::<D, 1>(tile, sums, out),
+        (D, 2) => decoded_tile::<D, 2>(tile, sums, out),
+        (D, 3) => decoded_tile::<D, 3>(tile, sums, out),
+        (n, C) => {
+            for (r, sums) in sums.chunks_exact_mut(C).enumerate().take(n) {
+                decoded_tile::<1, C>(&tile.row(r), sums, out);
             }
         }
-        _ => {
-            for (r, w) in w.chunks_exact(cols).enumerate() {
-                for (c, x) in x.chunks_exact(cols).enumerate() {
-                    decoded_tile::<1, 1>(w, x, cols, out, (j + c, i + r));
-                }
+        (n, m) => {
+            for (at, sum) in sums.chunks_exact_mut(1).enumerate().take(n * m) {
+                decoded_tile::<1, 1>(&tile.row(at / m).column(at % m), sum, out);
             }
         }
     }
@@ -159,29 +159,39 @@ fn decoded(w: &[f32], x: &[f32], (j, i): (usize, usize), cols: usize, out: &mut 
 #[expect(clippy::needless_range_loop, reason = "rows and columns index the sums alike")]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 fn decoded_tile<const RN: usize, const CN: usize>(
-    w: &[f32],
-    x: &[f32],
-    cols: usize,
+    tile: &Tile<'_>,
+    partial: &mut [__m512],
     out: &mut Window<'_>,
-    (j, i): (usize, usize),
 ) {
-    assert!(w.len() == RN * cols && x.len() == CN * cols);
+    assert!(tile.rows == RN && tile.columns == CN && tile.is_whole());
+    let Tile { w, w_stride, x, x_stride, values, .. } = *tile;
     let mut sums = [[_mm512_setzero_ps(); RN]; CN];
-    for k in (0..cols).step_by(16) {
-        // A row that is not a multiple of sixteen is padded with zeros.
-        let lanes = if cols - k < 16 { (1u16 << (cols - k)) - 1 } else { u16::MAX };
-        // SAFETY: w and x have RN and CN rows of `cols` values, by the assertion above, and the mask ends
-        // with them.
-        let x: [__m512; CN] =
-            std::array::from_fn(|c| unsafe { _mm512_maskz_loadu_ps(lanes, x.as_ptr().add(c * cols + k)) });
+    if !tile.is_first {
+        sums.as_flattened_mut().copy_from_slice(&partial[..RN * CN]);
+    }
+    let mut add = |k: usize, lanes: __mmask16| {
+        // SAFETY: the tile has the values of all rows and columns, by the assertion above, and the mask ends with them.
+        let load = |of: &[f32], at: usize| unsafe { _mm512_maskz_loadu_ps(lanes, of.as_ptr().add(at + k)) };
+        let x: [__m512; CN] = std::array::from_fn(|c| load(x, c * x_stride));
         for r in 0..RN {
-            // SAFETY: as above.
-            let w = unsafe { _mm512_maskz_loadu_ps(lanes, w.as_ptr().add(r * cols + k)) };
+            let w = load(w, r * w_stride);
             for c in 0..CN {
                 sums[c][r] = _mm512_fmadd_ps(w, x[c], sums[c][r]);
             }
         }
+    };
+    let whole = values / 16 * 16;
+    for k in (0..whole).step_by(16) {
+        add(k, u16::MAX);
     }
+    // A row that is not a multiple of sixteen is padded with zeros.
+    if whole < values {
+        add(whole, (1 << (values - whole)) - 1);
+    }
+    if !tile.is_last {
+        return partial[..RN * CN].copy_from_slice(sums.as_flattened());
+    }
+    let (j, i) = tile.to;
     for (c, sums) in sums.iter().enumerate() {
         finish(sums, &mut out.row(j + c)[i..i + RN]);
     }

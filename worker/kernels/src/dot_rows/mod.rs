@@ -14,6 +14,8 @@ mod ahead;
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod decoded;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
 
@@ -48,41 +50,10 @@ fn panel_rows(row_bytes: usize, multiple: usize) -> usize {
     (PANEL_BYTES / row_bytes / multiple).max(1) * multiple
 }
 
-/// Processes many columns by panels: decodes a panel of rows, each once, and multiplies a few columns at a
-/// time with all its rows, while the columns are in the L1 cache.
-///
-/// `decode(rows, i, to)` decodes a row; `tile(w, x, j, i)` multiplies up to `tile_rows` decoded rows from row
-/// `i` with up to `tile_cols` columns from column `j`.
-fn by_panels(
-    rows: &Rows<'_>,
-    x: &[f32],
-    scratch: &mut Vec<f32>,
-    (tile_rows, tile_cols): (usize, usize),
-    decode: impl Fn(&Rows<'_>, usize, &mut [f32]),
-    mut tile: impl FnMut(&[f32], &[f32], usize, usize),
-) {
-    let (n, cols) = (rows.len(), rows.cols());
-    // With few columns, decoding more than a tile has no advantage.
-    let is_one = x.len() <= tile_cols * cols;
-    let panel = if is_one { tile_rows } else { panel_rows(4 * cols, tile_rows) };
-    for first in (0..n).step_by(panel) {
-        let some = rows.range(first, panel.min(n - first));
-        scratch.resize(some.len() * cols, 0.0);
-        for (i, to) in scratch.chunks_exact_mut(cols).enumerate() {
-            decode(&some, i, to);
-        }
-        for (j, x) in x.chunks(tile_cols * cols).enumerate() {
-            for (i, w) in scratch.chunks(tile_rows * cols).enumerate() {
-                tile(w, x, j * tile_cols, first + i * tile_rows);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::Dtype;
+    use crate::dtype::{Dtype, Float};
     use crate::ops::Ops;
     use crate::testing::{EXAMPLES, Packed, random};
 
@@ -145,6 +116,24 @@ mod tests {
                             ops.name
                         );
                     }
+                }
+            }
+        }
+    }
+
+    /// Products of long rows with many columns keep partial sums between blocks of values.
+    #[test]
+    fn long_rows_give_the_same_bits_with_many_columns() {
+        let (n, cols, m) = (13, 3 * 1024 + 5, 70);
+        let x = random(m * cols, 5);
+        for ops in Ops::all() {
+            for dtype in [Dtype::Float(Float::F32), Dtype::Float(Float::F16), Dtype::Float(Float::BF16)] {
+                let packed = Packed::random(dtype, n, cols, 3);
+                let all = product(ops, &packed.rows(), &x);
+                for (j, x) in x.chunks_exact(cols).enumerate() {
+                    let one = product(ops, &packed.rows(), x);
+                    let same = one.iter().zip(&all[j * n..]).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{} {dtype:?} {j}", ops.name);
                 }
             }
         }

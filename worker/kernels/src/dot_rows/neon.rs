@@ -33,7 +33,38 @@ pub(crate) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch
     } else {
         let tile =
             |w: &[f32], x: &[f32], j: usize, i: usize| block(F32, &Rows::f32s(cols, w), x, out, (j, i));
-        super::by_panels(rows, x, scratch, (R, C), |rows, i, to| decode_row(rows, i, to), tile);
+        by_panels(rows, x, scratch, (R, C), |rows, i, to| decode_row(rows, i, to), tile);
+    }
+}
+
+/// Processes many columns by panels: decodes a panel of rows, each once, and multiplies a few columns at a
+/// time with all its rows, while the columns are in the L1 cache.
+///
+/// `decode(rows, i, to)` decodes a row; `tile(w, x, j, i)` multiplies up to `tile_rows` decoded rows from row
+/// `i` with up to `tile_cols` columns from column `j`.
+fn by_panels(
+    rows: &Rows<'_>,
+    x: &[f32],
+    scratch: &mut Vec<f32>,
+    (tile_rows, tile_cols): (usize, usize),
+    decode: impl Fn(&Rows<'_>, usize, &mut [f32]),
+    mut tile: impl FnMut(&[f32], &[f32], usize, usize),
+) {
+    let (n, cols) = (rows.len(), rows.cols());
+    // With few columns, decoding more than a tile has no advantage.
+    let is_one = x.len() <= tile_cols * cols;
+    let panel = if is_one { tile_rows } else { super::panel_rows(4 * cols, tile_rows) };
+    for first in (0..n).step_by(panel) {
+        let some = rows.range(first, panel.min(n - first));
+        scratch.resize(some.len() * cols, 0.0);
+        for (i, to) in scratch.chunks_exact_mut(cols).enumerate() {
+            decode(&some, i, to);
+        }
+        for (j, x) in x.chunks(tile_cols * cols).enumerate() {
+            for (i, w) in scratch.chunks(tile_rows * cols).enumerate() {
+                tile(w, x, j * tile_cols, first + i * tile_rows);
+            }
+        }
     }
 }
 
