@@ -5,6 +5,8 @@
 //! which is the specification, and a test that compares the versions for other instruction sets with it
 //! within a stated error bound.
 
+#[cfg(target_arch = "x86_64")]
+mod ahead;
 mod batch;
 pub mod cpu;
 pub mod cuda;

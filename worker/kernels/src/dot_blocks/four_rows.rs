@@ -4,12 +4,9 @@
 
 use std::arch::x86_64::*;
 
+use super::super::ahead::prefetch_rows;
 use super::super::rows::Rows;
 
-/// Maximum size in bytes of four short rows.
-const MAX_SHORT_BYTES: usize = 1 << 13;
-/// Prefetch distance in bytes for four short rows, to the L1 cache (measured; 2 and 4 KiB are slower).
-const PREFETCH_SHORT_BYTES: usize = 3072;
 /// Rows that are unpacked together.
 pub(super) const FOUR: usize = 4;
 
@@ -156,16 +153,6 @@ struct PaddedTail {
     biases: [[u8; 32]; FOUR],
 }
 
-/// Prefetches bytes from `at` on, to the L2 cache.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn prefetch(at: *const u8, bytes: usize) {
-    for line in 0..bytes.div_ceil(64) {
-        // Prefetching invalid addresses is harmless.
-        _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(64 * line).cast());
-    }
-}
-
 impl FourRows {
     /// Takes row `first` and the rows at multiples of `apart` after it.
     #[inline]
@@ -193,21 +180,11 @@ impl FourRows {
         Self { whole, depth, rest, row_bytes: parts.0.len(), distinct }
     }
 
-    /// Prefetches as many bytes as block `b` has in four rows, further on in the order of addresses: in the next four
-    /// rows, or less far if they are short.
+    /// Prefetches as many bytes as block `b` has in four rows, further on.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     pub(super) fn prefetch(&self, b: usize, bytes: usize) {
-        let (all, done) = (FOUR * self.row_bytes, FOUR * b * bytes);
-        let codes = self.whole.codes.first;
-        if all > MAX_SHORT_BYTES {
-            return prefetch(codes.wrapping_add(all + done), FOUR * bytes);
-        }
-        for line in 0..(FOUR * bytes).div_ceil(64) {
-            let at = codes.wrapping_add(done + PREFETCH_SHORT_BYTES + 64 * line);
-            // Prefetching invalid addresses is harmless.
-            _mm_prefetch::<_MM_HINT_T0>(at.cast());
-        }
+        prefetch_rows(self.whole.codes.first, FOUR * self.row_bytes, FOUR * b * bytes, FOUR * bytes);
     }
 
     /// Iterates over blocks of 256 values.

@@ -5,10 +5,11 @@
 
 use std::arch::x86_64::*;
 
+use super::super::ahead::prefetch;
 use super::super::rows::Rows;
 use super::super::window::Window;
 use super::columns::{Block, Columns, LaneOrder};
-use super::four_rows::{FOUR, FourRows, Lanes, Unpack, prefetch};
+use super::four_rows::{FOUR, FourRows, Lanes, Unpack};
 
 /// Rows per panel: the lanes of a vector.
 pub(super) const R: usize = 16;

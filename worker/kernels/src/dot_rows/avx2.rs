@@ -3,6 +3,7 @@
 
 use std::arch::x86_64::*;
 
+use super::super::ahead::prefetch_rows;
 use super::super::decode::avx2::decode_row;
 use super::super::decode::blocks::Q8_0;
 use super::super::decode::load::{BF16, F16, F32, Load, RowAt};
@@ -10,7 +11,6 @@ use super::super::dtype::Dtype;
 use super::super::formats::formats_in_place;
 use super::super::rows::Rows;
 use super::super::window::Window;
-use super::ahead::Ahead;
 use super::decoded::{Tile, by_tiles};
 
 /// Rows that share the loads of x.
@@ -89,11 +89,12 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     let mut sums = [[_mm256_setzero_ps(); RN]; CN];
     let group = loader.group_len();
     let whole = cols / group * group;
-    let ahead = Ahead::new(rows, RN);
+    let bytes = |values| RN * rows.dtype().row_bytes(values);
+    let (all, step) = (bytes(cols), bytes(group));
     for first in (0..whole).step_by(group) {
         // SAFETY: `RowAt` points at a row of `cols` values, a group of which begins at `first`.
         let parts: [_; RN] = std::array::from_fn(|r| unsafe { loader.group(at[r], first) });
-        ahead.prefetch(at[0], first, group);
+        prefetch_rows(at[0].codes, all, first / group * step, step);
         for k in (first..first + group).step_by(32) {
             // Eight values at a time, so that the registers suffice for all rows to share the loads of x.
             for v in 0..4 {

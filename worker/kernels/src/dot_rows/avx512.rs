@@ -4,6 +4,7 @@
 
 use std::arch::x86_64::*;
 
+use super::super::ahead::prefetch_rows;
 use super::super::decode::avx2::decode_row;
 use super::super::decode::avx512::Load;
 use super::super::decode::blocks::Q8_0;
@@ -12,7 +13,6 @@ use super::super::dtype::Dtype;
 use super::super::formats::formats_in_place;
 use super::super::rows::Rows;
 use super::super::window::Window;
-use super::ahead::Ahead;
 use super::avx2::store;
 use super::decoded::{Tile, by_tiles};
 
@@ -93,9 +93,10 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     let mut sums = [[_mm512_setzero_ps(); RN]; CN];
     let group = loader.group_len();
     let whole = cols / group * group;
-    let ahead = Ahead::new(rows, RN);
+    let bytes = |values| RN * rows.dtype().row_bytes(values);
+    let (all, step) = (bytes(cols), bytes(group));
     for first in (0..whole).step_by(group) {
-        ahead.prefetch(at[0], first, group);
+        prefetch_rows(at[0].codes, all, first / group * step, step);
         for r in 0..RN {
             // SAFETY: `RowAt` points at a row of `cols` values, a group of which begins at `first`.
             let parts = unsafe { Load::group(loader, at[r], first) };

@@ -9,8 +9,6 @@ use super::rows::Rows;
 use super::window::Window;
 
 #[cfg(target_arch = "x86_64")]
-mod ahead;
-#[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
