@@ -92,6 +92,7 @@ fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, (
 
 /// Multiplies `RN` rows from row `i` by the `CN` columns of x. The results go to columns of `out` from
 /// `column`, in rows from `j`.
+#[expect(clippy::needless_range_loop, reason = "rows and columns index the sums alike")]
 #[target_feature(enable = "neon")]
 fn tile<L: Load, const RN: usize, const CN: usize>(
     loader: L,
