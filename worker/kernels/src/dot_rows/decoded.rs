@@ -32,7 +32,7 @@ pub(super) struct Tile<'a> {
     pub(super) is_first: bool,
     /// Whether the products are complete after this block.
     pub(super) is_last: bool,
-    /// The first row of the products, for the first column, and the first column, for the first row.
+    /// Where the products go: the row for the first column, and the column for the first row.
     pub(super) to: (usize, usize),
 }
 
