@@ -5,8 +5,6 @@
 //! which is the specification, and a test that compares the versions for other instruction sets with it
 //! within a stated error bound.
 
-#[cfg(target_arch = "x86_64")]
-mod ahead;
 mod batch;
 pub mod cpu;
 pub mod cuda;
@@ -24,6 +22,8 @@ mod layer_norm;
 mod mix_rows;
 mod ops;
 mod pool;
+#[cfg(target_arch = "x86_64")]
+mod prefetch;
 #[cfg(test)]
 #[allow(dead_code, unreachable_pub, reason = "shared with the end-to-end tests, which use all of it")]
 #[path = "../../../tests/src/report.rs"]

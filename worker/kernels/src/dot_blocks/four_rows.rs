@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::ahead::prefetch_rows;
+use super::super::prefetch::prefetch_rows;
 use super::super::rows::Rows;
 
 /// Rows that are unpacked together.

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::ahead::prefetch;
+use super::super::prefetch::prefetch;
 use super::super::rows::Rows;
 use super::super::window::Window;
 use super::columns::{Block, Columns, LaneOrder};

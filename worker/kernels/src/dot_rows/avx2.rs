@@ -3,12 +3,12 @@
 
 use std::arch::x86_64::*;
 
-use super::super::ahead::prefetch_rows;
 use super::super::decode::avx2::decode_row;
 use super::super::decode::blocks::Q8_0;
 use super::super::decode::load::{BF16, F16, F32, Load, RowAt};
 use super::super::dtype::Dtype;
 use super::super::formats::formats_in_place;
+use super::super::prefetch::prefetch_rows;
 use super::super::rows::Rows;
 use super::super::window::Window;
 use super::decoded::{Tile, by_tiles};

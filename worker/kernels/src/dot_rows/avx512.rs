@@ -4,13 +4,13 @@
 
 use std::arch::x86_64::*;
 
-use super::super::ahead::prefetch_rows;
 use super::super::decode::avx2::decode_row;
 use super::super::decode::avx512::Load;
 use super::super::decode::blocks::Q8_0;
 use super::super::decode::load::{BF16, F16, F32, RowAt};
 use super::super::dtype::Dtype;
 use super::super::formats::formats_in_place;
+use super::super::prefetch::prefetch_rows;
 use super::super::rows::Rows;
 use super::super::window::Window;
 use super::avx2::store;

@@ -11,6 +11,8 @@ const LONG_ROW: usize = 2048;
 const BLOCK: usize = 1024;
 /// Columns whose partial sums are kept at a time, so that they stay in the L2 cache.
 const COLUMNS: usize = 64;
+/// Maximum size in bytes of the rows that are decoded at a time, unless one tile needs more.
+pub(super) const DECODED_BYTES: usize = 1 << 22;
 /// Maximum number of products of a tile.
 const MAX_TILE: usize = 24;
 /// Values in a cache line.
@@ -77,9 +79,11 @@ pub(super) fn by_tiles<V: Copy>(
     let is_one_tile = x.len() <= tile_columns * cols;
     // The partial sums of more than one block need as much space as the rows.
     let panel_bytes = if is_one_block { 4 * block } else { 8 * block };
-    let panel = if is_one_tile { tile_rows } else { super::panel_rows(panel_bytes, tile_rows) };
     // Rows begin with a cache line, and not at the same place of the cache.
     let stride = cols.next_multiple_of(LINE) + LINE;
+    let largest = DECODED_BYTES / (stride * size_of::<f32>()) / tile_rows * tile_rows;
+    let panel = if is_one_tile { 0 } else { super::panel_rows(panel_bytes, tile_rows).min(largest) };
+    let panel = panel.max(tile_rows);
     let columns_at_once = if is_one_block { (x.len() / cols).max(1) } else { COLUMNS };
     let tile_len = tile_rows * tile_columns;
     let (mut one, mut many) = ([zero; MAX_TILE], Vec::new());

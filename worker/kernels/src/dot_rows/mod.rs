@@ -137,6 +137,22 @@ mod tests {
         }
     }
 
+    /// A model file may have rows of any length.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn the_working_space_of_long_rows_is_bounded() {
+        let (n, cols, m) = (64, 40_000, 48);
+        let packed = Packed::random(Dtype::Float(Float::F16), n, cols, 3);
+        let x = random(m * cols, 5);
+        // The scalar version decodes one row.
+        for ops in Ops::all() {
+            let (mut out, mut scratch) = (vec![f32::NAN; m * n], Vec::new());
+            ops.dot_rows(&packed.rows(), &x, &mut Window::new(&mut out, n, 0, n), &mut scratch);
+            assert!(out.iter().all(|v| v.is_finite()), "{}", ops.name);
+            assert!(4 * scratch.len() <= decoded::DECODED_BYTES + 64, "{}: {}", ops.name, scratch.len());
+        }
+    }
+
     #[test]
     fn nan_is_preserved() {
         for ops in Ops::all() {
