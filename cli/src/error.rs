@@ -4,6 +4,7 @@
 use std::{error::Error as StdError, fmt, io};
 
 use lode_client::{Registry, TlsProblem};
+pub(crate) use lode_model::error_chain as chain;
 
 /// The command failed.
 pub(crate) const FAILED: u8 = 1;
@@ -118,21 +119,6 @@ impl fmt::Display for Failure {
         }
         Ok(())
     }
-}
-
-/// The message of an error and of its sources on one line; repeated parts are left out.
-pub(crate) fn chain(error: &dyn StdError) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        let message = source.to_string();
-        if !text.contains(&message) {
-            text.push_str(": ");
-            text.push_str(&message);
-        }
-        next = source.source();
-    }
-    text
 }
 
 impl From<io::Error> for Failure {

@@ -22,11 +22,13 @@ pub mod quant;
 pub mod recognise;
 pub mod xet;
 
+mod error_chain;
 mod formats;
 mod oci;
 mod source;
 mod template;
 
+pub use error_chain::error_chain;
 pub use formats::{gguf, onnx, read_at, safetensors, tensor};
 pub use oci::{config, digest, files_view, manifest, media_type, reference};
 pub use recognise::{index, lineage};

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use lode_model::digest::Digest;
+pub(crate) use lode_model::error_chain as chain;
 use lode_model::manifest::ManifestError;
 use lode_model::reference::{Reference, Repository, Tag};
 use uuid::Uuid;
@@ -314,18 +315,4 @@ impl Error {
             _ => Error::Storage { what: what.into(), source },
         }
     }
-}
-
-/// The error and its causes on one line, for the operator's log.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
 use lode_client::Secret;
+use lode_model::error_chain;
 use lode_model::reference::Name;
 use reqwest::{Client, Method, RequestBuilder};
 use serde::{Deserialize, Serialize};
@@ -228,7 +229,7 @@ impl Membership {
         });
         let request = self.request(Method::POST, "lode/v1/workers", self.token.as_ref());
         let response = request.map_err(RegisterError::Failed)?.json(&body).send().await;
-        let response = response.map_err(|error| RegisterError::Failed(format_error_chain(error)))?;
+        let response = response.map_err(|error| RegisterError::Failed(error_chain(&error)))?;
         let status = response.status();
         if !status.is_success() {
             let text = response.text().await.unwrap_or_default();
@@ -240,7 +241,7 @@ impl Membership {
                 None => RegisterError::Failed(error),
             });
         }
-        response.json().await.map_err(|error| RegisterError::Failed(format_error_chain(error)))
+        response.json().await.map_err(|error| RegisterError::Failed(error_chain(&error)))
     }
 
     async fn heartbeat(&self, registration: &Registration) -> Result<HeartbeatReply, HeartbeatError> {
@@ -277,7 +278,7 @@ impl Membership {
             .json(&body)
             .send()
             .await
-            .map_err(|error| HeartbeatError::Unreachable(format_error_chain(error)))?;
+            .map_err(|error| HeartbeatError::Unreachable(error_chain(&error)))?;
         match response.status() {
             StatusCode::NO_CONTENT => Ok(HeartbeatReply::default()),
             status if status.is_success() => Ok(response.json().await.unwrap_or_default()),
@@ -290,7 +291,9 @@ impl Membership {
         let path = format!("lode/v1/workers/{}", registration.id);
         let request = self.request(Method::DELETE, &path, Some(&registration.credential));
         let result = match request {
-            Ok(request) => request.timeout(Duration::from_secs(2)).send().await.map_err(format_error_chain),
+            Ok(request) => {
+                request.timeout(Duration::from_secs(2)).send().await.map_err(|error| error_chain(&error))
+            }
             Err(error) => Err(error),
         };
         match result {
@@ -345,18 +348,6 @@ fn refusal_hint(status: StatusCode, has_token: bool) -> Option<&'static str> {
         ),
         _ => None,
     }
-}
-
-/// An error with its causes in one line; a reqwest error alone does not name the cause.
-fn format_error_chain(error: reqwest::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 fn unix_ms(at: SystemTime) -> u64 {

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use lode_client::BodyError;
 use lode_model::digest::Digest;
+use lode_model::error_chain;
 use serde_json::json;
 
 use super::request;
@@ -52,7 +53,7 @@ impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let status = self.status();
         if status.is_server_error() {
-            tracing::warn!(error = %format_error_chain(&self), "request failed");
+            tracing::warn!(error = %error_chain(&self), "request failed");
         }
         let text = self.to_string();
         let mut response = json_response(status, &json!({ "error": text }));
@@ -82,15 +83,4 @@ pub(super) fn with_name(text: &str, digest: &Digest, name: &str) -> String {
 pub(super) async fn unknown_route(uri: http::Uri) -> Response {
     let text = format!("{} is not served by this version of the worker", uri.path());
     json_response(StatusCode::NOT_FOUND, &json!({ "error": text }))
-}
-
-fn format_error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

@@ -6,7 +6,6 @@ pub mod client;
 mod commands;
 mod embed;
 mod embedding;
-mod error_chain;
 mod generate;
 mod helper;
 mod jobs;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use lode_kernels::{DeviceError, Ops};
+use lode_model::error_chain;
 use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::embedding::{Embedding, Pooling};
-use super::error_chain::format_error_chain;
 use super::generate::{Format, Job};
 use super::helper::{EngineFacts, Helper, PreparedRequest, TextData};
 use super::projections::Projections;
@@ -90,7 +90,7 @@ impl Model {
             device: request.device.clone(),
         };
         let refused = |error: LoadError| {
-            let message = format!("{}: {}", spec.name, format_error_chain(&error));
+            let message = format!("{}: {}", spec.name, error_chain(&error));
             match error {
                 LoadError::Runtime(_) => RunnerError::unavailable(message),
                 LoadError::Device(DeviceError::Unsupported { .. }) => RunnerError::unsupported(message),

@@ -1,9 +1,9 @@
 //! The linear layers that a loaded model applies to pooled hidden states.
 
 use lode_kernels::Ops;
+use lode_model::error_chain;
 
 use super::embedding::Dense;
-use super::error_chain::format_error_chain;
 use super::protocol::{ModelSpec, RunnerError};
 use crate::engine::native::Projection;
 use crate::engine::{BlobFile, Format};
@@ -38,7 +38,7 @@ impl Projections {
                 extent: file.extent,
             };
             let read = Projection::read(&file, layer.shape)
-                .map_err(|error| refused(format!("`{name}`: {}", format_error_chain(&error))))?;
+                .map_err(|error| refused(format!("`{name}`: {}", error_chain(&error))))?;
             projections.layers.push(read);
         }
         for layer in &projections.layers {

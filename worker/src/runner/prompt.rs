@@ -2,9 +2,9 @@
 //! context as ollama does. A conversation loses its oldest messages first; then the middle of the text is
 //! removed. A request that forbids truncation is refused.
 
+use lode_model::error_chain;
 use serde_json::{Value, json};
 
-use super::error_chain::format_error_chain;
 use super::helper::{EngineFacts, PreparedRequest, ReaderSettings};
 use super::protocol::{GenerateRequest, Input, MIN_CONTEXT, RunnerError};
 use super::text_side::TextProcessor;
@@ -109,9 +109,7 @@ impl TextProcessor {
             Input::Raw { prompt } => encode_prompt(tokenizer, prompt.clone(), Special::ALL)?,
             Input::Ids { ids } => {
                 let text = match request.echo {
-                    true => {
-                        tokenizer.decode(ids).map_err(|e| RunnerError::invalid(format_error_chain(&e)))?
-                    }
+                    true => tokenizer.decode(ids).map_err(|e| RunnerError::invalid(error_chain(&e)))?,
                     false => Vec::new(),
                 };
                 let text = String::from_utf8_lossy(&text).into_owned();
@@ -274,9 +272,8 @@ impl TextProcessor {
 }
 
 fn encode_prompt(tokenizer: &Tokenizer, text: String, special: Special) -> Result<Prompt, RunnerError> {
-    let ids = tokenizer
-        .encode_with(&text, special)
-        .map_err(|error| RunnerError::invalid(format_error_chain(&error)))?;
+    let ids =
+        tokenizer.encode_with(&text, special).map_err(|error| RunnerError::invalid(error_chain(&error)))?;
     Ok(Prompt { text, whole_len: ids.len(), ids })
 }
 

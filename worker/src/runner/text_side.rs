@@ -6,13 +6,13 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use lode_model::error_chain;
 use lode_model::gguf::{Header, Metadata};
 use lode_model::prompt_template::TemplateFiles;
 use lode_model::read_at::ReadAt;
 use serde_json::Value;
 
 use super::embedding::Embedding;
-use super::error_chain::format_error_chain;
 use super::protocol::{Extent, Format, ModelSpec, RunnerError, TensorFile};
 use super::small_files::{MAX_FILE_BYTES, read_file, read_file_up_to, read_json, read_limited};
 use crate::files::blob_name;
@@ -119,7 +119,7 @@ impl<'a> TextReader<'a> {
 /// Why a text cannot be embedded within a limit, with ollama's messages.
 #[derive(Debug, thiserror::Error)]
 enum IdsError {
-    #[error("{}", format_error_chain(.0))]
+    #[error("{}", error_chain(.0))]
     Tokenizer(TokenizerError),
     #[error("the input length exceeds the context length")]
     TooLong,
@@ -187,7 +187,7 @@ impl TextProcessor {
         limit: usize,
         truncate: bool,
     ) -> Result<Vec<EncodedPair>, RunnerError> {
-        let invalid = |error| RunnerError::invalid(format_error_chain(&error));
+        let invalid = |error| RunnerError::invalid(error_chain(&error));
         let pairs = PairEncoder::new(self.tokenizer()?, query, limit).map_err(invalid)?;
         documents.iter().map(|document| pairs.encode(document, truncate).map_err(invalid)).collect()
     }
@@ -200,7 +200,7 @@ impl TextProcessor {
 }
 
 fn unsupported_error(spec: &ModelSpec, error: &dyn std::error::Error) -> RunnerError {
-    RunnerError::unsupported(format!("{}: {}", spec.name, format_error_chain(error)))
+    RunnerError::unsupported(format!("{}: {}", spec.name, error_chain(error)))
 }
 
 /// The metadata of a GGUF model, read without mapping the file.

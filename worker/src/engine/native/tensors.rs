@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use lode_model::error_chain;
 use lode_model::gguf::{self, Metadata};
 use lode_model::quant::ggml;
 use lode_model::safetensors::Header;
@@ -225,12 +226,8 @@ impl Tensors for MappedTensors {
 }
 
 fn read(layer_name: Option<&str>, bytes: &[u8]) -> Result<Vec<Tensor>, String> {
-    let text = |error: &dyn std::error::Error| {
-        let source = error.source().map(|source| format!(": {source}")).unwrap_or_default();
-        format!("{error}{source}")
-    };
-    let header = Header::read(bytes).map_err(|e| text(&e))?;
-    read_blob(layer_name, &header).map_err(|e| text(&e))
+    let header = Header::read(bytes).map_err(|error| error_chain(&error))?;
+    read_blob(layer_name, &header).map_err(|error| error_chain(&error))
 }
 
 /// A byte range of a file, not copied.
