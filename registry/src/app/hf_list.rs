@@ -51,8 +51,7 @@ impl Registry {
         self.authorize(caller, Action::List, Target::Catalog).await?;
         let limit = query.limit.map_or(PAGE, |limit| limit.clamp(1, PAGE));
         let visible = self.list_filter(caller).await?;
-        let mut filter = filter_of(query);
-        filter.tags = self.store.rarest_first(filter.tags).await?;
+        let filter = self.store.search_plan(filter_of(query)).await?;
         let order = match query.sort {
             ModelSort::Name => SearchOrder::Name,
             ModelSort::Modified => SearchOrder::Newest,

@@ -147,16 +147,18 @@ impl Registry {
     ) -> Result<SearchPage, Error> {
         self.authorize(caller, Action::List, Target::Catalog).await?;
         let visible = self.list_filter(caller).await?;
-        let filter = filter_of(query);
+        let filter = self.store().search_plan(filter_of(query)).await?;
         let count = self.store().search_count(&visible, &filter).await?;
         let amount = if count > MAX_COUNT { Amount::Many } else { Amount::Few };
-        let (hits, next) = self.search_hits(&visible, &filter, query, amount).await?;
         let ranges = [
             (FacetColumn::Parameters, ranges.parameters),
             (FacetColumn::Memory, ranges.memory.into_iter().map(|bytes| (0, model_bytes(bytes))).collect()),
             (FacetColumn::Context, ranges.context.into_iter().map(|length| (length, u64::MAX)).collect()),
         ];
-        let facets = self.store().search_facets(&visible, &filter, &ranges, amount).await?;
+        let ((hits, next), facets) = tokio::try_join!(
+            self.search_hits(&visible, &filter, query, amount),
+            self.store().search_facets(&visible, &filter, &ranges, amount)
+        )?;
         Ok(SearchPage { hits, next, count: (amount == Amount::Few).then_some(count), facets })
     }
 

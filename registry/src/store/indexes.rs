@@ -79,6 +79,13 @@ const INDEXES: &[Index] = &[
         on: "(updated_at desc, repository, position, id, format, quantization, architecture, license, task, parameters,
               size_bytes, context_length)",
     },
+    // The same for the kinds of a repository.
+    Index {
+        name: "search_facts_by_id",
+        table: "search",
+        on: "(id, position, repository, format, quantization, architecture, license, task, parameters, size_bytes,
+              context_length)",
+    },
     Index { name: "search_by_pulls", table: "search", on: "(pulls desc, repository, position)" },
     Index { name: "workers_by_address", table: "workers", on: "(advertise)" },
 ];

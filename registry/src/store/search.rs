@@ -2,6 +2,7 @@
 //! before its limit and its counts. What a query reads is bounded: lists are read in the order of an index, or from a set
 //! of results that is known to be small.
 
+use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
@@ -10,15 +11,17 @@ use super::models::{ModelColumns, ModelRow};
 use super::pulls::PullTotals;
 use super::repositories::AFTER_NAMES;
 use super::search_filter::{Parameter, SearchFilter, Text, TypedNames};
-use super::{ListFilter, Store, bigint, parse_stored, query, size};
+use super::{Engine, ListFilter, Store, bigint, parse_stored, query, size};
 use crate::Error;
 
 /// The most repositories that a count has.
 pub(crate) const MAX_COUNT: u64 = 1000;
 /// The most rows whose values are counted.
 const FACET_ROWS: i64 = 2000;
-/// The most repositories of a tag that are counted to compare it with others.
-const TAG_ROWS: i64 = 20_000;
+/// The most repositories of a tag, or with the words, that are counted to decide whether a search begins with them.
+const LIST_ROWS: i64 = 20_000;
+/// How many statements count the values of a search at a time.
+const MAX_CONCURRENT_COUNTS: usize = 2;
 /// The most values of a facet.
 const MAX_VALUES: usize = 30;
 /// The most tags of a repository that are counted.
@@ -311,19 +314,40 @@ impl Store {
         (statement, text)
     }
 
+    /// Decides with which of its conditions a search begins that finds few.
+    pub(crate) async fn search_plan(&self, mut filter: SearchFilter) -> Result<SearchFilter, Error> {
+        filter.tags = self.rarest_first(filter.tags).await?;
+        let is_sqlite = matches!(self.read(), Engine::Sqlite(_));
+        filter.has_rare_words = is_sqlite
+            && filter.has_facts()
+            && !filter.words.is_empty()
+            && self.has_rare_words(&filter).await?;
+        Ok(filter)
+    }
+
     /// Orders tags by the number of their repositories, as far as that is counted.
-    pub(crate) async fn rarest_first(&self, tags: Vec<String>) -> Result<Vec<String>, Error> {
+    async fn rarest_first(&self, tags: Vec<String>) -> Result<Vec<String>, Error> {
         if tags.len() < 2 {
             return Ok(tags);
         }
         let text = AssertSqlSafe(format!(
-            "select value, (select count(*) from (select 1 from search_tags where tag = value limit {TAG_ROWS}) few) as n
+            "select value, (select count(*) from (select 1 from search_tags where tag = value limit {LIST_ROWS}) few) as n
              from json_each($1) order by n"
         ));
         let list = serde_json::Value::from(tags).to_string();
         let rows: Vec<(String, i64)> =
             query!(self.read(), c => sqlx::query_as(text).bind(list).fetch_all(c).await)?;
         Ok(rows.into_iter().map(|(tag, _)| tag).collect())
+    }
+
+    /// Whether few repositories have the words.
+    async fn has_rare_words(&self, filter: &SearchFilter) -> Result<bool, Error> {
+        let text = AssertSqlSafe(format!(
+            "select count(*) from (select 1 from search_words where search_words match $1 limit {LIST_ROWS}) few"
+        ));
+        let (count,): (i64,) = query!(self.read(), c => sqlx::query_as(text)
+            .bind(filter.fts_words()).fetch_one(c).await)?;
+        Ok(count < LIST_ROWS)
     }
 
     /// The number of repositories that fit, up to [`MAX_COUNT`] and one.
@@ -358,27 +382,43 @@ impl Store {
             FacetColumn::ALL.into_iter().partition(|column| filter.has(*column));
         let mut groups = vec![(filter.clone(), others)];
         groups.extend(chosen.into_iter().map(|column| (filter.without(column), vec![column])));
-        let mut facets = Vec::new();
-        for (at, (filter, columns)) in groups.into_iter().enumerate() {
+        let groups = groups.into_iter().enumerate().map(|(at, (filter, columns))| {
             // Without a condition there may be more.
             let amount = if at > 0 { Amount::Many } else { amount };
-            let (statement, text) = self.search_facets_text(visible, &filter, &columns, ranges, amount);
-            let rows: Vec<(String, String, i64)> = self.run(statement, text).await?;
-            let counted = rows.iter().find(|(fact, ..)| fact.is_empty()).map_or(0, |(_, _, count)| *count);
-            for column in columns {
-                let mine = rows.iter().filter(|(fact, ..)| fact == column.as_str());
-                let values: Result<Vec<(String, u64)>, Error> =
-                    mine.map(|(_, value, count)| Ok((value.clone(), size(*count)?))).collect();
-                let mut values = values?;
-                match column.is_range() {
-                    true => values.sort_by_key(|(value, _)| value.parse::<usize>().ok()),
-                    false => values.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0))),
-                }
-                values.truncate(MAX_VALUES);
-                facets.push((column, FacetCounts { values, is_partial: counted >= FACET_ROWS }));
-            }
-        }
+            self.search_facets_of(visible, filter, columns, ranges, amount)
+        });
+        let facets: Vec<Vec<(FacetColumn, FacetCounts)>> =
+            stream::iter(groups).buffered(MAX_CONCURRENT_COUNTS).try_collect().await?;
+        let mut facets = facets.concat();
         facets.sort_by_key(|(column, _)| *column);
+        Ok(facets)
+    }
+
+    /// The values of these facts among the repositories that fit.
+    async fn search_facets_of(
+        &self,
+        visible: &ListFilter,
+        filter: SearchFilter,
+        columns: Vec<FacetColumn>,
+        ranges: &[(FacetColumn, FacetRanges)],
+        amount: Amount,
+    ) -> Result<Vec<(FacetColumn, FacetCounts)>, Error> {
+        let (statement, text) = self.search_facets_text(visible, &filter, &columns, ranges, amount);
+        let rows: Vec<(String, String, i64)> = self.run(statement, text).await?;
+        let counted = rows.iter().find(|(fact, ..)| fact.is_empty()).map_or(0, |(_, _, count)| *count);
+        let mut facets = Vec::with_capacity(columns.len());
+        for column in columns {
+            let mine = rows.iter().filter(|(fact, ..)| fact == column.as_str());
+            let values: Result<Vec<(String, u64)>, Error> =
+                mine.map(|(_, value, count)| Ok((value.clone(), size(*count)?))).collect();
+            let mut values = values?;
+            match column.is_range() {
+                true => values.sort_by_key(|(value, _)| value.parse::<usize>().ok()),
+                false => values.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0))),
+            }
+            values.truncate(MAX_VALUES);
+            facets.push((column, FacetCounts { values, is_partial: counted >= FACET_ROWS }));
+        }
         Ok(facets)
     }
 
@@ -398,7 +438,7 @@ impl Store {
             Amount::Few => "",
             Amount::Many => " order by s.updated_at desc, s.repository",
         };
-        let facts = text.facts(filter, amount).replace("ROW.", "s.");
+        let facts = text.facts(filter, amount);
         let (source, words) = text.source(filter, amount);
         let name = text.name(filter, amount, false);
         let mut counts = vec!["select '' as fact, '' as value, count(*) as n from fit".to_owned()];

@@ -11,6 +11,8 @@ pub(crate) struct SearchFilter {
     pub(crate) typed: Vec<String>,
     /// Each is the beginning of a word of the repository. Empty although something was typed: nothing fits.
     pub(crate) words: Vec<String>,
+    /// Few repositories have the words: see [`Store::search_plan`].
+    pub(crate) has_rare_words: bool,
     /// Each is a part of the repository's name.
     pub(crate) in_name: Vec<String>,
     /// The first part of the name.
@@ -19,7 +21,7 @@ pub(crate) struct SearchFilter {
     /// Only the kind of model that represents its repository; otherwise the first kind that fits.
     pub(crate) represents: bool,
     /// Each is a tag of the model that represents the repository, in lower case. Few results are read from those of
-    /// the first one: see [`Store::rarest_first`].
+    /// the first one: see [`Store::search_plan`].
     pub(crate) tags: Vec<String>,
     pub(crate) format: Option<String>,
     pub(crate) quantization: Option<String>,
@@ -46,11 +48,17 @@ pub(crate) enum SearchContent {
 
 impl SearchFilter {
     /// Whether a condition depends on the kind of model.
-    fn has_facts(&self) -> bool {
+    pub(super) fn has_facts(&self) -> bool {
         let texts =
             [&self.format, &self.quantization, &self.architecture, &self.license, &self.task, &self.base];
         let numbers = [self.min_parameters, self.max_parameters, self.max_size_bytes, self.min_context];
         texts.into_iter().any(Option::is_some) || numbers.iter().any(Option::is_some)
+    }
+
+    /// The words in the syntax of SQLite's FTS5.
+    pub(super) fn fts_words(&self) -> String {
+        let words: Vec<String> = self.words.iter().map(|word| format!("\"{word}\"*")).collect();
+        words.join(" AND ")
     }
 
     pub(super) fn has(&self, column: FacetColumn) -> bool {
@@ -141,48 +149,53 @@ impl Text {
         }
     }
 
-    /// The conditions on the facts of a model; `ROW.` stands for the row.
+    /// The conditions on the facts of the row `s`.
     pub(super) fn facts(&mut self, filter: &SearchFilter, amount: Amount) -> String {
+        // The rows of each repository with the words are found by its number, and not by a fact.
+        let amount = if self.begins_with_words(filter, amount) { Amount::Many } else { amount };
+        self.facts_of("s", filter, amount)
+    }
+
+    fn facts_of(&mut self, row: &str, filter: &SearchFilter, amount: Amount) -> String {
         let mut all = Vec::new();
         match filter.content {
-            SearchContent::Models => all.push("(ROW.format is null or ROW.format <> '')".to_owned()),
-            SearchContent::ReadModels => all.push("ROW.format <> ''".to_owned()),
+            SearchContent::Models => all.push(format!("({row}.format is null or {row}.format <> '')")),
+            SearchContent::ReadModels => all.push(format!("{row}.format <> ''")),
             SearchContent::Everything => {}
         }
         for (column, value) in [
-            ("lower(ROW.format)", &filter.format),
-            ("lower(ROW.quantization)", &filter.quantization),
-            ("lower(ROW.architecture)", &filter.architecture),
+            ("format", &filter.format),
+            ("quantization", &filter.quantization),
+            ("architecture", &filter.architecture),
         ] {
             if let Some(value) = value {
                 let value = self.untyped(value.to_ascii_lowercase());
-                all.push(format!("{} = {value}", self.unindexed(column, amount)));
+                let name = self.unindexed(&format!("lower({row}.{column})"), amount);
+                all.push(format!("{name} = {value}"));
             }
         }
-        for (column, value) in [("ROW.license", &filter.license), ("ROW.task", &filter.task)] {
+        for (column, value) in [("license", &filter.license), ("task", &filter.task)] {
             if let Some(value) = value {
-                all.push(format!("{} = {}", self.unindexed(column, amount), self.text(value)));
+                let column = self.unindexed(&format!("{row}.{column}"), amount);
+                all.push(format!("{column} = {}", self.text(value)));
             }
         }
         for (column, operator, limit) in [
-            ("ROW.parameters", ">=", filter.min_parameters),
-            ("ROW.parameters", "<=", filter.max_parameters),
-            ("ROW.size_bytes", "<=", filter.max_size_bytes),
-            ("ROW.context_length", ">=", filter.min_context),
+            ("parameters", ">=", filter.min_parameters),
+            ("parameters", "<=", filter.max_parameters),
+            ("size_bytes", "<=", filter.max_size_bytes),
+            ("context_length", ">=", filter.min_context),
         ] {
             if let Some(limit) = limit {
-                all.push(format!(
-                    "{} {operator} {}",
-                    self.unindexed(column, amount),
-                    self.number(bigint(limit))
-                ));
+                let column = self.unindexed(&format!("{row}.{column}"), amount);
                 // What is unknown fits no limit.
-                all.push(format!("{} >= 0", self.unindexed(column, amount)));
+                all.push(format!("{column} {operator} {} and {column} >= 0", self.number(bigint(limit))));
             }
         }
         if let Some(base) = &filter.base {
             let (whole, tagged) = (self.text(format!("\n{base}\n")), self.text(format!("\n{base}:")));
-            let (whole, tagged) = (self.contains("ROW.bases", &whole), self.contains("ROW.bases", &tagged));
+            let bases = format!("{row}.bases");
+            let (whole, tagged) = (self.contains(&bases, &whole), self.contains(&bases, &tagged));
             all.push(format!("({whole} or {tagged})"));
         }
         if all.is_empty() { "1 = 1".to_owned() } else { all.join(" and ") }
@@ -208,25 +221,28 @@ impl Text {
             let rest: Vec<String> = rest.iter().map(|tag| self.has_tag(tag, repository)).collect();
             return (source, [vec![words, first], rest].concat().join(" and "));
         }
-        let is_found_by_words = !filter.words.is_empty() && !filter.has_facts();
-        if self.is_sqlite && amount == Amount::Few && is_found_by_words {
-            // Reads no more of the words than the limit of the statement needs.
-            let words = self.fts_words(filter);
+        if self.begins_with_words(filter, amount) {
+            let words = self.text(filter.fts_words());
             let source = "search_words cross join search s on s.id = search_words.rowid";
             return (source, format!("search_words match {words}"));
         }
         ("search s", self.words(filter, amount))
     }
 
+    /// Whether rows are read from the list of the repositories with the words, and no more of it than the limit of the
+    /// statement needs. Postgres decides this by its statistics.
+    fn begins_with_words(&self, filter: &SearchFilter, amount: Amount) -> bool {
+        self.is_sqlite
+            && amount == Amount::Few
+            && filter.tags.is_empty()
+            && !filter.words.is_empty()
+            && (filter.has_rare_words || !filter.has_facts())
+    }
+
     /// Whether a repository has a tag.
     fn has_tag(&mut self, tag: &str, repository: &str) -> String {
         let tag = self.text(tag);
         format!("exists (select 1 from search_tags h where h.tag = {tag} and h.repository = {repository})")
-    }
-
-    fn fts_words(&mut self, filter: &SearchFilter) -> String {
-        let words: Vec<String> = filter.words.iter().map(|word| format!("\"{word}\"*")).collect();
-        self.text(words.join(" AND "))
     }
 
     /// The condition on the words of the row `s`.
@@ -238,16 +254,21 @@ impl Text {
             return "1 = 0".to_owned();
         }
         // The words are ASCII letters and digits, so they are no syntax of either engine.
-        let id = self.unindexed("s.id", amount);
-        match self.is_sqlite {
-            true => {
-                let words = self.fts_words(filter);
-                format!("{id} in (select rowid from search_words where search_words match {words})")
-            }
-            false => {
-                let words: Vec<String> = filter.words.iter().map(|word| format!("'{word}':*")).collect();
-                let words = self.text(words.join(" & "));
-                format!("{id} in (select id from search_words where words @@ cast({words} as tsquery))")
+        if self.is_sqlite {
+            let id = self.unindexed("s.id", amount);
+            let words = self.text(filter.fts_words());
+            return format!("{id} in (select rowid from search_words where search_words match {words})");
+        }
+        let words: Vec<String> = filter.words.iter().map(|word| format!("'{word}':*")).collect();
+        let words = format!("cast({} as tsquery)", self.text(words.join(" & ")));
+        match amount {
+            Amount::Few => format!("s.id in (select id from search_words where words @@ {words})"),
+            // Many rows are read in their order, and each is looked up. Without the comparison, Postgres may join all rows
+            // with the words, and sort them.
+            Amount::Many => {
+                format!(
+                    "(exists (select 1 from search_words w where w.id = s.id and w.words @@ {words})) = true"
+                )
             }
         }
     }
@@ -285,13 +306,13 @@ impl Text {
         let first = match filter.has_facts() && !filter.represents {
             true => format!(
                 "(s.position = 0 or not exists (select 1 from search x
-                     where x.repository = s.repository and x.position < s.position and {}))",
-                // By the primary key: an index of a fact has rows of all repositories.
-                self.facts(filter, Amount::Many).replace("ROW.", "x.")
+                     where x.id = s.id and x.position < s.position and {}))",
+                // By the number of the repository: an index of a fact has rows of all repositories.
+                self.facts_of("x", filter, Amount::Many)
             ),
             false => "s.position = 0".to_owned(),
         };
-        (source, format!("{} and {words} and {name} and {first} and {listed}", facts.replace("ROW.", "s.")))
+        (source, format!("{facts} and {words} and {name} and {first} and {listed}"))
     }
 
     /// How close the name of `s` is to what was typed: the higher, the closer.

@@ -77,10 +77,11 @@ fn typed(text: &str) -> SearchFilter {
     SearchFilter { typed, in_name, words: query_words(text), ..SearchFilter::default() }
 }
 
-/// All results, in pages of two, read in both ways.
+/// All results, in pages of two, read in every way.
 async fn find(store: &Store, visible: &ListFilter, filter: &SearchFilter, order: SearchOrder) -> Vec<String> {
-    let mut both = Vec::new();
-    for amount in [Amount::Few, Amount::Many] {
+    let planned = store.search_plan(filter.clone()).await.unwrap();
+    let mut found = Vec::new();
+    for (filter, amount) in [(filter, Amount::Few), (&planned, Amount::Few), (filter, Amount::Many)] {
         let (mut all, mut after) = (Vec::new(), None);
         loop {
             let rows = store.search(visible, filter, order, amount, after.as_ref(), 2).await.unwrap();
@@ -88,12 +89,13 @@ async fn find(store: &Store, visible: &ListFilter, filter: &SearchFilter, order:
             after = Some(SearchCursor { key: last.sort_key, repository: last.repository.to_string() });
             all.extend(rows.iter().map(|row| format!("{}:{}", row.repository, row.tag)));
         }
-        both.push(all);
+        found.push(all);
+        let count = store.search_count(visible, filter).await.unwrap();
+        assert_eq!(count, found[0].len() as u64, "{filter:?}");
     }
-    assert_eq!(both[0], both[1], "{filter:?} {order:?}");
-    let count = store.search_count(visible, filter).await.unwrap();
-    assert_eq!(count, both[0].len() as u64, "{filter:?}");
-    both.remove(0)
+    let expect = found.remove(0);
+    assert!(found.iter().all(|other| *other == expect), "{expect:?} {found:?} {filter:?} {order:?}");
+    expect
 }
 
 async fn names(store: &Store, text: &str) -> Vec<String> {
@@ -162,6 +164,8 @@ async fn a_result_is_the_kind_that_fits() {
         assert_eq!(find(everything).await.len(), 4);
         let gguf = SearchFilter { format: Some("gguf".to_owned()), ..all.clone() };
         assert_eq!(find(gguf.clone()).await, ["team/a:q4", "team/b:v1"]);
+        let named = SearchFilter { format: Some("gguf".to_owned()), ..typed("team") };
+        assert_eq!(find(named).await, ["team/a:q4", "team/b:v1"]);
         let small = SearchFilter { max_size_bytes: Some(2_000_000_000), ..all.clone() };
         assert_eq!(find(small.clone()).await, ["team/a:q4"]);
         let both = SearchFilter { quantization: Some("BF16".to_owned()), ..small };
@@ -487,9 +491,15 @@ async fn plans_use_indexes() {
             }
         }
         // A search that finds few begins with its words or its facts.
+        let rare = SearchFilter {
+            has_rare_words: true,
+            quantization: quantized.quantization.clone(),
+            ..typed("qwen")
+        };
         for (filter, order, index) in [
-            (&typed("qwen"), SearchOrder::Relevance, "search_by_id"),
-            (&named, SearchOrder::Name, "search_by_id"),
+            (&rare, SearchOrder::Size, "search_facts_by_id"),
+            (&typed("qwen"), SearchOrder::Relevance, "search_facts_by_id"),
+            (&named, SearchOrder::Name, "search_facts_by_id"),
             (&quantized, SearchOrder::Size, "search_by_quantization_name"),
             (&tagged, SearchOrder::Newest, "search_tags"),
             (&owned, SearchOrder::Created, name),
