@@ -14,32 +14,44 @@ use crate::{
     response::{read_limited, transport_error},
 };
 
-/// The scopes that a request needs, in the syntax of the token protocol.
+/// The scopes that a request needs, in the syntax of the token protocol. Requests of the same scope share a token.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Scope(Vec<String>);
+pub(crate) struct Scope {
+    scopes: Vec<String>,
+    /// For a mount from any repository, for which a server may ask for more than for a push.
+    is_mount: bool,
+}
 
 impl Scope {
     /// No scope: for `/v2/` and for APIs that are not about one repository.
     pub(crate) fn none() -> Self {
-        Scope(Vec::new())
+        Scope::default()
     }
 
     pub(crate) fn pull(repository: &Repository) -> Self {
-        Scope(vec![format!("repository:{repository}:pull")])
+        Scope::of(format!("repository:{repository}:pull"))
     }
 
     pub(crate) fn push(repository: &Repository) -> Self {
-        Scope(vec![format!("repository:{repository}:pull,push")])
+        Scope::of(format!("repository:{repository}:pull,push"))
+    }
+
+    /// For a mount into `repository`. Without `from`, the server names the scope for all other repositories, if it has one.
+    pub(crate) fn mount(repository: &Repository, from: Option<&Repository>) -> Self {
+        let mut scope = Scope::push(repository);
+        match from {
+            Some(from) => scope.scopes.push(format!("repository:{from}:pull")),
+            None => scope.is_mount = true,
+        }
+        scope
     }
 
     pub(crate) fn delete(repository: &Repository) -> Self {
-        Scope(vec![format!("repository:{repository}:pull,push,delete")])
+        Scope::of(format!("repository:{repository}:pull,push,delete"))
     }
 
-    /// Adds the permission to read `from`, for a mount.
-    pub(crate) fn and_pull(mut self, from: &Repository) -> Self {
-        self.0.push(format!("repository:{from}:pull"));
-        self
+    fn of(scope: String) -> Self {
+        Scope { scopes: vec![scope], is_mount: false }
     }
 }
 
@@ -201,7 +213,7 @@ pub(crate) async fn fetch_token(http: &reqwest::Client, request: TokenRequest<'_
         if let Some(service) = &challenge.service {
             query.append_pair("service", service);
         }
-        let requested = scope.0.iter().map(String::as_str);
+        let requested = scope.scopes.iter().map(String::as_str);
         let challenged = challenge.scope.as_deref().unwrap_or_default();
         let named = challenged.split(' ').filter(|s| !s.is_empty() && !includes(scope, s));
         for scope in requested.chain(named) {
@@ -246,7 +258,7 @@ pub(crate) async fn fetch_token(http: &reqwest::Client, request: TokenRequest<'_
 /// Whether `scope` includes the scope of the challenge: the same resource with at least its actions.
 fn includes(scope: &Scope, named: &str) -> bool {
     let Some((resource, actions)) = named.rsplit_once(':') else { return false };
-    scope.0.iter().any(|ours| {
+    scope.scopes.iter().any(|ours| {
         ours.rsplit_once(':').is_some_and(|(our_resource, our_actions)| {
             our_resource == resource
                 && actions.split(',').all(|action| our_actions.split(',').any(|our| our == action))

@@ -206,14 +206,12 @@ impl Registry {
         from: Option<&Repository>,
     ) -> Result<Option<Url>, Error> {
         let mut url = self.v2(repository, "blobs/uploads/");
-        let mut scope = Scope::push(repository);
         url.query_pairs_mut().append_pair("mount", digest.as_str());
         if let Some(from) = from {
             url.query_pairs_mut().append_pair("from", from.as_str());
-            scope = scope.and_pull(from);
         }
         append_algorithm(&mut url, digest.algorithm());
-        let request = Request::new(Method::POST, url.clone(), scope);
+        let request = Request::new(Method::POST, url.clone(), Scope::mount(repository, from));
         let response = self.inner().send(&request).await?;
         match response.status() {
             StatusCode::CREATED => Ok(None),

@@ -96,6 +96,9 @@ async fn a_team_works_with_the_command_line() {
         .expect_error(&format!("{url} returned 404 Not Found: repository alice/data does not exist"));
     alice.run(&["grant", "add", "bob", "read", "alice/*"]).await.expect_success();
     bob.run(&pull).await.expect_success();
+    // What he may read is not sent again.
+    let sent = bob.run(&["push", file, "bob/data:v1"]).await.expect_success();
+    assert!(sent.stderr.contains("sent 0 B in 0 blobs"), "{}", sent.stderr);
     bob.run(&push).await.expect_error(&format!(
         "{url} denied the request: not allowed: it needs the role `write` on `alice/data`"
     ));

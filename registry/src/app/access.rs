@@ -142,13 +142,13 @@ impl Registry {
         })
     }
 
-    /// The repositories from which the caller may take a blob that it knows by digest. The scopes of an access token
-    /// always narrow them.
+    /// The repositories from which the caller may take a blob that it knows by digest. An access token that was not
+    /// requested for mounts narrows them to its own.
     pub(super) async fn source_filter(&self, caller: &Caller) -> Result<ListFilter, Error> {
         let filter = self.readable_filter(caller).await?;
         Ok(match caller.account().and_then(|account| account.scope.requested.as_ref()) {
-            Some(requested) => narrow(filter, caller, requested),
-            None => filter,
+            Some(requested) if !requested.mount => narrow(filter, caller, requested),
+            _ => filter,
         })
     }
 

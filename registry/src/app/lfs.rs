@@ -118,7 +118,7 @@ impl Registry {
     ) -> Result<Secret, Error> {
         // Reading is for the status of the upload and for content that is stored already.
         let scope = RepositoryScope { repository: repository.clone(), pull: true, push: true, delete: false };
-        let granted = Requested { repositories: vec![scope], catalog: false };
+        let granted = Requested { repositories: vec![scope], ..Requested::default() };
         self.access_token_sign(caller, granted, Some(oid.clone()), LINK_TIME).await
     }
 

@@ -205,7 +205,7 @@ impl Registry {
             return Ok((self.internal_token.clone(), ACCESS_TOKEN_TIME));
         }
         let repositories = self.scopes_grant(caller, &requested.repositories).await?;
-        let granted = Requested { repositories, catalog: requested.catalog };
+        let granted = Requested { repositories, ..*requested };
         let token = self.access_token_sign(caller, granted, None, ACCESS_TOKEN_TIME).await?;
         Ok((token, ACCESS_TOKEN_TIME))
     }
@@ -248,6 +248,7 @@ impl Registry {
             epoch: account.map_or(0, |account| account.epoch),
             scopes: granted.repositories,
             catalog: granted.catalog,
+            mount: granted.mount,
             blob,
             expires: (now_ms() + millis(valid)) / 1000,
         };
@@ -326,7 +327,8 @@ impl Registry {
         };
         let is_same = |account: &Arc<Account>| account.id == id && account.epoch == token.epoch;
         let account = account.filter(is_same).map(|account| {
-            let requested = Requested { repositories: token.scopes.clone(), catalog: token.catalog };
+            let requested =
+                Requested { repositories: token.scopes.clone(), catalog: token.catalog, mount: token.mount };
             let scope = Scope { requested: Some(requested), ..account.scope.clone() };
             Identity::Account(Arc::new(Account { scope, ..Account::clone(&account) }))
         });
@@ -348,7 +350,7 @@ impl Registry {
         }
         let scope =
             RepositoryScope { repository: repository.clone(), pull: true, push: false, delete: false };
-        let granted = Requested { repositories: vec![scope], catalog: false };
+        let granted = Requested { repositories: vec![scope], ..Requested::default() };
         self.access_token_sign(caller, granted, Some(digest.clone()), link_time(size_bytes)).await.map(Some)
     }
 

@@ -93,7 +93,7 @@ impl Registry {
     ) -> Result<XetGrant, CommitError> {
         self.commit_check(caller, repository, branch).await?;
         let scope = RepositoryScope { repository: repository.clone(), pull: true, push: true, delete: false };
-        let requested = Requested { repositories: vec![scope], catalog: false };
+        let requested = Requested { repositories: vec![scope], ..Requested::default() };
         let (token, valid) = self.access_token_issue(caller, &requested).await?;
         let (uploader, now, lease) = (uploader(caller, repository), now_ms(), self.lease_ms());
         let space = self.store.xet_space(&uploader, Uuid::new_v4(), now.saturating_sub(lease)).await?;

@@ -22,6 +22,8 @@ pub(crate) struct AccessToken {
     pub(crate) scopes: Vec<RepositoryScope>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) catalog: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) mount: bool,
     /// Of a link: the blob that it opens, of the repository of its scope.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) blob: Option<Digest>,

@@ -19,5 +19,5 @@ pub(crate) use caller::{Rights, STAGING, decide, decide_at_once, decide_some};
 pub use ollama_key::{OllamaKey, OllamaKeyError};
 pub(crate) use protected_tags::{ProtectedTags, tag_pattern};
 pub use role::{AccessTarget, Role, ServerRole, UnknownName, Visibility};
-pub(crate) use scope::CATALOG_SCOPE;
 pub use scope::{Access, RepositoryScope, Requested, Scope};
+pub(crate) use scope::{CATALOG_SCOPE, MOUNT_SCOPE};

@@ -12,6 +12,8 @@ use super::role::{AccessTarget, UnknownName};
 
 /// The scope of listings of all repositories.
 pub(crate) const CATALOG_SCOPE: &str = "registry:catalog:*";
+/// The scope of mounts from any repository. Only servers of Lode know it, and ask for it in their challenges.
+pub(crate) const MOUNT_SCOPE: &str = "registry:mount:*";
 
 /// What a credential may do at most. Each value includes those before it.
 #[derive(
@@ -50,6 +52,9 @@ pub struct Requested {
     /// Listings of all repositories that its account may read. Without it they have only those named above.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub catalog: bool,
+    /// Mounts from all repositories that its account may read. Without it they are only from those named above.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mount: bool,
 }
 
 impl Requested {
@@ -58,6 +63,7 @@ impl Requested {
         let mut requested = Requested::default();
         for text in texts.flat_map(|text| text.split(' ')) {
             requested.catalog |= text == CATALOG_SCOPE;
+            requested.mount |= text == MOUNT_SCOPE;
             requested.repositories.extend(RepositoryScope::parse(text));
         }
         requested

@@ -7,7 +7,7 @@ use lode_model::reference::Repository;
 
 use super::authenticate::shown_key;
 use super::links::own_base_url;
-use crate::auth::{CATALOG_SCOPE, OllamaKey};
+use crate::auth::{CATALOG_SCOPE, MOUNT_SCOPE, OllamaKey};
 use crate::{Error, Registry};
 
 /// What a challenge says, prepared before the request is consumed.
@@ -80,10 +80,16 @@ fn scope(method: &Method, uri: &Uri) -> Option<String> {
         _ => "pull,push",
     };
     let mut text = format!("repository:{repository}:{actions}");
-    let query = uri.query().unwrap_or_default();
-    let from = url::form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "from");
-    if let Some(source) = from.and_then(|(_, name)| name.parse::<Repository>().ok()) {
-        text.push_str(&format!(" repository:{source}:pull"));
+    let query: Vec<_> = url::form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).collect();
+    let value = |key: &str| query.iter().find(|(name, _)| name == key).map(|(_, value)| value);
+    match value("from") {
+        Some(source) => {
+            if let Ok(source) = source.parse::<Repository>() {
+                text.push_str(&format!(" repository:{source}:pull"));
+            }
+        }
+        None if value("mount").is_some() => text.push_str(&format!(" {MOUNT_SCOPE}")),
+        None => {}
     }
     Some(text)
 }
@@ -109,6 +115,11 @@ mod tests {
                 Method::POST,
                 "/v2/a/b/blobs/uploads/?mount=sha256:00&from=c/d",
                 "repository:a/b:pull,push repository:c/d:pull",
+            ),
+            (
+                Method::POST,
+                "/v2/a/b/blobs/uploads/?mount=sha256:00",
+                "repository:a/b:pull,push registry:mount:*",
             ),
             (Method::GET, "/v2/Team/app/manifests/latest", ""),
             (Method::GET, "/v2/a%22b/manifests/latest", ""),

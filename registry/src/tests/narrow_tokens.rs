@@ -1,5 +1,7 @@
 //! Listings that a limited credential gets.
 
+use http::Request;
+use lode_model::digest::Digest;
 use lode_model::gguf::{Header, Metadata};
 use lode_model::media_type;
 use serde_json::json;
@@ -47,6 +49,49 @@ async fn listings_of_an_access_token_have_what_it_was_requested_for() {
         assert_eq!(names(&catalog, "repositories", ""), expect, "{credentials}");
         let models = app.get_as(&credentials, "/lode/v1/models").await.json();
         assert_eq!(names(&models, "models", "repository"), expect, "{credentials}");
+    }
+}
+
+/// A token has the scopes of the challenge that it answers, so a client that follows challenges mounts what its account may
+/// read, and a token that was requested for something else does not.
+#[tokio::test]
+async fn an_access_token_mounts_from_what_it_was_requested_for() {
+    let app = App::new().await;
+    let first = json!({"name": "admin", "password": PASSWORD, "server_role": "admin"});
+    assert_eq!(app.post_json("/lode/v1/accounts", first).await.status, 201);
+    let (admin, alice) = (basic("admin", PASSWORD), app.user("alice").await);
+    let push = async |repository: &str, content: &'static str| {
+        let address =
+            format!("/v2/{repository}/blobs/uploads/?digest={}", Digest::sha256(content.as_bytes()));
+        let request = Request::post(address).header("authorization", &admin);
+        assert_eq!(app.send(request, content).await.status, 201);
+        Digest::sha256(content.as_bytes())
+    };
+    let (shared, hidden) = (push("team/shared", "shared").await, push("team/hidden", "hidden").await);
+    app.grant("alice/*", "alice", "write").await;
+    app.show("team/shared", "internal").await;
+    let mount = async |credentials: &str, digest: &Digest| {
+        let request = Request::post(format!("/v2/alice/new/blobs/uploads/?mount={digest}"));
+        app.send(request.header("authorization", credentials), "").await
+    };
+    let challenge = app.send(Request::post(format!("/v2/alice/new/blobs/uploads/?mount={shared}")), "").await;
+    let scope = challenge.header("www-authenticate").split("scope=\"").nth(1).unwrap();
+    let scopes = scope.trim_end_matches('"').replace(' ', "%20");
+    for (scopes, expect) in [
+        ("repository:alice/new:pull,push", 202),
+        ("repository:alice/new:pull,push%20registry:catalog:*", 202),
+        ("repository:alice/new:pull,push%20repository:team/shared:pull", 201),
+        (&scopes[..], 201),
+    ] {
+        app.send(
+            Request::delete(format!("/v2/alice/new/blobs/{shared}")).header("authorization", &admin),
+            "",
+        )
+        .await;
+        let token = app.get_as(&alice, &format!("/token?scope={scopes}")).await.json();
+        let token = format!("Bearer {}", token["token"].as_str().unwrap());
+        assert_eq!(mount(&token, &shared).await.status, expect, "{scopes}");
+        assert_eq!(mount(&token, &hidden).await.status, 202, "{scopes}");
     }
 }
 

@@ -23,7 +23,7 @@ async fn an_upload_outlives_its_access_token() {
     let own = registry.upload_create(&admin, &repository, None).await.unwrap().id;
     let other = registry.upload_create(&Caller::INTERNAL, &repository, None).await.unwrap().id;
     let scope = RepositoryScope { repository: repository.clone(), pull: true, push: true, delete: false };
-    let granted = Requested { repositories: vec![scope], catalog: false };
+    let granted = Requested { repositories: vec![scope], ..Requested::default() };
     let expired = registry.access_token_sign(&admin, granted, None, Duration::ZERO).await.unwrap();
     let signed_in = async |upload: Option<Uuid>| {
         registry
@@ -112,7 +112,7 @@ async fn a_link_to_a_blob_ends_with_its_time_and_its_credential() {
     let granted = || {
         let repository = "team/app".parse().unwrap();
         let scope = RepositoryScope { repository, pull: true, push: false, delete: false };
-        Requested { repositories: vec![scope], catalog: false }
+        Requested { repositories: vec![scope], ..Requested::default() }
     };
     let link = async |seconds: u64| {
         let valid = Duration::from_secs(seconds);
