@@ -113,7 +113,7 @@ async fn models_are_found_by_words_and_facts() {
         assert_eq!(names, expect, "{arguments:?}");
     }
     let none = lode.run(&["search", "nothing"]).await.expect_success();
-    assert!(none.stdout.is_empty() && none.stderr.contains("no models fit"), "{}", none.stderr);
+    assert!(none.stdout.is_empty() && none.stderr.contains("no models match"), "{}", none.stderr);
     let first = lode.run(&["search", "--limit", "1"]).await.expect_success();
     assert!(first.stderr.contains("the first 1 of 2; `--limit COUNT` shows more"), "{}", first.stderr);
     lode.run(&["search", "--fits", "much"]).await.expect_failure(&["`fits` is `much`", "24GiB"]);

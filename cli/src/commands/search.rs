@@ -30,7 +30,7 @@ pub(crate) async fn run(connection: &Connection, args: Search) -> Outcome {
     }
     if repositories.is_empty() {
         let hint = if args.all { "" } else { "; `--all` finds repositories without models, too" };
-        ui::print_message(format!("no models fit on {}{hint}", registry.host()));
+        ui::print_message(format!("no models match on {}{hint}", registry.host()));
         return Ok(());
     }
     let rows: Vec<Vec<String>> = repositories.iter().map(row).collect();
