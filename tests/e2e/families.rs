@@ -7,6 +7,7 @@ use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 
 use crate::gguf::fixture;
+use crate::inference::exact_level;
 use crate::onnx::{assert_prompts_are_left_out, folder_with_prompts};
 
 /// A folder for each family, with a small checkpoint and its expected outputs.
@@ -35,6 +36,7 @@ fn ids(value: &Value) -> Vec<u64> {
 #[tokio::test]
 async fn every_family_answers_as_known() {
     let options = Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32").env("LODE_MAX_LOADED_MODELS", "2");
+    let options = options.env("LODE_CPU", exact_level());
     let server = Folder::new().start(options).await;
     let registry = server.registry();
     for (family, folder) in families() {

@@ -10,9 +10,12 @@ use lode_tests::report::figure;
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 
+use crate::inference::exact_level;
+
 #[tokio::test]
 async fn an_fp8_checkpoint_is_returned_unchanged_and_runs() {
-    let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
+    let options = Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32").env("LODE_CPU", exact_level());
+    let server = Folder::new().start(options).await;
     let lode = server.lode();
     let source = server.folder().path().join("fp8");
     write_fp8_demo(&source);
@@ -83,6 +86,7 @@ async fn an_fp8_checkpoint_is_returned_unchanged_and_runs() {
 #[tokio::test]
 async fn scaled_checkpoints_answer_as_known() {
     let options = Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32").env("LODE_MAX_LOADED_MODELS", "1");
+    let options = options.env("LODE_CPU", exact_level());
     let server = Folder::new().start(options).await;
     let (lode, registry) = (server.lode(), server.registry());
     for (folder, method, block, parameters) in [

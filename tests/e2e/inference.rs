@@ -68,12 +68,27 @@ fn instruction_levels() -> Vec<&'static str> {
         let has_avx2 = is_x86_feature_detected!("avx2");
         let has_avx512 = is_x86_feature_detected!("avx512bw");
         let has_vnni = is_x86_feature_detected!("avx512vnni");
-        let known = [("avx2", has_avx2), ("avx512", has_avx512), ("avx512-vnni", has_vnni)];
+        let has_bf16 = is_x86_feature_detected!("avx512bf16");
+        let known = [
+            ("avx2", has_avx2),
+            ("avx512", has_avx512),
+            ("avx512-vnni", has_vnni),
+            ("avx512-bf16", has_vnni && has_bf16),
+        ];
         levels.extend(known.iter().filter(|(_, has)| *has).map(|(level, _)| level));
     }
     #[cfg(target_arch = "aarch64")]
     levels.push("neon");
     levels
+}
+
+/// The best level that does not round activations for BF16 weights, for comparisons with float32.
+pub(crate) fn exact_level() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni") {
+        return "avx512-vnni";
+    }
+    "auto"
 }
 
 #[tokio::test]

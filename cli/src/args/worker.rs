@@ -17,7 +17,7 @@ without a flag:
   LODE_MAX_LOADED_MODELS  maximum number of loaded models
   LODE_KV_CACHE_TYPE      f32, f16 or q8_0
   LODE_CPU                instruction level: auto, scalar, avx2, avx512,
-                          avx512-vnni, amx, neon or dotprod
+                          avx512-vnni, avx512-bf16, amx, neon or dotprod
   LODE_NVRTC              folder of NVIDIA's library libnvrtc, for GPUs
   LODE_CONTEXT_LENGTH     context length of requests that set none
   LODE_LOAD_TIMEOUT       maximum time to load a model

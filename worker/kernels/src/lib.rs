@@ -3,12 +3,14 @@
 //!
 //! Each folder except `cpu` and `cuda` is one operation. Its `mod.rs` has the contract, the scalar version,
 //! which is the specification, and a test that compares the versions for other instruction sets with it
-//! within a stated error bound.
+//! within a stated error bound. `dot_bf16` exists for some instruction sets only.
 
 mod batch;
+mod columns;
 pub mod cpu;
 pub mod cuda;
 mod decode;
+mod dot_bf16;
 mod dot_blocks;
 mod dot_rows;
 mod dtype;

@@ -2,8 +2,10 @@
 //! instructions were detected on this processor, so calls through it are safe.
 #![allow(unsafe_code)] // Calling a function without its instruction set is unsafe.
 
-use super::dot_blocks::{Block, Columns};
-use super::dtype::Dtype;
+use super::columns::Columns;
+use super::dot_bf16::Rounded;
+use super::dot_blocks::Block;
+use super::dtype::{Dtype, Float};
 use super::rope::Pairing;
 use super::rows::Rows;
 use super::weight::Weight;
@@ -13,13 +15,26 @@ use super::{
     swiglu,
 };
 
-/// The columns for products with rows of any format: as floats and, for the formats that need it, packed in
-/// eight bits.
+/// The columns for products with rows of any format: as floats and, for the formats that need it, packed.
 #[derive(Clone, Copy)]
 pub(super) struct Input<'a> {
     pub(super) numbers: &'a [f32],
-    pub(super) columns: &'a Columns,
+    pub(super) packed: &'a Packed,
 }
+
+/// Columns in the forms that some formats need.
+#[derive(Default)]
+pub(super) struct Packed {
+    /// For [`dot_blocks`].
+    pub(super) blocks: Columns<Block>,
+    /// For BF16 rows, if the instruction level rounds their columns.
+    pub(super) rounded: Columns<Rounded>,
+}
+
+/// Rounds the columns of a tile to BF16.
+type Round = unsafe fn(&[f32], usize, &mut [Rounded]);
+/// Multiplies BF16 rows by rounded columns.
+type DotBf16 = unsafe fn(&Rows<'_>, &Columns<Rounded>, &mut Window<'_>);
 
 /// One version of each operation. The folder of the same name has the contract.
 pub struct Ops {
@@ -29,7 +44,9 @@ pub struct Ops {
     encode_row: unsafe fn(Dtype, &[f32], &mut [u8]),
     dot_rows: unsafe fn(&Rows<'_>, &[f32], &mut Window<'_>, &mut Vec<f32>),
     pack: unsafe fn(&[f32], usize, &mut [Block]),
-    dot_blocks: unsafe fn(&Rows<'_>, &Columns, &mut Window<'_>, &mut Vec<f32>),
+    dot_blocks: unsafe fn(&Rows<'_>, &Columns<Block>, &mut Window<'_>, &mut Vec<f32>),
+    /// `None`: BF16 rows are multiplied with floats.
+    bf16: Option<(Round, DotBf16)>,
     mix_rows: unsafe fn(&Rows<'_>, &[f32], &mut [f32], &mut Vec<f32>),
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     rotate: unsafe fn(&mut [f32], &[f32], &[f32], Pairing),
@@ -60,6 +77,7 @@ static SCALAR: Ops = Ops {
     dot_rows: dot_rows::scalar,
     pack: dot_blocks::pack_scalar,
     dot_blocks: dot_blocks::scalar,
+    bf16: None,
     mix_rows: mix_rows::scalar,
     rms_norm: rms_norm::scalar,
     rotate: rope::scalar,
@@ -79,6 +97,7 @@ static AVX2: Ops = Ops {
     dot_rows: dot_rows::avx2::dot_rows,
     pack: dot_blocks::avx2::pack,
     dot_blocks: dot_blocks::avx2::dot_blocks,
+    bf16: None,
     mix_rows: mix_rows::avx2::mix_rows,
     rms_norm: rms_norm::avx2::rms_norm,
     rotate: rope::avx2::rotate,
@@ -97,9 +116,17 @@ static AVX512: Ops = Ops { name: "avx512", dot_rows: dot_rows::avx512::dot_rows,
 #[cfg(target_arch = "x86_64")]
 static VNNI: Ops = Ops { name: "avx512-vnni", dot_blocks: dot_blocks::avx512::dot_blocks, ..AVX512 };
 
-/// The same with AMX for products of packed codes with many columns: servers from 2023 on.
+/// The same with BF16 for products of BF16 rows: all x86-64 servers since 2022 or 2023.
 #[cfg(target_arch = "x86_64")]
-static AMX: Ops = Ops { name: "amx", dot_blocks: dot_blocks::amx::dot_blocks, ..VNNI };
+static BF16: Ops = Ops {
+    name: "avx512-bf16",
+    bf16: Some((super::dot_bf16::avx512::round, super::dot_bf16::avx512::dot_bf16)),
+    ..VNNI
+};
+
+/// The same with AMX for products of packed codes with many columns: servers from 2023 on, all with AVX-512 BF16.
+#[cfg(target_arch = "x86_64")]
+static AMX: Ops = Ops { name: "amx", dot_blocks: dot_blocks::amx::dot_blocks, ..BF16 };
 
 /// NEON, which every aarch64 processor has.
 #[cfg(target_arch = "aarch64")]
@@ -110,6 +137,7 @@ static NEON: Ops = Ops {
     dot_rows: dot_rows::neon::dot_rows,
     pack: dot_blocks::pack_scalar,
     dot_blocks: dot_blocks::neon::dot_blocks,
+    bf16: None,
     mix_rows: mix_rows::neon::mix_rows,
     rms_norm: rms_norm::neon::rms_norm,
     rotate: rope::neon::rotate,
@@ -151,8 +179,11 @@ impl Ops {
                 all.push(&AVX512);
                 if is_x86_feature_detected!("avx512vnni") {
                     all.push(&VNNI);
-                    if dot_blocks::amx::is_available() {
-                        all.push(&AMX);
+                    if is_x86_feature_detected!("avx512bf16") {
+                        all.push(&BF16);
+                        if dot_blocks::amx::is_available() {
+                            all.push(&AMX);
+                        }
                     }
                 }
             }
@@ -204,11 +235,29 @@ impl Ops {
         unsafe { (self.pack)(x, cols, tile) }
     }
 
-    /// Packs columns of `cols` values on one thread. For tests.
-    pub(super) fn pack_columns(&self, x: &[f32], cols: usize) -> Columns {
-        let mut columns = Columns::default();
-        columns.pack(x, cols, |x, tile| self.pack(x, cols, tile));
-        columns
+    /// Whether columns are rounded to BF16 for rows of this format.
+    pub fn rounds_columns(&self, dtype: Dtype) -> bool {
+        self.bf16.is_some() && dtype == Dtype::Float(Float::BF16)
+    }
+
+    /// Rounds the columns of a tile, if [`rounds_columns`](Self::rounds_columns) is true for some format.
+    pub(super) fn round(&self, x: &[f32], cols: usize, tile: &mut [Rounded]) {
+        if let Some((round, _)) = self.bf16 {
+            // SAFETY: as for `decode_row`.
+            unsafe { round(x, cols, tile) }
+        }
+    }
+
+    /// Packs columns of `cols` values for rows of a format, on one thread.
+    pub(super) fn pack_columns(&self, x: &[f32], cols: usize, dtype: Dtype) -> Packed {
+        let mut packed = Packed::default();
+        if dot_blocks::uses_integers(dtype) {
+            packed.blocks.pack(x, cols, |x, tile| self.pack(x, cols, tile));
+        }
+        if self.rounds_columns(dtype) {
+            packed.rounded.pack(x, cols, |x, tile| self.round(x, cols, tile));
+        }
+        packed
     }
 
     /// Multiplies rows by columns, in the way that suits the format.
@@ -219,11 +268,15 @@ impl Ops {
         out: &mut Window<'_>,
         scratch: &mut Vec<f32>,
     ) {
-        if dot_blocks::uses_integers(rows.dtype()) {
+        let dtype = rows.dtype();
+        match self.bf16 {
             // SAFETY: as for `decode_row`.
-            unsafe { (self.dot_blocks)(rows, x.columns, out, scratch) }
-        } else {
-            self.dot_rows(rows, x.numbers, out, scratch);
+            _ if dot_blocks::uses_integers(dtype) => unsafe {
+                (self.dot_blocks)(rows, &x.packed.blocks, out, scratch);
+            },
+            // SAFETY: as for `decode_row`.
+            Some((_, dot)) if self.rounds_columns(dtype) => unsafe { dot(rows, &x.packed.rounded, out) },
+            _ => self.dot_rows(rows, x.numbers, out, scratch),
         }
     }
 
@@ -232,8 +285,8 @@ impl Ops {
     pub fn matmul(&self, weight: &Weight, x: &[f32]) -> Vec<f32> {
         let (rows, n) = (Rows::of(weight), weight.rows());
         let mut out = vec![f32::NAN; x.len() / weight.cols() * n];
-        let columns = self.pack_columns(x, weight.cols());
-        let x = Input { numbers: x, columns: &columns };
+        let packed = self.pack_columns(x, weight.cols(), weight.dtype());
+        let x = Input { numbers: x, packed: &packed };
         self.product(&rows, x, &mut Window::new(&mut out, n, 0, n), &mut Vec::new());
         out
     }
@@ -301,7 +354,7 @@ mod tests {
     #[test]
     fn missing_instruction_sets_are_reported() {
         #[cfg(target_arch = "x86_64")]
-        let tables = [&AVX2, &AVX512, &VNNI, &AMX];
+        let tables = [&AVX2, &AVX512, &VNNI, &BF16, &AMX];
         #[cfg(target_arch = "aarch64")]
         let tables = [&NEON, &DOTPROD];
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

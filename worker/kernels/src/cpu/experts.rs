@@ -1,9 +1,8 @@
 //! Mixture of experts on the CPU: each expert is computed only for the rows that are routed to it. The scalar
 //! routing in [`route`] is the specification.
 
-use super::super::dot_blocks::Columns;
 use super::super::kernels::{Expert, Experts};
-use super::super::ops::Input;
+use super::super::ops::{Input, Packed};
 use super::super::pool::Scratch;
 use super::super::rows::Rows;
 use super::super::weight::Weight;
@@ -22,7 +21,7 @@ pub(super) struct ExpertBuffers {
     /// `[slots, embedding]`
     outputs: Vec<f32>,
     /// The packed columns of each group.
-    packed: Vec<Columns>,
+    packed: Vec<Packed>,
 }
 
 /// A row, one of its experts and the expert's weight.
@@ -67,7 +66,7 @@ impl Cpu {
         outputs.resize(slots.len() * cols, 0.0);
         let (ops, threads) = (self.ops, self.pool.threads());
 
-        packed.resize_with(groups.len().max(packed.len()), Columns::default);
+        packed.resize_with(groups.len().max(packed.len()), Packed::default);
         let columns: Vec<Input<'_>> = (groups.iter().zip(&mut *packed))
             .map(|(group, packed)| {
                 let Expert { gate, up, .. } = &w.experts[group.expert];

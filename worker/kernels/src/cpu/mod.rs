@@ -11,12 +11,13 @@ mod experts;
 pub(crate) use experts::{Choice, Group, group_by_expert, route};
 
 use super::batch::{Batch, PAGE_LEN};
-use super::dot_blocks::{self, Columns, TILE};
+use super::columns::{ColumnBlock, Columns};
+use super::dot_blocks;
 use super::error::DeviceError;
 use super::kernels::{
     Activation, Attention, CacheShape, Experts, GateUp, Kernels, LayerNorm, Linear, Norm, Qkv, Rope,
 };
-use super::ops::{Input, Ops};
+use super::ops::{Input, Ops, Packed};
 use super::pool::{Pool, Scratch};
 use super::rope::Pairing;
 use super::rows::Rows;
@@ -29,7 +30,7 @@ pub struct Cpu {
     normed: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
-    packed: Columns,
+    packed: Packed,
     experts: experts::ExpertBuffers,
 }
 
@@ -133,7 +134,7 @@ impl Cpu {
     }
 
     /// Computes all products of one input in one job.
-    fn products(pool: &mut Pool, ops: &Ops, packed: &mut Columns, x: &[f32], products: &[Product<'_>]) {
+    fn products(pool: &mut Pool, ops: &Ops, packed: &mut Packed, x: &[f32], products: &[Product<'_>]) {
         let m = products.first().map_or(0, |p| x.len() / p.weight.cols());
         if m == 0 {
             return;
@@ -173,28 +174,47 @@ fn chunk_rows(weight: &Weight, m: usize, threads: usize) -> usize {
     share.max(MIN_CHUNK_WORK.div_ceil(row_work)).next_multiple_of(16)
 }
 
-/// Prepares the input of products with these weights; packs it into `to` if any weight needs packed columns.
+/// Prepares the input of products with these weights; packs it into `to` in the forms that they need.
 fn prepare_input<'a, 'w>(
     pool: &mut Pool,
     ops: &Ops,
-    to: &'a mut Columns,
+    to: &'a mut Packed,
     x: &'a [f32],
     weights: impl IntoIterator<Item = &'w Weight>,
 ) -> Input<'a> {
-    let wanted = weights.into_iter().find(|weight| dot_blocks::uses_integers(Rows::of(weight).dtype()));
-    if let Some(cols) = wanted.map(Weight::cols) {
-        let m = x.len() / cols;
-        let blocks = to.resize(m, cols);
-        let (all, tile) = (blocks.len(), TILE * blocks.len() / m);
-        let blocks = Shared::new(blocks, all);
-        pool.run(m.div_ceil(TILE), &|index, _| {
-            let x = &x[index * TILE * cols..x.len().min((index + 1) * TILE * cols)];
-            // SAFETY: each index has its own tile.
-            let blocks = unsafe { blocks.part(0, index * tile, tile.min(all - index * tile)) };
-            ops.pack(x, cols, blocks);
-        });
+    let (mut cols, mut uses_integers, mut is_rounded) = (1, false, false);
+    for weight in weights {
+        cols = weight.cols();
+        uses_integers |= dot_blocks::uses_integers(weight.dtype());
+        is_rounded |= ops.rounds_columns(weight.dtype());
     }
-    Input { numbers: x, columns: to }
+    if uses_integers {
+        pack(pool, &mut to.blocks, x, cols, |x, tile| ops.pack(x, cols, tile));
+    }
+    if is_rounded {
+        pack(pool, &mut to.rounded, x, cols, |x, tile| ops.round(x, cols, tile));
+    }
+    Input { numbers: x, packed: to }
+}
+
+/// Packs columns of `cols` values on all threads; `pack_tile` packs one tile.
+fn pack<B: ColumnBlock + Send>(
+    pool: &mut Pool,
+    to: &mut Columns<B>,
+    x: &[f32],
+    cols: usize,
+    pack_tile: impl Fn(&[f32], &mut [B]) + Sync,
+) {
+    let m = x.len() / cols;
+    let blocks = to.resize(m, cols);
+    let (all, tile) = (blocks.len(), B::TILE * blocks.len() / m);
+    let blocks = Shared::new(blocks, all);
+    pool.run(m.div_ceil(B::TILE), &|index, _| {
+        let x = &x[index * B::TILE * cols..x.len().min((index + 1) * B::TILE * cols)];
+        // SAFETY: each index has its own tile.
+        let blocks = unsafe { blocks.part(0, index * tile, tile.min(all - index * tile)) };
+        pack_tile(x, blocks);
+    });
 }
 
 /// Normalises numbers in place.

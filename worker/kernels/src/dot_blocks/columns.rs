@@ -1,9 +1,11 @@
 //! Columns of activations quantised to eight bits: a code per value, and the common data of 32 codes.
 //! `Ops::pack` writes them; all operations in this folder read them.
 
+use super::super::columns::{self, ColumnBlock};
+
 /// Values per block of columns, and per longest block of weights.
 pub(super) const QK: usize = 256;
-/// Columns per tile, interleaved block by block, so that a product with all of them reads contiguous memory.
+/// Columns per tile.
 pub(crate) const TILE: usize = 16;
 
 /// The lane of each group of a block. Pairwise addition of four vectors of 64 codes each produces this order.
@@ -53,57 +55,19 @@ const ZERO: Block = Block {
     fine_less: [0; 16],
 };
 
-/// `m` columns of `cols` values, in tiles of up to [`TILE`] columns. Block b of column c of a tile of t
-/// columns is block `b * t + c` of the tile.
-#[derive(Debug, Default)]
-pub(crate) struct Columns {
-    blocks: Vec<Block>,
-    m: usize,
-    cols: usize,
+impl ColumnBlock for Block {
+    const VALUES: usize = QK;
+    const TILE: usize = TILE;
+    const ZERO: Self = ZERO;
 }
 
+/// Columns in eight bits.
+pub(crate) type Columns = columns::Columns<Block>;
+
 impl Columns {
-    /// Resizes to this many columns, with unspecified content.
-    pub(crate) fn resize(&mut self, m: usize, cols: usize) -> &mut [Block] {
-        (self.m, self.cols) = (m, cols);
-        self.blocks.resize(m * cols.div_ceil(QK), ZERO);
-        &mut self.blocks
-    }
-
-    /// Packs columns of this length, tile by tile; `pack_tile` packs one tile.
-    pub(crate) fn pack(&mut self, x: &[f32], cols: usize, pack_tile: impl Fn(&[f32], &mut [Block])) {
-        let depth = cols.div_ceil(QK);
-        let blocks = self.resize(x.len() / cols, cols);
-        for (x, tile) in x.chunks(TILE * cols).zip(blocks.chunks_mut(TILE * depth)) {
-            pack_tile(x, tile);
-        }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.m
-    }
-
-    pub(crate) fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// Blocks per column.
-    pub(super) fn depth(&self) -> usize {
-        self.cols.div_ceil(QK)
-    }
-
-    /// Iterates over the tiles: the first column and the blocks of each.
-    pub(super) fn tiles(&self) -> impl Iterator<Item = (usize, &[Block])> {
-        self.blocks
-            .chunks((TILE * self.depth()).max(1))
-            .enumerate()
-            .map(|(tile, blocks)| (tile * TILE, blocks))
-    }
-
     /// Value k of column j.
-    pub(super) fn at(&self, j: usize, k: usize) -> f32 {
-        let (tile, depth) = (j / TILE * TILE, self.depth());
-        let block = &self.blocks[tile * depth + k / QK * TILE.min(self.m - tile) + j % TILE];
+    pub(crate) fn at(&self, j: usize, k: usize) -> f32 {
+        let block = self.block(j, k);
         block.d[LaneOrder::lane(k % QK / 32)] * f32::from(block.codes[k % QK])
     }
 }

@@ -39,7 +39,7 @@ mod panel;
 #[cfg(test)]
 mod tests;
 
-pub(super) use columns::{Block, Columns, TILE};
+pub(super) use columns::{Block, Columns};
 
 /// Whether products with rows of this format use integers; `dot_rows` handles the other formats.
 #[allow(unused_variables, reason = "the patterns of the table bind what the formats need")]

@@ -11,9 +11,9 @@ fn dtypes() -> impl Iterator<Item = Dtype> {
 }
 
 fn product(ops: &Ops, rows: &Rows<'_>, x: &[f32]) -> Vec<f32> {
-    let columns = ops.pack_columns(x, rows.cols());
+    let packed = ops.pack_columns(x, rows.cols(), rows.dtype());
     let mut out = vec![f32::NAN; x.len() / rows.cols() * rows.len()];
-    let x = Input { numbers: &[], columns: &columns };
+    let x = Input { numbers: &[], packed: &packed };
     ops.product(rows, x, &mut Window::new(&mut out, rows.len(), 0, rows.len()), &mut Vec::new());
     out
 }
@@ -36,7 +36,7 @@ fn every_version_agrees_with_float64() {
                 let cols = cols.max(dtype.multiple()).next_multiple_of(dtype.multiple());
                 let packed = Packed::random(dtype, n, cols, 7);
                 let x = random(m * cols, 11);
-                let columns = ops.pack_columns(&x, cols);
+                let columns = ops.pack_columns(&x, cols, dtype).blocks;
                 let out = product(ops, &packed.rows(), &x);
                 for i in 0..n {
                     let row = packed.decoded(i);
@@ -92,7 +92,7 @@ fn columns_are_within_half_a_step() {
         x[7] = 1e-42;
         x[cols..cols + 32].fill(1e-42);
         x[300] = -3e38;
-        let columns = ops.pack_columns(&x, cols);
+        let columns = ops.pack_columns(&x, cols, Dtype::Ggml(Type::Q8_0)).blocks;
         for (j, x) in x.chunks(cols).enumerate() {
             for (g, x) in x.chunks(32).enumerate() {
                 let largest = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
@@ -102,7 +102,7 @@ fn columns_are_within_half_a_step() {
                 }
             }
         }
-        let scalar = Ops::scalar().pack_columns(&x, cols);
+        let scalar = Ops::scalar().pack_columns(&x, cols, Dtype::Ggml(Type::Q8_0)).blocks;
         assert_eq!(format!("{columns:?}"), format!("{scalar:?}"), "{}", ops.name);
     }
 }

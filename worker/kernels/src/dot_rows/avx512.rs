@@ -208,7 +208,7 @@ fn join(low: __m256, high: __m256) -> __m512 {
 /// Adds the sixteen partial sums of each product: first n and n + 8, then as in the AVX2 version.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-fn finish<const RN: usize>(sums: &[__m512; RN], to: &mut [f32]) {
+pub(crate) fn finish<const RN: usize>(sums: &[__m512; RN], to: &mut [f32]) {
     let mut folded = [_mm256_setzero_ps(); RN];
     for (folded, sums) in folded.iter_mut().zip(sums) {
         let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(*sums)));

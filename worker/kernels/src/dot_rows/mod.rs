@@ -44,7 +44,7 @@ fn is_read_in_place(dtype: Dtype) -> bool {
 }
 
 /// Rows per panel, a multiple of `multiple`.
-fn panel_rows(row_bytes: usize, multiple: usize) -> usize {
+pub(super) fn panel_rows(row_bytes: usize, multiple: usize) -> usize {
     (PANEL_BYTES / row_bytes / multiple).max(1) * multiple
 }
 

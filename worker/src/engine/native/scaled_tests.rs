@@ -8,7 +8,7 @@ use lode_model::safetensors::Dtype;
 use serde_json::json;
 
 use super::load_tests::{Checkpoint, Stored, logits};
-use super::tests::{checkpoint, expected, f32_cache, greedy, ids, step};
+use super::tests::{checkpoint, exact_levels, expected, f32_cache, greedy, ids, step};
 use super::*;
 
 /// Blocks of 128 by 128 that are cut short at the edges, a scale for each row, and one for the tensor.
@@ -22,7 +22,7 @@ fn folder(name: &str) -> String {
 #[test]
 fn scaled_checkpoints_give_the_results_of_transformers() {
     for name in FOLDERS {
-        for ops in [Ops::best(), Ops::scalar()] {
+        for ops in exact_levels() {
             let mut engine = load(&checkpoint(&folder(name)), LoadOptions { ops, ..f32_cache() }).unwrap();
             for case in expected(&folder(name))["cases"].as_array().unwrap() {
                 let prompt = ids(&case["token_ids"]);
