@@ -55,7 +55,13 @@ LEVELS = {
     "avx512-vnni": Level(
         AVX512 | {"avx512_vnni"},
         [*AVX2, "GGML_AVX512=ON", "GGML_AVX512_VNNI=ON"],
-        {"avx512vbmi": "GGML_AVX512_VBMI=ON", "avx512_bf16": "GGML_AVX512_BF16=ON"},
+        {"avx512vbmi": "GGML_AVX512_VBMI=ON"},
+        {"AVX512_BF16"} | AMX,
+    ),
+    "avx512-bf16": Level(
+        AVX512 | {"avx512_vnni", "avx512_bf16"},
+        [*AVX2, "GGML_AVX512=ON", "GGML_AVX512_VNNI=ON", "GGML_AVX512_BF16=ON"],
+        {"avx512vbmi": "GGML_AVX512_VBMI=ON"},
         AMX,
     ),
     "neon": Level({"asimd"}, ["GGML_CPU_ARM_ARCH=armv8-a"], excluded={"DOTPROD", "MATMUL_INT8", "SVE"}),
