@@ -5,10 +5,22 @@ use serde_json::Value;
 
 /// Requests all pages of the listing at `path`, and returns the entries of its list `list`.
 pub(crate) async fn fetch_all(registry: &Registry, path: &str, list: &str) -> Result<Vec<Value>, Error> {
-    let (mut all, mut pages) = (Vec::new(), registry.json_pages(path));
+    let [all] = fetch_lists(registry, path, [list]).await?;
+    Ok(all)
+}
+
+/// Like [`fetch_all`], for pages with several lists.
+pub(crate) async fn fetch_lists<const N: usize>(
+    registry: &Registry,
+    path: &str,
+    lists: [&str; N],
+) -> Result<[Vec<Value>; N], Error> {
+    let (mut all, mut pages) = ([const { Vec::new() }; N], registry.json_pages(path));
     while let Some(mut page) = pages.next::<Value>().await? {
-        if let Some(Value::Array(entries)) = page.get_mut(list).map(Value::take) {
-            all.extend(entries);
+        for (list, found) in lists.iter().zip(&mut all) {
+            if let Some(Value::Array(entries)) = page.get_mut(*list).map(Value::take) {
+                found.extend(entries);
+            }
         }
     }
     Ok(all)

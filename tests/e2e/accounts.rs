@@ -1,7 +1,8 @@
 //! Accounts, roles and tokens as a team uses them: the first minute of a new server, the command line, a sign-in
 //! with a browser, a worker, and two replicas.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::process::Stdio;
 use std::time::Instant;
 
@@ -9,11 +10,11 @@ use lode_tests::access::{PASSWORD, add_user, create_token, log_in, start_closed}
 use lode_tests::browser::{Browser, between, form_from_page};
 use lode_tests::checkpoint::{demo, read_folder};
 use lode_tests::cluster::Cluster;
-use lode_tests::command::{wait_for, wait_until};
+use lode_tests::command::{run_to_end, wait_for, wait_until};
 use lode_tests::report;
-use lode_tests::server::{Folder, Options, Server};
+use lode_tests::server::{Folder, Options, Server, lode_command};
 use lode_tests::services::Backends;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::attached_worker::Worker;
 
@@ -164,6 +165,76 @@ async fn a_team_works_with_the_command_line() {
     alice.run(&["audit"]).await.expect_failure(&["it needs the server role `auditor` or `admin`"]);
     for command in [["user", "list"], ["group", "list"], ["grant", "list"], ["quota", "list"]] {
         admin.run(&command).await.expect_success();
+    }
+}
+
+/// Lists of two pages. A group and the roles continue on the second one.
+#[tokio::test]
+async fn lists_are_read_to_their_last_page() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = format!("http://{}", listener.local_addr().unwrap());
+    // It ends with the process.
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let mut request = [0; 8192];
+            let len = stream.read(&mut request).unwrap_or_default();
+            let target = String::from_utf8_lossy(&request[..len]).split(' ').nth(1).unwrap_or("/").to_owned();
+            let is_last = target.contains("last=x");
+            let page = |first: Value, last: Value| if is_last { last } else { first };
+            let group = |name: &str, members: &[&str]| json!({"name": name, "members": members});
+            let grant = |subject: &str| json!({"target": "a/*", "subject": subject, "role": "read"});
+            let body = match target.split('?').next().unwrap_or_default() {
+                "/lode/v1/groups" => {
+                    let first = json!([group("a", &[]), group("b", &["one", "three"])]);
+                    json!({"groups": page(first, json!([group("b", &["two"]), group("c", &[])]))})
+                }
+                "/lode/v1/grants" => json!({
+                    "grants": page(json!([grant("bob")]), json!([grant("alice")])),
+                    "visibilities": page(json!([]), json!([{"target": "a/*", "visibility": "public"}])),
+                }),
+                "/lode/v1/keys" => {
+                    json!({"keys": page(json!([{"name": "laptop"}]), json!([{"name": "desk"}]))})
+                }
+                "/lode/v1/publishers" => {
+                    json!({"publishers": page(json!([{"kind": "github"}]), json!([{"kind": "gitlab"}]))})
+                }
+                _ => json!({"protected_tags": page(json!([{"pattern": "a"}]), json!([{"pattern": "b"}]))}),
+            }
+            .to_string();
+            let separator = if target.contains('?') { '&' } else { '?' };
+            let link = match is_last {
+                true => String::new(),
+                false => format!("link: <{target}{separator}last=x>; rel=\"next\"\r\n"),
+            };
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{link}connection: close\r\n\r\n",
+                body.len()
+            );
+            let _sent = stream.write_all((head + &body).as_bytes());
+        }
+    });
+    let folder = Folder::new();
+    let run = async |args: &[&str]| {
+        let mut command = lode_command(folder.path());
+        command.args(args).args(["--host", &host]);
+        run_to_end(command, Vec::new()).await.expect_success()
+    };
+    let groups = run(&["group", "list", "--json"]).await.json();
+    let members = |at: usize| groups["groups"][at]["members"].clone();
+    assert_eq!((members(0), members(1), members(2)), (json!([]), json!(["one", "three", "two"]), json!([])));
+    let table = run(&["group", "list"]).await.stdout;
+    assert!(table.contains("one, three, two"), "{table}");
+    let table = run(&["grant", "list"]).await.stdout;
+    let rows: Vec<Vec<&str>> = table.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows, [["a/*", "alice", "read"], ["a/*", "bob", "read"], ["a/*", "anyone", "read"]]);
+    assert!(run(&["visibility", "a/*"]).await.stdout.contains("a/* is public"));
+    for (args, list) in [
+        (&["key", "list", "--json"][..], "keys"),
+        (&["publisher", "list", "a+ci", "--json"], "publishers"),
+        (&["protect", "a/*", "--json"], "protected_tags"),
+    ] {
+        assert_eq!(run(args).await.json()[list].as_array().map(Vec::len), Some(2), "{list}");
     }
 }
 

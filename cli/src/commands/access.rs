@@ -19,7 +19,7 @@ use crate::{
     },
     connect::Connection,
     error::{Failure, Outcome},
-    pages::fetch_all,
+    pages::{fetch_all, fetch_lists},
     table::Table,
     times::show_field,
     ui,
@@ -47,7 +47,7 @@ pub(crate) async fn user(connection: &Connection, command: User) -> Outcome {
             Ok(())
         }
         User::List(args) => {
-            let accounts = list_accounts(&registry, "lode/v1/accounts").await?;
+            let accounts = fetch_all(&registry, "lode/v1/accounts", "accounts").await?;
             if args.json {
                 return ui::json(&json!({ "accounts": accounts }));
             }
@@ -120,7 +120,7 @@ pub(crate) async fn robot(connection: &Connection, command: Robot) -> Outcome {
         }
         Robot::List { namespace, json } => {
             let path = format!("lode/v1/accounts?namespace={}", segment(&namespace));
-            let robots = list_accounts(&registry, &path).await?;
+            let robots = fetch_all(&registry, &path, "accounts").await?;
             if json {
                 return ui::json(&json!({ "accounts": robots }));
             }
@@ -144,7 +144,7 @@ pub(crate) async fn group(connection: &Connection, command: Group) -> Outcome {
             ui::print_message(format!("created group {name}"));
         }
         Group::List { json } => {
-            let listed: Value = registry.json_get("lode/v1/groups").await?;
+            let listed = json!({ "groups": list_groups(&registry).await? });
             if json {
                 return ui::json(&listed);
             }
@@ -257,15 +257,11 @@ pub(crate) async fn grant(connection: &Connection, command: Grant) -> Outcome {
             ui::print_message(format!("{} may {role} {}", args.subject, args.target));
         }
         Grant::List(args) => {
-            let path = match &args.target {
-                Some(target) => format!("lode/v1/grants?target={}", segment(target)),
-                None => "lode/v1/grants".to_owned(),
-            };
-            let listed: Value = registry.json_get(&path).await?;
+            let listed = list_rights(&registry, args.target.as_deref()).await?;
             if args.json {
                 return ui::json(&listed);
             }
-            let rows: Vec<Vec<String>> = items(&listed, "grants")
+            let mut rows: Vec<Vec<String>> = items(&listed, "grants")
                 .map(|grant| {
                     let kind = if grant["is_group"] == true { " (group)" } else { "" };
                     vec![
@@ -275,6 +271,7 @@ pub(crate) async fn grant(connection: &Connection, command: Grant) -> Outcome {
                     ]
                 })
                 .collect();
+            rows.sort();
             // A visibility is the role read of everyone or anyone.
             let open = items(&listed, "visibilities").filter_map(|row| {
                 let subject = match row["visibility"].as_str()? {
@@ -307,7 +304,7 @@ pub(crate) async fn visibility(connection: &Connection, args: SetVisibility) -> 
         ui::print_message(format!("{target} is {visibility}"));
         return Ok(());
     }
-    let listed: Value = registry.json_get(&format!("lode/v1/grants?target={}", segment(&target))).await?;
+    let listed = list_rights(&registry, Some(&target)).await?;
     // Its own visibility, else that of its namespace, the only other one in the list.
     let own = items(&listed, "visibilities").find(|row| row["target"] == target[..]);
     let set = own.or_else(|| items(&listed, "visibilities").next());
@@ -345,8 +342,8 @@ pub(crate) async fn key(connection: &Connection, command: Key) -> Outcome {
             Ok(())
         }
         Key::List(args) => {
-            let listed: Value =
-                registry.json_get(&of_account("lode/v1/keys", args.account.as_deref())).await?;
+            let path = of_account("lode/v1/keys", args.account.as_deref());
+            let listed = json!({ "keys": fetch_all(&registry, &path, "keys").await? });
             if args.json {
                 return ui::json(&listed);
             }
@@ -386,8 +383,8 @@ pub(crate) async fn protect(connection: &Connection, args: Protect) -> Outcome {
         });
         return Ok(());
     }
-    let listed: Value =
-        registry.json_get(&format!("lode/v1/protected-tags?target={}", segment(&target))).await?;
+    let path = format!("lode/v1/protected-tags?target={}", segment(&target));
+    let listed = json!({ "protected_tags": fetch_all(&registry, &path, "protected_tags").await? });
     if json {
         return ui::json(&listed);
     }
@@ -465,14 +462,33 @@ fn state(account: &Value) -> &'static str {
     if account["is_disabled"] == true { "disabled" } else { "" }
 }
 
-async fn list_accounts(registry: &Registry, path: &str) -> Outcome<Vec<Value>> {
-    let (mut all, mut pages) = (Vec::new(), registry.json_pages(path));
-    while let Some(mut page) = pages.next::<Value>().await? {
-        if let Some(Value::Array(accounts)) = page.get_mut("accounts").map(Value::take) {
-            all.extend(accounts);
+/// All groups. The members of a group may be on several pages, one after the other.
+async fn list_groups(registry: &Registry) -> Outcome<Vec<Value>> {
+    let mut groups: Vec<Value> = Vec::new();
+    for mut group in fetch_all(registry, "lode/v1/groups", "groups").await? {
+        match groups.last_mut().filter(|last| last["name"] == group["name"]) {
+            Some(last) => {
+                let (Value::Array(members), Value::Array(more)) =
+                    (&mut last["members"], group["members"].take())
+                else {
+                    continue;
+                };
+                members.extend(more);
+            }
+            None => groups.push(group),
         }
     }
-    Ok(all)
+    Ok(groups)
+}
+
+/// The roles and visibilities on a target, or all of them.
+async fn list_rights(registry: &Registry, target: Option<&str>) -> Outcome<Value> {
+    let path = match target {
+        Some(target) => format!("lode/v1/grants?target={}", segment(target)),
+        None => "lode/v1/grants".to_owned(),
+    };
+    let [grants, visibilities] = fetch_lists(registry, &path, ["grants", "visibilities"]).await?;
+    Ok(json!({ "grants": grants, "visibilities": visibilities }))
 }
 
 async fn delete_account(registry: &Registry, kind: &str, name: &str) -> Outcome {

@@ -8,6 +8,7 @@ use crate::{
     args::{Publisher, PublisherAdd},
     connect::Connection,
     error::{Failure, Outcome},
+    pages::fetch_all,
     table::Table,
     times::show_field,
     ui,
@@ -19,7 +20,7 @@ pub(crate) async fn publisher(connection: &Connection, command: Publisher) -> Ou
         Publisher::Add(args) => add(&registry, args).await,
         Publisher::List { robot, wide, json } => {
             let path = format!("lode/v1/publishers?robot={}", segment(&robot));
-            let listed: Value = registry.json_get(&path).await?;
+            let listed = json!({ "publishers": fetch_all(&registry, &path, "publishers").await? });
             if json {
                 return ui::json(&listed);
             }

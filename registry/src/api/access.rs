@@ -20,7 +20,7 @@ use crate::auth::{
     Access, AccessTarget, AccountKind, Action, Caller, Credential, OllamaKey, Role, Scope, ServerRole,
     Target, Visibility,
 };
-use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
+use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page, pair};
 
 /// A request to create an account.
 #[derive(Deserialize, ToSchema)]
@@ -187,13 +187,8 @@ pub(crate) async fn accounts(
     let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
     let namespace = query.get("namespace");
     let found = registry.account_list(&caller, namespace, query.get("last"), n).await?;
-    let last = found.items.last().filter(|_| found.more).map(|account| account.name.clone());
-    let next = last.map(|last| {
-        let n = n.to_string();
-        let mut parameters = vec![("n", &n[..]), ("last", &last[..])];
-        parameters.extend(namespace.map(|namespace| ("namespace", namespace)));
-        links.next("/lode/v1/accounts", &parameters)
-    });
+    let last = found.items.last().filter(|_| found.more);
+    let next = last.map(|last| links.after("/lode/v1/accounts", n, &last.name, ("namespace", namespace)));
     Ok(page(Json(AccountList { accounts: found.items }), next))
 }
 
@@ -251,12 +246,7 @@ pub(crate) async fn tokens(
     let before = query.id("last")?;
     let found = registry.token_page(&caller, account, before, n).await?;
     let last = found.items.last().filter(|_| found.more).map(|token| token.info.id.to_string());
-    let next = last.map(|last| {
-        let n = n.to_string();
-        let mut parameters = vec![("n", &n[..]), ("last", &last[..])];
-        parameters.extend(account.map(|account| ("account", account)));
-        links.next("/lode/v1/tokens", &parameters)
-    });
+    let next = last.map(|last| links.after("/lode/v1/tokens", n, &last, ("account", account)));
     let tokens = found.items.into_iter().map(|token| token.info).collect();
     Ok(page(Json(TokenList { tokens }), next))
 }
@@ -299,12 +289,16 @@ pub(crate) async fn revoke_token(
 pub(crate) async fn grants(
     State(registry): State<Registry>,
     caller: Caller,
+    links: Links,
     query: Query,
-) -> Result<Json<GrantList>, Failure> {
-    let target = query.get("target").map(str::parse).transpose().map_err(Failure::UnknownName)?;
-    let grants = registry.grant_list(&caller, target.as_ref()).await?;
-    let visibilities = registry.visibility_list(&caller, target.as_ref()).await?;
-    Ok(Json(GrantList { grants, visibilities }))
+) -> Result<Response, Failure> {
+    let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
+    let target = query.get("target");
+    let of = target.map(str::parse).transpose().map_err(Failure::UnknownName)?;
+    let found = registry.rights_page(&caller, of.as_ref(), query.last_pair()?, n).await?;
+    let last = found.next.map(|(last, subject)| pair(&last, &subject));
+    let next = last.map(|last| links.after("/lode/v1/grants", n, &last, ("target", target)));
+    Ok(page(Json(GrantList { grants: found.grants, visibilities: found.visibilities }), next))
 }
 
 pub(crate) async fn put_grant(
@@ -332,8 +326,16 @@ pub(crate) async fn put_visibility(
 pub(crate) async fn groups(
     State(registry): State<Registry>,
     caller: Caller,
-) -> Result<Json<GroupList>, Failure> {
-    Ok(Json(GroupList { groups: registry.group_list(&caller).await? }))
+    links: Links,
+    query: Query,
+) -> Result<Response, Failure> {
+    let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
+    let found = registry.group_page(&caller, query.last_pair()?, n).await?;
+    let next = found.items.last().filter(|_| found.more).map(|group| {
+        let last = pair(&group.name, group.members.last().map_or("", String::as_str));
+        links.next("/lode/v1/groups", &[("n", &n.to_string()), ("last", &last)])
+    });
+    Ok(page(Json(GroupList { groups: found.items }), next))
 }
 
 pub(crate) async fn create_group(
@@ -389,12 +391,19 @@ impl RequestBody for KeyRequest {
     const ACTION: Action = Action::Own;
 }
 
+/// Newest first.
 pub(crate) async fn keys(
     State(registry): State<Registry>,
     caller: Caller,
+    links: Links,
     query: Query,
-) -> Result<Json<KeyList>, Failure> {
-    Ok(Json(KeyList { keys: registry.key_list(&caller, query.get("account")).await? }))
+) -> Result<Response, Failure> {
+    let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
+    let account = query.get("account");
+    let found = registry.key_page(&caller, account, query.id("last")?, n).await?;
+    let last = found.items.last().filter(|_| found.more).map(|key| key.id.to_string());
+    let next = last.map(|last| links.after("/lode/v1/keys", n, &last, ("account", account)));
+    Ok(page(Json(KeyList { keys: found.items }), next))
 }
 
 pub(crate) async fn add_key(

@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 
 use axum::extract::State;
+use axum::response::Response;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::MAX_PAGE;
 use crate::Registry;
 use crate::app::{NewPublisher, Publisher, PublisherKind};
 use crate::auth::{Action, Caller};
-use crate::http::{Failure, Json, JsonBody, Path, Query, RequestBody};
+use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
 
 /// A request to register a publisher.
 #[derive(Deserialize, ToSchema)]
@@ -35,12 +37,19 @@ pub(crate) struct PublisherList {
     publishers: Vec<Publisher>,
 }
 
+/// Oldest first.
 pub(crate) async fn list(
     State(registry): State<Registry>,
     caller: Caller,
+    links: Links,
     query: Query,
-) -> Result<Json<PublisherList>, Failure> {
-    Ok(Json(PublisherList { publishers: registry.publisher_list(&caller, query.get("robot")).await? }))
+) -> Result<Response, Failure> {
+    let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
+    let robot = query.get("robot");
+    let found = registry.publisher_page(&caller, robot, query.id("last")?, n).await?;
+    let last = found.items.last().filter(|_| found.more).map(|publisher| publisher.id.to_string());
+    let next = last.map(|last| links.after("/lode/v1/publishers", n, &last, ("robot", robot)));
+    Ok(page(Json(PublisherList { publishers: found.items }), next))
 }
 
 pub(crate) async fn create(

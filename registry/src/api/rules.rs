@@ -7,10 +7,11 @@ use lode_model::reference::{Repository, Tag};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::MAX_PAGE;
 use crate::Registry;
 use crate::app::{Quota, RetentionPreview, RetentionRemovals};
 use crate::auth::{AccessTarget, Action, Caller};
-use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, check_namespace, page};
+use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, check_namespace, page, pair};
 use crate::time::rfc3339;
 
 /// The most quotas of a page. The blobs of each of the namespaces are added up.
@@ -131,19 +132,18 @@ pub(crate) async fn put_quota(
 pub(crate) async fn protected_tags(
     State(registry): State<Registry>,
     caller: Caller,
+    links: Links,
     query: Query,
-) -> Result<Json<ProtectedTagList>, Failure> {
-    let target: Option<AccessTarget> =
-        query.get("target").map(str::parse).transpose().map_err(Failure::UnknownName)?;
-    let rules: Vec<(AccessTarget, String)> = match target {
-        Some(target) => {
-            let patterns = registry.tag_rules(&caller, &target).await?;
-            patterns.into_iter().map(|pattern| (target.clone(), pattern)).collect()
-        }
-        None => registry.tag_rules_list(&caller).await?,
-    };
-    let rules = rules.into_iter().map(|(target, pattern)| ProtectedTag { target, pattern });
-    Ok(Json(ProtectedTagList { protected_tags: rules.collect() }))
+) -> Result<Response, Failure> {
+    let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
+    let target = query.get("target");
+    let of = target.map(str::parse).transpose().map_err(Failure::UnknownName)?;
+    let found = registry.tag_rules_page(&caller, of.as_ref(), query.last_pair()?, n).await?;
+    let last = found.items.last().filter(|_| found.more);
+    let last = last.map(|(last, pattern)| pair(&last.to_string(), pattern));
+    let next = last.map(|last| links.after("/lode/v1/protected-tags", n, &last, ("target", target)));
+    let rules = found.items.into_iter().map(|(target, pattern)| ProtectedTag { target, pattern });
+    Ok(page(Json(ProtectedTagList { protected_tags: rules.collect() }), next))
 }
 
 pub(crate) async fn put_protected_tags(

@@ -15,7 +15,7 @@ use crate::auth::{
     AccessTarget, Account, AccountKind, Action, Caller, Credential, Identity, OllamaKeyError, Role, STAGING,
     Scope, ServerRole, Target,
 };
-use crate::store::{AccountRow, AccountUpdate, GroupRow, Tx};
+use crate::store::{AccountRow, AccountUpdate, MemberRow, Tx};
 use crate::time::{as_rfc3339, now_ms};
 
 /// First parts of repository names that are paths of this server, or have a meaning for it.
@@ -69,7 +69,7 @@ pub struct Group {
     pub provider: Option<String>,
     /// The provider's name for the group; absent: `name`.
     pub claim: Option<String>,
-    /// Names of accounts.
+    /// Names of accounts. The next page of a list may begin with more members of the last group.
     pub members: Vec<String>,
 }
 
@@ -438,9 +438,7 @@ impl Registry {
         self.check_writable()?;
         let (id, member) = (self.group_id(caller, group).await?, self.account_row(caller, account).await?.id);
         // The provider adds members; an administrator may remove one until the next sign-in there.
-        if is_member
-            && self.store().group_list().await?.iter().any(|row| row.name == group && row.provider.is_some())
-        {
+        if is_member && self.store().group_has_provider(id).await? {
             return Err(AccountError::ProviderGroup { group: group.to_owned() });
         }
         let mut tx = self.store().begin().await?;
@@ -453,12 +451,24 @@ impl Registry {
         Ok(())
     }
 
-    /// Groups by name.
-    pub async fn group_list(&self, caller: &Caller) -> Result<Vec<Group>, Error> {
+    /// Groups with their members after the names of a group and of a member, in their order, at most `n` members. A
+    /// group without members counts as one, and the members of the last group may continue on the next page.
+    pub(crate) async fn group_page(
+        &self,
+        caller: &Caller,
+        after: (&str, &str),
+        n: u32,
+    ) -> Result<Page<Group>, Error> {
         self.authorize(caller, Action::Inspect, Target::Server).await?;
-        let rows = self.store().group_list().await?;
-        let group = |GroupRow { name, provider, claim, members }| Group { name, provider, claim, members };
-        Ok(rows.into_iter().map(group).collect())
+        let rows = Page::cut(self.store().member_list(after, i64::from(n) + 1).await?, n);
+        let mut groups: Vec<Group> = Vec::new();
+        for MemberRow { name, provider, claim, member } in rows.items {
+            match groups.last_mut().filter(|last| last.name == name) {
+                Some(last) => last.members.extend(member),
+                None => groups.push(Group { name, provider, claim, members: Vec::from_iter(member) }),
+            }
+        }
+        Ok(Page { items: groups, more: rows.more })
     }
 
     pub(super) async fn password_hash(&self, password: Secret) -> Result<Secret, AccountError> {

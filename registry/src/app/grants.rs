@@ -27,6 +27,20 @@ pub struct TargetVisibility {
     pub visibility: Visibility,
 }
 
+/// One page of the roles and visibilities, together in the order of their targets.
+pub(crate) struct RightsPage {
+    pub(crate) grants: Vec<Grant>,
+    pub(crate) visibilities: Vec<TargetVisibility>,
+    /// The target and the subject's id of the last one, if another page follows. A visibility has no subject, and comes
+    /// before the roles on its target.
+    pub(crate) next: Option<(String, String)>,
+}
+
+enum Right {
+    Visibility(TargetVisibility),
+    Grant(Grant),
+}
+
 impl Registry {
     /// Grants a role to an account or a group. `everyone` and `anyone` may get the role read, which is a
     /// visibility.
@@ -86,18 +100,47 @@ impl Registry {
         Ok(())
     }
 
-    /// The grants on one target, for its owners, or all of them.
-    pub async fn grant_list(
+    /// The grants on one target with its visibility and that of its namespace, for its owners, or all of them: at most
+    /// `n` after a target and a subject's id.
+    pub(crate) async fn rights_page(
         &self,
         caller: &Caller,
         target: Option<&AccessTarget>,
-    ) -> Result<Vec<Grant>, Error> {
+        after: (&str, &str),
+        n: u32,
+    ) -> Result<RightsPage, Error> {
         self.authorize_rights(caller, target).await?;
-        let rows = self.store().grant_list(target).await?;
-        Ok(rows
-            .into_iter()
-            .map(|GrantRow { target, subject, is_group, role }| Grant { target, subject, is_group, role })
-            .collect())
+        let limit = i64::from(n) + 1;
+        let visibilities = match target {
+            Some(target) => self.store().visibilities_of(target).await?,
+            None => self.store().visibility_list(after.0, limit).await?,
+        };
+        let mut rights: Vec<((String, String), Right)> = Vec::new();
+        for (target, visibility) in visibilities {
+            let position = (target.to_string(), String::new());
+            if position.0[..] > *after.0 {
+                rights.push((position, Right::Visibility(TargetVisibility { target, visibility })));
+            }
+        }
+        for row in self.store().grant_list(target, after, limit).await? {
+            let GrantRow { target, subject_id, subject, is_group, role } = row;
+            let position = (target.to_string(), subject_id.to_string());
+            rights.push((position, Right::Grant(Grant { target, subject, is_group, role })));
+        }
+        rights.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let Page { items, more } = Page::cut(rights, n);
+        let mut page = RightsPage {
+            grants: Vec::new(),
+            visibilities: Vec::new(),
+            next: items.last().filter(|_| more).map(|(position, _)| position.clone()),
+        };
+        for (_, right) in items {
+            match right {
+                Right::Visibility(visibility) => page.visibilities.push(visibility),
+                Right::Grant(grant) => page.grants.push(grant),
+            }
+        }
+        Ok(page)
     }
 
     /// The roles of a robot, by target, at most `n`, for those who manage its credentials.
@@ -113,15 +156,14 @@ impl Registry {
         Ok(Page::cut(rows.into_iter().map(grant).collect(), n))
     }
 
-    /// The visibility of one target and of its namespace, for its owners, or all of them. Those that were never set
-    /// are private.
-    pub async fn visibility_list(
+    /// The visibility of a target and of its namespace, for its owners. Those that were never set are private.
+    pub(crate) async fn visibilities_of(
         &self,
         caller: &Caller,
-        target: Option<&AccessTarget>,
+        target: &AccessTarget,
     ) -> Result<Vec<TargetVisibility>, Error> {
-        self.authorize_rights(caller, target).await?;
-        let rows = self.store().visibility_list(target).await?;
+        self.authorize_rights(caller, Some(target)).await?;
+        let rows = self.store().visibilities_of(target).await?;
         Ok(rows.into_iter().map(|(target, visibility)| TargetVisibility { target, visibility }).collect())
     }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use lode_model::reference::Repository;
 
-use super::Registry;
 use super::accounts::AccountError;
+use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{AccessTarget, Action, Caller, ProtectedTags, Target, tag_pattern};
 
@@ -57,10 +57,20 @@ impl Registry {
         Ok(RepositoryTagRules { own, inherited })
     }
 
-    /// All patterns with their targets.
-    pub async fn tag_rules_list(&self, caller: &Caller) -> Result<Vec<(AccessTarget, String)>, Error> {
-        self.authorize(caller, Action::Inspect, Target::Server).await?;
-        self.store().tag_rules_list().await
+    /// The patterns of a target, or all patterns with their targets: at most `n` after a target and a pattern, in their
+    /// order.
+    pub(crate) async fn tag_rules_page(
+        &self,
+        caller: &Caller,
+        target: Option<&AccessTarget>,
+        after: (&str, &str),
+        n: u32,
+    ) -> Result<Page<(AccessTarget, String)>, Error> {
+        match target {
+            Some(target) => self.authorize(caller, Action::Maintain, Target::Settings(target)).await?,
+            None => self.authorize(caller, Action::Inspect, Target::Server).await?,
+        }
+        Ok(Page::cut(self.store().tag_rules_list(target, after, i64::from(n) + 1).await?, n))
     }
 
     /// Replaces the patterns of a target: `v*` protects every tag that begins with `v`. With `expected`, only if

@@ -19,7 +19,7 @@ use super::publisher_claims::{Pins, PublisherKind, WORKFLOW_FOLDER, recorded};
 use super::sign_in::account_of;
 use super::sign_in_errors::{MAX_CONDITIONS, MAX_PUBLISHERS, MAX_VALUE_LEN, Mismatches, PublisherError};
 use super::tokens::{NewToken, token_row};
-use super::{Registry, TokenInfo};
+use super::{Page, Registry, TokenInfo};
 use crate::Error;
 use crate::auth::jwt::{Claims, LEEWAY_SECONDS, unverified_issuer};
 use crate::auth::token::digest_of;
@@ -107,7 +107,8 @@ impl Registry {
         if let Some(known) = PublisherKind::of_issuer(&url).filter(|known| *known != kind) {
             return Err(PublisherError::IssuerOfKind { issuer, kind: known }.into());
         }
-        if self.store().publisher_list(robot.id).await?.len() >= MAX_PUBLISHERS {
+        let known = self.store().publisher_list(robot.id, None, MAX_PUBLISHERS).await?;
+        if known.len() as i64 >= MAX_PUBLISHERS {
             return Err(PublisherError::TooMany.into());
         }
         // Ids that are known now need no first use.
@@ -136,15 +137,17 @@ impl Registry {
         Publisher::try_from(row).map_err(AccountError::from)
     }
 
-    /// The publishers of a robot, oldest first.
-    pub async fn publisher_list(
+    /// The publishers of a robot, oldest first: at most `n` of those that are newer than `after`.
+    pub(crate) async fn publisher_page(
         &self,
         caller: &Caller,
         robot: Option<&str>,
-    ) -> Result<Vec<Publisher>, AccountError> {
+        after: Option<Uuid>,
+        n: u32,
+    ) -> Result<Page<Publisher>, AccountError> {
         let robot = self.robot_of(caller, robot).await?;
-        let rows = self.store().publisher_list(robot.id).await?;
-        Ok(rows.into_iter().map(Publisher::try_from).collect::<Result<_, _>>()?)
+        let rows = self.store().publisher_list(robot.id, after, i64::from(n) + 1).await?;
+        Ok(Page::cut(rows.into_iter().map(Publisher::try_from).collect::<Result<_, _>>()?, n))
     }
 
     /// Deletes a publisher of a robot, and revokes its tokens.

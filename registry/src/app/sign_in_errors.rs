@@ -9,7 +9,7 @@ use super::PublisherKind;
 pub(super) const MAX_CONDITIONS: usize = 16;
 pub(super) const MAX_VALUE_LEN: usize = 500;
 /// How many publishers a robot may have.
-pub(super) const MAX_PUBLISHERS: usize = 50;
+pub(super) const MAX_PUBLISHERS: i64 = 50;
 
 /// Why a sign-in at a provider fails.
 #[derive(Debug, thiserror::Error)]

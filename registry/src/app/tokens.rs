@@ -225,11 +225,18 @@ impl Registry {
         KeyInfo::try_from(row).map_err(AccountError::from)
     }
 
-    /// The keys of the caller's account, or of `owner`, newest first.
-    pub async fn key_list(&self, caller: &Caller, owner: Option<&str>) -> Result<Vec<KeyInfo>, AccountError> {
+    /// The keys of the caller's account, or of `owner`, newest first: at most `n` of those that are older than
+    /// `before`.
+    pub(crate) async fn key_page(
+        &self,
+        caller: &Caller,
+        owner: Option<&str>,
+        before: Option<Uuid>,
+        n: u32,
+    ) -> Result<Page<KeyInfo>, AccountError> {
         let owner = self.credential_owner(caller, owner).await?;
-        let rows = self.store().ollama_key_list(owner.id).await?;
-        Ok(rows.into_iter().map(KeyInfo::try_from).collect::<Result<_, _>>()?)
+        let rows = self.store().ollama_key_list(owner.id, before, i64::from(n) + 1).await?;
+        Ok(Page::cut(rows.into_iter().map(KeyInfo::try_from).collect::<Result<_, _>>()?, n))
     }
 
     /// Removes a key of the caller's account, or of `owner`.

@@ -147,6 +147,11 @@ pub(crate) fn check_namespace(name: &Repository) -> Result<(), Failure> {
     }
 }
 
+/// A position in a list that is sorted by two names, neither of which has a space.
+pub(crate) fn pair(first: &str, second: &str) -> String {
+    format!("{first} {second}")
+}
+
 /// The query, decoded; keys may repeat.
 pub(crate) struct Query(Vec<(String, String)>);
 
@@ -171,6 +176,16 @@ impl Query {
     pub(crate) fn id(&self, name: &str) -> Result<Option<Uuid>, Failure> {
         let parse = |text: &str| text.parse().map_err(|_| Failure::Id { id: text.to_owned() });
         self.get(name).map(parse).transpose()
+    }
+
+    /// The position `last` in a list that is sorted by two names, as [`pair`] writes it. Without one, the list begins.
+    pub(crate) fn last_pair(&self) -> Result<(&str, &str), Failure> {
+        let text = self.get("last").unwrap_or_default();
+        if !text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
+            let expected = "the `last` parameter of a `Link` to the next page";
+            return Err(Failure::Query { name: "last", value: text.to_owned(), expected });
+        }
+        Ok(text.split_once(' ').unwrap_or((text, "")))
     }
 
     /// A number that limits a listing.

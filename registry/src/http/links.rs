@@ -65,6 +65,20 @@ impl Links {
             .collect();
         header_value(&format!("<{}{path}?{}>; rel=\"next\"", self.base, pairs.join("&")))
     }
+
+    /// The `Link` header for the entries after `last` of a list with pages of `n`, which a parameter may filter.
+    pub(crate) fn after(
+        &self,
+        path: &str,
+        n: u32,
+        last: &str,
+        (filter, value): (&str, Option<&str>),
+    ) -> HeaderValue {
+        let n = n.to_string();
+        let mut query = vec![("n", &n[..]), ("last", last)];
+        query.extend(value.map(|value| (filter, value)));
+        self.next(path, &query)
+    }
 }
 
 /// A page of a listing, with the `Link` to the next one if there is one.

@@ -30,6 +30,6 @@ pub(crate) mod stall;
 pub(crate) mod state;
 
 pub(crate) use error::Failure;
-pub(crate) use extract::{GitName, HfName, Json, JsonBody, Path, Query, RequestBody, check_namespace};
+pub(crate) use extract::{GitName, HfName, Json, JsonBody, Path, Query, RequestBody, check_namespace, pair};
 pub(crate) use host::is_loopback;
 pub(crate) use links::{Links, OwnHosts, page};

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::format::{day, minute};
 use super::page::{Shell, is_about_form, render};
-use super::tokens::{self, TokenSection, form_id};
+use super::tokens::{self, TokenSection, form_id, query_id};
 use crate::Registry;
 use crate::app::{AccountError, IdentityInfo, ProviderInfo};
 use crate::auth::{Caller, OllamaKey, Role};
@@ -18,6 +18,8 @@ use crate::http::pages::{Form, SignedIn, redirect};
 use crate::http::{Failure, Query};
 
 const PAGE: &str = "/-/account";
+/// How many keys a page has.
+const KEYS: u32 = 50;
 /// How many namespaces are listed.
 const NAMESPACES: usize = 100;
 
@@ -31,6 +33,9 @@ struct AccountPage {
     namespaces: Vec<String>,
     has_more_namespaces: bool,
     keys: Vec<KeyLine>,
+    /// The last key of the page, if another page follows.
+    next_key: Option<Uuid>,
+    is_first_key: bool,
     sessions: Vec<SessionLine>,
     identities: Vec<IdentityInfo>,
     providers: Vec<ProviderInfo>,
@@ -122,7 +127,10 @@ impl AccountPage {
         caller: &Caller,
         query: Option<&Query>,
     ) -> Result<AccountPage, Failure> {
-        let keys = registry.key_list(caller, None).await?.into_iter().map(|key| KeyLine {
+        let before = query_id(query, "keys_before", "the id of a key")?;
+        let found = registry.key_page(caller, None, before, KEYS).await?;
+        let next_key = found.items.last().filter(|_| found.more).map(|key| key.id);
+        let keys = found.items.into_iter().map(|key| KeyLine {
             used: key.used_at.map_or_else(|| "never".to_owned(), day),
             id: key.id,
             name: key.name,
@@ -147,6 +155,8 @@ impl AccountPage {
             namespaces,
             has_more_namespaces,
             keys: keys.collect(),
+            next_key,
+            is_first_key: before.is_none(),
             sessions: sessions.collect(),
             identities: registry.identity_list(caller).await?,
             providers: registry.providers(),

@@ -11,6 +11,9 @@ use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::pages::Form;
 
+/// More publishers than a robot may have.
+const MAX_LINES: u32 = 100;
+
 /// A kind of publisher: its value in the form, its title, who may use it, and its fields.
 type Kind = (PublisherKind, &'static str, &'static str, &'static str, &'static [Field]);
 
@@ -115,7 +118,7 @@ impl PublisherSection {
         caller: &Caller,
         robot: &str,
     ) -> Result<PublisherSection, Failure> {
-        let publishers = registry.publisher_list(caller, Some(robot)).await?;
+        let publishers = registry.publisher_page(caller, Some(robot), None, MAX_LINES).await?;
         let forms = KINDS.iter().map(|(_, kind, title, about, fields)| PublisherForm {
             kind,
             title,
@@ -124,7 +127,7 @@ impl PublisherSection {
             is_open: false,
         });
         Ok(PublisherSection {
-            lines: publishers.into_iter().map(PublisherLine::from).collect(),
+            lines: publishers.items.into_iter().map(PublisherLine::from).collect(),
             forms: forms.collect(),
             has_public_url: registry.config().public_url.is_some(),
             problem: None,

@@ -59,14 +59,7 @@ impl TokenSection {
             Some(robot) => (robot_url(robot), robot_url(robot)),
             None => ("/-/account".to_owned(), "/-/account/tokens".to_owned()),
         };
-        let before = match query.and_then(|query| query.get("before")) {
-            None => None,
-            Some(text) => {
-                let (name, value) = ("before", text.to_owned());
-                let wrong = |_| Failure::Query { name, value, expected: "the id of a token" };
-                Some(text.parse().map_err(wrong)?)
-            }
-        };
+        let before = query_id(query, "before", "the id of a token")?;
         let found = registry.token_page(caller, owner, before, PAGE).await?;
         let now = now_ms();
         Ok(TokenSection {
@@ -170,6 +163,17 @@ pub(super) async fn change(
 /// The address of a robot's page.
 pub(super) fn robot_url(robot: &str) -> String {
     format!("/-/robots/{robot}")
+}
+
+/// An id in the query of a page.
+pub(super) fn query_id(
+    query: Option<&Query>,
+    name: &'static str,
+    expected: &'static str,
+) -> Result<Option<Uuid>, Failure> {
+    let wrong = |text: &str| Failure::Query { name, value: text.to_owned(), expected };
+    let given = query.and_then(|query| query.get(name));
+    given.map(|text| text.parse().map_err(|_| wrong(text))).transpose()
 }
 
 /// The id in a form.

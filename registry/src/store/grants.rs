@@ -1,5 +1,7 @@
 //! Grants of roles, and visibility.
 
+use std::cmp::Ordering;
+
 use uuid::Uuid;
 
 use super::access::{id_list, role, visibility};
@@ -12,6 +14,7 @@ use crate::time::now_ms;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GrantRow {
     pub(crate) target: AccessTarget,
+    pub(crate) subject_id: Uuid,
     /// The name of the account or group.
     pub(crate) subject: String,
     pub(crate) is_group: bool,
@@ -21,6 +24,7 @@ pub(crate) struct GrantRow {
 #[derive(sqlx_macros::FromRow)]
 struct GrantColumns {
     target: String,
+    subject_id: String,
     subject: String,
     is_group: bool,
     role: i64,
@@ -57,18 +61,37 @@ impl Store {
             .collect()
     }
 
-    /// Grants, by target and subject; those of one target if it is given.
-    pub(crate) async fn grant_list(&self, target: Option<&AccessTarget>) -> Result<Vec<GrantRow>, Error> {
-        let rows: Vec<GrantColumns> = query!(self.read(), c => sqlx::query_as(
-            "select g.target, coalesce(a.name, t.name) as subject, a.name is null as is_group, g.role
+    /// Grants after a target and a subject's id, in their order, at most `limit`; those of one target if it is given.
+    pub(crate) async fn grant_list(
+        &self,
+        target: Option<&AccessTarget>,
+        after: (&str, &str),
+        limit: i64,
+    ) -> Result<Vec<GrantRow>, Error> {
+        let of_target = target.map(ToString::to_string);
+        let (condition, target, subject) = match &of_target {
+            None => ("(g.target, g.subject) > ($1, $2)", after.0, after.1),
+            Some(target) => {
+                let subject = match after.0.cmp(target) {
+                    Ordering::Less => "",
+                    Ordering::Equal => after.1,
+                    Ordering::Greater => return Ok(Vec::new()),
+                };
+                ("g.target = $1 and g.subject > $2", &target[..], subject)
+            }
+        };
+        let rows: Vec<GrantColumns> = query!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(format!(
+            "select g.target, g.subject as subject_id, coalesce(a.name, t.name) as subject, a.name is null as is_group,
+                 g.role
              from grants g left join accounts a on a.id = g.subject left join groups t on t.id = g.subject
-             where (cast($1 as text) is null or g.target = $1) and coalesce(a.name, t.name) is not null
-             order by g.target, subject")
-            .bind(target.map(ToString::to_string)).fetch_all(c).await)?;
+             where {condition} and coalesce(a.name, t.name) is not null
+             order by g.target, g.subject limit $3")))
+            .bind(target).bind(subject).bind(limit).fetch_all(c).await)?;
         rows.into_iter()
             .map(|row| {
                 Ok(GrantRow {
                     target: parse_stored("target", &row.target)?,
+                    subject_id: parse_stored("subject", &row.subject_id)?,
                     subject: row.subject,
                     is_group: row.is_group,
                     role: role(row.role)?,
@@ -77,24 +100,37 @@ impl Store {
             .collect()
     }
 
-    /// Visibilities by target; those of one target and of its namespace if it is given.
+    /// Visibilities by target, after `after`, at most `limit`.
     pub(crate) async fn visibility_list(
         &self,
-        target: Option<&AccessTarget>,
+        after: &str,
+        limit: i64,
+    ) -> Result<Vec<(AccessTarget, Visibility)>, Error> {
+        let rows: Vec<(String, i64)> = query!(self.read(), c => sqlx::query_as(
+            "select target, visibility from visibilities where target > $1 order by target limit $2")
+            .bind(after).bind(limit).fetch_all(c).await)?;
+        rows.into_iter().map(parse_visibility).collect()
+    }
+
+    /// The visibilities of a target and of its namespace, by target.
+    pub(crate) async fn visibilities_of(
+        &self,
+        target: &AccessTarget,
     ) -> Result<Vec<(AccessTarget, Visibility)>, Error> {
         let namespace = match target {
-            Some(AccessTarget::Repository(repository)) => Some(AccessTarget::namespace_of(repository)),
-            _ => None,
+            AccessTarget::Repository(repository) => Some(AccessTarget::namespace_of(repository)),
+            AccessTarget::Namespace(_) => None,
         };
         let rows: Vec<(String, i64)> = query!(self.read(), c => sqlx::query_as(
-            "select target, visibility from visibilities
-             where cast($1 as text) is null or target in ($1, $2) order by target")
-            .bind(target.map(ToString::to_string)).bind(namespace.map(|target| target.to_string()))
+            "select target, visibility from visibilities where target in ($1, $2) order by target")
+            .bind(target.to_string()).bind(namespace.map(|target| target.to_string()))
             .fetch_all(c).await)?;
-        rows.into_iter()
-            .map(|(target, number)| Ok((parse_stored("target", &target)?, visibility(number)?)))
-            .collect()
+        rows.into_iter().map(parse_visibility).collect()
     }
+}
+
+fn parse_visibility((target, number): (String, i64)) -> Result<(AccessTarget, Visibility), Error> {
+    Ok((parse_stored("target", &target)?, visibility(number)?))
 }
 
 impl Tx {

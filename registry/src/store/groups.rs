@@ -6,25 +6,17 @@ use super::{Store, Tx, parse_stored, query};
 use crate::Error;
 use crate::time::now_ms;
 
-/// A group of accounts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct GroupRow {
+/// A group with one of its members, or without any.
+#[derive(Clone, Debug, PartialEq, Eq, sqlx_macros::FromRow)]
+pub(crate) struct MemberRow {
+    /// Of the group.
     pub(crate) name: String,
     /// The sign-in provider that decides its members.
     pub(crate) provider: Option<String>,
     /// The provider's name for the group; absent: `name`.
     pub(crate) claim: Option<String>,
-    /// Names of accounts.
-    pub(crate) members: Vec<String>,
-}
-
-/// A group with one of its members.
-#[derive(sqlx_macros::FromRow)]
-struct GroupColumns {
-    name: String,
-    provider: Option<String>,
-    claim: Option<String>,
-    member: Option<String>,
+    /// The name of an account.
+    pub(crate) member: Option<String>,
 }
 
 impl Store {
@@ -34,23 +26,23 @@ impl Store {
         row.map(|(id,)| parse_stored("group", &id)).transpose()
     }
 
-    /// Groups with the names of their members, both in order.
-    pub(crate) async fn group_list(&self) -> Result<Vec<GroupRow>, Error> {
-        let rows: Vec<GroupColumns> = query!(self.read(), c => sqlx::query_as(
+    /// Whether a sign-in provider decides the members of a group.
+    pub(crate) async fn group_has_provider(&self, id: Uuid) -> Result<bool, Error> {
+        let found: Option<(i64,)> = query!(self.read(), c => sqlx::query_as(
+            "select cast(1 as bigint) from groups where id = $1 and provider is not null")
+            .bind(id.to_string()).fetch_optional(c).await)?;
+        Ok(found.is_some())
+    }
+
+    /// Groups with their members after the names of a group and of a member, in their order, at most `limit` members.
+    /// A group without members counts as one.
+    pub(crate) async fn member_list(&self, after: (&str, &str), limit: i64) -> Result<Vec<MemberRow>, Error> {
+        Ok(query!(self.read(), c => sqlx::query_as(
             "select g.name, g.provider, g.claim, a.name as member from groups g left join group_members m on m.group_id = g.id
                  left join accounts a on a.id = m.account
-             order by g.name, a.name")
-            .fetch_all(c).await)?;
-        let mut groups: Vec<GroupRow> = Vec::new();
-        for GroupColumns { name, provider, claim, member } in rows {
-            if groups.last().is_none_or(|last| last.name != name) {
-                groups.push(GroupRow { name, provider, claim, members: Vec::new() });
-            }
-            if let Some(last) = groups.last_mut() {
-                last.members.extend(member);
-            }
-        }
-        Ok(groups)
+             where g.name >= $1 and (g.name > $1 or coalesce(a.name, '') > $2)
+             order by g.name, coalesce(a.name, '') limit $3")
+            .bind(after.0).bind(after.1).bind(limit).fetch_all(c).await)?)
     }
 }
 

@@ -72,7 +72,7 @@ use database::{bigint, digest_list, placeholders, size};
 pub(crate) use database::{postgres_ahead_for_test, postgres_for_test};
 pub(crate) use device_logins::{DeviceRow, DeviceState};
 pub(crate) use grants::GrantRow;
-pub(crate) use groups::GroupRow;
+pub(crate) use groups::MemberRow;
 pub(crate) use identities::IdentityRow;
 pub(crate) use index_queue::IndexClaim;
 pub(crate) use jobs::{Claimable, JobEnd, JobInsert, JobLimits, JobRow, JobRun, NewJob};

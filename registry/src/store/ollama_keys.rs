@@ -57,12 +57,19 @@ impl Store {
         row.map(OllamaKeyRow::try_from).transpose()
     }
 
-    /// The keys of an account, newest first.
-    pub(crate) async fn ollama_key_list(&self, account: Uuid) -> Result<Vec<OllamaKeyRow>, Error> {
+    /// The keys of an account, newest first, at most `limit` of those that are older than `before`.
+    pub(crate) async fn ollama_key_list(
+        &self,
+        account: Uuid,
+        before: Option<Uuid>,
+        limit: i64,
+    ) -> Result<Vec<OllamaKeyRow>, Error> {
+        // Every id is a UUID, which sorts before `g`.
+        let before = before.map_or_else(|| "g".to_owned(), |id| id.to_string());
         let rows: Vec<OllamaKeyColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, account, public_key, name, created_at, used_at from ollama_keys
-             where account = $1 order by id desc")
-            .bind(account.to_string()).fetch_all(c).await)?;
+             where account = $1 and id < $2 order by id desc limit $3")
+            .bind(account.to_string()).bind(before).bind(limit).fetch_all(c).await)?;
         rows.into_iter().map(OllamaKeyRow::try_from).collect()
     }
 

@@ -65,12 +65,18 @@ fn write_texts(texts: &BTreeMap<String, String>) -> String {
 }
 
 impl Store {
-    /// The publishers of a robot, oldest first.
-    pub(crate) async fn publisher_list(&self, account: Uuid) -> Result<Vec<PublisherRow>, Error> {
+    /// The publishers of a robot, oldest first, at most `limit` of those that are newer than `after`.
+    pub(crate) async fn publisher_list(
+        &self,
+        account: Uuid,
+        after: Option<Uuid>,
+        limit: i64,
+    ) -> Result<Vec<PublisherRow>, Error> {
         let rows: Vec<PublisherColumns> = query!(self.read(), c => sqlx::query_as(
             "select id, account, kind, issuer, conditions, pins, created_at, used_at, claims from publishers
-             where account = $1 order by id")
-            .bind(account.to_string()).fetch_all(c).await)?;
+             where account = $1 and id > $2 order by id limit $3")
+            .bind(account.to_string()).bind(after.map(|id| id.to_string()).unwrap_or_default()).bind(limit)
+            .fetch_all(c).await)?;
         rows.into_iter().map(PublisherRow::try_from).collect()
     }
 

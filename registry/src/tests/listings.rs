@@ -14,7 +14,7 @@ async fn pages(app: &App, path: &str, list: &str) -> Vec<Value> {
     pages_as(app, "", path, list).await
 }
 
-async fn pages_as(app: &App, credentials: &str, path: &str, list: &str) -> Vec<Value> {
+pub(super) async fn pages_as(app: &App, credentials: &str, path: &str, list: &str) -> Vec<Value> {
     let separator = if path.contains('?') { '&' } else { '?' };
     let (mut all, mut next) = (Vec::new(), Some(format!("{path}{separator}n=1")));
     while let Some(path) = next {

@@ -2,6 +2,7 @@
 //! Tests that need a socket are in `wire`.
 
 mod access;
+mod access_lists;
 mod access_matrix;
 mod account_page;
 mod admin_pages;

@@ -5,7 +5,7 @@ use utoipa::openapi::path::ParameterBuilder;
 
 use super::Group;
 use super::operation::{Operation, of, text};
-use crate::api::{access, publishers, rules};
+use crate::api::{MAX_PAGE, access, publishers, rules};
 use crate::app::{AccountInfo, KeyInfo, Publisher};
 
 const AUDITOR: &str = "the server role `auditor` or `admin`";
@@ -49,7 +49,8 @@ fn accounts() -> Vec<Operation> {
         .returns_nothing(204, "The account was deleted"),
         Operation::get("/lode/v1/groups", "listGroups", "Lists groups and their members")
             .needs(AUDITOR)
-            .returns(200, "The groups", of::<access::GroupList>()),
+            .pages(MAX_PAGE)
+            .returns_page(of::<access::GroupList>()),
         Operation::post("/lode/v1/groups", "createGroup", "Creates a group")
             .needs(ADMINISTRATOR)
             .body(of::<access::GroupRequest>())
@@ -97,7 +98,8 @@ fn credentials() -> Vec<Operation> {
         Operation::get("/lode/v1/keys", "listKeys", "Lists the keys of Ollama's clients of an account")
             .needs(ACCOUNT)
             .query(account())
-            .returns(200, "The keys", of::<access::KeyList>()),
+            .pages(MAX_PAGE)
+            .returns_page(of::<access::KeyList>()),
         Operation::post("/lode/v1/keys", "addKey", "Adds a key of an Ollama client")
             .needs(ACCOUNT)
             .body(of::<access::KeyRequest>())
@@ -109,7 +111,8 @@ fn credentials() -> Vec<Operation> {
         Operation::get("/lode/v1/publishers", "listPublishers", "Lists the trusted publishers of a robot")
             .needs(ROBOT_OWNER)
             .query(robot())
-            .returns(200, "The publishers", of::<publishers::PublisherList>()),
+            .pages(MAX_PAGE)
+            .returns_page(of::<publishers::PublisherList>()),
         Operation::post("/lode/v1/publishers", "addPublisher", "Lets CI jobs sign in as a robot")
             .needs(ROBOT_OWNER)
             .body(of::<publishers::PublisherRequest>())
@@ -135,7 +138,8 @@ fn rights() -> Vec<Operation> {
         Operation::get("/lode/v1/grants", "listGrants", "Lists roles and visibilities")
             .needs("the server role `auditor` or `admin`; with `target`, `own` there")
             .query(target())
-            .returns(200, "Roles and visibilities", of::<access::GrantList>()),
+            .pages(MAX_PAGE)
+            .returns_page(of::<access::GrantList>()),
         Operation::put("/lode/v1/grants", "setGrant", "Sets or removes a role")
             .needs("`own` on the target")
             .body(of::<access::GrantRequest>())
@@ -160,7 +164,8 @@ fn rights() -> Vec<Operation> {
         )
         .needs("the server role `auditor` or `admin`; with `target`, `maintain` there")
         .query(target())
-        .returns(200, "The patterns", of::<rules::ProtectedTagList>()),
+        .pages(MAX_PAGE)
+        .returns_page(of::<rules::ProtectedTagList>()),
         Operation::put(
             "/lode/v1/protected-tags",
             "setProtectedTags",

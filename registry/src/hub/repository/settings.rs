@@ -12,8 +12,12 @@ use crate::app::Grant;
 use crate::auth::{AccessTarget, Action, Caller, Role, Target, Visibility};
 use crate::http::pages::{Form, SignedIn, redirect};
 use crate::http::state::ServerState;
-use crate::http::{Failure, Path};
+use crate::http::{Failure, Path, Query, pair};
+use crate::hub::format::query as escape;
 use crate::hub::page::{Shell, browse, is_about_form, render};
+
+/// How many roles a page has.
+const PAGE: u32 = 100;
 
 /// The choices of a role, with what each means.
 pub(in crate::hub) const ROLES: [(Role, &str); 4] = [
@@ -33,8 +37,12 @@ struct SettingsPage {
     visibility: Option<Visibility>,
     namespace_visibility: Visibility,
     grants: Vec<Grant>,
+    /// The address of the next page of roles.
+    next: Option<String>,
+    is_first: bool,
     /// Roles on the namespace, which count here as well.
     inherited: Vec<Grant>,
+    has_more_inherited: bool,
     /// Whether the caller owns the namespace, too.
     owns_namespace: bool,
     problem: Option<String>,
@@ -44,10 +52,11 @@ pub(crate) async fn get(
     State(registry): State<Registry>,
     SignedIn(caller): SignedIn,
     Path(name): Path<String>,
+    query: Query,
 ) -> Response {
     let page = async {
         let repository = name.parse()?;
-        let page = SettingsPage::new(&registry, &caller, &repository).await?;
+        let page = SettingsPage::new(&registry, &caller, &repository, Some(&query)).await?;
         Ok(render(StatusCode::OK, &page))
     };
     browse(&registry, &caller, page).await
@@ -63,7 +72,7 @@ pub(crate) async fn post(
     let registry = &server.registry;
     let page = async {
         let repository: Repository = name.parse()?;
-        let mut page = SettingsPage::new(registry, &caller, &repository).await?;
+        let mut page = SettingsPage::new(registry, &caller, &repository, None).await?;
         let form = Form::from_request(request, &server).await?;
         match change(registry, &caller, &repository, &form).await {
             Ok(()) => Ok(redirect(&format!("/{repository}/-/settings"))),
@@ -99,25 +108,37 @@ async fn change(
     Ok(())
 }
 
+fn by_name(mut grants: Vec<Grant>) -> Vec<Grant> {
+    grants.sort_by(|one, other| one.subject.cmp(&other.subject));
+    grants
+}
+
 impl SettingsPage {
     async fn new(
         registry: &Registry,
         caller: &Caller,
         repository: &Repository,
+        query: Option<&Query>,
     ) -> Result<SettingsPage, Failure> {
         let target = AccessTarget::Repository(repository.clone());
         let namespace = AccessTarget::namespace_of(repository);
         registry.authorize(caller, Action::Own, Target::Settings(&target)).await?;
-        let visibilities = registry.visibility_list(caller, Some(&target)).await?;
+        let visibilities = registry.visibilities_of(caller, &target).await?;
         let visibility_of = |target: &AccessTarget| {
             let found = visibilities.iter().find(|row| row.target == *target);
             found.map(|row| row.visibility)
         };
+        let last = query.map(Query::last_pair).transpose()?.unwrap_or_default();
+        let own = registry.rights_page(caller, Some(&target), last, PAGE).await?;
+        let next = own.next.map(|(last, subject)| {
+            format!("/{repository}/-/settings?last={}#members-title", escape(&pair(&last, &subject)))
+        });
         // Who owns the repository alone does not see the roles of its namespace.
-        let inherited = match registry.grant_list(caller, Some(&namespace)).await {
-            Err(error) if error.is_refusal() => Vec::new(),
-            listed => listed?,
-        };
+        let (inherited, has_more_inherited) =
+            match registry.rights_page(caller, Some(&namespace), Default::default(), PAGE).await {
+                Err(error) if error.is_refusal() => (Vec::new(), false),
+                listed => listed.map(|page| (page.grants, page.next.is_some()))?,
+            };
         // A repository without tags is one that exists, too.
         let tag = registry.default_tag(caller, repository).await?.map(Reference::Tag);
         let head = Head::new(repository, tag.as_ref(), Tab::Settings, false);
@@ -126,8 +147,11 @@ impl SettingsPage {
             head: Head { manages: Manages { rules: true, settings: true }, ..head },
             visibility: visibility_of(&target),
             namespace_visibility: visibility_of(&namespace).unwrap_or_default(),
-            grants: registry.grant_list(caller, Some(&target)).await?,
-            inherited,
+            grants: by_name(own.grants),
+            next,
+            is_first: last == Default::default(),
+            inherited: by_name(inherited),
+            has_more_inherited,
             owns_namespace: registry.may_configure(caller, &namespace).await?,
             namespace,
             problem: None,
