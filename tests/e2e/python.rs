@@ -58,6 +58,8 @@ async fn exported_values_are_those_of_the_gguf_package() {
 async fn the_openapi_document_is_valid() {
     let Some(python) = clients::python("the_openapi_document_is_valid") else { return };
     let server = with_model().await;
+    let reranker = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/reranker/bert");
+    server.lode().create("team/reranker", &reranker, &[]).await.expect_success();
     let output = Command::new(&python).arg(script("openapi.py")).arg(server.url()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

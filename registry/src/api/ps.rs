@@ -7,7 +7,6 @@ use futures::future::join_all;
 use lode_model::reference::Name;
 use serde::Serialize;
 use serde_json::Value;
-use utoipa::ToSchema;
 
 use crate::auth::{Action, Caller, Target};
 use crate::http::model_name;
@@ -18,10 +17,9 @@ use crate::http::{self, Failure, Json, Links, Query};
 const MAX_PAGE: u64 = 1000;
 
 /// Loaded models, those that are unloaded last first.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
 pub(crate) struct LoadedModels {
-    /// As the workers describe them: `name`, `digest`, `size`, `size_vram`, `expires_at`, ...
-    #[schema(value_type = Vec<Object>)]
+    /// As the workers describe them.
     models: Vec<Value>,
 }
 

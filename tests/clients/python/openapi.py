@@ -1,5 +1,5 @@
-"""Validates the OpenAPI document of the server at the given address, the responses of its worker, and the size of the
-page that shows the document.
+"""Validates the OpenAPI document of the server at the given address, the responses of its worker with the models
+team/demo and team/reranker, and the size of the page that shows the document.
 
 Prints the number of operations, and the kilobytes of the page when it is compressed."""
 
@@ -26,23 +26,44 @@ operations = [operation for item in document["paths"].values() for operation in 
 names = {operation["operationId"] for operation in operations}
 assert len(names) == len(operations), "two operations have the same id"
 
+
+
+def check(operation, kind, received, is_whole=False):
+    """Checks a response. With `is_whole`, it has all fields that the document describes."""
+    schema = operation["responses"]["200"]["content"][kind]["schema"]
+    components = json.loads(json.dumps(document["components"]))
+    for named in components["schemas"].values():
+        if "properties" in named:
+            # Every field is described.
+            named["additionalProperties"] = False
+            if is_whole:
+                named["required"] = list(named["properties"])
+    for record in received.splitlines() if kind == "application/x-ndjson" else [received]:
+        Draft202012Validator({**schema, "components": components}).validate(json.loads(record))
+
+
 TEXT = {"options": {"temperature": 0, "num_predict": 4}, "logprobs": True}
 MESSAGES = [{"role": "user", "content": "What is a lode?"}]
-for path, body in [
-    ("generate", {"prompt": "A lode is", **TEXT}),
-    ("generate", {"prompt": "A lode is", "stream": False, **TEXT}),
-    ("chat", {"messages": MESSAGES, **TEXT}),
-    ("chat", {"messages": MESSAGES, "stream": False, **TEXT}),
-    ("score", {"windows": [[1, 2, 3]], "top_logprobs": 2}),
+RANKING = {"query": "What is a lode?", "documents": ["A vein of ore.", {"text": "A river."}]}
+for path, body, is_whole in [
+    ("generate", {"prompt": "A lode is", **TEXT}, False),
+    ("generate", {"prompt": "A lode is", "stream": False, **TEXT}, False),
+    ("chat", {"messages": MESSAGES, **TEXT}, False),
+    ("chat", {"messages": MESSAGES, "stream": False, **TEXT}, False),
+    ("score", {"windows": [[1, 2, 3]], "top_logprobs": 2}, False),
+    ("embed", {"input": ["A lode is a vein of ore.", "A river."]}, True),
+    ("embed", {"input": "A lode", "dimensions": 4}, True),
+    ("rerank", {"model": "team/reranker", "return_documents": True, **RANKING}, True),
+    ("rerank", {"model": "team/reranker", "top_n": 1, **RANKING}, False),
 ]:
-    operation = document["paths"][f"/lode/v1/{path}"]["post"]
     kind, received = request(f"/lode/v1/{path}", {"model": "team/demo", **body})
-    schema = operation["responses"]["200"]["content"][kind]["schema"]
-    named = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
-    # Every field is described.
-    checked = {**named, "additionalProperties": False, "components": document["components"]}
-    for record in received.splitlines() if kind == "application/x-ndjson" else [received]:
-        Draft202012Validator(checked).validate(json.loads(record))
+    check(document["paths"][f"/lode/v1/{path}"]["post"], kind, received, is_whole)
+
+# Both models are loaded now.
+kind, received = request("/lode/v1/ps")
+check(document["paths"]["/lode/v1/ps"]["get"], kind, received, is_whole=True)
+loaded = {model["name"] for model in json.loads(received)["models"]}
+assert loaded == {"team/demo:latest", "team/reranker:latest"}, loaded
 
 size = len(gzip.compress(request("/-/api")[1]))
 assert size < 30_000, size

@@ -2,11 +2,10 @@
 //! workers'.
 
 use utoipa::openapi::schema::{AnyOfBuilder, SchemaType};
-use utoipa::openapi::{ArrayBuilder, ObjectBuilder, Schema, Type};
+use utoipa::openapi::{ArrayBuilder, ObjectBuilder, Ref, Schema, Type};
 
 use super::Group;
-use super::operation::{Named, Operation, of};
-use crate::api::ps;
+use super::operation::{Named, Operation};
 
 const INFER: &str = "`read` on the model's repository, or a token with access `infer`";
 
@@ -16,17 +15,22 @@ enum Kind {
     Text,
     Flag,
     Integer,
+    Number,
     Object,
     Any,
     Integers,
     Objects,
+    /// A list of objects of the schema with this name.
+    List(&'static str),
     /// A list of lists of numbers.
     Vectors,
     TextOrTexts,
     TextsOrObjects,
 }
 
-use Kind::{Any, Flag, Integer, Integers, Object, Objects, Text, TextOrTexts, TextsOrObjects, Vectors};
+use Kind::{
+    Any, Flag, Integer, Integers, List, Number, Object, Objects, Text, TextOrTexts, TextsOrObjects, Vectors,
+};
 
 /// A field: its name, type and description.
 type Field = (&'static str, Kind, &'static str);
@@ -48,6 +52,25 @@ const GENERATING: [Field; 7] = [
     ("shift", Flag, "Whether the context moves on when it is full."),
     ("logprobs", Flag, "Whether the response has log probabilities."),
     ("top_logprobs", Integer, "How many alternatives each token has."),
+];
+
+const RANKED: [Field; 3] = [
+    ("index", Integer, "Of the document in the request, from 0."),
+    ("relevance_score", Number, "The higher, the more relevant."),
+    ("document", Object, "Its `text`, if requested."),
+];
+
+/// Fields of a loaded model.
+const LOADED: [Field; 9] = [
+    ("name", Text, "Such as `team/mini:v1`."),
+    ("model", Text, "The same name."),
+    ("size", Integer, "Bytes of the weights and the cache."),
+    ("digest", Text, "Of the manifest, in hexadecimal."),
+    ("details", Object, "`format`, `family`, `families`, `parameter_size` and `quantization_level`."),
+    ("expires_at", Text, "When the model is unloaded, unless it is used again; RFC 3339."),
+    ("size_vram", Integer, "Bytes in the memory of a GPU."),
+    ("device", Text, "Such as `cpu`."),
+    ("context_length", Integer, "In tokens."),
 ];
 
 /// Fields of responses that generate text. Those of the last record have counts and durations.
@@ -163,15 +186,12 @@ pub(super) fn group() -> Group {
                 response(
                     "RerankResponse",
                     &[
-                        (
-                            "results",
-                            Objects,
-                            "`index` in the request, `relevance_score`, and `document` if requested.",
-                        ),
+                        ("results", List("RankedDocument"), "At most `top_n` of them."),
                         ("usage", Object, "`prompt_tokens` and `total_tokens`."),
                     ],
                     &[MODEL],
-                ),
+                )
+                .with(response("RankedDocument", &RANKED, &[])),
             ),
         Operation::post("/lode/v1/score", "score", "Computes log probabilities of given tokens")
             .needs(INFER)
@@ -212,7 +232,14 @@ pub(super) fn group() -> Group {
         Operation::get("/lode/v1/ps", "listLoadedModels", "Lists the loaded models of all workers")
             .needs("nothing; the list has what the caller may run")
             .pages(1000)
-            .returns_page(of::<ps::LoadedModels>()),
+            .returns_page(
+                response(
+                    "LoadedModels",
+                    &[("models", List("LoadedModel"), "Those that are unloaded last first.")],
+                    &[],
+                )
+                .with(response("LoadedModel", &LOADED, &[])),
+            ),
     ];
     Group { name: "Inference", description: "Requests that workers respond to.", operations }
 }
@@ -240,10 +267,14 @@ fn schema(kind: Kind, description: &str) -> Schema {
         Text => plain(Type::String).into(),
         Flag => plain(Type::Boolean).into(),
         Integer => plain(Type::Integer).into(),
+        Number => plain(Type::Number).into(),
         Object => plain(Type::Object).into(),
         Any => ObjectBuilder::new().schema_type(SchemaType::AnyValue).description(Some(description)).into(),
         Integers => list(of(Type::Integer)).into(),
         Objects => list(of(Type::Object)).into(),
+        List(name) => {
+            ArrayBuilder::new().items(Ref::from_schema_name(name)).description(Some(description)).into()
+        }
         Vectors => {
             let inner = ArrayBuilder::new().items(of(Type::Number));
             ArrayBuilder::new().items(inner).description(Some(description)).into()

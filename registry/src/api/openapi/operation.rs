@@ -27,6 +27,12 @@ impl Named {
     pub(super) fn new(name: &str, schema: impl Into<RefOr<Schema>>) -> Named {
         Named { name: name.to_owned(), schemas: vec![(name.to_owned(), schema.into())] }
     }
+
+    /// Adds a schema that this one refers to.
+    pub(super) fn with(mut self, other: Named) -> Named {
+        self.schemas.extend(other.schemas);
+        self
+    }
 }
 
 /// The schema of a type.
