@@ -98,7 +98,7 @@ async fn roles_and_visibilities_come_in_pages() {
             (&alice, "/lode/v1/grants?target=team/app", 2, 2),
             (&alice, "/lode/v1/grants?target=team", 2, 2),
             (&admin, "/lode/v1/grants?target=team/*", 1, 1),
-            (&admin, "/lode/v1/grants?target=no/roles", 0, 1),
+            (&admin, "/lode/v1/grants?target=team/none", 0, 1),
         ] {
             let whole = app.get_as(credentials, path).await;
             let lists = ["grants", "visibilities"].map(|list| entries(&whole.json()[list]));
