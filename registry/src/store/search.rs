@@ -380,6 +380,9 @@ impl Store {
     ) -> Result<Vec<(FacetColumn, FacetCounts)>, Error> {
         let (chosen, others): (Vec<FacetColumn>, Vec<FacetColumn>) =
             FacetColumn::ALL.into_iter().partition(|column| filter.has(*column));
+        let mut filter = filter.clone();
+        // Where many fit, the list of the words is read only until enough of them are found.
+        filter.has_rare_words |= amount == Amount::Many;
         let mut groups = vec![(filter.clone(), others)];
         groups.extend(chosen.into_iter().map(|column| (filter.without(column), vec![column])));
         let groups = groups.into_iter().enumerate().map(|(at, (filter, columns))| {
