@@ -61,20 +61,19 @@ async fn an_access_token_mounts_from_what_it_was_requested_for() {
     assert_eq!(app.post_json("/lode/v1/accounts", first).await.status, 201);
     let (admin, alice) = (basic("admin", PASSWORD), app.user("alice").await);
     let push = async |repository: &str, content: &'static str| {
-        let address =
-            format!("/v2/{repository}/blobs/uploads/?digest={}", Digest::sha256(content.as_bytes()));
-        let request = Request::post(address).header("authorization", &admin);
-        assert_eq!(app.send(request, content).await.status, 201);
-        Digest::sha256(content.as_bytes())
+        let digest = Digest::sha256(content.as_bytes());
+        let address = format!("/v2/{repository}/blobs/uploads/?digest={digest}");
+        assert_eq!(app.send_as(&admin, Request::post(address), content).await.status, 201);
+        digest
     };
     let (shared, hidden) = (push("team/shared", "shared").await, push("team/hidden", "hidden").await);
     app.grant("alice/*", "alice", "write").await;
     app.show("team/shared", "internal").await;
     let mount = async |credentials: &str, digest: &Digest| {
-        let request = Request::post(format!("/v2/alice/new/blobs/uploads/?mount={digest}"));
-        app.send(request.header("authorization", credentials), "").await
+        let address = format!("/v2/alice/new/blobs/uploads/?mount={digest}");
+        app.send_as(credentials, Request::post(address), "").await
     };
-    let challenge = app.send(Request::post(format!("/v2/alice/new/blobs/uploads/?mount={shared}")), "").await;
+    let challenge = mount("", &shared).await;
     let scope = challenge.header("www-authenticate").split("scope=\"").nth(1).unwrap();
     let scopes = scope.trim_end_matches('"').replace(' ', "%20");
     for (scopes, expect) in [
@@ -83,11 +82,7 @@ async fn an_access_token_mounts_from_what_it_was_requested_for() {
         ("repository:alice/new:pull,push%20repository:team/shared:pull", 201),
         (&scopes[..], 201),
     ] {
-        app.send(
-            Request::delete(format!("/v2/alice/new/blobs/{shared}")).header("authorization", &admin),
-            "",
-        )
-        .await;
+        app.send_as(&admin, Request::delete(format!("/v2/alice/new/blobs/{shared}")), "").await;
         let token = app.get_as(&alice, &format!("/token?scope={scopes}")).await.json();
         let token = format!("Bearer {}", token["token"].as_str().unwrap());
         assert_eq!(mount(&token, &shared).await.status, expect, "{scopes}");
