@@ -2,9 +2,9 @@
 
 use lode_model::digest::Digest;
 use lode_model::import::FinishError;
-use lode_model::reference::Tag;
+use lode_model::reference::{Repository, Tag};
 
-use super::{CreateError, FilesError};
+use super::{AccountError, CreateError, FilesError};
 use crate::Error;
 
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,10 @@ pub(crate) enum CommitError {
     DropsContent { tag: Tag },
     #[error("{what} exists already")]
     Exists { what: String },
+    #[error(
+        "{repository} would have more than {limit} patterns of protected tags: its own, and those of the moved repository; remove some"
+    )]
+    TooManyPatterns { repository: Repository, limit: usize },
     #[error("{what}")]
     Unsupported { what: &'static str },
 
@@ -67,6 +71,15 @@ impl From<CreateError> for CommitError {
         match error {
             CreateError::Registry(error) => CommitError::Registry(error),
             error => CommitError::Create(error),
+        }
+    }
+}
+
+impl From<AccountError> for CommitError {
+    fn from(error: AccountError) -> CommitError {
+        match error {
+            AccountError::Registry(error) => CommitError::Registry(error),
+            error => Error::Denied { needs: error.to_string() }.into(),
         }
     }
 }

@@ -37,6 +37,11 @@ pub(crate) enum Event<'a> {
         tags: &'a [Tag],
         reason: &'a str,
     },
+    /// A repository has another name.
+    Move {
+        repository: &'a Repository,
+        from: &'a Repository,
+    },
 }
 
 impl Event<'_> {
@@ -46,15 +51,18 @@ impl Event<'_> {
             Event::Tag { .. } => EventKind::Tag,
             Event::Untag { .. } => EventKind::Untag,
             Event::Delete { .. } => EventKind::Delete,
+            Event::Move { .. } => EventKind::Move,
         }
     }
 
-    pub(crate) fn repository(&self) -> &Repository {
+    /// The repository, and its name before.
+    pub(crate) fn repositories(&self) -> [&Repository; 2] {
         match self {
             Event::Push { repository, .. }
             | Event::Tag { repository, .. }
             | Event::Untag { repository, .. }
-            | Event::Delete { repository, .. } => repository,
+            | Event::Delete { repository, .. } => [repository, repository],
+            Event::Move { repository, from } => [repository, from],
         }
     }
 
@@ -80,6 +88,7 @@ impl Event<'_> {
             Event::Delete { repository, digest, tags, reason } => json!({
                 "repository": repository, "digest": digest, "tags": tags, "reason": reason,
             }),
+            Event::Move { repository, from } => json!({ "repository": repository, "from": from }),
         }
     }
 }
@@ -102,5 +111,9 @@ mod tests {
         let delete =
             Event::Delete { repository: &repository, digest: &digest, tags: &tags, reason: "request" };
         assert!(delete.payload(0, "server").contains(r#""tags":["8b"],"reason":"request","actor":"server""#));
+        let from: Repository = "team/old".parse().unwrap();
+        let moved = Event::Move { repository: &repository, from: &from };
+        let data = r#"{"type":"move","timestamp":"1970-01-01T00:00:00Z","data":{"repository":"team/mini","from":"team/old","actor":"server"}}"#;
+        assert_eq!(moved.payload(0, "server"), data);
     }
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::commit::{Files, branch_tag};
 use super::commit_error::CommitError;
-use super::{AccountError, FilesError, Registry, retry_on_deadlock};
+use super::{FilesError, Registry, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{AccessTarget, Action, Caller, Target, Visibility};
 use crate::store::UnreferencedContent;
@@ -70,7 +70,7 @@ impl Registry {
     }
 
     /// Sets who may read a repository without a role, unless that is so already.
-    async fn hf_visibility_set(
+    pub(super) async fn hf_visibility_set(
         &self,
         caller: &Caller,
         repository: &Repository,
@@ -85,11 +85,7 @@ impl Registry {
         if rights.visibility == visibility {
             return Ok(());
         }
-        match self.visibility_put(caller, &target, visibility).await {
-            Ok(()) => Ok(()),
-            Err(AccountError::Registry(error)) => Err(error.into()),
-            Err(error) => Err(Error::Denied { needs: error.to_string() }.into()),
-        }
+        Ok(self.visibility_put(caller, &target, visibility).await?)
     }
 
     /// Deletes all manifests of a repository. Its content can be restored for as long as that of any deletion.

@@ -64,6 +64,7 @@ mod referrers;
 mod registry;
 mod repositories;
 mod repository_card;
+mod repository_move;
 mod revisions;
 mod search;
 mod sessions;

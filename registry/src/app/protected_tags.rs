@@ -10,7 +10,7 @@ use crate::Error;
 use crate::auth::{AccessTarget, Action, Caller, ProtectedTags, Target, tag_pattern};
 
 /// How many patterns a target may have.
-const MAX_PATTERNS: usize = 32;
+pub(super) const MAX_PATTERNS: usize = 32;
 const MAX_PATTERN_LEN: usize = 128;
 
 /// The patterns that protect the tags of a repository.

@@ -121,6 +121,17 @@ impl Registry {
         }
     }
 
+    /// Returns an error if a repository that this transaction has filled with content exceeds the quota of its namespace.
+    pub(super) async fn check_quota_of(&self, tx: &mut Tx, repository: &Repository) -> Result<(), Error> {
+        let namespace = namespace_of(repository);
+        match tx.quota_read(namespace).await? {
+            Some((limit_bytes, used_bytes)) if used_bytes > limit_bytes => {
+                Err(Error::QuotaExceeded { namespace: namespace.to_owned(), used_bytes, limit_bytes })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The quota of a namespace and its use, for its owners.
     pub async fn quota_find(&self, caller: &Caller, namespace: &Repository) -> Result<Quota, Error> {
         let is_inspector = match self.check(caller, Action::Inspect, Target::Server).await {
@@ -175,6 +186,6 @@ impl Registry {
     }
 }
 
-fn namespace_of(repository: &Repository) -> &str {
+pub(super) fn namespace_of(repository: &Repository) -> &str {
     repository.as_str().split('/').next().unwrap_or_default()
 }

@@ -50,7 +50,9 @@ impl Registry {
         let created_at = now_ms();
         let mut deliveries = Vec::new();
         for event in events {
-            let accepts = |webhook: &&Webhook| webhook.accepts(event.kind(), Some(event.repository()));
+            let accepts = |webhook: &&Webhook| {
+                event.repositories().iter().any(|repository| webhook.accepts(event.kind(), Some(repository)))
+            };
             let wanting: Vec<&Webhook> = self.config.webhook.iter().filter(accepts).collect();
             if wanting.is_empty() {
                 continue;

@@ -50,6 +50,8 @@ pub enum EventKind {
     Untag,
     /// A manifest was removed.
     Delete,
+    /// A repository was moved to another name.
+    Move,
     /// A record was added to the audit log.
     Audit,
 }
@@ -61,6 +63,7 @@ impl EventKind {
             EventKind::Tag => "tag",
             EventKind::Untag => "untag",
             EventKind::Delete => "delete",
+            EventKind::Move => "move",
             EventKind::Audit => "audit",
         }
     }

@@ -42,9 +42,7 @@ impl RequestBody for NamedRepository {
 impl NamedRepository {
     /// Its name here. Without an organisation it is in the caller's own namespace.
     fn repository(&self, caller: &Caller) -> Result<Repository, Failure> {
-        if let Some(kind) = self.kind.as_deref().filter(|kind| *kind != "model") {
-            return Err(Failure::field("type", format!("is `{kind}`, and this server has only models")));
-        }
+        check_kind(self.kind.as_deref())?;
         let owner = match (&self.organization, caller.account()) {
             (Some(organization), _) => organization.as_str(),
             (None, _) if self.name.contains('/') => return Ok(self.name.to_ascii_lowercase().parse()?),
@@ -58,6 +56,26 @@ impl NamedRepository {
         };
         let name = format!("{owner}/{}", self.name);
         Ok(name.to_ascii_lowercase().parse()?)
+    }
+}
+
+fn check_kind(kind: Option<&str>) -> Result<(), Failure> {
+    match kind.filter(|kind| *kind != "model") {
+        Some(kind) => Err(Failure::field("type", format!("is `{kind}`, and this server has only models"))),
+        None => Ok(()),
+    }
+}
+
+/// The response to a request that creates a repository. Clients for which it may exist read the URL of a conflict, too.
+fn created(url: &str, outcome: Result<Value, CommitError>) -> Result<Response, Failure> {
+    match outcome {
+        Ok(body) => Ok(Json(body).into_response()),
+        Err(error @ CommitError::Exists { .. }) => {
+            let body = json!({ "error": error.to_string(), "url": url });
+            let headers = [(ERROR_MESSAGE, header_value(&error.to_string()))];
+            Ok((StatusCode::CONFLICT, headers, Json(body)).into_response())
+        }
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -83,19 +101,10 @@ pub(crate) async fn create(
     let private = body.private.filter(|private| *private);
     let visibility = visibility(body.visibility.as_deref(), private)?;
     let url = Links::absolute(&parts, registry.config()).hub(repository.as_str());
-    match registry.hf_repository_create(&caller, &repository, visibility).await {
-        Ok(()) => {
-            let name = repository.as_str();
-            Ok(Json(json!({ "url": url, "name": name, "id": name })).into_response())
-        }
-        // Clients for which it may exist read the URL here, too.
-        Err(error @ CommitError::Exists { .. }) => {
-            let body = json!({ "error": error.to_string(), "url": url });
-            let headers = [(ERROR_MESSAGE, header_value(&error.to_string()))];
-            Ok((StatusCode::CONFLICT, headers, Json(body)).into_response())
-        }
-        Err(error) => Err(error.into()),
-    }
+    let name = repository.as_str();
+    let body = json!({ "url": url, "name": name, "id": name });
+    let outcome = registry.hf_repository_create(&caller, &repository, visibility).await;
+    created(&url, outcome.map(|()| body))
 }
 
 #[derive(Deserialize)]
@@ -114,6 +123,61 @@ pub(crate) async fn delete(
     let repository = body.0.repository(&caller)?;
     registry.hf_repository_delete(&caller, &repository).await?;
     Ok(Json(json!({})))
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Move {
+    #[serde(rename = "fromRepo")]
+    from: String,
+    #[serde(rename = "toRepo")]
+    to: String,
+    #[serde(default, rename = "type")]
+    kind: Option<String>,
+}
+
+impl RequestBody for Move {
+    const ACTION: Action = Action::Own;
+}
+
+pub(crate) async fn move_to(
+    State(registry): State<Registry>,
+    caller: Caller,
+    parts: Parts,
+    body: JsonBody<Move>,
+) -> Result<Json<Value>, Failure> {
+    check_kind(body.kind.as_deref())?;
+    let from: Repository = body.from.to_ascii_lowercase().parse()?;
+    let to: Repository = body.to.to_ascii_lowercase().parse()?;
+    registry.repository_move(&caller, &from, &to).await?;
+    let url = Links::absolute(&parts, registry.config()).hub(to.as_str());
+    Ok(Json(json!({ "url": url, "id": to })))
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Duplicate {
+    repository: String,
+    #[serde(default)]
+    visibility: Option<String>,
+    #[serde(default)]
+    private: Option<bool>,
+}
+
+impl RequestBody for Duplicate {
+    const ACTION: Action = Action::Push;
+}
+
+pub(crate) async fn duplicate(
+    State(registry): State<Registry>,
+    caller: Caller,
+    parts: Parts,
+    Path(HfName(from)): Path<HfName>,
+    body: JsonBody<Duplicate>,
+) -> Result<Response, Failure> {
+    let to: Repository = body.repository.to_ascii_lowercase().parse()?;
+    let visibility = visibility(body.visibility.as_deref(), body.private)?;
+    let url = Links::absolute(&parts, registry.config()).hub(to.as_str());
+    let outcome = registry.repository_copy(&caller, &from, &to, visibility).await;
+    created(&url, outcome.map(|()| json!({ "url": url, "filesCopyPending": false })))
 }
 
 #[derive(Deserialize)]

@@ -53,7 +53,7 @@ fn fold_path(path: &str) -> Option<String> {
 /// The same for a path after `/hf/`, which ends in a file's path: the name ends before the part that names the
 /// operation. Most names have two parts, so that this is tried first.
 fn fold_hub_path(path: &str) -> Option<String> {
-    const OPERATIONS: [&str; 16] = [
+    const OPERATIONS: [&str; 17] = [
         "revision",
         "tree",
         "paths-info",
@@ -68,6 +68,7 @@ fn fold_hub_path(path: &str) -> Option<String> {
         "discussions",
         "xet-write-token",
         "xet-read-token",
+        "duplicate",
         // Not served, and not a part of a name either.
         "lfs-files",
         "super-squash",

@@ -36,6 +36,7 @@ mod quotas;
 mod read_cache;
 mod removals;
 mod repositories;
+mod repository_move;
 mod retention;
 mod revisions;
 mod search;
@@ -89,6 +90,7 @@ pub(crate) use pulls::{PullTotals, RECENT_DAYS, today};
 pub(crate) use quotas::{NamespaceUsage, QuotaRow};
 pub(crate) use removals::{RemovalCause, RemovalReason, RemovalRow};
 pub(crate) use repositories::{ContentRow, ListedManifestRow, TagRow};
+pub(crate) use repository_move::TaggedManifest;
 pub(crate) use retention::AgedTag;
 pub(crate) use search::{
     Amount, FacetColumn, FacetCounts, FacetRanges, MAX_COUNT, SearchCursor, SearchOrder, SearchRow,

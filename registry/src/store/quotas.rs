@@ -171,12 +171,7 @@ impl Tx {
         let Some((limit, kept)) = row else { return Ok(None) };
         let used = match kept {
             Some(used) => used,
-            None => {
-                let text = AssertSqlSafe(used_bytes(&self.0));
-                let (used,): (i64,) =
-                    query!(self.conn(), c => sqlx::query_as(text).bind(namespace).fetch_one(c).await)?;
-                used
-            }
+            None => self.used_bytes(namespace).await?,
         };
         let text = AssertSqlSafe(format!(
             "update quotas set used_bytes = $2, counted_at = case when cast($3 as bigint) = 1 then counted_at else {} end
@@ -188,8 +183,28 @@ impl Tx {
         Ok(Some((size(limit)?, size(used)?)))
     }
 
+    async fn used_bytes(&mut self, namespace: &str) -> Result<i64, Error> {
+        let text = AssertSqlSafe(used_bytes(&self.0));
+        let (used,): (i64,) =
+            query!(self.conn(), c => sqlx::query_as(text).bind(namespace).fetch_one(c).await)?;
+        Ok(used)
+    }
+
+    /// The quota of a namespace, locked until the end of the transaction, and how much its blobs use. `None` without a
+    /// quota.
+    pub(crate) async fn quota_read(&mut self, namespace: &str) -> Result<Option<(u64, u64)>, Error> {
+        let text = match self.locks_rows() {
+            false => "select limit_bytes from quotas where namespace = $1",
+            true => "select limit_bytes from quotas where namespace = $1 for update",
+        };
+        let row: Option<(i64,)> = query!(self.conn(), c => sqlx::query_as(text)
+            .bind(namespace).fetch_optional(c).await)?;
+        let Some((limit,)) = row else { return Ok(None) };
+        Ok(Some((size(limit)?, size(self.used_bytes(namespace).await?)?)))
+    }
+
     /// Discards the sums of the namespaces of repositories that lost a blob.
-    pub(super) async fn quotas_recount(
+    pub(crate) async fn quotas_recount(
         &mut self,
         repositories: impl IntoIterator<Item = &str>,
     ) -> Result<(), Error> {

@@ -114,10 +114,7 @@ impl Tx {
         if moves.is_empty() {
             return Ok(());
         }
-        let (last,): (i64,) = query!(self.conn(), c => sqlx::query_as(
-            "select cast(coalesce(max(position), 0) as bigint) from tag_moves where repository = $1")
-            .bind(repository).fetch_one(c).await)?;
-        let mut position = last;
+        let mut position = self.tag_moves_last(repository).await?;
         for some in moves.chunks(INSERT_ROWS) {
             let text = format!(
                 "insert into tag_moves
@@ -134,9 +131,22 @@ impl Tx {
                 query.execute(c).await.map(drop)
             })?;
         }
-        if position > MAX_MOVES {
+        self.tag_moves_cut(repository, position).await
+    }
+
+    /// The position of the last move; 0 if there is none.
+    pub(super) async fn tag_moves_last(&mut self, repository: &str) -> Result<i64, Error> {
+        let (last,): (i64,) = query!(self.conn(), c => sqlx::query_as(
+            "select cast(coalesce(max(position), 0) as bigint) from tag_moves where repository = $1")
+            .bind(repository).fetch_one(c).await)?;
+        Ok(last)
+    }
+
+    /// Deletes the oldest moves beyond [`MAX_MOVES`]. `last`: the position of the last one.
+    pub(super) async fn tag_moves_cut(&mut self, repository: &str, last: i64) -> Result<(), Error> {
+        if last > MAX_MOVES {
             query!(self.conn(), c => sqlx::query("delete from tag_moves where repository = $1 and position <= $2")
-                .bind(repository).bind(position - MAX_MOVES).execute(c).await.map(drop))?;
+                .bind(repository).bind(last - MAX_MOVES).execute(c).await.map(drop))?;
         }
         Ok(())
     }

@@ -40,7 +40,7 @@ fn deleted(path: &str) -> Value {
     json!({"key": key, "value": {"path": path}})
 }
 
-fn lines(parent: Option<&str>, operations: &[Value]) -> String {
+pub(super) fn lines(parent: Option<&str>, operations: &[Value]) -> String {
     [&[header(parent)], operations].concat().iter().map(|line| format!("{line}\n")).collect()
 }
 

@@ -23,6 +23,7 @@ mod gateway;
 mod guessing;
 mod hf_commits;
 mod hf_import;
+mod hf_repositories;
 mod hf_write;
 mod hidden;
 mod hub;

@@ -140,6 +140,38 @@ async fn every_change_is_delivered_after_retries() {
     assert_eq!(receiver.0.lock().unwrap().attempts, 11);
 }
 
+/// The new name or the old one is enough.
+#[tokio::test]
+async fn moves_and_copies_send_events() {
+    let (receiver, url) = Receiver::start(0).await;
+    let app = App::with(config_with_webhook(&url, json!({"repositories": ["team/*"]}))).await;
+    let image = app.push_image("other/mini", "v1", "one").await;
+    let moves = async |from: &str, to: &str| {
+        let moved = app.post_json("/hf/api/repos/move", json!({"fromRepo": from, "toRepo": to})).await;
+        assert_eq!(moved.status, 200, "{}", moved.text());
+    };
+    moves("other/mini", "team/mini").await;
+    moves("team/mini", "other/mini").await;
+    moves("other/mini", "else/mini").await;
+    let copied =
+        app.post_json("/hf/api/models/else/mini/duplicate", json!({"repository": "team/copy"})).await;
+    assert_eq!(copied.status, 200, "{}", copied.text());
+    let events = receiver.events(4).await;
+    let mut moved: Vec<_> = of_type(&events, "move")
+        .iter()
+        .map(|data| (data["from"].clone(), data["repository"].clone()))
+        .collect();
+    moved.sort_by_key(|(from, _)| from.to_string());
+    let (other, team) = (json!("other/mini"), json!("team/mini"));
+    assert_eq!(moved, [(other.clone(), team.clone()), (team, other)]);
+    let pushed = of_type(&events, "push")[0];
+    assert_eq!(
+        (&pushed["repository"], &pushed["digest"], &pushed["tags"]),
+        (&json!("team/copy"), &json!(image), &json!(["v1"]))
+    );
+    assert_eq!(of_type(&events, "tag")[0]["tag"], "v1");
+}
+
 #[tokio::test]
 async fn collections_and_restores_send_events() {
     let (receiver, url) = Receiver::start(0).await;
