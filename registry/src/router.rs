@@ -212,6 +212,7 @@ fn hugging_face_api() -> Router<ServerState> {
         .route("/hf/api/models/{name}/settings", put(repositories::settings))
         .route("/hf/api/models/{name}/branch/{revision}", branch)
         .route("/hf/api/models/{name}/tag/{revision}", tag)
+        .route("/hf/api/models/{name}/super-squash/{revision}", post(refs::squash))
         .route("/hf/api/models/{name}/duplicate", post(repositories::duplicate))
         .route("/hf/api/models/{name}/discussions", discussions)
         .route("/hf/api/models/{name}/xet-write-token/{revision}", get(xet::write_token))

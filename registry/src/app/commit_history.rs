@@ -1,14 +1,17 @@
-//! The commits of a revision: the manifests to which its tag was moved, from the history of tags.
+//! The commits of a revision: the manifests to which its tag was moved, from the history of tags. A branch can be squashed:
+//! then it has one.
 
 use std::collections::BTreeSet;
 
 use lode_model::digest::Digest;
-use lode_model::reference::Reference;
+use lode_model::reference::{Reference, Repository, Tag};
+use serde_json::Value;
 
-use super::{Registry, Revision, commit_id};
+use super::commit_error::CommitError;
+use super::{Registry, Revision, commit_id, retry_on_deadlock};
 use crate::Error;
-use crate::auth::Caller;
-use crate::store::{MAX_MOVES, TagMoveFilter, TagMoveRow};
+use crate::auth::{Action, Caller, Target};
+use crate::store::{MAX_MOVES, TagMoveFilter, TagMoveRow, UnreferencedContent};
 
 /// The longest message that is stored. The history of a repository has up to [`MAX_MOVES`].
 const MAX_MESSAGE_CHARS: usize = 1000;
@@ -89,6 +92,52 @@ impl Registry {
         let missing: BTreeSet<Digest> = missing.into_iter().collect();
         commits.retain(|commit| !missing.contains(&commit.digest));
         Ok(commits)
+    }
+
+    /// Replaces the commits of a branch by one with its files, and removes the manifests of the others that nothing else
+    /// names. They can be restored for as long as those of any deletion.
+    pub(crate) async fn branch_squash(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        branch: &str,
+        message: Option<&str>,
+    ) -> Result<(), CommitError> {
+        self.authorize(caller, Action::Delete, Target::Repository(repository)).await?;
+        let tag = self.branch_find(caller, repository, branch).await?.tag;
+        if !retry_on_deadlock!(self.squash_once(caller, repository, &tag, message).await)? {
+            return Err(CommitError::BranchUnknown { branch: branch.to_owned(), tags: Vec::new() });
+        }
+        tracing::info!(%repository, %tag, "history of tag squashed");
+        Ok(())
+    }
+
+    /// Returns false if there is no such tag.
+    async fn squash_once(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        tag: &Tag,
+        message: Option<&str>,
+    ) -> Result<bool, Error> {
+        self.protected_tags(repository).await?.check(tag)?;
+        let mut tx = self.store.begin().await?;
+        tx.repository_lock(repository).await?;
+        let why = self.deletion_cause(caller);
+        let squashed = tx.tag_moves_squash(repository, tag, message, &why).await?;
+        let Some(superseded) = squashed else { return Ok(false) };
+        let content = |digest| {
+            let (repository, unreferenced_at) = (repository.clone(), why.at);
+            UnreferencedContent { repository, digest, unreferenced_at }
+        };
+        let manifests: Vec<UnreferencedContent> = superseded.into_iter().map(content).collect();
+        for manifest in self.manifests_remove(&mut tx, &manifests, &why).await? {
+            let target = format!("{repository}@{}", manifest.digest);
+            self.audit(&mut tx, caller, "manifest.delete", target, Value::Null).await?;
+        }
+        self.audit(&mut tx, caller, "tag.squash", format!("{repository}:{tag}"), Value::Null).await?;
+        tx.commit().await?;
+        Ok(true)
     }
 }
 

@@ -1,17 +1,19 @@
-//! `refs`, `commits` and `auth-check` of a repository. Each tag is a revision whose commits are the manifests to which
-//! it was moved.
+//! `refs`, `commits`, `super-squash` and `auth-check` of a repository. Each tag is a revision whose commits are the
+//! manifests to which it was moved.
 
 use axum::extract::State;
 use axum::response::Response;
 use http::HeaderName;
 use http::request::Parts;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::entries::{commit_title, hf_time};
 use crate::Registry;
-use crate::app::{FilesError, RecordedCommit, commit_id, main_tag};
-use crate::auth::Caller;
-use crate::http::{Failure, HfName, Json, Links, Path, Query, page};
+use crate::app::{FilesError, RecordedCommit, commit_id, commit_message, main_tag};
+use crate::auth::{Action, Caller};
+use crate::http::extract::RequestBody;
+use crate::http::{Failure, HfName, Json, JsonBody, Links, Path, Query, page};
 
 const TOTAL_COUNT: HeaderName = HeaderName::from_static("x-total-count");
 /// The commits of a page.
@@ -69,6 +71,27 @@ pub(crate) async fn commits(
     };
     let shown: Vec<Value> = commits.iter().skip(from).take(limit).map(object).collect();
     Ok(page(([(TOTAL_COUNT, commits.len().to_string())], Json(shown)), next))
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Squash {
+    #[serde(default)]
+    message: Option<String>,
+}
+
+impl RequestBody for Squash {
+    const ACTION: Action = Action::Delete;
+}
+
+pub(crate) async fn squash(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((HfName(repository), branch)): Path<(HfName, String)>,
+    body: JsonBody<Squash>,
+) -> Result<Json<Value>, Failure> {
+    let message = body.message.as_deref().and_then(|message| commit_message(message, ""));
+    registry.branch_squash(&caller, &repository, &branch, message.as_deref()).await?;
+    Ok(Json(json!({})))
 }
 
 /// Whether the caller may read the repository.

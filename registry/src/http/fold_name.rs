@@ -68,10 +68,10 @@ fn fold_hub_path(path: &str) -> Option<String> {
         "discussions",
         "xet-write-token",
         "xet-read-token",
+        "super-squash",
         "duplicate",
         // Not served, and not a part of a name either.
         "lfs-files",
-        "super-squash",
     ];
     if let Some(rest) = path.strip_prefix("api/xet/") {
         return fold_xet_path(rest);

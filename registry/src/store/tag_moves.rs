@@ -5,7 +5,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 
-use super::{Store, Tx, parse_stored, placeholders, query};
+use super::{RemovalCause, Store, Tx, parse_stored, placeholders, query};
 use crate::Error;
 
 /// How many moves of a repository are kept.
@@ -149,5 +149,39 @@ impl Tx {
                 .bind(repository).bind(last - MAX_MOVES).execute(c).await.map(drop))?;
         }
         Ok(())
+    }
+
+    /// Replaces the history of a tag by one move to its manifest. Returns the other manifests of the history that no other
+    /// tag, history of a tag, or index names. `None` if the tag does not exist. The repository is locked.
+    pub(crate) async fn tag_moves_squash(
+        &mut self,
+        repository: &Repository,
+        tag: &Tag,
+        message: Option<&str>,
+        why: &RemovalCause,
+    ) -> Result<Option<Vec<Digest>>, Error> {
+        let head: Option<(String,)> = query!(self.conn(), c => sqlx::query_as(
+            "select digest from tags where repository = $1 and name = $2")
+            .bind(repository.as_str()).bind(tag.as_str()).fetch_optional(c).await)?;
+        let Some((head,)) = head else { return Ok(None) };
+        let superseded: Vec<(String,)> = query!(self.conn(), c => sqlx::query_as(
+            "select m.digest from manifests m where m.repository = $1
+               and m.digest in (select old_digest from tag_moves where repository = $1 and tag = $2
+                                union select new_digest from tag_moves where repository = $1 and tag = $2)
+               and not exists (select 1 from tags t where t.repository = $1 and t.digest = m.digest)
+               and not exists (select 1 from tag_moves o join tags t on t.repository = o.repository and t.name = o.tag
+                               where o.repository = $1 and o.tag <> $2 and m.digest in (o.old_digest, o.new_digest))
+               and not exists (select 1 from manifest_blobs n
+                               where n.repository = $1 and n.digest = m.digest and n.kind = 'child')")
+            .bind(repository.as_str()).bind(tag.as_str()).fetch_all(c).await)?;
+        // First, so that no position is used twice.
+        let squashed = NewTagMove { tag: tag.as_str(), from: None, to: Some(&head), message };
+        self.tag_moves_put(repository.as_str(), &[squashed], &why.actor, why.at).await?;
+        let last = self.tag_moves_last(repository.as_str()).await?;
+        query!(self.conn(), c => sqlx::query(
+            "delete from tag_moves where repository = $1 and tag = $2 and position < $3")
+            .bind(repository.as_str()).bind(tag.as_str()).bind(last).execute(c).await.map(drop))?;
+        let superseded = superseded.into_iter().map(|(text,)| parse_stored("digest", &text));
+        superseded.collect::<Result<_, Error>>().map(Some)
     }
 }

@@ -1,4 +1,4 @@
-//! Repositories that Hugging Face's clients move and copy: what moves along, what is refused, and who may.
+//! Repositories that Hugging Face's clients move, copy and squash: what moves along, what is refused, and who may.
 
 use std::time::Duration;
 
@@ -308,6 +308,52 @@ async fn models_indexes_and_referrers_move() {
         }
         assert_eq!(app.names().await, ["copies/mini", "team/moved"]);
     }
+}
+
+#[tokio::test]
+async fn a_squashed_branch_has_one_commit() {
+    each_server(async |app: App| {
+        let alice = app.user("alice").await;
+        let writer = app.user("writer").await;
+        app.grant("team/*", "alice", "maintain").await;
+        app.grant("team/*", "writer", "write").await;
+        app.create_as(&alice, "team/m").await;
+        let first = app.commit_as(&alice, "team/m", "a").await;
+        let second = app.commit_as(&alice, "team/m", "b").await;
+        let branch = json!({"startingPoint": first});
+        assert_eq!(app.post_as(&alice, "/hf/api/models/team/m/branch/kept", branch).await.status, 200);
+        let third = app.commit_as(&alice, "team/m", "c").await;
+        let squash = async |credentials: &str, branch: &str, message: &str| {
+            let path = format!("/hf/api/models/team/m/super-squash/{branch}");
+            app.post_as(credentials, &path, json!({"message": message})).await
+        };
+        assert_eq!(squash("", "main", "x").await.status, 401);
+        assert_eq!(squash(&writer, "main", "x").await.status, 403);
+        let unknown = squash(&alice, "none", "x").await;
+        assert_eq!((unknown.status.as_u16(), unknown.header("x-error-code")), (404, "RevisionNotFound"));
+        app.admin("PUT", "/lode/v1/protected-tags", json!({"target": "team/*", "patterns": ["latest"]}))
+            .await;
+        assert_eq!(squash(&alice, "main", "x").await.status, 403);
+        app.admin("PUT", "/lode/v1/protected-tags", json!({"target": "team/*", "patterns": []})).await;
+        let tree = app.json_as_admin("/hf/api/models/team/m/tree/main").await;
+        for _ in 0..2 {
+            assert_eq!(squash(&alice, "main", "All in one\n").await.status, 200);
+            let commits = app.json_as_admin("/hf/api/models/team/m/commits/main").await;
+            assert_eq!(titles(&commits), [(json!(third), json!("All in one"))]);
+        }
+        assert_eq!(app.json_as_admin("/hf/api/models/team/m/tree/main").await, tree);
+        // A commit that another branch has stays; the others are gone.
+        let status = async |commit: &str| {
+            app.get_as(&alice, &format!("/hf/api/models/team/m/revision/{commit}")).await.status.as_u16()
+        };
+        assert_eq!((status(&first).await, status(&second).await, status(&third).await), (200, 404, 200));
+        let audit = app.json_as_admin("/lode/v1/audit?action=tag.squash").await;
+        assert_eq!(audit["records"][0]["target"], "team/m:latest");
+        app.commit_as(&writer, "team/m", "d").await;
+        app.collect_and_check().await;
+        assert_eq!(app.json_as_admin("/hf/api/models/team/m/tree/main").await.as_array().unwrap().len(), 4);
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -263,6 +263,7 @@ pub(super) const ROUTES: &[Route] = &[
     ("DELETE", "/hf/api/models/{name}/branch/{revision}", "", Delete, &[400]),
     ("POST", "/hf/api/models/{name}/tag/{revision}", r#"{"tag":"latest"}"#, Push, &[409]),
     ("DELETE", "/hf/api/models/{name}/tag/{revision}", "", Delete, &[400]),
+    ("POST", "/hf/api/models/{name}/super-squash/{revision}", "{}", Delete, &[400]),
     ("POST", "/hf/api/models/{name}/duplicate", r#"{"repository":"team/mini"}"#, Push, &[409]),
     ("GET", "/hf/api/models/{name}/discussions", "", Pull, &[200]),
     ("POST", "/hf/api/models/{name}/discussions", "", Push, &[400]),
@@ -352,6 +353,8 @@ pub(super) fn address(method: &str, route: &str) -> String {
         .replace("{account}", "carol")
         .replace("{digest}", ZERO)
         .replace("{reference}", "latest")
+        // No branch: others need the history of `main`.
+        .replace("super-squash/{revision}", "super-squash/refs%2Fpr%2F1")
         .replace("{revision}", "main")
         .replace("{id}", ID)
         .replace("{oid}", &ZERO[7..])
