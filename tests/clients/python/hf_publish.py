@@ -352,7 +352,31 @@ if token:
     raises(RepositoryNotFoundError, lambda: hub.HfApi(token=False).model_info(private))
     api.delete_repo(private)
 
-# 13. What is deleted is gone, and its name is free.
+# 13. A repository moves with its history, a copy has the same one, and a squashed branch has one commit.
+moving, moved, copied = f"{namespace}/moving", f"{namespace}/moved", f"{namespace}/copied"
+api.create_repo(moving)
+for number in range(2):
+    api.upload_file(path_or_fileobj=b"%d" % number, path_in_repo=f"{number}.txt", repo_id=moving)
+commits = [commit.commit_id for commit in api.list_repo_commits(moving)]
+api.move_repo(moving, moved)
+assert not api.repo_exists(moving) and listed(moved) == {"0.txt", "1.txt"}
+assert [commit.commit_id for commit in api.list_repo_commits(moved)] == commits
+raises(RepositoryNotFoundError, lambda: api.move_repo(moving, f"{namespace}/else"))
+assert status(lambda: api.move_repo(moved, model)) == 409
+url = api.duplicate_repo(moved, copied)
+assert (url.repo_id, url.files_copy_pending) == (copied, False), url
+assert api.duplicate_repo(moved, copied, exist_ok=True).repo_id == copied
+assert status(lambda: api.duplicate_repo(moved, copied)) == 409
+assert [commit.commit_id for commit in api.list_repo_commits(copied)] == commits
+api.super_squash_history(copied, commit_message="All")
+assert [(commit.commit_id, commit.title) for commit in api.list_repo_commits(copied)] == [(commits[0], "All")]
+raises(RevisionNotFoundError, lambda: api.super_squash_history(copied, branch="none"))
+raises(RevisionNotFoundError, lambda: api.model_info(copied, revision=commits[1]))
+assert listed(copied) == listed(moved) and listed(moved, commits[1]) == {"0.txt"}
+for repository in (moved, copied):
+    api.delete_repo(repository)
+
+# 14. What is deleted is gone, and its name is free.
 api.delete_repo(command)
 assert not api.repo_exists(command)
 api.delete_repo(command, missing_ok=True)
