@@ -5,5 +5,7 @@ create virtual table search_words using fts5(words, content='', contentless_dele
 delete from search;
 delete from search_tags;
 
--- Superseded by an index with more columns, which the server builds when it starts.
+-- Superseded by an index with more columns and by indexes of values in lower case, which the server builds when it starts.
 drop index search_by_id;
+drop index search_by_license;
+drop index search_by_task;

@@ -72,6 +72,8 @@ const INDEXES: &[Index] = &[
     Index { name: "search_by_format_name", table: "search", on: "(lower(format), position)" },
     Index { name: "search_by_quantization_name", table: "search", on: "(lower(quantization), position)" },
     Index { name: "search_by_architecture_name", table: "search", on: "(lower(architecture), position)" },
+    Index { name: "search_by_license_name", table: "search", on: "(lower(license), position)" },
+    Index { name: "search_by_task_name", table: "search", on: "(lower(task), position)" },
     // Has all columns of conditions and counts, so that most rows are judged without reading the table.
     Index {
         name: "search_facts_by_update",

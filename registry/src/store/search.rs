@@ -456,7 +456,7 @@ impl Store {
                 })),
                 None if column.is_range() => {}
                 None => counts.push(format!(
-                    "select '{name}', {name}, count(distinct id) from fit where {name} <> '' group by {name}"
+                    "select '{name}', min({name}), count(distinct id) from fit where {name} <> '' group by lower({name})"
                 )),
             }
         }

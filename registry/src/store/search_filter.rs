@@ -167,17 +167,13 @@ impl Text {
             ("format", &filter.format),
             ("quantization", &filter.quantization),
             ("architecture", &filter.architecture),
+            ("license", &filter.license),
+            ("task", &filter.task),
         ] {
             if let Some(value) = value {
                 let value = self.untyped(value.to_ascii_lowercase());
                 let name = self.unindexed(&format!("lower({row}.{column})"), amount);
                 all.push(format!("{name} = {value}"));
-            }
-        }
-        for (column, value) in [("license", &filter.license), ("task", &filter.task)] {
-            if let Some(value) = value {
-                let column = self.unindexed(&format!("{row}.{column}"), amount);
-                all.push(format!("{column} = {}", self.text(value)));
             }
         }
         for (column, operator, limit) in [

@@ -166,6 +166,8 @@ async fn a_result_is_the_kind_that_fits() {
         assert_eq!(find(gguf.clone()).await, ["team/a:q4", "team/b:v1"]);
         let named = SearchFilter { format: Some("gguf".to_owned()), ..typed("team") };
         assert_eq!(find(named).await, ["team/a:q4", "team/b:v1"]);
+        let licensed = SearchFilter { license: Some("mit".to_owned()), ..all.clone() };
+        assert_eq!(find(licensed).await, ["team/a:latest", "team/b:v1"]);
         let small = SearchFilter { max_size_bytes: Some(2_000_000_000), ..all.clone() };
         assert_eq!(find(small.clone()).await, ["team/a:q4"]);
         let both = SearchFilter { quantization: Some("BF16".to_owned()), ..small };
