@@ -215,6 +215,21 @@ def check_files():
     assert not missing, f"deploy/compose/nginx.conf lacks settings of deploy/nginx.conf: {missing}"
 
 
+def check_settings(scratch):
+    """create-env explains itself, and writes nothing if its argument is not the URL of a server."""
+    file = pathlib.Path(scratch) / "env"
+    environment = {**os.environ, "LODE_ENV_FILE": str(file)}
+    program = DEPLOY / "compose/create-env"
+    for argument in ["-h", "--help"]:
+        assert run([program, argument], env=environment).startswith("usage: "), argument
+    for wrong in ["--bogus", "models.example.com", "ftp://models.example.com", "http://", "http://a b"]:
+        done = subprocess.run([program, wrong], env=environment, capture_output=True, text=True)
+        assert done.returncode == 2 and wrong in done.stderr, f"{wrong}: {done}"
+    assert not file.exists(), "create-env wrote settings without a URL"
+    run([program, "https://models.example.com:8443"], env=environment)
+    assert "\nLODE_PUBLIC_URL=https://models.example.com:8443\n" in file.read_text()
+
+
 def check_services(scratch):
     """The services work together: sign-in, push, pull and run through the proxy, while one replica is stopped."""
     scratch = pathlib.Path(scratch)
