@@ -74,7 +74,7 @@ pub(crate) struct UnknownKey(pub(crate) OllamaKey);
 pub(crate) async fn authenticate(registry: &Registry, parts: &mut Parts) -> Result<Caller, Failure> {
     let origin = origin_of(registry, parts);
     let client = Caller { identity: Identity::Anonymous, origin: Some(Arc::new(origin)) };
-    if has_own_proof(parts) || registry.is_open().await? {
+    if has_own_proof(parts) || is_public_metrics(registry, parts) || registry.is_open().await? {
         return Ok(client);
     }
     match identity_of(registry, parts, &client).await {
@@ -253,6 +253,13 @@ fn origin_of(registry: &Registry, parts: &Parts) -> Origin {
         agent: agent.map(str::to_owned),
         request: request.unwrap_or_default().to_owned(),
     }
+}
+
+/// Metrics without a login. Without credentials to check they need no database, so that they report its failure.
+fn is_public_metrics(registry: &Registry, parts: &Parts) -> bool {
+    parts.uri.path() == "/metrics"
+        && !registry.config().private_metrics
+        && !parts.headers.contains_key(header::AUTHORIZATION)
 }
 
 /// Probes, and workers, whose credentials belong to no account. An administrator may remove a worker.

@@ -1,5 +1,7 @@
 //! Operators' view: metrics and request ids, without the names of repositories.
 
+use std::time::Duration;
+
 use http::Request;
 use lode_client::Secret;
 use serde_json::json;
@@ -179,6 +181,23 @@ async fn metrics_can_be_private() {
         }
         assert_eq!(app.get_as("Bearer wrong", "/metrics").await.status, 401);
         assert_eq!(app.get_as("", "/healthz").await.status, 200);
+    }
+}
+
+/// Monitoring needs them most then. Private ones need the database to check the credentials.
+#[tokio::test]
+async fn metrics_are_served_while_the_database_is_unavailable() {
+    for (private_metrics, expected) in [(false, 200), (true, 503)] {
+        let config =
+            Config { private_metrics, admin_password: Some(Secret::new(PASSWORD)), ..Config::default() };
+        let app = App::with(config).await;
+        app.registry.store().close().await;
+        // What is remembered of access control is no longer fresh.
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        assert_eq!(app.get_as("", "/v2/").await.status, 503);
+        let page = app.get_as("", "/metrics").await;
+        assert_eq!(page.status, expected, "{}", page.text());
+        assert_eq!(page.text().contains("\nlode_http_requests_total{"), !private_metrics);
     }
 }
 
