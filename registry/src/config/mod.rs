@@ -39,8 +39,8 @@ pub struct Config {
     /// Database: `sqlite:PATH` or `postgres://...`. Default: `lode.db` in the data folder.
     #[serde(with = "address_option")]
     pub database: Option<Url>,
-    /// Maximum number of Postgres connections of this process. The total of all replicas must stay below the
-    /// database server's limit.
+    /// Maximum number of Postgres connections of this process, at least 4. The total of all replicas must stay
+    /// below the database server's limit.
     pub database_connections: u32,
     /// How long startup waits for a database that is not available yet.
     #[serde(with = "duration")]

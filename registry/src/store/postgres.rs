@@ -67,12 +67,16 @@ impl Default for PostgresOptions {
 }
 
 pub(super) async fn connect(url: &Url, reach: PostgresOptions) -> Result<PgPool, OpenError> {
+    if reach.connections < MIN_CONNECTIONS {
+        let reason = format!("expected at least {MIN_CONNECTIONS} connections, got {}", reach.connections);
+        return Err(OpenError::Config { setting: "database_connections", reason });
+    }
     let options = PgConnectOptions::from_str(url.as_str())
         .map_err(|error| OpenError::Config { setting: "database", reason: error.to_string() })?
         .application_name("lode");
     wait_for_database(url, &options, reach.wait).await?;
     Ok(PgPoolOptions::new()
-        .max_connections(reach.connections.max(MIN_CONNECTIONS))
+        .max_connections(reach.connections)
         .acquire_timeout(ACQUIRE_LIMIT)
         .after_connect(|connection, _| {
             Box::pin(async move {

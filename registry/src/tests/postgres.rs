@@ -10,7 +10,7 @@ use serde_json::json;
 use super::gateway::{join, local};
 use super::models::push_model;
 use super::{App, image};
-use crate::Config;
+use crate::{Config, open};
 
 #[tokio::test]
 async fn the_same_rows() {
@@ -47,7 +47,7 @@ async fn the_same_rows() {
 async fn many_pushes_share_few_connections() {
     let Some(database) = crate::store::postgres_for_test().await else { return };
     let app =
-        App::with(Config { database: Some(database), database_connections: 1, ..Config::default() }).await;
+        App::with(Config { database: Some(database), database_connections: 4, ..Config::default() }).await;
     let config = app.push_blob("team/app", "{}").await;
     // What is remembered of access control is no longer fresh.
     tokio::time::sleep(Duration::from_millis(600)).await;
@@ -58,4 +58,20 @@ async fn many_pushes_share_few_connections() {
         })])).await.status
     });
     assert!(join_all(pushes).await.iter().all(|status| *status == 201));
+}
+
+#[tokio::test]
+async fn too_few_connections_are_refused() {
+    for database_connections in [0, 3] {
+        let data = tempfile::tempdir().unwrap();
+        // Refused before the server looks for the database.
+        let database = "postgres://127.0.0.1:1/lode".parse().ok();
+        let data = data.path().to_owned();
+        let opened = open(Config { data, database, database_connections, ..Config::default() }).await;
+        let error = opened.err().expect("the server does not start").to_string();
+        let expected = format!(
+            "invalid `database_connections`: expected at least 4 connections, got {database_connections}"
+        );
+        assert_eq!(error, expected);
+    }
 }
