@@ -347,12 +347,13 @@ impl Registry {
 
     /// Checks that the keys in the database can be read, and warns if others could read them there.
     pub(crate) async fn check_keys(&self) -> Result<(), Error> {
+        self.access_token_key().await?;
         if !self.vault.has_key() && self.store.is_shared() {
             tracing::warn!(
                 "keys of this server are stored unencrypted in the database; set LODE_SECRET_KEY to encrypt them"
             );
         }
-        self.access_token_key().await.map(drop)
+        Ok(())
     }
 
     /// Returns an error on a read-only server.

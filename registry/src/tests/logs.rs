@@ -19,7 +19,13 @@ use crate::http::arrival::RequestArrival;
 
 /// Everything that this thread logs, at every level.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
+pub(super) struct Log(Arc<Mutex<String>>);
+
+impl Log {
+    pub(super) fn text(&self) -> String {
+        self.0.lock().unwrap().clone()
+    }
+}
 
 struct Fields<'a>(&'a mut String);
 
@@ -144,7 +150,7 @@ async fn logs_have_no_secrets() {
     assert_eq!(browser.get(&back).await.status, 400, "it counts once");
     secrets.extend(browser.cookies.iter().map(|(_, value)| value.clone()));
     assert!(browser.account().await.is_some());
-    let text = log.0.lock().unwrap().clone();
+    let text = log.text();
     for logged in ["/setup", "/login/corp/callback", "sign-in failed", "request refused"] {
         assert!(text.contains(logged), "{logged} is not in the log: {text}");
     }

@@ -7,6 +7,7 @@ use url::Url;
 use super::App;
 use super::access::{PASSWORD, basic};
 use super::gateway::local;
+use super::logs::Log;
 use crate::store::query;
 use crate::{Config, open};
 
@@ -63,10 +64,14 @@ async fn keys_in_the_database_are_encrypted() {
             [(None, "secret_key"), (Some("another key of thirty-two bytes!"), "secret_key")]
         {
             let data = tempfile::tempdir().unwrap();
+            let log = Log::default();
+            let _second = tracing::Dispatch::new(Log::default());
+            let _logging = tracing::subscriber::set_default(log.clone());
             let opened = open(Config { data: data.path().to_owned(), ..config(key) }).await;
             let error = opened.err().expect("the server does not start");
             let text = crate::error::chain(&error).to_string();
             assert!(text.contains(expected) || text.contains("LODE_SECRET_KEY"), "{text}");
+            assert!(!log.text().contains("stored unencrypted"), "{}", log.text());
         }
         let short = tempfile::tempdir().unwrap();
         assert!(open(Config { data: short.path().to_owned(), ..config(Some("short")) }).await.is_err());
