@@ -217,11 +217,10 @@ impl From<sqlx::Error> for OpenError {
 
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
-        let code = error.as_database_error().and_then(|e| e.code()).unwrap_or_default().into_owned();
-        // SQLite's SQLITE_FULL is 13; Postgres's disk_full is 53100.
-        if code == "13" || code == "53100" {
+        if is_disk_full(&error) {
             return Error::StorageFull;
         }
+        let code = error.as_database_error().and_then(|e| e.code()).unwrap_or_default().into_owned();
         let is_unavailable = match &error {
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
@@ -243,6 +242,13 @@ impl From<sqlx::Error> for Error {
             false => Error::Database(error),
         }
     }
+}
+
+/// The disk of the database is full: SQLite's SQLITE_FULL (13) and SQLITE_IOERR_SHMSIZE (4874, no space for the file
+/// of its shared memory), or Postgres's disk_full (53100).
+pub(crate) fn is_disk_full(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| ["13", "4874", "53100"].contains(&&*code))
 }
 
 impl Error {
@@ -314,5 +320,54 @@ impl Error {
             StorageFull | QuotaExceeded => Error::StorageFull,
             _ => Error::Storage { what: what.into(), source },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use sqlx::error::{DatabaseError, ErrorKind};
+
+    use super::*;
+
+    /// A database's error with this code.
+    #[derive(Debug, thiserror::Error)]
+    #[error("code {0}")]
+    struct Coded(&'static str);
+
+    impl DatabaseError for Coded {
+        fn message(&self) -> &str {
+            self.0
+        }
+
+        fn code(&self) -> Option<Cow<'_, str>> {
+            Some(self.0.into())
+        }
+
+        fn as_error(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
+            self
+        }
+
+        fn as_error_mut(&mut self) -> &mut (dyn std::error::Error + Send + Sync + 'static) {
+            self
+        }
+
+        fn into_error(self: Box<Self>) -> Box<dyn std::error::Error + Send + Sync + 'static> {
+            self
+        }
+
+        fn kind(&self) -> ErrorKind {
+            ErrorKind::Other
+        }
+    }
+
+    #[test]
+    fn a_full_disk_of_the_database_is_a_full_storage() {
+        let error = |code| Error::from(sqlx::Error::Database(Box::new(Coded(code))));
+        for code in ["13", "4874", "53100"] {
+            assert!(matches!(error(code), Error::StorageFull), "{code}");
+        }
+        assert!(matches!(error("10"), Error::Database(_)), "another I/O error");
     }
 }
