@@ -48,6 +48,9 @@ fn failed(error: &OpenError) -> Failure {
             "stop the server, or restart it with --read-only: its data must not change during the migration",
         ),
         OpenError::Config { setting: "to-database", .. } => failure.hint("use an empty database"),
+        OpenError::Config { setting: "to-storage", .. } => failure.hint(
+            "name the storage of the complete migration; to migrate to this one, use an empty database, too",
+        ),
         OpenError::Config { .. } => failure.hint(
             "--data, --database and --storage (or LODE_*) name the source, --to-database and --to-storage the target",
         ),

@@ -76,7 +76,14 @@ impl Registry {
         // 1. Claim a database that is empty, or that an earlier run of this move left unfinished.
         match to.store.move_claim(&self.server_key(IDENTITY).await?).await? {
             MoveState::Open => {}
-            MoveState::Done => return Ok(MigrateReport { done_before: true, ..report }),
+            MoveState::Done if to.has_listed_blobs().await? => {
+                return Ok(MigrateReport { done_before: true, ..report });
+            }
+            MoveState::Done => {
+                let reason = "the migration into the target database is complete, but this storage has none of \
+                              the blobs that the database lists";
+                return Err(OpenError::Config { setting: "to-storage", reason: reason.to_owned() });
+            }
             MoveState::NotEmpty => {
                 let reason = "the target database already contains a registry".to_owned();
                 return Err(OpenError::Config { setting: "to-database", reason });

@@ -320,7 +320,7 @@ impl Registry {
     /// Checks that the storage has at least one of the blobs that the database lists. With the settings of
     /// another storage, or a misspelt prefix, pushes of listed blobs would be acknowledged, and other blobs
     /// would be stored where they are not found later.
-    async fn has_listed_blobs(&self) -> Result<bool, Error> {
+    pub(super) async fn has_listed_blobs(&self) -> Result<bool, Error> {
         let listed = self.store.blobs_live("", SAMPLE_BLOBS).await?;
         for blob in &listed {
             let is_there = self.blobs.size(&blob.store_key).await?.is_some();

@@ -150,6 +150,9 @@ async fn a_migration_copies_everything() {
         // target.
         let again = move_registry(&from, &to).await.unwrap();
         assert!(again.done_before && again.blobs_copied == 0, "{again:?}");
+        let empty = Url::from_file_path(elsewhere.path().join("empty")).ok();
+        let refused = move_registry(&from, &Config { storage: empty, ..to.clone() }).await;
+        assert!(matches!(refused, Err(OpenError::Config { setting: "to-storage", .. })), "{refused:?}");
         let (_stranger, stranger) = stop(App::new().await).await;
         let refused = move_registry(&stranger, &to).await;
         assert!(matches!(refused, Err(OpenError::Config { setting: "to-database", .. })), "{refused:?}");
