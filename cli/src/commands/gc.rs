@@ -75,8 +75,10 @@ fn describe_waiting(waiting: &Value) -> Option<String> {
         Some(_) => format!("; `lode gc undo` restores a manifest for {} more", duration("undo_seconds")),
     };
     Some(format!(
-        "waiting: {at_least}{} and {} ({}) without references\ndeletion: {} after the last reference was removed, the first at the earliest {}{undo}",
+        "waiting: {at_least}{}, {} and {} ({}) without references\ndeletion: {} after the last reference was removed, the first at the earliest {}{undo}",
         ui::counted(manifests, "manifest"),
+        // Of repositories to blobs. Older servers do not count them.
+        ui::counted(number("links").unwrap_or_default(), "link"),
         ui::counted(blobs, "blob"),
         number("size_bytes").map(ui::format_size).unwrap_or_default(),
         duration("grace_seconds"),
@@ -211,18 +213,20 @@ mod tests {
 
     #[test]
     fn waiting_content_is_described_with_its_time() {
-        let waiting = json!({"manifests": 1, "blobs": 3, "size_bytes": 8_700_000, "grace_seconds": 86_400,
+        let waiting = json!({"manifests": 1, "links": 5, "blobs": 3, "size_bytes": 8_700_000, "grace_seconds": 86_400,
             "undo_seconds": 3_600, "first_at": "2023-11-14T22:13:20Z"});
         assert_eq!(
             describe_waiting(&waiting),
             Some(format!(
-                "waiting: 1 manifest and 3 blobs (8.7 MB) without references\ndeletion: 1 day after the last reference was removed, the first at the earliest {}; `lode gc undo` restores a manifest for 1 hour more",
+                "waiting: 1 manifest, 5 links and 3 blobs (8.7 MB) without references\ndeletion: 1 day after the last reference was removed, the first at the earliest {}; `lode gc undo` restores a manifest for 1 hour more",
                 show_time("2023-11-14T22:13:20Z")
             ))
         );
         let mut many = waiting;
         many["is_partial"] = true.into();
-        assert!(describe_waiting(&many).unwrap().starts_with("waiting: at least 1 manifest and 3 blobs"));
+        assert!(
+            describe_waiting(&many).unwrap().starts_with("waiting: at least 1 manifest, 5 links and 3 blobs")
+        );
         let nothing = json!({"manifests": 0, "blobs": 0, "size_bytes": 0, "first_at": null});
         assert_eq!(describe_waiting(&nothing).as_deref(), Some("waiting: nothing"));
         assert_eq!(describe_waiting(&Value::Null), None);

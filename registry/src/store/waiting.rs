@@ -26,6 +26,8 @@ const WAITS: &str = "(m.unreferenced_at is not null
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WaitingContent {
     pub(crate) manifests: u64,
+    /// Of repositories to blobs that none of their manifests names.
+    pub(crate) links: u64,
     pub(crate) blobs: u64,
     pub(crate) size_bytes: u64,
     /// In milliseconds since 1970.
@@ -56,15 +58,15 @@ impl Store {
         let (waiting_manifests, first_manifest): (i64, Option<i64>) =
             query!(self.read(), c => sqlx::query_as(text).bind(grace_ms).fetch_one(c).await)?;
         let text = AssertSqlSafe(format!(
-            "select min(case when o.unreferenced_at + cast($1 as bigint) > l.leased_until
-                        then o.unreferenced_at + cast($1 as bigint) else l.leased_until end)
+            "select count(*), min(case when o.unreferenced_at + cast($1 as bigint) > l.leased_until
+                                  then o.unreferenced_at + cast($1 as bigint) else l.leased_until end)
              from {links} o join links l on l.repository = o.repository and l.digest = o.digest
              where not exists (select 1 from manifest_blobs n
                                where n.repository = l.repository and n.digest = l.digest)
                and not exists (select 1 from manifests m
                                where m.repository = l.repository and m.digest = l.digest)"
         ));
-        let (first_link,): (Option<i64>,) =
+        let (waiting_links, first_link): (i64, Option<i64>) =
             query!(self.read(), c => sqlx::query_as(text).bind(grace_ms).fetch_one(c).await)?;
         // A removed manifest keeps its blobs until it can no longer be restored.
         let text = AssertSqlSafe(format!(
@@ -105,6 +107,7 @@ impl Store {
         let first = [first_manifest, first_link, first_blob].into_iter().flatten().min();
         Ok(WaitingContent {
             manifests: size(waiting_manifests)?,
+            links: size(waiting_links)?,
             blobs: size(waiting_blobs)?,
             size_bytes: size(size_bytes)?,
             // What is due already is deleted by the next collection.

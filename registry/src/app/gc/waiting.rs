@@ -13,6 +13,8 @@ use crate::{Error, Registry};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct GcWaiting {
     pub manifests: u64,
+    /// References of repositories to blobs that none of their manifests names.
+    pub links: u64,
     pub blobs: u64,
     /// The total size of these blobs.
     pub size_bytes: u64,
@@ -33,9 +35,10 @@ impl Registry {
     pub async fn gc_waiting(&self, caller: &Caller) -> Result<GcWaiting, Error> {
         self.authorize(caller, Action::Inspect, Target::Server).await?;
         let found = self.store.waiting_content(millis(self.config.gc_grace)).await?;
-        let WaitingContent { manifests, blobs, size_bytes, first_at, is_partial } = found;
+        let WaitingContent { manifests, links, blobs, size_bytes, first_at, is_partial } = found;
         Ok(GcWaiting {
             manifests,
+            links,
             blobs,
             size_bytes,
             first_at,

@@ -239,7 +239,7 @@ async fn content_without_references_is_counted_while_it_waits() {
         f.delete("team/app", "v2").await.unwrap();
         let found = waiting().await;
         // The manifest is a blob, too.
-        assert_eq!((found.manifests, found.blobs), (1, 3));
+        assert_eq!((found.manifests, found.links, found.blobs), (1, 0, 3));
         assert!(found.size_bytes > ("config released".len() + "layer released".len()) as u64, "{found:?}");
         let first = found.first_at.unwrap();
         assert!(first >= before + grace_ms && first <= now_ms() + grace_ms, "{found:?}");
@@ -259,11 +259,11 @@ async fn waiting_content_is_counted_up_to_a_bound() {
             f.push("team/app", format!("layer {number}").as_bytes()).await;
             if number == 30 {
                 let found = f.registry.gc_waiting(&CALLER).await.unwrap();
-                assert_eq!((found.blobs, found.is_partial), (31, false));
+                assert_eq!((found.links, found.blobs, found.is_partial), (31, 31, false));
             }
         }
         let found = f.registry.gc_waiting(&CALLER).await.unwrap();
-        assert_eq!((found.blobs, found.is_partial), (40, true));
+        assert_eq!((found.links, found.blobs, found.is_partial), (40, 40, true));
     })
     .await;
 }
