@@ -50,6 +50,7 @@ pub async fn backup(
     // 1. Find the source, and lock and mark the target.
     let index = database_file(config)?;
     let from = blob_root(config)?;
+    check_outside(to, &config.data, &from)?;
     let _lock = lock_target(to)?;
     mark_as_backup(to)?;
     // 2. Copy the database, then the blobs that it lists. Later blobs are in neither; blobs removed in the
@@ -80,6 +81,30 @@ pub async fn backup(
     store.close().await;
     report.blobs_removed = removed?;
     Ok(report)
+}
+
+/// Refuses a target inside a folder of the registry: the backup would be lost together with it. The data
+/// folder itself is refused later, as one that is in use or is not a backup.
+fn check_outside(to: &Path, data: &Path, blobs: &Path) -> Result<(), OpenError> {
+    // The target need not exist yet.
+    let target =
+        std::path::absolute(to).map_err(|e| Error::io(format!("failed to find {}", to.display()), e))?;
+    let target = target
+        .ancestors()
+        .find_map(|existing| Some(existing.canonicalize().ok()?.join(target.strip_prefix(existing).ok()?)));
+    let (Some(target), data) = (target, data.canonicalize().ok()) else { return Ok(()) };
+    let folders = [data.clone(), blobs.canonicalize().ok()];
+    match folders.into_iter().flatten().find(|folder| target.starts_with(folder)) {
+        Some(folder) if data.as_ref() != Some(&target) => {
+            let reason = format!(
+                "{} is inside the registry's folder {}; choose another folder",
+                to.display(),
+                folder.display()
+            );
+            Err(OpenError::Config { setting: "--to", reason })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Marks the folder as a backup, unless it contains a registry: that would lose its database, and all blobs

@@ -29,9 +29,8 @@ fn failed(error: &OpenError) -> Failure {
         OpenError::Config { setting: "database" | "storage", .. } => {
             failure.hint("for Postgres and object storage, see docs/guide/backup.md")
         }
-        OpenError::Config { setting: "--to", .. } => {
-            failure.hint("--to must name an empty folder or a folder of earlier backups")
-        }
+        OpenError::Config { setting: "--to", .. } => failure
+            .hint("--to must name an empty folder or a folder of earlier backups, outside the data folder"),
         OpenError::FolderInUse { .. } => failure.hint("--to must name a folder that no server uses"),
         OpenError::Registry(Error::Storage { .. }) => {
             failure.hint("check that --data names the server's folder; `lode fsck` finds damage")

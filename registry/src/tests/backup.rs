@@ -117,6 +117,10 @@ async fn removed_blobs_are_pruned_and_damage_fails_the_backup() {
     // Never into a folder that is being served, and only from a SQLite file.
     let own = backup(app.registry.config(), app._data.path(), BackupMode::Copy, no_progress).await;
     assert!(matches!(own, Err(OpenError::FolderInUse { .. })), "{own:?}");
+    let inside = app._data.path().join("backup/today");
+    let refused = backup(app.registry.config(), &inside, BackupMode::Copy, no_progress).await;
+    assert!(matches!(refused, Err(OpenError::Config { setting: "--to", .. })), "{refused:?}");
+    assert!(!app._data.path().join("backup").exists());
     let elsewhere = Config { database: Some("postgres://db/lode".parse().unwrap()), ..Config::default() };
     let refused = backup(&elsewhere, to.path(), BackupMode::Copy, no_progress).await;
     assert!(matches!(refused, Err(OpenError::Config { setting: "database", .. })), "{refused:?}");
