@@ -11,7 +11,7 @@ use clap::{
 use crate::args::Cli;
 
 /// Commands that connect to no registry by the global options. They accept these options, which have no effect
-/// there, and do not show them.
+/// there, and do not show them. A worker uses one of them: `--ca-file`.
 const WITHOUT_CONNECTION: [&str; 7] =
     ["serve", "worker", "backup", "migrate", "doctor", "completions", "runner"];
 
@@ -28,12 +28,15 @@ pub(crate) fn command() -> Command {
     });
     let global: Vec<Arg> =
         command.get_arguments().filter(|argument| argument.is_global_set()).cloned().collect();
-    let command = command.mut_subcommands(|sub| match WITHOUT_CONNECTION.contains(&sub.get_name()) {
-        true => sub
-            .args(global.iter().map(|argument| argument.clone().hide(true)))
+    let command = command.mut_subcommands(|sub| {
+        if !WITHOUT_CONNECTION.contains(&sub.get_name()) {
+            return sub;
+        }
+        let is_worker = sub.get_name() == "worker";
+        let is_hidden = |argument: &Arg| !(is_worker && argument.get_id() == "ca_file");
+        sub.args(global.iter().map(|argument| argument.clone().hide(is_hidden(argument))))
             // `lode worker` connects by options of its own, `lode worker list` by the global ones.
-            .mut_subcommands(|below| below.args(global.iter().cloned())),
-        false => sub,
+            .mut_subcommands(|below| below.args(global.iter().cloned()))
     });
     join_paragraphs(command)
 }
@@ -178,6 +181,7 @@ mod tests {
             for line in text.lines().filter(|line| line.starts_with(' ')) {
                 assert!(line.chars().count() <= 80, "{}: {line}", command.get_name());
             }
+            assert_eq!(help.contains("--ca-file"), name == "worker", "{help}");
             command.get_subcommands().for_each(check);
         }
         check(&command());

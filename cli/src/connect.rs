@@ -30,10 +30,7 @@ pub(crate) struct Target {
 
 impl Connection {
     pub(crate) fn new(global: &Global) -> Outcome<Connection> {
-        let authorities = match global.ca_file.as_deref().filter(|file| !file.as_os_str().is_empty()) {
-            Some(file) => read_authorities(file)?,
-            None => Vec::new(),
-        };
+        let authorities = authorities(global)?;
         let options = ClientOptions {
             credentials: credential_file().map(Credentials::from_file).unwrap_or_default(),
             plain_http: if global.plain_http { PlainHttp::Always } else { PlainHttp::Loopback },
@@ -171,6 +168,14 @@ fn folder(variable: &str, below_home: &str) -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let base = set(variable).or_else(|| set("HOME").map(|home| home.join(below_home)))?;
     Some(base.join("lode"))
+}
+
+/// The certificate authorities of `--ca-file` or LODE_CA_FILE; an empty LODE_CA_FILE counts as unset.
+pub(crate) fn authorities(global: &Global) -> Outcome<Vec<reqwest::Certificate>> {
+    match global.ca_file.as_deref().filter(|file| !file.as_os_str().is_empty()) {
+        Some(file) => read_authorities(file),
+        None => Ok(Vec::new()),
+    }
 }
 
 #[cfg(test)]

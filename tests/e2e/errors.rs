@@ -7,10 +7,10 @@ use std::path::Path;
 
 use lode_tests::checkpoint::demo;
 use lode_tests::clients::is_root;
-use lode_tests::command::run_to_end;
+use lode_tests::command::{run_to_end, wait_until};
 use lode_tests::disk::SmallDisk;
 use lode_tests::report::skip;
-use lode_tests::server::{Folder, Options, Server, lode_command};
+use lode_tests::server::{Folder, Options, Server, lode_command, output_file};
 
 /// A certificate for localhost that signs itself, and its key: the paths of two files.
 fn write_certificate(folder: &Path) -> [String; 2] {
@@ -48,6 +48,20 @@ async fn tls_errors_say_what_to_do() {
     lode.run(&["list", "--ca-file", "/nowhere/ca.pem"])
         .await
         .expect_failure(&["--ca-file", "/nowhere/ca.pem"]);
+
+    // A worker trusts the same file.
+    for (file, expected) in [(None, "invalid peer certificate"), (Some(&cert), "registered")] {
+        let log = folder.path().join("worker.log");
+        let (stdout, stderr) = output_file(&log);
+        let mut command = lode_command(folder.path());
+        command.args(["worker", "--registry", &secure, "--cache"]);
+        command.arg(folder.path().join("cache"));
+        command.args(file.iter().flat_map(|file| ["--ca-file", file.as_str()]));
+        let mut worker = command.stdout(stdout).stderr(stderr).spawn().unwrap();
+        wait_until(expected, || async { std::fs::read_to_string(&log).unwrap().contains(expected) }).await;
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+    }
 
     let plain = format!("http://localhost:{port}");
     lode.run(&["list", "--host", &plain]).await.expect_failure(&["uses https", &format!("write {secure}")]);

@@ -29,6 +29,9 @@ pub const DEFAULT_MAX_LOADED_MODELS: usize = 3;
 pub struct Config {
     /// The registry to join and to pull from.
     pub registry: Url,
+    /// Certificate authorities that are trusted for the registry, in addition to the system's.
+    #[serde(skip)]
+    pub authorities: Vec<reqwest::Certificate>,
     /// The address that this worker's own API listens on, for the gateway. Port 0 selects a free port.
     pub listen: SocketAddr,
     /// The address that the worker reports to the registry. Default: the one that it listens on.
@@ -94,6 +97,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             registry: Url::parse("http://127.0.0.1:5000").expect("a constant address"),
+            authorities: Vec::new(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             advertise: None,
             worker_token: None,

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use url::Url;
 
 use crate::cache::Models;
+use crate::config::Config;
 use crate::device::cpu::processor_name;
 use crate::error::Error;
 use crate::reserved::{ReservedModel, ReservedModels};
@@ -104,16 +105,16 @@ enum HeartbeatError {
 
 impl Membership {
     pub(crate) fn new(
-        registry: Url,
-        token: Option<Secret>,
+        config: &Config,
         advertise: Url,
         scheduler: Scheduler,
         models: Arc<Models>,
-        reserved_for: Vec<Name>,
         received: Received,
     ) -> Result<Membership, Error> {
+        let registry = config.registry.clone();
         let configure = || {
             let http = Client::builder().timeout(TIMEOUT).connect_timeout(TIMEOUT);
+            let http = http.tls_certs_merge(config.authorities.iter().cloned());
             // A proxy cannot reach this machine's loopback addresses.
             let is_local = registry.host_str().is_some_and(lode_client::is_loopback_host);
             if is_local { http.no_proxy() } else { http }
@@ -121,11 +122,11 @@ impl Membership {
         Ok(Membership {
             http: lode_client::http_client(configure)?,
             registry,
-            token,
+            token: config.worker_token.clone(),
             advertise,
             scheduler,
             models,
-            reserved_for,
+            reserved_for: config.models.clone(),
             received,
             device: Device { kind: "cpu", name: processor_name(), memory_bytes: 0, free_bytes: 0 },
             registered: watch::Sender::new(false),

@@ -57,6 +57,7 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
     let credential: Arc<RwLock<Option<Secret>>> = Arc::default();
     let registry = Client::new(ClientOptions {
         credentials: pull_credentials(&config.registry, credential.clone()),
+        authorities: config.authorities.clone(),
         ..ClientOptions::default()
     })?
     .registry(config.registry.as_str())?;
@@ -81,15 +82,8 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
     let scheduler = Scheduler::start(options(&config, selected, prober), models.clone(), launcher);
     let secret = Arc::new(RwLock::new(None));
     let (stop, stopped) = watch::channel(false);
-    let membership = Membership::new(
-        config.registry.clone(),
-        config.worker_token.clone(),
-        advertise,
-        scheduler.clone(),
-        models,
-        config.models.clone(),
-        Received { secret: secret.clone(), credential },
-    )?;
+    let received = Received { secret: secret.clone(), credential };
+    let membership = Membership::new(&config, advertise, scheduler.clone(), models, received)?;
     let registered = membership.registered();
     let app = router(Api { scheduler: scheduler.clone(), secret, bodies: Bodies::new(&config) });
     let mut until = stopped;

@@ -67,7 +67,7 @@ async fn dispatch(cli: Cli) -> Outcome<ExitCode> {
         Command::Worker(Worker { command: Some(command), .. }) => {
             worker_admin::run(&connect()?, command).await?
         }
-        Command::Worker(args) => worker::run(args).await?,
+        Command::Worker(args) => worker::run(&cli.global, args).await?,
         Command::Runner(args) => runner::run(args)?,
         Command::Create(args) => create::run(&connect()?, args).await?,
         Command::Convert(args) => convert::run(&connect()?, args).await?,

@@ -1,14 +1,16 @@
 //! `lode worker`: runs an inference node that joins a registry, until a signal stops it.
 
 use crate::{
-    args::Worker,
+    args::{Global, Worker},
     commands::serve::{stop_signal, wait_for_stop},
+    connect,
     error::{CANNOT_RUN, Failure, Outcome},
     logging, settings, ui, variables,
 };
 
-pub(crate) async fn run(args: Worker) -> Outcome {
+pub(crate) async fn run(global: &Global, args: Worker) -> Outcome {
     let mut config = settings::worker(&args, &settings::process_env)?;
+    config.authorities = connect::authorities(global)?;
     variables::warn_of_unknown();
     config.runner_env = logging::inherited_env(args.log_format);
     let stop = stop_signal()?;
