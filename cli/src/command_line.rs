@@ -153,6 +153,15 @@ mod tests {
         let mut built = command();
         built.build();
         let list = built.find_subcommand_mut("worker").unwrap().find_subcommand_mut("list").unwrap();
+    #[test]
+    fn numbers_may_be_negative_and_are_checked() {
+        for option in ["--temperature", "--seed", "--num-predict"] {
+            assert!(command().try_get_matches_from(["lode", "run", "x", option, "-1"]).is_ok(), "{option}");
+            let wrong = error_of(&["lode", "run", "x", option, "hot"]);
+            assert!(wrong.contains("expected a number") || wrong.contains("expected an integer"), "{wrong}");
+        }
+    }
+
         assert!(list.render_long_help().to_string().contains("[env: LODE_HOST"));
         // They are accepted, before and after the command.
         for words in

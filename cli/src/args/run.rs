@@ -23,13 +23,13 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) system: Option<String>,
     /// Sampling temperature; 0 always picks the most likely token
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_parser = number)]
     pub(crate) temperature: Option<f64>,
     /// Random seed; the same seed gives the same text
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_parser = integer)]
     pub(crate) seed: Option<i64>,
     /// Maximum number of tokens to generate
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = integer)]
     pub(crate) num_predict: Option<i64>,
     /// Structured output: `json` for any JSON object, or a file with a JSON schema
     #[arg(long, value_name = "json|FILE")]
@@ -65,4 +65,13 @@ pub(crate) enum Think {
     Low,
     Medium,
     High,
+}
+
+fn number(text: &str) -> Result<f64, &'static str> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
+    number.ok_or("expected a number, such as 0.7")
+}
+
+fn integer(text: &str) -> Result<i64, &'static str> {
+    text.parse().map_err(|_| "expected an integer, such as 42")
 }
