@@ -5,6 +5,7 @@ use std::ffi::OsString;
 
 use clap::{
     Arg, Command, CommandFactory, FromArgMatches,
+    builder::Resettable,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
@@ -45,6 +46,7 @@ pub(crate) fn command() -> Command {
 pub(crate) fn parse() -> Cli {
     let parsed = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     parsed.unwrap_or_else(|error| {
+        let error = with_usage_of_no_environment(error, command(), std::env::args_os());
         let error = without_hidden_suggestions(error);
         with_subcommands(error, std::env::args_os()).exit()
     })
@@ -68,6 +70,27 @@ fn with_subcommands(mut error: clap::Error, words: impl IntoIterator<Item = OsSt
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error
+}
+
+/// Replaces the usage in an error by that of the same words without environment variables: clap shows options
+/// that have a value from the environment as if they were required.
+fn with_usage_of_no_environment(
+    mut error: clap::Error,
+    command: Command,
+    words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+) -> clap::Error {
+    if error.get(ContextKind::Usage).is_some()
+        && let Err(other) = without_environment(command).try_get_matches_from(words)
+        && let Some(usage) = other.get(ContextKind::Usage)
+    {
+        error.insert(ContextKind::Usage, usage.clone());
+    }
+    error
+}
+
+/// The command with options that read no variables.
+fn without_environment(command: Command) -> Command {
+    command.mut_args(|argument| argument.env(Resettable::Reset)).mut_subcommands(without_environment)
 }
 
 /// Removes suggestions of commands that the help does not list.
@@ -131,6 +154,15 @@ mod tests {
     }
 
     #[test]
+    fn numbers_may_be_negative_and_are_checked() {
+        for option in ["--temperature", "--seed", "--num-predict"] {
+            assert!(command().try_get_matches_from(["lode", "run", "x", option, "-1"]).is_ok(), "{option}");
+            let wrong = error_of(&["lode", "run", "x", option, "hot"]);
+            assert!(wrong.contains("expected a number") || wrong.contains("expected an integer"), "{wrong}");
+        }
+    }
+
+    #[test]
     fn the_commands_of_a_group_are_named() {
         let words = ["lode", "--host", "x", "grant", "team/a", "alice", "read"];
         let error = command().try_get_matches_from(words).unwrap_err();
@@ -149,19 +181,11 @@ mod tests {
             let sub = command.find_subcommand_mut(name).unwrap();
             let help = sub.render_long_help().to_string();
             assert!(!help.contains("--plain-http") && !help.contains("[env: LODE_HOST"), "{help}");
+            assert_eq!(help.contains("--ca-file"), name == "worker", "{help}");
         }
         let mut built = command();
         built.build();
         let list = built.find_subcommand_mut("worker").unwrap().find_subcommand_mut("list").unwrap();
-    #[test]
-    fn numbers_may_be_negative_and_are_checked() {
-        for option in ["--temperature", "--seed", "--num-predict"] {
-            assert!(command().try_get_matches_from(["lode", "run", "x", option, "-1"]).is_ok(), "{option}");
-            let wrong = error_of(&["lode", "run", "x", option, "hot"]);
-            assert!(wrong.contains("expected a number") || wrong.contains("expected an integer"), "{wrong}");
-        }
-    }
-
         assert!(list.render_long_help().to_string().contains("[env: LODE_HOST"));
         // They are accepted, before and after the command.
         for words in
@@ -174,6 +198,17 @@ mod tests {
             command().try_get_matches_from(["lode", "list", "--host", "x", "--plain-http"]).unwrap();
         let cli = Cli::from_arg_matches(&matches).unwrap();
         assert_eq!((cli.global.host.as_str(), cli.global.plain_http), ("x", true));
+    }
+
+    #[test]
+    fn the_usage_does_not_change_with_the_environment() {
+        // PATH is a variable that is set.
+        let command = || command().mut_arg("host", |host| host.env("PATH"));
+        let words = ["lode", "cat"];
+        let error = command().try_get_matches_from(words).unwrap_err();
+        assert!(error.to_string().contains("Usage: lode cat --host"), "{error}");
+        let error = with_usage_of_no_environment(error, command(), words).to_string();
+        assert!(error.contains("Usage: lode cat <NAME> <FILE>"), "{error}");
     }
 
     #[test]
@@ -190,7 +225,6 @@ mod tests {
             for line in text.lines().filter(|line| line.starts_with(' ')) {
                 assert!(line.chars().count() <= 80, "{}: {line}", command.get_name());
             }
-            assert_eq!(help.contains("--ca-file"), name == "worker", "{help}");
             command.get_subcommands().for_each(check);
         }
         check(&command());
