@@ -1,17 +1,24 @@
 //! Resolves the names and hosts on the command line to registries, with their credentials, and locates the
 //! user's config, cache and state folders.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use lode_client::{
-    Client, ClientOptions, CredentialFile, Credentials, PlainHttp, Registry, is_loopback_host,
+    Client, ClientOptions, CredentialFile, Credentials, PlainHttp, Registry, RetryPolicy, is_loopback_host,
 };
-use lode_model::reference::{Name, Reference, Repository, Tag};
+use lode_model::reference::{Name, Reference, ReferenceError, Repository, Tag};
+use serde_json::Value;
 
 use crate::{
     args::{DEFAULT_HOST, Global},
     error::{Failure, Outcome},
 };
+
+/// Timeout of the request that asks whether a server has accounts.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The client of a command, and the default registry for names without a host.
 pub(crate) struct Connection {
@@ -48,6 +55,21 @@ impl Connection {
         ClientOptions { authorities: self.authorities.clone(), ..ClientOptions::default() }
     }
 
+    /// Whether the registry is a server without accounts, where every client may do everything.
+    pub(crate) async fn needs_no_login(&self, registry: &Registry) -> bool {
+        let options = ClientOptions {
+            retry: RetryPolicy::none(),
+            response_timeout: PROBE_TIMEOUT,
+            ..self.anonymous_options()
+        };
+        let me = async {
+            let anonymous = Client::new(options)?.registry(registry.url().as_str())?;
+            anonymous.json_get::<Value>("lode/v1/me").await
+        };
+        // Other registries and unreachable servers: the command itself reports the error.
+        me.await.is_ok_and(|me| me.get("name") == Some(&Value::Null))
+    }
+
     /// The server named by `--host` or LODE_HOST.
     pub(crate) fn default_registry(&self) -> Outcome<Registry> {
         self.client
@@ -64,10 +86,7 @@ impl Connection {
     }
 
     pub(crate) fn target(&self, name: &str) -> Outcome<Target> {
-        let name: Name = name.parse().map_err(|error| {
-            Failure::with_source(format!("`{name}` is not a name"), &error)
-                .hint("a name is [host[:port]/]repository[:tag|@digest], such as team/mini:latest")
-        })?;
+        let name: Name = name.parse().map_err(|error| not_a_name(name, &error))?;
         Ok(Target {
             registry: self.registry(name.host.as_deref())?,
             repository: name.repository,
@@ -112,10 +131,7 @@ impl Target {
                 self.model(),
                 self.registry.host()
             ))
-            .hint(format!(
-                "`lode list {}` shows its tags, `lode repo list` all repositories",
-                self.repository
-            ))
+            .hint("`lode repo list` shows the repositories")
             .missing(self.registry.clone(), self.model());
         }
         error.into()
@@ -128,6 +144,22 @@ impl std::fmt::Display for Target {
     }
 }
 
+fn not_a_name(name: &str, error: &ReferenceError) -> Failure {
+    const HINT: &str = "a name is [host[:port]/]repository[:tag|@digest], such as team/mini:latest";
+    let ReferenceError::Repository { text } = error else {
+        return Failure::with_source(format!("`{name}` is not a name"), error).hint(HINT);
+    };
+    let failure = match text == name {
+        true => Failure::new(error.to_string()),
+        false => Failure::with_source(format!("`{name}` is not a name"), error),
+    };
+    let lower = name.replacen(text, &text.to_lowercase(), 1);
+    match lower.parse::<Name>() {
+        Ok(_) => failure.hint(format!("did you mean `{lower}`?")).hint(HINT),
+        Err(_) => failure.hint(HINT),
+    }
+}
+
 /// Whether the registry is on this machine.
 pub(crate) fn is_local(registry: &Registry) -> bool {
     registry.url().host_str().is_some_and(is_loopback_host)
@@ -136,6 +168,14 @@ pub(crate) fn is_local(registry: &Registry) -> bool {
 /// Whether requests to the registry are encrypted, or stay on this machine.
 pub(crate) fn is_confidential(registry: &Registry) -> bool {
     registry.url().scheme() == "https" || is_local(registry)
+}
+
+/// The certificate authorities of `--ca-file` or LODE_CA_FILE; an empty LODE_CA_FILE counts as unset.
+pub(crate) fn authorities(global: &Global) -> Outcome<Vec<reqwest::Certificate>> {
+    match global.ca_file.as_deref().filter(|file| !file.as_os_str().is_empty()) {
+        Some(file) => read_authorities(file),
+        None => Ok(Vec::new()),
+    }
 }
 
 fn read_authorities(file: &Path) -> Outcome<Vec<reqwest::Certificate>> {
@@ -170,14 +210,6 @@ fn folder(variable: &str, below_home: &str) -> Option<PathBuf> {
     Some(base.join("lode"))
 }
 
-/// The certificate authorities of `--ca-file` or LODE_CA_FILE; an empty LODE_CA_FILE counts as unset.
-pub(crate) fn authorities(global: &Global) -> Outcome<Vec<reqwest::Certificate>> {
-    match global.ca_file.as_deref().filter(|file| !file.as_os_str().is_empty()) {
-        Some(file) => read_authorities(file),
-        None => Ok(Vec::new()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,6 +241,13 @@ mod tests {
                 connection.target(name).err().map(|failure| failure.to_string()).unwrap_or_default();
             assert!(failure.contains("hint: a name is"), "{name}: {failure}");
         }
+        let failure = |name: &str| connection.target(name).err().unwrap().to_string();
+        assert!(failure("DS/Tiny").starts_with("error: `DS/Tiny` is not a repository name (expected"));
+        for (name, lower) in [("DS/Tiny", "ds/tiny"), ("hub.local/DS:Q4", "hub.local/ds:Q4")] {
+            let failure = failure(name);
+            assert!(failure.contains(&format!("hint: did you mean `{lower}`?")), "{failure}");
+        }
+        assert!(!failure("a//B").contains("did you mean"));
         let digest = format!("x@sha256:{}", "0".repeat(64));
         assert!(connection.target(&digest).is_ok());
         assert!(connection.target_tag(&digest).is_err());

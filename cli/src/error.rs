@@ -23,6 +23,8 @@ pub(crate) struct Failure {
     missing: Option<Box<MissingModel>>,
     /// The server at `http://` whose response was no HTTP. It may use https.
     over_http: Option<String>,
+    /// The server that requires a login. It may have no accounts.
+    unauthorized: Option<String>,
 }
 
 /// A name that a registry does not have.
@@ -37,7 +39,14 @@ pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Failure { message: message.into(), hints: Vec::new(), code: FAILED, missing: None, over_http: None }
+        Failure {
+            message: message.into(),
+            hints: Vec::new(),
+            code: FAILED,
+            missing: None,
+            over_http: None,
+            unauthorized: None,
+        }
     }
 
     /// An error with its sources; `doing` names the operation that failed.
@@ -68,6 +77,15 @@ impl Failure {
     fn unexpected_over_http(mut self, server: &str) -> Self {
         self.over_http = Some(server.to_owned());
         self
+    }
+
+    fn unauthorized(mut self, server: &str) -> Self {
+        self.unauthorized = Some(server.to_owned());
+        self
+    }
+
+    pub(crate) fn take_unauthorized(&mut self) -> Option<String> {
+        self.unauthorized.take()
     }
 
     pub(crate) fn take_over_http(&mut self) -> Option<String> {
@@ -151,13 +169,12 @@ impl From<lode_client::Error> for Failure {
             E::Connect { server, .. } => failure.hint(format!(
                 "is a server running at {server}? `lode serve` starts one; LODE_HOST or --host names another"
             )),
-            E::Unauthorized { server, .. } => {
-                failure.hint(format!("`lode login {}` saves credentials for it", bare(server)))
+            E::Unauthorized { server, .. } => failure
+                .hint(format!("`lode login {}` saves credentials for it", bare(server)))
+                .unauthorized(server),
+            E::ManifestUnknown { .. } | E::NameUnknown { .. } => {
+                failure.hint("`lode repo list` shows the repositories")
             }
-            E::ManifestUnknown { repository, .. } => {
-                failure.hint(format!("`lode list {repository}` shows its tags"))
-            }
-            E::NameUnknown { .. } => failure.hint("`lode repo list` shows the repositories"),
             E::InvalidAddress { .. } => failure.hint("write `http://host:port`, or `host:port` for https"),
             E::Transport { server, source } if source.is_body() || source.is_request() => {
                 let is_plain = server.starts_with("http://") && source.is_request();

@@ -1,11 +1,11 @@
 //! Completes a failure with what a short request to the server finds out: names that are similar to one that was
-//! not found, and whether a server at `http://` uses https.
+//! not found, whether a server at `http://` uses https, and whether a server that requires a login has accounts.
 
 use std::time::Duration;
 
 use lode_client::{Registry, TlsProblem, http_client};
 
-use crate::{error::Failure, pages::fetch_all};
+use crate::{args::Global, connect::Connection, error::Failure, pages::fetch_all};
 
 /// The command has failed already, so the search for similar names must be short.
 const TIME_LIMIT: Duration = Duration::from_secs(3);
@@ -15,14 +15,29 @@ const SHOWN: usize = 3;
 const SIMILARITY: f64 = 0.7;
 
 /// Adds what a request can find out about the failure.
-pub(crate) async fn complete(mut failure: Failure) -> Failure {
+pub(crate) async fn complete(mut failure: Failure, global: &Global) -> Failure {
     if let Some(server) = failure.take_over_http()
         && uses_https(&server).await
     {
         let https = server.replacen("http://", "https://", 1);
         return failure.only_hint(format!("{server} uses https: write {https}"));
     }
+    if let Some(server) = failure.take_unauthorized()
+        && let Some(host) = without_accounts(global, &server).await
+    {
+        return Failure::new(format!("{host} has no accounts, and this command needs one"))
+            .hint("`lode user add admin --server-role admin` creates the first account")
+            .code(failure.exit_code());
+    }
     add_similar_names(failure).await
+}
+
+/// The host of the server, if it has no accounts.
+async fn without_accounts(global: &Global, server: &str) -> Option<String> {
+    let connection = Connection::new(global).ok()?;
+    let registry = connection.registry(Some(server)).ok()?;
+    let lacks_accounts = tokio::time::timeout(TIME_LIMIT, connection.needs_no_login(&registry)).await;
+    lacks_accounts.unwrap_or_default().then(|| registry.host().to_owned())
 }
 
 /// Whether the port of `http://host:port` speaks TLS, with any certificate.
@@ -43,6 +58,10 @@ async fn add_similar_names(mut failure: Failure) -> Failure {
     let Some(missing) = failure.take_missing() else { return failure };
     let names = tokio::time::timeout(TIME_LIMIT, model_names(&missing.registry)).await;
     let names = names.unwrap_or_default();
+    let repository = repository_of(&missing.name);
+    if names.iter().any(|name| repository_of(name) == repository) {
+        failure = failure.first_hint(format!("`lode list {repository}` shows its tags"));
+    }
     match similar(&missing.name, &names).as_slice() {
         [] => failure,
         [name] => failure.first_hint(format!("did you mean `{name}`?")),
@@ -51,6 +70,12 @@ async fn add_similar_names(mut failure: Failure) -> Failure {
             failure.first_hint(format!("did you mean one of {list}?"))
         }
     }
+}
+
+/// The repository of a name that has a tag or a digest.
+fn repository_of(name: &str) -> &str {
+    let name = name.split_once('@').map_or(name, |(repository, _)| repository);
+    name.rsplit_once(':').map_or(name, |(repository, _)| repository)
 }
 
 /// The names of the models on the server, with their tags; none if it does not list them.

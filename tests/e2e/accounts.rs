@@ -89,7 +89,7 @@ async fn a_team_works_with_the_command_line() {
     ));
     bob.run(&pull).await.expect_error(&format!(
         "model `alice/data:v1` not found on `{host}`\n\n\
-        hint: `lode list alice/data` shows its tags, `lode repo list` all repositories"
+        hint: `lode repo list` shows the repositories"
     ));
     let push = ["push", file, "alice/data:v2"];
     bob.run(&push)

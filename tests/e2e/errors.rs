@@ -82,14 +82,22 @@ async fn a_missing_model_gets_similar_names() {
     for name in ["team/mni", "mini", "team/mini:v1"] {
         lode.run(&["show", name]).await.expect_failure(&[name, "did you mean `team/mini`?"]);
     }
+    let tag = lode.run(&["show", "team/mini:v1"]).await;
+    tag.expect_failure(&["`lode list team/mini` shows its tags"]);
     let far = lode.run(&["show", "something-else"]).await;
     assert!(far.code == 1 && !far.stderr.contains("did you mean"), "{far:?}");
+    assert!(!far.stderr.contains("shows its tags") && far.stderr.contains("`lode repo list`"), "{far:?}");
     let stopped = lode.run(&["stop", "team/mini"]).await.expect_success();
     assert_eq!(stopped.stderr, "team/mini:latest is not loaded\n");
     lode.run(&["stop", "team/mni"]).await.expect_failure(&["did you mean `team/mini`?"]);
     // An open server needs no sign-in.
     let login = lode.run(&["login"]).await.expect_success();
     assert!(login.stderr.contains("has no accounts: no sign-in is needed"), "{}", login.stderr);
+    for command in [&["token", "list"][..], &["token", "create", "ci"]] {
+        lode.run(command)
+            .await
+            .expect_failure(&["has no accounts", "lode user add admin --server-role admin"]);
+    }
     // The other order of words.
     let path = demo();
     let path = path.to_str().unwrap();

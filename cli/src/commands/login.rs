@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use http::Method;
 use lode_client::{
-    Client, ClientOptions, CredentialFile, Credentials, Login as Credential, Registry, RetryPolicy,
-    SavedLogin,
+    Client, ClientOptions, CredentialFile, Credentials, Login as Credential, Registry, SavedLogin,
 };
 use serde_json::Value;
 
@@ -32,7 +31,7 @@ const MAX_LINE_BYTES: u64 = 4096;
 
 pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
     let registry = connection.registry(args.server.as_deref())?;
-    if needs_no_login(connection, &registry).await {
+    if connection.needs_no_login(&registry).await {
         ui::print_message(format!("{} has no accounts: no sign-in is needed", registry.host()));
         return Ok(());
     }
@@ -71,21 +70,6 @@ pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
     file()?.set(&registry.credential_key(), SavedLogin { login, owns_token })?;
     ui::print_message(format!("logged in to {}", registry.host()));
     Ok(())
-}
-
-/// Whether the registry is a server without accounts, where every client may do everything.
-async fn needs_no_login(connection: &Connection, registry: &Registry) -> bool {
-    let options = ClientOptions {
-        retry: RetryPolicy::none(),
-        response_timeout: SHORT_TIMEOUT,
-        ..connection.anonymous_options()
-    };
-    let me = async {
-        let anonymous = Client::new(options)?.registry(registry.url().as_str())?;
-        anonymous.json_get::<Value>("lode/v1/me").await
-    };
-    // Other registries and unreachable servers: the sign-in reports the error.
-    me.await.is_ok_and(|me| me.get("name") == Some(&Value::Null))
 }
 
 pub(crate) async fn logout(connection: &Connection, args: Logout) -> Outcome {

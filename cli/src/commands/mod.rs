@@ -54,8 +54,9 @@ use crate::{
 };
 
 pub(crate) async fn run(cli: Cli) -> Outcome<ExitCode> {
+    let global = cli.global.clone();
     match dispatch(cli).await {
-        Err(failure) => Err(suggest::complete(failure).await),
+        Err(failure) => Err(suggest::complete(failure, &global).await),
         done => done,
     }
 }
