@@ -368,7 +368,7 @@ async fn operators_see_the_server() {
     change(&boss, "drain", 303).await;
     Page::parse(&boss.get("/-/admin").await).expect(&["drained", "Resume"]);
     let try_it = async || boss.post("/team/mini/-/try?ref=v1", &[("message", "Hi"), ("tokens", "4")]).await;
-    Page::parse(&try_it().await.expect(503)).expect(&["are draining"]);
+    Page::parse(&try_it().await.expect(503)).expect(&["draining"]);
     change(&boss, "resume", 303).await;
     try_it().await.expect(200);
     change(&boss, "stop", 400).await;

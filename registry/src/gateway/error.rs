@@ -10,11 +10,13 @@ pub(crate) enum GatewayError {
     #[error("no worker is attached that can run '{model}'; start one with `lode worker --registry URL`")]
     NoWorker { model: String },
     #[error(
-        "no worker runs '{model}': all {count} are draining; `lode worker list` lists them, `lode worker resume ID` ends it"
+        "no worker runs '{model}': {} draining; `lode worker list` lists them, `lode worker resume ID` ends it",
+        all(*.count)
     )]
     AllDraining { model: String, count: usize },
     #[error(
-        "no worker runs '{model}': all {count} are draining or reserved for other models; `lode worker list` lists them, `lode worker --models` reserves one"
+        "no worker runs '{model}': {} draining or reserved for other models; `lode worker list` lists them, `lode worker --models` reserves one",
+        all(*.count)
     )]
     AllReserved { model: String, count: usize },
     #[error("no worker responded for '{model}' ({tried} tried); `GET /lode/v1/workers` lists them")]
@@ -46,5 +48,13 @@ impl GatewayError {
             | GatewayError::InvalidResponse(_)
             | GatewayError::LineTooLong { .. } => StatusCode::BAD_GATEWAY,
         }
+    }
+}
+
+/// The subject and the verb of a sentence about all `count` workers.
+fn all(count: usize) -> String {
+    match count {
+        1 => "the only worker is".to_owned(),
+        count => format!("all {count} workers are"),
     }
 }

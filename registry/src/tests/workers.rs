@@ -155,7 +155,7 @@ async fn a_drained_worker_gets_no_requests() {
     }
     let refused = generate(&first).await;
     assert_eq!(refused.status, 503, "{}", refused.text());
-    assert!(refused.text().contains("all 1 are draining"), "{}", refused.text());
+    assert!(refused.text().contains("the only worker is draining"), "{}", refused.text());
     assert_eq!(heard.lock().unwrap().len(), before);
 
     // 4. Resumed, it gets requests again.

@@ -107,6 +107,12 @@ pub(super) async fn until_interrupted<T>(work: impl Future<Output = Outcome<T>>)
     }
 }
 
+/// Whether no worker is attached or responds. The errors of drained or reserved workers and those of workers, such
+/// as a missing library, say what to do themselves.
+fn lacks_worker(error: &str) -> bool {
+    error.contains("no worker") && !error.contains("no worker runs")
+}
+
 /// The records of a response: one JSON object per line.
 struct Records {
     bytes: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
@@ -119,8 +125,7 @@ impl Records {
     async fn request(target: &Target, path: &str, request: &Map<String, Value>) -> Outcome<Records> {
         let response = target.registry.json_stream(Method::POST, path, request).await;
         let response = response.map_err(|error| match error.status().map(|status| status.as_u16()) {
-            // Workers have other reasons, too, such as a missing library, and say what to do.
-            Some(503) if error.to_string().contains("no worker") => Failure::from(error)
+            Some(503) if lacks_worker(&error.to_string()) => Failure::from(error)
                 .hint("a server that starts or stops has no worker: try again soon")
                 .hint("`lode serve` starts a worker unless --no-worker is set"),
             _ => target.not_found(error),
