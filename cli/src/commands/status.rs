@@ -37,6 +37,14 @@ fn number(value: &Value, path: &str) -> Option<u64> {
     value.pointer(path).and_then(Value::as_u64)
 }
 
+/// `1 blob`, `2 blobs`.
+fn count(value: &Value, path: &str, noun: &str) -> String {
+    match number(value, path).unwrap_or_default() {
+        1 => format!("1 {noun}"),
+        count => format!("{count} {noun}s"),
+    }
+}
+
 fn size(value: &Value, path: &str) -> String {
     number(value, path).map_or_else(|| "unknown".to_owned(), ui::format_size)
 }
@@ -78,9 +86,9 @@ fn lines(url: &str, status: &Value) -> Vec<String> {
     ];
     lines.push(match status.pointer("/storage/content").filter(|content| !content.is_null()) {
         Some(content) => format!(
-            "content   {} in {} blobs; {} without sharing; measured {}",
+            "content   {} in {}; {} without sharing; measured {}",
             size(content, "/stored_bytes"),
-            text(content, "/blobs"),
+            count(content, "/blobs", "blob"),
             size(content, "/logical_bytes"),
             time(&text(content, "/measured_at"))
         ),
@@ -92,10 +100,10 @@ fn lines(url: &str, status: &Value) -> Vec<String> {
     }
     if let Some(waiting) = status.get("waiting").filter(|waiting| !waiting.is_null()) {
         lines.push(format!(
-            "waiting   {} manifests, {} blobs and {} deletions for a collection, {}",
-            text(waiting, "/manifests"),
-            text(waiting, "/blobs"),
-            text(waiting, "/deletions"),
+            "waiting   {}, {} and {} for a collection, {}",
+            count(waiting, "/manifests", "manifest"),
+            count(waiting, "/blobs", "blob"),
+            count(waiting, "/deletions", "deletion"),
             size(waiting, "/size_bytes")
         ));
     }
@@ -133,7 +141,8 @@ fn tables(status: &Value) -> Vec<Section> {
             .and_then(Value::as_array)
             .into_iter()
             .flatten()
-            .map(|model| text(model, "/repository"))
+            .map(|model| text(model, "/name"))
+            .map(|name| name.strip_suffix(":latest").map(str::to_owned).unwrap_or(name))
             .collect();
         vec![
             short(worker),
@@ -188,7 +197,7 @@ mod tests {
             "waiting": {"manifests": 1, "links": 0, "blobs": 2, "deletions": 0, "size_bytes": 700},
             "workers": [{"id": "0190a4c4-2f3e-7abc", "address": "http://10.0.0.7:5100/", "state": "draining",
                 "version": "0.1.0", "memory_bytes": 2000, "free_bytes": 1000, "seen_at": "2023-11-14T22:13:20Z",
-                "models": [{"repository": "team/mini"}, {"repository": "a\u{1b}b"}]}],
+                "models": [{"name": "team/mini:latest"}, {"name": "team/mini:q4"}, {"name": "a\u{1b}b"}]}],
             "jobs": {"unfinished": [], "failed": [{"id": "019a", "kind": "gc", "state": "failed",
                 "finished_at": "2023-11-14T22:13:20Z", "problem": "the storage is full"}]},
         });
@@ -201,7 +210,7 @@ mod tests {
                 "storage   folder /srv/lode",
                 "content   1.0 kB in 4 blobs; 3.0 kB without sharing; measured 2023-11-14 22:13 UTC",
                 "disk      data: 5.0 GB free of 10.0 GB",
-                "waiting   1 manifests, 2 blobs and 0 deletions for a collection, 700 B",
+                "waiting   1 manifest, 2 blobs and 0 deletions for a collection, 700 B",
             ]
         );
         let tables = tables(&status);
@@ -209,7 +218,7 @@ mod tests {
         assert_eq!(titles, ["workers: 1", "jobs queued or running: 0", "last failed jobs"]);
         assert_eq!(
             tables[0].2[0].join("|"),
-            "0190a4c4|draining|http://10.0.0.7:5100|1.0 kB of 2.0 kB|2023-11-14 22:13 UTC|team/mini, a\\u{1b}b"
+            "0190a4c4|draining|http://10.0.0.7:5100|1.0 kB of 2.0 kB|2023-11-14 22:13 UTC|team/mini, team/mini:q4, a\\u{1b}b"
         );
         assert_eq!(tables[2].2[0].join("|"), "019a|gc|2023-11-14 22:13 UTC|the storage is full");
     }

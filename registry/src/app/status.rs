@@ -4,6 +4,7 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Name;
 use serde::Serialize;
+use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -86,6 +87,8 @@ pub struct WorkerStatus {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct WorkerModel {
     pub repository: String,
+    /// The name that it was loaded by, such as `team/mini:q4`; without a tag if the worker does not report it.
+    pub name: String,
     pub digest: Digest,
     pub size_bytes: u64,
 }
@@ -127,6 +130,10 @@ impl From<Worker> for WorkerStatus {
                 .loaded
                 .into_iter()
                 .map(|model| WorkerModel {
+                    name: match model.more.get("name").and_then(Value::as_str) {
+                        Some(name) => name.to_owned(),
+                        None => model.repository.to_string(),
+                    },
                     repository: model.repository.to_string(),
                     digest: model.digest,
                     size_bytes: model.size_bytes,

@@ -111,7 +111,8 @@ async fn a_drained_worker_gets_no_requests() {
         .await
         .header("docker-content-digest")
         .to_owned();
-    let beat = json!({"loaded": [{"repository": "team/app", "digest": digest}], "cached": [digest]});
+    let loaded = json!([{"repository": "team/app", "digest": digest, "name": "team/app:v2"}]);
+    let beat = json!({"loaded": loaded, "cached": [digest]});
     let beat =
         async |app: &App| local(app, "PUT", &joined.path(), Some(&joined.credential), beat.clone()).await;
     let generate = async |app: &App| {
@@ -123,6 +124,8 @@ async fn a_drained_worker_gets_no_requests() {
         status["workers"][0]["state"].as_str().unwrap().to_owned()
     };
     assert_eq!((beat(&first).await.status.as_u16(), generate(&first).await.status.as_u16()), (204, 200));
+    let status = first.get_as(&admin, "/lode/v1/status").await.json();
+    assert_eq!(status["workers"][0]["models"][0]["name"], "team/app:v2");
 
     // 1. Only administrators drain a worker that exists.
     let path = format!("{}/drain", joined.path());
