@@ -225,9 +225,12 @@ async fn an_error_does_not_end_the_chat() {
     let mut terminal = chat(&server).await;
     let screen = terminal.enter("/set format absent.json").await;
     assert!(screen.contains("error: cannot read the format absent.json"), "{screen}");
-    terminal.enter("/set think high").await;
+    let screen = terminal.enter("/set think high").await;
+    assert!(screen.contains("error: team/demo:latest does not support reasoning"), "{screen}");
+    let screen = terminal.enter("/set parameter temperature none").await;
+    assert!(screen.contains("temperature is the model's own"), "{screen}");
     let screen = terminal.enter("What is 40 plus 41?").await;
-    assert!(screen.contains("does not support thinking"), "{screen}");
+    assert!(!screen.contains("does not support thinking"), "{screen}");
     terminal.enter("/set nothink").await;
     let _folder = server.folder().clone(); // with the history
     server.kill();

@@ -14,9 +14,10 @@ use super::{
     stream::{self, Output},
 };
 use crate::{
+    args::Think,
     connect::{Connection, Target},
     derived,
-    error::{Outcome, PIPE_CLOSED},
+    error::{Failure, Outcome, PIPE_CLOSED},
     job::INTERRUPTED,
     ui,
 };
@@ -26,6 +27,8 @@ const CHAT: &str = "lode/v1/chat";
 pub(super) struct Chat<'a> {
     connection: &'a Connection,
     target: Target,
+    /// Whether the model reasons; `true` if the server does not report what the model does.
+    can_reason: bool,
     settings: Settings,
     /// The conversation, without the messages that are part of the model.
     messages: Vec<(Role, String)>,
@@ -45,7 +48,8 @@ impl<'a> Chat<'a> {
             "chatting with {target}; /? lists the commands, /bye or Ctrl-D ends the chat"
         ));
         model.print_conversation()?;
-        Ok(Chat { connection, target, settings, messages: Vec::new(), editor })
+        let can_reason = model.can_reason();
+        Ok(Chat { connection, target, can_reason, settings, messages: Vec::new(), editor })
     }
 
     pub(super) async fn run(mut self) -> Outcome {
@@ -131,14 +135,21 @@ impl<'a> Chat<'a> {
                 self.settings.options.insert(name.to_owned(), value);
                 message
             }
+            Setting::ResetParameter(name) => {
+                self.settings.options.remove(name);
+                format!("{name} is the model's own")
+            }
             Setting::Parameter(name, None) => format!("notice: {name} is obsolete and is ignored"),
             Setting::Format(name) => {
                 self.settings.format = name.map(Format::read).transpose()?;
                 format!("the format is {}", name.unwrap_or("none"))
             }
+            Setting::Think(Some(think)) if think != Think::False && !self.can_reason => {
+                return Err(Failure::new(format!("{} does not support reasoning", self.target)));
+            }
             Setting::Think(think) => {
-                self.settings.think = Some(think);
-                format!("think is {}", think.name())
+                self.settings.think = think;
+                format!("think is {}", think.map_or("the model's default", Think::name))
             }
             Setting::Verbose(is_on) => {
                 self.settings.verbose = is_on;
@@ -181,6 +192,7 @@ impl<'a> Chat<'a> {
         let target = self.connection.target(name)?;
         let model = load(&target, &self.settings).await?;
         self.target = target;
+        self.can_reason = model.can_reason();
         self.settings.system = None;
         self.messages.clear();
         ui::print_message(format!("chatting with {}", self.target));

@@ -37,9 +37,12 @@ pub(super) enum Setting<'a> {
     System(&'a str),
     /// `None`: the option is obsolete.
     Parameter(&'a str, Option<Value>),
+    /// Back to the model's own value.
+    ResetParameter(&'a str),
     /// `None`: text without constraints.
     Format(Option<&'a str>),
-    Think(Think),
+    /// `None`: the model's default.
+    Think(Option<Think>),
     Verbose(bool),
     History(bool),
 }
@@ -92,28 +95,36 @@ fn setting(arguments: &str) -> Outcome<Setting<'_>> {
     };
     Ok(match name {
         "system" if value.is_empty() => return Err(usage(name)),
+        // Empty, as in a Modelfile.
+        "system" if value == "\"\"" => Setting::System(""),
         "system" => Setting::System(unquote(value)),
         "parameter" => {
             let (parameter, value) = split_word(value);
             if value.is_empty() {
                 return Err(usage(name).hint(format!("the parameters are {}", listed(parameter_names()))));
             }
-            Setting::Parameter(parameter, parameter_value(parameter, value)?)
+            match value {
+                "none" if parameter_names().any(|name| name == parameter) => {
+                    Setting::ResetParameter(parameter)
+                }
+                value => Setting::Parameter(parameter, parameter_value(parameter, value)?),
+            }
         }
         "format" if value.is_empty() => return Err(usage(name)),
         "format" => Setting::Format(Some(value).filter(|value| *value != "none")),
-        "think" if value.is_empty() => Setting::Think(Think::True),
-        "think" => Setting::Think(Think::parse(value).ok_or_else(|| {
+        "think" if value.is_empty() => Setting::Think(Some(Think::True)),
+        "think" if value == "none" => Setting::Think(None),
+        "think" => Setting::Think(Some(Think::parse(value).ok_or_else(|| {
             Failure::new(format!("`{value}` is not a level of reasoning"))
-                .hint(format!("the levels are {}", listed(Think::NAMES)))
-        })?),
+                .hint(format!("the levels are {}; `none` is the model's default", listed(Think::NAMES)))
+        })?)),
         "verbose" => Setting::Verbose(switch()?),
         "history" => Setting::History(switch()?),
         // ollama's names.
         "quiet" => Setting::Verbose(false),
         "nohistory" => Setting::History(false),
         "noformat" => Setting::Format(None),
-        "nothink" => Setting::Think(Think::False),
+        "nothink" => Setting::Think(Some(Think::False)),
         "" => {
             return Err(usage(name)
                 .hint(format!("the settings are {}", listed(SETTINGS.iter().map(|entry| entry.name)))));
@@ -244,6 +255,7 @@ mod tests {
         check("/set system be  brief", Setting::System("be  brief"));
         check("/set system \"\"\"be\nbrief\"\"\"", Setting::System("be\nbrief"));
         check("/set system \"\"\"\"\"\"", Setting::System(""));
+        check("/set system \"\"", Setting::System(""));
         check("/set parameter temperature 0.5", Setting::Parameter("temperature", Some(json!(0.5))));
         check("/set parameter seed -1", Setting::Parameter("seed", Some(json!(-1))));
         check(
@@ -253,11 +265,15 @@ mod tests {
         check("/set parameter mirostat 1", Setting::Parameter("mirostat", None));
         check("/set format schemas/a b.json", Setting::Format(Some("schemas/a b.json")));
         check("/set format none", Setting::Format(None));
-        check("/set think", Setting::Think(Think::True));
-        check("/set think low", Setting::Think(Think::Low));
+        check("/set parameter temperature none", Setting::ResetParameter("temperature"));
+        check("/set parameter stop none", Setting::ResetParameter("stop"));
+        check("/set parameter stop \"none\"", Setting::Parameter("stop", Some(json!(["none"]))));
+        check("/set think", Setting::Think(Some(Think::True)));
+        check("/set think low", Setting::Think(Some(Think::Low)));
+        check("/set think none", Setting::Think(None));
         check("/set verbose", Setting::Verbose(true));
         check("/set history off", Setting::History(false));
-        check("/set nothink", Setting::Think(Think::False));
+        check("/set nothink", Setting::Think(Some(Think::False)));
     }
 
     #[test]
@@ -270,8 +286,9 @@ mod tests {
         check("/frobnicate", "hint: the commands are /help, /set");
         check("/set", "the settings are system, parameter");
         check("/set sytem x", "did you mean `system`?");
-        check("/set parameter", "expected `/set parameter NAME VALUE`");
+        check("/set parameter", "expected `/set parameter NAME VALUE|none`");
         check("/set parameter temprature 1", "did you mean `temperature`?");
+        check("/set parameter temprature none", "did you mean `temperature`?");
         check("/set parameter temperature warm", "'temperature' is `warm`, expected a number");
         check("/set parameter top_k 1.5", "'top_k' is `1.5`, expected an integer");
         check("/set parameter stop \"a", "cannot read the text \"a");

@@ -46,6 +46,11 @@ impl Model {
         target.registry.json_post("lode/v1/show", &request).await.map_err(|error| target.not_found(error))
     }
 
+    /// Whether the model reasons; `true` if the server does not report what the model does.
+    pub(super) fn can_reason(&self) -> bool {
+        self.capabilities.is_empty() || self.capabilities.iter().any(|capability| capability == "thinking")
+    }
+
     /// The conversation that is part of the model.
     pub(super) fn messages(&self) -> Outcome<Vec<(Role, String)>> {
         let message = |Message { role, content }: &Message| {

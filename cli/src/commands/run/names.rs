@@ -46,11 +46,11 @@ pub(super) const SETTINGS: [Entry; 6] = [
     Entry { name: "system", usage: "TEXT", help: "system message; \"\"\" begins and ends several lines" },
     Entry {
         name: "parameter",
-        usage: "NAME VALUE",
+        usage: "NAME VALUE|none",
         help: "option such as temperature; `stop` takes several",
     },
     Entry { name: "format", usage: "json|FILE|none", help: "structured output: any JSON, or a JSON schema" },
-    Entry { name: "think", usage: "LEVEL", help: "reasoning: true, false, low, medium or high" },
+    Entry { name: "think", usage: "LEVEL|none", help: "reasoning: true, false, low, medium or high" },
     Entry { name: "verbose", usage: "on|off", help: "print token counts and speeds" },
     Entry { name: "history", usage: "on|off", help: "keep what you type for later chats" },
 ];
@@ -76,7 +76,7 @@ pub(super) fn complete(line: &str) -> (usize, Vec<String>) {
         [] => COMMANDS.iter().map(|entry| entry.name).collect(),
         ["/set"] => SETTINGS.iter().map(|entry| entry.name).collect(),
         ["/set", "parameter"] => parameter_names().collect(),
-        ["/set", "think"] => Think::NAMES.to_vec(),
+        ["/set", "think"] => [&Think::NAMES[..], &["none"]].concat(),
         ["/set", "format"] => vec!["json", "none"],
         ["/set", "verbose" | "history"] => SWITCHES.to_vec(),
         ["/show"] => PARTS.iter().map(|(name, _)| *name).collect(),
