@@ -254,6 +254,7 @@ async fn without_a_terminal_there_are_no_escape_codes() {
     assert_eq!((&*output.stdout, &*output.stderr), ("81.\n", ""));
     let output = lode.run_with_input(&run(&["plus", "41?"]), b"What is 40").await.expect_success();
     assert_eq!((&*output.stdout, &*output.stderr), ("81.\n", ""));
+    lode.run_with_input(&run(&[]), b"").await.expect_failure(&["no prompt: standard input is empty"]);
     let output = lode.run_with_input(&run(&[]), b"What is 40 plus 41?").await.expect_success();
     assert_eq!((&*output.stdout, &*output.stderr), ("81.\n", ""));
     let output = lode.run(&run(&["--raw", "--num-predict", "5", "-v", "Water"])).await.expect_success();

@@ -70,6 +70,8 @@ async fn every_embedding_route_returns_the_same_embeddings() {
         lode.run_with_input(&["embed", "team/demo"], texts.join("\n").as_bytes()).await.expect_success();
     let lines: Vec<Value> = lines.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(&lines, vectors);
+    let none = lode.run_with_input(&["embed", "team/demo"], b"").await;
+    none.expect_failure(&["no text to embed: standard input is empty"]);
     let cut = lode
         .run(&["embed", "team/demo", texts[0], "--dimensions", "8", "--json"])
         .await

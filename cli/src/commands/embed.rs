@@ -38,11 +38,18 @@ pub(crate) async fn run(connection: &Connection, args: Embed) -> Outcome {
         Some(text) => show(request_embeddings(&target, &args, std::slice::from_ref(text)).await?)?,
         None => {
             let mut lines = std::io::stdin().lock().lines();
+            let mut is_first = true;
             loop {
                 let texts: Vec<String> = lines.by_ref().take(TEXTS_PER_REQUEST).collect::<Result<_, _>>()?;
+                if texts.is_empty() && is_first {
+                    return Err(Failure::new("no text to embed: standard input is empty").hint(
+                        "write the text after the model's name, or one text per line to standard input",
+                    ));
+                }
                 if texts.is_empty() {
                     break;
                 }
+                is_first = false;
                 show(request_embeddings(&target, &args, &texts).await?)?;
             }
         }

@@ -43,6 +43,10 @@ fn prompt(words: &[String]) -> Outcome<Option<String>> {
     }
     let mut text = String::new();
     std::io::stdin().lock().take(MAX_PROMPT).read_to_string(&mut text)?;
+    if text.is_empty() && words.is_empty() {
+        return Err(Failure::new("no prompt: standard input is empty")
+            .hint("write the prompt after the model's name, or to standard input; a chat needs a terminal"));
+    }
     // As ollama joins them.
     if !text.is_empty() && !words.is_empty() {
         text.push(' ');
