@@ -40,10 +40,17 @@ impl Scope {
     pub(crate) fn mount(repository: &Repository, from: Option<&Repository>) -> Self {
         let mut scope = Scope::push(repository);
         match from {
-            Some(from) => scope.scopes.push(format!("repository:{from}:pull")),
-            None => scope.is_mount = true,
+            Some(from) => {
+                scope.scopes.push(format!("repository:{from}:pull"));
+                scope
+            }
+            None => scope.for_mount(),
         }
-        scope
+    }
+
+    /// The same scopes, for a mount from any repository.
+    pub(crate) fn for_mount(self) -> Self {
+        Scope { is_mount: true, ..self }
     }
 
     pub(crate) fn delete(repository: &Repository) -> Self {

@@ -332,7 +332,12 @@ impl Inner {
 
     fn ticket(&self, registry: &Url, scope: &Scope) -> Option<Ticket> {
         let tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
-        tickets.get(&(error::server(registry), scope.clone())).filter(|ticket| ticket.is_fresh()).cloned()
+        // A ticket for a mount is one for a push, too.
+        [scope.clone(), scope.clone().for_mount()]
+            .into_iter()
+            .filter_map(|scope| tickets.get(&(error::server(registry), scope)))
+            .find(|ticket| ticket.is_fresh())
+            .cloned()
     }
 
     /// Obtains a ticket for the challenge of a 401. Returns `None` if there are no credentials; then the 401
