@@ -85,7 +85,7 @@ pub(super) async fn chat(State(api): State<Api>, mut request: ModelRequest<Body>
     request_options.map(|given| options.apply(given)).transpose()?;
     let records = Records { shape: Shape::Chat, model: request.name.clone(), started, load: Duration::ZERO };
     if messages.is_empty() {
-        return load_or_unload(&api, &request, options.num_ctx, body.keep_alive, records).await;
+        return load_or_unload(&api, &request, options.context(), body.keep_alive, records).await;
     }
     let name = request.name.clone();
     let (messages, tools) = prepare(messages, tools, name).await?;
@@ -101,7 +101,7 @@ pub(super) async fn chat(State(api): State<Api>, mut request: ModelRequest<Body>
         echo: false,
     };
     let (common, records, messages, tools) = (&common, &records, &messages, &tools);
-    run_with_model(&api, request.wanted(options.num_ctx, body.keep_alive), move |ticket| {
+    run_with_model(&api, request.wanted(options.context(), body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
             // The model's own messages come first, after its system prompt unless the request has one.

@@ -46,7 +46,7 @@ pub(super) async fn embed(
     };
     let (prompt_name, truncate) = (body.prompt_name.clone(), body.truncate.unwrap_or(true));
     let embed_request = &EmbedRequest { inputs, prompt_name, truncate, dimensions, num_ctx: None };
-    let wanted = request.wanted(options.num_ctx, body.keep_alive);
+    let wanted = request.wanted(options.context(), body.keep_alive);
     if embed_request.inputs.is_empty() {
         let load = api.scheduler.preload(wanted).await.map(|_| started.elapsed())?;
         return embed_response(request.name, EmbedResponse::default(), started, load).await;

@@ -73,7 +73,7 @@ pub(super) async fn generate(
     request_options.map(|given| options.apply(given)).transpose()?;
     let records = Records { shape: Shape::Generate, model: name.clone(), started, load: Duration::ZERO };
     if is_load {
-        return load_or_unload(&api, &request, options.num_ctx, body.keep_alive, records).await;
+        return load_or_unload(&api, &request, options.context(), body.keep_alive, records).await;
     }
 
     let common = SharedFields {
@@ -87,7 +87,7 @@ pub(super) async fn generate(
         echo: body.echo.unwrap_or(false),
     };
     let (common, records, prompt, prompt_ids) = (&common, &records, &prompt, &prompt_ids);
-    run_with_model(&api, request.wanted(options.num_ctx, body.keep_alive), move |ticket| {
+    run_with_model(&api, request.wanted(options.context(), body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
             let prompt = prompt.clone();

@@ -19,7 +19,7 @@ const MAX_BIAS: f32 = 100.0;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Options {
     pub(super) sampling: SamplerOptions,
-    /// `None`: the default, which 0 and negative values mean, too.
+    /// As given; see [`Options::context`].
     pub(super) num_ctx: Option<usize>,
     /// `None`: no limit.
     pub(super) num_predict: Option<usize>,
@@ -70,9 +70,7 @@ impl Options {
                 "frequency_penalty" => sampling.frequency_penalty = float(key, value)?,
                 "repeat_last_n" => sampling.repeat_last_n = clamp(integer(key, value)?),
                 "seed" => sampling.seed = integer(key, value)?,
-                "num_ctx" => {
-                    self.num_ctx = usize::try_from(integer(key, value)?).ok().filter(|length| *length > 0)
-                }
+                "num_ctx" => self.num_ctx = Some(usize::try_from(integer(key, value)?).unwrap_or(0)),
                 "num_predict" => self.num_predict = usize::try_from(integer(key, value)?).ok(),
                 "num_keep" => self.num_keep = usize::try_from(integer(key, value)?).unwrap_or(usize::MAX),
                 "logit_bias" => sampling.logit_bias = parse_bias(key, value)?,
@@ -81,6 +79,11 @@ impl Options {
             }
         }
         Ok(())
+    }
+
+    /// The requested context length, if any: 0 and negative values mean the default.
+    pub(super) fn context(&self) -> Option<usize> {
+        self.num_ctx.filter(|length| *length > 0)
     }
 
     /// Builds the request for the runner.
@@ -93,11 +96,12 @@ impl Options {
         if !(0..=MAX_TOP_LOGPROBS).contains(&top_logprobs) {
             return Err(Error::Invalid("top_logprobs must be between 0 and 20".into()));
         }
+        let num_ctx = self.context();
         Ok(OutgoingRequest {
             input,
             sampling: self.sampling,
             num_predict: self.num_predict,
-            num_ctx: self.num_ctx,
+            num_ctx,
             num_keep: self.num_keep,
             stop: self.stop,
             truncate: common.truncate.unwrap_or(true),
@@ -184,10 +188,10 @@ mod tests {
         ])
         .unwrap();
         assert_eq!((got.sampling.temperature, got.sampling.top_k, got.sampling.seed), (0.0, 7, 5));
-        assert_eq!((got.num_ctx, got.stop), (Some(100), vec!["b".to_owned()]));
+        assert_eq!((got.context(), got.stop), (Some(100), vec!["b".to_owned()]));
         for default in [0, -1, i64::MIN] {
             let got = options(&[json!({"num_ctx": default})]).unwrap();
-            assert_eq!(got.num_ctx, None, "{default}");
+            assert_eq!((got.context(), got.num_ctx), (None, Some(0)), "{default}");
         }
         assert_eq!(
             options(&[json!({"num_predict": -1, "num_ctx": 0, "num_keep": -1})]).unwrap().num_predict,

@@ -108,7 +108,7 @@ pub(super) async fn rerank(
     body.options.as_ref().map(|given| options.apply(given)).transpose()?;
     let truncate = body.truncate.unwrap_or(true);
     let rerank_request = &RerankRequest { query, documents, truncate, num_ctx: None };
-    let wanted = request.wanted(options.num_ctx, body.keep_alive);
+    let wanted = request.wanted(options.context(), body.keep_alive);
     let response = run_with_model(&api, wanted, move |ticket| {
         Box::pin(async move {
             let num_ctx = merge_options(&ticket.model().model().params, body.options.as_ref())?.num_ctx;
