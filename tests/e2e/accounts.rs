@@ -217,7 +217,7 @@ async fn lists_are_read_to_their_last_page() {
     let folder = Folder::new();
     let run = async |args: &[&str]| {
         let mut command = lode_command(folder.path());
-        command.args(args).args(["--host", &host]);
+        command.args(args).args(["--host", &host]).stdout(Stdio::piped()).stderr(Stdio::piped());
         run_to_end(command, Vec::new()).await.expect_success()
     };
     let groups = run(&["group", "list", "--json"]).await.json();

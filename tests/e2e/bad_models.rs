@@ -174,7 +174,7 @@ async fn invalid_models_are_reported_and_untrusted_names_are_escaped() {
     assert!(!differ.contains('\u{1b}'), "{differ}");
     lode.run(&["diff", "team/odd", "team/gone"])
         .await
-        .expect_failure(&["`team/gone:latest` not found", "lode list"]);
+        .expect_failure(&["`team/gone:latest` not found", "lode repo list"]);
     let out = server.folder().path().join("new/folder/w.safetensors");
     lode.run(&["tensor", "export", "team/odd", "--to", &out.to_string_lossy()]).await.expect_success();
     assert!(out.is_file());
