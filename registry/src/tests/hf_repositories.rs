@@ -62,7 +62,7 @@ impl App {
         found.json()
     }
 
-    /// Collects what nothing names; then checks that nothing is damaged.
+    /// Collects unreferenced content; then checks that nothing is damaged.
     async fn collect_and_check(&self) {
         let run = async |path: &str, body: Value| {
             let started = self.admin("POST", path, body).await.json();
