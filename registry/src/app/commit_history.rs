@@ -95,7 +95,7 @@ impl Registry {
     }
 
     /// Replaces the commits of a branch by one with its files, and removes the manifests of the others that nothing else
-    /// names. They can be restored for as long as those of any deletion.
+    /// references. They can be restored for as long as those of any deletion.
     pub(crate) async fn branch_squash(
         &self,
         caller: &Caller,

@@ -223,7 +223,7 @@ impl Tx {
         for text in ["delete from grants where target = $1", "delete from tag_rules where target = $1"] {
             query!(self.conn(), c => sqlx::query(text).bind(from.as_str()).execute(c).await.map(drop))?;
         }
-        // Who could read it without a role still can, and nobody else.
+        // The same accounts can read it without a role as before.
         let effective = own.unwrap_or(inherited);
         let target = AccessTarget::Repository(to.clone());
         if own.is_some() || effective != other {

@@ -318,7 +318,7 @@ impl Store {
     pub(crate) async fn search_plan(&self, mut filter: SearchFilter) -> Result<SearchFilter, Error> {
         filter.tags = self.rarest_first(filter.tags).await?;
         let is_sqlite = matches!(self.read(), Engine::Sqlite(_));
-        filter.has_rare_words = is_sqlite
+        filter.prefers_words = is_sqlite
             && filter.has_facts()
             && !filter.words.is_empty()
             && self.has_rare_words(&filter).await?;
@@ -382,7 +382,7 @@ impl Store {
             FacetColumn::ALL.into_iter().partition(|column| filter.has(*column));
         let mut filter = filter.clone();
         // Where many fit, the list of the words is read only until enough of them are found.
-        filter.has_rare_words |= amount == Amount::Many;
+        filter.prefers_words |= amount == Amount::Many;
         let mut groups = vec![(filter.clone(), others)];
         groups.extend(chosen.into_iter().map(|column| (filter.without(column), vec![column])));
         let groups = groups.into_iter().enumerate().map(|(at, (filter, columns))| {

@@ -11,8 +11,8 @@ pub(crate) struct SearchFilter {
     pub(crate) typed: Vec<String>,
     /// Each is the beginning of a word of the repository. Empty although something was typed: nothing fits.
     pub(crate) words: Vec<String>,
-    /// Few repositories have the words: see [`Store::search_plan`].
-    pub(crate) has_rare_words: bool,
+    /// Few results are read from the list of the words rather than from that of a fact: see [`Store::search_plan`].
+    pub(crate) prefers_words: bool,
     /// Each is a part of the repository's name.
     pub(crate) in_name: Vec<String>,
     /// The first part of the name.
@@ -232,7 +232,7 @@ impl Text {
             && amount == Amount::Few
             && filter.tags.is_empty()
             && !filter.words.is_empty()
-            && (filter.has_rare_words || !filter.has_facts())
+            && (filter.prefers_words || !filter.has_facts())
     }
 
     /// Whether a repository has a tag.

@@ -494,7 +494,7 @@ async fn plans_use_indexes() {
         }
         // A search that finds few begins with its words or its facts.
         let rare = SearchFilter {
-            has_rare_words: true,
+            prefers_words: true,
             quantization: quantized.quantization.clone(),
             ..typed("qwen")
         };
