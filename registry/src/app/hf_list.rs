@@ -6,7 +6,7 @@ use super::revisions::MAIN;
 use super::{ListedModel, Page, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
-use crate::store::{Amount, MAX_COUNT, SearchContent, SearchCursor, SearchFilter, SearchOrder, query_words};
+use crate::store::{Amount, SearchContent, SearchCursor, SearchFilter, SearchOrder, query_words};
 
 /// The longest page of models, and the default.
 const PAGE: u32 = 1000;
@@ -59,7 +59,7 @@ impl Registry {
             ModelSort::Pulls => SearchOrder::Pulls,
         };
         let count = self.store.search_count(&visible, &filter).await?;
-        let amount = if count > MAX_COUNT { Amount::Many } else { Amount::Few };
+        let amount = Amount::of(count);
         let rows = self
             .store
             .search(&visible, &filter, order, amount, query.after.as_ref(), limit as usize + 1)

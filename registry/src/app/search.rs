@@ -11,8 +11,8 @@ use super::{ModelSummary, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
 use crate::store::{
-    Amount, FacetColumn, FacetCounts, FacetRanges, ListFilter, MAX_COUNT, MAX_QUERY_WORDS, SearchContent,
-    SearchCursor, SearchFilter, SearchOrder, SearchRow, query_words,
+    Amount, FacetColumn, FacetCounts, FacetRanges, ListFilter, MAX_QUERY_WORDS, SearchContent, SearchCursor,
+    SearchFilter, SearchOrder, SearchRow, query_words,
 };
 
 /// Of a longer query, the beginning counts.
@@ -123,7 +123,7 @@ pub(crate) struct SearchPage {
     pub(crate) hits: Vec<SearchHit>,
     /// Where the next page begins.
     pub(crate) next: Option<SearchCursor>,
-    /// The number of repositories that fit. `None`: more than [`MAX_COUNT`].
+    /// The number of repositories that fit. `None`: more than [`super::MAX_COUNT`].
     pub(crate) count: Option<u64>,
     pub(crate) facets: Vec<(FacetColumn, FacetCounts)>,
 }
@@ -149,7 +149,7 @@ impl Registry {
         let visible = self.list_filter(caller).await?;
         let filter = self.store().search_plan(filter_of(query)).await?;
         let count = self.store().search_count(&visible, &filter).await?;
-        let amount = if count > MAX_COUNT { Amount::Many } else { Amount::Few };
+        let amount = Amount::of(count);
         let ranges = [
             (FacetColumn::Parameters, ranges.parameters),
             (FacetColumn::Memory, ranges.memory.into_iter().map(|bytes| (0, model_bytes(bytes))).collect()),
@@ -157,7 +157,7 @@ impl Registry {
         ];
         let ((hits, next), facets) = tokio::try_join!(
             self.search_hits(&visible, &filter, query, amount),
-            self.store().search_facets(&visible, &filter, &ranges, amount)
+            self.store().search_facets(&visible, &filter, &ranges, count)
         )?;
         Ok(SearchPage { hits, next, count: (amount == Amount::Few).then_some(count), facets })
     }

@@ -88,6 +88,8 @@ const INDEXES: &[Index] = &[
         on: "(id, position, repository, format, quantization, architecture, license, task, parameters, size_bytes,
               context_length)",
     },
+    // Has the value, too, because lists look up one or two for each row.
+    Index { name: "visibilities_by_target", table: "visibilities", on: "(target, visibility)" },
     Index { name: "search_by_pulls", table: "search", on: "(pulls desc, repository, position)" },
     Index { name: "workers_by_address", table: "workers", on: "(advertise)" },
 ];

@@ -16,8 +16,8 @@ use crate::Error;
 
 /// The most repositories that a count has.
 pub(crate) const MAX_COUNT: u64 = 1000;
-/// The most rows whose values are counted.
-const FACET_ROWS: i64 = 2000;
+/// The most rows whose values are counted where few repositories fit.
+const FACET_ROWS: u64 = 2000;
 /// The most repositories of a tag, or with the words, that are counted to decide whether a search begins with them.
 const LIST_ROWS: i64 = 20_000;
 /// How many statements count the values of a search at a time.
@@ -50,6 +50,21 @@ pub(crate) enum Amount {
     Few,
     /// They are read in the order of an index, until a page is full.
     Many,
+}
+
+impl Amount {
+    /// Of the number of repositories that fit: see [`Store::search_count`].
+    pub(crate) fn of(count: u64) -> Amount {
+        if count > MAX_COUNT { Amount::Many } else { Amount::Few }
+    }
+
+    /// The most rows whose values are counted.
+    fn facet_rows(self) -> u64 {
+        match self {
+            Amount::Few => FACET_ROWS,
+            Amount::Many => MAX_COUNT,
+        }
+    }
 }
 
 /// The last result of a page.
@@ -234,7 +249,7 @@ impl Store {
         let mut text = Text::new(self, visible);
         let listed = self.is_listed("s.repository", 1);
         let is_name_order = order == SearchOrder::Name || closeness.is_some();
-        let (source, mut fitting) = text.fitting(&listed, filter, amount, is_name_order);
+        let (source, mut fitting) = text.fitting(filter, amount, is_name_order);
         let mut names = || TypedNames {
             whole: text.text(filter.typed.join("/")),
             first: text.text(filter.typed.first().cloned().unwrap_or_default()),
@@ -294,7 +309,7 @@ impl Store {
         };
         let row = format!(
             "select s.repository, s.tag, s.digest, s.updated_at, s.newest_at, s.created_at, s.pulls, cast({sort_key} as bigint) as sort_key
-             from {source} where {fitting}"
+             from {source} where {fitting} and {listed}"
         );
         let found = match in_order {
             None => format!(
@@ -363,32 +378,57 @@ impl Store {
 
     fn search_count_text(&self, visible: &ListFilter, filter: &SearchFilter) -> (String, Text) {
         let mut text = Text::new(self, visible);
-        let listed = self.is_listed("s.repository", 1);
-        let (source, fitting) = text.fitting(&listed, filter, Amount::Few, false);
+        let (source, fitting) = text.fitting(filter, Amount::Few, false);
+        let rows = self.visible_rows("s.id", source, &fitting, Amount::Few);
         let limit = MAX_COUNT + 1;
-        (format!("select count(*) from (select 1 from {source} where {fitting} limit {limit}) as f"), text)
+        (format!("select count(*) from ({rows} limit {limit}) as f"), text)
     }
 
-    /// The values of facts among the repositories that fit, each fact without the filter's own choice of it. Of
+    /// Selects rows `s` that fit and that the client of the text's first parameters may see; many in the order of their last
+    /// change.
+    fn visible_rows(&self, columns: &str, source: &str, fitting: &str, amount: Amount) -> String {
+        let listed = self.is_listed("s.repository", 1);
+        let order = match amount {
+            Amount::Few => "",
+            Amount::Many => "order by s.updated_at desc, s.repository",
+        };
+        match self.read() {
+            Engine::Sqlite(_) => {
+                format!("select {columns} from {source} where {fitting} and {listed} {order}")
+            }
+            // Postgres adds the cost of the visibility to every row that it reads, also to those that do not fit, and then
+            // prefers to find and sort all that fit. `offset 0` keeps the visibility out of that plan.
+            Engine::Postgres(_) => format!(
+                "select * from (select {columns}, s.repository from {source} where {fitting} {order} offset 0) s
+                 where {listed}"
+            ),
+        }
+    }
+
+    /// The values of facts among the `count` repositories that fit, each fact without the filter's own choice of it. Of
     /// many repositories, those that changed last are counted.
     pub(crate) async fn search_facets(
         &self,
         visible: &ListFilter,
         filter: &SearchFilter,
         ranges: &[(FacetColumn, FacetRanges)],
-        amount: Amount,
+        count: u64,
     ) -> Result<Vec<(FacetColumn, FacetCounts)>, Error> {
         let (chosen, others): (Vec<FacetColumn>, Vec<FacetColumn>) =
             FacetColumn::ALL.into_iter().partition(|column| filter.has(*column));
+        let amount = Amount::of(count);
         let mut filter = filter.clone();
         // Where many fit, the list of the words is read only until enough of them are found.
         filter.prefers_words |= amount == Amount::Many;
         let mut groups = vec![(filter.clone(), others)];
         groups.extend(chosen.into_iter().map(|column| (filter.without(column), vec![column])));
-        let groups = groups.into_iter().enumerate().map(|(at, (filter, columns))| {
-            // Without a condition there may be more.
-            let amount = if at > 0 { Amount::Many } else { amount };
-            self.search_facets_of(visible, filter, columns, ranges, amount)
+        let groups = groups.into_iter().enumerate().map(|(at, (filter, columns))| async move {
+            match at {
+                0 if count == 0 => Ok(columns.into_iter().map(|column| no_counts(column, ranges)).collect()),
+                0 => self.search_facets_of(visible, filter, columns, ranges, amount).await,
+                // Without a condition there may be more.
+                _ => self.search_facets_of(visible, filter, columns, ranges, Amount::Many).await,
+            }
         });
         let facets: Vec<Vec<(FacetColumn, FacetCounts)>> =
             stream::iter(groups).buffered(MAX_CONCURRENT_COUNTS).try_collect().await?;
@@ -409,6 +449,7 @@ impl Store {
         let (statement, text) = self.search_facets_text(visible, &filter, &columns, ranges, amount);
         let rows: Vec<(String, String, i64)> = self.run(statement, text).await?;
         let counted = rows.iter().find(|(fact, ..)| fact.is_empty()).map_or(0, |(_, _, count)| *count);
+        let is_partial = size(counted)? >= amount.facet_rows();
         let mut facets = Vec::with_capacity(columns.len());
         for column in columns {
             let mine = rows.iter().filter(|(fact, ..)| fact == column.as_str());
@@ -420,7 +461,7 @@ impl Store {
                 false => values.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0))),
             }
             values.truncate(MAX_VALUES);
-            facets.push((column, FacetCounts { values, is_partial: counted >= FACET_ROWS }));
+            facets.push((column, FacetCounts { values, is_partial }));
         }
         Ok(facets)
     }
@@ -429,23 +470,19 @@ impl Store {
         &self,
         visible: &ListFilter,
         filter: &SearchFilter,
-        columns: &[FacetColumn],
+        facets: &[FacetColumn],
         ranges: &[(FacetColumn, FacetRanges)],
         amount: Amount,
     ) -> (String, Text) {
         let mut text = Text::new(self, visible);
-        let listed = self.is_listed("s.repository", 1);
+        let limit = amount.facet_rows();
         // Many rows fit most of the time, so they are soon found in the order of time, except those with words.
         let amount = if filter.typed.is_empty() { amount } else { Amount::Few };
-        let order = match amount {
-            Amount::Few => "",
-            Amount::Many => " order by s.updated_at desc, s.repository",
-        };
         let facts = text.facts(filter, amount);
         let (source, words) = text.source(filter, amount);
         let name = text.name(filter, amount, false);
         let mut counts = vec!["select '' as fact, '' as value, count(*) as n from fit".to_owned()];
-        for column in columns {
+        for column in facets {
             let name = column.as_str();
             match ranges.iter().find(|(other, _)| other == column) {
                 Some((_, ranges)) => counts.extend(ranges.iter().enumerate().map(|(at, (least, most))| {
@@ -460,14 +497,11 @@ impl Store {
                 )),
             }
         }
-        let statement = format!(
-            "with fit as materialized (
-                 select s.id, s.format, s.quantization, s.architecture, s.license, s.task, s.parameters, s.size_bytes,
-                        s.context_length
-                 from {source} where {facts} and {words} and {name} and {listed}{order} limit {FACET_ROWS})
-             {}",
-            counts.join(" union all ")
-        );
+        let columns = "s.id, s.format, s.quantization, s.architecture, s.license, s.task, s.parameters, s.size_bytes, \
+                       s.context_length";
+        let rows = self.visible_rows(columns, source, &format!("{facts} and {words} and {name}"), amount);
+        let counts = counts.join(" union all ");
+        let statement = format!("with fit as materialized ({rows} limit {limit}) {counts}");
         (statement, text)
     }
 
@@ -491,6 +525,13 @@ impl Store {
             query.fetch_all(c).await
         })?)
     }
+}
+
+/// The counts of a fact that no repository has.
+fn no_counts(column: FacetColumn, ranges: &[(FacetColumn, FacetRanges)]) -> (FacetColumn, FacetCounts) {
+    let ranges = ranges.iter().find(|(other, _)| *other == column).map_or(0, |(_, ranges)| ranges.len());
+    let values = (0..ranges).map(|at| (at.to_string(), 0)).collect();
+    (column, FacetCounts { values, is_partial: false })
 }
 
 /// How close a name is to what was typed, as a key of the order of many results.

@@ -259,13 +259,9 @@ impl Text {
         let words = format!("cast({} as tsquery)", self.text(words.join(" & ")));
         match amount {
             Amount::Few => format!("s.id in (select id from search_words where words @@ {words})"),
-            // Many rows are read in their order, and each is looked up. Without the comparison, Postgres may join all rows
-            // with the words, and sort them.
-            Amount::Many => {
-                format!(
-                    "(exists (select 1 from search_words w where w.id = s.id and w.words @@ {words})) = true"
-                )
-            }
+            // Many rows are read in their order, and each is looked up. This form can be neither a join nor a list of all
+            // repositories with the words, which Postgres believes to be short.
+            Amount::Many => format!("(select w.words @@ {words} from search_words w where w.id = s.id)"),
         }
     }
 
@@ -287,11 +283,10 @@ impl Text {
         all.join(" and ")
     }
 
-    /// Where and which rows `s` fit: a row is visible, its repository has the words, and of the rows of its
-    /// repository it is the first one with the facts.
+    /// Where and which rows `s` fit, visible or not: the repository has the words, and of the rows of its repository it is
+    /// the first one with the facts.
     pub(super) fn fitting(
         &mut self,
-        listed: &str,
         filter: &SearchFilter,
         amount: Amount,
         is_name_order: bool,
@@ -308,7 +303,7 @@ impl Text {
             ),
             false => "s.position = 0".to_owned(),
         };
-        (source, format!("{facts} and {words} and {name} and {first} and {listed}"))
+        (source, format!("{facts} and {words} and {name} and {first}"))
     }
 
     /// How close the name of `s` is to what was typed: the higher, the closer.

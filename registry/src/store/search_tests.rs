@@ -176,7 +176,7 @@ async fn a_result_is_the_kind_that_fits() {
         assert_eq!(find(long).await, Vec::<String>::new());
         // The counts of a facet are those of the lists that its values lead to.
         let ranges = [(FacetColumn::Memory, vec![(0, 2_000_000_000), (0, 9_000_000_000)])];
-        let facets = store.search_facets(&ListFilter::All, &gguf, &ranges, Amount::Few).await.unwrap();
+        let facets = store.search_facets(&ListFilter::All, &gguf, &ranges, 2).await.unwrap();
         let values = |column: FacetColumn| {
             facets
                 .iter()
@@ -219,8 +219,9 @@ async fn hidden_repositories_are_in_no_result_and_no_count() {
             let shown = find(&store, &visible, &typed(text), SearchOrder::Name).await;
             let expect: &[&str] = if ["", "shared"].contains(&text) { &["open/a:latest"] } else { &[] };
             assert_eq!(shown, expect, "{text}");
-            for amount in [Amount::Few, Amount::Many] {
-                let facets = store.search_facets(&visible, &typed(text), &[], amount).await.unwrap();
+            // Counted as of few, and as of many.
+            for count in [1, MAX_COUNT + 1] {
+                let facets = store.search_facets(&visible, &typed(text), &[], count).await.unwrap();
                 let sum: u64 = facets.iter().flat_map(|(_, counts)| &counts.values).map(|(_, n)| n).sum();
                 // Format, quantisation, architecture and licence.
                 assert_eq!(sum, 4 * expect.len() as u64, "{text}");
@@ -559,10 +560,11 @@ async fn fill_with_repositories(store: &Store) -> ListFilter {
                              quantization, license, parameters, size_bytes, context_length)
          select 'org-' || n % 100 || '/r' || n, p, n, 'v1', 'sha256:' || n || p, n, n, n, 1, 'gguf', 'Q' || p, 'MIT', n, n, n
          from generate_series(1, 5000) n, generate_series(0, 2) p",
+        "insert into search_words (id, words) select n, to_tsvector('simple', 'fine tuned ' || n) from generate_series(1, 5000) n",
         "insert into visibilities (target, visibility)
          select 'org-' || n || '/*', case when n % 10 = 0 then 0 else 1 end from generate_series(0, 99) n",
         // Without names, it would read the tables of all tests that run.
-        "analyze repositories, search, search_tags, visibilities, grants, tags, manifests, links, blobs, models",
+        "analyze repositories, search, search_tags, search_words, visibilities, grants, tags, manifests, links, blobs, models",
     ] {
         sqlx::raw_sql(text).execute(pool).await.unwrap();
     }
@@ -610,6 +612,20 @@ async fn postgres_reads_no_more_than_a_page() {
         let (plan, rows) = rows_read(&store, &statement, text.parameters).await;
         assert!(rows <= 200, "{order:?} {rows}\n{plan}");
     }
+    // Words that all repositories have, although the statistics know no beginnings of words.
+    let range = PageRange { after: None, limit: 26 };
+    let (statement, text) =
+        store.search_text(&visible, &typed("fine"), SearchOrder::Updated, Amount::Many, None, range);
+    let (plan, rows) = rows_read(&store, &statement, text.parameters).await;
+    assert!(rows <= 200, "{rows}\n{plan}");
+    // Values are counted, and the visibility is read, of few rows more than the limit, of 5,000 that fit.
+    let both = SearchFilter { license: Some("mit".to_owned()), ..filter };
+    let (statement, text) = store.search_facets_text(&visible, &both, &FacetColumn::ALL, &[], Amount::Many);
+    let (plan, rows) = rows_read(&store, &statement, text.parameters).await;
+    assert!(rows <= MAX_COUNT + 500, "{rows}\n{plan}");
+    let (statement, text) = store.search_count_text(&visible, &both);
+    let (plan, rows) = rows_read(&store, &statement, text.parameters).await;
+    assert!(rows <= MAX_COUNT * 3 + 500, "{rows}\n{plan}");
 }
 
 /// Compiling a statement takes longer than running it.
