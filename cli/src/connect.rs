@@ -144,7 +144,8 @@ impl std::fmt::Display for Target {
     }
 }
 
-fn not_a_name(name: &str, error: &ReferenceError) -> Failure {
+/// The error of a text that is not a name.
+pub(crate) fn not_a_name(name: &str, error: &ReferenceError) -> Failure {
     const HINT: &str = "a name is [host[:port]/]repository[:tag|@digest], such as team/mini:latest";
     let ReferenceError::Repository { text } = error else {
         return Failure::with_source(format!("`{name}` is not a name"), error).hint(HINT);

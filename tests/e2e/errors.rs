@@ -90,6 +90,16 @@ async fn a_missing_model_gets_similar_names() {
     let stopped = lode.run(&["stop", "team/mini"]).await.expect_success();
     assert_eq!(stopped.stderr, "team/mini:latest is not loaded\n");
     lode.run(&["stop", "team/mni"]).await.expect_failure(&["did you mean `team/mini`?"]);
+    let modelfile = server.folder().path().join("Modelfile");
+    for (base, expect) in
+        [("team/mni", "did you mean `team/mini`?"), ("Team/mini", "did you mean `team/mini`?")]
+    {
+        std::fs::write(&modelfile, format!("FROM {base}\nSYSTEM x\n")).unwrap();
+        for more in [&[][..], &["--quantize", "int8"]] {
+            let create = [&["create", "team/new", "-f", modelfile.to_str().unwrap()], more].concat();
+            lode.run(&create).await.expect_failure(&["FROM", base, expect]);
+        }
+    }
     // An open server needs no sign-in.
     let login = lode.run(&["login"]).await.expect_success();
     assert!(login.stderr.contains("has no accounts: no sign-in is needed"), "{}", login.stderr);

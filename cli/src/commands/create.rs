@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::hub;
 use crate::{
     args::Create,
-    connect::{Connection, Target},
+    connect::{self, Connection, Target},
     derived,
     error::{Failure, Outcome},
     files::{self, DiskFile, LocalFile},
@@ -176,9 +176,11 @@ impl NewModel<'_> {
             "license": edits.licenses, "renderer": edits.renderer, "parser": edits.parser,
             "requires": edits.requires, "messages": messages(edits), "annotations": edits.annotations,
         });
-        let done =
-            job::run(&target.registry, "lode/v1/models", &request, &format!("creating {target}")).await;
-        let done = done.map_err(|failure| failure.with_context(format!("FROM {base}")))?;
+        let started = job::start(&target.registry, "lode/v1/models", &request).await;
+        let from = format!("FROM {base}");
+        let started = started.map_err(|error| base.not_found(error).with_context(&from))?;
+        let done = job::finish(&target.registry, started, &format!("creating {target}")).await;
+        let done = done.map_err(|failure| failure.with_context(&from))?;
         if json {
             let mut created = json!({ "name": target.model(), "base": base.model() });
             if let (Value::Object(created), Value::Object(result)) = (&mut created, done.result) {
@@ -218,7 +220,8 @@ fn recipe(path: Option<PathBuf>, file: Option<PathBuf>) -> Outcome<Recipe> {
 /// Resolves the model in FROM. Without a host it is in the registry of the new model.
 pub(super) fn base(connection: &Connection, target: &Target, name: &str) -> Outcome<Target> {
     let parsed: Name = name.parse().map_err(|error| {
-        Failure::with_source(format!("FROM {name} is neither a file, a folder nor a model name"), &error)
+        let nothing = format!("FROM {name} is neither a file, a folder nor a model name");
+        connect::not_a_name(name, &error).with_context(nothing)
     })?;
     match parsed.host {
         Some(_) => connection.target(name),
