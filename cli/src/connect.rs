@@ -33,6 +33,8 @@ pub(crate) struct Target {
     pub(crate) registry: Registry,
     pub(crate) repository: Repository,
     pub(crate) reference: Reference,
+    /// The host in the name; `None`: the default registry.
+    pub(crate) host: Option<String>,
 }
 
 impl Connection {
@@ -102,6 +104,7 @@ impl Connection {
             Reference::Digest(_) => {
                 Err(Failure::new(format!("`{name}` is a digest, but a new model needs a tag"))
                     .hint(format!("use a tag: `{}:latest`", target.repository)))
+            host: name.host,
             }
         }
     }
@@ -148,6 +151,14 @@ impl std::fmt::Display for Target {
 pub(crate) fn not_a_name(name: &str, error: &ReferenceError) -> Failure {
     const HINT: &str = "a name is [host[:port]/]repository[:tag|@digest], such as team/mini:latest";
     let ReferenceError::Repository { text } = error else {
+    /// `hub.local/team/mini:latest`, the form that commands accept.
+    pub(crate) fn full_name(&self) -> String {
+        match &self.host {
+            Some(host) => format!("{host}/{}", self.model()),
+            None => self.model(),
+        }
+    }
+
         return Failure::with_source(format!("`{name}` is not a name"), error).hint(HINT);
     };
     let failure = match text == name {

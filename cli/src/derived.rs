@@ -9,7 +9,7 @@ use lode_model::{
     import::SmallBlob,
     manifest::{Descriptor, Manifest},
     media_type,
-    modelfile::{Base, DerivedModel, Edits, derive},
+    modelfile::{Base, Edits, derive},
 };
 
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     copy::copy_blobs,
     error::{Failure, Outcome},
     files::LocalFile,
+    replaced::put_manifest,
     send::{Blob, UploadStats, send_blobs, send_files},
 };
 
@@ -65,7 +66,7 @@ pub(crate) async fn model(target: &Target, base: &Target, edits: &Edits) -> Outc
     let small = derived.blobs.iter().map(blob).collect();
     let mut sent = send_blobs(target, small).await?;
     sent.add(shared);
-    let digest = publish(target, derived).await?;
+    let digest = put_manifest(target, &derived.media_type, derived.manifest.into()).await?;
     Ok(CreatedModel { digest, sent })
 }
 
@@ -76,15 +77,6 @@ pub(crate) fn blob(SmallBlob { descriptor, bytes }: &SmallBlob) -> Blob {
         size: descriptor.size,
         content: Arc::new(Bytes::from(bytes.clone())),
     }
-}
-
-/// Pushes the manifest of a model whose blobs are uploaded.
-pub(crate) async fn publish(target: &Target, derived: DerivedModel) -> Outcome<Digest> {
-    let put = target
-        .registry
-        .manifest_put(&target.repository, &target.reference, &derived.media_type, derived.manifest.into())
-        .await?;
-    Ok(put.digest)
 }
 
 /// Uploads the files of adapters and returns their layers.

@@ -21,6 +21,7 @@ use crate::{
     derived,
     error::{Failure, Outcome},
     files,
+    replaced::put_manifest,
     send::{self, Blob, Item, UploadStats, Work, send_blobs},
     spool::{self, Spooled},
     ui,
@@ -54,7 +55,7 @@ pub(crate) async fn model(
     let ((digests, mut sent), split) = tokio::try_join!(sending, hash_split_files(&plan, &source))?;
     let model = plan.model(&digests, &split, edits).map_err(cannot)?;
     sent.add(send_blobs(target, model.blobs.iter().map(derived::blob).collect()).await?);
-    let digest = derived::publish(target, model).await?;
+    let digest = put_manifest(target, &model.media_type, model.manifest.into()).await?;
     Ok(Imported { digest, sent, notices: plan.notices, tensors: plan.tensors, parameters: plan.parameters })
 }
 

@@ -24,6 +24,7 @@ mod order;
 mod pages;
 #[cfg(test)]
 mod reference;
+mod replaced;
 mod send;
 mod settings;
 mod spool;

@@ -224,6 +224,11 @@ impl Progress for Meter {
 fn target() -> ProgressDrawTarget {
     if io::stderr().is_terminal() {
         ProgressDrawTarget::stderr_with_hz(10)
+/// The first twelve digits of a digest.
+pub(crate) fn short_digest(digest: &str) -> String {
+    digest.split_once(':').map_or(digest, |(_, hex)| hex).chars().take(12).collect()
+}
+
     } else {
         ProgressDrawTarget::hidden()
     }

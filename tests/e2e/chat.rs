@@ -211,9 +211,11 @@ async fn commands_change_show_and_save() {
     assert!(screen.trim_end().ends_with("Add numbers.\n>>>"), "{screen}");
     // Saved under its own name, the model contains the conversation once.
     terminal.enter("What is 40 plus 41?").await;
-    for _ in 0..2 {
-        terminal.enter("/save team/sums").await;
+    for saves in 1..=2 {
+        let screen = terminal.enter("/save team/sums").await;
         assert_eq!(saved_messages(&server, "team/sums").await.len(), 4);
+        let replaced = screen.matches("(`lode tag undo team/sums:latest` restores it)\n").count();
+        assert_eq!(replaced, saves, "{screen}");
     }
     terminal.press("/bye\r");
     assert_eq!(terminal.end().await.code(), Some(0));

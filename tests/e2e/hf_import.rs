@@ -98,11 +98,16 @@ fn importer() -> (String, Arc<Mutex<Vec<String>>>) {
             let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
             reader.read_exact(&mut body).unwrap();
             let body = String::from_utf8(body).unwrap();
-            let (status, response) = match body.contains("hf://team/private") && !body.contains("hf_secret") {
-                true => ("424 Failed Dependency", r#"{"detail":"it requires a token"}"#),
-                false => ("202 Accepted", r#"{"id":"1","state":"failed","problem":"this is only a test"}"#),
+            let needs_token = body.contains("hf://team/private") && !body.contains("hf_secret");
+            let (status, response) = match (body.is_empty(), needs_token) {
+                // Whether the tag exists.
+                (true, _) => ("404 Not Found", ""),
+                (_, true) => ("424 Failed Dependency", r#"{"detail":"it requires a token"}"#),
+                _ => ("202 Accepted", r#"{"id":"1","state":"failed","problem":"this is only a test"}"#),
             };
-            bodies.lock().unwrap().push(body);
+            if !body.is_empty() {
+                bodies.lock().unwrap().push(body);
+            }
             let length = response.len();
             let head = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
             let _ = peer.write_all(format!("{head}{response}").as_bytes());

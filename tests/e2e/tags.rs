@@ -2,6 +2,7 @@
 //! The conformance program tests little of this.
 
 use lode_tests::artifact::Image;
+use lode_tests::checkpoint::demo;
 use lode_tests::oci::{IMAGE_MANIFEST, Registry, strings};
 use lode_tests::server::Server;
 
@@ -94,4 +95,49 @@ async fn the_catalog_pages_like_tags() {
         next = more;
     }
     assert_eq!(seen, names);
+}
+
+#[tokio::test]
+async fn a_command_reports_the_manifest_that_it_replaces() {
+    let (server, other) = (Server::fresh().await, Server::fresh().await);
+    let lode = server.lode();
+    let write = |text: &str| std::fs::write(server.folder().path().join("note"), text).unwrap();
+    let digest = async |server: &Server, name: &str| {
+        let response = server.registry().manifest_get(name, "latest").await.expect(200);
+        response.header("docker-content-digest").unwrap().to_owned()
+    };
+    let short = |digest: &str| digest.trim_start_matches("sha256:")[..12].to_owned();
+    // A new tag, and a push of the same content, replace nothing.
+    write("one");
+    for _ in 0..2 {
+        let pushed = lode.run(&["push", "note", "team/x"]).await.expect_success();
+        assert!(!pushed.stderr.contains("replaced"), "{}", pushed.stderr);
+    }
+    lode.create("team/mini", &demo(), &[]).await.expect_success();
+    let model = digest(&server, "team/mini").await;
+    write("two");
+    std::fs::write(server.folder().path().join("Modelfile"), "FROM team/mini\nSYSTEM brief\n").unwrap();
+    let away = format!("{}/team/x", other.address);
+    lode.run(&["push", "note", &away]).await.expect_success();
+    for (server, name, args) in [
+        (&server, "team/x", &["push", "note", "team/x"][..]),
+        (&server, "team/x", &["cp", "team/mini", "team/x"]),
+        (&server, "team/mini", &["create", "team/mini", "-f", "Modelfile"]),
+        (&server, "team/mini", &["create", "team/mini", "--from", "team/mini", "--quantize", "int8"]),
+        // The other server fetches the copy itself.
+        (&other, "team/x", &["cp", "team/mini", &away]),
+    ] {
+        let before = digest(server, name).await;
+        let done = lode.run(args).await.expect_success();
+        let full = if server.address == other.address { away.as_str() } else { name };
+        let expect = format!("replaced {} (`lode tag undo {full}:latest` restores it)\n", short(&before));
+        assert_eq!(done.stderr.matches("replaced").count(), 1, "{args:?}: {}", done.stderr);
+        assert!(done.stderr.contains(&expect), "{args:?}: {expect} {}", done.stderr);
+    }
+    lode.run(&["tag", "undo", &format!("{away}:latest")]).await.expect_success();
+    let adapted = digest(&server, "team/mini").await;
+    assert_ne!(adapted, model);
+    // Back to the model before the quantisation, and then before the Modelfile.
+    lode.run(&["tag", "undo", "team/mini"]).await.expect_success();
+    assert_ne!(digest(&server, "team/mini").await, adapted);
 }

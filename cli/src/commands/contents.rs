@@ -7,7 +7,6 @@ use lode_client::Registry;
 use lode_model::reference::{Name, Repository};
 use serde_json::{Value, json};
 
-use super::list::short_digest;
 use crate::{
     args::{ManifestList, RepoList, TagList},
     connect::Connection,
@@ -86,7 +85,7 @@ pub(crate) async fn tags(connection: &Connection, args: TagList) -> Outcome {
                 kind(found),
                 size(found),
                 show_field(found, "modified_at", ""),
-                short_digest(&text(found, "digest")),
+                ui::short_digest(&text(found, "digest")),
                 text(found, "actor"),
             ]
         })
@@ -122,12 +121,12 @@ pub(crate) async fn manifests(connection: &Connection, args: ManifestList) -> Ou
         .map(|found| {
             let tags = found["tags"].as_array().into_iter().flatten().filter_map(Value::as_str);
             vec![
-                short_digest(&text(found, "digest")),
+                ui::short_digest(&text(found, "digest")),
                 kind(found),
                 size(found),
                 show_field(found, "created_at", ""),
                 tags.collect::<Vec<_>>().join(" "),
-                short_digest(&text(found, "subject")),
+                ui::short_digest(&text(found, "subject")),
             ]
         })
         .collect();

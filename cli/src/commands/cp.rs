@@ -12,7 +12,9 @@ use crate::{
     connect::{self, Connection, Target},
     copy::Copy,
     error::{Failure, Outcome},
-    job, ui,
+    job,
+    replaced::{TagBefore, put_manifest},
+    ui,
 };
 
 /// The result of the job.
@@ -31,8 +33,9 @@ pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
     let is_within = source.registry.url() == destination.registry.url();
     let mut refusal = None;
     if !is_within && !args.through_client {
+        let before = TagBefore::read(&destination).await;
         match start_job(&source, &destination).await? {
-            Started::Job(started) => return follow(&source, &destination, started).await,
+            Started::Job(started) => return follow(&source, &destination, started, before).await,
             Started::Refused(reason) => refusal = Some(reason),
         }
     }
@@ -62,13 +65,15 @@ async fn copy(source: &Target, destination: &Target, raw: RawManifest) -> Outcom
     let manifests = copy.gather(raw).await?;
     copy.blobs(&manifests).await?;
     // Push children before parents and the named manifest last, so that every visible manifest is complete.
-    for (raw, reference) in manifests.iter().rev() {
+    let Some(((root, _), children)) = manifests.split_first() else { return Ok(()) };
+    for (raw, reference) in children.iter().rev() {
         destination
             .registry
             .manifest_put(&destination.repository, reference, &raw.media_type, raw.bytes.clone())
             .await?;
     }
     copy.end();
+    put_manifest(destination, &root.media_type, root.bytes.clone()).await?;
     ui::print_message(format!("copied {source} to {} on {}", destination, destination.registry.host()));
     Ok(())
 }
@@ -129,10 +134,11 @@ fn saved_login(registry: &lode_client::Registry) -> Outcome<Option<Login>> {
     }
 }
 
-async fn follow(source: &Target, destination: &Target, started: job::Job) -> Outcome {
+async fn follow(source: &Target, destination: &Target, started: job::Job, before: TagBefore<'_>) -> Outcome {
     let done = job::finish(&destination.registry, started, &format!("copying {source}")).await;
     let done = done.map_err(|failure| failure.hint(job::KEPT))?;
     let Imported { digest, blobs, bytes, fetched_blobs, fetched_bytes } = done.read()?;
+    before.report(&digest).await;
     let host = destination.registry.host();
     ui::print_message(format!("copied {source} to {destination} on {host}: {digest}"));
     let (stored, stored_bytes) = (blobs.saturating_sub(fetched_blobs), bytes.saturating_sub(fetched_bytes));

@@ -25,6 +25,7 @@ use crate::{
     import, job,
     modelfile::{self, Origin, Recipe},
     order,
+    replaced::TagBefore,
     send::UploadStats,
     ui,
 };
@@ -176,11 +177,14 @@ impl NewModel<'_> {
             "license": edits.licenses, "renderer": edits.renderer, "parser": edits.parser,
             "requires": edits.requires, "messages": messages(edits), "annotations": edits.annotations,
         });
+        let before = TagBefore::read(target).await;
         let started = job::start(&target.registry, "lode/v1/models", &request).await;
         let from = format!("FROM {base}");
         let started = started.map_err(|error| base.not_found(error).with_context(&from))?;
         let done = job::finish(&target.registry, started, &format!("creating {target}")).await;
         let done = done.map_err(|failure| failure.with_context(&from))?;
+        let digest = done.result["digest"].as_str().unwrap_or_default().to_owned();
+        before.report(&digest).await;
         if json {
             let mut created = json!({ "name": target.model(), "base": base.model() });
             if let (Value::Object(created), Value::Object(result)) = (&mut created, done.result) {
@@ -191,7 +195,6 @@ impl NewModel<'_> {
         for notice in done.result["notices"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             ui::print_message(format!("notice: {notice}"));
         }
-        let digest = done.result["digest"].as_str().unwrap_or_default();
         let form = conversion.map(|conversion| format!(", as {conversion}")).unwrap_or_default();
         ui::print_line(format!("created {target} {digest} from {base}{form}"))
     }
@@ -226,6 +229,7 @@ pub(super) fn base(connection: &Connection, target: &Target, name: &str) -> Outc
     match parsed.host {
         Some(_) => connection.target(name),
         None => Ok(Target {
+            host: target.host.clone(),
             registry: target.registry.clone(),
             repository: parsed.repository,
             reference: parsed.reference,

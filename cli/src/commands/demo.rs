@@ -70,7 +70,7 @@ async fn import_if_absent(base: &str, token: &Secret) -> Outcome<bool> {
     if registry.manifest_head(&repository, &reference).await?.is_some() {
         return Ok(true);
     }
-    let target = Target { registry, repository, reference };
+    let target = Target { host: None, registry, repository, reference };
     import::model(&target, Arc::new(EmbeddedCheckpoint), None, &Edits::default()).await?;
     Ok(false)
 }

@@ -3,7 +3,6 @@
 use lode_model::reference::Name;
 use serde_json::{Map, Value, json};
 
-use super::list::short_digest;
 use crate::{
     args::{Gc, GcCommand, GcHistory, GcUndo},
     connect::Connection,
@@ -156,7 +155,7 @@ fn describe_removal(removal: &Map<String, Value>) -> String {
     match text(removal, "kind") {
         "tag" => format!("{repository}:{}", text(removal, "tag")),
         "manifest" => format!("{repository}@{digest}"),
-        kind => format!("{kind} {} {repository}", short_digest(digest)).trim_end().to_owned(),
+        kind => format!("{kind} {} {repository}", ui::short_digest(digest)).trim_end().to_owned(),
     }
 }
 

@@ -12,7 +12,9 @@ use crate::{
     args::Create,
     connect::{self, Connection},
     error::{Failure, Outcome},
-    job, ui,
+    job,
+    replaced::TagBefore,
+    ui,
 };
 
 /// The beginning of an address on the Hub.
@@ -47,10 +49,12 @@ pub(super) async fn create(connection: &Connection, args: &Create, source: &str)
         "quantize": args.quantize.map(|quantize| quantize.to_string()),
         "annotations": annotations,
     });
+    let before = TagBefore::read(&target).await;
     let started = start_job(&target.registry, request).await?;
     let done = job::finish(&target.registry, started, &format!("importing {source}")).await;
     let done = done.map_err(|failure| failure.hint(job::KEPT))?;
     let Imported { digest, blobs, bytes, notices } = done.read()?;
+    before.report(&digest).await;
     for notice in &notices {
         ui::print_message(format!("notice: {notice}"));
     }

@@ -6,7 +6,6 @@ use lode_model::{
 };
 use serde_json::{Value, json};
 
-use super::list::short_digest;
 use crate::{
     args::ManifestInspect,
     connect::{Connection, Target},
@@ -90,7 +89,7 @@ fn list(head: &[&str], rows: &[Vec<String>], wide: bool) -> Outcome {
 
 fn row(descriptor: &Descriptor, name: String) -> Vec<String> {
     vec![
-        short_digest(&descriptor.digest.to_string()),
+        ui::short_digest(&descriptor.digest.to_string()),
         ui::format_size(descriptor.size),
         descriptor.media_type.clone(),
         name,

@@ -99,7 +99,7 @@ fn row(model: &Map<String, Value>) -> Vec<String> {
     };
     vec![
         name,
-        short_digest(&text(model, "digest")),
+        ui::short_digest(&text(model, "digest")),
         number("size_bytes", ui::format_size),
         text(model, "format"),
         text(model, "architecture"),
@@ -123,9 +123,4 @@ fn status(model: &Map<String, Value>) -> &'static str {
 
 fn text(model: &Map<String, Value>, key: &str) -> String {
     model.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
-}
-
-/// The first twelve digits of a digest.
-pub(crate) fn short_digest(digest: &str) -> String {
-    digest.split_once(':').map_or(digest, |(_, hex)| hex).chars().take(12).collect()
 }

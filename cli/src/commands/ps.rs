@@ -32,7 +32,7 @@ pub(crate) async fn run(connection: &Connection, args: Ps) -> Outcome {
             let number = |key: &str| model.get(key).and_then(Value::as_u64);
             vec![
                 text("name"),
-                super::list::short_digest(&text("digest")),
+                ui::short_digest(&text("digest")),
                 number("size").map(ui::format_size).unwrap_or_default(),
                 number("context_length").map(|length| length.to_string()).unwrap_or_default(),
                 text("device"),

@@ -7,7 +7,6 @@ use bytes::Bytes;
 use lode_model::{
     digest::{Algorithm, Digest},
     media_type,
-    reference::Reference,
 };
 use serde_json::json;
 
@@ -17,6 +16,7 @@ use crate::{
     error::{Failure, Outcome},
     files::{self, LocalFile},
     order,
+    replaced::put_manifest,
     send::{self, Blob},
     ui,
 };
@@ -28,7 +28,7 @@ pub(crate) async fn run(connection: &Connection, mut args: Push) -> Outcome {
         args.paths.remove(0);
         args.paths.push(std::mem::replace(&mut args.name, first).into());
     }
-    let (target, tag) = connection.target_tag(&args.name)?;
+    let (target, _) = connection.target_tag(&args.name)?;
     let found = gather(&args.paths)?;
     let (digests, mut sent) = send::send_files(&target, &found).await?;
 
@@ -62,17 +62,14 @@ pub(crate) async fn run(connection: &Connection, mut args: Push) -> Outcome {
 
     let config = Blob { digest: empty_digest, size: empty.len() as u64, content: Arc::new(empty) };
     sent.add(send::send_blobs(&target, vec![config]).await?);
-    let put = target
-        .registry
-        .manifest_put(&target.repository, &Reference::Tag(tag), media_type::OCI_MANIFEST, manifest.into())
-        .await?;
+    let digest = put_manifest(&target, media_type::OCI_MANIFEST, manifest.into()).await?;
     if args.json {
         return ui::json(&json!({
-            "name": target.model(), "digest": put.digest,
+            "name": target.model(), "digest": digest,
             "sent_bytes": sent.sent_bytes, "shared_bytes": sent.shared_bytes,
         }));
     }
-    ui::print_line(format!("pushed {target} {}", put.digest))?;
+    ui::print_line(format!("pushed {target} {digest}"))?;
     ui::print_message(sent.summary());
     Ok(())
 }

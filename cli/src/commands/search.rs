@@ -5,7 +5,6 @@ use lode_model::reference::DEFAULT_TAG;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
-use super::list::short_digest;
 use crate::{args::Search, connect::Connection, error::Outcome, table::Table, times::show_field, ui};
 
 /// The most repositories of one page.
@@ -101,6 +100,6 @@ fn row(hit: &Value) -> Vec<String> {
         text("license"),
         number("pulls_last_30_days", |pulls| pulls.to_string()),
         show_field(hit, "modified_at", ""),
-        short_digest(&text("digest")),
+        ui::short_digest(&text("digest")),
     ]
 }

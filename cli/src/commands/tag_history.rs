@@ -4,7 +4,6 @@ use lode_model::reference::Tag;
 use serde_json::{Value, json};
 
 use super::contents::{not_found, repository_of};
-use super::list::short_digest;
 use crate::{
     args::{TagHistory, TagUndo},
     connect::Connection,
@@ -49,7 +48,7 @@ pub(crate) async fn history(connection: &Connection, args: TagHistory) -> Outcom
     }
     let text = |found: &Value, key: &str| found[key].as_str().unwrap_or_default().to_owned();
     let digest = |found: &Value, key: &str, none: &str| match found[key].as_str() {
-        Some(digest) => short_digest(digest),
+        Some(digest) => ui::short_digest(digest),
         None => none.to_owned(),
     };
     let rows: Vec<Vec<String>> = moves

@@ -70,7 +70,7 @@ pub(crate) async fn list(connection: &Connection, args: TensorLs) -> Outcome {
                 dtype,
                 format!("[{}]", shape.join(", ")),
                 ui::format_size(tensor.size_bytes),
-                super::list::short_digest(&tensor.digest.to_string()),
+                ui::short_digest(&tensor.digest.to_string()),
             ]
         })
         .collect();
