@@ -1,5 +1,5 @@
-//! Tables for people. On a terminal a table leaves out its optional columns until it fits; in a pipe, and with
-//! `--wide`, it has all columns.
+//! Tables for people. On a terminal a table leaves out its optional columns until it fits, and then cuts the texts
+//! of its last column; in a pipe, and with `--wide`, it has all columns and texts.
 
 use std::borrow::Cow;
 
@@ -7,24 +7,36 @@ use crate::{error::Outcome, ui};
 
 /// Spaces between two columns.
 const GAP: usize = 2;
+/// The least width to which texts are cut.
+const MIN_CUT: usize = 12;
+/// Ends a text that is cut.
+const DOTS: &str = "...";
 
 /// Rows of text under a line of titles. Each column is as wide as its widest cell; the last one is not padded.
 pub(crate) struct Table<'a> {
     head: &'a [&'a str],
     rows: &'a [Vec<String>],
     optional: &'a [&'a str],
+    cuts_last: bool,
     wide: bool,
 }
 
 impl<'a> Table<'a> {
     pub(crate) fn new(head: &'a [&'a str], rows: &'a [Vec<String>]) -> Table<'a> {
-        Table { head, rows, optional: &[], wide: false }
+        Table { head, rows, optional: &[], cuts_last: false, wide: false }
     }
 
     /// The columns that may be left out, the least important first.
     #[must_use]
     pub(crate) fn optional(mut self, titles: &'a [&'a str]) -> Table<'a> {
         self.optional = titles;
+        self
+    }
+
+    /// The last column has texts to read, which may be cut.
+    #[must_use]
+    pub(crate) fn cut_last(mut self) -> Table<'a> {
+        self.cuts_last = true;
         self
     }
 
@@ -41,7 +53,7 @@ impl<'a> Table<'a> {
     }
 
     fn lines(&self, limit: Option<usize>) -> Vec<String> {
-        let rows: Vec<Vec<Cow<'_, str>>> =
+        let mut rows: Vec<Vec<Cow<'_, str>>> =
             self.rows.iter().map(|row| row.iter().map(|cell| ui::escape_control(cell)).collect()).collect();
         let mut widths: Vec<usize> = self.head.iter().map(|title| title.chars().count()).collect();
         for row in &rows {
@@ -55,6 +67,13 @@ impl<'a> Table<'a> {
             let Some(title) = optional.next() else { break };
             shown.retain(|column| self.head[*column] != *title);
         }
+        if let (Some(limit), Some(&last), true) = (limit, shown.last(), self.cuts_last) {
+            let over = total_width(&shown, &widths).saturating_sub(limit);
+            let most = widths[last].saturating_sub(over).max(MIN_CUT);
+            for cell in rows.iter_mut().filter_map(|row| row.get_mut(last)) {
+                cut(cell, most);
+            }
+        }
         let line = |cell: &dyn Fn(usize) -> String| {
             let cells =
                 shown.iter().map(|column| format!("{:<width$}", cell(*column), width = widths[*column]));
@@ -65,6 +84,14 @@ impl<'a> Table<'a> {
             line(&|column| row.get(column).map_or_else(String::new, |cell| cell.clone().into_owned()))
         });
         std::iter::once(head).chain(body).collect()
+    }
+}
+
+/// Cuts a text that has more than `most` characters.
+fn cut(text: &mut Cow<'_, str>, most: usize) {
+    if text.chars().count() > most {
+        let kept = text.chars().take(most.saturating_sub(DOTS.len()));
+        *text = Cow::Owned(kept.chain(DOTS.chars()).collect());
     }
 }
 
@@ -110,5 +137,22 @@ mod tests {
         check(Some(31), &least);
         // Required columns stay.
         check(Some(5), &least);
+    }
+
+    #[test]
+    fn texts_of_the_last_column_are_cut_until_they_fit() {
+        let rows = [
+            vec!["019a".to_owned(), "the storage \u{fc}ber there is full".to_owned()],
+            vec!["019b".to_owned(), "short".to_owned()],
+        ];
+        let table = Table::new(&["ID", "PROBLEM"], &rows).cut_last();
+        assert_eq!(
+            table.lines(Some(26)),
+            ["ID    PROBLEM", "019a  the storage \u{fc}ber ...", "019b  short"]
+        );
+        assert_eq!(table.lines(Some(5))[1], "019a  the stora...");
+        for limit in [None, Some(38)] {
+            assert_eq!(table.lines(limit)[1], "019a  the storage \u{fc}ber there is full");
+        }
     }
 }

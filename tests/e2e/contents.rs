@@ -5,7 +5,8 @@ use lode_tests::artifact::{Image, fresh_seed, sha256};
 use lode_tests::checkpoint::{demo, read_folder};
 use lode_tests::command::{CommandOutput, wait_for};
 use lode_tests::oci::{IMAGE_INDEX, IMAGE_MANIFEST, Registry};
-use lode_tests::server::Server;
+use lode_tests::server::{Folder, Options, Server};
+use lode_tests::terminal::Terminal;
 use serde_json::{Value, json};
 
 /// The entries of a list in the JSON output.
@@ -228,4 +229,36 @@ async fn single_files_are_fetched_without_the_weights() {
     lode.run(&["pull", "team/mini", "--to", to, "--include", "*.pdf"])
         .await
         .expect_failure(&["select no file", "`config.json`"]);
+}
+
+#[tokio::test]
+async fn tables_fit_on_a_terminal() {
+    const COLUMNS: u16 = 80;
+    let server = Folder::new().start(Options::new().worker()).await;
+    let lode = server.lode();
+    lode.create("team/mini", &demo(), &[]).await.expect_success();
+    for quantize in ["int8", "q8_0"] {
+        let name = format!("team/mini:{quantize}");
+        lode.run(&["create", &name, "--from", "team/mini", "--quantize", quantize]).await.expect_success();
+    }
+    for (args, title, detail) in [
+        (&["diff", "team/mini", "team/mini:int8"][..], "TENSOR", "(BF16 [256, 768], int8 [256, 768])"),
+        (&["diff", "team/mini", "team/mini:q8_0"], "TENSOR", " = blk.0.attn_q.weight  ("),
+        (&["status"], "STATE", "LAST SEEN"),
+    ] {
+        let mut terminal = Terminal::start(lode.command(args), 200, COLUMNS);
+        assert!(terminal.end().await.success());
+        terminal.text(title).await;
+        let shown = terminal.bytes();
+        let table: Vec<&str> = shown.lines().skip_while(|line| !line.contains(title)).collect();
+        assert!(table.len() > 1, "{shown}");
+        for line in table.iter().take_while(|line| !line.contains(" same, ")) {
+            assert!(line.trim_end().chars().count() <= usize::from(COLUMNS), "{line}");
+        }
+        // In a pipe nothing is left out.
+        let piped = lode.run(args).await.expect_success();
+        assert!(!shown.contains(detail) && piped.stdout.contains(detail), "{}", piped.stdout);
+        let wide = Terminal::start(lode.command(&[args, &["--wide"]].concat()), 200, 200);
+        wide.text(detail).await;
+    }
 }

@@ -23,6 +23,9 @@ pub(crate) struct Diff {
     /// Also list identical tensors
     #[arg(long)]
     pub(crate) all: bool,
+    /// Show types, shapes and B's names, whatever the width of the terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
     /// Print JSON lines: one object per tensor, then the totals
     #[arg(long)]
     pub(crate) json: bool,

@@ -75,6 +75,7 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
     };
     let mut lines = Lines { bytes: response.bytes_stream().boxed(), buffer: Vec::new() };
     let mut heading = Some(());
+    let width = if args.wide { None } else { ui::terminal_width() };
     while let Some(line) = lines.next().await? {
         let record: Record = serde_json::from_slice(&line)
             .map_err(|error| Failure::with_source("cannot parse the server's response", &error))?;
@@ -91,7 +92,7 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
             if heading.take().is_some() {
                 ui::print_line(format!("{:<11} {:>10}  TENSOR", "", "ERROR"))?;
             }
-            show(&tensor)?;
+            ui::print_line(fitting(forms(&tensor), width))?;
         }
     }
     Err(Failure::new("the server's response ended before its last record")
@@ -111,7 +112,8 @@ async fn find_missing_model(here: &Target, there: &Target) -> Option<Failure> {
     None
 }
 
-fn show(tensor: &TensorDiff) -> Outcome {
+/// The forms of the line of a tensor, from the longest one to the shortest one.
+fn forms(tensor: &TensorDiff) -> [String; 4] {
     let error = match (tensor.relative_error, tensor.status.as_str()) {
         (Some(0.0), _) => "0".to_owned(),
         (Some(error), _) if error >= 0.001 => format!("{error:.4}"),
@@ -119,25 +121,43 @@ fn show(tensor: &TensorDiff) -> Outcome {
         (None, "changed") => "?".to_owned(),
         (None, _) => String::new(),
     };
-    let mut text =
+    let line =
         format!("{:<11} {error:>10}  {}", tensor.status.replace('_', " "), ui::escape_control(&tensor.name));
+    let dtype = |side: &Side| side.dtype.clone();
     let stored = |side: &Side| format!("{} {:?}", side.dtype, side.shape);
+    let (mut other_name, mut types, mut all) = (String::new(), String::new(), String::new());
     match (&tensor.here, &tensor.there) {
         (Some(here), Some(there)) => {
             if here.name != there.name {
-                text.push_str(&format!(" = {}", ui::escape_control(&there.name)));
+                other_name = format!(" = {}", ui::escape_control(&there.name));
+            }
+            if dtype(here) != dtype(there) {
+                types = format!("  ({}, {})", dtype(here), dtype(there));
             }
             if stored(here) != stored(there) {
-                text.push_str(&format!("  ({}, {})", stored(here), stored(there)));
+                all = format!("  ({}, {})", stored(here), stored(there));
             }
         }
-        (Some(side), None) | (None, Some(side)) => text.push_str(&format!("  ({})", stored(side))),
+        (Some(side), None) | (None, Some(side)) => {
+            types = format!("  ({})", dtype(side));
+            all = format!("  ({})", stored(side));
+        }
         (None, None) => {}
     }
-    if let Some(note) = &tensor.note {
-        text.push_str(&format!("  {note}"));
-    }
-    ui::print_line(text)
+    let note = tensor.note.as_deref().map(|note| format!("  {note}")).unwrap_or_default();
+    [
+        format!("{line}{other_name}{all}{note}"),
+        format!("{line}{other_name}{types}{note}"),
+        format!("{line}{types}{note}"),
+        format!("{line}{note}"),
+    ]
+}
+
+/// The longest form that fits into `width` characters, or the shortest one.
+fn fitting(forms: [String; 4], width: Option<usize>) -> String {
+    let [.., shortest] = &forms;
+    let fits = |form: &&String| width.is_none_or(|width| form.chars().count() <= width);
+    forms.iter().find(fits).unwrap_or(shortest).clone()
 }
 
 fn show_total(args: &Diff, total: &Total) -> Outcome {
@@ -191,5 +211,31 @@ where
                 return Err(Failure::new("the server's response has an overlong line"));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_leaves_out_details_until_it_fits() {
+        let tensor: TensorDiff = serde_json::from_value(serde_json::json!({
+            "name": "model.norm.weight", "status": "changed", "relative_error": 0.0072,
+            "here": {"name": "model.norm.weight", "dtype": "BF16", "shape": [256, 768]},
+            "there": {"name": "output_norm.weight", "dtype": "int8", "shape": [256, 768]},
+        }))
+        .unwrap();
+        let check = |width: Option<usize>, expect: &str| {
+            let line = fitting(forms(&tensor), width);
+            assert_eq!(line, format!("changed         0.0072  model.norm.weight{expect}"), "{width:?}");
+        };
+        let all = " = output_norm.weight  (BF16 [256, 768], int8 [256, 768])";
+        check(None, all);
+        check(Some(98), all);
+        check(Some(97), " = output_norm.weight  (BF16, int8)");
+        check(Some(75), "  (BF16, int8)");
+        check(Some(54), "");
+        check(Some(10), "");
     }
 }

@@ -16,10 +16,10 @@ pub(crate) async fn run(connection: &Connection, args: Status) -> Outcome {
     for line in lines(registry.url().as_str(), &status) {
         ui::print_line(line)?;
     }
-    for (title, head, rows) in tables(&status) {
+    for Section { title, head, optional, rows } in sections(&status) {
         ui::print_line(format!("\n{title}"))?;
         if !rows.is_empty() {
-            Table::new(&head, &rows).print()?;
+            Table::new(head, &rows).optional(optional).cut_last().wide(args.wide).print()?;
         }
     }
     Ok(())
@@ -127,10 +127,16 @@ fn duration(seconds: u64) -> String {
     }
 }
 
-type Section = (String, Vec<&'static str>, Vec<Vec<String>>);
+/// A table with its title. The last column has texts that may be cut.
+struct Section {
+    title: String,
+    head: &'static [&'static str],
+    optional: &'static [&'static str],
+    rows: Vec<Vec<String>>,
+}
 
 /// The workers and the jobs.
-fn tables(status: &Value) -> Vec<Section> {
+fn sections(status: &Value) -> Vec<Section> {
     let rows = |path: &str, row: &dyn Fn(&Value) -> Vec<String>| -> Vec<Vec<String>> {
         status.pointer(path).and_then(Value::as_array).into_iter().flatten().map(row).collect()
     };
@@ -159,23 +165,29 @@ fn tables(status: &Value) -> Vec<Section> {
     let failed = rows("/jobs/failed", &|job| {
         vec![text(job, "/id"), text(job, "/kind"), time(&text(job, "/finished_at")), text(job, "/problem")]
     });
-    let mut tables = vec![
-        (
-            format!("workers: {}", workers.len()),
-            vec!["ID", "STATE", "ADDRESS", "FREE MEMORY", "LAST SEEN", "MODELS"],
-            workers,
-        ),
-        (
-            format!("jobs queued or running: {}", unfinished.len()),
-            vec!["ID", "KIND", "STATE", "CREATED"],
-            unfinished,
-        ),
+    let mut sections = vec![
+        Section {
+            title: format!("workers: {}", workers.len()),
+            head: &["ID", "STATE", "ADDRESS", "FREE MEMORY", "LAST SEEN", "MODELS"],
+            optional: &["LAST SEEN", "ADDRESS"],
+            rows: workers,
+        },
+        Section {
+            title: format!("jobs queued or running: {}", unfinished.len()),
+            head: &["ID", "KIND", "STATE", "CREATED"],
+            optional: &["CREATED"],
+            rows: unfinished,
+        },
     ];
     if !failed.is_empty() {
-        let title = "last failed jobs".to_owned();
-        tables.push((title, vec!["ID", "KIND", "FAILED", "PROBLEM"], failed));
+        sections.push(Section {
+            title: "last failed jobs".to_owned(),
+            head: &["ID", "KIND", "FAILED", "PROBLEM"],
+            optional: &["FAILED"],
+            rows: failed,
+        });
     }
-    tables
+    sections
 }
 
 #[cfg(test)]
@@ -213,14 +225,14 @@ mod tests {
                 "waiting   1 manifest, 2 blobs and 0 deletions for a collection, 700 B",
             ]
         );
-        let tables = tables(&status);
-        let titles: Vec<&str> = tables.iter().map(|(title, ..)| title.as_str()).collect();
+        let sections = sections(&status);
+        let titles: Vec<&str> = sections.iter().map(|section| section.title.as_str()).collect();
         assert_eq!(titles, ["workers: 1", "jobs queued or running: 0", "last failed jobs"]);
         assert_eq!(
-            tables[0].2[0].join("|"),
+            sections[0].rows[0].join("|"),
             "0190a4c4|draining|http://10.0.0.7:5100|1.0 kB of 2.0 kB|2023-11-14 22:13 UTC|team/mini, team/mini:q4, a\\u{1b}b"
         );
-        assert_eq!(tables[2].2[0].join("|"), "019a|gc|2023-11-14 22:13 UTC|the storage is full");
+        assert_eq!(sections[2].rows[0].join("|"), "019a|gc|2023-11-14 22:13 UTC|the storage is full");
     }
 
     #[test]
