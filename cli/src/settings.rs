@@ -452,6 +452,12 @@ mod tests {
             message_of(&["--trusted-proxy", "nonsense"])
                 .starts_with("error: --trusted-proxy: `nonsense` is not")
         );
+        for url in ["lode.example", "lode.example:5000"] {
+            let expect = format!(
+                "error: --public-url is `{url}`: expected a URL that starts with http:// or https://, such as https://lode.example"
+            );
+            assert_eq!(message_of(&["--public-url", url]), expect);
+        }
         assert!(message_of(&["--storage", "/srv/lode"]).contains("file:///"));
         assert!(!message_of(&["--database", "postgres://lode:hu/sh@db/lode"]).contains("hu/sh"));
     }
@@ -486,6 +492,23 @@ mod tests {
         let again = settings(&[], &[], &text).unwrap();
         assert_eq!(again.registry.listen.port(), 7777);
         assert_eq!(again.registry.gc_grace, all.registry.gc_grace);
+    }
+
+    #[test]
+    fn printed_durations_are_accepted_by_the_variables() {
+        let durations = [
+            ("LODE_KEEP_ALIVE", "24h", "24h"),
+            ("LODE_GC_GRACE", "1day", "24h"),
+            ("LODE_AUDIT_HISTORY", "400days", "400d"),
+            ("LODE_LOAD_TIMEOUT", "1m 30s", "90s"),
+        ];
+        for (variable, text, expect) in durations {
+            let printed = print(&settings(&[], &[(variable, text)], "").unwrap()).unwrap();
+            let key = variable.trim_start_matches("LODE_").to_lowercase();
+            assert!(printed.contains(&format!("\n{key} = \"{expect}\"\n")), "{printed}");
+            let again = print(&settings(&[], &[(variable, expect)], "").unwrap()).unwrap();
+            assert_eq!(again, printed);
+        }
     }
 
     const TEMPLATE: &str = include_str!("../../deploy/lode.toml");

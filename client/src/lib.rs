@@ -26,6 +26,7 @@ mod response;
 mod retry;
 mod secret;
 mod session_file;
+mod settings;
 mod tls_problem;
 mod transport;
 mod urgency;
@@ -47,6 +48,9 @@ pub use push::{Offer, PushOutcome, Upload};
 pub use registry::{Registry, TagPage};
 pub use retry::RetryPolicy;
 pub use secret::Secret;
+pub use settings::{
+    deserialize_server_url, deserialize_server_url_option, duration, duration_option, format_duration,
+};
 pub use tls_problem::TlsProblem;
 pub use transport::{Client, ClientOptions};
 pub use urgency::Urgency;

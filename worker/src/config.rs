@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lode_client::{ByteSize, Secret};
+use lode_client::{ByteSize, Secret, deserialize_server_url, deserialize_server_url_option, duration};
 use lode_kernels::{KvType, Ops};
 use lode_model::reference::Name;
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,7 @@ pub const DEFAULT_MAX_LOADED_MODELS: usize = 3;
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// The registry to join and to pull from.
+    #[serde(deserialize_with = "deserialize_server_url")]
     pub registry: Url,
     /// Certificate authorities that are trusted for the registry, in addition to the system's.
     #[serde(skip)]
@@ -35,6 +36,7 @@ pub struct Config {
     /// The address that this worker's own API listens on, for the gateway. Port 0 selects a free port.
     pub listen: SocketAddr,
     /// The address that the worker reports to the registry. Default: the one that it listens on.
+    #[serde(deserialize_with = "deserialize_server_url_option")]
     pub advertise: Option<Url>,
     /// The shared secret for joining the registry.
     pub worker_token: Option<Secret>,
@@ -175,20 +177,6 @@ impl Config {
 
 fn or_default(value: usize, default: usize) -> usize {
     if value == 0 { default } else { value }
-}
-
-mod duration {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&humantime::format_duration(*value))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        humantime::parse_duration(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
-    }
 }
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use lode_client::Secret;
+use lode_client::{Secret, duration};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::text::{address, duration};
+use super::text::address;
 
 /// `[[mirror]]`: repositories below a prefix are fetched from another registry.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lode_client::{ByteSize, EgressRule, Secret};
+use lode_client::{ByteSize, EgressRule, Secret, deserialize_server_url_option, duration, duration_option};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
@@ -22,8 +22,8 @@ pub(crate) use oidc::{check_issuer, check_providers};
 pub use origin::AllowedOrigin;
 pub(crate) use origin::is_loopback_origin;
 pub use retention::RetentionRule;
+use text::address_option;
 pub use text::{Cidr, ConfigError, Switch};
-use text::{address_option, duration, duration_option};
 pub(crate) use text::{redact_url, secret};
 pub(crate) use webhook::check_webhooks;
 pub use webhook::{EventKind, Patterns, Webhook};
@@ -67,6 +67,7 @@ pub struct Config {
     /// object storage.
     pub redirect: Switch,
     /// Scheme and host of absolute URLs in responses, when clients reach this server at another address.
+    #[serde(deserialize_with = "deserialize_server_url_option")]
     pub public_url: Option<Url>,
     /// Proxies whose `X-Forwarded-*` headers are trusted.
     pub trusted_proxies: Vec<Cidr>,

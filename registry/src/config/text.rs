@@ -1,5 +1,4 @@
-//! How settings are written: switches, address blocks, URLs whose secrets are redacted, durations, secrets in
-//! files.
+//! How settings are written: switches, address blocks, URLs whose secrets are redacted, secrets in files.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -152,43 +151,6 @@ pub(crate) mod address_option {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Url>, D::Error> {
         super::address::read(&String::deserialize(deserializer)?).map(Some)
-    }
-}
-
-pub(crate) mod duration {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(crate) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&humantime::format_duration(*value))
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        humantime::parse_duration(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
-    }
-}
-
-pub(crate) mod duration_option {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(crate) fn serialize<S: Serializer>(
-        value: &Option<Duration>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match value {
-            Some(value) => serializer.collect_str(&humantime::format_duration(*value)),
-            None => serializer.serialize_none(),
-        }
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<Duration>, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        humantime::parse_duration(&text).map(Some).map_err(serde::de::Error::custom)
     }
 }
 

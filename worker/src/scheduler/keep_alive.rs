@@ -79,10 +79,7 @@ impl fmt::Display for KeepAlive {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             KeepAlive::Forever => f.write_str("-1"),
-            KeepAlive::For(duration) => {
-                let text = humantime::format_duration(*duration).to_string();
-                f.write_str(&text.replace(' ', ""))
-            }
+            KeepAlive::For(duration) => f.write_str(&lode_client::format_duration(*duration)),
         }
     }
 }
@@ -171,7 +168,7 @@ mod tests {
 
     #[test]
     fn prints_what_it_reads() {
-        for text in ["-1", "5m", "1h30m", "0s", "250ms"] {
+        for text in ["-1", "5m", "1h30m", "0s", "250ms", "24h", "36h", "400d"] {
             let value: KeepAlive = text.parse().unwrap();
             assert_eq!(value.to_string().parse::<KeepAlive>().unwrap(), value);
         }
