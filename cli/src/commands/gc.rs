@@ -44,7 +44,10 @@ async fn collect(connection: &Connection, args: &Gc) -> Outcome {
     if args.dry_run {
         ui::print_line("dry run: nothing was removed")?;
     }
-    let removals = report.as_object_mut().and_then(|report| report.remove("removals"));
+    let removals = report.as_object_mut().and_then(|report| {
+        report.shift_remove("dry_run");
+        report.remove("removals")
+    });
     report_lines(&report)?;
     if let Some(line) = describe_waiting(&waiting) {
         ui::print_line(line)?;
