@@ -58,7 +58,7 @@ fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> Outcome<ExitCode> {
     // A runner creates its own threads, and configures the process before it starts the first one.
     if let Command::Runner(args) = cli.command {
-        logging::start("info", logging::inherited_format(), None);
+        logging::start("info", logging::inherited_format(), None)?;
         return commands::runner::run(args).map(|()| ExitCode::SUCCESS);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -72,12 +72,12 @@ fn dispatch(cli: Cli) -> Outcome<ExitCode> {
         | Command::Worker(Worker { log_format, command: None, .. }) => {
             let _inside = runtime.enter();
             traces = traces::is_enabled().then(|| traces::provider(None)).transpose()?;
-            logging::start("info", *log_format, traces.as_ref());
+            logging::start("info", *log_format, traces.as_ref())?;
             descriptors::raise_limit();
             allocator::release_when_idle();
         }
         // The error of the command has what the verifier logs.
-        _ => logging::start("warn,rustls_platform_verifier=off", logging::inherited_format(), None),
+        _ => logging::start("warn,rustls_platform_verifier=off", logging::inherited_format(), None)?,
     }
     let outcome = runtime.block_on(commands::run(cli));
     if let Some(traces) = traces

@@ -166,6 +166,20 @@ async fn a_server_names_what_it_does_not_use_and_where_its_data_is() {
     );
 }
 
+#[tokio::test]
+async fn a_mistake_in_the_filter_of_the_log_is_refused() {
+    let server = Server::fresh().await;
+    for (filter, expect) in [
+        ("debgu", "`debgu` is not a level; did you mean `debug`?"),
+        ("lode_registry=loud", "expected one of"),
+    ] {
+        let refused = server.lode().env("LODE_LOG", filter).run(&["list"]).await;
+        assert_eq!(refused.code, 2, "{}", refused.stderr);
+        let begin = format!("error: LODE_LOG is `{filter}`: ");
+        assert!(refused.stderr.starts_with(&begin) && refused.stderr.contains(expect), "{}", refused.stderr);
+    }
+}
+
 /// A wrong key of the bucket is one line: the storage's own code and message.
 #[tokio::test]
 async fn a_wrong_key_of_the_bucket_is_one_line() {
