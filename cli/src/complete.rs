@@ -133,7 +133,7 @@ fn is_repository(text: &str) -> bool {
 /// The names that begin with `current`.
 fn candidates(current: &OsStr, names: impl AsyncFn(Registry) -> Vec<String>) -> Vec<CompletionCandidate> {
     let fetch = || {
-        let registry = Connection::new(&global()?).ok()?.default_registry().ok()?;
+        let registry = Connection::silent(&global()?).ok()?.default_registry().ok()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
         let found = runtime.block_on(async { tokio::time::timeout(TIME_LIMIT, names(registry)).await });
         // A lookup of a host name may continue in a thread.

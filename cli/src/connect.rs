@@ -3,18 +3,21 @@
 
 use std::{
     path::{Path, PathBuf},
-    time::Duration,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use lode_client::{
-    Client, ClientOptions, CredentialFile, Credentials, PlainHttp, Registry, RetryPolicy, is_loopback_host,
+    Client, ClientOptions, CredentialFile, Credentials, PlainHttp, Registry, RetryNotice, RetryPolicy,
+    is_loopback_host,
 };
 use lode_model::reference::{Name, Reference, ReferenceError, Repository, Tag};
 use serde_json::Value;
 
 use crate::{
     args::{DEFAULT_HOST, Global},
-    error::{Failure, Outcome},
+    error::{Failure, Outcome, chain},
+    ui,
 };
 
 /// Timeout of the request that asks whether a server has accounts.
@@ -30,20 +33,30 @@ pub(crate) struct Connection {
 /// A parsed name with its registry.
 #[derive(Clone)]
 pub(crate) struct Target {
+    /// The host in the name; `None`: the default registry.
+    pub(crate) host: Option<String>,
     pub(crate) registry: Registry,
     pub(crate) repository: Repository,
     pub(crate) reference: Reference,
-    /// The host in the name; `None`: the default registry.
-    pub(crate) host: Option<String>,
 }
 
 impl Connection {
     pub(crate) fn new(global: &Global) -> Outcome<Connection> {
+        Connection::open(global, Some(retry_notice()))
+    }
+
+    /// A connection that prints nothing.
+    pub(crate) fn silent(global: &Global) -> Outcome<Connection> {
+        Connection::open(global, None)
+    }
+
+    fn open(global: &Global, on_retry: Option<RetryNotice>) -> Outcome<Connection> {
         let authorities = authorities(global)?;
         let options = ClientOptions {
             credentials: credential_file().map(Credentials::from_file).unwrap_or_default(),
             plain_http: if global.plain_http { PlainHttp::Always } else { PlainHttp::Loopback },
             authorities: authorities.clone(),
+            on_retry,
             upload_sessions_folder: cache_folder().map(|folder| folder.join("uploads")),
             ..ClientOptions::default()
         };
@@ -91,6 +104,7 @@ impl Connection {
         let name: Name = name.parse().map_err(|error| not_a_name(name, &error))?;
         Ok(Target {
             registry: self.registry(name.host.as_deref())?,
+            host: name.host,
             repository: name.repository,
             reference: name.reference,
         })
@@ -104,10 +118,28 @@ impl Connection {
             Reference::Digest(_) => {
                 Err(Failure::new(format!("`{name}` is a digest, but a new model needs a tag"))
                     .hint(format!("use a tag: `{}:latest`", target.repository)))
-            host: name.host,
             }
         }
     }
+}
+
+/// Prints why an attempt failed and when it is repeated. Parallel requests fail for the same reason: one message for
+/// each wait suffices.
+fn retry_notice() -> RetryNotice {
+    let silent_until = Mutex::new(Instant::now());
+    RetryNotice::new(move |error, delay| {
+        let mut silent_until = silent_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if now < *silent_until {
+            return;
+        }
+        *silent_until = now + delay;
+        let error = chain(error);
+        ui::print_message(match delay.as_secs_f64().round() {
+            0.0 => format!("{error}; trying again"),
+            seconds => format!("{error}; trying again in {seconds} s"),
+        });
+    })
 }
 
 impl Target {
@@ -116,6 +148,14 @@ impl Target {
         match &self.reference {
             Reference::Tag(tag) => format!("{}:{tag}", self.repository),
             Reference::Digest(digest) => format!("{}@{digest}", self.repository),
+        }
+    }
+
+    /// `hub.local/team/mini:latest`, the form that commands accept.
+    pub(crate) fn full_name(&self) -> String {
+        match &self.host {
+            Some(host) => format!("{host}/{}", self.model()),
+            None => self.model(),
         }
     }
 
@@ -151,14 +191,6 @@ impl std::fmt::Display for Target {
 pub(crate) fn not_a_name(name: &str, error: &ReferenceError) -> Failure {
     const HINT: &str = "a name is [host[:port]/]repository[:tag|@digest], such as team/mini:latest";
     let ReferenceError::Repository { text } = error else {
-    /// `hub.local/team/mini:latest`, the form that commands accept.
-    pub(crate) fn full_name(&self) -> String {
-        match &self.host {
-            Some(host) => format!("{host}/{}", self.model()),
-            None => self.model(),
-        }
-    }
-
         return Failure::with_source(format!("`{name}` is not a name"), error).hint(HINT);
     };
     let failure = match text == name {

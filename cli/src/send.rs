@@ -92,8 +92,7 @@ fn blobs(count: u64) -> String {
 
 /// Uploads the blobs that the target's repository lacks.
 pub(crate) async fn send_blobs(target: &Target, blobs: Vec<Blob>) -> Outcome<UploadStats> {
-    let meters = ui::Meters::new();
-    let sender = Sender::new(target, meters.bytes("sending", 0));
+    let sender = Sender::new(target, ui::Meter::bytes("sending", 0));
     futures::stream::iter(blobs)
         .map(|blob| sender.upload_if_absent(blob))
         .buffer_unordered(MAX_BLOBS_IN_PROGRESS)
@@ -131,9 +130,8 @@ pub(crate) async fn make_and_send<I: Send + 'static>(
         Work::Hashing => ("hashing", MAX_BLOBS_IN_PROGRESS),
         Work::Quantising => ("quantising", MAX_SPOOLED_BLOBS),
     };
-    let meters = ui::Meters::new();
-    let meter = meters.bytes(what, items.iter().map(|item| item.work_bytes).sum());
-    let sender = Sender::new(target, meters.bytes("sending", 0));
+    let meter = ui::Meter::bytes(what, items.iter().map(|item| item.work_bytes).sum());
+    let sender = Sender::new(target, ui::Meter::bytes("sending", 0));
     let cores = Semaphore::new(files::cores());
     let make = Arc::new(make);
     let mut made: Vec<(usize, Digest)> = futures::stream::iter(items.into_iter().enumerate())

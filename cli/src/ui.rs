@@ -4,7 +4,7 @@
 use std::{
     borrow::Cow,
     io::{self, IsTerminal, Write},
-    sync::Arc,
+    sync::{Arc, LazyLock},
     time::Duration,
 };
 
@@ -71,10 +71,12 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Outcome {
     json_line(&text)
 }
 
-/// Prints a message to standard error.
+/// Prints a message to standard error, above the progress bars.
 pub(crate) fn print_message(text: impl AsRef<str>) {
-    // There is nowhere to report that stderr is closed.
-    let _lost = writeln!(io::stderr().lock(), "{}", escape_control_except(text.as_ref(), &['\n', '\t']));
+    BARS.suspend(|| {
+        // There is nowhere to report that stderr is closed.
+        let _lost = writeln!(io::stderr().lock(), "{}", escape_control_except(text.as_ref(), &['\n', '\t']));
+    });
 }
 
 /// Prints a part of a streamed text: unchanged to a file or pipe, with escaped control characters to a terminal.
@@ -141,18 +143,31 @@ pub(crate) fn counted(number: u64, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
-/// A progress bar; hidden if stderr is not a terminal.
-#[derive(Clone)]
+/// All progress bars, one per line; hidden if stderr is not a terminal.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(|| {
+    MultiProgress::with_draw_target(match io::stderr().is_terminal() {
+        true => ProgressDrawTarget::stderr_with_hz(10),
+        false => ProgressDrawTarget::hidden(),
+    })
+});
+
+/// A progress bar. It disappears when it is dropped.
 pub(crate) struct Meter(ProgressBar);
 
 impl Meter {
     pub(crate) fn bytes(what: &str, total: u64) -> Arc<Meter> {
-        Arc::new(Meter(bytes_bar(what, total, target())))
+        const TEMPLATE: &str =
+            "{msg:>10} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}";
+        Meter::bar(what, total, TEMPLATE)
     }
 
     pub(crate) fn count(what: &str, total: u64) -> Arc<Meter> {
-        let bar = ProgressBar::with_draw_target(Some(total), target());
-        let style = ProgressStyle::with_template("{msg:>10} {wide_bar} {pos}/{len}");
+        Meter::bar(what, total, "{msg:>10} {wide_bar} {pos}/{len}")
+    }
+
+    fn bar(what: &str, total: u64, template: &str) -> Arc<Meter> {
+        let bar = BARS.add(ProgressBar::new(total));
+        let style = ProgressStyle::with_template(template);
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.set_message(what.to_owned());
         Arc::new(Meter(bar))
@@ -160,7 +175,7 @@ impl Meter {
 
     /// A spinner for work without a known total.
     pub(crate) fn wait(what: &str) -> Arc<Meter> {
-        let bar = ProgressBar::with_draw_target(None, target());
+        let bar = BARS.add(ProgressBar::no_length());
         bar.set_style(ProgressStyle::default_spinner());
         bar.set_message(what.to_owned());
         bar.enable_steady_tick(Duration::from_millis(120));
@@ -182,32 +197,10 @@ impl Meter {
     }
 }
 
-fn bytes_bar(what: &str, total: u64, target: ProgressDrawTarget) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(total), target);
-    let style = ProgressStyle::with_template(
-        "{msg:>10} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
-    );
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_message(what.to_owned());
-    bar
-}
-
-/// Progress bars that are shown at the same time, one per line.
-pub(crate) struct Meters(MultiProgress);
-
-impl Meters {
-    pub(crate) fn new() -> Meters {
-        Meters(MultiProgress::with_draw_target(target()))
-    }
-
-    pub(crate) fn bytes(&self, what: &str, total: u64) -> Arc<Meter> {
-        Arc::new(Meter(self.0.add(bytes_bar(what, total, ProgressDrawTarget::hidden()))))
-    }
-}
-
 impl Drop for Meter {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.end();
+        BARS.remove(&self.0);
     }
 }
 
@@ -221,19 +214,6 @@ impl Progress for Meter {
     }
 }
 
-fn target() -> ProgressDrawTarget {
-    if io::stderr().is_terminal() {
-        ProgressDrawTarget::stderr_with_hz(10)
-/// The first twelve digits of a digest.
-pub(crate) fn short_digest(digest: &str) -> String {
-    digest.split_once(':').map_or(digest, |(_, hex)| hex).chars().take(12).collect()
-}
-
-    } else {
-        ProgressDrawTarget::hidden()
-    }
-}
-
 /// Formats a size as `8.4 MB`: decimal units, at most three digits.
 pub(crate) fn format_size(bytes: u64) -> String {
     scaled(bytes, &[" B", " kB", " MB", " GB", " TB", " PB", " EB"])
@@ -242,6 +222,11 @@ pub(crate) fn format_size(bytes: u64) -> String {
 /// Formats a count as `4.2M`, the form in model names.
 pub(crate) fn format_count(number: u64) -> String {
     scaled(number, &["", "K", "M", "B", "T", "Q", "QQ"])
+}
+
+/// The first twelve digits of a digest.
+pub(crate) fn short_digest(digest: &str) -> String {
+    digest.split_once(':').map_or(digest, |(_, hex)| hex).chars().take(12).collect()
 }
 
 fn scaled(number: u64, units: &[&str]) -> String {

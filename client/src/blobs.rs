@@ -120,7 +120,7 @@ impl Registry {
             match self.blob_bytes_once(repository, digest, limit).await {
                 Err(error) if error.is_transient() && failed + 1 < self.inner().options.retry.attempts => {
                     failed += 1;
-                    tokio::time::sleep(self.inner().options.retry.delay(failed, None)).await;
+                    self.inner().wait_to_retry(&error, failed, None).await;
                 }
                 other => return other,
             }
@@ -205,7 +205,7 @@ impl Registry {
                     if failed >= self.inner().options.retry.attempts {
                         return Err(error);
                     }
-                    tokio::time::sleep(self.inner().options.retry.delay(failed, None)).await;
+                    self.inner().wait_to_retry(&error, failed, None).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -319,9 +319,8 @@ impl ResumingRead {
                     if !error.is_transient() || self.failed >= policy.attempts {
                         return Err(error);
                     }
-                    let delay = policy.delay(self.failed, None);
                     self.stream = None;
-                    tokio::time::sleep(delay).await;
+                    self.registry.inner().wait_to_retry(&error, self.failed, None).await;
                 }
             }
             self.hasher = Some(hasher);

@@ -46,7 +46,7 @@ pub use pages::JsonPages;
 pub use progress::{NoProgress, Progress};
 pub use push::{Offer, PushOutcome, Upload};
 pub use registry::{Registry, TagPage};
-pub use retry::RetryPolicy;
+pub use retry::{RetryNotice, RetryPolicy};
 pub use secret::Secret;
 pub use settings::{
     deserialize_server_url, deserialize_server_url_option, duration, duration_option, format_duration,

@@ -182,7 +182,7 @@ impl Pull<'_> {
                         self.progress.retracted(at - range.start);
                         return Err(error.into());
                     }
-                    tokio::time::sleep(policy.delay(failed, None)).await;
+                    self.registry.inner().wait_to_retry(&error, failed, None).await;
                 }
                 Err(error) => {
                     self.progress.retracted(at - range.start);
@@ -247,7 +247,7 @@ impl Pull<'_> {
                         self.progress.retracted(at);
                         return Err(error);
                     }
-                    tokio::time::sleep(policy.delay(failed, None)).await;
+                    self.registry.inner().wait_to_retry(&error, failed, None).await;
                 }
                 Err(error) => {
                     self.progress.retracted(at);

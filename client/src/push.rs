@@ -393,7 +393,7 @@ impl<'a> BlobUpload<'a> {
             if failed >= policy.attempts {
                 return Err(error);
             }
-            tokio::time::sleep(policy.delay(failed, None)).await;
+            self.registry.inner().wait_to_retry(&error, failed, None).await;
             (location, offset) = match self.registry.session_status(self.repository, &location).await? {
                 Some((stored, next)) if stored <= self.size && failed < 3 => (next, stored),
                 // The session may be gone because the response to the last request was lost.

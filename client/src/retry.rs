@@ -1,6 +1,6 @@
 //! The retry policy: delays double, are randomised, and respect the server's `Retry-After`.
 
-use std::time::Duration;
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::HeaderMap;
 
@@ -42,6 +42,39 @@ impl RetryPolicy {
         let doubled = self.base.saturating_mul(1u32 << failed.saturating_sub(1).min(16)).min(self.cap);
         let spread = doubled.mul_f64(rand::random_range(0.5..=1.0));
         spread.max(retry_after.unwrap_or_default()).min(self.cap.max(spread))
+    }
+}
+
+/// A wait of at least this long is reported.
+const MIN_REPORTED: Duration = Duration::from_secs(1);
+
+/// Receives the error of an attempt that will be repeated, and the delay until then, unless the user hardly notices
+/// either. Called from many tasks at the same time.
+#[derive(Clone)]
+pub struct RetryNotice(Arc<Report>);
+
+type Report = dyn Fn(&Error, Duration) + Send + Sync;
+
+impl RetryNotice {
+    pub fn new(report: impl Fn(&Error, Duration) + Send + Sync + 'static) -> RetryNotice {
+        RetryNotice(Arc::new(report))
+    }
+
+    pub(crate) fn report(&self, error: &Error, delay: Duration) {
+        let took_long = match error {
+            Error::Stalled { .. } => true,
+            Error::Connect { source, .. } | Error::Transport { source, .. } => source.is_timeout(),
+            _ => false,
+        };
+        if took_long || delay >= MIN_REPORTED {
+            (self.0)(error, delay);
+        }
+    }
+}
+
+impl fmt::Debug for RetryNotice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RetryNotice").finish_non_exhaustive()
     }
 }
 

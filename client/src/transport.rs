@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use url::Url;
 
 use crate::{
-    Credentials, Egress, Error, PlainHttp, RetryPolicy, address,
+    Credentials, Egress, Error, PlainHttp, RetryNotice, RetryPolicy, address,
     auth::{self, Challenge, Scope, Ticket, TokenRequest},
     error,
     http::{USER_AGENT, http_builder, http_client},
@@ -27,6 +27,8 @@ pub struct ClientOptions {
     pub credentials: Credentials,
     pub plain_http: PlainHttp,
     pub retry: RetryPolicy,
+    /// Informs the user of attempts that are repeated.
+    pub on_retry: Option<RetryNotice>,
     /// A transfer without progress for this long is aborted and then retried; so is a download of less than
     /// 16 KiB in this time. There is no limit on the total duration.
     pub idle_timeout: Duration,
@@ -53,6 +55,7 @@ impl Default for ClientOptions {
             credentials: Credentials::none(),
             plain_http: PlainHttp::default(),
             retry: RetryPolicy::default(),
+            on_retry: None,
             idle_timeout: Duration::from_secs(60),
             response_timeout: Duration::from_secs(120),
             parallel_ranges: 6,
@@ -211,10 +214,18 @@ impl Inner {
             if !self.may_retry(request, &error, failed) {
                 return Err(error);
             }
-            let delay = self.options.retry.delay(failed, wait);
-            tracing::debug!(method = %request.method, server = %error::server(&request.url), %error, failed, delay_ms = delay.as_millis() as u64, "request failed; retrying");
-            tokio::time::sleep(delay).await;
+            tracing::debug!(method = %request.method, server = %error::server(&request.url), %error, failed, "request failed; retrying");
+            self.wait_to_retry(&error, failed, wait).await;
         }
+    }
+
+    /// Waits after the `failed`-th attempt (from 1) and reports the error to the user. `requested`: by the server.
+    pub(crate) async fn wait_to_retry(&self, error: &Error, failed: u32, requested: Option<Duration>) {
+        let delay = self.options.retry.delay(failed, requested);
+        if let Some(notice) = &self.options.on_retry {
+            notice.report(error, delay);
+        }
+        tokio::time::sleep(delay).await;
     }
 
     /// Like [`Inner::send`], but a status other than success is an error.

@@ -167,6 +167,33 @@ async fn a_server_names_what_it_does_not_use_and_where_its_data_is() {
 }
 
 #[tokio::test]
+async fn a_repeated_request_is_reported() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = format!("http://{}", listener.local_addr().unwrap());
+    // Busy once; it ends with the process.
+    std::thread::spawn(move || {
+        for (stream, number) in listener.incoming().zip(0..) {
+            let Ok(mut stream) = stream else { return };
+            let _request = stream.read(&mut [0; 8192]);
+            let (status, body) = match number {
+                0 => ("503 Busy\r\nretry-after: 1", r#"{"error":"starting"}"#),
+                _ => ("200 OK", r#"{"models":[]}"#),
+            };
+            let head =
+                format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+            let _sent = stream.write_all((head + body).as_bytes());
+        }
+    });
+    let folder = Folder::new();
+    let mut command = lode_command(folder.path());
+    command.args(["list", "--json"]).env("LODE_HOST", &server);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let listed = run_to_end(command, Vec::new()).await.expect_success();
+    let expect = format!("{server} returned 503 Service Unavailable: starting; trying again in 1 s\n");
+    assert_eq!(listed.stderr, expect);
+}
+
+#[tokio::test]
 async fn a_mistake_in_the_filter_of_the_log_is_refused() {
     let server = Server::fresh().await;
     for (filter, expect) in [
