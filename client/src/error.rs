@@ -168,6 +168,16 @@ impl Error {
         }
     }
 
+    /// Whether the server's response has the error code `code`.
+    pub fn has_code(&self, code: &str) -> bool {
+        match self {
+            Error::Unauthorized { entries, .. }
+            | Error::Denied { entries, .. }
+            | Error::Refused { entries, .. } => entries.iter().any(|entry| entry.code == code),
+            _ => false,
+        }
+    }
+
     /// The status of the response, if there was one.
     pub fn status(&self) -> Option<StatusCode> {
         match self {
@@ -219,15 +229,19 @@ pub(crate) fn entries(body: &[u8]) -> Vec<ErrorEntry> {
         /// Field of problem details (RFC 9457).
         detail: Option<String>,
         title: Option<String>,
+        /// A text in Lode's problem details; other servers may use the name for anything.
+        #[serde(default)]
+        code: serde_json::Value,
     }
     if let Ok(envelope) = serde_json::from_slice::<Envelope>(body) {
         let mut entries = envelope.errors;
+        let code = envelope.code.as_str().unwrap_or_default().to_owned();
         match envelope.error {
-            Some(ErrorField::Text(message)) => entries.push(ErrorEntry { code: String::new(), message }),
+            Some(ErrorField::Text(message)) => entries.push(ErrorEntry { code, message }),
             Some(ErrorField::Object(entry)) => entries.push(entry),
             None if entries.is_empty() => {
                 let message = envelope.detail.or(envelope.title);
-                entries.extend(message.map(|message| ErrorEntry { code: String::new(), message }));
+                entries.extend(message.map(|message| ErrorEntry { code, message }));
             }
             None => {}
         }
@@ -262,9 +276,14 @@ mod tests {
         check(r#"{"title":"Not Found","status":404,"detail":"no such job"}"#, ": no such job");
         check(r#"{"title":"Not Found","detail":"no such job","error":"no such job"}"#, ": no such job");
         check(r#"{"error":{"message":"no","type":"x"}}"#, ": no");
+        check(r#"{"code":404,"error":"no such job"}"#, ": no such job");
         check("disk full\n", ": disk full");
         check("<html>bad gateway</html>", "");
         check("", "");
         check("{}", "");
+        let problem =
+            entries(br#"{"status":503,"detail":"no worker","code":"NO_WORKER","error":"no worker"}"#);
+        let expect = ErrorEntry { code: "NO_WORKER".into(), message: "no worker".into() };
+        assert_eq!(problem, [expect]);
     }
 }

@@ -194,6 +194,16 @@ async fn a_repeated_request_is_reported() {
 }
 
 #[tokio::test]
+async fn a_run_without_a_worker_says_how_to_get_one() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    lode.create("team/mini", &demo(), &[]).await.expect_success();
+    let refused = lode.run(&["run", "team/mini", "Hello"]).await;
+    refused
+        .expect_failure(&["no worker is attached", "`lode serve` starts a worker unless --no-worker is set"]);
+}
+
+#[tokio::test]
 async fn a_mistake_in_the_filter_of_the_log_is_refused() {
     let server = Server::fresh().await;
     for (filter, expect) in [

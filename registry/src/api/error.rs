@@ -16,7 +16,7 @@ pub(crate) fn respond(failure: &Failure) -> Response {
 /// Problem details, RFC 9457.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Problem<'a> {
-    /// Always `about:blank`: programs act on the status alone.
+    /// Always `about:blank`: programs act on the status, and on `code`.
     #[serde(rename = "type")]
     kind: &'static str,
     title: &'static str,
@@ -24,6 +24,9 @@ pub(super) struct Problem<'a> {
     detail: &'a str,
     /// The request's id, as in the log.
     instance: &'a str,
+    /// Why, for programs: `NO_WORKER` if no worker is attached or responds. Absent if the status says enough.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<&'static str>,
     /// The same as `detail`, for clients of earlier versions.
     error: &'a str,
 }
@@ -37,6 +40,7 @@ pub(crate) fn problem(failure: &Failure, id: &str) -> Response {
         status: status.as_u16(),
         detail: &message,
         instance: id,
+        code: failure.code(),
         error: &message,
     };
     let kind = HeaderValue::from_static("application/problem+json");

@@ -51,6 +51,16 @@ impl GatewayError {
     }
 }
 
+impl GatewayError {
+    /// The code for programs, in the field `code` of problem details.
+    pub(crate) fn code(&self) -> Option<&'static str> {
+        match self {
+            GatewayError::NoWorker { .. } | GatewayError::NoWorkerResponded { .. } => Some("NO_WORKER"),
+            _ => None,
+        }
+    }
+}
+
 /// The subject and the verb of a sentence about all `count` workers.
 fn all(count: usize) -> String {
     match count {

@@ -169,6 +169,14 @@ impl Failure {
         Failure::Field { field: field.into(), reason: reason.into() }
     }
 
+    /// The code for programs, if the status does not say enough.
+    pub(crate) fn code(&self) -> Option<&'static str> {
+        match self {
+            Failure::Gateway(error) => error.code(),
+            _ => None,
+        }
+    }
+
     /// The status of the response; the same in every API.
     pub(crate) fn status(&self) -> StatusCode {
         match self {

@@ -161,6 +161,9 @@ async fn workers_are_tried_until_one_responds() {
     let generate = || app.post_json("/api/generate", json!({"model": "mini"}));
     let none = generate().await;
     assert_eq!(none.status, 503);
+    assert_eq!(none.json()["code"], Value::Null, "ollama's format has no code");
+    let ours = || app.post_json("/lode/v1/generate", json!({"model": "mini"}));
+    assert_eq!(ours().await.json()["code"], "NO_WORKER");
     assert!(none.json()["error"].as_str().unwrap().contains("lode worker"));
 
     let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -169,6 +172,7 @@ async fn workers_are_tried_until_one_responds() {
     let dead = generate().await;
     assert_eq!(dead.status, 503);
     assert!(dead.json()["error"].as_str().unwrap().contains("no worker responded"));
+    assert_eq!(ours().await.json()["code"], "NO_WORKER");
 
     let busy = || (http::StatusCode::SERVICE_UNAVAILABLE, r#"{"error":"server busy"}"#).into_response();
     join(&app, worker(busy).await.0).await;

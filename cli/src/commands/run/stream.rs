@@ -17,6 +17,9 @@ use crate::{
 /// Limit for one record. The last record has the ids of the whole context.
 const MAX_RECORD: usize = 64 << 20;
 
+/// The server's code for an error that says that no worker is attached or responds.
+const NO_WORKER: &str = "NO_WORKER";
+
 /// The relevant fields of a record of `/api/generate` or `/api/chat`.
 #[derive(Deserialize, Default)]
 #[serde(default)]
@@ -107,12 +110,6 @@ pub(super) async fn until_interrupted<T>(work: impl Future<Output = Outcome<T>>)
     }
 }
 
-/// Whether no worker is attached or responds. The errors of drained or reserved workers and those of workers, such
-/// as a missing library, say what to do themselves.
-fn lacks_worker(error: &str) -> bool {
-    error.contains("no worker") && !error.contains("no worker runs")
-}
-
 /// The records of a response: one JSON object per line.
 struct Records {
     bytes: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
@@ -124,11 +121,11 @@ struct Records {
 impl Records {
     async fn request(target: &Target, path: &str, request: &Map<String, Value>) -> Outcome<Records> {
         let response = target.registry.json_stream(Method::POST, path, request).await;
-        let response = response.map_err(|error| match error.status().map(|status| status.as_u16()) {
-            Some(503) if lacks_worker(&error.to_string()) => Failure::from(error)
+        let response = response.map_err(|error| match error.has_code(NO_WORKER) {
+            true => Failure::from(error)
                 .hint("a server that starts or stops has no worker: try again soon")
                 .hint("`lode serve` starts a worker unless --no-worker is set"),
-            _ => target.not_found(error),
+            false => target.not_found(error),
         })?;
         Ok(Records { bytes: response.bytes_stream().boxed(), buffer: Vec::new(), searched: 0 })
     }
