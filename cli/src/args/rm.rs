@@ -3,6 +3,14 @@
 use clap::Args;
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+`lode tag undo` restores a tag. A digest removes the manifest with all its tags, and `lode gc undo`
+restores them. A collection deletes what no tag needs after the grace period of the server: see
+`lode gc --help`.
+
+Examples:
+  lode rm team/mini:old
+  lode rm team/image@sha256:0123...")]
 pub(crate) struct Rm {
     /// Tag or manifest: [host/]repository[:tag|@digest]
     #[arg(required = true, value_name = "NAME")]
