@@ -2,6 +2,7 @@
 //! user's config, cache and state folders.
 
 use std::{
+    net::Ipv4Addr,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
@@ -101,13 +102,41 @@ impl Connection {
     }
 
     pub(crate) fn target(&self, name: &str) -> Outcome<Target> {
-        let name: Name = name.parse().map_err(|error| not_a_name(name, &error))?;
+        let parsed: Name = name.parse().map_err(|error| not_a_name(name, &error))?;
+        self.check_has_repository(name)?;
         Ok(Target {
-            registry: self.registry(name.host.as_deref())?,
-            host: name.host,
-            repository: name.repository,
-            reference: name.reference,
+            registry: self.registry(parsed.host.as_deref())?,
+            host: parsed.host,
+            repository: parsed.repository,
+            reference: parsed.reference,
         })
+    }
+
+    /// Refuses a server without a repository. By docker's rule, `localhost:5000` is the tag 5000 of a repository
+    /// `localhost`, which nobody means. With a host in front, such a repository can be named.
+    fn check_has_repository(&self, name: &str) -> Outcome {
+        let (host, port) = name.split_once(':').map_or((name, None), |(host, port)| (host, Some(port)));
+        let is_port = port.is_none_or(|port| port.parse::<u16>().is_ok());
+        let is_this_machine = host == "localhost" || host.parse::<Ipv4Addr>().is_ok();
+        // Other names with a dot can be models: `qwen2.5:7`.
+        let is_default = || {
+            name.contains(['.', ':']) && self.default_registry().is_ok_and(|registry| registry.host() == name)
+        };
+        match is_port && (is_this_machine || is_default()) {
+            true => Err(Failure::new(format!("`{name}` is a server without a repository"))
+                .hint(format!("name the repository after it, such as `{name}/team/mini:latest`"))),
+            false => Ok(()),
+        }
+    }
+
+    /// The registry and the repository in a name, whose tag does not matter.
+    pub(crate) fn repository(&self, name: &str) -> Outcome<(Registry, Repository)> {
+        let parsed: Name = name.parse().map_err(|error| {
+            Failure::with_source(format!("`{name}` is not a repository"), &error)
+                .hint("a repository is [host[:port]/]repository, such as team/mini")
+        })?;
+        self.check_has_repository(name)?;
+        Ok((self.registry(parsed.host.as_deref())?, parsed.repository))
     }
 
     /// A target to write to; new content can only be addressed by tag.
@@ -275,6 +304,29 @@ mod tests {
         check("hub.local/team/mini", "https://hub.local/", "team/mini:latest");
         check("localhost:5001/mini", "http://localhost:5001/", "mini:latest");
         check("localhost/mini", "http://localhost/", "mini:latest");
+        // Not servers, and a server's name as a repository.
+        check("model:123", "http://127.0.0.1:5000/", "model:123");
+        check("qwen2.5:7", "http://127.0.0.1:5000/", "qwen2.5:7");
+        check("mini", "http://127.0.0.1:5000/", "mini:latest");
+        check("localhost:v1", "http://127.0.0.1:5000/", "localhost:v1");
+        check("127.0.0.1:5000/localhost:5000", "http://127.0.0.1:5000/", "localhost:5000");
+    }
+
+    #[test]
+    fn a_server_needs_a_repository() {
+        for (host, name) in [
+            ("hub.local", "localhost"),
+            ("hub.local", "localhost:5000"),
+            ("hub.local", "127.0.0.1:49203"),
+            ("hub.local", "10.1.2.3"),
+            ("hub.local", "hub.local"),
+            ("https://hub.local:8443", "hub.local:8443"),
+            ("hub:5000", "hub:5000"),
+        ] {
+            let failure = connection(host).target(name).err().unwrap().to_string();
+            assert!(failure.contains("is a server without a repository"), "{name}: {failure}");
+            assert!(failure.contains(&format!("`{name}/team/mini:latest`")), "{name}: {failure}");
+        }
     }
 
     #[test]

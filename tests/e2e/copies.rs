@@ -48,6 +48,10 @@ async fn the_destination_fetches_from_the_source() {
     }
     let missing = lode.run(&["cp", &on(&source, "team/none"), "copy/none"]).await;
     missing.expect_failure(&["team/none", &source.address.to_string()]);
+    // A server without a repository does not become a repository.
+    let server = destination.address.to_string();
+    let alone = lode.run(&["cp", &on(&source, "team/mini"), &server]).await;
+    alone.expect_failure(&[&format!("`{server}` is a server without a repository"), "/team/mini:latest"]);
     assert!(!missing.stderr.contains("through this machine"), "{}", missing.stderr);
 }
 

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 
 use lode_client::Registry;
-use lode_model::reference::{Name, Repository};
+use lode_model::reference::Repository;
 use serde_json::{Value, json};
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 
 pub(crate) async fn repositories(connection: &Connection, args: RepoList) -> Outcome {
     let (registry, prefix) = match &args.prefix {
-        Some(name) => repository_of(connection, name).map(|(registry, prefix)| (registry, Some(prefix)))?,
+        Some(name) => connection.repository(name).map(|(registry, prefix)| (registry, Some(prefix)))?,
         None => (connection.default_registry()?, None),
     };
     let query = prefix.as_ref().map(|prefix| format!("?prefix={prefix}")).unwrap_or_default();
@@ -58,7 +58,7 @@ pub(crate) async fn repositories(connection: &Connection, args: RepoList) -> Out
 }
 
 pub(crate) async fn tags(connection: &Connection, args: TagList) -> Outcome {
-    let (registry, repository) = repository_of(connection, &args.repository)?;
+    let (registry, repository) = connection.repository(&args.repository)?;
     let found = fetch_all(&registry, &format!("lode/v1/repositories/{repository}/tags"), "tags").await;
     let tags = match found {
         // A repository that does not exist fails here, too.
@@ -97,7 +97,7 @@ pub(crate) async fn tags(connection: &Connection, args: TagList) -> Outcome {
 }
 
 pub(crate) async fn manifests(connection: &Connection, args: ManifestList) -> Outcome {
-    let (registry, repository) = repository_of(connection, &args.repository)?;
+    let (registry, repository) = connection.repository(&args.repository)?;
     let path = format!("lode/v1/repositories/{repository}/manifests");
     let mut manifests = match fetch_all(&registry, &path, "manifests").await {
         Err(error) if is_unsupported(&error) => {
@@ -134,15 +134,6 @@ pub(crate) async fn manifests(connection: &Connection, args: ManifestList) -> Ou
         .optional(&["SUBJECT", "KIND", "CREATED"])
         .wide(args.wide)
         .print()
-}
-
-/// The registry and the repository in a name, whose tag does not matter.
-pub(super) fn repository_of(connection: &Connection, name: &str) -> Outcome<(Registry, Repository)> {
-    let parsed: Name = name.parse().map_err(|error| {
-        Failure::with_source(format!("`{name}` is not a repository"), &error)
-            .hint("a repository is [host[:port]/]repository, such as team/mini")
-    })?;
-    Ok((connection.registry(parsed.host.as_deref())?, parsed.repository))
 }
 
 pub(super) fn not_found(registry: &Registry, error: lode_client::Error) -> Failure {

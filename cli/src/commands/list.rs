@@ -1,18 +1,10 @@
 //! `lode list [REPOSITORY]`: lists the models in a registry, one line per tag.
 
 use lode_client::Registry;
-use lode_model::reference::Name;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{
-    args::List,
-    connect::Connection,
-    error::{Failure, Outcome},
-    table::Table,
-    times::show_time,
-    ui,
-};
+use crate::{args::List, connect::Connection, error::Outcome, table::Table, times::show_time, ui};
 
 /// The status of a model that the server has indexed.
 const READY: &str = "ready";
@@ -31,10 +23,8 @@ async fn needs_login(registry: &Registry) -> bool {
 pub(crate) async fn run(connection: &Connection, args: List) -> Outcome {
     let (registry, below) = match &args.repository {
         Some(name) => {
-            let parsed: Name = name
-                .parse()
-                .map_err(|error| Failure::with_source(format!("`{name}` is not a repository"), &error))?;
-            (connection.registry(parsed.host.as_deref())?, Some(parsed.repository))
+            let (registry, repository) = connection.repository(name)?;
+            (registry, Some(repository))
         }
         None => (connection.default_registry()?, None),
     };

@@ -3,7 +3,7 @@
 use lode_model::reference::Tag;
 use serde_json::{Value, json};
 
-use super::contents::{not_found, repository_of};
+use super::contents::not_found;
 use crate::{
     args::{TagHistory, TagUndo},
     connect::Connection,
@@ -19,7 +19,7 @@ const PAGE: u32 = 100;
 const TITLE_CHARS: usize = 50;
 
 pub(crate) async fn history(connection: &Connection, args: TagHistory) -> Outcome {
-    let (registry, repository) = repository_of(connection, &args.repository)?;
+    let (registry, repository) = connection.repository(&args.repository)?;
     let filter = match &args.tag {
         Some(tag) => {
             let tag: Tag =
