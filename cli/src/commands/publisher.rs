@@ -82,9 +82,15 @@ async fn add(registry: &Registry, args: PublisherAdd) -> Outcome {
     }
     let body = json!({ "robot": robot, "kind": kind, "issuer": issuer, "conditions": conditions });
     let created: Value = registry.json_post("lode/v1/publishers", &body).await?;
-    if json {
-        return ui::json(&created);
+    match json {
+        true => ui::json(&created)?,
+        false => ui::print_message(format!(
+            "created publisher {}: its jobs sign in as {robot}",
+            text(&created, "id")
+        )),
     }
-    ui::print_message(format!("created publisher {}: its jobs sign in as {robot}", text(&created, "id")));
+    if let Some(warning) = created["warning"].as_str() {
+        ui::print_message(format!("warning: {warning}"));
+    }
     Ok(())
 }

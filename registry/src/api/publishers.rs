@@ -15,6 +15,8 @@ use crate::app::{NewPublisher, Publisher, PublisherKind};
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
 
+const NO_PUBLIC_URL: &str = "no job can sign in until the operator sets `public_url` (--public-url): tokens of jobs have to name it as their audience";
+
 /// A request to register a publisher.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -37,6 +39,15 @@ pub(crate) struct PublisherList {
     publishers: Vec<Publisher>,
 }
 
+#[derive(Serialize, ToSchema)]
+pub(crate) struct CreatedPublisher {
+    #[serde(flatten)]
+    publisher: Publisher,
+    /// Why its jobs cannot sign in yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<&'static str>,
+}
+
 /// Oldest first.
 pub(crate) async fn list(
     State(registry): State<Registry>,
@@ -56,11 +67,12 @@ pub(crate) async fn create(
     State(registry): State<Registry>,
     caller: Caller,
     body: JsonBody<PublisherRequest>,
-) -> Result<(StatusCode, Json<Publisher>), Failure> {
+) -> Result<(StatusCode, Json<CreatedPublisher>), Failure> {
     let (PublisherRequest { robot, kind, issuer, conditions }, _charge) = body.into_parts();
-    let created =
+    let publisher =
         registry.publisher_create(&caller, NewPublisher { robot, kind, issuer, conditions }).await?;
-    Ok((StatusCode::CREATED, Json(created)))
+    let warning = registry.config().public_url.is_none().then_some(NO_PUBLIC_URL);
+    Ok((StatusCode::CREATED, Json(CreatedPublisher { publisher, warning })))
 }
 
 pub(crate) async fn remove(

@@ -109,6 +109,32 @@ impl PublisherKind {
         }
     }
 
+    /// What a condition of this kind has to be, unless tokens can have this value.
+    pub(super) fn check_condition(self, name: &str, value: &str) -> Result<(), &'static str> {
+        let is_path = |text: &str| text.split('/').all(is_name);
+        let has_form = match (self, name) {
+            (PublisherKind::Github, "repository") => is_path(value) && value.matches('/').count() == 1,
+            (PublisherKind::Github, "workflow") => {
+                !value.contains('/') && (value.ends_with(".yml") || value.ends_with(".yaml"))
+            }
+            (PublisherKind::Gitlab, "project_path") => is_path(value) && value.contains('/'),
+            (PublisherKind::Gitlab, "config_file") => !value.starts_with('/') && !value.contains("://"),
+            _ => !self.pinned().contains(&name) || value.bytes().all(|byte| byte.is_ascii_digit()),
+        };
+        match (self, name) {
+            _ if has_form => Ok(()),
+            (PublisherKind::Github, "repository") => Err("OWNER/NAME, such as octo-org/octo-repo"),
+            (PublisherKind::Github, "workflow") => {
+                Err("the name of a file in .github/workflows, such as publish.yml")
+            }
+            (PublisherKind::Gitlab, "project_path") => Err("GROUP/NAME, such as my-group/my-project"),
+            (PublisherKind::Gitlab, "config_file") => {
+                Err("the path of a file in the project, such as .gitlab-ci.yml")
+            }
+            _ => Err("a number"),
+        }
+    }
+
     /// Claims that never change for one project. The names of a deleted project can be used by another one.
     pub(super) fn pinned(self) -> &'static [&'static str] {
         match self {
@@ -197,6 +223,11 @@ impl PublisherRow {
         }
         Ok(pins)
     }
+}
+
+/// Whether this can be one part of the name of a project.
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
 /// The claim behind a condition.

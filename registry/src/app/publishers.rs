@@ -97,6 +97,13 @@ impl Registry {
         {
             return Err(PublisherError::Conditions.into());
         }
+        for (name, value) in &conditions {
+            kind.check_condition(name, value).map_err(|expected| PublisherError::Condition {
+                name: name.clone(),
+                value: value.clone(),
+                expected,
+            })?;
+        }
         let issuer = match issuer {
             Some(issuer) => issuer,
             None => kind.default_issuer().ok_or(PublisherError::IssuerMissing)?.to_owned(),

@@ -53,6 +53,9 @@ pub enum PublisherError {
     NotARobot { name: String },
     #[error("the condition `{name}` is missing")]
     ConditionMissing { name: &'static str },
+    /// No token can have this value.
+    #[error("the condition `{name}` is `{value}`, expected {expected}")]
+    Condition { name: String, value: String, expected: &'static str },
     #[error(
         "invalid publisher: expected 1 to {MAX_CONDITIONS} conditions of 1 to {MAX_VALUE_LEN} characters"
     )]

@@ -497,7 +497,8 @@ async fn publishers_are_registered_by_owners() {
         "robot": "team+ci", "kind": "oidc", "issuer": issuer.url,
         "conditions": {"sub": "system:serviceaccount:ml:trainer"},
     });
-    assert_eq!(send(&alice, right.clone()).await.status, 201);
+    let created = send(&alice, right.clone()).await;
+    assert_eq!((created.status.as_u16(), &created.json()["warning"]), (201, &json!(null)));
     assert_eq!(send(&bob, right.clone()).await.status, 403);
     assert_eq!(send("", right.clone()).await.status, 401);
     for (changes, expected) in [
@@ -512,6 +513,36 @@ async fn publishers_are_registered_by_owners() {
         (json!({"kind": "gitlab"}), "`project_path` is missing"),
         (json!({"kind": "github", "conditions": {"repository": "a/b"}}), "`workflow` is missing"),
         (json!({"kind": "other"}), "kind"),
+        // Values that no token has.
+        (
+            json!({"kind": "github", "conditions": {"repository": "octo-org", "workflow": "a.yml"}}),
+            "the condition `repository` is `octo-org`, expected OWNER/NAME",
+        ),
+        (
+            json!({"kind": "github", "conditions": {"repository": "https://github.com/a/b", "workflow": "a.yml"}}),
+            "expected OWNER/NAME",
+        ),
+        (
+            json!({"kind": "github", "conditions": {"repository": "a/b", "workflow": "sub/dir.yml"}}),
+            "the condition `workflow` is `sub/dir.yml`, expected the name of a file",
+        ),
+        (
+            json!({"kind": "github", "conditions": {"repository": "a/b", "workflow": "publish"}}),
+            "publish.yml",
+        ),
+        (
+            json!({
+                "kind": "github",
+                "conditions": {"repository": "a/b", "workflow": "a.yml", "repository_id": "a/b"},
+            }),
+            "the condition `repository_id` is `a/b`, expected a number",
+        ),
+        (json!({"kind": "gitlab", "conditions": {"project_path": "proj"}}), "expected GROUP/NAME"),
+        (json!({"kind": "gitlab", "conditions": {"project_path": "/group/proj"}}), "expected GROUP/NAME"),
+        (
+            json!({"kind": "gitlab", "conditions": {"project_path": "a/b", "config_file": "/ci.yml"}}),
+            "expected the path of a file in the project",
+        ),
         // Publishers that could match the jobs of every project.
         (
             json!({"issuer": "https://token.actions.githubusercontent.com"}),
@@ -544,7 +575,8 @@ async fn publishers_are_registered_by_owners() {
     let nameless =
         App::with(Config { admin_password: Some(Secret::new(PASSWORD)), ..Config::default() }).await;
     nameless.admin("POST", "/lode/v1/accounts", json!({"name": "team+ci", "kind": "robot"})).await;
-    nameless.admin("POST", "/lode/v1/publishers", right).await;
+    let created = nameless.admin("POST", "/lode/v1/publishers", right).await.json();
+    assert!(created["warning"].as_str().unwrap().contains("public_url"), "{created}");
     let token = issuer.key().sign(&claims("system:serviceaccount:ml:trainer"));
     let response = exchange(&nameless, &token, "").await;
     assert!(response.status == 400 && response.text().contains("public_url"), "{}", response.text());

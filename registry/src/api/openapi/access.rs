@@ -5,8 +5,9 @@ use utoipa::openapi::path::ParameterBuilder;
 
 use super::Group;
 use super::operation::{Operation, of, text};
+use crate::api::publishers::CreatedPublisher;
 use crate::api::{MAX_PAGE, access, publishers, rules};
-use crate::app::{AccountInfo, KeyInfo, Publisher};
+use crate::app::{AccountInfo, KeyInfo};
 
 const AUDITOR: &str = "the server role `auditor` or `admin`";
 const ADMINISTRATOR: &str = "the server role `admin`";
@@ -116,7 +117,7 @@ fn credentials() -> Vec<Operation> {
         Operation::post("/lode/v1/publishers", "addPublisher", "Lets CI jobs sign in as a robot")
             .needs(ROBOT_OWNER)
             .body(of::<publishers::PublisherRequest>())
-            .returns(201, "The publisher", of::<Publisher>()),
+            .returns(201, "The publisher", of::<CreatedPublisher>()),
         Operation::delete(
             "/lode/v1/publishers/{id}",
             "removePublisher",
