@@ -9,7 +9,7 @@ use std::{
 };
 
 use lode_client::{
-    Client, ClientOptions, CredentialFile, Credentials, PlainHttp, Registry, RetryNotice, RetryPolicy,
+    Client, ClientOptions, CredentialFile, Credentials, Login, PlainHttp, Registry, RetryNotice, RetryPolicy,
     is_loopback_host,
 };
 use lode_model::reference::{Name, Reference, ReferenceError, Repository, Tag};
@@ -266,6 +266,14 @@ fn read_authorities(file: &Path) -> Outcome<Vec<reqwest::Certificate>> {
 /// The file for credentials; `None` without a home folder.
 pub(crate) fn credential_file() -> Option<CredentialFile> {
     folder("XDG_CONFIG_HOME", ".config").map(|folder| CredentialFile::at(folder.join("credentials.json")))
+}
+
+/// The credentials that `lode login` has saved for a registry.
+pub(crate) fn saved_login(registry: &Registry) -> Outcome<Option<Login>> {
+    match credential_file() {
+        Some(file) => Ok(file.get(&registry.credential_key())?),
+        None => Ok(None),
+    }
 }
 
 pub(crate) fn cache_folder() -> Option<PathBuf> {

@@ -2,7 +2,7 @@
 //! fetches the blobs in a job. If it cannot, they pass through this machine.
 
 use http::StatusCode;
-use lode_client::{Login, RawManifest};
+use lode_client::RawManifest;
 use lode_model::reference::Reference;
 use serde::Deserialize;
 use serde_json::json;
@@ -98,7 +98,7 @@ async fn start_job(source: &Target, destination: &Target) -> Outcome<Started> {
         Err(error) => error,
     };
     if refused.status() == Some(StatusCode::FAILED_DEPENDENCY)
-        && let Some(login) = saved_login(from)?
+        && let Some(login) = connect::saved_login(from)?
     {
         if !connect::is_confidential(to) {
             let reason = format!("the login for {} is not sent to {} without TLS", from.host(), to.host());
@@ -124,13 +124,6 @@ async fn start_job(source: &Target, destination: &Target) -> Outcome<Started> {
         }
         Some(_) => Err(Failure::from(refused).hint("`--through-client` copies through this machine")),
         None => Err(Failure::from(refused)),
-    }
-}
-
-fn saved_login(registry: &lode_client::Registry) -> Outcome<Option<Login>> {
-    match connect::credential_file() {
-        Some(file) => Ok(file.get(&registry.credential_key())?),
-        None => Ok(None),
     }
 }
 

@@ -62,6 +62,10 @@ pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
     };
     let probe: Registry = Client::new(options)?.registry(registry.url().as_str())?;
     probe.ping().await.map_err(|error| match error {
+        lode_client::Error::Unauthorized { .. } if login.username == TOKEN_USER => Failure::new(format!(
+            "{} rejected this token: it is invalid, expired or revoked",
+            registry.host()
+        )),
         lode_client::Error::Unauthorized { .. } => {
             Failure::new(format!("{} rejected this user name and password", registry.host()))
         }

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::{
     args::Whoami,
-    connect::Connection,
+    connect::{self, Connection},
     error::{Failure, Outcome},
     ui,
 };
@@ -12,8 +12,9 @@ use crate::{
 pub(crate) async fn run(connection: &Connection, args: Whoami) -> Outcome {
     let registry = connection.registry(args.server.as_deref())?;
     let host = registry.host();
+    let is_signed_in = connect::saved_login(&registry)?.is_some();
     let account: Value = registry.json_get("lode/v1/me").await.map_err(|error| match error {
-        lode_client::Error::Unauthorized { .. } => {
+        lode_client::Error::Unauthorized { .. } if !is_signed_in => {
             Failure::new(format!("not signed in to {host}")).hint(format!("`lode login {host}`"))
         }
         error if error.is_not_found() => {

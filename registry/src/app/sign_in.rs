@@ -40,6 +40,8 @@ const MAX_SCOPES: usize = 64;
 
 const ACCESS_TOKEN_PREFIX: &str = "lode.";
 const KEY_NAME: &str = "access-tokens";
+/// The user name of clients that have only a token. No account has it.
+const TOKEN_USER: &str = "token";
 
 /// Whether the expiry of a credential counts. It does not for the rest of an upload that its account has begun.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,22 +98,25 @@ impl Registry {
         password: &Secret,
         upload: Option<Uuid>,
     ) -> Result<Identity, Error> {
-        let wrong = || Error::CredentialsInvalid { is_token: false };
+        let wrong = |is_token| Error::CredentialsInvalid { is_token };
         let is_secret = |text: &str| is_token(text) || text.starts_with(WORKER_CREDENTIAL_PREFIX);
-        if is_secret(password.expose()) {
-            match self.sign_in_token(password.expose(), upload).await? {
-                // Clients that have no user name send `token`.
-                Some(Identity::Account(account)) if name != "token" && account.name != name => {}
+        if is_secret(password.expose()) || name == TOKEN_USER {
+            let found = match is_secret(password.expose()) {
+                true => self.sign_in_token(password.expose(), upload).await?,
+                false => None,
+            };
+            let is_other = match found {
+                Some(Identity::Account(account)) if name != TOKEN_USER && account.name != name => true,
                 Some(identity) => return Ok(identity),
-                None => {}
-            }
+                None => false,
+            };
             self.audit_invalid_token(client);
             self.rate_limits().check_wrong_tokens(client)?;
-            return Err(wrong());
+            return Err(wrong(!is_other));
         }
         // Names that no account can have cost no hash, and are not stored.
         if !is_account_name(name) {
-            return Err(wrong());
+            return Err(wrong(false));
         }
         let address = client.origin.as_ref().and_then(|origin| origin.address);
         let address = address.map(|address| network(address).to_string()).unwrap_or_default();
