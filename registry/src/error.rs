@@ -22,6 +22,10 @@ pub enum Error {
     ManifestUnknown { reference: Reference },
     #[error("repository {repository} does not exist")]
     NameUnknown { repository: Repository },
+    /// A push where the caller may not learn whether the repository exists. `needs`: what the caller lacks to
+    /// create it.
+    #[error("repository {repository} does not exist, or you may not write to it: {needs}")]
+    PushHidden { repository: Repository, needs: String },
     #[error("no restorable removal for `{reference}`")]
     RemovalUnknown { reference: Reference },
     /// Restoring a tag that has been set again since its removal.
@@ -256,7 +260,11 @@ impl Error {
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(
             self,
-            Error::Unauthorized | Error::InsufficientScope | Error::Denied { .. } | Error::NameUnknown { .. }
+            Error::Unauthorized
+                | Error::InsufficientScope
+                | Error::Denied { .. }
+                | Error::NameUnknown { .. }
+                | Error::PushHidden { .. }
         )
     }
 

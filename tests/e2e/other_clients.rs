@@ -51,7 +51,7 @@ async fn crane_signs_in() {
     let listed = crane.run(&["catalog", "--insecure", &host]);
     assert!(listed.contains("alice/image") && listed.contains("alice/copy"), "{listed}");
     crane.run(&["delete", "--insecure", &copy]);
-    let message = "NAME_UNKNOWN: repository bob/image does not exist; map[name:bob/image]";
+    let message = "NAME_UNKNOWN: repository bob/image does not exist, or you may not write to it: it needs the role `write` on `bob/*`; map[name:bob/image]";
     crane.run_refused(&push(&foreign), &pushing(&foreign, "bob/image", message));
     // 3. A reader.
     login("bob", PASSWORD);
@@ -97,7 +97,7 @@ async fn regctl_signs_in() {
     assert_eq!(regctl.run(&["tag", "ls", &format!("{host}/alice/copy")]).trim(), "v1");
     let pushing =
         |name: &str, why: &str| format!("failed to send blob post, ref {name}: request failed: {why}");
-    let message = r#"not found [http 404]: {"errors":[{"code":"NAME_UNKNOWN","message":"repository bob/image does not exist","detail":{"name":"bob/image"}}]}"#;
+    let message = r#"not found [http 404]: {"errors":[{"code":"NAME_UNKNOWN","message":"repository bob/image does not exist, or you may not write to it: it needs the role `write` on `bob/*`","detail":{"name":"bob/image"}}]}"#;
     regctl.run_refused(&push(&foreign), &pushing(&foreign, message));
     // 3. A reader.
     regctl.run(&["registry", "login", &host, "-u", "bob", "-p", PASSWORD]);
@@ -204,7 +204,7 @@ async fn helm_signs_in() {
     // 3. A reader.
     helm.run(&login("bob", PASSWORD));
     helm.run(&pull);
-    let unknown = "404: name unknown: repository carol/serving does not exist: map[name:carol/serving]";
+    let unknown = "404: name unknown: repository carol/serving does not exist, or you may not write to it: it needs the role `write` on `carol/*`: map[name:carol/serving]";
     for (to, namespace, status) in [
         (&alice, "alice", "403: denied: not allowed: it needs the role `write` on `alice/serving`"),
         (&carol, "carol", unknown),

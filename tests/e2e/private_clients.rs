@@ -52,7 +52,10 @@ async fn docker_signs_in() {
     assert!(login("bob", PASSWORD).0);
     run(&["pull", &image]);
     refused(&["push", &other], "denied: not allowed: it needs the role `write` on `alice/image`");
-    refused(&["push", &foreign], "name unknown: repository carol/image does not exist");
+    refused(
+        &["push", &foreign],
+        "name unknown: repository carol/image does not exist, or you may not write to it: it needs the role `write` on `carol/*`",
+    );
     run(&["logout", &host]);
     // 4. A token takes the place of the password.
     let token = create_token(&server.lode(), &["docker", "--account", "alice"]).await;
@@ -137,7 +140,7 @@ async fn oras_signs_in() {
         &push(&other),
         "Error response from registry: denied: not allowed: it needs the role `write` on `alice/files`",
     );
-    let message = "name unknown: repository carol/files does not exist: map[name:carol/files]";
+    let message = "name unknown: repository carol/files does not exist, or you may not write to it: it needs the role `write` on `carol/*`: map[name:carol/files]";
     oras.run_refused(&push(&foreign), &format!("Error response from registry: {message}"));
     // 4. A public repository is read without credentials.
     oras.run(&["logout", &host]);

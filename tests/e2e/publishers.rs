@@ -55,7 +55,9 @@ async fn a_job_of_github_publishes() {
     let file = scratch.path().join("weights.bin");
     std::fs::write(&file, "weights").unwrap();
     in_job.run(&["push", file.to_str().unwrap(), "team/app:v1"]).await.expect_success();
-    in_job.run(&["push", file.to_str().unwrap(), "team/other:v1"]).await.expect_failure(&["does not exist"]);
+    in_job.run(&["push", file.to_str().unwrap(), "team/other:v1"]).await.expect_failure(&[
+        "does not exist, or you may not write to it: it needs the role `write` on `team/*`, and a token or key",
+    ]);
     let registry = server.registry();
     let pull = registry.request("GET", "/v2/team/app/manifests/v1").bearer_auth(&token);
     registry.send(pull).await.expect(200);

@@ -252,6 +252,11 @@ impl Decision {
             (Decision::Allow, _) => Ok(()),
             (Decision::Authenticate, _) => Err(Error::Unauthorized),
             (Decision::Rescope, _) => Err(Error::InsufficientScope),
+            (Decision::Hide, Target::Repository(repository)) if action == Action::Push => {
+                let namespace = AccessTarget::namespace_of(repository);
+                let needs = missing_right(caller, action, Target::Settings(&namespace));
+                Err(Error::PushHidden { repository: repository.clone(), needs })
+            }
             (Decision::Hide, Target::Repository(repository)) => {
                 Err(Error::NameUnknown { repository: repository.clone() })
             }

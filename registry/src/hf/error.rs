@@ -54,7 +54,8 @@ fn code(failure: &Failure) -> Option<&'static str> {
         | Failure::Commit(CommitError::BranchUnknown { .. }) => Some("RevisionNotFound"),
         Failure::Files(FilesError::EntryUnknown { .. })
         | Failure::Commit(CommitError::EntryUnknown { .. }) => Some("EntryNotFound"),
-        _ => matches!(failure.error(), Some(Error::NameUnknown { .. })).then_some("RepoNotFound"),
+        _ => matches!(failure.error(), Some(Error::NameUnknown { .. } | Error::PushHidden { .. }))
+            .then_some("RepoNotFound"),
     }
 }
 

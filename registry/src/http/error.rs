@@ -374,6 +374,7 @@ fn status_of(error: &Error) -> StatusCode {
         Error::BlobUnknown { .. }
         | Error::ManifestUnknown { .. }
         | Error::NameUnknown { .. }
+        | Error::PushHidden { .. }
         | Error::RemovalUnknown { .. }
         | Error::TagMoveUnknown { .. }
         | Error::UploadUnknown { .. }

@@ -152,6 +152,7 @@ fn hide(failure: Failure) -> Failure {
             | Error::Denied { .. }
             | Error::InsufficientScope
             | Error::NameUnknown { .. }
+            | Error::PushHidden { .. }
             | Error::ManifestUnknown { .. }
             | Error::BlobUnknown { .. },
         )

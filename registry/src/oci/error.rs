@@ -88,7 +88,7 @@ fn code_of(error: &Error) -> Code {
     Code::Spec(match error {
         Error::BlobUnknown { .. } => ErrorCode::BlobUnknown,
         Error::ManifestUnknown { .. } => ErrorCode::ManifestUnknown,
-        Error::NameUnknown { .. } => ErrorCode::NameUnknown,
+        Error::NameUnknown { .. } | Error::PushHidden { .. } => ErrorCode::NameUnknown,
         Error::UploadUnknown { .. } | Error::UploadLost { .. } => ErrorCode::BlobUploadUnknown,
         Error::UploadConflict { .. } | Error::BodyInterrupted(_) => ErrorCode::BlobUploadInvalid,
         Error::DigestMismatch { .. } => ErrorCode::DigestInvalid,
@@ -144,7 +144,9 @@ fn detail(failure: &Failure) -> Value {
         Error::QuotaExceeded { namespace, used_bytes, limit_bytes } => {
             json!({ "namespace": namespace, "used_bytes": used_bytes, "limit_bytes": limit_bytes })
         }
-        Error::NameUnknown { repository } | Error::Mirrored { repository } => json!({ "name": repository }),
+        Error::NameUnknown { repository }
+        | Error::PushHidden { repository, .. }
+        | Error::Mirrored { repository } => json!({ "name": repository }),
         _ => Value::Null,
     }
 }

@@ -130,7 +130,9 @@ async fn roles_create_repositories_and_visibility_follows() {
         }
         // 1. A repository that does not exist is hidden, and its namespace's owner creates it.
         assert_eq!(app.pull_as(&bob, "alice/app").await, 404);
-        assert_eq!(app.push_as(&bob, "alice/app").await.status, 404);
+        let refused = app.push_as(&bob, "alice/app").await;
+        assert_eq!(refused.status, 404);
+        assert!(refused.text().contains("the role `write` on `alice/*`"), "{}", refused.text());
         assert_eq!(app.pull_as("", "bob/app").await, 401);
         assert_eq!(app.push_as(&alice, "alice/app").await.status, 201);
         assert_eq!(app.push_as(&bob, "bob/app").await.status, 201);
