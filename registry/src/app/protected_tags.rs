@@ -57,7 +57,7 @@ impl Registry {
         Ok(RepositoryTagRules { own, inherited })
     }
 
-    /// The patterns of a target, or all patterns with their targets: at most `n` after a target and a pattern, in their
+    /// The patterns that apply to a target, or all patterns, with their targets: at most `n` after a target and a pattern, in their
     /// order.
     pub(crate) async fn tag_rules_page(
         &self,

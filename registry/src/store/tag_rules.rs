@@ -14,21 +14,24 @@ impl Store {
         Ok(rows.into_iter().map(|(pattern,)| pattern).collect())
     }
 
-    /// Patterns with their targets after a target and a pattern, in their order, at most `limit`; those of one target
-    /// if it is given.
+    /// Patterns with their targets after a target and a pattern, in their order, at most `limit`; only those that apply
+    /// to one target if it is given.
     pub(crate) async fn tag_rules_list(
         &self,
         target: Option<&AccessTarget>,
         after: (&str, &str),
         limit: i64,
     ) -> Result<Vec<(AccessTarget, String)>, Error> {
-        let (condition, first) = match target {
-            None => ("(target, pattern) > ($1, $2)", after.0.to_owned()),
-            Some(target) => ("target = $1 and pattern > $2", target.to_string()),
+        let own = target.map(AccessTarget::to_string).unwrap_or_default();
+        let namespace = match target {
+            Some(AccessTarget::Repository(repository)) => AccessTarget::namespace_of(repository).to_string(),
+            _ => own.clone(),
         };
-        let rows: Vec<(String, String)> = query!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(format!(
-            "select target, pattern from tag_rules where {condition} order by target, pattern limit $3")))
-            .bind(first).bind(after.1).bind(limit).fetch_all(c).await)?;
+        let rows: Vec<(String, String)> = query!(self.read(), c => sqlx::query_as(
+            "select target, pattern from tag_rules
+             where (target, pattern) > ($1, $2) and ($4 = '' or target in ($4, $5))
+             order by target, pattern limit $3")
+            .bind(after.0).bind(after.1).bind(limit).bind(&own[..]).bind(&namespace[..]).fetch_all(c).await)?;
         rows.into_iter().map(|(target, pattern)| Ok((parse_stored("target", &target)?, pattern))).collect()
     }
 }

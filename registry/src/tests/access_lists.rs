@@ -156,7 +156,15 @@ async fn patterns_keys_and_publishers_come_in_pages() {
                 "/pattern",
                 &["x", "a", "b", "release-*", "v*"][..],
             ),
-            (&alice, "/lode/v1/protected-tags?target=alice/app", "protected_tags", "/pattern", &["a", "b"]),
+            // Those of the namespace apply, too.
+            (
+                &alice,
+                "/lode/v1/protected-tags?target=alice/app",
+                "protected_tags",
+                "/pattern",
+                &["x", "a", "b"],
+            ),
+            (&alice, "/lode/v1/protected-tags?target=alice/*", "protected_tags", "/pattern", &["x"]),
             (&alice, "/lode/v1/keys", "keys", "/name", &["key 2", "key 1", "key 0"]),
             (&admin, "/lode/v1/keys?account=alice", "keys", "/name", &["key 2", "key 1", "key 0"]),
             (
