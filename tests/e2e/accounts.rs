@@ -94,7 +94,9 @@ async fn a_team_works_with_the_command_line() {
     let push = ["push", file, "alice/data:v2"];
     bob.run(&push)
         .await
-        .expect_error(&format!("{url} returned 404 Not Found: repository alice/data does not exist"));
+        .expect_error(&format!(
+            "{url} returned 404 Not Found: repository alice/data does not exist, or you may not write to it: it needs the role `write` on `alice/*`"
+        ));
     alice.run(&["grant", "add", "bob", "read", "alice/*"]).await.expect_success();
     bob.run(&pull).await.expect_success();
     // What he may read is not sent again.
@@ -128,8 +130,15 @@ async fn a_team_works_with_the_command_line() {
         alice.run(&["token", "list", "--account", "alice+ci", "--json"]).await.expect_success().json();
     let id = tokens["tokens"][0]["id"].as_str().unwrap();
     assert_eq!(tokens["tokens"][0]["last_four"], secret[secret.len() - 4..]);
+    // The command of its owner has to name the robot.
+    alice.run(&["token", "revoke", id]).await.expect_failure(&[id, "--account"]);
     alice.run(&["token", "revoke", id, "--account", "alice+ci"]).await.expect_success();
-    ci.run(&["push", file, "alice/data:v4"]).await.expect_failure(&["wrong user name or password"]);
+    let invalid = "the token is invalid, expired or revoked";
+    ci.run(&["push", file, "alice/data:v4"]).await.expect_failure(&[invalid]);
+    ci.run(&["whoami"]).await.expect_failure(&[invalid, &format!("lode login {host}")]);
+    ci.run_with_input(&["login", "--password-stdin"], secret.as_bytes())
+        .await
+        .expect_failure(&[&format!("{host} rejected this token: it is invalid, expired or revoked")]);
     // 3. Protected tags and a quota.
     alice.run(&["protect", "alice/*", "v*"]).await.expect_success();
     std::fs::write(file, b"other weights").unwrap();

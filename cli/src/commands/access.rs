@@ -15,7 +15,7 @@ use super::exchange::exchange;
 use crate::{
     args::{
         Grant, Group, GroupAdd, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate,
-        TokenRotate, User, UserAdd, UserSet,
+        TokenRevoke, TokenRotate, User, UserAdd, UserSet,
     },
     connect::Connection,
     error::{Failure, Outcome},
@@ -206,14 +206,16 @@ pub(crate) async fn token(connection: &Connection, command: Token) -> Outcome {
         }
         Token::Revoke(args) => {
             let path = of_account(&format!("lode/v1/tokens/{}", segment(&args.id)), args.account.as_deref());
-            send(&registry, Method::DELETE, &path, &Value::Null).await?;
+            let revoked = registry.json_stream(Method::DELETE, &path, &Value::Null).await;
+            revoked.map_err(|error| unknown_token(error, &args))?;
             ui::print_message(format!("revoked token {}", args.id));
             Ok(())
         }
         Token::Rotate(TokenRotate { token: args, json }) => {
             let path = format!("lode/v1/tokens/{}/rotate", segment(&args.id));
             let path = of_account(&path, args.account.as_deref());
-            let created: Value = registry.json_post(&path, &Value::Null).await?;
+            let created = registry.json_post(&path, &Value::Null).await;
+            let created: Value = created.map_err(|error| unknown_token(error, &args))?;
             if json {
                 return ui::json(&created);
             }
@@ -225,6 +227,19 @@ pub(crate) async fn token(connection: &Connection, command: Token) -> Outcome {
             ui::print_line(text(&created, "secret"))
         }
         Token::Exchange(args) => exchange(&registry, args).await,
+    }
+}
+
+/// An account finds only its own tokens by their id.
+fn unknown_token(error: lode_client::Error, args: &TokenRevoke) -> Failure {
+    let is_unknown = error.is_not_found() && args.account.is_none();
+    let failure = Failure::from(error);
+    match is_unknown {
+        true => failure.hint(format!(
+            "a token of another account needs its name, such as `{} --account team+ci`",
+            args.id
+        )),
+        false => failure,
     }
 }
 

@@ -95,6 +95,15 @@ impl Registry {
         self.is_allowed(caller, Action::Inspect, Target::Server).await
     }
 
+    /// Returns an error unless the caller may see the state of the server, or owns the target. The error names the
+    /// role of owners.
+    pub(super) async fn authorize_owner(&self, caller: &Caller, target: &AccessTarget) -> Result<(), Error> {
+        match self.may_inspect(caller).await? {
+            true => Ok(()),
+            false => self.authorize(caller, Action::Own, Target::Settings(target)).await,
+        }
+    }
+
     /// Whether the caller may change the server and its workers.
     pub(crate) async fn may_administer(&self, caller: &Caller) -> Result<bool, Error> {
         self.is_allowed(caller, Action::Administer, Target::Workers).await

@@ -239,8 +239,8 @@ impl Registry {
             None => None,
         };
         match &owned {
-            Some(space) if self.check(caller, Action::Own, Target::Settings(space)).await.is_ok() => {}
-            _ => self.authorize(caller, Action::Inspect, Target::Server).await?,
+            Some(space) => self.authorize_owner(caller, space).await?,
+            None => self.authorize(caller, Action::Inspect, Target::Server).await?,
         }
         let prefix = of.map(|name| format!("{name}+")).unwrap_or_default();
         self.accounts_from(&prefix, after, n).await

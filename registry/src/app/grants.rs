@@ -170,8 +170,8 @@ impl Registry {
     /// Returns an error unless the caller owns the target, or may see the rights on all.
     async fn authorize_rights(&self, caller: &Caller, target: Option<&AccessTarget>) -> Result<(), Error> {
         match target {
-            Some(target) if self.check(caller, Action::Own, Target::Settings(target)).await.is_ok() => Ok(()),
-            _ => self.authorize(caller, Action::Inspect, Target::Server).await,
+            Some(target) => self.authorize_owner(caller, target).await,
+            None => self.authorize(caller, Action::Inspect, Target::Server).await,
         }
     }
 

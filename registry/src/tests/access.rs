@@ -675,6 +675,47 @@ async fn names_that_no_account_can_have_cost_nothing() {
     }
 }
 
+/// The error of a token in the place of a password is about the token, unless only its user name is wrong.
+#[tokio::test]
+async fn errors_of_tokens_are_about_tokens() {
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    let (secret, _) = app.token(&alice, json!({"name": "ci", "access": "write"})).await;
+    let secret = secret.strip_prefix("Bearer ").unwrap();
+    let never = crate::auth::token::new_token().unwrap();
+    let (invalid, wrong) = ("the token is invalid, expired or revoked", "wrong user name or password");
+    for (name, password, expected) in [
+        ("token", never.expose(), invalid),
+        ("alice", never.expose(), invalid),
+        ("token", "not a token", invalid),
+        ("alice", "not a token", wrong),
+        ("bob", secret, wrong),
+    ] {
+        let refused = app.get_as(&basic(name, password), "/token").await;
+        assert_eq!(refused.status, 401, "{name}");
+        assert!(refused.text().contains(expected), "{name}: {}", refused.text());
+    }
+    assert_eq!(app.get_as(&basic("token", secret), "/token").await.status, 200);
+}
+
+/// Who lacks the role of an owner learns that, and not of roles on the server.
+#[tokio::test]
+async fn rights_are_for_owners() {
+    let app = closed().await;
+    let alice = app.user("alice").await;
+    app.grant("team/app", "alice", "write").await;
+    for (path, target) in [
+        ("grants?target=team/app", "team/app"),
+        ("accounts?namespace=team", "team/*"),
+        ("quotas?namespace=team", "team/*"),
+    ] {
+        let refused = app.get_as(&alice, &format!("/lode/v1/{path}")).await;
+        assert_eq!(refused.status, 403, "{path}");
+        let expected = format!("it needs the role `own` on `{target}`");
+        assert!(refused.text().contains(&expected), "{path}: {}", refused.text());
+    }
+}
+
 #[tokio::test]
 async fn wrong_tokens_are_limited_at_each_door() {
     let app = closed().await;
