@@ -2,6 +2,7 @@
 //! args/ has the arguments, commands/ the behaviour.
 
 mod allocator;
+mod annotations;
 mod args;
 mod artifact;
 mod assemble;

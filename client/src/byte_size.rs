@@ -1,4 +1,4 @@
-//! A size in a setting: a number of bytes such as `16777216`, or a number with a unit such as `16MiB`.
+//! A size in a setting: a number of bytes such as `16777216`, or a number with a unit such as `16MiB` or `16MB`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,13 +6,22 @@ use std::str::FromStr;
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+const UNITS: [(&str, u64); 8] = [
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("TB", 1_000_000_000_000),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("kB", 1000),
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a number of bytes such as 16777216 or 16MiB")]
+#[error("`{0}` is not a number of bytes such as 16777216, 16MiB or 16MB")]
 pub struct ByteSizeError(String);
 
 impl ByteSize {
@@ -71,7 +80,7 @@ impl<'de> Deserialize<'de> for ByteSize {
             type Value = ByteSize;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number of bytes such as 16777216 or 16MiB")
+                f.write_str("a number of bytes such as 16777216, 16MiB or 16MB")
             }
 
             fn visit_u64<E: serde::de::Error>(self, bytes: u64) -> Result<ByteSize, E> {
@@ -98,16 +107,30 @@ mod tests {
     #[test]
     fn sizes_have_units() {
         let bytes = |text: &str| text.parse::<ByteSize>().ok().map(|size| size.0);
-        for (text, expect) in
-            [("0", 0), ("17", 17), ("17b", 17), ("2KiB", 2048), ("16 MiB", 16 << 20), ("3g", 3 << 30)]
-        {
+        for (text, expect) in [
+            ("0", 0),
+            ("17", 17),
+            ("17b", 17),
+            ("2KiB", 2048),
+            ("16 MiB", 16 << 20),
+            ("3g", 3 << 30),
+            ("1MB", 1_000_000),
+            ("2kb", 2000),
+        ] {
             assert_eq!(bytes(text), Some(expect), "{text}");
         }
-        for bad in ["", "MiB", "-1", "1.5MiB", "1MB", "1x", "99999999999TiB"] {
+        for bad in ["", "MiB", "-1", "1.5MiB", "1x", "99999999999TiB"] {
             assert_eq!(bytes(bad), None, "{bad}");
         }
-        for (size, text) in [(0, "0"), (1000, "1000"), (2048, "2KiB"), (64 << 20, "64MiB"), (1 << 30, "1GiB")]
-        {
+        for (size, text) in [
+            (0, "0"),
+            (1000, "1kB"),
+            (1001, "1001"),
+            (5_000_000, "5MB"),
+            (2048, "2KiB"),
+            (64 << 20, "64MiB"),
+            (1 << 30, "1GiB"),
+        ] {
             assert_eq!(ByteSize(size).to_string(), text);
         }
         assert_eq!(serde_json::from_str::<ByteSize>("7").unwrap(), ByteSize(7));

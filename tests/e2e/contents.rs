@@ -193,6 +193,13 @@ async fn annotations_are_set_on_create_and_push() {
             assert_eq!(shown["manifest"]["annotations"][key], *value, "{name}: {shown}");
         }
     }
+    let shown = lode.run(&["show", "team/mini:q8"]).await.expect_success().stdout;
+    for annotation in [run, version] {
+        assert!(shown.contains(&format!("annotation    {annotation}\n")), "{shown}");
+    }
+    let twice = ["--annotation", run, "--annotation", "org.example.run=18"];
+    let twice = [&["push", file.to_str().unwrap(), "team/twice"], &twice[..]].concat();
+    lode.run(&twice).await.expect_failure(&["two values for `org.example.run`: `17` and `18`"]);
     let wrong = lode.run(&["push", file.to_str().unwrap(), "team/file", "--annotation", "run"]).await;
     assert!(wrong.code == 2 && wrong.stderr.contains("expected KEY=VALUE"), "{}", wrong.stderr);
 }

@@ -161,6 +161,9 @@ async fn models_are_copied_removed_and_named() {
     let shown = lode.run(&["list"]).await.expect_success().stdout;
     assert!(shown.contains("a/b/c/deep:v2") && shown.contains("flat:latest"), "{shown}");
     lode.run(&["rm", "a/b/c/deep:v2"]).await.expect_success();
+    lode.run(&["rm", "a/b/c/deep:v2"]).await.expect_failure(&["a/b/c/deep:v2"]);
+    let absent = lode.run(&["rm", "--if-exists", "a/b/c/deep:v2", "none"]).await.expect_success();
+    assert!(absent.stderr.contains("none:latest does not exist"), "{}", absent.stderr);
     lode.run(&["show", "flat"]).await.expect_success();
     lode.run(&["show", "a/b/c/deep:v2"]).await.expect_failure(&["a/b/c/deep:v2", "hint:"]);
     let by_host = format!("{}/flat", server.address);

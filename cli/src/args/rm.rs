@@ -15,4 +15,7 @@ pub(crate) struct Rm {
     /// Tag or manifest: [host/]repository[:tag|@digest]
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
+    /// Succeed if the tag or manifest does not exist
+    #[arg(long)]
+    pub(crate) if_exists: bool,
 }

@@ -8,6 +8,7 @@ use lode_model::{import::Conversion, modelfile::Edits};
 use super::create::{self, NewModel};
 use super::hub;
 use crate::{
+    annotations::distinct,
     args::Convert,
     connect::Connection,
     error::{Failure, Outcome},
@@ -23,7 +24,7 @@ pub(crate) async fn run(connection: &Connection, args: Convert) -> Outcome {
     let conversion = Conversion::read(Some(to.into()), r#type.as_deref())
         .map_err(|error| Failure::with_source("--type", &error))?;
     let (target, _) = connection.target_tag(&destination)?;
-    let edits = Edits { annotations: annotation.into_iter().collect(), ..Edits::default() };
+    let edits = Edits { annotations: distinct(&annotation)?, ..Edits::default() };
     edits.check().map_err(|error| Failure::with_source("cannot create this model", &error))?;
     let new = NewModel { target: &target, json, edits: &edits, conversion, sent: UploadStats::default() };
     if is_path(&source) {

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::hub;
 use crate::{
+    annotations::distinct,
     args::Create,
     connect::{self, Connection, Target},
     derived,
@@ -69,7 +70,7 @@ pub(crate) async fn run(connection: &Connection, mut args: Create) -> Outcome {
         Origin::Model(name) => ModelBase::Model(base(connection, &target, &name)?),
     };
     let mut edits = Edits::from_modelfile(&recipe.modelfile);
-    edits.annotations.extend(args.annotation.iter().cloned());
+    edits.annotations.extend(distinct(&args.annotation)?);
     edits.check().map_err(|error| {
         Failure::with_source("cannot create this model", &error)
             .hint("to use a Jinja template, store it with the weights as chat_template.jinja")

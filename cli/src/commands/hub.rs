@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
+    annotations::distinct,
     args::Create,
     connect::{self, Connection},
     error::{Failure, Outcome},
@@ -40,8 +41,7 @@ pub(super) async fn create(connection: &Connection, args: &Create, source: &str)
             .hint("import it first, and create a second model with `FROM` its name"));
     }
     let (target, _) = connection.target_tag(&args.name)?;
-    let annotations: serde_json::Map<String, Value> =
-        args.annotation.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+    let annotations = distinct(&args.annotation)?;
     let request = json!({
         "model": target.model(),
         "from": source,

@@ -1,7 +1,7 @@
 //! `lode push DIR|FILE... NAME`: uploads files unchanged. Each file becomes a layer with its name as title,
 //! as oras does.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use bytes::Bytes;
 use lode_model::{
@@ -11,6 +11,7 @@ use lode_model::{
 use serde_json::json;
 
 use crate::{
+    annotations::distinct,
     args::Push,
     connect::Connection,
     error::{Failure, Outcome},
@@ -29,6 +30,7 @@ pub(crate) async fn run(connection: &Connection, mut args: Push) -> Outcome {
         args.paths.push(std::mem::replace(&mut args.name, first).into());
     }
     let (target, _) = connection.target_tag(&args.name)?;
+    let annotations = distinct(&args.annotation)?;
     let found = gather(&args.paths)?;
     let (digests, mut sent) = send::send_files(&target, &found).await?;
 
@@ -53,9 +55,7 @@ pub(crate) async fn run(connection: &Connection, mut args: Push) -> Outcome {
         "config": { "mediaType": media_type::OCI_EMPTY, "digest": empty_digest, "size": empty.len(), "data": "e30=" },
         "layers": layers,
     });
-    if !args.annotation.is_empty() {
-        let annotations: BTreeMap<&String, &String> =
-            args.annotation.iter().map(|(key, value)| (key, value)).collect();
+    if !annotations.is_empty() {
         manifest["annotations"] = json!(annotations);
     }
     let manifest = serde_json::to_vec(&manifest).map_err(|error| Failure::new(error.to_string()))?;

@@ -1,5 +1,6 @@
 //! `lode show NAME`: prints a model's metadata from the database of the server.
 
+use lode_model::manifest::Manifest;
 use lode_model::media_type;
 use serde_json::{Value, json};
 
@@ -15,6 +16,9 @@ use crate::{
 const SHOWN_RELATIVES: usize = 5;
 /// Maximum number of files to name; `/lode/v1/files` has all of them.
 const SHOWN_FILES: usize = 8;
+/// Annotations that are fields of their own.
+const SHOWN_ANNOTATIONS: [&str; 3] =
+    [media_type::TITLE_ANNOTATION, media_type::DESCRIPTION_ANNOTATION, media_type::LICENSES_ANNOTATION];
 /// The width of the names of fields.
 const LABEL_WIDTH: usize = 14;
 
@@ -33,12 +37,13 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
     }
     // Older servers do not have these routes, and only models have a description.
     let optional = async |kind: &str| target.registry.json_get::<Value>(&target.api_path(kind)).await;
-    let (description, files, lineage) =
-        tokio::join!(describe(&target), optional("files"), optional("lineage"));
+    let (description, files, lineage, annotations) =
+        tokio::join!(describe(&target), optional("files"), optional("lineage"), annotation_fields(&target));
     let mut fields = model_fields(&response, &description.unwrap_or_default());
     fields.extend(file_field(&files.unwrap_or_default()));
     fields.extend(manifest_fields(&response));
     fields.extend(lineage_fields(&lineage.unwrap_or_default()));
+    fields.extend(annotations);
     ui::print_line(target.to_string())?;
     for (label, value) in fields {
         ui::print_line(shorten(&format!("  {label:<LABEL_WIDTH$}{}", ui::escape_control(&value))))?;
@@ -103,6 +108,17 @@ fn manifest_fields(response: &Value) -> Vec<Field> {
         ("digest", text("digest")),
     ];
     fields.into_iter().filter_map(|(label, value)| Some((label, value?))).collect()
+}
+
+/// The annotations of the manifest that no other field shows.
+async fn annotation_fields(target: &Target) -> Vec<Field> {
+    let Ok(raw) = target.registry.manifest_get(&target.repository, &target.reference).await else {
+        return Vec::new();
+    };
+    let Ok(manifest) = Manifest::parse(Some(&raw.media_type), &raw.bytes) else { return Vec::new() };
+    let annotations =
+        manifest.annotations.into_iter().filter(|(key, _)| !SHOWN_ANNOTATIONS.contains(&&key[..]));
+    annotations.map(|(key, value)| ("annotation", format!("{key}={value}"))).collect()
 }
 
 /// Each model that this one is derived from, and some that share blobs with it.
