@@ -141,6 +141,11 @@ async fn a_team_works_with_the_command_line() {
         .expect_failure(&[&format!("{host} rejected this token: it is invalid, expired or revoked")]);
     // 3. Protected tags and a quota.
     alice.run(&["protect", "alice/*", "v*"]).await.expect_success();
+    let listed = alice.run(&["protect", "alice/data"]).await.expect_success();
+    assert!(listed.stdout.contains("alice/*") && listed.stdout.contains("v*"), "{}", listed.stdout);
+    bob.run(&["grant", "list", "alice/data"])
+        .await
+        .expect_failure(&["it needs the role `own` on `alice/data`"]);
     std::fs::write(file, b"other weights").unwrap();
     alice.run(&["push", file, "alice/data:v1"]).await.expect_failure(&["protected by the pattern `v*`"]);
     alice.run(&["rm", "alice/data:v1"]).await.expect_failure(&["protected by the pattern `v*`"]);
@@ -148,10 +153,17 @@ async fn a_team_works_with_the_command_line() {
     admin.run(&["quota", "set", "alice", "1KiB"]).await.expect_success();
     std::fs::write(file, [7; 2000]).unwrap();
     alice.run(&["push", file, "alice/big"]).await.expect_failure(&["quota of namespace alice"]);
+    alice
+        .run(&["token", "create", "x", "--expires", "banana"])
+        .await
+        .expect_failure(&["`banana` is not a duration", "12h, 30d"]);
     let listed = alice.run(&["quota", "list", "alice", "--json"]).await.expect_success().json();
     assert_eq!(listed["quotas"][0]["limit_bytes"], 1024, "{listed}");
     let table = alice.run(&["quota", "list", "alice"]).await.expect_success();
     assert!(table.stdout.contains("1KiB"), "{}", table.stdout);
+    admin.run(&["quota", "set", "alice", "2MB"]).await.expect_success();
+    let table = alice.run(&["quota", "list", "alice"]).await.expect_success();
+    assert!(table.stdout.contains("2MB"), "{}", table.stdout);
     alice.run(&["quota", "set", "alice", "1TiB"]).await.expect_failure(&["it needs the server role `admin`"]);
     // 4. A person changes the own password, and needs the current one.
     let change = async |current: &str| {
@@ -255,6 +267,8 @@ async fn a_person_logs_in_with_a_browser() {
     let lode = server.lode_of("alice");
     let mut login = lode.command(&["login"]).stdin(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(login.stderr.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    assert!(first.starts_with("Open this page within 15 minutes, and allow the code "), "{first}");
     let url =
         lines.find_map(|line| line.unwrap().trim().strip_prefix(&server.url()).map(str::to_owned)).unwrap();
     let page = browser.get(&url).await.expect(200).text();
@@ -263,6 +277,8 @@ async fn a_person_logs_in_with_a_browser() {
     browser.post("/device", &[("user_code", &code), ("decision", "allow")]).await.expect(200);
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     assert!(login.wait().unwrap().success(), "{rest:?}");
+    // Its input is no terminal.
+    assert!(rest[0].contains("--password-stdin"), "{rest:?}");
     let tokens = lode.run(&["token", "list", "--json"]).await.expect_success().json();
     assert!(tokens["tokens"][0]["name"].as_str().unwrap().starts_with("lode on "), "{tokens}");
     // Logging out revokes the token.

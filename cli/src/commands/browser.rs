@@ -43,9 +43,16 @@ pub(super) async fn sign_in_by_browser(registry: &Registry) -> Outcome<Option<St
     if device_code.is_empty() || url.is_empty() {
         return Ok(None);
     }
-    ui::print_message(format!("Open this page, and allow the code {}:\n  {url}", text("user_code")));
-    let mut interval = started["interval"].as_u64().unwrap_or(POLL_INTERVAL).clamp(1, MAX_POLL_INTERVAL);
     let valid = started["expires_in"].as_u64().unwrap_or(CODE_TIME).min(MAX_CODE_TIME);
+    let minutes = ui::counted(valid.div_ceil(60), "minute");
+    ui::print_message(format!(
+        "Open this page within {minutes}, and allow the code {}:\n  {url}",
+        text("user_code")
+    ));
+    if !ui::stdin_is_terminal() {
+        ui::print_message(format!("Without a browser, {}.", with_token(registry)));
+    }
+    let mut interval = started["interval"].as_u64().unwrap_or(POLL_INTERVAL).clamp(1, MAX_POLL_INTERVAL);
     let expires = Instant::now() + Duration::from_secs(valid);
     let fields = [("grant_type", DEVICE_GRANT), ("device_code", &device_code), ("client_id", "lode")];
     while Instant::now() < expires {
@@ -71,7 +78,17 @@ pub(super) async fn sign_in_by_browser(registry: &Registry) -> Outcome<Option<St
             _ => return Err(refused(registry, status, &polled)),
         }
     }
-    Err(Failure::new("the code has expired").hint("run `lode login` again"))
+    Err(Failure::new("the code has expired")
+        .hint("run `lode login` again")
+        .hint(format!("without a browser, {}", with_token(registry))))
+}
+
+/// How a program signs in.
+fn with_token(registry: &Registry) -> String {
+    format!(
+        "`lode login --username token --password-stdin {}` reads a token of `lode token create`",
+        registry.credential_key()
+    )
 }
 
 fn refused(registry: &Registry, status: StatusCode, response: &Value) -> Failure {
@@ -164,7 +181,8 @@ mod tests {
         let denied = vec![(200, STARTED), PENDING, (400, r#"{"error": "access_denied"}"#)];
         assert!(sign_in(denied).await.unwrap_err().to_string().contains("denied"));
         let expired = vec![(200, STARTED), (400, r#"{"error": "expired_token"}"#)];
-        assert!(sign_in(expired).await.unwrap_err().to_string().contains("expired"));
+        let expired = sign_in(expired).await.unwrap_err().to_string();
+        assert!(expired.contains("expired") && expired.contains("--password-stdin"), "{expired}");
     }
 
     #[tokio::test]
