@@ -20,8 +20,8 @@ const WAIT_S: u64 = 30;
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 /// The route that copies models from other servers.
 pub(crate) const IMPORT: &str = "lode/v1/import";
-/// What to do after such a copy has ended early.
-pub(crate) const KEPT: &str = "what was fetched completely is kept: repeat the command to continue";
+/// What to do after such a copy was cancelled. The server's report of a failure says whether to start again.
+const KEPT: &str = "what was fetched completely is kept: repeat the command to continue";
 /// The exit code that shells report after Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
 
@@ -57,6 +57,27 @@ pub(crate) async fn run(registry: &Registry, path: &str, body: &Value, what: &st
 /// Starts the job at `path`.
 pub(crate) async fn start(registry: &Registry, path: &str, body: &Value) -> Result<Job, lode_client::Error> {
     registry.json_post(path, body).await
+}
+
+/// The failure of a request to start a job that another server has refused: what that server has said.
+pub(crate) fn not_started(error: lode_client::Error, what: &str) -> Failure {
+    match &error {
+        lode_client::Error::Refused { status, entries, .. } if status.is_client_error() => match &entries[..]
+        {
+            [entry] if !entry.message.is_empty() => Failure::new(format!("{what} failed: {}", entry.message)),
+            _ => error.into(),
+        },
+        _ => error.into(),
+    }
+}
+
+/// Follows a started copy from another server to its end.
+pub(crate) async fn finish_import(registry: &Registry, started: Job, what: &str) -> Outcome<Finished> {
+    let done = finish(registry, started, what).await;
+    done.map_err(|failure| match failure.exit_code() {
+        INTERRUPTED => failure.hint(KEPT),
+        _ => failure,
+    })
 }
 
 /// Follows a started job to its end.

@@ -38,7 +38,7 @@ pub enum Error {
 
     /// The egress policy permits no address of this host. Nothing was sent to it.
     #[error(
-        "connection to {server} is not permitted: it has no public address and is not listed in `--allow-egress` (LODE_ALLOW_EGRESS)"
+        "connection to {server} is not permitted: it has no public address and is not listed in the server's option `--allow-egress` (LODE_ALLOW_EGRESS)"
     )]
     Egress { server: String },
 

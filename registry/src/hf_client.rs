@@ -38,6 +38,8 @@ pub(crate) enum HfError {
     Endpoint { endpoint: String },
     #[error("{server} refused {what}: {reason}")]
     Refused { server: String, what: String, reason: String },
+    #[error("{server} refused {what}: {reason}")]
+    Unknown { server: String, what: String, reason: String },
     /// It requires a token, or the account of this one may not read the model.
     #[error("{server} refused {what}: {reason}")]
     Unauthorized { server: String, what: String, reason: String },
@@ -263,8 +265,11 @@ impl HfClient {
         let given = response.headers().get("x-error-message").and_then(|value| value.to_str().ok());
         let given: String =
             given.unwrap_or_default().chars().filter(|c| !c.is_control()).take(MAX_TEXT_CHARS).collect();
-        let is_unauthorized = matches!(status, 401 | 403);
+        let (is_unauthorized, is_unknown) = (matches!(status, 401 | 403), status == 404);
         let status = match status {
+            _ if is_unauthorized && self.token.is_some() => {
+                format!("status {status}; the token is wrong, or its account may not read it")
+            }
             _ if is_unauthorized => format!("status {status}; it may be private: set HF_TOKEN"),
             404 if given.is_empty() => format!("it does not exist, status {status}"),
             _ => format!("status {status}"),
@@ -273,6 +278,7 @@ impl HfClient {
         let (server, what) = (self.server(), what.to_owned());
         match is_unauthorized {
             true => HfError::Unauthorized { server, what, reason },
+            false if is_unknown => HfError::Unknown { server, what, reason },
             false => HfError::Refused { server, what, reason },
         }
     }

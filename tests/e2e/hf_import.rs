@@ -54,7 +54,14 @@ async fn a_checkpoint_and_a_gguf_are_imported() {
 
     lode.run(&["create", "copy/none", "hf://team/none"])
         .await
-        .expect_failure(&["team/none", "does not exist"]);
+        .expect_error(&format!(
+            "importing hf://team/none failed: {} refused the revision main of team/none: repository team/none does not exist (status 404)",
+            hub.url()
+        ));
+    // What repeating does not mend says so.
+    let unknown = lode.run(&["create", "copy/none", "hf://team/mini:Q9"]).await;
+    unknown.expect_failure(&["no GGUF file", "leave out `:Q9`"]);
+    assert!(!unknown.stderr.contains("to continue"), "{}", unknown.stderr);
     lode.run(&["create", "copy/none", "hf://team/mini@v9"]).await.expect_failure(&["v9", "latest"]);
     lode.run(&["create", "copy/none", "hf://team/quant:Q9"]).await.expect_failure(&["Q9", "wide-k"]);
     lode.run(&["show", "copy/none"]).await.expect_failure(&["copy/none"]);
@@ -70,7 +77,14 @@ async fn a_private_model_needs_a_token() {
     let source = "hf://alice/private";
     let endpoint = format!("{}/hf", hub.url());
     let lode = server.lode().env("HF_ENDPOINT", &endpoint);
-    lode.run(&["create", "copy/mini", source]).await.expect_failure(&["refused", "status 401"]);
+    let refused = lode.run(&["create", "copy/mini", source]).await;
+    refused.expect_failure(&[
+        &format!("importing {source} failed: "),
+        "status 401; it may be private: set HF_TOKEN",
+    ]);
+    let wrong = server.lode().env("HF_ENDPOINT", &endpoint).env("HF_TOKEN", "hf_wrong");
+    let wrong = wrong.run(&["create", "copy/mini", source]).await;
+    wrong.expect_failure(&["status 401; the token is wrong, or its account may not read it"]);
     // The file in which Hugging Face's own tools store it.
     let stored = server.folder().path().join("token");
     std::fs::write(&stored, format!("{token}\n")).unwrap();

@@ -114,7 +114,7 @@ async fn start_job(source: &Target, destination: &Target) -> Outcome<Started> {
     }
     let host = from.credential_key();
     match refused.status() {
-        Some(StatusCode::FAILED_DEPENDENCY) => Err(Failure::from(refused)
+        Some(StatusCode::FAILED_DEPENDENCY) => Err(job::not_started(refused, &format!("copying {source}"))
             .hint(format!("`lode login {host}` saves credentials of an account that may read {source}"))),
         Some(StatusCode::TOO_MANY_REQUESTS | StatusCode::PAYLOAD_TOO_LARGE) => Err(Failure::from(refused)),
         Some(status) if status.is_client_error() => Ok(Started::Refused(refused.to_string())),
@@ -128,8 +128,7 @@ async fn start_job(source: &Target, destination: &Target) -> Outcome<Started> {
 }
 
 async fn follow(source: &Target, destination: &Target, started: job::Job, before: TagBefore<'_>) -> Outcome {
-    let done = job::finish(&destination.registry, started, &format!("copying {source}")).await;
-    let done = done.map_err(|failure| failure.hint(job::KEPT))?;
+    let done = job::finish_import(&destination.registry, started, &format!("copying {source}")).await?;
     let Imported { digest, blobs, bytes, fetched_blobs, fetched_bytes } = done.read()?;
     before.report(&digest).await;
     let host = destination.registry.host();

@@ -50,9 +50,9 @@ pub(super) async fn create(connection: &Connection, args: &Create, source: &str)
         "annotations": annotations,
     });
     let before = TagBefore::read(&target).await;
-    let started = start_job(&target.registry, request).await?;
-    let done = job::finish(&target.registry, started, &format!("importing {source}")).await;
-    let done = done.map_err(|failure| failure.hint(job::KEPT))?;
+    let what = format!("importing {source}");
+    let started = start_job(&target.registry, request, &what).await?;
+    let done = job::finish_import(&target.registry, started, &what).await?;
     let Imported { digest, blobs, bytes, notices } = done.read()?;
     before.report(&digest).await;
     for notice in &notices {
@@ -69,26 +69,24 @@ pub(super) async fn create(connection: &Connection, args: &Create, source: &str)
 }
 
 /// Requests the import. The token is sent only if the source requires one.
-async fn start_job(to: &Registry, mut request: Value) -> Outcome<job::Job> {
+async fn start_job(to: &Registry, mut request: Value, what: &str) -> Outcome<job::Job> {
     let mut started = job::start(to, job::IMPORT, &request).await;
     if let Err(error) = &started
         && error.status() == Some(StatusCode::FAILED_DEPENDENCY)
         && let Some((token, origin)) = token()
     {
         if !connect::is_confidential(to) {
-            return Err(Failure::new(format!("{error}; {origin} is not sent to {} without TLS", to.server()))
+            return Err(Failure::new(format!(
+                "{what} failed: it requires a token, and {origin} is not sent to {} without TLS",
+                to.server()
+            ))
                 .hint("use an https address of the server, or download the model and `lode create` it from its folder"));
         }
         ui::print_message(format!("sending the token in {origin} to {}, for this import", to.server()));
         request["token"] = token.into();
         started = job::start(to, job::IMPORT, &request).await;
     }
-    started.map_err(|error| match error.status() {
-        Some(StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) => {
-            Failure::from(error).hint("an older server does not import from the Hub")
-        }
-        _ => Failure::from(error),
-    })
+    started.map_err(|error| job::not_started(error, what))
 }
 
 /// A variable that is set to more than nothing.

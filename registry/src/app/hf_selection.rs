@@ -22,6 +22,11 @@ pub(crate) enum SelectionError {
         "the repository has several models; add a part of the name of one to the address, such as `:Q4_K_M`: {names}"
     )]
     Ambiguous { names: String },
+    /// The repository has other weights, or none.
+    #[error(
+        "the repository has no GGUF file, so none with `{variant}` in its name; leave out `:{variant}` to import other weights"
+    )]
+    NoGguf { variant: String },
     #[error("no GGUF file of the repository has `{variant}` in its name; there are: {names}")]
     VariantUnknown { variant: String, names: String },
 }
@@ -63,7 +68,8 @@ fn select_gguf(files: Vec<HfFile>, variant: Option<&str>) -> Result<Vec<HfFile>,
         stems.iter().filter(|stem| stem.to_ascii_lowercase().contains(&part)).cloned().collect()
     };
     let chosen = match (variant, stems.as_slice()) {
-        (_, []) => return Err(SelectionError::NoWeights),
+        (Some(variant), []) => return Err(SelectionError::NoGguf { variant: variant.to_owned() }),
+        (None, []) => return Err(SelectionError::NoWeights),
         (None, [_]) => stems.clone(),
         (Some(variant), _) => match with(variant) {
             found if found.is_empty() => {

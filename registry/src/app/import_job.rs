@@ -113,6 +113,17 @@ pub(crate) enum ImportError {
     TooSlow { hours: u64 },
 }
 
+impl ImportError {
+    /// Whether the same copy may succeed later.
+    pub(super) fn is_transient(&self) -> bool {
+        match self {
+            ImportError::Hub(error) => matches!(error, HfImportError::Hub(HfError::Unavailable { .. })),
+            ImportError::Transfer { error: TransferError::Remote(error), .. } => error.is_transient(),
+            _ => false,
+        }
+    }
+}
+
 impl From<HfImportError> for ImportError {
     fn from(error: HfImportError) -> ImportError {
         match error {

@@ -32,6 +32,9 @@ impl JobError {
                 chain(error)
             }
             // The causes may have texts of other servers, and are only for the log.
+            JobError::Import(error) if error.is_transient() => {
+                format!("{error}; what was fetched completely is kept: start it again to continue")
+            }
             JobError::Import(error) => error.to_string(),
         }
     }

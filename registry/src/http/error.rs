@@ -214,7 +214,8 @@ impl Failure {
                 ImportError::Hub(HfImportError::Hub(HfError::Egress(_))) => StatusCode::FORBIDDEN,
                 ImportError::Hub(HfImportError::Hub(HfError::Endpoint { .. } | HfError::Refused { .. }))
                 | ImportError::OtherDigest { .. } => StatusCode::BAD_REQUEST,
-                ImportError::Unknown { .. } => StatusCode::NOT_FOUND,
+                ImportError::Unknown { .. }
+                | ImportError::Hub(HfImportError::Hub(HfError::Unknown { .. })) => StatusCode::NOT_FOUND,
                 ImportError::Refused { .. }
                 | ImportError::Hub(HfImportError::Hub(HfError::Unauthorized { .. })) => {
                     StatusCode::FAILED_DEPENDENCY

@@ -189,7 +189,8 @@ async fn failures_name_their_reason() {
         (&right, json!({"from": "acme/m"}), 400, "expected hf://"),
         (&right, json!({"from": "hf://acme/../m"}), 400, "letters, digits"),
         (&right, json!({"from": "hf://acme/m@"}), 400, "is empty"),
-        (&right, json!({"from": "hf://acme/m@v2"}), 400, "Invalid rev id (status 404)"),
+        (&right, json!({"from": "hf://acme/m@v2"}), 404, "Invalid rev id (status 404)"),
+        (&right, json!({"token": "hf_other"}), 424, "status 401; the token is wrong, or its account may not"),
         (
             &right,
             json!({"token": ""}),
@@ -210,14 +211,38 @@ async fn failures_name_their_reason() {
     // Files that do not fit are known to the job only. Weights that differ from their description are refused, and no
     // model is created.
     for (hub, more, message) in [
-        (&right, json!({"from": "hf://acme/m:Q4_K_M@v1"}), "no weights"),
+        (&right, json!({"from": "hf://acme/m:Q4_K_M@v1"}), "no GGUF file, so none with `Q4_K_M` in its name"),
         (&wrong, json!({}), "digest mismatch"),
     ] {
         let job = imported(&app, hub, more).await;
         assert_eq!(job["state"], "failed", "{job}");
-        assert!(job["problem"].as_str().unwrap().contains(message), "{job}");
+        let problem = job["problem"].as_str().unwrap();
+        assert!(problem.contains(message) && !problem.contains("start it again"), "{job}");
         assert_eq!(app.get("/v2/team/m/manifests/latest").await.status, 404);
     }
+}
+
+/// Only the report of a failure that may end by itself says to start again.
+#[tokio::test]
+async fn a_lost_connection_is_a_reason_to_start_again() {
+    let serve = |request: Request| async move {
+        if request.uri().path().ends_with("/revision/v1") {
+            return axum::Json(json!({"sha": COMMIT})).into_response();
+        }
+        let lost = futures::stream::iter([Err::<Vec<u8>, _>(std::io::Error::other("lost"))]);
+        axum::body::Body::from_stream(lost).into_response()
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = Router::new().fallback(get(serve));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let hub = Hub { address, weights: Vec::new(), reads: Arc::default() };
+    let job = imported(&App::new().await, &hub, json!({})).await;
+    let problem = job["problem"].as_str().unwrap();
+    assert!(
+        problem.contains("does not respond; ") && problem.contains("start it again to continue"),
+        "{job}"
+    );
 }
 
 #[tokio::test]
