@@ -43,7 +43,7 @@ pub(crate) async fn model(
     conversion: Option<Conversion>,
     edits: &Edits,
 ) -> Outcome<Imported> {
-    let options = Options { conversion, architectures: lode_worker::arch::SUPPORTED };
+    let options = Options { conversion };
     let planning = source.clone();
     let plan = files::blocking(move || import::plan(&*planning, &options))
         .await

@@ -31,7 +31,7 @@ mod template;
 pub use error_chain::error_chain;
 pub use formats::{gguf, onnx, read_at, safetensors, tensor};
 pub use oci::{config, digest, files_view, manifest, media_type, reference};
-pub use recognise::{index, lineage};
+pub use recognise::{index, lineage, runnable};
 pub use template::{go_template, prompt_template};
 
 #[cfg(test)]

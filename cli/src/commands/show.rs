@@ -66,6 +66,7 @@ fn model_fields(response: &Value, description: &Value) -> Vec<Field> {
         ("context", number("context_length", &|length| ui::counted(length, "token"))),
         ("task", text("task")),
         ("capabilities", Some(capabilities.join(", ")).filter(|text| !text.is_empty())),
+        ("cannot run", text("cannot_run")),
         ("license", text("license")),
         ("title", text("title")),
         ("description", text("description")),

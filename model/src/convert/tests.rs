@@ -62,7 +62,7 @@ impl Source for Folder {
 }
 
 pub(super) fn planned(folder: &Folder, quantize: Conversion) -> Result<Plan, String> {
-    plan(folder, &Options { conversion: Some(quantize), ..Options::default() }).map_err(|error| {
+    plan(folder, &Options { conversion: Some(quantize) }).map_err(|error| {
         let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
         format!("{error}{}", source.unwrap_or_default())
     })

@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::checkpoint::{Checkpoint, IMAGE_INDEX};
 use super::error::ImportError;
 use super::files::{MAX_JSON_BYTES, parse_file};
-use super::plan::Options;
 use crate::config::ModelConfig;
 use crate::files_view;
+use crate::recognise::runnable::CLASSES;
 use crate::source::{Source, SourceFile};
 use crate::tensor::Tensor;
 
@@ -44,7 +44,6 @@ pub(super) fn read(
     source: &dyn Source,
     files: &[SourceFile],
     checkpoint: &Checkpoint,
-    options: &Options,
 ) -> Result<Facts, ImportError> {
     let mut notices = checkpoint.notices.clone();
     let (mut config, mut image_index) = (None, None);
@@ -85,7 +84,7 @@ pub(super) fn read(
     } else if image_index.is_some() {
         notices.push("it is an image model: it is stored, but cannot be run".to_owned());
     } else if let Some(config) = &config {
-        notices.extend(config_notices(config, options));
+        notices.extend(config_notices(config));
     } else {
         notices.push("there is no `config.json`: the model is stored, but cannot be run".to_owned());
     }
@@ -142,12 +141,12 @@ fn lookup<'a>(config: &'a serde_json::Map<String, Value>, key: &str) -> Option<&
     config.get(key).or_else(|| config.get("text_config")?.get(key))
 }
 
-fn config_notices(config: &serde_json::Map<String, Value>, options: &Options) -> Vec<String> {
+fn config_notices(config: &serde_json::Map<String, Value>) -> Vec<String> {
     let mut notices = Vec::new();
     match config.get("architectures").and_then(|all| all.get(0)?.as_str()) {
         None => notices.push("`config.json` names no architecture in `architectures`".to_owned()),
-        Some(name) if !options.architectures.is_empty() && !options.architectures.contains(&name) => {
-            let known = options.architectures.join(", ");
+        Some(name) if !CLASSES.contains(&name) => {
+            let known = CLASSES.join(", ");
             notices.push(format!("architecture `{name}` is stored, but cannot be run (known: {known})"));
         }
         Some(_) => {}

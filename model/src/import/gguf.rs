@@ -14,22 +14,9 @@ use super::whole_file::{push_assembled, push_side_files, push_whole};
 use crate::formats::weight_format::WeightFormat;
 use crate::gguf::{self, Header, HeaderError, PartName, ReadError};
 use crate::media_type;
+use crate::recognise::runnable::GGUF_ARCHITECTURES;
 use crate::source::{Source, SourceFile};
 
-/// The known architectures, as `general.architecture` spells them.
-const KNOWN: [&str; 11] = [
-    "llama",
-    "mistral3",
-    "qwen2",
-    "qwen3",
-    "qwen3moe",
-    "gemma2",
-    "gemma3",
-    "phi3",
-    "bert",
-    "nomic-bert",
-    "gemma-embedding",
-];
 /// Limit for the headers of all files together, in bytes. A vocabulary takes up to about 10 MB.
 const MAX_HEADERS_BYTES: u64 = gguf::MAX_HEADER_BYTES;
 /// The hyper-parameters that every transformer has.
@@ -165,8 +152,8 @@ fn notices(model: &[Part], adapters: &[Part]) -> Vec<String> {
     let metadata = &first.header.metadata;
     match metadata.architecture() {
         None => notices.push(format!("`{}` lacks the key `general.architecture`", first.file.path)),
-        Some(name) if !KNOWN.contains(&name) => {
-            let known = KNOWN.join(", ");
+        Some(name) if !GGUF_ARCHITECTURES.contains(&name) => {
+            let known = GGUF_ARCHITECTURES.join(", ");
             notices.push(format!("architecture `{name}` is stored, but unknown (known: {known})"));
         }
         Some(name) => {

@@ -10,7 +10,7 @@ use super::error::ImportError;
 use super::gguf::{GgufFiles, read_files};
 use super::gguf_part::annotations;
 use super::layer::Content;
-use super::plan::{Options, Plan};
+use super::plan::Plan;
 use super::whole_file::{push_assembled, push_side_files};
 use super::{facts, place, policy};
 use crate::config::format_parameter_count;
@@ -58,7 +58,7 @@ pub(super) fn plan(
     let checkpoint = checkpoint(tensors);
     let made = MadeFiles(made);
     let listed = made.files();
-    let facts = facts::read(&made, &listed, &checkpoint, &Options::default())?;
+    let facts = facts::read(&made, &listed, &checkpoint)?;
     notices.extend(facts.notices);
     notices.push(format!("`lode pull --to` will give a checkpoint, which replaces `{}`", parts[0].0));
     let (mut layers, mut recipes) =

@@ -14,9 +14,6 @@ use crate::source::Source;
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub conversion: Option<Conversion>,
-    /// The architectures that the workers run, as `config.json` names them; other architectures get a notice.
-    /// Empty: no such notice.
-    pub architectures: &'static [&'static str],
 }
 
 /// A layer to be pushed: its name, and how its bytes are produced.

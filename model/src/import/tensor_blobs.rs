@@ -34,7 +34,7 @@ pub(super) fn plan(
         scaled::pair_scales(&mut checkpoint)?;
     }
     let checkpoint = checkpoint;
-    let facts = facts::read(source, files, &checkpoint, options)?;
+    let facts = facts::read(source, files, &checkpoint)?;
     let mut notices = facts.notices;
     notices.extend(scaled::notice(&checkpoint).filter(|_| options.conversion.is_none()));
     let tensor_layers = policy::plan_tensor_layers(&checkpoint, options.conversion)?;

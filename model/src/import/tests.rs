@@ -91,8 +91,7 @@ pub(super) struct Imported {
 
 pub(super) fn import(folder: &Folder, quantize: Option<Conversion>) -> Imported {
     let source: Arc<dyn Source> = Arc::new(folder.clone());
-    let plan = plan(&*source, &Options { conversion: quantize, ..Options::default() })
-        .expect("a well-formed folder");
+    let plan = plan(&*source, &Options { conversion: quantize }).expect("a well-formed folder");
     let mut blobs = BTreeMap::new();
     let mut digests = Vec::new();
     for layer in &plan.layers {
@@ -163,8 +162,7 @@ impl Imported {
 }
 
 pub(super) fn refused(folder: &Folder, quantize: Option<Conversion>) -> String {
-    let error = plan(folder, &Options { conversion: quantize, ..Options::default() })
-        .expect_err("a malformed folder");
+    let error = plan(folder, &Options { conversion: quantize }).expect_err("a malformed folder");
     let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
     format!("{error}{source}")
 }
@@ -489,15 +487,15 @@ fn incomplete_folders_are_stored() {
             .contains("weights in the format of `pytorch_model.bin` are not read")
     );
 
-    let known = Options { architectures: &["LlamaForCausalLM"], ..Options::default() };
-    assert_eq!(plan(&small(), &known).unwrap().notices, Vec::<String>::new());
+    assert_eq!(plan(&small(), &Options::default()).unwrap().notices, Vec::<String>::new());
     let strange = small().with("config.json", r#"{"architectures":["StrangeLM"]}"#);
-    let notices = plan(&strange, &known).unwrap().notices.join("\n");
+    let notices = plan(&strange, &Options::default()).unwrap().notices.join("\n");
     assert!(notices.contains("architecture `StrangeLM` is stored, but cannot be run"), "{notices}");
     assert!(notices.contains("lacks hidden_size"), "{notices}");
 
     let added = TOKENIZER.replace(r#""id":31"#, r#""id":99"#);
-    let notices = plan(&small().with("tokenizer.json", added), &known).unwrap().notices.join("\n");
+    let notices =
+        plan(&small().with("tokenizer.json", added), &Options::default()).unwrap().notices.join("\n");
     assert!(notices.contains("token id 99"), "{notices}");
 }
 
@@ -561,9 +559,7 @@ fn values_that_cannot_be_quantised() {
     let at = bytes.len() - 4;
     bytes[at..].copy_from_slice(&f32::NAN.to_le_bytes());
     let source: Arc<dyn Source> = Arc::new(Folder::default().with("a.safetensors", bytes));
-    let plan =
-        plan(&*source, &Options { conversion: Some(Conversion::Blobs(Kind::Int8)), ..Options::default() })
-            .unwrap();
+    let plan = plan(&*source, &Options { conversion: Some(Conversion::Blobs(Kind::Int8)) }).unwrap();
     let error = plan.layers[0].reader(&source).read_to_end(&mut Vec::new()).unwrap_err();
     assert!(
         error.to_string().contains("tensor `a.weight` of `a.safetensors`: element 1023 is NaN"),

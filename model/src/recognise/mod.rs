@@ -8,6 +8,7 @@ pub mod index;
 mod kitfile;
 mod layout;
 pub mod lineage;
+pub mod runnable;
 pub mod tar;
 
 use std::collections::BTreeMap;

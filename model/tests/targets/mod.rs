@@ -123,7 +123,7 @@ fn import(folder: &Folder, quantize: Option<&str>) {
 
 /// As [`import`], with any conversion.
 fn convert(folder: &Folder, conversion: Option<Conversion>) {
-    let Ok(plan) = import::plan(folder, &Options { conversion, ..Options::default() }) else { return };
+    let Ok(plan) = import::plan(folder, &Options { conversion }) else { return };
     let source: Arc<dyn Source> = Arc::new(folder.clone());
     for layer in &plan.layers {
         let mut bytes = Vec::new();
@@ -312,7 +312,7 @@ fn checkpoints() -> Target {
     ]));
     let made = |quantize: &str| {
         let conversion = Some(quantize.parse().unwrap());
-        let plan = import::plan(&folder, &Options { conversion, ..Options::default() }).unwrap();
+        let plan = import::plan(&folder, &Options { conversion }).unwrap();
         let (source, mut bytes): (Arc<dyn Source>, _) = (Arc::new(folder.clone()), Vec::new());
         plan.layers[0].reader(&source).read_to_end(&mut bytes).unwrap();
         bytes
@@ -348,7 +348,7 @@ fn checkpoints() -> Target {
     let conversion = Some(Conversion::Checkpoint(None));
     // The seeds must be valid, so that only damage makes an import fail.
     for seed in &seeds {
-        import::plan(&file(seed), &Options { conversion, ..Options::default() }).unwrap();
+        import::plan(&file(seed), &Options { conversion }).unwrap();
     }
     target("checkpoint", seeds, move |bytes| convert(&file(bytes), conversion))
 }
@@ -372,7 +372,7 @@ fn conversions() -> Target {
     // The seeds must be valid, so that only damage makes an import fail.
     let sound = folder(&config, &tokenizer);
     let quantize = Some("q8_0".parse().unwrap());
-    let made = import::plan(&sound, &Options { conversion: quantize, ..Options::default() }).unwrap();
+    let made = import::plan(&sound, &Options { conversion: quantize }).unwrap();
     assert_eq!(made.tensors, 12);
     target("conversion", vec![config.clone(), tokenizer.clone(), pieces], move |bytes| {
         import(&folder(bytes, &tokenizer), Some("q8_0"));

@@ -59,6 +59,9 @@ pub(crate) struct ModelDetails {
     summary: Option<ModelSummary>,
     #[serde(flatten)]
     facts: StatedFacts,
+    /// Why the workers cannot run it, if its files show that: "it has no tensors".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cannot_run: Option<String>,
     config: Option<Descriptor>,
     layers: Vec<Descriptor>,
     manifests: Vec<Descriptor>,
@@ -105,6 +108,7 @@ pub(crate) async fn show(
     let model = model.ok_or_else(|| unknown(&repository, &reference))?;
     let facts = registry.model_facts(&caller, &repository, &model.digest).await?;
     Ok(Json(ModelDetails {
+        cannot_run: facts.obstacle().filter(|_| model.summary.is_some()).map(ToString::to_string),
         facts: facts.into(),
         digest: model.digest,
         media_type: model.manifest.media_type,

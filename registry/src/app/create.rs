@@ -361,7 +361,7 @@ impl Registry {
     ) -> Result<DerivedModel, CreateError> {
         // 1. Plan the layers.
         report_step(CreateStep::Reading);
-        let options = Options { conversion, architectures: &[] };
+        let options = Options { conversion };
         let (planning, planned_edits) = (files.clone(), edits.clone());
         let plan = blocking(move || {
             let plan = import::plan(&*planning, &options).map_err(CreateError::Import)?;

@@ -13,6 +13,7 @@ use lode_model::manifest::Manifest;
 use lode_model::media_type;
 use lode_model::recognise::{Artifact, FileKind, ModelFile, Role};
 use lode_model::reference::Repository;
+use lode_model::runnable::{GgufFacts, Obstacle, find_obstacle};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -59,6 +60,8 @@ pub(crate) struct ModelFacts {
     pub bases: Vec<String>,
     /// The number of elements of each dtype, most first.
     pub dtypes: Vec<(String, u64)>,
+    /// Why the workers could not run it when it was indexed.
+    pub obstacle: Option<Obstacle>,
     /// The words of the card, split for the search.
     #[serde(skip)]
     pub card_words: String,
@@ -67,6 +70,11 @@ pub(crate) struct ModelFacts {
 impl ModelFacts {
     pub(super) fn from_json(json: &str) -> ModelFacts {
         serde_json::from_str(json).unwrap_or_default()
+    }
+
+    /// Why the workers cannot run it, if its files show that.
+    pub(crate) fn obstacle(&self) -> Option<&Obstacle> {
+        self.obstacle.as_ref().filter(|obstacle| obstacle.persists())
     }
 
     /// The tags of a model in Hugging Face's API, each once in any case: what it is, does and is written for, those of
@@ -166,20 +174,24 @@ impl Registry {
         };
         let weights = parts.artifact.weights();
         let gguf = weights.iter().filter_map(|at| parts.artifact.files.get(*at));
-        let gguf = match gguf.into_iter().find(|file| file.kind() == Some(FileKind::Gguf)) {
+        let (gguf, runs) = match gguf.into_iter().find(|file| file.kind() == Some(FileKind::Gguf)) {
             Some(file) => {
                 let read = self.file_inspect(repository, file, move |bytes| {
                     let header = gguf::Header::read_up_to(bytes, index::MAX_GGUF_HEADER_BYTES);
-                    header.map(|header| gguf_facts(&header.metadata)).map_err(|error| chain(&error))
+                    let read = |header: gguf::Header| {
+                        (gguf_facts(&header.metadata), GgufFacts::new(&header.metadata))
+                    };
+                    header.map(read).map_err(|error| chain(&error))
                 });
-                read.await?.unwrap_or_default()
+                read.await?.ok().unzip()
             }
-            None => ModelFacts::default(),
+            None => (None, None),
         };
         let card_words = card.as_deref().map(card_words).unwrap_or_default();
         let card = card.as_deref().map(card_facts).unwrap_or_default();
         let license = ModelFacts { license, ..ModelFacts::default() };
-        let stated = [annotated_facts(parts.manifest), card, gguf, config_facts(parts), license];
+        let stated =
+            [annotated_facts(parts.manifest), card, gguf.unwrap_or_default(), config_facts(parts), license];
         let mut facts = stated.into_iter().fold(ModelFacts::default(), merge);
         let origins = lineage::manifest_origins(parts.manifest, parts.artifact, parts.config);
         let named = origins.into_iter().filter(|origin| origin.relation != Relation::Subject);
@@ -188,6 +200,7 @@ impl Registry {
         facts.bases.retain(|base| !base.contains('\n') && seen.insert(base.clone()));
         facts.bases.truncate(MAX_BASES);
         facts.dtypes = dtypes(parts.files);
+        facts.obstacle = find_obstacle(parts.artifact, parts.checkpoint, runs.as_ref(), parts.files);
         facts.card_words = card_words;
         facts.license = facts.license.map(|license| spdx(&license));
         Ok(facts)
@@ -218,6 +231,7 @@ fn merge(first: ModelFacts, second: ModelFacts) -> ModelFacts {
         datasets: list(first.datasets, second.datasets),
         bases: list(first.bases, second.bases),
         dtypes: Vec::new(),
+        obstacle: None,
         card_words: String::new(),
     }
 }

@@ -107,7 +107,7 @@ async fn a_derived_model_shares_its_base() {
     assert_eq!(records.last().unwrap(), &json!({"status": "success"}));
     assert!(records.contains(&json!({"status": "writing manifest"})));
     let existing = |record: &&Value| record["status"].as_str().unwrap().starts_with("using existing layer");
-    assert_eq!(records.iter().filter(existing).count(), 6);
+    assert_eq!(records.iter().filter(existing).count(), 7);
 
     let base = app.get("/v2/team/base/manifests/8b").await;
     let made = app.get("/v2/other/brief/manifests/latest").await.json();

@@ -1,8 +1,9 @@
 //! Models in the database: list, show, copy and delete, each correct as soon as the push has returned.
 
 use http::Request;
-use lode_model::gguf::{Header, Metadata};
+use lode_model::gguf::{self, Array, Header, Metadata, NewTensor};
 use lode_model::media_type;
+use lode_model::quant::ggml::Type;
 use serde_json::{Value, json};
 
 use super::App;
@@ -34,6 +35,7 @@ pub(super) async fn push_model_with(app: &App, repository: &str, tag: &str, more
             "config.json",
             br#"{"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":4,"max_position_embeddings":64}"#.to_vec(),
         ),
+        (media_type::OLLAMA_JSON, "tokenizer.json", b"{}".to_vec()),
         (media_type::OLLAMA_PARAMS, "", br#"{"temperature":0.5,"stop":["END"]}"#.to_vec()),
         (media_type::OLLAMA_SYSTEM, "", b"Be brief.".to_vec()),
     ];
@@ -79,7 +81,7 @@ async fn a_pushed_model_is_known_at_once() {
     assert_eq!((&tensors[1]["name"], &tensors[1]["shape"]), (&json!("head.weight"), &json!([3, 4])));
 
     let shown = app.get("/lode/v1/models/team/sub/mini/8b").await.json();
-    assert_eq!(shown["layers"].as_array().unwrap().len(), 5);
+    assert_eq!(shown["layers"].as_array().unwrap().len(), 6);
     assert_eq!(shown["digest"], model["digest"]);
     let digest = shown["digest"].as_str().unwrap();
     assert_eq!(
@@ -132,22 +134,110 @@ async fn gguf_capabilities_and_lineage_are_shown() {
     metadata.set("tokenizer.chat_template", "{{ tools }}</think>");
     metadata.set("general.base_model.count", 1u32);
     metadata.set("general.base_model.0.repo_url", "https://huggingface.co/Org/Base");
-    let file = Header::new(metadata, []).unwrap().to_bytes();
-    let (size, digest) = (file.len(), app.push_blob("embedder", file).await);
-    let config = app.push_blob("embedder", &b"{}"[..]).await;
-    let manifest = json!({
-        "schemaVersion": 2,
-        "mediaType": media_type::DOCKER_MANIFEST,
-        "config": {"mediaType": media_type::DOCKER_CONFIG, "digest": config, "size": 2},
-        "layers": [{"mediaType": media_type::OLLAMA_MODEL, "digest": digest, "size": size}],
-    });
-    assert_eq!(app.push_manifest("embedder", "latest", &manifest).await.status, 201);
+    metadata.set("tokenizer.ggml.tokens", gguf::Value::Array(Array::String(["a"].into_iter().collect())));
+    push_gguf(&app, "embedder", metadata, 1).await;
     let shown = app.post_json("/api/show", json!({"model": "embedder"})).await.json();
     assert_eq!(shown["capabilities"], json!(["embedding"]), "{shown}");
     let lineage = app.get("/lode/v1/lineage/embedder/latest").await.json();
     let expect = json!({"relation": "base", "name": "https://huggingface.co/Org/Base", "source": "GGUF",
         "here": "org/base:latest"});
     assert_eq!(lineage["from"], json!([expect]));
+}
+
+/// Pushes a GGUF file with this number of tensors.
+async fn push_gguf(app: &App, repository: &str, metadata: Metadata, tensors: usize) {
+    let tensor = |at| NewTensor { name: format!("t{at}"), dims: vec![8], ty: Type::F32 };
+    let header = Header::new(metadata, (0..tensors).map(tensor)).unwrap();
+    let mut file = header.to_bytes();
+    file.resize(header.file_len() as usize, 0);
+    let (size, digest) = (file.len(), app.push_blob(repository, file).await);
+    let config = app.push_blob(repository, &b"{}"[..]).await;
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": media_type::DOCKER_MANIFEST,
+        "config": {"mediaType": media_type::DOCKER_CONFIG, "digest": config, "size": 2},
+        "layers": [{"mediaType": media_type::OLLAMA_MODEL, "digest": digest, "size": size}],
+    });
+    assert_eq!(app.push_manifest(repository, "latest", &manifest).await.status, 201);
+}
+
+/// A manifest in ollama's layout, of JSON files and one tensor.
+async fn push_checkpoint(app: &App, repository: &str, files: &[(&str, &str)]) {
+    let mut layers = Vec::new();
+    let tensor = (media_type::OLLAMA_TENSOR, "w", tensor_blob("w", 2, 2));
+    let files = files.iter().map(|(name, text)| (media_type::OLLAMA_JSON, *name, text.as_bytes().to_vec()));
+    for (kind, name, bytes) in files.chain([tensor]) {
+        let size = bytes.len();
+        let digest = app.push_blob(repository, bytes).await;
+        layers.push(json!({"mediaType": kind, "digest": digest, "size": size, "name": name}));
+    }
+    let config = r#"{"model_format":"safetensors","capabilities":["completion"]}"#;
+    let digest = app.push_blob(repository, config).await;
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": media_type::DOCKER_MANIFEST,
+        "config": {"mediaType": media_type::DOCKER_CONFIG, "digest": digest, "size": config.len()},
+        "layers": layers,
+    });
+    assert_eq!(app.push_manifest(repository, "latest", &manifest).await.status, 201);
+}
+
+/// Each model, whether a worker could run it, is stored; only one that can run has capabilities and lines that run it.
+#[tokio::test]
+async fn models_that_cannot_run_say_why() {
+    let app = App::new().await;
+    let gguf = |architecture: &str, has_tokens: bool| {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", architecture);
+        if has_tokens {
+            metadata
+                .set("tokenizer.ggml.tokens", gguf::Value::Array(Array::String(["a"].into_iter().collect())));
+        }
+        metadata
+    };
+    push_gguf(&app, "gguf/good", gguf("llama", true), 1).await;
+    push_gguf(&app, "gguf/strange", gguf("strange", true), 1).await;
+    push_gguf(&app, "gguf/mute", gguf("llama", false), 1).await;
+    push_gguf(&app, "gguf/empty", gguf("llama", true), 0).await;
+    let llama = ("config.json", r#"{"architectures":["LlamaForCausalLM"]}"#);
+    let strange = ("config.json", r#"{"architectures":["StrangeForCausalLM"],"model_type":"llama"}"#);
+    let tokenizer = ("tokenizer.json", "{}");
+    push_checkpoint(&app, "st/good", &[llama, tokenizer]).await;
+    push_checkpoint(&app, "st/type", &[("config.json", r#"{"model_type":"llama"}"#), tokenizer]).await;
+    push_checkpoint(&app, "st/bare", &[]).await;
+    push_checkpoint(&app, "st/strange", &[strange, tokenizer]).await;
+    push_checkpoint(&app, "st/mute", &[llama]).await;
+    push_checkpoint(&app, "st/nameless", &[("config.json", "{}"), tokenizer]).await;
+    for (name, reason) in [
+        ("gguf/good", None),
+        ("gguf/strange", Some("workers do not support its architecture `strange`")),
+        ("gguf/mute", Some("it has no tokenizer, so text cannot be turned into token ids")),
+        ("gguf/empty", Some("it has no tensors")),
+        ("st/good", None),
+        ("st/type", None),
+        ("st/bare", Some("it has no `config.json`, so its architecture is unknown")),
+        ("st/strange", Some("workers do not support its architecture `StrangeForCausalLM`")),
+        ("st/mute", Some("it has no tokenizer, so text cannot be turned into token ids")),
+        ("st/nameless", Some("its `config.json` names no architecture")),
+    ] {
+        let capabilities = if reason.is_none() { json!(["completion"]) } else { json!([]) };
+        for path in ["/api/show", "/lode/v1/show"] {
+            let shown = app.post_json(path, json!({"model": name})).await.json();
+            assert_eq!(shown["capabilities"], capabilities, "{path} {name}");
+        }
+        let details = app.get(&format!("/lode/v1/models/{name}/latest")).await.json();
+        assert_eq!(details["cannot_run"], json!(reason), "{name}");
+        let (page, tried) = (app.get(&format!("/{name}")).await, app.get(&format!("/{name}/-/try")).await);
+        for offer in ["lode run ", "/v1/chat/completions", "/-/try?ref=latest"] {
+            assert_eq!(page.text().contains(offer), reason.is_none(), "{name}: {offer}");
+        }
+        assert!(page.text().contains("lode pull "), "{name}");
+        assert_eq!(tried.text().contains("<form class=\"try\""), reason.is_none(), "{name}");
+        if let Some(reason) = reason {
+            assert!(page.text().contains(&format!("The workers cannot run this model: {reason}.")), "{name}");
+            assert!(tried.text().contains(&format!("The workers cannot run it: {reason}.")), "{name}");
+        }
+    }
 }
 
 #[tokio::test]

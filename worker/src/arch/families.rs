@@ -10,6 +10,7 @@ use super::{
     qwen3_moe,
 };
 use lode_kernels::Kernels;
+use lode_model::runnable::CLASSES;
 
 const FAMILIES: [&Family; 18] = [
     &llama::FAMILY,
@@ -31,17 +32,6 @@ const FAMILIES: [&Family; 18] = [
     &bert::ROBERTA_CLASSIFIER,
     &bert::XLM_ROBERTA_CLASSIFIER,
 ];
-
-/// The supported architectures, with the names from `architectures` in config.json.
-pub const SUPPORTED: &[&str] = &{
-    let mut classes = [""; FAMILIES.len()];
-    let mut at = 0;
-    while at < FAMILIES.len() {
-        classes[at] = FAMILIES[at].class;
-        at += 1;
-    }
-    classes
-};
 
 /// The families of a GGUF's `general.architecture`, the most common first.
 pub(super) fn of_gguf(architecture: &str) -> impl Iterator<Item = (&'static Family, &'static GgufFamily)> {
@@ -68,7 +58,7 @@ impl Plan {
         match FAMILIES.iter().find(is_named).map(|family| family.planner) {
             Some(Planner::Decoder(plan)) => Ok(Self(Kind::Decoder(plan(config)?.check()?))),
             Some(Planner::Encoder(plan)) => Ok(Self(Kind::Encoder(plan(config)?))),
-            None => Err(LoadError::UnsupportedArchitecture { architecture, supported: SUPPORTED }),
+            None => Err(LoadError::UnsupportedArchitecture { architecture, supported: &CLASSES }),
         }
     }
 
@@ -116,6 +106,10 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use lode_model::runnable::{GGUF_ARCHITECTURES, MODEL_TYPES};
+
     use super::super::family::Form;
     use super::*;
 
@@ -125,7 +119,16 @@ mod tests {
             FAMILIES.iter().flat_map(|family| [Some(family.class), family.model_type]).flatten().collect();
         names.sort_unstable();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
-        assert_eq!((SUPPORTED.len(), SUPPORTED[0]), (FAMILIES.len(), "LlamaForCausalLM"));
+    }
+
+    #[test]
+    fn the_registry_knows_the_families() {
+        let classes: Vec<&str> = FAMILIES.iter().map(|family| family.class).collect();
+        assert_eq!(classes, CLASSES);
+        let types: Vec<&str> = FAMILIES.iter().filter_map(|family| family.model_type).collect();
+        assert_eq!(types, MODEL_TYPES);
+        let named = FAMILIES.iter().filter_map(|family| Some(family.gguf.as_ref()?.architecture));
+        assert_eq!(named.collect::<BTreeSet<_>>(), BTreeSet::from(GGUF_ARCHITECTURES));
     }
 
     #[test]

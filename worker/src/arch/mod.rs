@@ -26,6 +26,6 @@ mod rope;
 
 pub use config::{Config, ConfigError, Container};
 pub use error::LoadError;
-pub use families::{Plan, SUPPORTED};
+pub use families::Plan;
 pub use forward::{Forward, Output, Pass, Shape, Tensors};
 pub use rope::{RopeConfig, RopeKind};

@@ -57,6 +57,7 @@ pub(crate) struct ShowResponse {
     model_info: Map<String, Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tensors: Vec<Tensor>,
+    /// Empty if the workers cannot run it.
     capabilities: Vec<String>,
     #[schema(format = DateTime)]
     modified_at: String,
@@ -139,6 +140,7 @@ async fn shown(
             files.find().map(TemplateFeatures::from_jinja)
         }
     };
+    let facts = registry.model_facts(caller, &repository, &model.digest).await?;
     let tensors = match show.verbose {
         true => registry.tensor_list(caller, &repository, &reference).await?.unwrap_or_default(),
         false => Vec::new(),
@@ -171,12 +173,13 @@ async fn shown(
             .into_iter()
             .map(|t| Tensor { name: t.name, dtype: t.dtype, shape: t.shape })
             .collect(),
-        capabilities: capabilities(
-            &model,
-            &config,
-            &able,
-            template_abilities(&template, jinja, &model_config.renderer),
-        ),
+        capabilities: match facts.obstacle() {
+            Some(_) => Vec::new(),
+            None => {
+                let can = template_abilities(&template, jinja, &model_config.renderer);
+                capabilities(&model, &config, &able, can)
+            }
+        },
         modified_at: rfc3339(model.modified_at),
         renderer: model_config.renderer,
         parser: model_config.parser,

@@ -35,6 +35,8 @@ struct Head {
     reference: String,
     tab: Tab,
     is_model: bool,
+    /// Whether the workers may be able to run it.
+    can_try: bool,
     title: Option<String>,
     manages: Manages,
 }
@@ -74,6 +76,7 @@ impl Head {
             reference: reference.map(Reference::to_string).unwrap_or_default(),
             tab,
             is_model,
+            can_try: is_model,
             title: None,
             manages: Manages::default(),
         }
@@ -97,7 +100,8 @@ impl ManifestPage {
     fn head(&self, tab: Tab) -> Head {
         let is_model = self.model.summary.is_some();
         let head = Head::new(&self.repository, Some(&self.reference), tab, is_model);
-        Head { title: self.facts.title.clone(), manages: self.manages, ..head }
+        let can_try = is_model && self.facts.obstacle().is_none();
+        Head { title: self.facts.title.clone(), manages: self.manages, can_try, ..head }
     }
 }
 

@@ -44,6 +44,8 @@ struct Overview {
     chips: Vec<String>,
     /// Why its content could not be read completely.
     problem: Option<String>,
+    /// Why workers cannot run it.
+    obstacle: Option<String>,
     description: Option<String>,
     card: Option<Card>,
     can_edit_card: bool,
@@ -190,6 +192,7 @@ async fn overview(
     Ok(Overview {
         kind: kind_name(kind),
         chips,
+        obstacle: facts.obstacle().filter(|_| summary.is_some()).map(ToString::to_string),
         problem: summary.and_then(|summary| summary.problem),
         // A card says it itself.
         description: facts.description.clone().filter(|_| card.is_none()),

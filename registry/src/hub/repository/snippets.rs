@@ -42,14 +42,18 @@ impl Subject<'_> {
         let token_note = if self.needs_token { WITH_SIGN_IN } else { "" };
         if self.kind == ContentKind::Model {
             let plain = if is_plain && !self.is_loopback() { " --plain-http" } else { "" };
+            let can_run = self.facts.obstacle().is_none();
             let (verb, text) = match (self.is_embedding(), self.is_reranker()) {
                 (_, true) => ("rerank", " \"What is water?\" \"A liquid.\" \"A color.\""),
                 (true, false) => ("embed", " \"Hello\""),
                 (false, false) => ("run", ""),
             };
-            add("Lode", format!("lode {verb}{plain} {name}{text}"), token_note);
+            if can_run {
+                add("Lode", format!("lode {verb}{plain} {name}{text}"), token_note);
+            }
             if let Some(short) = self.short_name() {
-                if self.is_for_ollama() {
+                // ollama has architectures of its own in GGUF files.
+                if self.is_for_ollama() && (can_run || self.artifact.format() == Some("gguf")) {
                     let host = self.host();
                     let insecure = if is_plain { " --insecure" } else { "" };
                     let with_namespace = match short.contains('/') {
@@ -58,8 +62,10 @@ impl Subject<'_> {
                     };
                     add("ollama", format!("ollama run{insecure} {host}/{with_namespace}"), "");
                 }
-                add("curl", self.curl(&short), "The server runs the model on one of its workers.");
-                if !self.is_reranker() {
+                if can_run {
+                    add("curl", self.curl(&short), "The server runs the model on one of its workers.");
+                }
+                if can_run && !self.is_reranker() {
                     add("OpenAI for Python", self.python(&short), "pip install openai");
                 }
             }

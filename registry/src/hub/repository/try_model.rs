@@ -34,6 +34,8 @@ struct TryPage {
     shell: Shell,
     head: Head,
     mode: Mode,
+    /// Why workers cannot run it.
+    obstacle: Option<String>,
     /// `repository:tag`, for the script.
     model: String,
     has_workers: bool,
@@ -53,7 +55,7 @@ enum Mode {
     Chat,
     Complete,
     Compare,
-    /// The server does not run models of this kind.
+    /// The server does not run this model, or models of this kind here.
     None,
 }
 
@@ -257,7 +259,11 @@ impl TryPage {
         Ok(TryPage {
             shell: Shell::of(registry, caller).await?,
             head: shown.head(Tab::Try),
-            mode: Mode::of(shown.facts.task.as_deref(), mode),
+            mode: match shown.facts.obstacle() {
+                Some(_) => Mode::None,
+                None => Mode::of(shown.facts.task.as_deref(), mode),
+            },
+            obstacle: shown.facts.obstacle().map(ToString::to_string),
             model: model_name(&shown.repository, &shown.reference),
             has_workers: registry.workers_attached().await?.len() > 0,
             fields: Fields { tokens: DEFAULT_TOKENS.to_string(), ..Fields::default() },
@@ -296,7 +302,7 @@ impl TryPage {
                     _ => Err(format!("Type at most {MAX_TEXTS} texts.")),
                 }
             }
-            Mode::None => Err("This server does not run models of this kind.".to_owned()),
+            Mode::None => Err("This server cannot run this model.".to_owned()),
         }
     }
 

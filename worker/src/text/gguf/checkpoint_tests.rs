@@ -85,7 +85,7 @@ fn converted(vocabulary: &Metadata) -> Result<BTreeMap<String, Vec<u8>>, String>
     let mut bytes = header.to_bytes();
     bytes.resize(header.file_len() as usize, 0);
     let source: Arc<dyn Source> = Arc::new(File("mini.gguf", bytes));
-    let options = Options { conversion: Some(Conversion::Checkpoint(None)), ..Options::default() };
+    let options = Options { conversion: Some(Conversion::Checkpoint(None)) };
     let plan = import::plan(&*source, &options).map_err(|error| {
         format!("{error}: {}", std::error::Error::source(&error).map(|e| e.to_string()).unwrap_or_default())
     })?;
