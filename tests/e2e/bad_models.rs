@@ -224,6 +224,12 @@ async fn an_unknown_architecture_is_stored_with_a_notice_and_refused_at_load() {
         response.text()
     );
     lode.run(&["run", "team/zork", "hi"]).await.expect_failure(&["zork"]);
+    let shown = lode.run(&["show", "team/zork"]).await.expect_success().stdout;
+    assert!(
+        shown.contains("cannot run    workers do not support its architecture `ZorkForCausalLM`"),
+        "{shown}"
+    );
+    assert!(!shown.contains("capabilities"), "{shown}");
     // A model without tensors is stored too, but cannot generate.
     let bare = server.folder().path().join("bare");
     fs::create_dir_all(&bare).unwrap();

@@ -52,9 +52,8 @@ pub const MODEL_TYPES: [&str; 14] = [
 ];
 
 /// The values of `general.architecture` in GGUF files that workers run.
-pub const GGUF_ARCHITECTURES: [&str; 11] = [
+pub const GGUF_ARCHITECTURES: [&str; 10] = [
     "llama",
-    "mistral3",
     "qwen2",
     "qwen3",
     "qwen3moe",
