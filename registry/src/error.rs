@@ -1,6 +1,7 @@
 //! The registry's errors, for callers to act on; nothing here knows HTTP. Each HTTP surface maps the variants
 //! once (`oci/error.rs`, `api/error.rs`). Details of `Storage` and `Database` go only to the operator's log.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use lode_model::digest::Digest;
 pub(crate) use lode_model::error_chain as chain;
 use lode_model::manifest::ManifestError;
 use lode_model::reference::{Reference, Repository, Tag};
+use sqlx::postgres::PgDatabaseError;
 use uuid::Uuid;
 
 /// Why a request body was interrupted.
@@ -172,8 +174,8 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    #[error("database")]
-    Database(#[source] sqlx::Error),
+    #[error("database error")]
+    Database(#[source] DatabaseError),
     /// A key in the database is encrypted with a key that this server does not have.
     #[error(transparent)]
     Vault(#[from] VaultError),
@@ -184,6 +186,26 @@ pub enum Error {
     #[error("the task did not finish")]
     Interrupted,
 }
+
+/// An error of the database or its driver. Its text is the database's message and hint, without the position in the
+/// database's own source that the driver adds.
+#[derive(Debug)]
+pub struct DatabaseError(pub(crate) sqlx::Error);
+
+impl fmt::Display for DatabaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of_postgres =
+            self.0.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+        let Some(error) = of_postgres else { return self.0.fmt(f) };
+        f.write_str(error.message())?;
+        match error.hint() {
+            Some(hint) => write!(f, " (hint: {hint})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for DatabaseError {}
 
 /// Why a stored value cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -207,6 +229,12 @@ pub enum OpenError {
     Config { setting: &'static str, reason: String },
     #[error("failed to migrate the database")]
     Migrate(#[source] sqlx::migrate::MigrateError),
+    #[error("failed to apply migration {version} to the database")]
+    Migration {
+        version: i64,
+        #[source]
+        source: DatabaseError,
+    },
     #[error("the database has schema {version}, which a newer version of lode wrote; run that version")]
     SchemaNewer { version: i64 },
     #[error(transparent)]
@@ -241,9 +269,10 @@ impl From<sqlx::Error> for Error {
         };
         match is_unavailable {
             true => {
-                Error::Unavailable { what: "the database is unavailable".to_owned(), source: Box::new(error) }
+                let source = Box::new(DatabaseError(error));
+                Error::Unavailable { what: "the database is unavailable".to_owned(), source }
             }
-            false => Error::Database(error),
+            false => Error::Database(DatabaseError(error)),
         }
     }
 }
@@ -271,7 +300,7 @@ impl Error {
     /// The database aborted a transaction to resolve a deadlock. (SQLite has one writer and no deadlocks.)
     pub(crate) fn is_deadlock(&self) -> bool {
         let code = match self {
-            Error::Database(error) => error.as_database_error().and_then(|error| error.code()),
+            Error::Database(error) => error.0.as_database_error().and_then(|error| error.code()),
             _ => None,
         };
         code.is_some_and(|code| code == "40P01" || code == "40001")
@@ -335,7 +364,7 @@ impl Error {
 mod tests {
     use std::borrow::Cow;
 
-    use sqlx::error::{DatabaseError, ErrorKind};
+    use sqlx::error::ErrorKind;
 
     use super::*;
 
@@ -344,7 +373,7 @@ mod tests {
     #[error("code {0}")]
     struct Coded(&'static str);
 
-    impl DatabaseError for Coded {
+    impl sqlx::error::DatabaseError for Coded {
         fn message(&self) -> &str {
             self.0
         }

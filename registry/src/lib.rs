@@ -59,7 +59,7 @@ pub use config::{
     AllowedOrigin, Cidr, Config, ConfigError, EventKind, MirrorConfig, OidcProvider, Patterns, RetentionRule,
     Switch, Webhook,
 };
-pub use error::{BodyError, Error, OpenError};
+pub use error::{BodyError, DatabaseError, Error, OpenError};
 pub use metrics::{ContentSize, Disk, WaitingRemovals, reference as metrics_reference};
 pub use open::open;
 pub use router::router;

@@ -20,7 +20,7 @@ use url::Url;
 use super::acquire::{POSTGRES_WAIT, SQLITE_WAIT};
 use super::postgres::{self, PostgresOptions};
 use super::read_cache::{CacheLookup, CachedValue, ReadCache};
-use crate::error::is_disk_full;
+use crate::error::{DatabaseError, is_disk_full};
 use crate::{Error, OpenError, metrics};
 
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -171,11 +171,11 @@ impl Store {
         }
         .map_err(|error| match error {
             MigrateError::VersionMissing(version) => OpenError::SchemaNewer { version },
-            MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)
-                if is_disk_full(&error) =>
-            {
-                Error::StorageFull.into()
+            MigrateError::ExecuteMigration(error, _) if is_disk_full(&error) => Error::StorageFull.into(),
+            MigrateError::ExecuteMigration(error, version) => {
+                OpenError::Migration { version, source: DatabaseError(error) }
             }
+            MigrateError::Execute(error) => error.into(),
             error => OpenError::Migrate(error),
         })?;
         store.build_indexes().await?;

@@ -61,6 +61,16 @@ async fn many_pushes_share_few_connections() {
 }
 
 #[tokio::test]
+async fn errors_are_the_messages_of_the_database() {
+    let Some(mut database) = crate::store::postgres_for_test().await else { return };
+    database.set_path("/no_such_database");
+    let data = tempfile::tempdir().unwrap();
+    let opened = open(Config { data: data.path().to_owned(), database: Some(database), ..Config::default() });
+    let error = crate::error::chain(&opened.await.err().expect("the server does not start"));
+    assert_eq!(error, "database error: database \"no_such_database\" does not exist");
+}
+
+#[tokio::test]
 async fn too_few_connections_are_refused() {
     for database_connections in [0, 3] {
         let data = tempfile::tempdir().unwrap();
