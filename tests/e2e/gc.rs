@@ -108,6 +108,14 @@ async fn damage_is_found_and_orphans_are_not_damage() {
         format!("{}{}", found.stdout, found.stderr).contains(&sha256(&image.layers[0])),
         "fsck does not name the blob: {found:?}"
     );
+    for line in ["damage: 1\n", "    used by: hurt:v1\n", "    repair: restore its file from a backup"] {
+        assert!(found.stdout.contains(line), "{line:?}: {found:?}");
+    }
+    assert!(!found.stdout.contains('{'), "{found:?}");
+    let json = server.lode().run(&["fsck", "--verify", "--json"]).await;
+    assert_eq!(json.code, 1, "{json:?}");
+    let report: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(report["damage"][0]["used_by"], serde_json::json!(["hurt:v1"]), "{report}");
     fs::remove_file(blob_path(&server, &sha256(&image.layers[1]))).unwrap();
     let found = server.lode().run(&["fsck"]).await;
     assert_eq!(found.code, 1, "{found:?}");

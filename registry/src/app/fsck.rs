@@ -18,6 +18,8 @@ const PAGE: i64 = 1000;
 /// How many blobs are looked up, or read, at a time.
 const MAX_CONCURRENT_STATS: usize = 16;
 const MAX_CONCURRENT_READS: usize = 2;
+/// The most names of a finding.
+const MAX_USERS: usize = 20;
 /// In object storage the bytes of a manifest are written before any row. An object younger than this may
 /// belong to a push in progress.
 const MIN_ORPHAN_AGE_MS: i64 = 60 * 60 * 1000;
@@ -40,10 +42,22 @@ pub struct FsckSummary {
 /// A finding of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
-    Damage(Damage),
+    Damage(DamageFinding),
     Orphan(String),
     Upload(String),
     Removal(Removal),
+}
+
+/// Damage, and what it affects.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct DamageFinding {
+    #[serde(flatten)]
+    pub(crate) damage: Damage,
+    /// `repository:tag` of the tags that lead to the content, and `repository` where it has no such tag.
+    pub(crate) used_by: Vec<String>,
+    /// Whether there are more.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) used_by_more: bool,
 }
 
 /// Receives findings one at a time, so that a check keeps none in memory.
@@ -121,7 +135,7 @@ impl Registry {
                 control.report_progress("checking blobs", summary.blobs, Some(total.max(summary.blobs)));
                 if let Some(damage) = damage {
                     summary.damage += 1;
-                    sink.add(Finding::Damage(damage)).await?;
+                    sink.add(Finding::Damage(self.with_users(damage).await?)).await?;
                 }
             }
         }
@@ -135,7 +149,7 @@ impl Registry {
                 after = Some(last.clone());
                 for dangling in found {
                     summary.damage += 1;
-                    sink.add(Finding::Damage(dangling.into())).await?;
+                    sink.add(Finding::Damage(self.with_users(dangling.into()).await?)).await?;
                 }
             }
         }
@@ -189,6 +203,29 @@ impl Registry {
             sink.add(Finding::Upload(file.key)).await?;
         }
         Ok(summary)
+    }
+
+    /// Looks up the repositories and tags that damage affects.
+    async fn with_users(&self, damage: Damage) -> Result<DamageFinding, Error> {
+        let limit = MAX_USERS as i64 + 1;
+        let (digest, repositories) = match &damage {
+            Damage::Missing { digest, .. }
+            | Damage::WrongSize { digest, .. }
+            | Damage::WrongDigest { digest, .. }
+            | Damage::Unreadable { digest, .. } => {
+                (digest, self.store.linking_repositories(digest, limit).await?)
+            }
+            Damage::Dangling { digest, repository, .. } => (digest, vec![repository.clone()]),
+        };
+        let tags = self.store.tags_using(digest, &repositories, limit).await?;
+        let untagged = repositories.into_iter().filter(|name| !tags.iter().any(|(other, _)| other == name));
+        let untagged: Vec<String> = untagged.collect();
+        let mut used_by: Vec<String> =
+            tags.iter().map(|(repository, tag)| format!("{repository}:{tag}")).collect();
+        used_by.extend(untagged);
+        let used_by_more = used_by.len() > MAX_USERS;
+        used_by.truncate(MAX_USERS);
+        Ok(DamageFinding { damage, used_by, used_by_more })
     }
 
     async fn check_blob(&self, blob: &BlobLocation, verify: bool) -> Result<Option<Damage>, Error> {
@@ -269,7 +306,7 @@ impl FsckReport {
 impl FindingSink for FsckReport {
     async fn add(&mut self, finding: Finding) -> Result<(), Error> {
         match finding {
-            Finding::Damage(damage) => self.damage.push(damage),
+            Finding::Damage(found) => self.damage.push(found.damage),
             Finding::Orphan(key) => self.orphans.push(key),
             Finding::Upload(key) => self.uploads.push(key),
             Finding::Removal(_) => {}

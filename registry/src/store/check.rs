@@ -56,6 +56,40 @@ impl Store {
         rows.into_iter().map(BlobLocation::try_from).collect()
     }
 
+    /// The repositories that link a blob, at most `limit`.
+    pub(crate) async fn linking_repositories(&self, digest: &str, limit: i64) -> Result<Vec<String>, Error> {
+        let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
+            "select repository from links where digest = $1 order by repository limit $2")
+            .bind(digest).bind(limit).fetch_all(c).await)?;
+        Ok(rows.into_iter().map(|(repository,)| repository).collect())
+    }
+
+    /// The tags in these repositories of a manifest, of the manifests that name a blob, and of the indexes that name
+    /// those: repository and tag, at most `limit`.
+    pub(crate) async fn tags_using(
+        &self,
+        digest: &str,
+        repositories: &[String],
+        limit: i64,
+    ) -> Result<Vec<(String, String)>, Error> {
+        let repositories = serde_json::Value::from(repositories).to_string();
+        let rows: Vec<(String, String)> = query!(self.read(), c => sqlx::query_as(
+            "select repository, name from tags
+             where digest = $1 and repository in (select value from json_each($2))
+             union
+             select t.repository, t.name from manifest_blobs n
+             join tags t on t.repository = n.repository and t.digest = n.manifest
+             where n.digest = $1 and n.repository in (select value from json_each($2))
+             union
+             select t.repository, t.name from manifest_blobs n
+             join manifest_blobs i on i.repository = n.repository and i.digest = n.manifest
+             join tags t on t.repository = i.repository and t.digest = i.manifest
+             where n.digest = $1 and n.repository in (select value from json_each($2))
+             order by repository, name limit $3")
+            .bind(digest).bind(&repositories).bind(limit).fetch_all(c).await)?;
+        Ok(rows)
+    }
+
     /// Dangling references of one kind after `after`, ordered by repository, `from` and digest.
     pub(crate) async fn dangling(
         &self,

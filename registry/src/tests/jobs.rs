@@ -75,6 +75,9 @@ async fn a_check_is_a_job_whose_findings_are_pages() {
     assert_eq!(job["result"]["damage"], 3, "{job}");
     let damage = app.findings(job["id"].as_str().unwrap(), "damage", 2).await;
     assert_eq!((damage.len(), &damage[0]["kind"]), (3, &json!("missing")));
+    for finding in damage {
+        assert_eq!(finding["used_by"], json!(["team/app:t"]), "{finding}");
+    }
 
     // Newest first, in pages.
     let page = app.get("/lode/v1/jobs?n=1").await;
