@@ -11,7 +11,7 @@ use lode_model::digest::{Digest, DigestError};
 use lode_model::import::UnknownConversion;
 use lode_model::json_outline::OutlineError;
 use lode_model::modelfile::{ParameterError, UnknownRole};
-use lode_model::reference::ReferenceError;
+use lode_model::reference::{Reference, ReferenceError, Repository, Tag};
 use uuid::Uuid;
 
 use crate::Error;
@@ -145,6 +145,12 @@ pub(crate) enum Failure {
     /// A page that does not exist, or about something that the caller may not see.
     #[error("there is no such page here, or you may not see it")]
     PageUnknown,
+    /// A page about a tag or a manifest that a repository does not have, with some of the tags that it has.
+    #[error("repository `{repository}` has no {} `{reference}`", match .reference {
+        Reference::Tag(_) => "tag",
+        Reference::Digest(_) => "manifest",
+    })]
+    ReferencePageUnknown { repository: Repository, reference: Reference, tags: Vec<Tag> },
     #[error("this route does not support the request's method")]
     MethodNotAllowed,
     #[error(
@@ -230,7 +236,8 @@ impl Failure {
             | Failure::ResponseNotStored { .. }
             | Failure::WorkerUnknown
             | Failure::RouteUnknown
-            | Failure::PageUnknown => StatusCode::NOT_FOUND,
+            | Failure::PageUnknown
+            | Failure::ReferencePageUnknown { .. } => StatusCode::NOT_FOUND,
             Failure::Name(_)
             | Failure::ModelName { .. }
             | Failure::OtherHost { .. }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use askama::Template;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
+use lode_model::reference::Tag;
 
 use super::assets;
 use crate::app::AccountError;
@@ -54,7 +55,7 @@ impl Shell {
 #[derive(Clone)]
 struct ShellExtension(Arc<Shell>);
 
-#[derive(Template)]
+#[derive(Default, Template)]
 #[template(path = "message.html")]
 struct MessagePage {
     shell: Shell,
@@ -62,6 +63,8 @@ struct MessagePage {
     text: String,
     /// The address and the text of a link.
     link: Option<(String, String)>,
+    /// Other pages that the reader may have meant: the address and the text of each.
+    others: Vec<(String, String)>,
     /// Whether to offer the sign-in, because an account may see more.
     offers_sign_in: bool,
 }
@@ -88,8 +91,8 @@ pub(super) fn render_browsed(template: &impl Template) -> Response {
 
 /// A page with one message.
 pub(super) fn message(shell: Shell, title: &'static str, text: impl Into<String>) -> Response {
-    let (text, link) = (text.into(), None);
-    render(StatusCode::OK, &MessagePage { shell, title, text, link, offers_sign_in: false })
+    let page = MessagePage { shell, title, text: text.into(), ..MessagePage::default() };
+    render(StatusCode::OK, &page)
 }
 
 /// A page with one message, and a link: its address and its text.
@@ -99,7 +102,8 @@ pub(super) fn message_with_link(
     text: String,
     link: (String, String),
 ) -> Response {
-    render(StatusCode::OK, &MessagePage { shell, title, text, link: Some(link), offers_sign_in: false })
+    let page = MessagePage { shell, title, text, link: Some(link), ..MessagePage::default() };
+    render(StatusCode::OK, &page)
 }
 
 /// The page of a failed request.
@@ -109,12 +113,21 @@ pub(crate) fn failure_page(failure: &Failure, response: &Response) -> Response {
     let shell = shell.unwrap_or_default();
     let title = match failure {
         Failure::PageUnknown => "Page not found",
+        Failure::ReferencePageUnknown { .. } => "Tag not found",
         _ => status.canonical_reason().unwrap_or("Error"),
     };
     let offers_sign_in =
         matches!(failure, Failure::PageUnknown) && shell.has_accounts && shell.account.is_none();
-    let link = way_out(failure).map(|(url, text)| (url.to_owned(), text.to_owned()));
-    render(status, &MessagePage { shell, title, text: failure.message(), link, offers_sign_in })
+    let (link, others) = match failure {
+        Failure::ReferencePageUnknown { repository, tags, .. } => {
+            let page = |tag: &Tag| (format!("/{repository}?tag={tag}"), tag.to_string());
+            let link = (format!("/{repository}/-/tags"), format!("All tags of {repository}"));
+            (Some(link), tags.iter().map(page).collect())
+        }
+        failure => (way_out(failure).map(|(url, text)| (url.to_owned(), text.to_owned())), Vec::new()),
+    };
+    let text = failure.message();
+    render(status, &MessagePage { shell, title, text, link, others, offers_sign_in })
 }
 
 /// Responds with a page about something that may be hidden from the caller. What is missing and what is hidden get

@@ -145,6 +145,27 @@ async fn our_own_apis() {
     assert_eq!(browse("/api/nothing").await.json()["error"], "no route matches this path");
 }
 
+/// The page about a tag that does not exist leads to those that do.
+#[tokio::test]
+async fn pages_of_missing_tags_name_others() {
+    let app = App::new().await;
+    let digest = app.push_image("team/app", "v1", "one").await;
+    app.push_image("team/app", "v2", "two").await;
+    let browse = async |path: &str| app.send(Request::get(path).header("accept", "text/html"), "").await;
+    for path in ["/team/app?tag=nope", "/team/app/-/tree/nope", "/team/app/-/try?ref=nope"] {
+        let page = browse(path).await;
+        assert_eq!((page.status.as_u16(), page.header("content-type")), (404, "text/html; charset=utf-8"));
+        assert!(page.text().contains("repository `team/app` has no tag `nope`"), "{path}: {}", page.text());
+        for link in ["/team/app?tag=v1", "/team/app?tag=v2", "/team/app/-/tags"] {
+            assert!(page.text().contains(&format!("href=\"{link}\"")), "{path}: {link}");
+        }
+    }
+    let other = digest.as_str().replace(|c: char| c.is_ascii_digit(), "0");
+    let page = browse(&format!("/team/app?tag={other}")).await;
+    assert!(page.text().contains(&format!("repository `team/app` has no manifest `{other}`")));
+    assert!(browse("/team/none?tag=v1").await.text().contains("no such page"));
+}
+
 #[tokio::test]
 async fn pages_of_other_sites() {
     let app = App::new().await;

@@ -26,6 +26,9 @@ use crate::auth::{AccessTarget, Caller};
 use crate::http::Failure;
 use crate::{Error, Registry};
 
+/// The most tags that a page names for one that does not exist.
+const MAX_NAMED_TAGS: u32 = 8;
+
 /// The head of each page: the name, the tabs, and the manifest that they show.
 struct Head {
     repository: Repository,
@@ -120,7 +123,9 @@ async fn show(
         },
     };
     let Some(model) = registry.model_show(caller, repository, &reference).await? else {
-        return Err(Failure::PageUnknown);
+        // An error if the caller may not see the repository.
+        let tags = registry.tag_list(caller, repository, Some(MAX_NAMED_TAGS), None).await?.items;
+        return Err(Failure::ReferencePageUnknown { repository: repository.clone(), reference, tags });
     };
     let facts = registry.model_facts(caller, repository, &model.digest).await?;
     let manages = manages(registry, caller, repository).await?;
