@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::commit::{Files, branch_tag};
 use super::commit_error::CommitError;
+use super::revisions::MAIN;
 use super::{FilesError, Registry, retry_on_deadlock};
 use crate::Error;
 use crate::auth::{AccessTarget, Action, Caller, Target, Visibility};
@@ -147,7 +148,7 @@ impl Registry {
             }
             found => found?,
         };
-        let is_main = name == "main";
+        let is_main = name == MAIN;
         if is_main || self.tag_head(repository, &tag).await?.is_some() {
             return Err(exists());
         }
@@ -169,7 +170,7 @@ impl Registry {
     ) -> Result<(), CommitError> {
         self.authorize(caller, Action::Delete, Target::Repository(repository)).await?;
         let name = name.strip_prefix("refs/heads/").unwrap_or(name);
-        if name == "main" {
+        if name == MAIN {
             return Err(CommitError::MainBranch);
         }
         let tag = branch_tag(name)?;

@@ -142,7 +142,7 @@ pub(crate) use registry::open_idle;
 use registry::{TRIES, detached, retry_on_deadlock};
 pub(crate) use repositories::content_kind;
 pub use repositories::{ContentKind, ContentSummary, ManifestSummary, RepositorySummary, TagSummary};
-pub(crate) use revisions::{ListedModel, Revision, commit_id, main_tag};
+pub(crate) use revisions::{ListedModel, MAIN, Revision, commit_id, main_tag};
 pub(crate) use search::{MAX_QUERY_CHARS, SearchHit, SearchPage, SearchQuery, SearchRanges, SearchSort};
 pub(crate) use sign_in::SESSION_TIME;
 pub use sign_in_errors::{PublisherError, SignOnError};

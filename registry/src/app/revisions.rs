@@ -13,7 +13,7 @@ use crate::auth::{Action, Caller, Target};
 use crate::store::{ModelRow, PullTotals};
 
 /// The branch that clients request unless they name a revision.
-pub(super) const MAIN: &str = "main";
+pub(crate) const MAIN: &str = "main";
 /// The length of a commit id, in hexadecimal digits.
 const COMMIT_LEN: usize = 40;
 /// How many tags an error names.

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::Registry;
-use crate::app::{self, LfsObject, LfsPlan, MAX_OBJECTS};
+use crate::app::{self, LfsObject, LfsPlan, MAIN, MAX_OBJECTS};
 use crate::auth::{Action, Caller};
 use crate::http::extract::{RequestBody, parse};
 use crate::http::links::header_value;
@@ -25,8 +25,6 @@ use crate::http::{Failure, GitName, Json, JsonBody, Links, Path, Query};
 const LFS_JSON: HeaderValue = HeaderValue::from_static("application/vnd.git-lfs+json");
 /// The largest list of parts.
 const MAX_PARTS_BYTES: usize = 1 << 20;
-/// The branch of requests that name none.
-const MAIN: &str = "main";
 
 #[derive(Deserialize)]
 pub(crate) struct Batch {

@@ -6,12 +6,10 @@ use serde_json::{Map, Value, json};
 
 use super::entries::{TreeEntry, hf_time};
 use crate::Registry;
-use crate::app::{ListedModel, ManifestFile, Revision, commit_id};
+use crate::app::{ListedModel, MAIN, ManifestFile, Revision, commit_id};
 use crate::auth::Caller;
 use crate::http::{Failure, HfName, Json, Path, Query};
 
-/// The revision of requests that name none.
-const MAIN: &str = "main";
 /// The front matter of the model card.
 const CARD_DATA: &str = "cardData";
 

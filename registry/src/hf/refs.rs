@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::entries::{commit_title, hf_time};
 use crate::Registry;
-use crate::app::{FilesError, RecordedCommit, commit_id, commit_message, main_tag};
+use crate::app::{FilesError, MAIN, RecordedCommit, commit_id, commit_message, main_tag};
 use crate::auth::{Action, Caller};
 use crate::http::extract::RequestBody;
 use crate::http::{Failure, HfName, Json, JsonBody, Links, Path, Query, page};
@@ -27,8 +27,7 @@ pub(crate) async fn list(
     query: Query,
 ) -> Result<Json<Value>, Failure> {
     let tags = registry.revisions(&caller, &repository).await.map_err(FilesError::from)?;
-    let branch =
-        |digest| json!({"name": "main", "ref": "refs/heads/main", "targetCommit": commit_id(digest)});
+    let branch = |digest| json!({"name": MAIN, "ref": format!("refs/heads/{MAIN}"), "targetCommit": commit_id(digest)});
     let branches: Vec<Value> = main_tag(&tags).map(|(_, digest)| branch(digest)).into_iter().collect();
     let refs: Vec<Value> = tags
         .iter()

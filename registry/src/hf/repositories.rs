@@ -11,15 +11,12 @@ use serde_json::{Value, json};
 
 use super::error::{ERROR_MESSAGE, no_pull_requests};
 use crate::Registry;
-use crate::app::{CommitError, commit_message};
+use crate::app::{CommitError, MAIN, commit_message};
 use crate::auth::{Action, Caller, Visibility};
 use crate::http::extract::RequestBody;
 use crate::http::links::header_value;
 use crate::http::pages::redirect;
 use crate::http::{Failure, HfName, Json, JsonBody, Links, Path};
-
-/// The revision of requests that name none.
-const MAIN: &str = "main";
 
 /// The repository that a request names in its body.
 #[derive(Deserialize)]

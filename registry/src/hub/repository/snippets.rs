@@ -5,7 +5,7 @@ use lode_model::media_type;
 use lode_model::recognise::{Artifact, Layout, Role};
 use lode_model::reference::{Reference, Repository, Tag};
 
-use crate::app::{ContentKind, ModelFacts};
+use crate::app::{ContentKind, MAIN, ModelFacts};
 
 /// Lines to copy.
 pub(super) struct Snippet {
@@ -198,7 +198,7 @@ impl Subject<'_> {
     /// The revision, unless it is the one that clients get without naming one.
     fn revision(&self) -> Option<&Tag> {
         match self.reference {
-            Reference::Tag(tag) if !["main", "latest"].contains(&tag.as_str()) => Some(tag),
+            Reference::Tag(tag) if ![MAIN, Tag::default().as_str()].contains(&tag.as_str()) => Some(tag),
             _ => None,
         }
     }
