@@ -12,9 +12,11 @@ use lode_model::reference::{Reference, Repository, Tag};
 
 use super::commit_error::CommitError;
 use super::create::StoredBase;
+use super::revisions::MAIN;
 use super::{BlobInfo, Body, ChunkRange, ContentId, ManifestFile, Registry, commit_id};
 use crate::Error;
 use crate::auth::Caller;
+use crate::store::TagMoveFilter;
 
 /// How many operations a commit may have. A manifest has about as many layers.
 pub(crate) const MAX_OPERATIONS: usize = 10_000;
@@ -22,8 +24,6 @@ pub(crate) const MAX_OPERATIONS: usize = 10_000;
 const TRIES: u32 = 5;
 /// The shortest abbreviation of a commit id that clients send.
 const MIN_PARENT_LEN: usize = 7;
-/// The branch of commits that name none.
-const MAIN: &str = "main";
 const BRANCH_PREFIX: &str = "refs/heads/";
 /// How many tags an error names.
 const NAMED_TAGS: i64 = 10;
@@ -139,9 +139,15 @@ impl Registry {
         // 1. Read the files of the branch.
         let branch = self.branch_find(caller, repository, name).await?;
         let (base, before) = self.commit_base(caller, repository, &branch, name).await?;
-        // 2. Change them. If they are then those of the branch, the client has lost the response to this commit.
+        // 2. Change them. If they are then those of the branch, the client has lost the response to this commit, or the
+        //    files that it deletes have never been there.
         let (after, absent) = self.commit_apply(caller, repository, &before, &commit.operations).await?;
         if let Some(head) = branch.head.as_ref().filter(|_| is_same(&before, &after)) {
+            if let Some(path) = absent
+                && !self.is_last_commit(caller, repository, (&branch, name), commit, &before).await?
+            {
+                return Err(CommitError::EntryUnknown { path });
+            }
             return Ok(CommitOutcome { digest: head.clone(), notices: Vec::new() });
         }
         if base.as_ref().is_some_and(|base| !base.is_listed(&before)) {
@@ -166,6 +172,31 @@ impl Registry {
         let message = commit.message.as_deref();
         let digest = self.manifest_put_after(caller, repository, at, &kind, bytes, message).await?;
         Ok(CommitOutcome { digest, notices })
+    }
+
+    /// Whether a commit has made the branch what it is: applied to the commit before, it gives these files.
+    async fn is_last_commit(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        (branch, name): (&Branch, &str),
+        commit: &Commit,
+        files: &Files,
+    ) -> Result<bool, CommitError> {
+        let filter = TagMoveFilter { tag: Some(&branch.tag), ..TagMoveFilter::default() };
+        let last = self.store.tag_moves(repository, filter, 1).await?.pop();
+        let Some(last) = last.filter(|last| last.to == branch.head && last.can_move_back) else {
+            return Ok(false);
+        };
+        let previous = Branch { tag: branch.tag.clone(), head: last.from };
+        let before = match self.commit_base(caller, repository, &previous, name).await {
+            Ok((_, before)) => before,
+            Err(CommitError::Registry(error)) => return Err(error.into()),
+            // Its files cannot be listed, so no commit has changed them.
+            Err(_) => return Ok(false),
+        };
+        let (after, absent) = self.commit_apply(caller, repository, &before, &commit.operations).await?;
+        Ok(absent.is_none() && is_same(&after, files))
     }
 
     /// The branch of a name, which the caller may change. `main` is the tag `main`, or else `latest`.

@@ -176,18 +176,29 @@ async fn a_commit_changes_the_files_of_its_branch() {
     let (retried, second) = (app.commit("team/m", Some(&first), &operations).await, second.json());
     assert_eq!(retried.json()["commitOid"], second["commitOid"], "the response may have been lost");
     assert_eq!(app.paths("team/m").await, ["a.txt"]);
-    // A file that is to be deleted has to exist.
+    // A file that is to be deleted has to exist, and nothing else of the commit is applied.
+    let absent = (404, "EntryNotFound".to_owned(), "A file with this name doesn't exist: none".to_owned());
+    let changed = file("a.txt", b"changed");
+    for operations in
+        [vec![deleted("none")], vec![changed, deleted("none")], vec![deleted("a.txt"), deleted("none")]]
+    {
+        for parent in [None, second["commitOid"].as_str()] {
+            assert_eq!(failure(&app.commit("team/m", parent, &operations).await), absent);
+        }
+        assert_eq!(app.paths("team/m").await, ["a.txt"]);
+    }
+    assert_eq!(failure(&app.commit("team/m", None, &[deleted("none/")]).await).1, "EntryNotFound");
+    // Repeated once more, it is still no error; after another commit, it is.
+    assert_eq!(app.commit("team/m", None, &operations).await.json()["commitOid"], second["commitOid"]);
     let missing = app.commit("team/m", None, &[deleted("none"), file("c", b"c")]).await;
-    assert_eq!(
-        failure(&missing),
-        (404, "EntryNotFound".to_owned(), "A file with this name doesn't exist: none".to_owned())
-    );
+    assert_eq!(failure(&missing), absent,);
     // Operations apply in their order, and a copy has the content of a stored file.
     let copy = json!({"key": "lfsFile", "value": {
         "path": "copy.txt", "algo": "sha256", "oid": Digest::sha256(b"changed").hex()}});
     app.committed("team/m", &[deleted("a.txt"), file("a.txt", b"back"), copy]).await;
     assert_eq!(&app.content("team/m", "copy.txt").await[..], b"changed");
     assert_eq!(&app.content("team/m", "a.txt").await[..], b"back");
+    assert_eq!(failure(&app.commit("team/m", None, &[deleted("dir/")]).await).1, "EntryNotFound");
     // A repository without files is no other than a new one.
     app.committed("team/m", &[deleted("a.txt"), deleted("copy.txt")]).await;
     assert_eq!(app.paths("team/m").await, Vec::<String>::new());

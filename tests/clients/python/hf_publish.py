@@ -101,6 +101,8 @@ stale = [CommitOperationAdd("stale.txt", b"x")]
 assert status(lambda: api.create_commit(name, stale, commit_message="Stale", parent_commit=head)) == 412
 api.delete_file("copy.bin", name)
 assert listed() == {"inline.bin", "kept.txt"}
+missing = raises(EntryNotFoundError, lambda: api.delete_file("none", name))
+assert "doesn't exist: none" in str(missing), missing
 error = raises(EntryNotFoundError, lambda: api.create_commit(
     name, [CommitOperationDelete("none"), CommitOperationAdd("b", b"x")], commit_message="None"))
 assert "doesn't exist" in str(error), error
