@@ -9,6 +9,9 @@ use lode_model::{
     reference::{Reference, Repository, Tag},
 };
 
+use reqwest::Method;
+use serde_json::json;
+
 use crate::{
     connect::Target,
     error::{Failure, Outcome},
@@ -70,6 +73,9 @@ async fn import_if_absent(base: &str, token: &Secret) -> Outcome<bool> {
     if registry.manifest_head(&repository, &reference).await?.is_some() {
         return Ok(true);
     }
+    // On a server with accounts, everyone who signs in sees it. Set before the import, which a crash may repeat.
+    let internal = json!({ "target": NAME, "visibility": "internal" });
+    registry.json_stream(Method::PUT, "lode/v1/visibility", &internal).await?;
     let target = Target { host: None, registry, repository, reference };
     import::model(&target, Arc::new(EmbeddedCheckpoint), None, &Edits::default()).await?;
     Ok(false)
