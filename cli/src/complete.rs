@@ -47,9 +47,10 @@ const ARTIFACTS: [(&[&str], &[&str]); 7] = [
     (&["tag", "undo"], &["name"]),
 ];
 /// Commands, and the argument that names a repository.
-const REPOSITORIES: [(&[&str], &[&str]); 6] = [
+const REPOSITORIES: [(&[&str], &[&str]); 7] = [
     (&["list"], &["repository"]),
     (&["repo", "list"], &["prefix"]),
+    (&["repo", "move"], &["from", "to"]),
     (&["tag", "list"], &["repository"]),
     (&["tag", "history"], &["repository"]),
     (&["manifest", "list"], &["repository"]),

@@ -131,6 +131,7 @@ fn lode_api() -> Router<ServerState> {
         .route("/lode/v1/repositories/{name}/tags", get(repositories::tags))
         .route("/lode/v1/repositories/{name}/manifests", get(repositories::manifests))
         .route("/lode/v1/repositories/{name}/history", tag_history)
+        .route("/lode/v1/repositories/{name}/move", post(repositories::move_to))
         .route("/lode/v1/repositories/{name}/pulls", get(repositories::pulls))
         .route("/lode/v1/repositories/{name}/retention", get(rules::retention))
         .route("/lode/v1/repositories/{name}/card", repository_card)

@@ -327,6 +327,30 @@ async fn models_run_at_an_attached_worker_for_those_who_may_run_them() {
     }
 }
 
+#[tokio::test]
+async fn an_owner_moves_a_repository() {
+    let server = start_closed(Options::new()).await;
+    let admin = server.lode();
+    admin.create("team/old", &demo(), &[]).await.expect_success();
+    add_user(&admin, "alice").await;
+    admin.run(&["grant", "add", "alice", "read", "team/*"]).await.expect_success();
+    let alice = server.lode_of("alice");
+    log_in(&alice, "alice").await;
+    alice.run(&["repo", "move", "team/old", "team/new"]).await.expect_failure(&["own"]);
+    alice.run(&["repo", "move", "team/none", "team/new"]).await.expect_failure(&["does not exist"]);
+    admin.run(&["repo", "move", "team/old:latest", "team/new"]).await.expect_failure(&["lode cp"]);
+    let moved = admin.run(&["repo", "move", "team/old", "team/new"]).await.expect_success();
+    assert!(moved.stderr.contains("team/old is now team/new"), "{moved:?}");
+    let listed = alice.run(&["list"]).await.expect_success().stdout;
+    assert!(listed.contains("team/new") && !listed.contains("team/old"), "{listed}");
+    admin.create("team/old", &demo(), &[]).await.expect_success();
+    admin.run(&["repo", "move", "team/old", "team/new"]).await.expect_failure(&["exists already"]);
+    admin.run(&["grant", "add", "alice", "own", "team/*"]).await.expect_success();
+    let back = alice.run(&["repo", "mv", "team/new", "team/newer", "--json"]).await.expect_success();
+    let back: serde_json::Value = serde_json::from_str(&back.stdout).unwrap();
+    assert_eq!(back, json!({"repository": "team/newer", "previous": "team/new"}));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_demo_model_needs_credentials() {
     let server = start_closed(Options::new().worker().arg("--demo")).await;
@@ -338,6 +362,13 @@ async fn the_demo_model_needs_credentials() {
     assert!(answered.stdout.contains("81"), "{}", answered.stdout);
     let body = json!({"model": "lode-demo", "prompt": "What is 40 plus 41?", "stream": false});
     server.registry().post_json("/api/generate", &body).await.expect(401);
+    // It is there for everyone who signs in.
+    add_user(&admin, "alice").await;
+    let alice = server.lode_of("alice");
+    log_in(&alice, "alice").await;
+    assert!(alice.run(&["list"]).await.expect_success().stdout.contains("lode-demo"));
+    let shown = admin.run(&["visibility", "lode-demo"]).await.expect_success();
+    assert!(format!("{}{}", shown.stdout, shown.stderr).contains("internal"), "{shown:?}");
 }
 
 /// A person who may read a model runs it, with a token that may do no more, until the role is taken away.

@@ -2,13 +2,35 @@
 
 use clap::{Args, Subcommand};
 
-/// List all repositories, with models, images and other artifacts
+/// List all repositories, with models, images and other artifacts, or move one
 #[derive(Debug, Subcommand)]
 #[command(visible_alias = "repository")]
 pub(crate) enum Repo {
     /// List repositories with their tags, size, pulls and the time of the last change
     #[command(visible_alias = "ls")]
     List(RepoList),
+    /// Move a repository to another name, with all that belongs to it
+    #[command(visible_alias = "mv")]
+    Move(RepoMove),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Tags, history, card, roles, protected tags and visibility move with it, and no bytes are sent or copied. The old name
+no longer exists. It needs the role `own` on both names; NEW has no content, and no tag of OLD is protected.
+
+Examples:
+  lode repo move team/mini team/small")]
+pub(crate) struct RepoMove {
+    /// Repository: [host/]repository
+    #[arg(value_name = "OLD")]
+    pub(crate) from: String,
+    /// Its new name on the same server: repository
+    #[arg(value_name = "NEW")]
+    pub(crate) to: String,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -56,7 +56,7 @@ pub(crate) use backup::Backup;
 pub(crate) use cat::Cat;
 pub(crate) use completions::Completions;
 pub(crate) use contents::{
-    Manifest, ManifestInspect, ManifestList, Repo, RepoList, Tag, TagHistory, TagList, TagUndo,
+    Manifest, ManifestInspect, ManifestList, Repo, RepoList, RepoMove, Tag, TagHistory, TagList, TagUndo,
 };
 pub(crate) use convert::Convert;
 pub(crate) use cp::Cp;

@@ -8,7 +8,7 @@ use lode_model::reference::Repository;
 use serde_json::{Value, json};
 
 use crate::{
-    args::{ManifestList, RepoList, TagList},
+    args::{ManifestList, RepoList, RepoMove, TagList},
     connect::Connection,
     error::{Failure, Outcome},
     pages::{fetch_all, is_unsupported},
@@ -55,6 +55,27 @@ pub(crate) async fn repositories(connection: &Connection, args: RepoList) -> Out
         .optional(&["MANIFESTS", "TAGS", "PULLS"])
         .wide(args.wide)
         .print()
+}
+
+pub(crate) async fn move_repository(connection: &Connection, args: RepoMove) -> Outcome {
+    let (registry, from) = repository_of(connection, &args.from)?;
+    let to: Repository = args.to.parse().map_err(|error| {
+        Failure::with_source(format!("`{}` is not a name for a repository", args.to), &error)
+            .hint("the new name is on the same server, such as team/mini; `lode cp` copies to another one")
+    })?;
+    if !args.from.ends_with(from.as_str()) {
+        let hint =
+            format!("the whole repository moves: lode repo move {from} {to}; `lode cp` copies one tag");
+        return Err(Failure::new(format!("`{}` names a tag or a digest", args.from)).hint(hint));
+    }
+    let path = format!("lode/v1/repositories/{from}/move");
+    let moved: Value =
+        registry.json_post(&path, &json!({ "to": to })).await.map_err(|error| not_found(&registry, error))?;
+    if args.json {
+        return ui::json(&moved);
+    }
+    ui::print_message(format!("{from} is now {to}"));
+    Ok(())
 }
 
 pub(crate) async fn tags(connection: &Connection, args: TagList) -> Outcome {

@@ -80,6 +80,7 @@ async fn dispatch(cli: Cli) -> Outcome<ExitCode> {
         Command::List(args) => list::run(&connect()?, args).await?,
         Command::Search(args) => search::run(&connect()?, args).await?,
         Command::Repo(Repo::List(args)) => contents::repositories(&connect()?, args).await?,
+        Command::Repo(Repo::Move(args)) => contents::move_repository(&connect()?, args).await?,
         Command::Tag(Tag::List(args)) => contents::tags(&connect()?, args).await?,
         Command::Tag(Tag::History(args)) => tag_history::history(&connect()?, args).await?,
         Command::Tag(Tag::Undo(args)) => tag_history::undo(&connect()?, args).await?,

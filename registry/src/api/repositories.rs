@@ -67,6 +67,25 @@ impl RequestBody for MoveBack {
     const ACTION: Action = Action::Push;
 }
 
+/// The new name of a repository.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = MoveRepositoryRequest)]
+pub(crate) struct MoveTo {
+    /// A name that has no content.
+    to: Repository,
+}
+
+impl RequestBody for MoveTo {
+    const ACTION: Action = Action::Own;
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct MovedRepository {
+    repository: Repository,
+    previous: Repository,
+}
+
 pub(crate) async fn list(
     State(registry): State<Registry>,
     caller: Caller,
@@ -158,6 +177,17 @@ pub(crate) async fn move_tag_back(
     body: JsonBody<MoveBack>,
 ) -> Result<Json<TagMovedBack>, Failure> {
     Ok(Json(registry.tag_move_back(&caller, &repository, &body.tag, body.position).await?))
+}
+
+pub(crate) async fn move_to(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path(previous): Path<Repository>,
+    body: JsonBody<MoveTo>,
+) -> Result<Json<MovedRepository>, Failure> {
+    let repository = body.to.clone();
+    registry.repository_move(&caller, &previous, &repository).await?;
+    Ok(Json(MovedRepository { repository, previous }))
 }
 
 /// The parameters of the next page, whose size is that of this one.

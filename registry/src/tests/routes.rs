@@ -148,6 +148,7 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/lode/v1/repositories/{name}/history", "", Pull, &[200]),
     // A new tag has no manifest to move back to.
     ("POST", "/lode/v1/repositories/{name}/history", r#"{"tag":"latest"}"#, Push, &[200, 409]),
+    ("POST", "/lode/v1/repositories/{name}/move", r#"{"to":"team/mini"}"#, OwnHere, &[409]),
     ("GET", "/lode/v1/repositories/{name}/pulls", "", Pull, &[200]),
     ("GET", "/lode/v1/repositories/{name}/retention", "", MaintainHere, &[200]),
     ("GET", "/lode/v1/repositories/{name}/card", "", Pull, &[200]),

@@ -13,6 +13,7 @@ const LIST: &str = "nothing; the list has what the caller may read";
 const READ: &str = "`read` on the repository";
 const WRITE: &str = "`write` on the repository";
 const MAINTAIN: &str = "`maintain` on the repository";
+const OWN: &str = "`own` on the repository and on its new name";
 
 pub(super) fn repositories() -> Group {
     let tag = text("tag", "Only the moves of this tag.");
@@ -80,6 +81,14 @@ pub(super) fn repositories() -> Group {
         .needs(WRITE)
         .body(of::<repositories::MoveBack>())
         .returns(200, "The tag was moved back", of::<TagMovedBack>()),
+        Operation::post(
+            "/lode/v1/repositories/{name}/move",
+            "moveRepository",
+            "Moves a repository to a name that has no content",
+        )
+        .needs(OWN)
+        .body(of::<repositories::MoveTo>())
+        .returns(200, "The repository has the new name", of::<repositories::MovedRepository>()),
         Operation::get("/lode/v1/repositories/{name}/pulls", "showPulls", "Counts the pulls of each day")
             .needs(READ)
             .returns(200, "The pulls", of::<repositories::Pulls>()),
