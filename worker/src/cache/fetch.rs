@@ -131,11 +131,13 @@ impl Models {
         let unsupported = |what: &str| Error::Unsupported(format!("cannot run {digest}: {what}"));
         let details = files.read(model.config.as_ref()).await?;
         let details = details.and_then(|bytes| ModelConfig::parse(&bytes).ok()).unwrap_or_default();
+        let small_files = model.files.iter().map(|(name, file)| Ok((name.clone(), files.small(file)?)));
+        let template = model.template.as_ref().map(|blob| files.path(blob));
         let spec = ModelSpec {
             name: digest.to_string(),
-            files: model.files.iter().map(|(name, file)| (name.clone(), files.small(file))).collect(),
-            tensors: model.tensors.iter().map(|layer| files.tensor(layer)).collect(),
-            template: model.template.as_ref().map(|blob| SmallFile::from(files.path(blob))),
+            files: small_files.collect::<Result<_, Error>>()?,
+            tensors: model.tensors.iter().map(|layer| files.tensor(layer)).collect::<Result<_, Error>>()?,
+            template: template.transpose()?.map(SmallFile::from),
             has_renderer: !details.renderer.is_empty() || !details.parser.is_empty(),
         };
         let json = |what: &str, bytes: Option<Vec<u8>>| -> Result<Value, Error> {
@@ -143,7 +145,7 @@ impl Models {
             value.map(Option::unwrap_or_default).map_err(|error| unsupported(&format!("{what}: {error}")))
         };
         let config = match model.files.get("config.json") {
-            Some(file) => Some(read_small(files.path(&file.layer), file.offset, file.size).await?),
+            Some(file) => Some(read_small(files.path(&file.layer)?, file.offset, file.size).await?),
             None => None,
         };
         let config = match spec.is_gguf() {
@@ -291,17 +293,20 @@ struct LocalFiles {
 }
 
 impl LocalFiles {
-    fn path(&self, blob: &Descriptor) -> PathBuf {
-        self.leases.get(&blob.digest).map(|lease| lease.path().to_owned()).unwrap_or_default()
+    fn path(&self, blob: &Descriptor) -> Result<PathBuf, Error> {
+        let missing =
+            || io::Error::new(io::ErrorKind::NotFound, format!("blob {} was not fetched", blob.digest));
+        let lease = self.leases.get(&blob.digest).ok_or_else(|| Error::Cache(missing()))?;
+        Ok(lease.path().to_owned())
     }
 
-    fn small(&self, file: &ModelFile) -> SmallFile {
-        SmallFile { path: self.path(&file.layer), extent: extent(file) }
+    fn small(&self, file: &ModelFile) -> Result<SmallFile, Error> {
+        Ok(SmallFile { path: self.path(&file.layer)?, extent: extent(file) })
     }
 
-    fn tensor(&self, layer: &TensorLayer) -> TensorFile {
-        TensorFile {
-            path: self.path(&layer.file.layer),
+    fn tensor(&self, layer: &TensorLayer) -> Result<TensorFile, Error> {
+        Ok(TensorFile {
+            path: self.path(&layer.file.layer)?,
             // The file name of a whole file is only used in messages.
             name: match layer.whole_file {
                 true => Some(layer.file.label().to_owned()),
@@ -310,12 +315,12 @@ impl LocalFiles {
             whole_file: layer.whole_file,
             format: layer.format,
             extent: extent(&layer.file),
-        }
+        })
     }
 
     async fn read(&self, blob: Option<&Descriptor>) -> Result<Option<Vec<u8>>, Error> {
         match blob {
-            Some(blob) => read_small(self.path(blob), 0, blob.size).await.map(Some),
+            Some(blob) => read_small(self.path(blob)?, 0, blob.size).await.map(Some),
             None => Ok(None),
         }
     }
