@@ -15,12 +15,15 @@ use super::{Model, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
 pub use crate::store::Relative;
-use crate::store::{DerivedModel, SharedBytes};
+use crate::store::{DerivedModel, SharedBlobs, SharedBytes};
 
 /// The most relatives, and the most referrers, in a response.
 const MAX_RELATIVES: u32 = 100;
 /// Two models that share only blobs smaller than this are not relatives: an empty config, a license.
 const MIN_SHARED_BYTES: u64 = 64 * 1024;
+/// Of a model whose hundredth part is smaller than that, tensors of this part count: smaller ones, such as norms that are
+/// all ones, may be the same in any model.
+const SMALL_PARTS: u64 = 100;
 /// The largest text file that is searched for origins.
 const MAX_TEXT_BYTES: u64 = 1024 * 1024;
 /// The most derived models that are listed.
@@ -78,9 +81,13 @@ impl Registry {
         let referrers = self.referrers(caller, repository, &model.digest, None, None, MAX_RELATIVES).await?;
         let referrers = referrers.items.into_iter();
         let filter = self.list_filter(caller).await?;
-        let rows =
-            self.store().relatives(repository, &model.digest, &filter, MIN_SHARED_BYTES, MAX_RELATIVES);
-        let relatives = rows.await?;
+        let size = model.summary.as_ref().map(|summary| summary.size_bytes / SMALL_PARTS);
+        let shared = match size.filter(|size| *size < MIN_SHARED_BYTES) {
+            Some(least) => SharedBlobs { least, only_tensors: true },
+            None => SharedBlobs { least: MIN_SHARED_BYTES, only_tensors: false },
+        };
+        let relatives =
+            self.store().relatives(repository, &model.digest, &filter, shared, MAX_RELATIVES).await?;
         Ok(Some(Lineage {
             from,
             referrers: referrers

@@ -82,7 +82,7 @@ pub(crate) use locks::ReplicaLock;
 pub(crate) use manifest_delete::RemovedManifest;
 pub(crate) use manifests::{ManifestReferences, NewManifest, ReferrerQuery, ReferrerRow};
 pub use models::Relative;
-pub(crate) use models::{FactsRow, IndexState, ModelRow, TaggedRow, TensorRow};
+pub(crate) use models::{FactsRow, IndexState, ModelRow, SharedBlobs, TaggedRow, TensorRow};
 pub(crate) use ollama_keys::OllamaKeyRow;
 pub(crate) use postgres::PostgresOptions;
 pub(crate) use publishers::PublisherRow;

@@ -183,6 +183,15 @@ impl TryFrom<TaggedColumns> for TaggedRow {
     }
 }
 
+/// The blobs that make two models relatives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedBlobs {
+    /// The size of the smallest ones.
+    pub(crate) least: u64,
+    /// Only those that hold tensors.
+    pub(crate) only_tensors: bool,
+}
+
 impl Store {
     pub(crate) async fn model_find(&self, digest: &Digest) -> Result<Option<ModelRow>, Error> {
         let row: Option<ModelColumns> = query!(self.read(), c => sqlx::query_as(
@@ -361,13 +370,18 @@ impl Store {
         repository: &Repository,
         digest: &Digest,
         filter: &ListFilter,
-        least: u64,
+        shared: SharedBlobs,
         limit: u32,
     ) -> Result<Vec<Relative>, Error> {
+        let SharedBlobs { least, only_tensors } = shared;
+        let is_tensor = match only_tensors {
+            true => "and b.digest in (select blob from tensors where digest = $2)",
+            false => "",
+        };
         let text = AssertSqlSafe(format!(
             "select t.repository, t.name, t.digest, cast(sum(b.size_bytes) as bigint) as shared
              from manifest_blobs ours
-             join blobs b on b.digest = ours.digest and b.size_bytes >= cast($3 as bigint)
+             join blobs b on b.digest = ours.digest and b.size_bytes >= cast($3 as bigint) {is_tensor}
              join links l on l.digest = ours.digest
              join manifest_blobs theirs on theirs.repository = l.repository and theirs.digest = ours.digest
              join tags t on t.repository = theirs.repository and t.digest = theirs.manifest

@@ -316,3 +316,18 @@ async fn malformed_tensor_headers_are_reported() {
     }
     assert_eq!(app.get("/lode/v1/models").await.json()["models"].as_array().unwrap().len(), 4);
 }
+
+/// Models of a few hundred bytes are relatives by their tensors, and not by other small files.
+#[tokio::test]
+async fn tiny_models_have_relatives() {
+    let app = App::new().await;
+    push_model(&app, "team/a", "latest").await;
+    push_model_with(&app, "team/b", "v1", &[(media_type::OLLAMA_LICENSE, "", "MIT")]).await;
+    push_checkpoint(&app, "team/other", &[("tokenizer.json", "{}")]).await;
+    let lineage = app.get("/lode/v1/lineage/team/a/latest").await.json();
+    let relatives = lineage["relatives"].as_array().unwrap();
+    assert_eq!(relatives.len(), 1, "{lineage}");
+    assert_eq!((&relatives[0]["repository"], &relatives[0]["tag"]), (&json!("team/b"), &json!("v1")));
+    let tensors = (tensor_blob("embed.weight", 8, 4).len() + tensor_blob("data", 3, 4).len()) as u64;
+    assert_eq!(relatives[0]["bytes_shared"], tensors);
+}
