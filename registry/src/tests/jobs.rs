@@ -35,7 +35,7 @@ impl App {
     }
 
     /// All findings of a job of one kind, read in pages of `n`.
-    async fn findings(&self, id: &str, kind: &str, n: u32) -> Vec<Value> {
+    pub(super) async fn findings(&self, id: &str, kind: &str, n: u32) -> Vec<Value> {
         let (mut all, mut next) = (Vec::new(), format!("/lode/v1/jobs/{id}/findings?kind={kind}&n={n}"));
         loop {
             let page = self.get(&next).await;

@@ -61,6 +61,20 @@ async fn many_pushes_share_few_connections() {
 }
 
 #[tokio::test]
+async fn damage_is_found_with_its_names() {
+    let Some(database) = crate::store::postgres_for_test().await else { return };
+    let app = App::with(Config { database: Some(database), ..Config::default() }).await;
+    app.push_image("team/app", "t", "content").await;
+    std::fs::remove_dir_all(app.registry.config().data.join("blobs/sha256")).unwrap();
+    let job = app.job("/lode/v1/fsck", json!({})).await;
+    let damage = app.findings(job["id"].as_str().unwrap(), "damage", 100).await;
+    assert_eq!(damage.len(), 3);
+    for finding in damage {
+        assert_eq!(finding["used_by"], json!(["team/app:t"]), "{finding}");
+    }
+}
+
+#[tokio::test]
 async fn errors_are_the_messages_of_the_database() {
     let Some(mut database) = crate::store::postgres_for_test().await else { return };
     database.set_path("/no_such_database");
