@@ -100,10 +100,20 @@ fn read(yaml: &str) -> Result<Value, String> {
         max_total_scalar_bytes: MAX_BYTES,
         max_merge_keys: MAX_ALIASES,
     };
-    let mut options = serde_saphyr::options! { budget: budget };
+    let mut options = serde_saphyr::options! { budget: budget, with_snippet: false };
     options.alias_limits.max_total_replayed_events = MAX_NODES;
-    serde_saphyr::from_str_with_options::<Value>(yaml, options)
-        .map_err(|error| format!("the metadata before the text is not valid YAML: {error}"))
+    serde_saphyr::from_str_with_options::<Value>(yaml, options).map_err(|error| wrong_yaml(&error))
+}
+
+/// Why a text is not valid YAML, with its line in the card, which has a line `---` before.
+fn wrong_yaml(error: &serde_saphyr::Error) -> String {
+    let text = error.to_string();
+    let Some(at) = error.location() else {
+        return format!("the metadata before the text is not valid YAML: {text}");
+    };
+    let place = format!(" at line {}, column {}", at.line(), at.column());
+    let reason = text.strip_suffix(&place).unwrap_or(&text);
+    format!("line {} of the card is not valid YAML: {reason}", at.line() + 1)
 }
 
 fn text(value: &Value) -> Option<String> {
