@@ -82,6 +82,23 @@ impl Registry {
         Ok(Revision { repository, name, reference, digest, files })
     }
 
+    /// The reference of a revision that may be neither a tag nor a digest: a commit id, or `main`.
+    pub(crate) async fn revision_reference(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        name: &str,
+    ) -> Result<Option<Reference>, Error> {
+        if name != MAIN && !is_commit(name) {
+            return Ok(None);
+        }
+        match self.revision_manifest(caller, repository, name).await {
+            Ok((reference, _)) => Ok(Some(reference)),
+            Err(FilesError::Registry(error)) => Err(error),
+            Err(_) => Ok(None),
+        }
+    }
+
     pub(super) async fn revision_manifest(
         &self,
         caller: &Caller,

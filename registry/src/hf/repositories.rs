@@ -13,6 +13,7 @@ use super::error::{ERROR_MESSAGE, no_pull_requests};
 use crate::Registry;
 use crate::app::{CommitError, MAIN, commit_message};
 use crate::auth::{Action, Caller, Visibility};
+use crate::card::encode_path;
 use crate::http::extract::RequestBody;
 use crate::http::links::header_value;
 use crate::http::pages::redirect;
@@ -211,8 +212,30 @@ pub(crate) async fn page(Path(HfName(repository)): Path<HfName>) -> Response {
     redirect(&format!("/{repository}"))
 }
 
-pub(crate) async fn page_of_commit(Path((HfName(repository), _)): Path<(HfName, String)>) -> Response {
-    redirect(&format!("/{repository}"))
+/// `/hf/{name}/commit/{revision}`. The pages resolve the revision, because a browser's session counts there alone.
+pub(crate) async fn page_of_commit(Path((HfName(repository), revision)): Path<(HfName, String)>) -> Response {
+    redirect(&format!("/{repository}?tag={}", encode_part(&revision)))
+}
+
+pub(crate) async fn page_of_tree(Path((HfName(repository), revision)): Path<(HfName, String)>) -> Response {
+    redirect(&format!("/{repository}/-/tree/{}", encode_part(&revision)))
+}
+
+pub(crate) async fn page_of_folder(
+    Path((HfName(repository), revision, path)): Path<(HfName, String, String)>,
+) -> Response {
+    redirect(&format!("/{repository}/-/tree/{}/{}", encode_part(&revision), encode_path(&path)))
+}
+
+pub(crate) async fn page_of_file(
+    Path((HfName(repository), revision, path)): Path<(HfName, String, String)>,
+) -> Response {
+    redirect(&format!("/{repository}/-/blob/{}/{}", encode_part(&revision), encode_path(&path)))
+}
+
+/// A revision as a part of an address.
+fn encode_part(revision: &str) -> String {
+    encode_path(revision).replace('/', "%2F")
 }
 
 #[derive(Deserialize)]

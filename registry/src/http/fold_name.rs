@@ -79,7 +79,7 @@ fn fold_hub_path(path: &str) -> Option<String> {
     let (prefix, rest, operations): (&str, &str, &[&str]) = match path.strip_prefix("api/models/") {
         Some(rest) => ("/hf/api/models/", rest, &OPERATIONS),
         None if path.starts_with("api/") || path.starts_with("oauth/") => return None,
-        None => ("/hf/", path, &["resolve", "info", "commit"]),
+        None => ("/hf/", path, &["resolve", "info", "commit", "tree", "blob"]),
     };
     let parts: Vec<&str> = rest.split('/').collect();
     let is_operation = |at: &usize| parts.get(*at).is_some_and(|part| operations.contains(part));
@@ -175,6 +175,8 @@ mod tests {
             ("/hf/a/b/resolve/main/x/y", Some("/hf/a%2Fb/resolve/main/x/y")),
             ("/hf/a/resolve/main/x/y", None),
             ("/hf/a/b/c/resolve/main/x", Some("/hf/a%2Fb%2Fc/resolve/main/x")),
+            ("/hf/a/b/tree/main", Some("/hf/a%2Fb/tree/main")),
+            ("/hf/a/b/blob/main/x/tree/y", Some("/hf/a%2Fb/blob/main/x/tree/y")),
             ("/hf/api/models/a/b/preupload/main", Some("/hf/api/models/a%2Fb/preupload/main")),
             ("/hf/api/models/a/commit/commit/main", Some("/hf/api/models/a%2Fcommit/commit/main")),
             ("/hf/a/b.git/info/lfs/objects/batch", Some("/hf/a%2Fb.git/info/lfs/objects/batch")),

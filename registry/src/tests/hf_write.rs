@@ -162,9 +162,14 @@ async fn a_commit_changes_the_files_of_its_branch() {
     assert_eq!(again.json()["commitOid"], first);
     assert_eq!(again.json()["commitUrl"], format!("http://localhost:5000/hf/team/m/commit/{first}"));
     // Clients print it, and people open it.
-    for path in [format!("/hf/team/m/commit/{first}"), "/hf/team/m".to_owned(), "/hf/Team/M".to_owned()] {
-        let page = app.get(&path).await;
-        assert_eq!((page.status.as_u16(), page.header("location")), (303, "/team/m"), "{path}");
+    let of_commit = format!("/team/m?tag={first}");
+    for (path, expect) in [
+        (&format!("/hf/team/m/commit/{first}")[..], &of_commit[..]),
+        ("/hf/team/m", "/team/m"),
+        ("/hf/Team/M", "/team/m"),
+    ] {
+        let page = app.get(path).await;
+        assert_eq!((page.status.as_u16(), page.header("location")), (303, expect), "{path}");
     }
     // A parent is checked, whole or abbreviated.
     let operations = [file("a.txt", b"changed"), deleted("dir/")];

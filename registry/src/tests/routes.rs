@@ -276,6 +276,9 @@ pub(super) const ROUTES: &[Route] = &[
     ("POST", "/hf/{name}/info/lfs/verify", r#"{"oid":"x","size":1}"#, Push, &[400]),
     ("GET", "/hf/{name}", "", Open, &[303]),
     ("GET", "/hf/{name}/commit/{revision}", "", Open, &[303]),
+    ("GET", "/hf/{name}/tree/{revision}", "", Open, &[303]),
+    ("GET", "/hf/{name}/tree/{revision}/{*path}", "", Open, &[303]),
+    ("GET", "/hf/{name}/blob/{revision}/{*path}", "", Open, &[303]),
     // Without a link.
     ("PUT", "/hf/api/lfs/{oid}", "", Open, &[403]),
     ("POST", "/hf/api/lfs/{oid}/{upload}", "", Open, &[403]),

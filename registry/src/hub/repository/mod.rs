@@ -116,7 +116,11 @@ async fn show(
     reference: Option<&str>,
 ) -> Result<Option<ManifestPage>, Failure> {
     let reference = match reference {
-        Some(text) => text.parse::<Reference>()?,
+        // Also a revision of Hugging Face's clients, such as `main` or a commit id.
+        Some(text) => match registry.revision_reference(caller, repository, text).await? {
+            Some(reference) => reference,
+            None => text.parse::<Reference>()?,
+        },
         None => match registry.default_tag(caller, repository).await? {
             Some(tag) => Reference::Tag(tag),
             None => return Ok(None),
