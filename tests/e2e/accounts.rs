@@ -107,6 +107,14 @@ async fn a_team_works_with_the_command_line() {
     ));
     alice.run(&["visibility", "alice/data", "public"]).await.expect_success();
     server.registry().manifest_get("alice/data", "v1").await.expect(200);
+    let inherited = alice.run(&["visibility", "alice/data", "inherit"]).await.expect_success();
+    assert!(
+        inherited.stderr.contains("alice/data has the visibility of its namespace"),
+        "{}",
+        inherited.stderr
+    );
+    server.registry().manifest_get("alice/data", "v1").await.expect(401);
+    alice.run(&["visibility", "alice/data", "public"]).await.expect_success();
     alice.run(&["grant", "rm", "anyone", "alice/data"]).await.expect_success();
     server.registry().manifest_get("alice/data", "v1").await.expect(401);
     let output = server.lode_of("guest").run(&["list"]).await.expect_success();

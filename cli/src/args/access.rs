@@ -358,6 +358,7 @@ pub(crate) struct GrantList {
 Examples:
   lode visibility 'team/*' internal
   lode visibility team/secret private
+  lode visibility team/secret inherit       as team/*
   lode visibility team/secret               show it")]
 pub(crate) struct SetVisibility {
     /// A repository, or a namespace: NAMESPACE/*
@@ -377,6 +378,8 @@ pub(crate) enum Visibility {
     Internal,
     /// Every client
     Public,
+    /// That of the namespace
+    Inherit,
 }
 
 #[derive(Debug, Args)]

@@ -15,7 +15,7 @@ use super::exchange::exchange;
 use crate::{
     args::{
         Grant, Group, GroupAdd, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate,
-        TokenRevoke, TokenRotate, User, UserAdd, UserSet,
+        TokenRevoke, TokenRotate, User, UserAdd, UserSet, Visibility,
     },
     connect::Connection,
     error::{Failure, Outcome},
@@ -314,10 +314,13 @@ pub(crate) async fn visibility(connection: &Connection, args: SetVisibility) -> 
     let registry = connection.default_registry()?;
     let SetVisibility { target, visibility, json } = args;
     if let Some(visibility) = visibility {
-        let visibility = value_name(visibility);
+        let visibility = Some(visibility).filter(|it| !matches!(it, Visibility::Inherit)).map(value_name);
         let body = json!({ "target": target, "visibility": visibility });
         send(&registry, Method::PUT, "lode/v1/visibility", &body).await?;
-        ui::print_message(format!("{target} is {visibility}"));
+        ui::print_message(match visibility {
+            Some(visibility) => format!("{target} is {visibility}"),
+            None => format!("{target} has the visibility of its namespace"),
+        });
         return Ok(());
     }
     let listed = list_rights(&registry, Some(&target)).await?;

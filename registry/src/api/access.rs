@@ -84,7 +84,8 @@ pub(crate) struct GrantRequest {
 #[serde(deny_unknown_fields)]
 pub(crate) struct VisibilityRequest {
     target: AccessTarget,
-    visibility: Visibility,
+    /// Absent: a repository has that of its namespace.
+    visibility: Option<Visibility>,
 }
 
 #[derive(Deserialize, ToSchema)]

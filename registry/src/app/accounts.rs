@@ -121,6 +121,8 @@ pub enum AccountError {
     DeviceUnknown,
     #[error("`{subject}` may only get the role read")]
     OnlyRead { subject: String },
+    #[error("`{target}` has no namespace to inherit from: expected `private`, `internal` or `public`")]
+    NothingInherited { target: AccessTarget },
     #[error("sign in with the password of a user")]
     NotAUser,
     #[error("the setup link is wrong or has expired; restart the server for a new one")]

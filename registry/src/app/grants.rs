@@ -54,7 +54,7 @@ impl Registry {
         self.check_recent(caller).await?;
         if let Some(visibility) = visibility_of(subject) {
             return match role {
-                Role::Read => self.visibility_put(caller, target, visibility).await,
+                Role::Read => self.visibility_put(caller, target, Some(visibility)).await,
                 _ => Err(AccountError::OnlyRead { subject: subject.to_owned() }),
             };
         }
@@ -81,7 +81,7 @@ impl Registry {
     ) -> Result<(), AccountError> {
         self.check_recent(caller).await?;
         if visibility_of(subject).is_some() {
-            return self.visibility_put(caller, target, Visibility::Private).await;
+            return self.visibility_put(caller, target, Some(Visibility::Private)).await;
         }
         self.authorize(caller, Action::Own, Target::Settings(target)).await?;
         self.check_writable()?;
@@ -175,30 +175,34 @@ impl Registry {
         }
     }
 
-    /// Sets who may read a namespace or a repository without a role.
+    /// Sets who may read a namespace or a repository without a role. `None`: a repository has that of its namespace.
     pub async fn visibility_put(
         &self,
         caller: &Caller,
         target: &AccessTarget,
-        visibility: Visibility,
+        visibility: Option<Visibility>,
     ) -> Result<(), AccountError> {
         self.check_recent(caller).await?;
         self.authorize(caller, Action::Own, Target::Settings(target)).await?;
         self.check_writable()?;
+        if visibility.is_none() && matches!(target, AccessTarget::Namespace(_)) {
+            return Err(AccountError::NothingInherited { target: target.clone() });
+        }
         let mut tx = self.store().begin().await?;
         tx.access_changed().await?;
         tx.visibility_put(target, visibility).await?;
-        let detail = json!({ "visibility": visibility });
+        let detail = json!({ "visibility": visibility.map_or("inherited", Visibility::as_str) });
         self.audit(&mut tx, caller, "visibility.set", target.to_string(), detail).await?;
         tx.commit().await?;
         self.access.changed();
-        tracing::info!(%target, visibility = visibility.as_str(), "visibility set");
+        let name = visibility.map_or("inherited", Visibility::as_str);
+        tracing::info!(%target, visibility = name, "visibility set");
         Ok(())
     }
 }
 
 /// The visibility that is a grant to this subject.
-fn visibility_of(subject: &str) -> Option<Visibility> {
+pub(crate) fn visibility_of(subject: &str) -> Option<Visibility> {
     match subject {
         "everyone" => Some(Visibility::Internal),
         "anyone" => Some(Visibility::Public),

@@ -86,7 +86,7 @@ impl Registry {
         if rights.visibility == visibility {
             return Ok(());
         }
-        Ok(self.visibility_put(caller, &target, visibility).await?)
+        Ok(self.visibility_put(caller, &target, Some(visibility)).await?)
     }
 
     /// Deletes all manifests of a repository. Its content can be restored for as long as that of any deletion.

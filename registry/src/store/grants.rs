@@ -156,11 +156,17 @@ impl Tx {
         Ok(rows > 0)
     }
 
+    /// Sets the visibility of a target. `None`: a repository has that of its namespace.
     pub(crate) async fn visibility_put(
         &mut self,
         target: &AccessTarget,
-        visibility: Visibility,
+        visibility: Option<Visibility>,
     ) -> Result<(), Error> {
+        let Some(visibility) = visibility else {
+            query!(self.conn(), c => sqlx::query("delete from visibilities where target = $1")
+                .bind(target.to_string()).execute(c).await.map(drop))?;
+            return Ok(());
+        };
         query!(self.conn(), c => sqlx::query(
             "insert into visibilities (target, visibility) values ($1, $2)
              on conflict (target) do update set visibility = excluded.visibility")

@@ -227,7 +227,7 @@ impl Tx {
         let effective = own.unwrap_or(inherited);
         let target = AccessTarget::Repository(to.clone());
         if own.is_some() || effective != other {
-            self.visibility_put(&target, effective).await?;
+            self.visibility_put(&target, Some(effective)).await?;
         }
         Ok(self.tag_rules_of(&target).await?.len())
     }

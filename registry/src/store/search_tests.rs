@@ -207,8 +207,8 @@ async fn hidden_repositories_are_in_no_result_and_no_count() {
             index(&store, repository, Model { words: "shared", ..SAFE }, "").await;
         }
         let mut tx = store.begin().await.unwrap();
-        tx.visibility_put(&"open/*".parse().unwrap(), Visibility::Public).await.unwrap();
-        tx.visibility_put(&"open/secret".parse().unwrap(), Visibility::Private).await.unwrap();
+        tx.visibility_put(&"open/*".parse().unwrap(), Some(Visibility::Public)).await.unwrap();
+        tx.visibility_put(&"open/secret".parse().unwrap(), Some(Visibility::Private)).await.unwrap();
         tx.commit().await.unwrap();
         let visible = ListFilter::Readable {
             visibility: Visibility::Public,

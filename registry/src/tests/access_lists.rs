@@ -214,7 +214,7 @@ async fn fill(app: &App) {
         assert!(tx.group_insert(id, &format!("group-{at}"), None, None).await.unwrap());
         tx.grant_put(&target("team/app".to_owned()), id, Role::Read).await.unwrap();
         let repository = target(format!("team/r{at}"));
-        tx.visibility_put(&repository, Visibility::Public).await.unwrap();
+        tx.visibility_put(&repository, Some(Visibility::Public)).await.unwrap();
         tx.tag_rules_put(&repository, &["v*".to_owned()]).await.unwrap();
         let row = OllamaKeyRow {
             id: Uuid::now_v7(),

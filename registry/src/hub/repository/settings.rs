@@ -96,7 +96,7 @@ async fn change(
     match form.get("change") {
         "visibility" => {
             let visibility = form.get("visibility").parse().map_err(Failure::UnknownName)?;
-            registry.visibility_put(caller, &target, visibility).await?;
+            registry.visibility_put(caller, &target, Some(visibility)).await?;
         }
         "grant" => {
             let role = form.get("role").parse().map_err(Failure::UnknownName)?;
