@@ -93,13 +93,34 @@ impl FromRequestParts<ServerState> for SignedIn {
         if has_session {
             return Ok(SignedIn(caller));
         }
-        // For the router, the slashes of a repository's name were escaped.
-        let path = parts.uri.path().replace("%2F", "/");
-        let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
-        let next = format!("{path}{query}");
-        let next = utf8_percent_encode(&next, NON_ALPHANUMERIC);
-        Err(redirect(&format!("/login?next={next}")))
+        Err(redirect_to_sign_in(parts))
     }
+}
+
+/// The caller of a page that needs rights, but no session. A browser without credentials is sent to the sign-in.
+pub(crate) struct Visitor(pub(crate) Caller);
+
+impl FromRequestParts<ServerState> for Visitor {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &ServerState) -> Result<Visitor, Response> {
+        let caller: Caller = parts.extensions.get().cloned().unwrap_or_default();
+        let is_stranger = caller.account().is_none() && prefers_html(&parts.headers);
+        match is_stranger && state.registry.is_open().await.is_ok_and(|is_open| !is_open) {
+            true => Err(redirect_to_sign_in(parts)),
+            false => Ok(Visitor(caller)),
+        }
+    }
+}
+
+/// Sends a browser to the sign-in, which leads back to this page.
+fn redirect_to_sign_in(parts: &Parts) -> Response {
+    // For the router, the slashes of a repository's name were escaped.
+    let path = parts.uri.path().replace("%2F", "/");
+    let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let next = format!("{path}{query}");
+    let next = utf8_percent_encode(&next, NON_ALPHANUMERIC);
+    redirect(&format!("/login?next={next}"))
 }
 
 /// Whether a client accepts HTML explicitly, and not with a lower weight than plain text: it is a browser.

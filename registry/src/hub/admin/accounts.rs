@@ -8,8 +8,9 @@ use http::StatusCode;
 use super::AdminTab;
 use crate::Registry;
 use crate::app::AccountInfo;
-use crate::auth::{AccountKind, Caller};
+use crate::auth::AccountKind;
 use crate::http::Query;
+use crate::http::pages::Visitor;
 use crate::hub::format::query as escape;
 use crate::hub::page::{Shell, framed, render};
 use crate::hub::tokens::robot_url;
@@ -30,7 +31,11 @@ struct AccountsPage {
     may_change: bool,
 }
 
-pub(crate) async fn get(State(registry): State<Registry>, caller: Caller, query: Query) -> Response {
+pub(crate) async fn get(
+    State(registry): State<Registry>,
+    Visitor(caller): Visitor,
+    query: Query,
+) -> Response {
     let page = async {
         let name = query.get("name").unwrap_or_default().trim().to_lowercase();
         let after = query.get("after");

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::Registry;
 use crate::app::{Job, Status, WorkerStatus};
 use crate::auth::{Action, Caller, Target};
-use crate::http::pages::{Form, redirect};
+use crate::http::pages::{Form, Visitor, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Query};
 use crate::hub::format::{bytes, counted, grouped, minute, minute_of};
@@ -48,7 +48,7 @@ struct AdminPage {
 
 pub(crate) async fn get(
     State(registry): State<Registry>,
-    caller: Caller,
+    Visitor(caller): Visitor,
     query: Query,
 ) -> Result<Response, Failure> {
     let mut status = registry.status(&caller).await?;

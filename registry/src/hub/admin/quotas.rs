@@ -11,7 +11,7 @@ use super::AdminTab;
 use crate::Registry;
 use crate::app::Quota;
 use crate::auth::{Action, Caller, Target};
-use crate::http::pages::{Form, redirect};
+use crate::http::pages::{Form, Visitor, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Query, check_namespace};
 use crate::hub::format::query as escape;
@@ -38,7 +38,11 @@ struct QuotasPage {
     problem: Option<String>,
 }
 
-pub(crate) async fn get(State(registry): State<Registry>, caller: Caller, query: Query) -> Response {
+pub(crate) async fn get(
+    State(registry): State<Registry>,
+    Visitor(caller): Visitor,
+    query: Query,
+) -> Response {
     let page = async {
         let mut page = QuotasPage::new(&registry, &caller, &query).await?;
         if let Some(Ok(namespace)) = query.get("namespace").map(str::parse::<Repository>) {

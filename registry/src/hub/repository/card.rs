@@ -15,7 +15,7 @@ use crate::Registry;
 use crate::app::{CardError, CardHtml, CardPlace, check_card};
 use crate::auth::Caller;
 use crate::card::MAX_CARD_BYTES;
-use crate::http::pages::{Form, redirect};
+use crate::http::pages::{Form, Visitor, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Path, Query};
 use crate::hub::page::{Shell, framed, render};
@@ -58,7 +58,7 @@ fn is_of_repository(query: &Query) -> bool {
 
 pub(crate) async fn get(
     State(registry): State<Registry>,
-    caller: Caller,
+    Visitor(caller): Visitor,
     Path(name): Path<String>,
     query: Query,
 ) -> Response {
