@@ -4,7 +4,6 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Name;
 use serde::Serialize;
-use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -130,10 +129,7 @@ impl From<Worker> for WorkerStatus {
                 .loaded
                 .into_iter()
                 .map(|model| WorkerModel {
-                    name: match model.more.get("name").and_then(Value::as_str) {
-                        Some(name) => name.to_owned(),
-                        None => model.repository.to_string(),
-                    },
+                    name: model.name(),
                     repository: model.repository.to_string(),
                     digest: model.digest,
                     size_bytes: model.size_bytes,

@@ -55,6 +55,14 @@ pub struct LoadedModel {
     pub more: Map<String, Value>,
 }
 
+impl LoadedModel {
+    /// The name that it was loaded by, such as `team/mini:q4`; without a tag if the worker does not report it.
+    pub(crate) fn name(&self) -> String {
+        let name = self.more.get("name").and_then(Value::as_str);
+        name.map_or_else(|| self.repository.to_string(), str::to_owned)
+    }
+}
+
 /// The registration of a worker.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct WorkerAnnouncement {

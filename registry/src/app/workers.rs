@@ -35,6 +35,8 @@ const MAX_LOADED: usize = 20;
 /// A model that some worker has loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoadedOnWorkers {
+    /// By which a worker loaded it.
+    pub(crate) name: String,
     pub(crate) repository: Repository,
     pub(crate) digest: Digest,
     pub(crate) workers: usize,
@@ -233,6 +235,7 @@ impl Registry {
                 }
                 if self.may(caller, Action::Pull, &model.repository).await? {
                     found.push(LoadedOnWorkers {
+                        name: model.name(),
                         repository: model.repository.clone(),
                         digest: model.digest.clone(),
                         workers: workers.loaded(&model.digest).len(),
