@@ -6,6 +6,10 @@
   status.setAttribute("role", "status");
   document.body.append(status);
 
+  // The current tab of a repository, where the tabs do not fit.
+  const tab = document.querySelector(".tabs [aria-current]");
+  if (tab) tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.clientWidth / 2 + tab.offsetWidth / 2;
+
   // Buttons that copy the text of an element.
   for (const target of document.querySelectorAll("[data-copy]")) {
     if (!navigator.clipboard) break;
