@@ -110,15 +110,17 @@ impl Registry {
         self.store().shared_bytes(repository, digest, &filter).await
     }
 
-    /// Models that name a repository as their origin, of those that the caller may read.
+    /// Models that name a repository as their origin, of those that the caller may read. Of the models in the
+    /// repository itself, those that name a tag of this manifest.
     pub(crate) async fn derived_models(
         &self,
         caller: &Caller,
         repository: &Repository,
+        digest: &Digest,
     ) -> Result<Vec<DerivedModel>, Error> {
         self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
         let filter = self.list_filter(caller).await?;
-        self.store().derived_models(repository, &filter, MAX_DERIVED).await
+        self.store().derived_models((repository, digest), &filter, MAX_DERIVED).await
     }
 
     /// The first origins that a manifest names, and whether each is a repository here that the caller may read.
@@ -169,9 +171,13 @@ impl Registry {
         }
         let keys = self.gguf_inspect(repository, model, lineage::gguf_origins).await?;
         origins.extend(keys.unwrap_or_default());
-        // Several parts may name the same origin; keep the first.
+        // Several parts may name the same origin, some without its digest; keep the first.
         let mut seen = BTreeSet::new();
-        origins.retain(|origin| seen.insert((origin.name.clone(), origin.digest.clone())));
+        origins.retain(|origin| {
+            let is_new = seen.insert((origin.name.clone(), origin.digest.clone()));
+            seen.insert((origin.name.clone(), None));
+            is_new
+        });
         Ok(origins)
     }
 

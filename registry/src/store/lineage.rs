@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use lode_model::digest::Digest;
-use lode_model::reference::{Repository, Tag};
+use lode_model::reference::{DEFAULT_TAG, Repository, Tag};
 use sqlx::AssertSqlSafe;
 
 use super::{Engine, ListFilter, Store, Tx, digest_list, parse_stored, query, size};
@@ -79,10 +79,11 @@ impl Store {
         Ok(rows.len())
     }
 
-    /// Tags of these repositories whose models name `repository` as their origin, in name order.
+    /// Tags of these repositories whose models name `repository` as their origin, in name order. Those of `repository`
+    /// itself, if they name a tag of the manifest `digest`, and are other manifests.
     pub(crate) async fn derived_models(
         &self,
-        repository: &Repository,
+        (repository, digest): (&Repository, &Digest),
         filter: &ListFilter,
         limit: u32,
     ) -> Result<Vec<DerivedModel>, Error> {
@@ -98,14 +99,18 @@ impl Store {
                        and ({contains}(bases, cast($1 as text)) > 0 or {contains}(bases, cast($2 as text)) > 0)) o
              join models m on m.digest = o.digest join manifests x on x.digest = m.digest
              join tags t on t.repository = x.repository and t.digest = x.digest
-             where t.repository <> $3 and {}
+             where (t.repository <> $3 or t.digest <> $5 and exists
+                    (select 1 from tags own where own.repository = $3 and own.digest = $5
+                     and ({contains}(m.bases, cast($2 as text) || lower(own.name) || '\n') > 0
+                          or own.name = '{DEFAULT_TAG}' and {contains}(m.bases, cast($1 as text)) > 0)))
+                 and {}
              order by t.repository, t.name limit cast($4 as bigint)",
-            self.is_listed("t.repository", 5)
+            self.is_listed("t.repository", 6)
         ));
         let (all, visibility, subjects, targets) = filter.parameters();
         let rows: Vec<(String, String, Option<String>, Option<i64>)> = query!(self.read(), c => sqlx::query_as(text)
             .bind(format!("\n{repository}\n")).bind(format!("\n{repository}:"))
-            .bind(repository.as_str()).bind(i64::from(limit))
+            .bind(repository.as_str()).bind(i64::from(limit)).bind(digest.as_str())
             .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_all(c).await)?;
         rows.into_iter()
             .map(|(repository, tag, quantization, parameters)| {
@@ -152,19 +157,27 @@ mod tests {
                 ("team/one", Some("\nother/x\nteam/base\n")),
                 ("team/two", Some("\nteam/base:v1\nteam/base:v2\n")),
                 ("team/three", Some("\nteam/base-2\nbig-team/base\n")),
+                // Other tags of the same repository.
+                ("team/base:q4", Some("\nteam/base:v1\n")),
+                ("team/base:q8", Some("\nteam/base:v10\nteam/base\n")),
             ] {
-                let (repository, digest) = (name.parse().unwrap(), Digest::sha256(name.as_bytes()));
+                let digest = Digest::sha256(name.as_bytes());
+                let (repository, tag) = name.split_once(':').unwrap_or((name, "v1"));
+                let repository: Repository = repository.parse().unwrap();
                 push(&store, &repository, &digest).await;
                 let model = ModelRow { format: "gguf".to_owned(), ..ModelRow::default() };
                 store.model_put(&digest, &model, &facts(bases), &[]).await.unwrap();
                 let mut tx = store.begin().await.unwrap();
-                tx.tag_put(&repository, &"v1".parse().unwrap(), &digest, "server", None).await.unwrap();
+                tx.tag_put(&repository, &tag.parse().unwrap(), &digest, "server", None).await.unwrap();
                 tx.commit().await.unwrap();
             }
-            let derived = async || {
-                let found = store.derived_models(&base, &ListFilter::All, 10).await.unwrap();
-                found.iter().map(|model| model.repository.to_string()).collect::<Vec<_>>()
+            let derived_of = async |name: &str| {
+                let of = (&base, &Digest::sha256(name.as_bytes()));
+                let found = store.derived_models(of, &ListFilter::All, 10).await.unwrap();
+                found.iter().map(|model| format!("{}:{}", model.repository, model.tag)).collect::<Vec<_>>()
             };
+            let derived = async || derived_of("team/base").await;
+            let expect = ["team/base:q4", "team/one:v1", "team/two:v1"].map(str::to_owned).to_vec();
             let listed = async || {
                 let (count,): (i64,) =
                     query!(store.read(), c => sqlx::query_as("select count(*) from model_bases")
@@ -172,23 +185,20 @@ mod tests {
                     .unwrap();
                 count
             };
-            assert_eq!(
-                (derived().await, listed().await),
-                (vec!["team/one".to_owned(), "team/two".to_owned()], 5)
-            );
+            assert_eq!((derived().await, listed().await), (expect.clone(), 7));
+            // No manifest derives from itself, and none from a tag that it does not name.
+            assert_eq!(derived_of("team/base:q4").await, expect[1..]);
             // What an earlier version leaves.
             for text in ["delete from model_bases where true", "update models set bases_listed = 0"] {
                 query!(store.write(), c => sqlx::query(text).execute(c).await.map(drop)).unwrap();
             }
-            assert_eq!(derived().await, ["team/one", "team/two"]);
+            assert_eq!(derived().await, expect);
             assert_eq!(store.bases_list(2).await.unwrap(), 2);
-            assert_eq!(derived().await, ["team/one", "team/two"]);
+            assert_eq!(derived().await, expect);
+            assert_eq!(store.bases_list(2).await.unwrap(), 2);
             assert_eq!(store.bases_list(2).await.unwrap(), 1);
             assert_eq!(store.bases_list(2).await.unwrap(), 0);
-            assert_eq!(
-                (derived().await, listed().await),
-                (vec!["team/one".to_owned(), "team/two".to_owned()], 5)
-            );
+            assert_eq!((derived().await, listed().await), (expect.clone(), 7));
         })
         .await;
     }

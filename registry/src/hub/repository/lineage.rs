@@ -51,7 +51,7 @@ pub(crate) async fn get(
             shell: Shell::of(&registry, &caller).await?,
             head: shown.head(Tab::Lineage),
             origins: origins.collect(),
-            derived: registry.derived_models(&caller, &shown.repository).await?,
+            derived: registry.derived_models(&caller, &shown.repository, &shown.model.digest).await?,
             relatives: lineage.relatives,
         }))
     };

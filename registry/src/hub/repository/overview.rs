@@ -134,7 +134,7 @@ async fn overview(
     let origins = registry.stored_bases(caller, &facts).await?;
     let referrers =
         registry.referrers(caller, &repository, &model.digest, None, None, MAX_REFERRERS).await?.items;
-    let derived = registry.derived_models(caller, &repository).await?;
+    let derived = registry.derived_models(caller, &repository, &model.digest).await?;
     let sizes = registry.shared_bytes(caller, &repository, &model.digest).await?;
     let kind = kind_of(&model);
     let subject = Subject {
