@@ -1,5 +1,5 @@
-//! `/-/namespaces/{namespace}`: how much space a namespace uses, and its robots. Its owners manage the robots, and
-//! auditors see them.
+//! `/-/namespaces/{namespace}`: how much space a namespace uses, its members and its robots. Its owners manage the
+//! robots, and auditors see them.
 
 use askama::Template;
 use axum::extract::{FromRequest, Request, State};
@@ -10,15 +10,18 @@ use lode_model::reference::Repository;
 
 use super::format::bytes;
 use super::page::{Shell, browse, is_about_form, render};
+use super::repository::by_name;
 use super::tokens::robot_url;
 use crate::Registry;
-use crate::app::{AccountInfo, NewAccount, Quota};
-use crate::auth::{AccessTarget, AccountKind, Action, Caller, Target};
+use crate::app::{AccountInfo, Grant, NewAccount, Quota};
+use crate::auth::{AccessTarget, AccountKind, Action, Caller, Target, Visibility};
 use crate::http::pages::{Form, SignedIn, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Path, Query, check_namespace};
 
 const PAGE: u32 = 50;
+/// How many members are listed.
+const MEMBERS: u32 = 100;
 
 #[derive(Template)]
 #[template(path = "namespace.html")]
@@ -26,6 +29,10 @@ struct NamespacePage {
     shell: Shell,
     namespace: Repository,
     quota: Quota,
+    /// Roles on the namespace.
+    members: Vec<Grant>,
+    has_more_members: bool,
+    visibility: Visibility,
     robots: Vec<AccountInfo>,
     /// The last robot of the page, if another page follows.
     next: Option<String>,
@@ -95,11 +102,17 @@ impl NamespacePage {
     ) -> Result<NamespacePage, Failure> {
         check_namespace(&namespace)?;
         let quota = registry.quota_find(caller, &namespace).await?;
+        let target = AccessTarget::Namespace(namespace.clone());
+        let rights = registry.rights_page(caller, Some(&target), Default::default(), MEMBERS).await?;
+        let visibility = rights.visibilities.iter().find(|row| row.target == target);
         let found = registry.account_list(caller, Some(namespace.as_str()), after, PAGE).await?;
-        let may_change = registry.may_configure(caller, &AccessTarget::Namespace(namespace.clone())).await?;
+        let may_change = registry.may_configure(caller, &target).await?;
         Ok(NamespacePage {
             shell: Shell::of(registry, caller).await?,
             quota,
+            visibility: visibility.map(|row| row.visibility).unwrap_or_default(),
+            has_more_members: rights.next.is_some(),
+            members: by_name(rights.grants),
             next: found.items.last().filter(|_| found.more).map(|robot| robot.name.clone()),
             is_first: after.is_none(),
             robots: found.items,

@@ -19,7 +19,7 @@ pub(crate) mod try_model;
 
 use lode_model::reference::{Reference, Repository};
 
-pub(super) use self::settings::ROLES;
+pub(super) use self::settings::{ROLES, by_name};
 
 use crate::app::{Model, ModelFacts};
 use crate::auth::{AccessTarget, Caller};

@@ -108,7 +108,8 @@ async fn change(
     Ok(())
 }
 
-fn by_name(mut grants: Vec<Grant>) -> Vec<Grant> {
+/// Roles in the order of their accounts and groups.
+pub(in crate::hub) fn by_name(mut grants: Vec<Grant>) -> Vec<Grant> {
     grants.sort_by(|one, other| one.subject.cmp(&other.subject));
     grants
 }
