@@ -36,7 +36,7 @@ pub(crate) fn service(registry: Registry) -> Result<Layers, OpenError> {
         .merge(operators())
         .merge(hugging_face_api())
         .merge(pages())
-        .fallback(async || Failure::RouteUnknown)
+        .fallback(hub::unknown_page)
         .method_not_allowed_fallback(async || Failure::MethodNotAllowed)
         .with_state(ServerState { registry: registry.clone(), gateway });
     Ok(Layers::wrap(registry, routes))

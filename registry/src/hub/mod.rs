@@ -20,4 +20,4 @@ pub(crate) mod sign_in;
 pub(crate) mod single_sign_on;
 mod tokens;
 
-pub(crate) use page::failure_page;
+pub(crate) use page::{failure_page, unknown_page};

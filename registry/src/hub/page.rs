@@ -4,8 +4,9 @@ use std::future::Future;
 use std::sync::Arc;
 
 use askama::Template;
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderValue, StatusCode, Uri, header};
 use lode_model::reference::Tag;
 
 use super::assets;
@@ -13,6 +14,7 @@ use crate::app::AccountError;
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::pages::PAGE_HEADERS;
+use crate::http::session_cookie::{is_page, is_repository_page};
 use crate::{Error, Registry};
 
 /// The values of the frame around each page.
@@ -112,7 +114,7 @@ pub(crate) fn failure_page(failure: &Failure, response: &Response) -> Response {
     let shell = response.extensions().get::<ShellExtension>().map(|shell| Shell::clone(&shell.0));
     let shell = shell.unwrap_or_default();
     let title = match failure {
-        Failure::PageUnknown => "Page not found",
+        Failure::PageUnknown | Failure::RouteUnknown => "Page not found",
         Failure::ReferencePageUnknown { .. } => "Tag not found",
         _ => status.canonical_reason().unwrap_or("Error"),
     };
@@ -126,7 +128,10 @@ pub(crate) fn failure_page(failure: &Failure, response: &Response) -> Response {
         }
         failure => (way_out(failure).map(|(url, text)| (url.to_owned(), text.to_owned())), Vec::new()),
     };
-    let text = failure.message();
+    let text = match failure {
+        Failure::RouteUnknown => "There is no page at this address.".to_owned(),
+        failure => failure.message(),
+    };
     render(status, &MessagePage { shell, title, text, link, others, offers_sign_in })
 }
 
@@ -155,6 +160,15 @@ pub(super) async fn framed(
         response.extensions_mut().insert(ShellExtension(Arc::new(shell)));
     }
     response
+}
+
+/// The response to a path without a route. Where there are pages, it has the frame of the caller's other pages.
+pub(crate) async fn unknown_page(State(registry): State<Registry>, caller: Caller, uri: Uri) -> Response {
+    let unknown = Failure::RouteUnknown;
+    match is_page(uri.path()) || is_repository_page(uri.path()) {
+        true => framed(&registry, &caller, async { Err(unknown) }).await,
+        false => unknown.into_response(),
+    }
 }
 
 /// Replaces failures that would tell what is hidden from what is missing.
