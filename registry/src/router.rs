@@ -246,6 +246,7 @@ fn pages() -> Router<ServerState> {
         .route("/{name}/-/tags", get(tags::get))
         .route("/{name}/-/history", get(history::get).merge(post(history::post)))
         .route("/{name}/-/tree/{reference}", get(files::tree))
+        .route("/{name}/-/tree/{reference}/{*path}", get(files::folder))
         .route("/{name}/-/blob/{reference}/{*path}", get(files::blob))
         .route("/{name}/-/raw/{reference}/{*path}", get(files::raw))
         .route("/{name}/-/tensors/{reference}", get(tensors::get))

@@ -189,6 +189,21 @@ impl Registry {
         })
     }
 
+    /// Who may read a repository without a role, for those who may read it. `None`: the server has no accounts.
+    pub(crate) async fn visibility(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Result<Option<Visibility>, Error> {
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
+        let state = self.access_state().await?;
+        if !state.has_accounts {
+            return Ok(None);
+        }
+        let target = AccessTarget::Repository(repository.clone());
+        Ok(Some(self.rights(state, &Caller::ANONYMOUS, target).await?.visibility))
+    }
+
     /// The names of the namespaces in which the caller has a role.
     pub(crate) async fn namespaces_of(&self, caller: &Caller) -> Result<Vec<(String, Role)>, Error> {
         let found = self.store().namespaces_granted(&subjects(caller), MAX_NAMESPACES).await?;

@@ -112,6 +112,7 @@ pub use fsck::{Damage, FsckSummary};
 pub(crate) use fsck::{Finding, FindingSink};
 pub use gc::{GcReport, GcWaiting, Removal, RemovalPage, RestoredContent};
 pub(crate) use gc::{RetentionPreview, RetentionRemovals};
+pub(crate) use grants::visibility_of;
 pub use grants::{Grant, TargetVisibility};
 pub(crate) use hf_import::HfImportError;
 pub(crate) use hf_list::{ModelQuery, ModelSort};

@@ -39,6 +39,16 @@ impl Registry {
         Ok(rules)
     }
 
+    /// Which tags of a repository are protected, for those who may read it.
+    pub(crate) async fn tag_protection(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Result<Arc<ProtectedTags>, Error> {
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
+        self.protected_tags(repository).await
+    }
+
     /// The patterns of a target.
     pub async fn tag_rules(&self, caller: &Caller, target: &AccessTarget) -> Result<Vec<String>, Error> {
         self.authorize(caller, Action::Maintain, Target::Settings(target)).await?;

@@ -54,6 +54,7 @@ mod ranges;
 mod rates;
 mod read_only;
 mod repository_cards;
+mod repository_pages;
 mod revocation;
 mod rights;
 mod robot_pages;

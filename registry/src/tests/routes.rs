@@ -309,6 +309,8 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/{name}/-/history", "", Browse, &[200]),
     ("POST", "/{name}/-/history", "tag=latest&position=1", Push, &[409]),
     ("GET", "/{name}/-/tree/{reference}", "", Browse, &[200]),
+    // The file has a page of its own.
+    ("GET", "/{name}/-/tree/{reference}/{*path}", "", Browse, &[303]),
     ("GET", "/{name}/-/blob/{reference}/{*path}", "", Browse, &[200]),
     ("GET", "/{name}/-/raw/{reference}/{*path}", "", Browse, &[200]),
     ("GET", "/{name}/-/tensors/{reference}", "", Browse, &[200]),

@@ -61,7 +61,9 @@ async fn a_maintainer_protects_tags() {
     assert!(!page.text().contains("/-/settings"));
 
     let saved = keeper.post(PAGE, &form("", "v*\r\n\r\n 1 \r\n")).await;
-    assert_eq!((saved.status.as_u16(), saved.header("location")), (303, PAGE), "{}", saved.text());
+    let saved_page = "/ci/app/-/rules?saved=patterns";
+    assert_eq!((saved.status.as_u16(), saved.header("location")), (303, saved_page), "{}", saved.text());
+    assert!(keeper.get(saved_page).await.text().contains("Saved the patterns."));
     assert_eq!(patterns_of(&keeper.get(PAGE).await), "1\nv*");
     let admin = basic("admin", PASSWORD);
     assert_eq!(push(&app, &admin, "ci/app", "1", "another image").await, 403, "the tag is protected");

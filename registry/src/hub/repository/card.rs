@@ -10,7 +10,7 @@ use lode_model::import::CARD_NAME;
 use lode_model::reference::{Reference, Repository, Tag};
 
 use super::overview::card_links;
-use super::{Head, Tab, manages, show_queried};
+use super::{Head, Tab, chosen, show_queried};
 use crate::Registry;
 use crate::app::{CardError, CardHtml, CardPlace, check_card};
 use crate::auth::Caller;
@@ -40,6 +40,8 @@ struct CardPage {
     base: String,
     text: String,
     problem: Option<String>,
+    /// Whether no one can save: the tag is protected.
+    is_protected: bool,
     preview: Option<CardHtml>,
     /// What is stored now, if it was changed since the form was made.
     stored: Option<String>,
@@ -133,7 +135,7 @@ async fn save(
         registry.repository_card_save(caller, repository, (base.as_ref(), text)).await?;
         return Ok(format!("/{repository}"));
     }
-    let tag = query.get("tag");
+    let tag = chosen(query);
     let tag: Tag =
         tag.ok_or(Failure::QueryMissing { name: "tag", expected: "the tag of the card" })?.parse()?;
     let base: Digest = base.parse()?;
@@ -160,9 +162,9 @@ impl CardPage {
         query: &Query,
     ) -> Result<CardPage, Failure> {
         if is_of_repository(query) {
-            return CardPage::of_repository(registry, caller, repository).await;
+            return CardPage::of_repository(registry, caller, repository, query).await;
         }
-        let shown = show_queried(registry, caller, repository.as_str(), query.get("tag")).await?;
+        let shown = show_queried(registry, caller, repository.as_str(), query).await?;
         let mut page = CardPage::empty(registry, caller, shown.head(Tab::Overview)).await?;
         page.subject = CardSubject::Tag;
         match registry.card_source(caller, repository, &shown.reference).await {
@@ -170,6 +172,8 @@ impl CardPage {
                 page.path = source.path;
                 page.is_new = source.text.is_none();
                 page.is_attached = source.place == CardPlace::Attached;
+                page.is_protected = !page.is_attached
+                    && registry.tag_protection(caller, repository).await?.has(&page.head.reference);
                 page.base = source.base.to_string();
                 page.text = source.text.unwrap_or_default();
             }
@@ -183,11 +187,10 @@ impl CardPage {
         registry: &Registry,
         caller: &Caller,
         repository: &Repository,
+        query: &Query,
     ) -> Result<CardPage, Failure> {
         let card = registry.repository_card(caller, repository).await?;
-        let default = registry.default_tag(caller, repository).await?.map(Reference::Tag);
-        let manages = manages(registry, caller, repository).await?;
-        let head = Head { manages, ..Head::new(repository, default.as_ref(), Tab::Overview, false) };
+        let head = Head::of_repository(registry, caller, repository, (chosen(query), Tab::Overview)).await?;
         let page = CardPage::empty(registry, caller, head).await?;
         let (base, text) = card.map(|card| (card.digest.to_string(), card.text)).unzip();
         Ok(CardPage {
@@ -211,6 +214,7 @@ impl CardPage {
             base: String::new(),
             text: String::new(),
             problem: None,
+            is_protected: false,
             preview: None,
             stored: None,
         })
@@ -220,7 +224,7 @@ impl CardPage {
     fn query(&self) -> String {
         match self.subject {
             CardSubject::Tag => format!("tag={}", self.head.reference),
-            CardSubject::Repository => "of=repository".to_owned(),
+            CardSubject::Repository => format!("of=repository{}", self.head.chosen('&')),
         }
     }
 
@@ -229,7 +233,7 @@ impl CardPage {
         let Head { repository, reference, .. } = &self.head;
         match self.subject {
             CardSubject::Tag => format!("/{repository}?tag={reference}"),
-            CardSubject::Repository => format!("/{repository}"),
+            CardSubject::Repository => self.head.page(""),
         }
     }
 

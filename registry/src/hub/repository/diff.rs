@@ -92,7 +92,8 @@ pub(crate) async fn get(
         let to = if other == repository { to.to_string() } else { name_of(&other, &to) };
         Ok(render_browsed(&DiffPage {
             shell: Shell::of(&registry, &caller).await?,
-            head: Head::new(&repository, Some(&from), Tab::None, true),
+            head: Head::of_repository(&registry, &caller, &repository, (Some(&from.to_string()), Tab::None))
+                .await?,
             from: from.to_string(),
             to,
             is_model: !records.is_empty(),

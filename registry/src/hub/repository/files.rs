@@ -16,6 +16,7 @@ use crate::app::{CardHtml, TreeFile};
 use crate::auth::Caller;
 use crate::card::{encode_path, has_colours};
 use crate::http::links::header_value;
+use crate::http::pages::redirect;
 use crate::http::{Failure, Path};
 use crate::hub::format::{bytes, short};
 use crate::hub::page::{Shell, browse, render_browsed};
@@ -34,6 +35,8 @@ const MAGIC_BYTES: u64 = 16;
 struct TreePage {
     shell: Shell,
     head: Head,
+    /// The folder that is listed; empty: all files.
+    folder: String,
     files: Vec<FileLine>,
     hidden: usize,
     size: String,
@@ -53,11 +56,38 @@ pub(crate) async fn tree(
     caller: Caller,
     Path((name, reference)): Path<(String, String)>,
 ) -> Response {
+    list(&registry, &caller, (&name, &reference, "")).await
+}
+
+/// The files of a folder; the address of a file leads to its page.
+pub(crate) async fn folder(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((name, reference, path)): Path<(String, String, String)>,
+) -> Response {
+    list(&registry, &caller, (&name, &reference, path.trim_matches('/'))).await
+}
+
+/// The page of the files below `path`.
+async fn list(registry: &Registry, caller: &Caller, (name, reference, path): (&str, &str, &str)) -> Response {
     let page = async {
-        let shown = show_one(&registry, &caller, (&name, &reference)).await?;
-        let tree = registry.tree(&caller, &shown.repository, &shown.model.manifest).await?;
+        let shown = show_one(registry, caller, (name, reference)).await?;
+        let mut tree = registry.tree(caller, &shown.repository, &shown.model.manifest).await?;
+        if tree.find(path).is_some() {
+            let (repository, file) = (&shown.repository, encode_path(path));
+            return Ok(redirect(&format!("/{repository}/-/blob/{}/{file}", shown.reference)));
+        }
+        if !path.is_empty() {
+            let below =
+                |file: &TreeFile| file.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('/'));
+            tree.files.retain(below);
+            if tree.files.is_empty() {
+                return Err(Failure::PageUnknown);
+            }
+        }
         let total = tree.files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.size_bytes));
-        let hidden = tree.files.len().saturating_sub(MAX_LISTED) + tree.unlisted;
+        let unlisted = if path.is_empty() { tree.unlisted } else { 0 };
+        let hidden = tree.files.len().saturating_sub(MAX_LISTED) + unlisted;
         let files = tree.files.iter().take(MAX_LISTED).map(|file| FileLine {
             url: encode_path(&file.path),
             size: bytes(file.size_bytes),
@@ -67,14 +97,15 @@ pub(crate) async fn tree(
             path: file.path.clone(),
         });
         Ok(render_browsed(&TreePage {
-            shell: Shell::of(&registry, &caller).await?,
+            shell: Shell::of(registry, caller).await?,
             head: shown.head(Tab::Files),
+            folder: path.to_owned(),
             files: files.collect(),
             hidden,
             size: bytes(total),
         }))
     };
-    browse(&registry, &caller, page).await
+    browse(registry, caller, page).await
 }
 
 #[derive(Template)]
@@ -95,6 +126,8 @@ struct FilePage {
     is_late: bool,
     is_picture: bool,
     is_cut: bool,
+    /// Whether the file has weights, whose tensors have a page.
+    has_tensors: bool,
 }
 
 pub(crate) async fn blob(
@@ -134,6 +167,7 @@ pub(crate) async fn blob(
             is_late,
             is_picture,
             is_cut: file.size_bytes > MAX_SHOWN_BYTES,
+            has_tensors: shown.model.summary.is_some() && has_weights(&path),
             path,
         }))
     };
@@ -201,6 +235,12 @@ fn rendered_html(rendered: CardHtml) -> (Option<Arc<str>>, bool) {
         CardHtml::Rendered(html) => (Some(html), false),
         CardHtml::Late => (None, true),
     }
+}
+
+/// Whether a file has tensors that their page lists, by its name.
+fn has_weights(path: &str) -> bool {
+    let path = path.to_ascii_lowercase();
+    [".safetensors", ".gguf"].iter().any(|ending| path.ends_with(ending))
 }
 
 /// Whether a page shows the file as text, by its name.

@@ -4,9 +4,9 @@ use askama::Template;
 use axum::extract::{FromRequest, Request, State};
 use axum::response::Response;
 use http::StatusCode;
-use lode_model::reference::{Reference, Repository, Tag};
+use lode_model::reference::{Repository, Tag};
 
-use super::{Head, Tab, manages};
+use super::{Head, Tab};
 use crate::app::TagMove;
 use crate::auth::{Action, Caller};
 use crate::http::pages::{Form, redirect};
@@ -89,11 +89,10 @@ impl HistoryPage {
         before: Option<i64>,
     ) -> Result<HistoryPage, Failure> {
         let page = registry.tag_history(caller, repository, tag.as_ref(), None, before).await?;
-        let default = registry.default_tag(caller, repository).await?.map(Reference::Tag);
-        let head = Head::new(repository, default.as_ref(), Tab::Tags, false);
+        let chosen = tag.as_ref().map(Tag::as_str);
         Ok(HistoryPage {
             shell: Shell::of(registry, caller).await?,
-            head: Head { manages: manages(registry, caller, repository).await?, ..head },
+            head: Head::of_repository(registry, caller, repository, (chosen, Tab::Tags)).await?,
             tag,
             next: page.items.last().filter(|_| page.more).map(|last| last.position),
             moves: page.items,

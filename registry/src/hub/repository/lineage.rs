@@ -37,7 +37,7 @@ pub(crate) async fn get(
     query: Query,
 ) -> Response {
     let page = async {
-        let shown = show_queried(&registry, &caller, &name, query.get("ref")).await?;
+        let shown = show_queried(&registry, &caller, &name, &query).await?;
         let by_digest = Reference::Digest(shown.model.digest.clone());
         let lineage = registry.model_lineage(&caller, &shown.repository, &by_digest).await?;
         let lineage = lineage.ok_or(Failure::PageUnknown)?;

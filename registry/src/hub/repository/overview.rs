@@ -9,11 +9,11 @@ use lode_model::lineage::Relation;
 use lode_model::reference::Repository;
 
 use super::pulls::Pulls;
-use super::snippets::{Snippet, Subject};
-use super::{Head, ManifestPage, Tab, manages, show};
+use super::snippets::{SignIn, Snippet, Subject};
+use super::{Head, ManifestPage, Tab, chosen, show};
 use crate::Registry;
 use crate::app::{Card, CardHtml, CardOrigin, ContentKind, DerivedModel};
-use crate::auth::Caller;
+use crate::auth::{Action, Caller};
 use crate::card::{CardLinks, encode_path};
 use crate::http::links::own_base_url;
 use crate::http::{Failure, Path, Query};
@@ -88,22 +88,18 @@ pub(crate) async fn get(
 ) -> Response {
     let page = async {
         let repository: Repository = name.parse()?;
-        let shown = show(&registry, &caller, &repository, query.get("tag")).await?;
+        let shown = show(&registry, &caller, &repository, chosen(&query)).await?;
         let base =
             own_base_url(&request, registry.config()).unwrap_or_else(|| "http://localhost:5000".to_owned());
         let tags = registry.tag_list(&caller, &repository, Some(MAX_NAMED), None).await?;
         let shell = Shell::of(&registry, &caller).await?;
         let head = match &shown {
             Some(shown) => shown.head(Tab::Overview),
-            None => {
-                let manages = manages(&registry, &caller, &repository).await?;
-                Head { manages, ..Head::new(&repository, None, Tab::Overview, false) }
-            }
+            None => Head::of_repository(&registry, &caller, &repository, (None, Tab::Overview)).await?,
         };
         let push = format!("{}/{repository}:latest", base.split_once("://").map_or("", |(_, host)| host));
-        let needs_token = shell.has_accounts;
         let shown = match shown {
-            Some(shown) => Some(overview(&registry, &caller, shown, &base, needs_token).await?),
+            Some(shown) => Some(overview(&registry, &caller, shown, &base).await?),
             None => None,
         };
         let untagged_card = match shown {
@@ -123,7 +119,6 @@ async fn overview(
     caller: &Caller,
     shown: ManifestPage,
     base: &str,
-    needs_token: bool,
 ) -> Result<Overview, Failure> {
     let ManifestPage { repository, reference, model, facts, .. } = shown;
     let tree = registry.tree(caller, &repository, &model.manifest).await?;
@@ -145,7 +140,7 @@ async fn overview(
         manifest: &model.manifest,
         artifact: &tree.artifact,
         facts: &facts,
-        needs_token,
+        needs_token: !registry.may(&Caller::ANONYMOUS, Action::Pull, &repository).await?,
     };
     let is_signed = referrers.iter().any(|referrer| {
         referrer.artifact_type.as_deref().is_some_and(|kind| {
@@ -262,6 +257,14 @@ fn kind_name(kind: ContentKind) -> &'static str {
 }
 
 impl OverviewPage {
+    /// The address of a section of the reader's account page.
+    fn account_page(&self, section: &str) -> String {
+        match self.shell.account {
+            Some(_) => format!("/-/account#{section}"),
+            None => "/login?next=%2F-%2Faccount".to_owned(),
+        }
+    }
+
     fn untagged_card_html(&self) -> Option<&str> {
         self.untagged_card.as_ref().and_then(rendered)
     }

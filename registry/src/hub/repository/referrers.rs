@@ -41,7 +41,7 @@ pub(crate) async fn get(
     query: Query,
 ) -> Response {
     let page = async {
-        let shown = show_queried(&registry, &caller, &name, query.get("ref")).await?;
+        let shown = show_queried(&registry, &caller, &name, &query).await?;
         let after = query.digest("after")?;
         let (repository, digest) = (&shown.repository, &shown.model.digest);
         let page = registry.referrers(&caller, repository, digest, None, after.as_ref(), PAGE).await?;

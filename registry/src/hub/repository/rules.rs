@@ -4,15 +4,15 @@ use askama::Template;
 use axum::extract::{FromRequest, Request, State};
 use axum::response::Response;
 use http::StatusCode;
-use lode_model::reference::{Reference, Repository};
+use lode_model::reference::Repository;
 
-use super::{Head, Tab, manages};
+use super::{Head, Tab, chosen, page_url};
 use crate::Registry;
 use crate::app::{AccountError, RetentionPreview, RetentionRemovals};
 use crate::auth::{AccessTarget, Caller};
 use crate::http::pages::{Form, SignedIn, redirect};
 use crate::http::state::ServerState;
-use crate::http::{Failure, Path};
+use crate::http::{Failure, Path, Query};
 use crate::hub::format::counted;
 use crate::hub::page::{Shell, browse, is_about_form, render};
 
@@ -32,15 +32,17 @@ struct RulesPage {
     is_changed: bool,
     retention: Option<RetentionPreview>,
     problem: Option<String>,
+    is_saved: bool,
 }
 
 pub(crate) async fn get(
     State(registry): State<Registry>,
     SignedIn(caller): SignedIn,
     Path(name): Path<String>,
+    query: Query,
 ) -> Response {
     let page = async {
-        let page = RulesPage::new(&registry, &caller, &name.parse()?).await?;
+        let page = RulesPage::new(&registry, &caller, &name.parse()?, &query).await?;
         Ok(render(StatusCode::OK, &page))
     };
     browse(&registry, &caller, page).await
@@ -51,6 +53,7 @@ pub(crate) async fn post(
     State(server): State<ServerState>,
     SignedIn(caller): SignedIn,
     Path(name): Path<String>,
+    query: Query,
     request: Request,
 ) -> Response {
     let registry = &server.registry;
@@ -62,13 +65,19 @@ pub(crate) async fn post(
         let form = Form::from_request(request, &server).await?;
         let (base, patterns) = (lines(form.get("base")), lines(form.get("patterns")));
         let failure = match registry.tag_rules_put(&caller, &target, &patterns, Some(&base)).await {
-            Ok(()) => return Ok(redirect(&format!("/{repository}/-/rules"))),
+            Ok(()) => {
+                return Ok(redirect(&page_url(
+                    &repository,
+                    "rules",
+                    &[("saved", Some("patterns")), ("tag", chosen(&query))],
+                )));
+            }
             Err(error) => Failure::from(error),
         };
         if !is_about_form(&failure) {
             return Err(failure);
         }
-        let page = RulesPage::new(registry, &caller, &repository).await?;
+        let page = RulesPage::new(registry, &caller, &repository, &query).await?;
         let is_changed = matches!(failure, Failure::Account(AccountError::PatternsChanged { .. }));
         let page = RulesPage {
             patterns: form.get("patterns").replace("\r\n", "\n"),
@@ -76,6 +85,7 @@ pub(crate) async fn post(
             base: if is_changed { page.base } else { base.join("\n") },
             is_changed,
             problem: Some(failure.message()),
+            is_saved: false,
             ..page
         };
         Ok(render(failure.status(), &page))
@@ -93,16 +103,14 @@ impl RulesPage {
         registry: &Registry,
         caller: &Caller,
         repository: &Repository,
+        query: &Query,
     ) -> Result<RulesPage, Failure> {
         let patterns = registry.repository_tag_rules(caller, repository).await?;
         let retention = registry.retention_preview(caller, repository).await?;
-        // A repository without tags is one that exists, too.
-        let tag = registry.default_tag(caller, repository).await?.map(Reference::Tag);
-        let head = Head::new(repository, tag.as_ref(), Tab::Rules, false);
         let base = patterns.own.join("\n");
         Ok(RulesPage {
             shell: Shell::of(registry, caller).await?,
-            head: Head { manages: manages(registry, caller, repository).await?, ..head },
+            head: Head::of_repository(registry, caller, repository, (chosen(query), Tab::Rules)).await?,
             namespace: AccessTarget::namespace_of(repository),
             patterns: base.clone(),
             base,
@@ -110,6 +118,7 @@ impl RulesPage {
             is_changed: false,
             retention,
             problem: None,
+            is_saved: query.get("saved").is_some(),
         })
     }
 }

@@ -4,11 +4,11 @@ use askama::Template;
 use axum::extract::{FromRequest, Request, State};
 use axum::response::Response;
 use http::StatusCode;
-use lode_model::reference::{Reference, Repository};
+use lode_model::reference::Repository;
 
-use super::{Head, Manages, Tab};
+use super::{Head, Tab, VISIBILITIES, chosen, page_url};
 use crate::Registry;
-use crate::app::Grant;
+use crate::app::{AccountError, Grant, visibility_of};
 use crate::auth::{AccessTarget, Action, Caller, Role, Target, Visibility};
 use crate::http::pages::{Form, SignedIn, redirect};
 use crate::http::state::ServerState;
@@ -18,6 +18,9 @@ use crate::hub::page::{Shell, browse, is_about_form, render};
 
 /// How many roles a page has.
 const PAGE: u32 = 100;
+
+/// The value of the choice to have the visibility of the namespace.
+const INHERIT: &str = "inherit";
 
 /// The choices of a role, with what each means.
 pub(in crate::hub) const ROLES: [(Role, &str); 4] = [
@@ -46,6 +49,79 @@ struct SettingsPage {
     /// Whether the caller owns the namespace, too.
     owns_namespace: bool,
     problem: Option<String>,
+    /// What was saved.
+    saved: Option<String>,
+    /// A change that makes the repository public, until it is confirmed.
+    unconfirmed: Option<Change>,
+}
+
+/// A change of one setting: the one that the field `change` of a form names.
+enum Change {
+    /// `None`: that of the namespace.
+    Visibility(Option<Visibility>),
+    Grant {
+        subject: String,
+        role: Role,
+    },
+    Remove {
+        subject: String,
+    },
+}
+
+impl Change {
+    fn of(form: &Form) -> Result<Change, Failure> {
+        let subject = form.get("subject").trim().to_owned();
+        match (form.get("change"), form.get("visibility")) {
+            ("visibility", INHERIT) => Ok(Change::Visibility(None)),
+            ("visibility", name) => Ok(Change::Visibility(Some(name.parse().map_err(Failure::UnknownName)?))),
+            ("grant", _) => {
+                Ok(Change::Grant { subject, role: form.get("role").parse().map_err(Failure::UnknownName)? })
+            }
+            ("remove", _) => Ok(Change::Remove { subject }),
+            _ => Err(Failure::Unsupported("change must be `visibility`, `grant` or `remove`")),
+        }
+    }
+
+    /// The visibility that the change sets. `Some(None)`: that of the namespace.
+    fn visibility(&self) -> Option<Option<Visibility>> {
+        match self {
+            Change::Visibility(visibility) => Some(*visibility),
+            // A role of everyone is a visibility.
+            Change::Grant { subject, role: Role::Read } => visibility_of(subject).map(Some),
+            Change::Grant { .. } | Change::Remove { .. } => None,
+        }
+    }
+
+    /// The fields of the form that makes the change.
+    fn fields(&self) -> Vec<(&'static str, String)> {
+        match self {
+            Change::Visibility(visibility) => {
+                let name = visibility.map_or(INHERIT, Visibility::as_str);
+                vec![("change", "visibility".to_owned()), ("visibility", name.to_owned())]
+            }
+            Change::Grant { subject, role } => {
+                let role = role.as_str().to_owned();
+                vec![("change", "grant".to_owned()), ("subject", subject.clone()), ("role", role)]
+            }
+            Change::Remove { subject } => {
+                vec![("change", "remove".to_owned()), ("subject", subject.clone())]
+            }
+        }
+    }
+
+    async fn save(
+        &self,
+        registry: &Registry,
+        caller: &Caller,
+        repository: &Repository,
+    ) -> Result<(), AccountError> {
+        let target = AccessTarget::Repository(repository.clone());
+        match self {
+            Change::Visibility(visibility) => registry.visibility_put(caller, &target, *visibility).await,
+            Change::Grant { subject, role } => registry.grant_put(caller, &target, subject, *role).await,
+            Change::Remove { subject } => registry.grant_delete(caller, &target, subject).await,
+        }
+    }
 }
 
 pub(crate) async fn get(
@@ -62,20 +138,34 @@ pub(crate) async fn get(
     browse(&registry, &caller, page).await
 }
 
-/// Changes one setting: the one that the field `change` names.
+/// Changes one setting. A change that makes the repository public has to be confirmed.
 pub(crate) async fn post(
     State(server): State<ServerState>,
     SignedIn(caller): SignedIn,
     Path(name): Path<String>,
+    query: Query,
     request: Request,
 ) -> Response {
     let registry = &server.registry;
     let page = async {
         let repository: Repository = name.parse()?;
-        let mut page = SettingsPage::new(registry, &caller, &repository, None).await?;
+        let mut page = SettingsPage::new(registry, &caller, &repository, Some(&query)).await?;
         let form = Form::from_request(request, &server).await?;
-        match change(registry, &caller, &repository, &form).await {
-            Ok(()) => Ok(redirect(&format!("/{repository}/-/settings"))),
+        let saved = async {
+            let change = Change::of(&form)?;
+            if form.get("confirmed").is_empty() && page.becomes_public(&change) {
+                return Ok(Some(change));
+            }
+            change.save(registry, &caller, &repository).await?;
+            Ok(None)
+        };
+        match saved.await {
+            Ok(None) => {
+                let saved = Change::of(&form)?.visibility().map_or("role", |_| "visibility");
+                let query = [("saved", Some(saved)), ("tag", chosen(&query))];
+                Ok(redirect(&page_url(&repository, "settings", &query)))
+            }
+            Ok(unconfirmed) => Ok(render(StatusCode::OK, &SettingsPage { unconfirmed, ..page })),
             Err(failure) if !is_about_form(&failure) => Err(failure),
             Err(failure) => {
                 page.problem = Some(failure.message());
@@ -84,28 +174,6 @@ pub(crate) async fn post(
         }
     };
     browse(registry, &caller, page).await
-}
-
-async fn change(
-    registry: &Registry,
-    caller: &Caller,
-    repository: &Repository,
-    form: &Form,
-) -> Result<(), Failure> {
-    let target = AccessTarget::Repository(repository.clone());
-    match form.get("change") {
-        "visibility" => {
-            let visibility = form.get("visibility").parse().map_err(Failure::UnknownName)?;
-            registry.visibility_put(caller, &target, Some(visibility)).await?;
-        }
-        "grant" => {
-            let role = form.get("role").parse().map_err(Failure::UnknownName)?;
-            registry.grant_put(caller, &target, form.get("subject").trim(), role).await?;
-        }
-        "remove" => registry.grant_delete(caller, &target, form.get("subject")).await?,
-        _ => return Err(Failure::Unsupported("change must be `visibility`, `grant` or `remove`")),
-    }
-    Ok(())
 }
 
 /// Roles in the order of their accounts and groups.
@@ -140,12 +208,16 @@ impl SettingsPage {
                 Err(error) if error.is_refusal() => (Vec::new(), false),
                 listed => listed.map(|page| (page.grants, page.next.is_some()))?,
             };
-        // A repository without tags is one that exists, too.
-        let tag = registry.default_tag(caller, repository).await?.map(Reference::Tag);
-        let head = Head::new(repository, tag.as_ref(), Tab::Settings, false);
+        let head = Head::of_repository(registry, caller, repository, (query.and_then(chosen), Tab::Settings))
+            .await?;
+        let saved = match query.and_then(|query| query.get("saved")) {
+            Some("visibility") => Some(format!("Saved. {}.", head.visibility_text())),
+            Some("role") => Some("Saved the roles.".to_owned()),
+            _ => None,
+        };
         Ok(SettingsPage {
             shell: Shell::of(registry, caller).await?,
-            head: Head { manages: Manages { rules: true, settings: true }, ..head },
+            head,
             visibility: visibility_of(&target),
             namespace_visibility: visibility_of(&namespace).unwrap_or_default(),
             grants: by_name(own.grants),
@@ -156,16 +228,21 @@ impl SettingsPage {
             owns_namespace: registry.may_configure(caller, &namespace).await?,
             namespace,
             problem: None,
+            saved,
+            unconfirmed: None,
         })
+    }
+
+    /// Whether a change lets everyone read who could not before.
+    fn becomes_public(&self, change: &Change) -> bool {
+        let effective = |visibility: Option<Visibility>| visibility.unwrap_or(self.namespace_visibility);
+        let is_public = |visibility| effective(visibility) == Visibility::Public;
+        change.visibility().is_some_and(is_public) && !is_public(self.visibility)
     }
 
     /// The choices of a visibility, with what each means.
     fn visibilities(&self) -> [(Visibility, &'static str); 3] {
-        [
-            (Visibility::Private, "Private: accounts with a role"),
-            (Visibility::Internal, "Internal: every account may read"),
-            (Visibility::Public, "Public: everyone may read"),
-        ]
+        VISIBILITIES
     }
 
     /// The name of the namespace.

@@ -13,6 +13,21 @@ pub(super) struct Snippet {
     pub(super) text: String,
     /// What a reader has to know before.
     pub(super) note: &'static str,
+    /// How a program proves who its user is, if the model is not public.
+    pub(super) sign_in: Option<SignIn>,
+}
+
+/// How a program signs in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum SignIn {
+    /// With a command.
+    Command(String),
+    /// With a token in `LODE_TOKEN`.
+    Token,
+    /// With a token as the password of a command.
+    Password(String),
+    /// With ollama's key, which is added to the account.
+    Key,
 }
 
 /// What the lines depend on.
@@ -25,71 +40,76 @@ pub(super) struct Subject<'a> {
     pub(super) manifest: &'a Manifest,
     pub(super) artifact: &'a Artifact,
     pub(super) facts: &'a ModelFacts,
-    /// Whether requests need credentials.
+    /// Whether requests need credentials: without any, the model cannot be read.
     pub(super) needs_token: bool,
 }
 
 /// The tasks for which a pipeline of transformers takes a text.
 const PIPELINES: [&str; 4] = ["text-generation", "text-classification", "token-classification", "fill-mask"];
-const WITH_SIGN_IN: &str = "Sign in first if the model is not public: create a token on your account's page.";
 
 impl Subject<'_> {
     pub(super) fn snippets(&self) -> Vec<Snippet> {
         let mut all = Vec::new();
-        let mut add = |title, text: String, note| all.push(Snippet { title, text, note });
-        let name = self.name();
+        let needs_token = self.needs_token;
+        let mut add = |title, text: String, note, sign_in: SignIn| {
+            let sign_in = needs_token.then_some(sign_in);
+            all.push(Snippet { title, text, note, sign_in })
+        };
+        let (name, host) = (self.name(), self.host());
         let is_plain = self.base.starts_with("http://");
-        let token_note = if self.needs_token { WITH_SIGN_IN } else { "" };
+        let docker = || SignIn::Password(format!("docker login {host}"));
         if self.kind == ContentKind::Model {
             let plain = if is_plain && !self.is_loopback() { " --plain-http" } else { "" };
             let can_run = self.facts.obstacle().is_none();
+            let lode = || SignIn::Command(format!("lode login{plain} {host}"));
             let (verb, text) = match (self.is_embedding(), self.is_reranker()) {
                 (_, true) => ("rerank", " \"What is water?\" \"A liquid.\" \"A color.\""),
                 (true, false) => ("embed", " \"Hello\""),
                 (false, false) => ("run", ""),
             };
             if can_run {
-                add("Lode", format!("lode {verb}{plain} {name}{text}"), token_note);
+                add("Lode", format!("lode {verb}{plain} {name}{text}"), "", lode());
             }
             if let Some(short) = self.short_name() {
                 // ollama has architectures of its own in GGUF files.
                 if self.is_for_ollama() && (can_run || self.artifact.format() == Some("gguf")) {
-                    let host = self.host();
                     let insecure = if is_plain { " --insecure" } else { "" };
                     let with_namespace = match short.contains('/') {
                         true => short.clone(),
                         false => format!("library/{short}"),
                     };
-                    add("ollama", format!("ollama run{insecure} {host}/{with_namespace}"), "");
+                    add("ollama", format!("ollama run{insecure} {host}/{with_namespace}"), "", SignIn::Key);
                 }
                 if can_run {
-                    add("curl", self.curl(&short), "The server runs the model on one of its workers.");
+                    let note = "The server runs the model on one of its workers.";
+                    add("curl", self.curl(&short), note, SignIn::Token);
                 }
                 if can_run && !self.is_reranker() {
-                    add("OpenAI for Python", self.python(&short), "pip install openai");
+                    add("OpenAI for Python", self.python(&short), "pip install openai", SignIn::Token);
                 }
             }
-            add("Files", format!("lode pull{plain} {name} --to ./{}", self.folder()), token_note);
+            add("Files", format!("lode pull{plain} {name} --to ./{}", self.folder()), "", lode());
             if let Some(hub) = self.hf_name() {
-                add("hf", format!("{}\nhf download {hub}{}", self.hf_exports(), self.revision_option()), "");
+                let lines = format!("{}\nhf download {hub}{}", self.hf_exports(), self.revision_option());
+                add("hf", lines, "", SignIn::Token);
                 if let Some((title, packages, lines)) = self.hf_python(hub) {
-                    add(title, lines, packages);
+                    add(title, lines, packages, SignIn::Token);
                 }
                 if self.is_generating_checkpoint() {
                     let lines = format!("{}\nvllm serve {hub}{}", self.hf_exports(), self.revision_option());
-                    add("vLLM", lines, "");
+                    add("vLLM", lines, "", SignIn::Token);
                 }
             }
             if let Some(lines) = self.llama_cpp() {
-                add("llama.cpp", lines, "");
+                add("llama.cpp", lines, "", SignIn::Token);
             }
         }
         if self.artifact.layout == Layout::DockerModel {
-            add("docker", format!("docker model pull {name}"), "");
+            add("docker", format!("docker model pull {name}"), "", docker());
         }
         match self.kind {
             ContentKind::Image | ContentKind::Index | ContentKind::Pending => {
-                add("docker", format!("docker pull {name}"), "")
+                add("docker", format!("docker pull {name}"), "", docker())
             }
             _ => {}
         }
@@ -100,7 +120,8 @@ impl Subject<'_> {
             .any(|layer| layer.annotations.contains_key(media_type::TITLE_ANNOTATION));
         if has_titles || self.kind == ContentKind::Artifact {
             let plain = if is_plain { " --plain-http" } else { "" };
-            add("oras", format!("oras pull{plain} {name}"), "");
+            let sign_in = SignIn::Password(format!("oras login{plain} {host}"));
+            add("oras", format!("oras pull{plain} {name}"), "", sign_in);
         }
         all
     }

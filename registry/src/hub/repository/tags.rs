@@ -5,9 +5,9 @@ use axum::extract::State;
 use axum::response::Response;
 use http::request::Parts;
 use lode_model::digest::Digest;
-use lode_model::reference::{Reference, Repository};
+use lode_model::reference::Repository;
 
-use super::{Head, Tab};
+use super::{Head, Tab, chosen};
 use crate::Registry;
 use crate::app::{ContentKind, ModelSummary};
 use crate::auth::Caller;
@@ -37,6 +37,7 @@ struct TagLine {
     size: String,
     modified: String,
     actor: Option<String>,
+    is_protected: bool,
 }
 
 struct UntaggedLine {
@@ -62,15 +63,15 @@ pub(crate) async fn get(
         let digests: Vec<Digest> = page.items.iter().map(|tag| tag.content.digest.clone()).collect();
         let models = registry.model_summaries(&caller, &repository, &digests).await?;
         let next = page.items.last().filter(|_| page.more).map(|tag| escape(tag.tag.as_str()));
-        let default = registry.default_tag(&caller, &repository).await?.map(Reference::Tag);
-        let is_model = !models.is_empty();
         let is_first = last.is_none();
         let (untagged, has_more_untagged) = match is_first {
             true => untagged(&registry, &caller, &repository).await?,
             false => (Vec::new(), false),
         };
         let base = own_base_url(&request, registry.config()).unwrap_or_default();
+        let protection = registry.tag_protection(&caller, &repository).await?;
         let tags = page.items.into_iter().map(|tag| TagLine {
+            is_protected: protection.has(tag.tag.as_str()),
             facts: facts(models.get(&tag.content.digest)),
             digest: short(&tag.content.digest),
             kind: kind_name(tag.content.kind),
@@ -81,7 +82,7 @@ pub(crate) async fn get(
         });
         Ok(render_browsed(&TagsPage {
             shell: Shell::of(&registry, &caller).await?,
-            head: Head::new(&repository, default.as_ref(), Tab::Tags, is_model),
+            head: Head::of_repository(&registry, &caller, &repository, (chosen(&query), Tab::Tags)).await?,
             host: base.split_once("://").map_or(String::new(), |(_, host)| host.to_owned()),
             tags: tags.collect(),
             next,

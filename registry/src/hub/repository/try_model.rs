@@ -173,7 +173,7 @@ pub(crate) async fn get(
     query: Query,
 ) -> Response {
     let page = async {
-        let shown = show_queried(&registry, &caller, &name, query.get("ref")).await?;
+        let shown = show_queried(&registry, &caller, &name, &query).await?;
         let page = TryPage::new(&registry, &caller, &shown, query.get("mode")).await?;
         Ok(render(StatusCode::OK, &page))
     };
@@ -191,7 +191,7 @@ pub(crate) async fn post(
 ) -> Response {
     let registry = &server.registry;
     let page = async {
-        let shown = show_queried(registry, &caller, &name, query.get("ref")).await?;
+        let shown = show_queried(registry, &caller, &name, &query).await?;
         let digest = registry.model_resolve(&caller, &shown.repository, &shown.reference).await?;
         let digest = digest.ok_or(Failure::PageUnknown)?;
         let mut page = TryPage::new(registry, &caller, &shown, query.get("mode")).await?;
