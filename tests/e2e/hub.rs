@@ -189,7 +189,8 @@ async fn people_find_a_model_and_look_into_it() {
     let config = page(&registry, "/team/mini/-/blob/v1/config.json").await;
     config.expect(&["LlamaForCausalLM"]);
     assert!(config.all("pre.file .hl-name").contains(&"\"architectures\"".to_owned()));
-    page(&registry, "/team/mini/-/blob/v1/model.safetensors").await.expect(&["This file is not text."]);
+    let weights = page(&registry, "/team/mini/-/blob/v1/model.safetensors").await;
+    weights.expect(&["This file is not text.", "Tensors of the model"]);
     let weights = registry.get("/team/mini/-/raw/v1/model.safetensors").await.expect(200);
     assert!(weights.body == std::fs::read(demo().join("model.safetensors")).unwrap());
     let download = registry.get("/team/mini/-/raw/v1/README.md").await.expect(200);
@@ -216,7 +217,7 @@ async fn people_find_a_model_and_look_into_it() {
         "Q6_K 4096 × 256",
         "model.layers.3",
     ]);
-    let relatives = page(&registry, "/team/mini/-/lineage?ref=v1").await;
+    let relatives = page(&registry, "/team/mini/-/lineage?tag=v1").await;
     relatives.expect(&["team/base", "other/deep/down/mini:latest"]);
     page(&registry, "/team/mini/-/diff/v1..other/deep/down/mini:latest").await.expect(&["Shared"]);
     let tags = page(&registry, "/team/mini/-/tags").await;
@@ -234,7 +235,7 @@ async fn people_try_a_model_without_scripts() {
     let server = Server::fresh_with_worker().await;
     let (registry, lode) = (server.registry(), server.lode());
     push_models(&server, &lode).await;
-    let path = "/team/mini/-/try?ref=v1";
+    let path = "/team/mini/-/try?tag=v1";
     page(&registry, path).await.expect(&["Message", "JSON schema of the response"]);
     let send = async |path: &str, fields: &[(&str, &str)], status: u16| {
         let request = registry.request("POST", path).header("accept", "text/html");
@@ -271,13 +272,13 @@ async fn people_try_a_model_without_scripts() {
     assert!(number.is_some_and(|number| number.fract() == 0.0), "{counted}");
 
     // A text that the model continues.
-    let path = "/team/mini/-/try?ref=v1&mode=complete";
+    let path = "/team/mini/-/try?tag=v1&mode=complete";
     let continued = send(path, &[&[("message", "In the beginning")], &calm[..]].concat(), 200).await;
     let text = continued.all("#message").remove(0);
     assert!(text.starts_with("In the beginning") && text.len() > 20, "{text}");
 
     // What is wrong is said on the page, and what was typed stays.
-    let path = "/team/mini/-/try?ref=v1";
+    let path = "/team/mini/-/try?tag=v1";
     for (field, value, problem) in [
         ("temperature", "hot", "Temperature: expected a number from 0 to 2"),
         ("tokens", "0", "Length: expected a number of tokens from 1 to 4096"),
@@ -367,7 +368,7 @@ async fn operators_see_the_server() {
     };
     change(&boss, "drain", 303).await;
     Page::parse(&boss.get("/-/admin").await).expect(&["drained", "Resume"]);
-    let try_it = async || boss.post("/team/mini/-/try?ref=v1", &[("message", "Hi"), ("tokens", "4")]).await;
+    let try_it = async || boss.post("/team/mini/-/try?tag=v1", &[("message", "Hi"), ("tokens", "4")]).await;
     Page::parse(&try_it().await.expect(503)).expect(&["draining"]);
     change(&boss, "resume", 303).await;
     try_it().await.expect(200);
