@@ -50,7 +50,7 @@ pub(crate) const DEFAULT_HOST: &str = "http://127.0.0.1:5000";
 
 pub(crate) use access::{
     Audit, Grant, Group, GroupAdd, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate,
-    TokenExchange, TokenRevoke, TokenRotate, User, UserAdd, UserSet,
+    TokenExchange, TokenRevoke, TokenRotate, User, UserAdd, UserSet, Visibility,
 };
 pub(crate) use backup::Backup;
 pub(crate) use cat::Cat;

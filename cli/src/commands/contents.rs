@@ -58,7 +58,7 @@ pub(crate) async fn repositories(connection: &Connection, args: RepoList) -> Out
 }
 
 pub(crate) async fn move_repository(connection: &Connection, args: RepoMove) -> Outcome {
-    let (registry, from) = repository_of(connection, &args.from)?;
+    let (registry, from) = connection.repository(&args.from)?;
     let to: Repository = args.to.parse().map_err(|error| {
         Failure::with_source(format!("`{}` is not a name for a repository", args.to), &error)
             .hint("the new name is on the same server, such as team/mini; `lode cp` copies to another one")
