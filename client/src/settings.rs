@@ -23,16 +23,20 @@ const UNITS: [(&str, u128); 7] = [
 
 /// Deserialises the URL of a server. Errors do not repeat the text, which may contain credentials.
 pub fn deserialize_server_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Url, D::Error> {
-    let url = Url::parse(&String::deserialize(deserializer)?).ok();
-    // `lode.example:5000` is a URL with the scheme `lode.example`.
-    url.filter(|url| matches!(url.scheme(), "http" | "https")).ok_or_else(|| D::Error::custom(EXPECTED_URL))
+    server_url(&String::deserialize(deserializer)?)
 }
 
 /// Like [`deserialize_server_url`], for a setting that may be absent.
 pub fn deserialize_server_url_option<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Url>, D::Error> {
-    deserialize_server_url(deserializer).map(Some)
+    Option::<String>::deserialize(deserializer)?.as_deref().map(server_url).transpose()
+}
+
+fn server_url<E: Error>(text: &str) -> Result<Url, E> {
+    let url = Url::parse(text).ok();
+    // `lode.example:5000` is a URL with the scheme `lode.example`.
+    url.filter(|url| matches!(url.scheme(), "http" | "https")).ok_or_else(|| E::custom(EXPECTED_URL))
 }
 
 /// Formats a duration in one unit, such as `30d`, `24h` or `250ms`. Every duration setting accepts it.
@@ -50,18 +54,22 @@ pub fn format_duration(duration: Duration) -> String {
 pub mod duration {
     use super::{Deserialize, Deserializer, Duration, Error};
 
+    pub(super) fn parse<E: Error>(text: &str) -> Result<Duration, E> {
+        humantime::parse_duration(text).map_err(E::custom)
+    }
+
     pub fn serialize<S: serde::Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&super::format_duration(*value))
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        humantime::parse_duration(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+        parse(&String::deserialize(deserializer)?)
     }
 }
 
 /// A duration setting that may be absent.
 pub mod duration_option {
-    use super::{Deserializer, Duration, duration};
+    use super::{Deserialize, Deserializer, Duration, duration};
 
     pub fn serialize<S: serde::Serializer>(
         value: &Option<Duration>,
@@ -74,7 +82,7 @@ pub mod duration_option {
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-        duration::deserialize(deserializer).map(Some)
+        Option::<String>::deserialize(deserializer)?.as_deref().map(duration::parse).transpose()
     }
 }
 

@@ -143,7 +143,7 @@ async fn a_team_works_with_the_command_line() {
     alice.run(&["token", "revoke", id, "--account", "alice+ci"]).await.expect_success();
     let invalid = "the token is invalid, expired or revoked";
     ci.run(&["push", file, "alice/data:v4"]).await.expect_failure(&[invalid]);
-    ci.run(&["whoami"]).await.expect_failure(&[invalid, &format!("lode login {host}")]);
+    ci.run(&["whoami"]).await.expect_failure(&[invalid, &format!("lode login {url}")]);
     ci.run_with_input(&["login", "--password-stdin"], secret.as_bytes())
         .await
         .expect_failure(&[&format!("{host} rejected this token: it is invalid, expired or revoked")]);
@@ -345,7 +345,7 @@ async fn an_owner_moves_a_repository() {
     let alice = server.lode_of("alice");
     log_in(&alice, "alice").await;
     alice.run(&["repo", "move", "team/old", "team/new"]).await.expect_failure(&["own"]);
-    alice.run(&["repo", "move", "team/none", "team/new"]).await.expect_failure(&["does not exist"]);
+    admin.run(&["repo", "move", "team/none", "team/new"]).await.expect_failure(&["does not exist"]);
     admin.run(&["repo", "move", "team/old:latest", "team/new"]).await.expect_failure(&["lode cp"]);
     let moved = admin.run(&["repo", "move", "team/old", "team/new"]).await.expect_success();
     assert!(moved.stderr.contains("team/old is now team/new"), "{moved:?}");

@@ -228,7 +228,7 @@ async fn models_that_cannot_run_say_why() {
         let details = app.get(&format!("/lode/v1/models/{name}/latest")).await.json();
         assert_eq!(details["cannot_run"], json!(reason), "{name}");
         let (page, tried) = (app.get(&format!("/{name}")).await, app.get(&format!("/{name}/-/try")).await);
-        for offer in ["lode run ", "/v1/chat/completions", "/-/try?ref=latest"] {
+        for offer in ["lode run ", "/v1/chat/completions", "/-/try"] {
             assert_eq!(page.text().contains(offer), reason.is_none(), "{name}: {offer}");
         }
         assert!(page.text().contains("lode pull "), "{name}");
