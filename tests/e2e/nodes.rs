@@ -301,23 +301,26 @@ async fn one_client_with_many_requests_delays_others_little() {
             })
             .collect();
         wait_until("some are completed", || async { completed.load(Ordering::SeqCst) >= 8 }).await;
-        let before = completed.load(Ordering::SeqCst);
+        let mut meanwhile = Vec::new();
         for number in 0..SINGLE {
+            let before = completed.load(Ordering::SeqCst);
             let end = send(of_single, format!("{number} Fire is")).await;
+            meanwhile.push(completed.load(Ordering::SeqCst) - before);
             assert!(matches!(end, End::Complete(_)), "{end:?}");
         }
-        let meanwhile = completed.load(Ordering::SeqCst) - before;
         for end in join_all(many).await {
             let end = end.unwrap();
             assert!(matches!(end, End::Complete(_)), "{end:?}");
         }
-        let each = meanwhile as f64 / SINGLE as f64;
+        // Not the mean: while a busy machine lets this test's own task wait, others are completed.
+        meanwhile.sort_unstable();
+        let median = meanwhile[SINGLE / 2];
         figure(
             &format!("of {MANY} waiting requests, completed while one of {what} waited"),
-            &format!("{each:.1}, with four places"),
+            &format!("{median}, with four places"),
         );
         // A turn of each place, and what is in progress: without turns it would be all of them.
-        assert!(each <= 12.0, "{what}: {each}");
+        assert!(median <= 12, "{what}: {meanwhile:?}");
     }
 }
 
