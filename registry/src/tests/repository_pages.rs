@@ -10,6 +10,7 @@ use super::hf_write::{CONFIG, file};
 use super::models::{push_model, push_model_with};
 use super::sign_in::{Browser, from_page};
 use super::{App, TestResponse};
+use crate::store::query;
 
 /// A server with the models `stable`, `q4` and `x` in `team/app`. `q4` names `stable` as its origin, and `x` was moved
 /// last. With the accounts of [`close`].
@@ -53,6 +54,23 @@ fn tabs(page: &TestResponse) -> Vec<(String, String)> {
 fn contains(page: &TestResponse, texts: &[&str]) {
     for text in texts {
         assert!(page.text().contains(text), "no `{text}`: {} {}", page.status, page.text());
+    }
+}
+
+/// Pages that need no manifest are shown when it is damaged, to those who may read the repository.
+#[tokio::test]
+async fn a_damaged_manifest_leaves_the_tags_readable() {
+    let app = app().await;
+    let admin = Browser::signed_in(&app, "admin").await;
+    query!(app.registry.store().write(), c => sqlx::query("update manifests set bytes = $1")
+        .bind(&b"{}"[..]).execute(c).await.map(drop))
+    .unwrap();
+    for path in ["tags", "history", "rules", "settings"].map(|page| format!("/team/app/-/{page}")) {
+        let page = admin.get(&path).await;
+        assert_eq!(page.status, 200, "{path}: {}", page.text());
+        contains(&page, &["<nav class=\"tabs\""]);
+        let visitor = app.get_as("", &path).await;
+        assert!([303, 401, 404].contains(&visitor.status.as_u16()), "{path}: {}", visitor.status);
     }
 }
 

@@ -89,12 +89,10 @@ impl Head {
         if chosen.is_some() && shown.is_err() {
             shown = show(registry, caller, repository, None).await;
         }
-        match shown {
-            Ok(Some(shown)) => return Ok(shown.head(tab)),
-            // A repository without tags, or whose manifests are not here.
-            Ok(None) | Err(Failure::PageUnknown | Failure::ReferencePageUnknown { .. }) => {}
-            Err(failure) => return Err(failure),
+        if let Ok(Some(shown)) = shown {
+            return Ok(shown.head(tab));
         }
+        // A repository without tags, or whose manifest is missing or damaged. Who may not read it gets an error here.
         Ok(Head {
             repository: repository.clone(),
             parts: parts_of(repository),
