@@ -113,7 +113,7 @@ impl Connection {
     }
 
     /// Refuses a server without a repository. By docker's rule, `localhost:5000` is the tag 5000 of a repository
-    /// `localhost`, which nobody means. With a host in front, such a repository can be named.
+    /// `localhost`, which is a mistake. With a host in front, such a repository can be named.
     fn check_has_repository(&self, name: &str) -> Outcome {
         let (host, port) = name.split_once(':').map_or((name, None), |(host, port)| (host, Some(port)));
         let is_port = port.is_none_or(|port| port.parse::<u16>().is_ok());
