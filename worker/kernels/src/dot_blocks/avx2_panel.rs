@@ -9,7 +9,7 @@ use super::super::decode::load::RowAt;
 use super::super::rows::Rows;
 use super::super::window::Window;
 use super::avx2_block::{Factors, Unpacked, multiply_pairs, prefetch, unpack_part, widen};
-use super::columns::{Block, Columns, LaneOrder, QK};
+use super::columns::{Block, Columns, LaneOrder, QK, TILE};
 
 /// Rows per panel: the lanes of a vector.
 pub(super) const R: usize = 8;
@@ -42,29 +42,22 @@ pub(super) fn products<C: Codes>(
     let (n, depth) = (rows.len() / R, x.depth());
     assert!(rows.len() == n * R);
     let panel_len = depth * block_len::<C>();
-    let at_once = (PANELS_BYTES / (panel_len * size_of::<__m256i>())).max(1);
+    let at_once = (PANELS_BYTES / (panel_len * size_of::<__m256i>()) / PANELS * PANELS).max(PANELS);
     for first in (0..n).step_by(at_once) {
         let panels = vectors(scratch, at_once.min(n - first) * panel_len);
         for (p, panel) in panels.chunks_exact_mut(panel_len).enumerate() {
             fill_panel(format, rows, (first + p) * R, panel);
         }
         for (j, tile) in x.tiles() {
-            let t = tile.len() / depth;
-            let mut c = 0;
-            while c < t {
-                let step = 1 << (t - c).ilog2().min(2);
-                for (pair, panels) in panels.chunks(PANELS * panel_len).enumerate() {
-                    let (x, to) = ((tile, t, c), (j + c, (first + PANELS * pair) * R));
-                    match (step, panels.len() / panel_len) {
-                        (4, PANELS) => multiply::<C, PANELS, 4>(panels, x, out, to),
-                        (4, _) => multiply::<C, 1, 4>(panels, x, out, to),
-                        (2, PANELS) => multiply::<C, PANELS, 2>(panels, x, out, to),
-                        (2, _) => multiply::<C, 1, 2>(panels, x, out, to),
-                        (_, PANELS) => multiply::<C, PANELS, 1>(panels, x, out, to),
-                        _ => multiply::<C, 1, 1>(panels, x, out, to),
-                    }
+            let x = (tile, tile.len() / depth);
+            for (pair, panels) in panels.chunks(PANELS * panel_len).enumerate() {
+                let to = (j, (first + PANELS * pair) * R);
+                match (panels.len() / panel_len, C::ONE_SCALE) {
+                    (PANELS, true) => multiply::<C, PANELS, 8>(panels, x, out, to),
+                    (PANELS, false) => multiply::<C, PANELS, 16>(panels, x, out, to),
+                    (_, true) => multiply::<C, 1, 8>(panels, x, out, to),
+                    (_, false) => multiply::<C, 1, 16>(panels, x, out, to),
                 }
-                c += step;
             }
         }
     }
@@ -129,63 +122,95 @@ fn transpose(rows: [__m256i; R]) -> [__m256i; R] {
     })
 }
 
-/// Multiplies PN panels by CN columns from column `c` of a tile of `t`.
+/// Sums of the products of PN panels with the columns of a tile, for each of the N scales of a block; a lane per row.
+type Sums<const PN: usize, const N: usize> = [[[__m256; TILE]; PN]; N];
+
+/// Multiplies PN panels of a format with N scales per block by a tile of `t` columns.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn multiply<C: Codes, const PN: usize, const CN: usize>(
+fn multiply<C: Codes, const PN: usize, const N: usize>(
     panels: &[__m256i],
-    (x, t, c): (&[Block], usize, usize),
+    (x, t): (&[Block], usize),
     out: &mut Window<'_>,
     (j, i): (usize, usize),
 ) {
-    let (len, n) = (const { block_len::<C>() }, const { scale_count::<C>() });
+    let len = const { block_len::<C>() };
     let depth = panels.len() / len / PN;
-    assert!(panels.len() == PN * depth * len && x.len() == depth * t && c + CN <= t);
-    // Of a format with a scale per 32 values, only half are used.
-    let mut sums = [[[_mm256_setzero_ps(); CN]; PN]; 16];
+    assert!(N == scale_count::<C>() && panels.len() == PN * depth * len && x.len() == depth * t);
+    let mut sums: Sums<PN, N> = [[[_mm256_setzero_ps(); _]; _]; _];
     for (b, x) in x.chunks_exact(t).enumerate() {
-        let Some((x, _)) = x[c..].split_first_chunk::<CN>() else { unreachable!("c + CN <= t") };
+        // All columns use a block while it is in the L1 cache.
         let blocks: [*const __m256i; PN] =
             std::array::from_fn(|p| panels[(p * depth + b) * len..(p * depth + b + 1) * len].as_ptr());
-        for (lane, sums) in sums.iter_mut().enumerate().take(n) {
-            // SAFETY: whole blocks of panels, which have this lane.
-            let dots = unsafe { multiply_lane::<C, PN, CN>(blocks, x, lane) };
-            let coarse = if C::ONE_SCALE { lane } else { lane / 8 * 4 + lane % 4 };
-            for ((sums, dots), block) in sums.iter_mut().zip(dots).zip(blocks) {
-                // Without checks of bounds: after a branch, the compiler would keep all columns in memory.
-                // SAFETY: a block has n scales after its codes, and then the offsets.
-                let (scale, offset) = unsafe {
-                    let scale = block.add(CODES + lane);
-                    let offset = if C::HAS_OFFSET { scale.add(n) } else { scale };
-                    (_mm256_castsi256_ps(*scale), _mm256_castsi256_ps(*offset))
-                };
-                for ((sum, dots), x) in sums.iter_mut().zip(dots).zip(x) {
-                    let dots = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), _mm256_set1_ps(x.d[coarse]));
-                    *sum = _mm256_fmadd_ps(dots, scale, *sum);
-                    if C::HAS_OFFSET {
-                        let of_x = if C::ONE_SCALE { x.sums[lane] } else { x.fine_sums[lane] };
-                        *sum = _mm256_fnmadd_ps(offset, _mm256_set1_ps(of_x), *sum);
-                    }
-                }
+        let (fours, others) = x.as_chunks::<4>();
+        // SAFETY: whole blocks of panels of this format.
+        unsafe {
+            for (n, x) in fours.iter().enumerate() {
+                multiply_block::<C, PN, 4, N>(blocks, x, &mut sums, 4 * n);
+            }
+            let (twos, others) = others.as_chunks::<2>();
+            let mut c = 4 * fours.len();
+            for x in twos {
+                multiply_block::<C, PN, 2, N>(blocks, x, &mut sums, c);
+                c += 2;
+            }
+            for x in others.as_chunks::<1>().0 {
+                multiply_block::<C, PN, 1, N>(blocks, x, &mut sums, c);
             }
         }
     }
     // The same order as in `avx2::total`.
-    let mut left = n;
+    let mut left = N;
     while left > 1 {
         left /= 2;
         let (kept, others) = sums.split_at_mut(left);
-        let (kept, others) =
-            (kept.as_flattened_mut().as_flattened_mut(), others.as_flattened().as_flattened());
-        for (sum, other) in kept.iter_mut().zip(others) {
-            *sum = _mm256_add_ps(*sum, *other);
+        for (kept, others) in kept.as_flattened_mut().iter_mut().zip(others.as_flattened()) {
+            for (sum, other) in kept[..t].iter_mut().zip(others) {
+                *sum = _mm256_add_ps(*sum, *other);
+            }
         }
     }
     for (p, sums) in sums[0].into_iter().enumerate() {
-        for (c, sum) in sums.into_iter().enumerate() {
+        for (c, sum) in sums.into_iter().enumerate().take(t) {
             let mut numbers = [0.0; R];
             // SAFETY: eight values.
             unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), sum) };
             out.row(j + c)[i + p * R..i + (p + 1) * R].copy_from_slice(&numbers);
+        }
+    }
+}
+
+/// Adds the products of a block of PN panels with CN columns from column `c` of a tile.
+///
+/// # Safety
+/// The blocks are whole and of this format.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn multiply_block<C: Codes, const PN: usize, const CN: usize, const N: usize>(
+    blocks: [*const __m256i; PN],
+    x: &[Block; CN],
+    sums: &mut Sums<PN, N>,
+    c: usize,
+) {
+    for (lane, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: guaranteed by the caller; a block has this lane.
+        let dots = unsafe { multiply_lane::<C, PN, CN>(blocks, x, lane) };
+        let coarse = if C::ONE_SCALE { lane } else { lane / 8 * 4 + lane % 4 };
+        for ((sums, dots), block) in sums.iter_mut().zip(dots).zip(blocks) {
+            // Without checks of bounds: after a branch, the compiler would keep all columns in memory.
+            // SAFETY: a block has N scales after its codes, and then the offsets.
+            let (scale, offset) = unsafe {
+                let scale = block.add(CODES + lane);
+                let offset = if C::HAS_OFFSET { scale.add(N) } else { scale };
+                (_mm256_castsi256_ps(*scale), _mm256_castsi256_ps(*offset))
+            };
+            for ((sum, dots), x) in sums[c..c + CN].iter_mut().zip(dots).zip(x) {
+                let dots = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), _mm256_set1_ps(x.d[coarse]));
+                *sum = _mm256_fmadd_ps(dots, scale, *sum);
+                if C::HAS_OFFSET {
+                    let of_x = if C::ONE_SCALE { x.sums[lane] } else { x.fine_sums[lane] };
+                    *sum = _mm256_fnmadd_ps(offset, _mm256_set1_ps(of_x), *sum);
+                }
+            }
         }
     }
 }
