@@ -80,6 +80,17 @@ impl Registry {
         digest: &Digest,
         range: Option<Range<u64>>,
     ) -> Result<BlobStream, Error> {
+        self.blob_get_after(&mut 0, repository, digest, range).await
+    }
+
+    /// Like [`Registry::blob_get`], for a caller that has failed attempts of its own.
+    async fn blob_get_after(
+        &self,
+        failed: &mut u32,
+        repository: &Repository,
+        digest: &Digest,
+        range: Option<Range<u64>>,
+    ) -> Result<BlobStream, Error> {
         let url = self.blob_url(repository, digest);
         let mut request = Request::new(Method::GET, url.clone(), Scope::pull(repository));
         if let Some(range) = &range {
@@ -87,7 +98,7 @@ impl Registry {
             let value = HeaderValue::from_str(&text).map_err(|_| self.protocol("invalid range"))?;
             request = request.header(header::RANGE, value);
         }
-        let response = self.inner().send(&request).await?;
+        let response = self.inner().send_after(failed, &request).await?;
         let headers = response.headers();
         let (got, total) = match response.status() {
             StatusCode::OK => {
@@ -115,9 +126,11 @@ impl Registry {
         digest: &Digest,
         limit: u64,
     ) -> Result<Bytes, Error> {
+        // Failures of the requests and of their bodies count together.
         let mut failed = 0;
         loop {
-            match self.blob_bytes_once(repository, digest, limit).await {
+            let stream = self.blob_get_after(&mut failed, repository, digest, None).await?;
+            match read_whole(stream, digest, limit).await {
                 Err(error) if error.is_transient() && failed + 1 < self.inner().options.retry.attempts => {
                     failed += 1;
                     self.inner().wait_to_retry(&error, failed, None).await;
@@ -125,34 +138,6 @@ impl Registry {
                 other => return other,
             }
         }
-    }
-
-    async fn blob_bytes_once(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        limit: u64,
-    ) -> Result<Bytes, Error> {
-        let mut stream = self.blob_get(repository, digest, None).await?;
-        let mut body = Vec::with_capacity(stream.total.unwrap_or(0).min(limit) as usize);
-        let mut hasher = Hasher::new(digest.algorithm());
-        while let Some(chunk) = stream.bytes.next().await {
-            let chunk = chunk?;
-            if (body.len() + chunk.len()) as u64 > limit {
-                return Err(Error::SizeMismatch {
-                    digest: digest.clone(),
-                    expected: limit,
-                    got: stream.total.unwrap_or((body.len() + chunk.len()) as u64),
-                });
-            }
-            hasher.update(&chunk);
-            body.extend_from_slice(&chunk);
-        }
-        let got = hasher.finish();
-        if got != *digest {
-            return Err(Error::DigestMismatch { expected: digest.clone(), got });
-        }
-        Ok(body.into())
     }
 
     /// Streams a blob of `size` bytes in order and resumes after interruptions. Bytes are yielded before the
@@ -274,6 +259,29 @@ impl Registry {
         })
         .boxed()
     }
+}
+
+/// Reads a whole blob of at most `limit` bytes, and verifies it.
+async fn read_whole(mut stream: BlobStream, digest: &Digest, limit: u64) -> Result<Bytes, Error> {
+    let mut body = Vec::with_capacity(stream.total.unwrap_or(0).min(limit) as usize);
+    let mut hasher = Hasher::new(digest.algorithm());
+    while let Some(chunk) = stream.bytes.next().await {
+        let chunk = chunk?;
+        if (body.len() + chunk.len()) as u64 > limit {
+            return Err(Error::SizeMismatch {
+                digest: digest.clone(),
+                expected: limit,
+                got: stream.total.unwrap_or((body.len() + chunk.len()) as u64),
+            });
+        }
+        hasher.update(&chunk);
+        body.extend_from_slice(&chunk);
+    }
+    let got = hasher.finish();
+    if got != *digest {
+        return Err(Error::DigestMismatch { expected: digest.clone(), got });
+    }
+    Ok(body.into())
 }
 
 /// A blob that is read from its start, over several connections if necessary.

@@ -196,26 +196,35 @@ impl Inner {
     /// Sends a request, follows redirects, authenticates and retries transient failures as `retry` allows.
     /// Returns any other response, including 4xx.
     pub(crate) async fn send(&self, request: &Request<'_>) -> Result<reqwest::Response, Error> {
-        let mut failed = 0;
+        self.send_after(&mut 0, request).await
+    }
+
+    /// Like [`Inner::send`], for a caller that has failed attempts of its own: they count, and those of this request
+    /// are added.
+    pub(crate) async fn send_after(
+        &self,
+        failed: &mut u32,
+        request: &Request<'_>,
+    ) -> Result<reqwest::Response, Error> {
         loop {
             let (error, wait) = match self.send_once(request).await {
                 Ok(response) if !error::is_transient_status(response.status()) => return Ok(response),
                 Ok(response) if request.retry != Retry::Always => return Ok(response),
                 Ok(response) => {
                     let wait = retry::retry_after(response.headers());
-                    if failed + 1 >= self.options.retry.attempts {
+                    if *failed + 1 >= self.options.retry.attempts {
                         return Ok(response);
                     }
                     (response_error(response, &request.url).await, wait)
                 }
                 Err(error) => (error, None),
             };
-            failed += 1;
-            if !self.may_retry(request, &error, failed) {
+            *failed += 1;
+            if !self.may_retry(request, &error, *failed) {
                 return Err(error);
             }
             tracing::debug!(method = %request.method, server = %error::server(&request.url), %error, failed, "request failed; retrying");
-            self.wait_to_retry(&error, failed, wait).await;
+            self.wait_to_retry(&error, *failed, wait).await;
         }
     }
 
@@ -258,7 +267,7 @@ impl Inner {
         }
     }
 
-    fn has_responded(&self, url: &Url) -> bool {
+    pub(crate) fn has_responded(&self, url: &Url) -> bool {
         self.responsive_servers.lock().unwrap_or_else(PoisonError::into_inner).contains(&error::server(url))
     }
 

@@ -113,6 +113,24 @@ async fn blobs_arrive_whole_whatever_happens_on_the_way() {
 }
 
 #[tokio::test]
+async fn all_failures_of_a_read_into_memory_count_together() {
+    let cases = [
+        Faults { refuse_reads: 100, ..Faults::default() },
+        Faults { cut_reads: 100, ..Faults::default() },
+        Faults { refuse_reads: 3, cut_reads: 100, ..Faults::default() },
+    ];
+    for faults in cases {
+        let serving = serve(faults).await;
+        let digest = serving.put(&noise(1000));
+        let retry =
+            RetryPolicy { attempts: 5, base: Duration::from_millis(1), cap: Duration::from_millis(2) };
+        let registry = serving.registry_with(ClientOptions { retry, ..ClientOptions::default() });
+        registry.blob_bytes(&repository(), &digest, 1000).await.unwrap_err();
+        assert_eq!(serving.count_requests("GET", digest.as_str()), 5);
+    }
+}
+
+#[tokio::test]
 async fn wrong_bytes_never_get_a_name() {
     for size in [1000, 300_000] {
         let serving = serve(Faults { corrupt: true, ..Faults::default() }).await;
