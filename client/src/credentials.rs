@@ -13,6 +13,9 @@ use url::Url;
 
 use crate::{Error, address};
 
+/// The user name of clients that have only a token, which names its account. No account of Lode has it.
+pub const TOKEN_USER: &str = "token";
+
 /// The server that credentials are for: scheme, host and port. Its text is the shortest address that stands for the
 /// server: `host[:port]` for https, for http on this machine, and `http://host[:port]` for http elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -36,7 +36,7 @@ pub use blobs::{BlobInfo, BlobStream};
 pub use body::{BodyBudget, BodyError, Charge, read_body};
 pub use byte_size::{ByteSize, ByteSizeError};
 pub use content::Content;
-pub use credentials::{CredentialFile, CredentialKey, Credentials, Login, SavedLogin};
+pub use credentials::{CredentialFile, CredentialKey, Credentials, Login, SavedLogin, TOKEN_USER};
 pub use destination::{Destination, OpenFolder};
 pub use egress::{Egress, EgressRule, EgressRuleError};
 pub use error::{Error, ErrorEntry};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::Method;
 use lode_client::{
-    Client, ClientOptions, CredentialFile, Credentials, Login as Credential, Registry, SavedLogin,
+    Client, ClientOptions, CredentialFile, Credentials, Login as Credential, Registry, SavedLogin, TOKEN_USER,
 };
 use serde_json::Value;
 
@@ -20,8 +20,6 @@ use crate::{
     ui,
 };
 
-/// The user name of a token whose account the registry knows.
-const TOKEN_USER: &str = "token";
 /// Begins the tokens of Lode.
 const TOKEN_PREFIX: &str = "hf_lode";
 /// Timeout of requests whose failure does not end the command.

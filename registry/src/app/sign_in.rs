@@ -7,7 +7,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, KeyInit, Mac};
-use lode_client::Secret;
+use lode_client::{Secret, TOKEN_USER};
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use sha2::Sha256;
@@ -40,8 +40,6 @@ const MAX_SCOPES: usize = 64;
 
 const ACCESS_TOKEN_PREFIX: &str = "lode.";
 const KEY_NAME: &str = "access-tokens";
-/// The user name of clients that have only a token. No account has it.
-const TOKEN_USER: &str = "token";
 
 /// Whether the expiry of a credential counts. It does not for the rest of an upload that its account has begun.
 #[derive(Clone, Copy, PartialEq, Eq)]
