@@ -434,6 +434,8 @@ mod tests {
         };
         check(&[("LODE_GC_GRACE", "soon")], "", &["LODE_GC_GRACE", "soon"]);
         check(&[("LODE_ALLOW_SPARSE", "maybe")], "", &["LODE_ALLOW_SPARSE", "maybe"]);
+        let expected = &["LODE_STORAGE_ENDPOINT", "expected a URL that starts with http:// or https://"];
+        check(&[("LODE_STORAGE_ENDPOINT", "minio:9000")], "", expected);
         check(&[], "gc_grac = \"1h\"", &["gc_grac"]);
         check(&[], "listen = 5", &["settings"]);
         check(&[], "gc_grace = \"soon\"", &["settings", "`gc_grace`"]);

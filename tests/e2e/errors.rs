@@ -248,6 +248,27 @@ async fn a_wrong_key_of_the_bucket_is_one_line() {
     assert!(output.contains("hint: --storage names the bucket"), "{output}");
 }
 
+/// `minio:9000` is a URL with the scheme `minio`.
+#[tokio::test]
+async fn an_address_of_the_storage_without_a_scheme_is_refused() {
+    let cases = [
+        ("s3://models", "LODE_STORAGE_ENDPOINT", "error: LODE_STORAGE_ENDPOINT is `***`: expected a URL"),
+        ("s3://models", "AWS_ENDPOINT_URL", "invalid `storage`: AWS_ENDPOINT_URL: expected a URL"),
+        ("minio:9000", "AWS_REGION", "expected file:, s3:, gs: or az:, got minio:"),
+    ];
+    for (storage, variable, expected) in cases {
+        let options = Options::new()
+            .arg("--storage")
+            .arg(storage)
+            .env("LODE_STORAGE_ACCESS_KEY_ID", "key")
+            .env("LODE_STORAGE_SECRET_ACCESS_KEY", "key")
+            .env(variable, "minio:9000");
+        let (status, output) = Folder::new().start_refused(options).await;
+        assert!(!status.success() && output.contains(expected), "{output}");
+        assert!(!output.contains("panicked"), "{output}");
+    }
+}
+
 #[tokio::test]
 async fn a_full_disk_is_named() {
     if !is_root() {

@@ -22,8 +22,9 @@ pub(crate) use oidc::{check_issuer, check_providers};
 pub use origin::AllowedOrigin;
 pub(crate) use origin::is_loopback_origin;
 pub use retention::RetentionRule;
-use text::address_option;
 pub use text::{Cidr, ConfigError, Switch};
+pub(crate) use text::{EXPECTED_ENDPOINT, is_endpoint};
+use text::{address_option, endpoint_option};
 pub(crate) use text::{redact_url, secret};
 pub(crate) use webhook::check_webhooks;
 pub use webhook::{EventKind, Patterns, Webhook};
@@ -51,7 +52,7 @@ pub struct Config {
     pub storage: Option<Url>,
     /// Endpoint of the object storage. Default: the provider's own. `http://` is allowed, and sends all data
     /// unencrypted.
-    #[serde(with = "address_option")]
+    #[serde(with = "endpoint_option")]
     pub storage_endpoint: Option<Url>,
     /// S3's region. Default: AWS_REGION, AWS_DEFAULT_REGION, us-east-1.
     pub storage_region: Option<String>,
@@ -250,6 +251,20 @@ mod tests {
         }
         let path = serde_json::from_str::<Config>(r#"{"storage": "/srv/lode"}"#).map(drop);
         assert!(path.expect_err("a path").to_string().contains("file:///"));
+    }
+
+    #[test]
+    fn an_endpoint_without_http_is_refused() {
+        let read = |endpoint: &str| {
+            let text = serde_json::json!({ "storage_endpoint": endpoint }).to_string();
+            serde_json::from_str::<Config>(&text).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("http://minio:9000"), Ok(()));
+        for endpoint in ["minio:9000", "s3://minio:9000"] {
+            let error = read(endpoint).expect_err("no endpoint");
+            assert!(error.contains("such as http://minio:9000"), "{error}");
+        }
+        assert!(read("10.0.0.7:9000").expect_err("no scheme").contains("start it with a scheme"));
     }
 
     #[test]

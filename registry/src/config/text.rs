@@ -154,6 +154,27 @@ pub(crate) mod address_option {
     }
 }
 
+/// What an endpoint of object storage has to be.
+pub(crate) const EXPECTED_ENDPOINT: &str =
+    "expected a URL that starts with http:// or https://, such as http://minio:9000";
+
+/// `minio:9000` is a URL, too, with the scheme `minio`.
+pub(crate) fn is_endpoint(url: &Url) -> bool {
+    matches!(url.scheme(), "http" | "https")
+}
+
+pub(crate) mod endpoint_option {
+    use serde::{Deserialize, Deserializer, de::Error};
+    use url::Url;
+
+    pub(crate) use super::address_option::serialize;
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Url>, D::Error> {
+        let url = super::address::read(&String::deserialize(deserializer)?)?;
+        if super::is_endpoint(&url) { Ok(Some(url)) } else { Err(D::Error::custom(super::EXPECTED_ENDPOINT)) }
+    }
+}
+
 /// A secret of the settings, or of a file that they name.
 pub(crate) fn secret(
     setting: &'static str,

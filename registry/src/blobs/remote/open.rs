@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lode_client::Secret;
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::multipart::MultipartStore;
@@ -13,7 +13,7 @@ use object_store::signer::Signer;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use url::Url;
 
-use crate::config::Switch;
+use crate::config::{EXPECTED_ENDPOINT, Switch, is_endpoint};
 use crate::{Config, OpenError};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ pub(super) struct StorageClients {
 
 pub(super) fn open(url: &Url, config: &Config) -> Result<StorageClients, OpenError> {
     let bucket = url.host_str().unwrap_or_default();
-    if bucket.is_empty() {
+    if bucket.is_empty() && matches!(url.scheme(), "s3" | "gs" | "az" | "azure") {
         return Err(refused(format!("expected {}://BUCKET/PREFIX", url.scheme())));
     }
     match url.scheme() {
@@ -77,6 +77,11 @@ fn s3(bucket: &str, config: &Config, timeout: Duration) -> Result<object_store::
         .with_client_options(client(timeout));
     if let Some(endpoint) = &config.storage_endpoint {
         builder = builder.with_endpoint(endpoint.as_str().trim_end_matches('/'));
+    }
+    // The builder accepts any text of AWS_ENDPOINT_URL, and its first request panics.
+    let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+    if endpoint.is_some_and(|endpoint| !endpoint.parse().is_ok_and(|url| is_endpoint(&url))) {
+        return Err(refused(format!("AWS_ENDPOINT_URL: {EXPECTED_ENDPOINT}")));
     }
     if let Some(region) = &config.storage_region {
         builder = builder.with_region(region);
