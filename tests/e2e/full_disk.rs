@@ -72,12 +72,16 @@ async fn a_full_disk_acknowledges_nothing_and_keeps_serving() {
     image.check(&registry, "full", "v1").await;
     image.check(&registry, "full", &digest).await;
     registry.get("/healthz").await.expect(200);
+    let status = server.lode().run(&["status"]).await.expect_success();
+    assert!(status.stdout.contains("ready for reads only: a disk is full"), "{}", status.stdout);
     assert_eq!(registry.tags("full").await, ["v1"]);
 
     // Space is available again.
     for name in ["ballast", "rest"] {
         fs::remove_file(disk.path().join(name)).unwrap();
     }
+    let status = server.lode().run(&["status"]).await.expect_success();
+    assert!(status.stdout.lines().next().unwrap().ends_with(", ready"), "{}", status.stdout);
     let after = Image::random(fresh_seed(), 2, 1_000_000);
     after.push(&registry, "full", "v2").await;
     after.check(&registry, "full", "v2").await;

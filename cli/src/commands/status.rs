@@ -57,12 +57,13 @@ fn time(text: &str) -> String {
 
 /// The server, its database and its storage, one line each.
 fn lines(url: &str, status: &Value) -> Vec<String> {
-    let ready = match status.pointer("/server/ready").and_then(Value::as_bool) {
-        Some(true) => "ready".to_owned(),
-        _ => format!("not ready: {}", list(status.pointer("/server/missing"))),
+    let is_set = |path: &str| status.pointer(path) == Some(&Value::Bool(true));
+    let ready = match (is_set("/server/ready"), is_set("/storage/full")) {
+        (true, false) => "ready".to_owned(),
+        (true, true) => "ready for reads only: a disk is full".to_owned(),
+        (false, _) => format!("not ready: {}", list(status.pointer("/server/missing"))),
     };
-    let read_only =
-        if status.pointer("/server/read_only") == Some(&Value::Bool(true)) { ", read-only" } else { "" };
+    let read_only = if is_set("/server/read_only") { ", read-only" } else { "" };
     let mut lines = vec![
         format!(
             "server    {}: lode {}, {ready}{read_only}",
@@ -224,6 +225,13 @@ mod tests {
                 "disk      data: 5.0 GB free of 10.0 GB",
                 "waiting   1 manifest, 2 blobs and 0 deletions for a collection, 700 B",
             ]
+        );
+        let mut full = status.clone();
+        full["server"]["ready"] = true.into();
+        full["storage"]["full"] = true.into();
+        assert_eq!(
+            lines("http://127.0.0.1:5000/", &full)[0],
+            "server    http://127.0.0.1:5000: lode 0.1.0, ready for reads only: a disk is full"
         );
         let sections = sections(&status);
         let titles: Vec<&str> = sections.iter().map(|section| section.title.as_str()).collect();

@@ -61,6 +61,8 @@ pub struct StorageStatus {
     pub content: Option<ContentSize>,
     /// The file systems of the folders.
     pub disks: Vec<Disk>,
+    /// A file system has no space left: writes fail, and reads continue. The space of object storage is not known.
+    pub full: bool,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -154,6 +156,9 @@ impl Registry {
         let failed = finished.into_iter().filter(|job| job.state == "failed").take(FAILED_JOBS).collect();
         let workers = self.worker_list(&Caller::INTERNAL).await?;
         let (kind, location) = self.blobs.location(&self.config);
+        // Now, because the last measurement may be some seconds old.
+        let disks = self.blobs.disks(&self.config).await;
+        let full = disks.iter().any(Disk::is_full);
         let pools = self.store.connections();
         let sum = |count: &dyn Fn(&crate::metrics::PoolState) -> u32| pools.iter().map(count).sum();
         Ok(Status {
@@ -171,7 +176,7 @@ impl Registry {
                 idle: sum(&|pool| pool.idle),
                 max: sum(&|pool| pool.max),
             },
-            storage: StorageStatus { kind, location, content: measured.content, disks: measured.disks },
+            storage: StorageStatus { kind, location, content: measured.content, disks, full },
             waiting: measured.waiting,
             workers: workers.into_iter().map(WorkerStatus::from).collect(),
             jobs: JobsStatus { unfinished, failed },

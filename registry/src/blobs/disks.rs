@@ -50,7 +50,10 @@ impl Blobs {
                 let path = folder_of(url).map(|folder| folder.display().to_string());
                 ("folder".to_owned(), path.unwrap_or_else(|_| url.path().to_owned()))
             }
-            None => ("folder".to_owned(), config.data.display().to_string()),
+            None => {
+                let path = std::path::absolute(&config.data).unwrap_or_else(|_| config.data.clone());
+                ("folder".to_owned(), path.display().to_string())
+            }
         }
     }
 }

@@ -46,3 +46,13 @@ pub struct Disk {
     pub free_bytes: u64,
     pub size_bytes: u64,
 }
+
+/// With less free space, a disk counts as full: the database needs some to record a push, whatever the size of its blobs.
+const MIN_FREE_BYTES: u64 = 1 << 20;
+
+impl Disk {
+    /// Whether writes fail for lack of space.
+    pub(crate) fn is_full(&self) -> bool {
+        self.free_bytes < MIN_FREE_BYTES
+    }
+}

@@ -218,5 +218,6 @@ async fn the_status_is_for_auditors_and_administrators() {
     assert_eq!(found["storage"]["location"], app._data.path().display().to_string());
     assert_eq!(found["storage"]["content"]["blobs"], 0);
     assert!(found["storage"]["disks"][0]["free_bytes"].as_u64().unwrap() > 0, "{found}");
+    assert_eq!(found["storage"]["full"], false);
     assert_eq!(found["jobs"], json!({"unfinished": [], "failed": []}));
 }
