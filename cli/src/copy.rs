@@ -106,10 +106,10 @@ impl<'a> Copy<'a> {
     }
 
     /// Copies the blobs of the manifests that the destination lacks.
-    pub(crate) async fn blobs(&self, manifests: &[(RawManifest, Reference)]) -> Outcome {
+    pub(crate) async fn blobs(&self, manifests: &[(RawManifest, Reference)]) -> Outcome<UploadStats> {
         let manifests: Vec<Manifest> =
             manifests.iter().map(|(raw, _)| Self::parse(raw)).collect::<Outcome<_>>()?;
-        self.blobs_of(&manifests).await.map(drop)
+        self.blobs_of(&manifests).await
     }
 
     async fn blobs_of(&self, manifests: &[Manifest]) -> Outcome<UploadStats> {
@@ -159,7 +159,7 @@ impl<'a> Copy<'a> {
         source.registry.blob_pull_to_file(&source.repository, &blob, &path, silent).await?;
         let sent = destination.registry.upload_send(upload, content, self.meter.clone()).await;
         files::blocking(move || drop(staged)).await;
-        sent?;
+        sent.map_err(|error| Failure::from(error).of_uploads(&destination.registry))?;
         Ok(true)
     }
 }

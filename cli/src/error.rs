@@ -25,6 +25,8 @@ pub(crate) struct Failure {
     over_http: Option<String>,
     /// The server that requires a login. It may have no accounts.
     unauthorized: Option<String>,
+    /// The server or the connection failed, and may be available again.
+    is_transient: bool,
 }
 
 /// A name that a registry does not have.
@@ -37,6 +39,8 @@ pub(crate) struct MissingModel {
 
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
+const REPEAT: &str = "repeat the command: it resumes where it stopped";
+
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Failure {
@@ -46,6 +50,7 @@ impl Failure {
             missing: None,
             over_http: None,
             unauthorized: None,
+            is_transient: false,
         }
     }
 
@@ -90,6 +95,14 @@ impl Failure {
 
     pub(crate) fn take_over_http(&mut self) -> Option<String> {
         self.over_http.take()
+    }
+
+    /// Adds that a repeated command does not send again what `registry` has stored, if uploads to it were interrupted. A
+    /// server that never responded stored nothing.
+    #[must_use]
+    pub(crate) fn of_uploads(self, registry: &Registry) -> Self {
+        let is_interrupted = self.is_transient && registry.has_responded();
+        if is_interrupted && !self.hints.iter().any(|hint| hint == REPEAT) { self.hint(REPEAT) } else { self }
     }
 
     /// Replaces all hints.
@@ -151,7 +164,7 @@ impl From<io::Error> for Failure {
 impl From<lode_client::Error> for Failure {
     fn from(error: lode_client::Error) -> Self {
         use lode_client::Error as E;
-        let failure = Failure::new(chain(&error));
+        let failure = Failure { is_transient: error.is_transient(), ..Failure::new(chain(&error)) };
         if let (Some(problem), E::Connect { server, .. } | E::Transport { server, .. }) =
             (error.tls_problem(), &error)
         {
@@ -178,10 +191,10 @@ impl From<lode_client::Error> for Failure {
             E::InvalidAddress { .. } => failure.hint("write `http://host:port`, or `host:port` for https"),
             E::Transport { server, source } if source.is_body() || source.is_request() => {
                 let is_plain = server.starts_with("http://") && source.is_request();
-                let failure = failure.hint("repeat the command: it resumes where it stopped");
+                let failure = failure.hint(REPEAT);
                 if is_plain { failure.unexpected_over_http(server) } else { failure }
             }
-            E::Stalled { .. } => failure.hint("repeat the command: it resumes where it stopped"),
+            E::Stalled { .. } => failure.hint(REPEAT),
             E::Busy { .. } => failure.hint("wait for the other download to end, or write to another folder"),
             _ => failure,
         }

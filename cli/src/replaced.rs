@@ -4,7 +4,11 @@ use bytes::Bytes;
 use lode_model::{digest::Digest, reference::Reference};
 use serde_json::Value;
 
-use crate::{connect::Target, error::Outcome, ui};
+use crate::{
+    connect::Target,
+    error::{Failure, Outcome},
+    ui,
+};
 
 /// The state of a tag before a command moves it.
 pub(crate) struct TagBefore<'a> {
@@ -49,7 +53,8 @@ async fn can_undo(target: &Target, before: &str) -> bool {
 /// Pushes a manifest under the target's reference. Reports the manifest that it replaces.
 pub(crate) async fn put_manifest(target: &Target, media_type: &str, bytes: Bytes) -> Outcome<Digest> {
     let before = TagBefore::read(target).await;
-    let put = target.registry.manifest_put(&target.repository, &target.reference, media_type, bytes).await?;
+    let put = target.registry.manifest_put(&target.repository, &target.reference, media_type, bytes).await;
+    let put = put.map_err(|error| Failure::from(error).of_uploads(&target.registry))?;
     before.report(&put.digest.to_string()).await;
     Ok(put.digest)
 }

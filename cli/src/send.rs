@@ -72,22 +72,18 @@ impl UploadStats {
             return format!(
                 "sent {} in {}{resumed}",
                 ui::format_size(self.sent_bytes),
-                blobs(self.sent_blobs)
+                ui::counted(self.sent_blobs, "blob")
             );
         }
         let saved = if total == 0 { 100.0 } else { self.shared_bytes as f64 * 100.0 / total as f64 };
         format!(
             "sent {} in {}{resumed}; {} in {} were there already, which saved {saved:.1}%",
             ui::format_size(self.sent_bytes),
-            blobs(self.sent_blobs),
+            ui::counted(self.sent_blobs, "blob"),
             ui::format_size(self.shared_bytes),
-            blobs(self.shared_blobs),
+            ui::counted(self.shared_blobs, "blob"),
         )
     }
-}
-
-fn blobs(count: u64) -> String {
-    if count == 1 { "1 blob".to_owned() } else { format!("{count} blobs") }
 }
 
 /// Uploads the blobs that the target's repository lacks.
@@ -97,7 +93,8 @@ pub(crate) async fn send_blobs(target: &Target, blobs: Vec<Blob>) -> Outcome<Upl
         .map(|blob| sender.upload_if_absent(blob))
         .buffer_unordered(MAX_BLOBS_IN_PROGRESS)
         .try_collect::<Vec<()>>()
-        .await?;
+        .await
+        .map_err(|failure| failure.of_uploads(&target.registry))?;
     Ok(sender.sent())
 }
 
@@ -158,7 +155,8 @@ pub(crate) async fn make_and_send<I: Send + 'static>(
         })
         .buffer_unordered(at_once)
         .try_collect()
-        .await?;
+        .await
+        .map_err(|failure| failure.of_uploads(&target.registry))?;
     made.sort_unstable_by_key(|(at, _)| *at);
     Ok((made.into_iter().map(|(_, digest)| digest).collect(), sender.sent()))
 }

@@ -65,6 +65,11 @@ impl Registry {
         error::server(&self.base)
     }
 
+    /// Whether the server has responded to a request of this client.
+    pub fn has_responded(&self) -> bool {
+        self.inner().has_responded(&self.base)
+    }
+
     pub(crate) fn inner(&self) -> &Inner {
         &self.client.inner
     }

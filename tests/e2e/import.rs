@@ -8,7 +8,7 @@ use lode_tests::checkpoint::{
     copy_folder, demo, f32_values, read_folder, read_tensor_headers, safetensors, safetensors_file,
     write_demo_variant,
 };
-use lode_tests::command::wait_until;
+use lode_tests::command::{run_to_end, wait_until};
 use lode_tests::report::figure;
 use lode_tests::server::{Folder, Options, Server};
 
@@ -257,6 +257,29 @@ async fn files_are_pushed_as_they_are_and_pulled_again() {
     let back = server.folder().path().join("back");
     lode.run(&["pull", "team/files", "--to", back.to_str().unwrap()]).await.expect_success();
     assert!(read_folder(&back) == read_folder(source), "{:?}", read_folder(&back).keys());
+}
+
+#[tokio::test]
+async fn a_push_to_a_killed_server_asks_to_be_repeated() {
+    const HINT: &str = "hint: repeat the command: it resumes where it stopped";
+    let folder = Folder::new();
+    let server = folder.serve().await;
+    let (lode, address) = (server.lode(), server.address.to_string());
+    let file = folder.path().join("large.bin");
+    fs::write(&file, lode_tests::artifact::random_bytes(78, 120_000_000)).unwrap();
+    let push = ["push", file.to_str().unwrap(), "team/large"];
+    let pushing = tokio::spawn(run_to_end(lode.command(&push), Vec::new()));
+    wait_until("a part of the file has arrived", || async { stored_bytes(&folder) > 4_000_000 }).await;
+    server.kill();
+    pushing.await.unwrap().expect_failure(&[HINT]);
+    // A server that never responded has stored nothing.
+    let refused = lode.run(&push).await;
+    refused.expect_failure(&["cannot connect", "is a server running"]);
+    assert!(!refused.stderr.contains(HINT), "{}", refused.stderr);
+
+    let server = folder.start(Options::new().listen(address)).await;
+    lode.run(&push).await.expect_success();
+    server.lode().run(&["fsck", "--verify"]).await.expect_success();
 }
 
 #[tokio::test]
