@@ -45,6 +45,13 @@ async fn the_destination_fetches_from_the_source() {
         let ours = destination.registry().manifest_get(name, "all").await.expect(200);
         assert_eq!(ours.body, index.as_bytes());
         image.check(&destination.registry(), name, &digest).await;
+        let to = format!("{name}:json");
+        let named = [&["cp", &from, &to, "--json"], more].concat();
+        let copied = lode.run(&named).await.expect_success().json();
+        let ours = destination.registry().manifest_get(name, "json").await.expect(200);
+        assert_eq!(copied["digest"], ours.header("docker-content-digest").unwrap());
+        assert_eq!(copied["from"], from);
+        assert_eq!((&copied["sent_blobs"], &copied["shared_blobs"]), (&json!(0), &json!(3)));
     }
     let missing = lode.run(&["cp", &on(&source, "team/none"), "copy/none"]).await;
     missing.expect_failure(&["team/none", &source.address.to_string()]);

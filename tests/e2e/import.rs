@@ -164,6 +164,13 @@ async fn models_are_copied_removed_and_named() {
     lode.run(&["rm", "a/b/c/deep:v2"]).await.expect_failure(&["a/b/c/deep:v2"]);
     let absent = lode.run(&["rm", "--if-exists", "a/b/c/deep:v2", "none"]).await.expect_success();
     assert!(absent.stderr.contains("none:latest does not exist"), "{}", absent.stderr);
+    let copied = lode.run(&["cp", "flat", "flat:v2", "--json"]).await.expect_success().json();
+    let digest = server.registry().manifest_get("flat", "v2").await.expect(200);
+    assert_eq!(copied["digest"], digest.header("docker-content-digest").unwrap());
+    assert_eq!((&copied["name"], &copied["from"]), (&"flat:v2".into(), &"flat:latest".into()));
+    assert_eq!(copied["sent_blobs"], 0);
+    let removed = lode.run(&["rm", "--if-exists", "--json", "flat:v2", "none"]).await.expect_success().json();
+    assert_eq!(removed, serde_json::json!({"removed": ["flat:v2"], "missing": ["none:latest"]}));
     lode.run(&["show", "flat"]).await.expect_success();
     lode.run(&["show", "a/b/c/deep:v2"]).await.expect_failure(&["a/b/c/deep:v2", "hint:"]);
     let by_host = format!("{}/flat", server.address);

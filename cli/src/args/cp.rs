@@ -25,4 +25,7 @@ pub(crate) struct Cp {
     /// Copy through this machine, even if the destination could fetch from the source
     #[arg(long)]
     pub(crate) through_client: bool,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }

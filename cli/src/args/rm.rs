@@ -18,4 +18,7 @@ pub(crate) struct Rm {
     /// Succeed if the tag or manifest does not exist
     #[arg(long)]
     pub(crate) if_exists: bool,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }

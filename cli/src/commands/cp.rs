@@ -14,6 +14,7 @@ use crate::{
     error::{Failure, Outcome},
     job,
     replaced::{TagBefore, put_manifest},
+    send::UploadStats,
     ui,
 };
 
@@ -35,7 +36,9 @@ pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
     if !is_within && !args.through_client {
         let before = TagBefore::read(&destination).await;
         match start_job(&source, &destination).await? {
-            Started::Job(started) => return follow(&source, &destination, started, before).await,
+            Started::Job(started) => {
+                return follow(&source, &destination, started, before, args.json).await;
+            }
             Started::Refused(reason) => refusal = Some(reason),
         }
     }
@@ -51,10 +54,10 @@ pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
         }
         (Err(error), _) => return Err(source.not_found(error)),
     };
-    copy(&source, &destination, raw).await
+    copy(&source, &destination, raw, args.json).await
 }
 
-async fn copy(source: &Target, destination: &Target, raw: RawManifest) -> Outcome {
+async fn copy(source: &Target, destination: &Target, raw: RawManifest, json: bool) -> Outcome {
     if let Reference::Digest(expected) = &destination.reference
         && *expected != raw.digest
     {
@@ -63,7 +66,7 @@ async fn copy(source: &Target, destination: &Target, raw: RawManifest) -> Outcom
     }
     let copy = Copy::new(source, destination);
     let manifests = copy.gather(raw).await?;
-    copy.blobs(&manifests).await?;
+    let sent = copy.blobs(&manifests).await?;
     // Push children before parents and the named manifest last, so that every visible manifest is complete.
     let Some(((root, _), children)) = manifests.split_first() else { return Ok(()) };
     for (raw, reference) in children.iter().rev() {
@@ -73,9 +76,21 @@ async fn copy(source: &Target, destination: &Target, raw: RawManifest) -> Outcom
             .await?;
     }
     copy.end();
-    put_manifest(destination, &root.media_type, root.bytes.clone()).await?;
+    let digest = put_manifest(destination, &root.media_type, root.bytes.clone()).await?;
+    if json {
+        return print_json(source, destination, &digest.to_string(), sent);
+    }
     ui::print_message(format!("copied {source} to {} on {}", destination, destination.registry.host()));
     Ok(())
+}
+
+/// `sent`: the blobs that the destination did not have, and those that it had.
+fn print_json(source: &Target, destination: &Target, digest: &str, sent: UploadStats) -> Outcome {
+    ui::json(&json!({
+        "name": destination.model(), "digest": digest, "from": source.full_name(),
+        "sent_blobs": sent.sent_blobs, "sent_bytes": sent.sent_bytes,
+        "shared_blobs": sent.shared_blobs, "shared_bytes": sent.shared_bytes,
+    }))
 }
 
 /// The response of the destination to the request to fetch the source.
@@ -127,13 +142,29 @@ async fn start_job(source: &Target, destination: &Target) -> Outcome<Started> {
     }
 }
 
-async fn follow(source: &Target, destination: &Target, started: job::Job, before: TagBefore<'_>) -> Outcome {
+async fn follow(
+    source: &Target,
+    destination: &Target,
+    started: job::Job,
+    before: TagBefore<'_>,
+    json: bool,
+) -> Outcome {
     let done = job::finish_import(&destination.registry, started, &format!("copying {source}")).await?;
     let Imported { digest, blobs, bytes, fetched_blobs, fetched_bytes } = done.read()?;
     before.report(&digest).await;
+    let (stored, stored_bytes) = (blobs.saturating_sub(fetched_blobs), bytes.saturating_sub(fetched_bytes));
+    if json {
+        let sent = UploadStats {
+            sent_blobs: fetched_blobs,
+            sent_bytes: fetched_bytes,
+            shared_blobs: stored,
+            shared_bytes: stored_bytes,
+            resumed_bytes: 0,
+        };
+        return print_json(source, destination, &digest, sent);
+    }
     let host = destination.registry.host();
     ui::print_message(format!("copied {source} to {destination} on {host}: {digest}"));
-    let (stored, stored_bytes) = (blobs.saturating_sub(fetched_blobs), bytes.saturating_sub(fetched_bytes));
     ui::print_message(format!(
         "{host} fetched {} ({}); {} ({}) were stored already",
         ui::counted(fetched_blobs, "blob"),
