@@ -54,7 +54,7 @@ async fn uses_https(server: &str) -> bool {
 }
 
 /// Adds a hint with similar names, if the failure is about a name that does not exist.
-async fn add_similar_names(mut failure: Failure) -> Failure {
+pub(crate) async fn add_similar_names(mut failure: Failure) -> Failure {
     let Some(missing) = failure.take_missing() else { return failure };
     let names = tokio::time::timeout(TIME_LIMIT, model_names(&missing.registry)).await;
     let names = names.unwrap_or_default();

@@ -205,6 +205,8 @@ async fn commands_change_show_and_save() {
     assert_eq!(saved_messages(&server, "team/sums").await, ["user: What is 5 plus 5?", "assistant: 10."]);
     let screen = terminal.enter("/load team/absent").await;
     assert!(screen.contains("model `team/absent:latest` not found"), "{screen}");
+    let screen = terminal.enter("/load team/dem").await;
+    assert!(screen.contains("did you mean `team/demo`?"), "{screen}");
     let screen = terminal.enter("/load team/sums").await;
     assert!(screen.contains("chatting with team/sums:latest\n>>> What is 5 plus 5?\n10.\n"), "{screen}");
     let screen = terminal.enter("/show system").await;

@@ -19,7 +19,7 @@ use crate::{
     derived,
     error::{Failure, Outcome, PIPE_CLOSED},
     job::INTERRUPTED,
-    ui,
+    suggest, ui,
 };
 
 const CHAT: &str = "lode/v1/chat";
@@ -66,7 +66,10 @@ impl<'a> Chat<'a> {
                 Ok(ControlFlow::Continue(())) => {}
                 Ok(ControlFlow::Break(())) => return Ok(()),
                 Err(failure) if failure.exit_code() == PIPE_CLOSED => return Err(failure),
-                Err(failure) => ui::print_message(failure.to_string()),
+                Err(failure) => {
+                    let failure = suggest::add_similar_names(failure).await;
+                    ui::print_message(failure.to_string());
+                }
             }
         }
     }
