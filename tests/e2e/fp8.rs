@@ -26,7 +26,7 @@ async fn an_fp8_checkpoint_is_returned_unchanged_and_runs() {
     assert!(read_folder(&back) == read_folder(&source));
 
     // Tensors are listed with their scales and exported as code times scale.
-    let listed = lode.run(&["tensor", "ls", "team/fp8"]).await.expect_success().stdout;
+    let listed = lode.run(&["tensor", "list", "team/fp8"]).await.expect_success().stdout;
     assert!(listed.contains("F8_E4M3 g128x128") && !listed.contains("scale_inv"), "{listed}");
     let shown = lode.run(&["show", "team/fp8", "--json"]).await.expect_success().json();
     let expect = (&json!(4_196_608), &json!("fp8"));

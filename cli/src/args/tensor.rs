@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tensor {
     /// List a model's tensors
+    #[command(alias = "list")]
     Ls(TensorLs),
     /// Export tensors to a .safetensors file
     Export(TensorExport),

@@ -19,8 +19,12 @@ pub(crate) async fn run(args: Backup) -> Outcome {
     if args.json {
         return ui::json(&json!(report));
     }
-    ui::print_line(format!("{} blobs, {}", report.blobs, ui::format_size(report.size_bytes)))?;
-    ui::print_line(format!("new: {} blobs, {}", report.blobs_copied, ui::format_size(report.copied_bytes)))
+    ui::print_line(format!("{}, {}", ui::counted(report.blobs, "blob"), ui::format_size(report.size_bytes)))?;
+    ui::print_line(format!(
+        "new: {}, {}",
+        ui::counted(report.blobs_copied, "blob"),
+        ui::format_size(report.copied_bytes)
+    ))
 }
 
 fn failed(error: &OpenError) -> Failure {

@@ -48,8 +48,8 @@ fn describe_damage(finding: &Value) -> String {
         "missing" => format!("blob {digest}: its file {} is missing from the storage", text("store_key")),
         "wrong_size" => {
             format!(
-                "blob {digest}: it has {} bytes in the storage, expected {}",
-                number("got"),
+                "blob {digest}: it has {} in the storage, expected {}",
+                ui::counted(number("got"), "byte"),
                 number("expected")
             )
         }
@@ -131,7 +131,7 @@ mod tests {
         check(
             json!({"kind": "wrong_size", "digest": "sha256:1", "expected": 2, "got": 1, "used_by": []}),
             [
-                "blob sha256:1: it has 1 bytes in the storage, expected 2",
+                "blob sha256:1: it has 1 byte in the storage, expected 2",
                 "used by: no repository",
                 "repair: none is needed; a collection (`lode gc`) deletes it",
             ],

@@ -29,10 +29,10 @@ pub(crate) async fn run(args: Migrate) -> Outcome {
     if report.done_before {
         return ui::print_line("already migrated; nothing to do");
     }
-    ui::print_line(format!("{} blobs, {}", report.blobs, ui::format_size(report.size_bytes)))?;
+    ui::print_line(format!("{}, {}", ui::counted(report.blobs, "blob"), ui::format_size(report.size_bytes)))?;
     ui::print_line(format!(
-        "copied in this run: {} blobs, {}",
-        report.blobs_copied,
+        "copied in this run: {}, {}",
+        ui::counted(report.blobs_copied, "blob"),
         ui::format_size(report.copied_bytes)
     ))?;
     ui::print_line(format!(

@@ -37,9 +37,9 @@ pub(crate) async fn run(connection: &Connection, args: Perplexity) -> Outcome {
     let windows = windows(&ids, args.window as usize);
     if windows.is_empty() {
         return Err(Failure::new(format!(
-            "{} has {} tokens; at least two are needed",
+            "{} has {}; at least two are needed",
             args.file.display(),
-            ids.len()
+            ui::counted(ids.len() as u64, "token")
         )));
     }
     let meter = ui::Meter::count("scoring", ids.len() as u64 - 1);
@@ -66,7 +66,7 @@ pub(crate) async fn run(connection: &Connection, args: Perplexity) -> Outcome {
     if args.json {
         return ui::json(&json!({ "perplexity": perplexity, "tokens": tokens }));
     }
-    ui::print_line(format!("perplexity {perplexity:.4} over {tokens} tokens"))
+    ui::print_line(format!("perplexity {perplexity:.4} over {}", ui::counted(tokens, "token")))
 }
 
 /// Splits ids into windows of `size` inputs plus the id after them. Each input predicts the id that follows

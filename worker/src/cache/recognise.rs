@@ -78,7 +78,7 @@ pub enum Unrunnable {
         "it has several ONNX files ({0}), and none is `model.onnx` or `decoder_model_merged.onnx`, also in `onnx/`"
     )]
     SeveralOnnx(String),
-    #[error("none of its {0} layers is a tensor")]
+    #[error("no layer is a tensor (layers: {0})")]
     NoTensors(usize),
     #[error("it has no config.json, so its architecture is unknown")]
     NoConfig,

@@ -69,10 +69,10 @@ impl Record {
             if duration > 0.0 { count.unwrap_or_default() as f64 / duration } else { 0.0 }
         };
         ui::print_message(format!(
-            "prompt {} tokens, {:.1}/s; generated {} tokens, {:.1}/s; load {:.2} s; total {:.2} s",
-            self.prompt_eval_count.unwrap_or_default(),
+            "prompt {}, {:.1}/s; generated {}, {:.1}/s; load {:.2} s; total {:.2} s",
+            ui::counted(self.prompt_eval_count.unwrap_or_default(), "token"),
             rate(self.prompt_eval_count, self.prompt_eval_duration),
-            self.eval_count.unwrap_or_default(),
+            ui::counted(self.eval_count.unwrap_or_default(), "token"),
             rate(self.eval_count, self.eval_duration),
             seconds(self.load_duration),
             seconds(self.total_duration),
