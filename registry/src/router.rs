@@ -278,7 +278,7 @@ fn pages() -> Router<ServerState> {
         .route("/-/account/keys", post(account::add_key))
         .route("/-/account/keys/remove", post(account::remove_key))
         .route("/-/account/identities", post(single_sign_on::connect))
-        .route("/-/account/identities/remove", post(single_sign_on::disconnect))
+        .route("/-/account/identities/remove", post(account::disconnect))
         .route("/-/account/password", post(account::change_password))
         .route("/-/account/sessions/end", post(account::end_sessions))
 }

@@ -330,7 +330,10 @@ async fn owners_change_the_settings_of_a_repository() {
     let page = Page::parse(&carol.get(path).await.expect(200));
     page.expect(&["dave", "write", "carol", "own"]);
     assert_eq!(page.attributes("option[selected]", "value"), ["internal"]);
-    carol.post(path, &[("change", "remove"), ("subject", "dave")]).await.expect(303);
+    let remove = [("change", "remove"), ("subject", "dave"), ("confirmed", "yes")];
+    let asked = Page::parse(&carol.post(path, &remove[..2]).await.expect(200));
+    asked.expect(&["Remove dave from team/mini?", "Nothing is changed yet."]);
+    carol.post(path, &remove).await.expect(303);
     assert!(!Page::parse(&carol.get(path).await).text().contains("dave"));
 
     // What cannot be done is said on the page.
@@ -342,7 +345,7 @@ async fn owners_change_the_settings_of_a_repository() {
         ),
         (&[("change", "grant"), ("subject", "dave"), ("role", "king")], 400, "`king` is not a role"),
         (&[("change", "visibility"), ("visibility", "")], 400, "is not a visibility"),
-        (&[("change", "remove"), ("subject", "dave")], 404, "has no role on"),
+        (&remove, 404, "has no role on"),
         (&[("change", "all")], 400, "change must be"),
     ] {
         let response = boss.post(path, fields).await.expect(status);

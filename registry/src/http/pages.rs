@@ -47,6 +47,11 @@ impl Form {
     pub(crate) fn get(&self, name: &str) -> &str {
         self.fields.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).unwrap_or_default()
     }
+
+    /// The names and values of all fields.
+    pub(crate) fn fields(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.fields.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
 }
 
 impl FromRequest<ServerState> for Form {

@@ -8,6 +8,7 @@ use http::request::Parts;
 use lode_client::Secret;
 use uuid::Uuid;
 
+use super::confirm::{Confirmation, is_confirmed};
 use super::format::{day, minute};
 use super::page::{Shell, is_about_form, render};
 use super::tokens::{self, TokenSection, form_id, query_id};
@@ -40,6 +41,7 @@ struct AccountPage {
     identities: Vec<IdentityInfo>,
     providers: Vec<ProviderInfo>,
     has_password: bool,
+    confirmation: Option<Confirmation>,
 }
 
 struct KeyLine {
@@ -71,6 +73,11 @@ pub(crate) async fn change_token(
     SignedIn(caller): SignedIn,
     form: Form,
 ) -> Result<Response, Failure> {
+    let mut page = AccountPage::new(&registry, &caller, None).await?;
+    page.confirmation = page.tokens.question(&form);
+    if page.confirmation.is_some() {
+        return Ok(render(StatusCode::OK, &page));
+    }
     let changed = match tokens::change(&registry, &caller, None, &form).await {
         Ok(None) => return Ok(redirect(PAGE)),
         Err(failure) if !is_about_form(&failure) => return Err(failure),
@@ -96,8 +103,42 @@ pub(crate) async fn remove_key(
     SignedIn(caller): SignedIn,
     form: Form,
 ) -> Result<Response, Failure> {
-    registry.key_remove(&caller, None, form_id(&form)?).await?;
-    Ok(redirect(PAGE))
+    let id = form_id(&form)?;
+    if is_confirmed(&form) {
+        registry.key_remove(&caller, None, id).await?;
+        return Ok(redirect(PAGE));
+    }
+    let page = AccountPage::new(&registry, &caller, None).await?;
+    // The key may be on another page of the list.
+    let key = page.keys.iter().find(|key| key.id == id);
+    let name = key.map_or_else(|| id.to_string(), |key| key.name.clone());
+    let urls = ("/-/account/keys/remove#keys", "/-/account#keys");
+    let title = format!("Remove the key {name}?");
+    let text = "Clients of ollama that sign with it are refused at once.";
+    let confirmation = Some(Confirmation::new(&form, urls, title, text, "Remove the key"));
+    Ok(render(StatusCode::OK, &AccountPage { confirmation, ..page }))
+}
+
+/// Disconnects the account from an identity at a provider.
+pub(crate) async fn disconnect(
+    State(registry): State<Registry>,
+    SignedIn(caller): SignedIn,
+    form: Form,
+) -> Result<Response, Failure> {
+    let (issuer, subject) = (form.get("issuer"), form.get("subject"));
+    if is_confirmed(&form) {
+        registry.identity_remove(&caller, issuer, subject).await?;
+        return Ok(redirect(PAGE));
+    }
+    let page = AccountPage::new(&registry, &caller, None).await?;
+    let identity = page.identities.iter().find(|one| one.issuer == issuer && one.subject == subject);
+    let provider = identity.map_or(issuer, |identity| &identity.title);
+    let urls = ("/-/account/identities/remove#identities", "/-/account#identities");
+    let title = format!("Remove the sign-in at {provider}?");
+    let text =
+        "You then cannot sign in there any more, and lose the groups and roles that the provider decides.";
+    let confirmation = Some(Confirmation::new(&form, urls, title, text, "Remove the sign-in"));
+    Ok(render(StatusCode::OK, &AccountPage { confirmation, ..page }))
 }
 
 /// Changes the password, which ends all sessions.
@@ -161,6 +202,7 @@ impl AccountPage {
             identities: registry.identity_list(caller).await?,
             providers: registry.providers(),
             has_password: registry.has_password(caller).await?,
+            confirmation: None,
         })
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod account;
 pub(crate) mod admin;
 pub(crate) mod api_reference;
 pub(crate) mod assets;
+mod confirm;
 pub(crate) mod connect;
 pub(crate) mod device;
 mod format;

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
+use super::confirm::{Confirmation, is_confirmed};
 use super::format::minute;
+use super::tokens::form_id;
 use crate::Registry;
 use crate::app::{NewPublisher, Publisher, PublisherKind};
 use crate::auth::Caller;
@@ -132,6 +134,17 @@ impl PublisherSection {
             has_public_url: registry.config().public_url.is_some(),
             problem: None,
         })
+    }
+
+    /// What to ask before a publisher is removed, unless the form confirms it. `url`: of the page.
+    pub(super) fn question(&self, form: &Form, url: &str) -> Option<Confirmation> {
+        let is_asked = form.get("change") == "remove-publisher" && !is_confirmed(form);
+        let id = form_id(form).ok().filter(|_| is_asked)?;
+        let service = self.lines.iter().find(|line| line.id == id)?.service;
+        let section = format!("{url}#publishers");
+        let title = format!("Remove the publisher {service}?");
+        let text = "Its jobs cannot sign in any more, and the tokens that they have got end at once.";
+        Some(Confirmation::new(form, (&section, &section), title, text, "Remove the publisher"))
     }
 
     /// Shows why the form was refused, with what was entered.

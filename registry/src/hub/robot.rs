@@ -7,6 +7,7 @@ use http::StatusCode;
 use lode_client::Secret;
 use lode_model::reference::Repository;
 
+use super::confirm::{Confirmation, is_confirmed};
 use super::page::{Shell, browse, is_about_form, render};
 use super::publishers::{PublisherSection, new_publisher};
 use super::repository::ROLES;
@@ -34,6 +35,7 @@ struct RobotPage {
     publishers: PublisherSection,
     /// Why the robot was not deleted.
     problem: Option<String>,
+    confirmation: Option<Confirmation>,
 }
 
 struct RoleSection {
@@ -68,13 +70,17 @@ pub(crate) async fn post(
     let registry = &server.registry;
     let page = async {
         // Checks the caller before the form is read.
-        let (robot, namespace) = find(registry, &caller, &name).await?;
+        let mut page = RobotPage::new(registry, &caller, &name, None).await?;
         let form = Form::from_request(request, &server).await?;
-        let changed = match change(registry, &caller, &robot.name, &form).await {
+        page.confirmation = page.question(&form);
+        if page.confirmation.is_some() {
+            return Ok(render(StatusCode::OK, &page));
+        }
+        let changed = match change(registry, &caller, &page.robot.name, &form).await {
             Ok(None) if form.get("change") == "delete-robot" => {
-                return Ok(redirect(&format!("/-/namespaces/{namespace}")));
+                return Ok(redirect(&format!("/-/namespaces/{}", page.namespace)));
             }
-            Ok(None) => return Ok(redirect(&robot_url(&robot.name))),
+            Ok(None) => return Ok(redirect(&page.url)),
             Err(failure) if !is_about_form(&failure) => return Err(failure),
             changed => changed,
         };
@@ -172,7 +178,22 @@ impl RobotPage {
             url: robot_url(name),
             robot,
             problem: None,
+            confirmation: None,
         })
+    }
+
+    /// What to ask before a change, unless the form confirms it.
+    fn question(&self, form: &Form) -> Option<Confirmation> {
+        match form.get("change") {
+            "remove-role" if !is_confirmed(form) => Some(Confirmation::new(
+                form,
+                (&format!("{}#roles", self.url), &format!("{}#roles", self.url)),
+                format!("Remove the role on {}?", form.get("target")),
+                "Programs that sign in as the robot lose it at once.",
+                "Remove the role",
+            )),
+            _ => self.tokens.question(form).or_else(|| self.publishers.question(form, &self.url)),
+        }
     }
 
     /// Shows what came of a change, in the section of its form. Returns the status of the page.

@@ -86,15 +86,6 @@ pub(crate) async fn connect(
     Ok(response)
 }
 
-pub(crate) async fn disconnect(
-    State(registry): State<Registry>,
-    SignedIn(caller): SignedIn,
-    form: Form,
-) -> Result<Response, Failure> {
-    registry.identity_remove(&caller, form.get("issuer"), form.get("subject")).await?;
-    Ok(redirect(ACCOUNT_PAGE))
-}
-
 /// This server's address for the browser.
 pub(super) fn own_base(registry: &Registry, request: &Parts) -> Result<String, Failure> {
     let base = own_base_url(request, registry.config());

@@ -7,6 +7,7 @@ use http::StatusCode;
 use lode_client::Secret;
 use uuid::Uuid;
 
+use super::confirm::{Confirmation, is_confirmed};
 use super::device::rights_text;
 use super::format::day;
 use crate::Registry;
@@ -74,6 +75,19 @@ impl TokenSection {
             days: "90".to_owned(),
             problem: None,
         })
+    }
+
+    /// What to ask before a token is revoked, unless the form confirms it.
+    pub(super) fn question(&self, form: &Form) -> Option<Confirmation> {
+        let is_asked = form.get("change") == "revoke-token" && !is_confirmed(form);
+        let id = form_id(form).ok().filter(|_| is_asked)?;
+        // The token may be on another page of the list.
+        let line = self.lines.iter().find(|line| line.id == id);
+        let name = line.map_or_else(|| id.to_string(), |line| line.name.clone());
+        let [action, cancel] = [&self.action, &self.page].map(|url| format!("{url}#tokens"));
+        let title = format!("Revoke the token {name}?");
+        let text = "Programs that use it are refused at once, and it cannot be made valid again.";
+        Some(Confirmation::new(form, (&action, &cancel), title, text, "Revoke the token"))
     }
 
     /// Shows what came of a change: the new secret, or why the form was refused, with what was entered. Returns the

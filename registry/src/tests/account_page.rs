@@ -1,10 +1,10 @@
-//! The page of a user's own account: tokens and the password.
+//! The page of a user's own account: tokens, keys and the password.
 
 use http::Request;
 use serde_json::json;
 
 use super::access::{basic, closed};
-use super::sign_in::{Browser, from_page};
+use super::sign_in::{Browser, Ollama, from_page};
 
 #[tokio::test]
 async fn people_manage_their_own_credentials() {
@@ -50,7 +50,11 @@ async fn people_manage_their_own_credentials() {
     assert_eq!(app.pull_as(&token, "alice/app").await, 200);
     let id =
         app.get_as(&alice, "/lode/v1/tokens").await.json()["tokens"][0]["id"].as_str().unwrap().to_owned();
-    let revoked = browser.post("/-/account/tokens", &format!("change=revoke-token&id={id}")).await;
+    let revoke = format!("change=revoke-token&id={id}");
+    let asked = browser.post("/-/account/tokens", &revoke).await;
+    assert!(asked.text().contains("Revoke the token &#60;ci&#62;?"), "{} {}", asked.status, asked.text());
+    assert_eq!(app.pull_as(&token, "alice/app").await, 200);
+    let revoked = browser.post("/-/account/tokens", &format!("{revoke}&confirmed=yes")).await;
     assert_eq!((revoked.status.as_u16(), revoked.header("location")), (303, "/-/account"));
     assert_eq!(app.pull_as(&token, "alice/app").await, 401);
     // A token is not a password: its session would have more rights.
@@ -69,4 +73,26 @@ async fn people_manage_their_own_credentials() {
     );
     assert_eq!(browser.get("/-/account").await.status, 303);
     assert_eq!(app.pull_as(&basic("alice", "another password"), "alice/app").await, 200);
+}
+
+#[tokio::test]
+async fn a_key_is_removed_once_it_is_confirmed() {
+    let app = closed().await;
+    app.user("alice").await;
+    let browser = Browser::signed_in(&app, "alice").await;
+    let line = format!("ssh-ed25519+{}+laptop", Ollama::new(&app, 7).public().replace('+', "%2B"));
+    assert_eq!(browser.post("/-/account/keys", &format!("key={line}")).await.status, 303);
+    let page = browser.get("/-/account").await;
+    let (_, form) = page.text().split_once("action=\"/-/account/keys/remove\"").unwrap();
+    let (_, id) = form.split_once("name=\"id\" value=\"").unwrap();
+    let id = id.split('"').next().unwrap();
+    let asked = browser.post("/-/account/keys/remove", &format!("id={id}")).await;
+    assert_eq!(asked.status, 200);
+    for text in ["Remove the key laptop?", "name=\"confirmed\" value=\"yes\"", &format!("value=\"{id}\"")] {
+        assert!(asked.text().contains(text), "{text}: {}", asked.text());
+    }
+    assert!(!browser.get("/-/account").await.text().contains("You have no keys."));
+    let removed = browser.post("/-/account/keys/remove", &format!("id={id}&confirmed=yes")).await;
+    assert_eq!((removed.status.as_u16(), removed.header("location")), (303, "/-/account"));
+    assert!(browser.get("/-/account").await.text().contains("You have no keys."));
 }

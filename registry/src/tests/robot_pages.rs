@@ -43,6 +43,14 @@ fn ids_of(page: &TestResponse, change: &str) -> Vec<String> {
     forms.filter_map(id).collect()
 }
 
+/// Fails unless a page asks to confirm a change.
+pub(super) fn asks(page: &TestResponse, question: &str) {
+    assert_eq!(page.status, 200, "{question}");
+    for text in [question, "Nothing is changed yet.", "name=\"confirmed\" value=\"yes\"", ">Cancel</a>"] {
+        assert!(page.text().contains(text), "no `{text}`: {}", page.text());
+    }
+}
+
 #[tokio::test]
 async fn an_owner_makes_a_robot_that_pushes() {
     let app = app().await;
@@ -79,10 +87,15 @@ async fn an_owner_makes_a_robot_that_pushes() {
     assert_eq!(gone.status, 404);
     assert!(gone.text().contains("no valid token has the id"), "{}", gone.text());
     let id = ids_of(&owner.get(ROBOT).await, "revoke-token").remove(0);
-    assert_eq!(owner.post(ROBOT, &form(&[("change", "revoke-token"), ("id", &id)])).await.status, 303);
+    let revoke = form(&[("change", "revoke-token"), ("id", &id)]);
+    asks(&owner.post(ROBOT, &revoke).await, "Revoke the token nightly &#60;job&#62;?");
+    assert_eq!(app.push_as(&token, "team/app").await.status, 201);
+    assert_eq!(owner.post(ROBOT, &format!("{revoke}&confirmed=yes")).await.status, 303);
     assert_eq!(app.push_as(&token, "team/app").await.status, 401);
     // 5. The role and the robot are removed.
-    assert_eq!(owner.post(ROBOT, "change=remove-role&target=team/*").await.status, 303);
+    asks(&owner.post(ROBOT, "change=remove-role&target=team/*").await, "Remove the role on team/*?");
+    assert!(!owner.get(ROBOT).await.text().contains("The robot has no role yet"));
+    assert_eq!(owner.post(ROBOT, "change=remove-role&target=team/*&confirmed=yes").await.status, 303);
     assert!(owner.get(ROBOT).await.text().contains("The robot has no role yet"));
     let refused = owner.post(ROBOT, "change=delete-robot&confirm=team").await;
     assert_eq!(refused.status, 400);
@@ -138,10 +151,10 @@ async fn an_owner_registers_publishers() {
     }
     assert!(!page.text().contains("public_url"), "{}", page.text());
     for id in ids_of(&page, "remove-publisher") {
-        assert_eq!(
-            owner.post(ROBOT, &form(&[("change", "remove-publisher"), ("id", &id)])).await.status,
-            303
-        );
+        let remove = form(&[("change", "remove-publisher"), ("id", &id)]);
+        asks(&owner.post(ROBOT, &remove).await, "Remove the publisher ");
+        assert!(owner.get(ROBOT).await.text().contains(&id));
+        assert_eq!(owner.post(ROBOT, &format!("{remove}&confirmed=yes")).await.status, 303);
     }
     assert!(owner.get(ROBOT).await.text().contains("There are no publishers."));
 }
@@ -184,7 +197,11 @@ async fn refused_forms_keep_what_was_entered() {
             &["invalid lifetime of a token", "<option value=\"read\" selected>"],
         ),
         (&[("change", "revoke-token"), ("id", "x")], 404, &["`x` is not a valid id"]),
-        (&[("change", "revoke-token"), ("id", none)], 404, &["no valid token has the id"]),
+        (
+            &[("change", "revoke-token"), ("id", none), ("confirmed", "yes")],
+            404,
+            &["no valid token has the id"],
+        ),
         (
             &[("change", "grant-role"), ("target", "TEAM"), ("role", "own")],
             400,
@@ -197,7 +214,7 @@ async fn refused_forms_keep_what_was_entered() {
             400,
             &["`other/*` has other owners", "value=\"other/*\""],
         ),
-        (&[("change", "remove-role"), ("target", "team/*")], 404, &["has no role on"]),
+        (&[("change", "remove-role"), ("target", "team/*"), ("confirmed", "yes")], 404, &["has no role on"]),
         (&bare("github"), 400, &["the condition `repository` is missing"]),
         (&bare("gitlab"), 400, &["the condition `project_path` is missing"]),
         (&bare("oidc"), 400, &["expected 1 to 16 conditions"]),

@@ -292,7 +292,7 @@ pub(super) const ROUTES: &[Route] = &[
     ("POST", "/-/account/keys", "", Session, &[400]),
     ("POST", "/-/account/keys/remove", "", Session, &[404]),
     ("POST", "/-/account/identities", "", Session, &[404]),
-    ("POST", "/-/account/identities/remove", "", Session, &[303]),
+    ("POST", "/-/account/identities/remove", "confirmed=yes", Session, &[303]),
     ("POST", "/-/account/password", "current=a+long+password&new=a+long+password", Session, &[303]),
     ("POST", "/-/account/sessions/end", "", Session, &[303]),
     ("GET", "/lode/v1/jobs", "", Inspect, &[200]),

@@ -265,6 +265,10 @@ async fn what_a_provider_has_given_ends_with_the_identity() {
     assert_eq!(app.get_as(&alice, "/lode/v1/accounts").await.status, 200);
     let escaped: String = url::form_urlencoded::byte_serialize(issuer.url.as_bytes()).collect();
     let remove = format!("issuer={escaped}&subject=person-1");
+    let asked = browser.post("/-/account/identities/remove", &remove).await;
+    assert!(asked.status == 200 && asked.text().contains("Remove the sign-in at Corporate login?"));
+    assert_eq!(app.get_as(&alice, "/lode/v1/accounts").await.status, 200);
+    let remove = format!("{remove}&confirmed=yes");
     assert_eq!(browser.post("/-/account/identities/remove", &remove).await.status, 303);
     assert_eq!(app.get_as(&alice, "/lode/v1/accounts").await.status, 403);
     let groups = app.admin("GET", "/lode/v1/groups", json!(null)).await.json();
@@ -350,7 +354,7 @@ async fn an_account_is_connected_by_its_owner_only() {
     assert_eq!(later.account().await.unwrap()["name"], "alice");
     // 3. It can be removed again, unless nothing else is left to sign in with.
     let escaped: String = url::form_urlencoded::byte_serialize(issuer.url.as_bytes()).collect();
-    let remove = format!("issuer={escaped}&subject=person-1");
+    let remove = format!("issuer={escaped}&subject=person-1&confirmed=yes");
     assert_eq!(later.post("/-/account/identities/remove", &remove).await.status, 303);
     issuer.set(|issuer| issuer.claims = json!({"preferred_username": "bob"}));
     let mut bob = Browser::new(&app, &issuer);

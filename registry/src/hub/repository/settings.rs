@@ -13,6 +13,7 @@ use crate::auth::{AccessTarget, Action, Caller, Role, Target, Visibility};
 use crate::http::pages::{Form, SignedIn, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Path, Query, pair};
+use crate::hub::confirm::{Confirmation, is_confirmed};
 use crate::hub::format::query as escape;
 use crate::hub::page::{Shell, browse, is_about_form, render};
 
@@ -51,8 +52,7 @@ struct SettingsPage {
     problem: Option<String>,
     /// What was saved.
     saved: Option<String>,
-    /// A change that makes the repository public, until it is confirmed.
-    unconfirmed: Option<Change>,
+    confirmation: Option<Confirmation>,
 }
 
 /// A change of one setting: the one that the field `change` of a form names.
@@ -92,23 +92,6 @@ impl Change {
         }
     }
 
-    /// The fields of the form that makes the change.
-    fn fields(&self) -> Vec<(&'static str, String)> {
-        match self {
-            Change::Visibility(visibility) => {
-                let name = visibility.map_or(INHERIT, Visibility::as_str);
-                vec![("change", "visibility".to_owned()), ("visibility", name.to_owned())]
-            }
-            Change::Grant { subject, role } => {
-                let role = role.as_str().to_owned();
-                vec![("change", "grant".to_owned()), ("subject", subject.clone()), ("role", role)]
-            }
-            Change::Remove { subject } => {
-                vec![("change", "remove".to_owned()), ("subject", subject.clone())]
-            }
-        }
-    }
-
     async fn save(
         &self,
         registry: &Registry,
@@ -138,7 +121,7 @@ pub(crate) async fn get(
     browse(&registry, &caller, page).await
 }
 
-/// Changes one setting. A change that makes the repository public has to be confirmed.
+/// Changes one setting. The loss of a role, and a change that makes the repository public, have to be confirmed.
 pub(crate) async fn post(
     State(server): State<ServerState>,
     SignedIn(caller): SignedIn,
@@ -153,19 +136,19 @@ pub(crate) async fn post(
         let form = Form::from_request(request, &server).await?;
         let saved = async {
             let change = Change::of(&form)?;
-            if form.get("confirmed").is_empty() && page.becomes_public(&change) {
-                return Ok(Some(change));
+            page.confirmation = page.question(&change, &form);
+            if page.confirmation.is_none() {
+                change.save(registry, &caller, &repository).await?;
             }
-            change.save(registry, &caller, &repository).await?;
-            Ok(None)
+            Ok(change)
         };
         match saved.await {
-            Ok(None) => {
-                let saved = Change::of(&form)?.visibility().map_or("role", |_| "visibility");
+            Ok(_) if page.confirmation.is_some() => Ok(render(StatusCode::OK, &page)),
+            Ok(change) => {
+                let saved = change.visibility().map_or("role", |_| "visibility");
                 let query = [("saved", Some(saved)), ("tag", chosen(&query))];
                 Ok(redirect(&page_url(&repository, "settings", &query)))
             }
-            Ok(unconfirmed) => Ok(render(StatusCode::OK, &SettingsPage { unconfirmed, ..page })),
             Err(failure) if !is_about_form(&failure) => Err(failure),
             Err(failure) => {
                 page.problem = Some(failure.message());
@@ -229,8 +212,28 @@ impl SettingsPage {
             namespace,
             problem: None,
             saved,
-            unconfirmed: None,
+            confirmation: None,
         })
+    }
+
+    /// What to ask before a change, unless the form confirms it.
+    fn question(&self, change: &Change, form: &Form) -> Option<Confirmation> {
+        let (repository, page) = (&self.head.repository, self.head.page("/-/settings"));
+        let (title, text, button) = match change {
+            _ if is_confirmed(form) => return None,
+            change if self.becomes_public(change) => (
+                format!("Make {repository} public?"),
+                "Every client that reaches this server may then pull it and run its models, also without an account.",
+                "Make it public",
+            ),
+            Change::Remove { subject } => (
+                format!("Remove {subject} from {repository}?"),
+                "It loses its role on this repository. Roles on the namespace and of its groups stay.",
+                "Remove the role",
+            ),
+            _ => return None,
+        };
+        Some(Confirmation::new(form, (&page, &page), title, text, button))
     }
 
     /// Whether a change lets everyone read who could not before.
