@@ -1,6 +1,7 @@
 //! HTML pages: the search, the pages about repositories, and those to sign in, to manage one's own credentials and the
 //! robots of a namespace, and to operate the server. They work without scripts.
 
+mod access;
 pub(crate) mod account;
 pub(crate) mod admin;
 pub(crate) mod api_reference;

@@ -1,5 +1,5 @@
-//! `/-/namespaces/{namespace}`: how much space a namespace uses, its members and its robots. Its owners manage the
-//! robots, and auditors see them.
+//! `/-/namespaces/{namespace}`: how much space a namespace uses, its visibility, its members and its robots. Its owners
+//! manage them, and auditors see them.
 
 use askama::Template;
 use axum::extract::{FromRequest, Request, State};
@@ -8,20 +8,20 @@ use http::StatusCode;
 use lode_client::ByteSize;
 use lode_model::reference::Repository;
 
+use super::access::{AccessSection, Changed};
+use super::confirm::Confirmation;
 use super::format::bytes;
 use super::page::{Shell, browse, is_about_form, render};
-use super::repository::by_name;
 use super::tokens::robot_url;
 use crate::Registry;
-use crate::app::{AccountInfo, Grant, NewAccount, Quota};
-use crate::auth::{AccessTarget, AccountKind, Action, Caller, Target, Visibility};
+use crate::app::{AccountInfo, NewAccount, Quota};
+use crate::auth::{AccessTarget, AccountKind, Action, Caller, Target};
 use crate::http::pages::{Form, SignedIn, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Path, Query, check_namespace};
 
+/// How many robots a page has.
 const PAGE: u32 = 50;
-/// How many members are listed.
-const MEMBERS: u32 = 100;
 
 #[derive(Template)]
 #[template(path = "namespace.html")]
@@ -29,19 +29,18 @@ struct NamespacePage {
     shell: Shell,
     namespace: Repository,
     quota: Quota,
-    /// Roles on the namespace.
-    members: Vec<Grant>,
-    has_more_members: bool,
-    visibility: Visibility,
+    access: AccessSection,
     robots: Vec<AccountInfo>,
     /// The last robot of the page, if another page follows.
     next: Option<String>,
     is_first: bool,
-    /// Whether the caller manages the robots.
-    may_change: bool,
-    /// What was entered in the form.
+    /// What was entered in the form of a robot, and why it was refused.
     name: String,
     problem: Option<String>,
+    /// What was saved, or why it was not.
+    saved: Option<&'static str>,
+    access_problem: Option<String>,
+    confirmation: Option<Confirmation>,
 }
 
 pub(crate) async fn get(
@@ -51,13 +50,13 @@ pub(crate) async fn get(
     query: Query,
 ) -> Response {
     let page = async {
-        let page = NamespacePage::new(&registry, &caller, name.parse()?, query.get("after")).await?;
+        let page = NamespacePage::new(&registry, &caller, name.parse()?, Some(&query)).await?;
         Ok(render(StatusCode::OK, &page))
     };
     browse(&registry, &caller, page).await
 }
 
-/// Creates a robot.
+/// Creates a robot, or changes the visibility or a role.
 pub(crate) async fn post(
     State(server): State<ServerState>,
     SignedIn(caller): SignedIn,
@@ -72,25 +71,48 @@ pub(crate) async fn post(
         let target = AccessTarget::Namespace(namespace.clone());
         registry.authorize(&caller, Action::Own, Target::Settings(&target)).await?;
         let form = Form::from_request(request, &server).await?;
-        let name = form.get("name").trim();
-        let robot = NewAccount {
-            kind: AccountKind::Robot,
-            name: format!("{namespace}+{name}"),
-            password: None,
-            server_role: None,
-        };
-        let failure = match registry.account_create(&caller, robot).await {
-            Ok(robot) => return Ok(redirect(&robot_url(&robot.name))),
-            Err(error) => Failure::from(error),
-        };
-        if !is_about_form(&failure) {
-            return Err(failure);
+        if form.get("change").is_empty() {
+            return create_robot(registry, &caller, namespace, form.get("name").trim()).await;
         }
-        let page = NamespacePage::new(registry, &caller, namespace, None).await?;
-        let page = NamespacePage { name: name.to_owned(), problem: Some(failure.message()), ..page };
-        Ok(render(failure.status(), &page))
+        let mut page = NamespacePage::new(registry, &caller, namespace, None).await?;
+        match page.access.change(registry, &caller, &form).await {
+            Ok(Changed::Saved(saved)) => Ok(redirect(&format!("{}?saved={saved}", page.access.url))),
+            Ok(Changed::Asked(question)) => {
+                page.confirmation = Some(question);
+                Ok(render(StatusCode::OK, &page))
+            }
+            Err(failure) if !is_about_form(&failure) => Err(failure),
+            Err(failure) => {
+                page.access_problem = Some(failure.message());
+                Ok(render(failure.status(), &page))
+            }
+        }
     };
     browse(registry, &caller, page).await
+}
+
+async fn create_robot(
+    registry: &Registry,
+    caller: &Caller,
+    namespace: Repository,
+    name: &str,
+) -> Result<Response, Failure> {
+    let robot = NewAccount {
+        kind: AccountKind::Robot,
+        name: format!("{namespace}+{name}"),
+        password: None,
+        server_role: None,
+    };
+    let failure = match registry.account_create(caller, robot).await {
+        Ok(robot) => return Ok(redirect(&robot_url(&robot.name))),
+        Err(error) => Failure::from(error),
+    };
+    if !is_about_form(&failure) {
+        return Err(failure);
+    }
+    let page = NamespacePage::new(registry, caller, namespace, None).await?;
+    let page = NamespacePage { name: name.to_owned(), problem: Some(failure.message()), ..page };
+    Ok(render(failure.status(), &page))
 }
 
 impl NamespacePage {
@@ -98,28 +120,31 @@ impl NamespacePage {
         registry: &Registry,
         caller: &Caller,
         namespace: Repository,
-        after: Option<&str>,
+        query: Option<&Query>,
     ) -> Result<NamespacePage, Failure> {
         check_namespace(&namespace)?;
         let quota = registry.quota_find(caller, &namespace).await?;
         let target = AccessTarget::Namespace(namespace.clone());
-        let rights = registry.rights_page(caller, Some(&target), Default::default(), MEMBERS).await?;
-        let visibility = rights.visibilities.iter().find(|row| row.target == target);
+        let url = format!("/-/namespaces/{namespace}");
+        let after = query.and_then(|query| query.get("after"));
         let found = registry.account_list(caller, Some(namespace.as_str()), after, PAGE).await?;
-        let may_change = registry.may_configure(caller, &target).await?;
         Ok(NamespacePage {
             shell: Shell::of(registry, caller).await?,
             quota,
-            visibility: visibility.map(|row| row.visibility).unwrap_or_default(),
-            has_more_members: rights.next.is_some(),
-            members: by_name(rights.grants),
+            access: AccessSection::new(registry, caller, target, url, query).await?,
             next: found.items.last().filter(|_| found.more).map(|robot| robot.name.clone()),
             is_first: after.is_none(),
             robots: found.items,
-            may_change,
             namespace,
             name: String::new(),
             problem: None,
+            saved: match query.and_then(|query| query.get("saved")) {
+                Some("visibility") => Some("Saved the visibility."),
+                Some("role") => Some("Saved the roles."),
+                _ => None,
+            },
+            access_problem: None,
+            confirmation: None,
         })
     }
 

@@ -7,10 +7,10 @@ use http::StatusCode;
 use lode_client::Secret;
 use lode_model::reference::Repository;
 
+use super::access::ROLES;
 use super::confirm::{Confirmation, is_confirmed};
 use super::page::{Shell, browse, is_about_form, render};
 use super::publishers::{PublisherSection, new_publisher};
-use super::repository::ROLES;
 use super::tokens::{self, TokenSection, form_id, robot_url};
 use crate::Registry;
 use crate::app::{AccountError, AccountInfo, Grant};

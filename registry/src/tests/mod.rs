@@ -36,6 +36,7 @@ mod limits;
 mod listings;
 mod logs;
 mod maintenance;
+mod management_pages;
 mod migrate;
 mod mirror;
 mod models;

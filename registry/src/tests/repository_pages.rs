@@ -361,5 +361,8 @@ async fn a_namespace_lists_its_members() {
     app.show("team/*", "internal").await;
     let admin = Browser::signed_in(&app, "admin").await;
     let page = admin.get("/-/namespaces/team").await;
-    contains(&page, &["The namespace is internal.", "<th scope=\"row\">writer</th><td>write</td>"]);
+    contains(
+        &page,
+        &["The namespace is internal.", "<th scope=\"row\">writer</th><td data-name=\"Role\">write</td>"],
+    );
 }

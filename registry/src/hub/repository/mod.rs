@@ -19,11 +19,10 @@ pub(crate) mod try_model;
 
 use lode_model::reference::{Reference, Repository};
 
-pub(super) use self::settings::{ROLES, by_name};
-
 use crate::app::{Model, ModelFacts};
 use crate::auth::{AccessTarget, Caller, Visibility};
 use crate::http::{Failure, Query};
+use crate::hub::access::VISIBILITIES;
 use crate::hub::format::reference as reference_text;
 use crate::{Error, Registry};
 
@@ -161,13 +160,6 @@ fn parts_of(repository: &Repository) -> Vec<(String, String)> {
     })
     .collect()
 }
-
-/// Who may read a repository without a role.
-const VISIBILITIES: [(Visibility, &str); 3] = [
-    (Visibility::Private, "Private: accounts with a role"),
-    (Visibility::Internal, "Internal: every account may read"),
-    (Visibility::Public, "Public: everyone may read"),
-];
 
 /// The address of a page of a repository, with those parts of its query that have a value.
 fn page_url(repository: &Repository, page: &str, query: &[(&str, Option<&str>)]) -> String {
