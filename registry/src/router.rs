@@ -243,7 +243,7 @@ fn pages() -> Router<ServerState> {
         .route("/", get(home::get))
         .route("/models", get(hub::models::get))
         .route("/{name}", get(overview::get))
-        .route("/{name}/-/tags", get(tags::get))
+        .route("/{name}/-/tags", get(tags::get).merge(post(tags::post)))
         .route("/{name}/-/history", get(history::get).merge(post(history::post)))
         .route("/{name}/-/tree/{reference}", get(files::tree))
         .route("/{name}/-/tree/{reference}/{*path}", get(files::folder))

@@ -90,7 +90,7 @@ impl Registry {
     }
 
     /// Deletes all manifests of a repository. Its content can be restored for as long as that of any deletion.
-    pub(crate) async fn hf_repository_delete(
+    pub(crate) async fn repository_delete(
         &self,
         caller: &Caller,
         repository: &Repository,

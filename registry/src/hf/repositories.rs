@@ -119,7 +119,7 @@ pub(crate) async fn delete(
     body: JsonBody<DeletedRepository>,
 ) -> Result<Json<Value>, Failure> {
     let repository = body.0.repository(&caller)?;
-    registry.hf_repository_delete(&caller, &repository).await?;
+    registry.repository_delete(&caller, &repository).await?;
     Ok(Json(json!({})))
 }
 

@@ -1,12 +1,14 @@
-//! The pages with which people change the members of a repository and of a namespace.
+//! The pages with which people delete tags and repositories, and change the members of a namespace.
 
+use http::Request;
 use serde_json::json;
 
 use super::access::{PASSWORD, basic};
 use super::robot_pages::asks;
-use super::sign_in::Browser;
+use super::sign_in::{Browser, from_page};
 use super::{App, TestResponse};
 
+const TAGS: &str = "/team/app/-/tags";
 const SETTINGS: &str = "/team/app/-/settings";
 const NAMESPACE: &str = "/-/namespaces/team";
 
@@ -28,10 +30,139 @@ async fn app() -> App {
     app
 }
 
+/// The status of a manifest, for the administrator.
+async fn pull(app: &App, tag: &str) -> u16 {
+    let path = format!("/v2/team/app/manifests/{tag}");
+    app.get_as(&basic("admin", PASSWORD), &path).await.status.as_u16()
+}
+
 /// The status and the location of a redirect.
 fn moved(response: &TestResponse) -> (u16, &str) {
     assert_eq!(response.status, 303, "{}", response.text());
     (response.status.as_u16(), response.header("location"))
+}
+
+/// The actions in the audit log with this target.
+async fn audited(app: &App, target: &str) -> Vec<String> {
+    let log = app.admin("GET", "/lode/v1/audit", json!(null)).await.json();
+    let records = log["records"].as_array().unwrap_or_else(|| panic!("{log}")).iter();
+    let found = records.filter(|entry| entry["target"] == target);
+    found.map(|entry| entry["action"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_tag_is_deleted_once_it_is_confirmed_and_comes_back() {
+    let app = app().await;
+    let keeper = Browser::signed_in(&app, "keeper").await;
+    let page = keeper.get("/team/app/-/tags?tag=v2").await;
+    assert!(page.text().contains("name=\"tag\" value=\"v1\">Delete<"), "{}", page.text());
+    let asked = keeper.post("/team/app/-/tags?tag=v2", "tag=v1").await;
+    asks(&asked, "Delete the tag v1?");
+    assert!(asked.text().contains("action=\"/team/app/-/tags?tag=v2\""), "{}", asked.text());
+    assert_eq!(pull(&app, "v1").await, 200);
+    let deleted = keeper.post("/team/app/-/tags?tag=v2", "tag=v1&confirmed=yes").await;
+    assert_eq!(moved(&deleted), (303, "/team/app/-/tags?deleted=v1&tag=v2"));
+    assert_eq!((pull(&app, "v1").await, pull(&app, "v2").await), (404, 200));
+    assert_eq!(audited(&app, "team/app:v1").await, ["tag.delete"]);
+    // The page says how it comes back.
+    let page = keeper.get(deleted.header("location")).await;
+    assert!(page.text().contains("The tag v1 is deleted. <a href=\"/team/app/-/history?tag=v1\">"));
+    assert!(page.text().contains("Manifests without a tag"), "{}", page.text());
+    let history = keeper.get("/team/app/-/history?tag=v1").await;
+    let (_, position) = history.text().split_once("name=\"position\" value=\"").unwrap();
+    let position = position.split('"').next().unwrap();
+    let back = keeper.post("/team/app/-/history", &format!("tag=v1&position={position}")).await;
+    assert_eq!((back.status.as_u16(), pull(&app, "v1").await), (303, 200), "{}", back.text());
+    // A tag that does not exist, and a name that no tag can have.
+    let missing = keeper.post(TAGS, "tag=none&confirmed=yes").await;
+    assert_eq!(missing.status, 404);
+    assert!(
+        missing.text().contains("class=\"problem\" role=\"alert\"") && missing.text().contains(">v1</a>")
+    );
+    assert_eq!(keeper.post(TAGS, "tag=%3Cscript%3E").await.status, 400);
+}
+
+#[tokio::test]
+async fn a_protected_tag_says_why_it_stays() {
+    let app = app().await;
+    app.admin("PUT", "/lode/v1/protected-tags", json!({"target": "team/*", "patterns": ["v1"]})).await;
+    let keeper = Browser::signed_in(&app, "keeper").await;
+    let page = keeper.get(TAGS).await;
+    let text = "<a href=\"/team/app/-/rules\">A rule</a> protects it";
+    assert_eq!(page.text().matches(text).count(), 1, "{}", page.text());
+    assert!(!page.text().contains("value=\"v1\">Delete<") && page.text().contains("value=\"v2\">Delete<"));
+    let refused = keeper.post(TAGS, "tag=v1&confirmed=yes").await;
+    assert_eq!((refused.status.as_u16(), pull(&app, "v1").await), (403, 200));
+    assert!(refused.text().contains("is protected by the pattern `v1`"), "{}", refused.text());
+    // It protects its repository, too.
+    let owner = Browser::signed_in(&app, "owner").await;
+    let refused = owner.post(SETTINGS, "change=delete-repository&confirm=team/app").await;
+    assert_eq!((refused.status.as_u16(), pull(&app, "v2").await), (403, 200));
+    assert!(refused.text().contains("is protected by the pattern `v1`"), "{}", refused.text());
+}
+
+#[tokio::test]
+async fn those_who_may_delete_have_the_buttons() {
+    let app = app().await;
+    app.user("auditor").await;
+    app.admin("PATCH", "/lode/v1/accounts/auditor", json!({"server_role": "auditor"})).await;
+    // The status of the page and of both forms, and whether the page has buttons.
+    for (name, tag, repository, buttons) in [
+        ("stranger", 404, 404, false),
+        ("reader", 403, 404, false),
+        ("writer", 403, 404, false),
+        ("auditor", 403, 404, false),
+        ("keeper", 303, 404, true),
+        ("owner", 303, 303, true),
+        ("admin", 303, 303, true),
+    ] {
+        app.push_as(&basic("admin", PASSWORD), "team/app").await;
+        let browser = Browser::signed_in(&app, name).await;
+        assert_eq!(browser.get(TAGS).await.text().contains(">Delete<span"), buttons, "{name}");
+        let got = browser.post(TAGS, "tag=latest&confirmed=yes").await.status.as_u16();
+        assert_eq!((got, pull(&app, "latest").await), (tag, if tag == 303 { 404 } else { 200 }), "{name}");
+        app.push_as(&basic("admin", PASSWORD), "team/app").await;
+        let delete = "change=delete-repository&confirm=team%2Fapp";
+        let got = browser.post(SETTINGS, delete).await.status.as_u16();
+        let left = if repository == 303 { 404 } else { 200 };
+        assert_eq!((got, pull(&app, "latest").await), (repository, left), "{name}");
+    }
+    app.push_as(&basic("admin", PASSWORD), "team/app").await;
+    app.show("team/app", "public").await;
+    // A visitor, and forms of another site or without the session's token.
+    assert!(!app.get(TAGS).await.text().contains(">Delete<span"));
+    let form = "tag=latest&confirmed=yes";
+    assert_eq!(app.send(from_page(Request::post(TAGS)), form).await.status, 401);
+    let owner = Browser::signed_in(&app, "owner").await;
+    let forged = from_page(Request::post(TAGS)).header("cookie", &owner.cookie);
+    assert_eq!(app.send(forged, form).await.status, 403);
+    let foreign = Request::post(TAGS)
+        .header("host", "localhost:5000")
+        .header("sec-fetch-site", "cross-site")
+        .header("cookie", &owner.cookie);
+    assert_eq!(app.send(foreign, format!("csrf={}&{form}", owner.csrf)).await.status, 403);
+    assert_eq!(pull(&app, "latest").await, 200);
+}
+
+#[tokio::test]
+async fn an_owner_deletes_a_repository_by_its_name() {
+    let app = app().await;
+    let owner = Browser::signed_in(&app, "owner").await;
+    let page = owner.get(SETTINGS).await;
+    assert!(page.text().contains("Enter <code>team/app</code> to confirm"), "{}", page.text());
+    for wrong in ["", "app", "team/*", "<b>"] {
+        let form = format!("change=delete-repository&confirm={wrong}");
+        let refused = owner.post(SETTINGS, &form).await;
+        assert_eq!((refused.status.as_u16(), pull(&app, "v1").await), (400, 200), "{wrong}");
+        assert!(refused.text().contains("has to be the repository&#39;s name, `team/app`"), "{wrong}");
+        assert!(refused.text().contains("<details open>"), "{}", refused.text());
+    }
+    let deleted = owner.post(SETTINGS, "change=delete-repository&confirm=team/app").await;
+    assert_eq!(moved(&deleted), (303, "/models?q=team/&all=1"));
+    assert_eq!((pull(&app, "v1").await, pull(&app, "v2").await), (404, 404));
+    assert!(!owner.get(deleted.header("location")).await.text().contains("team/app"));
+    let again = owner.post(SETTINGS, "change=delete-repository&confirm=team/app").await;
+    assert_eq!(again.status, 404, "{}", again.text());
 }
 
 #[tokio::test]

@@ -306,6 +306,7 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/models", "", List, &[200]),
     ("GET", "/{name}", "", Browse, &[200]),
     ("GET", "/{name}/-/tags", "", Browse, &[200]),
+    ("POST", "/{name}/-/tags", "tag=latest&confirmed=yes", Delete, &[303]),
     ("GET", "/{name}/-/history", "", Browse, &[200]),
     ("POST", "/{name}/-/history", "tag=latest&position=1", Push, &[409]),
     ("GET", "/{name}/-/tree/{reference}", "", Browse, &[200]),

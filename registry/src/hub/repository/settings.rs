@@ -1,4 +1,4 @@
-//! `/{name}/-/settings`: who may do what with a repository, for its owners.
+//! `/{name}/-/settings`: who may do what with a repository, and its deletion, for its owners.
 
 use askama::Template;
 use axum::extract::{FromRequest, Request, State};
@@ -16,6 +16,9 @@ use crate::hub::access::{AccessSection, Changed};
 use crate::hub::confirm::Confirmation;
 use crate::hub::page::{Shell, browse, is_about_form, render};
 
+/// The change that deletes the repository.
+const DELETE: &str = "delete-repository";
+
 #[derive(Template)]
 #[template(path = "settings.html")]
 struct SettingsPage {
@@ -28,6 +31,8 @@ struct SettingsPage {
     /// What was saved.
     saved: Option<String>,
     confirmation: Option<Confirmation>,
+    /// Why the repository was not deleted.
+    delete_problem: Option<String>,
 }
 
 pub(crate) async fn get(
@@ -44,7 +49,7 @@ pub(crate) async fn get(
     browse(&registry, &caller, page).await
 }
 
-/// Changes one setting.
+/// Changes one setting, or deletes the repository.
 pub(crate) async fn post(
     State(server): State<ServerState>,
     SignedIn(caller): SignedIn,
@@ -57,6 +62,13 @@ pub(crate) async fn post(
         let repository: Repository = name.parse()?;
         let mut page = SettingsPage::new(registry, &caller, &repository, Some(&query)).await?;
         let form = Form::from_request(request, &server).await?;
+        if form.get("change") == DELETE {
+            let Err(failure) = delete(registry, &caller, &repository, &form).await else {
+                return Ok(redirect(&format!("/models?q={}/&all=1", page.namespace_name())));
+            };
+            page.delete_problem = Some(failure.message());
+            return Ok(render(failure.status(), &page));
+        }
         match page.access.change(registry, &caller, &form).await {
             Ok(Changed::Saved(saved)) => {
                 let query = [("saved", Some(saved)), ("tag", chosen(&query))];
@@ -74,6 +86,19 @@ pub(crate) async fn post(
         }
     };
     browse(registry, &caller, page).await
+}
+
+/// Deletes the repository, if its name was entered.
+async fn delete(
+    registry: &Registry,
+    caller: &Caller,
+    repository: &Repository,
+    form: &Form,
+) -> Result<(), Failure> {
+    if form.get("confirm").trim() != repository.as_str() {
+        return Err(Failure::field("confirm", format!("has to be the repository's name, `{repository}`")));
+    }
+    Ok(registry.repository_delete(caller, repository).await?)
 }
 
 impl SettingsPage {
@@ -101,6 +126,7 @@ impl SettingsPage {
             problem: None,
             saved,
             confirmation: None,
+            delete_problem: None,
         })
     }
 

@@ -1,20 +1,24 @@
-//! `GET /{name}/-/tags`: a row for each tag, and the manifests without one.
+//! `/{name}/-/tags`: a row for each tag, and the manifests without one. Those who may delete have a button for each tag.
 
 use askama::Template;
-use axum::extract::State;
+use axum::extract::{FromRequest, Request, State};
 use axum::response::Response;
+use http::StatusCode;
 use http::request::Parts;
 use lode_model::digest::Digest;
-use lode_model::reference::Repository;
+use lode_model::reference::{Reference, Repository, Tag};
 
-use super::{Head, Tab, chosen};
-use crate::Registry;
+use super::{Head, Tab, chosen, page_url};
 use crate::app::{ContentKind, ModelSummary};
-use crate::auth::Caller;
+use crate::auth::{Action, Caller, Target};
 use crate::http::links::own_base_url;
+use crate::http::pages::{Form, redirect};
+use crate::http::state::ServerState;
 use crate::http::{Failure, Path, Query};
+use crate::hub::confirm::{Confirmation, is_confirmed};
 use crate::hub::format::{bytes, minute, parameters, query as escape, short};
-use crate::hub::page::{Shell, browse, render_browsed};
+use crate::hub::page::{Shell, browse, framed, render, render_browsed};
+use crate::{Error, Registry};
 
 #[derive(Template)]
 #[template(path = "tags.html")]
@@ -27,6 +31,11 @@ struct TagsPage {
     is_first: bool,
     untagged: Vec<UntaggedLine>,
     has_more_untagged: bool,
+    can_delete: bool,
+    /// A tag that was just deleted.
+    deleted: Option<Tag>,
+    confirmation: Option<Confirmation>,
+    problem: Option<String>,
 }
 
 struct TagLine {
@@ -54,22 +63,76 @@ pub(crate) async fn get(
     caller: Caller,
     Path(name): Path<String>,
     query: Query,
-    request: Parts,
+    parts: Parts,
 ) -> Response {
     let page = async {
+        Ok(render_browsed(&TagsPage::new(&registry, &caller, &name.parse()?, (&query, &parts)).await?))
+    };
+    browse(&registry, &caller, page).await
+}
+
+/// Deletes a tag, once the form confirms it.
+pub(crate) async fn post(
+    State(server): State<ServerState>,
+    caller: Caller,
+    Path(name): Path<String>,
+    query: Query,
+    parts: Parts,
+    request: Request,
+) -> Response {
+    let registry = &server.registry;
+    let page = async {
         let repository: Repository = name.parse()?;
+        // Before the form is read.
+        registry.authorize(&caller, Action::Delete, Target::Repository(&repository)).await?;
+        let form = Form::from_request(request, &server).await?;
+        let tag: Tag = form.get("tag").parse()?;
+        let mut status = StatusCode::OK;
+        let mut problem = None;
+        if is_confirmed(&form) {
+            let reference = Reference::Tag(tag.clone());
+            match registry.manifest_delete(&caller, &repository, &reference).await {
+                Ok(()) => {
+                    let query = [("deleted", Some(tag.as_str())), ("tag", chosen(&query))];
+                    return Ok(redirect(&page_url(&repository, "tags", &query)));
+                }
+                Err(error @ (Error::TagProtected { .. } | Error::ManifestUnknown { .. })) => {
+                    let failure = Failure::Registry(error);
+                    status = failure.status();
+                    problem = Some(failure.message());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let page = TagsPage::new(registry, &caller, &repository, (&query, &parts)).await?;
+        let confirmation = match problem {
+            Some(_) => None,
+            None => Some(page.question(&form, &tag)),
+        };
+        Ok(render(status, &TagsPage { confirmation, problem, ..page }))
+    };
+    framed(registry, &caller, page).await
+}
+
+impl TagsPage {
+    async fn new(
+        registry: &Registry,
+        caller: &Caller,
+        repository: &Repository,
+        (query, parts): (&Query, &Parts),
+    ) -> Result<TagsPage, Failure> {
         let last = query.get("last");
-        let page = registry.tag_summaries(&caller, &repository, None, last).await?;
+        let page = registry.tag_summaries(caller, repository, None, last).await?;
         let digests: Vec<Digest> = page.items.iter().map(|tag| tag.content.digest.clone()).collect();
-        let models = registry.model_summaries(&caller, &repository, &digests).await?;
+        let models = registry.model_summaries(caller, repository, &digests).await?;
         let next = page.items.last().filter(|_| page.more).map(|tag| escape(tag.tag.as_str()));
         let is_first = last.is_none();
         let (untagged, has_more_untagged) = match is_first {
-            true => untagged(&registry, &caller, &repository).await?,
+            true => untagged(registry, caller, repository).await?,
             false => (Vec::new(), false),
         };
-        let base = own_base_url(&request, registry.config()).unwrap_or_default();
-        let protection = registry.tag_protection(&caller, &repository).await?;
+        let base = own_base_url(parts, registry.config()).unwrap_or_default();
+        let protection = registry.tag_protection(caller, repository).await?;
         let tags = page.items.into_iter().map(|tag| TagLine {
             is_protected: protection.has(tag.tag.as_str()),
             facts: facts(models.get(&tag.content.digest)),
@@ -80,18 +143,30 @@ pub(crate) async fn get(
             actor: tag.actor,
             tag: tag.tag.to_string(),
         });
-        Ok(render_browsed(&TagsPage {
-            shell: Shell::of(&registry, &caller).await?,
-            head: Head::of_repository(&registry, &caller, &repository, (chosen(&query), Tab::Tags)).await?,
+        Ok(TagsPage {
+            shell: Shell::of(registry, caller).await?,
+            head: Head::of_repository(registry, caller, repository, (chosen(query), Tab::Tags)).await?,
             host: base.split_once("://").map_or(String::new(), |(_, host)| host.to_owned()),
             tags: tags.collect(),
             next,
             is_first,
             untagged,
             has_more_untagged,
-        }))
-    };
-    browse(&registry, &caller, page).await
+            can_delete: registry.may(caller, Action::Delete, repository).await?,
+            deleted: query.get("deleted").and_then(|tag| tag.parse().ok()),
+            confirmation: None,
+            problem: None,
+        })
+    }
+
+    /// What to ask before a tag is deleted.
+    fn question(&self, form: &Form, tag: &Tag) -> Confirmation {
+        let page = self.head.page("/-/tags");
+        let title = format!("Delete the tag {tag}?");
+        let text = "Clients cannot pull it by this name any more. \
+                    Its manifest stays, and the history of the tags can bring the tag back.";
+        Confirmation::new(form, (&page, &page), title, text, "Delete the tag")
+    }
 }
 
 /// Manifests without a tag, from the first page of all manifests, and whether there may be more.
