@@ -235,7 +235,8 @@ fn hugging_face_api() -> Router<ServerState> {
 /// Browsers.
 fn pages() -> Router<ServerState> {
     use hub::repository::{
-        card, diff, files, history, lineage, overview, referrers, rules, settings, tags, tensors, try_model,
+        card, diff, files, history, lineage, overview, quantise, referrers, rules, settings, tags, tensors,
+        try_model,
     };
     use hub::{account, admin, api_reference, assets, connect, device, home, namespace, robot};
     use hub::{setup, sign_in, single_sign_on};
@@ -251,6 +252,7 @@ fn pages() -> Router<ServerState> {
         .route("/{name}/-/raw/{reference}/{*path}", get(files::raw))
         .route("/{name}/-/tensors/{reference}", get(tensors::get))
         .route("/{name}/-/try", get(try_model::get).merge(post(try_model::post)))
+        .route("/{name}/-/quantise", get(quantise::get).merge(post(quantise::post)))
         .route("/{name}/-/card", get(card::get).merge(post(card::post)))
         .route("/{name}/-/rules", get(rules::get).merge(post(rules::post)))
         .route("/{name}/-/settings", get(settings::get).merge(post(settings::post)))

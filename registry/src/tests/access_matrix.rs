@@ -313,7 +313,7 @@ impl Matrix {
         let at = self.addresses.fetch_add(1, Ordering::SeqCst);
         let address = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 0).to_bits() + at);
         request = request.extension(ConnectInfo(SocketAddr::from((address, 9))));
-        let forms = ["/-/try", "/-/rules", "/-/settings", "/-/history", "/-/card", "/-/tags"];
+        let forms = ["/-/try", "/-/rules", "/-/settings", "/-/history", "/-/card", "/-/tags", "/-/quantise"];
         let is_form = is_page(&path) || forms.iter().any(|form| path.ends_with(form));
         request = match is_form || caller == "session" {
             true => from_page(request),

@@ -27,7 +27,7 @@ async fn records(app: &App, path: &str, body: Value) -> Vec<Value> {
     response.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-async fn stage(app: &App, bytes: &[u8]) -> Digest {
+pub(super) async fn stage(app: &App, bytes: &[u8]) -> Digest {
     let digest = Digest::sha256(bytes);
     let sent = app.send(Request::post(format!("/api/blobs/{digest}")), bytes.to_vec()).await;
     assert!(sent.status.is_success(), "{}", sent.text());

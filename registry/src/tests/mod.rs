@@ -50,6 +50,7 @@ mod publishers;
 mod pull;
 mod pulls;
 mod push;
+mod quantise_page;
 mod queries;
 mod ranges;
 mod rates;

@@ -317,6 +317,9 @@ pub(super) const ROUTES: &[Route] = &[
     ("GET", "/{name}/-/tensors/{reference}", "", Browse, &[200]),
     ("GET", "/{name}/-/try", "", Browse, &[200]),
     ("POST", "/{name}/-/try", "message=Hi", Browse, &[200]),
+    ("GET", "/{name}/-/quantise", "", Browse, &[200]),
+    // Who may read the model and not push the new one gets a form for another name.
+    ("POST", "/{name}/-/quantise", "to=team/mini:small&type=q8_0", Browse, &[303, 403]),
     ("GET", "/{name}/-/card", "", Push, &[200]),
     ("POST", "/{name}/-/card", "text=x", Push, &[200]),
     ("GET", "/{name}/-/rules", "", Session, &[200]),

@@ -424,6 +424,19 @@ def browse_models():
     browser.press("Save")
     browser.expect("Use it")
     browser.expect("It is short.")
+    browser.press("Quantise it")
+    browser.expect("Name of the new model")
+    browser.check("hub-quantise")
+    browser.fill(to="team/mini:small")
+    browser.driver.find_element(By.XPATH, "//option[.='Q8_0']").click()
+    browser.press("Quantise")
+    browser.expect("New model")
+    while "succeeded" not in browser.text():
+        browser.press("Show the state again")
+        browser.expect("New model")
+    browser.check("hub-quantised")
+    browser.press("team/mini:small")
+    browser.expect("Q8_0")
 
 
 check_scripts()

@@ -8,6 +8,7 @@ pub(crate) mod history;
 pub(crate) mod lineage;
 pub(crate) mod overview;
 mod pulls;
+pub(crate) mod quantise;
 pub(crate) mod referrers;
 pub(crate) mod rules;
 pub(crate) mod settings;

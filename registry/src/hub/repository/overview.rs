@@ -50,6 +50,8 @@ struct Overview {
     card: Option<Card>,
     can_edit_card: bool,
     can_edit_repository_card: bool,
+    /// Whether the caller may push a quantised model: every account may in its own namespace.
+    can_quantise: bool,
     /// Of the side bar: a name and a value.
     facts: Vec<(&'static str, String)>,
     digest: String,
@@ -187,6 +189,8 @@ async fn overview(
     Ok(Overview {
         kind: kind_name(kind),
         chips,
+        can_quantise: summary.is_some()
+            && (caller.account().is_some() || registry.may(caller, Action::Push, &repository).await?),
         obstacle: facts.obstacle().filter(|_| summary.is_some()).map(ToString::to_string),
         problem: summary.and_then(|summary| summary.problem),
         // A card says it itself.
