@@ -136,7 +136,7 @@ struct Section {
     rows: Vec<Vec<String>>,
 }
 
-/// The workers and the jobs.
+/// The replicas, the workers and the jobs.
 fn sections(status: &Value) -> Vec<Section> {
     let rows = |path: &str, row: &dyn Fn(&Value) -> Vec<String>| -> Vec<Vec<String>> {
         status.pointer(path).and_then(Value::as_array).into_iter().flatten().map(row).collect()
@@ -160,6 +160,15 @@ fn sections(status: &Value) -> Vec<Section> {
             models.join(", "),
         ]
     });
+    let replicas = rows("/replicas", &|replica| {
+        vec![
+            text(replica, "/address"),
+            text(replica, "/state"),
+            text(replica, "/version"),
+            time(&text(replica, "/started_at")),
+            time(&text(replica, "/seen_at")),
+        ]
+    });
     let unfinished = rows("/jobs/unfinished", &|job| {
         vec![text(job, "/id"), text(job, "/kind"), text(job, "/state"), time(&text(job, "/created_at"))]
     });
@@ -180,6 +189,17 @@ fn sections(status: &Value) -> Vec<Section> {
             rows: unfinished,
         },
     ];
+    if !replicas.is_empty() {
+        sections.insert(
+            0,
+            Section {
+                title: format!("replicas: {}", replicas.len()),
+                head: &["ADDRESS", "STATE", "VERSION", "STARTED", "LAST SEEN"],
+                optional: &["STARTED", "VERSION"],
+                rows: replicas,
+            },
+        );
+    }
     if !failed.is_empty() {
         sections.push(Section {
             title: "last failed jobs".to_owned(),
@@ -208,6 +228,8 @@ mod tests {
                 "content": {"blobs": 4, "stored_bytes": 1000, "logical_bytes": 3000,
                     "measured_at": "2023-11-14T22:13:20Z"}},
             "waiting": {"manifests": 1, "links": 0, "blobs": 2, "deletions": 0, "size_bytes": 700},
+            "replicas": [{"address": "lode-0:5000", "state": "ready", "version": "0.1.0", "this_server": true,
+                "started_at": "2023-11-14T20:13:20Z", "seen_at": "2023-11-14T22:13:20Z"}],
             "workers": [{"id": "0190a4c4-2f3e-7abc", "address": "http://10.0.0.7:5100/", "state": "draining",
                 "version": "0.1.0", "memory_bytes": 2000, "free_bytes": 1000, "seen_at": "2023-11-14T22:13:20Z",
                 "models": [{"name": "team/mini:latest"}, {"name": "team/mini:q4"}, {"name": "a\u{1b}b"}]}],
@@ -235,12 +257,16 @@ mod tests {
         );
         let sections = sections(&status);
         let titles: Vec<&str> = sections.iter().map(|section| section.title.as_str()).collect();
-        assert_eq!(titles, ["workers: 1", "jobs queued or running: 0", "last failed jobs"]);
+        assert_eq!(titles, ["replicas: 1", "workers: 1", "jobs queued or running: 0", "last failed jobs"]);
         assert_eq!(
             sections[0].rows[0].join("|"),
+            "lode-0:5000|ready|0.1.0|2023-11-14 20:13 UTC|2023-11-14 22:13 UTC"
+        );
+        assert_eq!(
+            sections[1].rows[0].join("|"),
             "0190a4c4|draining|http://10.0.0.7:5100|1.0 kB of 2.0 kB|2023-11-14 22:13 UTC|team/mini, team/mini:q4, a\\u{1b}b"
         );
-        assert_eq!(sections[2].rows[0].join("|"), "019a|gc|2023-11-14 22:13 UTC|the storage is full");
+        assert_eq!(sections[3].rows[0].join("|"), "019a|gc|2023-11-14 22:13 UTC|the storage is full");
     }
 
     #[test]

@@ -47,6 +47,7 @@ impl Registry {
     /// Measures what costs little.
     pub(crate) async fn measure_state(&self) {
         let missing = self.ready().await.err().unwrap_or_default();
+        self.report_replica(missing.is_empty()).await;
         // While the database is unavailable, the last numbers stay.
         let waiting = self.store.waiting_removals().await.ok();
         let disks = self.blobs.disks(&self.config).await;

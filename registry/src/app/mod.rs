@@ -62,6 +62,7 @@ mod read_files;
 mod receive;
 mod referrers;
 mod registry;
+mod replicas;
 mod repositories;
 mod repository_card;
 mod repository_move;

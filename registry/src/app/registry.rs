@@ -286,6 +286,7 @@ impl Registry {
         self.stopping.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+        self.remove_replica().await;
         self.store.close().await;
     }
 

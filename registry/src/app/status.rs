@@ -7,6 +7,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::replicas::ReplicaStatus;
 use super::{Job, Registry, Worker};
 use crate::Error;
 use crate::auth::{Action, Caller, Target};
@@ -25,6 +26,8 @@ pub struct Status {
     pub storage: StorageStatus,
     /// What waits for a collection.
     pub waiting: Option<WaitingRemovals>,
+    /// The servers that share the database, by address; none with SQLite.
+    pub replicas: Vec<ReplicaStatus>,
     /// The attached workers of all replicas.
     pub workers: Vec<WorkerStatus>,
     pub jobs: JobsStatus,
@@ -178,6 +181,7 @@ impl Registry {
             },
             storage: StorageStatus { kind, location, content: measured.content, disks, full },
             waiting: measured.waiting,
+            replicas: self.replica_list().await?,
             workers: workers.into_iter().map(WorkerStatus::from).collect(),
             jobs: JobsStatus { unfinished, failed },
         })

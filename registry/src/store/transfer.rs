@@ -56,6 +56,7 @@ const NOT_MOVED: &[&str] = &[
     "tombstones",
     "uploads",
     "workers",
+    "replicas",
     "jobs",
     "job_findings",
     "access_state",

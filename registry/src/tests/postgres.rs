@@ -10,6 +10,7 @@ use serde_json::json;
 use super::gateway::{join, local};
 use super::models::push_model;
 use super::{App, image};
+use crate::store::query;
 use crate::{Config, open};
 
 #[tokio::test]
@@ -40,6 +41,48 @@ async fn the_same_rows() {
     assert_eq!(local(&app, "PUT", &path, credential, beat).await.status, 204);
     assert_eq!(app.get("/lode/v1/workers").await.json()["workers"][0]["cached"], json!([digest]));
     assert_eq!(local(&app, "DELETE", &path, credential, json!(null)).await.status, 204);
+}
+
+#[tokio::test]
+async fn replicas_are_listed_while_they_run() {
+    let Some(database) = crate::store::postgres_for_test().await else { return };
+    let config = Config { database: Some(database), ..Config::default() };
+    let (first, second) = (App::with(config.clone()).await, App::with(config).await);
+    let listed = async |count: usize| {
+        for _ in 0..200 {
+            let status = first.get("/lode/v1/status").await.json();
+            let replicas = status["replicas"].as_array().unwrap().clone();
+            if replicas.len() == count {
+                return replicas;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("not {count} replicas");
+    };
+    let both = listed(2).await;
+    assert!(both.iter().all(|replica| replica["state"] == "ready" && replica["version"] != ""), "{both:?}");
+    assert_eq!(both.iter().filter(|replica| replica["this_server"] == true).count(), 1);
+    let page = first.get("/-/admin").await;
+    assert!(page.text().contains("<h2 id=\"replicas\">Replicas</h2>"), "{}", page.text());
+    second.registry.close().await;
+    assert_eq!(listed(1).await[0]["this_server"], true);
+    // A server that no longer reports is absent, and is forgotten later.
+    let store = first.registry.store();
+    let day = Duration::from_secs(24 * 3600);
+    store.replica_report("gone", "gone:5000", "0.1.0", "ready", day).await.unwrap();
+    for (age_ms, state) in [(40_000, "ready"), (50_000, "absent")] {
+        let mut tx = store.begin().await.unwrap();
+        query!(tx.conn(), c => sqlx::query("update replicas set seen_at = seen_at - $1 where id = 'gone'")
+            .bind(age_ms).execute(c).await.map(drop))
+        .unwrap();
+        tx.commit().await.unwrap();
+        let replicas = listed(2).await;
+        let gone = replicas.iter().find(|replica| replica["address"] == "gone:5000").unwrap();
+        assert_eq!(gone["state"], state);
+    }
+    store.replica_report("other", "other:5000", "0.1.0", "ready", Duration::from_secs(60)).await.unwrap();
+    let addresses: Vec<_> = listed(2).await.iter().map(|replica| replica["address"].clone()).collect();
+    assert!(!addresses.contains(&json!("gone:5000")), "{addresses:?}");
 }
 
 /// A transaction that needed a second connection would wait for the others, and they for it.
