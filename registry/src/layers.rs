@@ -1,5 +1,5 @@
-//! The middleware around the routes, outermost first, in one service: separate layers would each cost every
-//! request a few allocations and a copy of everything inside.
+//! The middleware around the routes, outermost first. It is one service: each separate layer would cost a few
+//! allocations per request and a copy of everything inside.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -52,7 +52,7 @@ impl Layers {
         })
     }
 
-    /// Lets pages of allowed origins use the APIs. They send their own credentials: cookies do not count.
+    /// Lets pages of allowed origins use the APIs with credentials that they send themselves. Cookies are removed.
     async fn respond_across_origins(self, request: Request, id: HeaderValue) -> Response {
         let (mut parts, body) = request.into_parts();
         let allowed = cors::foreign_origin(&parts)
@@ -71,7 +71,7 @@ impl Layers {
         result.unwrap_or_else(|never| match never {})
     }
 
-    /// Formats failures for the API of the request's path. Docker's clients expect the header on `/v2/`.
+    /// Formats failures for the API of the request's path, and adds the headers that the API's clients expect.
     async fn format_response(self, request: Request, id: HeaderValue) -> Response {
         let surface = Surface::of(&request);
         let (parts, body) = request.into_parts();
@@ -91,11 +91,11 @@ impl Layers {
             response = challenge_response(surface, challenge.as_ref(), response);
         }
         if is_stream(&response) {
-            // nginx would collect the records.
+            // Otherwise nginx buffers the records.
             response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
         }
         if surface == Surface::Anthropic {
-            // Anthropic's clients report it.
+            // Anthropic's clients include it in their errors.
             response.headers_mut().insert("request-id", request_id);
         }
         if surface == Surface::Distribution {
@@ -127,7 +127,7 @@ impl Layers {
         }
         match self.registry.is_in_setup().await {
             Ok(false) => {}
-            // Boxed: otherwise each request's future would have room for it.
+            // Boxed, so that the future of every request stays small.
             Ok(true) => match Box::pin(is_open_in_setup(&self.registry, &parts)).await {
                 Ok(true) => {}
                 Ok(false) => return Failure::from(Error::SetupPending).into_response(),
@@ -140,7 +140,7 @@ impl Layers {
     }
 }
 
-/// Whether the response consists of records that are sent as they arise.
+/// Whether the response is a stream of records, each sent as soon as it exists.
 fn is_stream(response: &Response) -> bool {
     let content_type = response.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
     content_type.is_some_and(|value| [&b"application/x-ndjson"[..], b"text/event-stream"].contains(&value))
@@ -169,8 +169,8 @@ fn check_rate(registry: &Registry, parts: &Parts) -> Result<(), Error> {
     }
 }
 
-/// Whether a server that is not set up yet serves this: its probes, its setup page, its own worker, and reports of
-/// registered workers.
+/// Whether a server in setup mode serves this request: a probe, the setup page, a request of its own worker, or a
+/// report of a registered worker.
 async fn is_open_in_setup(registry: &Registry, parts: &Parts) -> Result<bool, Error> {
     let path = parts.uri.path();
     if ["/healthz", "/readyz", "/setup"].contains(&path) || path.starts_with(assets::FOLDER) {
@@ -185,7 +185,7 @@ async fn is_open_in_setup(registry: &Registry, parts: &Parts) -> Result<bool, Er
     })
 }
 
-/// Adds to a 401 how the client gets credentials.
+/// Tells the client of a 401 response how to get credentials.
 fn challenge_response(surface: Surface, challenge: Option<&Challenge>, mut response: Response) -> Response {
     match (surface, challenge, refusal(&response)) {
         (Surface::Distribution, Some(challenge), Some(error)) => {
@@ -196,7 +196,7 @@ fn challenge_response(surface: Surface, challenge: Option<&Challenge>, mut respo
         }
         (Surface::Ollama, Some(challenge), _) => ollama::unauthorized(&challenge.sign_in_url(), response),
         (Surface::Lode, ..) => {
-            // The CLI answers it with saved credentials.
+            // The CLI then sends its saved credentials.
             let basic = HeaderValue::from_static("Basic realm=\"lode\"");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, basic);
             response
@@ -205,7 +205,7 @@ fn challenge_response(surface: Surface, challenge: Option<&Challenge>, mut respo
     }
 }
 
-/// The registry's error of a failed response.
+/// The registry's error behind a failed response, if there is one.
 fn refusal(response: &Response) -> Option<&Error> {
     response.extensions().get::<FailureExtension>()?.0.error()
 }

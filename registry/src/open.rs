@@ -11,7 +11,7 @@ pub async fn open(config: Config) -> Result<Registry, OpenError> {
     open_limited(config, Limits::default()).await
 }
 
-/// Opens a registry with other limits than the usual ones.
+/// Opens a registry with limits other than the defaults, for tests.
 pub(crate) async fn open_limited(config: Config, limits: Limits) -> Result<Registry, OpenError> {
     check_webhooks(&config.webhook)?;
     let registry = open_idle(config, limits).await?;
@@ -47,7 +47,7 @@ async fn check_keys(registry: &Registry) -> Result<(), OpenError> {
 
 /// Creates the administrator `admin`, if the settings have its password and there is no account.
 async fn create_admin(registry: &Registry) -> Result<(), OpenError> {
-    // From here on the state is known, which some checks need without a query.
+    // This query also caches the result, which some checks read later without a query.
     let is_open = registry.is_open().await?;
     if !is_open {
         return Ok(());

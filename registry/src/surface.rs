@@ -1,4 +1,4 @@
-//! The APIs of the server, told apart by path, and the format that each gives to a failure.
+//! The APIs of the server, distinguished by path, and the error format of each.
 
 use axum::response::Response;
 use http::{HeaderValue, Request, header};
@@ -26,7 +26,7 @@ pub(crate) enum Surface {
     Ollama,
     /// `/hf`, Hugging Face's.
     Hub,
-    /// Pages for people, and for browsers everything else.
+    /// HTML pages, and every other path if a browser requests it.
     Page,
     /// Everything else.
     Fallback,
@@ -63,7 +63,7 @@ impl Surface {
     }
 }
 
-/// Formats a failed response for an API. `id`: of the request.
+/// Formats a failed response for an API. `id` is the request's id.
 pub(crate) fn format_failure(surface: Surface, id: &str, response: Response) -> Response {
     let Some(failed) = response.extensions().get::<FailureExtension>().cloned() else { return response };
     let mut worded = match surface {

@@ -27,11 +27,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LONGEST_RETRY: Duration = Duration::from_secs(5);
 
-/// What the current registration returned, for other parts of the worker.
+/// The secrets of the current registration, for other parts of the worker.
 pub(crate) struct Received {
-    /// What the gateway sends.
+    /// The secret that the gateway sends to this worker.
     pub(crate) secret: Arc<RwLock<Option<Secret>>>,
-    /// What the worker sends to the registry.
+    /// The credential that this worker sends to the registry.
     pub(crate) credential: Arc<RwLock<Option<Secret>>>,
 }
 
@@ -70,9 +70,9 @@ struct Device {
 #[derive(Deserialize)]
 struct Registration {
     id: String,
-    /// What this worker sends with its heartbeats.
+    /// The credential that this worker sends with its heartbeats.
     credential: Secret,
-    /// What the gateway sends to this worker.
+    /// The secret that the gateway sends to this worker.
     secret: Secret,
     heartbeat_ms: u64,
 }
@@ -138,7 +138,7 @@ impl Membership {
         self.registered.subscribe()
     }
 
-    /// Stays joined until `stop` turns true, then leaves.
+    /// Registers and sends heartbeats until `stop` turns true, then deregisters.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut retry = FIRST_RETRY;
         while !*stop.borrow() {
@@ -147,7 +147,7 @@ impl Membership {
                     retry = FIRST_RETRY;
                     tracing::info!(worker = registration.id, registry = %self.registry, "registered");
                     self.received.set(&registration);
-                    // Before the first heartbeat, which follows at once and reports the cached models.
+                    // Set before the first heartbeat, which follows at once and reports the cached models.
                     self.registered.send_replace(true);
                     self.send_heartbeats(&registration, &mut stop).await;
                     self.registered.send_replace(false);
@@ -193,7 +193,7 @@ impl Membership {
                         }
                     }
                     if is_draining {
-                        // Also models that requests in progress have loaded since the last heartbeat.
+                        // Repeated, because requests in progress may have loaded models since the last heartbeat.
                         self.scheduler.loaded().iter().for_each(|model| self.scheduler.unload(&model.digest));
                         reserved.clear();
                     } else {
@@ -332,7 +332,7 @@ impl Membership {
     }
 }
 
-/// On which side the token of a refused registration has to be changed.
+/// A hint on which side to change the token after a refused registration.
 fn refusal_hint(status: StatusCode, has_token: bool) -> Option<&'static str> {
     match (status, has_token) {
         (StatusCode::UNAUTHORIZED, true) => Some(

@@ -24,10 +24,10 @@ use crate::runner::process::{Launch, Program};
 use crate::scheduler::memory::Memory;
 use crate::scheduler::{Options, Scheduler};
 
-/// How long leaving the registry may take.
+/// Maximum time for the deregistration.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A model in use is not evicted for another one before this time has passed since it was loaded.
+/// Minimum time that a model in use stays loaded before it is evicted for another one.
 const EVICTION_DELAY: Duration = Duration::from_secs(1);
 
 /// A worker that serves until [`Worker::stop`]. Dropping it also ends it, without deregistration.
@@ -48,7 +48,7 @@ pub async fn start(config: Config) -> Result<Worker, Error> {
     start_with(config, launcher).await
 }
 
-/// As [`start`], with another way to start runners.
+/// Like [`start`], with the given launcher of runners.
 pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Worker, Error> {
     config.check()?;
     let prober = config.prober();
@@ -111,29 +111,29 @@ fn pull_credentials(registry: &Url, credential: Arc<RwLock<Option<Secret>>>) -> 
 }
 
 impl Worker {
-    /// The address that its API listens on.
+    /// The address that this worker's API listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Whether it is registered now.
+    /// Whether this worker is registered now.
     pub fn is_registered(&self) -> bool {
         *self.registered.borrow()
     }
 
-    /// Returns once it is registered.
+    /// Waits until this worker is registered.
     pub async fn wait_until_registered(&self) {
         let _ = self.registered.clone().wait_for(|registered| *registered).await;
     }
 
-    /// Leaves the registry, so that no new requests are routed here. Requests in flight continue.
+    /// Deregisters, so that no new requests are routed here. Requests in flight continue.
     async fn leave(&mut self) {
         if !self.leave.send_replace(true) {
             let _ = tokio::time::timeout(LEAVE_TIMEOUT, &mut self.membership).await;
         }
     }
 
-    /// Leaves the registry, waits for requests in flight, and ends the runners.
+    /// Deregisters, waits for requests in flight, and ends the runners.
     pub async fn stop(mut self) {
         self.leave().await;
         self.stop.send_replace(true);

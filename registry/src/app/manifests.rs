@@ -51,8 +51,8 @@ impl Registry {
         }
     }
 
-    /// Stores a manifest and moves its tags, all or nothing. The rights of the caller are those of this moment: its
-    /// request may have begun long before.
+    /// Stores a manifest and moves its tags, all or nothing. Reads the caller's rights again, because the request may
+    /// have begun long before.
     pub async fn manifest_put(
         &self,
         caller: &Caller,
@@ -69,8 +69,8 @@ impl Registry {
         Box::pin(self.manifest_store(caller, repository, pushed, checks)).await
     }
 
-    /// Like `manifest_put`, for a job: the manifest and the job's result, which `result_of` makes of its digest, are
-    /// stored in one transaction. Returns the result as JSON. The error is [`Error::Interrupted`] if the run no longer
+    /// Like `manifest_put`, for a job: one transaction stores the manifest and the job's result, which `result_of`
+    /// computes from the digest. Returns the result as JSON. The error is [`Error::Interrupted`] if the run no longer
     /// holds the job, or the job has ended.
     pub(super) async fn manifest_put_for_job<T: Serialize>(
         &self,
@@ -95,8 +95,8 @@ impl Registry {
         Ok(result)
     }
 
-    /// Like `manifest_put`, if the tag still points to `head`: `None` if it must not exist. Otherwise the error is
-    /// [`Error::TagMoved`]. `message`: that of a commit.
+    /// Like `manifest_put`, but fails with [`Error::TagMoved`] unless the tag still points to `head` (`None`: unless it
+    /// does not exist). `message` is the commit message.
     pub(super) async fn manifest_put_after(
         &self,
         caller: &Caller,
@@ -393,7 +393,7 @@ impl Registry {
         Ok(found)
     }
 
-    /// The error for a missing manifest: is the manifest or the whole repository unknown?
+    /// The error for a missing manifest: either only the manifest or the whole repository is unknown.
     async fn manifest_unknown(&self, repository: &Repository, reference: &Reference) -> Result<Error, Error> {
         Ok(match self.store.repository_exists(repository).await? {
             true => Error::ManifestUnknown { reference: reference.clone() },
@@ -442,17 +442,17 @@ impl Checks {
     pub(super) const NONE: Checks = Checks { sparse: true, sizes: false };
 }
 
-/// A manifest to store, and the tags to set besides that of the reference.
+/// A manifest to store, and the tags to set in addition to that of the reference.
 pub(super) struct PushedManifest<'a> {
     pub(super) reference: &'a Reference,
     pub(super) content_type: Option<&'a str>,
     pub(super) bytes: Bytes,
     pub(super) tags: &'a [Tag],
-    /// To what all tags must point before. `Some(None)`: they must not exist.
+    /// The digest that all tags must point to before the push. `Some(None)`: they must not exist.
     pub(super) replaces: Option<Option<&'a Digest>>,
-    /// What the client said of the commit.
+    /// The client's commit message.
     pub(super) message: Option<&'a str>,
-    /// The job whose result it is.
+    /// The job that the manifest is the result of.
     pub(super) job: Option<JobResult>,
 }
 

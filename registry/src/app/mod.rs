@@ -1,5 +1,5 @@
 //! The rules of the registry: `impl Registry`, one noun a file. Each method checks the policy first. Called
-//! by the edge (`oci`, `api`, `hub`, `gateway`) and by `jobs`; it uses `store` for SQL and `blobs` for bytes.
+//! by the handlers (`oci`, `api`, `hf`, `hub`) and by `jobs`; it uses `store` for SQL and `blobs` for bytes.
 
 mod access;
 mod access_cache;

@@ -1,4 +1,4 @@
-//! The registry's handle: its state, how it opens and stops, and what all its methods use.
+//! The registry's handle: its state, how it opens and stops, and functions that all its methods use.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ use crate::{Config, Error, OpenError, config, metrics};
 const SAMPLE_BLOBS: i64 = 4;
 const SAMPLE_LIMIT: Duration = Duration::from_secs(5);
 
-/// A shorter `secret_key` could be guessed.
+/// The minimum length of `secret_key`: a shorter one could be guessed.
 const MIN_SECRET_LEN: usize = 16;
 
 /// How many pairs of tensors are decoded and compared at a time.
@@ -82,12 +82,12 @@ pub struct Inner {
     pub(super) writers: Locks<Uuid>,
     /// Locks that serialise commits and deletions of one digest.
     pub(super) digests: Locks<Digest>,
-    /// Uploaders of shards assemble one at a time.
+    /// Locks that serialise the assembly of files from the chunks of one uploader.
     pub(super) assembling: Locks<XetUploader>,
     pub(super) retention: Retention,
-    /// One collection at a time.
+    /// Held during a collection: one runs at a time.
     pub(super) collecting: tokio::sync::Mutex<()>,
-    /// The files of manifests that were read last.
+    /// The files of recently read manifests.
     pub(super) file_lists: FileLists,
     /// Manifests that are being indexed as models.
     pub(crate) indexing: Indexing,
@@ -100,13 +100,13 @@ pub struct Inner {
     pub(super) cards: Cards,
     /// The attached workers, and their heartbeats.
     pub(super) workers: Workers,
-    /// What is remembered of accounts and their rights.
+    /// Cached accounts and their rights.
     pub(super) access: AccessCache,
     pub(super) sign_ins: SignIns,
     pub(super) audit_queue: AuditQueue,
     pub(super) pulls: PullCounter,
     pub(super) setup: SetupLink,
-    /// What other parts of this process, such as its worker, send as a token.
+    /// The token that other parts of this process, such as its worker, send.
     pub(super) internal_token: Secret,
     /// The memory budget for request bodies.
     pub(super) body_budget: BodyBudget,
@@ -114,12 +114,12 @@ pub struct Inner {
     pub(super) egress: Egress,
     /// The upstreams of mirrored repositories.
     pub(super) upstreams: Vec<Arc<Upstream>>,
-    /// Fetches from them in progress.
+    /// Fetches from upstreams in progress.
     pub(super) fetches: Coalescer,
-    /// The model without which this server is not ready.
+    /// The server is not ready until this model exists.
     pub(super) awaited_model: Option<Name>,
     pub(super) started: Instant,
-    /// What this process measured last.
+    /// The latest measurements of this process.
     pub(super) measurements: Measurements,
     /// When this process opened the registry, by the database's clock.
     pub(super) opened_at: i64,
@@ -130,7 +130,7 @@ pub struct Inner {
     rate_limits: RateLimits,
     /// Cancelled when the shutdown begins, while requests are still served.
     shutdown: CancellationToken,
-    /// The same, for every request: reading the token takes a lock.
+    /// A copy of this state that requests read without a lock.
     is_shutting_down: AtomicBool,
     pub(super) stopping: CancellationToken,
     pub(super) tasks: TaskTracker,

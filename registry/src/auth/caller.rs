@@ -1,5 +1,5 @@
-//! The caller of a request, and the policy: whether a caller may do something. The policy is a pure function of
-//! the caller's identity and of the rights that the database has at that moment.
+//! The caller of a request, and the policy, which decides whether a caller may do an action. The policy is a pure
+//! function of the caller's identity and of its rights in the database at that moment.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use crate::Error;
 /// The repository of blobs that clients upload before they name a model. Below it, each account has its own.
 pub(crate) const STAGING: &str = "lode-staging";
 
-/// Who sends a request, and from where. Built at the edge from the request's credentials.
+/// Who sends a request, and from where. The HTTP layer builds it from the request's credentials.
 #[derive(Clone, Debug, Default)]
 pub struct Caller {
     pub identity: Identity,
@@ -159,15 +159,15 @@ pub enum Action {
     Own,
     /// See names in a listing across repositories. The listing itself has only what the caller may read.
     List,
-    /// See how the server is doing: workers, jobs, removals, webhook deliveries.
+    /// See the state of the server: workers, jobs, removals, webhook deliveries.
     Inspect,
     /// Operate the server: run a garbage collection or fsck, cancel jobs, manage accounts.
     Administer,
     /// Run inference on a model.
     Infer,
-    /// Register a worker, and report its state. The worker proves that it may with a credential of its own.
+    /// Register a worker, and report its state. The worker's own credential proves its right.
     Join,
-    /// Use an API that requires a login, whatever the caller may do there.
+    /// Use an API that requires a login, whatever rights the caller has there.
     SignIn,
 }
 
@@ -218,7 +218,7 @@ impl fmt::Display for Target<'_> {
     }
 }
 
-/// What the database knows of a caller's rights on a target.
+/// A caller's rights on a target, as the database has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rights {
     /// The highest role that was granted to the account or to one of its groups.
@@ -230,13 +230,13 @@ pub(crate) struct Rights {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     Allow,
-    /// Credentials, or others, may help.
+    /// The caller may succeed with credentials, or with other ones.
     Authenticate,
-    /// The account may, and its access token does not cover this: another token may help.
+    /// The account may do this, but its access token does not cover it: another token may succeed.
     Rescope,
     /// The caller must not learn whether the target exists.
     Hide,
-    /// The caller sees the target and may not do this.
+    /// The caller may know that the target exists, but may not do this.
     Deny,
 }
 
@@ -267,7 +267,7 @@ impl Decision {
     }
 }
 
-/// What a caller lacks to do something to a target that it sees.
+/// The right that a caller lacks for an action, as the text of the error.
 fn missing_right(caller: &Identity, action: Action, target: Target<'_>) -> String {
     let scope = match caller {
         Identity::Account(account) => &account.scope,
@@ -374,8 +374,7 @@ fn decide_repository(caller: &Identity, action: Action, repository: &Repository,
         let may_write = account.scope.access >= Access::Write;
         return if may_write { Decision::Allow } else { Decision::Deny };
     }
-    // What the credential is not for, its holder does not learn about: a token limited to one repository is often
-    // given away.
+    // A limited credential does not reveal other repositories: a token for one repository is often given to others.
     if !account.scope.covers(repository) {
         return Decision::Hide;
     }

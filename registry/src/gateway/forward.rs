@@ -34,10 +34,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of a worker's list of loaded models.
 const LISTING_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How many workers are told at the same time to unload a model.
+/// How many workers receive the request to unload a model at the same time.
 const MAX_CONCURRENT_UNLOADS: usize = 16;
 
-/// How many workers are looked at for an idle one.
+/// How many workers are examined to find an idle one.
 const MAX_IDLE_LOOKED_AT: usize = 16;
 
 /// The connections to workers, and the requests of each client.
@@ -131,7 +131,7 @@ impl Gateway {
         busy.ok_or(GatewayError::NoWorkerResponded { model: request.name, tried })
     }
 
-    /// The workers to try, in order.
+    /// Returns the workers to try, in order.
     fn rank(&self, table: &WorkerTable, request: &InferenceRequest) -> Vec<Arc<Worker>> {
         let (loaded, cached) = (table.loaded(&request.digest), table.cached(&request.digest));
         let requests = |at: usize| self.requests_at(table.worker(at).id);
@@ -242,11 +242,11 @@ struct LoadedModels {
 pub(crate) struct InferenceRequest {
     pub(crate) repository: Repository,
     pub(crate) digest: Digest,
-    /// As the caller wrote it; workers repeat it in their responses.
+    /// The name as the caller wrote it; workers repeat it in their responses.
     pub(crate) name: String,
     /// `None` if the request comes from this process.
     pub(crate) client: Option<RequestClient>,
-    /// The worker's path.
+    /// The path of the request to the worker.
     pub(crate) path: &'static str,
     pub(crate) body: Bytes,
     /// The charge of the body, which is kept until a worker begins its response.

@@ -23,11 +23,11 @@ use crate::auth::{Access, Account, Caller, Identity, OllamaKey, Origin, Scope};
 use crate::time::now_ms;
 use crate::{Error, Registry};
 
-/// Longer nonces of signatures are refused.
+/// Maximum length of the nonce of a signature.
 const MAX_NONCE_LEN: usize = 128;
-/// How far the clock of a client that signs requests may be off.
+/// Maximum difference between the clocks of this server and of a client that signs requests.
 const MAX_SKEW_SECONDS: i64 = 300;
-/// base64(hex(sha256(""))): what ollama signs in the place of a body.
+/// base64(hex(sha256(""))), which ollama signs instead of the body.
 const EMPTY_BODY: &str =
     "ZTNiMGM0NDI5OGZjMWMxNDlhZmJmNGM4OTk2ZmI5MjQyN2FlNDFlNDY0OWI5MzRjYTQ5NTk5MWI3ODUyYjg1NQ==";
 /// The routes of ollama's API that accept a signature. It covers neither the body nor the server's name, so
@@ -44,9 +44,9 @@ const SIGNED_ROUTES: [&str; 9] = [
     "/api/embeddings",
     "/api/signout",
 ];
-/// The exchange of credentials for an access token.
+/// The route that exchanges credentials for an access token.
 const TOKEN_ROUTE: &str = "/token";
-/// The header in which scripts of this server's pages repeat their session's form token.
+/// The header in which scripts of this server's pages send the form token of their session.
 const CSRF_HEADER: &str = "x-csrf-token";
 
 /// The header of Anthropic's clients.
@@ -66,7 +66,7 @@ enum Shown {
     },
 }
 
-/// A key that has signed the request, and that no account has.
+/// A key that has signed the request and belongs to no account.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnknownKey(pub(crate) OllamaKey);
 
@@ -115,7 +115,7 @@ async fn identify(
             refuse_other_sites(registry, parts)?;
             Ok(registry.sign_in_basic(client, &name, &password, upload).await?)
         }
-        // Where a signature does not count, the client has sent no credentials.
+        // On routes that accept no signature, the client counts as one without credentials.
         Shown::Signature { .. } if !accepts_signatures(parts.uri.path()) => Ok(Identity::Anonymous),
         Shown::Signature { key, signature } => {
             let Some(signed) = signed(registry, parts, key, &signature)? else {
@@ -156,9 +156,9 @@ fn accepts_signatures(path: &str) -> bool {
 
 /// What a valid signature of ollama contains.
 struct Signed {
-    /// When, in seconds since 1970.
+    /// The time of the signature, in seconds since 1970.
     at: i64,
-    /// At the token endpoint: a value that counts once.
+    /// At the token endpoint: the nonce, which is accepted once.
     nonce: Option<String>,
 }
 
@@ -255,7 +255,7 @@ fn origin_of(registry: &Registry, parts: &Parts) -> Origin {
     }
 }
 
-/// Metrics without a login. Without credentials to check they need no database, so that they report its failure.
+/// Metrics without a login. They check no credentials, so they work without the database and can report its failure.
 fn is_public_metrics(registry: &Registry, parts: &Parts) -> bool {
     parts.uri.path() == "/metrics"
         && !registry.config().private_metrics
@@ -272,7 +272,7 @@ fn has_own_proof(parts: &Parts) -> bool {
         Some(Shown::Bearer(token)) => token.expose().starts_with(WORKER_CREDENTIAL_PREFIX),
         _ => false,
     };
-    // Registrations, and reports of one worker. What is below that is for administrators.
+    // Registrations, and reports of one worker. Deeper paths are for administrators.
     let is_of_workers = match path.strip_prefix("/lode/v1/workers") {
         Some(rest) => !rest.trim_start_matches('/').contains('/'),
         None => false,

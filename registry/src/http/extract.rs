@@ -56,7 +56,7 @@ impl Segment for Spellings {
     }
 }
 
-/// A repository as Hugging Face's clients name it: without regard to case.
+/// A repository as Hugging Face's clients name it: case is ignored.
 pub(crate) struct HfName(pub(crate) Repository);
 
 impl Segment for HfName {
@@ -65,7 +65,7 @@ impl Segment for HfName {
     }
 }
 
-/// A repository as in the address of its objects for git: with `.git` at the end.
+/// A repository as in the URL of its git objects: with `.git` at the end.
 pub(crate) struct GitName(pub(crate) Repository);
 
 impl Segment for GitName {
@@ -139,7 +139,7 @@ fn segments<const N: usize>(params: &RawPathParams) -> Result<[&str; N], Failure
     segments.try_into().map_err(|_| Failure::RouteUnknown)
 }
 
-/// Returns an error for a name that is not the first part of repositories' names.
+/// Returns an error for a name that is not a namespace.
 pub(crate) fn check_namespace(name: &Repository) -> Result<(), Failure> {
     match name.as_str().contains('/') {
         true => Err(Failure::Unsupported("a namespace is the first part of its repositories' names")),
@@ -164,7 +164,7 @@ impl Query {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// A switch, as Python writes it, too.
+    /// A boolean; Python's spellings are accepted too.
     pub(crate) fn is_true(&self, name: &str) -> bool {
         self.get(name).is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1")
     }
@@ -178,7 +178,8 @@ impl Query {
         self.get(name).map(parse).transpose()
     }
 
-    /// The position `last` in a list that is sorted by two names, as [`pair`] writes it. Without one, the list begins.
+    /// The position `last` in a list that is sorted by two names, as [`pair`] writes it. Without one, the
+    /// list starts at its first entry.
     pub(crate) fn last_pair(&self) -> Result<(&str, &str), Failure> {
         let text = self.get("last").unwrap_or_default();
         if !text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {

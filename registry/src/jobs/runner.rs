@@ -16,15 +16,15 @@ use crate::{Error, Registry};
 
 /// How many jobs one process runs at a time. Most of them wait for the collection's lock.
 const MAX_CONCURRENT_JOBS: usize = 4;
-/// How many of them fetch a model from another server: a slow one must not stop collections.
+/// How many of them may fetch a model from another server: a slow server must not delay collections.
 const MAX_CONCURRENT_IMPORTS: usize = 2;
 const LEASE: Duration = Duration::from_secs(30);
 /// How often a running job's lease is renewed, its progress stored, and its row checked for a cancellation.
 const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the database is polled for jobs of other replicas.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// How many servers may stop while they run a job before it counts as failed. One that stops in an orderly way
-/// returns its job to the queue.
+/// How many servers may die while they run a job before the job fails. A server that shuts down does not count: it
+/// returns the job to the queue.
 const MAX_LOST_RUNS: i64 = 3;
 /// How long a stopping server waits for a job to reach a point where it can end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -108,7 +108,7 @@ async fn run_claimed(
 ) -> Result<(), Error> {
     let store = registry.store();
     if let Some(result) = &row.result {
-        // The run before this one stored its manifest and then stopped. A second one could undo a later push.
+        // The previous run stored its manifest and then stopped. A second manifest could undo a later push.
         return finish(registry, run, control, Ok(result.clone())).await;
     }
     if row.cancelled != 0 {
@@ -208,7 +208,7 @@ async fn work(
             let secret = registry.job_secret(&findings.run).await?;
             tokio::select! {
                 imported = registry.import_run(&job, account.as_deref(), secret, &findings.run, &control) => imported?,
-                // The same applies.
+                // Its manifests are written last, too.
                 () = control.cancelled() => return Err(Error::Cancelled.into()),
             }
         }
@@ -231,7 +231,7 @@ async fn finish(
             ("failed", Some(error.public_message()))
         }
     };
-    // A run that ends before its work begins keeps the progress of the one before.
+    // A run that ends before its work begins keeps the progress of the previous run.
     let progress = control.progress();
     let progress = (!progress.phase.is_empty()).then(|| to_json(&progress));
     let end = JobEnd {

@@ -29,7 +29,7 @@ use crate::error::Error;
 use crate::files::blob_name;
 use crate::runner::protocol::{Extent, ModelSpec, SmallFile, TensorFile};
 
-/// Blobs of one model that are pulled at once.
+/// How many blobs of one model are pulled at the same time.
 const PARALLEL_BLOBS: usize = 4;
 /// Size limit for small files that are read into memory here.
 const MAX_SMALL_BYTES: u64 = 4 << 20;
@@ -79,7 +79,7 @@ struct CompleteModels {
 const RECHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Models {
-    /// Loads the manifests that an earlier run remembered. Blocks.
+    /// Loads the manifests that an earlier run saved. Blocks.
     pub fn open(cache: Arc<Cache>, registry: Registry) -> io::Result<Models> {
         let mut complete = HashMap::new();
         for entry in std::fs::read_dir(cache.manifests())? {
@@ -175,7 +175,7 @@ impl Models {
         })
     }
 
-    /// Recognises a model and pulls what this machine does not have of it.
+    /// Recognises a model and pulls the blobs that this machine lacks.
     async fn fetch_files(
         &self,
         repository: &Repository,
@@ -326,7 +326,7 @@ impl LocalFiles {
     }
 }
 
-/// The part of its blob that a file is, unless it is the whole blob.
+/// The range of its blob that a file consists of; `None` for the whole blob.
 fn extent(file: &ModelFile) -> Option<Extent> {
     (!file.is_layer()).then_some(Extent { offset: file.offset, size: file.size })
 }
@@ -375,7 +375,7 @@ async fn gguf_config(files: Vec<TensorFile>) -> Result<Value, String> {
         Err("none of its GGUF files has `general.architecture`".to_owned())
     };
     let turn = GGUF_HEADER.acquire().await.map_err(|error| error.to_string())?;
-    // The permit goes with the work, which a caller that disconnects does not end.
+    // The work owns the permit, because it continues when the caller disconnects.
     let read = move || (read(), turn).0;
     tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?
 }

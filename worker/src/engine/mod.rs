@@ -82,8 +82,8 @@ pub struct ModelInfo {
     pub embedding_length: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Every token attends to its whole sequence: the model returns hidden states ([`RowSelection::Hidden`]) but no
-    /// logits, and a sequence must be one slice.
+    /// Whether every token attends to its whole sequence: then the model returns hidden states
+    /// ([`RowSelection::Hidden`]) but no logits, and a sequence must be one slice.
     pub encoder: bool,
     /// Whether it returns hidden states. ONNX files of cross-encoders may return their classes only, those of decoders
     /// their logits.

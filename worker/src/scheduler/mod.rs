@@ -63,7 +63,7 @@ pub struct Options {
     pub load_timeout: Duration,
     pub threads: Option<usize>,
     pub cpu: String,
-    /// How many models metrics name.
+    /// The maximum number of models that metrics name.
     pub metrics_models: usize,
     pub text: TextLimits,
     /// A model in use is not evicted within this time after it was loaded or after another load was queued.
@@ -99,7 +99,7 @@ struct Inner {
     ended: Notify,
 }
 
-/// A load that several requests wait for. It is cancelled when the last of them leaves.
+/// A load that several requests wait for. It is cancelled when the last of them is dropped.
 struct PendingLoad {
     num_ctx: Option<usize>,
     load: WeakShared<LoadFuture>,
@@ -227,7 +227,7 @@ impl Scheduler {
         }
     }
 
-    /// The name of the GPU and its memory, as far as no model of this worker has it; `None` on the CPU.
+    /// The name of the GPU, and its memory that no model of this worker uses; `None` on the CPU.
     pub fn card(&self) -> Option<(&str, Memory)> {
         let card = self.inner.options.card.as_ref()?;
         let memory = self.inner.memory();
@@ -258,8 +258,7 @@ impl Inner {
         }
     }
 
-    /// Makes a request a user of the loaded model, or lets it wait for a load, which it begins if none is in
-    /// progress.
+    /// Makes a request a user of the loaded model, or lets it wait for a load. Starts the load if none is in progress.
     fn join_or_load(self: &Arc<Inner>, wanted: &ModelRequirements) -> Result<Entry, Error> {
         // Abandoned loads may be dropped under this lock. It is separate from the state's lock because
         // dropping a load locks the state.

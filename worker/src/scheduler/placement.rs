@@ -52,7 +52,7 @@ pub(super) struct Limits {
     pub(super) eviction_delay: Duration,
 }
 
-/// Memory and slots that the rest of the queue can count on.
+/// Memory and model slots that the rest of the queue can use.
 struct Supply {
     bytes: u64,
     slots: usize,
@@ -89,7 +89,7 @@ impl State {
         (self.last_id, decided)
     }
 
-    /// Takes a load out of the queue if it has been decided.
+    /// Removes a load from the queue if it has been decided.
     pub(super) fn take_decision(&mut self, id: LoadId) -> Option<Decision> {
         let at = self.queue.iter().position(|load| load.id == id && load.decision.is_some())?;
         self.queue.remove(at).decision
@@ -120,7 +120,7 @@ impl State {
         }
     }
 
-    /// Takes an idle model out of use; the caller stops its runner.
+    /// Removes an idle model; the caller stops its runner.
     pub(super) fn remove_idle(&mut self, model: &Arc<LoadedModel>) -> bool {
         let is_it = self.loaded.get(model.digest()).is_some_and(|other| Arc::ptr_eq(other, model));
         if !is_it || !model.is_idle() {
@@ -131,8 +131,7 @@ impl State {
         true
     }
 
-    /// Makes every decision that is possible now. Returns the models taken out of use, whose runners the
-    /// caller stops.
+    /// Makes every decision that is possible now. Returns the removed models, whose runners the caller stops.
     pub(super) fn place(&mut self, memory: Memory, limits: &Limits, now: Instant) -> Vec<Arc<LoadedModel>> {
         let mut queue = std::mem::take(&mut self.queue);
         let (leaving_count, leaving_bytes) = self.ledger.leaving();
