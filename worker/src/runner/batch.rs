@@ -363,31 +363,37 @@ impl BatchLoop {
         slot.end_work();
     }
 
-    /// Divides a step: every running generation gets one token; prompts share the rest fairly.
+    /// Divides a step. Every running generation gets one token, and the prompts get the rest one after the other, the
+    /// shortest first: side by side, all of them would end late. Half is for the one that has waited longest, so that
+    /// it ends.
     fn divide_step(&self) -> Vec<Share> {
         let mut shares = Vec::new();
-        let mut long = Vec::new();
+        let mut prompts = Vec::new();
         for (at, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.is_runnable()) {
             match (&slot.work, slot.pending.len()) {
                 (Work::Generate(generation), 1) if !generation.scores_prompt() => {
                     shares.push(Share { slot: at, tokens: 1, want: RowSelection::Last })
                 }
-                _ => long.push(at),
+                _ => prompts.push(at),
             }
         }
-        let mut budget = self.step_tokens().saturating_sub(shares.len()).max(long.len());
+        let mut budget = self.step_tokens().saturating_sub(shares.len()).max(1);
         let is_encoder = self.engine.info().encoder;
-        match is_encoder {
-            // An encoder computes whole texts; the longest waiting come first.
-            true => long.sort_by_key(|&at| self.slots[at].last_used),
-            // Shortest first, so that tokens that one does not need are available to the next.
-            false => long.sort_by_key(|&at| self.slots[at].pending.len()),
+        prompts.sort_by_key(|&at| self.slots[at].last_used);
+        let oldest = prompts.first().copied();
+        let mut reserved = 0;
+        // An encoder computes whole texts, in the order of their arrival.
+        if !is_encoder {
+            prompts.sort_by_key(|&at| self.slots[at].pending.len());
+            reserved = budget.div_ceil(2);
         }
         let vocab_size = self.engine.info().vocab_size.max(1);
-        for (done, &at) in long.iter().enumerate() {
+        for &at in &prompts {
+            if Some(at) == oldest {
+                reserved = 0;
+            }
             let slot = &self.slots[at];
-            let fair = (budget / (long.len() - done)).max(1);
-            let mut tokens = slot.pending.len().min(fair);
+            let mut tokens = slot.pending.len().min(budget.saturating_sub(reserved));
             let is_scored = match &slot.work {
                 Work::Score(_) => true,
                 Work::Generate(generation) => generation.scores_prompt(),
@@ -410,6 +416,9 @@ impl BatchLoop {
                 _ if tokens == slot.pending.len() => RowSelection::Last,
                 _ => RowSelection::Nothing,
             };
+            if tokens == 0 {
+                continue;
+            }
             budget = budget.saturating_sub(tokens);
             shares.push(Share { slot: at, tokens, want });
         }

@@ -199,6 +199,41 @@ async fn a_long_prompt_does_not_hold_up_the_others() {
     assert!(log[shared + 1..shared + steps].iter().all(|step| *step == [1, 7]), "{log:?}");
 }
 
+/// Prompts of one length end in the order of their arrival, and not all at the end.
+#[tokio::test]
+async fn equal_prompts_are_computed_in_turn() {
+    let bench = bench(4, 16);
+    let readers: Vec<_> = {
+        let _held = bench.log.lock().unwrap();
+        (1..5).map(|seed| bench.job(&prompt(seed, 64), |job| job.num_predict = 1)).collect()
+    };
+    for (seed, reader) in (1..).zip(readers) {
+        assert_eq!(read(reader).await.2.unwrap().context[64..], greedy_output(&prompt(seed, 64), 1));
+    }
+    let log = bench.log.lock().unwrap();
+    assert_eq!(log.iter().flatten().sum::<usize>(), 4 * 64, "{log:?}");
+    assert!(log.len() <= 17 && log.iter().all(|step| step.len() == 1), "{log:?}");
+}
+
+/// Shorter prompts that keep arriving take at most half of each step from the oldest one.
+#[tokio::test]
+async fn a_long_prompt_ends_among_short_ones() {
+    let bench = bench(8, 16);
+    let (long, short) = {
+        let _held = bench.log.lock().unwrap();
+        let long = bench.job(&prompt(1, 400), |job| job.num_predict = 1);
+        let short: Vec<_> =
+            (2..200).map(|seed| bench.job(&prompt(seed, 40), |job| job.num_predict = 1)).collect();
+        (long, short)
+    };
+    read(long).await.2.unwrap();
+    let steps = bench.log.lock().unwrap().len();
+    assert!(steps < 60, "{steps}");
+    for reader in short {
+        read(reader).await.2.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_disconnected_reader_frees_its_sequence() {
     let bench = bench(1, 64);
