@@ -396,7 +396,7 @@ mod tests {
             assert!(error.contains(expect), "{error}");
         };
         let title = |path| (mt::OCTET_STREAM, None, Some((mt::TITLE_ANNOTATION, path)));
-        check(&[], "none of its 0 layers");
+        check(&[], "no layer is a tensor");
         check(&[title("x.gguf"), title("y.gguf")], "several GGUF models (x.gguf, y.gguf)");
         check(&[(mt::OLLAMA_MODEL, None, None), (mt::OLLAMA_ADAPTER, None, None)], "adapter");
         check(&[title("x.onnx")], "no config.json");
