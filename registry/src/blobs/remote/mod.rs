@@ -233,10 +233,19 @@ fn storage_error(
     }
 }
 
-/// Whether the error is permanent: no such bucket, or no access with these credentials.
+/// Whether the error of a list is permanent: no such bucket, or no access with these credentials. Some gateways respond
+/// with 404 to an unknown key.
 fn is_refusal(error: &object_store::Error) -> bool {
     use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
-    const WORDS: [&str; 4] = ["NoSuchBucket", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"];
+    const WORDS: [&str; 7] = [
+        "NoSuchBucket",
+        "AccessDenied",
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "status code: 401",
+        "status code: 403",
+        "status code: 404",
+    ];
     let text = crate::error::chain(error);
     matches!(error, NotFound { .. } | PermissionDenied { .. } | Unauthenticated { .. })
         || WORDS.iter().any(|word| text.contains(word))
@@ -269,7 +278,19 @@ fn is_full(error: &object_store::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::refusal_reason;
+    use super::{is_refusal, refusal_reason};
+
+    #[test]
+    fn an_unknown_key_is_refused_by_each_gateway() {
+        let error = |text: &str| object_store::Error::Generic { store: "S3", source: text.into() };
+        let gateway = "Server returned non-2xx status code: 404 Not Found: <Error><Code>XAdminUserNotFound</Code></Error>";
+        assert!(is_refusal(&error(gateway)));
+        assert!(is_refusal(&error("<Error><Code>InvalidAccessKeyId</Code></Error>")));
+        assert!(!is_refusal(&error(
+            "Server returned non-2xx status code: 503 Service Unavailable: SlowDown"
+        )));
+        assert!(!is_refusal(&error("tcp connect error: Connection refused")));
+    }
 
     #[test]
     fn a_refusal_is_one_line() {
