@@ -83,8 +83,9 @@ impl Registry {
         self.blob_get_after(&mut 0, repository, digest, range).await
     }
 
-    /// Like [`Registry::blob_get`], for a caller that has failed attempts of its own.
-    async fn blob_get_after(
+    /// Like [`Registry::blob_get`], for a caller that has failed attempts of its own: they count, and those of this
+    /// request are added.
+    pub(crate) async fn blob_get_after(
         &self,
         failed: &mut u32,
         repository: &Repository,
@@ -178,15 +179,18 @@ impl Registry {
         digest: &Digest,
         range: Range<u64>,
     ) -> Result<Bytes, Error> {
-        let mut body = Vec::with_capacity(range.end.saturating_sub(range.start).min(64 << 20) as usize);
+        let length = range.end.saturating_sub(range.start);
+        let mut body = Vec::with_capacity(length.min(64 << 20) as usize);
+        // Failures of the requests and of their bodies count together.
         let mut failed = 0;
-        while (body.len() as u64) < range.end.saturating_sub(range.start) {
+        while (body.len() as u64) < length {
             let before = body.len() as u64;
-            match self.blob_range_once(repository, digest, &range, &mut body).await {
+            let start = range.start + before;
+            let stream = self.blob_get_after(&mut failed, repository, digest, Some(start..range.end)).await?;
+            match self.read_range(stream, start..range.end, &mut body).await {
                 Ok(()) => {}
                 Err(error) if error.is_transient() => {
-                    let missing = range.end - range.start - before;
-                    failed = failures_after(failed, body.len() as u64 - before, missing, &error);
+                    failed = failures_after(failed, body.len() as u64 - before, length - before, &error);
                     if failed >= self.inner().options.retry.attempts {
                         return Err(error);
                     }
@@ -198,22 +202,20 @@ impl Registry {
         Ok(body.into())
     }
 
-    async fn blob_range_once(
+    /// Appends the bytes of `range` to `body`. Those before an interruption stay.
+    async fn read_range(
         &self,
-        repository: &Repository,
-        digest: &Digest,
-        range: &Range<u64>,
+        mut stream: BlobStream,
+        range: Range<u64>,
         body: &mut Vec<u8>,
     ) -> Result<(), Error> {
-        let start = range.start + body.len() as u64;
-        let mut stream = self.blob_get(repository, digest, Some(start..range.end)).await?;
         let mut at = stream.range.start;
-        if at > start {
+        if at > range.start {
             return Err(self.protocol("the response starts after the requested offset"));
         }
         while let Some(chunk) = stream.bytes.next().await {
             let chunk = chunk?;
-            let from = start.saturating_sub(at).min(chunk.len() as u64) as usize;
+            let from = range.start.saturating_sub(at).min(chunk.len() as u64) as usize;
             let to = (range.end - at).min(chunk.len() as u64) as usize;
             body.extend_from_slice(&chunk[from.min(to)..to]);
             at += chunk.len() as u64;
@@ -342,7 +344,10 @@ impl ResumingRead {
             Some(open) => open,
             None => {
                 let range = (self.at > 0).then_some(self.at..self.size);
-                let opened = self.registry.blob_get(&self.repository, &self.digest, range).await?;
+                let opened = self
+                    .registry
+                    .blob_get_after(&mut self.failed, &self.repository, &self.digest, range)
+                    .await?;
                 if let Some(got) = opened.total.filter(|total| *total != self.size) {
                     return Err(Error::SizeMismatch {
                         digest: self.digest.clone(),

@@ -254,13 +254,9 @@ impl Inner {
         match request.retry {
             Retry::Never => false,
             Retry::IfUnsent if !matches!(error, Error::Connect { .. }) => false,
-            // The address of a server that never responded is more likely wrong than the server restarting:
-            // retry once.
-            _ if matches!(error, Error::Connect { .. }) => failed < 2 || self.has_responded(&request.url),
-            // With an egress policy, a port that does not speak HTTP must take no longer than a closed one.
-            _ if matches!(error, Error::Transport { .. })
-                && matches!(self.connections, Connections::Limited(_)) =>
-            {
+            // The address of a server that never responded is more likely wrong (another port, or one that speaks
+            // TLS) than the server restarting: retry once.
+            _ if matches!(error, Error::Connect { .. } | Error::Transport { .. }) => {
                 failed < 2 || self.has_responded(&request.url)
             }
             _ => true,

@@ -64,7 +64,9 @@ async fn tls_errors_say_what_to_do() {
     }
 
     let plain = format!("http://localhost:{port}");
-    lode.run(&["list", "--host", &plain]).await.expect_failure(&["uses https", &format!("write {secure}")]);
+    let without_tls = lode.run(&["list", "--host", &plain]).await;
+    without_tls.expect_failure(&["uses https", &format!("write {secure}")]);
+    assert!(!without_tls.stderr.contains("trying again"), "{without_tls:?}");
     let other = Server::fresh().await;
     let secure = format!("https://localhost:{}", other.address.port());
     lode.run(&["list", "--host", &secure]).await.expect_failure(&[
