@@ -11,7 +11,7 @@ mod webhook_signature;
 
 use std::time::Duration;
 
-use crate::{OpenError, Registry, metrics};
+use crate::{OpenError, Registry, error::chain, metrics};
 
 /// The shortest interval between two runs of a job, even if a setting is shorter.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ pub(crate) fn start(registry: &Registry) -> Result<(), OpenError> {
             tokio::time::sleep(pause).await;
             pause = interval;
             if let Err(error) = gc.gc_scheduled().await {
-                tracing::error!(error = &error as &dyn std::error::Error, "garbage collection failed");
+                tracing::error!(error = chain(&error), "garbage collection failed");
             }
         }
     });
@@ -48,7 +48,7 @@ pub(crate) fn start(registry: &Registry) -> Result<(), OpenError> {
         let interval = (purge.config().upload_expiry / 2).clamp(SHORTEST_INTERVAL, PURGE_INTERVAL);
         loop {
             if let Err(error) = expire_uploads::run(&purge).await {
-                tracing::error!(error = &error as &dyn std::error::Error, "failed to delete expired uploads");
+                tracing::error!(error = chain(&error), "failed to delete expired uploads");
             }
             tokio::time::sleep(interval).await;
         }

@@ -229,7 +229,7 @@ fn storage_error(
             Error::io(what, io::Error::new(io::ErrorKind::NotFound, error))
         }
         other if is_full(other) => Error::StorageFull,
-        _ => Error::Unavailable { what, source: error.into() },
+        other => Error::Unavailable { what, source: refusal_reason(&crate::error::chain(other)).into() },
     }
 }
 
