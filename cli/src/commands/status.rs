@@ -85,16 +85,18 @@ fn lines(url: &str, status: &Value) -> Vec<String> {
         ),
         format!("storage   {} {}", text(status, "/storage/kind"), text(status, "/storage/location")),
     ];
-    lines.push(match status.pointer("/storage/content").filter(|content| !content.is_null()) {
-        Some(content) => format!(
-            "content   {} in {}; {} without sharing; measured {}",
-            size(content, "/stored_bytes"),
-            count(content, "/blobs", "blob"),
-            size(content, "/logical_bytes"),
-            time(&text(content, "/measured_at"))
-        ),
-        None => "content   not measured yet".to_owned(),
-    });
+    match status.pointer("/storage/content").filter(|content| !content.is_null()) {
+        Some(content) => {
+            lines.push(format!(
+                "content   {} in {}; {} without sharing",
+                size(content, "/stored_bytes"),
+                count(content, "/blobs", "blob"),
+                size(content, "/logical_bytes"),
+            ));
+            lines.push(format!("measured  {}", time(&text(content, "/measured_at"))));
+        }
+        None => lines.push("content   not measured yet".to_owned()),
+    }
     for disk in status.pointer("/storage/disks").and_then(Value::as_array).into_iter().flatten() {
         let free = format!("{} free of {}", size(disk, "/free_bytes"), size(disk, "/size_bytes"));
         lines.push(format!("disk      {}: {free}", text(disk, "/folder")));
@@ -243,7 +245,8 @@ mod tests {
                 "started   2023-11-14 22:13 UTC, up 2h 5m",
                 "database  sqlite, 1 of 9 connections in use",
                 "storage   folder /srv/lode",
-                "content   1.0 kB in 4 blobs; 3.0 kB without sharing; measured 2023-11-14 22:13 UTC",
+                "content   1.0 kB in 4 blobs; 3.0 kB without sharing",
+                "measured  2023-11-14 22:13 UTC",
                 "disk      data: 5.0 GB free of 10.0 GB",
                 "waiting   1 manifest, 2 blobs and 0 deletions for a collection, 700 B",
             ]
