@@ -10,6 +10,7 @@ use toml::{Table, Value};
 use crate::{
     args,
     error::{CANNOT_RUN, Failure, Outcome},
+    suggest::closest,
 };
 
 /// The setting that is an address, or a port.
@@ -57,11 +58,8 @@ pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
     let demo = take_bool(&mut table, "demo", args.demo)?;
     let mut worker = take_table(&mut table, "worker")?;
     // The table may also have the settings of a remote worker; they have no effect here.
-    let known = kinds::<lode_worker::Config>();
-    if let Some(key) = worker.keys().find(|key| known.iter().all(|(known, _)| known != *key)) {
-        return Err(Failure::new(format!("[worker] in the file has no setting `{key}`")).code(CANNOT_RUN));
-    }
-
+    check_keys::<lode_worker::Config>(&worker, args.config.as_deref(), "[worker] of ")?;
+    check_keys::<lode_registry::Config>(&table, args.config.as_deref(), "")?;
     let flags = [
         ("listen", args.listen.clone().map(Value::from)),
         ("data", args.data.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
@@ -92,6 +90,7 @@ pub(crate) fn data_location(args: &args::DataLocation, env: Env) -> Outcome<lode
     for other in ["no_worker", "demo", "worker"] {
         table.remove(other);
     }
+    check_keys::<lode_registry::Config>(&table, args.config.as_deref(), "")?;
     let flags = [
         ("data", args.data.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
         ("database", args.database.clone().map(Value::from)),
@@ -103,6 +102,7 @@ pub(crate) fn data_location(args: &args::DataLocation, env: Env) -> Outcome<lode
 pub(crate) fn worker(args: &args::Worker, env: Env) -> Outcome<lode_worker::Config> {
     let mut table = read_file(args.config.as_deref())?;
     let worker = take_table(&mut table, "worker")?;
+    check_keys::<lode_worker::Config>(&worker, args.config.as_deref(), "[worker] of ")?;
     let sources: Vec<String> = args.source.iter().map(|path| path.to_string_lossy().into_owned()).collect();
     let flags = [
         ("registry", args.registry.clone().map(Value::from)),
@@ -159,7 +159,9 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
                     (None, Err(error)) => error.message().to_owned(),
                     (None, Ok(_)) => "invalid value".to_owned(),
                 };
-                Failure::new(format!("{variable} is `{}`: {why}", shown(&key, &text))).code(CANNOT_RUN)
+                let failure =
+                    Failure::new(format!("{variable} is `{}`: {why}", shown(&key, &text))).code(CANNOT_RUN);
+                if key == LISTEN { failure.hint(LISTEN_HINT) } else { failure }
             })?;
             table.insert(key, value);
         }
@@ -296,15 +298,29 @@ fn list_or_one<C: DeserializeOwned>(key: &str, values: &[String]) -> Option<Valu
 
 fn read_file(path: Option<&Path>) -> Outcome<Table> {
     let Some(path) = path else { return Ok(Table::new()) };
-    let named = |error: &dyn std::error::Error| {
-        Failure::with_source(format!("{}", path.display()), error).code(CANNOT_RUN)
-    };
-    let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::with_source(format!("cannot read the settings file {}", path.display()), &error)
+            .code(CANNOT_RUN)
+    })?;
     text.parse().map_err(|error: toml::de::Error| {
         // The line itself may contain a password.
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         let line = before.matches('\n').count() + 1;
         Failure::new(format!("{}: line {line}: {}", path.display(), error.message())).code(CANNOT_RUN)
+    })
+}
+
+/// Fails if the file, or its table `place`, has a key that `C` does not have.
+fn check_keys<C: Serialize + Default>(table: &Table, file: Option<&Path>, place: &str) -> Outcome {
+    let known = kinds::<C>();
+    let known = || known.iter().map(|(key, _)| key.as_str());
+    let (Some(file), Some(key)) = (file, table.keys().find(|key| known().all(|known| known != *key))) else {
+        return Ok(());
+    };
+    let failure = Failure::new(format!("{place}{} has no setting `{key}`", file.display())).code(CANNOT_RUN);
+    Err(match closest(key, known()) {
+        Some(similar) => failure.hint(format!("did you mean `{similar}`?")),
+        None => failure.hint("`lode serve --print-config` prints the settings"),
     })
 }
 

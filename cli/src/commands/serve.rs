@@ -55,6 +55,8 @@ pub(crate) async fn run(args: Serve) -> Outcome {
         None => shown.clone(),
     };
     let data = config.data.clone();
+    // A local worker has its cache there.
+    let is_data_used = !no_worker || config.database.is_none() || config.storage.is_none();
     config.wait_for_worker |= !no_worker;
     if demo && config.wait_for_model.is_none() {
         config.wait_for_model = Some(demo::NAME.to_owned());
@@ -110,7 +112,7 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     let mut serving =
         spawn_boxed(async move { server.serve(public, tls, wait_for_stop(public_stopped)).await });
     ui::print_line(format!("listening on {scheme}://{address}"))?;
-    if data.is_relative() {
+    if is_data_used && data.is_relative() {
         ui::print_line(format!("data folder: {}", absolute(&data).display()))?;
     }
     if let Some(path) = setup {
