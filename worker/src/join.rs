@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
-use lode_client::Secret;
+use lode_client::{Secret, TlsProblem};
 use lode_model::error_chain;
 use lode_model::reference::Name;
 use reqwest::{Client, Method, RequestBuilder};
@@ -89,7 +89,7 @@ struct HeartbeatReply {
 
 /// Why a registration failed.
 enum RegisterError {
-    /// The registry refused the token, or its absence: an operator has to change a setting.
+    /// An operator has to change a setting, most likely the token or the URL of the registry.
     Refused { error: String, hint: &'static str },
     /// Retry.
     Failed(String),
@@ -158,7 +158,7 @@ impl Membership {
                 Err(error) => {
                     match error {
                         RegisterError::Refused { error, hint } => tracing::error!(
-                            registry = %self.registry, error, hint, "the registry refused this worker; will retry"
+                            registry = %self.registry, error, hint, "registration refused; will retry"
                         ),
                         RegisterError::Failed(error) => {
                             tracing::warn!(registry = %self.registry, error, "registration failed; will retry");
@@ -230,13 +230,27 @@ impl Membership {
         });
         let request = self.request(Method::POST, "lode/v1/workers", self.token.as_ref());
         let response = request.map_err(RegisterError::Failed)?.json(&body).send().await;
-        let response = response.map_err(|error| RegisterError::Failed(error_chain(&error)))?;
+        let response = response.map_err(|error| {
+            let unread = error.is_request() && !error.is_connect() && !error.is_timeout();
+            let hint = match TlsProblem::of(&error) {
+                Some(problem) => tls_hint(problem),
+                None if unread && self.registry.scheme() == "http" => {
+                    Some("the port does not use http: write https:// in --registry, if it uses https")
+                }
+                None => None,
+            };
+            let error = error_chain(&error);
+            hint.map_or(RegisterError::Failed(error.clone()), |hint| RegisterError::Refused { error, hint })
+        })?;
         let status = response.status();
         if !status.is_success() {
-            let text = response.text().await.unwrap_or_default();
-            let problem: Option<Value> = serde_json::from_str(&text).ok();
-            let detail = problem.as_ref().and_then(|problem| problem["detail"].as_str()).unwrap_or(&text);
-            let error = format!("{status}: {}", detail.chars().take(300).collect::<String>());
+            // Other bodies are pages of a proxy.
+            let problem: Option<Value> = response.json().await.ok();
+            let detail = problem.as_ref().and_then(|problem| problem["detail"].as_str());
+            let error = detail.map_or_else(
+                || status.to_string(),
+                |detail| format!("{status}: {}", detail.chars().take(300).collect::<String>()),
+            );
             return Err(match refusal_hint(status, self.token.is_some()) {
                 Some(hint) => RegisterError::Refused { error, hint },
                 None => RegisterError::Failed(error),
@@ -348,6 +362,21 @@ fn refusal_hint(status: StatusCode, has_token: bool) -> Option<&'static str> {
             "the server has no worker token, so only workers on its own machine may join: set the same LODE_WORKER_TOKEN for the server and this worker",
         ),
         _ => None,
+    }
+}
+
+/// A hint on what to change after a failed TLS handshake, unless time may help.
+fn tls_hint(problem: TlsProblem) -> Option<&'static str> {
+    match problem {
+        TlsProblem::UnknownAuthority => Some(
+            "no authority that this machine trusts has signed the certificate: name a PEM file with the authority in --ca-file (LODE_CA_FILE)",
+        ),
+        TlsProblem::WrongName => Some("the certificate is not for this host: use a name that it lists"),
+        TlsProblem::Expired => {
+            Some("the certificate has expired: renew it, and check the clock of this machine")
+        }
+        TlsProblem::NotTls => Some("the port does not use https: write http:// in --registry"),
+        TlsProblem::Other => None,
     }
 }
 
