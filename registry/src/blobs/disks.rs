@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use tokio::task::spawn_blocking;
 
 use super::files::folder_of;
+use super::remote;
 use super::storage::{Blobs, is_data_used};
 use crate::Config;
 use crate::metrics::Disk;
@@ -41,11 +42,7 @@ impl Blobs {
     /// The kind of the storage and its place: `folder` and a path, or a scheme such as `s3` and a URL.
     pub(crate) fn location(&self, config: &Config) -> (String, String) {
         match &config.storage {
-            Some(url) if url.scheme() != "file" => {
-                let path = url.path();
-                let host = url.host_str().unwrap_or_default();
-                (url.scheme().to_owned(), format!("{}://{host}{path}", url.scheme()))
-            }
+            Some(url) if url.scheme() != "file" => (url.scheme().to_owned(), remote::place(url)),
             Some(url) => {
                 let path = folder_of(url).map(|folder| folder.display().to_string());
                 ("folder".to_owned(), path.unwrap_or_else(|_| url.path().to_owned()))

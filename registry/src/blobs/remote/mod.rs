@@ -16,6 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::TryStreamExt;
 use futures::stream::{self, BoxStream, StreamExt};
+use lode_client::TlsProblem;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::signer::Signer;
@@ -53,6 +54,8 @@ struct Inner {
     signer: Option<Arc<dyn Signer>>,
     /// Prefix of every key.
     prefix: Path,
+    /// The bucket and the prefix, for messages.
+    place: String,
     /// Memory for parts, in units of 1 MiB.
     pool: Arc<Semaphore>,
 }
@@ -71,6 +74,7 @@ impl Remote {
             signer: clients.signer.filter(|_| redirect),
             prefix: Path::from_url_path(url.path())
                 .map_err(|error| OpenError::Config { setting: "storage", reason: error.to_string() })?,
+            place: place(url),
             pool: Arc::new(Semaphore::new(POOL_BYTES >> 20)),
         })))
     }
@@ -83,14 +87,13 @@ impl Remote {
         let mut listed = self.0.store.list(Some(&self.path(key::UPLOADS)));
         match tokio::time::timeout(PING_TIMEOUT, listed.next()).await {
             Ok(None | Some(Ok(_))) => {}
-            Ok(Some(Err(error))) if is_refusal(&error) => {
-                return Err(OpenError::Config {
-                    setting: "storage",
-                    reason: refusal_reason(&crate::error::chain(&error)),
-                });
-            }
             Ok(Some(Err(error))) => {
-                tracing::warn!(error = crate::error::chain(&error), "object storage is not reachable yet");
+                let reason = one_line_reason(&error);
+                if is_refusal(&error) {
+                    let reason = format!("{}: {reason}", self.0.place);
+                    return Err(OpenError::Config { setting: "storage", reason });
+                }
+                tracing::warn!(error = reason, "object storage is not reachable yet");
             }
             Err(_) => tracing::warn!("object storage is not reachable yet"),
         }
@@ -229,31 +232,30 @@ fn storage_error(
             Error::io(what, io::Error::new(io::ErrorKind::NotFound, error))
         }
         other if is_full(other) => Error::StorageFull,
-        other => Error::Unavailable { what, source: refusal_reason(&crate::error::chain(other)).into() },
+        other => Error::Unavailable { what, source: one_line_reason(other).into() },
     }
 }
 
-/// Whether the error of a list is permanent: no such bucket, or no access with these credentials. Some gateways respond
-/// with 404 to an unknown key.
+/// Whether the error of a list is permanent, such as no bucket of that name, or no access with these credentials.
 fn is_refusal(error: &object_store::Error) -> bool {
     use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
-    const WORDS: [&str; 7] = [
-        "NoSuchBucket",
-        "AccessDenied",
-        "InvalidAccessKeyId",
-        "SignatureDoesNotMatch",
-        "status code: 401",
-        "status code: 403",
-        "status code: 404",
-    ];
+    const TEMPORARY: [&str; 2] = ["408", "429"];
+    const OTHER_REGION: &str = "incorrectly configured region";
     let text = crate::error::chain(error);
+    let status = text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3)).unwrap_or_default();
     matches!(error, NotFound { .. } | PermissionDenied { .. } | Unauthenticated { .. })
-        || WORDS.iter().any(|word| text.contains(word))
+        || status.starts_with('4') && !TEMPORARY.contains(&status)
+        || text.contains(OTHER_REGION)
+        || TlsProblem::of(error) == Some(TlsProblem::NotTls)
 }
 
-/// The reason of a refusal on one line: the code and the message of the XML document that the storage sent, or the
+/// The reason of a failure on one line: the code and the message of the XML document that the storage sent, or the
 /// whole text.
-fn refusal_reason(text: &str) -> String {
+fn one_line_reason(error: &object_store::Error) -> String {
+    if TlsProblem::of(error) == Some(TlsProblem::NotTls) {
+        return "the endpoint does not use https on this port: write http:// in its URL".to_owned();
+    }
+    let text = crate::error::chain(error);
     let element = |name: &str| {
         let (_, rest) = text.split_once(&format!("<{name}>"))?;
         rest.split_once(&format!("</{name}>")).map(|(content, _)| content.trim())
@@ -267,6 +269,11 @@ fn refusal_reason(text: &str) -> String {
     }
 }
 
+/// The bucket and the prefix of object storage.
+pub(super) fn place(url: &Url) -> String {
+    format!("{}://{}{}", url.scheme(), url.host_str().unwrap_or_default(), url.path())
+}
+
 /// Whether the storage is full. Providers have no common code for it, so this checks the HTTP status and the
 /// texts of MinIO, Ceph and others.
 fn is_full(error: &object_store::Error) -> bool {
@@ -278,31 +285,44 @@ fn is_full(error: &object_store::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_refusal, refusal_reason};
+    use super::{is_refusal, one_line_reason};
+
+    fn error(text: &str) -> object_store::Error {
+        object_store::Error::Generic { store: "S3", source: text.into() }
+    }
 
     #[test]
-    fn an_unknown_key_is_refused_by_each_gateway() {
-        let error = |text: &str| object_store::Error::Generic { store: "S3", source: text.into() };
-        let gateway = "Server returned non-2xx status code: 404 Not Found: <Error><Code>XAdminUserNotFound</Code></Error>";
-        assert!(is_refusal(&error(gateway)));
-        assert!(is_refusal(&error("<Error><Code>InvalidAccessKeyId</Code></Error>")));
-        assert!(!is_refusal(&error(
-            "Server returned non-2xx status code: 503 Service Unavailable: SlowDown"
+    fn permanent_refusals_are_recognised() {
+        let status = "Server returned non-2xx status code:";
+        for permanent in [
+            "404 Not Found: <Error><Code>XAdminUserNotFound</Code></Error>",
+            "403 Forbidden: <Error><Code>InvalidAccessKeyId</Code></Error>",
+            "400 Bad Request: <Error><Code>AuthorizationHeaderMalformed</Code></Error>",
+        ] {
+            assert!(is_refusal(&error(&format!("{status} {permanent}"))), "{permanent}");
+        }
+        assert!(is_refusal(&error(
+            "Received redirect without LOCATION, this normally indicates an incorrectly configured region"
         )));
+        for temporary in ["503 Service Unavailable: SlowDown", "429 Too Many Requests", "408 Request Timeout"]
+        {
+            assert!(!is_refusal(&error(&format!("{status} {temporary}"))), "{temporary}");
+        }
         assert!(!is_refusal(&error("tcp connect error: Connection refused")));
     }
 
     #[test]
-    fn a_refusal_is_one_line() {
-        let s3 = "Generic S3 error: Error performing GET http://127.0.0.1:9000/b?list-type=2 in 3ms - Server returned non-2xx status code: 403 Forbidden: <?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>InvalidAccessKeyId</Code><Message>The access key ID you provided does not exist in our records.</Message><Resource></Resource></Error>";
+    fn a_reason_is_one_line() {
+        let reason = |text: &str| one_line_reason(&error(text));
+        let s3 = "Error performing GET http://127.0.0.1:9000/b?list-type=2 in 3ms - Server returned non-2xx status code: 403 Forbidden: <?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>InvalidAccessKeyId</Code><Message>The access key ID you provided does not exist in our records.</Message><Resource></Resource></Error>";
         assert_eq!(
-            refusal_reason(s3),
+            reason(s3),
             "the object storage refused the request: InvalidAccessKeyId: The access key ID you provided does not exist in our records."
         );
         assert_eq!(
-            refusal_reason("403: <Error>\n<Code>AccessDenied</Code></Error>"),
+            reason("403: <Error>\n<Code>AccessDenied</Code></Error>"),
             "the object storage refused the request: AccessDenied"
         );
-        assert_eq!(refusal_reason("no such\n  bucket"), "no such bucket");
+        assert_eq!(reason("no such\n  bucket"), "Generic S3 error: no such bucket");
     }
 }
