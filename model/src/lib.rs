@@ -24,12 +24,14 @@ pub mod xet;
 
 mod error_chain;
 mod formats;
+mod json_types;
 mod oci;
 mod source;
 mod template;
 
 pub use error_chain::error_chain;
 pub use formats::{gguf, onnx, read_at, safetensors, tensor};
+pub use json_types::with_json_types;
 pub use oci::{config, digest, files_view, manifest, media_type, reference};
 pub use recognise::{index, lineage, runnable};
 pub use template::{go_template, prompt_template};

@@ -12,6 +12,7 @@ use lode_model::import::UnknownConversion;
 use lode_model::json_outline::OutlineError;
 use lode_model::modelfile::{ParameterError, UnknownRole};
 use lode_model::reference::{Reference, ReferenceError, Repository, Tag};
+use lode_model::with_json_types;
 use uuid::Uuid;
 
 use crate::Error;
@@ -71,7 +72,7 @@ pub(crate) enum Failure {
     Overloaded,
     #[error("missing request body")]
     BodyMissing,
-    #[error("invalid request body: {0}")]
+    #[error("invalid request body: {}", with_json_types(&.0.to_string()))]
     Json(#[source] serde_path_to_error::Error<serde_json::Error>),
     /// The same for a part of the body that is parsed separately.
     #[error("invalid request body: {}", locate_json_error(part, source))]
@@ -427,7 +428,7 @@ fn status_of(error: &Error) -> StatusCode {
 
 /// An error and its path within a part of the body.
 fn locate_json_error(part: &str, error: &serde_path_to_error::Error<serde_json::Error>) -> String {
-    let inner = error.inner();
+    let inner = with_json_types(&error.inner().to_string());
     match error.path().to_string() {
         path if path == "." => format!("{part}: {inner}"),
         path if path.starts_with('[') => format!("{part}{path}: {inner}"),

@@ -272,11 +272,11 @@ async fn unsupported_fields_are_refused_by_name() {
         (chat, "tool_choice", json!("any"), "tool_choice: expected `none`, `auto`, `required`"),
         (chat, "messages", json!([]), "messages is missing or empty"),
         (chat, "messages", json!(null), "messages is missing or empty"),
-        (chat, "temperature", json!("hot"), "temperature: invalid type: string \"hot\", expected f64"),
+        (chat, "temperature", json!("hot"), "temperature: invalid type: string \"hot\", expected a number"),
         (chat, "max_tokens", json!(1e30), "max_tokens: invalid type: floating point"),
         (chat, "stop", json!(5), "stop: expected a string or a list of strings"),
         (chat, "stream", json!("yes"), "stream: invalid type: string \"yes\", expected a boolean"),
-        (chat, "messages", json!("Hi"), "messages: invalid type: string \"Hi\", expected a sequence"),
+        (chat, "messages", json!("Hi"), "messages: invalid type: string \"Hi\", expected a list"),
         (
             chat,
             "messages",

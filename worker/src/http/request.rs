@@ -12,6 +12,7 @@ use lode_client::{Charge, Urgency, read_body};
 use lode_model::digest::Digest;
 use lode_model::json_outline::{Outline, OutlineError};
 use lode_model::reference::Repository;
+use lode_model::with_json_types;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
@@ -156,7 +157,8 @@ fn parse<T: DeserializeOwned>(body: &[u8], charge: &mut Charge) -> Result<T, Err
         // Tracking the path takes memory for each key, so only a failed parse is repeated with it.
         let tracked: Result<T, _> =
             serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(body));
-        Error::Invalid(tracked.err().map_or_else(|| error.to_string(), |error| error.to_string()))
+        let message = tracked.err().map_or_else(|| error.to_string(), |error| error.to_string());
+        Error::Invalid(with_json_types(&message))
     };
     let outline = Outline::read(body).map_err(|error| match error {
         OutlineError::Json(error) => invalid(error),
