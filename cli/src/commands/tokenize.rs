@@ -1,5 +1,5 @@
-//! `lode tokenize NAME`: converts standard input to token ids and back, for any architecture and without a
-//! worker.
+//! `lode tokenize NAME [TEXT]`: converts a text, or standard input, to token ids and back, for any architecture and
+//! without a worker.
 
 use std::io::Read;
 
@@ -22,10 +22,15 @@ const MAX_INPUT: u64 = 4 << 30;
 pub(crate) async fn run(connection: &Connection, args: Tokenize) -> Outcome {
     let target = connection.target(&args.name)?;
     let tokenizer = load_tokenizer(&target).await?;
-    let mut input = Vec::new();
-    std::io::stdin().lock().take(MAX_INPUT).read_to_end(&mut input)?;
-    let text = String::from_utf8(input)
-        .map_err(|error| Failure::with_source("standard input is not UTF-8", &error))?;
+    let text = match args.text {
+        Some(text) => text,
+        None => {
+            let mut input = Vec::new();
+            std::io::stdin().lock().take(MAX_INPUT).read_to_end(&mut input)?;
+            String::from_utf8(input)
+                .map_err(|error| Failure::with_source("standard input is not UTF-8", &error))?
+        }
+    };
     if args.decode {
         let ids = parse_ids(&text)?;
         let ids: Vec<u32> =
