@@ -76,8 +76,10 @@ impl UploadStats {
             );
         }
         let saved = if total == 0 { 100.0 } else { self.shared_bytes as f64 * 100.0 / total as f64 };
+        let share = format!(", which saved {saved:.1}%");
+        let share = if share.ends_with(" 0.0%") { "" } else { &share };
         format!(
-            "sent {} in {}{resumed}; {} in {} were there already, which saved {saved:.1}%",
+            "sent {} in {}{resumed}; {} in {} were there already{share}",
             ui::format_size(self.sent_bytes),
             ui::counted(self.sent_blobs, "blob"),
             ui::format_size(self.shared_bytes),

@@ -2,7 +2,10 @@
 
 use time::{Duration, OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::ui;
+use crate::{
+    error::{Failure, Outcome},
+    ui,
+};
 
 /// Times that are further away stand for "never": a model that stays loaded has such an expiry.
 const FOREVER: Duration = Duration::days(100 * 365);
@@ -15,6 +18,14 @@ pub(crate) fn show_time(text: &str) -> String {
 /// Shows the time in a field of a JSON object, or `missing` if the object has no such field.
 pub(crate) fn show_field(object: &serde_json::Value, key: &str, missing: &str) -> String {
     object[key].as_str().map_or_else(|| missing.to_owned(), show_time)
+}
+
+/// Reads a duration such as `12h`.
+pub(crate) fn parse_duration(text: &str) -> Outcome<std::time::Duration> {
+    humantime::parse_duration(text).map_err(|_| {
+        Failure::new(format!("`{text}` is not a duration"))
+            .hint("a duration is a number with a unit, such as 12h, 30d or 1year")
+    })
 }
 
 /// `1 day`, `90 minutes`: the largest unit of which it is a multiple.

@@ -28,7 +28,9 @@ pub enum Error {
     /// create it.
     #[error("repository {repository} does not exist, or you may not write to it: {needs}")]
     PushHidden { repository: Repository, needs: String },
-    #[error("no restorable removal for `{reference}`")]
+    #[error(
+        "nothing to restore for `{reference}`: it was not removed, or the time to restore it has passed (`lode gc history` lists removals)"
+    )]
     RemovalUnknown { reference: Reference },
     /// Restoring a tag that has been set again since its removal.
     #[error("tag {tag} is in use; delete it first, or undo by digest")]

@@ -21,7 +21,7 @@ use crate::{
     error::{Failure, Outcome},
     pages::{fetch_all, fetch_lists},
     table::Table,
-    times::show_field,
+    times::{parse_duration, show_field},
     ui,
 };
 
@@ -244,9 +244,7 @@ fn unknown_token(error: lode_client::Error, args: &TokenRevoke) -> Failure {
 }
 
 async fn create_token(registry: &Registry, args: TokenCreate) -> Outcome {
-    let expires = humantime::parse_duration(&args.expires)
-        .map_err(|error| Failure::with_source(format!("`{}` is not a duration", args.expires), &error))
-        .map_err(|failure| failure.hint("a duration is a number with a unit, such as 12h, 30d or 1year"))?;
+    let expires = parse_duration(&args.expires)?;
     let mut body = json!({
         "name": args.name, "access": value_name(args.access), "targets": args.targets,
         "expires_in_seconds": expires.as_secs(),

@@ -13,7 +13,7 @@ use crate::{
     connect::Connection,
     error::{Failure, Outcome},
     table::Table,
-    times::show_time,
+    times::{parse_duration, show_time},
     ui,
 };
 
@@ -59,9 +59,7 @@ fn first_page(args: &Audit, limit: usize) -> Outcome<String> {
         add("outcome", outcome.get_name());
     }
     if let Some(text) = &args.since {
-        let ago = humantime::parse_duration(text)
-            .map_err(|error| Failure::with_source(format!("`{text}` is not a duration"), &error))?;
-        add("since", &time_before(ago)?);
+        add("since", &time_before(parse_duration(text)?)?);
     }
     Ok(path)
 }

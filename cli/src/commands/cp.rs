@@ -80,7 +80,8 @@ async fn copy(source: &Target, destination: &Target, raw: RawManifest, json: boo
     if json {
         return print_json(source, destination, &digest.to_string(), sent);
     }
-    ui::print_message(format!("copied {source} to {} on {}", destination, destination.registry.host()));
+    let host = destination.registry.host();
+    ui::print_message(format!("copied {source} to {destination} on {host}: {digest}"));
     Ok(())
 }
 

@@ -18,8 +18,11 @@ pub(crate) fn database_file(config: &Config) -> Result<PathBuf, OpenError> {
             let path = format!("{}{}", url.host_str().unwrap_or_default(), url.path());
             percent_encoding::percent_decode_str(&path).decode_utf8_lossy().into_owned().into()
         }
-        Some(_) => {
-            let reason = "this command supports only SQLite databases".to_owned();
+        Some(url) => {
+            let reason = format!(
+                "expected a SQLite database as the source, got `{}`; tools of PostgreSQL, such as pg_dump, copy its databases",
+                url.scheme()
+            );
             return Err(OpenError::Config { setting: "database", reason });
         }
     };
