@@ -77,7 +77,7 @@ fn describe_waiting(waiting: &Value) -> Option<String> {
         Some(_) => format!("; `lode gc undo` restores a manifest for {} more", duration("undo_seconds")),
     };
     Some(format!(
-        "waiting: {at_least}{}, {} and {} ({}) without references\ndeletion: {} after the last reference was removed and the lease of the upload ended; the first at the earliest {}{undo}",
+        "waiting: {at_least}{}, {} and {} ({}) without references\ndeletion: {} after the last reference was removed and after the upload lease, the first at the earliest {}{undo}",
         ui::counted(manifests, "manifest"),
         // Of repositories to blobs. Older servers do not count them.
         ui::counted(number("links").unwrap_or_default(), "link"),
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(
             describe_waiting(&waiting),
             Some(format!(
-                "waiting: 1 manifest, 5 links and 3 blobs (8.7 MB) without references\ndeletion: 1 day after the last reference was removed and the lease of the upload ended; the first at the earliest {}; `lode gc undo` restores a manifest for 1 hour more",
+                "waiting: 1 manifest, 5 links and 3 blobs (8.7 MB) without references\ndeletion: 1 day after the last reference was removed and after the upload lease, the first at the earliest {}; `lode gc undo` restores a manifest for 1 hour more",
                 show_time("2023-11-14T22:13:20Z")
             ))
         );
