@@ -100,7 +100,7 @@ async fn change_own_password(registry: &Registry) -> Outcome {
     };
     let body = json!({ "password": new, "current_password": current });
     send(registry, Method::PATCH, &account_path(&text(&me, "name")), &body).await?;
-    ui::print_message("changed your password; sign in again in browsers");
+    ui::print_message("changed your password; sign in again in browsers, and with `lode login`");
     Ok(())
 }
 

@@ -28,7 +28,10 @@ pub(crate) fn database_file(config: &Config) -> Result<PathBuf, OpenError> {
     };
     match file.is_file() {
         true => Ok(file),
-        false => Err(Error::io(format!("opening {}", file.display()), io::ErrorKind::NotFound.into()).into()),
+        false => {
+            let missing = io::Error::new(io::ErrorKind::NotFound, "there is no such file");
+            Err(Error::io(format!("opening {}", file.display()), missing).into())
+        }
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) fn parse(text: &str) -> Outcome<Line<'_>> {
         _ => {
             let names = COMMANDS.iter().map(|entry| entry.name);
             return Err(unknown("command", name, names)
-                .hint("to send a message that begins with it, put the message between \"\"\""));
+                .hint("to send a message that begins with a slash, put it between \"\"\""));
         }
     };
     Ok(Line::Command(command))
