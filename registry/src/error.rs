@@ -134,10 +134,10 @@ pub enum Error {
     #[error("{}", if *.is_token { "the token is invalid, expired or revoked" } else { "wrong user name or password" })]
     CredentialsInvalid { is_token: bool },
     /// Too many failed sign-ins.
-    #[error("too many failed sign-ins; try again in {seconds} seconds")]
+    #[error("too many failed sign-ins; try again in {seconds} s")]
     Throttled { seconds: u64 },
     /// More requests than the settings allow.
-    #[error("too many requests; try again in {seconds} seconds")]
+    #[error("too many requests; try again in {seconds} s")]
     TooManyRequests { seconds: u64 },
     /// The account may do this, but its access token was not requested for it.
     #[error("the access token does not cover this; request one with this scope")]
