@@ -249,6 +249,16 @@ impl From<sqlx::Error> for OpenError {
     }
 }
 
+/// Postgres refuses a new session until an operator changes something: the role may not log in, a wrong password, no
+/// such database, or one that accepts no sessions. A running server recovers after that; a start does not wait for it.
+const SESSION_REFUSED: [&str; 4] = ["28000", "28P01", "3D000", "55000"];
+
+/// Whether Postgres refuses new sessions until an operator changes something.
+pub(crate) fn is_session_refused(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| SESSION_REFUSED.contains(&&*code))
+}
+
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         if is_disk_full(&error) {
@@ -267,6 +277,7 @@ impl From<sqlx::Error> for Error {
             _ => {
                 code.starts_with("08")
                     || ["53300", "57P01", "57P02", "57P03", "25006", "5", "261", "517"].contains(&&code[..])
+                    || SESSION_REFUSED.contains(&&code[..])
             }
         };
         match is_unavailable {
@@ -408,5 +419,14 @@ mod tests {
             assert!(matches!(error(code), Error::StorageFull), "{code}");
         }
         assert!(matches!(error("10"), Error::Database(_)), "another I/O error");
+    }
+
+    #[test]
+    fn a_database_that_refuses_sessions_is_unavailable() {
+        let error = |code| Error::from(sqlx::Error::Database(Box::new(Coded(code))));
+        for code in ["28000", "28P01", "3D000", "55000", "57P03", "53300"] {
+            assert!(matches!(error(code), Error::Unavailable { .. }), "{code}");
+        }
+        assert!(matches!(error("42P01"), Error::Database(_)), "no such table");
     }
 }

@@ -11,6 +11,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Postgres, Transaction};
 use url::Url;
 
+use crate::error::{DatabaseError, is_session_refused};
 use crate::time::now_ms;
 use crate::{Error, OpenError};
 
@@ -223,6 +224,9 @@ async fn wait_for_database(url: &Url, options: &PgConnectOptions, limit: Duratio
                 // It ran no statement, so an error on closing does not matter.
                 let _ = connection.close().await;
                 return Ok(());
+            }
+            Ok(Err(error)) if is_session_refused(&error) => {
+                return Err(Error::Database(DatabaseError(error)));
             }
             Ok(Err(error)) => Error::from(error),
             Err(_) => Error::from(timed_out()),
