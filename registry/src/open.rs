@@ -19,9 +19,10 @@ pub(crate) async fn open_limited(config: Config, limits: Limits) -> Result<Regis
     registry.start_worker_upkeep();
     registry.start_audit_log();
     registry.start_rate_upkeep();
-    registry.start_measuring();
     check_keys(&registry).await?;
     create_admin(&registry).await?;
+    // It also reports this server to the other replicas.
+    registry.start_measuring();
     registry.store().jobs_recover().await?;
     jobs::start_runner(&registry);
     if !registry.config().read_only {

@@ -56,8 +56,8 @@ impl Registry {
             0 => host,
             port => format!("{host}:{port}"),
         };
-        let reported =
-            self.store.replica_report(&self.jobs.holder, &address, version, state, FORGOTTEN_AFTER).await;
+        let limits = (ABSENT_AFTER, FORGOTTEN_AFTER);
+        let reported = self.store.replica_report(&self.jobs.holder, &address, version, state, limits).await;
         if let Err(error) = reported {
             tracing::debug!(error = chain(&error), "failed to report this server to the others; will retry");
         }

@@ -26,14 +26,15 @@ pub(crate) struct ReplicaRow {
 }
 
 impl Store {
-    /// Records that a replica runs, and deletes those that were not seen for `forgotten`.
+    /// Records that a replica runs. Deletes those that were not seen for `forgotten`, and earlier processes with the same
+    /// address that were not seen for `absent`.
     pub(crate) async fn replica_report(
         &self,
         id: &str,
         address: &str,
         version: &str,
         state: &str,
-        forgotten: Duration,
+        (absent, forgotten): (Duration, Duration),
     ) -> Result<(), Error> {
         let now = self.clock();
         let report = AssertSqlSafe(format!(
@@ -41,12 +42,15 @@ impl Store {
              values ($1, $2, $3, $4, {now}, {now})
              on conflict (id) do update set state = excluded.state, seen_at = excluded.seen_at"
         ));
-        let forget =
-            AssertSqlSafe(format!("delete from replicas where seen_at < {now} - cast($1 as bigint)"));
+        let forget = AssertSqlSafe(format!(
+            "delete from replicas where seen_at < {now} - cast($1 as bigint)
+             or address = $2 and id <> $3 and seen_at < {now} - cast($4 as bigint)"
+        ));
         let mut tx = self.begin().await?;
         query!(tx.conn(), c => sqlx::query(report).bind(id).bind(address).bind(version).bind(state)
             .execute(c).await.map(drop))?;
-        query!(tx.conn(), c => sqlx::query(forget).bind(millis(forgotten)).execute(c).await.map(drop))?;
+        query!(tx.conn(), c => sqlx::query(forget).bind(millis(forgotten)).bind(address).bind(id)
+            .bind(millis(absent)).execute(c).await.map(drop))?;
         tx.commit().await
     }
 

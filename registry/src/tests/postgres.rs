@@ -68,8 +68,8 @@ async fn replicas_are_listed_while_they_run() {
     assert_eq!(listed(1).await[0]["this_server"], true);
     // A server that no longer reports is absent, and is forgotten later.
     let store = first.registry.store();
-    let day = Duration::from_secs(24 * 3600);
-    store.replica_report("gone", "gone:5000", "0.1.0", "ready", day).await.unwrap();
+    let limits = (Duration::from_secs(45), Duration::from_secs(24 * 3600));
+    store.replica_report("gone", "gone:5000", "0.1.0", "ready", limits).await.unwrap();
     for (age_ms, state) in [(40_000, "ready"), (50_000, "absent")] {
         let mut tx = store.begin().await.unwrap();
         query!(tx.conn(), c => sqlx::query("update replicas set seen_at = seen_at - $1 where id = 'gone'")
@@ -80,7 +80,18 @@ async fn replicas_are_listed_while_they_run() {
         let gone = replicas.iter().find(|replica| replica["address"] == "gone:5000").unwrap();
         assert_eq!(gone["state"], state);
     }
-    store.replica_report("other", "other:5000", "0.1.0", "ready", Duration::from_secs(60)).await.unwrap();
+    // One that was restarted after a crash replaces its earlier process.
+    store.replica_report("restarted", "gone:5000", "0.1.0", "ready", limits).await.unwrap();
+    let replicas = listed(2).await;
+    let restarted = replicas.iter().find(|replica| replica["address"] == "gone:5000").unwrap();
+    assert_eq!(restarted["state"], "ready");
+    let mut tx = store.begin().await.unwrap();
+    query!(tx.conn(), c => sqlx::query("update replicas set seen_at = seen_at - 90000 where id = 'restarted'")
+        .execute(c).await.map(drop))
+    .unwrap();
+    tx.commit().await.unwrap();
+    let short = (Duration::from_secs(45), Duration::from_secs(60));
+    store.replica_report("other", "other:5000", "0.1.0", "ready", short).await.unwrap();
     let addresses: Vec<_> = listed(2).await.iter().map(|replica| replica["address"].clone()).collect();
     assert!(!addresses.contains(&json!("gone:5000")), "{addresses:?}");
 }
