@@ -182,6 +182,9 @@ impl From<lode_client::Error> for Failure {
             E::Connect { server, .. } => failure.hint(format!(
                 "is a server running at {server}? `lode serve` starts one; LODE_HOST or --host names another"
             )),
+            E::Redirect { server, target, .. } => failure.hint(format!(
+                "{target} is the storage of {server}: is it running, and does this machine reach it? With `redirect = false`, the server sends the content itself"
+            )),
             E::Unauthorized { server, .. } => failure
                 .hint(format!("`lode login {}` saves credentials for it", bare(server)))
                 .unauthorized(server),
@@ -196,6 +199,9 @@ impl From<lode_client::Error> for Failure {
             }
             E::Stalled { .. } => failure.hint(REPEAT),
             E::Busy { .. } => failure.hint("wait for the other download to end, or write to another folder"),
+            E::DigestMismatch { .. } => failure.hint(
+                "the content was damaged in the storage or on the way: repeat the command; `lode fsck` checks what a server has stored",
+            ),
             _ => failure,
         }
     }

@@ -36,6 +36,15 @@ pub enum Error {
         source: reqwest::Error,
     },
 
+    /// No connection to a server to which the registry redirects, such as its storage.
+    #[error("cannot connect to {target}, to which {server} redirects")]
+    Redirect {
+        server: String,
+        target: String,
+        #[source]
+        source: reqwest::Error,
+    },
+
     /// The egress policy permits no address of this host. Nothing was sent to it.
     #[error(
         "connection to {server} is not permitted: it has no public address and is not listed in the server's option `--allow-egress` (LODE_ALLOW_EGRESS)"
@@ -110,7 +119,10 @@ impl Error {
     /// Whether a retry of the request may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
-            Error::Connect { .. } | Error::Transport { .. } | Error::Stalled { .. } => true,
+            Error::Connect { .. }
+            | Error::Redirect { .. }
+            | Error::Transport { .. }
+            | Error::Stalled { .. } => true,
             Error::Refused { status, .. } => is_transient_status(*status),
             _ => false,
         }
@@ -119,7 +131,9 @@ impl Error {
     /// Why the connection has no TLS, if the failure is one of TLS.
     pub fn tls_problem(&self) -> Option<TlsProblem> {
         match self {
-            Error::Connect { source, .. } | Error::Transport { source, .. } => TlsProblem::of(source),
+            Error::Connect { source, .. }
+            | Error::Redirect { source, .. }
+            | Error::Transport { source, .. } => TlsProblem::of(source),
             _ => None,
         }
     }
@@ -139,6 +153,7 @@ impl Error {
     pub fn summary(&self) -> String {
         match self {
             Error::Connect { server, .. }
+            | Error::Redirect { server, .. }
             | Error::Transport { server, .. }
             | Error::Stalled { server, .. } => {
                 format!("the registry at {server} gave no usable response")

@@ -63,7 +63,9 @@ impl RetryNotice {
     pub(crate) fn report(&self, error: &Error, delay: Duration) {
         let took_long = match error {
             Error::Stalled { .. } => true,
-            Error::Connect { source, .. } | Error::Transport { source, .. } => source.is_timeout(),
+            Error::Connect { source, .. }
+            | Error::Redirect { source, .. }
+            | Error::Transport { source, .. } => source.is_timeout(),
             _ => false,
         };
         if took_long || delay >= MIN_REPORTED {

@@ -253,7 +253,7 @@ impl Inner {
         }
         match request.retry {
             Retry::Never => false,
-            Retry::IfUnsent if !matches!(error, Error::Connect { .. }) => false,
+            Retry::IfUnsent if !matches!(error, Error::Connect { .. } | Error::Redirect { .. }) => false,
             // The address of a server that never responded is more likely wrong (another port, or one that speaks
             // TLS) than the server restarting: retry once.
             _ if matches!(error, Error::Connect { .. } | Error::Transport { .. }) => {
@@ -306,7 +306,12 @@ impl Inner {
                         .map_err(|_| Error::Stalled { server: server.clone(), seconds: timeout.as_secs() })?,
                     None => sent.await,
                 }
-                .map_err(|source| transport_error(server.clone(), source))?;
+                .map_err(|source| match transport_error(server.clone(), source) {
+                    Error::Connect { server: target, source } if !at_home => {
+                        Error::Redirect { server: error::server(&request.url), target, source }
+                    }
+                    other => other,
+                })?;
             self.responsive_servers.lock().unwrap_or_else(PoisonError::into_inner).insert(server);
 
             let status = response.status();
