@@ -11,7 +11,7 @@ use std::{
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lode_client::Progress;
 
-use crate::error::Outcome;
+use crate::error::{Failure, Outcome};
 
 /// Prints one or more lines of text.
 pub(crate) fn print_line(text: impl AsRef<str>) -> Outcome {
@@ -119,6 +119,15 @@ pub(crate) fn has_styles() -> bool {
 /// Asks for a password on the terminal, which does not show it.
 pub(crate) fn ask_password(question: &str) -> Outcome<String> {
     Ok(rpassword::prompt_password(question)?)
+}
+
+/// Asks twice for a new password, because the terminal does not show it.
+pub(crate) fn ask_new_password() -> Outcome<String> {
+    let password = ask_password("New password: ")?;
+    match ask_password("The same again: ")? == password {
+        true => Ok(password),
+        false => Err(Failure::new("the two passwords differ: nothing was changed")),
+    }
 }
 
 pub(crate) fn stdin_is_terminal() -> bool {

@@ -179,7 +179,9 @@ async fn a_team_works_with_the_command_line() {
         bob.run_with_input(&["user", "password"], input.as_bytes()).await
     };
     change("a wrong password").await.expect_failure(&["wrong user name or password"]);
-    change(PASSWORD).await.expect_success();
+    let changed = change(PASSWORD).await.expect_success();
+    assert!(changed.stderr.contains("the saved login of this machine has the new password"), "{changed:?}");
+    bob.run(&["list"]).await.expect_success();
     bob.run_with_input(&["login", "--username", "bob", "--password-stdin"], b"another long password")
         .await
         .expect_success();

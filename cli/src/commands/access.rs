@@ -7,7 +7,7 @@ use std::path::Path;
 
 use clap::ValueEnum;
 use http::Method;
-use lode_client::{ByteSize, Registry};
+use lode_client::{ByteSize, CredentialKey, Login as Credential, Registry};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
 
@@ -17,7 +17,7 @@ use crate::{
         Grant, Group, GroupAdd, Key, KeyAdd, Protect, Quota, Robot, SetVisibility, Token, TokenCreate,
         TokenRevoke, TokenRotate, User, UserAdd, UserSet, Visibility,
     },
-    connect::Connection,
+    connect::{Connection, credential_file},
     error::{Failure, Outcome},
     pages::{fetch_all, fetch_lists},
     table::Table,
@@ -34,7 +34,7 @@ pub(crate) async fn user(connection: &Connection, command: User) -> Outcome {
         User::Add(UserAdd { name, password_stdin, server_role, json }) => {
             let mut body = json!({ "name": name });
             if password_stdin || ui::stdin_is_terminal() {
-                body["password"] = read_password()?.into();
+                body["password"] = read_new_password()?.into();
             }
             if let Some(role) = server_role {
                 body["server_role"] = value_name(role).into();
@@ -65,7 +65,7 @@ pub(crate) async fn user(connection: &Connection, command: User) -> Outcome {
         User::Set(UserSet { name, password_stdin, server_role, disable, enable }) => {
             let mut body = Map::new();
             if password_stdin {
-                body.insert("password".to_owned(), read_password()?.into());
+                body.insert("password".to_owned(), read_new_password()?.into());
             }
             if let Some(role) = server_role {
                 body.insert("server_role".to_owned(), value_name(role).into());
@@ -89,7 +89,7 @@ pub(crate) async fn user(connection: &Connection, command: User) -> Outcome {
 async fn change_own_password(registry: &Registry) -> Outcome {
     let me: Value = registry.json_get("lode/v1/me").await?;
     let (current, new) = match ui::stdin_is_terminal() {
-        true => (ui::ask_password("Current password: ")?, ui::ask_password("New password: ")?),
+        true => (ui::ask_password("Current password: ")?, ui::ask_new_password()?),
         false => {
             let both = read_password()?;
             let lines = both.split_once('\n').map(|(current, new)| (current.trim_end_matches('\r'), new));
@@ -98,9 +98,15 @@ async fn change_own_password(registry: &Registry) -> Outcome {
             (current.to_owned(), new.to_owned())
         }
     };
+    let name = text(&me, "name");
     let body = json!({ "password": new, "current_password": current });
-    send(registry, Method::PATCH, &account_path(&text(&me, "name")), &body).await?;
-    ui::print_message("changed your password; sign in again in browsers, and with `lode login`");
+    send(registry, Method::PATCH, &account_path(&name), &body).await?;
+    ui::print_message(
+        "changed your password; sign in again in browsers, and on other machines with `lode login`",
+    );
+    if replace_saved_password(&registry.credential_key(), &name, &current, &new)? {
+        ui::print_message("the saved login of this machine has the new password");
+    }
     Ok(())
 }
 
@@ -556,6 +562,20 @@ pub(super) fn items<'a>(listed: &'a Value, key: &str) -> impl Iterator<Item = &'
 
 pub(super) fn text(value: &Value, key: &str) -> String {
     value[key].as_str().unwrap_or_default().to_owned()
+}
+
+/// Replaces the password of this account in the saved login for the server, if that has the current one.
+fn replace_saved_password(server: &CredentialKey, name: &str, current: &str, new: &str) -> Outcome<bool> {
+    let Some(file) = credential_file() else { return Ok(false) };
+    let is_this = |login: &Credential| login.username == name && login.password == current;
+    let Some(saved) = file.get(server)?.filter(is_this) else { return Ok(false) };
+    file.set(server, Credential { password: new.to_owned(), ..saved })?;
+    Ok(true)
+}
+
+/// Like [`read_password`], but on a terminal it asks twice.
+fn read_new_password() -> Outcome<String> {
+    if ui::stdin_is_terminal() { ui::ask_new_password() } else { read_password() }
 }
 
 /// Reads a password from standard input; on a terminal it asks for it.
