@@ -237,14 +237,14 @@ pub(crate) async fn fetch_token(http: &reqwest::Client, request: TokenRequest<'_
     let requested_at = Instant::now();
     let server = error::server(&url);
     let response = request.send().await.map_err(|source| transport_error(server.clone(), source))?;
-    let status = response.status();
+    let (status, may_retry) = (response.status(), error::may_retry(&response));
     let body = read_limited(response, MAX_TOKEN_RESPONSE, &server).await?;
     if !status.is_success() {
         let entries = error::entries(&body);
         return Err(match status.as_u16() {
             400 | 401 => Error::Unauthorized { server, entries },
             403 => Error::Denied { server, entries },
-            _ => Error::Refused { server, status, entries },
+            _ => Error::Refused { server, status, may_retry, entries },
         });
     }
     let token_response: TokenResponse = serde_json::from_slice(&body)

@@ -78,9 +78,9 @@ pub enum Error {
     #[error("{server} denied the request{}", detail(.entries))]
     Denied { server: String, entries: Vec<ErrorEntry> },
 
-    /// Any other status that is not success, after the last retry.
+    /// Any other status that is not success, after the last retry. `may_retry`: a later request may succeed.
     #[error("{server} returned {status}{}", detail(.entries))]
-    Refused { server: String, status: StatusCode, entries: Vec<ErrorEntry> },
+    Refused { server: String, status: StatusCode, may_retry: bool, entries: Vec<ErrorEntry> },
 
     #[error("expected content with digest {expected}, got {got}")]
     DigestMismatch { expected: Digest, got: Digest },
@@ -123,7 +123,7 @@ impl Error {
             | Error::Redirect { .. }
             | Error::Transport { .. }
             | Error::Stalled { .. } => true,
-            Error::Refused { status, .. } => is_transient_status(*status),
+            Error::Refused { may_retry, .. } => *may_retry,
             _ => false,
         }
     }
@@ -207,7 +207,14 @@ impl Error {
     }
 }
 
-pub(crate) fn is_transient_status(status: StatusCode) -> bool {
+/// Whether a repetition of the request may succeed: the status is temporary, and the server does not forbid it with the
+/// header that the clients of OpenAI and Anthropic read, too.
+pub(crate) fn may_retry(response: &reqwest::Response) -> bool {
+    let forbidden = response.headers().get("x-should-retry").is_some_and(|value| value == "false");
+    is_transient_status(response.status()) && !forbidden
+}
+
+fn is_transient_status(status: StatusCode) -> bool {
     status.is_server_error()
         && status != StatusCode::NOT_IMPLEMENTED
         && status != StatusCode::INSUFFICIENT_STORAGE

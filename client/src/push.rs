@@ -504,7 +504,7 @@ impl<'a> BlobUpload<'a> {
             StatusCode::RANGE_NOT_SATISFIABLE | StatusCode::CONFLICT => {
                 Ok(ChunkOutcome::Uncertain(response_error(response, &url).await))
             }
-            status if error::is_transient_status(status) => {
+            _ if error::may_retry(&response) => {
                 Ok(ChunkOutcome::Uncertain(response_error(response, &url).await))
             }
             _ => Err(response_error(response, &url).await),

@@ -23,13 +23,13 @@ pub(crate) fn transport_error(server: String, source: reqwest::Error) -> Error {
 /// Converts an error response, including its body up to a limit.
 pub(crate) async fn response_error(response: reqwest::Response, url: &Url) -> Error {
     let server = error::server(url);
-    let status = response.status();
+    let (status, may_retry) = (response.status(), error::may_retry(&response));
     let body = read_limited(response, MAX_ERROR_BODY, &server).await.unwrap_or_default();
     let entries = error::entries(&body);
     match status {
         StatusCode::UNAUTHORIZED => Error::Unauthorized { server, entries },
         StatusCode::FORBIDDEN => Error::Denied { server, entries },
-        _ => Error::Refused { server, status, entries },
+        _ => Error::Refused { server, status, may_retry, entries },
     }
 }
 

@@ -208,7 +208,7 @@ impl Inner {
     ) -> Result<reqwest::Response, Error> {
         loop {
             let (error, wait) = match self.send_once(request).await {
-                Ok(response) if !error::is_transient_status(response.status()) => return Ok(response),
+                Ok(response) if !error::may_retry(&response) => return Ok(response),
                 Ok(response) if request.retry != Retry::Always => return Ok(response),
                 Ok(response) => {
                     let wait = retry::retry_after(response.headers());

@@ -1,7 +1,7 @@
 //! The APIs of the server, distinguished by path, and the error format of each.
 
 use axum::response::Response;
-use http::{HeaderValue, Request, header};
+use http::{HeaderName, HeaderValue, Request, header};
 
 use crate::http::error::FailureExtension;
 use crate::http::pages::prefers_html;
@@ -10,6 +10,8 @@ use crate::{Error, api, hf, hub, oci};
 
 /// Seconds after which a client may retry.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
+/// Tells clients not to repeat a request after a server error. OpenAI's and Anthropic's clients read it, and ours does.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// The API that a path belongs to, which determines the format of its errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +81,8 @@ pub(crate) fn format_failure(surface: Surface, id: &str, response: Response) -> 
         worded.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(*seconds));
     } else if failed.0.is_retryable() {
         worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+    } else if worded.status().is_server_error() && failed.0.is_permanent() {
+        worded.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
     }
     // The router has set the methods that a route supports.
     if let Some(methods) = response.headers().get(header::ALLOW) {
@@ -111,6 +115,13 @@ mod tests {
                 let response = format_failure(Surface::of_path(path), "id", failure.into_response());
                 assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
                 assert_eq!(response.headers()[header::RETRY_AFTER], "5", "{path}");
+                assert!(!response.headers().contains_key(SHOULD_RETRY), "{path}");
+            }
+            let refused = Error::UpstreamInvalid(Arc::new(std::io::Error::other("wrong password")));
+            for failure in [refused, Error::SetupPending].map(Failure::Registry) {
+                let response = format_failure(Surface::of_path(path), "id", failure.into_response());
+                assert_eq!(response.headers()[SHOULD_RETRY], "false", "{path}");
+                assert!(!response.headers().contains_key(header::RETRY_AFTER), "{path}");
             }
         }
     }

@@ -152,6 +152,13 @@ async fn each_read_sends_as_many_requests_as_there_are_attempts() {
     let blob = BlobInfo { digest: small.clone(), size_bytes: 100 };
     registry.blob_pull_to_file(&repository, &blob, &path, Arc::new(NoProgress)).await.unwrap_err();
     assert_eq!(serving.count_requests("GET", small.as_str()), 3, "a file");
+
+    // A server may say that a repetition fails in the same way.
+    serving.set(|faults| faults.forbid_retries = true);
+    let forbidden = registry.blob_range(&repository, &digest, 100..900).await.unwrap_err();
+    assert!(!forbidden.is_transient(), "{forbidden}");
+    registry.blob_pull_to_file(&repository, &blob, &path, Arc::new(NoProgress)).await.unwrap_err();
+    assert_eq!((requests(), serving.count_requests("GET", small.as_str())), (7, 4));
 }
 
 #[tokio::test]

@@ -38,6 +38,8 @@ pub(crate) struct FakeRegistry {
 pub(crate) struct Faults {
     /// Number of blob reads that return 503 first.
     pub(crate) refuse_reads: u32,
+    /// Say that they must not be repeated.
+    pub(crate) forbid_retries: bool,
     /// Number of blob reads that end half way.
     pub(crate) cut_reads: u32,
     /// End each blob read after its first byte.
@@ -340,7 +342,12 @@ fn read(
         return empty(response(307).header(header::LOCATION, format!("{base}/storage/{digest}")));
     }
     if take(|faults| &mut faults.refuse_reads, toy) {
-        return empty(response(503).header(header::RETRY_AFTER, "0"));
+        let refused = response(503).header(header::RETRY_AFTER, "0");
+        return empty(if faults.forbid_retries {
+            refused.header("x-should-retry", "false")
+        } else {
+            refused
+        });
     }
     if faults.corrupt {
         bytes = spoilt(&bytes);

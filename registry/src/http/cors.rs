@@ -18,7 +18,7 @@ const MAX_AGE: Duration = Duration::from_secs(600);
 const METHODS: [Method; 6] =
     [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 /// The headers of responses that a page may read, besides those that every page may.
-const EXPOSED: [HeaderName; 15] = [
+const EXPOSED: [HeaderName; 16] = [
     header::ACCEPT_RANGES,
     header::CONTENT_RANGE,
     header::ETAG,
@@ -34,6 +34,7 @@ const EXPOSED: [HeaderName; 15] = [
     HeaderName::from_static("x-linked-etag"),
     HeaderName::from_static("x-linked-size"),
     HeaderName::from_static("x-repo-commit"),
+    HeaderName::from_static("x-should-retry"),
 ];
 
 /// The origin of the page that sends a request to an API, if it is another origin than this server's.

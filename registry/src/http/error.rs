@@ -332,6 +332,11 @@ impl Failure {
         ) || matches!(self.error(), Some(Error::Unavailable { .. } | Error::UpstreamUnavailable(_)))
     }
 
+    /// Whether a retry fails in the same way until an operator changes something.
+    pub(crate) fn is_permanent(&self) -> bool {
+        matches!(self.error(), Some(Error::SetupPending | Error::UpstreamInvalid(_)))
+    }
+
     /// The message for the caller. For a server error it reveals only what the caller can act on.
     pub(crate) fn message(&self) -> String {
         match self.error() {
