@@ -42,7 +42,7 @@ pub enum Error {
     LoadTimeout(std::time::Duration),
     #[error("the worker is shutting down")]
     Stopping,
-    #[error("cannot pull the model: {}", .source.summary())]
+    #[error("cannot pull the model: {}", pull_problem(.source))]
     Pull { repository: Repository, source: Box<lode_client::Error> },
     #[error("cannot use the cache: {0}")]
     Cache(#[source] std::io::Error),
@@ -76,6 +76,18 @@ impl From<CallError> for Error {
                 Error::RunnerGone
             }
         }
+    }
+}
+
+/// Why a model cannot be pulled, for the user of the model: the registry's own words about a failure of itself or of its
+/// upstream, which it writes for users, without the address that only this worker knows.
+fn pull_problem(error: &lode_client::Error) -> String {
+    match error {
+        lode_client::Error::Refused { status, entries, .. } if status.is_server_error() => {
+            let message = entries.first().map(|entry| entry.message.clone());
+            message.filter(|message| !message.is_empty()).unwrap_or_else(|| error.summary())
+        }
+        _ => error.summary(),
     }
 }
 
