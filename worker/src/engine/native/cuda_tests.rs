@@ -35,16 +35,32 @@ fn engine(family: &str, kv_type: KvType) -> Option<Box<dyn Engine>> {
 }
 
 fn engine_of(folder: &str, kv_type: KvType) -> Option<Box<dyn Engine>> {
-    let Compiler::Found(_) = compiler() else { return None };
-    Some(load_on(Emulator::new(), folder, kv_type).unwrap())
+    emulated(&checkpoint(folder), &options(kv_type))
 }
 
-fn load_on(device: Emulator, folder: &str, kv_type: KvType) -> Result<Box<dyn Engine>, LoadError> {
-    let options =
-        LoadOptions { kv_type, context_length: Some(64), max_sequences: 3, ..LoadOptions::default() };
-    let opened = open(&checkpoint(folder)).unwrap();
-    let kernels = Cuda::new(device).unwrap();
-    Ok(Box::new(Native::load(opened, &options, kernels)?))
+/// An engine on the emulator; `None` as for [`engine`].
+pub(crate) fn emulated(files: &ModelFiles, options: &LoadOptions) -> Option<Box<dyn Engine>> {
+    let Compiler::Found(_) = compiler() else { return None };
+    Some(load_on(Emulator::new(), files, options).unwrap())
+}
+
+/// The smallest checkpoint.
+pub(crate) fn llama_files() -> ModelFiles {
+    checkpoint(&folder("llama"))
+}
+
+/// A context and a number of sequences that are enough for these tests.
+pub(crate) fn options(kv_type: KvType) -> LoadOptions {
+    LoadOptions { kv_type, context_length: Some(64), max_sequences: 3, ..LoadOptions::default() }
+}
+
+fn load_on<D: Driver + 'static>(
+    device: D,
+    files: &ModelFiles,
+    options: &LoadOptions,
+) -> Result<Box<dyn Engine>, LoadError> {
+    let opened = open(files).unwrap();
+    Ok(Box::new(Native::load(opened, options, Cuda::new(device).unwrap())?))
 }
 
 fn folder(family: &str) -> String {
@@ -140,7 +156,8 @@ fn the_memory_on_the_device_is_reported() {
 #[test]
 fn a_model_that_does_not_fit_the_device_is_not_loaded() {
     let Compiler::Found(_) = compiler() else { return };
-    let error = load_on(Emulator::with_memory(100_000), &folder("llama"), KvType::F32).err().unwrap();
+    let (device, files) = (Emulator::with_memory(100_000), checkpoint(&folder("llama")));
+    let error = load_on(device, &files, &options(KvType::F32)).err().unwrap();
     assert!(matches!(error, LoadError::Device(DeviceError::OutOfMemory { .. })), "{error}");
     assert!(error.to_string().contains("use a shorter context or a smaller model"), "{error}");
 }
@@ -156,7 +173,7 @@ fn a_failure_of_the_device_ends_the_engine() {
     ] {
         let mut device = Emulator::new();
         device.plan_failure(failure.clone());
-        let mut engine = load_on(device, &folder("llama"), KvType::F32).unwrap();
+        let mut engine = load_on(device, &checkpoint(&folder("llama")), &options(KvType::F32)).unwrap();
         let sequence = engine.open(8).unwrap();
         let slice = Slice { sequence, tokens: &[1, 2], want: RowSelection::Last };
         for _ in 0..2 {

@@ -22,7 +22,7 @@ pub(super) fn gguf(paths: &[PathBuf]) -> ModelFiles {
     ModelFiles { config_json: Vec::new(), tensors: paths.iter().map(file).collect() }
 }
 
-fn fixture(name: &str) -> PathBuf {
+pub(super) fn fixture(name: &str) -> PathBuf {
     repository("tests/fixtures/gguf").join(format!("{name}.gguf"))
 }
 
@@ -55,13 +55,24 @@ fn last(engine: &mut dyn Engine, sequence: SequenceId, tokens: &[u32]) -> Vec<f3
 
 /// The type of the activations, which determines how far results may differ from the exact reference.
 #[derive(Clone, Copy, PartialEq)]
-enum Activations {
+pub(super) enum Activations {
     Floats,
     EightBits,
 }
 
-/// Every step continues with the reference's token, so that one difference does not affect later steps.
 fn check(name: &str, files: &ModelFiles, options: LoadOptions, activations: Activations) {
+    compare(name, load(files, options).unwrap().as_mut(), activations, usize::MAX, usize::MAX);
+}
+
+/// Compares the first cases and their first steps with the reference. Every step continues with the reference's
+/// token, so that one difference does not affect later steps.
+pub(super) fn compare(
+    name: &str,
+    engine: &mut dyn Engine,
+    activations: Activations,
+    cases: usize,
+    steps: usize,
+) {
     let has_experts = name.contains("mixtral") || name.contains("moe");
     let bound = match activations {
         Activations::Floats => 1e-6,
@@ -71,25 +82,24 @@ fn check(name: &str, files: &ModelFiles, options: LoadOptions, activations: Acti
     };
     let reference = std::fs::read(fixture(name).with_extension("expected.json")).unwrap();
     let reference: Json = serde_json::from_slice(&reference).unwrap();
-    let mut engine = load(files, options).unwrap();
-    for case in reference["cases"].as_array().unwrap() {
+    for case in reference["cases"].as_array().unwrap().iter().take(cases) {
         let (prompt, greedy) = (ids(&case["token_ids"]), ids(&case["greedy"]));
         let margins = floats(&case["greedy_margin"]);
         let sequence = engine.open(prompt.len() + greedy.len()).unwrap();
-        let mut row = last(engine.as_mut(), sequence, &prompt);
+        let mut row = last(engine, sequence, &prompt);
         let error = nmse(&row, &floats(&case["last_logits"]));
         assert!(error <= bound, "{name} {prompt:?}: {error:e}");
-        for (next, margin) in greedy.into_iter().zip(margins) {
+        for (next, margin) in greedy.into_iter().zip(margins).take(steps) {
             let found = (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
             let is_close = activations == Activations::EightBits || margin <= 1e-3;
             assert!(is_close || found as u32 == next, "{name} {prompt:?}: {found}, expected {next}");
-            row = last(engine.as_mut(), sequence, &[next]);
+            row = last(engine, sequence, &[next]);
         }
         engine.close(sequence);
     }
 }
 
-const MODELS: [&str; 11] = [
+pub(super) const MODELS: [&str; 11] = [
     "llama-q8_0",
     "llama3-rope-q8_0",
     "wide-k",

@@ -134,6 +134,53 @@ fn error(found: &[f32], expect: &[f32]) -> f32 {
     found.iter().zip(expect).map(|(a, b)| (a - b).powi(2)).sum::<f32>() / size
 }
 
+/// Packs the matrices of a checkpoint in a format, a blob per tensor whose data start `shift` bytes after a multiple
+/// of eight. Also returns the checkpoint with the floats that the codes stand for.
+pub(super) fn packed(
+    mut plain: Checkpoint,
+    (kind, group, dtype): (Kind, usize, Dtype),
+    shift: usize,
+    folder: &Path,
+) -> (ModelFiles, Checkpoint) {
+    let mut blobs = Vec::new();
+    for (index, (name, tensor)) in plain.tensors.iter_mut().enumerate() {
+        let path = folder.join(format!("blob-{index}"));
+        let bytes = if tensor.shape.len() == 2 {
+            let mut packed = affine::Quantised::default();
+            // Small floats are quantised from f32, and their scales are bytes.
+            let source = if kind.is_affine() { dtype } else { Dtype::F32 };
+            affine::quantise(kind, group, source, &tensor.numbers(), &mut packed).unwrap();
+            let (rows, cols) = (tensor.shape[0], tensor.shape[1]);
+            let words = cols * u64::from(kind.bits()) / 32;
+            let part = |dtype, cols, bytes| Stored { dtype, shape: vec![rows, cols], bytes };
+            let codes = part(Dtype::U32, words, packed.codes);
+            let scales = part(dtype, cols / group as u64, packed.scales);
+            let biases = part(dtype, cols / group as u64, packed.biases);
+            let (scale, bias) = (format!("{name}.scale"), format!("{name}.bias"));
+            // Scales first, so that the codes are at an odd offset.
+            let entries = [(scale.as_str(), &scales), (name.as_str(), &codes), (bias.as_str(), &biases)];
+            let entries = &entries[..if kind.is_affine() { 3 } else { 2 }];
+            let group = group.to_string();
+            let bytes = file(entries, &[("quant_type", kind.as_str()), ("group_size", &group)], shift);
+            let header = Header::read(&bytes).unwrap();
+            let decoded = read_blob(None, &header).unwrap().remove(0).decode_f32(&bytes).unwrap();
+            *tensor = Stored::f32s(&tensor.shape, &decoded);
+            bytes
+        } else {
+            file(&[(name, tensor)], &[], shift)
+        };
+        std::fs::write(&path, bytes).unwrap();
+        blobs.push(BlobFile {
+            path,
+            name: Some(name.clone()),
+            whole_file: false,
+            format: Format::Safetensors,
+            extent: None,
+        });
+    }
+    (ModelFiles { config_json: plain.config.to_string().into_bytes(), tensors: blobs }, plain)
+}
+
 /// A quantised model gives the same results as one with the decoded floats, except for the rounding of
 /// activations to eight bits.
 #[test]
@@ -147,44 +194,8 @@ fn packed_codes_run_as_they_decode() {
         (Kind::Mxfp4, 32, Dtype::U8, 7),
         (Kind::Mxfp8, 32, Dtype::U8, 2),
     ] {
-        let (mut plain, folder) = (llama(), tempfile::tempdir().unwrap());
-        let mut blobs = Vec::new();
-        for (index, (name, tensor)) in plain.tensors.iter_mut().enumerate() {
-            let path = folder.path().join(format!("blob-{index}"));
-            let bytes = if tensor.shape.len() == 2 {
-                let mut packed = affine::Quantised::default();
-                // Small floats are quantised from f32, and their scales are bytes.
-                let source = if kind.is_affine() { dtype } else { Dtype::F32 };
-                affine::quantise(kind, group, source, &tensor.numbers(), &mut packed).unwrap();
-                let (rows, cols) = (tensor.shape[0], tensor.shape[1]);
-                let words = cols * u64::from(kind.bits()) / 32;
-                let part = |dtype, cols, bytes| Stored { dtype, shape: vec![rows, cols], bytes };
-                let codes = part(Dtype::U32, words, packed.codes);
-                let scales = part(dtype, cols / group as u64, packed.scales);
-                let biases = part(dtype, cols / group as u64, packed.biases);
-                let (scale, bias) = (format!("{name}.scale"), format!("{name}.bias"));
-                // Scales first, so that the codes are at an odd offset.
-                let entries = [(scale.as_str(), &scales), (name.as_str(), &codes), (bias.as_str(), &biases)];
-                let entries = &entries[..if kind.is_affine() { 3 } else { 2 }];
-                let group = group.to_string();
-                let bytes = file(entries, &[("quant_type", kind.as_str()), ("group_size", &group)], shift);
-                let header = Header::read(&bytes).unwrap();
-                let decoded = read_blob(None, &header).unwrap().remove(0).decode_f32(&bytes).unwrap();
-                *tensor = Stored::f32s(&tensor.shape, &decoded);
-                bytes
-            } else {
-                file(&[(name, tensor)], &[], shift)
-            };
-            std::fs::write(&path, bytes).unwrap();
-            blobs.push(BlobFile {
-                path,
-                name: Some(name.clone()),
-                whole_file: false,
-                format: Format::Safetensors,
-                extent: None,
-            });
-        }
-        let files = ModelFiles { config_json: plain.config.to_string().into_bytes(), tensors: blobs };
+        let folder = tempfile::tempdir().unwrap();
+        let (files, plain) = packed(llama(), (kind, group, dtype), shift, folder.path());
         let decoded = tempfile::tempdir().unwrap();
         let (found, expect) = (logits(&files), logits(&plain.whole(decoded.path())));
         assert!(kind != Kind::Mxfp8 || found == expect, "{kind} {group} {dtype}");

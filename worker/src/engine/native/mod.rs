@@ -2,7 +2,9 @@
 //! sequences. The runner loads one with [`load`] and keeps it on one thread.
 
 #[cfg(test)]
-mod cuda_tests;
+mod cuda_format_tests;
+#[cfg(test)]
+pub(crate) mod cuda_tests;
 #[cfg(test)]
 mod encoder_tests;
 #[cfg(test)]
