@@ -15,11 +15,12 @@ use super::protocol::{Done, DoneReason, ErrorKind, Event, RunnerError};
 use super::testing::{
     BREAK, ENDLESS, EOS, FakeEngine, NAN, PANIC, POISON, StepLog, demo_tokenizer, greedy_output, hidden, row,
 };
+use crate::engine::Engine;
 use crate::text::sampler::{LogSoftmax, argmax};
 use crate::text::{Reader, Sampler, SamplerOptions, StopMatcher, Tokenizer};
 
-struct Bench {
-    batch: Batch,
+pub(super) struct Bench {
+    pub(super) batch: Batch,
     log: StepLog,
     exited: oneshot::Receiver<()>,
     tokenizer: Arc<Tokenizer>,
@@ -30,16 +31,26 @@ const CONTEXT: usize = 512;
 fn bench(num_parallel: usize, batch_tokens: usize) -> Bench {
     let engine = FakeEngine::new(CONTEXT, num_parallel);
     let log = engine.log.clone();
-    let (exit, exited) = oneshot::channel();
-    let batch = Batch::start(Box::new(engine), num_parallel, batch_tokens, move || {
-        let _ = exit.send(());
-    })
-    .unwrap();
-    Bench { batch, log, exited, tokenizer: demo_tokenizer() }
+    Bench::start(Box::new(engine), log, num_parallel, batch_tokens)
 }
 
 impl Bench {
-    fn job(&self, prompt: &[u32], set: impl FnOnce(&mut Job)) -> mpsc::Receiver<Event> {
+    /// Starts a loop. `log` is the engine's.
+    pub(super) fn start(
+        engine: Box<dyn Engine>,
+        log: StepLog,
+        num_parallel: usize,
+        batch_tokens: usize,
+    ) -> Self {
+        let (exit, exited) = oneshot::channel();
+        let batch = Batch::start(engine, num_parallel, batch_tokens, move || {
+            let _ = exit.send(());
+        })
+        .unwrap();
+        Bench { batch, log, exited, tokenizer: demo_tokenizer() }
+    }
+
+    pub(super) fn job(&self, prompt: &[u32], set: impl FnOnce(&mut Job)) -> mpsc::Receiver<Event> {
         let (events, receiver) = mpsc::channel(EVENT_QUEUE);
         let greedy = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
         let mut job = Job {
@@ -70,7 +81,7 @@ impl Bench {
 }
 
 /// Reads a generation to its end.
-async fn read(mut events: mpsc::Receiver<Event>) -> (String, usize, Result<Done, RunnerError>) {
+pub(super) async fn read(mut events: mpsc::Receiver<Event>) -> (String, usize, Result<Done, RunnerError>) {
     let mut text = String::new();
     let mut tokens = 0;
     loop {
