@@ -138,8 +138,7 @@ fn examine(found: &mut Found, request: &ProbeRequest, compiler: Option<&Nvrtc>) 
     found.free_bytes = Some(Gpu::memory_of(found.ordinal).map_err(text)?.free_bytes);
     let Some(compiler) = compiler else { return Ok(()) };
     let open = || {
-        // Nothing is stored below a path that is not a folder.
-        let cache = CubinCache::new(request.kernels.as_deref().unwrap_or(Path::new("/dev/null")));
+        let cache = request.kernels.as_ref().map_or_else(CubinCache::disabled, CubinCache::new);
         Gpu::open(found.ordinal, compiler.clone(), cache)
     };
     let started = Instant::now();

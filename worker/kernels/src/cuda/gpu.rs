@@ -177,13 +177,7 @@ impl Gpu {
     fn machine_code(&self, program: &Program) -> Result<Vec<u8>, DeviceError> {
         let options = Nvrtc::options(self.architecture);
         let key = CubinCache::key(program.source(), &options, self.compiler.version(), self.driver_version);
-        if let Some(cubin) = self.cache.load(&key) {
-            return Ok(cubin);
-        }
-        let cubin = self.compiler.compile(program, self.architecture)?.cubin;
-        // Without the cache the program still runs; the next start compiles again.
-        let _ = self.cache.store(&key, &cubin);
-        Ok(cubin)
+        self.cache.load_or_compile(&key, || Ok(self.compiler.compile(program, self.architecture)?.cubin))
     }
 }
 
