@@ -35,6 +35,12 @@ pub trait Kernels: Send {
     /// Loads a weight matrix. It stays packed; the mapped bytes may be used in place.
     fn matrix(&mut self, weight: &Weight) -> Result<Self::Matrix, DeviceError>;
 
+    /// Loads matrices that are multiplied by the same rows. A device may store them together, and multiply by all of
+    /// them at once.
+    fn matrices(&mut self, weights: &[Weight]) -> Result<Vec<Self::Matrix>, DeviceError> {
+        weights.iter().map(|weight| self.matrix(weight)).collect()
+    }
+
     /// Loads a weight of one row and adds `plus` to each value.
     fn vector(&mut self, weight: &Weight, plus: f32) -> Result<Self::Vector, DeviceError>;
 

@@ -82,6 +82,28 @@ impl<K: Kernels> Loader<'_, K> {
         Ok(Linear { matrix, bias })
     }
 
+    /// Projections of the same rows: for each the prefix of its names and its number of rows.
+    fn linears<const N: usize>(
+        &mut self,
+        parts: [(&str, usize); N],
+        name: impl Fn(&str) -> String,
+        cols: usize,
+        bias: Option<bool>,
+    ) -> Result<[Linear<K>; N], LoadError> {
+        let mut weights = Vec::with_capacity(N);
+        for (part, rows) in parts {
+            weights.push(self.tensors.matrix(&name(&format!("{part}.weight")), rows, cols)?);
+        }
+        let mut linears = self.together::<N>(&weights)?;
+        for ((part, rows), linear) in parts.into_iter().zip(&mut linears) {
+            let name = name(&format!("{part}.bias"));
+            if bias.unwrap_or_else(|| self.tensors.has(&name)) {
+                linear.bias = Some(self.kernels.vector(&self.tensors.vector(&name, rows)?, 0.0)?);
+            }
+        }
+        Ok(linears)
+    }
+
     /// Splits a matrix of the file into projections, in the order of their rows.
     fn split<const N: usize>(
         &mut self,
@@ -90,13 +112,19 @@ impl<K: Kernels> Loader<'_, K> {
         cols: usize,
     ) -> Result<[Linear<K>; N], LoadError> {
         let whole: Weight = self.tensors.matrix(name, rows.iter().sum(), cols)?;
-        let mut parts = Vec::with_capacity(N);
         let mut first = 0;
-        for n in rows {
-            parts.push(Linear { matrix: self.kernels.matrix(&whole.row_range(first, n))?, bias: None });
+        let parts = rows.map(|n| {
             first += n;
-        }
-        Ok(parts.try_into().unwrap_or_else(|_| unreachable!("one part per number of rows")))
+            whole.row_range(first - n, n)
+        });
+        self.together(&parts)
+    }
+
+    /// Loads matrices with the same input.
+    fn together<const N: usize>(&mut self, weights: &[Weight]) -> Result<[Linear<K>; N], LoadError> {
+        let matrices = self.kernels.matrices(weights)?;
+        let linears: Vec<_> = matrices.into_iter().map(|matrix| Linear { matrix, bias: None }).collect();
+        Ok(linears.try_into().unwrap_or_else(|_| unreachable!("one matrix per weight")))
     }
 
     fn block(&mut self, index: usize) -> Result<Block<K>, LoadError> {
@@ -110,11 +138,9 @@ impl<K: Kernels> Loader<'_, K> {
         let [q, k, v] = if plan.fused {
             self.split(&name("self_attn.qkv_proj.weight"), [q_rows, kv_rows, kv_rows], embedding)?
         } else {
-            [
-                self.linear(&name("self_attn.q_proj"), (q_rows, embedding), plan.qkv_bias)?,
-                self.linear(&name("self_attn.k_proj"), (kv_rows, embedding), plan.qkv_bias)?,
-                self.linear(&name("self_attn.v_proj"), (kv_rows, embedding), plan.qkv_bias)?,
-            ]
+            let parts =
+                [("self_attn.q_proj", q_rows), ("self_attn.k_proj", kv_rows), ("self_attn.v_proj", kv_rows)];
+            self.linears(parts, name, embedding, plan.qkv_bias)?
         };
         let head_norms = match plan.head_norms {
             true => Some([
@@ -160,10 +186,8 @@ impl<K: Kernels> Loader<'_, K> {
         let [gate, up] = if plan.fused {
             self.split(&name("mlp.gate_up_proj.weight"), [hidden_dim; 2], embedding)?
         } else {
-            [
-                self.linear(&name("mlp.gate_proj"), (hidden_dim, embedding), plan.mlp_bias)?,
-                self.linear(&name("mlp.up_proj"), (hidden_dim, embedding), plan.mlp_bias)?,
-            ]
+            let parts = [("mlp.gate_proj", hidden_dim), ("mlp.up_proj", hidden_dim)];
+            self.linears(parts, &name, embedding, plan.mlp_bias)?
         };
         let gate_up = GateUp { norm: Some(norm), gate, up, activation: plan.activation };
         let down = self.linear(&name("mlp.down_proj"), (embedding, hidden_dim), plan.mlp_bias)?;
@@ -182,11 +206,13 @@ impl<K: Kernels> Loader<'_, K> {
         let mut experts = Vec::with_capacity(of.count);
         for expert in 0..of.count {
             let name = |part: &str| name(&format!("{prefix}.{expert}.{part}.weight"));
-            experts.push(Expert {
-                gate: self.matrix(&name(gate), of.hidden_dim, embedding)?,
-                up: self.matrix(&name(up), of.hidden_dim, embedding)?,
-                down: self.matrix(&name(down), embedding, of.hidden_dim)?,
-            });
+            let weights = [
+                self.tensors.matrix(&name(gate), of.hidden_dim, embedding)?,
+                self.tensors.matrix(&name(up), of.hidden_dim, embedding)?,
+            ];
+            let [gate, up] = self.together(&weights)?.map(|linear| linear.matrix);
+            let down = self.matrix(&name(down), embedding, of.hidden_dim)?;
+            experts.push(Expert { gate, up, down });
         }
         let (used, renormalise, activation) = (of.used, of.renormalise, self.plan.activation);
         Ok(Experts { norm, router, experts, used, renormalise, activation })

@@ -64,14 +64,6 @@ struct CacheQ8_0 {
     }
 };
 
-// Writes keys or values to their slots: a block of one warp per head and row.
-KERNEL(store_rows, StoreRows, 32) {
-    u32 head = block_x(), row = block_y();
-    const u32 *slot = (const u32 *)a.slots + 2 * (u64)row;
-    u8 *to = (u8 *)a.cache + cache_row(slot[0], a.which, a.kv_heads, head, slot[1]) * a.row_bytes;
-    Cache::store(to, a.row_bytes, (const f32 *)a.x + (u64)row * a.x_stride + head * a.head_dim, a.head_dim);
-}
-
 // A block of four warps per query head and row. Each warp takes every fourth page: a lane computes the score
 // of one key, then the lanes share the dimensions of the values. Maxima and sums are corrected page by page,
 // so nothing depends on the length of the context; the warps' results are combined at the end.

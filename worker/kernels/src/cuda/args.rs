@@ -110,17 +110,13 @@ structs! {
         x_stride: u32,
         other_stride: u32,
         out_stride: u32,
-        /// Head norms and rotations: values between the heads of a row.
-        head_stride: u32,
-        /// Rotations: pairs per head, and whether the pairs are neighbours.
-        pairs: u32,
-        adjacent: u32,
         /// The epsilon of norms, the factor of scores.
         scale: f32,
         /// The soft cap.
         cap: f32,
         /// Norms: whether the result is added to `out`.
         accumulate: u32,
+        reserved: u32,
     }
     /// The arguments of `attention_*`: a block per query head and row.
     Attend {
@@ -144,19 +140,38 @@ structs! {
         /// The soft cap of the scores, or zero.
         cap: f32,
     }
-    /// The arguments of `store_rows`, which writes keys or values to the cache: a block per head and row.
-    StoreRows {
+    /// The arguments of `store_heads`: a block per head and row.
+    StoreHeads {
+        /// In each row the query heads, then those of keys and of values.
         x: u64,
+        /// Where the query heads go.
+        q: u64,
+        /// Keys and values of the layer, in pages.
         cache: u64,
         /// For each row: its page and the slot in it, as two u32.
         slots: u64,
+        /// `pairs` for each row.
+        cosines: u64,
+        sines: u64,
+        /// The weights of the norms of heads, or zero.
+        q_norm: u64,
+        k_norm: u64,
+        /// A value per row of the projection, or zero.
+        q_bias: u64,
+        k_bias: u64,
+        v_bias: u64,
         row_bytes: u32,
         x_stride: u32,
+        q_stride: u32,
+        heads: u32,
         kv_heads: u32,
+        /// At most 512.
         head_dim: u32,
-        /// Zero for keys, one for values.
-        which: u32,
-        reserved: u32,
+        /// Pairs that are rotated, and whether they are neighbours.
+        pairs: u32,
+        adjacent: u32,
+        q_eps: f32,
+        k_eps: f32,
     }
     /// The arguments of `argmax`, `top_k` and `log_sum_exp`: a block per row of logits.
     Sample {

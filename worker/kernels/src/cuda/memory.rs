@@ -148,6 +148,11 @@ impl View {
         let at = self.at + 4 * first as u64 * u64::from(self.stride);
         Self { at, rows: rows as u32, ..self }
     }
+
+    /// Some of its columns.
+    pub(super) fn columns(self, first: usize, cols: usize) -> Self {
+        Self { at: self.at + 4 * first as u64, cols: cols as u32, ..self }
+    }
 }
 
 impl<D: Driver> Default for Buffer<D> {

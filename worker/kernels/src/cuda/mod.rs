@@ -25,7 +25,7 @@ use crate::error::DeviceError;
 #[cfg(test)]
 mod tests;
 
-pub use args::{Attend, DecodeRows, DotRows, Matrix, MixExperts, RowOp, Sample, StoreRows};
+pub use args::{Attend, DecodeRows, DotRows, Matrix, MixExperts, RowOp, Sample, StoreHeads};
 pub use backend::{Cache, Cuda, Matrix as DeviceMatrix, Step, Vector};
 pub use copies::Copies;
 pub use cubin_cache::CubinCache;

@@ -20,10 +20,10 @@ const WEIGHT_KERNELS: &[&str] =
     &["decode_rows", "dot_rows_1", "dot_rows_2", "dot_rows_4", "dot_rows_8", "dot_tiles"];
 /// The kernels that process rows of floats.
 const ROW_KERNELS: &[&str] =
-    &["rms_norm", "layer_norm", "rotate", "swiglu", "geglu", "gelu", "softmax", "soft_cap", "mix_experts"];
+    &["rms_norm", "layer_norm", "swiglu", "geglu", "gelu", "softmax", "soft_cap", "mix_experts"];
 
 /// The kernels over the cache.
-const CACHE_KERNELS: &[&str] = &["store_rows", "attention_128", "attention_256", "attention_512"];
+const CACHE_KERNELS: &[&str] = &["store_heads", "attention_128", "attention_256", "attention_512"];
 /// The kernels of sampling.
 const SAMPLE_KERNELS: &[&str] = &["argmax", "log_sum_exp", "top_k"];
 
@@ -115,7 +115,6 @@ impl Program {
         let parts = [
             include_str!("../rms_norm/rms_norm.cu").to_owned(),
             include_str!("../layer_norm/layer_norm.cu").to_owned(),
-            include_str!("../rope/rope.cu").to_owned(),
             include_str!("../swiglu/swiglu.cu").to_owned(),
             include_str!("../geglu/geglu.cu").to_owned(),
             include_str!("../gelu/gelu.cu").to_owned(),
@@ -138,6 +137,7 @@ impl Program {
         let parts = [
             format!("struct {format};\ntypedef {format} Cache;\n"),
             include_str!("../cpu/attention.cu").to_owned(),
+            include_str!("../cpu/store_heads.cu").to_owned(),
         ];
         Some(Self::new(format!("cache {format}"), &parts, CACHE_KERNELS))
     }

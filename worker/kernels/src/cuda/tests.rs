@@ -8,3 +8,4 @@ mod machine_code;
 mod primitives;
 mod products;
 mod row_kernels;
+mod store_heads;

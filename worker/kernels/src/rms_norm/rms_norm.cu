@@ -1,11 +1,10 @@
 // The root-mean-square norm: `out = x / sqrt(mean(x^2) + scale) * weight`, or added to what is there. A block
-// per row and head; the heads of a row are `head_stride` values apart.
+// per row.
 KERNEL(rms_norm, RowOp, 256) {
     SHARED(f32, scratch, 8);
-    const u64 head = (u64)block_y() * a.head_stride;
-    const f32 *x = (const f32 *)a.x + (u64)block_x() * a.x_stride + head;
+    const f32 *x = (const f32 *)a.x + (u64)block_x() * a.x_stride;
     const f32 *weight = (const f32 *)a.weight;
-    f32 *out = (f32 *)a.out + (u64)block_x() * a.out_stride + head;
+    f32 *out = (f32 *)a.out + (u64)block_x() * a.out_stride;
     f32 squares = 0.0f;
     for (u32 i = thread_index(); i < a.cols; i += 256) squares = fused(x[i], x[i], squares);
     squares = block_sum<256>(squares, scratch);

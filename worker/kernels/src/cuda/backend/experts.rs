@@ -19,10 +19,10 @@ pub(super) struct ExpertBuffers<D: Driver> {
     scores: Buffer<D>,
     /// `[slots, embedding]`
     inputs: Buffer<D>,
+    /// `[slots, 2 * hidden_dim]`: gate, then up.
+    projected: Buffer<D>,
     /// `[slots, hidden_dim]`
     hidden: Buffer<D>,
-    /// `[slots, hidden_dim]`
-    ups: Buffer<D>,
     /// `[slots, embedding]`
     outputs: Buffer<D>,
     /// The row of each slot, then the slots of each row and their weights.
@@ -31,8 +31,8 @@ pub(super) struct ExpertBuffers<D: Driver> {
 
 impl<D: Driver> Default for ExpertBuffers<D> {
     fn default() -> Self {
-        let (scores, inputs, hidden, ups, outputs) = Default::default();
-        Self { scores, inputs, hidden, ups, outputs, routes: Reserved::default() }
+        let (scores, inputs, projected, hidden, outputs) = Default::default();
+        Self { scores, inputs, projected, hidden, outputs, routes: Reserved::default() }
     }
 }
 
@@ -50,7 +50,7 @@ impl<D: Driver> Cuda<D> {
         queue.rms_norm(x, w.norm.weight.norm(w.norm.eps), normed, false)?;
         let scores = buffers.scores.resize(&queue.driver, rows, count)?;
         queue.product(&w.router, None, normed, scores, false)?;
-        queue.by_row("softmax", [scores.rows, 1], 256, &RowOp { scale: 1.0, ..in_place(scores) })?;
+        queue.by_row("softmax", scores.rows, &RowOp { scale: 1.0, ..in_place(scores) })?;
         let mut probabilities = Vec::new();
         buffers.scores.read(&mut probabilities)?;
 
@@ -72,17 +72,16 @@ impl<D: Driver> Cuda<D> {
 
         let hidden_dim = w.experts.first().map_or(0, |expert| expert.gate.args.rows as usize);
         let inputs = buffers.inputs.resize(&queue.driver, n, cols)?;
+        let projected = buffers.projected.resize(&queue.driver, n, 2 * hidden_dim)?;
         let hidden = buffers.hidden.resize(&queue.driver, n, hidden_dim)?;
-        let ups = buffers.ups.resize(&queue.driver, n, hidden_dim)?;
         let outputs = buffers.outputs.resize(&queue.driver, n, cols)?;
         queue.gather(normed, at.0, inputs)?;
         for Group { expert, first, n } in &groups {
             let Expert { gate, up, .. } = &w.experts[*expert];
-            let x = inputs.range(*first, *n);
-            queue.product(gate, None, x, hidden.range(*first, *n), false)?;
-            queue.product(up, None, x, ups.range(*first, *n), false)?;
+            queue.products(&[gate, up], inputs.range(*first, *n), projected.range(*first, *n))?;
         }
-        queue.activate(w.activation, hidden, ups)?;
+        let (gate, up) = (projected.columns(0, hidden_dim), projected.columns(hidden_dim, hidden_dim));
+        queue.activate(w.activation, gate, up, hidden)?;
         for Group { expert, first, n } in &groups {
             let out = outputs.range(*first, *n);
             queue.product(&w.experts[*expert].down, None, hidden.range(*first, *n), out, false)?;

@@ -1,17 +1,21 @@
 //! The kernels of a model on a CUDA device. Weights stay packed in the device's memory; activations stay
 //! there, too, until they are read.
 //!
+//! Matrices of the same input are stored together and multiplied in one launch, and one launch does all between the
+//! projections and attention.
+//!
 //! Methods queue work. The first failure is kept, later work is skipped, and `read` returns it.
 
 mod experts;
+mod matrix;
 mod queue;
 
 use self::experts::ExpertBuffers;
+pub use self::matrix::Matrix;
 use self::queue::{Queue, in_place, unsupported};
-use super::args::{self, Attend, DecodeRows, RowOp, StoreRows};
+use super::args::{Attend, DecodeRows, RowOp, StoreHeads};
 use super::driver::Driver;
 use super::memory::{Buffer, Memory, Reserved, View};
-use super::planes::Layout;
 use super::program::{attention_kernel, cache_row_bytes};
 use crate::batch::{Batch, PAGE_LEN, Span};
 use crate::error::DeviceError;
@@ -20,9 +24,6 @@ use crate::ops::Ops;
 use crate::rope::Pairing;
 use crate::rows::Rows;
 use crate::weight::Weight;
-
-/// Bytes that are repacked and copied at a time when a weight is loaded.
-const UPLOAD_BYTES: usize = 4 << 20;
 
 /// A CUDA device.
 pub struct Cuda<D: Driver> {
@@ -36,17 +37,9 @@ pub struct Cuda<D: Driver> {
     /// What the rows of the step see, for each kind of attention of the model.
     visible: Vec<Visible<D>>,
     normed: Buffer<D>,
-    keys: Buffer<D>,
-    values: Buffer<D>,
+    /// The results of products with the same input: queries, keys and values, or gate and up.
+    projected: Buffer<D>,
     experts: ExpertBuffers<D>,
-}
-
-/// A packed matrix.
-pub struct Matrix<D: Driver> {
-    args: args::Matrix,
-    /// The number of its format's kernels.
-    format: usize,
-    _memory: Memory<D>,
 }
 
 /// A vector of floats.
@@ -130,8 +123,7 @@ impl<D: Driver> Cuda<D> {
             inputs: Reserved::default(),
             visible: Vec::new(),
             normed: Buffer::default(),
-            keys: Buffer::default(),
-            values: Buffer::default(),
+            projected: Buffer::default(),
             experts: ExpertBuffers::default(),
         })
     }
@@ -221,26 +213,6 @@ impl<D: Driver> Cuda<D> {
         Ok(memory.at().0)
     }
 
-    fn norm_heads(&self, x: View, norm: &Norm<Self>, head_dim: usize) -> Result<(), DeviceError> {
-        let (weight, scale) = norm.weight.norm(norm.eps);
-        let heads = x.cols / head_dim as u32;
-        let cols = head_dim as u32;
-        let args = RowOp { weight, scale, cols, head_stride: cols, ..in_place(x) };
-        self.queue.by_row("rms_norm", [x.rows, heads], 256, &args)
-    }
-
-    fn rotate(&self, x: View, rotation: Rotation, head_dim: usize) -> Result<(), DeviceError> {
-        let args = RowOp {
-            other: rotation.cosines,
-            weight: rotation.sines,
-            pairs: rotation.pairs,
-            adjacent: u32::from(rotation.pairing == Pairing::Adjacent),
-            head_stride: head_dim as u32,
-            ..in_place(x)
-        };
-        self.queue.by_row("rotate", [x.rows, x.cols / head_dim as u32], 64, &args)
-    }
-
     fn project_qkv(
         &mut self,
         step: &Step,
@@ -256,49 +228,43 @@ impl<D: Driver> Cuda<D> {
             self.queue.rms_norm(input, norm.weight.norm(norm.eps), normed, false)?;
             input = normed;
         }
-        let kv_cols = w.k.matrix.args.rows as usize;
-        let queries = q.resize(driver, step.rows, w.q.matrix.args.rows as usize)?;
-        let keys = self.keys.resize(driver, step.rows, kv_cols)?;
-        let values = self.values.resize(driver, step.rows, kv_cols)?;
-        for (linear, out) in [(&w.q, queries), (&w.k, keys), (&w.v, values)] {
-            self.queue.product(
-                &linear.matrix,
-                linear.bias.as_ref().map(Vector::address),
-                input,
-                out,
-                false,
-            )?;
-        }
+        let [q_cols, kv_cols] = [&w.q, &w.k].map(|linear| linear.matrix.args.rows as usize);
+        let projected = self.projected.resize(driver, step.rows, q_cols + 2 * kv_cols)?;
+        self.queue.products(&[&w.q.matrix, &w.k.matrix, &w.v.matrix], input, projected)?;
+
+        let queries = q.resize(driver, step.rows, q_cols)?;
         let CacheShape { n_kv_heads, head_dim, .. } = cache.shape;
-        if let Some([of_q, of_k]) = &w.head_norms {
-            self.norm_heads(queries, of_q, head_dim)?;
-            self.norm_heads(keys, of_k, head_dim)?;
-        }
-        if let Some(rope) = w.rope {
-            self.rotate(queries, step.rotations[rope], head_dim)?;
-            self.rotate(keys, step.rotations[rope], head_dim)?;
-        }
-        for (which, rows) in [(0, keys), (1, values)] {
-            let args = StoreRows {
-                x: rows.at,
-                cache: cache.layer(layer),
-                slots: step.slots,
-                row_bytes: cache.row_bytes as u32,
-                x_stride: rows.stride,
-                kv_heads: n_kv_heads as u32,
-                head_dim: head_dim as u32,
-                which,
-                reserved: 0,
-            };
-            self.queue.over_cache(
-                cache.format,
-                "store_rows",
-                [n_kv_heads as u32, rows.rows, 1],
-                32,
-                &args,
-            )?;
-        }
-        Ok(())
+        let [q_bias, k_bias, v_bias] =
+            [&w.q, &w.k, &w.v].map(|linear| linear.bias.as_ref().map_or(0, Vector::address));
+        let norms = w.head_norms.as_ref();
+        let [(q_norm, q_eps), (k_norm, k_eps)] = norms
+            .map_or_else(Default::default, |norms| norms.each_ref().map(|norm| norm.weight.norm(norm.eps)));
+        let rotation = w.rope.map(|rope| step.rotations[rope]);
+        let args = StoreHeads {
+            x: projected.at,
+            q: queries.at,
+            cache: cache.layer(layer),
+            slots: step.slots,
+            cosines: rotation.map_or(0, |rotation| rotation.cosines),
+            sines: rotation.map_or(0, |rotation| rotation.sines),
+            q_norm,
+            k_norm,
+            q_bias,
+            k_bias,
+            v_bias,
+            row_bytes: cache.row_bytes as u32,
+            x_stride: projected.stride,
+            q_stride: queries.stride,
+            heads: (q_cols / head_dim) as u32,
+            kv_heads: n_kv_heads as u32,
+            head_dim: head_dim as u32,
+            pairs: rotation.map_or(0, |rotation| rotation.pairs),
+            adjacent: rotation.is_some_and(|rotation| rotation.pairing == Pairing::Adjacent).into(),
+            q_eps,
+            k_eps,
+        };
+        let grid = [args.heads + 2 * args.kv_heads, projected.rows, 1];
+        self.queue.over_cache(cache.format, "store_heads", grid, 32, &args)
     }
 
     /// Copies rows of `x` to `out`.
@@ -339,34 +305,16 @@ impl<D: Driver> Kernels for Cuda<D> {
     }
 
     fn matrix(&mut self, weight: &Weight) -> Result<Matrix<D>, DeviceError> {
-        let (dtype, rows, cols) = (weight.dtype(), weight.rows(), weight.cols());
-        let format = self.queue.load_format(dtype)?;
-        let layout =
-            Layout::of(dtype, rows, cols).ok_or_else(|| unsupported(format!("weights of {dtype:?}")))?;
-        let size = |n: usize| {
-            u32::try_from(n).map_err(|_| unsupported(format!("a matrix of {rows} rows and {cols} columns")))
-        };
-        let mut memory = self.queue.driver.allocate("a weight", layout.bytes as u64)?;
-        let mut args = args::Matrix {
-            rows: size(rows)?,
-            cols: size(cols)?,
-            group: dtype.scale_group().map_or(Ok(0), size)?,
-            factor: weight.factor(),
-            ..args::Matrix::default()
-        };
-        let mut packed = Vec::new();
-        for (index, plane) in layout.planes.iter().enumerate() {
-            args.planes[index] = memory.at().plus(plane.offset as u64).0;
-            args.strides[index] = plane.stride as u64;
-            let at_a_time = (UPLOAD_BYTES / plane.stride.max(1)).max(1);
-            for first in (0..rows).step_by(at_a_time) {
-                let n = at_a_time.min(rows - first);
-                packed.resize(n * plane.stride, 0);
-                layout.pack(weight, index, first, n, &mut packed);
-                memory.write((plane.offset + first * plane.stride) as u64, &packed)?;
-            }
+        self.stack(std::slice::from_ref(weight)).map(|mut matrices| matrices.remove(0))
+    }
+
+    fn matrices(&mut self, weights: &[Weight]) -> Result<Vec<Matrix<D>>, DeviceError> {
+        let kind = |weight: &Weight| (weight.dtype(), weight.cols(), weight.factor().to_bits());
+        let mut matrices = Vec::with_capacity(weights.len());
+        for alike in weights.chunk_by(|a, b| kind(a) == kind(b)) {
+            matrices.extend(self.stack(alike)?);
         }
-        Ok(Matrix { args, format, _memory: memory })
+        Ok(matrices)
     }
 
     fn vector(&mut self, weight: &Weight, plus: f32) -> Result<Vector<D>, DeviceError> {
@@ -520,18 +468,17 @@ impl<D: Driver> Kernels for Cuda<D> {
                     normed
                 }
             };
-            let gate = out.resize(&queue.driver, step.rows, cols)?;
-            let up = this.values.resize(&queue.driver, step.rows, cols)?;
-            for (linear, out) in [(&w.gate, gate), (&w.up, up)] {
-                queue.product(
-                    &linear.matrix,
-                    linear.bias.as_ref().map(Vector::address),
-                    input,
-                    out,
-                    false,
-                )?;
+            let both = this.projected.resize(&queue.driver, step.rows, 2 * cols)?;
+            let (gate, up) = (both.columns(0, cols), both.columns(cols, cols));
+            match (&w.gate.bias, &w.up.bias) {
+                (None, None) => queue.products(&[&w.gate.matrix, &w.up.matrix], input, both)?,
+                biases => {
+                    let address = |bias: &Option<Vector<D>>| bias.as_ref().map(Vector::address);
+                    queue.product(&w.gate.matrix, address(biases.0), input, gate, false)?;
+                    queue.product(&w.up.matrix, address(biases.1), input, up, false)?;
+                }
             }
-            queue.activate(w.activation, gate, up)
+            queue.activate(w.activation, gate, up, out.resize(&queue.driver, step.rows, cols)?)
         });
     }
 
@@ -540,7 +487,7 @@ impl<D: Driver> Kernels for Cuda<D> {
         self.queue(|this| {
             let (weight, scale) = norm.weight.norm(norm.eps);
             let args = RowOp { weight, scale, bias: norm.bias.address(), ..in_place(x.view()) };
-            this.queue.by_row("layer_norm", [x.view().rows, 1], 256, &args)
+            this.queue.by_row("layer_norm", x.view().rows, &args)
         });
     }
 

@@ -85,15 +85,9 @@ impl<D: Driver> Queue<D> {
         self.launch(&self.caches[cache].1, kernel, grid, threads, args)
     }
 
-    /// A kernel of [`Program::of_rows`] with a block per row and head.
-    pub(super) fn by_row(
-        &self,
-        kernel: &str,
-        [rows, heads]: [u32; 2],
-        threads: u32,
-        args: &RowOp,
-    ) -> Result<(), DeviceError> {
-        self.launch(&self.rows, kernel, [rows, heads, 1], threads, args)
+    /// A kernel of [`Program::of_rows`] with a block per row.
+    pub(super) fn by_row(&self, kernel: &str, rows: u32, args: &RowOp) -> Result<(), DeviceError> {
+        self.launch(&self.rows, kernel, [rows, 1, 1], 256, args)
     }
 
     /// A kernel of [`Program::of_rows`] over all values of the rows.
@@ -131,6 +125,21 @@ impl<D: Driver> Queue<D> {
         };
         let grid = [m.rows.div_ceil(kernel.rows), x.rows.div_ceil(kernel.columns), 1];
         self.launch(module, kernel.name, grid, kernel.threads, &args)
+    }
+
+    /// Products with the same rows, to columns of `out` in the order of the matrices. Matrices that follow each other
+    /// in memory are multiplied in one launch.
+    pub(super) fn products(&self, matrices: &[&Matrix<D>], x: View, out: View) -> Result<(), DeviceError> {
+        let mut first = 0;
+        for adjacent in matrices.chunk_by(|a, b| a.is_followed_by(b)) {
+            let rows: u32 = adjacent.iter().map(|matrix| matrix.args.rows).sum();
+            let Matrix { args, format, memory } = adjacent[0];
+            let matrix =
+                Matrix { args: args::Matrix { rows, ..*args }, format: *format, memory: memory.clone() };
+            self.product(&matrix, None, x, out.columns(first, rows as usize), false)?;
+            first += rows as usize;
+        }
+        Ok(())
     }
 
     /// `out = scale * table[ids]`, or `scale * table[ids] + plus` added to what is there; `args` has everything but the
@@ -176,16 +185,31 @@ impl<D: Driver> Queue<D> {
             accumulate: u32::from(accumulate),
             ..RowOp::default()
         };
-        self.by_row("rms_norm", [x.rows, 1], 256, &args)
+        self.by_row("rms_norm", x.rows, &args)
     }
 
-    /// `gate = activation(gate) * up`.
-    pub(super) fn activate(&self, activation: Activation, gate: View, up: View) -> Result<(), DeviceError> {
+    /// `out = activation(gate) * up`.
+    pub(super) fn activate(
+        &self,
+        activation: Activation,
+        gate: View,
+        up: View,
+        out: View,
+    ) -> Result<(), DeviceError> {
         let kernel = match activation {
             Activation::Silu => "swiglu",
             Activation::GeluTanh => "geglu",
         };
-        let args = RowOp { other: up.at, other_stride: up.stride, ..in_place(gate) };
+        let args = RowOp {
+            x: gate.at,
+            other: up.at,
+            out: out.at,
+            cols: gate.cols,
+            x_stride: gate.stride,
+            other_stride: up.stride,
+            out_stride: out.stride,
+            ..RowOp::default()
+        };
         self.by_value(kernel, [gate.rows, gate.cols], &args)
     }
 }

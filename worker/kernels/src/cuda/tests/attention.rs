@@ -2,7 +2,7 @@
 
 use lode_model::quant::ggml::Type;
 
-use super::super::args::{Attend, StoreRows};
+use super::super::args::{Attend, StoreHeads};
 use super::super::program::{Program, attention_kernel, cache_row_bytes};
 use super::harness::Harness;
 use crate::batch::PAGE_LEN;
@@ -16,7 +16,7 @@ const PAGES: usize = 7;
 const SEQUENCE: [u32; 5] = [5, 2, 6, 0, 3];
 
 /// The values that a row of the cache holds.
-fn stored(dtype: Dtype, from: &[f32]) -> Vec<f32> {
+pub(super) fn stored(dtype: Dtype, from: &[f32]) -> Vec<f32> {
     let cols = from.len().next_multiple_of(dtype.multiple());
     let mut padded = from.to_vec();
     padded.resize(cols, 0.0);
@@ -45,21 +45,19 @@ fn attention_over_pages() {
             let slots: Vec<u32> =
                 (0..tokens).flat_map(|t| [SEQUENCE[t / PAGE_LEN], (t % PAGE_LEN) as u32]).collect();
             let slots = harness.upload(&slots);
-            for (which, rows) in kv.iter().enumerate() {
-                let x = harness.upload(rows);
-                let args = StoreRows {
-                    x: x.0,
-                    cache: cache.0,
-                    slots: slots.0,
-                    row_bytes: row_bytes as u32,
-                    x_stride: width as u32,
-                    kv_heads: kv_heads as u32,
-                    head_dim: head_dim as u32,
-                    which: which as u32,
-                    reserved: 0,
-                };
-                harness.launch("store_rows", [kv_heads as u32, tokens as u32, 1], 32, &args);
-            }
+            let [keys, values] = kv.each_ref().map(|rows| rows.chunks_exact(width));
+            let x: Vec<f32> = keys.zip(values).flat_map(|(k, v)| [k, v].concat()).collect();
+            let args = StoreHeads {
+                x: harness.upload(&x).0,
+                cache: cache.0,
+                slots: slots.0,
+                row_bytes: row_bytes as u32,
+                x_stride: 2 * width as u32,
+                kv_heads: kv_heads as u32,
+                head_dim: head_dim as u32,
+                ..StoreHeads::default()
+            };
+            harness.launch("store_heads", [2 * kv_heads as u32, tokens as u32, 1], 32, &args);
             // A whole context, a prefix, one token, and windows within a page and over several.
             let ranges = [(0, tokens), (0, 40), (0, 1), (37, 60), (33, tokens), (tokens - 1, tokens)];
             let rows: Vec<u32> = ranges.iter().flat_map(|(from, to)| [0, *from as u32, *to as u32]).collect();

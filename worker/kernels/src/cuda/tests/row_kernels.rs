@@ -3,7 +3,6 @@
 use super::super::args::{RowOp, Sample};
 use super::super::program::Program;
 use super::harness::Harness;
-use crate::rope::{self, Pairing};
 use crate::testing::random;
 
 const EPSILON: f64 = f32::EPSILON as f64;
@@ -90,39 +89,6 @@ fn norms() {
 }
 
 #[test]
-fn head_norms_use_each_head() {
-    let Some(mut harness) = Harness::new(&Program::of_rows()) else { return };
-    let (heads, dim, stride) = (3, 20, 64);
-    let x = random(ROWS * stride, 1);
-    let weight = random(dim, 2);
-    let (x_at, weight_at) = (harness.upload(&x), harness.upload(&weight));
-    let args = RowOp {
-        x: x_at.0,
-        out: x_at.0,
-        weight: weight_at.0,
-        cols: dim as u32,
-        x_stride: stride as u32,
-        out_stride: stride as u32,
-        head_stride: dim as u32,
-        scale: 1e-5,
-        ..RowOp::default()
-    };
-    harness.launch("rms_norm", [ROWS as u32, heads as u32, 1], 256, &args);
-    let found: Vec<f32> = harness.read(x_at, x.len());
-    for row in 0..ROWS {
-        let (before, after) = (&x[row * stride..][..stride], &found[row * stride..][..stride]);
-        for head in 0..heads {
-            let mut expect = vec![0.0; dim];
-            crate::rms_norm::scalar(&before[head * dim..][..dim], &weight, 1e-5, &mut expect);
-            for (expect, found) in expect.iter().zip(&after[head * dim..]) {
-                assert!((expect - found).abs() <= 20.0 * f32::EPSILON * expect.abs(), "{row} {head}");
-            }
-        }
-        assert_eq!(after[heads * dim..], before[heads * dim..]);
-    }
-}
-
-#[test]
 fn activations() {
     let Some(mut harness) = Harness::new(&Program::of_rows()) else { return };
     for (cols, spread) in [(1, 1.0), (300, 4.0), (257, 30.0)] {
@@ -192,40 +158,6 @@ fn softmax_of_rows() {
     let args = RowOp { x: at.0, out: out.0, cols: 300, scale: 1.0, ..RowOp::default() };
     harness.launch("softmax", [1, 1, 1], 256, &args);
     assert!(harness.read::<f32>(out, 300).iter().all(|v| v.is_nan()));
-}
-
-#[test]
-fn rotations() {
-    let Some(mut harness) = Harness::new(&Program::of_rows()) else { return };
-    for pairing in [Pairing::Halves, Pairing::Adjacent] {
-        for (dim, pairs) in [(2, 1), (20, 8), (160, 80)] {
-            let (heads, stride) = (2, 2 * dim + 3);
-            let x = random(ROWS * stride, 1);
-            let angles = random(ROWS * pairs, 2);
-            let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
-            let (x_at, cos_at, sin_at) = (harness.upload(&x), harness.upload(&cos), harness.upload(&sin));
-            let args = RowOp {
-                x: x_at.0,
-                other: cos_at.0,
-                weight: sin_at.0,
-                x_stride: stride as u32,
-                head_stride: dim as u32,
-                pairs: pairs as u32,
-                adjacent: (pairing == Pairing::Adjacent).into(),
-                ..RowOp::default()
-            };
-            harness.launch("rotate", [ROWS as u32, heads as u32, 1], 64, &args);
-            let mut expect = x.clone();
-            for row in 0..ROWS {
-                let (cos, sin) = (&cos[row * pairs..][..pairs], &sin[row * pairs..][..pairs]);
-                for head in expect[row * stride..][..heads * dim].chunks_exact_mut(dim) {
-                    rope::scalar(head, cos, sin, pairing);
-                }
-            }
-            // The same roundings in the same order.
-            assert_eq!(harness.read::<f32>(x_at, x.len()), expect, "{pairing:?} {dim}");
-        }
-    }
 }
 
 #[test]
