@@ -2,6 +2,8 @@
 //! alone and together, with shared prefixes and after a cancelled step. Each launch runs twice on the host, so
 //! that prompts are cut and the context is short.
 
+use std::sync::{Arc, Mutex};
+
 use lode_kernels::DeviceError;
 use lode_kernels::cuda::{Address, Cuda, DeviceMemory, Driver, Launch, Program};
 use serde_json::Value;
@@ -42,6 +44,17 @@ fn engine_of(folder: &str, kv_type: KvType) -> Option<Box<dyn Engine>> {
 pub(crate) fn emulated(files: &ModelFiles, options: &LoadOptions) -> Option<Box<dyn Engine>> {
     let Compiler::Found(_) = compiler() else { return None };
     Some(load_on(Emulator::new(), files, options).unwrap())
+}
+
+/// The kernels that an engine launches, and their arguments.
+pub(super) type Launches = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
+
+/// As [`emulated`], with the launches.
+pub(super) fn counted(files: &ModelFiles, options: &LoadOptions) -> Option<(Box<dyn Engine>, Launches)> {
+    let Compiler::Found(_) = compiler() else { return None };
+    let device = Emulator::new();
+    let launches = device.launches();
+    Some((load_on(device, files, options).unwrap(), launches))
 }
 
 /// The smallest checkpoint.

@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod cuda_format_tests;
 #[cfg(test)]
+mod cuda_launch_tests;
+#[cfg(test)]
 pub(crate) mod cuda_tests;
 #[cfg(test)]
 mod encoder_tests;

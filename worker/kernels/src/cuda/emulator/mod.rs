@@ -10,7 +10,7 @@ mod compile;
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use libloading::{Library, Symbol};
 
@@ -42,11 +42,14 @@ const MAX_THREADS: u32 = 1024;
 /// The size of a kernel's arguments that every device supports.
 const MAX_ARGUMENTS: usize = 4096;
 
+/// The kernels that were launched, and their arguments. It stays in use after the device was given away.
+pub(super) type Launches = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
+
 pub(super) struct Emulator {
     allocations: BTreeMap<u64, u64>,
     memory_bytes: u64,
     used_bytes: u64,
-    launches: Vec<String>,
+    launches: Launches,
     /// The first failure of queued work. As on a GPU, nothing works after it.
     failure: Option<DeviceError>,
     planned: Option<DeviceError>,
@@ -74,9 +77,8 @@ impl Emulator {
         self.planned = Some(error);
     }
 
-    /// The kernels that were launched.
-    pub(super) fn launches(&self) -> &[String] {
-        &self.launches
+    pub(super) fn launches(&self) -> Launches {
+        self.launches.clone()
     }
 
     fn check(&self) -> Result<(), DeviceError> {
@@ -290,7 +292,7 @@ impl Driver for Emulator {
         args: &[u8],
     ) -> Result<(), DeviceError> {
         self.check()?;
-        self.launches.push(kernel.to_owned());
+        self.launches.lock().unwrap().push((kernel.to_owned(), args.to_vec()));
         // As on a GPU, the failure is reported when the host waits.
         let result = match self.planned.take() {
             Some(error) => Err(error),
