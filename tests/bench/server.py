@@ -10,7 +10,7 @@ import urllib.request
 
 
 class Server:
-    def __init__(self, lode, below=None, worker=False, environment=None):
+    def __init__(self, lode, below=None, worker=False, environment=None, seconds=20):
         self.lode = lode
         self.scratch = tempfile.mkdtemp(prefix="lode-bench-", dir=below)
         with socket.socket() as free:
@@ -22,13 +22,18 @@ class Server:
         self.log = open(self.scratch + "/log", "w")
         self.process = subprocess.Popen(serve, stdout=self.log, stderr=self.log, env=self.environment)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        for _ in range(200):
+        for _ in range(10 * seconds):
             try:
                 opener.open(f"http://{address}/readyz")
                 return
             except OSError:
+                if self.process.poll() is not None:
+                    break
                 time.sleep(0.1)
-        raise SystemExit(open(self.scratch + "/log").read())
+        with open(self.scratch + "/log") as log:
+            text = log.read()
+        self.__exit__()
+        raise SystemExit(text)
 
     def run(self, *arguments):
         """Runs a lode command and returns its seconds."""

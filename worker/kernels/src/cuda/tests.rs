@@ -3,6 +3,7 @@
 mod attention;
 mod backend;
 mod faults;
+mod gpu;
 mod harness;
 mod machine_code;
 mod primitives;

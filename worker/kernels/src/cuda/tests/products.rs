@@ -11,7 +11,7 @@ use crate::weight::Weight;
 use bytes::Bytes;
 
 /// The weight of random packed rows.
-fn weight(packed: &Packed) -> Weight {
+pub(super) fn weight(packed: &Packed) -> Weight {
     let rows = packed.rows();
     let (mut codes, mut scales, mut biases) = (Vec::new(), Vec::new(), Vec::new());
     for row in 0..rows.len() {
