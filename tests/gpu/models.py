@@ -25,6 +25,8 @@ START_SECONDS = 180
 # Width, feed-forward width, layers, heads, heads of keys and values, vocabulary: Llama 3.2 1B and Llama 3.1 8B.
 SHAPES = {"1b": (2048, 8192, 16, 32, 8, 128256), "8b": (4096, 14336, 32, 32, 8, 128256)}
 SHORT, GENERATED = 64, 256
+# The first tokens of the demo model's vocabulary are special.
+EMBEDDING, SPECIAL_TOKENS = "model.embed_tokens", 3
 
 
 def synthetic(text):
@@ -123,7 +125,7 @@ def compare(args, environment):
 def tensor_shapes(shape):
     width, inner, layers, heads, kv_heads, vocabulary = SHAPES[shape]
     narrow = width // heads * kv_heads
-    yield "model.embed_tokens", (vocabulary, width)
+    yield EMBEDDING, (vocabulary, width)
     yield "model.norm", (width,)
     for layer in range(layers):
         for name, dimensions in {
@@ -163,7 +165,10 @@ def write_checkpoint(folder, shape):
             if len(dimensions) == 1:
                 file.write(one * ((last - first) // 2))
                 continue
-            for begin in range(0, last - first, len(block)):
+            # The logits of these tokens are zero, so that no response ends early.
+            special = 2 * SPECIAL_TOKENS * width if name == EMBEDDING else 0
+            file.write(bytes(special))
+            for begin in range(special, last - first, len(block)):
                 file.write(block[:last - first - begin])
     return at
 
