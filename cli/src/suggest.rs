@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lode_client::{Registry, TlsProblem, http_client};
+use lode_client::{Registry, uses_https};
 
 use crate::{args::Global, connect::Connection, error::Failure, pages::fetch_all};
 
@@ -17,7 +17,8 @@ const SIMILARITY: f64 = 0.7;
 /// Adds what a request can find out about the failure.
 pub(crate) async fn complete(mut failure: Failure, global: &Global) -> Failure {
     if let Some(server) = failure.take_over_http()
-        && uses_https(&server).await
+        && let Ok(url) = server.parse()
+        && uses_https(&url).await
     {
         let https = server.replacen("http://", "https://", 1);
         return failure.only_hint(format!("{server} uses https: write {https}"));
@@ -38,19 +39,6 @@ async fn without_accounts(global: &Global, server: &str) -> Option<String> {
     let registry = connection.registry(Some(server)).ok()?;
     let lacks_accounts = tokio::time::timeout(TIME_LIMIT, connection.needs_no_login(&registry)).await;
     lacks_accounts.unwrap_or_default().then(|| registry.host().to_owned())
-}
-
-/// Whether the port of `http://host:port` speaks TLS, with any certificate.
-async fn uses_https(server: &str) -> bool {
-    let client = http_client(|| reqwest::Client::builder().no_proxy().timeout(TIME_LIMIT));
-    let Ok(client) = client else { return false };
-    match client.head(server.replacen("http://", "https://", 1)).send().await {
-        Ok(_) => true,
-        Err(error) => matches!(
-            TlsProblem::of(&error),
-            Some(TlsProblem::UnknownAuthority | TlsProblem::WrongName | TlsProblem::Expired)
-        ),
-    }
 }
 
 /// Adds a hint with similar names, if the failure is about a name that does not exist.

@@ -51,6 +51,6 @@ pub use secret::Secret;
 pub use settings::{
     deserialize_server_url, deserialize_server_url_option, duration, duration_option, format_duration,
 };
-pub use tls_problem::TlsProblem;
+pub use tls_problem::{TlsProblem, uses_https};
 pub use transport::{Client, ClientOptions};
 pub use urgency::Urgency;

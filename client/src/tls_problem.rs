@@ -2,8 +2,15 @@
 
 use std::error::Error as StdError;
 use std::io;
+use std::time::Duration;
 
 use rustls::{CertificateError, Error};
+use url::Url;
+
+use crate::http::http_client;
+
+/// A handshake is short.
+const TIME_LIMIT: Duration = Duration::from_secs(3);
 
 /// The reason of a failed TLS handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +43,20 @@ impl TlsProblem {
             };
         }
         None
+    }
+}
+
+/// Whether the port of an `http://` URL expects TLS, with any certificate. Connects to it.
+pub async fn uses_https(url: &Url) -> bool {
+    let client = http_client(|| reqwest::Client::builder().no_proxy().timeout(TIME_LIMIT));
+    let mut url = url.clone();
+    let (Ok(client), Ok(())) = (client, url.set_scheme("https")) else { return false };
+    match client.head(url).send().await {
+        Ok(_) => true,
+        Err(error) => matches!(
+            TlsProblem::of(&error),
+            Some(TlsProblem::UnknownAuthority | TlsProblem::WrongName | TlsProblem::Expired)
+        ),
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{
     http::{USER_AGENT, http_builder, http_client},
     response::{response_error, transport_error},
     retry,
+    tls_problem::uses_https,
 };
 
 /// The settings of a client; the defaults suit a personal machine.
@@ -220,7 +221,12 @@ impl Inner {
                 Err(error) => (error, None),
             };
             *failed += 1;
-            if !self.may_retry(request, &error, *failed) {
+            let is_first = *failed == 1 && !self.has_responded(&request.url);
+            if !self.may_retry(request, &error, *failed)
+                || is_first
+                    && matches!(error, Error::Transport { .. })
+                    && self.is_tls_port(&request.url).await
+            {
                 return Err(error);
             }
             tracing::debug!(method = %request.method, server = %error::server(&request.url), %error, failed, "request failed; retrying");
@@ -247,6 +253,12 @@ impl Inner {
         }
     }
 
+    /// Whether the port of an `http://` URL expects TLS, which no retry changes.
+    async fn is_tls_port(&self, url: &Url) -> bool {
+        let is_limited = matches!(self.connections, Connections::Limited(_));
+        !is_limited && url.scheme() == "http" && url.port().is_some() && uses_https(url).await
+    }
+
     fn may_retry(&self, request: &Request<'_>, error: &Error, failed: u32) -> bool {
         if !error.is_transient() || failed >= self.options.retry.attempts {
             return false;
@@ -254,9 +266,13 @@ impl Inner {
         match request.retry {
             Retry::Never => false,
             Retry::IfUnsent if !matches!(error, Error::Connect { .. } | Error::Redirect { .. }) => false,
-            // The address of a server that never responded is more likely wrong (another port, or one that speaks
-            // TLS) than the server restarting: retry once.
-            _ if matches!(error, Error::Connect { .. } | Error::Transport { .. }) => {
+            // The address of a server that never responded is more likely wrong than the server restarting:
+            // retry once.
+            _ if matches!(error, Error::Connect { .. }) => failed < 2 || self.has_responded(&request.url),
+            // With an egress policy, a port that does not speak HTTP must take no longer than a closed one.
+            _ if matches!(error, Error::Transport { .. })
+                && matches!(self.connections, Connections::Limited(_)) =>
+            {
                 failed < 2 || self.has_responded(&request.url)
             }
             _ => true,

@@ -134,31 +134,30 @@ async fn all_failures_of_a_read_into_memory_count_together() {
 async fn each_read_sends_as_many_requests_as_there_are_attempts() {
     let serving = serve(Faults { refuse_reads: 1000, ..Faults::default() }).await;
     let digest = serving.put(&noise(1000));
-    let retry = RetryPolicy { attempts: 3, base: Duration::from_millis(1), cap: Duration::from_millis(2) };
-    let registry =
-        serving.registry_with(ClientOptions { retry, range_bytes: 400, ..ClientOptions::default() });
+    // Of 5 attempts.
+    let registry = serving.registry();
     let repository = repository();
     let requests = || serving.count_requests("GET", digest.as_str());
 
     registry.blob_range(&repository, &digest, 100..900).await.unwrap_err();
-    assert_eq!(requests(), 3, "a range");
+    assert_eq!(requests(), 5, "a range");
     let stream = registry.blob_read(&repository, &digest, 1000);
     assert_eq!(stream.filter_map(async |chunk| chunk.err()).count().await, 1);
-    assert_eq!(requests(), 6, "a stream");
+    assert_eq!(requests(), 10, "a stream");
 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small");
     let small = serving.put(&noise(100));
     let blob = BlobInfo { digest: small.clone(), size_bytes: 100 };
     registry.blob_pull_to_file(&repository, &blob, &path, Arc::new(NoProgress)).await.unwrap_err();
-    assert_eq!(serving.count_requests("GET", small.as_str()), 3, "a file");
+    assert_eq!(serving.count_requests("GET", small.as_str()), 5, "a file");
 
     // A server may say that a repetition fails in the same way.
     serving.set(|faults| faults.forbid_retries = true);
     let forbidden = registry.blob_range(&repository, &digest, 100..900).await.unwrap_err();
     assert!(!forbidden.is_transient(), "{forbidden}");
     registry.blob_pull_to_file(&repository, &blob, &path, Arc::new(NoProgress)).await.unwrap_err();
-    assert_eq!((requests(), serving.count_requests("GET", small.as_str())), (7, 4));
+    assert_eq!((requests(), serving.count_requests("GET", small.as_str())), (11, 6));
 }
 
 #[tokio::test]
@@ -258,21 +257,6 @@ async fn retries_end_if_a_server_stays_broken() {
     let nobody = patient.registry("127.0.0.1:1").unwrap();
     let outcome = tokio::time::timeout(Duration::from_secs(120), nobody.ping()).await.expect("in time");
     assert!(matches!(outcome, Err(Error::Connect { .. })), "{outcome:?}");
-    // So is one that accepts connections and closes them, such as one that expects TLS.
-    let closing = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let closing_address = closing.local_addr().unwrap();
-    let accepted = Arc::new(AtomicU64::new(0));
-    let count = accepted.clone();
-    tokio::spawn(async move {
-        while let Ok((mut connection, _)) = closing.accept().await {
-            count.fetch_add(1, Ordering::Relaxed);
-            let _ = tokio::io::AsyncReadExt::read(&mut connection, &mut [0; 1024]).await;
-        }
-    });
-    let registry = patient.registry(&format!("http://{closing_address}")).unwrap();
-    let outcome = tokio::time::timeout(Duration::from_secs(120), registry.ping()).await.expect("in time");
-    assert!(matches!(outcome, Err(Error::Transport { .. })), "{outcome:?}");
-    assert_eq!(accepted.load(Ordering::Relaxed), 2);
 }
 
 /// Each byte is progress, but a client must not wait for days.
