@@ -58,8 +58,8 @@ impl Registry {
             ModelSort::Created => SearchOrder::Created,
             ModelSort::Pulls => SearchOrder::Pulls,
         };
-        let count = self.store.search_count(&visible, &filter).await?;
-        let amount = Amount::of(count);
+        let ids = self.store.search_ids(&visible, &filter).await?;
+        let amount = Amount::of(&ids);
         let rows = self
             .store
             .search(&visible, &filter, order, amount, query.after.as_ref(), limit as usize + 1)

@@ -148,8 +148,8 @@ impl Registry {
         self.authorize(caller, Action::List, Target::Catalog).await?;
         let visible = self.list_filter(caller).await?;
         let filter = self.store().search_plan(filter_of(query)).await?;
-        let count = self.store().search_count(&visible, &filter).await?;
-        let amount = Amount::of(count);
+        let ids = self.store().search_ids(&visible, &filter).await?;
+        let amount = Amount::of(&ids);
         let ranges = [
             (FacetColumn::Parameters, ranges.parameters),
             (FacetColumn::Memory, ranges.memory.into_iter().map(|bytes| (0, model_bytes(bytes))).collect()),
@@ -157,9 +157,10 @@ impl Registry {
         ];
         let ((hits, next), facets) = tokio::try_join!(
             self.search_hits(&visible, &filter, query, amount),
-            self.store().search_facets(&visible, &filter, &ranges, count)
+            self.store().search_facets(&visible, &filter, &ranges, &ids)
         )?;
-        Ok(SearchPage { hits, next, count: (amount == Amount::Few).then_some(count), facets })
+        let count = (amount != Amount::Many).then_some(ids.len() as u64);
+        Ok(SearchPage { hits, next, count, facets })
     }
 
     /// The repositories that the caller may read and whose tags were moved last.
@@ -176,7 +177,7 @@ impl Registry {
         visible: &ListFilter,
         filter: &SearchFilter,
         query: &SearchQuery,
-        amount: Amount,
+        amount: Amount<'_>,
     ) -> Result<(Vec<SearchHit>, Option<SearchCursor>), Error> {
         let limit = query.limit.clamp(1, MAX_PAGE) as usize;
         let order = match query.sort {

@@ -41,6 +41,7 @@ mod repository_move;
 mod retention;
 mod revisions;
 mod search;
+mod search_facets;
 mod search_filter;
 mod search_rows;
 mod sessions;
@@ -94,9 +95,8 @@ pub(crate) use replicas::ReplicaRow;
 pub(crate) use repositories::{ContentRow, ListedManifestRow, TagRow};
 pub(crate) use repository_move::TaggedManifest;
 pub(crate) use retention::AgedTag;
-pub(crate) use search::{
-    Amount, FacetColumn, FacetCounts, FacetRanges, MAX_COUNT, SearchCursor, SearchOrder, SearchRow,
-};
+pub(crate) use search::{Amount, MAX_COUNT, SearchCursor, SearchOrder, SearchRow};
+pub(crate) use search_facets::{FacetColumn, FacetCounts, FacetRanges};
 pub(crate) use search_filter::{SearchContent, SearchFilter};
 pub(crate) use sessions::SessionRow;
 pub(crate) use sizes::SizedTable;

@@ -1,8 +1,7 @@
-//! Search over the rows of `search`: words, facts of models, and counts of their values. Visibility is part of every query,
+//! Search over the rows of `search`: words and facts of models. Visibility is part of every query,
 //! before its limit and its counts. What a query reads is bounded: lists are read in the order of an index, or from a set
 //! of results that is known to be small.
 
-use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
@@ -11,19 +10,13 @@ use super::models::{ModelColumns, ModelRow};
 use super::pulls::PullTotals;
 use super::repositories::AFTER_NAMES;
 use super::search_filter::{Parameter, SearchFilter, Text, TypedNames};
-use super::{Engine, ListFilter, Store, bigint, parse_stored, query, size};
+use super::{Engine, ListFilter, Store, parse_stored, query, size};
 use crate::Error;
 
 /// The most repositories that a count has.
 pub(crate) const MAX_COUNT: u64 = 1000;
-/// The most rows whose values are counted where few repositories fit.
-const FACET_ROWS: u64 = 2000;
 /// The most repositories of a tag, or with the words, that are counted to decide whether a search begins with them.
 const LIST_ROWS: i64 = 20_000;
-/// How many statements count the values of a search at a time.
-const MAX_CONCURRENT_COUNTS: usize = 2;
-/// The most values of a facet.
-const MAX_VALUES: usize = 30;
 /// The most tags of a repository that are counted.
 const MAX_TAGS: i64 = 1000;
 
@@ -45,25 +38,19 @@ pub(crate) enum SearchOrder {
 
 /// How many repositories fit, which decides how they are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Amount {
-    /// At most [`MAX_COUNT`]: all are found, then sorted.
+pub(crate) enum Amount<'a> {
+    /// Presumably few: they are read from the list of a condition, in any order.
     Few,
+    /// These, which [`Store::search_ids`] has found for the same caller: they are read by number, then sorted.
+    Found(&'a [i64]),
     /// They are read in the order of an index, until a page is full.
     Many,
 }
 
-impl Amount {
-    /// Of the number of repositories that fit: see [`Store::search_count`].
-    pub(crate) fn of(count: u64) -> Amount {
-        if count > MAX_COUNT { Amount::Many } else { Amount::Few }
-    }
-
-    /// The most rows whose values are counted.
-    fn facet_rows(self) -> u64 {
-        match self {
-            Amount::Few => FACET_ROWS,
-            Amount::Many => MAX_COUNT,
-        }
+impl Amount<'_> {
+    /// Of what [`Store::search_ids`] has found.
+    pub(crate) fn of(ids: &[i64]) -> Amount<'_> {
+        if ids.len() as u64 > MAX_COUNT { Amount::Many } else { Amount::Found(ids) }
     }
 }
 
@@ -72,61 +59,6 @@ impl Amount {
 pub(crate) struct SearchCursor {
     pub(crate) key: i64,
     pub(crate) repository: String,
-}
-
-/// A fact whose values are counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum FacetColumn {
-    Format,
-    Quantization,
-    Architecture,
-    License,
-    Task,
-    /// The values are positions in the ranges of the query.
-    Parameters,
-    Memory,
-    Context,
-}
-
-impl FacetColumn {
-    pub(crate) const ALL: [FacetColumn; 8] = [
-        FacetColumn::Format,
-        FacetColumn::Quantization,
-        FacetColumn::Architecture,
-        FacetColumn::License,
-        FacetColumn::Task,
-        FacetColumn::Parameters,
-        FacetColumn::Memory,
-        FacetColumn::Context,
-    ];
-
-    pub(super) fn is_range(self) -> bool {
-        matches!(self, FacetColumn::Parameters | FacetColumn::Memory | FacetColumn::Context)
-    }
-
-    fn as_str(self) -> &'static str {
-        match self {
-            FacetColumn::Format => "format",
-            FacetColumn::Quantization => "quantization",
-            FacetColumn::Architecture => "architecture",
-            FacetColumn::License => "license",
-            FacetColumn::Task => "task",
-            FacetColumn::Parameters => "parameters",
-            FacetColumn::Memory => "size_bytes",
-            FacetColumn::Context => "context_length",
-        }
-    }
-}
-
-/// The least and the most value of each range of a facet.
-pub(crate) type FacetRanges = Vec<(u64, u64)>;
-
-/// The values of a fact, with the number of repositories that have each, most first; those of ranges in their order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FacetCounts {
-    pub(crate) values: Vec<(String, u64)>,
-    /// There are more repositories than were counted.
-    pub(crate) is_partial: bool,
 }
 
 /// A repository that fits, with one of its tags.
@@ -199,11 +131,11 @@ impl Store {
         visible: &ListFilter,
         filter: &SearchFilter,
         order: SearchOrder,
-        amount: Amount,
+        amount: Amount<'_>,
         after: Option<&SearchCursor>,
         limit: usize,
     ) -> Result<Vec<SearchRow>, Error> {
-        if order != SearchOrder::Relevance || amount == Amount::Few {
+        if order != SearchOrder::Relevance || amount != Amount::Many {
             let (statement, text) =
                 self.search_text(visible, filter, order, amount, None, PageRange { after, limit });
             let rows: Vec<SearchColumns> = self.run(statement, text).await?;
@@ -242,12 +174,15 @@ impl Store {
         visible: &ListFilter,
         filter: &SearchFilter,
         order: SearchOrder,
-        amount: Amount,
+        amount: Amount<'_>,
         closeness: Option<Closeness>,
         PageRange { after, limit }: PageRange<'_>,
     ) -> (String, Text) {
         let mut text = Text::new(self, visible);
-        let listed = self.is_listed("s.repository", 1);
+        let listed = match amount {
+            Amount::Found(_) => "1 = 1".to_owned(),
+            Amount::Few | Amount::Many => self.is_listed("s.repository", 1),
+        };
         let is_name_order = order == SearchOrder::Name || closeness.is_some();
         let (source, mut fitting) = text.fitting(filter, amount, is_name_order);
         let mut names = || TypedNames {
@@ -288,7 +223,7 @@ impl Store {
             (None, None) => "0".to_owned(),
         };
         let in_order = match (amount, &key) {
-            (Amount::Few, _) => None,
+            (Amount::Few | Amount::Found(_), _) => None,
             (Amount::Many, Some(key)) => Some(format!("{key} desc, s.repository")),
             (Amount::Many, None) => Some("s.repository".to_owned()),
         };
@@ -365,31 +300,38 @@ impl Store {
         Ok(count < LIST_ROWS)
     }
 
-    /// The number of repositories that fit, up to [`MAX_COUNT`] and one.
-    pub(crate) async fn search_count(
+    /// The repositories that fit, by the numbers of their words: all of them, or [`MAX_COUNT`] and one.
+    pub(crate) async fn search_ids(
         &self,
         visible: &ListFilter,
         filter: &SearchFilter,
-    ) -> Result<u64, Error> {
-        let (statement, text) = self.search_count_text(visible, filter);
+    ) -> Result<Vec<i64>, Error> {
+        let (statement, text) = self.search_ids_text(visible, filter);
         let rows: Vec<(i64,)> = self.run(statement, text).await?;
-        size(rows.first().map_or(0, |(count,)| *count))
+        Ok(rows.into_iter().map(|(id,)| id).collect())
     }
 
-    fn search_count_text(&self, visible: &ListFilter, filter: &SearchFilter) -> (String, Text) {
+    fn search_ids_text(&self, visible: &ListFilter, filter: &SearchFilter) -> (String, Text) {
         let mut text = Text::new(self, visible);
         let (source, fitting) = text.fitting(filter, Amount::Few, false);
-        let rows = self.visible_rows("s.id", source, &fitting, Amount::Few);
+        let rows = self.visible_rows("s.id", &source, &fitting, Amount::Few);
         let limit = MAX_COUNT + 1;
-        (format!("select count(*) from ({rows} limit {limit}) as f"), text)
+        (format!("select f.id from ({rows} limit {limit}) as f"), text)
     }
 
     /// Selects rows `s` that fit and that the client of the text's first parameters may see; many in the order of their last
     /// change.
-    fn visible_rows(&self, columns: &str, source: &str, fitting: &str, amount: Amount) -> String {
+    pub(super) fn visible_rows(
+        &self,
+        columns: &str,
+        source: &str,
+        fitting: &str,
+        amount: Amount<'_>,
+    ) -> String {
         let listed = self.is_listed("s.repository", 1);
         let order = match amount {
             Amount::Few => "",
+            Amount::Found(_) => return format!("select {columns} from {source} where {fitting}"),
             Amount::Many => "order by s.updated_at desc, s.repository",
         };
         match self.read() {
@@ -405,107 +347,7 @@ impl Store {
         }
     }
 
-    /// The values of facts among the `count` repositories that fit, each fact without the filter's own choice of it. Of
-    /// many repositories, those that changed last are counted.
-    pub(crate) async fn search_facets(
-        &self,
-        visible: &ListFilter,
-        filter: &SearchFilter,
-        ranges: &[(FacetColumn, FacetRanges)],
-        count: u64,
-    ) -> Result<Vec<(FacetColumn, FacetCounts)>, Error> {
-        let (chosen, others): (Vec<FacetColumn>, Vec<FacetColumn>) =
-            FacetColumn::ALL.into_iter().partition(|column| filter.has(*column));
-        let amount = Amount::of(count);
-        let mut filter = filter.clone();
-        // Where many fit, the list of the words is read only until enough of them are found.
-        filter.prefers_words |= amount == Amount::Many;
-        let mut groups = vec![(filter.clone(), others)];
-        groups.extend(chosen.into_iter().map(|column| (filter.without(column), vec![column])));
-        let groups = groups.into_iter().enumerate().map(|(at, (filter, columns))| async move {
-            match at {
-                0 if count == 0 => Ok(columns.into_iter().map(|column| no_counts(column, ranges)).collect()),
-                0 => self.search_facets_of(visible, filter, columns, ranges, amount).await,
-                // Without a condition there may be more.
-                _ => self.search_facets_of(visible, filter, columns, ranges, Amount::Many).await,
-            }
-        });
-        let facets: Vec<Vec<(FacetColumn, FacetCounts)>> =
-            stream::iter(groups).buffered(MAX_CONCURRENT_COUNTS).try_collect().await?;
-        let mut facets = facets.concat();
-        facets.sort_by_key(|(column, _)| *column);
-        Ok(facets)
-    }
-
-    /// The values of these facts among the repositories that fit.
-    async fn search_facets_of(
-        &self,
-        visible: &ListFilter,
-        filter: SearchFilter,
-        columns: Vec<FacetColumn>,
-        ranges: &[(FacetColumn, FacetRanges)],
-        amount: Amount,
-    ) -> Result<Vec<(FacetColumn, FacetCounts)>, Error> {
-        let (statement, text) = self.search_facets_text(visible, &filter, &columns, ranges, amount);
-        let rows: Vec<(String, String, i64)> = self.run(statement, text).await?;
-        let counted = rows.iter().find(|(fact, ..)| fact.is_empty()).map_or(0, |(_, _, count)| *count);
-        let is_partial = size(counted)? >= amount.facet_rows();
-        let mut facets = Vec::with_capacity(columns.len());
-        for column in columns {
-            let mine = rows.iter().filter(|(fact, ..)| fact == column.as_str());
-            let values: Result<Vec<(String, u64)>, Error> =
-                mine.map(|(_, value, count)| Ok((value.clone(), size(*count)?))).collect();
-            let mut values = values?;
-            match column.is_range() {
-                true => values.sort_by_key(|(value, _)| value.parse::<usize>().ok()),
-                false => values.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0))),
-            }
-            values.truncate(MAX_VALUES);
-            facets.push((column, FacetCounts { values, is_partial }));
-        }
-        Ok(facets)
-    }
-
-    fn search_facets_text(
-        &self,
-        visible: &ListFilter,
-        filter: &SearchFilter,
-        facets: &[FacetColumn],
-        ranges: &[(FacetColumn, FacetRanges)],
-        amount: Amount,
-    ) -> (String, Text) {
-        let mut text = Text::new(self, visible);
-        let limit = amount.facet_rows();
-        // Many rows fit most of the time, so they are soon found in the order of time, except those with words.
-        let amount = if filter.typed.is_empty() { amount } else { Amount::Few };
-        let facts = text.facts(filter, amount);
-        let (source, words) = text.source(filter, amount);
-        let name = text.name(filter, amount, false);
-        let mut counts = vec!["select '' as fact, '' as value, count(*) as n from fit".to_owned()];
-        for column in facets {
-            let name = column.as_str();
-            match ranges.iter().find(|(other, _)| other == column) {
-                Some((_, ranges)) => counts.extend(ranges.iter().enumerate().map(|(at, (least, most))| {
-                    let (least, most) = (bigint(*least), bigint(*most));
-                    format!(
-                        "select '{name}', '{at}', count(distinct id) from fit where {name} between {least} and {most}"
-                    )
-                })),
-                None if column.is_range() => {}
-                None => counts.push(format!(
-                    "select '{name}', min({name}), count(distinct id) from fit where {name} <> '' group by lower({name})"
-                )),
-            }
-        }
-        let columns = "s.id, s.format, s.quantization, s.architecture, s.license, s.task, s.parameters, s.size_bytes, \
-                       s.context_length";
-        let rows = self.visible_rows(columns, source, &format!("{facts} and {words} and {name}"), amount);
-        let counts = counts.join(" union all ");
-        let statement = format!("with fit as materialized ({rows} limit {limit}) {counts}");
-        (statement, text)
-    }
-
-    async fn run<T>(&self, statement: String, text: Text) -> Result<Vec<T>, Error>
+    pub(super) async fn run<T>(&self, statement: String, text: Text) -> Result<Vec<T>, Error>
     where
         T: Send + Unpin,
         T: for<'r> sqlx::FromRow<'r, sqlx::sqlite::SqliteRow>
@@ -525,13 +367,6 @@ impl Store {
             query.fetch_all(c).await
         })?)
     }
-}
-
-/// The counts of a fact that no repository has.
-fn no_counts(column: FacetColumn, ranges: &[(FacetColumn, FacetRanges)]) -> (FacetColumn, FacetCounts) {
-    let ranges = ranges.iter().find(|(other, _)| *other == column).map_or(0, |(_, ranges)| ranges.len());
-    let values = (0..ranges).map(|at| (at.to_string(), 0)).collect();
-    (column, FacetCounts { values, is_partial: false })
 }
 
 /// How close a name is to what was typed, as a key of the order of many results.

@@ -1,7 +1,8 @@
 //! The conditions of a search as SQL.
 
 use super::repositories::names_below;
-use super::search::{Amount, FacetColumn};
+use super::search::Amount;
+use super::search_facets::FacetColumn;
 use super::{Engine, ListFilter, Store, bigint};
 
 /// The conditions of a search; `None` is no condition.
@@ -142,7 +143,7 @@ impl Text {
 
     /// Keeps SQLite, which knows no statistics, from using an index of this expression instead of that of the
     /// order.
-    fn unindexed(&self, expression: &str, amount: Amount) -> String {
+    fn unindexed(&self, expression: &str, amount: Amount<'_>) -> String {
         match self.is_sqlite && amount == Amount::Many {
             true => format!("+{expression}"),
             false => expression.to_owned(),
@@ -150,13 +151,14 @@ impl Text {
     }
 
     /// The conditions on the facts of the row `s`.
-    pub(super) fn facts(&mut self, filter: &SearchFilter, amount: Amount) -> String {
-        // The rows of each repository with the words are found by its number, and not by a fact.
-        let amount = if self.begins_with_words(filter, amount) { Amount::Many } else { amount };
+    pub(super) fn facts(&mut self, filter: &SearchFilter, amount: Amount<'_>) -> String {
+        // Rows of a repository with the words, or that was found before, are found by its number, and not by a fact.
+        let is_by_number = matches!(amount, Amount::Found(_)) || self.begins_with_words(filter, amount);
+        let amount = if is_by_number { Amount::Many } else { amount };
         self.facts_of("s", filter, amount)
     }
 
-    fn facts_of(&mut self, row: &str, filter: &SearchFilter, amount: Amount) -> String {
+    fn facts_of(&mut self, row: &str, filter: &SearchFilter, amount: Amount<'_>) -> String {
         let mut all = Vec::new();
         match filter.content {
             SearchContent::Models => all.push(format!("({row}.format is null or {row}.format <> '')")),
@@ -198,36 +200,53 @@ impl Text {
     }
 
     /// The table of the rows `s`, and the condition on their words and tags.
-    pub(super) fn source(&mut self, filter: &SearchFilter, amount: Amount) -> (&'static str, String) {
+    pub(super) fn source(&mut self, filter: &SearchFilter, amount: Amount<'_>) -> (String, String) {
+        if let Amount::Found(ids) = amount {
+            let ids = self.text(serde_json::Value::from(ids).to_string());
+            let found = match self.is_sqlite {
+                true => format!("s.id in (select value from json_each({ids}))"),
+                false => format!("s.id = any(array(select cast(value as bigint) from json_each({ids})))"),
+            };
+            return ("search s".to_owned(), found);
+        }
         if let Some((first, rest)) = filter.tags.split_first() {
             let words = self.words(filter, amount);
-            // Few rows are those of the first tag; many are read in their order, and each is looked up.
-            let repository = if amount == Amount::Few { "g.repository" } else { "s.repository" };
-            let (source, first) = match (amount, self.is_sqlite) {
-                (Amount::Many, _) => ("search s", self.has_tag(first, repository)),
-                (Amount::Few, true) => (
-                    "search_tags g cross join search s on s.repository = g.repository",
-                    format!("g.tag = {}", self.text(first)),
-                ),
-                (Amount::Few, false) => (
-                    "search_tags g join search s on s.repository = g.repository",
-                    format!("g.tag = {}", self.text(first)),
-                ),
-            };
-            let rest: Vec<String> = rest.iter().map(|tag| self.has_tag(tag, repository)).collect();
-            return (source, [vec![words, first], rest].concat().join(" and "));
+            // Many rows are read in their order, and each is looked up.
+            if amount == Amount::Many {
+                let mut all = vec![words];
+                all.extend(filter.tags.iter().map(|tag| self.has_tag(tag, "s.repository")));
+                return ("search s".to_owned(), all.join(" and "));
+            }
+            // Few rows are those of the first tag.
+            let mut all = vec![words, format!("g.tag = {}", self.text(first))];
+            if !self.is_sqlite {
+                all.extend(rest.iter().map(|tag| self.has_tag(tag, "g.repository")));
+                return (
+                    "search_tags g join search s on s.repository = g.repository".to_owned(),
+                    all.join(" and "),
+                );
+            }
+            // SQLite reads tables in the order of cross joins: the other tags are looked up before the row, which is longer.
+            // It would look up an `exists` after the row.
+            let mut source = "search_tags g".to_owned();
+            for (at, tag) in rest.iter().enumerate() {
+                source.push_str(&format!(" cross join search_tags g{at} on g{at}.repository = g.repository"));
+                all.push(format!("g{at}.tag = {}", self.text(tag)));
+            }
+            source.push_str(" cross join search s on s.repository = g.repository");
+            return (source, all.join(" and "));
         }
         if self.begins_with_words(filter, amount) {
             let words = self.text(filter.fts_words());
-            let source = "search_words cross join search s on s.id = search_words.rowid";
+            let source = "search_words cross join search s on s.id = search_words.rowid".to_owned();
             return (source, format!("search_words match {words}"));
         }
-        ("search s", self.words(filter, amount))
+        ("search s".to_owned(), self.words(filter, amount))
     }
 
     /// Whether rows are read from the list of the repositories with the words, and no more of it than the limit of the
     /// statement needs. Postgres decides this by its statistics.
-    fn begins_with_words(&self, filter: &SearchFilter, amount: Amount) -> bool {
+    fn begins_with_words(&self, filter: &SearchFilter, amount: Amount<'_>) -> bool {
         self.is_sqlite
             && amount == Amount::Few
             && filter.tags.is_empty()
@@ -242,7 +261,7 @@ impl Text {
     }
 
     /// The condition on the words of the row `s`.
-    fn words(&mut self, filter: &SearchFilter, amount: Amount) -> String {
+    fn words(&mut self, filter: &SearchFilter, amount: Amount<'_>) -> String {
         if filter.typed.is_empty() {
             return "1 = 1".to_owned();
         }
@@ -258,7 +277,9 @@ impl Text {
         let words: Vec<String> = filter.words.iter().map(|word| format!("'{word}':*")).collect();
         let words = format!("cast({} as tsquery)", self.text(words.join(" & ")));
         match amount {
-            Amount::Few => format!("s.id in (select id from search_words where words @@ {words})"),
+            Amount::Few | Amount::Found(_) => {
+                format!("s.id in (select id from search_words where words @@ {words})")
+            }
             // Many rows are read in their order, and each is looked up. This form can be neither a join nor a list of all
             // repositories with the words, which Postgres believes to be short.
             Amount::Many => format!("(select w.words @@ {words} from search_words w where w.id = s.id)"),
@@ -266,8 +287,11 @@ impl Text {
     }
 
     /// The conditions on the name of the row `s`. `is_order`: rows are read in the order of names.
-    pub(super) fn name(&mut self, filter: &SearchFilter, amount: Amount, is_order: bool) -> String {
+    pub(super) fn name(&mut self, filter: &SearchFilter, amount: Amount<'_>, is_order: bool) -> String {
         let mut all = vec!["1 = 1".to_owned()];
+        if matches!(amount, Amount::Found(_)) {
+            return all.concat();
+        }
         if let Some(author) = &filter.author {
             let (first, end) = names_below(author);
             let name = match is_order {
@@ -288,9 +312,9 @@ impl Text {
     pub(super) fn fitting(
         &mut self,
         filter: &SearchFilter,
-        amount: Amount,
+        amount: Amount<'_>,
         is_name_order: bool,
-    ) -> (&'static str, String) {
+    ) -> (String, String) {
         let facts = self.facts(filter, amount);
         let (source, words) = self.source(filter, amount);
         let name = self.name(filter, amount, is_name_order);

@@ -1,10 +1,12 @@
 //! The search on both engines: the same results in the same order, rows that follow every change, and bounded plans.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::auth::Visibility;
 use crate::store::manifests::NewManifest;
 use crate::store::removals::{RemovalCause, RemovalReason};
-use crate::store::{Engine, FactsRow, SearchContent, each_store, query_words};
+use crate::store::{Engine, FacetColumn, FactsRow, SearchContent, each_store, query_words};
 
 /// A kind of model, which decides its facts.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +83,12 @@ fn typed(text: &str) -> SearchFilter {
 async fn find(store: &Store, visible: &ListFilter, filter: &SearchFilter, order: SearchOrder) -> Vec<String> {
     let planned = store.search_plan(filter.clone()).await.unwrap();
     let mut found = Vec::new();
-    for (filter, amount) in [(filter, Amount::Few), (&planned, Amount::Few), (filter, Amount::Many)] {
+    let ids = store.search_ids(visible, &planned).await.unwrap();
+    let unplanned = store.search_ids(visible, filter).await.unwrap();
+    assert_eq!(ids.iter().collect::<BTreeSet<_>>(), unplanned.iter().collect::<BTreeSet<_>>(), "{filter:?}");
+    for (filter, amount) in
+        [(filter, Amount::Few), (&planned, Amount::Few), (&planned, Amount::of(&ids)), (filter, Amount::Many)]
+    {
         let (mut all, mut after) = (Vec::new(), None);
         loop {
             let rows = store.search(visible, filter, order, amount, after.as_ref(), 2).await.unwrap();
@@ -90,8 +97,7 @@ async fn find(store: &Store, visible: &ListFilter, filter: &SearchFilter, order:
             all.extend(rows.iter().map(|row| format!("{}:{}", row.repository, row.tag)));
         }
         found.push(all);
-        let count = store.search_count(visible, filter).await.unwrap();
-        assert_eq!(count, found[0].len() as u64, "{filter:?}");
+        assert_eq!(ids.len(), found[0].len(), "{filter:?}");
     }
     let expect = found.remove(0);
     assert!(found.iter().all(|other| *other == expect), "{expect:?} {found:?} {filter:?} {order:?}");
@@ -176,7 +182,8 @@ async fn a_result_is_the_kind_that_fits() {
         assert_eq!(find(long).await, Vec::<String>::new());
         // The counts of a facet are those of the lists that its values lead to.
         let ranges = [(FacetColumn::Memory, vec![(0, 2_000_000_000), (0, 9_000_000_000)])];
-        let facets = store.search_facets(&ListFilter::All, &gguf, &ranges, 2).await.unwrap();
+        let ids = store.search_ids(&ListFilter::All, &gguf).await.unwrap();
+        let facets = store.search_facets(&ListFilter::All, &gguf, &ranges, &ids).await.unwrap();
         let values = |column: FacetColumn| {
             facets
                 .iter()
@@ -220,8 +227,10 @@ async fn hidden_repositories_are_in_no_result_and_no_count() {
             let expect: &[&str] = if ["", "shared"].contains(&text) { &["open/a:latest"] } else { &[] };
             assert_eq!(shown, expect, "{text}");
             // Counted as of few, and as of many.
-            for count in [1, MAX_COUNT + 1] {
-                let facets = store.search_facets(&visible, &typed(text), &[], count).await.unwrap();
+            let few = store.search_ids(&visible, &typed(text)).await.unwrap();
+            let many = few.iter().copied().cycle().take(MAX_COUNT as usize + 1).collect();
+            for ids in [few, many] {
+                let facets = store.search_facets(&visible, &typed(text), &[], &ids).await.unwrap();
                 let sum: u64 = facets.iter().flat_map(|(_, counts)| &counts.values).map(|(_, n)| n).sum();
                 // Format, quantisation, architecture and licence.
                 assert_eq!(sum, 4 * expect.len() as u64, "{text}");
@@ -509,22 +518,41 @@ async fn plans_use_indexes() {
         ] {
             let range = PageRange { after: None, limit: 25 };
             let (statement, text) = store.search_text(&visible, filter, order, Amount::Few, None, range);
-            let (count, counted) = store.search_count_text(&visible, filter);
-            for (statement, text) in [(statement, text), (count, counted)] {
+            let (ids, found) = store.search_ids_text(&visible, filter);
+            for (statement, text) in [(statement, text), (ids, found)] {
                 let plan = plan(&store, &statement, text.parameters).await;
                 assert_no_scan(&plan);
                 assert!(!is_sqlite || plan.contains(index), "{filter:?}\n{plan}");
             }
         }
-        // The facts of many rows are counted without reading the table.
-        for filter in &pages {
-            for amount in [Amount::Few, Amount::Many] {
-                let columns = FacetColumn::ALL;
-                let (statement, text) = store.search_facets_text(&visible, filter, &columns, &[], amount);
+        // The tags of a repository are looked up before its row.
+        let (ids, text) = store.search_ids_text(&visible, &tagged);
+        let plan_of_tags = plan(&store, &ids, text.parameters).await;
+        let (tag, row) = (plan_of_tags.find("SEARCH g0 "), plan_of_tags.find("SEARCH s "));
+        assert!(!is_sqlite || (tag.is_some() && tag < row), "{plan_of_tags}");
+        // What was found is read by number: neither the words, tags nor names nor the visibility are read again.
+        let found = Amount::Found(&[1, 2, 3]);
+        for filter in [&rare, &typed("qwen"), &named, &quantized, &tagged, &owned] {
+            let range = PageRange { after: None, limit: 25 };
+            let (rows, text) = store.search_text(&visible, filter, SearchOrder::Size, found, None, range);
+            let (facts, counted) = store.search_facets_text(&visible, filter, found, 25);
+            for (statement, text) in [(rows, text), (facts, counted)] {
                 let plan = plan(&store, &statement, text.parameters).await;
                 assert_no_scan(&plan);
-                if is_sqlite && amount == Amount::Many && filter.typed.is_empty() {
-                    assert!(plan.contains("s USING COVERING INDEX search_facts_by_update"), "{plan}");
+                let others = ["search_words", "search_tags", "visibilities", "grants"];
+                let is_found = plan.contains("search_facts_by_id") || !is_sqlite;
+                assert!(is_found && others.iter().all(|other| !plan.contains(other)), "{filter:?}\n{plan}");
+            }
+        }
+        // The facts of many rows are counted without reading the table.
+        for filter in &pages {
+            for amount in [found, Amount::Many] {
+                let (statement, text) = store.search_facets_text(&visible, filter, amount, 25);
+                let plan = plan(&store, &statement, text.parameters).await;
+                assert_no_scan(&plan);
+                if is_sqlite && (amount == found || filter.typed.is_empty()) {
+                    let index = if amount == found { "search_facts_by_id" } else { "search_facts_by_update" };
+                    assert!(plan.contains(&format!("s USING COVERING INDEX {index}")), "{plan}");
                 }
             }
         }
@@ -620,10 +648,10 @@ async fn postgres_reads_no_more_than_a_page() {
     assert!(rows <= 200, "{rows}\n{plan}");
     // Values are counted, and the visibility is read, of few rows more than the limit, of 5,000 that fit.
     let both = SearchFilter { license: Some("mit".to_owned()), ..filter };
-    let (statement, text) = store.search_facets_text(&visible, &both, &FacetColumn::ALL, &[], Amount::Many);
+    let (statement, text) = store.search_facets_text(&visible, &both, Amount::Many, MAX_COUNT as usize);
     let (plan, rows) = rows_read(&store, &statement, text.parameters).await;
     assert!(rows <= MAX_COUNT + 500, "{rows}\n{plan}");
-    let (statement, text) = store.search_count_text(&visible, &both);
+    let (statement, text) = store.search_ids_text(&visible, &both);
     let (plan, rows) = rows_read(&store, &statement, text.parameters).await;
     assert!(rows <= MAX_COUNT * 3 + 500, "{rows}\n{plan}");
 }
