@@ -77,17 +77,21 @@ impl TokenSection {
         })
     }
 
-    /// What to ask before a token is revoked, unless the form confirms it.
+    /// What to ask before a token is replaced or revoked, unless the form confirms it.
     pub(super) fn question(&self, form: &Form) -> Option<Confirmation> {
-        let is_asked = form.get("change") == "revoke-token" && !is_confirmed(form);
-        let id = form_id(form).ok().filter(|_| is_asked)?;
+        let (verb, after, button) = match form.get("change") {
+            "rotate-token" => ("Replace", "the new token has the same name and limits.", "Replace the token"),
+            "revoke-token" => ("Revoke", "it cannot be made valid again.", "Revoke the token"),
+            _ => return None,
+        };
+        let id = form_id(form).ok().filter(|_| !is_confirmed(form))?;
         // The token may be on another page of the list.
         let line = self.lines.iter().find(|line| line.id == id);
         let name = line.map_or_else(|| id.to_string(), |line| line.name.clone());
         let [action, cancel] = [&self.action, &self.page].map(|url| format!("{url}#tokens"));
-        let title = format!("Revoke the token {name}?");
-        let text = "Programs that use it are refused at once, and it cannot be made valid again.";
-        Some(Confirmation::new(form, (&action, &cancel), title, text, "Revoke the token"))
+        let title = format!("{verb} the token {name}?");
+        let text = format!("Programs that use it are refused at once, and {after}");
+        Some(Confirmation::new(form, (&action, &cancel), title, &text, button))
     }
 
     /// Shows what came of a change: the new secret, or why the form was refused, with what was entered. Returns the

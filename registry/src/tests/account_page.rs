@@ -43,7 +43,11 @@ async fn people_manage_their_own_credentials() {
     let id =
         app.get_as(&alice, "/lode/v1/tokens").await.json()["tokens"][0]["id"].as_str().unwrap().to_owned();
     // Another token takes its place.
-    let page = browser.post("/-/account/tokens", &format!("change=rotate-token&id={id}")).await;
+    let replace = format!("change=rotate-token&id={id}");
+    let asked = browser.post("/-/account/tokens", &replace).await;
+    assert!(asked.text().contains("Replace the token &#60;ci&#62;?"), "{} {}", asked.status, asked.text());
+    assert_eq!(app.pull_as(&token, "alice/app").await, 200);
+    let page = browser.post("/-/account/tokens", &format!("{replace}&confirmed=yes")).await;
     assert_eq!(app.pull_as(&token, "alice/app").await, 401);
     let (_, rest) = page.text().split_once("class=\"secret\">").unwrap();
     let token = format!("Bearer {}", rest.split('<').next().unwrap());

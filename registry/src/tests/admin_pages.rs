@@ -71,7 +71,11 @@ async fn an_administrator_sets_quotas() {
     }
     assert_eq!(admin.post(QUOTAS, "change=none&namespace=team&limit=1GiB").await.status, 400);
     assert!(admin.get(QUOTAS).await.text().contains(">1</td>"), "nothing of it was stored");
-    assert_eq!(admin.post(QUOTAS, "change=remove&namespace=team").await.status, 303);
+    let asked = admin.post(QUOTAS, "change=remove&namespace=team").await;
+    for text in ["Remove the quota of team?", "Nothing is changed yet.", ">1</td>"] {
+        assert!(asked.text().contains(text), "{text}: {} {}", asked.status, asked.text());
+    }
+    assert_eq!(admin.post(QUOTAS, "change=remove&namespace=team&confirmed=yes").await.status, 303);
     assert!(admin.get(QUOTAS).await.text().contains("No namespace has a quota."));
 }
 
@@ -164,6 +168,12 @@ async fn workers_are_paged() {
     let page = app.get("/-/admin").await;
     assert!(page.text().contains("51 workers are attached."), "{}", page.text());
     assert_eq!(rows(&page), 50);
+    let (_, id) = page.text().split_once("<code class=\"muted\">").unwrap();
+    let remove = format!("change=remove&id={}", id.split('<').next().unwrap());
+    let asked = app.send(from_page(Request::post("/-/admin/workers")), remove.clone()).await;
+    for text in ["Remove the worker http://127.0.0.1:", "51 workers are attached."] {
+        assert!(asked.text().contains(text), "{text}: {} {}", asked.status, asked.text());
+    }
     let page = app.get(&next_of(&page).unwrap()).await;
     assert_eq!((rows(&page), next_of(&page)), (1, None), "{}", page.text());
     assert!(page.text().contains("51 workers are attached."), "{}", page.text());

@@ -172,14 +172,21 @@ async fn a_page_saves_and_removes_it() {
     // A form that was made before keeps its text, and replaces nothing until it is sent again.
     let base = digest_of(CARD);
     for (action, text) in [("save", "# Mine"), ("remove", "")] {
-        let conflict = writer.post(PAGE, &form(action, &digest_of("before"), text)).await;
+        let sent = format!("{}&confirmed=yes", form(action, &digest_of("before"), text));
+        let conflict = writer.post(PAGE, &sent).await;
         assert_eq!((conflict.status.as_u16(), base_of(&conflict)), (409, base.clone()), "{action}");
         assert!(conflict.text().contains("was changed after you read it"), "{}", conflict.text());
     }
     let page = writer.get(PAGE).await;
     assert_eq!(base_of(&page), base);
     assert!(page.text().contains("value=\"remove\""), "{}", page.text());
-    assert_eq!(writer.post(PAGE, &form("remove", &base, "")).await.status, 303);
+    let remove = form("remove", &base, "# Mine");
+    let asked = writer.post(PAGE, &remove).await;
+    for text in ["Remove the card of team/image?", "Nothing is changed yet.", "# Mine</textarea>"] {
+        assert!(asked.text().contains(text), "{text}: {} {}", asked.status, asked.text());
+    }
+    assert!(!writer.get("/team/image").await.text().contains("No model card."));
+    assert_eq!(writer.post(PAGE, &format!("{remove}&confirmed=yes")).await.status, 303);
     assert!(writer.get("/team/image").await.text().contains("No model card."));
     // Readers have no form.
     let reader = Browser::signed_in(&app, "reader").await;

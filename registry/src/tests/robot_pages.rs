@@ -79,11 +79,15 @@ async fn an_owner_makes_a_robot_that_pushes() {
     assert_eq!(app.push_as(&basic("team+ci", &secret), "team/new").await.status, 201);
     // 4. Another token takes its place, and is revoked.
     let id = ids_of(&owner.get(ROBOT).await, "rotate-token").remove(0);
-    let page = owner.post(ROBOT, &form(&[("change", "rotate-token"), ("id", &id)])).await;
+    let replace = form(&[("change", "rotate-token"), ("id", &id)]);
+    asks(&owner.post(ROBOT, &replace).await, "Replace the token nightly &#60;job&#62;?");
+    assert_eq!(app.push_as(&token, "team/app").await.status, 201);
+    let replace = format!("{replace}&confirmed=yes");
+    let page = owner.post(ROBOT, &replace).await;
     assert_eq!(app.push_as(&token, "team/app").await.status, 401);
     let token = format!("Bearer {}", secret_of(&page));
     assert_eq!(app.push_as(&token, "team/app").await.status, 201);
-    let gone = owner.post(ROBOT, &form(&[("change", "rotate-token"), ("id", &id)])).await;
+    let gone = owner.post(ROBOT, &replace).await;
     assert_eq!(gone.status, 404);
     assert!(gone.text().contains("no valid token has the id"), "{}", gone.text());
     let id = ids_of(&owner.get(ROBOT).await, "revoke-token").remove(0);

@@ -15,6 +15,7 @@ use crate::auth::{Action, Caller, Target};
 use crate::http::pages::{Form, Visitor, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Query};
+use crate::hub::confirm::{Confirmation, is_confirmed};
 use crate::hub::format::{bytes, counted, grouped, minute, minute_of};
 use crate::hub::page::{Shell, render};
 
@@ -44,6 +45,7 @@ struct AdminPage {
     /// Of the server, database and storage: a name and a value.
     facts: Vec<(&'static str, String)>,
     may_change: bool,
+    confirmation: Option<Confirmation>,
 }
 
 pub(crate) async fn get(
@@ -51,27 +53,11 @@ pub(crate) async fn get(
     Visitor(caller): Visitor,
     query: Query,
 ) -> Result<Response, Failure> {
-    let mut status = registry.status(&caller).await?;
     let after: Option<Uuid> = query.get("after").and_then(|id| id.parse().ok());
-    let worker_count = status.workers.len();
-    status.workers.retain(|worker| after.is_none_or(|after| worker.id > after));
-    status.workers.sort_unstable_by_key(|worker| worker.id);
-    let has_more = status.workers.len() > WORKERS;
-    status.workers.truncate(WORKERS);
-    let page = AdminPage {
-        shell: Shell::of(&registry, &caller).await?,
-        tab: AdminTab::Server,
-        facts: facts(&status),
-        worker_count,
-        next: status.workers.last().filter(|_| has_more).map(|worker| worker.id),
-        is_first: after.is_none(),
-        may_change: registry.may_administer(&caller).await?,
-        status,
-    };
-    Ok(render(StatusCode::OK, &page))
+    Ok(render(StatusCode::OK, &AdminPage::new(&registry, &caller, after).await?))
 }
 
-/// Drains a worker, resumes or removes it. The caller is checked before the form is read.
+/// Drains a worker, resumes it, or removes it once the form confirms it. The caller is checked before the form is read.
 pub(crate) async fn change_worker(
     State(server): State<ServerState>,
     caller: Caller,
@@ -81,6 +67,11 @@ pub(crate) async fn change_worker(
     registry.authorize(&caller, Action::Administer, Target::Workers).await?;
     let form = Form::from_request(request, &server).await?;
     let id: Uuid = form.get("id").parse().map_err(|_| Failure::Id { id: form.get("id").to_owned() })?;
+    if form.get("change") == "remove" && !is_confirmed(&form) {
+        let page = AdminPage::new(registry, &caller, None).await?;
+        let confirmation = Some(page.question(&form, id));
+        return Ok(render(StatusCode::OK, &AdminPage { confirmation, ..page }));
+    }
     let is_known = match form.get("change") {
         "drain" => registry.worker_drain(&caller, id, true).await?,
         "resume" => registry.worker_drain(&caller, id, false).await?,
@@ -120,6 +111,38 @@ fn facts(status: &Status) -> Vec<(&'static str, String)> {
 }
 
 impl AdminPage {
+    /// The page with the workers after `after`.
+    async fn new(registry: &Registry, caller: &Caller, after: Option<Uuid>) -> Result<AdminPage, Failure> {
+        let mut status = registry.status(caller).await?;
+        let worker_count = status.workers.len();
+        status.workers.retain(|worker| after.is_none_or(|after| worker.id > after));
+        status.workers.sort_unstable_by_key(|worker| worker.id);
+        let has_more = status.workers.len() > WORKERS;
+        status.workers.truncate(WORKERS);
+        Ok(AdminPage {
+            shell: Shell::of(registry, caller).await?,
+            tab: AdminTab::Server,
+            facts: facts(&status),
+            worker_count,
+            next: status.workers.last().filter(|_| has_more).map(|worker| worker.id),
+            is_first: after.is_none(),
+            may_change: registry.may_administer(caller).await?,
+            status,
+            confirmation: None,
+        })
+    }
+
+    /// What to ask before a worker is removed.
+    fn question(&self, form: &Form, id: Uuid) -> Confirmation {
+        // The worker may be on another page of the list.
+        let worker = self.status.workers.iter().find(|worker| worker.id == id);
+        let name = worker.map_or_else(|| id.to_string(), |worker| worker.address.clone());
+        let title = format!("Remove the worker {name}?");
+        let text = "Requests are not routed to it any more. If it still runs, it registers again.";
+        let urls = ("/-/admin/workers", "/-/admin#workers");
+        Confirmation::new(form, urls, title, text, "Remove the worker")
+    }
+
     fn memory(&self, worker: &WorkerStatus) -> String {
         format!("{} of {}", bytes(worker.free_bytes), bytes(worker.memory_bytes))
     }

@@ -14,6 +14,7 @@ use crate::auth::{Action, Caller, Target};
 use crate::http::pages::{Form, Visitor, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Query, check_namespace};
+use crate::hub::confirm::{Confirmation, is_confirmed};
 use crate::hub::format::query as escape;
 use crate::hub::page::{Shell, framed, is_about_form, render};
 
@@ -36,6 +37,7 @@ struct QuotasPage {
     namespace: String,
     limit: String,
     problem: Option<String>,
+    confirmation: Option<Confirmation>,
 }
 
 pub(crate) async fn get(
@@ -55,7 +57,7 @@ pub(crate) async fn get(
     framed(&registry, &caller, page).await
 }
 
-/// Sets or removes a quota. The caller is checked before the form is read.
+/// Sets a quota, or removes it once the form confirms it. The caller is checked before the form is read.
 pub(crate) async fn post(
     State(server): State<ServerState>,
     caller: Caller,
@@ -66,6 +68,11 @@ pub(crate) async fn post(
     let page = async {
         registry.authorize(&caller, Action::Administer, Target::Server).await?;
         let form = Form::from_request(request, &server).await?;
+        if form.get("change") == "remove" && !is_confirmed(&form) {
+            let confirmation = Some(question(&form));
+            let page = QuotasPage { confirmation, ..QuotasPage::new(registry, &caller, &query).await? };
+            return Ok(render(StatusCode::OK, &page));
+        }
         let failure = match change(registry, &caller, &form).await {
             Ok(()) => return Ok(redirect(URL)),
             Err(failure) if !is_about_form(&failure) => return Err(failure),
@@ -80,6 +87,13 @@ pub(crate) async fn post(
         Ok(render(failure.status(), &page))
     };
     framed(registry, &caller, page).await
+}
+
+/// What to ask before a quota is removed.
+fn question(form: &Form) -> Confirmation {
+    let title = format!("Remove the quota of {}?", form.get("namespace"));
+    let text = "The namespace may then use any amount of space.";
+    Confirmation::new(form, (URL, URL), title, text, "Remove the quota")
 }
 
 async fn change(registry: &Registry, caller: &Caller, form: &Form) -> Result<(), Failure> {
@@ -116,6 +130,7 @@ impl QuotasPage {
             namespace: String::new(),
             limit: String::new(),
             problem: None,
+            confirmation: None,
         })
     }
 

@@ -18,6 +18,7 @@ use crate::card::MAX_CARD_BYTES;
 use crate::http::pages::{Form, Visitor, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Path, Query};
+use crate::hub::confirm::{Confirmation, is_confirmed};
 use crate::hub::page::{Shell, framed, render};
 
 /// The largest form. A line break of a card has six bytes in it.
@@ -45,6 +46,7 @@ struct CardPage {
     preview: Option<CardHtml>,
     /// What is stored now, if it was changed since the form was made.
     stored: Option<String>,
+    confirmation: Option<Confirmation>,
 }
 
 /// What has the card.
@@ -73,7 +75,7 @@ pub(crate) async fn get(
     framed(&registry, &caller, page).await
 }
 
-/// Saves the text, removes it, or shows the page again with a preview: the field `action` says which.
+/// Saves the text, removes it once the form confirms it, or shows the page again with a preview: the field `action` says which.
 pub(crate) async fn post(
     State(server): State<ServerState>,
     caller: Caller,
@@ -90,9 +92,12 @@ pub(crate) async fn post(
         // Browsers send all line breaks so.
         let text = form.get("text").replace("\r\n", "\n");
         let base = form.get("base");
+        let is_removal = form.get("action") == "remove" && is_of_repository(&query);
         let changed = match form.get("action") {
             "save" => Some(save(registry, &caller, &repository, (&query, base, &text)).await),
-            "remove" if is_of_repository(&query) => Some(remove(registry, &caller, &repository, base).await),
+            "remove" if is_removal && is_confirmed(&form) => {
+                Some(remove(registry, &caller, &repository, base).await)
+            }
             _ => None,
         };
         let refused = match changed {
@@ -115,6 +120,10 @@ pub(crate) async fn post(
             Some(failure) => {
                 page.problem = Some(failure.message());
                 failure.status()
+            }
+            None if is_removal => {
+                page.confirmation = Some(page.question(&form));
+                StatusCode::OK
             }
             None => page.preview(registry, &caller).await?,
         };
@@ -217,7 +226,16 @@ impl CardPage {
             is_protected: false,
             preview: None,
             stored: None,
+            confirmation: None,
         })
+    }
+
+    /// What to ask before the card is removed.
+    fn question(&self, form: &Form) -> Confirmation {
+        let url = format!("/{}/-/card?{}", self.head.repository, self.query());
+        let title = format!("Remove the card of {}?", self.head.repository);
+        let text = "Its text is deleted and cannot be brought back.";
+        Confirmation::new(form, (&url, &url), title, text, "Remove the card")
     }
 
     /// The query of the addresses of this page.
