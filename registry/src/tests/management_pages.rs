@@ -73,11 +73,33 @@ async fn a_tag_is_deleted_once_it_is_confirmed_and_comes_back() {
     let position = position.split('"').next().unwrap();
     let back = keeper.post("/team/app/-/history", &format!("tag=v1&position={position}")).await;
     assert_eq!((back.status.as_u16(), pull(&app, "v1").await), (303, 200), "{}", back.text());
+    // Its manifest without the tag.
+    let digest = app.get_as(&basic("admin", PASSWORD), "/v2/team/app/manifests/v1").await;
+    let digest = digest.header("docker-content-digest").to_owned();
+    let form = format!("manifest={digest}");
+    assert_eq!(keeper.post(TAGS, "tag=v1&confirmed=yes").await.status, 303);
+    let page = keeper.get(TAGS).await;
+    assert!(
+        page.text().contains(&format!("name=\"manifest\" value=\"{digest}\">Delete<")),
+        "{}",
+        page.text()
+    );
+    asks(&keeper.post(TAGS, &form).await, "Delete the manifest ");
+    assert_eq!(pull(&app, &digest).await, 200);
+    let deleted = keeper.post(TAGS, &format!("{form}&confirmed=yes")).await;
+    assert_eq!((deleted.status.as_u16(), pull(&app, &digest).await), (303, 404), "{}", deleted.text());
+    assert_eq!(audited(&app, &format!("team/app@{digest}")).await[0], "manifest.delete");
+    let page = keeper.get(deleted.header("location")).await;
+    assert!(page.text().contains("An operator can restore it for a while."), "{}", page.text());
+    assert!(!page.text().contains("Manifests without a tag"), "{}", page.text());
+    let again = keeper.post(TAGS, &format!("{form}&confirmed=yes")).await;
+    assert!(again.status == 404 && again.text().contains("role=\"alert\""), "{}", again.text());
+    assert_eq!(keeper.post(TAGS, "manifest=%3Cscript%3E").await.status, 400);
     // A tag that does not exist, and a name that no tag can have.
     let missing = keeper.post(TAGS, "tag=none&confirmed=yes").await;
     assert_eq!(missing.status, 404);
     assert!(
-        missing.text().contains("class=\"problem\" role=\"alert\"") && missing.text().contains(">v1</a>")
+        missing.text().contains("class=\"problem\" role=\"alert\"") && missing.text().contains(">v2</a>")
     );
     assert_eq!(keeper.post(TAGS, "tag=%3Cscript%3E").await.status, 400);
 }

@@ -1,4 +1,4 @@
-//! `/{name}/-/tags`: a row for each tag, and the manifests without one. Those who may delete have a button for each tag.
+//! `/{name}/-/tags`: a row for each tag, and the manifests without one. Those who may delete have a button for each.
 
 use askama::Template;
 use axum::extract::{FromRequest, Request, State};
@@ -6,7 +6,7 @@ use axum::response::Response;
 use http::StatusCode;
 use http::request::Parts;
 use lode_model::digest::Digest;
-use lode_model::reference::{Reference, Repository, Tag};
+use lode_model::reference::{Reference, Repository};
 
 use super::{Head, Tab, chosen, page_url};
 use crate::app::{ContentKind, ModelSummary};
@@ -32,8 +32,8 @@ struct TagsPage {
     untagged: Vec<UntaggedLine>,
     has_more_untagged: bool,
     can_delete: bool,
-    /// A tag that was just deleted.
-    deleted: Option<Tag>,
+    /// A tag, or a manifest without one, that was just deleted.
+    deleted: Option<Reference>,
     confirmation: Option<Confirmation>,
     problem: Option<String>,
 }
@@ -71,7 +71,7 @@ pub(crate) async fn get(
     browse(&registry, &caller, page).await
 }
 
-/// Deletes a tag, once the form confirms it.
+/// Deletes a tag, or a manifest, once the form confirms it.
 pub(crate) async fn post(
     State(server): State<ServerState>,
     caller: Caller,
@@ -86,14 +86,17 @@ pub(crate) async fn post(
         // Before the form is read.
         registry.authorize(&caller, Action::Delete, Target::Repository(&repository)).await?;
         let form = Form::from_request(request, &server).await?;
-        let tag: Tag = form.get("tag").parse()?;
+        let reference = match form.get("manifest") {
+            "" => Reference::Tag(form.get("tag").parse()?),
+            digest => Reference::Digest(digest.parse()?),
+        };
         let mut status = StatusCode::OK;
         let mut problem = None;
         if is_confirmed(&form) {
-            let reference = Reference::Tag(tag.clone());
             match registry.manifest_delete(&caller, &repository, &reference).await {
                 Ok(()) => {
-                    let query = [("deleted", Some(tag.as_str())), ("tag", chosen(&query))];
+                    let deleted = reference.to_string();
+                    let query = [("deleted", Some(deleted.as_str())), ("tag", chosen(&query))];
                     return Ok(redirect(&page_url(&repository, "tags", &query)));
                 }
                 Err(error @ (Error::TagProtected { .. } | Error::ManifestUnknown { .. })) => {
@@ -107,7 +110,7 @@ pub(crate) async fn post(
         let page = TagsPage::new(registry, &caller, &repository, (&query, &parts)).await?;
         let confirmation = match problem {
             Some(_) => None,
-            None => Some(page.question(&form, &tag)),
+            None => Some(page.question(&form, &reference)),
         };
         Ok(render(status, &TagsPage { confirmation, problem, ..page }))
     };
@@ -153,19 +156,30 @@ impl TagsPage {
             untagged,
             has_more_untagged,
             can_delete: registry.may(caller, Action::Delete, repository).await?,
-            deleted: query.get("deleted").and_then(|tag| tag.parse().ok()),
+            deleted: query.get("deleted").and_then(|reference| reference.parse().ok()),
             confirmation: None,
             problem: None,
         })
     }
 
-    /// What to ask before a tag is deleted.
-    fn question(&self, form: &Form, tag: &Tag) -> Confirmation {
+    /// What to ask before a tag or a manifest is deleted.
+    fn question(&self, form: &Form, reference: &Reference) -> Confirmation {
         let page = self.head.page("/-/tags");
-        let title = format!("Delete the tag {tag}?");
-        let text = "Clients cannot pull it by this name any more. \
-                    Its manifest stays, and the history of the tags can bring the tag back.";
-        Confirmation::new(form, (&page, &page), title, text, "Delete the tag")
+        let (title, text, button) = match reference {
+            Reference::Tag(tag) => (
+                format!("Delete the tag {tag}?"),
+                "Clients cannot pull it by this name any more. \
+                 Its manifest stays, and the history of the tags can bring the tag back.",
+                "Delete the tag",
+            ),
+            Reference::Digest(digest) => (
+                format!("Delete the manifest {}?", short(digest)),
+                "Clients cannot pull it by its digest any more, and tags that name it are deleted with it. \
+                 An operator can restore it for a while.",
+                "Delete the manifest",
+            ),
+        };
+        Confirmation::new(form, (&page, &page), title, text, button)
     }
 }
 
