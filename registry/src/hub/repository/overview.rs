@@ -189,8 +189,7 @@ async fn overview(
     Ok(Overview {
         kind: kind_name(kind),
         chips,
-        can_quantise: summary.is_some()
-            && (caller.account().is_some() || registry.may(caller, Action::Push, &repository).await?),
+        can_quantise: summary.is_some() && registry.may(caller, Action::Push, &repository).await?,
         obstacle: facts.obstacle().filter(|_| summary.is_some()).map(ToString::to_string),
         problem: summary.and_then(|summary| summary.problem),
         // A card says it itself.

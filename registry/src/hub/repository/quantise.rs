@@ -119,16 +119,19 @@ async fn start(
     (shown, from): (&ManifestPage, &str),
     form: &Form,
 ) -> Result<Job, Failure> {
+    let conversion = form.get("type").parse().map_err(Failure::Conversion)?;
     let text = form.get("to").trim();
     let expected = "is not the name of a model here, such as team/model:q4_K_M";
-    let to: Name = text.parse().map_err(|_| Failure::field(text, expected))?;
+    // Not `latest`, which is often the model itself.
+    let has_tag = text.rsplit('/').next().is_some_and(|last| last.contains([':', '@']));
+    let full = if has_tag { text.to_owned() } else { format!("{text}:{}", form.get("type")) };
+    let to: Name = full.parse().map_err(|_| Failure::field(text, expected))?;
     if to.host.is_some() || !matches!(to.reference, Reference::Tag(_)) {
         return Err(Failure::field(text, expected));
     }
     if to.repository == shown.repository && to.reference == shown.reference {
         return Err(Failure::field(text, "is the model itself: the new model needs another name"));
     }
-    let conversion = form.get("type").parse().map_err(Failure::Conversion)?;
     let new = NewModel {
         repository: to.repository,
         reference: to.reference,
@@ -167,7 +170,7 @@ impl QuantisePage {
             shell: Shell::of(registry, caller).await?,
             head: shown.head(Tab::None),
             from: name_of(&shown.repository, &shown.reference),
-            to: format!("{}:{number_type}", shown.repository),
+            to: shown.repository.to_string(),
             number_type: number_type.to_owned(),
             problem: None,
             job: None,
