@@ -10,9 +10,9 @@ use super::search_filter::{SearchFilter, Text};
 use super::{ListFilter, Store, size};
 use crate::Error;
 
-/// The most rows whose values are counted where few repositories fit, and where many do.
-const FEW_ROWS: usize = 2000;
-const MANY_ROWS: usize = 1000;
+/// The most rows whose values are counted, of repositories that were found, and of many in their order.
+const FOUND_ROWS: usize = 2000;
+const MANY_ROWS: usize = 500;
 /// How many statements select rows at a time.
 const MAX_CONCURRENT_COUNTS: usize = 2;
 /// The most values of a facet.
@@ -121,10 +121,10 @@ impl Store {
         // Without a condition there may be more.
         groups.extend(chosen.into_iter().map(|column| (filter.without(column), vec![column], Amount::Many)));
         let counts = groups.into_iter().map(|(filter, columns, amount)| async move {
-            let limit = if amount == Amount::Many || is_many { MANY_ROWS } else { FEW_ROWS };
+            let limit = if amount == Amount::Many { MANY_ROWS } else { FOUND_ROWS };
             let (statement, text) = self.search_facets_text(visible, &filter, amount, limit);
             let rows: Vec<FactColumns> = self.run(statement, text).await?;
-            let is_partial = rows.len() >= limit;
+            let is_partial = rows.len() >= limit || (is_many && amount != Amount::Many);
             let counts = columns.into_iter().map(|column| {
                 let ranges = ranges.iter().find(|(other, _)| *other == column);
                 let values = count_values(&rows, column, ranges.map(|(_, ranges)| ranges.as_slice()));
