@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use lode_model::quant::ggml::{self, Type};
 
-use super::batch::{Batch, Span};
+use super::batch::{Batch, PAGE_LEN, Span};
 use super::cpu::Cpu;
 use super::dtype::{Dtype, Float};
 use super::error::DeviceError;
@@ -33,19 +33,28 @@ pub enum SelfTestError {
 /// Bounds of the normalised mean squared error. With a cache of F16, the last bit of a key may be rounded
 /// differently. Exponentials and roots of a GPU differ from the host's in their last bits.
 const PRODUCT_BOUND: f64 = 1e-9;
+/// If both operands may be rounded to BF16: a relative error of at most `2^-9` each, 2.5e-6 together.
+const ROUNDED_PRODUCT_BOUND: f64 = 1e-5;
 const MODEL_BOUND: f64 = 1e-6;
 
 /// The formats of weights whose products are compared.
-const TESTED: [Dtype; 4] = [
+const TESTED: [Dtype; 6] = [
+    Dtype::Float(Float::F32),
+    Dtype::Float(Float::BF16),
     Dtype::Ggml(Type::Q8_0),
     Dtype::Ggml(Type::Q4_K),
     Dtype::Ggml(Type::Q6_K),
     Dtype::Affine { bits: 4, group: 64, scales: Float::BF16 },
 ];
-/// Rows and columns of a matrix, and numbers of its columns of activations: a few, and enough for tiles.
-const PRODUCT_ROWS: usize = 33;
-const PRODUCT_COLS: usize = 512;
-const PRODUCT_COLUMNS: [usize; 2] = [1, 20];
+/// Rows and columns of their matrices, and numbers of columns of activations: a few, and enough for tiles.
+const SHAPE: (usize, usize) = (33, 512);
+const COLUMNS: [usize; 2] = [1, 20];
+/// The same of products that are large enough for the largest tiles.
+const LARGE_TESTED: [Dtype; 2] = [Dtype::Ggml(Type::Q8_0), Dtype::Ggml(Type::Q4_K)];
+const LARGE_SHAPE: (usize, usize) = (8_161, 256);
+const LARGE_COLUMNS: [usize; 1] = [65];
+/// With fewer columns, no device rounds the operands of a product with floats.
+const MIN_ROUNDED_COLUMNS: usize = 9;
 
 /// Computes two steps of a small model with all operations of decoders, and products of several formats, and
 /// compares them with the scalar versions. For devices that multiply packed weights with floats: the CPU rounds
@@ -53,22 +62,37 @@ const PRODUCT_COLUMNS: [usize; 2] = [1, 20];
 pub fn self_test<K: Kernels>(kernels: &mut K) -> Result<(), SelfTestError> {
     let scalar = || Cpu::new(Some(1), Ops::scalar());
     let cache = Dtype::Float(Float::F16);
-    let expect = run(&mut scalar()?, Float::BF16, cache, Pairing::Halves)?;
-    let found = run(kernels, Float::BF16, cache, Pairing::Halves)?;
+    // Products with F32 are exact on every device.
+    let expect = run(&mut scalar()?, Float::F32, cache, Pairing::Halves)?;
+    let found = run(kernels, Float::F32, cache, Pairing::Halves)?;
     compare("results of a small model", &found, &expect, MODEL_BOUND)?;
     for dtype in TESTED {
-        let packed = packed(dtype);
-        let mut floats = vec![0.0; PRODUCT_ROWS * PRODUCT_COLS];
-        for (row, to) in floats.chunks_exact_mut(PRODUCT_COLS).enumerate() {
-            Ops::scalar().decode_row(&Rows::of(&packed), row, to);
-        }
-        let decoded = of_floats(&floats, PRODUCT_ROWS, PRODUCT_COLS);
-        for columns in PRODUCT_COLUMNS {
-            let expect = product(&mut scalar()?, &decoded, columns)?;
-            let found = product(kernels, &packed, columns)?;
-            let what = format!("products of {dtype:?} with {columns} columns");
-            compare(&what, &found, &expect, PRODUCT_BOUND)?;
-        }
+        compare_products(kernels, dtype, SHAPE, &COLUMNS)?;
+    }
+    LARGE_TESTED
+        .into_iter()
+        .try_for_each(|dtype| compare_products(kernels, dtype, LARGE_SHAPE, &LARGE_COLUMNS))
+}
+
+/// Compares the products of a matrix of a format with some numbers of columns.
+fn compare_products<K: Kernels>(
+    kernels: &mut K,
+    dtype: Dtype,
+    (rows, cols): (usize, usize),
+    columns: &[usize],
+) -> Result<(), SelfTestError> {
+    let packed = packed(dtype, rows, cols);
+    let mut floats = vec![0.0; rows * cols];
+    for (row, to) in floats.chunks_exact_mut(cols).enumerate() {
+        Ops::scalar().decode_row(&Rows::of(&packed), row, to);
+    }
+    let decoded = of_floats(&floats, rows, cols);
+    for &columns in columns {
+        let expect = product(&mut Cpu::new(Some(1), Ops::scalar())?, &decoded, columns)?;
+        let found = product(kernels, &packed, columns)?;
+        let what = format!("products of {dtype:?} with {columns} columns");
+        let is_exact = dtype == Dtype::Float(Float::F32) || columns < MIN_ROUNDED_COLUMNS;
+        compare(&what, &found, &expect, if is_exact { PRODUCT_BOUND } else { ROUNDED_PRODUCT_BOUND })?;
     }
     Ok(())
 }
@@ -102,8 +126,10 @@ fn of_floats(numbers: &[f32], rows: usize, cols: usize) -> Weight {
 }
 
 /// A matrix of a format, with random values.
-fn packed(dtype: Dtype) -> Weight {
-    let (rows, cols) = (PRODUCT_ROWS, PRODUCT_COLS);
+fn packed(dtype: Dtype, rows: usize, cols: usize) -> Weight {
+    if let Dtype::Float(float) = dtype {
+        return weight(float, rows, cols, 6);
+    }
     let mut codes = vec![0; rows * dtype.row_bytes(cols)];
     let halves = |n: usize, seed: u64| -> Bytes {
         random(n, seed).into_iter().flat_map(|v| half::bf16::from_f32(v).to_le_bytes()).collect()
@@ -127,13 +153,14 @@ fn packed(dtype: Dtype) -> Weight {
 
 /// The product of a matrix with some columns of activations.
 fn product<K: Kernels>(kernels: &mut K, weight: &Weight, columns: usize) -> Result<Vec<f32>, DeviceError> {
-    let inputs = kernels.matrix(&of_floats(&random(columns * PRODUCT_COLS, 11), columns, PRODUCT_COLS))?;
-    let zeros = kernels.matrix(&of_floats(&vec![0.0; columns * PRODUCT_ROWS], columns, PRODUCT_ROWS))?;
+    let (rows, cols) = (weight.rows(), weight.cols());
+    let inputs = kernels.matrix(&of_floats(&random(columns * cols, 11), columns, cols))?;
+    let zeros = kernels.matrix(&of_floats(&vec![0.0; columns * rows], columns, rows))?;
     let linear = Linear::<K> { matrix: kernels.matrix(weight)?, bias: None };
     let batch = Batch {
         tokens: (0..columns as u32).collect(),
         positions: (0..columns as u32).collect(),
-        pages: vec![0],
+        pages: (0..columns.div_ceil(PAGE_LEN) as u32).collect(),
         spans: vec![Span { first_row: 0, rows: columns, start: 0, first_page: 0 }],
         ..Batch::default()
     };
@@ -357,6 +384,12 @@ pub(crate) fn check_device<K: Kernels>(make: impl Fn() -> K) {
     for float in [Float::F32, Float::F16, Float::BF16] {
         check_float(float, CHECK_BOUNDS, &make);
     }
+}
+
+/// The same for a device that rounds the operands of products to BF16, unless the weights are F32.
+#[cfg(test)]
+pub(crate) fn check_rounding_device<K: Kernels>(make: impl Fn() -> K) {
+    check_float(Float::BF16, ROUNDED_BOUNDS, &make);
 }
 
 /// The same for weights of one type.

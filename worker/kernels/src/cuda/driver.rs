@@ -38,6 +38,9 @@ pub trait Driver: Send {
     /// A description for users: `cuda:0 NVIDIA H100 PCIe`.
     fn describe(&self) -> String;
 
+    /// Whether it has tensor cores that multiply BF16 with sums of f32: compute capability 8.0 or higher.
+    fn has_tensor_cores(&self) -> bool;
+
     /// The device's memory now.
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError>;
 

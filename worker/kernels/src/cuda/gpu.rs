@@ -201,6 +201,10 @@ impl Driver for Gpu {
         format!("cuda:{} {}", self.number, self.name)
     }
 
+    fn has_tensor_cores(&self) -> bool {
+        self.architecture >= Architecture::TENSOR_CORES
+    }
+
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         self.enter()?;
         let (free, total) =

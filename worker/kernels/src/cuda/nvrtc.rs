@@ -33,6 +33,9 @@ impl Architecture {
     /// The oldest one that the kernels are compiled for.
     pub const OLDEST: Architecture = Architecture { major: 7, minor: 5 };
 
+    /// The first one whose tensor cores multiply BF16.
+    pub const TENSOR_CORES: Architecture = Architecture { major: 8, minor: 0 };
+
     /// The name of the machine code. From 9.0 on it is the variant with all instructions of that generation,
     /// because the code is compiled for one device only.
     pub fn name(self) -> String {

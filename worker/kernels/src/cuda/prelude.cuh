@@ -82,6 +82,35 @@ FN u32 shuffle_xor(u32 mask, u32 value, u32 lane_bits) { return __shfl_xor_sync(
 // The value of lane `lane`.
 FN u32 shuffle(u32 mask, u32 value, u32 lane) { return __shfl_sync(mask, value, lane); }
 
+// Two floats as BF16, rounded to nearest, ties to even; the first one is in the low half. From compute
+// capability 8.0 on.
+FN u32 f32_to_bf16x2(f32 low, f32 high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+// Four matrices of 8 by 8 values of sixteen bits from shared memory, with all lanes of a warp. Lane `8 i + r`
+// passes the address of the sixteen bytes of row r of matrix i. Lane `4 r + c` gets values `2 c` and `2 c + 1` of
+// row r of each matrix.
+FN void load_matrices(u32 *to, const void *row) {
+    u32 at = (u32)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at)
+                 : "memory");
+}
+// `sums[16, 8] += a[16, 16] * b[16, 8]` of BF16 with sums of f32, with all lanes of a warp. From compute capability
+// 8.0 on. With g = lane / 4 and t = lane % 4, a lane has two values at
+//   a: rows g, g + 8, g, g + 8 and columns 2 t, 2 t, 2 t + 8, 2 t + 8;
+//   b: rows 2 t and 2 t + 8 (and the next ones), column g;
+//   sums: rows g and g + 8, columns 2 t and 2 t + 1.
+FN void multiply_tiles(f32 *sums, const u32 *a, const u32 *b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 #else
 
 #include "emulator.h"

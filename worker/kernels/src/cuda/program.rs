@@ -18,6 +18,8 @@ pub struct Program {
 /// The kernels of the program of a format.
 const WEIGHT_KERNELS: &[&str] =
     &["decode_rows", "dot_rows_1", "dot_rows_2", "dot_rows_4", "dot_rows_8", "dot_tiles"];
+/// The kernels of the program of a format for tensor cores.
+const TENSOR_KERNELS: &[&str] = &["dot_tensor_tiles_32", "dot_tensor_tiles_128"];
 /// The kernels that process rows of floats.
 const ROW_KERNELS: &[&str] =
     &["rms_norm", "layer_norm", "swiglu", "geglu", "gelu", "softmax", "soft_cap", "mix_experts"];
@@ -46,34 +48,73 @@ pub fn cache_row_bytes(dtype: Dtype, head_dim: usize) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DotRowsKernel {
     pub name: &'static str,
+    /// Whether it is in [`Program::of_tensor_tiles`], and rounds both operands to BF16.
+    pub uses_tensor_cores: bool,
     /// Rows of the matrix per block.
-    pub rows: u32,
+    rows: u32,
     /// Columns per block.
-    pub columns: u32,
+    columns: u32,
     /// Threads per block.
     pub threads: u32,
 }
 
-/// The kernel of the product with a number of columns. With many, the weights are decoded to shared memory
-/// once for 64 columns, and the additions are in another order.
-pub fn dot_rows_kernel(dtype: Dtype, columns: usize) -> DotRowsKernel {
+impl DotRowsKernel {
+    /// The number of blocks for a matrix with `rows` rows. On tensor cores, the blocks of the same rows follow
+    /// each other, so that weights come from memory once, and for the other columns from the second-level cache.
+    pub fn grid(&self, rows: usize, columns: usize) -> [u32; 3] {
+        let (rows, columns) = (rows as u32, columns as u32);
+        let (rows, columns) = (rows.div_ceil(self.rows), columns.div_ceil(self.columns));
+        if self.uses_tensor_cores { [columns, rows, 1] } else { [rows, columns, 1] }
+    }
+}
+
+/// The kernel of the product of a matrix with `rows` rows with a number of columns.
+///
+/// Up to [`FEW_COLUMNS`], a column has the same bits whatever the others are, and so it has with F32 weights up to
+/// [`MIN_TILE_COLUMNS`]. With more columns, tiles of the weights are decoded to shared memory: on tensor cores,
+/// except for weights of F32, which are multiplied exactly.
+pub fn dot_rows_kernel(dtype: Dtype, rows: usize, columns: usize, has_tensor_cores: bool) -> DotRowsKernel {
+    let has_tensor_cores = has_tensor_cores && dtype != Dtype::Float(Float::F32);
     let of_warps = |name, rows_a_warp, columns| DotRowsKernel {
         name,
+        uses_tensor_cores: false,
         rows: WARPS * rows_a_warp,
         columns,
         threads: 32 * WARPS,
+    };
+    let tile = |name, size, threads| DotRowsKernel {
+        name,
+        uses_tensor_cores: has_tensor_cores,
+        rows: size,
+        columns: size,
+        threads,
     };
     match columns {
         0 | 1 => of_warps("dot_rows_1", rows_a_warp(dtype), 1),
         2 => of_warps("dot_rows_2", rows_a_warp(dtype), 2),
         3 | 4 => of_warps("dot_rows_4", 1, 4),
-        5..MIN_TILE_COLUMNS => of_warps("dot_rows_8", 1, 8),
-        _ => DotRowsKernel { name: "dot_tiles", rows: 64, columns: 64, threads: 256 },
+        5..=FEW_COLUMNS => of_warps("dot_rows_8", 1, 8),
+        _ if has_tensor_cores => {
+            let large = tile("dot_tensor_tiles_128", 128, 256);
+            let [across, down, _] = large.grid(rows, columns);
+            match columns > MAX_SMALL_COLUMNS && across * down >= MIN_LARGE_TILES {
+                true => large,
+                false => tile("dot_tensor_tiles_32", 32, 128),
+            }
+        }
+        ..MIN_TILE_COLUMNS => of_warps("dot_rows_8", 1, 8),
+        _ => tile("dot_tiles", 64, 256),
     }
 }
 
+/// The most columns that one warp multiplies with a row.
+const FEW_COLUMNS: usize = 8;
 /// With fewer columns, most of a tile would be idle.
 const MIN_TILE_COLUMNS: usize = 17;
+/// Up to this number of columns, small tiles waste fewer of them, and there are more blocks. Not measured.
+const MAX_SMALL_COLUMNS: usize = 64;
+/// With fewer blocks than that, most of the 108 or 132 multiprocessors of an A100 or H100 would be idle. Not measured.
+const MIN_LARGE_TILES: u32 = 64;
 
 /// Warps per block of `dot_rows`.
 const WARPS: u32 = 4;
@@ -91,23 +132,25 @@ fn rows_a_warp(dtype: Dtype) -> u32 {
 impl Program {
     /// The kernels that read matrices of a format; `None` if the device does not support it.
     pub fn of_format(dtype: Dtype) -> Option<Self> {
-        let (format, formats) = format(dtype)?;
-        let codebook = match dtype {
-            Dtype::Ggml(ty) => tables::codebook(ty).unwrap_or_default(),
-            _ => String::new(),
-        };
-        let parts = [
-            tables::code_values(),
-            tables::plane_bytes(dtype),
-            codebook,
-            include_str!("../decode/decode.cuh").to_owned(),
-            formats.to_owned(),
-            format!("typedef {format} Format;\nstatic const u32 ROWS = {};\n", rows_a_warp(dtype)),
+        let (format, mut parts) = decoder(dtype)?;
+        parts.extend([
+            format!("static const u32 ROWS = {};\n", rows_a_warp(dtype)),
             include_str!("../decode/decode.cu").to_owned(),
             include_str!("../dot_rows/dot_rows.cu").to_owned(),
             include_str!("../dot_rows/dot_tiles.cu").to_owned(),
-        ];
+        ]);
         Some(Self::new(format!("weights {format}"), &parts, WEIGHT_KERNELS))
+    }
+
+    /// The products of matrices of a format on tensor cores, for devices that have them; `None` if there are none:
+    /// weights of F32 are multiplied exactly.
+    pub fn of_tensor_tiles(dtype: Dtype) -> Option<Self> {
+        if dtype == Dtype::Float(Float::F32) {
+            return None;
+        }
+        let (format, mut parts) = decoder(dtype)?;
+        parts.push(include_str!("../dot_rows/dot_tensor_tiles.cu").to_owned());
+        Some(Self::new(format!("tensor tiles {format}"), &parts, TENSOR_KERNELS))
     }
 
     /// The kernels that process rows of floats: norms, rotations and activations.
@@ -174,6 +217,25 @@ impl Program {
     pub fn kernels(&self) -> &'static [&'static str] {
         self.kernels
     }
+}
+
+/// The name of a format, and the sources that define it as `Format`.
+fn decoder(dtype: Dtype) -> Option<(String, Vec<String>)> {
+    let (format, formats) = format(dtype)?;
+    let codebook = match dtype {
+        Dtype::Ggml(ty) => tables::codebook(ty).unwrap_or_default(),
+        _ => String::new(),
+    };
+    let parts = vec![
+        tables::code_values(),
+        tables::plane_bytes(dtype),
+        codebook,
+        include_str!("../decode/decode.cuh").to_owned(),
+        formats.to_owned(),
+        format!("typedef {format} Format;\n"),
+        include_str!("../dot_rows/activations.cuh").to_owned(),
+    ];
+    Some((format, parts))
 }
 
 /// The struct of a format, and the file that defines it if it is not decode.cuh.

@@ -16,8 +16,16 @@ use crate::kernels::Activation;
 pub(super) struct Queue<D: Driver> {
     pub(super) driver: Shared<D>,
     rows: D::Module,
-    weights: Vec<(Dtype, D::Module)>,
+    weights: Vec<Format<D>>,
     caches: Vec<(Dtype, D::Module)>,
+}
+
+/// The kernels of a format of weights.
+struct Format<D: Driver> {
+    dtype: Dtype,
+    kernels: D::Module,
+    /// Those for tensor cores, if the device and the format have them.
+    tensor_tiles: Option<D::Module>,
 }
 
 const F32: Dtype = Dtype::Float(Float::F32);
@@ -34,13 +42,17 @@ impl<D: Driver> Queue<D> {
 
     /// Loads the kernels of a format. Returns its number.
     pub(super) fn load_format(&mut self, dtype: Dtype) -> Result<usize, DeviceError> {
-        if let Some(index) = self.weights.iter().position(|(loaded, _)| *loaded == dtype) {
+        if let Some(index) = self.weights.iter().position(|format| format.dtype == dtype) {
             return Ok(index);
         }
         let program =
             Program::of_format(dtype).ok_or_else(|| unsupported(format!("weights of {dtype:?}")))?;
-        let module = self.driver.lock().load(&program)?;
-        self.weights.push((dtype, module));
+        let mut driver = self.driver.lock();
+        let kernels = driver.load(&program)?;
+        let tiles = Program::of_tensor_tiles(dtype).filter(|_| driver.has_tensor_cores());
+        let tensor_tiles = tiles.map(|program| driver.load(&program)).transpose()?;
+        drop(driver);
+        self.weights.push(Format { dtype, kernels, tensor_tiles });
         Ok(self.weights.len() - 1)
     }
 
@@ -111,8 +123,10 @@ impl<D: Driver> Queue<D> {
     ) -> Result<(), DeviceError> {
         let m = matrix.args;
         assert!(x.cols == m.cols && out.cols == m.rows && out.rows == x.rows, "shapes match");
-        let (dtype, module) = &self.weights[matrix.format];
-        let kernel = dot_rows_kernel(*dtype, x.rows as usize);
+        let Format { dtype, kernels, tensor_tiles } = &self.weights[matrix.format];
+        let (rows, columns) = (m.rows as usize, x.rows as usize);
+        let kernel = dot_rows_kernel(*dtype, rows, columns, tensor_tiles.is_some());
+        let module = tensor_tiles.as_ref().filter(|_| kernel.uses_tensor_cores).unwrap_or(kernels);
         let args = DotRows {
             matrix: m,
             x: x.at,
@@ -123,8 +137,7 @@ impl<D: Driver> Queue<D> {
             columns: x.rows,
             accumulate: u32::from(accumulate),
         };
-        let grid = [m.rows.div_ceil(kernel.rows), x.rows.div_ceil(kernel.columns), 1];
-        self.launch(module, kernel.name, grid, kernel.threads, &args)
+        self.launch(module, kernel.name, kernel.grid(rows, columns), kernel.threads, &args)
     }
 
     /// Products with the same rows, to columns of `out` in the order of the matrices. Matrices that follow each other
@@ -147,7 +160,7 @@ impl<D: Driver> Queue<D> {
     pub(super) fn look_up(&self, table: &Matrix<D>, out: View, args: DecodeRows) -> Result<(), DeviceError> {
         assert!(out.cols == table.args.cols, "shapes match");
         let args = DecodeRows { table: table.args, out: out.at, out_stride: out.stride, ..args };
-        self.launch(&self.weights[table.format].1, "decode_rows", [out.rows, 1, 1], 128, &args)
+        self.launch(&self.weights[table.format].kernels, "decode_rows", [out.rows, 1, 1], 128, &args)
     }
 
     /// `out = x[ids]`.
@@ -163,7 +176,7 @@ impl<D: Driver> Queue<D> {
             scale: 1.0,
             ..DecodeRows::default()
         };
-        self.launch(&self.weights[0].1, "decode_rows", [out.rows, 1, 1], 128, &args)
+        self.launch(&self.weights[0].kernels, "decode_rows", [out.rows, 1, 1], 128, &args)
     }
 
     /// The root-mean-square norm of `x`, to `out`, or added to it. They may be the same.

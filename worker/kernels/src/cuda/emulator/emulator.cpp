@@ -30,7 +30,7 @@ const u64 MAX_THREADS = 1024;
 const u64 MAX_SHARED = 48 * 1024;
 const u64 POISON_ALIGN = 16;
 
-enum class State { Ready, Barrier, Exchange, Done };
+enum class State { Ready, Barrier, Exchange, Together, Done };
 
 struct Fiber {
     Thread thread;
@@ -41,6 +41,9 @@ struct Fiber {
     // The operation that it waits for.
     int line;
     u32 mask, value, from_lane;
+    // The operation of a whole warp, and this lane's part of it.
+    void (*work)(void *const *lanes);
+    void *own;
 };
 
 // Memory between guards that cannot be accessed.
@@ -136,6 +139,16 @@ u32 exchange(int line, u32 mask, u32 value, u32 from_lane) {
     return f.value;
 }
 
+// Waits for all lanes of the warp. Then `work` is called once, with the parts of all.
+void together(int line, void (*work)(void *const *lanes), void *own) {
+    Fiber &f = *runner->current;
+    f.state = State::Together;
+    f.line = line;
+    f.work = work;
+    f.own = own;
+    suspend();
+}
+
 void *shared_memory(const char *name, u64 bytes) {
     Runner &r = *runner;
     for (SharedVariable &v : r.shared) {
@@ -153,7 +166,7 @@ void *shared_memory(const char *name, u64 bytes) {
     return at;
 }
 
-const Emulator FUNCTIONS = {current_thread, wait_at_barrier, exchange, shared_memory, fail_at};
+const Emulator FUNCTIONS = {current_thread, wait_at_barrier, exchange, together, shared_memory, fail_at};
 
 struct sigaction previous[NSIG];
 
@@ -266,6 +279,24 @@ bool release_exchanges(Fiber *lanes, u32 count) {
     return released;
 }
 
+// Completes the operation of a whole warp for which all of its lanes wait.
+bool release_together(Fiber *lanes, u32 count) {
+    void *parts[32];
+    u32 waiting = 0;
+    for (u32 lane = 0; lane < count; ++lane) waiting += lanes[lane].state == State::Together;
+    if (waiting == 0) return false;
+    if (count < 32) fail("an operation of a whole warp in a warp with fewer lanes");
+    for (u32 lane = 0; lane < 32; ++lane) {
+        const Fiber &f = lanes[lane];
+        if (f.state == State::Done) fail("an operation of a whole warp waits for a lane that has returned");
+        if (f.state != State::Together || f.line != lanes[0].line) return false;
+        parts[lane] = f.own;
+    }
+    lanes[0].work(parts);
+    for (u32 lane = 0; lane < 32; ++lane) lanes[lane].state = State::Ready;
+    return true;
+}
+
 void run_block(u64 block) {
     Runner &r = *runner;
     const u32 x = (u32)(block % launch->grid[0]), y = (u32)(block / launch->grid[0] % launch->grid[1]);
@@ -310,6 +341,7 @@ void run_block(u64 block) {
         for (u32 first = 0; first < launch->threads; first += 32) {
             u32 count = launch->threads - first < 32 ? launch->threads - first : 32;
             progress |= release_exchanges(&r.fibers[first], count);
+            progress |= release_together(&r.fibers[first], count);
         }
         progress |= release_barrier();
         if (!progress) fail("threads wait for each other: a barrier or an exchange in divergent code");

@@ -14,6 +14,7 @@ struct Emulator {
     const Thread *(*thread)();
     void (*barrier)(int line);
     u32 (*exchange)(int line, u32 mask, u32 value, u32 from_lane);
+    void (*together)(int line, void (*work)(void *const *lanes), void *own);
     void *(*shared)(const char *name, u64 bytes);
     void (*fault)(const char *reason, const void *address);
 };
@@ -106,6 +107,67 @@ FN u32 atomic_add_shared(u32 *at, u32 plus) {
     *at = before + plus;
     return before;
 }
+
+// Rounds to nearest, ties to even.
+FN u32 f32_to_bf16(f32 x) {
+    u32 bits = bits_of(x);
+    if ((bits & 0x7fffffff) > 0x7f800000u) return 0x7fff;
+    return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+FN u32 f32_to_bf16x2(f32 low, f32 high) { return f32_to_bf16(low) | f32_to_bf16(high) << 16; }
+
+// What a lane contributes to `load_matrices`, and what it gets.
+struct MatrixRow {
+    u32 row[4];
+    u32 *to;
+};
+FN void load_matrices_of_lanes(void *const *lanes) {
+    for (u32 lane = 0; lane < 32; ++lane) {
+        u32 *to = static_cast<MatrixRow *>(lanes[lane])->to;
+        for (u32 i = 0; i < 4; ++i) to[i] = static_cast<MatrixRow *>(lanes[8 * i + lane / 4])->row[lane % 4];
+    }
+}
+FN void load_matrices_at(int line, u32 *to, const void *row) {
+    // Read by the lane, so that an invalid address is its fault.
+    U4 v = load_aligned<U4>(row);
+    MatrixRow own = {{v.x, v.y, v.z, v.w}, to};
+    lode_emulator->together(line, load_matrices_of_lanes, &own);
+}
+#define load_matrices(to, row) load_matrices_at(__LINE__, to, row)
+
+// What a lane contributes to `multiply_tiles`.
+struct TileParts {
+    f32 *sums;
+    const u32 *a, *b;
+};
+// The products are exact, and the sum is rounded once. A GPU rounds more often.
+FN void multiply_tiles_of_lanes(void *const *lanes) {
+    f32 a[16][16], b[8][16];
+    for (u32 lane = 0; lane < 32; ++lane) {
+        const TileParts &own = *static_cast<TileParts *>(lanes[lane]);
+        u32 g = lane / 4, t = lane % 4;
+        for (u32 half = 0; half < 2; ++half) {
+            for (u32 i = 0; i < 4; ++i) {
+                a[g + 8 * (i % 2)][2 * t + 8 * (i / 2) + half] = from_bits(own.a[i] >> (16 * half) << 16);
+            }
+            for (u32 i = 0; i < 2; ++i) b[g][2 * t + 8 * i + half] = from_bits(own.b[i] >> (16 * half) << 16);
+        }
+    }
+    for (u32 lane = 0; lane < 32; ++lane) {
+        f32 *sums = static_cast<TileParts *>(lanes[lane])->sums;
+        for (u32 i = 0; i < 4; ++i) {
+            const f32 *row = a[lane / 4 + 8 * (i / 2)], *column = b[2 * (lane % 4) + i % 2];
+            double sum = sums[i];
+            for (u32 k = 0; k < 16; ++k) sum += (double)row[k] * column[k];
+            sums[i] = (f32)sum;
+        }
+    }
+}
+FN void multiply_tiles_at(int line, f32 *sums, const u32 *a, const u32 *b) {
+    TileParts own = {sums, a, b};
+    lode_emulator->together(line, multiply_tiles_of_lanes, &own);
+}
+#define multiply_tiles(sums, a, b) multiply_tiles_at(__LINE__, sums, a, b)
 
 #define shuffle_xor(mask, value, lane_bits) \
     lode_emulator->exchange(__LINE__, mask, value, (lode_emulator->thread()->index % 32) ^ (lane_bits))

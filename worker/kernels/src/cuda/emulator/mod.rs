@@ -49,6 +49,7 @@ pub(super) struct Emulator {
     allocations: BTreeMap<u64, u64>,
     memory_bytes: u64,
     used_bytes: u64,
+    has_tensor_cores: bool,
     launches: Launches,
     /// The first failure of queued work. As on a GPU, nothing works after it.
     failure: Option<DeviceError>,
@@ -69,7 +70,22 @@ impl Emulator {
     /// A device with this much memory.
     pub(super) fn with_memory(memory_bytes: u64) -> Self {
         let (allocations, launches) = Default::default();
-        Self { allocations, memory_bytes, used_bytes: 0, launches, failure: None, planned: None }
+        Self {
+            allocations,
+            memory_bytes,
+            used_bytes: 0,
+            has_tensor_cores: false,
+            launches,
+            failure: None,
+            planned: None,
+        }
+    }
+
+    /// A device with tensor cores. Those of [`new`](Self::new) have none, so that their results are exact to float32.
+    pub(super) fn with_tensor_cores() -> Self {
+        let mut device = Self::new();
+        device.has_tensor_cores = true;
+        device
     }
 
     /// Makes the next launch fail with `error`.
@@ -205,6 +221,10 @@ impl Driver for Emulator {
 
     fn describe(&self) -> String {
         "emulator".to_owned()
+    }
+
+    fn has_tensor_cores(&self) -> bool {
+        self.has_tensor_cores
     }
 
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {

@@ -14,12 +14,13 @@ use super::machine_code;
 use crate::error::DeviceError;
 use crate::kernels::Kernels;
 use crate::report;
-use crate::self_test::{SelfTestError, check_device, self_test};
+use crate::self_test::{SelfTestError, check_device, check_rounding_device, self_test};
 
 #[test]
 fn the_back_end_agrees_with_the_scalar_cpu() {
     if is_available() {
         check_device(|| Cuda::new(Emulator::new()).unwrap());
+        check_rounding_device(|| Cuda::new(Emulator::with_tensor_cores()).unwrap());
     }
 }
 
@@ -33,7 +34,11 @@ fn a_gpu_agrees_with_the_scalar_cpu() {
     let Some(compiler) = machine_code::compiler() else { return };
     let folder = tempfile::tempdir().unwrap();
     let cache = || CubinCache::new(folder.path());
-    check_device(|| Cuda::new(Gpu::open(0, compiler.clone(), cache()).unwrap()).unwrap());
+    let open = || Gpu::open(0, compiler.clone(), cache()).unwrap();
+    match open().has_tensor_cores() {
+        true => check_rounding_device(|| Cuda::new(open()).unwrap()),
+        false => check_device(|| Cuda::new(open()).unwrap()),
+    }
 }
 
 /// A device that loses a launch of one kernel, or changes the bytes that are read from it.
@@ -48,6 +53,10 @@ impl Driver for Broken {
 
     fn describe(&self) -> String {
         "broken".to_owned()
+    }
+
+    fn has_tensor_cores(&self) -> bool {
+        self.device.has_tensor_cores()
     }
 
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
@@ -116,14 +125,17 @@ fn a_device_is_tested_before_it_is_used() {
     if !is_available() {
         return;
     }
-    self_test(&mut Cuda::new(Emulator::new()).unwrap()).unwrap();
+    let devices = [Emulator::new, Emulator::with_tensor_cores];
+    devices.iter().for_each(|device| self_test(&mut Cuda::new(device()).unwrap()).unwrap());
     for (skipped, changes_reads) in [
         (Some("store_heads"), false),
         (Some("attention_128"), false),
         (Some("dot_tiles"), false),
+        (Some("dot_tensor_tiles_32"), false),
+        (Some("dot_tensor_tiles_128"), false),
         (None, true),
     ] {
-        let device = Broken { device: Emulator::new(), skipped, changes_reads };
+        let device = Broken { device: Emulator::with_tensor_cores(), skipped, changes_reads };
         let error = self_test(&mut Cuda::new(device).unwrap()).unwrap_err();
         assert!(matches!(error, SelfTestError::Results { .. }), "{skipped:?}: {error}");
     }

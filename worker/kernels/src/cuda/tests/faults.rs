@@ -40,6 +40,12 @@ fn invalid_kernels_fail_with_the_reason() {
         ("if (i == 0) x[0] = from_bits(shuffle_xor(ALL_LANES, 0, 1));", "does not exist or has returned"),
         ("x[0] = from_bits(shuffle(1, 0, 0));", "lacks the calling lane"),
         ("if (i % 2) { barrier(); }\n else { shuffle_xor(ALL_LANES, i, 2); }", "wait for each other"),
+        ("u32 w[4]; load_matrices(w, x + 1);", "a load at a misaligned address"),
+        ("f32 s[4] = {}; u32 w[4] = {}; if (i % 32) multiply_tiles(s, w, w);", "has returned"),
+        (
+            "f32 s[4] = {}; u32 w[4] = {}; if (i % 2) { multiply_tiles(s, w, w); }\n else { multiply_tiles(s, w, w); }",
+            "wait for each other",
+        ),
         ("x[0] = (f32)i;", "depends on the order"),
         ("SHARED(f32, s, 64); s[i] = (f32)i; x[i % 32] = s[63 - i];", "depends on the order"),
         ("SHARED(f32, s, 20000); s[i] = 0;", "more than 48 KiB of shared memory"),

@@ -22,7 +22,10 @@ fn programs() -> Vec<Program> {
     let of_formats = EXAMPLES.iter().map(|dtype| Program::of_format(*dtype).unwrap());
     let caches = [Dtype::Float(Float::F32), Dtype::Float(Float::F16), Dtype::Ggml(Type::Q8_0)];
     let of_caches = caches.map(|dtype| Program::of_cache(dtype).unwrap());
-    for program in of_formats.chain(of_caches).chain([Program::of_rows(), Program::of_samples()]) {
+    let of_tiles = EXAMPLES.iter().filter_map(|dtype| Program::of_tensor_tiles(*dtype));
+    for program in
+        of_formats.chain(of_tiles).chain(of_caches).chain([Program::of_rows(), Program::of_samples()])
+    {
         if !programs.contains(&program) {
             programs.push(program);
         }
@@ -33,8 +36,13 @@ fn programs() -> Vec<Program> {
 /// Whether it is one of the formats that most models use, or has no format.
 fn is_hot(program: &Program) -> bool {
     let hot = ["BF16", "F16", "Q8_0", "Q4_0", "Q4K", "Q6K", "Affine<4, ScaleBF16>", "Mxfp4Block"];
-    program.name().strip_prefix("weights ").is_none_or(|format| hot.contains(&format))
+    let name = program.name();
+    let format = name.strip_prefix("weights ").or_else(|| name.strip_prefix(TENSOR_TILES));
+    format.is_none_or(|format| hot.contains(&format))
 }
+
+/// The names of the programs for tensor cores.
+const TENSOR_TILES: &str = "tensor tiles ";
 
 /// What the assembler reports about a kernel.
 #[derive(Debug, PartialEq, Eq)]
@@ -99,7 +107,10 @@ fn every_kernel_compiles_without_spills() {
         numbers.iter().map(|&(major, minor)| Architecture { major, minor }).collect();
     let programs = programs();
     // The short form compiles all programs for the first architecture and the most used ones for the second.
-    let is_wanted = |program: &Program, a: &Architecture| is_long || a.major == 8 || is_hot(program);
+    let is_wanted = |program: &Program, a: &Architecture| {
+        let is_supported = *a >= Architecture::TENSOR_CORES || !program.name().starts_with(TENSOR_TILES);
+        is_supported && (is_long || a.major == 8 || is_hot(program))
+    };
     let work: Vec<(&Program, Architecture)> = programs
         .iter()
         .flat_map(|program| {
@@ -129,7 +140,7 @@ fn every_kernel_compiles_without_spills() {
     for (architecture, program, usage) in &rows {
         let Usage { kernel, registers, stack_bytes, spilled_bytes } = usage;
         table += &format!(
-            "{architecture:6} {program:24} {kernel:14} {registers:4} {stack_bytes:5} {spilled_bytes:5}\n"
+            "{architecture:6} {program:24} {kernel:20} {registers:4} {stack_bytes:5} {spilled_bytes:5}\n"
         );
     }
     for architecture in architectures.iter().map(|a| a.name()) {

@@ -1,7 +1,7 @@
 //! The kernels that read packed matrices, for every format.
 
 use super::super::args::{DecodeRows, DotRows};
-use super::super::program::{Program, dot_rows_kernel};
+use super::super::program::{DotRowsKernel, Program, dot_rows_kernel};
 use super::harness::Harness;
 use lode_model::quant::ggml::Type;
 
@@ -9,6 +9,7 @@ use crate::dtype::{Dtype, Float};
 use crate::testing::{EXAMPLES, Packed, random};
 use crate::weight::Weight;
 use bytes::Bytes;
+use half::bf16;
 
 /// The weight of random packed rows.
 pub(super) fn weight(packed: &Packed) -> Weight {
@@ -93,70 +94,140 @@ fn every_format_multiplies_like_the_scalar_version() {
         let program = Program::of_format(dtype).unwrap();
         let Some(mut harness) = Harness::new(&program) else { return };
         for cols in lengths(dtype) {
-            let rows = 11;
-            let packed = Packed::random(dtype, rows, cols, 9);
-            let decoded: Vec<Vec<f32>> = (0..rows).map(|row| packed.decoded(row)).collect();
-            let matrix = harness.matrix(&weight(&packed));
-            let bias = random(rows, 3);
-            let bias_at = harness.upload(&bias);
             for columns in [1, 2, 3, 8, 9, 67] {
-                let x_stride = cols.next_multiple_of(4);
-                // Behind a row of x is NaN, which would show in the result.
-                let x: Vec<f32> = (0..columns)
-                    .flat_map(|c| {
-                        let mut row = random(cols, 20 + c as u64);
-                        row.resize(x_stride, f32::NAN);
-                        row
-                    })
-                    .collect();
-                let x_at = harness.upload(&x);
-                for (has_bias, accumulate) in [(false, false), (true, true)] {
-                    let start = random(columns * (rows + 1), 40);
-                    let out = harness.upload(&start);
-                    let args = DotRows {
-                        matrix,
-                        x: x_at.0,
-                        out: out.0,
-                        bias: if has_bias { bias_at.0 } else { 0 },
-                        x_stride: x_stride as u32,
-                        out_stride: rows as u32 + 1,
-                        columns: columns as u32,
-                        accumulate: accumulate.into(),
-                    };
-                    let kernel = dot_rows_kernel(dtype, columns);
-                    let grid =
-                        [(rows as u32).div_ceil(kernel.rows), (columns as u32).div_ceil(kernel.columns), 1];
-                    harness.launch(kernel.name, grid, kernel.threads, &args);
-                    let found: Vec<f32> = harness.read(out, start.len());
-                    for c in 0..columns {
-                        assert_eq!(found[c * (rows + 1) + rows], start[c * (rows + 1) + rows]);
-                        for (row, row_bias) in bias.iter().enumerate() {
-                            let at = c * (rows + 1) + row;
-                            let first = if accumulate { f64::from(start[at]) } else { 0.0 };
-                            let first_bias = if has_bias { f64::from(*row_bias) } else { 0.0 };
-                            let begin = (first + first_bias, first.abs() + first_bias.abs());
-                            let terms = decoded[row].iter().zip(&x[c * x_stride..]);
-                            let (sum, size) = terms.fold(begin, |(sum, size), (w, x)| {
-                                let term = f64::from(*w) * f64::from(*x);
-                                (sum + term, size + term.abs())
-                            });
-                            // A lane adds at most cols / 32 terms, rounded up to whole units of 256; then
-                            // there are five additions in the warp, the bias, and the addition to `out`. In a
-                            // tile, all terms are added one after the other.
-                            let of_a_lane = cols.div_ceil(32).max(256.min(cols));
-                            let terms = if kernel.name == "dot_tiles" { cols } else { of_a_lane };
-                            let roundings = terms as f64 + 7.0;
-                            let bound = roundings * f64::from(f32::EPSILON) * size;
-                            let error = (f64::from(found[at]) - sum).abs();
-                            assert!(
-                                error <= bound,
-                                "{dtype:?} {cols} {columns}: row {row}, column {c}: {} {sum}",
-                                found[at]
-                            );
-                        }
-                    }
+                let kernel = dot_rows_kernel(dtype, ROWS, columns, false);
+                for is_added in [false, true] {
+                    check_product(&mut harness, dtype, cols, columns, kernel, is_added);
                 }
             }
+        }
+    }
+}
+
+/// The product of both operands rounded to BF16, within the error of float32 sums. The rounding itself changes a
+/// product by at most `2^-8 + 2^-18` of its size.
+#[test]
+fn tensor_cores_multiply_rounded_operands() {
+    for &dtype in EXAMPLES {
+        let Some(program) = Program::of_tensor_tiles(dtype) else { continue };
+        let Some(mut harness) = Harness::new(&program) else { return };
+        for cols in lengths(dtype) {
+            let small = dot_rows_kernel(dtype, ROWS, 9, true);
+            check_product(&mut harness, dtype, cols, 9, small, false);
+            // The kernel of a matrix with many rows.
+            let large = dot_rows_kernel(dtype, 16_384, 67, true);
+            check_product(&mut harness, dtype, cols, 67, large, true);
+        }
+    }
+}
+
+/// Rows of the matrix of [`check_product`].
+const ROWS: usize = 11;
+
+/// A product, or one with a bias that is added to `out`, against float64.
+fn check_product(
+    harness: &mut Harness,
+    dtype: Dtype,
+    cols: usize,
+    columns: usize,
+    kernel: DotRowsKernel,
+    is_added: bool,
+) {
+    let rounded = |values: &[f32]| -> Vec<f32> {
+        let round = |v: &f32| if kernel.uses_tensor_cores { bf16::from_f32(*v).to_f32() } else { *v };
+        values.iter().map(round).collect()
+    };
+    let packed = Packed::random(dtype, ROWS, cols, 9);
+    let decoded: Vec<Vec<f32>> = (0..ROWS).map(|row| rounded(&packed.decoded(row))).collect();
+    let matrix = harness.matrix(&weight(&packed));
+    let bias = random(ROWS, 3);
+    let x_stride = cols.next_multiple_of(4);
+    // Behind a row of x is NaN, which would show in the result.
+    let x: Vec<f32> = (0..columns)
+        .flat_map(|c| {
+            let mut row = random(cols, 20 + c as u64);
+            row.resize(x_stride, f32::NAN);
+            row
+        })
+        .collect();
+    let start = random(columns * (ROWS + 1), 40);
+    let (x_at, bias_at, out) = (harness.upload(&x), harness.upload(&bias), harness.upload(&start));
+    let args = DotRows {
+        matrix,
+        x: x_at.0,
+        out: out.0,
+        bias: if is_added { bias_at.0 } else { 0 },
+        x_stride: x_stride as u32,
+        out_stride: ROWS as u32 + 1,
+        columns: columns as u32,
+        accumulate: is_added.into(),
+    };
+    harness.launch(kernel.name, kernel.grid(ROWS, columns), kernel.threads, &args);
+    let found: Vec<f32> = harness.read(out, start.len());
+    let x = rounded(&x);
+    for c in 0..columns {
+        // Behind the rows, nothing is written.
+        assert_eq!(found[c * (ROWS + 1) + ROWS], start[c * (ROWS + 1) + ROWS]);
+        for (row, row_bias) in bias.iter().enumerate() {
+            let at = c * (ROWS + 1) + row;
+            let (first, first_bias) =
+                if is_added { (f64::from(start[at]), f64::from(*row_bias)) } else { (0.0, 0.0) };
+            let begin = (first + first_bias, first.abs() + first_bias.abs());
+            let terms = decoded[row].iter().zip(&x[c * x_stride..]);
+            let (sum, size) = terms.fold(begin, |(sum, size), (w, x)| {
+                let term = f64::from(*w) * f64::from(*x);
+                (sum + term, size + term.abs())
+            });
+            // A lane adds at most cols / 32 terms, rounded up to whole units of 256; then there are five additions
+            // in the warp, the bias, and the addition to `out`. In a tile, all terms are added one after the other.
+            let of_a_lane = cols.div_ceil(32).max(256.min(cols));
+            let terms = if kernel.name.contains("tiles") { cols } else { of_a_lane };
+            let bound = (terms as f64 + 7.0) * f64::from(f32::EPSILON) * size;
+            let error = (f64::from(found[at]) - sum).abs();
+            let name = kernel.name;
+            assert!(
+                error <= bound,
+                "{dtype:?} {cols} {name} {columns}: row {row}, column {c}: {} {sum}",
+                found[at]
+            );
+        }
+    }
+}
+
+/// Tiles at the edges of a grid of several blocks, with both sizes. The sums are of integers, so the bits are known.
+#[test]
+fn a_grid_of_tensor_tiles_covers_the_matrix() {
+    let dtype = Dtype::Float(Float::BF16);
+    let Some(mut harness) = Harness::new(&Program::of_tensor_tiles(dtype).unwrap()) else { return };
+    let (rows, columns, cols) = (143, 133, 88);
+    let integers =
+        |n, seed| -> Vec<f32> { random(n, seed).into_iter().map(|v| (v * 100.0).round()).collect() };
+    let (w, x) = (integers(rows * cols, 5), integers(columns * cols, 6));
+    let bytes: Vec<u8> = w.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect();
+    let matrix = harness.matrix(&Weight::floats(Float::BF16, (rows, cols), bytes.into()).unwrap());
+    let x_at = harness.upload(&x);
+    for (kernel, grid) in [
+        (dot_rows_kernel(dtype, rows, columns, true), [5, 5, 1]),
+        (dot_rows_kernel(dtype, 16_384, columns, true), [2, 2, 1]),
+    ] {
+        let out = harness.floats(rows * columns);
+        let (x_stride, out_stride) = (cols as u32, rows as u32);
+        let args = DotRows {
+            matrix,
+            x: x_at.0,
+            out: out.0,
+            x_stride,
+            out_stride,
+            columns: columns as u32,
+            ..DotRows::default()
+        };
+        assert_eq!(kernel.grid(rows, columns), grid);
+        harness.launch(kernel.name, grid, kernel.threads, &args);
+        let found: Vec<f32> = harness.read(out, rows * columns);
+        for (at, found) in found.into_iter().enumerate() {
+            let (column, row) = (at / rows, at % rows);
+            let terms = w[row * cols..][..cols].iter().zip(&x[column * cols..]);
+            assert_eq!(found, terms.map(|(w, x)| w * x).sum::<f32>(), "{} {row} {column}", kernel.name);
         }
     }
 }
@@ -174,7 +245,7 @@ fn a_column_has_the_same_bits_in_every_batch() {
     let mut results = Vec::new();
     for columns in [1, 2, 4, 8, 9] {
         let out = harness.floats(9 * columns);
-        let kernel = dot_rows_kernel(dtype, columns);
+        let kernel = dot_rows_kernel(dtype, 9, columns, false);
         let args = DotRows {
             matrix,
             x: x_at.0,
@@ -184,8 +255,7 @@ fn a_column_has_the_same_bits_in_every_batch() {
             columns: columns as u32,
             ..DotRows::default()
         };
-        let grid = [9u32.div_ceil(kernel.rows), (columns as u32).div_ceil(kernel.columns), 1];
-        harness.launch(kernel.name, grid, kernel.threads, &args);
+        harness.launch(kernel.name, kernel.grid(9, columns), kernel.threads, &args);
         results.push(harness.read::<f32>(out, 9 * columns));
     }
     for result in &results {
