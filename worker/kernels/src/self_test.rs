@@ -66,6 +66,8 @@ pub fn self_test<K: Kernels>(kernels: &mut K) -> Result<(), SelfTestError> {
     let expect = run(&mut scalar()?, Float::F32, cache, Pairing::Halves)?;
     let found = run(kernels, Float::F32, cache, Pairing::Halves)?;
     compare("results of a small model", &found, &expect, MODEL_BOUND)?;
+    let expect = attend_far(&mut scalar()?)?;
+    compare("results of attention over a long context", &attend_far(kernels)?, &expect, MODEL_BOUND)?;
     for dtype in TESTED {
         compare_products(kernels, dtype, SHAPE, &COLUMNS)?;
     }
@@ -180,6 +182,8 @@ const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 20;
 const HIDDEN: usize = 52;
 const VOCAB: usize = 37;
+/// The tokens of a long context.
+const FAR: usize = 523;
 
 fn weight(float: Float, rows: usize, cols: usize, seed: u64) -> Weight {
     let numbers = random(rows * cols, seed).into_iter().map(|v| v * 0.2);
@@ -310,6 +314,53 @@ fn run<K: Kernels>(
         kernels.hidden(&step, &x, Some(&last), &mut rows);
         kernels.read(&rows, &mut numbers)?;
         kernels.read(&x, &mut numbers)?;
+    }
+    Ok(numbers)
+}
+
+/// Attention of one row over a context that is long enough for several blocks.
+fn attend_far<K: Kernels>(kernels: &mut K) -> Result<Vec<f32>, DeviceError> {
+    let mut seed = 200;
+    let mut matrix = |kernels: &mut K, rows| {
+        seed += 1;
+        kernels.matrix(&weight(Float::F32, rows, EMBEDDING, seed))
+    };
+    let table = matrix(kernels, VOCAB)?;
+    let mut linear = |kernels: &mut K, heads| {
+        Ok::<_, DeviceError>(Linear::<K> { matrix: matrix(kernels, heads * HEAD_DIM)?, bias: None })
+    };
+    let weights = Qkv {
+        norm: None,
+        q: linear(kernels, HEADS)?,
+        k: linear(kernels, KV_HEADS)?,
+        v: linear(kernels, KV_HEADS)?,
+        head_norms: None,
+        rope: None,
+    };
+    let pages = FAR.div_ceil(PAGE_LEN);
+    let dtype = Dtype::Float(Float::F16);
+    let shape = CacheShape { layers: 1, pages, n_kv_heads: KV_HEADS, head_dim: HEAD_DIM, dtype };
+    let mut cache = kernels.cache(&shape)?;
+    let how = Attention { scale: 0.22, cap: None, window: None, causal: true };
+    let [mut x, mut q, mut out] = [(); 3].map(|()| kernels.buffer());
+    let mut numbers = Vec::new();
+    for (start, rows) in [(0, FAR - 1), (FAR - 1, 1)] {
+        let batch = Batch {
+            // Each section has other tokens.
+            tokens: (start..start + rows).map(|t| (t * VOCAB / FAR) as u32).collect(),
+            positions: (start..start + rows).map(|t| t as u32).collect(),
+            pages: (0..pages as u32).rev().collect(),
+            spans: vec![Span { first_row: 0, rows, start, first_page: 0 }],
+            ..Batch::default()
+        };
+        let step = kernels.begin(&batch, &[]);
+        // Large enough for a few keys to have most of the weight.
+        kernels.embed(&step, &table, 6.0, &mut x);
+        kernels.qkv(&step, &x, &weights, &mut cache, 0, &mut q);
+        if rows == 1 {
+            kernels.attention(&step, &q, &how, &cache, 0, &mut out);
+            kernels.read(&out, &mut numbers)?;
+        }
     }
     Ok(numbers)
 }

@@ -64,9 +64,38 @@ struct CacheQ8_0 {
     }
 };
 
-// A block of four warps per query head and row. Each warp takes every fourth page: a lane computes the score
-// of one key, then the lanes share the dimensions of the values. Maxima and sums are corrected page by page,
-// so nothing depends on the length of the context; the warps' results are combined at the end.
+// The keys that a row sees are processed in sections of `SECTION_PAGES`, which begin at multiples of their length. The
+// sections are merged one after the other, always in this order, with the same operations whether one block computes
+// all of them or `merge_sections` merges those of several blocks. So the bits of a row depend on its own keys only,
+// and not on how the work is distributed.
+
+// The sections of a row's keys.
+FN u32 first_section(const u32 *range) { return range[1] / (SECTION_PAGES * WARP); }
+FN u32 sections_end(const u32 *range) { return (range[2] - 1) / (SECTION_PAGES * WARP) + 1; }
+
+// A maximum of scores, and the sum of weights relative to it.
+struct Softmax { f32 largest, total; };
+// The factors for values of `softmax` and of `next` after they are merged.
+struct Corrections { f32 before, next; };
+FN Corrections merge(Softmax &softmax, const Softmax &next) {
+    f32 largest = larger(softmax.largest, next.largest);
+    Corrections by = {exponential(add(softmax.largest, -largest)), exponential(add(next.largest, -largest))};
+    softmax.total = add(mul(softmax.total, by.before), mul(next.total, by.next));
+    softmax.largest = largest;
+    return by;
+}
+FN f32 merge_values(const Corrections &by, f32 before, f32 next) { return fused(next, by.next, mul(before, by.before)); }
+
+// The partial result of a section: `head_dim` weighted values, the maximum and the sum.
+FN f32 *partial(const Attend &a, u32 row, u32 head, u32 section) {
+    u64 index = ((u64)row * a.heads + head) * a.sections + section;
+    return (f32 *)a.partials + index * (a.head_dim + 2);
+}
+
+// A block of four warps per query head and row, and with `partials` per section. Each warp takes every fourth page: a
+// lane computes the score of one key, then the lanes share the dimensions of the values. Maxima and sums are
+// corrected page by page, so nothing depends on the length of the context; the warps' results are combined at the end
+// of a section.
 template <u32 PARTS> FN void attention(const Attend &a) {
     const u32 WARPS = 4, DIMS = WARP * PARTS;
     SHARED(f32, query, DIMS);
@@ -74,77 +103,135 @@ template <u32 PARTS> FN void attention(const Attend &a) {
     SHARED(f32, weights, WARPS);
     SHARED(f32, mixed, WARPS * DIMS);
     u32 head = block_x(), row = block_y(), warp = warp_index(), lane = lane_index();
+    const u32 *range = (const u32 *)a.rows + 3 * (u64)row;
+    u32 section = first_section(range) + block_z(), end_section = sections_end(range);
+    if (a.partials) {
+        if (section >= end_section) return;
+        end_section = section + 1;
+    }
     u32 kv_head = head / (a.heads / a.kv_heads);
     const f32 *q = (const f32 *)a.q + (u64)row * a.q_stride + head * a.head_dim;
     for (u32 d = thread_index(); d < DIMS; d += WARP * WARPS) query[d] = d < a.head_dim ? q[d] : 0.0f;
     barrier();
 
-    const u32 *range = (const u32 *)a.rows + 3 * (u64)row;
     const u32 *pages = (const u32 *)a.pages + range[0];
     u32 first = range[1], end = range[2];
-    f32 largest = -INFINITE, total = 0.0f, sums[PARTS];
+    // The result so far; a thread has every 128th value.
+    Softmax result = {-INFINITE, 0.0f};
+    f32 values[PARTS / WARPS];
     UNROLL
-    for (u32 i = 0; i < PARTS; ++i) sums[i] = 0.0f;
-    for (u32 page = first / WARP + warp; page * WARP < end; page += WARPS) {
-        u32 token = page * WARP + lane;
-        bool visible = token >= first && token < end;
-        f32 score = -INFINITE;
-        if (visible) {
-            const u8 *key = (const u8 *)a.cache + cache_row(pages[page], 0, a.kv_heads, kv_head, lane) * a.row_bytes;
-            score = 0.0f;
-            for (u32 chunk = 0; chunk * Cache::CHUNK < a.head_dim; ++chunk) {
-                f32 k[Cache::CHUNK];
-                Cache::chunk(key, a.head_dim, chunk, k);
-                UNROLL
-                for (u32 i = 0; i < Cache::CHUNK; ++i) score = fused(k[i], query[chunk * Cache::CHUNK + i], score);
-            }
-            score = mul(score, a.scale);
-            if (a.cap != 0.0f) score = mul(hyperbolic_tangent(quotient(score, a.cap)), a.cap);
-        }
-        // Every page has a visible key, so the maximum is a score.
-        f32 next = larger(largest, warp_max(score));
-        f32 correction = exponential(add(largest, -next));
-        f32 weight = visible ? exponential(add(score, -next)) : 0.0f;
-        total = add(mul(total, correction), warp_sum(weight));
-        largest = next;
+    for (u32 i = 0; i < PARTS / WARPS; ++i) values[i] = 0.0f;
+    for (bool is_first = true; section < end_section; ++section, is_first = false) {
+        u32 first_page = section * SECTION_PAGES > first / WARP ? section * SECTION_PAGES : first / WARP;
+        u32 end_token = smaller(end, (section + 1) * SECTION_PAGES * WARP);
+        f32 largest = -INFINITE, total = 0.0f, sums[PARTS];
         UNROLL
-        for (u32 i = 0; i < PARTS; ++i) sums[i] = mul(sums[i], correction);
-        u32 from = page * WARP < first ? first - page * WARP : 0, to = smaller(WARP, end - page * WARP);
-        const u8 *value = (const u8 *)a.cache + cache_row(pages[page], 1, a.kv_heads, kv_head, 0) * a.row_bytes;
-        for (u32 t = from; t < to; ++t) {
-            f32 w = from_bits(shuffle(ALL_LANES, bits_of(weight), t));
+        for (u32 i = 0; i < PARTS; ++i) sums[i] = 0.0f;
+        for (u32 page = first_page + warp; page * WARP < end_token; page += WARPS) {
+            u32 token = page * WARP + lane;
+            bool visible = token >= first && token < end;
+            f32 score = -INFINITE;
+            if (visible) {
+                const u8 *key =
+                    (const u8 *)a.cache + cache_row(pages[page], 0, a.kv_heads, kv_head, lane) * a.row_bytes;
+                score = 0.0f;
+                for (u32 chunk = 0; chunk * Cache::CHUNK < a.head_dim; ++chunk) {
+                    f32 k[Cache::CHUNK];
+                    Cache::chunk(key, a.head_dim, chunk, k);
+                    UNROLL
+                    for (u32 i = 0; i < Cache::CHUNK; ++i) {
+                        score = fused(k[i], query[chunk * Cache::CHUNK + i], score);
+                    }
+                }
+                score = mul(score, a.scale);
+                if (a.cap != 0.0f) score = mul(hyperbolic_tangent(quotient(score, a.cap)), a.cap);
+            }
+            // Every page has a visible key, so the maximum is a score.
+            f32 next = larger(largest, warp_max(score));
+            f32 correction = exponential(add(largest, -next));
+            f32 weight = visible ? exponential(add(score, -next)) : 0.0f;
+            total = add(mul(total, correction), warp_sum(weight));
+            largest = next;
             UNROLL
-            for (u32 i = 0; i < PARTS; ++i) {
-                u32 d = WARP * i + lane;
-                if (d < a.head_dim) sums[i] = fused(w, Cache::value(value + (u64)t * a.row_bytes, a.head_dim, d), sums[i]);
+            for (u32 i = 0; i < PARTS; ++i) sums[i] = mul(sums[i], correction);
+            u32 from = page * WARP < first ? first - page * WARP : 0, to = smaller(WARP, end - page * WARP);
+            const u8 *value =
+                (const u8 *)a.cache + cache_row(pages[page], 1, a.kv_heads, kv_head, 0) * a.row_bytes;
+            for (u32 t = from; t < to; ++t) {
+                f32 w = from_bits(shuffle(ALL_LANES, bits_of(weight), t));
+                UNROLL
+                for (u32 i = 0; i < PARTS; ++i) {
+                    u32 d = WARP * i + lane;
+                    if (d < a.head_dim) {
+                        sums[i] = fused(w, Cache::value(value + (u64)t * a.row_bytes, a.head_dim, d), sums[i]);
+                    }
+                }
             }
         }
+
+        if (lane == 0) {
+            maxima[warp] = largest;
+            weights[warp] = total;
+        }
+        UNROLL
+        for (u32 i = 0; i < PARTS; ++i) mixed[warp * DIMS + WARP * i + lane] = sums[i];
+        barrier();
+        Softmax of_section = {maxima[0], 0.0f};
+        for (u32 w = 1; w < WARPS; ++w) of_section.largest = larger(of_section.largest, maxima[w]);
+        f32 factors[WARPS];
+        UNROLL
+        for (u32 w = 0; w < WARPS; ++w) {
+            // A warp without pages has no maximum.
+            factors[w] = weights[w] != 0.0f ? exponential(add(maxima[w], -of_section.largest)) : 0.0f;
+            of_section.total = add(of_section.total, mul(weights[w], factors[w]));
+        }
+        Corrections by = {0.0f, 1.0f};
+        if (is_first) result = of_section;
+        else by = merge(result, of_section);
+        UNROLL
+        for (u32 i = 0; i < PARTS / WARPS; ++i) {
+            f32 value = 0.0f;
+            UNROLL
+            for (u32 w = 0; w < WARPS; ++w) {
+                value = fused(mixed[w * DIMS + i * WARP * WARPS + thread_index()], factors[w], value);
+            }
+            values[i] = is_first ? value : merge_values(by, values[i], value);
+        }
+        barrier();
     }
 
-    if (lane == 0) {
-        maxima[warp] = largest;
-        weights[warp] = total;
-    }
-    UNROLL
-    for (u32 i = 0; i < PARTS; ++i) mixed[warp * DIMS + WARP * i + lane] = sums[i];
-    barrier();
-    f32 overall = maxima[0];
-    for (u32 w = 1; w < WARPS; ++w) overall = larger(overall, maxima[w]);
-    f32 sum = 0.0f;
-    for (u32 w = 0; w < WARPS; ++w) {
-        // A warp without pages has no maximum.
-        if (weights[w] != 0.0f) sum = add(sum, mul(weights[w], exponential(add(maxima[w], -overall))));
-    }
     f32 *out = (f32 *)a.out + (u64)row * a.out_stride + head * a.head_dim;
-    for (u32 d = thread_index(); d < a.head_dim; d += WARP * WARPS) {
-        f32 value = 0.0f;
-        for (u32 w = 0; w < WARPS; ++w) {
-            if (weights[w] != 0.0f) value = fused(mixed[w * DIMS + d], exponential(add(maxima[w], -overall)), value);
-        }
-        out[d] = quotient(value, sum);
+    if (a.partials) out = partial(a, row, head, block_z());
+    UNROLL
+    for (u32 i = 0; i < PARTS / WARPS; ++i) {
+        u32 d = i * WARP * WARPS + thread_index();
+        if (d < a.head_dim) out[d] = a.partials ? values[i] : quotient(values[i], result.total);
+    }
+    if (a.partials && thread_index() == 0) {
+        out[a.head_dim] = result.largest;
+        out[a.head_dim + 1] = result.total;
     }
 }
 
 KERNEL(attention_128, Attend, 128) { attention<4>(a); }
 KERNEL(attention_256, Attend, 128) { attention<8>(a); }
 KERNEL(attention_512, Attend, 128) { attention<16>(a); }
+
+// Merges the sections of each query head and row: a block for each.
+KERNEL(merge_sections, Attend, 128) {
+    u32 head = block_x(), row = block_y();
+    const u32 *range = (const u32 *)a.rows + 3 * (u64)row;
+    u32 sections = sections_end(range) - first_section(range);
+    f32 *out = (f32 *)a.out + (u64)row * a.out_stride + head * a.head_dim;
+    for (u32 d = thread_index(); d < a.head_dim; d += 128) {
+        const f32 *from = partial(a, row, head, 0);
+        Softmax result = {from[a.head_dim], from[a.head_dim + 1]};
+        f32 value = from[d];
+        for (u32 section = 1; section < sections; ++section) {
+            from = partial(a, row, head, section);
+            Corrections by = merge(result, {from[a.head_dim], from[a.head_dim + 1]});
+            value = merge_values(by, value, from[d]);
+        }
+        out[d] = quotient(value, result.total);
+    }
+}

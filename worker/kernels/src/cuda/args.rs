@@ -118,7 +118,7 @@ structs! {
         accumulate: u32,
         reserved: u32,
     }
-    /// The arguments of `attention_*`: a block per query head and row.
+    /// The arguments of `attention_*`, a block per query head and row, and of `merge_sections`.
     Attend {
         q: u64,
         out: u64,
@@ -129,6 +129,11 @@ structs! {
         /// For each row: the index of its sequence's first page, the first visible token and the number of
         /// tokens, as three u32.
         rows: u64,
+        /// Space for the results of sections, `heads * sections * (head_dim + 2)` floats per row. Then each section
+        /// has a block, in the third dimension of the grid. Or zero.
+        partials: u64,
+        /// The most sections of a row.
+        sections: u32,
         /// Bytes per row of the cache.
         row_bytes: u32,
         q_stride: u32,
@@ -139,6 +144,7 @@ structs! {
         scale: f32,
         /// The soft cap of the scores, or zero.
         cap: f32,
+        reserved: u32,
     }
     /// The arguments of `store_heads`: a block per head and row.
     StoreHeads {

@@ -1,10 +1,13 @@
 //! The sources of the kernels as programs, the unit of compilation. The program of a format has the kernels
 //! that read it, so that a model compiles only what it uses.
 
+use std::ops::Range;
+
 use lode_model::quant::ggml::Type;
 
 use super::planes::scale_name;
 use super::{args, tables};
+use crate::batch::PAGE_LEN;
 use crate::dtype::{ByteCode, Dtype, Float, Scaled};
 
 /// A program: a name for messages, and a complete source text.
@@ -25,7 +28,8 @@ const ROW_KERNELS: &[&str] =
     &["rms_norm", "layer_norm", "swiglu", "geglu", "gelu", "softmax", "soft_cap", "mix_experts"];
 
 /// The kernels over the cache.
-const CACHE_KERNELS: &[&str] = &["store_heads", "attention_128", "attention_256", "attention_512"];
+const CACHE_KERNELS: &[&str] =
+    &["store_heads", "attention_128", "attention_256", "attention_512", "merge_sections"];
 /// The kernels of sampling.
 const SAMPLE_KERNELS: &[&str] = &["argmax", "log_sum_exp", "top_k"];
 
@@ -37,6 +41,15 @@ pub fn attention_kernel(head_dim: usize) -> Option<&'static str> {
         257..=512 => Some("attention_512"),
         _ => None,
     }
+}
+
+/// Pages of a section of attention, which may have a block of its own.
+const SECTION_PAGES: usize = 8;
+
+/// The number of sections of the keys that a row sees, see attention.cu.
+pub(super) fn attention_sections(keys: &Range<usize>) -> u32 {
+    let tokens = SECTION_PAGES * PAGE_LEN;
+    (keys.end.div_ceil(tokens) - keys.start / tokens) as u32
 }
 
 /// Bytes per row of the cache for heads of this size: whole loads of sixteen bytes.
@@ -178,7 +191,9 @@ impl Program {
         };
         // The formats are defined in the file, after the name.
         let parts = [
-            format!("struct {format};\ntypedef {format} Cache;\n"),
+            format!(
+                "struct {format};\ntypedef {format} Cache;\nstatic const u32 SECTION_PAGES = {SECTION_PAGES};\n"
+            ),
             include_str!("../cpu/attention.cu").to_owned(),
             include_str!("../cpu/store_heads.cu").to_owned(),
         ];

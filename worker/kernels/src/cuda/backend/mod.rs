@@ -6,14 +6,16 @@
 //!
 //! Methods queue work. The first failure is kept, later work is skipped, and `read` returns it.
 
+mod attention;
 mod experts;
 mod matrix;
 mod queue;
 
+use self::attention::Visible;
 use self::experts::ExpertBuffers;
 pub use self::matrix::Matrix;
 use self::queue::{Queue, in_place, unsupported};
-use super::args::{Attend, DecodeRows, RowOp, StoreHeads};
+use super::args::{DecodeRows, RowOp, StoreHeads};
 use super::driver::Driver;
 use super::memory::{Buffer, Memory, Reserved, View};
 use super::program::{attention_kernel, cache_row_bytes};
@@ -36,6 +38,8 @@ pub struct Cuda<D: Driver> {
     inputs: Reserved<D>,
     /// What the rows of the step see, for each kind of attention of the model.
     visible: Vec<Visible<D>>,
+    /// Results of sections of attention.
+    partials: Reserved<D>,
     normed: Buffer<D>,
     /// The results of products with the same input: queries, keys and values, or gate and up.
     projected: Buffer<D>,
@@ -78,15 +82,6 @@ struct Rotation {
     pairing: Pairing,
 }
 
-/// The first page and the range of visible tokens of each row.
-struct Visible<D: Driver> {
-    window: Option<usize>,
-    causal: bool,
-    /// The step for which it was computed.
-    step: u64,
-    ranges: Reserved<D>,
-}
-
 impl<D: Driver> Vector<D> {
     fn address(&self) -> u64 {
         self.0.at().0
@@ -122,6 +117,7 @@ impl<D: Driver> Cuda<D> {
             step: 0,
             inputs: Reserved::default(),
             visible: Vec::new(),
+            partials: Reserved::default(),
             normed: Buffer::default(),
             projected: Buffer::default(),
             experts: ExpertBuffers::default(),
@@ -183,34 +179,6 @@ impl<D: Driver> Cuda<D> {
         let rotations = step.rotations.iter_mut().flat_map(|r| [&mut r.cosines, &mut r.sines]);
         sections.chain(rotations).for_each(|section| *section += at);
         Ok(step)
-    }
-
-    /// The address of what the rows of a step see.
-    fn visible(&mut self, step: &Step, how: &Attention) -> Result<u64, DeviceError> {
-        let same = |v: &Visible<D>| v.window == how.window && v.causal == how.causal;
-        let index = self.visible.iter().position(same).unwrap_or(self.visible.len());
-        if index == self.visible.len() {
-            let (window, causal) = (how.window, how.causal);
-            self.visible.push(Visible { window, causal, step: 0, ranges: Reserved::default() });
-        }
-        let visible = &mut self.visible[index];
-        if visible.step == step.number
-            && let Some(memory) = visible.ranges.get()
-        {
-            return Ok(memory.at().0);
-        }
-        let ranges: Vec<u32> = (step.spans.iter())
-            .flat_map(|span| (span.start..span.start + span.rows).map(move |position| (span, position)))
-            .flat_map(|(span, position)| {
-                let keys = how.visible(position, span.start + span.rows);
-                [span.first_page as u32, keys.start as u32, keys.end as u32]
-            })
-            .collect();
-        let bytes: &[u8] = bytemuck::cast_slice(&ranges);
-        let memory = visible.ranges.at_least(&self.queue.driver, "a batch", bytes.len() as u64)?;
-        memory.write(0, bytes)?;
-        visible.step = step.number;
-        Ok(memory.at().0)
     }
 
     fn project_qkv(
@@ -410,29 +378,7 @@ impl<D: Driver> Kernels for Cuda<D> {
         out: &mut Buffer<D>,
     ) {
         self.assert_current(step);
-        self.queue(|this| {
-            let rows = this.visible(step, how)?;
-            let q = q.view();
-            let out = out.resize(&this.queue.driver, step.rows, q.cols as usize)?;
-            let CacheShape { n_kv_heads, head_dim, .. } = cache.shape;
-            let heads = q.cols / head_dim as u32;
-            let args = Attend {
-                q: q.at,
-                out: out.at,
-                cache: cache.layer(layer),
-                pages: step.pages,
-                rows,
-                row_bytes: cache.row_bytes as u32,
-                q_stride: q.stride,
-                out_stride: out.stride,
-                heads,
-                kv_heads: n_kv_heads as u32,
-                head_dim: head_dim as u32,
-                scale: how.scale,
-                cap: how.cap.unwrap_or(0.0),
-            };
-            this.queue.over_cache(cache.format, cache.attention, [heads, q.rows, 1], 128, &args)
-        });
+        self.queue(|this| this.attend(step, q, how, (cache, layer), out));
     }
 
     fn matmul_add(

@@ -11,9 +11,11 @@ use crate::dtype::{Dtype, Float};
 use crate::rows::Rows;
 use crate::testing::random;
 
-const PAGES: usize = 7;
-/// The pages of the only sequence, scrambled.
-const SEQUENCE: [u32; 5] = [5, 2, 6, 0, 3];
+const PAGES: usize = 19;
+/// The page of the only sequence at an index, scrambled.
+fn page(index: usize) -> u32 {
+    ((index * 7 + 5) % PAGES) as u32
+}
 
 /// The values that a row of the cache holds.
 pub(super) fn stored(dtype: Dtype, from: &[f32]) -> Vec<f32> {
@@ -36,14 +38,15 @@ fn attention_over_pages() {
         for (head_dim, heads, kv_heads, cap) in
             [(20, 6, 2, 0.0), (128, 2, 2, 1.5), (200, 2, 1, 0.0), (260, 1, 1, 2.0)]
         {
-            let tokens = 4 * PAGE_LEN + 7;
+            // Three sections of eight pages.
+            let tokens = 17 * PAGE_LEN + 7;
             let row_bytes = cache_row_bytes(dtype, head_dim);
             // New memory is NaN, so reading a slot that was not written shows in the result.
             let cache = harness.floats(PAGES * 2 * kv_heads * PAGE_LEN * row_bytes / 4);
             let width = kv_heads * head_dim;
             let kv = [random(tokens * width, 1), random(tokens * width, 2)];
             let slots: Vec<u32> =
-                (0..tokens).flat_map(|t| [SEQUENCE[t / PAGE_LEN], (t % PAGE_LEN) as u32]).collect();
+                (0..tokens).flat_map(|t| [page(t / PAGE_LEN), (t % PAGE_LEN) as u32]).collect();
             let slots = harness.upload(&slots);
             let [keys, values] = kv.each_ref().map(|rows| rows.chunks_exact(width));
             let x: Vec<f32> = keys.zip(values).flat_map(|(k, v)| [k, v].concat()).collect();
@@ -58,12 +61,16 @@ fn attention_over_pages() {
                 ..StoreHeads::default()
             };
             harness.launch("store_heads", [2 * kv_heads as u32, tokens as u32, 1], 32, &args);
-            // A whole context, a prefix, one token, and windows within a page and over several.
-            let ranges = [(0, tokens), (0, 40), (0, 1), (37, 60), (33, tokens), (tokens - 1, tokens)];
+            // A whole context, a prefix, one token, and windows within a page, over several pages and sections.
+            let ranges =
+                [(0, tokens), (0, 140), (0, 1), (37, 60), (250, 300), (300, tokens), (tokens - 1, tokens)];
             let rows: Vec<u32> = ranges.iter().flat_map(|(from, to)| [0, *from as u32, *to as u32]).collect();
             let q = random(ranges.len() * heads * head_dim, 3);
-            let (q_at, pages, rows_at) =
-                (harness.upload(&q), harness.upload(&SEQUENCE), harness.upload(&rows));
+            let (q_at, pages, rows_at) = (
+                harness.upload(&q),
+                harness.upload(&(0..18).map(page).collect::<Vec<_>>()),
+                harness.upload(&rows),
+            );
             let out = harness.floats(q.len());
             let scale = 0.22;
             let args = Attend {
@@ -72,6 +79,8 @@ fn attention_over_pages() {
                 cache: cache.0,
                 pages: pages.0,
                 rows: rows_at.0,
+                partials: 0,
+                sections: 3,
                 row_bytes: row_bytes as u32,
                 q_stride: (heads * head_dim) as u32,
                 out_stride: (heads * head_dim) as u32,
@@ -80,10 +89,19 @@ fn attention_over_pages() {
                 head_dim: head_dim as u32,
                 scale,
                 cap,
+                reserved: 0,
             };
             let kernel = attention_kernel(head_dim).unwrap();
             harness.launch(kernel, [heads as u32, ranges.len() as u32, 1], 128, &args);
             let found: Vec<f32> = harness.read(out, q.len());
+
+            // With a block for each section, the results have the same bits.
+            let n = ranges.len() * heads * 3 * (head_dim + 2);
+            let (partials, out) = (harness.floats(n).0, harness.floats(q.len()));
+            let args = Attend { partials, out: out.0, ..args };
+            harness.launch(kernel, [heads as u32, ranges.len() as u32, 3], 128, &args);
+            harness.launch("merge_sections", [heads as u32, ranges.len() as u32, 1], 128, &args);
+            assert_eq!(harness.read::<f32>(out, q.len()), found, "{dtype:?} {head_dim}");
 
             for (row, (from, to)) in ranges.into_iter().enumerate() {
                 for head in 0..heads {
