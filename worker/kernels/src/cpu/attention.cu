@@ -214,8 +214,8 @@ template <u32 PARTS> FN void attention(const Attend &a) {
 }
 
 KERNEL(attention_128, Attend, 128) { attention<4>(a); }
-KERNEL(attention_256, Attend, 128) { attention<8>(a); }
-KERNEL(attention_512, Attend, 128) { attention<16>(a); }
+KERNEL_OF_BLOCKS(attention_256, Attend, 128, 4) { attention<8>(a); }
+KERNEL_OF_BLOCKS(attention_512, Attend, 128, 2) { attention<16>(a); }
 
 // Merges the sections of each query head and row: a block for each.
 KERNEL(merge_sections, Attend, 128) {

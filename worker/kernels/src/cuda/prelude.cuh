@@ -12,6 +12,10 @@
 // A kernel with one argument struct and a fixed number of threads per block.
 #define KERNEL(name, Args, block_threads) \
     extern "C" __global__ void __launch_bounds__(block_threads) name(const __grid_constant__ Args a)
+// The same for at least `blocks` blocks on a multiprocessor. Without it, the compiler may spill some registers so that
+// more blocks fit.
+#define KERNEL_OF_BLOCKS(name, Args, block_threads, blocks) \
+    extern "C" __global__ void __launch_bounds__(block_threads, blocks) name(const __grid_constant__ Args a)
 // Shared memory of a block. Its content is undefined until the block writes it.
 #define SHARED(Element, name, count) __shared__ Element name[count]
 // A table in device memory.

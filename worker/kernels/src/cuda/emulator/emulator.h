@@ -31,6 +31,7 @@ const Emulator *lode_emulator;
         name##_body(*static_cast<const Args *>(args));                  \
     }                                                                   \
     static void name##_body(const Args &a)
+#define KERNEL_OF_BLOCKS(name, Args, block_threads, blocks) KERNEL(name, Args, block_threads)
 #define SHARED(Element, name, count) \
     Element *const name = static_cast<Element *>(lode_emulator->shared(#name, sizeof(Element) * (count)))
 #define TABLE(Element, name, count) static const Element name[count]
