@@ -83,8 +83,8 @@ impl DotRowsKernel {
 
 /// The kernel of the product of a matrix with `rows` rows with a number of columns.
 ///
-/// Up to [`FEW_COLUMNS`], a column has the same bits whatever the others are, and so it has with F32 weights up to
-/// [`MIN_TILE_COLUMNS`]. With more columns, tiles of the weights are decoded to shared memory: on tensor cores,
+/// Up to `FEW_COLUMNS`, a column has the same bits whatever the others are, and so it has with F32 weights up to
+/// `MIN_TILE_COLUMNS`. With more columns, tiles of the weights are decoded to shared memory: on tensor cores,
 /// except for weights of F32, which are multiplied exactly.
 pub fn dot_rows_kernel(dtype: Dtype, rows: usize, columns: usize, has_tensor_cores: bool) -> DotRowsKernel {
     let has_tensor_cores = has_tensor_cores && dtype != Dtype::Float(Float::F32);
