@@ -43,13 +43,17 @@ fn begin<K: Kernels>(kernels: &mut K, n: usize) -> K::Step {
     kernels.begin(&batch, &[])
 }
 
-/// Products of two matrices that are stored together, with several numbers of columns.
-fn check_products<D: Driver>(kernels: &mut Cuda<D>, dtype: Dtype, columns: &[usize]) {
+/// Products of two matrices that are stored together, with several numbers of columns. From 9 columns on, tensor cores
+/// round both operands to BF16, except for weights of F32.
+fn check_products<D: Driver>(kernels: &mut Cuda<D>, has_tensor_cores: bool, dtype: Dtype, columns: &[usize]) {
     let (rows, cols) = (75, 1152_usize.next_multiple_of(dtype.multiple()));
     let packed = [7, 8].map(|seed| Packed::random(dtype, rows, cols, seed));
     let matrices = kernels.matrices(&packed.each_ref().map(weight)).unwrap();
     let linears: Vec<_> = matrices.into_iter().map(|matrix| Linear { matrix, bias: None }).collect();
     for &n in columns {
+        let is_rounded = has_tensor_cores && n > 8 && dtype != Dtype::Float(Float::F32);
+        // An operand of BF16 has an error of at most 2^-9 of its value.
+        let rounding = if is_rounded { 2.0 / 512.0 } else { 0.0 };
         let inputs = random(n * cols, 1);
         let table = kernels.matrix(&floats((n, cols), &inputs)).unwrap();
         let zeros = kernels.matrix(&floats((n, rows), &vec![0.0; n * rows])).unwrap();
@@ -70,7 +74,7 @@ fn check_products<D: Driver>(kernels: &mut Cuda<D>, dtype: Dtype, columns: &[usi
                     decoded.iter().flat_map(|w| w.iter().zip(x)).map(|(w, x)| f64::from(*w) * f64::from(*x));
                 let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), v| (sum + v, size + v.abs()));
                 let found = f64::from(found[column * rows + row]);
-                let bound = 2.0 * cols as f64 * f64::from(f32::EPSILON) * size;
+                let bound = (2.0 * cols as f64 * f64::from(f32::EPSILON) + 1.01 * rounding) * size;
                 assert!((found - sum).abs() <= bound, "{dtype:?}, {n} columns: row {row}: {found} {sum}");
             }
         }
@@ -82,13 +86,18 @@ fn every_format_multiplies_on_a_gpu() {
     let folder = tempfile::tempdir().unwrap();
     let Some(gpu) = gpu(&folder) else {
         if is_available() {
-            check_products(&mut Cuda::new(Emulator::new()).unwrap(), Dtype::Ggml(Type::Q8_0), &[1, 20]);
+            for device in [Emulator::new(), Emulator::with_tensor_cores()] {
+                let has_tensor_cores = device.has_tensor_cores();
+                let mut kernels = Cuda::new(device).unwrap();
+                check_products(&mut kernels, has_tensor_cores, Dtype::Ggml(Type::Q8_0), &[1, 20]);
+            }
         }
         return;
     };
+    let has_tensor_cores = gpu.has_tensor_cores();
     let mut kernels = Cuda::new(gpu).unwrap();
     for &dtype in EXAMPLES {
-        check_products(&mut kernels, dtype, &[1, 2, 3, 8, 9, 16, 17, 40, 67, 130]);
+        check_products(&mut kernels, has_tensor_cores, dtype, &[1, 2, 3, 8, 9, 16, 17, 40, 67, 130]);
     }
     println!("LODE_GPU {{\"formats\": {}}}", EXAMPLES.len());
 }
