@@ -245,7 +245,7 @@ async fn a_wrong_key_of_the_bucket_is_one_line() {
         .env("LODE_STORAGE_ACCESS_KEY_ID", "wrong")
         .env("LODE_STORAGE_SECRET_ACCESS_KEY", "wrong");
     let (status, output) = Folder::new().start_refused(options).await;
-    let expected = "error: cannot start: invalid `storage`: the object storage refused the request: InvalidAccessKeyId: The AWS access key ID you provided does not exist in our records.\n";
+    let expected = "error: cannot start: invalid `storage`: s3://models/lode: the object storage refused the request: InvalidAccessKeyId: The AWS access key ID you provided does not exist in our records.\n";
     assert!(!status.success() && output.contains(expected), "{output}");
     assert!(output.contains("hint: --storage names the bucket"), "{output}");
 }

@@ -85,7 +85,8 @@ async fn blobs_arrive_whole_whatever_happens_on_the_way() {
     let cases = [
         ("nothing", Faults::default()),
         ("refused", Faults { refuse_reads: 3, ..Faults::default() }),
-        ("cut", Faults { cut_reads: 7, ..Faults::default() }),
+        // One less than there are attempts: a blob of one byte makes no progress before it is complete.
+        ("cut", Faults { cut_reads: 4, ..Faults::default() }),
         ("no ranges", Faults { ignore_ranges: true, ..Faults::default() }),
         ("no ranges and cut", Faults { ignore_ranges: true, cut_reads: 2, ..Faults::default() }),
     ];
