@@ -85,7 +85,7 @@ impl Registry {
 
     /// Like [`Registry::blob_get`], for a caller that has failed attempts of its own: they count, and those of this
     /// request are added.
-    pub(crate) async fn blob_get_after(
+    async fn blob_get_after(
         &self,
         failed: &mut u32,
         repository: &Repository,
@@ -344,10 +344,8 @@ impl ResumingRead {
             Some(open) => open,
             None => {
                 let range = (self.at > 0).then_some(self.at..self.size);
-                let opened = self
-                    .registry
-                    .blob_get_after(&mut self.failed, &self.repository, &self.digest, range)
-                    .await?;
+                // Its attempts do not count here: together they outlast the restart of a server.
+                let opened = self.registry.blob_get(&self.repository, &self.digest, range).await?;
                 if let Some(got) = opened.total.filter(|total| *total != self.size) {
                     return Err(Error::SizeMismatch {
                         digest: self.digest.clone(),

@@ -167,7 +167,7 @@ impl Pull<'_> {
         let mut failed = 0;
         while at < range.end {
             let before = at;
-            match self.range_once(part, &mut at, range.end, &mut failed).await {
+            match self.range_once(part, &mut at, range.end).await {
                 Ok(()) if at < range.end => {
                     return Err(self
                         .registry
@@ -193,15 +193,9 @@ impl Pull<'_> {
         Ok(())
     }
 
-    async fn range_once(
-        &self,
-        part: &Part,
-        at: &mut u64,
-        end: u64,
-        failed: &mut u32,
-    ) -> Result<(), RangeError> {
-        let range = Some(*at..end);
-        let mut stream = self.registry.blob_get_after(failed, self.repository, self.digest, range).await?;
+    async fn range_once(&self, part: &Part, at: &mut u64, end: u64) -> Result<(), RangeError> {
+        // Its attempts do not count for the range: together they outlast the restart of a server.
+        let mut stream = self.registry.blob_get(self.repository, self.digest, Some(*at..end)).await?;
         self.check_total(stream.total)?;
         if stream.range.start != *at {
             return Err(RangeError::Ignored);
@@ -237,7 +231,7 @@ impl Pull<'_> {
         let mut failed = 0;
         loop {
             let before = at;
-            match self.sequential_once(part, &mut hasher, &mut at, &mut failed).await {
+            match self.sequential_once(part, &mut hasher, &mut at).await {
                 Ok(()) if at == self.size => break,
                 Ok(()) => {
                     self.progress.retracted(at);
@@ -265,19 +259,13 @@ impl Pull<'_> {
         Ok(hasher.finish())
     }
 
-    async fn sequential_once(
-        &self,
-        part: &Part,
-        hasher: &mut Hasher,
-        at: &mut u64,
-        failed: &mut u32,
-    ) -> Result<(), Error> {
+    async fn sequential_once(&self, part: &Part, hasher: &mut Hasher, at: &mut u64) -> Result<(), Error> {
         // An empty range cannot be requested, and the interruption may have followed the last byte.
         if *at == self.size && *at > 0 {
             return Ok(());
         }
         let range = (*at > 0).then_some(*at..self.size);
-        let mut stream = self.registry.blob_get_after(failed, self.repository, self.digest, range).await?;
+        let mut stream = self.registry.blob_get(self.repository, self.digest, range).await?;
         self.check_total(stream.total)?;
         if stream.range.start != *at {
             // The server does not support ranges: restart.
