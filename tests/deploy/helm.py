@@ -96,7 +96,7 @@ def check_settings(scratch):
     """Lode accepts the variables and the settings file of its pods, and its settings are those of the values."""
     scratch = pathlib.Path(scratch)
     expected = {
-        "single": ['gc_grace = "2days"', "keep_last = 10", 'public_url = "https://models.example.com'],
+        "single": ['gc_grace = "2d"', "keep_last = 10", 'public_url = "https://models.example.com'],
         "replicated": ['storage = "s3://models/lode"', 'drain_delay = "20s"', 'storage_endpoint = "https://s3.example.com'],
     }
     for values, lines in expected.items():
