@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -18,10 +20,15 @@ use crate::engine::{AdmitError, Engine, KvType, Logits, ModelInfo, SequenceId, S
 const CONTEXT: usize = 64;
 const PARALLEL: usize = 3;
 
+/// The longest time that a test waits for a step.
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// An engine whose steps wait for a permit each, until the sender of permits is dropped.
 struct Gated {
     engine: Box<dyn Engine>,
     permits: Receiver<()>,
+    /// The number of steps that have begun.
+    begun: Arc<AtomicUsize>,
     log: StepLog,
 }
 
@@ -55,6 +62,7 @@ impl Engine for Gated {
         is_cancelled: &dyn Fn() -> bool,
         slices: &[Slice<'_>],
     ) -> Result<Logits, StepError> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
         let _ = self.permits.recv();
         let result = self.engine.step_unless(is_cancelled, slices);
         // A cancelled step computed nothing.
@@ -67,6 +75,7 @@ impl Engine for Gated {
 struct Device {
     bench: Bench,
     permits: Sender<()>,
+    begun: Arc<AtomicUsize>,
     log: StepLog,
 }
 
@@ -77,10 +86,10 @@ fn devices(num_parallel: usize) -> Vec<Device> {
     let cpu = native::load(&llama_files(), options).unwrap();
     let start = |engine| {
         let (permits, receiver) = channel();
-        let log = StepLog::default();
-        let gated = Gated { engine, permits: receiver, log: log.clone() };
+        let (begun, log) = (Arc::new(AtomicUsize::new(0)), StepLog::default());
+        let gated = Gated { engine, permits: receiver, begun: begun.clone(), log: log.clone() };
         let bench = Bench::start(Box::new(gated), log.clone(), num_parallel, 16);
-        Device { bench, permits, log }
+        Device { bench, permits, begun, log }
     };
     [cpu, emulated].into_iter().map(start).collect()
 }
@@ -90,14 +99,25 @@ impl Device {
     async fn run(&self, n: usize) {
         let end = self.log.lock().unwrap().len() + n;
         (0..n).for_each(|_| self.permits.send(()).unwrap());
-        while self.log.lock().unwrap().len() < end {
-            tokio::task::yield_now().await;
-        }
+        wait_until(|| self.log.lock().unwrap().len() >= end).await;
+    }
+
+    /// Waits until the next step has begun, which waits for its permit then.
+    async fn next_step(&self) {
+        wait_until(|| self.begun.load(Ordering::SeqCst) > self.log.lock().unwrap().len()).await;
     }
 
     /// Permits all steps. Returns the loop.
     fn open(self) -> Bench {
         self.bench
+    }
+}
+
+async fn wait_until(is_done: impl Fn() -> bool) {
+    let deadline = Instant::now() + STEP_TIMEOUT;
+    while !is_done() {
+        assert!(Instant::now() < deadline, "the step did not happen");
+        tokio::task::yield_now().await;
     }
 }
 
@@ -204,8 +224,9 @@ async fn a_cancelled_request_leaves_a_valid_prefix() {
     for device in devices(1) {
         let ids = prompt(10, 40);
         let cancelled = device.bench.job(&ids, short);
-        // One step of 16 tokens; the second one waits for its permit.
+        // One step of 16 tokens, and the begin of the second one: a request that is cancelled between steps has none.
         device.run(1).await;
+        device.next_step().await;
         drop(cancelled);
         device.run(1).await;
         assert_eq!(*device.log.lock().unwrap(), [vec![16], vec![]], "the second step is cancelled");
