@@ -17,6 +17,8 @@ use crate::Error;
 pub(crate) const MAX_COUNT: u64 = 1000;
 /// The most repositories of a tag, or with the words, that are counted to decide whether a search begins with them.
 const LIST_ROWS: i64 = 20_000;
+/// How many repositories with frequent words are looked at first.
+const FIRST_ROWS: i64 = 2000;
 /// The most tags of a repository that are counted.
 const MAX_TAGS: i64 = 1000;
 
@@ -306,6 +308,12 @@ impl Store {
         visible: &ListFilter,
         filter: &SearchFilter,
     ) -> Result<Vec<i64>, Error> {
+        if let Some((statement, text)) = self.search_first_ids_text(visible, filter) {
+            let rows: Vec<(i64,)> = self.run(statement, text).await?;
+            if rows.len() as u64 > MAX_COUNT {
+                return Ok(rows.into_iter().map(|(id,)| id).collect());
+            }
+        }
         let (statement, text) = self.search_ids_text(visible, filter);
         let rows: Vec<(i64,)> = self.run(statement, text).await?;
         Ok(rows.into_iter().map(|(id,)| id).collect())
@@ -317,6 +325,30 @@ impl Store {
         let rows = self.visible_rows("s.id", &source, &fitting, Amount::Few);
         let limit = MAX_COUNT + 1;
         (format!("select f.id from ({rows} limit {limit}) as f"), text)
+    }
+
+    /// Looks for the repositories that fit among the first ones with the words. `None` on Postgres, and if all with the words
+    /// are read anyway. SQLite would list all that have the words, however soon enough of them fit.
+    fn search_first_ids_text(&self, visible: &ListFilter, filter: &SearchFilter) -> Option<(String, Text)> {
+        let is_worthwhile = matches!(self.read(), Engine::Sqlite(_))
+            && !filter.words.is_empty()
+            && filter.tags.is_empty()
+            && filter.has_facts()
+            && !filter.prefers_words;
+        if !is_worthwhile {
+            return None;
+        }
+        let mut text = Text::new(self, visible);
+        let others = SearchFilter { typed: Vec::new(), words: Vec::new(), ..filter.clone() };
+        let (source, fitting) = text.fitting(&others, Amount::Many, false);
+        let words = text.text(filter.fts_words());
+        let source = format!(
+            "(select rowid as id from search_words where search_words match {words} limit {FIRST_ROWS}) few
+             cross join {source} on s.id = few.id"
+        );
+        let rows = self.visible_rows("s.id", &source, &fitting, Amount::Few);
+        let limit = MAX_COUNT + 1;
+        Some((format!("{rows} limit {limit}"), text))
     }
 
     /// Selects rows `s` that fit and that the client of the text's first parameters may see; many in the order of their last

@@ -13,6 +13,8 @@ use crate::Error;
 /// The most rows whose values are counted, of repositories that were found, and of many in their order.
 const FOUND_ROWS: usize = 2000;
 const MANY_ROWS: usize = 500;
+/// How many of many repositories are counted that were found.
+const MANY_IDS: usize = 500;
 /// How many statements select rows at a time.
 const MAX_CONCURRENT_COUNTS: usize = 2;
 /// The most values of a facet.
@@ -101,8 +103,8 @@ impl FactColumns {
 
 impl Store {
     /// The values of facts among the repositories that fit, whose numbers [`Store::search_ids`] has found, each fact without
-    /// the filter's own choice of it. Of many repositories, those that changed last are counted, or with words, those that
-    /// were found.
+    /// the filter's own choice of it. Of many repositories, those that changed last are counted, or with several conditions,
+    /// some of those that were found: in the order of time, many rows would be read for each that fits.
     pub(crate) async fn search_facets(
         &self,
         visible: &ListFilter,
@@ -113,7 +115,11 @@ impl Store {
         let (chosen, others): (Vec<FacetColumn>, Vec<FacetColumn>) =
             FacetColumn::ALL.into_iter().partition(|column| filter.has(*column));
         let is_many = Amount::of(ids) == Amount::Many;
-        let amount = if filter.typed.is_empty() { Amount::of(ids) } else { Amount::Found(ids) };
+        let has_several_conditions = !filter.typed.is_empty() || chosen.len() > 1;
+        let amount = match is_many && has_several_conditions {
+            true => Amount::Found(&ids[..ids.len().min(MANY_IDS)]),
+            false => Amount::of(ids),
+        };
         let mut filter = filter.clone();
         // Where many fit, the list of the words is read only until enough of them are found.
         filter.prefers_words |= is_many;

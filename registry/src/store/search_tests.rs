@@ -525,6 +525,13 @@ async fn plans_use_indexes() {
                 assert!(!is_sqlite || plan.contains(index), "{filter:?}\n{plan}");
             }
         }
+        // Frequent words and facts are looked for among the first repositories with the words.
+        let frequent = SearchFilter { prefers_words: false, ..rare.clone() };
+        if let Some((first, text)) = store.search_first_ids_text(&visible, &frequent) {
+            let plan = plan(&store, &first, text.parameters).await;
+            assert_no_scan(&plan);
+            assert!(is_sqlite && plan.contains("s USING COVERING INDEX search_facts_by_id"), "{plan}");
+        }
         // The tags of a repository are looked up before its row.
         let (ids, text) = store.search_ids_text(&visible, &tagged);
         let plan_of_tags = plan(&store, &ids, text.parameters).await;
@@ -555,6 +562,38 @@ async fn plans_use_indexes() {
                     assert!(plan.contains(&format!("s USING COVERING INDEX {index}")), "{plan}");
                 }
             }
+        }
+    })
+    .await;
+}
+
+/// With frequent words and a frequent fact, the first ones that fit suffice. If they do not, all are found.
+#[tokio::test]
+async fn frequent_words_and_facts_find_all_that_fit() {
+    const REPOSITORIES: i64 = 5000;
+    each_store(async |store: Store| {
+        let id = if matches!(store.read(), Engine::Sqlite(_)) { "rowid" } else { "id" };
+        // Every other repository has the format, and every tenth the quantisation.
+        for text in [
+            "insert into search (repository, position, id, tag, digest, updated_at, newest_at, created_at, indexed_at, parameters,
+                                 size_bytes, context_length, format, quantization)
+             select 'team/r' || n, 0, n, 'v1', 'sha256:0', 1, 1, 1, 1, 1, 1, 1, case when n % 2 = 0 then 'gguf' else 'onnx' end,
+                    case when n % 10 = 0 then 'Q8_0' else 'BF16' end"
+                .to_owned(),
+            format!("insert into search_words ({id}, words) select n, 'fine'"),
+        ] {
+            let numbers = "with recursive numbers(n) as (select 0 union all select n + 1 from numbers where n + 1 < $1)";
+            let text = sqlx::AssertSqlSafe(format!("{numbers} {text} from numbers"));
+            query!(store.write(), c => sqlx::query(text).bind(REPOSITORIES).execute(c).await.map(drop)).unwrap();
+        }
+        let of_format = SearchFilter { format: Some("gguf".to_owned()), ..typed("fine") };
+        let of_both = SearchFilter { quantization: Some("q8_0".to_owned()), ..of_format.clone() };
+        for (filter, expect) in [(&of_format, MAX_COUNT as usize + 1), (&of_both, REPOSITORIES as usize / 10)] {
+            let found = store.search_ids(&ListFilter::All, filter).await.unwrap();
+            let distinct: BTreeSet<i64> = found.iter().copied().collect();
+            assert_eq!((found.len(), distinct.len()), (expect, expect));
+            let step = if filter.quantization.is_some() { 10 } else { 2 };
+            assert!(found.iter().all(|id| id % step == 0));
         }
     })
     .await;
