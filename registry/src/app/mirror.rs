@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lode_model::digest::Digest;
+use lode_model::manifest::{Descriptor, Manifest};
+use lode_model::recognise::Artifact;
 use lode_model::reference::{Reference, Repository, Tag};
 use uuid::Uuid;
 
@@ -27,7 +29,12 @@ const POLL: Duration = Duration::from_millis(200);
 /// How long an upstream may take to resolve a tag whose previous target is stored.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// When only so many files of a model are missing, each of at most so many bytes, they are fetched without a request.
+const MAX_OTHER_FILES: usize = 16;
+const MAX_OTHER_FILE_BYTES: u64 = 16 << 20;
+
 /// Content to fetch from an upstream.
+#[derive(Clone)]
 struct FetchRequest {
     upstream: Arc<Upstream>,
     ours: Repository,
@@ -36,6 +43,7 @@ struct FetchRequest {
     what: FetchTarget,
 }
 
+#[derive(Clone)]
 enum FetchTarget {
     Manifest(Reference),
     Blob(Digest),
@@ -349,11 +357,57 @@ impl Registry {
 
     async fn blob_fetch_upstream(&self, wanted: &FetchRequest, digest: &Digest) -> Result<(), Error> {
         self.blob_fetch_upstream_bytes(wanted, digest).await?;
-        // A model can be indexed once the last of its blobs is stored.
-        for manifest in self.store.manifests_completed_by(&wanted.ours, digest).await? {
-            self.model_enqueue(&wanted.ours, &manifest).await?;
+        for manifest in self.store.manifests_with_blob(&wanted.ours, digest).await? {
+            let missing = self.store.blobs_missing(&wanted.ours, &manifest, MAX_OTHER_FILES + 1).await?;
+            if missing.is_empty() {
+                // A model can be indexed once the last of its blobs is stored.
+                self.model_enqueue(&wanted.ours, &manifest).await?;
+            } else if missing.len() <= MAX_OTHER_FILES
+                && self.has_weights(wanted, &manifest, &missing).await?
+            {
+                self.fetch_in_background(wanted, missing);
+            }
         }
         Ok(())
+    }
+
+    /// Whether a manifest is a model of which only small files are missing, such as its card, for which a worker does
+    /// not ask.
+    async fn has_weights(
+        &self,
+        wanted: &FetchRequest,
+        manifest: &Digest,
+        missing: &[Digest],
+    ) -> Result<bool, Error> {
+        let reference = Reference::Digest(manifest.clone());
+        let Some(stored) = self.store.manifest_read(&wanted.ours, &reference).await? else {
+            return Ok(false);
+        };
+        let manifest = Manifest::parse(Some(&stored.media_type), &stored.bytes)
+            .map_err(|_| Error::Corrupt { what: "manifest", value: stored.digest.to_string() })?;
+        let is_missing = |blob: &&Descriptor| missing.contains(&blob.digest);
+        let mut blobs = manifest.config.iter().chain(&manifest.layers).filter(is_missing);
+        if blobs.any(|blob| blob.size > MAX_OTHER_FILE_BYTES) {
+            return Ok(false);
+        }
+        let artifact = Artifact::read(&manifest, None);
+        let weights: Vec<&Digest> =
+            artifact.weights().into_iter().map(|at| &artifact.files[at].layer.digest).collect();
+        Ok(!weights.is_empty() && !weights.iter().any(|digest| missing.contains(digest)))
+    }
+
+    fn fetch_in_background(&self, wanted: &FetchRequest, blobs: Vec<Digest>) {
+        let (this, wanted) = (self.clone(), wanted.clone());
+        self.start(async move {
+            for digest in blobs {
+                let wanted = FetchRequest { what: FetchTarget::Blob(digest.clone()), ..wanted.clone() };
+                let repository = wanted.ours.clone();
+                if let Err(error) = this.fetch(wanted).await {
+                    tracing::warn!(%repository, %digest, error = chain(&error), "failed to fetch a file of a mirrored model");
+                    return;
+                }
+            }
+        });
     }
 
     async fn blob_fetch_upstream_bytes(&self, wanted: &FetchRequest, digest: &Digest) -> Result<(), Error> {

@@ -95,18 +95,32 @@ impl Store {
         }
     }
 
-    /// Manifests of a repository that name a blob and whose blobs are all linked.
-    pub(crate) async fn manifests_completed_by(
+    /// The manifests of a repository that name a blob.
+    pub(crate) async fn manifests_with_blob(
         &self,
         repository: &Repository,
         blob: &Digest,
     ) -> Result<Vec<Digest>, Error> {
         let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
-            "select n.manifest from manifest_blobs n
-             where n.repository = $1 and n.digest = $2 and n.kind = 'blob' and not exists
-                 (select 1 from manifest_blobs o where o.repository = $1 and o.manifest = n.manifest and o.kind = 'blob'
-                     and not exists (select 1 from links l where l.repository = $1 and l.digest = o.digest))")
+            "select manifest from manifest_blobs where repository = $1 and digest = $2 and kind = 'blob'")
             .bind(repository.as_str()).bind(blob.as_str()).fetch_all(c).await)?;
+        rows.iter().map(|(digest,)| parse_stored("digest", digest)).collect()
+    }
+
+    /// The first blobs of a manifest that its repository does not have.
+    pub(crate) async fn blobs_missing(
+        &self,
+        repository: &Repository,
+        manifest: &Digest,
+        limit: usize,
+    ) -> Result<Vec<Digest>, Error> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(
+            "select b.digest from manifest_blobs b
+             where b.repository = $1 and b.manifest = $2 and b.kind = 'blob'
+                 and not exists (select 1 from links l where l.repository = $1 and l.digest = b.digest)
+             order by b.digest limit $3")
+            .bind(repository.as_str()).bind(manifest.as_str()).bind(limit).fetch_all(c).await)?;
         rows.iter().map(|(digest,)| parse_stored("digest", digest)).collect()
     }
 }

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::access::{PASSWORD, basic};
+use super::models::push_model_with;
 use super::wire::within;
 use super::{App, TestResponse, failure, image};
 use crate::{Config, MirrorConfig};
@@ -522,5 +523,40 @@ async fn refused_callers_cause_no_request_to_the_upstream() {
                 app.show("hub/*", visibility).await;
             }
         }
+    }
+}
+
+/// A worker fetches the weights of a model and not its card. The model is then indexed with its card.
+#[tokio::test]
+async fn the_other_files_of_a_model_follow_its_weights() {
+    let upstream = Upstream::start().await;
+    let card = [(media_type::OLLAMA_JSON, "README.md", "# The card\n")];
+    push_model_with(&upstream.app, "team/mini", "latest", &card).await;
+    for app in mirrors(&upstream, LONG).await {
+        let manifest = app.get(MANIFEST).await.json();
+        let layers = manifest["layers"].as_array().unwrap();
+        for layer in layers.iter().filter(|layer| layer["mediaType"] == media_type::OLLAMA_TENSOR) {
+            let digest = layer["digest"].as_str().unwrap();
+            assert_eq!(app.get(&format!("/v2/hub/team/mini/blobs/{digest}")).await.status, 200);
+        }
+        // No request fetches the other files.
+        let (ours, config) =
+            ("hub/team/mini".parse().unwrap(), manifest["config"]["digest"].as_str().unwrap());
+        let model = within(async {
+            for digest in layers.iter().map(|layer| layer["digest"].as_str().unwrap()).chain([config]) {
+                while app.registry.store().blob_find(&ours, &digest.parse().unwrap()).await.unwrap().is_none()
+                {
+                    tokio::task::yield_now().await;
+                }
+            }
+            loop {
+                let model = app.get("/lode/v1/models/hub/team/mini/latest").await.json();
+                if model["problem"].is_null() {
+                    return model;
+                }
+            }
+        })
+        .await;
+        assert_eq!((&model["architecture"], &model["tensor_count"]), (&json!("llama"), &json!(2)), "{model}");
     }
 }
