@@ -268,7 +268,6 @@ fn card_facts(card: &str) -> ModelFacts {
     }
 }
 
-/// The distinct words at the beginning of a card's text.
 /// The words of a card, each once, split for the search.
 pub(super) fn card_words(card: &str) -> String {
     let (_, text) = split_front_matter(card);
@@ -292,7 +291,11 @@ fn gguf_facts(metadata: &Metadata) -> ModelFacts {
         task: match capabilities.first() {
             Some(&"rerank") => Some("text-ranking".to_owned()),
             Some(&"embedding") => Some("feature-extraction".to_owned()),
-            _ => metadata.chat_template().map(|_| "text-generation".to_owned()),
+            // A base model has no template.
+            _ if metadata.chat_template().is_some() || metadata.str("tokenizer.ggml.model").is_some() => {
+                Some("text-generation".to_owned())
+            }
+            _ => None,
         },
         context_length: metadata.architecture_value("context_length").and_then(gguf::Value::as_u64),
         bases: origins.iter().filter_map(|origin| lineage::local_name(&origin.name)).collect(),
