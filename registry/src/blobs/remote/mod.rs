@@ -262,11 +262,26 @@ fn one_line_reason(error: &object_store::Error) -> String {
     };
     match (element("Code"), element("Message")) {
         (Some(code), Some(message)) if !message.is_empty() => {
+            let message = decode_entities(message);
             format!("the object storage refused the request: {code}: {message}")
         }
         (Some(code), _) => format!("the object storage refused the request: {code}"),
         (None, _) => text.split_whitespace().collect::<Vec<_>>().join(" "),
     }
+}
+
+/// A text of an XML document. The ampersand is decoded last, so that nothing is decoded twice.
+fn decode_entities(text: &str) -> String {
+    const ENTITIES: [(&str, &str); 7] = [
+        ("&quot;", "\""),
+        ("&#34;", "\""),
+        ("&apos;", "'"),
+        ("&#39;", "'"),
+        ("&lt;", "<"),
+        ("&gt;", ">"),
+        ("&amp;", "&"),
+    ];
+    ENTITIES.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
 /// The bucket and the prefix of object storage.
@@ -318,6 +333,12 @@ mod tests {
         assert_eq!(
             reason(s3),
             "the object storage refused the request: InvalidAccessKeyId: The access key ID you provided does not exist in our records."
+        );
+        assert_eq!(
+            reason(
+                "400: <Code>A</Code><Message>expecting &#34;us-east-1&#34; &amp;amp; not &lt;x&gt;</Message>"
+            ),
+            "the object storage refused the request: A: expecting \"us-east-1\" &amp; not <x>"
         );
         assert_eq!(
             reason("403: <Error>\n<Code>AccessDenied</Code></Error>"),
