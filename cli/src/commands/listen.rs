@@ -41,7 +41,13 @@ impl PublicSocket {
                 prepared.map_err(|error| {
                     Failure::with_source("cannot use the socket from the service manager", &error)
                 })?;
-                tracing::info!("serving on the socket from the service manager");
+                match listener.local_addr() {
+                    Ok(passed) if passed != address => tracing::info!(
+                        %passed, listen = %address,
+                        "serving on the socket from the service manager; the setting `listen` is not used"
+                    ),
+                    _ => tracing::info!("serving on the socket from the service manager"),
+                }
                 Ok(PublicSocket::Passed(listener))
             }
             None => bind(address).map(PublicSocket::Bound).map_err(|error| listen_failure(address, &error)),
