@@ -41,6 +41,18 @@ class Browser:
 
     def open(self, path):
         self.driver.get(self.base + path)
+        if self.scripts and (shift := self.layout_shift()) > 0.01:
+            self.found.append(f"{path}: its parts move by {shift:.3f} while it loads")
+
+    def layout_shift(self):
+        """How far the page's parts have moved since it was loaded: the sum of the browser's layout shifts, 1 for the window."""
+        return self.driver.execute_async_script("""
+            const done = arguments[arguments.length - 1];
+            let sum = 0;
+            const add = entries => entries.forEach(entry => { sum += entry.hadRecentInput ? 0 : entry.value; });
+            new PerformanceObserver(list => add(list.getEntries())).observe({type: "layout-shift", buffered: true});
+            setTimeout(() => done(sum), 50);
+        """)
 
     def fill(self, **fields):
         for name, text in fields.items():
