@@ -8,6 +8,7 @@ use lode_tests::checkpoint::demo;
 use lode_tests::checkpoint::read_folder;
 use lode_tests::command::run_successfully;
 use lode_tests::server::{Options, Server};
+use lode_tests::services::Backends;
 use lode_tests::{clients, report};
 
 use crate::gguf::fixture;
@@ -129,14 +130,17 @@ async fn models_are_published_to_an_open_server() {
     assert_eq!(read_folder(&back)["kept.txt"], b"kept");
 }
 
+/// With PostgreSQL and S3, as a team has them.
 #[tokio::test(flavor = "multi_thread")]
 async fn models_are_published_with_accounts() {
-    let server = start_team(Options::new()).await;
+    let test = "hf_clients::models_are_published_with_accounts";
+    let Some(backends) = Backends::shared(test) else { return };
+    let server = start_team(Options::new().with_backends(&backends)).await;
     let admin = server.lode();
     for (name, role) in [("alice", "own"), ("bob", "read")] {
         admin.run(&["grant", "add", name, role, "team/*"]).await.expect_success();
     }
     let writer = create_token(&admin, &["hub", "--account", "alice"]).await;
     let reader = create_token(&admin, &["hub", "--account", "bob"]).await;
-    publish_models("hf_clients::models_are_published_with_accounts", &server, &writer, &reader);
+    publish_models(test, &server, &writer, &reader);
 }
