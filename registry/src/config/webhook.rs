@@ -77,6 +77,10 @@ pub struct Patterns {
 }
 
 impl Patterns {
+    pub(crate) fn texts(&self) -> &[String] {
+        &self.texts
+    }
+
     fn matches(&self, repository: &Repository) -> bool {
         self.texts.is_empty() || self.set.is_match(repository.as_str())
     }

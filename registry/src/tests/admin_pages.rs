@@ -1,20 +1,30 @@
-//! The pages for operators: their lists of accounts, quotas and workers, and the form of a quota.
+//! The pages for operators: their lists of accounts, quotas and workers, the form of a quota, what was deleted, the audit
+//! log, and the mirrors and webhooks.
 
 use http::Request;
 use lode_client::Secret;
 use serde_json::json;
 
 use super::access::{PASSWORD, basic, closed};
+use super::rules::push;
 use super::sign_in::{Browser, from_page};
+use super::wire::within;
 use super::{App, TestResponse};
-use crate::Config;
+use crate::{Config, RetentionRule};
 
 const ACCOUNTS: &str = "/-/admin/accounts";
 const QUOTAS: &str = "/-/admin/quotas";
 
 /// A server with an auditor and a user.
 async fn app() -> App {
-    let app = closed().await;
+    with_people(closed().await).await
+}
+
+async fn app_with(config: Config) -> App {
+    with_people(App::with(Config { admin_password: Some(Secret::new(PASSWORD)), ..config }).await).await
+}
+
+async fn with_people(app: App) -> App {
     for name in ["auditor", "alice"] {
         app.user(name).await;
     }
@@ -177,4 +187,141 @@ async fn workers_are_paged() {
     let page = app.get(&next_of(&page).unwrap()).await;
     assert_eq!((rows(&page), next_of(&page)), (1, None), "{}", page.text());
     assert!(page.text().contains("51 workers are attached."), "{}", page.text());
+}
+
+#[tokio::test]
+async fn operators_read_the_audit_log() {
+    const AUDIT: &str = "/-/admin/audit";
+    let app = app().await;
+    let agent = "<script>alert(1)</script>";
+    let pushed = Request::post("/lode/v1/groups")
+        .header("user-agent", agent)
+        .header("content-type", "application/json");
+    assert!(
+        app.send_as(&basic("admin", PASSWORD), pushed, json!({"name": "staff"}).to_string())
+            .await
+            .status
+            .is_success()
+    );
+    for at in 0..52 {
+        app.show(&format!("team-{at}/*"), "public").await;
+    }
+    assert_eq!(app.push_as(&basic("alice", PASSWORD), "team/app").await.status, 404);
+    let auditor = Browser::signed_in(&app, "auditor").await;
+    assert!(auditor.get("/-/admin").await.text().contains(AUDIT));
+    let page = auditor.get(AUDIT).await;
+    assert!(!page.text().contains("<script>alert"), "{}", page.text());
+    // The newest first, in pages that keep the filter.
+    let filtered = format!("{AUDIT}?actor=user%3Aadmin&outcome=ok");
+    let first = auditor.get(&filtered).await;
+    assert_eq!(rows(&first), 50, "{}", first.text());
+    let next = next_of(&first).unwrap();
+    assert!(next.contains("actor=user%3Aadmin") && next.contains("&last="), "{next}");
+    let second = auditor.get(&next).await;
+    assert!(rows(&second) >= 3 && second.text().contains("First page"), "{}", second.text());
+    assert!(second.text().contains("&#60;script&#62;alert(1)"), "{}", second.text());
+    let refused = auditor.get(&format!("{AUDIT}?outcome=refused&actor=user%3Aalice")).await;
+    assert!(rows(&refused) >= 1 && !refused.text().contains("user:admin"), "{}", refused.text());
+    assert!(auditor.get(&format!("{AUDIT}?action=nothing")).await.text().contains("No record fits."));
+    let alice = Browser::signed_in(&app, "alice").await;
+    assert_eq!(alice.get(AUDIT).await.status, 403);
+}
+
+#[tokio::test]
+async fn an_administrator_sees_what_is_due_and_restores_what_was_deleted() {
+    const DELETIONS: &str = "/-/admin/deletions";
+    let rule = RetentionRule {
+        repositories: vec!["ci/*".to_owned()],
+        keep_last: Some(1),
+        keep: Vec::new(),
+        remove_untagged_after: None,
+    };
+    let app = app_with(Config { retention: vec![rule], ..Config::default() }).await;
+    let credentials = basic("admin", PASSWORD);
+    for (name, tag) in [("ci/app", "1"), ("ci/app", "2"), ("team/app", "v1")] {
+        assert_eq!(push(&app, &credentials, name, tag, tag).await, 201, "{name}:{tag}");
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    let admin = Browser::signed_in(&app, "admin").await;
+    assert!(admin.get(DELETIONS).await.text().contains("Nothing was deleted yet."));
+    // What a collection would do.
+    let started = admin.post(DELETIONS, "change=preview").await;
+    assert_eq!(started.status, 303, "{}", started.text());
+    let job = started.header("location").split('#').next().unwrap().to_owned();
+    let page = within(async {
+        loop {
+            let page = admin.get(&job).await;
+            if page.text().contains("A collection would delete") {
+                return page;
+            }
+        }
+    })
+    .await;
+    for text in ["1 tag,", "ci/app:1</th>", "retention rule 1: not among the newest tags"] {
+        assert!(page.text().contains(text), "{text}: {}", page.text());
+    }
+    assert!(!page.text().contains("ci/app:2"));
+    // A deleted tag is restored with its manifest.
+    let path = "/v2/team/app/manifests/v1";
+    assert_eq!(app.send_as(&credentials, Request::delete(path), "").await.status, 202);
+    let auditor = Browser::signed_in(&app, "auditor").await;
+    let seen = auditor.get(DELETIONS).await;
+    for text in ["team/app:v1</th>", "deleted on request", "user:admin", "restorable until"] {
+        assert!(seen.text().contains(text), "{text}: {}", seen.text());
+    }
+    assert!(!seen.text().contains("Restore<") && !seen.text().contains("Collect now"));
+    let restore = "change=restore&repository=team%2Fapp&reference=v1";
+    assert_eq!(auditor.post(DELETIONS, restore).await.status, 403);
+    assert!(admin.get(DELETIONS).await.text().contains("Restore<"));
+    assert_eq!(admin.post(DELETIONS, restore).await.status, 303);
+    assert_eq!(app.get_as(&credentials, path).await.status, 200);
+    assert!(admin.get(DELETIONS).await.text().contains(">restored "));
+    let again = admin.post(DELETIONS, restore).await;
+    assert!(again.status.is_client_error() && again.text().contains("role=\"alert\""), "{}", again.text());
+    // A collection is confirmed first.
+    let asked = admin.post(DELETIONS, "change=collect").await;
+    assert!(asked.text().contains("Nothing is changed yet."), "{}", asked.text());
+    assert_eq!(app.get_as(&credentials, "/v2/ci/app/manifests/1").await.status, 200);
+    assert_eq!(admin.post(DELETIONS, "change=collect&confirmed=yes").await.status, 303);
+    within(async {
+        while app.get_as(&credentials, "/v2/ci/app/manifests/1").await.status == 200 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(admin.post(DELETIONS, "change=other").await.status, 400);
+}
+
+#[tokio::test]
+async fn operators_see_mirrors_and_webhooks() {
+    const CONNECTIONS: &str = "/-/admin/connections";
+    let app = app().await;
+    let admin = Browser::signed_in(&app, "admin").await;
+    let page = admin.get(CONNECTIONS).await;
+    for text in ["No registry is mirrored.", "No webhook is called."] {
+        assert!(page.text().contains(text), "{text}: {}", page.text());
+    }
+    let webhook = json!({"url": "http://127.0.0.1:9/hook?token=s3cret", "secret": "whsec_c2VjcmV0", "events": ["push"]});
+    let mirror =
+        json!({"prefix": "hub/", "upstream": "http://127.0.0.1:9", "username": "ann", "password": "s3cret"});
+    let config = Config {
+        webhook: vec![serde_json::from_value(webhook).unwrap()],
+        mirror: vec![serde_json::from_value(mirror).unwrap()],
+        ..Config::default()
+    };
+    let app = app_with(config).await;
+    assert_eq!(app.push_as(&basic("admin", PASSWORD), "team/app").await.status, 201);
+    let admin = Browser::signed_in(&app, "admin").await;
+    let page = admin.get(CONNECTIONS).await;
+    for text in ["<code>hub/*</code>", ">ann</td>", "token=***", ">push</td>", "Deliver now"] {
+        assert!(page.text().contains(text), "{text}: {}", page.text());
+    }
+    assert!(!page.text().contains("s3cret") && !page.text().contains("c2VjcmV0"));
+    let (_, rest) = page.text().split_once("name=\"id\" value=\"").unwrap();
+    let form = format!("id={}", rest.split('"').next().unwrap());
+    assert_eq!(admin.post(CONNECTIONS, &form).await.status, 303);
+    let auditor = Browser::signed_in(&app, "auditor").await;
+    assert!(!auditor.get(CONNECTIONS).await.text().contains("Deliver now"));
+    assert_eq!(auditor.post(CONNECTIONS, &form).await.status, 403);
+    assert_eq!(admin.post(CONNECTIONS, "id=x").await.status, 404);
 }

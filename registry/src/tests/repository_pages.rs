@@ -344,7 +344,11 @@ async fn a_wrong_card_is_reported_in_the_preview_with_its_line() {
 #[tokio::test]
 async fn browsers_without_an_account_are_sent_to_the_sign_in() {
     let app = app().await;
-    for path in ["/team/app/-/card?tag=x", "/-/admin", "/-/admin/accounts", "/-/admin/quotas"] {
+    let operators =
+        ["accounts", "quotas", "deletions", "audit", "connections"].map(|page| format!("/-/admin/{page}"));
+    let pages =
+        ["/team/app/-/card?tag=x", "/-/admin"].into_iter().chain(operators.iter().map(String::as_str));
+    for path in pages {
         let moved = app.send(from_page(Request::get(path)).header("accept", "text/html"), "").await;
         assert_eq!(moved.status, 303, "{path}");
         let next: String = url::form_urlencoded::byte_serialize(path.as_bytes()).collect();

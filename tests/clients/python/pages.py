@@ -274,6 +274,27 @@ def manage_quotas_and_find_accounts():
     browser.expect("No account has a name that begins with nobody")
 
 
+def see_deletions_audit_and_connections():
+    browser.press("Deletions")
+    browser.expect("Deleted before")
+    browser.check("deletions")
+    browser.press("Show what is due")
+    browser.expect("It is", "A collection would delete")
+    browser.press("Collect now")
+    browser.expect("Delete what is due?")
+    browser.check("deletions-confirm", ONE_VIEW)
+    browser.press("Cancel")
+    browser.press("Audit log")
+    browser.expect("Changes, and requests that were refused")
+    browser.check("audit")
+    browser.fill(actor="user:nobody")
+    browser.press("Find")
+    browser.expect("No record fits.")
+    browser.press("Connections")
+    browser.expect("No registry is mirrored.")
+    browser.check("connections")
+
+
 def connect_ollama():
     key = base64.urlsafe_b64encode(KEY.encode()).decode().rstrip("=")
     browser.press("Sign out")
@@ -446,6 +467,7 @@ manage_tokens_and_keys()
 manage_repositories_and_the_server()
 manage_robots()
 manage_quotas_and_find_accounts()
+see_deletions_audit_and_connections()
 delete_repository()
 connect_ollama()
 allow_devices()

@@ -1,6 +1,9 @@
 //! The pages below `/-/admin` for operators. This one: the state of the server, and its workers.
 
 pub(crate) mod accounts;
+pub(crate) mod audit;
+pub(crate) mod connections;
+pub(crate) mod deletions;
 pub(crate) mod quotas;
 
 use askama::Template;
@@ -29,6 +32,9 @@ enum AdminTab {
     Server,
     Accounts,
     Quotas,
+    Deletions,
+    Audit,
+    Connections,
 }
 
 #[derive(Template)]
