@@ -6,9 +6,9 @@ use axum::Router;
 use crate::api::copy::copy;
 use crate::api::inference::passthrough_route;
 use crate::api::{
-    access, anthropic, audit, blobs, cards, diff, files, health, import, inference, jobs, maintenance,
-    models, ollama, openai, openapi, ps, publishers, repositories, rerank, rules, search, status, webhooks,
-    workers,
+    access, anthropic, audit, blobs, cards, connections, diff, files, health, import, inference, jobs,
+    maintenance, models, ollama, openai, openapi, ps, publishers, repositories, rerank, rules, search,
+    status, webhooks, workers,
 };
 use crate::gateway::Gateway;
 use crate::http::Failure;
@@ -156,6 +156,7 @@ fn lode_api() -> Router<ServerState> {
         .route("/lode/v1/workers/{id}", put(workers::heartbeat).merge(delete(workers::leave)))
         .route("/lode/v1/workers/{id}/drain", put(workers::drain).merge(delete(workers::resume)))
         .route("/lode/v1/status", get(status::get))
+        .route("/lode/v1/connections", get(connections::get))
         .route("/lode/v1/webhooks", get(webhooks::list))
         .route("/lode/v1/webhooks/{id}/retry", post(webhooks::retry))
         .route("/lode/v1/gc", get(maintenance::waiting).merge(post(maintenance::gc)))

@@ -6,6 +6,7 @@ pub(crate) mod anthropic;
 pub(crate) mod audit;
 pub(crate) mod blobs;
 pub(crate) mod cards;
+pub(crate) mod connections;
 pub(crate) mod copy;
 pub(crate) mod diff;
 pub(crate) mod error;

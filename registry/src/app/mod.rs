@@ -15,6 +15,7 @@ mod commit;
 mod commit_error;
 mod commit_history;
 mod commit_manifest;
+mod connections;
 mod create;
 mod create_job;
 mod create_layers;
@@ -106,6 +107,7 @@ pub(crate) use card::{Card, CardError, CardHtml, CardOrigin, CardPlace, CardText
 pub(crate) use commit::{Commit, CommitOperation, MAX_OPERATIONS};
 pub(crate) use commit_error::CommitError;
 pub(crate) use commit_history::{RecordedCommit, commit_message};
+pub(crate) use connections::{Connections, MirrorSummary, WebhookSummary};
 pub use create::{CreateError, CreateStep, ExtraFile, ModelSource, NewModel};
 pub(crate) use devices::{DevicePoll, DeviceRequest, DeviceStart};
 pub use diff::{DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, TensorDiff};

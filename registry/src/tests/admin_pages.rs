@@ -316,7 +316,14 @@ async fn operators_see_mirrors_and_webhooks() {
     for text in ["<code>hub/*</code>", ">ann</td>", "token=***", ">push</td>", "Deliver now"] {
         assert!(page.text().contains(text), "{text}: {}", page.text());
     }
-    assert!(!page.text().contains("s3cret") && !page.text().contains("c2VjcmV0"));
+    let listed = admin.get("/lode/v1/connections").await;
+    let mirrors = json!([{"prefix": "hub/", "upstream": "http://127.0.0.1:9/", "username": "ann", "check_after_seconds": 300}]);
+    let webhooks =
+        json!([{"url": "http://127.0.0.1:9/hook?token=***", "events": ["push"], "repositories": []}]);
+    assert_eq!(listed.json(), json!({"mirrors": mirrors, "webhooks": webhooks}));
+    for shown in [page.text(), listed.text()] {
+        assert!(!shown.contains("s3cret") && !shown.contains("c2VjcmV0"), "{shown}");
+    }
     let (_, rest) = page.text().split_once("name=\"id\" value=\"").unwrap();
     let form = format!("id={}", rest.split('"').next().unwrap());
     assert_eq!(admin.post(CONNECTIONS, &form).await.status, 303);

@@ -194,6 +194,7 @@ pub(super) const ROUTES: &[Route] = &[
     ("PUT", "/lode/v1/workers/{id}/drain", "", Administer, &[404]),
     ("DELETE", "/lode/v1/workers/{id}/drain", "", Administer, &[404]),
     ("GET", "/lode/v1/status", "", Inspect, &[200]),
+    ("GET", "/lode/v1/connections", "", Inspect, &[200]),
     ("GET", "/lode/v1/webhooks", "", Inspect, &[200]),
     ("POST", "/lode/v1/webhooks/{id}/retry", "", Administer, &[404]),
     ("GET", "/lode/v1/gc", "", Inspect, &[200]),

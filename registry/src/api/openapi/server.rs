@@ -6,7 +6,8 @@ use super::Group;
 use super::operation::{Named, Operation, choice, number, of, text};
 use crate::api::{audit, jobs, maintenance, webhooks, workers};
 use crate::app::{
-    FindingKind, Heartbeat, HeartbeatReply, Job, Registration, RemovalPage, Status, WorkerAnnouncement,
+    Connections, FindingKind, Heartbeat, HeartbeatReply, Job, Registration, RemovalPage, Status,
+    WorkerAnnouncement,
 };
 use crate::{GcWaiting, RestoredContent};
 
@@ -119,6 +120,13 @@ pub(super) fn server() -> Group {
         )
         .needs(AUDITOR)
         .returns(200, "The state", of::<Status>()),
+        Operation::get(
+            "/lode/v1/connections",
+            "listConnections",
+            "Lists the registries that are mirrored, and the webhooks",
+        )
+        .needs(AUDITOR)
+        .returns(200, "The mirrors and webhooks of the settings", of::<Connections>()),
         Operation::get("/lode/v1/webhooks", "listDeliveries", "Lists events that were not delivered")
             .needs(AUDITOR)
             .pages(1000)

@@ -1,5 +1,7 @@
 //! `/-/admin/connections`: the registries that this server mirrors, and the webhooks that it calls, for operators.
 
+use std::time::Duration;
+
 use askama::Template;
 use axum::extract::{FromRequest, Request, State};
 use axum::response::Response;
@@ -7,13 +9,13 @@ use http::StatusCode;
 use uuid::Uuid;
 
 use super::AdminTab;
-use crate::app::WebhookDelivery;
+use crate::Registry;
+use crate::app::{Connections, MirrorSummary, WebhookDelivery, WebhookSummary};
 use crate::auth::{Action, Caller, Target};
 use crate::http::pages::{Form, Visitor, redirect};
 use crate::http::state::ServerState;
 use crate::http::{Failure, Query};
 use crate::hub::page::{Shell, framed, render};
-use crate::{MirrorConfig, Registry, Webhook};
 
 const URL: &str = "/-/admin/connections";
 const PAGE: u32 = 50;
@@ -23,8 +25,8 @@ const PAGE: u32 = 50;
 struct ConnectionsPage {
     shell: Shell,
     tab: AdminTab,
-    mirrors: Vec<MirrorConfig>,
-    webhooks: Vec<Webhook>,
+    mirrors: Vec<MirrorSummary>,
+    webhooks: Vec<WebhookSummary>,
     /// Events that a webhook has not accepted.
     deliveries: Vec<WebhookDelivery>,
     /// The address of the next page of them.
@@ -43,12 +45,12 @@ pub(crate) async fn get(
         let found = registry.webhook_list(&caller, after, PAGE).await?;
         let last = found.items.last().filter(|_| found.more);
         let next = last.map(|last| format!("{URL}?last={}#deliveries", last.id));
-        let config = registry.config();
+        let Connections { mirrors, webhooks } = registry.connections(&caller).await?;
         let page = ConnectionsPage {
             shell: Shell::of(&registry, &caller).await?,
             tab: AdminTab::Connections,
-            mirrors: config.mirror.clone(),
-            webhooks: config.webhook.clone(),
+            mirrors,
+            webhooks,
             deliveries: found.items,
             next,
             is_first: after.is_none(),
@@ -77,22 +79,22 @@ pub(crate) async fn post(
 
 impl ConnectionsPage {
     /// How long a tag is served before it is compared with the upstream.
-    fn check_after(&self, mirror: &MirrorConfig) -> String {
-        lode_client::format_duration(mirror.check_after)
+    fn check_after(&self, mirror: &MirrorSummary) -> String {
+        lode_client::format_duration(Duration::from_secs(mirror.check_after_seconds))
     }
 
     /// The kinds of events that a webhook receives.
-    fn events(&self, webhook: &Webhook) -> String {
+    fn events(&self, webhook: &WebhookSummary) -> String {
         match webhook.events.is_empty() {
             true => "all but audit".to_owned(),
-            false => webhook.events.iter().map(|kind| kind.as_str()).collect::<Vec<_>>().join(", "),
+            false => webhook.events.join(", "),
         }
     }
 
-    fn repositories(&self, webhook: &Webhook) -> String {
-        match webhook.repositories.texts() {
-            [] => "all".to_owned(),
-            texts => texts.join(", "),
+    fn repositories(&self, webhook: &WebhookSummary) -> String {
+        match webhook.repositories.is_empty() {
+            true => "all".to_owned(),
+            false => webhook.repositories.join(", "),
         }
     }
 }
