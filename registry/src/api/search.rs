@@ -141,6 +141,7 @@ impl From<(FacetColumn, FacetCounts)> for Facet {
             FacetColumn::Architecture => ("architecture", named("arch")),
             FacetColumn::License => ("license", named("license")),
             FacetColumn::Task => ("task", named("task")),
+            FacetColumn::Base => ("base", named("base")),
             FacetColumn::Parameters => {
                 let filter = |(_, min, max): &(_, _, _)| parameter_filter(*min, *max).collect();
                 ("parameters", ranges(PARAMETERS.iter().map(filter).collect()))

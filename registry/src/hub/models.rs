@@ -74,10 +74,9 @@ pub(crate) async fn get(State(registry): State<Registry>, caller: Caller, query:
         let found = registry.search_page(&caller, &search, ranges()).await?;
         let SearchPage { hits, next, count, facets } = found;
         let noun = if search.everything { ("repository", "repositories") } else { ("model", "models") };
-        let count = match count {
-            Some(count) => counted(count, noun.0, noun.1),
-            None => format!("{}+ {}", grouped(MAX_COUNT), noun.1),
-        };
+        // A chosen value that is not among the most frequent ones has as many as the whole query.
+        let chosen_count =
+            count.map_or_else(|| count_text(MAX_COUNT, true), |count| count_text(count, false));
         let facet = |column: FacetColumn| {
             facets
                 .iter()
@@ -86,15 +85,20 @@ pub(crate) async fn get(State(registry): State<Registry>, caller: Caller, query:
                 .unwrap_or_default()
         };
         let lists = vec![
-            list(&address, "Task", "task", facet(FacetColumn::Task)),
-            list(&address, "Format", "format", facet(FacetColumn::Format)),
+            list(&address, "Task", "task", facet(FacetColumn::Task), &chosen_count),
+            list(&address, "Format", "format", facet(FacetColumn::Format), &chosen_count),
             parameter_list(&address, &facet(FacetColumn::Parameters)),
             memory_list(&address, &facet(FacetColumn::Memory)),
-            list(&address, "Quantisation", "quant", facet(FacetColumn::Quantization)),
+            list(&address, "Quantisation", "quant", facet(FacetColumn::Quantization), &chosen_count),
             context_list(&address, &facet(FacetColumn::Context)),
-            list(&address, "Architecture", "arch", facet(FacetColumn::Architecture)),
-            list(&address, "Licence", "license", facet(FacetColumn::License)),
+            list(&address, "Architecture", "arch", facet(FacetColumn::Architecture), &chosen_count),
+            list(&address, "Licence", "license", facet(FacetColumn::License), &chosen_count),
+            list(&address, "Made from", "base", facet(FacetColumn::Base), &chosen_count),
         ];
+        let count = match count {
+            Some(count) => counted(count, noun.0, noun.1),
+            None => format!("{}+ {}", grouped(MAX_COUNT), noun.1),
+        };
         let shell = Shell { query: search.text.clone(), ..Shell::of(&registry, &caller).await? };
         Ok(render_browsed(&ModelsPage {
             shell,
@@ -141,7 +145,14 @@ fn count_text(count: u64, is_partial: bool) -> String {
     format!("{}{}", grouped(count), if is_partial { "+" } else { "" })
 }
 
-fn list(address: &SearchAddress, title: &'static str, name: &'static str, facet: FacetCounts) -> FacetList {
+/// `chosen_count`: how many have the chosen value, if the facet does not list it.
+fn list(
+    address: &SearchAddress,
+    title: &'static str,
+    name: &'static str,
+    facet: FacetCounts,
+    chosen_count: &str,
+) -> FacetList {
     let current = address.get(name);
     let is_partial = facet.is_partial;
     let mut values: Vec<FacetValue> = facet
@@ -154,10 +165,10 @@ fn list(address: &SearchAddress, title: &'static str, name: &'static str, facet:
             FacetValue { name: value, count, url, is_chosen }
         })
         .collect();
-    // A chosen value that nothing has stays visible, so that it can be taken back.
+    // A chosen value that is not listed, or that nothing has, stays visible, so that it can be taken back.
     if let Some(current) = current.filter(|current| values.iter().all(|value| value.name != *current)) {
         let url = page_url(&address.without(&[name]));
-        let count = count_text(0, is_partial);
+        let count = chosen_count.to_owned();
         values.push(FacetValue { name: current.to_owned(), count, url, is_chosen: true });
     }
     let is_open = current.is_some() || ["task", "format"].contains(&name);
@@ -273,10 +284,11 @@ mod tests {
         assert_eq!(page_url(&address.with("format", "onnx")), "/models?q=a%26b+c&format=onnx");
         assert_eq!(page_url(&address.without(&["q", "format"])), "/models");
         let values = vec![("gguf".to_owned(), 3), ("onnx".to_owned(), 1)];
-        let facet = list(&address, "Format", "format", FacetCounts { values, is_partial: true });
+        let facet = list(&address, "Format", "format", FacetCounts { values, is_partial: true }, "1");
         assert!(facet.values[0].is_chosen && facet.values[0].url == "/models?q=a%26b+c");
         assert_eq!(facet.values[1].url, "/models?q=a%26b+c&format=onnx");
-        let facet = list(&address, "Format", "format", FacetCounts::default());
-        assert!(facet.values[0].is_chosen, "a value that nothing has can be taken back");
+        let facet = list(&address, "Format", "format", FacetCounts::default(), "0");
+        let FacetValue { is_chosen, count, .. } = &facet.values[0];
+        assert!(*is_chosen && count == "0", "a value that nothing has can be taken back");
     }
 }

@@ -28,6 +28,8 @@ pub(crate) enum FacetColumn {
     Architecture,
     License,
     Task,
+    /// The names of the models that it was made from, without tags.
+    Base,
     /// The values are positions in the ranges of the query.
     Parameters,
     Memory,
@@ -35,12 +37,13 @@ pub(crate) enum FacetColumn {
 }
 
 impl FacetColumn {
-    pub(crate) const ALL: [FacetColumn; 8] = [
+    pub(crate) const ALL: [FacetColumn; 9] = [
         FacetColumn::Format,
         FacetColumn::Quantization,
         FacetColumn::Architecture,
         FacetColumn::License,
         FacetColumn::Task,
+        FacetColumn::Base,
         FacetColumn::Parameters,
         FacetColumn::Memory,
         FacetColumn::Context,
@@ -71,22 +74,28 @@ struct FactColumns {
     architecture: Option<String>,
     license: Option<String>,
     task: Option<String>,
+    bases: Option<String>,
     parameters: i64,
     size_bytes: i64,
     context_length: i64,
 }
 
 impl FactColumns {
-    fn value(&self, column: FacetColumn) -> Option<&str> {
-        let value = match column {
+    fn values(&self, column: FacetColumn) -> impl Iterator<Item = &str> {
+        let text = match column {
             FacetColumn::Format => &self.format,
             FacetColumn::Quantization => &self.quantization,
             FacetColumn::Architecture => &self.architecture,
             FacetColumn::License => &self.license,
             FacetColumn::Task => &self.task,
+            FacetColumn::Base => &self.bases,
             FacetColumn::Parameters | FacetColumn::Memory | FacetColumn::Context => &None,
         };
-        value.as_deref().filter(|value| !value.is_empty())
+        let is_list = column == FacetColumn::Base;
+        let text = text.as_deref().unwrap_or_default();
+        text.split(move |c| is_list && c == '\n')
+            .map(move |value| if is_list { without_tag(value) } else { value })
+            .filter(|value| !value.is_empty())
     }
 
     /// Absent if it is unknown.
@@ -162,11 +171,17 @@ impl Store {
         let facts = text.facts(filter, amount);
         let (source, words) = text.source(filter, amount);
         let name = text.name(filter, amount, false);
-        let columns = "s.id, s.format, s.quantization, s.architecture, s.license, s.task, s.parameters, s.size_bytes, \
-                       s.context_length";
+        let columns = "s.id, s.format, s.quantization, s.architecture, s.license, s.task, s.bases, s.parameters, \
+                       s.size_bytes, s.context_length";
         let rows = self.visible_rows(columns, &source, &format!("{facts} and {words} and {name}"), amount);
         (format!("{rows} limit {limit}"), text)
     }
+}
+
+/// The name of a model without its tag. The colon of a port is not that of a tag.
+fn without_tag(name: &str) -> &str {
+    let path = name.rfind('/').map_or(0, |at| at + 1);
+    name[path..].find(':').map_or(name, |at| &name[..path + at])
 }
 
 /// The number of repositories that have each value of a fact, or a value in each range.
@@ -187,10 +202,11 @@ fn count_values(
     // By the value in lower case: as it is written first in the order of bytes, and the repositories.
     let mut found: BTreeMap<String, (&str, HashSet<i64>)> = BTreeMap::new();
     for row in rows {
-        let Some(value) = row.value(column) else { continue };
-        let (first, ids) = found.entry(value.to_ascii_lowercase()).or_insert((value, HashSet::new()));
-        *first = value.min(first);
-        ids.insert(row.id);
+        for value in row.values(column) {
+            let (first, ids) = found.entry(value.to_ascii_lowercase()).or_insert((value, HashSet::new()));
+            *first = value.min(first);
+            ids.insert(row.id);
+        }
     }
     let found = found.into_values().map(|(value, ids)| (value.to_owned(), ids.len() as u64));
     let mut values: Vec<(String, u64)> = found.collect();

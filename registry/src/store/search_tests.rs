@@ -15,11 +15,13 @@ struct Model {
     quantization: &'static str,
     parameters: u64,
     words: &'static str,
+    bases: &'static [&'static str],
 }
 
 const SAFE: Model =
-    Model { format: "safetensors", quantization: "BF16", parameters: 7_000_000_000, words: "" };
-const SMALL: Model = Model { format: "gguf", quantization: "Q4_K_M", parameters: 7_000_000_000, words: "" };
+    Model { format: "safetensors", quantization: "BF16", parameters: 7_000_000_000, words: "", bases: &[] };
+const SMALL: Model =
+    Model { format: "gguf", quantization: "Q4_K_M", parameters: 7_000_000_000, words: "", bases: &[] };
 
 fn digest_of(seed: &str) -> Digest {
     Digest::sha256(seed.as_bytes())
@@ -57,7 +59,7 @@ async fn index(store: &Store, seed: &str, model: Model, card: &str) {
         context_length: Some(8192),
         words: model.words.to_owned(),
         card_words: card.to_owned(),
-        bases: None,
+        bases: (!model.bases.is_empty()).then(|| format!("\n{}\n", model.bases.join("\n"))),
         tags: [model.format, model.quantization, "llama", "license:mit"].map(str::to_lowercase).into(),
     };
     store.model_put(&digest_of(seed), &row, &facts, &[]).await.unwrap();
@@ -202,6 +204,38 @@ async fn a_result_is_the_kind_that_fits() {
         assert_eq!(find(gguf).await, Vec::<String>::new());
         untag(&store, "team/b", "v1").await;
         assert_eq!(find(all).await, ["team/a:latest", "team/new:latest"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn origins_are_counted_by_their_names_without_tags() {
+    each_store(async |store: Store| {
+        let all: [(&str, &[&str]); 4] = [
+            ("team/a", &["org/base:v1", "org/other"]),
+            ("team/b", &["org/base"]),
+            ("team/c", &["registry.example:5000/org/base:v1"]),
+            ("team/d", &[]),
+        ];
+        for (repository, bases) in all {
+            push(&store, repository, "latest", repository).await;
+            index(&store, repository, Model { bases, ..SAFE }, "").await;
+        }
+        let of = |base: &str| SearchFilter { base: Some(base.to_owned()), ..SearchFilter::default() };
+        let expect = [("org/base", 2), ("org/other", 1), ("registry.example:5000/org/base", 1)];
+        // A chosen origin does not hide the others.
+        for filter in [SearchFilter::default(), of("org/other")] {
+            let ids = store.search_ids(&ListFilter::All, &filter).await.unwrap();
+            let facets = store.search_facets(&ListFilter::All, &filter, &[], &ids).await.unwrap();
+            let (_, counts) = facets.iter().find(|(column, _)| *column == FacetColumn::Base).unwrap();
+            let found: Vec<_> = counts.values.iter().map(|(name, count)| (name.as_str(), *count)).collect();
+            assert_eq!(found, expect);
+        }
+        // Each leads to as many as it says.
+        for (base, count) in expect {
+            let found = find(&store, &ListFilter::All, &of(base), SearchOrder::Name).await;
+            assert_eq!(found.len() as u64, count, "{base}: {found:?}");
+        }
     })
     .await;
 }

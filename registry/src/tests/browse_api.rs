@@ -98,6 +98,7 @@ async fn a_result_has_the_facts_of_its_model() {
     }
     let facets = found["facets"].as_array().unwrap();
     let facet = |name: &str| facets.iter().find(|facet| facet["name"] == name).unwrap()["values"].clone();
+    assert_eq!(facet("base"), json!([]));
     assert_eq!(facet("format"), json!([{"filter": {"format": "safetensors"}, "count": 1}]));
     let of_parameters = facet("parameters");
     assert_eq!(of_parameters[0], json!({"filter": {"max": "1B"}, "count": 1}));
