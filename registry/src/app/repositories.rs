@@ -71,6 +71,8 @@ pub struct TagSummary {
     /// Who has set the tag; only for callers with an account.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub actor: Option<String>,
+    /// A signature of the manifest is stored, by any signer; it was not verified.
+    pub is_signed: bool,
 }
 
 /// A manifest and its tags.
@@ -130,9 +132,12 @@ impl Registry {
         let rows = self.store.tag_details(repository, after, i64::from(limit) + 1).await?;
         self.check_repository_exists(repository, rows.is_empty()).await?;
         let is_known = caller.account().is_some();
+        let digests: Vec<Digest> = rows.iter().map(|row| row.content.digest.clone()).collect();
+        let signed = self.store.manifests_signed(repository, &digests).await?;
         let items = rows.into_iter().map(|TagRow { tag, modified_at, actor, content }| {
             let actor = actor.filter(|_| is_known);
-            TagSummary { tag, content: content.into(), modified_at, actor }
+            let is_signed = signed.contains(&content.digest);
+            TagSummary { tag, content: content.into(), modified_at, actor, is_signed }
         });
         Ok(Page::cut(items.collect(), limit))
     }
@@ -154,6 +159,17 @@ impl Registry {
             ManifestSummary { content: content.into(), tags, subject, created_at }
         });
         Ok(Page::cut(items.collect(), limit))
+    }
+
+    /// Whether a signature of the manifest is stored. It is not verified.
+    pub(crate) async fn is_signed(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<bool, Error> {
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
+        Ok(!self.store.manifests_signed(repository, std::slice::from_ref(digest)).await?.is_empty())
     }
 
     /// Fails if nothing was found because the repository does not exist.

@@ -1,7 +1,7 @@
 //! Manifests of a repository, their references, and the referrers of a subject. A link, a manifest and its
 //! references change in one transaction, so that the collection never sees a part of the change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository, Tag};
@@ -146,6 +146,22 @@ impl Store {
         row.map(|(digest,)| parse_stored("digest", &digest)).transpose()
     }
 
+    /// Those manifests that have a signature: a referrer whose type says so, or the tag with which cosign names the
+    /// signatures of a digest.
+    pub(crate) async fn manifests_signed(
+        &self,
+        repository: &Repository,
+        digests: &[Digest],
+    ) -> Result<HashSet<Digest>, Error> {
+        let tag = |digest: &Digest| format!("{}.sig", digest.as_str().replace(':', "-"));
+        let tags = serde_json::Value::from_iter(digests.iter().map(tag)).to_string();
+        let rows: Vec<(String,)> = query!(self.read(), c => sqlx::query_as(MANIFESTS_SIGNED)
+            .bind(repository.as_str()).bind(digest_list(digests)).bind(&tags).fetch_all(c).await)?;
+        let found: HashSet<String> = rows.into_iter().map(|(text,)| text).collect();
+        let is_signed = |digest: &&Digest| found.contains(digest.as_str()) || found.contains(&tag(digest));
+        Ok(digests.iter().filter(is_signed).cloned().collect())
+    }
+
     pub(crate) async fn referrer_list(
         &self,
         repository: &Repository,
@@ -163,6 +179,10 @@ impl Store {
 
 const LINKS_MISSING: &str = "select distinct value from json_each($2)
      where value not in (select digest from links where repository = $1 and digest in (select value from json_each($2)))";
+const MANIFESTS_SIGNED: &str = "select subject from referrers
+     where repository = $1 and subject in (select value from json_each($2))
+       and (artifact_type like '%signature%' or artifact_type like '%sigstore%' or artifact_type like '%cosign%.sig%')
+     union select name from tags where repository = $1 and name in (select value from json_each($3))";
 const MANIFESTS_MISSING: &str = "select distinct value from json_each($2)
      where value not in (select digest from manifests where repository = $1 and digest in (select value from json_each($2)))";
 

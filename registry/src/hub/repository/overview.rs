@@ -144,11 +144,6 @@ async fn overview(
         facts: &facts,
         needs_token: !registry.may(&Caller::ANONYMOUS, Action::Pull, &repository).await?,
     };
-    let is_signed = referrers.iter().any(|referrer| {
-        referrer.artifact_type.as_deref().is_some_and(|kind| {
-            kind.contains("cosign") || kind.contains("signature") || kind.contains("sigstore")
-        })
-    });
     let summary = model.summary.clone();
     let mut lines = Vec::new();
     let mut chips = Vec::new();
@@ -208,7 +203,7 @@ async fn overview(
         origins: origins.into_iter().map(OriginLine::from).collect(),
         derived: derived.into_iter().take(MAX_NAMED as usize).collect(),
         referrers: referrers.len(),
-        is_signed,
+        is_signed: registry.is_signed(caller, &repository, &model.digest).await?,
         workers: registry.workers_with(caller, &repository, &model.digest).await?,
         snippets: subject.snippets(),
     })

@@ -47,6 +47,7 @@ struct TagLine {
     modified: String,
     actor: Option<String>,
     is_protected: bool,
+    is_signed: bool,
 }
 
 struct UntaggedLine {
@@ -144,6 +145,7 @@ impl TagsPage {
             size: bytes(tag.content.size_bytes),
             modified: minute(tag.modified_at),
             actor: tag.actor,
+            is_signed: tag.is_signed,
             tag: tag.tag.to_string(),
         });
         Ok(TagsPage {
