@@ -163,11 +163,16 @@ impl Registry {
         Ok(SearchPage { hits, next, count, facets })
     }
 
-    /// The repositories that the caller may read and whose tags were moved last.
-    pub(crate) async fn search_newest(&self, caller: &Caller, limit: u32) -> Result<Vec<SearchHit>, Error> {
+    /// The first models in an order, among those that the caller may read.
+    pub(crate) async fn search_first(
+        &self,
+        caller: &Caller,
+        sort: SearchSort,
+        limit: u32,
+    ) -> Result<Vec<SearchHit>, Error> {
         self.authorize(caller, Action::List, Target::Catalog).await?;
         let visible = self.list_filter(caller).await?;
-        let query = SearchQuery { sort: SearchSort::Updated, limit, ..SearchQuery::default() };
+        let query = SearchQuery { sort, limit, ..SearchQuery::default() };
         let (hits, _) = self.search_hits(&visible, &filter_of(&query), &query, Amount::Many).await?;
         Ok(hits)
     }

@@ -224,6 +224,12 @@ async fn lists_show_the_counts_and_sort_by_them() {
         assert!(positions.is_sorted(), "{}", page.text());
         assert!(page.text().contains("<option value=\"pulls\" selected>most pulled</option>"));
         assert!(page.text().contains("<li>3 pulls in 30 days</li>"), "{}", page.text());
+        let home = app.send(Request::get("/").header("accept", "text/html"), "").await;
+        let (_, pulled) = home.text().split_once("Most pulled in 30 days").unwrap();
+        let expect =
+            ["/b/two\">b/two <span class=\"muted\">3 pulls<", "/a/one\">a/one <span class=\"muted\">1 pull<"];
+        let positions = expect.map(|text| pulled.find(text).unwrap());
+        assert!(positions.is_sorted() && !pulled.contains("c/three"), "{pulled}");
         let overview = app.get("/b/two").await;
         assert!(overview.text().contains("<dd>3 in 30 days, 3 in total <svg"), "{}", overview.text());
         let label = "role=\"img\" aria-label=\"3 pulls on the day with the most, 3 today\"";
