@@ -42,16 +42,16 @@ mod upstream;
 
 pub use app::{
     AccountChange, AccountError, AccountInfo, Ancestor, AuditFilter, AuditRecord, BlobInfo, BlobStream, Body,
-    ChunkRange, ContentKind, ContentSummary, CreateError, CreateStep, Damage, DatabaseStatus, Descendant,
-    Device, DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile, FindingKind,
-    FsckSummary, GcReport, GcWaiting, Grant, Group, Heartbeat, HeartbeatReply, Job, JobKind, JobsStatus,
-    JoinProof, KeyInfo, Lineage, LoadedModel, ManifestPut, ManifestSummary, MigrateReport, Model, ModelPage,
-    ModelSource, ModelState, ModelSummary, NewAccount, NewModel, NewPublisher, NewToken, Page, Publisher,
-    PublisherError, PublisherKind, Quota, Referrer, Registration, Registry, Relative, RemoteModel, Removal,
-    RemovalPage, RepositorySummary, ReservedModel, RestoredContent, ServerStatus, SignOnError, Spellings,
-    Status, StorageStatus, StoredManifest, TagSummary, TaggedModel, TargetVisibility, TensorDiff, TokenInfo,
-    TransferError, TransferEvent, TransferSink, UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement,
-    WorkerModel, WorkerStatus, migrate,
+    ChunkRange, ContentKind, ContentSummary, CreateError, CreateStep, Damage, DatabaseStatus, Derivative,
+    Descendant, Device, DiffOutcome, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile,
+    FindingKind, FsckSummary, GcReport, GcWaiting, Grant, Group, Heartbeat, HeartbeatReply, Job, JobKind,
+    JobsStatus, JoinProof, KeyInfo, Lineage, LoadedModel, ManifestPut, ManifestSummary, MigrateReport, Model,
+    ModelPage, ModelSource, ModelState, ModelSummary, NewAccount, NewModel, NewPublisher, NewToken, Page,
+    Publisher, PublisherError, PublisherKind, Quota, Referrer, Registration, Registry, Relative, RemoteModel,
+    Removal, RemovalPage, RepositorySummary, ReservedModel, RestoredContent, ServerStatus, SignOnError,
+    Spellings, Status, StorageStatus, StoredManifest, TagSummary, TaggedModel, TargetVisibility, TensorDiff,
+    TokenInfo, TransferError, TransferEvent, TransferSink, UploadStatus, WebhookDelivery, Worker,
+    WorkerAnnouncement, WorkerModel, WorkerStatus, migrate,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::BackupMode;

@@ -208,9 +208,18 @@ async fn people_find_a_model_and_look_into_it() {
 
     // Tensors, differences, lineage.
     let tensors = page(&registry, "/team/mini/-/tensors/v1").await;
-    tensors.expect(&["model.layers.0..3.mlp.up_proj.weight", "768 × 256", "38 tensors"]);
+    tensors.expect(&[
+        "model.layers.0..3.mlp.up_proj.weight",
+        "768 × 256",
+        "38 tensors",
+        "models with the same bytes",
+    ]);
     let filtered = page(&registry, "/team/mini/-/tensors/v1?q=layers.2.mlp").await;
     assert_eq!(filtered.all("tbody tr").len(), 3);
+    assert_eq!(filtered.all("tbody td:last-child"), [""; 3]);
+    // The other model is quantised, but for its norms.
+    let norms = page(&registry, "/team/mini/-/tensors/v1?q=layers.2.input_layernorm").await;
+    assert_eq!(norms.all("tbody td:last-child"), ["other/deep/down/mini"]);
     let begin = registry.get("/team/mini/-/diff?from=v1&to=q4").await.expect(303);
     page(&registry, begin.header("location").unwrap()).await.expect(&[
         "38 tensors",
@@ -476,23 +485,29 @@ async fn private_models_appear_to_those_who_may_read_them_only() {
     }
     Page::parse(&open(&registry, "/team/mini").await).expect(&["Page not found", "sign in"]);
 
-    // Lists, counts, facets, relatives and shared sizes.
+    // Lists, counts, facets, relatives and what they share.
     let public = page(&registry, "/models?sort=name").await;
     assert_eq!(public.all(".list h3 a"), ["other/deep/down/mini"]);
     public.expect(&["1 model"]);
     for text in ["team/mini", "gguf", "Q4_K_M"] {
         assert!(!public.text().contains(text), "{text}");
     }
-    for path in ["/", "/models?q=team&all=1", "/other/deep/down/mini/-/lineage", "/other/deep/down/mini"] {
+    const SHARED: &str = "/other/deep/down/mini/-/tensors/latest";
+    for path in
+        ["/", "/models?q=team&all=1", "/other/deep/down/mini/-/lineage", "/other/deep/down/mini", SHARED]
+    {
         let page = page(&registry, path).await;
         assert!(
-            !page.text().contains("team/mini") && !page.text().contains("shared with others"),
+            ["team/mini", "shared with others", "the same bytes"]
+                .iter()
+                .all(|text| !page.text().contains(text)),
             "{path}: {}",
             page.text()
         );
     }
     let all = Page::parse(&boss.get("/models?sort=name").await.expect(200));
     assert_eq!(all.all(".list h3 a"), ["other/deep/down/mini", "team/mini:q4"]);
+    Page::parse(&boss.get(SHARED).await.expect(200)).expect(&["all with team/mini", "the same bytes"]);
     Page::parse(&boss.get("/other/deep/down/mini").await.expect(200))
         .expect(&["shared with others", "admin"]);
 }

@@ -1,12 +1,13 @@
-//! The origins of a model, read from its manifest, layers and files, and its relatives: other models with the
-//! same bytes. Names are returned as written, together with the local name if this server has the model.
+//! The origins of a model, read from its manifest, layers and files, and their own origins; the models that name it as
+//! their origin; and its relatives: other models with the same bytes. Names are returned as written, together with the
+//! local name if this server has the model.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use lode_model::digest::Digest;
 use lode_model::lineage::{self, Origin, Relation};
 use lode_model::recognise::{Artifact, Role};
-use lode_model::reference::{Name, Reference, Repository};
+use lode_model::reference::{Name, Reference, Repository, Tag};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -30,6 +31,12 @@ const MAX_TEXT_BYTES: u64 = 1024 * 1024;
 const MAX_DERIVED: u32 = 100;
 /// The most origins that are looked up for a page.
 const MAX_BASES: usize = 8;
+/// How many generations are looked up, of origins and of derived models.
+const GENERATIONS: u32 = 4;
+/// The most origins of all generations.
+const MAX_ANCESTORS: usize = 128;
+/// For how many derived models the models are looked up that were made from them.
+const MAX_EXPANDED: usize = 32;
 
 /// The origins of a model, and its relatives.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
@@ -37,6 +44,8 @@ pub struct Lineage {
     pub digest: Digest,
     /// The models that it was made from, according to its parts.
     pub from: Vec<Ancestor>,
+    /// The models that name it as their origin, and those that name these, each after the one that it names.
+    pub derived: Vec<Derivative>,
     /// Referrers in its repository: adapters, signatures, other forms of it.
     pub referrers: Vec<Descendant>,
     /// Tags whose models share bytes with it, most bytes first.
@@ -55,6 +64,23 @@ pub struct Ancestor {
     /// Its name on this server, if the model is stored here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub here: Option<String>,
+    /// Its own origins, if the model is stored here.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(no_recursion)]
+    pub from: Vec<Ancestor>,
+}
+
+/// A tag whose model names another one as its origin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Derivative {
+    /// 1: it names the model itself.
+    pub generation: u32,
+    pub repository: Repository,
+    pub tag: Tag,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantization: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
@@ -73,11 +99,9 @@ impl Registry {
         reference: &Reference,
     ) -> Result<Option<Lineage>, Error> {
         let Some(model) = self.model_show(caller, repository, reference).await? else { return Ok(None) };
-        let origins = self.origins(caller, repository, &model).await?;
-        let mut from = Vec::with_capacity(origins.len());
-        for origin in origins {
-            from.push(self.ancestor(caller, &model, origin).await?);
-        }
+        let mut family = Family { seen: BTreeSet::from([model.digest.clone()]), left: MAX_ANCESTORS };
+        let from = self.ancestors(caller, (repository, &model), GENERATIONS, &mut family).await?;
+        let derived = self.derivatives(caller, repository, &model.digest).await?;
         let referrers = self.referrers(caller, repository, &model.digest, None, None, MAX_RELATIVES).await?;
         let referrers = referrers.items.into_iter();
         let filter = self.list_filter(caller).await?;
@@ -90,6 +114,7 @@ impl Registry {
             self.store().relatives(repository, &model.digest, &filter, shared, MAX_RELATIVES).await?;
         Ok(Some(Lineage {
             from,
+            derived,
             referrers: referrers
                 .map(|row| Descendant { digest: row.digest, artifact_type: row.artifact_type })
                 .collect(),
@@ -108,6 +133,18 @@ impl Registry {
         self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
         let filter = self.list_filter(caller).await?;
         self.store().shared_bytes(repository, digest, &filter).await
+    }
+
+    /// The blobs of a manifest that other manifests name that the caller may read, each with the repository of one of them.
+    pub(crate) async fn shared_blobs(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<HashMap<Digest, Repository>, Error> {
+        self.authorize(caller, Action::Pull, Target::Repository(repository)).await?;
+        let filter = self.list_filter(caller).await?;
+        self.store().shared_blobs(repository, digest, &filter).await
     }
 
     /// Models that name a repository as their origin, of those that the caller may read. Of the models in the
@@ -181,8 +218,79 @@ impl Registry {
         Ok(origins)
     }
 
-    async fn ancestor(&self, caller: &Caller, model: &Model, origin: Origin) -> Result<Ancestor, Error> {
+    /// The origins of a model, each with its own.
+    async fn ancestors(
+        &self,
+        caller: &Caller,
+        (repository, model): (&Repository, &Model),
+        generations: u32,
+        family: &mut Family,
+    ) -> Result<Vec<Ancestor>, Error> {
+        let mut ancestors = Vec::new();
+        for origin in self.origins(caller, repository, model).await? {
+            if family.left == 0 {
+                break;
+            }
+            family.left -= 1;
+            let (mut ancestor, found) = self.ancestor(caller, model, origin).await?;
+            if let Some((repository, base)) = found
+                && generations > 1
+                && family.seen.insert(base.digest.clone())
+            {
+                let more = self.ancestors(caller, (&repository, &base), generations - 1, family);
+                ancestor.from = Box::pin(more).await?;
+            }
+            ancestors.push(ancestor);
+        }
+        Ok(ancestors)
+    }
+
+    /// The models that name a manifest as their origin, and those that name these.
+    async fn derivatives(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<Vec<Derivative>, Error> {
+        let filter = self.list_filter(caller).await?;
+        let (mut derived, mut seen) = (Vec::new(), BTreeSet::from([digest.clone()]));
+        let mut expanded = 1;
+        let next = |generation: u32, mut found: Vec<DerivedModel>| {
+            // The last one is looked at first.
+            found.reverse();
+            found.into_iter().map(move |model| (generation, model))
+        };
+        let first = self.store().derived_models((repository, digest), &filter, MAX_DERIVED).await?;
+        let mut waiting: Vec<(u32, DerivedModel)> = next(1, first).collect();
+        while let Some((generation, model)) = waiting.pop() {
+            if derived.len() >= MAX_DERIVED as usize {
+                break;
+            }
+            if model.digest == *digest {
+                continue;
+            }
+            let is_new = seen.insert(model.digest.clone());
+            if is_new && generation < GENERATIONS && expanded < MAX_EXPANDED {
+                expanded += 1;
+                let of = (&model.repository, &model.digest);
+                let found = self.store().derived_models(of, &filter, MAX_DERIVED).await?;
+                waiting.extend(next(generation + 1, found));
+            }
+            let DerivedModel { repository, tag, quantization, parameters, .. } = model;
+            derived.push(Derivative { generation, repository, tag, quantization, parameters });
+        }
+        Ok(derived)
+    }
+
+    /// Also returns the origin itself, if the caller may read it here.
+    async fn ancestor(
+        &self,
+        caller: &Caller,
+        model: &Model,
+        origin: Origin,
+    ) -> Result<(Ancestor, Option<(Repository, Model)>), Error> {
         let Origin { mut relation, name, digest, source } = origin;
+        let mut found = None;
         let mut here = None;
         if let Some(local) = lineage::local_name(&name).and_then(|name| name.parse::<Name>().ok())
             && local.host.is_none()
@@ -193,11 +301,11 @@ impl Registry {
             };
             // A model that the caller may not read is reported as absent. The request did not ask for it, so
             // no refusal is recorded.
-            let found = match self.may(caller, Action::Pull, &repository).await? {
+            let stored = match self.may(caller, Action::Pull, &repository).await? {
                 true => self.model_show(caller, &repository, &reference).await?,
                 false => None,
             };
-            if let Some(base) = found {
+            if let Some(base) = stored {
                 here = Some(match &reference {
                     Reference::Tag(tag) => format!("{repository}:{tag}"),
                     Reference::Digest(digest) => format!("{repository}@{digest}"),
@@ -205,10 +313,19 @@ impl Registry {
                 if relation == Relation::Base && is_quantised_from(model, &base) {
                     relation = Relation::Quantized;
                 }
+                found = Some((repository, base));
             }
         }
-        Ok(Ancestor { relation, name, digest, source, here })
+        Ok((Ancestor { relation, name, digest, source, here, from: Vec::new() }, found))
     }
+}
+
+/// What has been looked up for the origins of a model.
+struct Family {
+    /// The models whose origins were looked up: a model may name one of its derivatives.
+    seen: BTreeSet<Digest>,
+    /// How many origins may still be looked up.
+    left: usize,
 }
 
 /// The types of weights that are not quantised.

@@ -130,7 +130,7 @@ pub(crate) use lfs::{LfsObject, LfsPlan, MAX_OBJECTS};
 pub(crate) use limits::Limits;
 #[cfg(test)]
 pub(crate) use limits::{IndexLimits, UploadTimeouts};
-pub use lineage::{Ancestor, Descendant, Lineage, Relative};
+pub use lineage::{Ancestor, Derivative, Descendant, Lineage, Relative};
 pub(crate) use manifest_files::{ContentId, FilesError, ManifestFile, ManifestFiles};
 pub use migrate::{MigrateReport, migrate};
 pub(crate) use model_facts::ModelFacts;

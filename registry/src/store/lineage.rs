@@ -1,6 +1,6 @@
 //! The bytes that manifests share, and the models that name others as their origins.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use lode_model::digest::Digest;
 use lode_model::reference::{DEFAULT_TAG, Repository, Tag};
@@ -22,6 +22,7 @@ pub(crate) struct SharedBytes {
 pub(crate) struct DerivedModel {
     pub(crate) repository: Repository,
     pub(crate) tag: Tag,
+    pub(crate) digest: Digest,
     pub(crate) quantization: Option<String>,
     pub(crate) parameters: Option<u64>,
 }
@@ -34,22 +35,52 @@ impl Store {
         digest: &Digest,
         filter: &ListFilter,
     ) -> Result<SharedBytes, Error> {
+        let others = self.other_holders();
         let text = AssertSqlSafe(format!(
             "select cast(coalesce(sum(b.size_bytes), 0) as bigint),
-                    cast(coalesce(sum(case when exists
-                        (select 1 from links l
-                         join manifest_blobs theirs on theirs.repository = l.repository and theirs.digest = l.digest
-                         where l.digest = ours.digest and theirs.manifest <> $2 and {})
-                        then b.size_bytes else 0 end), 0) as bigint)
+                    cast(coalesce(sum(case when exists (select 1 {others}) then b.size_bytes else 0 end), 0) as bigint)
              from manifest_blobs ours join blobs b on b.digest = ours.digest
-             where ours.repository = $1 and ours.manifest = $2 and ours.kind = 'blob'",
-            self.is_listed("theirs.repository", 3)
+             where ours.repository = $1 and ours.manifest = $2 and ours.kind = 'blob'"
         ));
         let (all, visibility, subjects, targets) = filter.parameters();
         let (total, shared): (i64, i64) = query!(self.read(), c => sqlx::query_as(text)
             .bind(repository.as_str()).bind(digest.as_str())
             .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_one(c).await)?;
         Ok(SharedBytes { size_bytes: size(total)?, shared_bytes: size(shared)? })
+    }
+
+    /// The blobs of a manifest that other manifests of these repositories name, each with the repository of one of them.
+    pub(crate) async fn shared_blobs(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        filter: &ListFilter,
+    ) -> Result<HashMap<Digest, Repository>, Error> {
+        let others = self.other_holders();
+        let text = AssertSqlSafe(format!(
+            "select s.digest, s.other
+             from (select ours.digest, (select theirs.repository {others} limit 1) as other from manifest_blobs ours
+                   where ours.repository = $1 and ours.manifest = $2 and ours.kind = 'blob') s
+             where s.other is not null"
+        ));
+        let (all, visibility, subjects, targets) = filter.parameters();
+        let rows: Vec<(String, String)> = query!(self.read(), c => sqlx::query_as(text)
+            .bind(repository.as_str()).bind(digest.as_str())
+            .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_all(c).await)?;
+        rows.into_iter()
+            .map(|(digest, other)| {
+                Ok((parse_stored("digest", &digest)?, parse_stored("repository", &other)?))
+            })
+            .collect()
+    }
+
+    /// Those manifests other than `$2` that name the blob `ours.digest`, in the repositories of a list filter from `$3` on.
+    fn other_holders(&self) -> String {
+        let listed = self.is_listed("theirs.repository", 3);
+        format!(
+            "from links l join manifest_blobs theirs on theirs.repository = l.repository and theirs.digest = l.digest
+             where l.digest = ours.digest and theirs.manifest <> $2 and {listed}"
+        )
     }
 
     /// Lists the origins of models that an earlier version has written, at most `limit`. Returns how many.
@@ -92,7 +123,7 @@ impl Store {
             Engine::Postgres(_) => "strpos",
         };
         let text = AssertSqlSafe(format!(
-            "select t.repository, t.name, m.quantization, m.parameters
+            "select t.repository, t.name as tag, t.digest, m.quantization, m.parameters
              from (select digest from model_bases where base = $3
                    union
                    select digest from models where bases is not null and bases_listed = 0
@@ -108,20 +139,34 @@ impl Store {
             self.is_listed("t.repository", 6)
         ));
         let (all, visibility, subjects, targets) = filter.parameters();
-        let rows: Vec<(String, String, Option<String>, Option<i64>)> = query!(self.read(), c => sqlx::query_as(text)
+        let rows: Vec<DerivedColumns> = query!(self.read(), c => sqlx::query_as(text)
             .bind(format!("\n{repository}\n")).bind(format!("\n{repository}:"))
             .bind(repository.as_str()).bind(i64::from(limit)).bind(digest.as_str())
             .bind(all).bind(visibility).bind(subjects).bind(targets).fetch_all(c).await)?;
-        rows.into_iter()
-            .map(|(repository, tag, quantization, parameters)| {
-                Ok(DerivedModel {
-                    repository: parse_stored("repository", &repository)?,
-                    tag: parse_stored("tag", &tag)?,
-                    quantization,
-                    parameters: parameters.map(size).transpose()?,
-                })
-            })
-            .collect()
+        rows.into_iter().map(DerivedModel::try_from).collect()
+    }
+}
+
+#[derive(sqlx_macros::FromRow)]
+struct DerivedColumns {
+    repository: String,
+    tag: String,
+    digest: String,
+    quantization: Option<String>,
+    parameters: Option<i64>,
+}
+
+impl TryFrom<DerivedColumns> for DerivedModel {
+    type Error = Error;
+
+    fn try_from(row: DerivedColumns) -> Result<DerivedModel, Error> {
+        Ok(DerivedModel {
+            repository: parse_stored("repository", &row.repository)?,
+            tag: parse_stored("tag", &row.tag)?,
+            digest: parse_stored("digest", &row.digest)?,
+            quantization: row.quantization,
+            parameters: row.parameters.map(size).transpose()?,
+        })
     }
 }
 

@@ -215,3 +215,46 @@ async fn two_models_are_compared() {
     assert_eq!((&from["relation"], &from["here"]), (&json!("base"), &json!("team/base:latest")), "{lineage}");
     assert_eq!(app.get("/lode/v1/lineage/nobody/latest").await.status, 404);
 }
+
+#[tokio::test]
+async fn a_lineage_has_generations() {
+    let app = App::new().await;
+    // A chain, whose first model names the last one.
+    let chain = ["team/a", "team/b", "team/c", "team/d", "team/e", "team/f"];
+    for (at, name) in chain.iter().enumerate() {
+        let from = chain[at.checked_sub(1).unwrap_or(chain.len() - 1)];
+        let annotation = json!({"annotations": {mt::BASE_NAME_ANNOTATION: format!("{from}:latest")}});
+        push_titled(&app, name, at as u8, annotation).await;
+        assert_eq!(app.get(&format!("/lode/v1/models/{name}/latest")).await.status, 200);
+    }
+    let lineage = app.get("/lode/v1/lineage/team/f/latest").await.json();
+    let (mut origins, mut names) = (&lineage["from"], Vec::new());
+    while let Some(origin) = origins.get(0) {
+        names.push(origin["here"].as_str().unwrap());
+        origins = &origin["from"];
+    }
+    assert_eq!(names, ["team/e:latest", "team/d:latest", "team/c:latest", "team/b:latest"], "{lineage}");
+    let lineage = app.get("/lode/v1/lineage/team/b/latest").await.json();
+    let derived = lineage["derived"].as_array().unwrap().iter();
+    let derived: Vec<_> = derived
+        .map(|model| (model["generation"].as_u64().unwrap(), model["repository"].as_str().unwrap()))
+        .collect();
+    assert_eq!(derived, [(1, "team/c"), (2, "team/d"), (3, "team/e"), (4, "team/f")]);
+    let page = app.get("/team/b/-/lineage").await;
+    let (origins, derived) = page.text().split_once("id=\"derived\"").unwrap();
+    for (part, generation, name) in
+        [(origins, 2, "team/f:latest"), (derived, 1, "team/c"), (derived, 4, "team/f")]
+    {
+        let (_, row) = part.split_once(&format!("class=\"generation-{generation}\"")).unwrap();
+        assert!(row.split("</th>").next().unwrap().contains(name), "{generation} {name}: {part}");
+    }
+    // Two models that name each other do not derive from themselves.
+    for (name, from) in [("pair/a", "pair/b"), ("pair/b", "pair/a")] {
+        let annotation = json!({"annotations": {mt::BASE_NAME_ANNOTATION: format!("{from}:latest")}});
+        push_titled(&app, name, name.as_bytes()[5], annotation).await;
+        assert_eq!(app.get(&format!("/lode/v1/models/{name}/latest")).await.status, 200);
+    }
+    let lineage = app.get("/lode/v1/lineage/pair/a/latest").await.json();
+    assert_eq!(lineage["derived"].as_array().unwrap().len(), 1, "{lineage}");
+    assert_eq!(lineage["from"][0]["from"][0]["from"], Value::Null, "{lineage}");
+}

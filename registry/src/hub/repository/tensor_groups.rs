@@ -1,8 +1,10 @@
 //! Tensors as people look at them: the same tensor of repeated layers is one line, and lines are grouped by the
 //! part of the model that they begin with.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
 use lode_model::tensor::TensorInfo;
 
 /// The tensors of one part of the model.
@@ -24,6 +26,10 @@ pub(super) struct TensorLine {
     pub(super) count: u64,
     pub(super) elements: u64,
     pub(super) size_bytes: u64,
+    /// How many of them other models have, too.
+    pub(super) shared: u64,
+    /// The repository of one of those models.
+    pub(super) other: Option<Repository>,
 }
 
 /// A line while its tensors are counted.
@@ -35,8 +41,11 @@ struct Folded {
     line: TensorLine,
 }
 
-/// Groups tensors, in the order in which each line first appears.
-pub(super) fn group_tensors<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo>) -> Vec<TensorGroup> {
+/// Groups tensors, in the order in which each line first appears. `shared`: the blobs that other models have, too.
+pub(super) fn group_tensors<'a>(
+    tensors: impl IntoIterator<Item = &'a TensorInfo>,
+    shared: &HashMap<Digest, Repository>,
+) -> Vec<TensorGroup> {
     let mut places: BTreeMap<(String, String, Vec<u64>), usize> = BTreeMap::new();
     let mut folded: Vec<Folded> = Vec::new();
     for tensor in tensors {
@@ -57,6 +66,8 @@ pub(super) fn group_tensors<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo
                     count: 0,
                     elements: 0,
                     size_bytes: 0,
+                    shared: 0,
+                    other: None,
                 },
             });
             folded.len() - 1
@@ -69,6 +80,10 @@ pub(super) fn group_tensors<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo
         entry.line.count += 1;
         entry.line.elements = entry.line.elements.saturating_add(elements);
         entry.line.size_bytes = entry.line.size_bytes.saturating_add(tensor.size_bytes);
+        if let Some(other) = shared.get(&tensor.digest) {
+            entry.line.shared += 1;
+            entry.line.other.get_or_insert_with(|| other.clone());
+        }
     }
     let mut groups: Vec<TensorGroup> = Vec::new();
     for entry in folded {
@@ -132,7 +147,6 @@ fn prefix_of(parts: &[Option<String>]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lode_model::digest::Digest;
     use serde_json::json;
 
     use super::*;
@@ -153,7 +167,9 @@ mod tests {
         }
         tensors.push(tensor("model.layers.32.mlp.up_proj.weight", "F32", &[16, 4]));
         tensors.push(tensor("lm_head.weight", "BF16", &[8, 4]));
-        let groups = group_tensors(&tensors);
+        let other: Repository = "team/base".parse().unwrap();
+        let shared = HashMap::from([(tensors[1].digest.clone(), other.clone())]);
+        let groups = group_tensors(&tensors, &shared);
         let prefixes: Vec<&str> = groups.iter().map(|group| group.prefix.as_str()).collect();
         assert_eq!(prefixes, ["model", "model.layers", "lm_head"]);
         let names: Vec<&str> = groups[1].lines.iter().map(|line| line.name.as_str()).collect();
@@ -166,8 +182,10 @@ mod tests {
             ]
         );
         assert_eq!((groups[1].lines[0].count, groups[1].lines[0].elements), (32, 32 * 64));
+        assert_eq!((groups[1].lines[0].shared, &groups[1].lines[0].other), (1, &Some(other)));
+        assert_eq!((groups[1].lines[1].shared, &groups[1].lines[1].other), (0, &None));
         assert_eq!(groups[1].tensors, 65);
-        assert!(group_tensors(&[]).is_empty());
+        assert!(group_tensors(&[], &shared).is_empty());
     }
 
     #[test]
@@ -178,8 +196,11 @@ mod tests {
             tensor("0", "F32", &[2]),
             tensor("a", "F32", &[3]),
         ];
-        let names: Vec<String> =
-            group_tensors(&odd).into_iter().flat_map(|group| group.lines).map(|line| line.name).collect();
+        let names: Vec<String> = group_tensors(&odd, &HashMap::new())
+            .into_iter()
+            .flat_map(|group| group.lines)
+            .map(|line| line.name)
+            .collect();
         assert_eq!(names, ["", "..", "0", "a"]);
     }
 }
