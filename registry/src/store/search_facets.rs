@@ -171,10 +171,15 @@ impl Store {
         let facts = text.facts(filter, amount);
         let (source, words) = text.source(filter, amount);
         let name = text.name(filter, amount, false);
-        let columns = "s.id, s.format, s.quantization, s.architecture, s.license, s.task, s.bases, s.parameters, \
+        let columns = "s.id, s.position, s.format, s.quantization, s.architecture, s.license, s.task, s.parameters, \
                        s.size_bytes, s.context_length";
         let rows = self.visible_rows(columns, &source, &format!("{facts} and {words} and {name}"), amount);
-        (format!("{rows} limit {limit}"), text)
+        // The origins are in no index: they are read for the rows that fit only.
+        let statement = format!(
+            "select found.*, (select o.bases from search o where o.id = found.id and o.position = found.position) as bases
+             from ({rows} limit {limit}) found"
+        );
+        (statement, text)
     }
 }
 
