@@ -498,7 +498,7 @@ async fn private_models_appear_to_those_who_may_read_them_only() {
     {
         let page = page(&registry, path).await;
         assert!(
-            ["team/mini", "shared with others", "the same bytes"]
+            ["team/mini", "shared with others", "are stored once"]
                 .iter()
                 .all(|text| !page.text().contains(text)),
             "{path}: {}",
@@ -507,7 +507,7 @@ async fn private_models_appear_to_those_who_may_read_them_only() {
     }
     let all = Page::parse(&boss.get("/models?sort=name").await.expect(200));
     assert_eq!(all.all(".list h3 a"), ["other/deep/down/mini", "team/mini:q4"]);
-    Page::parse(&boss.get(SHARED).await.expect(200)).expect(&["all with team/mini", "the same bytes"]);
+    Page::parse(&boss.get(SHARED).await.expect(200)).expect(&["all with team/mini", "are stored once"]);
     Page::parse(&boss.get("/other/deep/down/mini").await.expect(200))
         .expect(&["shared with others", "admin"]);
 }
