@@ -116,8 +116,8 @@ impl TensorsPage {
     /// How many tensors of a line other models have, too.
     fn shared_text(line: &TensorLine) -> String {
         match line.shared {
-            0 => String::new(),
-            1 if line.count == 1 => "yes".to_owned(),
+            // The other model is named beside it.
+            all if all == 0 || line.count == 1 => String::new(),
             all if all == line.count => "all".to_owned(),
             some => format!("{} of {}", grouped(some), grouped(line.count)),
         }
