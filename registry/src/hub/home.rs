@@ -49,8 +49,10 @@ pub(crate) async fn get(
         let text = [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::VARY, "accept")];
         return Ok((text, GREETING).into_response());
     }
-    let hits = registry.search_first(&caller, SearchSort::Updated, NEWEST).await?;
-    let pulled = registry.search_first(&caller, SearchSort::Pulls, MOST_PULLED).await?;
+    let (hits, pulled) = tokio::try_join!(
+        registry.search_first(&caller, SearchSort::Updated, NEWEST),
+        registry.search_first(&caller, SearchSort::Pulls, MOST_PULLED)
+    )?;
     let base = own_base_url(&request, registry.config()).unwrap_or_default();
     let page = HomePage {
         shell: Shell::of(&registry, &caller).await?,
