@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::arch::{Config, Plan, Shape};
 use crate::cache::Model;
 use crate::engine::ort::RUN_TOKENS;
-use lode_kernels::cuda::cache_row_bytes;
+use lode_kernels::cuda::{MAX_PARTIAL_BYTES, cache_row_bytes};
 use lode_kernels::{CacheShape, KvType, PAGE_LEN};
 use lode_model::import::is_text_generator;
 
@@ -60,9 +60,10 @@ impl Estimate {
         }
     }
 
-    /// As [`of`](Self::of), for the memory of a GPU. Weights are padded at the ends of their rows, and the
-    /// driver allocates in whole pages. The process needs little memory of the machine: weights are mapped.
-    /// ONNX models are limited by the same budget, also if the ONNX Runtime computes them on the CPU.
+    /// As [`of`](Self::of), for the memory of a GPU. Weights are padded at the ends of their rows, the driver
+    /// allocates in whole pages, and attention over a long context keeps partial results. The process needs little
+    /// memory of the machine: weights are mapped. ONNX models are limited by the same budget, also if the ONNX
+    /// Runtime computes them on the CPU.
     pub fn on_card(model: &Model, context: usize, num_parallel: usize, kv_cache_type: &str) -> Estimate {
         if model.spec.format() == "onnx" {
             return Self::of(model, context, num_parallel, kv_cache_type);
@@ -77,6 +78,7 @@ impl Estimate {
             cache_bytes: card_cache_bytes(&shape, encoder, context, num_parallel, kv_cache_type),
             step_bytes: step_bytes(&shape, num_parallel)
                 .saturating_add(logits)
+                .saturating_add(MAX_PARTIAL_BYTES)
                 .saturating_add(CARD_CONTEXT_BYTES),
         }
     }

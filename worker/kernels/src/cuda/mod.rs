@@ -26,7 +26,7 @@ use crate::error::DeviceError;
 mod tests;
 
 pub use args::{Attend, DecodeRows, DotRows, Matrix, MixExperts, RowOp, Sample, StoreHeads};
-pub use backend::{Cache, Cuda, Matrix as DeviceMatrix, Step, Vector};
+pub use backend::{Cache, Cuda, MAX_PARTIAL_BYTES, Matrix as DeviceMatrix, Step, Vector};
 pub use copies::Copies;
 pub use cubin_cache::CubinCache;
 pub use driver::{Address, DeviceMemory, Driver, Launch};

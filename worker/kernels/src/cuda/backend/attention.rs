@@ -12,7 +12,7 @@ use crate::kernels::{Attention, CacheShape};
 /// several blocks of four warps. Not measured.
 const ENOUGH_BLOCKS: u32 = 1024;
 /// The most memory for the results of sections: 32 heads of 128 values of one sequence have 65 KiB per 1,024 tokens.
-const MAX_PARTIAL_BYTES: u64 = 32 << 20;
+pub const MAX_PARTIAL_BYTES: u64 = 32 << 20;
 
 /// The first page and the range of visible tokens of each row.
 pub(super) struct Visible<D: Driver> {

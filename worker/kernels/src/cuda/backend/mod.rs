@@ -11,6 +11,7 @@ mod experts;
 mod matrix;
 mod queue;
 
+pub use self::attention::MAX_PARTIAL_BYTES;
 use self::attention::Visible;
 use self::experts::ExpertBuffers;
 pub use self::matrix::Matrix;
