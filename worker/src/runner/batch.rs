@@ -23,9 +23,13 @@ const QUEUE: usize = 1024;
 const SCORE_FLOATS: usize = 4 << 20;
 /// Poll interval for a sequence whose reader does not keep up.
 const STALLED_POLL: Duration = Duration::from_millis(5);
-/// Target duration of a step that several requests share; with a slow model, prompts are computed in smaller
+/// Target duration of a step that several requests share: with a slow model, prompts are computed in smaller
 /// pieces.
 const SHARED_STEP: Duration = Duration::from_millis(200);
+/// The same for each request whose prompt waits, if they are more than two, and the maximum. Each step decodes all weights
+/// once, so longer steps compute more prompts in the same time, while the generations that run pause for longer.
+const STEP_PER_PROMPT: Duration = Duration::from_millis(100);
+const MAX_SHARED_STEP: Duration = Duration::from_secs(1);
 /// Minimum number of prompt tokens in a shared step.
 const MIN_SHARED_TOKENS: usize = 16;
 /// A shared prefix shorter than this is recomputed rather than copied from another sequence.
@@ -377,7 +381,7 @@ impl BatchLoop {
                 _ => prompts.push(at),
             }
         }
-        let mut budget = self.step_tokens().saturating_sub(shares.len()).max(1);
+        let mut budget = self.step_tokens(&prompts).saturating_sub(shares.len()).max(1);
         let is_encoder = self.engine.info().encoder;
         prompts.sort_by_key(|&at| self.slots[at].last_used);
         let oldest = prompts.first().copied();
@@ -425,11 +429,18 @@ impl BatchLoop {
         shares
     }
 
-    /// Number of tokens in a step. A step that several requests share is short, so that each makes progress.
-    fn step_tokens(&self) -> usize {
+    /// Number of tokens in a step. A step that several requests share is short, so that each makes progress. `prompts`: the
+    /// slots that have more than a token to compute.
+    fn step_tokens(&self, prompts: &[usize]) -> usize {
         let mut working = self.slots.iter().filter(|slot| slot.is_runnable()).map(|slot| slot.request);
         let is_shared = working.next().is_some_and(|first| working.any(|other| other != first));
-        if is_shared { shared_tokens(self.token_time, self.batch_tokens) } else { self.batch_tokens }
+        if !is_shared {
+            return self.batch_tokens;
+        }
+        let mut waiting: Vec<RequestId> = prompts.iter().map(|&at| self.slots[at].request).collect();
+        waiting.sort_unstable();
+        waiting.dedup();
+        shared_tokens(self.token_time, waiting.len(), self.batch_tokens)
     }
 
     /// Computes a step and distributes its rows. Returns false if the engine has failed.
@@ -582,9 +593,12 @@ impl BatchLoop {
     }
 }
 
-/// Number of tokens in a step that several requests share, if one takes `token_time`.
-pub(super) fn shared_tokens(token_time: Duration, batch_tokens: usize) -> usize {
-    let tokens = SHARED_STEP.as_nanos() / token_time.as_nanos().max(1);
+/// Number of tokens in a step that several requests share, if one takes `token_time` and the prompts of `waiting` requests
+/// are not computed yet.
+pub(super) fn shared_tokens(token_time: Duration, waiting: usize, batch_tokens: usize) -> usize {
+    let waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
+    let step = STEP_PER_PROMPT.saturating_mul(waiting).clamp(SHARED_STEP, MAX_SHARED_STEP);
+    let tokens = step.as_nanos() / token_time.as_nanos().max(1);
     usize::try_from(tokens).unwrap_or(usize::MAX).max(MIN_SHARED_TOKENS).min(batch_tokens)
 }
 

@@ -549,7 +549,11 @@ fn shared_steps_are_short() {
     let ms = Duration::from_millis;
     for (token_time, expect) in [(ms(0), 256), (ms(1), 200), (ms(5), 40), (ms(100), 16), (Duration::MAX, 16)]
     {
-        assert_eq!(shared_tokens(token_time, 256), expect, "{token_time:?}");
+        assert_eq!(shared_tokens(token_time, 1, 256), expect, "{token_time:?}");
     }
-    assert_eq!(shared_tokens(ms(100), 8), 8);
+    assert_eq!(shared_tokens(ms(100), 1, 8), 8);
+    // Longer, the more prompts wait.
+    for (waiting, expect) in [(0, 40), (2, 40), (3, 60), (10, 200), (1000, 200)] {
+        assert_eq!(shared_tokens(ms(5), waiting, 256), expect, "{waiting}");
+    }
 }

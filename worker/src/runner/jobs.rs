@@ -8,7 +8,7 @@ use super::protocol::{RunnerError, WindowScores};
 use crate::engine::RowSelection;
 
 /// Identifies the request that a job belongs to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RequestId(pub(super) u64);
 
 /// Windows of ids to score.
