@@ -173,8 +173,7 @@ impl TryFrom<DerivedColumns> for DerivedModel {
 impl Tx {
     /// Lists the origins of a model, each a line of `bases`, without their tags.
     pub(super) async fn bases_insert(&mut self, digest: &Digest, bases: &str) -> Result<(), Error> {
-        let names: BTreeSet<&str> =
-            bases.lines().filter_map(|line| line.split(':').next()).filter(|name| !name.is_empty()).collect();
+        let names: BTreeSet<&str> = bases.lines().map(without_tag).filter(|name| !name.is_empty()).collect();
         if names.is_empty() {
             return Ok(());
         }
@@ -185,6 +184,12 @@ impl Tx {
             .execute(c).await.map(drop))?;
         Ok(())
     }
+}
+
+/// The name of a model without its tag. The colon of a port is not that of a tag.
+pub(super) fn without_tag(name: &str) -> &str {
+    let path = name.rfind('/').map_or(0, |at| at + 1);
+    name[path..].find(':').map_or(name, |at| &name[..path + at])
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use futures::{StreamExt, TryStreamExt, stream};
 
+use super::lineage::without_tag;
 use super::search::Amount;
 use super::search_filter::{SearchFilter, Text};
 use super::{ListFilter, Store, size};
@@ -112,8 +113,8 @@ impl FactColumns {
 
 impl Store {
     /// The values of facts among the repositories that fit, whose numbers [`Store::search_ids`] has found, each fact without
-    /// the filter's own choice of it. Of many repositories, those that changed last are counted, or with several conditions,
-    /// some of those that were found: in the order of time, many rows would be read for each that fits.
+    /// the filter's own choice of it. Of many repositories, those that changed last are counted, or with several conditions
+    /// or an origin, some of those that were found: in the order of time, many rows would be read for each that fits.
     pub(crate) async fn search_facets(
         &self,
         visible: &ListFilter,
@@ -124,8 +125,9 @@ impl Store {
         let (chosen, others): (Vec<FacetColumn>, Vec<FacetColumn>) =
             FacetColumn::ALL.into_iter().partition(|column| filter.has(*column));
         let is_many = Amount::of(ids) == Amount::Many;
-        let has_several_conditions = !filter.typed.is_empty() || chosen.len() > 1;
-        let amount = match is_many && has_several_conditions {
+        // Origins are in no index with the facts.
+        let reads_many_rows = !filter.typed.is_empty() || chosen.len() > 1 || filter.base.is_some();
+        let amount = match is_many && reads_many_rows {
             true => Amount::Found(&ids[..ids.len().min(MANY_IDS)]),
             false => Amount::of(ids),
         };
@@ -181,12 +183,6 @@ impl Store {
         );
         (statement, text)
     }
-}
-
-/// The name of a model without its tag. The colon of a port is not that of a tag.
-fn without_tag(name: &str) -> &str {
-    let path = name.rfind('/').map_or(0, |at| at + 1);
-    name[path..].find(':').map_or(name, |at| &name[..path + at])
 }
 
 /// The number of repositories that have each value of a fact, or a value in each range.

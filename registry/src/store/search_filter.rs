@@ -1,5 +1,6 @@
 //! The conditions of a search as SQL.
 
+use super::lineage::without_tag;
 use super::repositories::names_below;
 use super::search::Amount;
 use super::search_facets::FacetColumn;
@@ -33,7 +34,10 @@ pub(crate) struct SearchFilter {
     pub(crate) max_parameters: Option<u64>,
     pub(crate) max_size_bytes: Option<u64>,
     pub(crate) min_context: Option<u64>,
+    /// The name of a model that it was made from.
     pub(crate) base: Option<String>,
+    /// Few models name that origin: see [`Store::search_plan`].
+    pub(crate) base_is_rare: bool,
 }
 
 /// What a search looks through.
@@ -193,10 +197,18 @@ impl Text {
             }
         }
         if let Some(base) = &filter.base {
-            let (whole, tagged) = (self.text(format!("\n{base}\n")), self.text(format!("\n{base}:")));
-            let bases = format!("{row}.bases");
-            let (whole, tagged) = (self.contains(&bases, &whole), self.contains(&bases, &tagged));
-            all.push(format!("({whole} or {tagged})"));
+            let name = without_tag(base);
+            let models = format!("from model_bases b where b.base = {}", self.text(name));
+            let is_only_list = filter.words.is_empty() && filter.tags.is_empty();
+            all.push(match amount == Amount::Few && (filter.base_is_rare || is_only_list) {
+                true => format!("{row}.digest in (select b.digest {models})"),
+                // Each row is looked up, in the order of the index that is read.
+                false => format!("exists (select 1 {models} and b.digest = {row}.digest)"),
+            });
+            if name != base {
+                let whole = self.text(format!("\n{base}\n"));
+                all.push(self.contains(&format!("{row}.bases"), &whole));
+            }
         }
         if all.is_empty() { "1 = 1".to_owned() } else { all.join(" and ") }
     }

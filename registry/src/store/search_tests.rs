@@ -231,7 +231,9 @@ async fn origins_are_counted_by_their_names_without_tags() {
             let found: Vec<_> = counts.values.iter().map(|(name, count)| (name.as_str(), *count)).collect();
             assert_eq!(found, expect);
         }
-        // Each leads to as many as it says.
+        // Each leads to as many as it says, and a name with a tag to those that say the tag.
+        let tagged = find(&store, &ListFilter::All, &of("org/base:v1"), SearchOrder::Name).await;
+        assert_eq!(tagged, ["team/a:latest"]);
         for (base, count) in expect {
             let found = find(&store, &ListFilter::All, &of(base), SearchOrder::Name).await;
             assert_eq!(found.len() as u64, count, "{base}: {found:?}");
@@ -486,8 +488,9 @@ fn assert_no_scan(plan: &str) {
         let is_bounded = table.is_none_or(|table| intermediate.contains(&table) || table.starts_with('('));
         assert!(is_bounded && !step.contains("Seq Scan"), "{step}\n{plan}");
     }
-    // The kinds of a repository are found by its name, and not by a fact that they share with others.
-    assert!(!plan.contains("SEARCH x USING INDEX search_"), "{plan}");
+    // The kinds of a repository are found by its name or number, and not by a fact that they share with others.
+    let others = plan.replace("SEARCH x USING INDEX search_facts_by_id", "");
+    assert!(!others.contains("SEARCH x USING INDEX search_"), "{plan}");
     assert!(!plan.contains("SCAN tags") && !plan.contains("SCAN repositories"), "{plan}");
 }
 
@@ -542,7 +545,9 @@ async fn plans_use_indexes() {
             quantization: quantized.quantization.clone(),
             ..typed("qwen")
         };
+        let made_from = SearchFilter { base: Some("org/base:v1".to_owned()), ..SearchFilter::default() };
         for (filter, order, index) in [
+            (&made_from, SearchOrder::Size, "search_by_manifest"),
             (&rare, SearchOrder::Size, "search_facts_by_id"),
             (&typed("qwen"), SearchOrder::Relevance, "search_facts_by_id"),
             (&named, SearchOrder::Name, "search_facts_by_id"),
@@ -561,6 +566,13 @@ async fn plans_use_indexes() {
         }
         // Frequent words and facts are looked for among the first repositories with the words.
         let frequent = SearchFilter { prefers_words: false, ..rare.clone() };
+        let (first, text) = store.search_first_derived_text(&visible, &made_from).unwrap();
+        let derived = plan(&store, &first, text.parameters).await;
+        assert_no_scan(&derived);
+        assert!(
+            !is_sqlite || derived.contains("SEARCH s USING INDEX search_by_manifest (digest=?)"),
+            "{derived}"
+        );
         if let Some((first, text)) = store.search_first_ids_text(&visible, &frequent) {
             let plan = plan(&store, &first, text.parameters).await;
             assert_no_scan(&plan);
@@ -573,7 +585,7 @@ async fn plans_use_indexes() {
         assert!(!is_sqlite || (tag.is_some() && tag < row), "{plan_of_tags}");
         // What was found is read by number: neither the words, tags nor names nor the visibility are read again.
         let found = Amount::Found(&[1, 2, 3]);
-        for filter in [&rare, &typed("qwen"), &named, &quantized, &tagged, &owned] {
+        for filter in [&rare, &typed("qwen"), &named, &quantized, &tagged, &owned, &made_from] {
             let range = PageRange { after: None, limit: 25 };
             let (rows, text) = store.search_text(&visible, filter, SearchOrder::Size, found, None, range);
             let (facts, counted) = store.search_facets_text(&visible, filter, found, 25);
