@@ -295,6 +295,66 @@ def see_deletions_audit_and_connections():
     browser.check("connections")
 
 
+def as_administrator(method, path, body):
+    """Sends a request of the administrator to Lode's API."""
+    credentials = base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
+    headers = {"Authorization": f"Basic {credentials}", "Content-Type": "application/json"}
+    data = json.dumps(body).encode()
+    urllib.request.urlopen(urllib.request.Request(base + path, data, headers, method=method)).close()
+
+
+def see_what_a_role_may():
+    """The pages of a repository without an account, and as a reader, a writer, a maintainer and an owner."""
+    people = {"rita": "read", "will": "write", "mia": "maintain", "olga": "own"}
+    for name, role in people.items():
+        as_administrator("POST", "/lode/v1/accounts", {"name": name, "password": PASSWORD})
+        as_administrator("PUT", "/lode/v1/grants", {"target": "team/*", "subject": name, "role": role})
+    browser.press("Sign out")
+    browser.expect("User name")
+    browser.open("/team/notes")
+    browser.expect("Page not found")
+    browser.check("hidden", ONE_VIEW)
+    browser.open("/-/admin/audit")
+    browser.expect("User name")
+    for name, role in people.items():
+        browser.open("/login")
+        browser.fill(name=name, password=PASSWORD)
+        browser.press("Sign in")
+        browser.expect("Keys of ollama")
+        browser.open("/team/notes?tag=v1")
+        browser.expect("Facts")
+        tabs = {tab.text for tab in browser.driver.find_elements(By.CSS_SELECTOR, "nav.tabs a")}
+        managed = {"maintain": {"Rules"}, "own": {"Rules", "Settings"}}.get(role, set())
+        assert tabs & {"Rules", "Settings"} == managed, (role, tabs)
+        edits = any(text in browser.text() for text in ["Write a card", "Edit card"])
+        assert edits == (role != "read"), (role, browser.text())
+        browser.check(f"role-{role}", ONE_VIEW)
+        if role == "read":
+            browser.press("Tags")
+            browser.expect("History of the tags")
+            assert "Delete" not in browser.text(), browser.text()
+            browser.open("/-/admin/audit")
+            browser.expect("Forbidden")
+            browser.check("forbidden", ONE_VIEW)
+        elif role == "write":
+            browser.press("Write a card")
+            browser.fill(text="# What the team noted")
+            browser.press("Save")
+            browser.expect("What the team noted")
+        elif role == "maintain":
+            browser.expect("What the team noted")
+            browser.press("Rules")
+            browser.expect("No retention rule applies here")
+        else:
+            browser.press("Settings")
+            browser.expect("Delete team/notes")
+        browser.press("Sign out")
+        browser.expect("User name")
+    browser.open("/login")
+    sign_in()
+    browser.expect("Keys of ollama")
+
+
 def connect_ollama():
     key = base64.urlsafe_b64encode(KEY.encode()).decode().rstrip("=")
     browser.press("Sign out")
@@ -468,6 +528,7 @@ manage_repositories_and_the_server()
 manage_robots()
 manage_quotas_and_find_accounts()
 see_deletions_audit_and_connections()
+see_what_a_role_may()
 delete_repository()
 connect_ollama()
 allow_devices()
