@@ -20,8 +20,9 @@ const LAST_USE: &str = "token_used";
 const BACKGROUND: [&str; 6] =
     ["ping", "blobs_live", "sized_page", "waiting_removals", "job_claim", "database_now_ms"];
 
-/// The tasks that record and count pulls, and that index the model.
+/// The tasks that record and count pulls, and that index the model. All statements of the search are theirs, too.
 const RECORD: [&str; 6] = ["begin", "audit_insert", "pulls_write", "pulls_expire", "commit", "model_put"];
+const SEARCH: &str = "search_";
 
 /// How often each query ran, in the tasks of this thread.
 fn counts(text: &str) -> BTreeMap<String, u64> {
@@ -78,7 +79,9 @@ async fn a_token_in_use_causes_no_query() {
                     let cost = counts(&recorder.handle().render());
                     // A pull is recorded and counted once an hour, by tasks; the model is indexed by another.
                     attempts += 1;
-                    if !RECORD.iter().any(|query| cost.contains_key(*query)) || attempts > 20 {
+                    let is_recording =
+                        |query: &String| RECORD.contains(&&query[..]) || query.starts_with(SEARCH);
+                    if !cost.keys().any(is_recording) || attempts > 20 {
                         break cost;
                     }
                 };
