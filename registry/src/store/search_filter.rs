@@ -198,17 +198,22 @@ impl Text {
         }
         if let Some(base) = &filter.base {
             let name = without_tag(base);
-            let models = format!("from model_bases b where b.base = {}", self.text(name));
             let is_only_list = filter.words.is_empty() && filter.tags.is_empty();
-            all.push(match amount == Amount::Few && (filter.base_is_rare || is_only_list) {
-                true => format!("{row}.digest in (select b.digest {models})"),
-                // Each row is looked up, in the order of the index that is read.
-                false => format!("exists (select 1 {models} and b.digest = {row}.digest)"),
-            });
-            if name != base {
-                let whole = self.text(format!("\n{base}\n"));
-                all.push(self.contains(&format!("{row}.bases"), &whole));
+            if amount == Amount::Few && (filter.base_is_rare || is_only_list) {
+                let name = self.text(name);
+                all.push(format!(
+                    "{row}.digest in (select b.digest from model_bases b where b.base = {name})"
+                ));
             }
+            // With the tags of the origins, which that list lacks, and for rows that are read anyway.
+            let bases = format!("{row}.bases");
+            let whole = self.text(format!("\n{base}\n"));
+            let mut named = self.contains(&bases, &whole);
+            if name == base {
+                let tagged = self.text(format!("\n{base}:"));
+                named = format!("({named} or {})", self.contains(&bases, &tagged));
+            }
+            all.push(named);
         }
         if all.is_empty() { "1 = 1".to_owned() } else { all.join(" and ") }
     }
