@@ -86,7 +86,7 @@ impl AuditLogPage {
         [&self.actor, &self.action, &self.target, &self.outcome].iter().any(|text| !text.is_empty())
     }
 
-    /// The beginning of what the record says beside its target.
+    /// The beginning of what the record says in addition to its target.
     fn detail(&self, record: &AuditRecord) -> Option<String> {
         let text = record.detail.as_ref().filter(|detail| !detail.is_null())?.to_string();
         Some(text.chars().take(MAX_DETAIL_CHARS).collect())

@@ -116,7 +116,7 @@ impl TensorsPage {
     /// How many tensors of a line other models have, too.
     fn shared_text(line: &TensorLine) -> String {
         match line.shared {
-            // The other model is named beside it.
+            // The page names the other model.
             all if all == 0 || line.count == 1 => String::new(),
             all if all == line.count => "all".to_owned(),
             some => format!("{} of {}", grouped(some), grouped(line.count)),
