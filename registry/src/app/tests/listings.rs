@@ -60,13 +60,6 @@ async fn everything_in_a_repository_is_listed() {
         assert_eq!(tags.items[0].content.kind, ContentKind::Index);
         assert!(tags.items.iter().all(|tag| tag.modified_at > 0 && tag.actor.is_none()));
         assert_eq!(tags.items.iter().map(|tag| tag.is_signed).collect::<Vec<_>>(), [false, true, false]);
-        // Cosign's name for the signatures of a digest.
-        let (signed, _) = f.image("team/signed", "v1", "one").await;
-        f.image("team/signed", &format!("{}.sig", signed.as_str().replace(':', "-")), "signature").await;
-        let cosign = f.registry.tag_summaries(&CALLER, &repo("team/signed"), None, None).await.unwrap();
-        let found: Vec<_> =
-            cosign.items.iter().map(|tag| (tag.content.digest == signed, tag.is_signed)).collect();
-        assert_eq!(found, [(false, false), (true, true)]);
         let page = f.registry.tag_summaries(&CALLER, &repo("team/app"), Some(1), Some("all")).await.unwrap();
         assert_eq!((page.items[0].tag.as_str(), page.more), ("v1", true));
 
@@ -100,10 +93,10 @@ async fn everything_in_a_repository_is_listed() {
             (items.map(|r| (r.repository.to_string(), r.tags, r.manifests)).collect::<Vec<_>>(), page.more)
         };
         let (app, app_2) = (("team/app".to_owned(), 3, 4), ("team/app-2".to_owned(), 0, 0));
-        assert_eq!(list(None, None, None).await.0[..2], [app.clone(), app_2.clone()]);
+        assert_eq!(list(None, None, None).await, (vec![app.clone(), app_2.clone()], false));
         assert_eq!(list(None, Some(1), None).await, (vec![app.clone()], true));
-        assert_eq!(list(None, Some(1), Some("team/app")).await, (vec![app_2.clone()], true));
-        assert_eq!(list(Some("team"), Some(2), None).await, (vec![app.clone(), app_2], true));
+        assert_eq!(list(None, Some(1), Some("team/app")).await, (vec![app_2.clone()], false));
+        assert_eq!(list(Some("team"), None, None).await, (vec![app.clone(), app_2], false));
         assert_eq!(list(Some("team/app"), None, None).await, (vec![app], false));
         assert_eq!(list(Some("tea"), None, None).await, (Vec::new(), false));
         let all = f.registry.repository_summaries(&CALLER, None, None, None).await.unwrap().items;
@@ -117,6 +110,14 @@ async fn everything_in_a_repository_is_listed() {
         assert!(matches!(nowhere, Err(Error::NameUnknown { .. })));
         let empty = f.registry.tag_summaries(&CALLER, &repo("team/app-2"), None, None).await.unwrap();
         assert!(empty.items.is_empty());
+
+        // Cosign's name for the signatures of a digest.
+        let (signed, _) = f.image("team/signed", "v1", "one").await;
+        f.image("team/signed", &format!("{}.sig", signed.as_str().replace(':', "-")), "signature").await;
+        let cosign = f.registry.tag_summaries(&CALLER, &repo("team/signed"), None, None).await.unwrap();
+        let found: Vec<_> =
+            cosign.items.iter().map(|tag| (tag.content.digest == signed, tag.is_signed)).collect();
+        assert_eq!(found, [(false, false), (true, true)]);
     })
     .await;
 }
