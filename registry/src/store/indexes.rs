@@ -73,8 +73,6 @@ const INDEXES: &[Index] = &[
     Index { name: "search_by_quantization_name", table: "search", on: "(lower(quantization), position)" },
     Index { name: "search_by_architecture_name", table: "search", on: "(lower(architecture), position)" },
     Index { name: "search_by_license_name", table: "search", on: "(lower(license), position)" },
-    // From the models that name an origin to their repositories.
-    Index { name: "search_by_manifest", table: "search", on: "(digest)" },
     Index { name: "search_by_task_name", table: "search", on: "(lower(task), position)" },
     // Has all columns of conditions and counts, so that most rows are judged without reading the table.
     Index {

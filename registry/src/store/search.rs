@@ -6,7 +6,6 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 use sqlx::AssertSqlSafe;
 
-use super::lineage::without_tag;
 use super::models::{ModelColumns, ModelRow};
 use super::pulls::PullTotals;
 use super::repositories::AFTER_NAMES;
@@ -16,9 +15,9 @@ use crate::Error;
 
 /// The most repositories that a count has.
 pub(crate) const MAX_COUNT: u64 = 1000;
-/// The most repositories of a tag, or with the words, that are counted to decide whether a search begins with them.
+/// The most repositories of a tag, or with the words and the origin, that are counted to decide whether a search begins with them.
 const LIST_ROWS: i64 = 20_000;
-/// How many repositories with frequent words, or models with a frequent origin, are looked at first.
+/// How many repositories with frequent words are looked at first.
 const FIRST_ROWS: i64 = 2000;
 /// The most tags of a repository that are counted.
 const MAX_TAGS: i64 = 1000;
@@ -273,22 +272,9 @@ impl Store {
         let is_sqlite = matches!(self.read(), Engine::Sqlite(_));
         filter.prefers_words = is_sqlite
             && filter.has_facts()
-            && !filter.words.is_empty()
+            && filter.has_word_lists()
             && self.has_rare_words(&filter).await?;
-        if let Some(base) = &filter.base {
-            filter.base_is_rare = self.is_rare_base(base).await?;
-        }
         Ok(filter)
-    }
-
-    /// Whether few models name this one as their origin.
-    async fn is_rare_base(&self, base: &str) -> Result<bool, Error> {
-        let text = AssertSqlSafe(format!(
-            "select count(*) from (select 1 from model_bases where base = $1 limit {FIRST_ROWS}) few"
-        ));
-        let (count,): (i64,) = query!(self.read(), c => sqlx::query_as(text)
-            .bind(without_tag(base)).fetch_one(c).await)?;
-        Ok(count < FIRST_ROWS)
     }
 
     /// Orders tags by the number of their repositories, as far as that is counted.
@@ -322,9 +308,7 @@ impl Store {
         visible: &ListFilter,
         filter: &SearchFilter,
     ) -> Result<Vec<i64>, Error> {
-        let first = self.search_first_ids_text(visible, filter);
-        let first = first.or_else(|| self.search_first_derived_text(visible, filter));
-        if let Some((statement, text)) = first {
+        if let Some((statement, text)) = self.search_first_ids_text(visible, filter) {
             let rows: Vec<(i64,)> = self.run(statement, text).await?;
             if rows.len() as u64 > MAX_COUNT {
                 return Ok(rows.into_iter().map(|(id,)| id).collect());
@@ -347,7 +331,7 @@ impl Store {
     /// are read anyway. SQLite would list all that have the words, however soon enough of them fit.
     fn search_first_ids_text(&self, visible: &ListFilter, filter: &SearchFilter) -> Option<(String, Text)> {
         let is_worthwhile = matches!(self.read(), Engine::Sqlite(_))
-            && !filter.words.is_empty()
+            && filter.has_word_lists()
             && filter.tags.is_empty()
             && filter.has_facts()
             && !filter.prefers_words;
@@ -365,34 +349,6 @@ impl Store {
         let rows = self.visible_rows("s.id", &source, &fitting, Amount::Few);
         let limit = MAX_COUNT + 1;
         Some((format!("{rows} limit {limit}"), text))
-    }
-
-    /// Looks for the repositories that fit among the first models with a frequent origin. `None` if all of them are read
-    /// anyway. A repository fits if one of its kinds of models does.
-    fn search_first_derived_text(
-        &self,
-        visible: &ListFilter,
-        filter: &SearchFilter,
-    ) -> Option<(String, Text)> {
-        let base = filter.base.as_ref().filter(|_| !filter.base_is_rare)?;
-        if !filter.words.is_empty() || !filter.tags.is_empty() {
-            return None;
-        }
-        let mut text = Text::new(self, visible);
-        let (facts, name) = (text.facts(filter, Amount::Many), text.name(filter, Amount::Many, false));
-        let base = text.text(without_tag(base));
-        let join = match self.read() {
-            // Keeps the order.
-            Engine::Sqlite(_) => "cross join",
-            Engine::Postgres(_) => "join",
-        };
-        let source = format!(
-            "(select digest from model_bases where base = {base} limit {FIRST_ROWS}) few
-             {join} search s on s.digest = few.digest"
-        );
-        let rows = self.visible_rows("distinct s.id", &source, &format!("{facts} and {name}"), Amount::Few);
-        let limit = MAX_COUNT + 1;
-        Some((format!("select f.id from ({rows} limit {limit}) as f"), text))
     }
 
     /// Selects rows `s` that fit and that the client of the text's first parameters may see; many in the order of their last

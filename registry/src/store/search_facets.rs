@@ -166,8 +166,9 @@ impl Store {
     ) -> (String, Text) {
         let mut text = Text::new(self, visible);
         let amount = match amount {
-            // Many rows fit most of the time, so they are soon found in the order of time, except those with words.
-            Amount::Many if !filter.typed.is_empty() => Amount::Few,
+            // Many rows fit most of the time, so they are soon found in the order of time, except those with words or an
+            // origin.
+            Amount::Many if !filter.typed.is_empty() || filter.base.is_some() => Amount::Few,
             amount => amount,
         };
         let facts = text.facts(filter, amount);

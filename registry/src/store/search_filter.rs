@@ -4,6 +4,7 @@ use super::lineage::without_tag;
 use super::repositories::names_below;
 use super::search::Amount;
 use super::search_facets::FacetColumn;
+use super::words::origin_word;
 use super::{Engine, ListFilter, Store, bigint};
 
 /// The conditions of a search; `None` is no condition.
@@ -13,7 +14,8 @@ pub(crate) struct SearchFilter {
     pub(crate) typed: Vec<String>,
     /// Each is the beginning of a word of the repository. Empty although something was typed: nothing fits.
     pub(crate) words: Vec<String>,
-    /// Few results are read from the list of the words rather than from that of a fact: see [`Store::search_plan`].
+    /// Few results are read from the list of the words, or of the origin, rather than from that of another fact: see
+    /// [`Store::search_plan`].
     pub(crate) prefers_words: bool,
     /// Each is a part of the repository's name.
     pub(crate) in_name: Vec<String>,
@@ -36,8 +38,6 @@ pub(crate) struct SearchFilter {
     pub(crate) min_context: Option<u64>,
     /// The name of a model that it was made from.
     pub(crate) base: Option<String>,
-    /// Few models name that origin: see [`Store::search_plan`].
-    pub(crate) base_is_rare: bool,
 }
 
 /// What a search looks through.
@@ -60,10 +60,24 @@ impl SearchFilter {
         texts.into_iter().any(Option::is_some) || numbers.iter().any(Option::is_some)
     }
 
-    /// The words in the syntax of SQLite's FTS5.
+    /// Whether repositories can be read from lists of words: the origins of a repository's models are words, too.
+    pub(super) fn has_word_lists(&self) -> bool {
+        !self.words.is_empty() || (self.typed.is_empty() && self.base.is_some())
+    }
+
+    /// The words and the origin in the syntax of SQLite's FTS5.
     pub(super) fn fts_words(&self) -> String {
-        let words: Vec<String> = self.words.iter().map(|word| format!("\"{word}\"*")).collect();
-        words.join(" AND ")
+        // The words are ASCII letters and digits, so they are no syntax of either engine.
+        let words = self.words.iter().map(|word| format!("\"{word}\"*"));
+        let origin = self.base.iter().map(|base| format!("\"{}\"", origin_word(base)));
+        words.chain(origin).collect::<Vec<String>>().join(" AND ")
+    }
+
+    /// The same in the syntax of Postgres.
+    fn ts_words(&self) -> String {
+        let words = self.words.iter().map(|word| format!("'{word}':*"));
+        let origin = self.base.iter().map(|base| format!("'{}'", origin_word(base)));
+        words.chain(origin).collect::<Vec<String>>().join(" & ")
     }
 
     pub(super) fn has(&self, column: FacetColumn) -> bool {
@@ -197,19 +211,11 @@ impl Text {
             }
         }
         if let Some(base) = &filter.base {
-            let name = without_tag(base);
-            let is_only_list = filter.words.is_empty() && filter.tags.is_empty();
-            if amount == Amount::Few && (filter.base_is_rare || is_only_list) {
-                let name = self.text(name);
-                all.push(format!(
-                    "{row}.digest in (select b.digest from model_bases b where b.base = {name})"
-                ));
-            }
-            // With the tags of the origins, which that list lacks, and for rows that are read anyway.
+            // The words of a repository have the origins of all its models, without tags.
             let bases = format!("{row}.bases");
             let whole = self.text(format!("\n{base}\n"));
             let mut named = self.contains(&bases, &whole);
-            if name == base {
+            if without_tag(base) == base {
                 let tagged = self.text(format!("\n{base}:"));
                 named = format!("({named} or {})", self.contains(&bases, &tagged));
             }
@@ -269,7 +275,7 @@ impl Text {
         self.is_sqlite
             && amount == Amount::Few
             && filter.tags.is_empty()
-            && !filter.words.is_empty()
+            && filter.has_word_lists()
             && (filter.prefers_words || !filter.has_facts())
     }
 
@@ -281,20 +287,19 @@ impl Text {
 
     /// The condition on the words of the row `s`.
     fn words(&mut self, filter: &SearchFilter, amount: Amount<'_>) -> String {
-        if filter.typed.is_empty() {
-            return "1 = 1".to_owned();
-        }
-        if filter.words.is_empty() {
+        if !filter.typed.is_empty() && filter.words.is_empty() {
             return "1 = 0".to_owned();
         }
-        // The words are ASCII letters and digits, so they are no syntax of either engine.
+        // The facts of rows that are read in their order tell the origin.
+        if filter.words.is_empty() && (filter.base.is_none() || amount == Amount::Many) {
+            return "1 = 1".to_owned();
+        }
         if self.is_sqlite {
             let id = self.unindexed("s.id", amount);
             let words = self.text(filter.fts_words());
             return format!("{id} in (select rowid from search_words where search_words match {words})");
         }
-        let words: Vec<String> = filter.words.iter().map(|word| format!("'{word}':*")).collect();
-        let words = format!("cast({} as tsquery)", self.text(words.join(" & ")));
+        let words = format!("cast({} as tsquery)", self.text(filter.ts_words()));
         match amount {
             Amount::Few | Amount::Found(_) => {
                 format!("s.id in (select id from search_words where words @@ {words})")

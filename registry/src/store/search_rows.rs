@@ -12,7 +12,7 @@ use serde_json::Value;
 use sqlx::AssertSqlSafe;
 
 use super::pulls::recent_pulls;
-use super::words::{add_name_words, add_text_words};
+use super::words::{add_name_words, add_text_words, origin_word};
 use super::{Engine, Store, Tx, digest_list, parse_stored, placeholders, query};
 use crate::Error;
 
@@ -22,12 +22,14 @@ const MAX_TAGS: i64 = 64;
 const MAX_KINDS: usize = 16;
 /// The most words of a repository.
 const MAX_WORDS: usize = 4000;
+/// Which words a repository has. The job rewrites those of another form.
+const WORD_FORM: i64 = 1;
 /// How many repositories a transaction of the job rewrites.
 const REPOSITORY_BATCH: usize = 32;
 
 const COLUMNS: &str = "repository, position, id, tag, digest, updated_at, newest_at, created_at, indexed_at, format, architecture,
-    quantization, license, task, parameters, size_bytes, context_length, bases, pulls, card";
-const PLACES: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    quantization, license, task, parameters, size_bytes, context_length, bases, pulls, card, word_form";
+const PLACES: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 
 #[derive(Clone, Debug, PartialEq, Eq, sqlx_macros::FromRow)]
 struct SearchColumns {
@@ -51,6 +53,7 @@ struct SearchColumns {
     bases: Option<String>,
     pulls: i64,
     card: Option<String>,
+    word_form: i64,
 }
 
 impl SearchColumns {
@@ -69,7 +72,7 @@ impl Store {
             "(coalesce((select max(t.updated_at) from tags t where t.repository = {name}), -1)
                  <> coalesce((select s.newest_at from search s where s.repository = n.name and s.position = 0), -1)
              or exists (select 1 from search s
-                        where s.repository = n.name and s.position = 0 and s.pulls <> {recent})
+                        where s.repository = n.name and s.position = 0 and (s.pulls <> {recent} or s.word_form <> {WORD_FORM}))
              or exists (select 1 from search s join models m on m.digest = s.digest
                         where s.repository = n.name and m.indexed_at <> s.indexed_at))"
         )
@@ -175,7 +178,7 @@ impl Tx {
                     cast(0 as bigint) as newest_at, r.created_at, coalesce(m.indexed_at, 0) as indexed_at,
                     m.format, m.architecture, m.quantization, m.license, m.task, coalesce(m.parameters, -1) as parameters,
                     coalesce(m.size_bytes, -1) as size_bytes, coalesce(m.context_length, -1) as context_length, m.bases, {recent} as pulls,
-                    {card} as card
+                    {card} as card, cast({WORD_FORM} as bigint) as word_form
              from (select * from (select repository, name, digest, updated_at from tags
                                   where repository = $1 order by updated_at desc, name limit {MAX_TAGS}) newest
                    union select repository, name, digest, updated_at from tags
@@ -202,8 +205,10 @@ impl Tx {
         if rows == before {
             return Ok(());
         }
-        let sources = |rows: &[SearchColumns]| -> Vec<(String, i64, Option<String>)> {
-            rows.iter().map(|row| (row.digest.clone(), row.indexed_at, row.card.clone())).collect()
+        let sources = |rows: &[SearchColumns]| -> Vec<(String, i64, Option<String>, i64)> {
+            let source =
+                |row: &SearchColumns| (row.digest.clone(), row.indexed_at, row.card.clone(), row.word_form);
+            rows.iter().map(source).collect()
         };
         if sources(&rows) != sources(&before) {
             self.search_words_replace(repository, id, &rows).await?;
@@ -222,7 +227,7 @@ impl Tx {
                     .bind(row.updated_at).bind(row.newest_at).bind(row.created_at).bind(row.indexed_at)
                     .bind(row.format).bind(row.architecture).bind(row.quantization).bind(row.license).bind(row.task)
                     .bind(row.parameters).bind(row.size_bytes).bind(row.context_length).bind(row.bases).bind(row.pulls)
-                    .bind(row.card);
+                    .bind(row.card).bind(row.word_form);
             }
             query.execute(c).await.map(drop)
         })?;
@@ -259,7 +264,7 @@ impl Tx {
         Ok(())
     }
 
-    /// Replaces the words of a repository by those of its name and of these rows; without rows it has none.
+    /// Replaces the words of a repository by those of its name, of these rows and of their origins; without rows it has none.
     async fn search_words_replace(
         &mut self,
         repository: &Repository,
@@ -298,6 +303,8 @@ impl Tx {
         };
         let card = card.iter().flat_map(|card| card.split_whitespace());
         words.extend(card.take(MAX_WORDS).map(str::to_owned));
+        let bases = rows.iter().filter_map(|row| row.bases.as_deref());
+        words.extend(bases.flat_map(str::lines).filter(|base| !base.is_empty()).map(origin_word));
         let words: Vec<String> = words.into_iter().collect();
         query!(self.conn(), c => sqlx::query(insert).bind(id).bind(words.join(" ")).execute(c).await.map(drop))?;
         Ok(())

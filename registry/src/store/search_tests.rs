@@ -238,6 +238,35 @@ async fn origins_are_counted_by_their_names_without_tags() {
             let found = find(&store, &ListFilter::All, &of(base), SearchOrder::Name).await;
             assert_eq!(found.len() as u64, count, "{base}: {found:?}");
         }
+        // With words, and as no word that somebody types.
+        let origin = Some("org/base".to_owned());
+        let both = |text: &str| SearchFilter { base: origin.clone(), ..typed(text) };
+        for (filter, expect) in [(both("team b"), &["team/b:latest"][..]), (both("c"), &[]), (both("→"), &[])]
+        {
+            assert_eq!(find(&store, &ListFilter::All, &filter, SearchOrder::Relevance).await, expect);
+        }
+        for text in ["org", "org/base", "→org→base"] {
+            assert_eq!(names(&store, text).await, Vec::<String>::new());
+        }
+        // Rows of an earlier version, whose words lack the origins.
+        let (id, words) = match store.read() {
+            Engine::Sqlite(_) => ("rowid", "'team'"),
+            Engine::Postgres(_) => ("id", "cast('team' as tsvector)"),
+        };
+        for text in [
+            format!("delete from search_words where {id} > 0"),
+            format!("insert into search_words ({id}, words) select id, {words} from search"),
+            "update search set word_form = 0".to_owned(),
+        ] {
+            let text = sqlx::AssertSqlSafe(text);
+            query!(store.write(), c => sqlx::query(text).execute(c).await.map(drop)).unwrap();
+        }
+        assert_eq!(store.search_ids(&ListFilter::All, &of("org/base")).await.unwrap(), Vec::<i64>::new());
+        let (stale, _) = store.search_stale("", 100).await.unwrap();
+        assert_eq!(stale.len(), all.len());
+        store.search_refresh_all(&stale).await.unwrap();
+        assert_eq!(store.search_ids(&ListFilter::All, &of("org/base")).await.unwrap().len(), 2);
+        assert!(store.search_stale("", 100).await.unwrap().0.is_empty());
     })
     .await;
 }
@@ -545,9 +574,13 @@ async fn plans_use_indexes() {
             quantization: quantized.quantization.clone(),
             ..typed("qwen")
         };
-        let made_from = SearchFilter { base: Some("org/base:v1".to_owned()), ..SearchFilter::default() };
+        let made_from = SearchFilter {
+            prefers_words: true,
+            base: Some("org/base:v1".to_owned()),
+            ..SearchFilter::default()
+        };
         for (filter, order, index) in [
-            (&made_from, SearchOrder::Size, "search_by_manifest"),
+            (&made_from, SearchOrder::Size, "search_facts_by_id"),
             (&rare, SearchOrder::Size, "search_facts_by_id"),
             (&typed("qwen"), SearchOrder::Relevance, "search_facts_by_id"),
             (&named, SearchOrder::Name, "search_facts_by_id"),
@@ -566,17 +599,14 @@ async fn plans_use_indexes() {
         }
         // Frequent words and facts are looked for among the first repositories with the words.
         let frequent = SearchFilter { prefers_words: false, ..rare.clone() };
-        let (first, text) = store.search_first_derived_text(&visible, &made_from).unwrap();
-        let derived = plan(&store, &first, text.parameters).await;
-        assert_no_scan(&derived);
-        assert!(
-            !is_sqlite || derived.contains("SEARCH s USING INDEX search_by_manifest (digest=?)"),
-            "{derived}"
-        );
-        if let Some((first, text)) = store.search_first_ids_text(&visible, &frequent) {
+        let often_made_from = SearchFilter { prefers_words: false, ..made_from.clone() };
+        for (filter, kind) in [(&frequent, "COVERING INDEX"), (&often_made_from, "INDEX")] {
+            let first = store.search_first_ids_text(&visible, filter);
+            assert_eq!(first.is_some(), is_sqlite);
+            let Some((first, text)) = first else { continue };
             let plan = plan(&store, &first, text.parameters).await;
             assert_no_scan(&plan);
-            assert!(is_sqlite && plan.contains("s USING COVERING INDEX search_facts_by_id"), "{plan}");
+            assert!(plan.contains(&format!("s USING {kind} search_facts_by_id")), "{plan}");
         }
         // The tags of a repository are looked up before its row.
         let (ids, text) = store.search_ids_text(&visible, &tagged);

@@ -2,15 +2,22 @@
 //! letters and digits, so that neither splits or folds anything by rules of its own. Pure.
 
 use std::collections::BTreeSet;
-use std::iter::Peekable;
+use std::iter::{self, Peekable};
 
 use unicode_normalization::UnicodeNormalization;
 use unicode_normalization::char::is_combining_mark;
+
+use super::lineage::without_tag;
 
 /// Longer words are cut, in texts and in queries.
 const MAX_WORD_CHARS: usize = 32;
 /// The most words of a query that count.
 pub(crate) const MAX_QUERY_WORDS: usize = 12;
+
+/// Begins the word of an origin, and stands for each of its characters other than letters and digits.
+const ORIGIN_MARK: char = '→';
+/// Longer names of origins are cut.
+const MAX_ORIGIN_CHARS: usize = 128;
 
 /// A character's place in a word.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,6 +103,14 @@ pub(super) fn add_name_words(words: &mut BTreeSet<String>, name: &str) {
         words.insert(pair.concat().concat());
     }
     add_text_words(words, name, usize::MAX);
+}
+
+/// The word of a repository whose models name this one as their origin. It begins with a character that is in no word of
+/// a query, and both engines take it as one word. Several names can have the same.
+pub(super) fn origin_word(name: &str) -> String {
+    let name = without_tag(name).chars().take(MAX_ORIGIN_CHARS);
+    let name = name.map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { ORIGIN_MARK });
+    iter::once(ORIGIN_MARK).chain(name).collect()
 }
 
 /// The words of a query. A repository fits if each of them is the beginning of one of its words.
