@@ -11,12 +11,16 @@ use super::super::formats::formats_in_place;
 use super::super::prefetch::prefetch_rows;
 use super::super::rows::Rows;
 use super::super::window::Window;
-use super::decoded::{Tile, by_tiles};
+use super::decoded::{Shape, Tile, by_tiles};
 
 /// Rows that share the loads of x.
 const R: usize = 4;
 /// Columns that share a decoded row: 4 x 3 sums and 4 operands use the 16 registers.
 const C: usize = 3;
+/// Partial sums of a product.
+const LANES: usize = 8;
+/// Values of decoded rows that are multiplied at a time (measured).
+const BLOCK: usize = 512;
 /// Minimum number of columns for decoding codes to memory first (measured; floats decode in one or two
 /// instructions).
 const DECODE_CODES: usize = 8;
@@ -43,8 +47,9 @@ pub(crate) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch
         }
     } else {
         let decode = |rows: &Rows<'_>, i: usize, to: &mut [f32]| decode_row(rows, i, to);
-        let multiply = |tile: &Tile<'_>, sums: &mut [__m256]| decoded(tile, sums, out);
-        by_tiles(rows, x, scratch, (R, C), _mm256_setzero_ps(), decode, multiply);
+        let multiply = |tile: &Tile<'_>, sums: &mut [f32]| decoded(tile, sums, out);
+        let shape = Shape { rows: R, columns: C, lanes: LANES, block: BLOCK };
+        by_tiles(rows, x, scratch, shape, decode, multiply);
     }
 }
 
@@ -135,13 +140,13 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
 /// Multiplies up to R decoded rows by up to C columns. The columns in the inner loop share the loads of the
 /// rows.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn decoded(tile: &Tile<'_>, sums: &mut [__m256], out: &mut Window<'_>) {
+fn decoded(tile: &Tile<'_>, sums: &mut [f32], out: &mut Window<'_>) {
     match (tile.rows, tile.columns) {
         (R, 1) => decoded_tile::<R, 1>(tile, sums, out),
         (R, 2) => decoded_tile::<R, 2>(tile, sums, out),
         (R, C) => decoded_tile::<R, C>(tile, sums, out),
         (n, m) => {
-            for (at, sum) in sums.chunks_exact_mut(1).enumerate().take(n * m) {
+            for (at, sum) in sums.chunks_exact_mut(LANES).enumerate().take(n * m) {
                 decoded_tile::<1, 1>(&tile.row(at / m).column(at % m), sum, out);
             }
         }
@@ -152,17 +157,23 @@ fn decoded(tile: &Tile<'_>, sums: &mut [__m256], out: &mut Window<'_>) {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn decoded_tile<const RN: usize, const CN: usize>(
     tile: &Tile<'_>,
-    partial: &mut [__m256],
+    partial: &mut [f32],
     out: &mut Window<'_>,
 ) {
     assert!(tile.rows == RN && tile.columns == CN && tile.is_whole());
+    assert!(partial.len() >= RN * CN * LANES);
     let Tile { w, w_stride, x, x_stride, values, .. } = *tile;
     let mut sums = [[_mm256_setzero_ps(); RN]; CN];
     if !tile.is_first {
-        sums.as_flattened_mut().copy_from_slice(&partial[..RN * CN]);
+        for (sum, partial) in sums.as_flattened_mut().iter_mut().zip(partial.chunks_exact(LANES)) {
+            // SAFETY: as many values as the vector has.
+            *sum = unsafe { _mm256_loadu_ps(partial.as_ptr()) };
+        }
     }
     let whole = values / 8 * 8;
-    for k in (0..whole).step_by(8) {
+    // A loop over a range is unrolled, so that sums no longer fit the registers.
+    let mut k = 0;
+    while k < whole {
         // SAFETY: the tile has the values of all rows and columns, by the assertion above.
         let load = |of: &[f32], at: usize| unsafe { _mm256_loadu_ps(of.as_ptr().add(at + k)) };
         let x: [__m256; CN] = std::array::from_fn(|c| load(x, c * x_stride));
@@ -172,6 +183,7 @@ fn decoded_tile<const RN: usize, const CN: usize>(
                 sums[c][r] = _mm256_fmadd_ps(w, x[c], sums[c][r]);
             }
         }
+        k += 8;
     }
     if whole < values {
         let pad = |of: &[f32], at: usize| {
@@ -188,7 +200,11 @@ fn decoded_tile<const RN: usize, const CN: usize>(
         }
     }
     if !tile.is_last {
-        return partial[..RN * CN].copy_from_slice(sums.as_flattened());
+        for (sum, partial) in sums.as_flattened().iter().zip(partial.chunks_exact_mut(LANES)) {
+            // SAFETY: as many values as the vector has.
+            unsafe { _mm256_storeu_ps(partial.as_mut_ptr(), *sum) };
+        }
+        return;
     }
     let (j, i) = tile.to;
     for (c, sums) in sums.iter().enumerate() {

@@ -14,7 +14,7 @@ use super::super::prefetch::prefetch_rows;
 use super::super::rows::Rows;
 use super::super::window::Window;
 use super::avx2::store;
-use super::decoded::{Tile, by_tiles};
+use super::decoded::{Shape, Tile, by_tiles};
 
 /// Packed rows that share the loads of x.
 const R: usize = 4;
@@ -22,6 +22,10 @@ const R: usize = 4;
 const C: usize = 4;
 /// Decoded rows that share the loads of C columns: 6 x 4 sums and 5 operands of the 32 registers.
 const D: usize = 6;
+/// Partial sums of a product.
+const LANES: usize = 16;
+/// Values of decoded rows that are multiplied at a time (measured).
+const BLOCK: usize = 2048;
 /// Minimum number of columns for decoding codes to memory first (measured; floats decode in one or two
 /// instructions).
 const DECODE_CODES: usize = 12;
@@ -48,8 +52,9 @@ pub(crate) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch
         }
     } else {
         let decode = |rows: &Rows<'_>, i: usize, to: &mut [f32]| decode_row(rows, i, to);
-        let multiply = |tile: &Tile<'_>, sums: &mut [__m512]| decoded(tile, sums, out);
-        by_tiles(rows, x, scratch, (D, C), _mm512_setzero_ps(), decode, multiply);
+        let multiply = |tile: &Tile<'_>, sums: &mut [f32]| decoded(tile, sums, out);
+        let shape = Shape { rows: D, columns: C, lanes: LANES, block: BLOCK };
+        by_tiles(rows, x, scratch, shape, decode, multiply);
     }
 }
 
@@ -138,19 +143,19 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
 /// Multiplies up to D decoded rows by up to C columns. The columns in the inner loop share the loads of the
 /// rows.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-fn decoded(tile: &Tile<'_>, sums: &mut [__m512], out: &mut Window<'_>) {
+fn decoded(tile: &Tile<'_>, sums: &mut [f32], out: &mut Window<'_>) {
     match (tile.rows, tile.columns) {
         (D, C) => decoded_tile::<D, C>(tile, sums, out),
         (D, 1) => decoded_tile::<D, 1>(tile, sums, out),
         (D, 2) => decoded_tile::<D, 2>(tile, sums, out),
         (D, 3) => decoded_tile::<D, 3>(tile, sums, out),
         (n, C) => {
-            for (r, sums) in sums.chunks_exact_mut(C).enumerate().take(n) {
+            for (r, sums) in sums.chunks_exact_mut(C * LANES).enumerate().take(n) {
                 decoded_tile::<1, C>(&tile.row(r), sums, out);
             }
         }
         (n, m) => {
-            for (at, sum) in sums.chunks_exact_mut(1).enumerate().take(n * m) {
+            for (at, sum) in sums.chunks_exact_mut(LANES).enumerate().take(n * m) {
                 decoded_tile::<1, 1>(&tile.row(at / m).column(at % m), sum, out);
             }
         }
@@ -161,14 +166,18 @@ fn decoded(tile: &Tile<'_>, sums: &mut [__m512], out: &mut Window<'_>) {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 fn decoded_tile<const RN: usize, const CN: usize>(
     tile: &Tile<'_>,
-    partial: &mut [__m512],
+    partial: &mut [f32],
     out: &mut Window<'_>,
 ) {
     assert!(tile.rows == RN && tile.columns == CN && tile.is_whole());
+    assert!(partial.len() >= RN * CN * LANES);
     let Tile { w, w_stride, x, x_stride, values, .. } = *tile;
     let mut sums = [[_mm512_setzero_ps(); RN]; CN];
     if !tile.is_first {
-        sums.as_flattened_mut().copy_from_slice(&partial[..RN * CN]);
+        for (sum, partial) in sums.as_flattened_mut().iter_mut().zip(partial.chunks_exact(LANES)) {
+            // SAFETY: as many values as the vector has.
+            *sum = unsafe { _mm512_loadu_ps(partial.as_ptr()) };
+        }
     }
     let mut add = |k: usize, lanes: __mmask16| {
         // SAFETY: the tile has the values of all rows and columns, by the assertion above, and the mask ends with them.
@@ -190,7 +199,11 @@ fn decoded_tile<const RN: usize, const CN: usize>(
         add(whole, (1 << (values - whole)) - 1);
     }
     if !tile.is_last {
-        return partial[..RN * CN].copy_from_slice(sums.as_flattened());
+        for (sum, partial) in sums.as_flattened().iter().zip(partial.chunks_exact_mut(LANES)) {
+            // SAFETY: as many values as the vector has.
+            unsafe { _mm512_storeu_ps(partial.as_mut_ptr(), *sum) };
+        }
+        return;
     }
     let (j, i) = tile.to;
     for (c, sums) in sums.iter().enumerate() {

@@ -5,18 +5,29 @@
 
 use super::super::rows::Rows;
 
-/// Maximum number of values of a row that is one block.
-const LONG_ROW: usize = 2048;
-/// Maximum number of values of a block of a longer row.
-const BLOCK: usize = 1024;
-/// Columns whose partial sums are kept at a time, so that they stay in the L2 cache.
-const COLUMNS: usize = 64;
+/// Columns whose partial sums are kept at a time, so that they stay in the L2 cache; a multiple of a tile's columns.
+const COLUMNS: usize = 72;
+/// Columns of a multiple of these values begin at the same place of the caches, which then have space for few of them.
+const ALIASED: usize = 1024;
+/// Maximum number of rows that are decoded at a time.
+const ROWS: usize = 64;
 /// Maximum size in bytes of the rows that are decoded at a time, unless one tile needs more.
 pub(super) const DECODED_BYTES: usize = 1 << 22;
-/// Maximum number of products of a tile.
-const MAX_TILE: usize = 24;
 /// Values in a cache line.
 const LINE: usize = 64 / size_of::<f32>();
+
+/// How an instruction set multiplies.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    /// Rows of a tile.
+    pub(super) rows: usize,
+    /// Columns of a tile.
+    pub(super) columns: usize,
+    /// Partial sums of a product.
+    pub(super) lanes: usize,
+    /// Maximum number of values of a block.
+    pub(super) block: usize,
+}
 
 /// A block of some decoded rows and columns that are multiplied together.
 pub(super) struct Tile<'a> {
@@ -58,66 +69,72 @@ impl<'a> Tile<'a> {
     }
 }
 
-/// Decodes all rows and multiplies them with all columns, up to `tile_rows` rows with up to `tile_columns` columns at a
-/// time.
+/// Decodes all rows and multiplies them with all columns, a tile at a time.
 ///
 /// `decode(rows, i, to)` decodes a row. `multiply(tile, sums)` multiplies a tile, with space for the partial sums of each
 /// product of rows and columns.
-pub(super) fn by_tiles<V: Copy>(
+pub(super) fn by_tiles(
     rows: &Rows<'_>,
     x: &[f32],
     scratch: &mut Vec<f32>,
-    (tile_rows, tile_columns): (usize, usize),
-    zero: V,
+    shape: Shape,
     decode: impl Fn(&Rows<'_>, usize, &mut [f32]),
-    mut multiply: impl FnMut(&Tile<'_>, &mut [V]),
+    mut multiply: impl FnMut(&Tile<'_>, &mut [f32]),
 ) {
     let (n, cols) = (rows.len(), rows.cols());
-    let is_one_block = cols <= LONG_ROW;
-    let block = if is_one_block { cols } else { cols.div_ceil(cols.div_ceil(BLOCK)).next_multiple_of(LINE) };
+    let (tile_rows, tile_columns) = (shape.rows, shape.columns);
+    let block = cols.div_ceil(cols.div_ceil(shape.block)).next_multiple_of(LINE);
     // Decoding more rows than a tile has no advantage with few columns.
     let is_one_tile = x.len() <= tile_columns * cols;
-    // The partial sums of more than one block need as much space as the rows.
-    let panel_bytes = if is_one_block { 4 * block } else { 8 * block };
     // Rows begin with a cache line, and not at the same place of the cache.
     let stride = cols.next_multiple_of(LINE) + LINE;
-    let largest = DECODED_BYTES / (stride * size_of::<f32>()) / tile_rows * tile_rows;
-    let panel = if is_one_tile { 0 } else { super::panel_rows(panel_bytes, tile_rows).min(largest) };
-    let panel = panel.max(tile_rows);
-    let columns_at_once = if is_one_block { (x.len() / cols).max(1) } else { COLUMNS };
-    let tile_len = tile_rows * tile_columns;
-    let (mut one, mut many) = ([zero; MAX_TILE], Vec::new());
-    let sums = if is_one_block {
-        &mut one[..tile_len]
-    } else {
-        many.resize(panel / tile_rows * COLUMNS.div_ceil(tile_columns) * tile_len, zero);
-        &mut many[..]
-    };
+    let largest = DECODED_BYTES / (stride * size_of::<f32>());
+    let most = if is_one_tile { 0 } else { ROWS.min(largest) / tile_rows };
+    let panel = most.max(1) * tile_rows;
+    let columns_at_once = COLUMNS.min((x.len() / cols).max(1));
+    let tile_len = tile_rows * tile_columns * shape.lanes;
+    let tiles_len = panel / tile_rows * tile_len;
+    let packed_stride = if cols.is_multiple_of(ALIASED) { block + LINE } else { 0 };
+    let [decoded, packed, sums] = aligned(
+        scratch,
+        [panel * stride, columns_at_once * packed_stride, columns_at_once.div_ceil(tile_columns) * tiles_len],
+    );
     for first in (0..n).step_by(panel) {
         let some = rows.range(first, panel.min(n - first));
-        let decoded = aligned(scratch, some.len() * stride);
+        let decoded = &mut decoded[..some.len() * stride];
         for (i, to) in decoded.chunks_exact_mut(stride).enumerate() {
             decode(&some, i, &mut to[..cols]);
         }
         for (g, x) in x.chunks(columns_at_once * cols).enumerate() {
+            let columns = x.len() / cols;
             for k in (0..cols).step_by(block) {
-                let mut tile = 0;
-                for (j, x) in x.chunks(tile_columns * cols).enumerate() {
-                    for (i, w) in decoded.chunks(tile_rows * stride).enumerate() {
+                let values = block.min(cols - k);
+                let (x, x_stride) = match packed_stride {
+                    0 => (&x[k..], cols),
+                    stride => {
+                        for (x, to) in x.chunks(cols).zip(packed.chunks_mut(stride)) {
+                            to[..values].copy_from_slice(&x[k..k + values]);
+                        }
+                        (&*packed, stride)
+                    }
+                };
+                let tiles = (0..columns).step_by(tile_columns).zip(sums.chunks_exact_mut(tiles_len));
+                for (j, sums) in tiles {
+                    let tiles = decoded.chunks(tile_rows * stride).zip(sums.chunks_exact_mut(tile_len));
+                    for (i, (w, sums)) in tiles.enumerate() {
                         let part = Tile {
                             w: &w[k..],
                             w_stride: stride,
-                            x: &x[k..],
-                            x_stride: cols,
+                            x: &x[j * x_stride..],
+                            x_stride,
                             rows: w.len() / stride,
-                            columns: x.len() / cols,
-                            values: block.min(cols - k),
+                            columns: tile_columns.min(columns - j),
+                            values,
                             is_first: k == 0,
                             is_last: k + block >= cols,
-                            to: (g * columns_at_once + j * tile_columns, first + i * tile_rows),
+                            to: (g * columns_at_once + j, first + i * tile_rows),
                         };
-                        multiply(&part, &mut sums[tile * tile_len..(tile + 1) * tile_len]);
-                        tile += usize::from(!is_one_block);
+                        multiply(&part, sums);
                     }
                 }
             }
@@ -125,11 +142,17 @@ pub(super) fn by_tiles<V: Copy>(
     }
 }
 
-/// The first `n` values of `scratch` from the beginning of a cache line on.
-fn aligned(scratch: &mut Vec<f32>, n: usize) -> &mut [f32] {
-    if scratch.len() < n + LINE {
-        scratch.resize(n + LINE, 0.0);
+/// The first values of `scratch` in parts that begin with a cache line, whose lengths are multiples of [`LINE`].
+fn aligned(scratch: &mut Vec<f32>, lengths: [usize; 3]) -> [&mut [f32]; 3] {
+    let all: usize = lengths.iter().sum();
+    if scratch.len() < all + LINE {
+        scratch.resize(all + LINE, 0.0);
     }
     let skipped = scratch.as_ptr().align_offset(64);
-    &mut scratch[skipped..skipped + n]
+    let mut rest = &mut scratch[skipped..skipped + all];
+    lengths.map(|length| {
+        let (part, others) = std::mem::take(&mut rest).split_at_mut(length);
+        rest = others;
+        part
+    })
 }
