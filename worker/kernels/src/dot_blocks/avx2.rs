@@ -143,7 +143,11 @@ fn products<C: Codes>(format: C, rows: &Rows<'_>, x: &Columns, out: &mut Window<
     let in_panels =
         if x.len() < const { min_panel_columns::<C>() } { 0 } else { rows.len() / panel::R * panel::R };
     if in_panels > 0 {
-        panel::products(format, &rows.range(0, in_panels), x, out, scratch);
+        let rows = rows.range(0, in_panels);
+        match const { Factors::of::<C>() }.is_signed {
+            true => super::avx2_wide::products(format, &rows, x, out, scratch),
+            false => panel::products(format, &rows, x, out, scratch),
+        }
     }
     let (depth, block_bytes) = (x.depth(), rows.dtype().row_bytes(QK));
     for (j, tile) in x.tiles() {

@@ -1,5 +1,5 @@
 //! Products with many columns: eight rows are unpacked once and arranged as a panel with one lane per row. One
-//! instruction then multiplies four codes of a column with those of eight rows. Called only by `avx2`.
+//! instruction then multiplies four codes of a column with those of eight rows. Called only by `avx2`, for unsigned codes.
 #![allow(unsafe_code)] // Reads codes and scales through pointers.
 
 use std::arch::x86_64::*;
@@ -8,20 +8,20 @@ use super::super::decode::blocks::Codes;
 use super::super::decode::load::RowAt;
 use super::super::rows::Rows;
 use super::super::window::Window;
-use super::avx2_block::{Factors, Unpacked, multiply_pairs, prefetch, unpack_part, widen};
+use super::avx2_block::{Factors, Unpacked, prefetch, unpack_part, widen};
 use super::columns::{Block, Columns, LaneOrder, QK, TILE};
 
 /// Rows per panel: the lanes of a vector.
 pub(super) const R: usize = 8;
 /// Panels that are multiplied together, and share the loads of the columns.
-const PANELS: usize = 2;
+pub(super) const PANELS: usize = 2;
 /// Bytes of panels that stay in the L2 cache while all columns are processed.
 const PANELS_BYTES: usize = 1 << 18;
 /// Vectors for the codes of a block in a panel: four codes of each row in each.
 const CODES: usize = QK / 4;
 
 /// Scales per 256 values of a row.
-const fn scale_count<C: Codes>() -> usize {
+pub(super) const fn scale_count<C: Codes>() -> usize {
     if C::ONE_SCALE { 8 } else { 16 }
 }
 
@@ -64,7 +64,7 @@ pub(super) fn products<C: Codes>(
 }
 
 /// Working space for this many vectors.
-fn vectors(scratch: &mut Vec<f32>, n: usize) -> &mut [__m256i] {
+pub(super) fn vectors(scratch: &mut Vec<f32>, n: usize) -> &mut [__m256i] {
     if scratch.len() < R * n + R - 1 {
         scratch.resize(R * n + R - 1, 0.0);
     }
@@ -76,15 +76,33 @@ fn vectors(scratch: &mut Vec<f32>, n: usize) -> &mut [__m256i] {
 /// Unpacks eight rows from row `first`.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn fill_panel<C: Codes>(format: C, rows: &Rows<'_>, first: usize, panel: &mut [__m256i]) {
+    fill_rows(format, rows, first, panel, block_len::<C>(), CODES);
+    for eight in panel.as_chunks_mut::<R>().0 {
+        *eight = transpose(*eight);
+    }
+}
+
+/// Unpacks eight rows from row `first` into blocks of `len` vectors, which begin with space for `codes` vectors of codes.
+/// Of each eight vectors, vector n belongs to row n.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn fill_rows<C: Codes>(
+    format: C,
+    rows: &Rows<'_>,
+    first: usize,
+    panel: &mut [__m256i],
+    len: usize,
+    codes: usize,
+) {
     let block_bytes = rows.dtype().row_bytes(QK);
     for row in 0..R {
         let at = RowAt::new(rows, first + row);
-        for (b, panel) in panel.chunks_exact_mut(block_len::<C>()).enumerate() {
+        for (b, panel) in panel.chunks_exact_mut(len).enumerate() {
             prefetch(at.codes.wrapping_add(b * block_bytes), block_bytes);
             // SAFETY: the row is of this format and has these values.
             let block = unsafe { unpack_part(format, at, b * QK, (rows.cols() - b * QK) / 32) };
             let Unpacked { factors, scales, offsets } = block;
-            let (to_codes, to_scales) = panel.split_at_mut(CODES);
+            let (to_codes, to_scales) = panel.split_at_mut(codes);
             for (factors, to) in factors.iter().zip(to_codes.chunks_exact_mut(R)) {
                 to[row] = *factors;
             }
@@ -94,15 +112,12 @@ fn fill_panel<C: Codes>(format: C, rows: &Rows<'_>, first: usize, panel: &mut [_
             }
         }
     }
-    for eight in panel.as_chunks_mut::<R>().0 {
-        *eight = transpose(*eight);
-    }
 }
 
 /// Transposes eight vectors of eight lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn transpose(rows: [__m256i; R]) -> [__m256i; R] {
+pub(super) fn transpose(rows: [__m256i; R]) -> [__m256i; R] {
     let pairs: [__m256i; R] = std::array::from_fn(|n| {
         let (a, b) = (rows[n / 2 * 2], rows[n / 2 * 2 + 1]);
         if n.is_multiple_of(2) { _mm256_unpacklo_epi32(a, b) } else { _mm256_unpackhi_epi32(a, b) }
@@ -158,6 +173,18 @@ fn multiply<C: Codes, const PN: usize, const N: usize>(
             }
         }
     }
+    finish(&mut sums, t, out, (j, i));
+}
+
+/// Adds the sums of all scales for `t` columns. The results go to columns `i`.. of `out`, in rows `j`...
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn finish<const T: usize, const PN: usize, const N: usize>(
+    sums: &mut [[[__m256; T]; PN]; N],
+    t: usize,
+    out: &mut Window<'_>,
+    (j, i): (usize, usize),
+) {
     // The same order as in `avx2::total`.
     let mut left = N;
     while left > 1 {
@@ -169,11 +196,11 @@ fn multiply<C: Codes, const PN: usize, const N: usize>(
             }
         }
     }
-    for (p, sums) in sums[0].into_iter().enumerate() {
-        for (c, sum) in sums.into_iter().enumerate().take(t) {
+    for (p, sums) in sums[0].iter().enumerate() {
+        for (c, sum) in sums.iter().enumerate().take(t) {
             let mut numbers = [0.0; R];
             // SAFETY: eight values.
-            unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), sum) };
+            unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), *sum) };
             out.row(j + c)[i + p * R..i + (p + 1) * R].copy_from_slice(&numbers);
         }
     }
@@ -219,7 +246,7 @@ unsafe fn multiply_block<C: Codes, const PN: usize, const CN: usize, const N: us
 /// columns for the others in memory.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn in_register(sum: &mut __m256i) {
+pub(super) fn in_register(sum: &mut __m256i) {
     // SAFETY: the text is a comment.
     unsafe { std::arch::asm!("/* {} */", inout(ymm_reg) * sum, options(nomem, nostack, preserves_flags)) };
 }
@@ -260,7 +287,7 @@ unsafe fn multiply_lane<C: Codes, const PN: usize, const CN: usize>(
                 // SAFETY: four of the block's 256 codes.
                 let x = _mm256_set1_epi32(unsafe { codes.add(four).read_unaligned() });
                 for (pairs, factors) in pairs.iter_mut().zip(factors) {
-                    pairs[c] = _mm256_add_epi16(pairs[c], multiply_pairs(factors, x, kind.is_signed));
+                    pairs[c] = _mm256_add_epi16(pairs[c], _mm256_maddubs_epi16(factors, x));
                 }
             }
             for pairs in pairs.as_flattened_mut() {
