@@ -269,11 +269,8 @@ impl Store {
     /// Decides with which of its conditions a search begins that finds few.
     pub(crate) async fn search_plan(&self, mut filter: SearchFilter) -> Result<SearchFilter, Error> {
         filter.tags = self.rarest_first(filter.tags).await?;
-        let is_sqlite = matches!(self.read(), Engine::Sqlite(_));
-        filter.prefers_words = is_sqlite
-            && filter.has_facts()
-            && filter.has_word_lists()
-            && self.has_rare_words(&filter).await?;
+        filter.prefers_words =
+            filter.has_facts() && filter.has_word_lists() && self.has_rare_words(&filter).await?;
         Ok(filter)
     }
 
@@ -292,14 +289,18 @@ impl Store {
         Ok(rows.into_iter().map(|(tag, _)| tag).collect())
     }
 
-    /// Whether few repositories have the words.
+    /// Whether so few repositories have the words that all of them are read, whatever facts a search has.
     async fn has_rare_words(&self, filter: &SearchFilter) -> Result<bool, Error> {
+        let (list, words, limit) = match self.read() {
+            Engine::Sqlite(_) => ("search_words match $1", filter.fts_words(), LIST_ROWS),
+            // Its statistics decide about longer lists.
+            Engine::Postgres(_) => ("words @@ cast($1 as tsquery)", filter.ts_words(), FIRST_ROWS),
+        };
         let text = AssertSqlSafe(format!(
-            "select count(*) from (select 1 from search_words where search_words match $1 limit {LIST_ROWS}) few"
+            "select count(*) from (select 1 from search_words where {list} limit {limit}) few"
         ));
-        let (count,): (i64,) = query!(self.read(), c => sqlx::query_as(text)
-            .bind(filter.fts_words()).fetch_one(c).await)?;
-        Ok(count < LIST_ROWS)
+        let (count,): (i64,) = query!(self.read(), c => sqlx::query_as(text).bind(words).fetch_one(c).await)?;
+        Ok(count < limit)
     }
 
     /// The repositories that fit, by the numbers of their words: all of them, or [`MAX_COUNT`] and one.
@@ -327,28 +328,21 @@ impl Store {
         (format!("select f.id from ({rows} limit {limit}) as f"), text)
     }
 
-    /// Looks for the repositories that fit among the first ones with the words. `None` on Postgres, and if all with the words
-    /// are read anyway. SQLite would list all that have the words, however soon enough of them fit.
+    /// Looks for the repositories that fit among the first ones with the words. `None` if all with the words are read anyway.
+    /// SQLite would list all that have the words, however soon enough of them fit, and Postgres all that have the facts.
     fn search_first_ids_text(&self, visible: &ListFilter, filter: &SearchFilter) -> Option<(String, Text)> {
-        let is_worthwhile = matches!(self.read(), Engine::Sqlite(_))
-            && filter.has_word_lists()
-            && filter.tags.is_empty()
-            && filter.has_facts()
-            && !filter.prefers_words;
+        let is_worthwhile =
+            filter.has_word_lists() && filter.tags.is_empty() && filter.has_facts() && !filter.prefers_words;
         if !is_worthwhile {
             return None;
         }
         let mut text = Text::new(self, visible);
         let others = SearchFilter { typed: Vec::new(), words: Vec::new(), ..filter.clone() };
-        let (source, fitting) = text.fitting(&others, Amount::Many, false);
-        let words = text.text(filter.fts_words());
-        let source = format!(
-            "(select rowid as id from search_words where search_words match {words} limit {FIRST_ROWS}) few
-             cross join {source} on s.id = few.id"
-        );
+        let (_, fitting) = text.fitting(&others, Amount::Many, false);
+        let source = text.rows_with_words(filter, Some(FIRST_ROWS));
         let rows = self.visible_rows("s.id", &source, &fitting, Amount::Few);
         let limit = MAX_COUNT + 1;
-        Some((format!("{rows} limit {limit}"), text))
+        Some((format!("select f.id from ({rows} limit {limit}) as f"), text))
     }
 
     /// Selects rows `s` that fit and that the client of the text's first parameters may see; many in the order of their last

@@ -74,7 +74,7 @@ impl SearchFilter {
     }
 
     /// The same in the syntax of Postgres.
-    fn ts_words(&self) -> String {
+    pub(super) fn ts_words(&self) -> String {
         let words = self.words.iter().map(|word| format!("'{word}':*"));
         let origin = self.base.iter().map(|base| format!("'{}'", origin_word(base)));
         words.chain(origin).collect::<Vec<String>>().join(" & ")
@@ -262,21 +262,36 @@ impl Text {
             return (source, all.join(" and "));
         }
         if self.begins_with_words(filter, amount) {
-            let words = self.text(filter.fts_words());
-            let source = "search_words cross join search s on s.id = search_words.rowid".to_owned();
-            return (source, format!("search_words match {words}"));
+            return (self.rows_with_words(filter, None), "1 = 1".to_owned());
         }
         ("search s".to_owned(), self.words(filter, amount))
     }
 
     /// Whether rows are read from the list of the repositories with the words, and no more of it than the limit of the
-    /// statement needs. Postgres decides this by its statistics.
+    /// statement needs. Otherwise, Postgres decides this by its statistics.
     fn begins_with_words(&self, filter: &SearchFilter, amount: Amount<'_>) -> bool {
-        self.is_sqlite
-            && amount == Amount::Few
+        amount == Amount::Few
             && filter.tags.is_empty()
             && filter.has_word_lists()
-            && (filter.prefers_words || !filter.has_facts())
+            && (filter.prefers_words || (self.is_sqlite && !filter.has_facts()))
+    }
+
+    /// The rows `s` of the repositories with the words, in the order of that list, or of the first `limit` of them.
+    pub(super) fn rows_with_words(&mut self, filter: &SearchFilter, limit: Option<i64>) -> String {
+        let limit = limit.map_or_else(String::new, |limit| format!("limit {limit}"));
+        if self.is_sqlite {
+            let words = self.text(filter.fts_words());
+            return format!(
+                "(select rowid as id from search_words where search_words match {words} {limit}) few
+                 cross join search s on s.id = few.id"
+            );
+        }
+        // `offset 0` keeps the order in which they are read.
+        let words = self.text(filter.ts_words());
+        format!(
+            "(select id from search_words where words @@ cast({words} as tsquery) {limit} offset 0) few
+             cross join lateral (select * from search r where r.id = few.id offset 0) s"
+        )
     }
 
     /// Whether a repository has a tag.

@@ -601,12 +601,11 @@ async fn plans_use_indexes() {
         let frequent = SearchFilter { prefers_words: false, ..rare.clone() };
         let often_made_from = SearchFilter { prefers_words: false, ..made_from.clone() };
         for (filter, kind) in [(&frequent, "COVERING INDEX"), (&often_made_from, "INDEX")] {
-            let first = store.search_first_ids_text(&visible, filter);
-            assert_eq!(first.is_some(), is_sqlite);
-            let Some((first, text)) = first else { continue };
+            let (first, text) = store.search_first_ids_text(&visible, filter).unwrap();
             let plan = plan(&store, &first, text.parameters).await;
             assert_no_scan(&plan);
-            assert!(plan.contains(&format!("s USING {kind} search_facts_by_id")), "{plan}");
+            let used = format!("s USING {kind} search_facts_by_id");
+            assert!(!is_sqlite || plan.contains(&used), "{plan}");
         }
         // The tags of a repository are looked up before its row.
         let (ids, text) = store.search_ids_text(&visible, &tagged);
