@@ -238,7 +238,7 @@ async fn origins_are_counted_by_their_names_without_tags() {
             let found = find(&store, &ListFilter::All, &of(base), SearchOrder::Name).await;
             assert_eq!(found.len() as u64, count, "{base}: {found:?}");
         }
-        // With words, and as no word that somebody types.
+        // Together with words. Typed text never matches the word of an origin.
         let origin = Some("org/base".to_owned());
         let both = |text: &str| SearchFilter { base: origin.clone(), ..typed(text) };
         for (filter, expect) in [(both("team b"), &["team/b:latest"][..]), (both("c"), &[]), (both("→"), &[])]

@@ -220,23 +220,48 @@ unsafe fn multiply_block<C: Codes, const PN: usize, const CN: usize, const N: us
 ) {
     for (lane, sums) in sums.iter_mut().enumerate() {
         // SAFETY: guaranteed by the caller; a block has this lane.
-        let dots = unsafe { multiply_lane::<C, PN, CN>(blocks, x, lane) };
-        let coarse = if C::ONE_SCALE { lane } else { lane / 8 * 4 + lane % 4 };
-        for ((sums, dots), block) in sums.iter_mut().zip(dots).zip(blocks) {
-            // Without checks of bounds: after a branch, the compiler would keep all columns in memory.
-            // SAFETY: a block has N scales after its codes, and then the offsets.
-            let (scale, offset) = unsafe {
-                let scale = block.add(CODES + lane);
-                let offset = if C::HAS_OFFSET { scale.add(N) } else { scale };
-                (_mm256_castsi256_ps(*scale), _mm256_castsi256_ps(*offset))
-            };
-            for ((sum, dots), x) in sums[c..c + CN].iter_mut().zip(dots).zip(x) {
-                let dots = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), _mm256_set1_ps(x.d[coarse]));
-                *sum = _mm256_fmadd_ps(dots, scale, *sum);
-                if C::HAS_OFFSET {
-                    let of_x = if C::ONE_SCALE { x.sums[lane] } else { x.fine_sums[lane] };
-                    *sum = _mm256_fnmadd_ps(offset, _mm256_set1_ps(of_x), *sum);
-                }
+        unsafe {
+            let dots = multiply_lane::<C, PN, CN>(blocks, x, lane);
+            add_scaled::<C, PN, CN, N, TILE>(dots, blocks.map(|block| block.add(CODES)), x, lane, sums, c);
+        }
+    }
+}
+
+/// Scales the sums of products of the codes that share scale `lane`, and adds them to the sums from column `c` on.
+///
+/// # Safety
+/// The blocks have N scales at `scales`, and then the offsets.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn add_scaled<
+    C: Codes,
+    const PN: usize,
+    const CN: usize,
+    const N: usize,
+    const T: usize,
+>(
+    dots: [[__m256i; CN]; PN],
+    scales: [*const __m256i; PN],
+    x: &[Block; CN],
+    lane: usize,
+    sums: &mut [[__m256; T]; PN],
+    c: usize,
+) {
+    let coarse = if C::ONE_SCALE { lane } else { lane / 8 * 4 + lane % 4 };
+    for ((sums, dots), scales) in sums.iter_mut().zip(dots).zip(scales) {
+        // Without checks of bounds: after a branch, the compiler would keep all columns in memory.
+        // SAFETY: guaranteed by the caller.
+        let (scale, offset) = unsafe {
+            let scale = scales.add(lane);
+            let offset = if C::HAS_OFFSET { scale.add(N) } else { scale };
+            (_mm256_castsi256_ps(*scale), _mm256_castsi256_ps(*offset))
+        };
+        for ((sum, dots), x) in sums[c..c + CN].iter_mut().zip(dots).zip(x) {
+            let dots = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), _mm256_set1_ps(x.d[coarse]));
+            *sum = _mm256_fmadd_ps(dots, scale, *sum);
+            if C::HAS_OFFSET {
+                let of_x = if C::ONE_SCALE { x.sums[lane] } else { x.fine_sums[lane] };
+                *sum = _mm256_fnmadd_ps(offset, _mm256_set1_ps(of_x), *sum);
             }
         }
     }

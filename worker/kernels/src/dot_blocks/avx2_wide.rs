@@ -11,7 +11,9 @@ use super::super::decode::blocks::Codes;
 use super::super::rows::Rows;
 use super::super::window::Window;
 use super::avx2_block::Factors;
-use super::avx2_panel::{PANELS, R, fill_rows, finish, in_register, scale_count, transpose, vectors};
+use super::avx2_panel::{
+    PANELS, R, add_scaled, fill_rows, finish, in_register, scale_count, transpose, vectors,
+};
 use super::columns::{Block, Columns, LaneOrder, QK};
 
 /// Bytes of panels that stay in the L2 cache while all columns are processed.
@@ -162,23 +164,9 @@ unsafe fn multiply_block<C: Codes, const PN: usize, const CN: usize, const N: us
 ) {
     for (lane, sums) in sums.iter_mut().enumerate() {
         // SAFETY: guaranteed by the caller; a block has this lane.
-        let dots = unsafe { multiply_lane::<C, PN, CN>(blocks, wide, lane) };
-        let coarse = if C::ONE_SCALE { lane } else { lane / 8 * 4 + lane % 4 };
-        for ((sums, dots), block) in sums.iter_mut().zip(dots).zip(blocks) {
-            // SAFETY: a block has N scales after its codes, and then the offsets.
-            let (scale, offset) = unsafe {
-                let scale = block.add(CODES + lane);
-                let offset = if C::HAS_OFFSET { scale.add(N) } else { scale };
-                (_mm256_castsi256_ps(*scale), _mm256_castsi256_ps(*offset))
-            };
-            for ((sum, dots), x) in sums[c..c + CN].iter_mut().zip(dots).zip(x) {
-                let dots = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), _mm256_set1_ps(x.d[coarse]));
-                *sum = _mm256_fmadd_ps(dots, scale, *sum);
-                if C::HAS_OFFSET {
-                    let of_x = if C::ONE_SCALE { x.sums[lane] } else { x.fine_sums[lane] };
-                    *sum = _mm256_fnmadd_ps(offset, _mm256_set1_ps(of_x), *sum);
-                }
-            }
+        unsafe {
+            let dots = multiply_lane::<C, PN, CN>(blocks, wide, lane);
+            add_scaled::<C, PN, CN, N, T>(dots, blocks.map(|block| block.add(CODES)), x, lane, sums, c);
         }
     }
 }
