@@ -15,7 +15,7 @@ use crate::Error;
 
 /// The most repositories that a count has.
 pub(crate) const MAX_COUNT: u64 = 1000;
-/// The most repositories of a tag, or with the words and the origin, that are counted to decide whether a search begins with them.
+/// The most repositories of a tag, or with the words, that are counted to decide whether a search begins with them.
 const LIST_ROWS: i64 = 20_000;
 /// How many repositories with frequent words are looked at first.
 const FIRST_ROWS: i64 = 2000;

@@ -768,6 +768,14 @@ async fn postgres_reads_no_more_than_a_page() {
     let (statement, text) = store.search_ids_text(&visible, &both);
     let (plan, rows) = rows_read(&store, &statement, text.parameters).await;
     assert!(rows <= MAX_COUNT * 3 + 500, "{rows}\n{plan}");
+    // With a word, the repositories of its list are looked up one after the other, until enough of them fit.
+    let named = SearchFilter { quantization: both.quantization, license: both.license, ..typed("fine") };
+    let (statement, text) = store.search_first_ids_text(&visible, &named).unwrap();
+    let (plan, _) = rows_read(&store, &statement, text.parameters).await;
+    let step = plan.lines().find(|step| is_scan_of(step, "search r")).unwrap();
+    let (_, lookups) = step.trim_end_matches(')').rsplit_once(" loops=").unwrap();
+    let lookups: u64 = lookups.parse().unwrap();
+    assert!((MAX_COUNT..MAX_COUNT * 5 / 4).contains(&lookups), "{lookups}\n{plan}");
 }
 
 /// Compiling a statement takes longer than running it.
