@@ -13,6 +13,9 @@ const ALIASED: usize = 1024;
 const ROWS: usize = 64;
 /// Maximum size in bytes of the rows that are decoded at a time, unless one tile needs more.
 pub(super) const DECODED_BYTES: usize = 1 << 22;
+/// Maximum size in bytes of the partial sums that are kept, of sixteen floats each.
+#[cfg(test)]
+pub(super) const SUMS_BYTES: usize = ROWS * COLUMNS * 64;
 /// Values in a cache line.
 const LINE: usize = 64 / size_of::<f32>();
 
