@@ -248,6 +248,7 @@ impl InProcess {
         InProcess::new(Arc::new(move |request| {
             let mut engine = FakeEngine::new(request.context_length.min(2048), request.num_parallel);
             engine.script.clone_from(&script);
+            engine.cache_tokens = request.cache_tokens;
             let model = Model::read(request, &json!({"eos_token_id": 2}), engine.info().clone())?;
             Ok((model, Box::new(engine) as Box<dyn Engine>))
         }))

@@ -19,8 +19,8 @@ pub use crate::files::{BlobFile, Extent, Format, ModelFiles};
 /// One loaded model on one device, owned by one thread.
 ///
 /// The engine keeps a table of *sequences*. Each is a list of token ids whose keys and values are in the
-/// paged cache. [`step`](Engine::step) appends tokens to any number of them and returns logits. Space is
-/// reserved when a sequence is opened, so a step never runs out of it during a generation.
+/// paged cache. [`step`](Engine::step) appends tokens to any number of them and returns logits. Sequences take
+/// space as they grow, and the cache may have less than all of them need: the caller then frees some.
 ///
 /// With an f32 cache and float32 arithmetic, the rows of a sequence depend only on its own tokens: not on the
 /// rest of the step, nor on how its tokens were split into slices.
@@ -29,7 +29,7 @@ pub trait Engine: Send {
     fn info(&self) -> &ModelInfo;
 
     /// Opens an empty sequence that may grow to `max_len` tokens (prompt and generated tokens together).
-    /// Fails without effect if the cache cannot reserve that many or if `max_sequences` are open.
+    /// Fails without effect if `max_sequences` are open.
     fn open(&mut self, max_len: usize) -> Result<SequenceId, AdmitError>;
 
     /// Closes a sequence and frees its pages. An id that is not open is ignored.
@@ -43,8 +43,12 @@ pub trait Engine: Send {
 
     /// Opens a sequence that begins with the first `len` tokens of another (or all of them, if fewer) without
     /// recomputing them, and may grow to `max_len`. Whole pages are shared, a last partial page is copied;
-    /// neither sequence sees later changes of the other.
+    /// neither sequence sees later changes of the other. Also fails without space for the copy.
     fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, AdmitError>;
+
+    /// Whether the cache has space to append these numbers of tokens to these sequences. A single sequence always has
+    /// space up to the context length if no other one has tokens.
+    fn has_space(&self, growth: &[(SequenceId, usize)]) -> bool;
 
     /// Appends every slice's tokens to its sequence and returns the requested rows, in slice order.
     ///
@@ -211,9 +215,9 @@ pub enum AdmitError {
     /// Every sequence slot is in use.
     #[error("all {max_sequences} sequences are in use")]
     Sequences { max_sequences: usize },
-    /// Temporary: other sequences have reserved the pages.
-    #[error("the KV cache has space for {free} more tokens, but {wanted} were requested")]
-    Pages { wanted: usize, free: usize },
+    /// Temporary: other sequences use the space.
+    #[error("the KV cache is full")]
+    CacheFull,
     /// Permanent: longer than the context of the loaded model.
     #[error("{wanted} tokens do not fit into a context of {context_length}")]
     Context { wanted: usize, context_length: usize },
@@ -248,6 +252,9 @@ pub enum StepError {
     Graph { sequence: SequenceId, reason: String },
     #[error("the step was cancelled")]
     Cancelled,
+    /// Temporary: see [`Engine::has_space`].
+    #[error("the KV cache is full")]
+    CacheFull,
     /// The device failed; the engine can no longer be used.
     #[error("the device failed: {0}")]
     Device(#[from] lode_kernels::DeviceError),
@@ -302,9 +309,11 @@ pub struct LoadOptions {
     pub context_length: Option<usize>,
     /// Compute threads; `None` is one per core.
     pub threads: Option<usize>,
-    /// Maximum number of open sequences. The cache is sized for this many at full length; memory is allocated
-    /// as it is used.
+    /// Maximum number of open sequences.
     pub max_sequences: usize,
+    /// Number of tokens in the cache, for all sequences together; at least those of one sequence at full length.
+    /// `None`: for all sequences at full length. On the CPU, memory is allocated as it is used.
+    pub cache_tokens: Option<usize>,
     /// The instruction level of the CPU kernels.
     pub ops: &'static Ops,
     pub device: Device,
@@ -317,6 +326,7 @@ impl Default for LoadOptions {
             context_length: None,
             threads: None,
             max_sequences: 4,
+            cache_tokens: None,
             ops: Ops::best(),
             device: Device::Cpu,
         }

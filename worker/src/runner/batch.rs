@@ -1,6 +1,7 @@
 //! The loop that owns the engine: sequences join and leave at every step, and prompts are computed in pieces.
 //! Runs on a separate thread. Requests share fairly: one with many texts or windows leaves every other
-//! request a sequence and a part of each step.
+//! request a sequence and a part of each step. If the sequences outgrow the cache, the job that began last is suspended
+//! and its tokens are computed again later.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,9 +12,9 @@ use std::time::{Duration, Instant};
 use super::commands::{Command, QueuedJob};
 use super::embed::PooledText;
 use super::generate::{Generation, Job, NextAction};
-use super::jobs::{EmbedJob, RequestId, ScoreJob};
+use super::jobs::{EmbedJob, RequestId, ScoreJob, Scoring};
 use super::protocol::{RunnerError, WindowScores};
-use super::slot::{Scoring, Slot, Work};
+use super::slot::{Slot, Work};
 use crate::engine::{AdmitError, Engine, Logits, RowSelection, SequenceId, Slice, StepError};
 use crate::text::sampler::LogSoftmax;
 
@@ -58,6 +59,7 @@ impl Batch {
                 commands: receiver,
                 waiting: VecDeque::new(),
                 slots: Vec::new(),
+                full_at: usize::MAX,
                 num_parallel: num_parallel.max(1),
                 batch_tokens: batch_tokens.max(1),
                 clock: 0,
@@ -78,7 +80,7 @@ impl Batch {
     }
 
     pub(crate) fn score(&self, job: ScoreJob) -> Result<(), RunnerError> {
-        self.send(self.new_request(), Command::Score(job))
+        self.send(self.new_request(), Command::Score(Scoring::new(job)))
     }
 
     pub(crate) fn embed(&self, job: EmbedJob) -> Result<(), RunnerError> {
@@ -113,6 +115,9 @@ struct BatchLoop {
     commands: Receiver<QueuedJob>,
     waiting: VecDeque<QueuedJob>,
     slots: Vec<Slot>,
+    /// Number of jobs that were in progress when the cache had no room for the next one. It is not tried again until they
+    /// are fewer, because a fork of its prefix takes space that they need.
+    full_at: usize,
     num_parallel: usize,
     batch_tokens: usize,
     clock: u64,
@@ -146,13 +151,14 @@ impl BatchLoop {
     /// Receives commands; waits only when there is nothing to compute. Returns false when all senders are
     /// dropped.
     fn receive(&mut self) -> bool {
-        let busy = self.slots.iter().any(|slot| !matches!(slot.work, Work::Idle));
+        let busy = self.slots.iter().any(|slot| !slot.is_idle());
+        let can_begin = !busy && self.waiting.iter().any(|waiting| waiting.command.is_ready());
         if !busy && self.waiting.is_empty() {
             match self.commands.recv() {
                 Ok(waiting) => self.queue(waiting),
                 Err(_) => return false,
             }
-        } else if busy && self.slots.iter().all(|slot| !slot.is_runnable()) {
+        } else if !can_begin && self.slots.iter().all(|slot| !slot.is_runnable()) {
             match self.commands.recv_timeout(STALLED_POLL) {
                 Ok(waiting) => self.queue(waiting),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -189,7 +195,11 @@ impl BatchLoop {
     }
 
     fn drop_cancelled(&mut self) {
+        let waiting = self.waiting.len();
         self.waiting.retain(|waiting| !waiting.command.is_cancelled());
+        if self.waiting.len() < waiting {
+            self.full_at = usize::MAX;
+        }
         for slot in &mut self.slots {
             if slot.is_cancelled() {
                 slot.end_work();
@@ -199,17 +209,22 @@ impl BatchLoop {
 
     /// Assigns free sequences to waiting jobs: first to the requests with the fewest sequences, then by age.
     fn admit(&mut self) {
-        while let Some(at) =
-            (0..self.waiting.len()).min_by_key(|&at| self.count_sequences(self.waiting[at].request))
-        {
+        if self.count_in_progress() >= self.full_at && !self.slots.iter().any(Slot::is_stalled) {
+            return;
+        }
+        self.full_at = usize::MAX;
+        loop {
+            let ready = (0..self.waiting.len()).filter(|&at| self.waiting[at].command.is_ready());
+            let next = ready.min_by_key(|&at| self.count_sequences(self.waiting[at].request));
+            let Some(at) = next else { return };
             let Some(QueuedJob { request, command }) = self.waiting.remove(at) else { return };
-            let prompt: &[u32] = match &command {
-                Command::Generate(job) if !job.scores_prompt => &job.prompt,
-                // These need the rows of all tokens, so no cached prefix can be used.
-                Command::Generate(_) | Command::Score(_) | Command::Embed(_) | Command::Wake => &[],
-            };
-            match self.assign_sequence(prompt) {
-                Ok(Some(slot)) => self.begin(slot, request, command),
+            match self.assign_sequence(command.reusable_ids()) {
+                Ok(Some(slot)) if self.has_room(slot, &command) => self.begin(slot, request, command),
+                Ok(Some(_)) => {
+                    self.waiting.insert(at, QueuedJob { request, command });
+                    self.full_at = self.count_in_progress();
+                    return;
+                }
                 Ok(None) => {
                     self.waiting.insert(at, QueuedJob { request, command });
                     if !self.preempt_embedding(request) {
@@ -219,6 +234,10 @@ impl BatchLoop {
                 Err(error) => command.fail(RunnerError::failed(error)),
             }
         }
+    }
+
+    fn count_in_progress(&self) -> usize {
+        self.slots.iter().filter(|slot| !slot.is_idle()).count()
     }
 
     /// Number of sequences in use by a request.
@@ -236,10 +255,64 @@ impl BatchLoop {
         let candidates = (0..self.slots.len()).filter(|&at| has_several(&self.slots[at]));
         // The sequence that loses the least work.
         let Some(at) = candidates.min_by_key(|&at| self.slots[at].cached.len()) else { return false };
-        let slot = &mut self.slots[at];
-        let Some(job) = slot.suspend_embedding() else { return false };
-        self.waiting.push_front(QueuedJob { request: job.request, command: Command::Embed(job) });
+        let Some(job) = self.slots[at].suspend() else { return false };
+        self.waiting.push_front(job);
         true
+    }
+
+    /// Whether the cache has space for all jobs and for one that is about to begin in slot `at`. Idle sequences lose
+    /// theirs for it, and so do generations whose reader does not keep up. A job begins in any case if no other is in
+    /// progress.
+    fn has_room(&mut self, at: usize, command: &Command) -> bool {
+        loop {
+            let growth = |(index, slot): (usize, &Slot)| {
+                let length = if index == at { command.length_soon() } else { slot.length_soon() };
+                (slot.sequence, length.saturating_sub(slot.cached.len()))
+            };
+            let growth: Vec<_> = self.slots.iter().enumerate().map(growth).collect();
+            if self.engine.has_space(&growth) || self.count_in_progress() == 0 {
+                return true;
+            }
+            if !self.empty_idle_sequence(Some(at)) && !self.suspend_stalled() {
+                return false;
+            }
+        }
+    }
+
+    /// Suspends a generation whose reader does not keep up, so that others can use its space. False if there is none.
+    fn suspend_stalled(&mut self) -> bool {
+        let Some(stalled) = self.slots.iter_mut().find(|slot| slot.is_stalled()) else { return false };
+        self.waiting.extend(stalled.suspend());
+        true
+    }
+
+    /// Frees the space of the idle sequence that was used least recently. False if none has any.
+    fn empty_idle_sequence(&mut self, except: Option<usize>) -> bool {
+        let idle = (0..self.slots.len()).filter(|&at| {
+            let slot = &self.slots[at];
+            Some(at) != except && slot.is_idle() && !slot.cached.is_empty()
+        });
+        let Some(oldest) = idle.min_by_key(|&at| self.slots[at].last_used) else { return false };
+        self.truncate(oldest, 0);
+        true
+    }
+
+    /// Frees space for the next step, which did not fit.
+    fn free_space(&mut self) {
+        if self.empty_idle_sequence(None) || self.suspend_stalled() {
+            return;
+        }
+        let in_progress = (0..self.slots.len()).filter(|&at| !self.slots[at].is_idle());
+        let Some(last) = in_progress.max_by_key(|&at| self.slots[at].last_used) else { return };
+        if self.count_in_progress() == 1 {
+            self.slots[last].fail(RunnerError::failed(StepError::CacheFull));
+            return;
+        }
+        tracing::debug!(tokens = self.slots[last].cached.len(), "the KV cache is full: suspended a job");
+        if let Some(job) = self.slots[last].suspend() {
+            self.waiting.push_front(job);
+        }
+        self.truncate(last, 0);
     }
 
     /// Returns a slot whose sequence shares the longest prefix with the prompt; `None` if all are in use.
@@ -284,7 +357,7 @@ impl BatchLoop {
             match self.engine.open(self.engine.info().context_length) {
                 Ok(sequence) => return Ok(Some(self.add_slot(sequence, Vec::new()))),
                 Err(error) if self.slots.is_empty() => return Err(error),
-                // Other sequences use the space: reuse an idle one, or wait.
+                // Reuse an idle one, or wait.
                 Err(_) => {}
             }
         }
@@ -331,9 +404,15 @@ impl BatchLoop {
                 slot.pending = job.prompt[slot.cached.len()..].to_vec();
                 slot.work = Work::Generate(Box::new(Generation::new(*job, slot.cached.len())));
             }
-            Command::Score(job) => {
+            Command::Resume(generation, ids) => {
+                let slot = &mut self.slots[slot];
+                slot.last_used = self.clock;
+                slot.pending = ids[slot.cached.len()..].to_vec();
+                slot.work = Work::Generate(generation);
+            }
+            Command::Score(scoring) => {
                 self.slots[slot].last_used = self.clock;
-                self.slots[slot].work = Work::Score(Scoring { job, window: 0, done: Vec::new() });
+                self.slots[slot].work = Work::Score(scoring);
                 self.next_window(slot);
             }
             Command::Embed(job) => {
@@ -404,6 +483,10 @@ impl BatchLoop {
                 Work::Idle | Work::Embed(_) => false,
             };
             let want = match &slot.work {
+                Work::Generate(generation) if is_scored && slot.cached.len() < generation.scored_rows() => {
+                    tokens = tokens.min(generation.scored_rows() - slot.cached.len());
+                    RowSelection::Nothing
+                }
                 _ if is_scored => {
                     tokens = tokens.min((SCORE_FLOATS / vocab_size).max(1));
                     RowSelection::All
@@ -543,7 +626,8 @@ impl BatchLoop {
         let Work::Generate(generation) = &mut slot.work else { return };
         let job = &generation.job;
         let limit = job.limit;
-        if slot.cached.len() < limit {
+        // If the sequence has been resumed, its tokens may be pending.
+        if slot.cached.len() + slot.pending.len() < limit {
             slot.pending.push(id);
             return;
         }
@@ -555,9 +639,12 @@ impl BatchLoop {
         // Keep the front, drop the older half of the rest, and recompute the newer half at its new position.
         let keep = job.num_keep.min(limit - 2);
         let drop = ((limit - keep) / 2).max(1);
-        slot.pending = slot.cached[keep + drop..].to_vec();
-        slot.pending.push(id);
+        let mut ids = [&slot.cached[..], &slot.pending].concat();
+        ids.drain(keep..keep + drop);
+        ids.push(id);
         self.truncate(at, keep);
+        let slot = &mut self.slots[at];
+        slot.pending = ids.split_off(slot.cached.len());
     }
 
     /// An error of one sequence ends that sequence; any other ends all of them and the loop.
@@ -575,6 +662,10 @@ impl BatchLoop {
             | StepError::Graph { sequence, .. } => Some(*sequence),
             // The loop drops the work of disconnected clients.
             StepError::Cancelled => return true,
+            StepError::CacheFull => {
+                self.free_space();
+                return true;
+            }
             StepError::Device(_) => None,
         };
         if let Some(at) = self.slots.iter().position(|slot| Some(slot.sequence) == sequence) {

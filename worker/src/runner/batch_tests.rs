@@ -21,7 +21,7 @@ use crate::text::{Reader, Sampler, SamplerOptions, StopMatcher, Tokenizer};
 
 pub(super) struct Bench {
     pub(super) batch: Batch,
-    log: StepLog,
+    pub(super) log: StepLog,
     exited: oneshot::Receiver<()>,
     tokenizer: Arc<Tokenizer>,
 }
@@ -99,7 +99,7 @@ pub(super) async fn read(mut events: mpsc::Receiver<Event>) -> (String, usize, R
     }
 }
 
-fn prompt(seed: u32, len: usize) -> Vec<u32> {
+pub(super) fn prompt(seed: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|at| 300 + (seed * 7919 + at * 104_729) % 3000).collect()
 }
 

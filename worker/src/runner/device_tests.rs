@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -13,64 +13,15 @@ use super::batch_tests::{Bench, read};
 use super::embedding::Pooling;
 use super::generate::Job;
 use super::jobs::{EmbedJob, Wanted};
-use super::testing::StepLog;
+use super::testing::{Gated, StepLog};
 use crate::engine::native::cuda_tests::{emulated, llama_files, options};
-use crate::engine::{AdmitError, Engine, KvType, Logits, ModelInfo, SequenceId, Slice, StepError, native};
+use crate::engine::{KvType, LoadOptions, native};
 
 const CONTEXT: usize = 64;
 const PARALLEL: usize = 3;
 
 /// The longest time that a test waits for a step.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// An engine whose steps wait for a permit each, until the sender of permits is dropped.
-struct Gated {
-    engine: Box<dyn Engine>,
-    permits: Receiver<()>,
-    /// The number of steps that have begun.
-    begun: Arc<AtomicUsize>,
-    log: StepLog,
-}
-
-impl Engine for Gated {
-    fn info(&self) -> &ModelInfo {
-        self.engine.info()
-    }
-
-    fn open(&mut self, max_len: usize) -> Result<SequenceId, AdmitError> {
-        self.engine.open(max_len)
-    }
-
-    fn close(&mut self, sequence: SequenceId) {
-        self.engine.close(sequence);
-    }
-
-    fn truncate(&mut self, sequence: SequenceId, len: usize) {
-        self.engine.truncate(sequence, len);
-    }
-
-    fn len(&self, sequence: SequenceId) -> usize {
-        self.engine.len(sequence)
-    }
-
-    fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, AdmitError> {
-        self.engine.fork(sequence, len, max_len)
-    }
-
-    fn step_unless(
-        &mut self,
-        is_cancelled: &dyn Fn() -> bool,
-        slices: &[Slice<'_>],
-    ) -> Result<Logits, StepError> {
-        self.begun.fetch_add(1, Ordering::SeqCst);
-        let _ = self.permits.recv();
-        let result = self.engine.step_unless(is_cancelled, slices);
-        // A cancelled step computed nothing.
-        let done = if result.is_ok() { slices } else { &[] };
-        self.log.lock().unwrap().push(done.iter().map(|slice| slice.tokens.len()).collect());
-        result
-    }
-}
 
 struct Device {
     bench: Bench,
@@ -81,7 +32,10 @@ struct Device {
 
 /// The loop on the CPU and on the emulated GPU; empty if this machine cannot compile the kernels.
 fn devices(num_parallel: usize) -> Vec<Device> {
-    let options = options(KvType::F32);
+    devices_with(options(KvType::F32), num_parallel)
+}
+
+fn devices_with(options: LoadOptions, num_parallel: usize) -> Vec<Device> {
     let Some(emulated) = emulated(&llama_files(), &options) else { return Vec::new() };
     let cpu = native::load(&llama_files(), options).unwrap();
     let start = |engine| {
@@ -195,6 +149,36 @@ async fn a_suspended_text_is_computed_again() {
     assert_eq!(ids, cpu_ids);
     for (found, expect) in vectors.iter().flatten().zip(cpu_vectors.iter().flatten()) {
         assert!((found - expect).abs() <= 1e-4, "{found} {expect}");
+    }
+}
+
+/// Generations that outgrow the cache are suspended and computed again, with the ids of a cache that has space for all.
+#[tokio::test]
+async fn sequences_that_outgrow_the_cache() {
+    let context = 128;
+    let with =
+        |cache_tokens| LoadOptions { cache_tokens, context_length: Some(context), ..options(KvType::F32) };
+    let mut found = Vec::new();
+    let large = devices_with(with(None), 2).into_iter().take(1);
+    for device in large.chain(devices_with(with(Some(192)), 2)) {
+        let log = device.log.clone();
+        let jobs = [11, 12].map(|seed| {
+            device.bench.job(&prompt(seed, 10), |job| {
+                short(job);
+                (job.limit, job.num_predict) = (context, 100);
+            })
+        });
+        let _bench = device.open();
+        let mut contexts = Vec::new();
+        for job in jobs {
+            contexts.push(read(job).await.2.unwrap().context);
+        }
+        let computed: usize = log.lock().unwrap().iter().flatten().sum();
+        assert_eq!(computed > 2 * 109, !found.is_empty(), "{computed} tokens");
+        found.push(contexts);
+    }
+    if let [all, cpu, emulated] = &found[..] {
+        assert_eq!([cpu, emulated], [all; 2]);
     }
 }
 

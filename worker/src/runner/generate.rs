@@ -132,6 +132,11 @@ impl Generation {
         self.job.scores_prompt && self.scored < self.job.prompt.len()
     }
 
+    /// Number of first ids of the prompt whose rows were taken.
+    pub(crate) fn scored_rows(&self) -> usize {
+        self.scored.saturating_sub(1)
+    }
+
     /// Takes the rows after the next ids of the prompt. Each gives the log-probability of the id after it.
     pub(crate) fn score_prompt<'a>(&mut self, rows: impl Iterator<Item = &'a [f32]>) {
         let rest = &self.job.prompt[self.scored..];

@@ -19,6 +19,25 @@ pub(crate) struct ScoreJob {
     pub(crate) sender: oneshot::Sender<Result<Vec<WindowScores>, RunnerError>>,
 }
 
+/// Windows that are being scored.
+pub(super) struct Scoring {
+    pub(super) job: ScoreJob,
+    /// The window in progress.
+    pub(super) window: usize,
+    /// The scores of the windows so far, and of the one in progress.
+    pub(super) done: Vec<WindowScores>,
+}
+
+impl Scoring {
+    pub(super) fn new(job: ScoreJob) -> Scoring {
+        Scoring { job, window: 0, done: Vec::new() }
+    }
+
+    pub(super) fn longest_window(&self) -> usize {
+        self.job.windows.iter().map(Vec::len).max().unwrap_or(0)
+    }
+}
+
 /// One text to embed, or one pair of texts to classify.
 pub(crate) struct EmbedJob {
     /// The request that the text belongs to.

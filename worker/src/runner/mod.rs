@@ -26,6 +26,8 @@ mod text_side;
 #[cfg(test)]
 mod batch_tests;
 #[cfg(test)]
+mod cache_tests;
+#[cfg(test)]
 mod device_tests;
 #[cfg(test)]
 mod server_tests;

@@ -87,6 +87,7 @@ impl Model {
             context_length: Some(request.context_length),
             threads: request.threads,
             max_sequences: request.num_parallel,
+            cache_tokens: Some(request.cache_tokens),
             device: request.device.clone(),
         };
         let refused = |error: LoadError| {

@@ -27,6 +27,8 @@ pub struct LoadRequest {
     pub context_length: usize,
     /// Maximum number of sequences that run at the same time.
     pub num_parallel: usize,
+    /// Number of tokens in the KV cache, for all sequences together.
+    pub cache_tokens: usize,
     /// Maximum number of prompt tokens computed between two steps of the running sequences.
     pub batch_tokens: usize,
     pub threads: Option<usize>,

@@ -44,6 +44,7 @@ fn load_request(name: &str) -> LoadRequest {
         kv_cache_type: "f32".into(),
         context_length: CONTEXT,
         num_parallel: 2,
+        cache_tokens: 2 * CONTEXT,
         batch_tokens: 64,
         threads: None,
         cpu: BEST_LEVEL.into(),

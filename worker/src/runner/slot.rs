@@ -1,9 +1,10 @@
 //! An open sequence of the engine and its work; the batch loop has a few.
 
+use super::commands::{Command, GROWTH, QueuedJob};
 use super::embed::PooledText;
 use super::generate::Generation;
-use super::jobs::{EmbedJob, RequestId, ScoreJob};
-use super::protocol::{RunnerError, WindowScores};
+use super::jobs::{RequestId, Scoring};
+use super::protocol::RunnerError;
 use crate::engine::SequenceId;
 
 /// An open sequence. Idle ones stay open, so that their prefix can be reused for another prompt.
@@ -26,12 +27,6 @@ pub(super) enum Work {
     Embed(PooledText),
 }
 
-pub(super) struct Scoring {
-    pub(super) job: ScoreJob,
-    pub(super) window: usize,
-    pub(super) done: Vec<WindowScores>,
-}
-
 impl Slot {
     pub(super) fn is_runnable(&self) -> bool {
         match &self.work {
@@ -39,6 +34,11 @@ impl Slot {
             Work::Generate(generation) => !generation.is_stalled() && !generation.is_waiting(),
             Work::Score(_) | Work::Embed(_) => true,
         }
+    }
+
+    /// Whether the reader of its generation does not keep up.
+    pub(super) fn is_stalled(&self) -> bool {
+        matches!(&self.work, Work::Generate(generation) if generation.is_stalled())
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -55,18 +55,29 @@ impl Slot {
         }
     }
 
-    /// Suspends the embedding of a text, to be repeated later. The cached ids stay.
-    pub(super) fn suspend_embedding(&mut self) -> Option<EmbedJob> {
-        match std::mem::replace(&mut self.work, Work::Idle) {
-            Work::Embed(pool) => {
-                self.pending.clear();
-                Some(pool.job)
-            }
-            other => {
-                self.work = other;
-                None
-            }
+    /// The length that the sequence will have soon: that of its job's text, and some more for a generation.
+    pub(super) fn length_soon(&self) -> usize {
+        let len = self.cached.len() + self.pending.len();
+        match &self.work {
+            Work::Idle | Work::Embed(_) => len,
+            Work::Generate(generation) => (len + GROWTH).min(generation.job.limit),
+            Work::Score(scoring) => scoring.longest_window(),
         }
+    }
+
+    /// Suspends its work, to be continued later; a text is embedded again from its beginning. The cached ids stay.
+    pub(super) fn suspend(&mut self) -> Option<QueuedJob> {
+        let pending = std::mem::take(&mut self.pending);
+        let command = match std::mem::replace(&mut self.work, Work::Idle) {
+            Work::Idle => return None,
+            Work::Generate(generation) => Command::Resume(generation, [&self.cached[..], &pending].concat()),
+            Work::Score(mut scoring) => {
+                scoring.done.truncate(scoring.window);
+                Command::Score(scoring)
+            }
+            Work::Embed(pool) => Command::Embed(pool.job),
+        };
+        Some(QueuedJob { request: self.request, command })
     }
 
     /// Ends its work; the cached ids stay.

@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 
 use crate::engine::{AdmitError, Engine, Logits, ModelInfo, RowSelection, SequenceId, Slice, StepError};
@@ -32,6 +34,8 @@ pub(crate) struct FakeEngine {
     sequences: HashMap<SequenceId, Vec<u32>>,
     next: u64,
     max_sequences: usize,
+    /// Number of tokens that all sequences together may have.
+    pub(crate) cache_tokens: usize,
     /// The fixed output for every prompt, if not empty.
     pub(crate) script: Vec<u32>,
     pub(crate) log: StepLog,
@@ -55,7 +59,8 @@ impl FakeEngine {
             device: "test".into(),
         };
         let (sequences, script) = (HashMap::new(), Vec::new());
-        FakeEngine { info, sequences, next: 0, max_sequences, script, log: StepLog::default() }
+        let cache_tokens = max_sequences * context_length;
+        FakeEngine { info, sequences, next: 0, max_sequences, cache_tokens, script, log: StepLog::default() }
     }
 
     fn row(&self, ids: &[u32]) -> Vec<f32> {
@@ -140,9 +145,17 @@ impl Engine for FakeEngine {
     fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, AdmitError> {
         let mut ids = self.sequences.get(&sequence).ok_or(AdmitError::UnknownSequence)?.clone();
         ids.truncate(len);
+        if !self.has_space(&[(sequence, ids.len())]) {
+            return Err(AdmitError::CacheFull);
+        }
         let fork = self.open(max_len)?;
         self.sequences.insert(fork, ids);
         Ok(fork)
+    }
+
+    fn has_space(&self, growth: &[(SequenceId, usize)]) -> bool {
+        let used: usize = self.sequences.values().map(Vec::len).sum();
+        used + growth.iter().map(|(_, more)| more).sum::<usize>() <= self.cache_tokens
     }
 
     fn step_unless(
@@ -150,6 +163,10 @@ impl Engine for FakeEngine {
         is_cancelled: &dyn Fn() -> bool,
         slices: &[Slice<'_>],
     ) -> Result<Logits, StepError> {
+        let growth: Vec<_> = slices.iter().map(|slice| (slice.sequence, slice.tokens.len())).collect();
+        if !self.has_space(&growth) {
+            return Err(StepError::CacheFull);
+        }
         if slices.iter().any(|slice| slice.tokens.contains(&ENDLESS)) {
             while !is_cancelled() {
                 std::thread::yield_now();
@@ -192,6 +209,59 @@ impl Engine for FakeEngine {
             logits.push_slice(&rows, width);
         }
         Ok(logits)
+    }
+}
+
+/// An engine whose steps wait for a permit each, until the sender of permits is dropped.
+pub(crate) struct Gated {
+    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) permits: Receiver<()>,
+    /// The number of steps that have begun.
+    pub(crate) begun: Arc<AtomicUsize>,
+    pub(crate) log: StepLog,
+}
+
+impl Engine for Gated {
+    fn info(&self) -> &ModelInfo {
+        self.engine.info()
+    }
+
+    fn open(&mut self, max_len: usize) -> Result<SequenceId, AdmitError> {
+        self.engine.open(max_len)
+    }
+
+    fn close(&mut self, sequence: SequenceId) {
+        self.engine.close(sequence);
+    }
+
+    fn truncate(&mut self, sequence: SequenceId, len: usize) {
+        self.engine.truncate(sequence, len);
+    }
+
+    fn len(&self, sequence: SequenceId) -> usize {
+        self.engine.len(sequence)
+    }
+
+    fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, AdmitError> {
+        self.engine.fork(sequence, len, max_len)
+    }
+
+    fn has_space(&self, growth: &[(SequenceId, usize)]) -> bool {
+        self.engine.has_space(growth)
+    }
+
+    fn step_unless(
+        &mut self,
+        is_cancelled: &dyn Fn() -> bool,
+        slices: &[Slice<'_>],
+    ) -> Result<Logits, StepError> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let _ = self.permits.recv();
+        let result = self.engine.step_unless(is_cancelled, slices);
+        // A cancelled step computed nothing.
+        let done = if result.is_ok() { slices } else { &[] };
+        self.log.lock().unwrap().push(done.iter().map(|slice| slice.tokens.len()).collect());
+        result
     }
 }
 

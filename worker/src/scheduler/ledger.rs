@@ -120,8 +120,8 @@ impl MemoryLedger {
 mod tests {
     use super::*;
 
-    fn estimate(weights_bytes: u64, cache_bytes: u64) -> Estimate {
-        Estimate { weights_bytes, cache_bytes, step_bytes: 0 }
+    fn estimate(weights_bytes: u64, step_bytes: u64) -> Estimate {
+        Estimate { weights_bytes, step_bytes, ..Estimate::default() }
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub struct LoadedModel {
     /// One per request that the runner serves at the same time.
     places: Arc<Places>,
     num_parallel: usize,
+    /// Number of tokens in the KV cache, for all requests together.
+    cache_tokens: usize,
     /// The context length requested at load; the loaded one is shorter if the model supports no more.
     requested_context: usize,
     usage: Mutex<Usage>,
@@ -102,6 +104,7 @@ impl LoadedModel {
             loaded_at: Instant::now(),
             places: Places::new(num_parallel),
             num_parallel,
+            cache_tokens: request.cache_tokens,
             requested_context: request.context_length,
             usage: Mutex::new(Usage {
                 users: 0,
@@ -224,7 +227,8 @@ impl LoadedModel {
         let expires_at = SystemTime::now() + left;
         let details = &self.model.details;
         let family = self.model.config.get("model_type").and_then(serde_json::Value::as_str);
-        let tokens = self.loaded.context_length.saturating_mul(self.num_parallel);
+        let longest = self.loaded.context_length.saturating_mul(self.num_parallel);
+        let tokens = self.cache_tokens.min(longest);
         let cache = self.loaded.kv_bytes_per_token.saturating_mul(tokens) as u64;
         let (context_length, users) = {
             let usage = self.usage();

@@ -28,12 +28,28 @@ const CARD_CONTEXT_BYTES: u64 = 416 << 20;
 const ONNX_COPIES: u64 = 2;
 
 /// The memory that a loaded model needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
     pub weights_bytes: u64,
-    pub cache_bytes: u64,
+    pub cache: CacheEstimate,
     /// Activations and logits of one step.
     pub step_bytes: u64,
+}
+
+/// The KV cache of a loaded model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheEstimate {
+    pub bytes_per_token: u64,
+    /// Number of tokens, for all sequences together.
+    pub tokens: u64,
+    /// The smallest number of tokens with which the model can be loaded.
+    pub min_tokens: u64,
+}
+
+impl CacheEstimate {
+    pub fn bytes(&self) -> u64 {
+        self.bytes_per_token.saturating_mul(self.tokens)
+    }
 }
 
 impl Estimate {
@@ -44,19 +60,15 @@ impl Estimate {
             let config = OnnxConfig(&model.config);
             let copies = weights_bytes.saturating_mul(ONNX_COPIES);
             let step_bytes = config.step_bytes(context).saturating_add(copies);
-            return Estimate {
-                weights_bytes,
-                cache_bytes: config.cache_bytes(context, num_parallel),
-                step_bytes,
-            };
+            return Estimate { weights_bytes, cache: config.cache(context, num_parallel), step_bytes };
         }
         match plan_shape(&model.config) {
             Some((shape, encoder)) => {
-                let cache_bytes = cache_bytes(&shape, encoder, context, num_parallel, kv_cache_type);
-                Estimate { weights_bytes, cache_bytes, step_bytes: step_bytes(&shape, num_parallel) }
+                let cache = cache(&shape, encoder, context, num_parallel, kv_cache_type);
+                Estimate { weights_bytes, cache, step_bytes: step_bytes(&shape, num_parallel) }
             }
             // A model that cannot run is refused at load, with the reason.
-            None => Estimate { weights_bytes, cache_bytes: 0, step_bytes: 0 },
+            None => Estimate { weights_bytes, ..Estimate::default() },
         }
     }
 
@@ -70,12 +82,12 @@ impl Estimate {
         }
         let weights_bytes = model.tensor_bytes.saturating_add(model.tensor_bytes / CARD_WEIGHTS_DIVISOR);
         let Some((shape, encoder)) = plan_shape(&model.config) else {
-            return Estimate { weights_bytes, cache_bytes: 0, step_bytes: CARD_CONTEXT_BYTES };
+            return Estimate { weights_bytes, step_bytes: CARD_CONTEXT_BYTES, ..Estimate::default() };
         };
         let logits = (shape.vocab_size as u64).saturating_mul(4 * LOGIT_ROWS);
         Estimate {
             weights_bytes,
-            cache_bytes: card_cache_bytes(&shape, encoder, context, num_parallel, kv_cache_type),
+            cache: card_cache(&shape, encoder, context, num_parallel, kv_cache_type),
             step_bytes: step_bytes(&shape, num_parallel)
                 .saturating_add(logits)
                 .saturating_add(MAX_PARTIAL_BYTES)
@@ -83,8 +95,19 @@ impl Estimate {
         }
     }
 
+    /// With a smaller cache, if the model does not fit comfortably into `available` bytes otherwise. The runner then
+    /// suspends sequences when the cache is full.
+    pub fn fit_into(mut self, available: u64) -> Estimate {
+        let rest = self.needed().saturating_sub(self.cache.bytes());
+        let for_cache = comfortable(available).saturating_sub(rest);
+        let page = PAGE_LEN as u64;
+        let tokens = for_cache / self.cache.bytes_per_token.max(1) / page * page;
+        self.cache.tokens = self.cache.tokens.min(tokens.max(self.cache.min_tokens));
+        self
+    }
+
     pub fn needed(&self) -> u64 {
-        [self.cache_bytes, self.step_bytes, OVERHEAD_BYTES]
+        [self.cache.bytes(), self.step_bytes, OVERHEAD_BYTES]
             .into_iter()
             .fold(self.weights_bytes, u64::saturating_add)
     }
@@ -92,7 +115,12 @@ impl Estimate {
 
 /// Whether `free` bytes are enough for `needed`, with some to spare.
 pub(super) fn fits_comfortably(needed: u64, free: u64) -> bool {
-    needed as f64 <= free as f64 * MAX_FREE_SHARE
+    needed <= comfortable(free)
+}
+
+/// The part of `free` bytes that a model may take.
+fn comfortable(free: u64) -> u64 {
+    (free as f64 * MAX_FREE_SHARE) as u64
 }
 
 /// The shape of a model, including the family's defaults for values missing from its config, and whether it
@@ -103,26 +131,26 @@ fn plan_shape(config: &Value) -> Option<(Shape, bool)> {
     Some((plan.shape(), plan.is_encoder()))
 }
 
-/// Size of the KV cache when all sequences are at full length, in the engine's layout.
-fn cache_bytes(
+/// The KV cache for all sequences at full length, in the engine's layout.
+fn cache(
     shape: &Shape,
     encoder: bool,
     context: usize,
     num_parallel: usize,
     kv_cache_type: &str,
-) -> u64 {
+) -> CacheEstimate {
     let cache = cache_shape(shape, encoder, kv_cache_type);
     cache_of_tokens(cache.bytes_per_token() as u64, shape, context, num_parallel)
 }
 
 /// The same in the layout of a GPU, which pads the rows of heads.
-fn card_cache_bytes(
+fn card_cache(
     shape: &Shape,
     encoder: bool,
     context: usize,
     num_parallel: usize,
     kv_cache_type: &str,
-) -> u64 {
+) -> CacheEstimate {
     let cache = cache_shape(shape, encoder, kv_cache_type);
     let row = cache_row_bytes(cache.dtype, cache.head_dim) as u64;
     let rows = 2 * (cache.layers as u64).saturating_mul(cache.n_kv_heads as u64);
@@ -140,9 +168,15 @@ fn cache_shape(shape: &Shape, encoder: bool, kv_cache_type: &str) -> CacheShape 
     CacheShape { layers, pages: 0, n_kv_heads, head_dim, dtype }
 }
 
-fn cache_of_tokens(bytes_per_token: u64, shape: &Shape, context: usize, num_parallel: usize) -> u64 {
-    let tokens = context.clamp(1, shape.context_length).next_multiple_of(PAGE_LEN) as u64;
-    bytes_per_token.saturating_mul(tokens).saturating_mul(num_parallel.max(1) as u64)
+fn cache_of_tokens(
+    bytes_per_token: u64,
+    shape: &Shape,
+    context: usize,
+    num_parallel: usize,
+) -> CacheEstimate {
+    let min_tokens = context.clamp(1, shape.context_length).next_multiple_of(PAGE_LEN) as u64;
+    let tokens = min_tokens.saturating_mul(num_parallel.max(1) as u64);
+    CacheEstimate { bytes_per_token, tokens, min_tokens }
 }
 
 /// Activations of the longest step, and the logits of all sequences until they are sampled.
@@ -188,18 +222,18 @@ impl OnnxConfig<'_> {
     }
 
     /// Keys and values of a decoder in float32. A run returns a copy of those that it is given, which may be a copy
-    /// themselves.
-    fn cache_bytes(&self, context: usize, num_parallel: usize) -> u64 {
+    /// themselves. Sequences do not share a cache, so it cannot be smaller.
+    fn cache(&self, context: usize, num_parallel: usize) -> CacheEstimate {
         let class = self.0.get("architectures").and_then(|names| names.get(0)).and_then(Value::as_str);
         if !class.is_some_and(is_text_generator) {
-            return 0;
+            return CacheEstimate::default();
         }
         let head_dim = self.number(&["head_dim"], self.width() / self.heads());
         let kv_heads = self.number(&["num_key_value_heads"], self.heads());
         let layers = self.number(&["num_hidden_layers", "n_layer"], 12);
-        [kv_heads, head_dim, 2 * 4 * 3, self.tokens(context), num_parallel.max(1) as u64]
-            .into_iter()
-            .fold(layers, u64::saturating_mul)
+        let bytes_per_token = [kv_heads, head_dim, 2 * 4 * 3].into_iter().fold(layers, u64::saturating_mul);
+        let tokens = self.tokens(context).saturating_mul(num_parallel.max(1) as u64);
+        CacheEstimate { bytes_per_token, tokens, min_tokens: tokens }
     }
 }
 
@@ -257,7 +291,8 @@ mod tests {
     fn cache_of_a_context() {
         let check = |config: &Value, kind: &str, (context, parallel): (usize, usize), expect: u64| {
             let (shape, encoder) = plan_shape(config).unwrap();
-            assert_eq!(cache_bytes(&shape, encoder, context, parallel, kind), expect, "{config} {kind}");
+            let cache = cache(&shape, encoder, context, parallel, kind);
+            assert_eq!(cache.bytes(), expect, "{config} {kind}");
         };
         let llama = config("LlamaForCausalLM", json!({"num_key_value_heads": 2, "head_dim": 64}));
         check(&llama, "f32", (64, 1), 64 * 4096);
@@ -281,7 +316,7 @@ mod tests {
     fn cache_of_a_context_on_a_card() {
         let check = |config: &Value, kind: &str, expect: u64| {
             let (shape, encoder) = plan_shape(config).unwrap();
-            assert_eq!(card_cache_bytes(&shape, encoder, 64, 2, kind), expect, "{config} {kind}");
+            assert_eq!(card_cache(&shape, encoder, 64, 2, kind).bytes(), expect, "{config} {kind}");
         };
         let llama = config("LlamaForCausalLM", json!({"num_key_value_heads": 2, "head_dim": 64}));
         check(&llama, "f16", 2 * 64 * 2048);
@@ -299,7 +334,8 @@ mod tests {
         let config = json!({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text});
         let (shape, encoder) = plan_shape(&config).unwrap();
         assert_eq!((shape.n_kv_heads, shape.head_dim), (4, 256));
-        assert_eq!(cache_bytes(&shape, encoder, 4096, 2, "f16"), 2 * 4096 * 34 * 2 * 4 * 256 * 2);
+        let cache = cache(&shape, encoder, 4096, 2, "f16");
+        assert_eq!(cache.bytes(), 2 * 4096 * 34 * 2 * 4 * 256 * 2);
     }
 
     #[test]
@@ -324,7 +360,7 @@ mod tests {
 
     #[test]
     fn caches_of_onnx_decoders() {
-        let cache = |config: &Value| OnnxConfig(config).cache_bytes(100, 3);
+        let cache = |config: &Value| OnnxConfig(config).cache(100, 3).bytes();
         assert_eq!(cache(&json!({"architectures": ["BertModel"], "hidden_size": 64})), 0);
         let llama = json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_attention_heads": 4,
             "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 5});
@@ -338,10 +374,32 @@ mod tests {
 
     #[test]
     fn fitting() {
-        let estimate = Estimate { weights_bytes: 700 << 20, cache_bytes: 3 << 20, step_bytes: 1 << 20 };
+        let cache = CacheEstimate { bytes_per_token: 1 << 10, tokens: 3 << 10, min_tokens: 1 << 10 };
+        let estimate = Estimate { weights_bytes: 700 << 20, cache, step_bytes: 1 << 20 };
         assert_eq!(estimate.needed(), 800 << 20);
         let needed = estimate.needed();
         assert!(fits_comfortably(needed, 1000 << 20) && !fits_comfortably(needed, 999 << 20));
+    }
+
+    #[test]
+    fn caches_shrink_to_the_memory() {
+        let cache = CacheEstimate { bytes_per_token: 1 << 10, tokens: 3 << 10, min_tokens: 1 << 10 };
+        let estimate = Estimate { weights_bytes: 700 << 20, cache, step_bytes: 1 << 20 };
+        let tokens = |available: u64| {
+            let fitted = estimate.fit_into(available);
+            let is_least = fitted.cache.tokens == fitted.cache.min_tokens;
+            assert!(fits_comfortably(fitted.needed(), available) || is_least, "{available}");
+            fitted.cache.tokens
+        };
+        assert_eq!((tokens(u64::MAX), tokens(1000 << 20)), (3 << 10, 3 << 10));
+        // 799 MiB, of which the cache gets 2 MiB: whole pages only.
+        assert_eq!(tokens((799 << 20) * 10 / 8 + 10), 2 << 10);
+        assert_eq!(tokens(((799 << 20) - (40 << 10)) * 10 / 8 + 10), (2 << 10) - 64);
+        // Not less than a sequence.
+        assert_eq!((tokens(500 << 20), tokens(0)), (1 << 10, 1 << 10));
+        // Models without a cache.
+        let none = Estimate { weights_bytes: 1, ..Estimate::default() };
+        assert_eq!(none.fit_into(0), none);
     }
 
     #[test]

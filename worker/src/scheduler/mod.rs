@@ -324,6 +324,7 @@ impl Inner {
             None => Estimate::of(&model, context, num_parallel, kv_cache_type),
             Some(_) => Estimate::on_card(&model, context, num_parallel, kv_cache_type),
         };
+        let estimate = estimate.fit_into(self.state().ledger.without_models(self.memory().free_bytes));
         if estimate.needed() > total {
             return Err(Error::TooLarge { needed: estimate.needed(), total });
         }
@@ -337,6 +338,7 @@ impl Inner {
             kv_cache_type: self.options.kv_cache_type.clone(),
             context_length: context,
             num_parallel: self.options.num_parallel,
+            cache_tokens: usize::try_from(estimate.cache.tokens).unwrap_or(usize::MAX),
             batch_tokens: BATCH_TOKENS,
             threads: self.options.threads,
             cpu: self.options.cpu.clone(),
@@ -424,6 +426,7 @@ impl Inner {
         tracing::info!(
             repository = %model.repository, digest = %model.digest, architecture = loaded.architecture,
             device = loaded.device, context_length = loaded.context_length,
+            cache_tokens = request.cache_tokens,
             duration_ms = started.elapsed().as_millis() as u64, "loaded"
         );
         Ok((runner, loaded))

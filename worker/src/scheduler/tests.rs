@@ -237,6 +237,26 @@ async fn memory_is_estimated() {
     assert_eq!(bench.loaded(), [b.digest]);
 }
 
+/// A cache that has no space for all sequences at full length.
+#[tokio::test]
+async fn caches_shrink_to_the_free_memory() {
+    let bench = bench(InProcess::fake(), |options| options.num_parallel = 1000).await;
+    let (a, b) = (bench.model(1), bench.model(2));
+    let size = |free| {
+        bench.free.store(free, Ordering::SeqCst);
+        let loaded = bench.scheduler.loaded();
+        assert_eq!((loaded.len(), loaded[0].num_parallel), (1, 1000));
+        loaded[0].size_bytes
+    };
+    drop(bench.acquire(&a).await.unwrap());
+    // The fake runner reports 16 bytes per token.
+    let tokens = |size: u64| (size - 1000) / 16;
+    assert_eq!(tokens(size(4 * NEEDED)), 256 * 1000);
+    drop(bench.acquire(&b).await.unwrap());
+    let fitted = tokens(size(0));
+    assert!((256..200 * 1000).contains(&fitted), "{fitted}");
+}
+
 #[tokio::test]
 async fn promised_memory_is_not_free() {
     let bench = bench(InProcess::fake(), |_| {}).await;

@@ -146,8 +146,10 @@ impl<K: Kernels + 'static> Native<K> {
         let model = plan.build(&mut tensors, &mut kernels, context_length)?;
 
         let max_sequences = options.max_sequences.max(1);
-        let pages =
-            u32::try_from(max_sequences.saturating_mul(pages_for(context_length))).unwrap_or(u32::MAX);
+        let longest = pages_for(context_length);
+        let all = max_sequences.saturating_mul(longest);
+        let pages = options.cache_tokens.map_or(all, |tokens| (tokens / PAGE_LEN).clamp(longest, all));
+        let pages = u32::try_from(pages).unwrap_or(u32::MAX);
         let cache_shape = CacheShape {
             // The layers of an encoder share the same memory.
             layers: if encoder { 1 } else { shape.layers },
@@ -177,17 +179,14 @@ impl<K: Kernels + 'static> Native<K> {
         Ok(Self { info, kernels, model, cache, pages, sequences, max_sequences, next_id: 0, output })
     }
 
-    /// Promises the pages of a new sequence.
-    fn admit(&mut self, max_len: usize) -> Result<(), AdmitError> {
+    /// Checks whether another sequence can be opened.
+    fn admit(&self, max_len: usize) -> Result<(), AdmitError> {
         let context_length = self.info.context_length;
         if max_len > context_length {
             return Err(AdmitError::Context { wanted: max_len, context_length });
         }
         if self.sequences.len() >= self.max_sequences {
             return Err(AdmitError::Sequences { max_sequences: self.max_sequences });
-        }
-        if !self.pages.promise(pages_for(max_len)) {
-            return Err(AdmitError::Pages { wanted: max_len, free: self.pages.unpromised() * PAGE_LEN });
         }
         Ok(())
     }
@@ -201,7 +200,18 @@ impl<K: Kernels + 'static> Native<K> {
 
     fn check(&self, slices: &[Slice<'_>]) -> Result<(), StepError> {
         let lengths = |id| self.sequences.get(&id).map(|sequence| (sequence.len, sequence.max_len));
-        check_slices(&self.info, lengths, slices)
+        check_slices(&self.info, lengths, slices)?;
+        let growth: Vec<_> = slices.iter().map(|slice| (slice.sequence, slice.tokens.len())).collect();
+        if self.has_space(&growth) { Ok(()) } else { Err(StepError::CacheFull) }
+    }
+
+    /// Number of pages that a sequence takes to grow by `more` tokens: new ones, and one for the copy of a shared last
+    /// page.
+    fn pages_to_grow(&self, id: SequenceId, more: usize) -> usize {
+        let Some(sequence) = self.sequences.get(&id).filter(|_| more > 0) else { return 0 };
+        let is_partial = !sequence.len.is_multiple_of(PAGE_LEN);
+        let copies = sequence.pages.last().is_some_and(|last| is_partial && self.pages.is_shared(*last));
+        pages_for(sequence.len.saturating_add(more)) - sequence.pages.len() + usize::from(copies)
     }
 
     /// Extends a sequence by `more` tokens. Copies a shared last page first, so that the new tokens are in
@@ -312,7 +322,6 @@ impl<K: Kernels + 'static> Engine for Native<K> {
     fn close(&mut self, sequence: SequenceId) {
         if let Some(sequence) = self.sequences.remove(&sequence) {
             sequence.pages.iter().for_each(|page| self.pages.give_back(*page));
-            self.pages.release_promise(pages_for(sequence.max_len));
         }
     }
 
@@ -337,6 +346,9 @@ impl<K: Kernels + 'static> Engine for Native<K> {
         let max_len = max_len.max(len);
         self.admit(max_len)?;
         let (whole, partial) = pages.split_at_mut(len / PAGE_LEN);
+        if partial.len() > self.pages.free() {
+            return Err(AdmitError::CacheFull);
+        }
         whole.iter().for_each(|page| self.pages.share(*page));
         for page in partial {
             let own = self.pages.take();
@@ -344,6 +356,11 @@ impl<K: Kernels + 'static> Engine for Native<K> {
             *page = own;
         }
         Ok(self.insert(Sequence { pages, len, max_len }))
+    }
+
+    fn has_space(&self, growth: &[(SequenceId, usize)]) -> bool {
+        let pages = growth.iter().map(|&(id, more)| self.pages_to_grow(id, more));
+        pages.fold(0, usize::saturating_add) <= self.pages.free()
     }
 
     fn step_unless(

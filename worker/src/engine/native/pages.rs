@@ -8,42 +8,27 @@ pub(super) fn pages_for(len: usize) -> usize {
     len.div_ceil(PAGE_LEN)
 }
 
-/// The pages of a cache, and the number promised to open sequences.
-///
-/// Every sequence is promised the pages for its full length, shared or not, so taking a page within the
-/// promise never fails.
+/// The pages of a cache.
 #[derive(Debug)]
 pub(super) struct Pages {
     owners: Vec<u32>,
     free: Vec<u32>,
-    promised: usize,
 }
 
 impl Pages {
     pub(super) fn new(pages: u32) -> Self {
         // The lowest ids are taken first, so memory is touched from the front.
-        Self { owners: vec![0; pages as usize], free: (0..pages).rev().collect(), promised: 0 }
+        Self { owners: vec![0; pages as usize], free: (0..pages).rev().collect() }
     }
 
-    /// Pages that may still be promised.
-    pub(super) fn unpromised(&self) -> usize {
-        self.owners.len() - self.promised
+    /// Number of pages without an owner.
+    pub(super) fn free(&self) -> usize {
+        self.free.len()
     }
 
-    /// Promises `pages` and returns true, or returns false without effect.
-    pub(super) fn promise(&mut self, pages: usize) -> bool {
-        let fits = pages <= self.unpromised();
-        self.promised += if fits { pages } else { 0 };
-        fits
-    }
-
-    pub(super) fn release_promise(&mut self, pages: usize) {
-        self.promised -= pages;
-    }
-
-    /// Takes a free page within a promise; it gets one owner.
+    /// Takes a free page, which gets one owner. The caller has checked that there is one.
     pub(super) fn take(&mut self) -> u32 {
-        let page = self.free.pop().expect("a page is only taken within a promise");
+        let page = self.free.pop().expect("the number of free pages was checked");
         self.owners[page as usize] = 1;
         page
     }
@@ -72,21 +57,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promises_and_owners() {
+    fn pages_have_owners() {
         let mut pages = Pages::new(3);
-        assert!(pages.promise(2));
-        assert!(!pages.promise(2));
-        assert_eq!(pages.unpromised(), 1);
         let (a, b) = (pages.take(), pages.take());
-        assert_eq!((a, b), (0, 1));
+        assert_eq!((a, b, pages.free()), (0, 1, 1));
         pages.share(a);
         assert!(pages.is_shared(a) && !pages.is_shared(b));
         pages.give_back(a);
         pages.give_back(b);
         assert!(!pages.is_shared(a));
-        assert_eq!(pages.take(), b);
-        pages.release_promise(2);
-        assert_eq!(pages.unpromised(), 3);
+        assert_eq!((pages.free(), pages.take()), (2, b));
     }
 
     #[test]

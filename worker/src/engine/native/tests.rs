@@ -273,7 +273,48 @@ fn forks_share_a_prefix_and_diverge() {
 }
 
 #[test]
-fn space_is_promised_when_a_sequence_opens() {
+fn sequences_share_a_smaller_cache() {
+    let files = checkpoint("tests/fixtures/arch/llama");
+    let options = |cache_tokens| LoadOptions {
+        context_length: Some(64),
+        max_sequences: 3,
+        cache_tokens: Some(cache_tokens),
+        ..f32_cache()
+    };
+    let tokens = long_prompt(64);
+    // Three pages of 32 tokens.
+    let mut engine = load(&files, options(96)).unwrap();
+    let [a, b, c] = [(); 3].map(|()| engine.open(64).unwrap());
+    let slice = |sequence, n: usize| Slice { sequence, tokens: &tokens[..n], want: RowSelection::Nothing };
+    assert!(engine.has_space(&[(a, 64), (b, 32)]) && !engine.has_space(&[(a, 33), (b, 33)]));
+    assert!(engine.has_space(&[(SequenceId(99), 500), (a, 0)]), "neither grows");
+    engine.step(&[slice(a, 40), slice(b, 5)]).unwrap();
+    assert_eq!(engine.step(&[slice(b, 27), slice(c, 1)]).unwrap_err(), StepError::CacheFull);
+    assert_eq!([a, b, c].map(|id| engine.len(id)), [40, 5, 0], "nothing was appended");
+    engine.step(&[slice(a, 24), slice(b, 27)]).unwrap();
+    assert_eq!(engine.step(&[slice(b, 1)]).unwrap_err(), StepError::CacheFull);
+    // A fork shares whole pages, and needs one for the copy of another.
+    engine.close(c);
+    assert_eq!(engine.fork(a, 40, 64), Err(AdmitError::CacheFull));
+    let fork = engine.fork(a, 32, 64).unwrap();
+    assert!(!engine.has_space(&[(fork, 1)]));
+    engine.truncate(a, 32);
+    assert!(engine.has_space(&[(fork, 32)]) && !engine.has_space(&[(fork, 1), (a, 1)]));
+    // A shared last page is copied before it changes.
+    engine.truncate(a, 20);
+    assert!(engine.has_space(&[(a, 12)]) && !engine.has_space(&[(a, 12), (fork, 1)]));
+    engine.step(&[slice(a, 12)]).unwrap();
+    assert_eq!(engine.step(&[slice(fork, 1)]).unwrap_err(), StepError::CacheFull);
+    engine.close(b);
+    engine.step(&[slice(fork, 32)]).unwrap();
+    // One sequence always fits.
+    let mut engine = load(&files, options(0)).unwrap();
+    let a = engine.open(64).unwrap();
+    engine.step(&[slice(a, 64)]).unwrap();
+}
+
+#[test]
+fn sequences_are_limited_in_number_and_length() {
     let files = checkpoint("tests/fixtures/arch/llama");
     let options = LoadOptions { context_length: Some(64), max_sequences: 2, ..f32_cache() };
     let mut engine = load(&files, options).unwrap();

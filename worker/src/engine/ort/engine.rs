@@ -67,6 +67,11 @@ impl<G: Graph> Engine for Ort<G> {
         self.sequences.fork(sequence, len, max_len)
     }
 
+    /// The states of sequences are tensors of the runtime, not parts of one cache.
+    fn has_space(&self, _growth: &[(SequenceId, usize)]) -> bool {
+        true
+    }
+
     fn step_unless(
         &mut self,
         is_cancelled: &dyn Fn() -> bool,
