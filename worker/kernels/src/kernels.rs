@@ -19,6 +19,8 @@ pub trait Kernels: Send {
     type Matrix: Send;
     /// A small vector (norm weight, bias) as f32.
     type Vector: Send;
+    /// The weights of all experts of a layer.
+    type ExpertWeights: Send;
     /// Rows of activations.
     type Buffer: Send;
     /// Paged keys and values of all layers.
@@ -40,6 +42,9 @@ pub trait Kernels: Send {
     fn matrices(&mut self, weights: &[Weight]) -> Result<Vec<Self::Matrix>, DeviceError> {
         weights.iter().map(|weight| self.matrix(weight)).collect()
     }
+
+    /// Loads the experts of a layer, which have the same shapes.
+    fn expert_weights(&mut self, experts: Vec<Expert>) -> Result<Self::ExpertWeights, DeviceError>;
 
     /// Loads a weight of one row and adds `plus` to each value.
     fn vector(&mut self, weight: &Weight, plus: f32) -> Result<Self::Vector, DeviceError>;
@@ -212,7 +217,7 @@ pub struct Experts<K: Kernels + ?Sized> {
     pub norm: Norm<K>,
     /// `[experts, embedding]`
     pub router: K::Matrix,
-    pub experts: Vec<Expert<K>>,
+    pub weights: K::ExpertWeights,
     /// Number of experts per row.
     pub used: usize,
     /// Whether the weights of the selected experts are scaled to a sum of 1.
@@ -220,14 +225,14 @@ pub struct Experts<K: Kernels + ?Sized> {
     pub activation: Activation,
 }
 
-/// The weights of one expert.
-pub struct Expert<K: Kernels + ?Sized> {
+/// The weights of one expert, in their stored form.
+pub struct Expert {
     /// `[hidden_dim, embedding]`
-    pub gate: K::Matrix,
+    pub gate: Weight,
     /// `[hidden_dim, embedding]`
-    pub up: K::Matrix,
+    pub up: Weight,
     /// `[embedding, hidden_dim]`
-    pub down: K::Matrix,
+    pub down: Weight,
 }
 
 /// The attention parameters of a layer.

@@ -251,17 +251,15 @@ fn run<K: Kernels>(
     let gate_ups =
         [gate_up(kernels, &mut next, Activation::Silu)?, gate_up(kernels, &mut next, Activation::GeluTanh)?];
     let down = linear(kernels, next(EMBEDDING, HIDDEN), None)?;
-    let expert = |kernels: &mut K, next: &mut dyn FnMut(usize, usize) -> Weight| {
-        Ok::<_, DeviceError>(Expert::<K> {
-            gate: kernels.matrix(&next(HIDDEN, EMBEDDING))?,
-            up: kernels.matrix(&next(HIDDEN, EMBEDDING))?,
-            down: kernels.matrix(&next(EMBEDDING, HIDDEN))?,
-        })
+    let expert = |next: &mut dyn FnMut(usize, usize) -> Weight| Expert {
+        gate: next(HIDDEN, EMBEDDING),
+        up: next(HIDDEN, EMBEDDING),
+        down: next(EMBEDDING, HIDDEN),
     };
     let experts = Experts {
         norm: norm(kernels, next(1, EMBEDDING))?,
         router: kernels.matrix(&next(5, EMBEDDING))?,
-        experts: (0..5).map(|_| expert(kernels, &mut next)).collect::<Result<_, _>>()?,
+        weights: kernels.expert_weights((0..5).map(|_| expert(&mut next)).collect())?,
         used: 3,
         renormalise: true,
         activation: Activation::Silu,
@@ -282,10 +280,11 @@ fn run<K: Kernels>(
     let mut numbers = Vec::new();
 
     // Two sequences in scrambled pages. The second step completes one prompt and continues in a copy of its
-    // last page.
+    // last page. The third one is a step of generation.
     let first = [(0, 40, vec![5, 2]), (0, 1, vec![4])];
     let second = [(40, 3, vec![5, 6]), (1, 70, vec![4, 0, 3])];
-    for (step, spans) in [first, second].into_iter().enumerate() {
+    let third = [(43, 1, vec![5, 6]), (71, 2, vec![4, 0, 3])];
+    for (step, spans) in [first, second, third].into_iter().enumerate() {
         if step == 1 {
             kernels.copy_page(&mut cache, 2, 6);
         }

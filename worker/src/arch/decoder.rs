@@ -206,16 +206,15 @@ impl<K: Kernels> Loader<'_, K> {
         let mut experts = Vec::with_capacity(of.count);
         for expert in 0..of.count {
             let name = |part: &str| name(&format!("{prefix}.{expert}.{part}.weight"));
-            let weights = [
-                self.tensors.matrix(&name(gate), of.hidden_dim, embedding)?,
-                self.tensors.matrix(&name(up), of.hidden_dim, embedding)?,
-            ];
-            let [gate, up] = self.together(&weights)?.map(|linear| linear.matrix);
-            let down = self.matrix(&name(down), embedding, of.hidden_dim)?;
-            experts.push(Expert { gate, up, down });
+            experts.push(Expert {
+                gate: self.tensors.matrix(&name(gate), of.hidden_dim, embedding)?,
+                up: self.tensors.matrix(&name(up), of.hidden_dim, embedding)?,
+                down: self.tensors.matrix(&name(down), embedding, of.hidden_dim)?,
+            });
         }
+        let weights = self.kernels.expert_weights(experts)?;
         let (used, renormalise, activation) = (of.used, of.renormalise, self.plan.activation);
-        Ok(Experts { norm, router, experts, used, renormalise, activation })
+        Ok(Experts { norm, router, weights, used, renormalise, activation })
     }
 }
 

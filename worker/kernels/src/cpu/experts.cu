@@ -1,3 +1,46 @@
+// Chooses the experts of each row: the softmax of the router's scores, then the `used` experts with the highest weights in
+// descending order, of equal ones the first. A block per row.
+KERNEL(route, Route, 256) {
+    SHARED(f32, scratch, 8);
+    SHARED(u64, best, 256);
+    u32 thread = thread_index();
+    f32 *scores = (f32 *)a.scores + (u64)block_x() * a.stride;
+    softmax_row(scores, scores, a.count, 1.0f, scratch);
+    u32 first = block_x() * a.used;
+    u32 *choices = (u32 *)a.choices + first, *slots = (u32 *)a.slots + first;
+    f32 *weights = (f32 *)a.weights + first;
+    // Keys have the order of the choices. Weights are not negative, so the order of their bits is theirs; NaN is below.
+    u64 last = ~0ull;
+    f32 sum = 0.0f;
+    for (u32 k = 0; k < a.used; ++k) {
+        u64 key = 0;
+        // A thread reads the scores that it has written.
+        for (u32 i = thread; i < a.count; i += 256) {
+            f32 weight = scores[i];
+            u64 other = (u64)(weight == weight ? bits_of(weight) : 0) << 32 | (u32)~i;
+            if (other < last && other > key) key = other;
+        }
+        best[thread] = key;
+        for (u32 half = 128; half > 0; half /= 2) {
+            barrier();
+            if (thread < half && best[thread + half] > best[thread]) best[thread] = best[thread + half];
+        }
+        barrier();
+        last = best[0];
+        barrier();
+        if (thread == 0) {
+            u32 expert = ~(u32)last;
+            choices[k] = expert;
+            slots[k] = first + k;
+            weights[k] = scores[expert];
+            sum = add(sum, scores[expert]);
+        }
+    }
+    if (thread == 0 && a.renormalise) {
+        for (u32 k = 0; k < a.used; ++k) weights[k] = quotient(weights[k], sum);
+    }
+}
+
 // The weighted sum of the experts of each row: `out += weight * outputs[slot]`, one choice after the other,
 // the highest weight first. Blocks of 256 columns; the second dimension of the grid is the row.
 KERNEL(mix_experts, MixExperts, 256) {

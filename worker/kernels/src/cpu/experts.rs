@@ -42,8 +42,8 @@ pub(crate) struct Group {
 impl Cpu {
     pub(super) fn mix_experts(&mut self, step: &Step, w: &Experts<Self>, x: &mut Buffer) {
         self.normalise(x, &w.norm);
-        let (rows, cols, count) = (step.batch.tokens.len(), x.cols, w.experts.len());
-        let hidden_dim = w.experts.first().map_or(0, |expert| expert.gate.rows());
+        let (rows, cols, count) = (step.batch.tokens.len(), x.cols, w.weights.len());
+        let hidden_dim = w.weights.first().map_or(0, |expert| expert.gate.rows());
         let ExpertBuffers { scores, inputs, hidden, outputs, packed } = &mut self.experts;
         scores.resize(rows * count, 0.0);
         let router = Product { weight: &w.router, bias: None, out: Shared::new(scores, count) };
@@ -69,19 +69,19 @@ impl Cpu {
         packed.resize_with(groups.len().max(packed.len()), Packed::default);
         let columns: Vec<Input<'_>> = (groups.iter().zip(&mut *packed))
             .map(|(group, packed)| {
-                let Expert { gate, up, .. } = &w.experts[group.expert];
+                let Expert { gate, up, .. } = &w.weights[group.expert];
                 let x = &inputs[group.first * cols..(group.first + group.n) * cols];
                 prepare_input(&mut self.pool, ops, packed, x, [gate, up])
             })
             .collect();
         let chunks = split_into_chunks(&groups, threads, hidden_dim, |group| {
-            (&w.experts[group.expert].gate, 2 * group.n)
+            (&w.weights[group.expert].gate, 2 * group.n)
         });
         let out = Shared::new(hidden, hidden_dim);
         self.pool.run(chunks.len(), &|chunk, scratch| {
             let (index, first, n) = chunks[chunk];
             let (group, x) = (&groups[index], columns[index]);
-            let Expert { gate, up, .. } = &w.experts[group.expert];
+            let Expert { gate, up, .. } = &w.weights[group.expert];
             let Scratch { rows: decoded, numbers: ups, .. } = scratch;
             ups.resize(group.n * n, 0.0);
             // SAFETY: each column of a group belongs to exactly one chunk.
@@ -96,18 +96,18 @@ impl Cpu {
         let columns: Vec<Input<'_>> = (groups.iter().zip(&mut *packed))
             .map(|(group, packed)| {
                 let x = &hidden[group.first * hidden_dim..(group.first + group.n) * hidden_dim];
-                prepare_input(&mut self.pool, ops, packed, x, [&w.experts[group.expert].down])
+                prepare_input(&mut self.pool, ops, packed, x, [&w.weights[group.expert].down])
             })
             .collect();
         let chunks =
-            split_into_chunks(&groups, threads, cols, |group| (&w.experts[group.expert].down, group.n));
+            split_into_chunks(&groups, threads, cols, |group| (&w.weights[group.expert].down, group.n));
         let out = Shared::new(outputs, cols);
         self.pool.run(chunks.len(), &|chunk, scratch| {
             let (index, first, n) = chunks[chunk];
             let group = &groups[index];
             // SAFETY: each column of a group belongs to exactly one chunk.
             let mut out = unsafe { out.block(group.first, group.n, first, n) };
-            let down = Rows::of(&w.experts[group.expert].down);
+            let down = Rows::of(&w.weights[group.expert].down);
             ops.product(&down.range(first, n), columns[index], &mut out, &mut scratch.rows);
         });
 

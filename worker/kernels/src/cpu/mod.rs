@@ -15,7 +15,7 @@ use super::columns::{ColumnBlock, Columns};
 use super::dot_blocks;
 use super::error::DeviceError;
 use super::kernels::{
-    Activation, Attention, CacheShape, Experts, GateUp, Kernels, LayerNorm, Linear, Norm, Qkv, Rope,
+    Activation, Attention, CacheShape, Expert, Experts, GateUp, Kernels, LayerNorm, Linear, Norm, Qkv, Rope,
 };
 use super::ops::{Input, Ops, Packed};
 use super::pool::{Pool, Scratch};
@@ -241,6 +241,7 @@ fn add(to: &mut [f32], from: &[f32]) {
 impl Kernels for Cpu {
     type Matrix = Weight;
     type Vector = Vec<f32>;
+    type ExpertWeights = Vec<Expert>;
     type Buffer = Buffer;
     type Cache = Cache;
     type Step = Step;
@@ -256,6 +257,10 @@ impl Kernels for Cpu {
 
     fn matrix(&mut self, weight: &Weight) -> Result<Weight, DeviceError> {
         Ok(weight.clone())
+    }
+
+    fn expert_weights(&mut self, experts: Vec<Expert>) -> Result<Vec<Expert>, DeviceError> {
+        Ok(experts)
     }
 
     fn vector(&mut self, weight: &Weight, plus: f32) -> Result<Vec<f32>, DeviceError> {

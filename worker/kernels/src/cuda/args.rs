@@ -192,6 +192,49 @@ structs! {
         k: u32,
         reserved: u32,
     }
+    /// What distinguishes the matrices of experts, which have one format and one shape.
+    ExpertPlanes {
+        /// The address of each plane.
+        planes: u64[5],
+        factor: f32,
+        reserved: u32,
+    }
+    /// The arguments of `dot_experts`: as `dot_rows`, but the second dimension of the grid counts slots. A slot is a row
+    /// at one of its experts.
+    DotExperts {
+        /// The first expert's.
+        matrix: Matrix,
+        /// The planes of each expert, as [`ExpertPlanes`].
+        experts: u64,
+        /// The expert of each slot, as u32.
+        choices: u64,
+        x: u64,
+        out: u64,
+        /// Values between rows of `x`.
+        x_stride: u32,
+        /// Values between slots.
+        out_stride: u32,
+        slots: u32,
+        /// The number of slots that have a row of `x` in common.
+        shared: u32,
+    }
+    /// The arguments of `route`: a block per row.
+    Route {
+        /// The router's scores, which become probabilities.
+        scores: u64,
+        /// For each row, its experts as `used` u32, the one with the highest weight first.
+        choices: u64,
+        /// The slot of each choice, which is its index, as u32.
+        slots: u64,
+        /// The weight of each choice.
+        weights: u64,
+        /// The number of experts, and the values between rows of scores.
+        count: u32,
+        stride: u32,
+        used: u32,
+        /// Whether the weights of a row are scaled to a sum of 1.
+        renormalise: u32,
+    }
     /// The arguments of `mix_experts`.
     MixExperts {
         /// A row per slot.

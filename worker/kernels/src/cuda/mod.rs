@@ -25,8 +25,11 @@ use crate::error::DeviceError;
 #[cfg(test)]
 mod tests;
 
-pub use args::{Attend, DecodeRows, DotRows, Matrix, MixExperts, RowOp, Sample, StoreHeads};
-pub use backend::{Cache, Cuda, MAX_PARTIAL_BYTES, Matrix as DeviceMatrix, Step, Vector};
+pub use args::{
+    Attend, DecodeRows, DotExperts, DotRows, ExpertPlanes, Matrix, MixExperts, Route, RowOp, Sample,
+    StoreHeads,
+};
+pub use backend::{Cache, Cuda, ExpertWeights, MAX_PARTIAL_BYTES, Matrix as DeviceMatrix, Step, Vector};
 pub use copies::Copies;
 pub use cubin_cache::CubinCache;
 pub use driver::{Address, DeviceMemory, Driver, Launch};

@@ -20,12 +20,12 @@ pub struct Program {
 
 /// The kernels of the program of a format.
 const WEIGHT_KERNELS: &[&str] =
-    &["decode_rows", "dot_rows_1", "dot_rows_2", "dot_rows_4", "dot_rows_8", "dot_tiles"];
+    &["decode_rows", "dot_rows_1", "dot_rows_2", "dot_rows_4", "dot_rows_8", "dot_experts", "dot_tiles"];
 /// The kernels of the program of a format for tensor cores.
 const TENSOR_KERNELS: &[&str] = &["dot_tensor_tiles_32", "dot_tensor_tiles_128"];
 /// The kernels that process rows of floats.
 const ROW_KERNELS: &[&str] =
-    &["rms_norm", "layer_norm", "swiglu", "geglu", "gelu", "softmax", "soft_cap", "mix_experts"];
+    &["rms_norm", "layer_norm", "swiglu", "geglu", "gelu", "softmax", "soft_cap", "route", "mix_experts"];
 
 /// The kernels over the cache.
 const CACHE_KERNELS: &[&str] =
@@ -121,7 +121,7 @@ pub fn dot_rows_kernel(dtype: Dtype, rows: usize, columns: usize, has_tensor_cor
 }
 
 /// The most columns that one warp multiplies with a row.
-const FEW_COLUMNS: usize = 8;
+pub(super) const FEW_COLUMNS: usize = 8;
 /// With fewer columns, most of a tile would be idle.
 const MIN_TILE_COLUMNS: usize = 17;
 /// Up to this number of columns, small tiles waste fewer of them, and there are more blocks. Not measured.

@@ -4,12 +4,14 @@
 //
 // A warp computes `ROWS` rows; its lanes take every 32nd unit. With few columns, the bytes of a lane's next
 // unit are loaded before the current one is decoded, so that several loads per lane are in flight.
+//
+// `group` counts groups of `COLUMNS` columns.
 
-template <class Format, u32 ROWS, u32 COLUMNS> FN void dot_rows(const DotRows &a) {
+template <class Format, u32 ROWS, u32 COLUMNS> FN void dot_rows(const DotRows &a, u32 group) {
     const Matrix &m = a.matrix;
     u32 first_row = (block_x() * 4 + warp_index()) * ROWS;
     if (first_row >= m.rows) return;
-    u32 first_column = block_y() * COLUMNS;
+    u32 first_column = group * COLUMNS;
     u32 units = (m.cols + 16 * Format::RUNS - 1) / (16 * Format::RUNS);
     // Rows and columns behind the end repeat the last one, and are not stored.
     u64 rows[ROWS];
@@ -76,7 +78,27 @@ template <class Format, u32 ROWS, u32 COLUMNS> FN void dot_rows(const DotRows &a
     }
 }
 
-KERNEL(dot_rows_1, DotRows, 128) { dot_rows<Format, ROWS, 1>(a); }
-KERNEL(dot_rows_2, DotRows, 128) { dot_rows<Format, ROWS, 2>(a); }
-KERNEL(dot_rows_4, DotRows, 128) { dot_rows<Format, 1, 4>(a); }
-KERNEL(dot_rows_8, DotRows, 128) { dot_rows<Format, 1, 8>(a); }
+KERNEL(dot_rows_1, DotRows, 128) { dot_rows<Format, ROWS, 1>(a, block_y()); }
+KERNEL(dot_rows_2, DotRows, 128) { dot_rows<Format, ROWS, 2>(a, block_y()); }
+KERNEL(dot_rows_4, DotRows, 128) { dot_rows<Format, 1, 4>(a, block_y()); }
+KERNEL(dot_rows_8, DotRows, 128) { dot_rows<Format, 1, 8>(a, block_y()); }
+
+// The product of each slot with the matrix of its expert, which `route` has chosen. Rows with the same expert read its
+// weights once each, so it is for few rows.
+KERNEL(dot_experts, DotExperts, 128) {
+    u32 slot = block_y(), expert = ((const u32 *)a.choices)[slot];
+    const ExpertPlanes &planes = ((const ExpertPlanes *)a.experts)[expert];
+    DotRows one;
+    one.matrix = a.matrix;
+    UNROLL
+    for (u32 i = 0; i < 5; ++i) one.matrix.planes[i] = planes.planes[i];
+    one.matrix.factor = planes.factor;
+    one.x = a.x + 4 * (u64)(slot / a.shared) * a.x_stride;
+    one.out = a.out + 4 * (u64)slot * a.out_stride;
+    one.bias = 0;
+    one.x_stride = 0;
+    one.out_stride = 0;
+    one.columns = 1;
+    one.accumulate = 0;
+    dot_rows<Format, ROWS, 1>(one, 0);
+}

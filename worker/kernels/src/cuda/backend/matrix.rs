@@ -32,6 +32,16 @@ impl<D: Driver> Matrix<D> {
 }
 
 impl<D: Driver> Cuda<D> {
+    /// Loads matrices. Neighbours with the same format and number of columns follow each other in memory.
+    pub(super) fn load_matrices(&mut self, weights: &[Weight]) -> Result<Vec<Matrix<D>>, DeviceError> {
+        let kind = |weight: &Weight| (weight.dtype(), weight.cols(), weight.factor().to_bits());
+        let mut matrices = Vec::with_capacity(weights.len());
+        for alike in weights.chunk_by(|a, b| kind(a) == kind(b)) {
+            matrices.extend(self.stack(alike)?);
+        }
+        Ok(matrices)
+    }
+
     /// Loads matrices of one format and one number of columns, one after the other in memory.
     pub(super) fn stack(&mut self, weights: &[Weight]) -> Result<Vec<Matrix<D>>, DeviceError> {
         let Some(first) = weights.first() else { return Ok(Vec::new()) };

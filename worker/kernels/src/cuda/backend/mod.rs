@@ -14,6 +14,7 @@ mod queue;
 pub use self::attention::MAX_PARTIAL_BYTES;
 use self::attention::Visible;
 use self::experts::ExpertBuffers;
+pub use self::experts::ExpertWeights;
 pub use self::matrix::Matrix;
 use self::queue::{Queue, in_place, unsupported};
 use super::args::{DecodeRows, RowOp, StoreHeads};
@@ -22,7 +23,9 @@ use super::memory::{Buffer, Memory, Reserved, View};
 use super::program::{attention_kernel, cache_row_bytes};
 use crate::batch::{Batch, PAGE_LEN, Span};
 use crate::error::DeviceError;
-use crate::kernels::{Attention, CacheShape, Experts, GateUp, Kernels, LayerNorm, Linear, Norm, Qkv, Rope};
+use crate::kernels::{
+    Attention, CacheShape, Expert, Experts, GateUp, Kernels, LayerNorm, Linear, Norm, Qkv, Rope,
+};
 use crate::ops::Ops;
 use crate::rope::Pairing;
 use crate::rows::Rows;
@@ -261,6 +264,7 @@ impl<D: Driver> Cuda<D> {
 impl<D: Driver> Kernels for Cuda<D> {
     type Matrix = Matrix<D>;
     type Vector = Vector<D>;
+    type ExpertWeights = ExpertWeights<D>;
     type Buffer = Buffer<D>;
     type Cache = Cache<D>;
     type Step = Step;
@@ -278,12 +282,11 @@ impl<D: Driver> Kernels for Cuda<D> {
     }
 
     fn matrices(&mut self, weights: &[Weight]) -> Result<Vec<Matrix<D>>, DeviceError> {
-        let kind = |weight: &Weight| (weight.dtype(), weight.cols(), weight.factor().to_bits());
-        let mut matrices = Vec::with_capacity(weights.len());
-        for alike in weights.chunk_by(|a, b| kind(a) == kind(b)) {
-            matrices.extend(self.stack(alike)?);
-        }
-        Ok(matrices)
+        self.load_matrices(weights)
+    }
+
+    fn expert_weights(&mut self, experts: Vec<Expert>) -> Result<ExpertWeights<D>, DeviceError> {
+        self.load_experts(&experts)
     }
 
     fn vector(&mut self, weight: &Weight, plus: f32) -> Result<Vector<D>, DeviceError> {

@@ -3,11 +3,12 @@
 
 use bytemuck::Pod;
 
-use super::super::args::{self, DecodeRows, DotRows, RowOp};
+use super::super::args::{self, DecodeRows, DotExperts, DotRows, RowOp};
 use super::super::driver::{Driver, Launch};
 use super::super::memory::{Shared, View};
 use super::super::program::{Program, dot_rows_kernel};
 use super::Matrix;
+use super::experts::AlikeMatrices;
 use crate::dtype::{Dtype, Float};
 use crate::error::DeviceError;
 use crate::kernels::Activation;
@@ -98,7 +99,7 @@ impl<D: Driver> Queue<D> {
     }
 
     /// A kernel of [`Program::of_rows`] with a block per row.
-    pub(super) fn by_row(&self, kernel: &str, rows: u32, args: &RowOp) -> Result<(), DeviceError> {
+    pub(super) fn by_row<A: Pod>(&self, kernel: &str, rows: u32, args: &A) -> Result<(), DeviceError> {
         self.launch(&self.rows, kernel, [rows, 1, 1], 256, args)
     }
 
@@ -153,6 +154,34 @@ impl<D: Driver> Queue<D> {
             first += rows as usize;
         }
         Ok(())
+    }
+
+    /// Products of rows with the matrices of their experts: a row of `out` for each of `choices`, of which as many in turn
+    /// belong to each row of `x`.
+    pub(super) fn chosen_product(
+        &self,
+        matrices: &AlikeMatrices,
+        choices: u64,
+        x: View,
+        out: View,
+    ) -> Result<(), DeviceError> {
+        let matrix = matrices.first;
+        assert!(x.cols == matrix.cols && out.cols == matrix.rows, "shapes match");
+        let Format { dtype, kernels, .. } = &self.weights[matrices.format];
+        let args = DotExperts {
+            matrix,
+            experts: matrices.planes,
+            choices,
+            x: x.at,
+            out: out.at,
+            x_stride: x.stride,
+            out_stride: out.stride,
+            slots: out.rows,
+            shared: out.rows / x.rows.max(1),
+        };
+        let [rows, ..] =
+            dot_rows_kernel(*dtype, matrix.rows as usize, 1, false).grid(matrix.rows as usize, 1);
+        self.launch(kernels, "dot_experts", [rows, out.rows, 1], 128, &args)
     }
 
     /// `out = scale * table[ids]`, or `scale * table[ids] + plus` added to what is there; `args` has everything but the

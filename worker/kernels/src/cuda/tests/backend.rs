@@ -132,6 +132,7 @@ fn a_device_is_tested_before_it_is_used() {
         (Some("attention_128"), false),
         (Some("merge_sections"), false),
         (Some("dot_tiles"), false),
+        (Some("dot_experts"), false),
         (Some("dot_tensor_tiles_32"), false),
         (Some("dot_tensor_tiles_128"), false),
         (None, true),

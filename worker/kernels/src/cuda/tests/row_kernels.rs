@@ -1,8 +1,10 @@
 //! The kernels that process rows of floats, compared with float64 or with the scalar version.
 
-use super::super::args::{RowOp, Sample};
+use super::super::args::{Route, RowOp, Sample};
 use super::super::program::Program;
 use super::harness::Harness;
+use crate::cpu::route;
+use crate::ops::Ops;
 use crate::testing::random;
 
 const EPSILON: f64 = f32::EPSILON as f64;
@@ -158,6 +160,52 @@ fn softmax_of_rows() {
     let args = RowOp { x: at.0, out: out.0, cols: 300, scale: 1.0, ..RowOp::default() };
     harness.launch("softmax", [1, 1, 1], 256, &args);
     assert!(harness.read::<f32>(out, 300).iter().all(|v| v.is_nan()));
+}
+
+/// The choices are those of the host, which are the specification, from the probabilities of the device.
+#[test]
+fn experts_are_chosen() {
+    let Some(mut harness) = Harness::new(&Program::of_rows()) else { return };
+    for (count, used, renormalise) in
+        [(1, 1, true), (8, 2, true), (64, 8, false), (300, 8, true), (256, 256, true)]
+    {
+        let stride = usize::next_multiple_of(count, 32);
+        let mut scores: Vec<f32> = random(ROWS * stride, 9).iter().map(|v| v * 4.0).collect();
+        // The second row has equal scores, the third a NaN.
+        scores[stride..2 * stride].iter_mut().for_each(|v| *v = v.round());
+        scores[2 * stride] = f32::NAN;
+        let n = ROWS * used;
+        let [at, choices, slots, weights] =
+            [harness.upload(&scores), harness.floats(n), harness.floats(n), harness.floats(n)];
+        let args = Route {
+            scores: at.0,
+            choices: choices.0,
+            slots: slots.0,
+            weights: weights.0,
+            count: count as u32,
+            stride: stride as u32,
+            used: used as u32,
+            renormalise: renormalise.into(),
+        };
+        harness.launch("route", [ROWS as u32, 1, 1], 256, &args);
+        let (found, found_weights) = (harness.read::<u32>(choices, n), harness.read::<f32>(weights, n));
+        assert_eq!(harness.read::<u32>(slots, n), (0..n as u32).collect::<Vec<_>>());
+        let probabilities = harness.read::<f32>(at, ROWS * stride);
+        for row in 0..ROWS {
+            let of_row = &probabilities[row * stride..][..count];
+            let expect: Vec<(usize, f32)> = route(of_row, used, renormalise).collect();
+            let found = found[row * used..].iter().zip(&found_weights[row * used..]);
+            for ((expert, weight), (expect, expect_weight)) in found.zip(expect) {
+                assert_eq!(*expert as usize, expect, "{count} {used} row {row}");
+                assert!(weight.to_bits() == expect_weight.to_bits() || row == 2, "{count} {used} row {row}");
+            }
+            let mut scalar = scores[row * stride..][..count].to_vec();
+            Ops::scalar().softmax(&mut scalar, 1.0);
+            for (found, expect) in of_row.iter().zip(scalar) {
+                assert!((found - expect).abs() <= 1e-6 || row == 2, "{count} row {row}: {found} {expect}");
+            }
+        }
+    }
 }
 
 #[test]
