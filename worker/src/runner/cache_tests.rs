@@ -114,16 +114,23 @@ async fn a_job_waits_for_room() {
 #[tokio::test]
 async fn a_suspended_job_shifts_its_context() {
     let (bench, start) = bench(3, CONTEXT);
-    let shifting = |job: &mut Job| {
-        endless(150)(job);
-        (job.limit, job.num_keep) = (200, 5);
-    };
     drop(start);
-    let alone = read(bench.job(&prompt(1, 180), shifting)).await.2.unwrap().context;
-    let jobs = [1, 1, 1].map(|seed| bench.job(&prompt(seed, 180), shifting));
-    for job in jobs {
+    let prompts = [1, 2, 3].map(|seed| prompt(seed, 100));
+    let shifting = |job: &mut Job| {
+        endless(240)(job);
+        (job.limit, job.num_keep) = (300, 5);
+    };
+    let mut alone = Vec::new();
+    for ids in &prompts {
+        alone.push(read(bench.job(ids, shifting)).await.2.unwrap().context);
+    }
+    let before = computed(&bench);
+    let jobs = prompts.each_ref().map(|ids| bench.job(ids, shifting));
+    for (job, alone) in jobs.into_iter().zip(alone) {
         assert_eq!(tokio::time::timeout(TIMEOUT, read(job)).await.unwrap().2.unwrap().context, alone);
     }
+    // A shift computes half of the context again in both cases.
+    assert!(computed(&bench) - before > before, "a generation was suspended");
 }
 
 #[tokio::test]
