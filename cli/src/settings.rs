@@ -125,7 +125,7 @@ pub(crate) fn doctor(args: &args::Doctor, env: Env) -> Outcome<lode_worker::Conf
         ("cache", args.cache.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
         ("device", args.device.clone().map(Value::from)),
     ];
-    resolve(worker, env, Some(&["device", "cache", "nvrtc"]), flags)
+    resolve(worker, env, Some(&["device", "cache", "nvrtc", "cpu"]), flags)
 }
 
 /// Prints the effective settings in the format of the settings file, with secrets hidden.

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::{
     args::Doctor,
-    error::{FAILED, Outcome},
+    error::{FAILED, Failure, Outcome},
     settings, ui,
 };
 
@@ -53,6 +53,9 @@ struct Choice {
 
 pub(crate) async fn run(args: Doctor) -> Outcome<ExitCode> {
     let config = settings::doctor(&args, &settings::process_env)?;
+    let cpu = cpu::Processor::of_this_machine(&config.cpu).map_err(|error| {
+        Failure::new(error.to_string()).hint("change LODE_CPU or `cpu` in the settings file")
+    })?;
     let folder = std::path::absolute(&config.cache).unwrap_or_else(|_| config.cache.clone());
     let exists = folder.is_dir();
     let mut prober = config.prober();
@@ -67,7 +70,7 @@ pub(crate) async fn run(args: Doctor) -> Outcome<ExitCode> {
     let Memory { total_bytes, free_bytes } = Memory::now();
     let findings = Findings {
         version: env!("CARGO_PKG_VERSION"),
-        cpu: cpu::Processor::of_this_machine(),
+        cpu,
         memory: Amounts { total_bytes, free_bytes },
         cache: Cache { free_bytes: free_space(&folder), folder, exists },
         device: choose(config.device, cuda.as_ref(), &prober),
@@ -113,9 +116,13 @@ fn lines(findings: &Findings) -> Vec<String> {
     let free_of =
         |free: u64, total: u64| format!("{} free of {}", ui::format_size(free), ui::format_size(total));
     let cores = ui::counted(cpu.cores as u64, "core");
+    let lower = match cpu.used_level == cpu.level {
+        true => String::new(),
+        false => format!(" (the setting; the processor has {})", cpu.level),
+    };
     let mut lines = vec![
         format!("version   {version}"),
-        format!("cpu       {}, {cores}, instructions: {}", cpu.name, cpu.level),
+        format!("cpu       {}, {cores}, instructions: {}{lower}", cpu.name, cpu.used_level),
         format!("memory    {}", free_of(memory.free_bytes, memory.total_bytes)),
         format!(
             "cache     {}{}, {}",
@@ -190,7 +197,12 @@ mod tests {
         let prober = lode_worker::Config::default().prober();
         Findings {
             version: "0.1.0",
-            cpu: cpu::Processor { name: "A CPU".into(), cores: 2, level: "avx2".into() },
+            cpu: cpu::Processor {
+                name: "A CPU".into(),
+                cores: 2,
+                level: "avx2".into(),
+                used_level: "avx2".into(),
+            },
             memory: Amounts { total_bytes: 2_000_000_000, free_bytes: 1_000_000_000 },
             cache: Cache { folder: "/srv/cache".into(), exists: false, free_bytes: Some(5_000_000_000) },
             device: choose(device, cuda.as_ref(), &prober),
@@ -247,6 +259,14 @@ mod tests {
         assert_eq!(last, "device    none (the setting is cuda:0), because this GPU cannot be used");
         let last = lines(&findings(DeviceSetting::Cpu, None)).pop().unwrap();
         assert_eq!(last, "device    cpu (the setting is cpu)");
+    }
+
+    #[test]
+    fn a_lower_instruction_level() {
+        let mut all = findings(DeviceSetting::Cpu, None);
+        all.cpu.used_level = "scalar".into();
+        let expected = "cpu       A CPU, 2 cores, instructions: scalar (the setting; the processor has avx2)";
+        assert_eq!(lines(&all)[1], expected);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! This machine's processor.
 
-use lode_kernels::Ops;
+use lode_kernels::{Ops, UnavailableLevel};
 use serde::Serialize;
 
 /// A processor, for display.
@@ -11,12 +11,16 @@ pub struct Processor {
     pub cores: usize,
     /// The best instruction level of the kernels that it supports.
     pub level: String,
+    /// The level that models use: a setting can choose a lower one.
+    pub used_level: String,
 }
 
 impl Processor {
-    pub fn of_this_machine() -> Self {
+    /// `setting` is an instruction level, or `auto`.
+    pub fn of_this_machine(setting: &str) -> Result<Self, UnavailableLevel> {
+        let used_level = Ops::of_level(setting)?.name.to_owned();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { name: processor_name(), cores, level: Ops::best().name.to_owned() }
+        Ok(Self { name: processor_name(), cores, level: Ops::best().name.to_owned(), used_level })
     }
 }
 
