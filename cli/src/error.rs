@@ -3,6 +3,7 @@
 
 use std::{error::Error as StdError, fmt, io};
 
+use http::StatusCode;
 use lode_client::{Registry, TlsProblem};
 pub(crate) use lode_model::error_chain as chain;
 
@@ -191,6 +192,12 @@ impl From<lode_client::Error> for Failure {
             E::ManifestUnknown { .. } | E::NameUnknown { .. } => {
                 failure.hint("`lode repo list` shows the repositories")
             }
+            E::Refused { server, status, entries, .. } if entries.is_empty() => {
+                match proxy_hint(*status, server) {
+                    Some(hint) => failure.hint(hint),
+                    None => failure,
+                }
+            }
             E::InvalidAddress { .. } => failure.hint("write `http://host:port`, or `host:port` for https"),
             E::Transport { server, source } if source.is_body() || source.is_request() => {
                 let is_plain = server.starts_with("http://") && source.is_request();
@@ -227,6 +234,20 @@ fn tls_hint(problem: TlsProblem, server: &str) -> String {
     }
 }
 
+/// What to do about a response that has no error code of a registry, so that a proxy in front of `server` sent it.
+fn proxy_hint(status: StatusCode, server: &str) -> Option<String> {
+    let host = bare(server);
+    match status {
+        StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => Some(format!(
+            "a proxy in front of {host} cannot reach the server: is it running, and is the address in the proxy's settings right?"
+        )),
+        StatusCode::PAYLOAD_TOO_LARGE => Some(format!(
+            "a proxy in front of {host} limits the size of requests: remove its limit (nginx: `client_max_body_size 0;`)"
+        )),
+        _ => None,
+    }
+}
+
 /// `https://hub.local:5000` as a person writes it after `login`.
 fn bare(server: &str) -> &str {
     server.strip_prefix("https://").unwrap_or(server)
@@ -246,6 +267,27 @@ mod tests {
         );
         assert_eq!(failure.exit_code(), 1);
         assert_eq!(Failure::new("x").to_string(), "error: x");
+    }
+
+    #[test]
+    fn responses_of_a_proxy_have_hints() {
+        let refused = |status, entries| {
+            let server = "https://hub.local:5000".to_owned();
+            Failure::from(lode_client::Error::Refused { server, status, may_retry: false, entries })
+                .to_string()
+        };
+        let text = refused(StatusCode::PAYLOAD_TOO_LARGE, Vec::new());
+        assert!(
+            text.contains("hint: a proxy in front of hub.local:5000 limits the size of requests"),
+            "{text}"
+        );
+        let text = refused(StatusCode::BAD_GATEWAY, Vec::new());
+        assert!(text.contains("hint: a proxy in front of hub.local:5000 cannot reach the server"), "{text}");
+
+        let of_registry =
+            lode_client::ErrorEntry { code: "DENIED".into(), message: "the quota is exceeded".into() };
+        let text = refused(StatusCode::PAYLOAD_TOO_LARGE, vec![of_registry]);
+        assert!(!text.contains("hint"), "{text}");
     }
 
     #[test]
