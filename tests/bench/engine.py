@@ -49,15 +49,16 @@ class Figure(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """Generated tokens for one client and for several, and requests per round."""
+    """Generated tokens for one client and for several, and how often each is measured in a round."""
 
-    alone: int = 48
+    alone: int = 32
     shared: int = 32
-    times: int = 1
+    alone_times: int = 3
+    shared_times: int = 1
 
 
 # A small model must generate more tokens for meaningful times.
-LENGTHS = {"demo": Lengths(256, 256, 5)}
+LENGTHS = {"demo": Lengths(256, 256, 5, 5)}
 FULL = ["1b:Q4_K_M", "1b:Q8_0", "1b:BF16"]
 FULL_ALONE = ["1b:Q4_0", "1b:Q6_K", "1b:IQ4_XS", "1b:MXFP4", "1b:F16", "demo:Q4_K_M", "620m:Q4_K_M", "moe:Q4_K_M"]
 DEFAULT = ["demo:Q4_K_M", "1b:Q4_K_M", "1b:Q8_0"]
@@ -76,24 +77,23 @@ def megabytes(value):
 
 
 class Samples:
-    """The measured values of every figure and program, by round."""
+    """The measured values of every figure and program, at one level. The values with the same index in the lists of two
+    programs were measured one after the other."""
 
     def __init__(self):
         self.figures = {}
 
-    def add(self, figure, engine, turn, value):
-        turns = self.figures.setdefault(figure, {}).setdefault(engine, {})
-        turns.setdefault(turn, []).append(value)
+    def add(self, figure, engine, value):
+        self.figures.setdefault(figure, {}).setdefault(engine, []).append(value)
 
     def median(self, figure, engine):
-        return statistics.median(value for values in self.figures[figure][engine].values() for value in values)
+        return statistics.median(self.figures[figure][engine])
 
     def ratio(self, figure, engine, other):
-        """Returns how much better an engine is than another, with the lowest and highest ratio of a round."""
-        turns = self.figures[figure]
-        medians = [[statistics.median(turns[one][turn]) for one in (engine, other)] for turn in turns[engine]]
-        ratios = [figure.ratio(*pair) for pair in medians]
-        text = f"{figure.ratio(self.median(figure, engine), self.median(figure, other)):.2f}"
+        """Returns how much better an engine is than another, with the lowest and highest ratio."""
+        values = self.figures[figure]
+        ratios = [figure.ratio(*pair) for pair in zip(values[engine], values[other], strict=True)]
+        text = f"{statistics.median(ratios):.2f}"
         return text if len(ratios) == 1 else f"{text} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
@@ -111,16 +111,16 @@ class Prompts:
 
 
 class Run:
-    """The measurement of one engine in one round."""
+    """The measurements of one program in one round."""
 
     def __init__(self, engine, turn, samples, lengths):
-        self.engine, self.turn, self.samples, self.lengths = engine, turn, samples, lengths
+        self.engine, self.samples, self.lengths = engine, samples, lengths
         self.prompts = Prompts(turn)
 
     def take(self, label, form, value, better=max):
-        self.samples.add(Figure(label, form, better), self.engine, self.turn, value)
+        self.samples.add(Figure(label, form, better), self.engine, value)
 
-    def started(self, settings):
+    def start(self, settings):
         """Starts the program. Returns the seconds until the first token, with start and loading."""
         begin = time.perf_counter()
         self.engine.start(settings)
@@ -130,38 +130,15 @@ class Run:
         self.engine.generate(self.prompts.next(4), 1)
         return took
 
-    def together(self, clients, tokens, count):
-        """Sends one request per client concurrently. Returns the responses and the elapsed time."""
-        prompts = [self.prompts.next(tokens) for _ in range(clients)]
-        responses = [None] * clients
-
-        def ask(at):
-            responses[at] = self.engine.generate(prompts[at], count)
-
-        threads = [threading.Thread(target=ask, args=(at,)) for at in range(clients)]
-        begin = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        took = time.perf_counter() - begin
-        if None in responses:
-            raise SystemExit(f"error: {self.engine.name} failed to respond")
-        return responses, took
-
-    def short(self, clients, size, bandwidth, reading):
-        cold = self.started(Settings(SEQUENCES, SHORT))
-        for _ in range(5):
-            first = self.engine.generate(self.prompts.next(4), 1).first
-            self.take("time to the first token, model loaded, ms", milliseconds, first, min)
+    def cold_start(self, settings, reading):
+        cold = self.start(settings)
         self.take("time to the first token, with start and loading, s", seconds, cold, min)
         label = "the same, relative to reading the file once from memory"
         self.take(label, rate, cold / reading, min)
-        for count in clients:
-            for _ in range(self.lengths.times):
-                self.alone(size, bandwidth) if count == 1 else self.several(count)
-        self.memory(f"with {SEQUENCES} sequences of {SHORT:,}")
-        self.engine.stop()
+
+    def first_token(self):
+        first = self.engine.generate(self.prompts.next(4), 1).first
+        self.take("time to the first token, model loaded, ms", milliseconds, first, min)
 
     def alone(self, size, bandwidth):
         response = self.engine.generate(self.prompts.next(ALONE), self.lengths.alone)
@@ -173,39 +150,92 @@ class Run:
         speed = (response.tokens - 1) / max(response.seconds, 1e-9)
         self.take(f"generation {where}, tokens/s", rate, speed)
         if size:
+            self.take("memory read before it, GB/s", rate, bandwidth / 1e9)
             share = speed * size / bandwidth
             self.take(f"share of memory bandwidth, generation {where}", percent, share)
 
     def several(self, clients):
-        responses, took = self.together(clients, SHARED, self.lengths.shared)
+        """Sends one request per client concurrently."""
+        prompts = [self.prompts.next(SHARED) for _ in range(clients)]
+        responses = [None] * clients
+
+        def ask(at):
+            responses[at] = self.engine.generate(prompts[at], self.lengths.shared)
+
+        threads = [threading.Thread(target=ask, args=(at,)) for at in range(clients)]
+        begin = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took = time.perf_counter() - begin
+        if None in responses:
+            raise SystemExit(f"error: {self.engine.name} failed to respond")
         tokens = sum(response.tokens for response in responses)
         first = statistics.median(response.first for response in responses)
         self.take(f"{clients} clients, generated tokens/s of all", rate, tokens / took)
         self.take(f"{clients} clients, time to the first token, ms", milliseconds, first, min)
 
-    def many(self, clients):
-        """Measures more clients than the default number of sequences."""
-        self.started(Settings(clients, SHORT))
-        for _ in range(self.lengths.times):
-            self.several(clients)
-        self.memory(f"with {clients} sequences of {SHORT:,}")
-        self.engine.stop()
-
-    def long(self, size, bandwidth):
-        self.started(Settings(1, LONG))
+    def longer(self):
         response = self.engine.generate(self.prompts.next(LONGER), 1)
         self.take(f"prompt of {LONGER:,} tokens, tokens/s", rate, response.prompt / response.prompt_seconds)
         self.take(f"prompt of {LONGER:,} tokens, time to the first token, ms", milliseconds, response.first, min)
+
+    def longest(self, size, bandwidth):
         response = self.engine.generate(self.prompts.next(LONGEST), self.lengths.alone)
         self.take(f"prompt of {LONGEST:,} tokens, tokens/s", rate, response.prompt / response.prompt_seconds)
         self.generation(f"after {LONGEST:,} tokens", response, size, bandwidth)
-        self.memory(f"with 1 sequence of {LONG:,}")
-        self.engine.stop()
 
-    def memory(self, where):
+    def stop(self, settings):
         own, resident = machine.memory(self.engine.process)
+        sequences = "1 sequence" if settings.sequences == 1 else f"{settings.sequences} sequences"
+        where = f"with {sequences} of {settings.context:,}"
         self.take(f"anonymous memory {where}, MB", megabytes, own, min)
         self.take(f"memory with the mapped file {where}, MB", megabytes, resident, min)
+        self.engine.stop()
+
+
+class Round:
+    """One round of all programs at a level. All are started, then each measurement is made with one program after the
+    other, in alternating order: on a shared machine, the memory bandwidth can change by half from minute to minute."""
+
+    def __init__(self, case, engines, turn, samples, lengths):
+        self.case, self.lengths = case, lengths
+        self.runs = [Run(engine, turn, samples, lengths) for engine in engines]
+
+    def each(self, measurement, *arguments, times=1):
+        for _ in range(times):
+            for run in self.runs:
+                measurement(run, *arguments)
+            self.runs.reverse()
+
+    def alone(self, measurement, size, times):
+        for _ in range(times):
+            self.each(measurement, size, machine.bandwidth(machine.threads()) if size else None)
+
+    def short(self, size, reading):
+        settings = Settings(SEQUENCES, SHORT)
+        self.each(Run.cold_start, settings, reading)
+        self.each(Run.first_token, times=5)
+        for count in self.case.clients:
+            if count == 1:
+                self.alone(Run.alone, size, self.lengths.alone_times)
+            elif count <= SEQUENCES:
+                self.each(Run.several, count, times=self.lengths.shared_times)
+        self.each(Run.stop, settings)
+        for count in self.case.clients:
+            if count > SEQUENCES:
+                settings = Settings(count, SHORT)
+                self.each(Run.start, settings)
+                self.each(Run.several, count, times=self.lengths.shared_times)
+                self.each(Run.stop, settings)
+
+    def long(self, size):
+        settings = Settings(1, LONG)
+        self.each(Run.start, settings)
+        self.each(Run.longer)
+        self.alone(Run.longest, size, 1)
+        self.each(Run.stop, settings)
 
 
 class Comparison:
@@ -218,7 +248,7 @@ class Comparison:
         self.levels = llama_build.levels(arguments.levels)
         self.stores = [Store(name, program, scratch) for name, program in builds(arguments)]
         programs = {level: llama_build.programs(level) for level in self.levels}
-        self.llamas = [LlamaServer(level, programs[level], self.threads, scratch) for level in self.levels]
+        self.llamas = {level: LlamaServer(level, programs[level], self.threads, scratch) for level in self.levels}
         self.wheels = [LlamaWheel(self.threads, scratch)] if arguments.wheel else []
         self.lodes = {level: [Lode(store, level) for store in self.stores] for level in self.levels}
         self.busy = machine.busy_share()
@@ -226,8 +256,8 @@ class Comparison:
         self.checkpoints, self.is_first = {"demo": DEMO}, True
         self.results = []
 
-    def engines(self):
-        return [*(lode for level in self.levels for lode in self.lodes[level]), *self.llamas, *self.wheels]
+    def engines(self, level):
+        return [*self.lodes[level], self.llamas[level], *self.wheels]
 
     def measure(self, case):
         file = self.prepare(case)
@@ -236,18 +266,17 @@ class Comparison:
         size = file.stat().st_size
         size = size if size > 256e6 and case.shape != "moe" else None
         reading = statistics.median(machine.read_once(file) for _ in range(3))
-        samples, engines = Samples(), self.engines()
+        lengths = LENGTHS.get(case.shape, Lengths())
+        samples = {level: Samples() for level in self.levels}
         for turn in range(self.rounds):
-            for engine in engines[:: 1 if turn % 2 else -1]:
-                run = Run(engine, turn, samples, LENGTHS.get(case.shape, Lengths()))
+            for level in self.levels:
+                one = Round(case, self.engines(level), turn, samples[level], lengths)
                 if "short" in case.contexts:
-                    run.short([count for count in case.clients if count <= SEQUENCES], size, self.bandwidth, reading)
-                    for count in case.clients:
-                        if count > SEQUENCES:
-                            run.many(count)
+                    one.short(size, reading)
                 if "long" in case.contexts and case.shape != "demo":  # it is trained on 2,048 tokens
-                    run.long(size, self.bandwidth)
-        self.print_rows(case, samples)
+                    one.long(size)
+        for level in self.levels:
+            self.print_rows(case, level, samples[level])
         shutil.rmtree(file.parent)
 
     def prepare(self, case):
@@ -266,12 +295,12 @@ class Comparison:
         pulled[0].rename(file)
         if by_llama:
             floats = file.rename(file.with_name("floats"))
-            self.llamas[0].programs.quantise(floats, file, case.kind)
+            self.llamas[self.levels[0]].programs.quantise(floats, file, case.kind)
             floats.unlink()
         for store in self.stores if by_llama else others:
             store.create(file)
             store.stop()
-        for llama in self.llamas + self.wheels:
+        for llama in [*self.llamas.values(), *self.wheels]:
             llama.file = file
         return file
 
@@ -279,7 +308,7 @@ class Comparison:
         """Sends the same prompt to every program, and prints their versions and instruction sets once."""
         counts, descriptions = {}, {}
         prompt = Prompts(0).next(SHARED)
-        for engine in self.engines():
+        for engine in dict.fromkeys(engine for level in self.levels for engine in self.engines(level)):
             engine.start(Settings(1, SHORT))
             response = engine.generate(prompt, 16)
             engine.stop()
@@ -309,23 +338,22 @@ class Comparison:
         columns = ["model", "level", "figure", *names, *(f"{names[0]} / {name}" for name in names[1:])]
         print(f"\n| {' | '.join(columns)} |\n| --- | --- | --- |{' --: |' * (2 * len(names) - 1)}", flush=True)
 
-    def print_rows(self, case, samples):
-        for level, llama in zip(self.levels, self.llamas):
-            engines = [*self.lodes[level], llama, *self.wheels]
-            for figure in samples.figures:
-                values = [figure.form(samples.median(figure, engine)) for engine in engines]
-                ratios = [samples.ratio(figure, engines[0], other) for other in engines[1:]]
-                cells = [f"{case.shape} {case.kind}", level, figure.label, *values, *ratios]
-                print(f"| {' | '.join(cells)} |", flush=True)
-                self.keep(case, level, figure, engines, samples)
+    def print_rows(self, case, level, samples):
+        engines = self.engines(level)
+        for figure in samples.figures:
+            values = [figure.form(samples.median(figure, engine)) for engine in engines]
+            ratios = [samples.ratio(figure, engines[0], other) for other in engines[1:]]
+            cells = [f"{case.shape} {case.kind}", level, figure.label, *values, *ratios]
+            print(f"| {' | '.join(cells)} |", flush=True)
+            self.keep(case, level, figure, samples)
 
-    def keep(self, case, level, figure, engines, samples):
+    def keep(self, case, level, figure, samples):
         """Adds the values of a row to the file with all samples."""
         if not self.arguments.json:
             return
-        values = {engine.name: samples.figures[figure][engine] for engine in engines}
+        values = {engine.name: values for engine, values in samples.figures[figure].items()}
         self.results.append({"model": f"{case.shape}:{case.kind}", "level": level, "figure": figure.label,
-                             "values": {name: list(turns.values()) for name, turns in values.items()}})
+                             "values": values})
         Path(self.arguments.json).write_text(json.dumps(self.results))
 
 
