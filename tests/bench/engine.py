@@ -27,6 +27,8 @@ SEQUENCES, SHORT, LONG = 16, 1024, 8704
 ALONE, SHARED, LONGER, LONGEST = 512, 50, 4096, 8192
 # Types that `lode create --quantize` does not write.
 QUANTISED_BY_LLAMA = ("IQ", "TQ", "MXFP4")
+# Types of tensor blobs, which llama.cpp does not read.
+OF_TENSORS = ("int4", "int8", "nvfp4", "mxfp4", "mxfp8")
 
 
 class Case(NamedTuple):
@@ -36,6 +38,10 @@ class Case(NamedTuple):
     kind: str
     clients: list
     contexts: list
+
+    @property
+    def is_of_tensors(self):
+        return self.kind in OF_TENSORS
 
 
 class Figure(NamedTuple):
@@ -256,37 +262,48 @@ class Comparison:
         self.checkpoints, self.is_first = {"demo": DEMO}, True
         self.results = []
 
-    def engines(self, level):
-        return [*self.lodes[level], self.llamas[level], *self.wheels]
+    def engines(self, case, level):
+        others = [] if case.is_of_tensors else [self.llamas[level], *self.wheels]
+        return [*self.lodes[level], *others]
 
     def measure(self, case):
-        file = self.prepare(case)
+        files = self.prepare_tensors(case) if case.is_of_tensors else [self.prepare(case)]
         self.describe(case)
         # Smaller files fit into the processor's caches, and of a mixture of experts only a part is read.
-        size = file.stat().st_size
+        size = sum(file.stat().st_size for file in files)
         size = size if size > 256e6 and case.shape != "moe" else None
-        reading = statistics.median(machine.read_once(file) for _ in range(3))
+        reading = statistics.median(sum(map(machine.read_once, files)) for _ in range(3))
         lengths = LENGTHS.get(case.shape, Lengths())
         samples = {level: Samples() for level in self.levels}
         for turn in range(self.rounds):
             for level in self.levels:
-                one = Round(case, self.engines(level), turn, samples[level], lengths)
+                one = Round(case, self.engines(case, level), turn, samples[level], lengths)
                 if "short" in case.contexts:
                     one.short(size, reading)
                 if "long" in case.contexts and case.shape != "demo":  # it is trained on 2,048 tokens
                     one.long(size)
         for level in self.levels:
             self.print_rows(case, level, samples[level])
-        shutil.rmtree(file.parent)
+        shutil.rmtree(self.scratch / "pulled", ignore_errors=True)
+
+    def checkpoint(self, shape):
+        if shape not in self.checkpoints:
+            self.checkpoints[shape] = self.scratch / shape
+            random_llama.checkpoint(self.checkpoints[shape], shape)
+        return self.checkpoints[shape]
+
+    def prepare_tensors(self, case):
+        """Imports the checkpoint into every store. Returns the blobs."""
+        for store in self.stores:
+            store.create(self.checkpoint(case.shape), case.kind)
+            store.stop()
+        return self.stores[0].blobs()
 
     def prepare(self, case):
         """Writes the model's GGUF file and imports it into every store."""
-        if case.shape not in self.checkpoints:
-            self.checkpoints[case.shape] = self.scratch / case.shape
-            random_llama.checkpoint(self.checkpoints[case.shape], case.shape)
         first, *others = self.stores
         file, by_llama = self.scratch / "pulled" / "model.gguf", case.kind.startswith(QUANTISED_BY_LLAMA)
-        first.create(self.checkpoints[case.shape], "F16" if by_llama else case.kind)
+        first.create(self.checkpoint(case.shape), "F16" if by_llama else case.kind)
         first.run("pull", "bench/model", "--to", file.parent)
         first.stop()
         pulled = list(file.parent.glob("*.gguf"))
@@ -308,7 +325,7 @@ class Comparison:
         """Sends the same prompt to every program, and prints their versions and instruction sets once."""
         counts, descriptions = {}, {}
         prompt = Prompts(0).next(SHARED)
-        for engine in dict.fromkeys(engine for level in self.levels for engine in self.engines(level)):
+        for engine in dict.fromkeys(engine for level in self.levels for engine in self.engines(case, level)):
             engine.start(Settings(1, SHORT))
             response = engine.generate(prompt, 16)
             engine.stop()
@@ -339,11 +356,11 @@ class Comparison:
         print(f"\n| {' | '.join(columns)} |\n| --- | --- | --- |{' --: |' * (2 * len(names) - 1)}", flush=True)
 
     def print_rows(self, case, level, samples):
-        engines = self.engines(level)
+        engines, missing = self.engines(case, level), [""] * (1 + len(self.wheels)) if case.is_of_tensors else []
         for figure in samples.figures:
             values = [figure.form(samples.median(figure, engine)) for engine in engines]
             ratios = [samples.ratio(figure, engines[0], other) for other in engines[1:]]
-            cells = [f"{case.shape} {case.kind}", level, figure.label, *values, *ratios]
+            cells = [f"{case.shape} {case.kind}", level, figure.label, *values, *missing, *ratios, *missing]
             print(f"| {' | '.join(cells)} |", flush=True)
             self.keep(case, level, figure, samples)
 

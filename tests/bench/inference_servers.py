@@ -107,6 +107,9 @@ class Store:
         self.serve({})
         self.run("create", MODEL, source, *(["--quantize", kind] if kind else []))
 
+    def blobs(self):
+        return list((self.folder / "data/blobs/sha256").iterdir())
+
     def run(self, *arguments):
         command = [self.program, *map(str, arguments)]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
